@@ -1,0 +1,65 @@
+# Everything starts here: `make demo` or `make test` on a machine with Python, a C++ compiler and make.
+
+# Which Python creates .venv, and which torch goes into it (a version, a path or an address, as pip takes it).
+PYTHON ?= python3
+TORCH ?= torch==2.13.0
+# Extras of pyproject.toml to install; `make EXTRAS=test,demo,plot,cuda setup` adds CuPy and NCCL.
+EXTRAS ?= test,demo,plot
+# Further arguments, such as ARGS="-k marsit -x" for the tests.
+ARGS ?=
+
+VENV := .venv/bin
+
+.DEFAULT_GOAL := help
+.PHONY: help setup environment demo test test-all bench clean clean-all
+
+help:
+	@echo "make setup      create .venv with torch, Horovod, the compiled modules and all tools (a second run is quick)"
+	@echo "make demo       train with and without compression, and compare; does the set-up first"
+	@echo "make test       run the tests, without the slow ones; does the set-up first"
+	@echo "make test-all   run all tests"
+	@echo "make bench      time the kernels"
+	@echo "make clean      remove what was compiled;  make clean-all removes .venv too"
+	@echo
+	@echo "Variables, with what they are now:"
+	@printf '  %-28s %s\n' \
+	  'TORCH=$(TORCH)' 'torch requirement: a version, the path of a wheel or an address' \
+	  'PYTHON=$(PYTHON)' 'Python that creates .venv' \
+	  'EXTRAS=$(EXTRAS)' 'extras of pyproject.toml to install (also: cuda, tensorboard)' \
+	  'ARGS=$(ARGS)' 'further arguments for demo, test and bench' \
+	  'HVC_CUDA=0|1' 'never build the CUDA module, or insist on it (default: where nvcc is found)' \
+	  'HVC_SANITIZE=address' 'build the compiled modules with sanitizers' \
+	  'HOROVOD_...' 'build options of Horovod itself, such as HOROVOD_GPU_OPERATIONS=NCCL'
+	@echo
+	@echo "Horovod is built once and kept in $${XDG_CACHE_HOME:-~/.cache}/horovod-compress/wheels."
+
+setup: environment
+	@echo "Ready. Use it with:  . .venv/bin/activate"
+
+# Quiet where nothing is to be done, so that every other target can ask for it.
+environment:
+	@command -v $(PYTHON) >/dev/null || { \
+	  echo "make setup cannot go on: $(PYTHON) was not found." >&2; \
+	  echo "  Debian, Ubuntu:  sudo apt-get install python3 python3-venv python3-dev" >&2; \
+	  echo "  Fedora:          sudo dnf install python3 python3-devel" >&2; exit 1; }
+	@$(PYTHON) tools/setup_env.py --torch '$(TORCH)' --extras '$(EXTRAS)'
+
+demo: environment
+	@$(VENV)/python examples/demo.py $(ARGS)
+
+test: environment
+	@$(VENV)/python -m pytest -m "not slow" $(ARGS)
+
+test-all: environment
+	@$(VENV)/python -m pytest $(ARGS)
+
+bench: environment
+	@$(VENV)/python benchmarks/kernels.py $(ARGS)
+
+clean:
+	rm -rf build dist *.egg-info .pytest_cache .hypothesis
+	rm -f horovod_compress/*.so
+	find . -name __pycache__ -not -path './.venv/*' -prune -exec rm -rf {} +
+
+clean-all: clean
+	rm -rf .venv

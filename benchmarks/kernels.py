@@ -1,0 +1,299 @@
+"""Times every kernel beside the memory's own speed and what NumPy and torch need for the same.
+
+All cases take turns, so that each sees the same machine. GB/s counts every array once for each time
+it is read and once for each time it is written: 12 bytes an element for the triad a = b + s * c, the
+yardstick. `wrong` counts elements that differ from the NumPy reference; any makes the run fail.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from horovod_compress import kernels  # noqa: E402
+from horovod_compress.kernels import reference  # noqa: E402
+from horovod_compress.keys import Key  # noqa: E402
+
+KEY = Key(seed=1, step=2, bucket=3, rank=4)
+ROW = 1000
+CHECKED_BYTES = 1 << 20  # the reference of CRC-32C takes 0.1 microseconds a byte
+
+
+@dataclass
+class Case:
+    """One line of the table."""
+
+    name: str
+    bytes_moved: int
+    run: Callable[[], object]
+    wrong: Callable[[], int] | None = None
+    seconds: list[float] = field(default_factory=list)
+
+    @property
+    def median(self) -> float:
+        return statistics.median(self.seconds)
+
+
+class Arrays:
+    """Everything that the cases read and write, allocated and touched once."""
+
+    def __init__(self, count: int) -> None:
+        self.count, self.words = count, kernels.word_count(count)
+        generator = torch.Generator().manual_seed(1)
+        self.grad = torch.randn(count, generator=generator)
+        self.residual = torch.randn(count, generator=generator)
+        self.work, self.left = self.grad.clone(), self.residual.clone()
+        self.out = torch.zeros(count)
+        self.half, self.other_half = self.grad.half(), self.residual.half()
+        self.brain, self.other_brain = self.grad.bfloat16(), self.residual.bfloat16()
+        self.flags = np.zeros(count, dtype=bool)
+        self.bits, self.more = torch.zeros(self.words, dtype=torch.int64), torch.zeros(self.words, dtype=torch.int64)
+        kernels.bernoulli_words(self.more, 1, 2, KEY)
+        self.parts = [self.more.clone() for _ in range(8)]
+        for hop, part in enumerate(self.parts):
+            kernels.bernoulli_words(part, 1, 2, KEY.at(hop=hop))
+        self.folded, self.merged = self.more.clone(), self.more.clone()
+        self.sums, self.row_sums = (torch.zeros(rows, dtype=torch.float64) for rows in (1, -(-count // ROW)))
+        self.step, self.row_steps = torch.full((1,), 0.01), torch.full((self.row_sums.numel(),), 0.01)
+
+    @property
+    def raw(self) -> Tensor:
+        return self.grad.view(torch.uint8)
+
+
+# ---- wrong elements ---------------------------------------------------------------------------
+
+
+def differences(a: Tensor, b: Tensor) -> int:
+    """Count elements that are not the same bits."""
+    integers = {8: torch.int64, 4: torch.int32, 2: torch.int16, 1: torch.uint8}[a.element_size()]
+    return int((a.view(integers) != b.view(integers)).sum())
+
+
+def against_reference(name: str, *arguments: object, **options: object) -> Callable[[], int]:
+    """Return a check that runs a kernel and its reference on copies of the same arguments."""
+
+    def copied(value: object) -> object:
+        if isinstance(value, list):
+            return [copied(part) for part in value]
+        return value.clone() if isinstance(value, Tensor) else value
+
+    def check() -> int:
+        mine, theirs = copied(list(arguments)), copied(list(arguments))
+        results = [getattr(module, name)(*args, **options) for module, args in ((kernels, mine), (reference, theirs))]
+        pairs = [(a, b) for a, b in zip(mine, theirs) if isinstance(a, Tensor)]
+        return int(results[0] != results[1]) + sum(differences(a, b) for a, b in pairs)
+
+    return check
+
+
+# ---- cases ------------------------------------------------------------------------------------
+
+
+def kernel_case(label: str, bytes_moved: int, name: str, *arguments: object, **options: object) -> Case:
+    function = getattr(kernels, name)
+    check = against_reference(name, *arguments, **options)
+    return Case(label, bytes_moved, lambda: function(*arguments, **options), check)
+
+
+def yardsticks(a: Arrays) -> Iterable[Case]:
+    yield kernel_case("triad", 12 * a.count, "triad", a.out, a.grad, a.residual, 0.5)
+    yield Case("memcpy (torch copy_)", 8 * a.count, lambda: a.out.copy_(a.grad))
+    x = a.grad.numpy()
+    yield Case("numpy packbits(x >= 0)", 4 * a.count, lambda: np.packbits(np.greater_equal(x, 0, out=a.flags)))
+    yield Case("torch sign step", 24 * a.count, lambda: torch_sign_step(a))
+
+
+def torch_sign_step(a: Arrays) -> None:
+    """What sign_offer and sign_decode do, without the packing, in torch with preallocated outputs."""
+    torch.add(a.grad, a.residual, out=a.work)
+    step = torch.linalg.vector_norm(a.work, ord=1) / a.count
+    torch.sign(a.work, out=a.out).mul_(step)
+    torch.sub(a.work, a.out, out=a.left)
+
+
+def one_bit(a: Arrays) -> Iterable[Case]:
+    n, bit_bytes = a.count, 8 * a.words
+    yield kernel_case("sign_pack", 4 * n + bit_bytes, "sign_pack", a.grad, a.bits)
+    yield kernel_case("sign_pack float16", 2 * n + bit_bytes, "sign_pack", a.half, a.bits)
+    offered = (a.grad, a.residual, a.bits)
+    yield kernel_case("sign_offer", 8 * n + bit_bytes, "sign_offer", *offered, a.sums, n, key=KEY)
+    yield kernel_case("sign_offer rows", 8 * n + bit_bytes, "sign_offer", *offered, a.row_sums, ROW, key=KEY)
+    decoded = (a.work, a.left)
+    moved = 16 * n + bit_bytes
+    yield kernel_case("sign_decode global", moved, "sign_decode", a.more, a.step, n, *decoded, feedback="global")
+    yield kernel_case("sign_decode own", moved, "sign_decode", a.more, a.step, n, *decoded, feedback="own", key=KEY)
+    rows = (a.more, a.row_steps, ROW)
+    yield kernel_case("sign_decode rows", moved, "sign_decode", *rows, *decoded, feedback="global")
+    yield kernel_case("sign_unpack", 4 * n + bit_bytes, "sign_unpack", a.more, a.step, n, a.out)
+    yield Case("local step (offer + decode)", 24 * n + 2 * bit_bytes, lambda: local_step(a))
+
+
+def local_step(a: Arrays) -> None:
+    kernels.sign_offer(a.work, a.left, a.bits, a.sums, a.count, key=KEY)
+    kernels.sign_decode(a.bits, a.step, a.count, a.work, a.left, feedback="global")
+
+
+def bit_vectors(a: Arrays) -> Iterable[Case]:
+    size = 8 * a.words
+    yield kernel_case("merge_bits p=1/2", 3 * size, "merge_bits", a.merged, a.parts[0], 1, 1, KEY)
+    yield kernel_case("merge_bits p=1/3", 3 * size, "merge_bits", a.merged, a.parts[0], 2, 1, KEY)
+    yield kernel_case("bernoulli_words p=1/7", size, "bernoulli_words", a.merged, 1, 7, KEY)
+    yield kernel_case("majority_fold of 8", 9 * size, "majority_fold", a.parts, a.folded, a.count)
+
+
+def dense(a: Arrays) -> Iterable[Case]:
+    n = a.count
+    yield kernel_case("dense_offer", 12 * n, "dense_offer", a.grad, a.residual, a.out)
+    yield kernel_case("dense_offer to float16", 10 * n, "dense_offer", a.grad, a.residual, a.half)
+    yield kernel_case("dense_offer to bfloat16", 10 * n, "dense_offer", a.grad, a.residual, a.brain)
+    yield kernel_case("dense_add", 12 * n, "dense_add", a.work, a.residual)
+    yield kernel_case("dense_add float16", 6 * n, "dense_add", a.half, a.other_half)
+    yield kernel_case("dense_add bfloat16", 6 * n, "dense_add", a.brain, a.other_brain)
+    yield kernel_case("dense_decode", 8 * n, "dense_decode", a.grad, a.out, scale=0.25)
+    yield kernel_case("dense_decode of float16", 6 * n, "dense_decode", a.other_half, a.out, scale=0.25)
+    yield Case("torch add_", 12 * n, lambda: a.work.add_(a.residual))
+    yield Case("torch add_ float16", 6 * n, lambda: a.half.add_(a.other_half))
+    yield Case("torch mul", 8 * n, lambda: torch.mul(a.grad, 0.25, out=a.out))
+    yield Case("torch half to float", 6 * n, lambda: a.out.copy_(a.other_half))
+
+
+def checksums(a: Arrays) -> Iterable[Case]:
+    n, piece = a.raw.numel(), a.raw[:CHECKED_BYTES]
+    copy = a.out.view(torch.uint8)
+    crc_check = against_reference("crc32c", piece)
+    copy_check = against_reference("crc32c_copy", copy[: piece.numel()], piece)
+    yield Case("crc32c", n, lambda: kernels.crc32c(a.raw), crc_check)
+    yield Case("crc32c_copy", 2 * n, lambda: kernels.crc32c_copy(copy, a.raw), copy_check)
+    yield kernel_case("hash64", n, "hash64", a.raw)
+
+
+def cases(a: Arrays, pattern: str) -> list[Case]:
+    every = [case for family in (yardsticks, one_bit, bit_vectors, dense, checksums) for case in family(a)]
+    return [case for case in every if pattern in case.name or case.name == "triad"]
+
+
+# ---- running and reporting --------------------------------------------------------------------
+
+
+def rounds(number: int) -> Iterable[int]:
+    """Count, with a progress bar where somebody watches."""
+    if sys.stderr.isatty():
+        with suppress(ImportError):
+            from tqdm import tqdm
+
+            return tqdm(range(number), unit="round", leave=False)
+    return range(number)
+
+
+def measure(every: list[Case], repeat: int) -> None:
+    for case in every:
+        case.run()
+    for _ in rounds(repeat):
+        for case in every:
+            start = time.perf_counter()
+            case.run()
+            case.seconds.append(time.perf_counter() - start)
+
+
+def report(every: list[Case], wrong: dict[str, int]) -> list[dict[str, object]]:
+    """Print the table and return its lines as records."""
+    triad = next(case for case in every if case.name == "triad")
+    speed = triad.bytes_moved / triad.median
+    print(f"{'kernel':28s} {'median ms':>9s} {'min ms':>8s} {'GB/s':>7s} {'of triad':>8s} {'wrong':>6s}")
+    records: list[dict[str, object]] = []
+    for case in every:
+        rate, errors = case.bytes_moved / case.median, wrong.get(case.name)
+        shown = "-" if errors is None else str(errors)
+        times = f"{1e3 * case.median:9.3f} {1e3 * min(case.seconds):8.3f}"
+        print(f"{case.name:28s} {times} {rate / 1e9:7.2f} {rate / speed:8.2f} {shown:>6s}")
+        quartiles = statistics.quantiles(case.seconds, n=4) if len(case.seconds) > 1 else [case.median] * 3
+        records.append(
+            {
+                "bench": "kernels",
+                "name": case.name,
+                "bytes": case.bytes_moved,
+                "median_seconds": case.median,
+                "min_seconds": min(case.seconds),
+                "spread_seconds": quartiles[2] - quartiles[0],
+                "repeats": len(case.seconds),
+                "bytes_per_second": rate,
+                "fraction_of_triad": rate / speed,
+                "wrong": errors,
+            }
+        )
+    return records
+
+
+def header(options: argparse.Namespace) -> dict[str, object]:
+    here = Path(__file__).resolve().parent
+    commit = subprocess.run(["git", "rev-parse", "HEAD"], cwd=here, capture_output=True, text=True, check=False)
+    return {
+        "bench": "kernels",
+        "name": "header",
+        "commit": commit.stdout.strip() or None,
+        "command": [Path(sys.argv[0]).name, *sys.argv[1:]],
+        "machine": {"processor": processor(), "cores": os.cpu_count(), "system": platform.platform()},
+        "versions": {"python": platform.python_version(), "torch": torch.__version__, "numpy": np.__version__},
+        "instruction_set": kernels.instruction_set(),
+        "count": options.count,
+        "threads": options.threads,
+    }
+
+
+def processor() -> str:
+    with suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor()
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--count", type=int, default=25_000_000, help="float32 elements (default 25 million)")
+    parser.add_argument("--threads", type=int, default=1, help="threads a kernel may use (default 1)")
+    parser.add_argument("--repeat", type=int, default=15, help="measurements of each case (default 15)")
+    parser.add_argument("--filter", default="", help="only cases whose name contains this, and the triad")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="append JSON lines to FILE")
+    options = parser.parse_args()
+    if min(options.count, options.threads, options.repeat) < 1:
+        parser.error("--count, --threads and --repeat must be at least 1")
+    return options
+
+
+def main() -> int:
+    options = arguments()
+    torch.set_num_threads(options.threads)
+    print(f"{processor()}, {kernels.instruction_set()}, {options.count:,} float32, {options.threads} thread(s)")
+    every = cases(Arrays(options.count), options.filter)
+    wrong = {case.name: case.wrong() for case in every if case.wrong}
+    measure(every, options.repeat)
+    records = [header(options), *report(every, wrong)]
+    if options.json:
+        with options.json.open("a") as file:
+            file.writelines(json.dumps(record) + "\n" for record in records)
+    bad = [name for name, count in wrong.items() if count]
+    if bad:
+        print(f"wrong results: {', '.join(bad)}", file=sys.stderr)
+    return 1 if bad else 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,48 @@
+// Includes HVC_BODY once per instruction set, in namespaces hvc::generic, hvc::avx2 and hvc::avx512, so that one
+// text is compiled for each. target_clones would be shorter, but cannot be overridden for tests, needs ifunc
+// support in the loader, and stops at function calls. No `#pragma once`: every family includes it once.
+//
+// fma is left out of the AVX2 list on purpose, and -ffp-contract=off must be given for the AVX-512 one.
+#include "isa.h"
+#include "kernels.h"
+#include "hvc/bernoulli.h"
+#include "hvc/tree.h"
+
+#include <algorithm>
+
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
+
+#define HVC_INLINE static inline __attribute__((always_inline))
+
+#define HVC_WIDTH 16
+namespace hvc::generic {
+#include "lanes.h"
+#include HVC_BODY
+}  // namespace hvc::generic
+#undef HVC_WIDTH
+
+#if defined(HVC_X86)
+
+#pragma GCC push_options
+#pragma GCC target("avx2,f16c,bmi,bmi2,popcnt")
+#define HVC_WIDTH 32
+namespace hvc::avx2 {
+#include "lanes.h"
+#include HVC_BODY
+}  // namespace hvc::avx2
+#undef HVC_WIDTH
+#pragma GCC pop_options
+
+#pragma GCC push_options
+#pragma GCC target("avx512f,avx512bw,avx512dq,avx512vl,f16c,bmi,bmi2,popcnt,prefer-vector-width=512")
+#define HVC_WIDTH 64
+namespace hvc::avx512 {
+#include "lanes.h"
+#include HVC_BODY
+}  // namespace hvc::avx512
+#undef HVC_WIDTH
+#pragma GCC pop_options
+
+#endif

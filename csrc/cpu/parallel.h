@@ -1,0 +1,61 @@
+// Sharing a loop among threads. Threads are started per call: that costs tens of microseconds, so only loops that
+// take much longer are shared, and there is no pool to outlive a fork.
+#pragma once
+#include <algorithm>
+#include <cstdint>
+#include <system_error>
+#include <thread>
+#include <vector>
+
+#if defined(__SSE2__)
+#include <immintrin.h>
+#endif
+
+namespace hvc {
+
+// Results may not depend on a caller that flushes subnormals or rounds another way: round to nearest, keep
+// subnormals, inside a kernel.
+class DefaultRounding {
+ public:
+#if defined(__SSE2__)
+  DefaultRounding() : saved_(_mm_getcsr()) {
+    if (saved_ != kDefault) _mm_setcsr(kDefault);
+  }
+  ~DefaultRounding() {
+    if (saved_ != kDefault) _mm_setcsr(saved_);
+  }
+
+ private:
+  static constexpr unsigned kDefault = 0x1f80;
+  const unsigned saved_;
+#endif
+};
+
+constexpr int64_t kBytesPerThread = 1 << 20;
+
+// An output this large would only push everything else out of the cache, and reading its lines before
+// overwriting them is a third of the traffic: it is written around the cache.
+constexpr int64_t kStreamBytes = 8 << 20;
+inline bool streams(int64_t bytes) { return bytes >= kStreamBytes; }
+
+// Splits [0, total) into contiguous ranges and calls body(range index, begin, end) for each. `total` work items
+// move `bytes` bytes of memory together.
+template <class Body> void parallel_for(int threads, int64_t total, int64_t bytes, const Body& body) {
+  const int64_t ranges = std::max<int64_t>(1, std::min({int64_t(threads), total, bytes / kBytesPerThread}));
+  const auto run = [&](int64_t range) {
+    const DefaultRounding rounding;
+    body(range, total * range / ranges, total * (range + 1) / ranges);
+  };
+  std::vector<std::thread> others;
+  int64_t started = 1;
+  try {
+    for (; started < ranges; ++started) others.emplace_back(run, started);
+  } catch (const std::system_error&) {
+    // No more threads to be had: the caller does the rest itself.
+  }
+  run(0);
+  for (int64_t range = started; range < ranges; ++range) run(range);
+  for (auto& thread : others) thread.join();
+}
+
+}  // namespace hvc

@@ -1,0 +1,173 @@
+// The one-bit loops. Compiled once per instruction set; see foreach_isa.h.
+
+#include "philox_lanes.h"
+
+// `count` <= 32 bits from bit `begin` on.
+HVC_INLINE uint32_t bits_at(const uint64_t* words, int64_t begin, int count) {
+  const uint64_t* word = words + begin / kWordBits;
+  const int shift = int(begin % kWordBits);
+  uint64_t bits = *word >> shift;
+  if (shift + count > kWordBits) bits |= word[1] << (kWordBits - shift);
+  return uint32_t(bits);
+}
+
+// Appends bits at any position. Zeros get their random bit when their word is complete. A range that begins
+// inside a word shares that word with the range before it, so it returns its part instead of writing it.
+class BitWriter {
+ public:
+  BitWriter(uint64_t* bits, int64_t begin, Coins* coins)
+      : bits_(bits), coins_(coins), word_(begin / kWordBits), fill_(int(begin % kWordBits)), shared_(fill_ != 0) {}
+
+  void put(uint32_t bits, uint32_t zeros, int count) {
+    pending_ |= uint64_t(bits) << fill_;
+    zeros_ |= uint64_t(zeros) << fill_;
+    fill_ += count;
+    if (fill_ < kWordBits) return;
+    flush();
+    fill_ -= kWordBits;
+    pending_ = uint64_t(bits) >> (count - fill_);
+    zeros_ = uint64_t(zeros) >> (count - fill_);
+  }
+
+  // Returns the bits of the shared first word.
+  uint64_t finish() {
+    if (fill_ != 0) flush();
+    return head_;
+  }
+
+ private:
+  void flush() {
+    if (__builtin_expect(zeros_ != 0, 0)) pending_ |= zeros_ & coins_->word(word_);
+    if (shared_)
+      head_ = pending_;
+    else
+      bits_[word_] = pending_;
+    shared_ = false;
+    ++word_;
+  }
+
+  uint64_t* bits_;
+  Coins* coins_;
+  int64_t word_;
+  int fill_;
+  bool shared_;
+  uint64_t pending_ = 0, zeros_ = 0, head_ = 0;
+};
+
+template <class T> HVC_INLINE Lanes<Work<T>> offered(const T* grad, const Work<T>* residual, int count) {
+  const Lanes<Work<T>> x = load(grad, count);
+  return residual ? x + load(residual, count) : x;
+}
+
+// Full groups of 32 inline, the last one of a short block on its own.
+template <bool kCoin, class T> HVC_INLINE void offer_group(const T* grad, const Work<T>* residual, int count,
+                                                           BitWriter& writer, Lanes<Work<T>>& sums,
+                                                           int64_t& nonfinite) {
+  const Lanes<Work<T>> x = offered(grad, residual, count);
+  const uint32_t valid = valid_lanes(count);
+  const uint32_t zeros = kCoin ? mask_of<Test::equal>(x) & valid : 0;
+  const uint32_t ones = kCoin ? mask_of<Test::greater>(x) : mask_of<Test::greater_equal>(x) & valid;
+  sums = sums + magnitude(x);
+  nonfinite += __builtin_popcount(~mask_of<Test::below>(magnitude(x), infinity<Work<T>>) & valid);
+  writer.put(ones, zeros, count);
+}
+
+template <bool kCoin, bool kResidual, class T>
+HVC_INLINE Work<T> offer_block(const T* grad, const Work<T>* residual, int64_t count, BitWriter& writer,
+                               int64_t& nonfinite) {
+  Lanes<Work<T>> sums = broadcast(Work<T>(0));
+  int64_t i = 0;
+  for (; i + kLanes <= count; i += kLanes)
+    offer_group<kCoin>(grad + i, kResidual ? residual + i : nullptr, kLanes, writer, sums, nonfinite);
+  if (i < count)
+    offer_group<kCoin>(grad + i, kResidual ? residual + i : nullptr, int(count - i), writer, sums, nonfinite);
+  return combine(sums);
+}
+
+template <bool kCoin, bool kResidual, class T>
+OfferResult offer_units(const Offer<T>& o, int64_t first, int64_t last) {
+  Coins coins(kCoin ? *o.key : Stream{}, o.word_offset);
+  BitWriter writer(o.bits, unit_begin(o.units, first), &coins);
+  OfferResult result{};
+  for (int64_t unit = first; unit < last; ++unit) {
+    const int64_t begin = unit_begin(o.units, unit), end = unit_begin(o.units, unit + 1);
+    double sum = 0;
+    for (int64_t block = begin; block < end; block += kBlock)
+      sum += double(offer_block<kCoin, kResidual>(o.grad + block, kResidual ? o.residual + block : nullptr,
+                                                  std::min(kBlock, end - block), writer, result.nonfinite));
+    if (o.unit_sums) o.unit_sums[unit] = sum;
+  }
+  result.head = writer.finish();
+  return result;
+}
+
+template <class T> OfferResult offer(const Offer<T>& o, int64_t first, int64_t last) {
+  if (o.key)
+    return o.residual ? offer_units<true, true>(o, first, last) : offer_units<true, false>(o, first, last);
+  return o.residual ? offer_units<false, true>(o, first, last) : offer_units<false, false>(o, first, last);
+}
+
+template <class W>
+HVC_INLINE uint32_t own_bits(const Lanes<W>& x, int64_t begin, int count, bool has_key, Coins& coins) {
+  if (!has_key) return mask_of<Test::greater_equal>(x);
+  const uint32_t zeros = mask_of<Test::equal>(x) & valid_lanes(count);
+  return mask_of<Test::greater>(x) | (zeros ? zeros & coins.bits(begin, count) : 0);
+}
+
+template <Feedback kFeedback, bool kStream, class T>
+HVC_INLINE void decode_group(const Decode<T>& d, int64_t begin, int count, Work<T> step, Work<T> out,
+                             Coins& coins) {
+  using W = Work<T>;
+  const uint32_t bits = bits_at(d.bits, begin, count);
+  T* grad = d.grad + begin;
+  if constexpr (kFeedback != kFeedbackNone) {
+    W* residual = d.residual + begin;
+    const Lanes<W> x = offered(grad, residual, count);
+    const uint32_t kept = kFeedback == kFeedbackGlobal ? bits : own_bits(x, begin, count, d.key != nullptr, coins);
+    store(residual, x - select(kept, broadcast(step), broadcast(-step)), count);
+  }
+  const Lanes<W> decoded = select(bits, broadcast(out), broadcast(-out));
+  if constexpr (kStream)
+    stream(grad, decoded);
+  else
+    store(grad, decoded, count);
+}
+
+template <Feedback kFeedback, bool kStream, class T>
+void decode_units(const Decode<T>& d, int64_t first, int64_t last) {
+  Coins coins(d.key ? *d.key : Stream{}, d.word_offset);
+  for (int64_t unit = first; unit < last; ++unit) {
+    const int64_t begin = unit_begin(d.units, unit), end = unit_begin(d.units, unit + 1);
+    const Work<T> step = d.steps[unit / d.units.per_row], out = step * Work<T>(d.scale);
+    int64_t i = begin;
+    if (const int lead = kStream ? to_cache_line(d.grad + begin, end - begin) : 0) {
+      decode_group<kFeedback, false>(d, i, lead, step, out, coins);
+      i += lead;
+    }
+    for (; i + kLanes <= end; i += kLanes) decode_group<kFeedback, kStream>(d, i, kLanes, step, out, coins);
+    if (i < end) decode_group<kFeedback, false>(d, i, int(end - i), step, out, coins);
+  }
+  if (kStream) stream_fence();
+}
+
+template <class T> void decode(const Decode<T>& d, int64_t first, int64_t last) {
+  if (d.feedback == kFeedbackGlobal) return decode_units<kFeedbackGlobal, false>(d, first, last);
+  if (d.feedback == kFeedbackOwn) return decode_units<kFeedbackOwn, false>(d, first, last);
+  if (d.stream) return decode_units<kFeedbackNone, true>(d, first, last);
+  decode_units<kFeedbackNone, false>(d, first, last);
+}
+
+template <class T> void pack(const T* x, int64_t count, uint64_t* bits, int64_t first, int64_t last) {
+  const auto half = [&](int64_t begin, int n) {
+    return mask_of<Test::greater_equal>(load(x + begin, n)) & valid_lanes(n);
+  };
+  for (int64_t word = first; word < last; ++word) {
+    const int64_t begin = word * kWordBits, rest = count - begin;
+    if (__builtin_expect(rest >= kWordBits, 1))
+      bits[word] = half(begin, kLanes) | uint64_t(half(begin + kLanes, kLanes)) << kLanes;
+    else if (rest > kLanes)
+      bits[word] = half(begin, kLanes) | uint64_t(half(begin + kLanes, int(rest) - kLanes)) << kLanes;
+    else
+      bits[word] = half(begin, int(rest));
+  }
+}

@@ -1,0 +1,55 @@
+// The one list of entry points, the same for the CPU and CUDA builds. Pointers, int64_t counts, no STL.
+//
+// Legality (types, lengths, devices, overlap) is checked by the Python side. Pointers are aligned to their element
+// and no more. Bits are 64-bit words, bit j of word w is element 64 w + j, padding bits are written 0. Nothing
+// here depends on the number of threads, the alignment or the instruction set.
+#pragma once
+#include "hvc/common.h"
+#include "hvc/philox.h"
+#include "hvc/sign.h"
+
+namespace hvc {
+
+// How a kernel is started: the CPU reads `threads`, CUDA reads `stream`.
+struct Launch {
+  int threads;
+  void* stream;
+};
+
+// sign.cpp, sign.cu
+void sign_pack(const void* x, Dtype dtype, int64_t count, uint64_t* bits, Launch launch);
+void sign_offer(const void* grad, const void* residual, Dtype dtype, int64_t count, int64_t row_length,
+                const Stream* key, int64_t word_offset, uint64_t* bits, double* sums, int64_t* nonfinite,
+                Launch launch);
+void sign_decode(const uint64_t* bits, const float* steps, Dtype dtype, int64_t count, int64_t row_length,
+                 Feedback feedback, double scale, const Stream* key, int64_t word_offset, void* grad,
+                 void* residual, Launch launch);
+void sign_unpack(const uint64_t* bits, const float* steps, Dtype dtype, int64_t count, int64_t row_length,
+                 double scale, void* out, Launch launch);
+
+// merge.cpp, merge.cu: probability numerator / denominator, denominator <= 2^62
+void merge_bits(uint64_t* into, const uint64_t* other, int64_t words, uint64_t numerator, uint64_t denominator,
+                const Stream* key, int64_t word_offset, Launch launch);
+void bernoulli_words(uint64_t* out, int64_t words, uint64_t numerator, uint64_t denominator, const Stream* key,
+                     int64_t word_offset, Launch launch);
+
+// majority.cpp, majority.cu
+void majority_fold(const uint64_t* const* parts, int64_t part_count, int64_t count, uint64_t* out, Launch launch);
+
+// dense.cpp, dense.cu
+void dense_offer(const void* grad, const void* residual, Dtype dtype, int64_t count, void* out, Dtype out_dtype,
+                 int64_t* nonfinite, Launch launch);
+void dense_add(void* into, const void* other, Dtype dtype, int64_t count, Launch launch);
+void dense_decode(const void* payload, Dtype payload_dtype, int64_t count, double scale, void* grad,
+                  Dtype grad_dtype, void* residual, Launch launch);
+void triad(float* a, const float* b, const float* c, float s, int64_t count, Launch launch);
+
+// crc32c.cpp, hash64.cpp and their .cu
+uint32_t crc32c(const void* data, int64_t bytes, uint32_t crc);
+uint32_t crc32c_copy(void* into, const void* from, int64_t bytes, uint32_t crc);
+uint64_t hash64(const void* data, int64_t bytes, uint64_t seed, Launch launch);
+
+// isa.cpp: what runtime dispatch chose
+const char* instruction_set();
+
+}  // namespace hvc

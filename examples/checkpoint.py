@@ -1,0 +1,64 @@
+"""Save and load everything a run needs to continue as if it had never stopped."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import horovod.torch as hvd
+import torch
+from torch import nn
+
+from files import write_whole
+
+# What must not change between saving and loading, or the run would be another run.
+FIXED = ("task", "method", "optimizer", "seed", "batch")
+
+
+def rank_file(name: str) -> Path:
+    """Return this rank's file: residuals differ between ranks, so each has its own."""
+    return Path(f"{name}.rank{hvd.rank()}")
+
+
+def save(name: str, step: int, chosen: Any, model: nn.Module, optimizer: Any, compression: Any) -> None:
+    """Write this rank's checkpoint."""
+    state = {
+        "step": step,
+        "world": hvd.size(),
+        "fixed": {key: getattr(chosen, key) for key in FIXED},
+        "model": model.state_dict(),
+        "optimizer": optimizer.state_dict(),
+        "compression": compression.state_dict(),
+    }
+    write_whole(rank_file(name), lambda path: torch.save(state, path))
+
+
+def load(name: str, chosen: Any, model: nn.Module, optimizer: Any, compression: Any) -> int:
+    """Put this rank's checkpoint into freshly built objects and return its step.
+
+    Raises:
+        ValueError: the file is missing, damaged, or of another run.
+    """
+    path = rank_file(name)
+    state = _read(path)
+    _check(path, state, chosen)
+    model.load_state_dict(state["model"])
+    optimizer.load_state_dict(state["optimizer"])
+    compression.load_state_dict(state["compression"])
+    return int(state["step"])
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        # weights_only keeps a stranger's file harmless: nothing in it is executed.
+        return dict(torch.load(path, weights_only=True))
+    except Exception as error:
+        raise ValueError(f"cannot read checkpoint {path}: {error}") from error
+
+
+def _check(path: Path, state: dict[str, Any], chosen: Any) -> None:
+    if state["world"] != hvd.size():
+        raise ValueError(f"checkpoint {path} is of {state['world']} ranks, this run has {hvd.size()}")
+    for key, saved in state["fixed"].items():
+        if saved != getattr(chosen, key):
+            raise ValueError(f"checkpoint {path} has {key}={saved}, this run {key}={getattr(chosen, key)}")

@@ -1,0 +1,145 @@
+"""The command line of train.py."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any, NoReturn
+
+from tasks import TASKS
+
+EXCHANGES = ("auto", "ring", "fold")
+
+
+class UsageError(ValueError):
+    """The command line cannot be used; the text says what to change."""
+
+
+class Parser(argparse.ArgumentParser):
+    """A parser that raises instead of exiting, and prints help on one rank only."""
+
+    def __init__(self, *args: Any, quiet: bool = False, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._quiet = quiet
+
+    def error(self, message: str) -> NoReturn:
+        raise UsageError(message)
+
+    def print_help(self, file: Any = None) -> None:
+        if not self._quiet:
+            super().print_help(file)
+
+
+def parse(arguments: list[str] | None = None, quiet: bool = False) -> argparse.Namespace:
+    """Return the checked command line, with the task's defaults filled in.
+
+    Raises:
+        UsageError: an argument is missing, unknown or out of range.
+    """
+    chosen = _parser(quiet).parse_args(arguments)
+    defaults = TASKS[chosen.task].defaults
+    chosen.optimizer = chosen.optimizer or defaults.optimizer
+    chosen.lr = chosen.lr or defaults.rates[chosen.optimizer]
+    chosen.batch = chosen.batch or defaults.batch
+    if chosen.eval_every is None:
+        chosen.eval_every = max(1, chosen.steps // 10)
+    chosen.options = _method_options(chosen)
+    return chosen
+
+
+def _parser(quiet: bool) -> Parser:
+    parser = Parser(
+        quiet=quiet,
+        description="Train a small task with a gradient-compression method.",
+        epilog="Start it with: horovodrun -np 2 python examples/train.py --task digits --method marsit",
+    )
+    _add_task(parser.add_argument_group("task"))
+    _add_method(parser.add_argument_group("compression"))
+    _add_output(parser.add_argument_group("output and checkpoints"))
+    return parser
+
+
+def _add_task(group: Any) -> None:
+    group.add_argument("--task", choices=sorted(TASKS), default="digits")
+    group.add_argument("--steps", type=positive(int), default=200, help="steps of this run")
+    group.add_argument("--seed", type=count, default=0)
+    group.add_argument("--optimizer", choices=("sgd", "adam"), help="default: the task's own")
+    group.add_argument("--lr", type=positive(float), help="learning rate")
+    group.add_argument("--batch", type=positive(int), help="samples per rank and step")
+    group.add_argument("--threads", type=positive(int), default=1, help="torch threads per rank")
+    group.add_argument("--eval-every", type=count, help="steps between evaluations, 0 for the end only")
+
+
+def _add_method(group: Any) -> None:
+    group.add_argument(
+        "--method",
+        default="horovod-none",
+        help="a method of the plugin (hvd-compress list), or horovod-none, horovod-fp16",
+    )
+    group.add_argument("--schedule", help="layerwise, single, size:25MB, mergecomp, layerfusion")
+    group.add_argument("--exchange", choices=EXCHANGES)
+    group.add_argument("--verify-every", type=count, help="steps between checks of the ranks")
+    group.add_argument("--timeout", type=positive(float), help="seconds one exchange may take")
+    group.add_argument("--option", action="append", default=[], metavar="KEY=VALUE", help="a method's own option")
+    group.add_argument(
+        "--attach",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="exchange beside Horovod (faster) instead of through its tokens",
+    )
+
+
+def _add_output(group: Any) -> None:
+    group.add_argument("--json", metavar="OUT", help="write the record of the run here")
+    group.add_argument("--save", metavar="FILE", help="write FILE.rankN at the end")
+    group.add_argument("--load", metavar="FILE", help="continue from FILE.rankN")
+    group.add_argument("--hash-residuals", action="store_true", help="add a hash of the compression state")
+
+
+def positive(kind: type) -> Any:
+    """Return an argparse type for numbers above zero."""
+
+    def convert(text: str) -> Any:
+        value = kind(text)
+        if not 0 < value < float("inf"):
+            raise argparse.ArgumentTypeError(f"must be above zero, got {text}")
+        return value
+
+    convert.__name__ = kind.__name__  # argparse names the type in its messages
+    return convert
+
+
+def count(text: str) -> int:
+    """Return a whole number that is not negative."""
+    value = int(text)
+    if value < 0:
+        raise argparse.ArgumentTypeError(f"must not be negative, got {text}")
+    return value
+
+
+def value_of(text: str) -> int | float | bool | str:
+    """Return the text of an option as a number or truth value where it reads as one."""
+    words = {"true": True, "false": False}
+    if text.lower() in words:
+        return words[text.lower()]
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            continue
+    return text
+
+
+def _method_options(chosen: argparse.Namespace) -> dict[str, Any]:
+    names = ("schedule", "exchange", "timeout", "verify_every")
+    options = {name: getattr(chosen, name) for name in names if getattr(chosen, name) is not None}
+    for pair in chosen.option:
+        key, equals, text = pair.partition("=")
+        if not equals or not key.isidentifier():
+            raise UsageError(f"--option takes KEY=VALUE, got {pair!r}")
+        if key in options:
+            raise UsageError(f"option {key!r} is given twice")
+        options[key] = value_of(text)
+    # The seed of the run is the seed of its randomness too, unless --option says otherwise.
+    if not chosen.method.startswith("horovod-"):
+        options.setdefault("seed", chosen.seed)
+    return options

@@ -1,0 +1,166 @@
+"""The two training tasks: data that needs no download, and what is measured on it.
+
+A batch is a pure function of (seed, step, rank, world, size). Nothing is remembered
+between batches, so the order of the data cannot depend on the compression method
+and a resumed run sees exactly the batches it would have seen.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Protocol
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from models import CharTransformer, digits_model
+
+Pair = tuple[Tensor, Tensor]
+
+
+@dataclass(frozen=True)
+class Defaults:
+    """What a task uses unless the command line says otherwise."""
+
+    optimizer: str
+    batch: int
+    rates: dict[str, float]
+
+
+class Task(Protocol):
+    """Data, model and metric of one task."""
+
+    name: str
+    metric: str  # "accuracy" or "loss", both measured on held-out data
+    unit: str
+    defaults: Defaults
+
+    def model(self) -> nn.Module: ...
+
+    def batch(self, seed: int, step: int, rank: int, world: int, size: int) -> Pair: ...
+
+    def held_out(self, rank: int, world: int) -> Iterator[Pair]:
+        """Yield this rank's share of the held-out data; the shares are disjoint."""
+
+    def describe(self) -> dict[str, int]: ...
+
+
+class Digits:
+    """Classify the 1797 handwritten 8x8 digits that come with scikit-learn."""
+
+    name = "digits"
+    metric = "accuracy"
+    unit = "fraction of held-out images"
+    defaults = Defaults("sgd", batch=16, rates={"sgd": 0.05, "adam": 1e-3})
+
+    def __init__(self) -> None:
+        from sklearn.datasets import load_digits
+
+        digits = load_digits()
+        images = torch.from_numpy(digits.images.astype(np.float32) / 16.0).unsqueeze(1)
+        labels = torch.from_numpy(digits.target.astype(np.int64))
+        train, test = stratified_split(digits.target, test_share=0.2)
+        self.train = images[train], labels[train]
+        self.test = images[test], labels[test]
+
+    def model(self) -> nn.Module:
+        return digits_model(classes=10)
+
+    def batch(self, seed: int, step: int, rank: int, world: int, size: int) -> Pair:
+        images, labels = self.train
+        first = (step * world + rank) * size
+        chosen = [shuffled_index(seed, position, len(labels)) for position in range(first, first + size)]
+        return images[chosen], labels[chosen]
+
+    def held_out(self, rank: int, world: int) -> Iterator[Pair]:
+        images, labels = self.test
+        yield images[rank::world], labels[rank::world]
+
+    def describe(self) -> dict[str, int]:
+        return {"train_images": len(self.train[1]), "test_images": len(self.test[1])}
+
+
+class Text:
+    """Predict the next character of the Python reference text shipped with Python."""
+
+    name = "text"
+    metric = "loss"
+    unit = "nats per character"
+    defaults = Defaults("adam", batch=8, rates={"sgd": 0.05, "adam": 1e-3})
+    context = 64
+    windows = 128  # held-out windows, evenly spaced over the last tenth of the text
+
+    def __init__(self) -> None:
+        text = reference_text()
+        vocabulary = sorted(set(text))
+        number = {character: index for index, character in enumerate(vocabulary)}
+        codes = torch.tensor([number[character] for character in text])
+        cut = len(codes) * 9 // 10
+        self.vocabulary = len(vocabulary)
+        self.train, self.validation = codes[:cut], codes[cut:]
+
+    def model(self) -> nn.Module:
+        return CharTransformer(self.vocabulary, self.context)
+
+    def batch(self, seed: int, step: int, rank: int, world: int, size: int) -> Pair:
+        generator = np.random.default_rng([seed, step, rank])
+        starts = generator.integers(0, len(self.train) - self.context, size)
+        return self._windows(self.train, starts)
+
+    def held_out(self, rank: int, world: int) -> Iterator[Pair]:
+        last = len(self.validation) - self.context - 1
+        starts = np.linspace(0, last, self.windows).astype(np.int64)[rank::world]
+        for first in range(0, len(starts), 16):
+            yield self._windows(self.validation, starts[first : first + 16])
+
+    def _windows(self, codes: Tensor, starts: np.ndarray) -> Pair:
+        rows = torch.from_numpy(starts)[:, None] + torch.arange(self.context + 1)
+        return codes[rows[:, :-1]], codes[rows[:, 1:]]
+
+    def describe(self) -> dict[str, int]:
+        return {
+            "train_characters": len(self.train),
+            "validation_characters": len(self.validation),
+            "vocabulary": self.vocabulary,
+            "context": self.context,
+        }
+
+
+TASKS: dict[str, type[Digits] | type[Text]] = {"digits": Digits, "text": Text}
+
+
+def reference_text() -> str:
+    """Return the help topics of the running Python, joined in the order of their names."""
+    from pydoc_data.topics import topics
+
+    return "\n".join(topics[name] for name in sorted(topics))
+
+
+def stratified_split(labels: np.ndarray, test_share: float) -> tuple[np.ndarray, np.ndarray]:
+    """Return train and test indices with the same share of every class in each.
+
+    The split does not depend on the training seed: accuracies of different seeds
+    are then measured on the same images.
+    """
+    generator = np.random.default_rng(0)
+    train, test = [], []
+    for label in np.unique(labels):
+        members = generator.permutation(np.flatnonzero(labels == label))
+        cut = round(len(members) * test_share)
+        test.append(members[:cut])
+        train.append(members[cut:])
+    return np.sort(np.concatenate(train)), np.sort(np.concatenate(test))
+
+
+def shuffled_index(seed: int, position: int, count: int) -> int:
+    """Return the sample at a position of an endless stream of shuffled epochs."""
+    epoch, offset = divmod(position, count)
+    return int(_permutation(seed, epoch, count)[offset])
+
+
+@lru_cache(maxsize=4)
+def _permutation(seed: int, epoch: int, count: int) -> np.ndarray:
+    return np.random.default_rng([seed, epoch]).permutation(count)

@@ -1,0 +1,50 @@
+"""The few calls into Horovod that need a bound of time."""
+
+from __future__ import annotations
+
+import pickle
+import time
+from typing import Any
+
+import horovod.torch as hvd
+import torch
+
+from .deadline import Deadline
+from .errors import ExchangeError
+
+_POLL_SECONDS = 0.002
+
+
+def allgather_object(value: Any, name: str, process_set: Any, seconds: float) -> list[Any]:
+    """Gather one object per rank, as ``hvd.allgather_object`` does, but never wait for ever.
+
+    Raises:
+        ExchangeError: not every rank took part in time.
+    """
+    data = torch.frombuffer(bytearray(pickle.dumps(value)), dtype=torch.uint8)
+    length = torch.tensor([data.numel()], dtype=torch.int64)
+    lengths = _allgather(length, f"{name}.length", process_set, seconds).tolist()
+    joined = _allgather(data, f"{name}.data", process_set, seconds).numpy().tobytes()
+    values, at = [], 0
+    for size in lengths:
+        values.append(pickle.loads(joined[at : at + size]))
+        at += size
+    return values
+
+
+def _allgather(tensor: torch.Tensor, name: str, process_set: Any, seconds: float) -> torch.Tensor:
+    deadline = Deadline(seconds)
+    handle = hvd.allgather_async(tensor, name=name, process_set=process_set)
+    while not hvd.poll(handle):
+        if deadline.passed():
+            raise ExchangeError(
+                f"rank {hvd.rank()}: not every rank joined the handshake within {seconds:g} s; every "
+                f"rank must create the same compression objects in the same order"
+            )
+        time.sleep(_POLL_SECONDS)
+    return hvd.synchronize(handle)
+
+
+def in_backward() -> bool:
+    """Return whether this thread is inside a backward pass."""
+    return torch._C._current_graph_task_id() != -1

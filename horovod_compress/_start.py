@@ -1,0 +1,137 @@
+"""How a compression object starts: handshake, plan and connections, the same on every rank."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import horovod.torch as hvd
+from torch import nn
+
+from . import handshake
+from ._horovod import allgather_object
+from .codecs import registry
+from .codecs.base import Codec
+from .codecs.dense import Uncompressed
+from .collectives.choose import chooser
+from .errors import ConfigError, HorovodCompressError
+from .options import Options
+from .plan import Plan, TensorSpec
+from .reducer import Reducer
+from .schedule import make_plan
+from .transports import gloo
+from .transports.base import Transport
+from .transports.local import Hub
+
+_DTYPES = ("float32", "float64", "float16", "bfloat16")
+_DEFAULT_SECONDS = Options().timeout
+
+
+def start(
+    method: str,
+    named: Sequence[tuple[str, nn.Parameter]],
+    given: Mapping[str, Any],
+    process_set: Any,
+    name: str,
+) -> tuple[Codec, Reducer]:
+    """Compare options with the other ranks, agree on the plan, connect, and return a reducer.
+
+    A rank that must refuse takes part in the handshake all the same, so that every rank stops
+    with the reason instead of waiting.
+    """
+    meeting: gloo.Meeting | None = None
+    rank, world = process_set.rank(), process_set.size()
+    seconds = _DEFAULT_SECONDS
+    try:
+        codec, options = parse(method, given)
+        seconds = options.timeout
+        tensors = specs(named)
+        kind = _transport_kind(options, world)
+        document = handshake.Document(handshake.fields(codec, options, tensors, kind, world))
+        if rank == 0:
+            plan = make_plan(options.schedule, tensors, options.min_elements)
+            _check_collectives(codec, options)
+            if world > 1:
+                meeting = gloo.Meeting(None, _own_address(process_set), seconds)
+            document = handshake.Document(
+                document.fields, None, plan.document(), meeting.address if meeting else None
+            )
+    except HorovodCompressError as error:
+        document = handshake.refusal(error)
+    documents = allgather_object(document, name, process_set, seconds)
+    handshake.check(documents)
+    plan = Plan.from_document(documents[0].plan)
+    transport = _connect(meeting, documents[0].meeting, process_set, seconds)
+    return codec, Reducer(plan, codec, Uncompressed(), transport, chooser(options.exchange), options)
+
+
+def parse(method: str, given: Mapping[str, Any]) -> tuple[Codec, Options]:
+    """Split the options into the method's own and the common ones.
+
+    Raises:
+        ConfigError: an option is unknown or out of range.
+    """
+    common = {key: value for key, value in given.items() if key in Options.names()}
+    own = {key: value for key, value in given.items() if key not in common}
+    known = registry.option_names(method)
+    if unknown := sorted(set(own) - set(known)):
+        raise ConfigError(
+            f"{method} has no option {unknown[0]!r}; its own are {', '.join(known) or 'none'}, common "
+            f"ones are {', '.join(Options.names())} and process_set"
+        )
+    return registry.create(method, **own), Options(**common)
+
+
+def specs(named: Sequence[tuple[str, nn.Parameter]]) -> list[TensorSpec]:
+    """Return the tensors to reduce in backward order.
+
+    Raises:
+        ConfigError: a name occurs twice, or a dtype is not supported.
+    """
+    tensors = []
+    for name, parameter in reversed(named):
+        if not parameter.requires_grad:
+            continue
+        dtype = str(parameter.dtype).removeprefix("torch.")
+        if dtype not in _DTYPES:
+            raise ConfigError(f"parameter {name} is {dtype}; supported are {', '.join(_DTYPES)}")
+        tensors.append(TensorSpec(name, tuple(parameter.shape), dtype))
+    names = [tensor.name for tensor in tensors]
+    if len(set(names)) != len(names):
+        twice = next(name for name in names if names.count(name) > 1)
+        raise ConfigError(f"named_parameters holds {twice!r} twice; names must be unique")
+    if not tensors:
+        raise ConfigError("named_parameters holds no parameter that needs a gradient")
+    return tensors
+
+
+def _check_collectives(codec: Codec, options: Options) -> None:
+    for variant in codec.variants():
+        chooser(options.exchange)(variant, 0, 2)
+
+
+def _transport_kind(options: Options, world: int) -> str:
+    if world == 1:
+        return "local"
+    if options.transport == "local":
+        raise ConfigError(
+            'transport="local" joins threads of one process; the ranks of a Horovod job are '
+            'processes: use transport="auto"'
+        )
+    if not gloo.available():
+        raise ConfigError("this torch was built without Gloo, which moves the bytes between ranks")
+    return "gloo"
+
+
+def _own_address(process_set: Any) -> str:
+    return gloo.own_address(one_host=hvd.local_size() == hvd.size())
+
+
+def _connect(
+    meeting: gloo.Meeting | None, address: tuple[str, int] | None, process_set: Any, seconds: float
+) -> Transport:
+    if process_set.size() == 1:
+        return Hub(1).transports()[0]
+    own = _own_address(process_set)
+    meeting = meeting or gloo.Meeting(address, own, seconds)
+    return gloo.GlooTransport(meeting, process_set.rank(), process_set.size(), own, seconds)

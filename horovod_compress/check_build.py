@@ -1,0 +1,220 @@
+"""What this installation can do, in the style of `horovodrun --check-build`.
+
+Everything is tried, not guessed: a line has its mark only when the thing was imported and answered.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import importlib.metadata
+import importlib.util
+import json
+import os
+import textwrap
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field
+
+STALL_WARNING = (
+    "Horovod's stall check is inert under its Gloo controller: it will not report a rank that waits. "
+    "Exchanges of horovod-compress end at their own deadline instead (option timeout=)."
+)
+
+
+@dataclass(frozen=True)
+class Item:
+    """One line of the report."""
+
+    name: str
+    available: bool
+    detail: str = ""
+    needed: bool = True  # False: a job runs without it
+
+    def text(self) -> str:
+        return f"    [{'X' if self.available else ' '}] {self.name}{f' ({self.detail})' if self.detail else ''}"
+
+
+@dataclass(frozen=True)
+class Report:
+    """Everything that `--check-build` says."""
+
+    version: str
+    kernels: list[Item]
+    transports: list[Item]
+    methods: list[Item]
+    horovod: list[Item]
+    torch: list[Item]
+    environment: dict[str, str] = field(default_factory=dict)
+    warnings: list[str] = field(default_factory=list)
+
+    def problems(self) -> list[str]:
+        """What keeps a job from running here."""
+        between_processes = [item for item in self.transports if item.name != "local"]
+        needs = {
+            "no kernels: reinstall horovod-compress with a C++ compiler": any(item.available for item in self.kernels),
+            "no transport between processes": any(item.available for item in between_processes),
+            "no methods": any(item.available for item in self.methods),
+            "no Horovod for PyTorch: `make setup` builds one": _complete(self.horovod),
+            "no PyTorch: pip install torch": _complete(self.torch),
+        }
+        return [name for name, met in needs.items() if not met]
+
+    def as_json(self) -> str:
+        return json.dumps({**asdict(self), "usable": not self.problems(), "problems": self.problems()}, indent=2)
+
+    def as_text(self) -> str:
+        sections = {
+            "Available Kernels": self.kernels,
+            "Available Transports": self.transports,
+            "Available Methods": self.methods,
+            "Horovod": self.horovod,
+            "PyTorch": self.torch,
+        }
+        lines = [f"horovod-compress v{self.version}:"]
+        for title, items in sections.items():
+            lines += ["", f"{title}:", *(item.text() for item in items)]
+        variables = [f"{name}={value}" for name, value in self.environment.items()] or ["no HVC_* variable is set"]
+        lines += ["", "Environment:", *(f"    {line}" for line in variables), ""]
+        notes = [f"Warning: {text}" for text in self.warnings] + [f"Problem: {text}" for text in self.problems()]
+        lines += [textwrap.fill(note, width=100, subsequent_indent=" " * 9) for note in notes]
+        return "\n".join(lines)
+
+
+def _complete(items: list[Item]) -> bool:
+    return all(item.available for item in items if item.needed)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Prints the report; status 0 when a job can run here."""
+    report = collect(os.environ)
+    print(report.as_json() if arguments.json else report.as_text())
+    return 1 if report.problems() else 0
+
+
+def collect(environment: Mapping[str, str]) -> Report:
+    horovod = horovod_items()
+    return Report(
+        version=package_version(),
+        kernels=[attempt("reference", _reference), attempt("CPU", _cpu), attempt("CUDA", _cuda)],
+        transports=[attempt("local", _local), attempt("gloo", _gloo), attempt("nccl", _nccl)],
+        methods=method_items(),
+        horovod=horovod,
+        torch=[attempt("PyTorch", _torch)],
+        environment={name: environment[name] for name in sorted(environment) if name.startswith("HVC_")},
+        warnings=[STALL_WARNING] if any(item.name == "Gloo controller" for item in horovod) else [],
+    )
+
+
+def package_version() -> str:
+    try:
+        return importlib.metadata.version("horovod-compress")
+    except importlib.metadata.PackageNotFoundError:
+        return "unknown (run from a folder, not installed)"
+
+
+class Unavailable(Exception):
+    """A reason, in words, why something cannot be used here."""
+
+
+def attempt(name: str, check: Callable[[], str]) -> Item:
+    """Runs one check; its answer is the detail, and its exception the reason why not."""
+    try:
+        return Item(name, True, check())
+    except Unavailable as reason:
+        return Item(name, False, str(reason))
+    except Exception as error:  # a broken installation must be reported, whatever way it breaks
+        # The reason stands in the first line: what follows it is for whoever debugs that package.
+        first = (str(error).strip() or "no message").splitlines()[0]
+        return Item(name, False, f"{type(error).__name__}: {first}")
+
+
+# ---- kernels ----------------------------------------------------------------------------------
+
+
+def _reference() -> str:
+    importlib.import_module("horovod_compress.kernels.reference")
+    return ""
+
+
+def _cpu() -> str:
+    loader = importlib.import_module("horovod_compress.kernels.loader")
+    return str(loader.load("_cpu").instruction_set())
+
+
+def _cuda() -> str:
+    if importlib.util.find_spec("horovod_compress._cuda") is None:
+        raise Unavailable("not built: needs nvcc; HVC_CUDA=1 when installing says what is missing")
+    loader = importlib.import_module("horovod_compress.kernels.loader")
+    count = loader.load("_cuda").device_count()
+    if count == 0:
+        raise Unavailable("built, no device found")
+    return f"{count} device{'s' if count > 1 else ''}"
+
+
+# ---- transports -------------------------------------------------------------------------------
+
+
+def _local() -> str:
+    importlib.import_module("horovod_compress.transports.local")
+    return "threads of one process"
+
+
+def _gloo() -> str:
+    importlib.import_module("horovod_compress.transports.gloo")
+    distributed = importlib.import_module("torch.distributed")
+    if not (distributed.is_available() and distributed.is_gloo_available()):
+        raise Unavailable("this PyTorch was built without Gloo")
+    return ""
+
+
+def _nccl() -> str:
+    importlib.import_module("horovod_compress.transports.nccl")
+    if importlib.util.find_spec("cupy") is None:
+        raise Unavailable("CuPy is not installed: pip install cupy-cuda13x")
+    # torch first: it brings the libnccl that CuPy then finds in the process.
+    cuda = importlib.import_module("torch").cuda
+    nccl = importlib.import_module("cupy.cuda.nccl")
+    if not nccl.available:
+        raise Unavailable("libnccl was not found: pip install nvidia-nccl-cu13")
+    if not cuda.is_available():
+        raise Unavailable("no device found")
+    return f"NCCL {nccl.get_version()}"
+
+
+# ---- methods, Horovod, PyTorch ----------------------------------------------------------------
+
+
+def method_items() -> list[Item]:
+    try:
+        names = importlib.import_module("horovod_compress.codecs.registry").available()
+    except Exception as error:
+        return [Item("none", False, f"horovod_compress.codecs does not import: {type(error).__name__}: {error}")]
+    return [Item(name, True) for name in names]
+
+
+def horovod_items() -> list[Item]:
+    found = attempt("Horovod", lambda: str(importlib.import_module("horovod").__version__))
+    if not found.available:
+        return [found]
+    framework = attempt("PyTorch framework", _horovod_torch)
+    if not framework.available:
+        return [found, framework]
+    module = importlib.import_module("horovod.torch")
+    controllers = {"Gloo": bool(module.gloo_built()), "MPI": bool(module.mpi_built())}
+    built = [Item(f"{name} controller", True) for name, present in controllers.items() if present]
+    optional = {"NCCL operations": bool(module.nccl_built()), "CUDA tensors": bool(module.cuda_built())}
+    extras = [Item(name, present, "" if present else "not needed on CPUs", False) for name, present in optional.items()]
+    return [found, framework, *(built or [Item("controller", False, "neither Gloo nor MPI")]), *extras]
+
+
+def _horovod_torch() -> str:
+    # Without its library horovod.torch imports all the same, and prints why it will not work.
+    importlib.import_module("torch")
+    importlib.import_module("horovod.torch.mpi_lib_v2")
+    return ""
+
+
+def _torch() -> str:
+    torch = importlib.import_module("torch")
+    cuda = torch.version.cuda
+    return f"{torch.__version__}, {f'CUDA {cuda}' if cuda else 'CPU only'}"

@@ -1,0 +1,89 @@
+"""What a rank saves to resume with the same bits: its step and its residuals.
+
+Optimizer state does not carry them. Residuals are saved per parameter, by name, so that they
+survive another choice of buckets.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from torch import Tensor
+
+from .codecs.base import Codec
+from .errors import ConfigError
+from .reducer import Reducer
+
+FORMAT = 1
+_IDLE_SECONDS = 5.0
+
+
+def save(reducer: Reducer, codec: Codec) -> dict[str, Any]:
+    """Return this rank's state; every rank saves its own.
+
+    Raises:
+        ConfigError: a step is under way.
+    """
+    _between_steps(reducer, "saved")
+    return {
+        "format": FORMAT,
+        "method": codec.name,
+        "config": codec.config(),
+        "seed": reducer.options.seed,
+        "step": reducer.step,
+        "world": reducer.world,
+        "rank": reducer.rank,
+        "plan": reducer.plan.fingerprint(),
+        "residuals": {name: tensor.clone() for name, tensor in reducer.residuals().items()},
+    }
+
+
+def load(reducer: Reducer, codec: Codec, state: Mapping[str, Any], residuals: str) -> None:
+    """Restore what :func:`save` returned.
+
+    Args:
+        residuals: "restore", or "reset" to go on with empty residuals, as after a change of the
+            number of ranks.
+
+    Raises:
+        ConfigError: the state is not of this method, rank, number of ranks or model.
+    """
+    if residuals not in ("restore", "reset"):
+        raise ConfigError(f'residuals should be "restore" or "reset", got {residuals!r}')
+    _between_steps(reducer, "loaded")
+    _expect("format", FORMAT, state.get("format"), "save it again with this version")
+    _expect("method", codec.name, state.get("method"), "resume with the method it was saved with")
+    _expect("seed", reducer.options.seed, state.get("seed"), "resume with the same seed")
+    kept = reducer.residuals()
+    if residuals == "restore":
+        again = 'load it on the rank it was saved on, or pass residuals="reset"'
+        _expect("number of ranks", reducer.world, state.get("world"), again)
+        _expect("rank", reducer.rank, state.get("rank"), again)
+        saved = state["residuals"]
+        _expect("set of residuals", sorted(kept), sorted(saved), 'or pass residuals="reset"')
+        for name, tensor in kept.items():
+            _expect(f"residual of {name}", _kind(tensor), _kind(saved[name]), "resume with the same model")
+    for name, tensor in kept.items():
+        if residuals == "reset":
+            tensor.zero_()
+        else:
+            tensor.copy_(state["residuals"][name])
+    reducer.resume(int(state["step"]))
+
+
+def _kind(tensor: Tensor) -> str:
+    return f"{tensor.dtype} {list(tensor.shape)}"
+
+
+def _between_steps(reducer: Reducer, verb: str) -> None:
+    if not reducer.wait_idle(_IDLE_SECONDS):
+        raise ConfigError(
+            f"rank {reducer.rank}: the compression state can be {verb} between steps only; call the "
+            f"optimizer's step() or synchronize() first"
+        )
+
+
+def _expect(what: str, want: object, got: object, advice: str) -> None:
+    if want != got:
+        raise ConfigError(f"the saved compression state has another {what}: expected {want!r}, got {got!r}; {advice}")

@@ -1,0 +1,157 @@
+"""The interface of a codec, and the working set that it is given."""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from ..feedback import Feedback
+from ..keys import Key
+from ..plan import Bucket
+
+#: Name, dtype and length of the arrays of a payload.
+Regions = dict[str, tuple[torch.dtype, int]]
+
+
+class Algebra(enum.Enum):
+    """How payloads of several ranks become one; it decides which collectives fit."""
+
+    SUM = "payloads add elementwise"
+    MERGE = "two payloads become one of the same size"
+    FOLD = "all payloads of a chunk at once become one"
+    GATHER = "payloads are only concatenated"
+
+
+def dtype_of(bucket: Bucket) -> torch.dtype:
+    """Return the dtype of a bucket's gradients."""
+    return getattr(torch, bucket.dtype)
+
+
+def work_dtype(bucket: Bucket) -> torch.dtype:
+    """Return the dtype of a bucket's arithmetic and residual."""
+    return torch.float64 if bucket.dtype == "float64" else torch.float32
+
+
+@dataclass
+class Work:
+    """What a codec works on: one bucket's arrays on one rank. The reducer owns it.
+
+    Attributes:
+        grads: this step's gradients, flat, one per tensor of the bucket. ``decode`` overwrites
+            them with the result.
+        residual: flat with the bucket's gaps, or None where the codec keeps none.
+        regions: the arrays of the payload; after the exchange, the consensus bytes.
+        local: arrays that stay on this rank.
+        memo: what ``Codec.prepare`` derived from the bucket.
+    """
+
+    bucket: Bucket
+    world: int
+    grads: list[Tensor | None]
+    residual: Tensor | None
+    regions: dict[str, Tensor] = field(default_factory=dict)
+    local: dict[str, Tensor] = field(default_factory=dict)
+    memo: dict[str, Any] = field(default_factory=dict)
+
+    def present(self) -> list[int]:
+        """Return the positions of the tensors that were offered: sparse gradients are not."""
+        return [position for position, grad in enumerate(self.grads) if grad is not None]
+
+    def grad(self, position: int) -> Tensor:
+        """Return the gradient of one tensor."""
+        grad = self.grads[position]
+        assert grad is not None
+        return grad
+
+    def span(self, position: int) -> slice:
+        """Return where one tensor lies in the flat buffer."""
+        start = self.bucket.offsets[position]
+        return slice(start, start + self.bucket.tensors[position].count)
+
+    def residual_of(self, position: int) -> Tensor | None:
+        """Return the residual of one tensor."""
+        return None if self.residual is None else self.residual[self.span(position)]
+
+
+@dataclass(frozen=True)
+class Codec:
+    """One method. Stateless: its fields are its options, and all it may know is in its arguments.
+
+    The reducer calls ``offer`` once per tensor as gradients arrive, ``encode`` when the bucket is
+    full, then runs the collective with ``merge`` or ``fold``, then calls ``decode``. Equal
+    arguments give equal bytes on every rank and device.
+    """
+
+    name: ClassVar[str]
+    wire_version: ClassVar[int] = 1
+    algebra: ClassVar[Algebra]
+    summary: ClassVar[str]
+
+    def config(self) -> dict[str, Any]:
+        """Return the options as plain data, for the handshake and for checkpoints."""
+        return dataclasses.asdict(self)
+
+    def feedback(self) -> Feedback:
+        """Return the residual rule in use."""
+        return "none"
+
+    def at(self, step: int) -> Codec:
+        """Return the codec of one step, for methods whose rounds differ."""
+        return self
+
+    def variants(self) -> tuple[Codec, ...]:
+        """Return every codec that :meth:`at` may return."""
+        return (self,)
+
+    def regions(self, bucket: Bucket) -> Regions:
+        """Return the arrays of a bucket's payload; the reducer allocates them once."""
+        raise NotImplementedError
+
+    def local(self, bucket: Bucket) -> Regions:
+        """Return the arrays that the codec needs beside the payload."""
+        return {}
+
+    def prepare(self, work: Work) -> None:
+        """Fill what stays the same in every step; called once per bucket."""
+
+    def offer(self, work: Work, position: int, key: Key) -> int:
+        """Take in the gradient of one tensor.
+
+        Returns:
+            The number of non-finite values.
+        """
+        raise NotImplementedError
+
+    def encode(self, work: Work, key: Key) -> None:
+        """Finish the payload once every tensor of the bucket was offered."""
+
+    def merge(
+        self, region: str, start: int, into: Tensor, other: Tensor, weights: tuple[int, int], key: Key
+    ) -> None:
+        """Merge two partial payloads of a region in place.
+
+        Args:
+            start: index in the region of the first element.
+            weights: how many ranks ``into`` and ``other`` stand for.
+        """
+        raise NotImplementedError
+
+    def fold(self, region: str, start: int, into: Tensor, others: Sequence[Tensor], key: Key) -> None:
+        """Merge the payloads of all other ranks into this rank's own; by default one by one."""
+        for index, other in enumerate(others):
+            self.merge(region, start, into, other, (index + 1, 1), key.at(hop=index))
+
+    def decode(self, work: Work, key: Key, gain: float) -> None:
+        """Write the result over the gradients and update the residual.
+
+        Args:
+            key: this rank's key, as given to ``offer``.
+            gain: 1 for the mean over ranks, the number of ranks for the sum.
+        """
+        raise NotImplementedError

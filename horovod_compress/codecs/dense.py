@@ -1,0 +1,103 @@
+"""Plain numbers: ``none``, ``fp16`` and ``bf16``.
+
+    payload = cast(gradient)            each rank
+    payload = payload + payload         hop by hop, rounded to the payload's type
+    result  = payload / M
+
+``none`` sends the gradient's own type, as Horovod does. ``fp16`` and ``bf16`` halve the bytes of
+float32; fp16 overflows above 65504, bf16 has 8 bits of precision. They are also what the other
+methods use for full-precision rounds and small tensors, then with the residual added and emptied.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from .. import kernels
+from ..keys import Key
+from ..plan import Bucket
+from .base import Algebra, Codec, Regions, Work, dtype_of
+from .registry import register
+
+
+@dataclass(frozen=True)
+class Dense(Codec):
+    """Exchange of plain numbers, of a type that the subclass chooses."""
+
+    algebra: ClassVar[Algebra] = Algebra.SUM
+
+    def wire_dtype(self, bucket: Bucket) -> torch.dtype:
+        raise NotImplementedError
+
+    def regions(self, bucket: Bucket) -> Regions:
+        return {"values": (self.wire_dtype(bucket), bucket.padded)}
+
+    def offer(self, work: Work, position: int, key: Key) -> int:
+        out = work.regions["values"][work.span(position)]
+        return kernels.dense_offer(work.grad(position), work.residual_of(position), out)
+
+    def merge(
+        self, region: str, start: int, into: Tensor, other: Tensor, weights: tuple[int, int], key: Key
+    ) -> None:
+        kernels.dense_add(into, other)
+
+    def decode(self, work: Work, key: Key, gain: float) -> None:
+        values = work.regions["values"]
+        for position in work.present():
+            kernels.dense_decode(
+                values[work.span(position)],
+                work.grad(position),
+                scale=gain / work.world,
+                residual=work.residual_of(position),
+            )
+
+
+@register
+@dataclass(frozen=True)
+class Uncompressed(Dense):
+    """The gradient as it is."""
+
+    name: ClassVar[str] = "none"
+    summary: ClassVar[str] = "no compression: the gradient's own type"
+
+    def wire_dtype(self, bucket: Bucket) -> torch.dtype:
+        return dtype_of(bucket)
+
+
+@register
+@dataclass(frozen=True)
+class Half(Dense):
+    """IEEE half precision."""
+
+    name: ClassVar[str] = "fp16"
+    summary: ClassVar[str] = "16 bits: IEEE half precision"
+
+    def wire_dtype(self, bucket: Bucket) -> torch.dtype:
+        return torch.float16
+
+
+@register
+@dataclass(frozen=True)
+class BFloat(Dense):
+    """bfloat16: the range of float32 with 8 bits of precision."""
+
+    name: ClassVar[str] = "bf16"
+    summary: ClassVar[str] = "16 bits: bfloat16"
+
+    def wire_dtype(self, bucket: Bucket) -> torch.dtype:
+        return torch.bfloat16
+
+
+@dataclass(frozen=True)
+class FullPrecision(Dense):
+    """float32 for gradients of 16 bits too: for rounds that empty a residual."""
+
+    name: ClassVar[str] = "full precision"
+    summary: ClassVar[str] = "float32, or float64 for float64 gradients"
+
+    def wire_dtype(self, bucket: Bucket) -> torch.dtype:
+        return torch.float64 if dtype_of(bucket) is torch.float64 else torch.float32

@@ -1,0 +1,71 @@
+"""The codecs by name. Importing this module imports every codec of the package."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import pkgutil
+from typing import Any, TypeVar
+
+from ..errors import ConfigError
+from .base import Codec
+
+_CODECS: dict[str, type[Codec]] = {}
+_NO_CODECS = {"base", "registry"}
+
+C = TypeVar("C", bound=type[Codec])
+
+
+def register(codec: C) -> C:
+    """Class decorator that makes a codec available under its name."""
+    if codec.name in _CODECS:
+        raise TypeError(f"two codecs are named {codec.name!r}")
+    _CODECS[codec.name] = codec
+    return codec
+
+
+def available() -> list[str]:
+    """Return the names of all methods."""
+    return list(_CODECS)
+
+
+def codec_class(name: str) -> type[Codec]:
+    """Return the codec of a name.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    if name not in _CODECS:
+        raise ConfigError(f"unknown method {name!r}; choose one of: {', '.join(_CODECS)}")
+    return _CODECS[name]
+
+
+def option_names(name: str) -> list[str]:
+    """Return the options of a method, without those common to all methods."""
+    return list(inspect.signature(codec_class(name)).parameters)
+
+
+def create(name: str, **options: Any) -> Codec:
+    """Return a codec with options.
+
+    Raises:
+        ConfigError: the name or an option is unknown, or a value is out of range.
+    """
+    codec = codec_class(name)
+    if unknown := sorted(set(options) - set(option_names(name))):
+        raise ConfigError(
+            f"{name} has no option {unknown[0]!r}; its own options are: "
+            f"{', '.join(option_names(name)) or 'none'}"
+        )
+    return codec(**options)
+
+
+def _import_all() -> None:
+    from . import __path__, __name__ as package
+
+    for module in sorted(module.name for module in pkgutil.iter_modules(__path__)):
+        if module not in _NO_CODECS:
+            importlib.import_module(f"{package}.{module}")
+
+
+_import_all()

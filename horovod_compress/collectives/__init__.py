@@ -1,0 +1,1 @@
+"""How payloads of all ranks become one result: ``ring`` and ``fold``."""

@@ -1,0 +1,36 @@
+"""Which collective a bucket takes: the codec's algebra decides what fits, its size what is best."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from ..codecs.base import Algebra, Codec
+from ..errors import ConfigError
+from . import fold, ring
+from .base import Collective
+
+_FITTING = {Algebra.SUM: (ring, fold), Algebra.MERGE: (ring, fold), Algebra.FOLD: (fold,)}
+
+#: Below this payload the 2(M-1) latencies of the ring cost more than its bytes.
+_SMALL_BYTES = 256 * 1024
+
+
+def chooser(exchange: str) -> Callable[[Codec, int, int], Collective]:
+    """Return a function from (codec, payload bytes, ranks) to a collective.
+
+    Args:
+        exchange: "ring", "fold" or "auto".
+    """
+
+    def choose(codec: Codec, nbytes: int, world: int) -> Collective:
+        fitting = _FITTING[codec.algebra]
+        if exchange == "auto":
+            small = world > 2 and nbytes < _SMALL_BYTES and fold in fitting
+            return fold if small else fitting[0]
+        for collective in fitting:
+            if collective.name == exchange:
+                return collective
+        names = " or ".join(c.name for c in fitting)
+        raise ConfigError(f'{codec.name} can be exchanged by {names} only, got exchange="{exchange}"')
+
+    return choose

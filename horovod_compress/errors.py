@@ -1,0 +1,47 @@
+"""The errors of this package: what was expected, what came, which rank and bucket, what to do."""
+
+from __future__ import annotations
+
+try:
+    from horovod.common.exceptions import HorovodInternalError
+except ImportError:  # the kernels and the simulation run without Horovod
+
+    class HorovodInternalError(RuntimeError):  # type: ignore[no-redef]
+        """Stand-in for Horovod's recoverable error where Horovod is not installed."""
+
+
+class HorovodCompressError(Exception):
+    """Base of every error that this package raises on purpose."""
+
+
+class ConfigError(HorovodCompressError, ValueError):
+    """An option, a parameter list or a way of use that cannot work."""
+
+
+class MismatchError(HorovodCompressError, ValueError):
+    """The ranks do not agree, on options at the start or on a result later."""
+
+
+class NonFiniteError(HorovodCompressError, FloatingPointError):
+    """A gradient holds NaN or infinity, and ``nonfinite="raise"`` was asked for."""
+
+
+class ExchangeError(HorovodCompressError, HorovodInternalError):
+    """An exchange failed or ran out of time; ``hvd.elastic.run`` recovers from it."""
+
+
+class CorruptFrameError(ExchangeError):
+    """Bytes arrived that are not the frame that was due."""
+
+
+class PeerError(Exception):
+    """A transport lost one peer. Internal: the reducer adds the context and raises ExchangeError.
+
+    Attributes:
+        peer: the rank at the other end.
+        late: True when the deadline passed, False when the connection broke.
+    """
+
+    def __init__(self, peer: int, late: bool, detail: str) -> None:
+        super().__init__(detail)
+        self.peer, self.late, self.detail = peer, late, detail

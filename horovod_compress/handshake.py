@@ -1,0 +1,94 @@
+"""The handshake: every rank shows its document at the start, and differences are refused.
+
+Mismatched options with equal shapes are invisible to Horovod and would give wrong results in
+silence. The ranks therefore gather one document each, before the first step, and compare them
+field by field.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from . import __version__
+from .codecs.base import Codec
+from .errors import ConfigError, HorovodCompressError, MismatchError
+from .options import Options
+from .plan import TensorSpec
+from .wire import WIRE_VERSION
+
+
+@dataclass(frozen=True)
+class Document:
+    """What one rank shows.
+
+    Attributes:
+        fields: what must be equal on every rank.
+        refusal: why this rank cannot go on, if it cannot; it takes part all the same, so that
+            the others need not wait for it.
+        plan: rank 0's plan, which every rank uses.
+        meeting: where rank 0's store listens.
+    """
+
+    fields: dict[str, Any]
+    refusal: str | None = None
+    plan: list[dict] | None = None
+    meeting: tuple[str, int] | None = None
+
+
+def fields(
+    codec: Codec, options: Options, tensors: Sequence[TensorSpec], transport: str, world: int
+) -> dict[str, Any]:
+    """Return the fields of a rank's document that must be equal on every rank."""
+    shown: dict[str, Any] = {
+        "package version": __version__,
+        "wire version": WIRE_VERSION,
+        "byte order": sys.byteorder,
+        "world": world,
+        "method": codec.name,
+        f"{codec.name} payload version": codec.wire_version,
+    }
+    shown |= options.document() | {"transport": transport}
+    shown |= codec.config()
+    shown["number of parameters"] = len(tensors)
+    for index, tensor in enumerate(tensors):
+        shown[f"parameter {index}"] = f"{tensor.name} {list(tensor.shape)} {tensor.dtype}"
+    return shown
+
+
+def check(documents: Sequence[Document]) -> None:
+    """Compare the documents of all ranks; every rank comes to the same end.
+
+    Raises:
+        ConfigError: some rank cannot go on.
+        MismatchError: names the first field that differs, and each rank's value.
+    """
+    for rank, document in enumerate(documents):
+        if document.refusal:
+            raise ConfigError(f"rank {rank} refused its options: {document.refusal}")
+    names = dict.fromkeys(name for document in documents for name in document.fields)
+    for name in names:
+        values = [document.fields.get(name, "(not there)") for document in documents]
+        if any(value != values[0] for value in values):
+            raise MismatchError(
+                f"the ranks do not agree on {name}: {_by_value(values)}; start every rank with the "
+                f"same options, model and version of horovod-compress"
+            )
+
+
+def _by_value(values: Sequence[Any]) -> str:
+    """Return ``rank 0 = 8, ranks 1, 2 = 4``."""
+    ranks: dict[str, list[int]] = {}
+    for rank, value in enumerate(values):
+        ranks.setdefault(repr(value), []).append(rank)
+    return ", ".join(
+        f"rank{'s' if len(who) > 1 else ''} {', '.join(map(str, who))} = {value}"
+        for value, who in ranks.items()
+    )
+
+
+def refusal(error: HorovodCompressError) -> Document:
+    """Return the document of a rank that cannot go on."""
+    return Document({}, refusal=str(error))

@@ -1,0 +1,415 @@
+"""The kernels: every function checks its arguments once, then runs compiled code.
+
+All tensors are one-dimensional and contiguous. "Bits" are ``torch.int64`` words: bit ``j`` of word
+``w`` is element ``64 * w + j``, and padding bits of the last word are always written 0. Results do
+not depend on the number of threads, the alignment, the device or the instruction set.
+
+``HVC_KERNELS=reference`` runs the readable NumPy kernels of :mod:`.reference` instead.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from types import ModuleType
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from ..keys import Key
+from . import loader
+
+__all__ = [
+    "bernoulli_words",
+    "crc32c",
+    "crc32c_copy",
+    "dense_add",
+    "dense_decode",
+    "dense_offer",
+    "hash64",
+    "instruction_set",
+    "majority_fold",
+    "merge_bits",
+    "philox4x32",
+    "sign_decode",
+    "sign_offer",
+    "sign_pack",
+    "sign_unpack",
+    "triad",
+    "word_count",
+]
+
+Feedback = Literal["none", "global", "own"]
+
+_DTYPES = {torch.float32: 0, torch.float64: 1, torch.float16: 2, torch.bfloat16: 3}
+_FEEDBACK = {"none": 0, "global": 1, "own": 2}
+_MAX_PARTS = 65535
+_MAX_WEIGHT = 1 << 62
+_MAX_WORDS = 1 << 33  # the group index is 32 bits wide, and a group holds two words
+
+_reference: ModuleType | None = None
+if loader.choice() == "reference":
+    from . import reference as _reference
+else:
+    _cpu = loader.load("_cpu")
+
+
+def word_count(count: int) -> int:
+    """Return how many 64-bit words hold ``count`` bits."""
+    return (count + 63) >> 6
+
+
+# ---- legality ---------------------------------------------------------------------------------
+
+
+def _tensor(name: str, tensor: Tensor, dtype: torch.dtype, count: int) -> int:
+    """Check one tensor and return its address."""
+    if tensor.dtype is not dtype or tensor.numel() != count or not tensor.is_contiguous():
+        raise ValueError(
+            f"{name} must be a contiguous {dtype} tensor of {count} elements, "
+            f"got {tensor.dtype} with shape {tuple(tensor.shape)} and stride {tensor.stride()}"
+        )
+    if tensor.is_cuda or tensor.device.type != "cpu":
+        raise ValueError(f"{name} must be a CPU tensor, got one on {tensor.device}")
+    return tensor.data_ptr()
+
+
+def _number(name: str, tensor: Tensor) -> int:
+    """Return the code of a floating-point dtype."""
+    code = _DTYPES.get(tensor.dtype)
+    if code is None:
+        raise ValueError(f"{name} must be float32, float64, float16 or bfloat16, got {tensor.dtype}")
+    return code
+
+
+def _work(dtype: torch.dtype) -> torch.dtype:
+    """Return the dtype of the arithmetic, and so of a residual."""
+    return torch.float64 if dtype is torch.float64 else torch.float32
+
+
+def _apart(name: str, first: Tensor, other_name: str, second: Tensor) -> None:
+    """Refuse two tensors that share memory."""
+    a, b = first.data_ptr(), second.data_ptr()
+    if a < b + second.nbytes and b < a + first.nbytes:
+        raise ValueError(f"{name} and {other_name} must not overlap")
+
+
+def _rows(count: int, row_length: int) -> int:
+    if row_length < 1:
+        raise ValueError(f"row_length must be at least 1, got {row_length}")
+    return -(-count // row_length)
+
+
+def _words(key: Key | None, word_offset: int, words: int) -> tuple[int, int, int, int, int] | None:
+    if word_offset < 0 or word_offset + words > _MAX_WORDS:
+        raise ValueError(f"words must lie in [0, {_MAX_WORDS}), got {word_offset} + {words}")
+    return None if key is None else key.words()
+
+
+def _odds(numerator: int, denominator: int) -> None:
+    if not (0 <= numerator <= denominator and 0 < denominator <= _MAX_WEIGHT):
+        raise ValueError(
+            f"a probability must be numerator / denominator with 0 <= numerator <= denominator "
+            f"and 1 <= denominator <= {_MAX_WEIGHT}, got {numerator} / {denominator}"
+        )
+
+
+# ---- one bit per element ----------------------------------------------------------------------
+
+
+def sign_pack(x: Tensor, bits: Tensor) -> None:
+    """Write one bit per element: ``x >= 0``, so -0.0 gives 1 and NaN gives 0."""
+    count = x.numel()
+    code = _number("x", x)
+    x_at = _tensor("x", x, x.dtype, count)
+    bits_at = _tensor("bits", bits, torch.int64, word_count(count))
+    if _reference:
+        return _reference.sign_pack(x, bits)
+    _cpu.sign_pack(x_at, code, count, bits_at, torch.get_num_threads())
+
+
+def sign_offer(
+    grad: Tensor,
+    residual: Tensor | None,
+    bits: Tensor,
+    sums: Tensor | None,
+    row_length: int,
+    *,
+    key: Key | None = None,
+    word_offset: int = 0,
+) -> int:
+    """Write the signs of ``x = grad + residual`` and the sum of ``|x|`` of every row.
+
+    Args:
+        residual: float32 (float64 for float64 gradients), or None for zero.
+        sums: float64, one per ``row_length`` elements, summed in one fixed order; None to skip.
+        key: names the random bits that exact zeros get; None gives zeros the bit 1.
+        word_offset: which word of that stream ``bits[0]`` is.
+
+    Returns:
+        The number of elements of ``x`` that are not finite.
+    """
+    count = grad.numel()
+    words = word_count(count)
+    code = _number("grad", grad)
+    rows = _rows(count, row_length)
+    grad_at = _tensor("grad", grad, grad.dtype, count)
+    bits_at = _tensor("bits", bits, torch.int64, words)
+    residual_at = sums_at = 0
+    if residual is not None:
+        residual_at = _tensor("residual", residual, _work(grad.dtype), count)
+    if sums is not None:
+        sums_at = _tensor("sums", sums, torch.float64, rows)
+    stream = _words(key, word_offset, words)
+    if _reference:
+        return _reference.sign_offer(
+            grad, residual, bits, sums, row_length, key=key, word_offset=word_offset
+        )
+    threads = torch.get_num_threads()
+    return _cpu.sign_offer(
+        grad_at, residual_at, code, count, row_length, stream, word_offset, bits_at, sums_at, threads
+    )
+
+
+def sign_decode(
+    bits: Tensor,
+    steps: Tensor,
+    row_length: int,
+    grad: Tensor,
+    residual: Tensor | None,
+    *,
+    feedback: Feedback,
+    scale: float = 1.0,
+    key: Key | None = None,
+    word_offset: int = 0,
+) -> None:
+    """Turn consensus bits into the result, in place over ``grad``, and update the residual.
+
+    With ``G = +-steps[row]`` and ``x = grad + residual``, "global" feedback keeps ``x - G``, "own"
+    keeps ``x`` minus the step with the sign that :func:`sign_offer` gave it under the same key,
+    "none" keeps nothing. Then ``grad = G * scale``.
+
+    Args:
+        steps: float32, one per ``row_length`` elements.
+    """
+    count = grad.numel()
+    words = word_count(count)
+    code = _number("grad", grad)
+    rule = _FEEDBACK.get(feedback)
+    if rule is None or (rule == 0) != (residual is None):
+        raise ValueError(
+            f'feedback must be "global" or "own" with a residual, or "none" with residual None, '
+            f"got {feedback!r} with {'no' if residual is None else 'a'} residual"
+        )
+    rows = _rows(count, row_length)
+    bits_at = _tensor("bits", bits, torch.int64, words)
+    steps_at = _tensor("steps", steps, torch.float32, rows)
+    grad_at = _tensor("grad", grad, grad.dtype, count)
+    residual_at = 0
+    if residual is not None:
+        residual_at = _tensor("residual", residual, _work(grad.dtype), count)
+        _apart("residual", residual, "grad", grad)
+    stream = _words(key, word_offset, words)
+    if _reference:
+        return _reference.sign_decode(
+            bits,
+            steps,
+            row_length,
+            grad,
+            residual,
+            feedback=feedback,
+            scale=scale,
+            key=key,
+            word_offset=word_offset,
+        )
+    _cpu.sign_decode(
+        bits_at,
+        steps_at,
+        code,
+        count,
+        row_length,
+        rule,
+        scale,
+        stream,
+        word_offset,
+        grad_at,
+        residual_at,
+        torch.get_num_threads(),
+    )
+
+
+def sign_unpack(
+    bits: Tensor, steps: Tensor, row_length: int, out: Tensor, *, scale: float = 1.0
+) -> None:
+    """Write ``+-steps[row] * scale``."""
+    count = out.numel()
+    code = _number("out", out)
+    bits_at = _tensor("bits", bits, torch.int64, word_count(count))
+    steps_at = _tensor("steps", steps, torch.float32, _rows(count, row_length))
+    out_at = _tensor("out", out, out.dtype, count)
+    if _reference:
+        return _reference.sign_unpack(bits, steps, row_length, out, scale=scale)
+    threads = torch.get_num_threads()
+    _cpu.sign_unpack(bits_at, steps_at, code, count, row_length, scale, out_at, threads)
+
+
+# ---- merging bits -----------------------------------------------------------------------------
+
+
+def merge_bits(
+    into: Tensor,
+    other: Tensor,
+    weight_into: int,
+    weight_other: int,
+    key: Key,
+    *,
+    word_offset: int = 0,
+) -> None:
+    """Replace each bit of ``into`` by that of ``other`` with probability ``weight_other / total``.
+
+    This is Marsit's operator: the result is an unbiased sample of the weighted signs, and where
+    both sides agree it is what they agree on.
+    """
+    words = into.numel()
+    total = weight_into + weight_other
+    _odds(weight_other, total)
+    into_at = _tensor("into", into, torch.int64, words)
+    other_at = _tensor("other", other, torch.int64, words)
+    _apart("into", into, "other", other)
+    stream = _words(key, word_offset, words)
+    if _reference:
+        return _reference.merge_bits(
+            into, other, weight_into, weight_other, key, word_offset=word_offset
+        )
+    threads = torch.get_num_threads()
+    _cpu.merge_bits(into_at, other_at, words, weight_other, total, stream, word_offset, threads)
+
+
+def bernoulli_words(
+    out: Tensor, numerator: int, denominator: int, key: Key, *, word_offset: int = 0
+) -> None:
+    """Draw bits that are 1 with probability ``numerator / denominator``, exact to 2**-64."""
+    words = out.numel()
+    _odds(numerator, denominator)
+    out_at = _tensor("out", out, torch.int64, words)
+    stream = _words(key, word_offset, words)
+    if _reference:
+        return _reference.bernoulli_words(out, numerator, denominator, key, word_offset=word_offset)
+    threads = torch.get_num_threads()
+    _cpu.bernoulli_words(out_at, words, numerator, denominator, stream, word_offset, threads)
+
+
+def majority_fold(parts: Sequence[Tensor], out: Tensor, count: int) -> None:
+    """Write 1 where at least half of the parts hold 1, for ``count`` bits; may run in place."""
+    if not 1 <= len(parts) <= _MAX_PARTS:
+        raise ValueError(f"parts must hold 1 to {_MAX_PARTS} tensors, got {len(parts)}")
+    words = word_count(count)
+    out_at = _tensor("out", out, torch.int64, words)
+    parts_at = [_tensor(f"parts[{i}]", part, torch.int64, words) for i, part in enumerate(parts)]
+    if _reference:
+        return _reference.majority_fold(parts, out, count)
+    _cpu.majority_fold(parts_at, count, out_at, torch.get_num_threads())
+
+
+# ---- plain numbers ----------------------------------------------------------------------------
+
+
+def dense_offer(grad: Tensor, residual: Tensor | None, out: Tensor) -> int:
+    """Write ``grad + residual`` in the dtype of ``out``; return how many of these are not finite."""
+    count = grad.numel()
+    code, out_code = _number("grad", grad), _number("out", out)
+    grad_at = _tensor("grad", grad, grad.dtype, count)
+    out_at = _tensor("out", out, out.dtype, count)
+    residual_at = 0
+    if residual is not None:
+        residual_at = _tensor("residual", residual, _work(grad.dtype), count)
+        _apart("out", out, "residual", residual)
+    _apart("out", out, "grad", grad)
+    if _reference:
+        return _reference.dense_offer(grad, residual, out)
+    threads = torch.get_num_threads()
+    return _cpu.dense_offer(grad_at, residual_at, code, count, out_at, out_code, threads)
+
+
+def dense_add(into: Tensor, other: Tensor) -> None:
+    """Add ``other`` to ``into``; 16-bit types add in float32 and round to nearest even."""
+    count = into.numel()
+    code = _number("into", into)
+    into_at = _tensor("into", into, into.dtype, count)
+    other_at = _tensor("other", other, into.dtype, count)
+    _apart("into", into, "other", other)
+    if _reference:
+        return _reference.dense_add(into, other)
+    _cpu.dense_add(into_at, other_at, code, count, torch.get_num_threads())
+
+
+def dense_decode(
+    payload: Tensor, grad: Tensor, *, scale: float, residual: Tensor | None = None
+) -> None:
+    """Write ``payload * scale`` over ``grad``; a residual, if given, becomes 0."""
+    count = grad.numel()
+    code, grad_code = _number("payload", payload), _number("grad", grad)
+    payload_at = _tensor("payload", payload, payload.dtype, count)
+    grad_at = _tensor("grad", grad, grad.dtype, count)
+    _apart("payload", payload, "grad", grad)
+    residual_at = 0
+    if residual is not None:
+        residual_at = _tensor("residual", residual, _work(grad.dtype), count)
+        _apart("residual", residual, "grad", grad)
+        _apart("residual", residual, "payload", payload)
+    if _reference:
+        return _reference.dense_decode(payload, grad, scale=scale, residual=residual)
+    threads = torch.get_num_threads()
+    _cpu.dense_decode(payload_at, code, count, scale, grad_at, grad_code, residual_at, threads)
+
+
+# ---- checking bytes ---------------------------------------------------------------------------
+
+
+def crc32c(data: Tensor, crc: int = 0) -> int:
+    """Return the CRC-32C of ``uint8`` data; pass the previous value to continue one."""
+    data_at = _tensor("data", data, torch.uint8, data.numel())
+    return _reference.crc32c(data, crc) if _reference else _cpu.crc32c(data_at, data.numel(), crc)
+
+
+def crc32c_copy(dst: Tensor, src: Tensor, crc: int = 0) -> int:
+    """Copy ``src`` to ``dst`` and return the CRC-32C of the bytes that were copied."""
+    count = src.numel()
+    src_at = _tensor("src", src, torch.uint8, count)
+    dst_at = _tensor("dst", dst, torch.uint8, count)
+    _apart("dst", dst, "src", src)
+    if _reference:
+        return _reference.crc32c_copy(dst, src, crc)
+    return _cpu.crc32c_copy(dst_at, src_at, count, crc)
+
+
+def hash64(data: Tensor, seed: int = 0) -> int:
+    """Return a 64-bit hash of ``uint8`` data that any change within one 8-byte word changes."""
+    data_at = _tensor("data", data, torch.uint8, data.numel())
+    if _reference:
+        return _reference.hash64(data, seed)
+    return _cpu.hash64(data_at, data.numel(), seed, torch.get_num_threads())
+
+
+# ---- for tests and benchmarks -----------------------------------------------------------------
+
+
+def philox4x32(
+    counter: tuple[int, int, int, int], key: tuple[int, int]
+) -> tuple[int, int, int, int]:
+    """Return the Philox4x32-10 block of a counter and a key."""
+    return tuple((_reference or _cpu).philox4x32(counter, key))
+
+
+def triad(a: Tensor, b: Tensor, c: Tensor, s: float) -> None:
+    """Write ``b + s * c``, float32: the yardstick for memory bandwidth."""
+    count = a.numel()
+    at = [_tensor(n, t, torch.float32, count) for n, t in (("a", a), ("b", b), ("c", c))]
+    if _reference:
+        return _reference.triad(a, b, c, s)
+    _cpu.triad(*at, s, count, torch.get_num_threads())
+
+
+def instruction_set() -> str:
+    """Return what runtime dispatch chose: "avx512", "avx2", "generic" or "reference"."""
+    return "reference" if _reference else _cpu.instruction_set()

@@ -1,0 +1,340 @@
+"""Every kernel again, in slow and readable NumPy: what the compiled ones must equal bit for bit.
+
+``HVC_KERNELS=reference`` runs everything on these. They take the same tensors as the public
+functions, whose legality checks have already passed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import wraps
+from typing import ParamSpec, TypeVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..keys import Key
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+ALL_ONES = 0xFFFFFFFFFFFFFFFF
+
+
+def _quiet(function: Callable[P, R]) -> Callable[P, R]:
+    """Silence NumPy's warnings: overflow and NaN are inputs like any other here."""
+
+    @wraps(function)
+    def silent(*args: P.args, **kwargs: P.kwargs) -> R:
+        with np.errstate(all="ignore"):
+            return function(*args, **kwargs)
+
+    return silent
+
+
+# ---- numbers ----------------------------------------------------------------------------------
+
+
+def _bfloat16_bits(values: np.ndarray) -> np.ndarray:
+    """Round float32 to the nearest bfloat16, ties to even; NaN stays NaN."""
+    bits = values.view(np.uint32)
+    rounded = (bits + np.uint32(0x7FFF) + ((bits >> 16) & 1)) >> 16
+    return np.where(np.isnan(values), (bits >> 16) | 0x40, rounded).astype(np.uint16)
+
+
+def _round_to_odd(values: np.ndarray) -> np.ndarray:
+    """Narrow float64 to float32 so that one more rounding gives what a single one would."""
+    nearest = values.astype(np.float32)
+    bits = nearest.view(np.uint32).copy()
+    bits -= np.abs(nearest.astype(np.float64)) > np.abs(values)
+    bits[nearest.astype(np.float64) != values] |= 1
+    return bits.view(np.float32)
+
+
+@_quiet
+def load(tensor: Tensor) -> np.ndarray:
+    """Return the values of a tensor in the type that arithmetic uses: float32 or float64."""
+    if tensor.dtype is torch.bfloat16:
+        return (tensor.view(torch.uint16).numpy().astype(np.uint32) << 16).view(np.float32)
+    return tensor.numpy().astype(np.float64 if tensor.dtype is torch.float64 else np.float32)
+
+
+@_quiet
+def store(tensor: Tensor, values: np.ndarray) -> None:
+    """Write float32 or float64 values, rounded once to the dtype of the tensor."""
+    if tensor.dtype is torch.bfloat16:
+        narrow = _round_to_odd(values) if values.dtype == np.float64 else values
+        tensor.view(torch.uint16).numpy()[:] = _bfloat16_bits(narrow)
+    else:
+        tensor.numpy()[:] = values
+
+
+def _unpacked(bits: Tensor | np.ndarray, count: int) -> np.ndarray:
+    """Return the first ``count`` bits as booleans."""
+    words = bits if isinstance(bits, np.ndarray) else bits.numpy()
+    return np.unpackbits(words.view(np.uint8), bitorder="little")[:count].astype(bool)
+
+
+def _write_bits(bits: Tensor, values: np.ndarray) -> None:
+    padded = np.zeros(64 * bits.numel(), dtype=bool)
+    padded[: values.size] = values
+    bits.numpy()[:] = np.packbits(padded, bitorder="little").view(np.int64)
+
+
+# ---- random words -----------------------------------------------------------------------------
+
+
+def philox4x32(counter: Sequence, key: Sequence[int]) -> tuple:
+    """Run ten rounds of Philox4x32; every counter word may be an integer or an array."""
+    c0, c1, c2, c3 = (np.asarray(word, dtype=np.uint64) for word in counter)
+    k0, k1 = int(key[0]), int(key[1])
+    low, half = np.uint64(0xFFFFFFFF), np.uint64(32)
+    for _ in range(10):
+        p0, p1 = np.uint64(0xD2511F53) * c0, np.uint64(0xCD9E8D57) * c2
+        c0 = (p1 >> half) ^ c1 ^ np.uint64(k0)
+        c2 = (p0 >> half) ^ c3 ^ np.uint64(k1)
+        c1, c3 = p1 & low, p0 & low
+        k0, k1 = (k0 + 0x9E3779B9) & 0xFFFFFFFF, (k1 + 0xBB67AE85) & 0xFFFFFFFF
+    words = (c0, c1, c2, c3)
+    return tuple(int(w) for w in words) if c0.ndim == 0 else words
+
+
+def random_words(key: Key, first: int, count: int, digit: int = 0) -> np.ndarray:
+    """Return words ``first .. first + count`` of one digit of a stream, as ``uint64``."""
+    k0, k1, c1, c2, c3 = key.words()
+    groups = np.arange(first // 2, (first + count + 1) // 2, dtype=np.uint64)
+    constants = (np.full_like(groups, word) for word in (c1 | digit, c2, c3))
+    r0, r1, r2, r3 = philox4x32((groups, *constants), (k0, k1))
+    both = np.stack([r1 << np.uint64(32) | r0, r3 << np.uint64(32) | r2], axis=1).reshape(-1)
+    return both[first % 2 : first % 2 + count]
+
+
+def probability_digits(numerator: int, denominator: int) -> list[int]:
+    """Return the binary digits of a probability below 1, at most 64, without trailing zeros."""
+    digits = []
+    while numerator and len(digits) < 64:
+        numerator *= 2
+        digits.append(numerator // denominator)
+        numerator %= denominator
+    return digits
+
+
+def bernoulli(key: Key, first: int, count: int, numerator: int, denominator: int) -> np.ndarray:
+    """Compare a uniform random number with the probability, digit by digit, in every lane."""
+    if numerator == denominator:
+        return np.full(count, ALL_ONES, dtype=np.uint64)
+    undecided = np.full(count, ALL_ONES, dtype=np.uint64)
+    out = np.zeros(count, dtype=np.uint64)
+    for index, digit in enumerate(probability_digits(numerator, denominator)):
+        if not undecided.any():
+            break
+        random = random_words(key, first, count, index)
+        if digit:
+            out |= undecided & ~random
+            undecided &= random
+        else:
+            undecided &= ~random
+    return out
+
+
+def bernoulli_words(
+    out: Tensor, numerator: int, denominator: int, key: Key, *, word_offset: int = 0
+) -> None:
+    words = bernoulli(key, word_offset, out.numel(), numerator, denominator)
+    out.numpy()[:] = words.view(np.int64)
+
+
+def merge_bits(
+    into: Tensor,
+    other: Tensor,
+    weight_into: int,
+    weight_other: int,
+    key: Key,
+    *,
+    word_offset: int = 0,
+) -> None:
+    total = weight_into + weight_other
+    take = bernoulli(key, word_offset, into.numel(), weight_other, total).view(np.int64)
+    into.numpy()[:] = (take & other.numpy()) | (~take & into.numpy())
+
+
+def majority_fold(parts: Sequence[Tensor], out: Tensor, count: int) -> None:
+    ones = sum(_unpacked(part, count).astype(np.int64) for part in parts)
+    _write_bits(out, 2 * ones >= len(parts))
+
+
+# ---- one bit per element ----------------------------------------------------------------------
+
+
+@_quiet
+def _offered(grad: Tensor, residual: Tensor | None) -> np.ndarray:
+    return load(grad) if residual is None else load(grad) + residual.numpy()
+
+
+def _own_bits(x: np.ndarray, key: Key | None, word_offset: int) -> np.ndarray:
+    if key is None:
+        return x >= 0
+    words = random_words(key, word_offset, -(-x.size // 64))
+    return (x > 0) | ((x == 0) & _unpacked(words, x.size))
+
+
+def _row_sum(row: np.ndarray) -> float:
+    """Sum one row of magnitudes in the fixed order that ``hvc/tree.h`` describes."""
+    blocks = -(-row.size // 1024)
+    padded = np.zeros(1024 * blocks, dtype=row.dtype)
+    padded[: row.size] = row
+    by_lane = padded.reshape(blocks, 32, 32)  # block, position in the lane, lane
+    lanes = np.zeros((blocks, 32), dtype=row.dtype)
+    for position in range(32):
+        lanes += by_lane[:, position]
+    for half in (16, 8, 4, 2, 1):
+        lanes = lanes[:, :half] + lanes[:, half:]
+    total = 0.0
+    for first in range(0, blocks, 64):
+        superblock = 0.0
+        for value in lanes[first : first + 64, 0]:
+            superblock += float(value)
+        total += superblock
+    return total
+
+
+@_quiet
+def row_sums(magnitudes: np.ndarray, row_length: int) -> np.ndarray:
+    starts = range(0, magnitudes.size, row_length)
+    return np.array([_row_sum(magnitudes[start : start + row_length]) for start in starts])
+
+
+def sign_pack(x: Tensor, bits: Tensor) -> None:
+    _write_bits(bits, load(x) >= 0)
+
+
+def sign_offer(
+    grad: Tensor,
+    residual: Tensor | None,
+    bits: Tensor,
+    sums: Tensor | None,
+    row_length: int,
+    *,
+    key: Key | None = None,
+    word_offset: int = 0,
+) -> int:
+    x = _offered(grad, residual)
+    _write_bits(bits, _own_bits(x, key, word_offset))
+    if sums is not None:
+        sums.numpy()[:] = row_sums(np.abs(x), row_length)
+    return int(np.count_nonzero(~np.isfinite(x)))
+
+
+@_quiet
+def sign_decode(
+    bits: Tensor,
+    steps: Tensor,
+    row_length: int,
+    grad: Tensor,
+    residual: Tensor | None,
+    *,
+    feedback: str,
+    scale: float = 1.0,
+    key: Key | None = None,
+    word_offset: int = 0,
+) -> None:
+    x = _offered(grad, residual)
+    step = np.repeat(steps.numpy(), row_length)[: x.size].astype(x.dtype)
+    decoded = np.where(_unpacked(bits, x.size), step, -step)
+    if residual is not None:
+        own = np.where(_own_bits(x, key, word_offset), step, -step)
+        residual.numpy()[:] = x - (decoded if feedback == "global" else own)
+    store(grad, decoded * x.dtype.type(scale))
+
+
+def sign_unpack(
+    bits: Tensor, steps: Tensor, row_length: int, out: Tensor, *, scale: float = 1.0
+) -> None:
+    sign_decode(bits, steps, row_length, out, None, feedback="none", scale=scale)
+
+
+# ---- plain numbers ----------------------------------------------------------------------------
+
+
+def dense_offer(grad: Tensor, residual: Tensor | None, out: Tensor) -> int:
+    store(out, _offered(grad, residual))
+    return int(np.count_nonzero(~np.isfinite(load(out))))
+
+
+@_quiet
+def dense_add(into: Tensor, other: Tensor) -> None:
+    store(into, load(into) + load(other))
+
+
+@_quiet
+def dense_decode(
+    payload: Tensor, grad: Tensor, *, scale: float, residual: Tensor | None = None
+) -> None:
+    work = np.float64 if torch.float64 in (payload.dtype, grad.dtype) else np.float32
+    store(grad, load(payload).astype(work) * work(scale))
+    if residual is not None:
+        residual.numpy()[:] = 0
+
+
+def triad(a: Tensor, b: Tensor, c: Tensor, s: float) -> None:
+    a.numpy()[:] = b.numpy() + np.float32(s) * c.numpy()
+
+
+# ---- checking bytes ---------------------------------------------------------------------------
+
+
+def _crc_table() -> list[int]:
+    table = []
+    for value in range(256):
+        for _ in range(8):
+            value = value >> 1 ^ (0x82F63B78 if value & 1 else 0)
+        table.append(value)
+    return table
+
+
+_CRC_TABLE = _crc_table()
+
+
+def crc32c(data: Tensor, crc: int = 0) -> int:
+    crc ^= 0xFFFFFFFF
+    for byte in data.numpy().tobytes():
+        crc = crc >> 8 ^ _CRC_TABLE[(crc ^ byte) & 0xFF]
+    return crc ^ 0xFFFFFFFF
+
+
+def crc32c_copy(dst: Tensor, src: Tensor, crc: int = 0) -> int:
+    dst.numpy()[:] = src.numpy()
+    return crc32c(dst, crc)
+
+
+def _mix(h: int) -> int:
+    h ^= h >> 33
+    h = h * 0xFF51AFD7ED558CCD & ALL_ONES
+    h ^= h >> 33
+    h = h * 0xC4CEB9FE1A85EC53 & ALL_ONES
+    return h ^ h >> 33
+
+
+@_quiet
+def _hash_block(words: np.ndarray) -> int:
+    """Hash up to 2048 words: word ``i`` is absorbed by lane ``i % 32``."""
+    lanes = np.uint64(0x9E3779B97F4A7C15) * np.arange(1, 33, dtype=np.uint64)
+    for first in range(0, words.size, 32):
+        group = words[first : first + 32]
+        state = lanes[: group.size] ^ group
+        state += state << np.uint64(23)
+        lanes[: group.size] = state ^ (state >> np.uint64(31))
+    block = 0
+    for lane in lanes:
+        block = _mix(block ^ int(lane))
+    return block
+
+
+def hash64(data: Tensor, seed: int = 0) -> int:
+    raw = data.numpy().tobytes()
+    words = np.frombuffer(raw + bytes(-len(raw) % 8), dtype="<u8")
+    h = _mix(seed & ALL_ONES)
+    for first in range(0, words.size, 2048):
+        h = _mix(h ^ _hash_block(words[first : first + 2048]))
+    return _mix(h ^ len(raw))

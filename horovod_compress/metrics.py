@@ -1,0 +1,69 @@
+"""Counters of one reducer, and the clock that fills them."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+PHASES = ("offer", "encode", "exchange", "decode", "verify", "wait")
+
+
+@dataclass
+class Metrics:
+    """What happened so far on this rank.
+
+    Attributes:
+        steps: finished steps.
+        bytes_sent: every byte handed to the transport, headers and statistics included.
+        bytes_dense: what a ring all-reduce in float32 would have sent.
+        seconds: per phase; ``wait`` is how long the training thread waited for results, the
+            others add up over buckets and overlap with the backward pass.
+        nonfinite: non-finite values offered, over all ranks.
+    """
+
+    steps: int = 0
+    bytes_sent: int = 0
+    bytes_dense: float = 0.0
+    nonfinite: int = 0
+    verified: int = 0
+    seconds: dict[str, float] = field(default_factory=lambda: dict.fromkeys(PHASES, 0.0))
+
+    @contextmanager
+    def timed(self, phase: str) -> Iterator[None]:
+        """Add the time of a block to a phase."""
+        began = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.seconds[phase] += time.perf_counter() - began
+
+    def document(self) -> dict[str, Any]:
+        return {
+            "steps": self.steps,
+            "bytes_sent": self.bytes_sent,
+            "bytes_dense": round(self.bytes_dense),
+            "seconds": dict(self.seconds),
+            "nonfinite": self.nonfinite,
+            "verified": self.verified,
+        }
+
+
+class FlightRecorder:
+    """The last events of this rank, for the message and the post-mortem of a fault."""
+
+    def __init__(self, size: int = 256) -> None:
+        self.events: deque[tuple[float, int, int, str, int]] = deque(maxlen=size)
+
+    def note(self, step: int, bucket: int, event: str, hop: int = -1) -> None:
+        self.events.append((time.time(), step, bucket, event, hop))
+
+    def last(self) -> str:
+        """Describe the last event in words."""
+        if not self.events:
+            return "nothing yet"
+        _, step, bucket, event, hop = self.events[-1]
+        return f"{event}{f' {hop}' if hop >= 0 else ''} of bucket {bucket}, step {step}"

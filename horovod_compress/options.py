@@ -1,0 +1,76 @@
+"""The options that all methods share."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from dataclasses import dataclass
+from typing import Any
+
+from .errors import ConfigError
+from .plan import Plan
+
+EXCHANGES = ("auto", "ring", "fold")
+TRANSPORTS = ("auto", "gloo", "local")
+NONFINITE = ("propagate", "raise", "zero")
+
+
+@dataclass(frozen=True)
+class Options:
+    """How buckets are made and exchanged, whatever the method.
+
+    Args:
+        schedule: "layerwise", "single", "size:25MB" or a :class:`~horovod_compress.plan.Plan`.
+        exchange: "ring", "fold", or "auto" to choose per bucket.
+        transport: "gloo"; "auto" takes what fits the gradients' device.
+        seed: of all random bits; equal on every rank.
+        timeout: seconds that one bucket's exchange may take, waiting for slower ranks included.
+        nonfinite: what becomes of NaN and infinity: "propagate" (the bucket is NaN on every rank,
+            residuals stay as they were), "raise" (on every rank) or "zero" (those values count
+            as 0).
+        verify_every: compare a hash of all results across ranks every so many steps; 0 never.
+        min_elements: smaller tensors share one uncompressed bucket.
+    """
+
+    schedule: str | Plan = "size:25MB"
+    exchange: str = "auto"
+    transport: str = "auto"
+    seed: int = 0
+    timeout: float = 30.0
+    nonfinite: str = "propagate"
+    verify_every: int = 100
+    min_elements: int = 0
+
+    def __post_init__(self) -> None:
+        _choice("exchange", self.exchange, EXCHANGES)
+        _choice("transport", self.transport, TRANSPORTS)
+        _choice("nonfinite", self.nonfinite, NONFINITE)
+        _whole("seed", self.seed, 0, (1 << 64) - 1)
+        _whole("verify_every", self.verify_every, 0, 1 << 31)
+        _whole("min_elements", self.min_elements, 0, 1 << 62)
+        timeout = self.timeout
+        if isinstance(timeout, bool) or not isinstance(timeout, (int, float)):
+            raise ConfigError(f"timeout should be a number of seconds, got {timeout!r}")
+        if not (math.isfinite(timeout) and timeout > 0):
+            raise ConfigError(f"timeout should be more than 0 seconds and finite, got {timeout!r}")
+
+    @classmethod
+    def names(cls) -> list[str]:
+        return [field.name for field in dataclasses.fields(cls)]
+
+    def document(self) -> dict[str, Any]:
+        """Return the options as plain data; the plan is compared on its own."""
+        ours = {name: getattr(self, name) for name in self.names()}
+        if isinstance(self.schedule, Plan):
+            ours["schedule"] = f"plan {self.schedule.fingerprint()}"
+        return ours
+
+
+def _choice(name: str, value: object, allowed: tuple[str, ...]) -> None:
+    if value not in allowed:
+        raise ConfigError(f"{name} should be one of {', '.join(allowed)}, got {value!r}")
+
+
+def _whole(name: str, value: object, low: int, high: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
+        raise ConfigError(f"{name} should be a whole number from {low} to {high}, got {value!r}")

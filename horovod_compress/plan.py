@@ -1,0 +1,145 @@
+"""The plan: which tensors travel together. Decided on rank 0, equal on every rank."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from .errors import ConfigError
+
+#: Every tensor starts at a multiple of this many elements, so that its bits start at a whole word.
+ALIGNMENT = 64
+
+
+@dataclass(frozen=True)
+class TensorSpec:
+    """One parameter as the plan sees it."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+
+    @property
+    def count(self) -> int:
+        return math.prod(self.shape)
+
+
+@dataclass(frozen=True)
+class Bucket:
+    """Consecutive tensors that are fused into one flat buffer.
+
+    Attributes:
+        index: position in the plan, which is the order of exchange.
+        tensors: the tensors, in backward order.
+        compressed: False for the bucket of small tensors, which travels as it is.
+        offsets: where each tensor starts in the flat buffer, in elements.
+        padded: elements of the flat buffer, gaps included.
+    """
+
+    index: int
+    tensors: tuple[TensorSpec, ...]
+    compressed: bool = True
+    offsets: tuple[int, ...] = field(init=False)
+    padded: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        offsets, end = [], 0
+        for tensor in self.tensors:
+            offsets.append(end)
+            end += -(-tensor.count // ALIGNMENT) * ALIGNMENT
+        object.__setattr__(self, "offsets", tuple(offsets))
+        object.__setattr__(self, "padded", end)
+
+    @property
+    def count(self) -> int:
+        """Elements, gaps not included."""
+        return sum(tensor.count for tensor in self.tensors)
+
+    @property
+    def dtype(self) -> str:
+        return self.tensors[0].dtype
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The buckets in the order in which they are exchanged."""
+
+    buckets: tuple[Bucket, ...]
+
+    @classmethod
+    def of(cls, groups: Iterable[tuple[Sequence[TensorSpec], bool]]) -> Plan:
+        """Build a plan from (tensors, compressed) groups, cut further where the dtype changes."""
+        buckets: list[Bucket] = []
+        for tensors, compressed in groups:
+            for run in _same_dtype(tensors):
+                buckets.append(Bucket(len(buckets), tuple(run), compressed))
+        return cls(tuple(buckets))
+
+    @property
+    def count(self) -> int:
+        """Elements of all tensors."""
+        return sum(bucket.count for bucket in self.buckets)
+
+    def names(self) -> list[str]:
+        """Return the name of every tensor, in plan order."""
+        return [tensor.name for bucket in self.buckets for tensor in bucket.tensors]
+
+    def document(self) -> list[dict]:
+        """Return the plan as plain data, for the handshake and for files."""
+        return [
+            {
+                "compressed": bucket.compressed,
+                "tensors": [[t.name, list(t.shape), t.dtype] for t in bucket.tensors],
+            }
+            for bucket in self.buckets
+        ]
+
+    @classmethod
+    def from_document(cls, document: list[dict]) -> Plan:
+        """Rebuild a plan from :meth:`document`."""
+        return cls(
+            tuple(
+                Bucket(
+                    index,
+                    tuple(TensorSpec(name, tuple(shape), dtype) for name, shape, dtype in entry["tensors"]),
+                    entry["compressed"],
+                )
+                for index, entry in enumerate(document)
+            )
+        )
+
+    def fingerprint(self) -> str:
+        """Return a short hash that differs whenever two plans differ."""
+        text = json.dumps(self.document(), sort_keys=True, separators=(",", ":"))
+        return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+    def check_covers(self, tensors: Sequence[TensorSpec]) -> None:
+        """Refuse a plan that does not hold exactly these tensors, once each.
+
+        Raises:
+            ConfigError: names the first difference.
+        """
+        planned = {t.name: t for bucket in self.buckets for t in bucket.tensors}
+        if len(planned) != len(self.names()):
+            raise ConfigError("the plan holds a tensor twice; every tensor belongs to one bucket")
+        for tensor in tensors:
+            if planned.get(tensor.name) != tensor:
+                raise ConfigError(
+                    f"the plan should hold {tensor}, it holds {planned.get(tensor.name)}; "
+                    f"make the plan from this model's parameters"
+                )
+        if extra := sorted(set(planned) - {tensor.name for tensor in tensors}):
+            raise ConfigError(f"the plan holds tensors that the model does not have: {extra[:5]}")
+
+
+def _same_dtype(tensors: Sequence[TensorSpec]) -> list[list[TensorSpec]]:
+    """Cut a list where the dtype changes: a bucket is one flat buffer of one dtype."""
+    runs: list[list[TensorSpec]] = []
+    for tensor in tensors:
+        if not runs or runs[-1][0].dtype != tensor.dtype:
+            runs.append([])
+        runs[-1].append(tensor)
+    return runs

@@ -1,0 +1,392 @@
+"""The reducer: owns buckets, residuals, buffers, the step counter and the exchange thread.
+
+It is the only stateful object of the package. Gradients are offered in any order, from autograd's
+thread; the exchange thread takes buckets in plan order as soon as each is full, while backward
+still runs; results are fetched at the end of the step. Nothing but ``result`` blocks.
+
+A gradient is held from its offer to its result and then overwritten in place: the residual rules
+read it a second time at decoding, so no copy of ``gradient + residual`` is ever made, and the old
+residual is still there should the bucket turn out not to be finite.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from . import kernels
+from .codecs.base import Codec
+from .collectives import gather
+from .collectives.base import Collective, Exchange, FramePool
+from .deadline import Deadline
+from .errors import (
+    ConfigError,
+    CorruptFrameError,
+    ExchangeError,
+    HorovodCompressError,
+    MismatchError,
+    NonFiniteError,
+    PeerError,
+)
+from .keys import Key
+from .metrics import FlightRecorder, Metrics
+from .options import Options
+from .plan import Plan, TensorSpec
+from .station import Station
+from .transports.base import Transport
+from .wire import Bad, codec_id
+
+_NOTES_SECONDS = 0.5
+_CLOSE_SECONDS = 1.0
+_LOOK_SECONDS = 1.0
+
+
+class Reducer:
+    """Reduces the gradients of one plan, step after step.
+
+    Args:
+        plan: the buckets; equal on every rank.
+        codec: the method of compressed buckets.
+        plain: the method of uncompressed buckets.
+        transport: to the other ranks; the reducer closes it.
+        collective: picks how a bucket's payloads become one.
+        options: as given to the factory.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        codec: Codec,
+        plain: Codec,
+        transport: Transport,
+        collective: Callable[[Codec, int, int], Collective],
+        options: Options,
+    ) -> None:
+        self.plan, self.options, self.transport = plan, options, transport
+        self.rank, self.world = transport.rank, transport.size
+        self.step = 0
+        #: 1 for the mean over ranks, the number of ranks for the sum.
+        self.gain = 1.0
+        self.metrics, self.recorder = Metrics(), FlightRecorder()
+        self._pool = FramePool()
+        self.stations = [
+            Station(bucket, codec if bucket.compressed else plain, self.world, collective)
+            for bucket in plan.buckets
+        ]
+        self._where = [(s, p) for s in self.stations for p in range(len(s.bucket.tensors))]
+        self._changed = threading.Condition()
+        self._failure: HorovodCompressError | None = None
+        self._closing = False
+        self._hashes = torch.zeros(len(self.stations), dtype=torch.int64)
+        self._thread = threading.Thread(target=self._run, name="hvc-exchange", daemon=True)
+        self._thread.start()
+
+    # ---- the training thread ----
+
+    def offer(self, index: int, grad: Tensor) -> int:
+        """Take in one gradient; never blocks.
+
+        Args:
+            index: of the tensor, in plan order.
+            grad: of the tensor's shape and dtype; it belongs to the reducer until ``result``.
+
+        Returns:
+            The step that the gradient belongs to, for ``result``.
+
+        Raises:
+            ConfigError: the gradient does not fit, or was offered before in this step.
+            ExchangeError: an earlier exchange failed.
+        """
+        station, position = self._where[index]
+        self._check_fits(station.bucket.tensors[position], grad)
+        self._claim(station, position)
+        step = self.step
+        self.recorder.note(step, station.bucket.index, "offer")
+        with self.metrics.timed("offer"), torch.no_grad():
+            count = station.offer(position, grad, self._key(station), self.options.nonfinite == "zero")
+        self._count_in(station, position, count)
+        return step
+
+    def skip(self, index: int) -> None:
+        """Count a tensor in that has no dense gradient in this step, on any rank."""
+        station, position = self._where[index]
+        self._claim(station, position)
+        self._count_in(station, position, 0)
+
+    def _check_fits(self, tensor: TensorSpec, grad: Tensor) -> None:
+        if tuple(grad.shape) != tensor.shape or str(grad.dtype) != f"torch.{tensor.dtype}":
+            raise ConfigError(
+                f"rank {self.rank}: the gradient of {tensor.name} should be {tensor.dtype} of shape "
+                f"{tensor.shape}, got {grad.dtype} of shape {tuple(grad.shape)}"
+            )
+        if grad.device.type != "cpu":
+            raise ConfigError(
+                f"rank {self.rank}: the gradient of {tensor.name} is on {grad.device}; this build "
+                f"reduces CPU gradients only"
+            )
+
+    def _claim(self, station: Station, position: int) -> None:
+        self._raise_failure()
+        with self._changed:
+            if not station.claim(position, self.gain):
+                raise ConfigError(
+                    f"rank {self.rank}: the gradient of {station.bucket.tensors[position].name} was "
+                    f"offered twice in step {self.step}; call the optimizer's step() or synchronize() "
+                    f"after each backward pass"
+                )
+
+    def _count_in(self, station: Station, position: int, nonfinite: int) -> None:
+        with self._changed:
+            station.count_in(position, nonfinite, self.rank)
+            if station.full:
+                self._changed.notify_all()
+
+    def result(self, index: int, step: int, gain: float | None = None) -> Tensor:
+        """Wait for one result and return it: the gradient tensor that was offered, overwritten.
+
+        Args:
+            step: as ``offer`` returned it.
+            gain: what the result is to be multiplied by, if that was not known at the offer; it
+                holds for later steps too.
+
+        Raises:
+            ExchangeError: the exchange failed on this or another rank.
+            NonFiniteError: a gradient was not finite, and that is to be an error.
+            ConfigError: some tensor of the plan was not offered, so that nothing can come.
+        """
+        station, position = self._where[index]
+        with self.metrics.timed("wait"), self._changed:
+            while station.finished < step and not self._failure:
+                self._check_all_offered(step)
+                self._changed.wait(_LOOK_SECONDS)
+        self._raise_failure()
+        if station.error:
+            raise station.error
+        grad = station.take(position)
+        if gain is not None and gain != station.gain:
+            grad.mul_(gain / station.gain)
+            self.gain = gain
+        return grad
+
+    def missing(self, step: int) -> list[str]:
+        """Return the tensors that were not offered in a step that is under way."""
+        return [name for s in self.stations if s.finished < step and not s.full for name in s.missing()]
+
+    def _check_all_offered(self, step: int) -> None:
+        if missing := self.missing(step):
+            raise ConfigError(
+                f"rank {self.rank}: no gradient was offered in step {step} for "
+                f"{len(missing)} parameter(s): {', '.join(missing[:5])}; give named_parameters with "
+                f"exactly the parameters of this optimizer"
+            )
+        if not self._thread.is_alive():
+            raise ExchangeError(f"rank {self.rank}: the exchange thread is gone; this is a bug")
+
+    def _raise_failure(self) -> None:
+        if self._failure:
+            raise type(self._failure)(*self._failure.args) from self._failure
+
+    def _key(self, station: Station) -> Key:
+        return Key(self.options.seed, self.step, station.bucket.index, self.rank)
+
+    # ---- the exchange thread ----
+
+    def _run(self) -> None:
+        try:
+            with torch.no_grad():
+                while self._one_step():
+                    pass
+        except PeerError as error:
+            self._fail(self._explain(error), error)
+        except HorovodCompressError as error:
+            self._fail(error, error)
+        except BaseException as error:  # anything else would leave the training thread waiting
+            text = f"rank {self.rank}: {type(error).__name__} in the exchange of {self.recorder.last()}: {error}"
+            self._fail(ExchangeError(text), error)
+
+    def _one_step(self) -> bool:
+        """Exchange every bucket once; return False when the reducer is closed."""
+        for station in self.stations:
+            with self._changed:
+                while not station.full and not self._closing:
+                    self._changed.wait()
+                if self._closing:
+                    return False
+            self._exchange(station)
+            step = self.step
+            if self._verifying():
+                self._hashes[station.bucket.index] = self._hash(station)
+            if station is self.stations[-1]:
+                if self._verifying():
+                    self._verify()
+                self.step += 1
+                self.metrics.steps += 1
+            with self._changed:
+                station.finish(step)
+                self._changed.notify_all()
+        return bool(self.stations)
+
+    def _exchange(self, station: Station) -> None:
+        bucket, key = station.bucket, self._key(station)
+        round_ = station.round(self.step)
+        self.recorder.note(self.step, bucket.index, "encode")
+        with self.metrics.timed("encode"):
+            round_.codec.encode(round_.work, key)
+        exchange = self._new_exchange(bucket.index, codec_id(round_.codec.name), station.bad)
+        with self.metrics.timed("exchange"):
+            bad = round_.collective.run(exchange, round_.layout, round_.reduction(key))
+        self.metrics.bytes_sent += exchange.bytes_sent
+        self.metrics.bytes_dense += 8 * bucket.count * (self.world - 1) / self.world
+        self.recorder.note(self.step, bucket.index, "decode")
+        with self.metrics.timed("decode"):
+            if bad.count:
+                self._not_finite(station, bad)
+            else:
+                round_.codec.decode(round_.work, key, station.gain)
+            station.write_back()
+
+    def _new_exchange(self, bucket: int, codec: int, bad: Bad) -> Exchange:
+        def note(event: str, hop: int) -> None:
+            self.recorder.note(self.step, bucket, event, hop)
+
+        deadline = Deadline(self.options.timeout)
+        return Exchange(self.transport, codec, self.step, bucket, bad, deadline, self._pool, note)
+
+    def _not_finite(self, station: Station, bad: Bad) -> None:
+        """Give every rank NaN and keep the residual, so that a skipped step leaves no trace."""
+        self.metrics.nonfinite += bad.count
+        if self.options.nonfinite == "raise":
+            where = f"; on this rank in {', '.join(station.bad_names)}" if station.bad_names else ""
+            station.error = NonFiniteError(
+                f"rank {self.rank}: {bad.count} gradient values of bucket {station.bucket.index} are "
+                f"not finite in step {self.step}, the first on rank {bad.origin - 1}{where}; lower the "
+                f'learning rate, clip, or choose nonfinite="propagate" with a gradient scaler'
+            )
+        for grad in station.grads:
+            if grad is not None:
+                grad.fill_(float("nan"))
+
+    # ---- verification ----
+
+    def _verifying(self) -> bool:
+        every = self.options.verify_every
+        return bool(every) and self.world > 1 and (self.step + 1) % every == 0
+
+    def _hash(self, station: Station) -> int:
+        value = station.bucket.index + 1
+        for grad in station.grads:
+            if grad is None:
+                continue  # a sparse gradient, which Horovod reduces itself
+            value = kernels.hash64(grad.view(torch.uint8), value)
+        return value - (1 << 64) if value >> 63 else value
+
+    def _verify(self) -> None:
+        """Compare the hash of every bucket's result across ranks.
+
+        Raises:
+            MismatchError: names the bucket and the ranks whose result is in the minority.
+        """
+        exchange = self._new_exchange(len(self.stations), codec_id("verify"), Bad())
+        with self.metrics.timed("verify"):
+            found = gather.run(exchange, self._hashes.view(torch.uint8))
+        self.metrics.bytes_sent += exchange.bytes_sent
+        self.metrics.verified += 1
+        table = torch.stack([data.view(torch.int64) for data in found])
+        for bucket in range(len(self.stations)):
+            values = table[:, bucket].tolist()
+            usual = max(set(values), key=lambda value: (values.count(value), -values.index(value)))
+            if odd := [rank for rank, value in enumerate(values) if value != usual]:
+                raise MismatchError(
+                    f"rank {self.rank}: after step {self.step} the result of bucket {bucket} on "
+                    f"rank(s) {', '.join(map(str, odd))} differs from that of the others; the model "
+                    f"would diverge. Suspect memory or hardware there, and resume from a checkpoint"
+                )
+
+    # ---- failure and end ----
+
+    def _explain(self, error: PeerError) -> ExchangeError:
+        """Abort, so that the other ranks fail too, and say which rank is to blame."""
+        verb = f"did not answer within {self.options.timeout:g} s" if error.late else "is gone"
+        where = self.recorder.last()
+        self.transport.abort({"peer": error.peer, "late": error.late, "where": where})
+        culprit = self._culprit(error)
+        return ExchangeError(
+            f"rank {self.rank}: rank {error.peer} {verb} during {where} ({error.detail}). {culprit} "
+            f"Restart the job from a checkpoint, or run it under hvd.elastic; if a rank is only slow, "
+            f"raise timeout="
+        )
+
+    def _culprit(self, error: PeerError) -> str:
+        """Return a sentence on the ranks that left no note of their own: they did not see it coming."""
+        notes = self.transport.notes(_NOTES_SECONDS)
+        if not notes:
+            return "The notes of the other ranks could not be read: rank 0 may be gone."
+        silent = sorted(set(range(self.world)) - set(notes) - {self.rank})
+        if silent:
+            return f"No sign of life from rank(s) {', '.join(map(str, silent))}."
+        return _told(notes)
+
+    def _fail(self, failure: HorovodCompressError, cause: BaseException) -> None:
+        if failure is cause:  # PeerError aborted before it was explained
+            self.transport.abort({"why": str(failure)})
+        failure.__cause__ = None
+        with self._changed:
+            self._failure = failure
+            self._changed.notify_all()
+
+    def close(self) -> None:
+        """Stop the exchange thread and close the transport; safe to call twice."""
+        with self._changed:
+            self._closing = True
+            self._changed.notify_all()
+        if self._thread is not threading.current_thread():
+            self._thread.join(_CLOSE_SECONDS)
+        self.transport.close()
+
+    # ---- state ----
+
+    def resume(self, step: int) -> None:
+        """Go on at a step, between two steps."""
+        with self._changed:
+            self.step = step
+            for station in self.stations:
+                station.finished = step - 1
+
+    def residuals(self) -> dict[str, Tensor]:
+        """Return the residual of every tensor that has one, by name; these are views."""
+        return {
+            tensor.name: station.residual[station.span(position)]
+            for station in self.stations
+            if station.residual is not None
+            for position, tensor in enumerate(station.bucket.tensors)
+        }
+
+    def residual_norm(self) -> float:
+        """Return the Euclidean norm of all residuals of this rank."""
+        squares = [float(torch.linalg.vector_norm(r)) ** 2 for r in self.residuals().values() if r.numel()]
+        return sum(squares) ** 0.5
+
+    def idle(self) -> bool:
+        """Return whether no step is under way."""
+        with self._changed:
+            return not any(station.busy for station in self.stations)
+
+    def wait_idle(self, seconds: float) -> bool:
+        """Wait until the exchange thread has finished what was offered; return whether it has."""
+        end = time.monotonic() + seconds
+        while not self.idle() and time.monotonic() < end and not self._failure:
+            time.sleep(0.001)
+        return self.idle()
+
+
+def _told(notes: dict[int, dict]) -> str:
+    """Return a sentence on what the ranks' notes say; one with a reason of its own comes first."""
+    for rank, note in sorted(notes.items()):
+        if "why" in note:
+            return f"Rank {rank} stopped first: {note['why']}."
+    said = (f"rank {rank} waited for rank {note.get('peer')}" for rank, note in sorted(notes.items()))
+    return f"Every rank has stopped: {', '.join(said)}."

@@ -1,0 +1,193 @@
+"""One bucket's place in the reducer: its buffers, and how far it is in this step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from .codecs.base import Codec, Regions, Work, work_dtype
+from .collectives.base import Collective, Reduction
+from .collectives.layout import Layout, Piece
+from .errors import HorovodCompressError
+from .keys import Key
+from .plan import Bucket
+from .wire import Bad
+
+
+@dataclass(frozen=True)
+class Round:
+    """What one kind of round needs: some methods have compressed and full-precision rounds."""
+
+    codec: Codec
+    work: Work
+    layout: Layout
+    collective: Collective
+
+    def reduction(self, key: Key) -> Reduction:
+        return _CodecReduction(self.codec, key)
+
+
+@dataclass(frozen=True)
+class _CodecReduction:
+    """A codec's merge with the key of this rank, step and bucket."""
+
+    codec: Codec
+    key: Key
+
+    def merge(self, piece: Piece, other: Tensor, weight: int, hop: int) -> None:
+        weights = (1, weight)
+        self.codec.merge(piece.region, piece.start, piece.values, other, weights, self.key.at(hop=hop))
+
+    def fold(self, piece: Piece, others: Sequence[Tensor]) -> None:
+        self.codec.fold(piece.region, piece.start, piece.values, others, self.key)
+
+
+class Station:
+    """The buffers and the state of one bucket. ``offer`` runs without the
+    reducer's lock, between ``claim`` and ``count_in``, which need it."""
+
+    def __init__(
+        self,
+        bucket: Bucket,
+        codec: Codec,
+        world: int,
+        collective: Callable[[Codec, int, int], Collective],
+    ) -> None:
+        self.bucket, self._codec = bucket, codec
+        self.grads: list[Tensor | None] = [None] * len(bucket.tensors)  # flat
+        self._originals: list[Tensor | None] = []
+        self._claimed: list[bool] = []
+        self.residual: Tensor | None = None
+        if codec.feedback() != "none":
+            self.residual = torch.zeros(bucket.padded, dtype=work_dtype(bucket))
+        self._payload = _allocate_for(codec.variants(), bucket)
+        self._rounds = {c: self._make_round(c, world, collective) for c in codec.variants()}
+        #: The last step whose result is ready.
+        self.finished = -1
+        #: What the results of this step are multiplied by, see Codec.decode.
+        self.gain = 1.0
+        self._reset()
+
+    def _make_round(
+        self, codec: Codec, world: int, collective: Callable[[Codec, int, int], Collective]
+    ) -> Round:
+        regions = _carve(self._payload, codec.regions(self.bucket))
+        local = {n: torch.zeros(c, dtype=d) for n, (d, c) in codec.local(self.bucket).items()}
+        work = Work(self.bucket, world, self.grads, self.residual, regions, local)
+        codec.prepare(work)
+        layout = Layout.of(regions, world)
+        nbytes = sum(tensor.nbytes for tensor in regions.values())
+        return Round(codec, work, layout, collective(codec, nbytes, world))
+
+    def _reset(self) -> None:
+        number = len(self.grads)
+        self.grads[:] = [None] * number
+        self._originals = [None] * number
+        self._started = self._count = 0
+        self.bad = Bad()
+        self.bad_names: list[str] = []
+        self.error: HorovodCompressError | None = None
+
+    # ---- one step ----
+
+    @property
+    def full(self) -> bool:
+        """Whether every tensor of the bucket was offered, and the bucket waits for its exchange."""
+        return self._count == len(self.grads)
+
+    @property
+    def busy(self) -> bool:
+        """Whether the bucket is anywhere between its first offer and its result."""
+        return self._started > 0
+
+    def round(self, step: int) -> Round:
+        return self._rounds[self._codec.at(step)]
+
+    def collective(self, step: int) -> str:
+        """Return the name of the collective of one step."""
+        return self.round(step).collective.name
+
+    def span(self, position: int) -> slice:
+        start = self.bucket.offsets[position]
+        return slice(start, start + self.bucket.tensors[position].count)
+
+    def missing(self) -> list[str]:
+        """Return the tensors that were not offered in the step under way."""
+        if not self._started:
+            return [tensor.name for tensor in self.bucket.tensors]
+        pairs = zip(self.bucket.tensors, self._claimed)
+        return [tensor.name for tensor, claimed in pairs if not claimed]
+
+    def claim(self, position: int, gain: float) -> bool:
+        """Announce an offer; return False if there was one for this tensor in this step already."""
+        if not self._started:
+            self._reset()  # what nobody fetched of the last step goes
+            self._claimed = [False] * len(self.grads)
+            self.gain = gain
+        if self._claimed[position]:
+            return False
+        self._claimed[position] = True
+        self._started += 1
+        return True
+
+    def offer(self, position: int, grad: Tensor, key: Key, zero_nonfinite: bool) -> int:
+        """Hand one gradient to the codec; return how many of its values are not finite."""
+        flat = grad.view(-1) if grad.is_contiguous() else grad.reshape(-1)
+        round_ = self.round(key.step)
+        self.grads[position], self._originals[position] = flat, grad
+        count = round_.codec.offer(round_.work, position, key)
+        if count and zero_nonfinite:
+            flat.nan_to_num_(nan=0.0, posinf=0.0, neginf=0.0)
+            count = round_.codec.offer(round_.work, position, key)
+        return count
+
+    def count_in(self, position: int, nonfinite: int = 0, rank: int = 0) -> None:
+        """Finish an offer."""
+        self._count += 1
+        if nonfinite:
+            self.bad = self.bad.plus(Bad(nonfinite, rank + 1))
+            self.bad_names.append(self.bucket.tensors[position].name)
+
+    def write_back(self) -> None:
+        """Copy results to gradients that are not contiguous; all others were overwritten."""
+        for flat, grad in zip(self.grads, self._originals):
+            if flat is not None and grad is not None and flat.data_ptr() != grad.data_ptr():
+                grad.copy_(flat.view(grad.shape))
+
+    def finish(self, step: int) -> None:
+        """Mark the results of a step as ready."""
+        self.finished = step
+        self._started = self._count = 0
+
+    def take(self, position: int) -> Tensor:
+        """Return one result and forget it."""
+        grad = self._originals[position]
+        assert grad is not None
+        self.grads[position] = self._originals[position] = None
+        return grad
+
+
+def _allocate_for(codecs: Sequence[Codec], bucket: Bucket) -> Tensor:
+    """Return memory for the largest payload; the rounds of a method share it."""
+    return torch.zeros(max(_nbytes(codec.regions(bucket)) for codec in codecs), dtype=torch.uint8)
+
+
+def _nbytes(regions: Regions) -> int:
+    return sum(_padded(dtype.itemsize * count) for dtype, count in regions.values())
+
+
+def _padded(nbytes: int) -> int:
+    return -(-nbytes // 64) * 64
+
+
+def _carve(memory: Tensor, regions: Regions) -> dict[str, Tensor]:
+    """Return typed arrays one behind the other in ``memory``."""
+    arrays, at = {}, 0
+    for name, (dtype, count) in regions.items():
+        nbytes = dtype.itemsize * count
+        arrays[name] = memory[at : at + nbytes].view(dtype)
+        at += _padded(nbytes)
+    return arrays

@@ -1,0 +1,1 @@
+"""What moves bytes: ``gloo`` between processes, ``local`` between threads of one process."""

@@ -1,0 +1,51 @@
+"""The interface of a transport: bytes to one peer before a deadline, or an error."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from torch import Tensor
+
+from ..deadline import Deadline
+
+
+class Pending(Protocol):
+    """A transfer under way."""
+
+    def wait(self, deadline: Deadline) -> None:
+        """Return when the bytes have arrived, or have left.
+
+        Raises:
+            PeerError: the peer is gone, or the deadline passed.
+        """
+
+
+class Transport(Protocol):
+    """Moves bytes between the ranks of one job.
+
+    Messages between two ranks arrive in the order in which they were sent, and are matched with
+    receives in the order in which these were posted. Neither call blocks.
+    """
+
+    rank: int
+    size: int
+    name: str
+
+    def send(self, data: Tensor, to: int) -> Pending:
+        """Start to send ``uint8`` data, which must not change before the wait returns."""
+
+    def receive(self, data: Tensor, frm: int) -> Pending:
+        """Start to receive exactly ``data.numel()`` bytes into ``data``."""
+
+    def abort(self, note: dict) -> None:
+        """Break every connection, so that every peer that waits for this rank fails at once.
+
+        Args:
+            note: why, as plain data, for the other ranks' messages.
+        """
+
+    def notes(self, seconds: float) -> dict[int, dict]:
+        """Return the notes of the ranks that aborted, waiting at most ``seconds`` for more."""
+
+    def close(self) -> None:
+        """Release the connections after the last exchange."""

@@ -1,0 +1,84 @@
+"""Ranks as threads of one process: for tests, simulation and examples without a network."""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+
+from torch import Tensor
+
+from ..deadline import Deadline
+from ..errors import PeerError
+
+_POLL_SECONDS = 0.02
+
+
+class Hub:
+    """What the ranks of one process share."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self.links = {(a, b): queue.SimpleQueue() for a in range(size) for b in range(size)}
+        self.notes: dict[int, dict] = {}
+        self.gone = [threading.Event() for _ in range(size)]
+
+    def transports(self) -> list[LocalTransport]:
+        """Return one transport per rank."""
+        return [LocalTransport(self, rank) for rank in range(self.size)]
+
+
+class LocalTransport:
+    """One rank's end of a :class:`Hub`."""
+
+    name = "local"
+
+    def __init__(self, hub: Hub, rank: int) -> None:
+        self._hub, self.rank, self.size = hub, rank, hub.size
+
+    def send(self, data: Tensor, to: int) -> _Sent:
+        self._hub.links[self.rank, to].put(data.clone())
+        return _Sent()
+
+    def receive(self, data: Tensor, frm: int) -> _Receipt:
+        return _Receipt(self._hub, data, frm, self.rank)
+
+    def abort(self, note: dict) -> None:
+        self._hub.notes.setdefault(self.rank, note)
+        self._hub.gone[self.rank].set()
+
+    def notes(self, seconds: float) -> dict[int, dict]:
+        end = time.monotonic() + seconds
+        while len(self._hub.notes) < self.size and time.monotonic() < end:
+            time.sleep(_POLL_SECONDS)
+        return dict(self._hub.notes)
+
+    def close(self) -> None:
+        pass  # a peer may still have to read what this rank sent last
+
+
+class _Sent:
+    def wait(self, deadline: Deadline) -> None:
+        pass  # the data was copied when it was sent
+
+
+class _Receipt:
+    def __init__(self, hub: Hub, data: Tensor, frm: int, to: int) -> None:
+        self._hub, self._data, self._frm, self._to = hub, data, frm, to
+
+    def wait(self, deadline: Deadline) -> None:
+        link, gone = self._hub.links[self._frm, self._to], self._hub.gone[self._frm]
+        while True:
+            closed = gone.is_set()  # read first: what was sent before is still delivered
+            try:
+                data = link.get(timeout=0.0 if closed else min(_POLL_SECONDS, deadline.left()))
+                break
+            except queue.Empty:
+                if closed:
+                    raise PeerError(self._frm, False, "the peer aborted") from None
+                if deadline.passed():
+                    raise PeerError(self._frm, True, "no data before the deadline") from None
+        if data.numel() != self._data.numel():
+            detail = f"expected {self._data.numel()} bytes, got {data.numel()}"
+            raise PeerError(self._frm, False, detail)
+        self._data.copy_(data)

@@ -1,0 +1,219 @@
+"""Builds the two extension modules; everything else about the package is in pyproject.toml.
+
+`_cpu` is always built, `_cuda` where nvcc is found. Neither needs torch, so one build serves every torch version.
+
+Environment: HVC_CUDA=0 never builds `_cuda`, HVC_CUDA=1 makes a missing nvcc an error; HVC_SANITIZE=address,undefined
+builds with sanitizers; CXX, CXXFLAGS, LDFLAGS, CUDACXX and CUDA_HOME mean what they usually mean.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shlex
+import shutil
+import subprocess
+import sysconfig
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+import pybind11
+from setuptools import Extension, setup
+from setuptools.command.build_ext import build_ext
+from setuptools.errors import CompileError
+
+ROOT = Path(__file__).resolve().parent
+OBJECTS = ROOT / "build" / "objects"
+MODULES = ("horovod_compress._cpu", "horovod_compress._cuda")
+
+# Turing to Blackwell. Machine code for each of these that the installed nvcc knows, and PTX of the newest for what
+# comes after. Never the GPU of the machine that builds: the result is carried to others.
+CUDA_ARCHITECTURES = (75, 80, 86, 89, 90, 100, 120)
+
+# CPU and CUDA must give the same bits, so neither compiler may fuse a multiplication and an addition by itself.
+# No -march=native: the instruction set is chosen at run time.
+HOST_FLAGS = ("-fPIC", "-fopenmp", "-fvisibility=hidden", "-ffp-contract=off", "-Wall", "-Wextra", "-Wno-psabi")
+CPU_FLAGS = ("-O3", "-std=c++17", *HOST_FLAGS)
+CUDA_FLAGS = ("-O3", "-std=c++17", "--fmad=false", "-lineinfo", "-Xcompiler=" + ",".join(HOST_FLAGS))
+# The CUDA runtime inside `_cuda` stays private: torch brings its own copy into the same process.
+CUDA_LINK_FLAGS = ("-cudart=static", "-Xcompiler=-fopenmp", "-Xlinker=--exclude-libs,ALL")
+
+
+@dataclass(frozen=True)
+class Toolchain:
+    """How the sources of one module become objects and a shared library."""
+
+    compiler: tuple[str, ...]
+    compile_flags: tuple[str, ...]
+    link_flags: tuple[str, ...]
+
+
+def sanitizer_flags() -> tuple[str, ...]:
+    chosen = os.environ.get("HVC_SANITIZE", "")
+    return (f"-fsanitize={chosen}", "-fno-omit-frame-pointer", "-g") if chosen else ()
+
+
+def include_flags() -> tuple[str, ...]:
+    folders = (ROOT / "csrc", ROOT / "csrc" / "include", pybind11.get_include(), sysconfig.get_path("include"))
+    return tuple(f"-I{folder}" for folder in folders)
+
+
+def cpu_toolchain() -> Toolchain:
+    extra, link = (tuple(shlex.split(os.environ.get(name, ""))) for name in ("CXXFLAGS", "LDFLAGS"))
+    compiler = shlex.split(os.environ.get("CXX", "")) or [shutil.which("c++") or "g++"]
+    return Toolchain(
+        compiler=tuple(compiler),
+        compile_flags=(*CPU_FLAGS, *sanitizer_flags(), *include_flags(), *extra),
+        link_flags=("-fopenmp", *sanitizer_flags(), *link),
+    )
+
+
+def cuda_toolchain(nvcc: str) -> Toolchain:
+    """nvcc compiles and links everything of `_cuda`: it alone knows where its headers and libraries are."""
+    sanitize = tuple(f"-Xcompiler={flag}" for flag in sanitizer_flags())
+    return Toolchain(
+        compiler=(nvcc,),
+        compile_flags=(*CUDA_FLAGS, *architecture_flags(nvcc), *sanitize, *include_flags()),
+        link_flags=(*CUDA_LINK_FLAGS, *sanitize),
+    )
+
+
+def find_nvcc() -> str | None:
+    home = os.environ.get("CUDA_HOME")
+    candidates = [os.environ.get("CUDACXX"), home and f"{home}/bin/nvcc", "nvcc", "/usr/local/cuda/bin/nvcc"]
+    return next((found for name in candidates if name and (found := shutil.which(name))), None)
+
+
+def architecture_flags(nvcc: str) -> tuple[str, ...]:
+    listed = subprocess.run([nvcc, "--list-gpu-arch"], check=True, capture_output=True, text=True).stdout.split()
+    known = [number for number in CUDA_ARCHITECTURES if f"compute_{number}" in listed]
+    if not known:
+        raise CompileError(f"{nvcc} knows none of the architectures {CUDA_ARCHITECTURES}: install CUDA 12 or 13")
+    machine_code = [f"-gencode=arch=compute_{number},code=sm_{number}" for number in known]
+    return (*machine_code, f"-gencode=arch=compute_{known[-1]},code=compute_{known[-1]}")
+
+
+def sources(binding: str, pattern: str) -> list[str]:
+    """Paths relative to the root, as setuptools wants them."""
+    found = [ROOT / "csrc" / binding, *sorted((ROOT / "csrc").glob(pattern))]
+    return [str(path.relative_to(ROOT)) for path in found]
+
+
+def extensions() -> list[Extension]:
+    modules = [Extension(MODULES[0], sources("bind_cpu.cpp", "cpu/*.cpp"))]
+    if cuda_wanted():
+        modules.append(Extension(MODULES[1], sources("bind_cuda.cpp", "cuda/*.cu")))
+    return modules
+
+
+def cuda_wanted() -> bool:
+    choice = os.environ.get("HVC_CUDA", "")
+    if choice not in ("", "0", "1"):
+        raise CompileError(f"HVC_CUDA is {choice!r}: expected 0 (never), 1 (required) or nothing (where nvcc is found)")
+    if choice == "1" and not find_nvcc():
+        raise CompileError("HVC_CUDA=1, but nvcc was not found: put it in PATH, or set CUDACXX or CUDA_HOME")
+    has_sources = (ROOT / "csrc" / "bind_cuda.cpp").exists()
+    return choice != "0" and has_sources and find_nvcc() is not None
+
+
+@cache
+def compiler_version(compiler: tuple[str, ...]) -> str:
+    """An upgraded compiler behind the same name must rebuild the objects."""
+    try:
+        return subprocess.run([*compiler, "--version"], check=True, capture_output=True, text=True).stdout
+    except (OSError, subprocess.CalledProcessError) as error:
+        raise CompileError(f"the compiler {shlex.join(compiler)} does not run: {error}") from error
+
+
+def digest(path: str | Path) -> str:
+    return hashlib.sha256(Path(path).read_bytes()).hexdigest()
+
+
+def dependencies(depfile: Path) -> list[str]:
+    """The headers and the source that a compiler listed with -MMD, in make's syntax."""
+    _, _, listed = depfile.read_text().replace("\\\n", " ").partition(":")
+    return shlex.split(listed)
+
+
+class ObjectFile:
+    """One source's object, and the record of what it was made from.
+
+    Times of files say nothing after a checkout or a copy, so the record holds the contents' digests.
+    """
+
+    def __init__(self, source: str, toolchain: Toolchain) -> None:
+        self.source = source
+        # Variants (another Python, sanitizers) live side by side: going back and forth compiles nothing twice.
+        variant = hashlib.sha256(repr(toolchain).encode()).hexdigest()[:12]
+        self.path = OBJECTS / variant / f"{source.replace('/', '.')}.o"
+        self.record = self.path.with_suffix(".json")
+        self.command = [*toolchain.compiler, *toolchain.compile_flags, "-c", str(ROOT / source)]
+        self.version = compiler_version(toolchain.compiler)
+
+    def is_current(self) -> bool:
+        try:
+            record = json.loads(self.record.read_text())
+            same = record["command"] == self.command and record["version"] == self.version and self.path.exists()
+            return same and all(digest(path) == value for path, value in record["files"].items())
+        except (OSError, ValueError, KeyError):
+            return False
+
+    def compile(self) -> Path:
+        if not self.is_current():
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            self.record.unlink(missing_ok=True)
+            depfile = self.path.with_suffix(".d")
+            run([*self.command, "-MMD", "-MF", str(depfile), "-o", str(self.path)], what=self.source)
+            files = {path: digest(path) for path in dependencies(depfile)}
+            self.record.write_text(json.dumps({"command": self.command, "version": self.version, "files": files}))
+        return self.path
+
+
+def compile_all(files: list[ObjectFile], workers: int | None) -> list[str]:
+    objects = []
+    with ThreadPoolExecutor(max_workers=workers or os.cpu_count()) as pool:
+        for done, path in enumerate(pool.map(ObjectFile.compile, files), start=1):
+            objects.append(str(path))
+            # In CMake's form, which the progress display of `make setup` reads.
+            print(f"[{100 * done // len(files):3d}%] {path.stem}", flush=True)
+    return objects
+
+
+def run(command: list[str], what: str) -> None:
+    result = subprocess.run(command, capture_output=True, text=True)
+    print(result.stdout + result.stderr, end="", flush=True)
+    if result.returncode != 0:
+        errors = [line for line in result.stderr.splitlines() if "error" in line] or result.stderr.splitlines()[-1:]
+        hint = "; HVC_CUDA=0 builds without CUDA" if "nvcc" in command[0] else ""
+        raise CompileError(f"{what} did not compile{hint}\n  {''.join(errors[:1])}\n  command: {shlex.join(command)}")
+
+
+class BuildExtensions(build_ext):
+    """Compiles what changed, all sources at once, and replaces modules whole."""
+
+    def build_extension(self, extension: Extension) -> None:
+        is_cuda = extension.name.endswith("._cuda")
+        toolchain = cuda_toolchain(find_nvcc() or "nvcc") if is_cuda else cpu_toolchain()
+        target = Path(self.get_ext_fullpath(extension.name))
+        target.parent.mkdir(parents=True, exist_ok=True)
+        objects = compile_all([ObjectFile(source, toolchain) for source in extension.sources], self.parallel)
+        run([*toolchain.compiler, "-shared", *objects, *toolchain.link_flags, "-o", str(target)], what=extension.name)
+
+    def copy_extensions_to_source(self) -> None:
+        """Renames into place: a process that has the old module mapped must keep it unharmed."""
+        built = [extension.name for extension in self.extensions]
+        for name in MODULES:
+            target = ROOT / self.get_ext_filename(name)
+            if name in built:
+                # Not get_ext_fullpath: in place, that is the target itself.
+                shutil.copyfile(Path(self.build_lib, self.get_ext_filename(name)), target.with_suffix(".new"))
+                os.replace(target.with_suffix(".new"), target)
+            else:
+                # A `_cuda` of an earlier build would speak of sources that are no longer these.
+                target.unlink(missing_ok=True)
+
+
+setup(ext_modules=extensions(), cmdclass={"build_ext": BuildExtensions})

@@ -1,0 +1,194 @@
+"""Results depend on nothing but their inputs: not on threads, instruction set, or how work is cut up."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from horovod_compress import kernels
+
+from .support import DTYPES, KEY, bits, compare, numbers, poison, tame, words, work
+
+ROOT = Path(__file__).resolve().parents[2]
+SETS = ("generic", "avx2", "avx512")
+
+
+def _digest(tensors: list[Tensor], *integers: int) -> str:
+    """Hash the bits of tensors; the payload of a NaN does not count."""
+    digest = hashlib.sha256(repr(integers).encode())
+    for tensor in tensors:
+        clean = torch.where(tensor.isnan(), torch.full_like(tensor, 7), tensor) if tensor.is_floating_point() else tensor
+        digest.update(clean.contiguous().view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()
+
+
+def _sign(dtype: torch.dtype, count: int, row_length: int) -> str:
+    grad, residual = numbers(count, dtype, 1), numbers(count, work(dtype), 2)
+    residual[::3] = -grad[::3].to(work(dtype))
+    rows = -(-count // row_length)
+    packed, sums = poison(kernels.word_count(count), torch.int64), poison(rows, torch.float64)
+    bad = kernels.sign_offer(grad, residual, packed, sums, row_length, key=KEY, word_offset=5)
+    plain = poison(packed.numel(), torch.int64)
+    kernels.sign_pack(grad, plain)
+    out = poison(count, dtype)
+    steps = tame(rows, torch.float32, 3)
+    kernels.sign_unpack(plain, steps, row_length, out, scale=0.7)
+    kernels.sign_decode(plain, steps, row_length, grad, residual, feedback="own", scale=3.0, key=KEY, word_offset=5)
+    return _digest([packed, sums, plain, out, grad, residual], bad)
+
+
+def _dense(dtype: torch.dtype, count: int) -> str:
+    grad, residual = numbers(count, dtype, 1), numbers(count, work(dtype), 2)
+    outputs = [poison(count, out) for out in DTYPES]
+    bad = [kernels.dense_offer(grad, residual, out) for out in outputs]
+    decoded = [poison(count, out) for out in DTYPES]
+    for out in decoded:
+        kernels.dense_decode(grad, out, scale=0.7)
+    kernels.dense_add(grad, numbers(count, dtype, 3))
+    return _digest([*outputs, *decoded, grad], *bad)
+
+
+def _bits(count: int) -> str:
+    merged, drawn = words(count, 1), poison(count, torch.int64)
+    kernels.merge_bits(merged, words(count, 2), 2, 1, KEY, word_offset=3)
+    kernels.bernoulli_words(drawn, 5, 7, KEY)
+    folded = poison(count, torch.int64)
+    kernels.majority_fold([words(count, part) for part in range(5)], folded, 64 * count - 9)
+    data = words(count, 9).view(torch.uint8)[: 8 * count - 3]
+    copied = poison(data.numel(), torch.uint8)
+    sums = (kernels.crc32c(data), kernels.crc32c_copy(copied, data), kernels.hash64(data))
+    return _digest([merged, drawn, folded, copied], *sums)
+
+
+def digests(scale: int) -> list[str]:
+    """Run every kernel on inputs of about ``scale`` elements."""
+    signs = [_sign(dtype, scale + 17, rows) for dtype in DTYPES for rows in (scale + 17, scale // 3 + 1, 100)]
+    return [*signs, *(_dense(dtype, scale + 3) for dtype in DTYPES), _bits(scale // 8 + 1)]
+
+
+@pytest.mark.parametrize("override", ["HVC_ISA=generic", "HVC_ISA=avx2", "HVC_KERNELS=reference"])
+def test_the_instruction_set_changes_nothing(override: str) -> None:
+    """Another process, which really runs something else, computes the same bits."""
+    name, _, value = override.partition("=")
+    if value in SETS and SETS.index(value) >= SETS.index(kernels.instruction_set()):
+        value = SETS[max(0, SETS.index(kernels.instruction_set()) - 1)]
+    program = (
+        "from tests.kernels.test_independence import digests; from horovod_compress import kernels; "
+        "print(kernels.instruction_set(), *digests(3000))"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), name: value}
+    result = subprocess.run(
+        [sys.executable, "-c", program], env=environment, cwd=ROOT, check=True, capture_output=True, text=True
+    )
+    chosen, *theirs = result.stdout.split()
+    assert chosen == value
+    assert theirs == digests(3000)
+
+
+def test_the_number_of_threads_changes_nothing() -> None:
+    """Large enough that three threads all get work, at borders inside words."""
+    found = {}
+    before = torch.get_num_threads()
+    try:
+        for threads in (1, 2, 3, 7):
+            torch.set_num_threads(threads)
+            found[threads] = digests(1_000_000)
+    finally:
+        torch.set_num_threads(before)
+    assert found[2] == found[1]
+    assert found[3] == found[1]
+    assert found[7] == found[1]
+
+
+def test_threads_agree_with_the_reference() -> None:
+    before = torch.get_num_threads()
+    torch.set_num_threads(3)
+    try:
+        count = 700_001
+        grad, residual = numbers(count, torch.float32, 1), numbers(count, torch.float32, 2)
+        outputs = (poison(kernels.word_count(count), torch.int64), poison(8, torch.float64), 99_999)
+        compare("sign_offer", grad, residual, *outputs, shift=1, key=KEY)
+        compare("merge_bits", words(40_000, 1), words(40_000, 2), 2, 1, KEY, shift=1)
+    finally:
+        torch.set_num_threads(before)
+
+
+# ---- one call equals several on pieces ------------------------------------------------------------
+
+CUTS = (0, 1, 2, 5, 16, 17, 40, 63, 64, 90)  # in words
+
+
+def _pieces(count: int) -> list[tuple[int, slice, slice]]:
+    """First word, words and elements of every piece."""
+    borders = [*CUTS, kernels.word_count(count)]
+    return [(a, slice(a, b), slice(64 * a, min(64 * b, count))) for a, b in zip(borders, borders[1:])]
+
+
+def _merge(into: Tensor, other: Tensor, offset: int) -> None:
+    kernels.merge_bits(into, other, 2, 1, KEY, word_offset=offset)
+
+
+def _draw(into: Tensor, _: Tensor, offset: int) -> None:
+    kernels.bernoulli_words(into, 3, 11, KEY, word_offset=offset)
+
+
+@pytest.mark.parametrize("run", [_merge, _draw])
+def test_random_bits_do_not_depend_on_segmentation(run: Callable[[Tensor, Tensor, int], None]) -> None:
+    whole, pieces, other = words(100, 1), words(100, 1), words(100, 2)
+    run(whole, other, 11)
+    for first, at, _ in _pieces(6400):
+        run(pieces[at], other[at], 11 + first)
+    assert torch.equal(whole, pieces)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_signs_do_not_depend_on_segmentation(dtype: torch.dtype) -> None:
+    count = 6400 - 3
+    grad, residual = numbers(count, dtype, 1), numbers(count, work(dtype), 2)
+    residual[::2] = -grad[::2].to(work(dtype))
+    whole, pieces = poison(100, torch.int64), poison(100, torch.int64)
+    bad = kernels.sign_offer(grad, residual, whole, None, 1, key=KEY, word_offset=3)
+    bad_pieces = 0
+    for first, at, elements in _pieces(count):
+        bad_pieces += kernels.sign_offer(
+            grad[elements], residual[elements], pieces[at], None, 1, key=KEY, word_offset=3 + first
+        )
+    assert torch.equal(whole, pieces)
+    assert bad == bad_pieces
+    _decode_in_pieces(count, grad, residual)
+
+
+def _decode_in_pieces(count: int, grad: Tensor, residual: Tensor) -> None:
+    consensus, step = bits(count, 5), torch.tensor([0.25])
+    grads, residuals = (grad.clone(), grad.clone()), (residual.clone(), residual.clone())
+    kernels.sign_decode(
+        consensus, step, count, grads[0], residuals[0], feedback="own", key=KEY, word_offset=3
+    )
+    for first, at, elements in _pieces(count):
+        pieces = (grads[1][elements], residuals[1][elements])
+        kernels.sign_decode(
+            consensus[at], step, count, *pieces, feedback="own", key=KEY, word_offset=3 + first
+        )
+    assert torch.equal(grads[0], grads[1])
+    assert torch.equal(residuals[0].nan_to_num(7.0), residuals[1].nan_to_num(7.0))
+
+
+def test_row_sums_do_not_depend_on_what_surrounds_the_row() -> None:
+    count, row_length = 5000, 777
+    grad = tame(count, torch.float32, 1)
+    together = poison(7, torch.float64)
+    kernels.sign_offer(grad, None, poison(79, torch.int64), together, row_length)
+    for row, piece in enumerate(grad.split(row_length)):
+        alone = poison(1, torch.float64)
+        kernels.sign_offer(
+            piece, None, poison(kernels.word_count(piece.numel()), torch.int64), alone, piece.numel()
+        )
+        assert alone.item() == together[row].item()

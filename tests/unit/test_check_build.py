@@ -1,0 +1,129 @@
+"""`hvd-compress --check-build`: the text, the JSON, and that both are honest."""
+
+from __future__ import annotations
+
+import json
+import sys
+import types
+
+import pytest
+
+from horovod_compress import check_build, cli, verbs
+from horovod_compress.check_build import Item, Report, Unavailable, attempt
+
+COMPLETE = Report(
+    version="1.2.3",
+    kernels=[Item("reference", True), Item("CPU", True, "avx2"), Item("CUDA", False, "built, no device found")],
+    transports=[Item("local", True), Item("gloo", True), Item("nccl", False, "CuPy is not installed")],
+    methods=[Item("marsit", True), Item("topk", True)],
+    horovod=[Item("Horovod", True, "0.28.1"), Item("Gloo controller", True), Item("NCCL operations", False, "", False)],
+    torch=[Item("PyTorch", True, "2.13.0, CPU only")],
+    environment={"HVC_ISA": "avx2"},
+    warnings=[check_build.STALL_WARNING],
+)
+
+
+def without(**changes: object) -> Report:
+    return Report(**{**vars(COMPLETE), **changes})
+
+
+def test_text_is_in_the_style_of_horovodrun():
+    lines = COMPLETE.as_text().splitlines()
+    assert lines[0] == "horovod-compress v1.2.3:"
+    assert "Available Kernels:" in lines
+    assert "    [X] CPU (avx2)" in lines
+    assert "    [ ] CUDA (built, no device found)" in lines
+    assert "    [X] marsit" in lines
+    assert "    HVC_ISA=avx2" in lines
+    assert any(line.startswith("Warning: Horovod's stall check is inert") for line in lines)
+    assert not any(line.startswith("Problem") for line in lines)
+
+
+def test_json_says_the_same():
+    content = json.loads(COMPLETE.as_json())
+    assert content["usable"] is True
+    assert content["problems"] == []
+    assert content["kernels"][1] == {"name": "CPU", "available": True, "detail": "avx2", "needed": True}
+    assert content["environment"] == {"HVC_ISA": "avx2"}
+
+
+@pytest.mark.parametrize(
+    ("changes", "problem"),
+    [
+        ({"methods": [Item("none", False)]}, "no methods"),
+        ({"transports": [Item("local", True), Item("gloo", False)]}, "no transport between processes"),
+        ({"kernels": [Item("reference", False)]}, "no kernels"),
+        ({"horovod": [Item("Horovod", False)]}, "no Horovod"),
+        ({"torch": [Item("PyTorch", False)]}, "no PyTorch"),
+    ],
+)
+def test_what_keeps_a_job_from_running_is_a_problem(changes, problem):
+    report = without(**changes)
+    (only,) = report.problems()
+    assert only.startswith(problem)
+    assert f"Problem: {only}" in report.as_text().replace("\n         ", " ")
+
+
+@pytest.mark.parametrize(("report", "status"), [(COMPLETE, 0), (without(methods=[]), 1)])
+def test_exit_status_says_whether_a_job_can_run(monkeypatch, capsys, report, status):
+    monkeypatch.setattr(check_build, "collect", lambda environment: report)
+    assert cli.main(["--check-build"]) == status
+    assert cli.main(["--check-build", "--json"]) == status
+    assert capsys.readouterr().out.startswith("horovod-compress v1.2.3:")
+
+
+def test_attempt_reports_reasons_and_surprises():
+    def unavailable() -> str:
+        raise Unavailable("no device found")
+
+    def broken() -> str:
+        raise OSError("libx.so.1: cannot open shared object file\nand a page more")
+
+    assert attempt("a", lambda: "fine") == Item("a", True, "fine")
+    assert attempt("b", unavailable) == Item("b", False, "no device found")
+    assert attempt("c", broken) == Item("c", False, "OSError: libx.so.1: cannot open shared object file")
+
+
+def test_methods_that_do_not_import_are_reported(monkeypatch):
+    monkeypatch.setitem(sys.modules, "horovod_compress.codecs.registry", None)
+    (item,) = check_build.method_items()
+    assert not item.available
+    assert "does not import" in item.detail
+
+
+def test_methods_come_from_the_registry(monkeypatch):
+    registry = types.SimpleNamespace(available=lambda: ["marsit", "topk"])
+    monkeypatch.setitem(sys.modules, "horovod_compress.codecs", types.ModuleType("codecs"))
+    monkeypatch.setitem(sys.modules, "horovod_compress.codecs.registry", registry)
+    assert check_build.method_items() == [Item("marsit", True), Item("topk", True)]
+
+
+def test_this_installation_is_described(monkeypatch):
+    monkeypatch.setenv("HVC_TEST_ONLY", "yes")
+    report = check_build.collect({"HVC_TEST_ONLY": "yes", "HOME": "/nowhere"})
+    kernels = {item.name: item for item in report.kernels}
+    assert kernels["CPU"].available
+    assert kernels["CPU"].detail in ("generic", "avx2", "avx512")
+    assert Item("PyTorch framework", True) in report.horovod
+    assert report.torch[0].available
+    assert report.environment == {"HVC_TEST_ONLY": "yes"}
+    assert report.warnings == [check_build.STALL_WARNING]
+
+
+def test_verb_is_added_by_adding_a_file(monkeypatch, tmp_path, capsys):
+    (tmp_path / "count_bits.py").write_text(
+        '"""Counts bits, 100% of them.\n\nAnd explains."""\n'
+        "def add_arguments(parser): parser.add_argument('--of', type=int)\n"
+        "def run(arguments):\n"
+        "    print(arguments.of.bit_count(), arguments.json)\n"
+        "    return 3\n"
+    )
+    monkeypatch.setattr(verbs, "__path__", [str(tmp_path)])
+    monkeypatch.delitem(sys.modules, "horovod_compress.verbs.count_bits", raising=False)
+    assert cli.main(["count-bits", "--of", "7"]) == 3
+    assert cli.main(["--json", "count-bits", "--of", "7"]) == 3
+    assert cli.main(["count-bits", "--of", "7", "--json"]) == 3
+    assert capsys.readouterr().out.split() == ["3", "False", "3", "True", "3", "True"]
+    assert cli.main([]) == 2
+    assert "Counts bits, 100% of them." in capsys.readouterr().out
+    sys.modules.pop("horovod_compress.verbs.count_bits")

@@ -1,0 +1,183 @@
+"""Builds Horovod's wheel from its source distribution: about two minutes on two cores.
+
+Horovod publishes no wheels, and its last release predates the C++20 that torch's headers ask for today.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+import shutil
+import subprocess
+import sysconfig
+import tarfile
+import zipfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from environment.cmake import find_cmake
+from environment.logged_command import CommandRunner, StepFailed
+from environment.prerequisites import find_compiler
+from environment.virtual_environment import Inspection, VirtualEnvironment
+from environment.wheel_cache import BuildFacts, WheelCache
+
+VERSION = "0.28.1"
+SHA256 = "92a43f5a94c43907a56805bad15f19700c62ffc83b7ca483f9e104e229f67ef0"
+
+# (file, what it says, what it has to say)
+CHANGES = (
+    ("CMakeLists.txt", "set(CMAKE_CXX_STANDARD 14)", "set(CMAKE_CXX_STANDARD 20)"),
+    ("horovod/torch/CMakeLists.txt", "set(CMAKE_CXX_STANDARD 14)", "set(CMAKE_CXX_STANDARD 20)"),
+    # A path is no regular expression: with a + in it, the libraries would land where no wheel looks for them.
+    (
+        "cmake/Utilities.cmake",
+        'string(REGEX REPLACE "${PROJECT_SOURCE_DIR}(/)?" "" SUB_FOLDER "${CMAKE_CURRENT_SOURCE_DIR}")',
+        'file(RELATIVE_PATH SUB_FOLDER "${PROJECT_SOURCE_DIR}" "${CMAKE_CURRENT_SOURCE_DIR}")',
+    ),
+)
+# What a wheel must contain: Horovod's Python files alone import, and fail only when a job starts.
+LIBRARY = "horovod/torch/mpi_lib_v2"
+
+# PyTorch over Gloo: nothing but a compiler is needed. A variable of the same name set by the user wins, so that
+# HOROVOD_GPU_OPERATIONS=NCCL or an MPI build need no change here.
+OPTIONS = {
+    "HOROVOD_WITH_PYTORCH": "1",
+    "HOROVOD_WITHOUT_TENSORFLOW": "1",
+    "HOROVOD_WITHOUT_MXNET": "1",
+    "HOROVOD_WITH_GLOO": "1",
+    "HOROVOD_WITHOUT_MPI": "1",
+    "HOROVOD_CPU_OPERATIONS": "GLOO",
+}
+_BUILD_VARIABLE = re.compile(r"HOROVOD_(WITH(OUT)?_|GPU|CPU_OPERATIONS$|BUILD_|CUDA_HOME$|NCCL_|ALLOW_MIXED|ROCM_)")
+
+_BYTES_PER_COMPILER = 1 << 30
+
+# Pythons since 3.12 complain where no filter is named, and some older ones know none. pip has checked the digest.
+_EXTRACTION: dict[str, Any] = {"filter": "data"} if hasattr(tarfile, "data_filter") else {}
+
+# Horovod's own needs: its wheel is installed without asking pip for them, because pip would find "torch" there too.
+# setuptools stands in for the distutils that its launcher imports, which Python 3.12 removed.
+NEEDS = ("cloudpickle", "psutil", "pyyaml", "packaging", "cffi", "setuptools")
+
+
+def build_options(environment: Mapping[str, str]) -> dict[str, str]:
+    """Horovod's build options: ours, overridden by those of the caller. Its run-time settings play no part."""
+    given = {name: value for name, value in environment.items() if _BUILD_VARIABLE.match(name)}
+    # HOROVOD_WITH_MPI=1 alone must be enough, although ours is HOROVOD_WITHOUT_MPI=1.
+    ours = {name: value for name, value in OPTIONS.items() if name.replace("WITHOUT", "WITH") not in given}
+    return {**ours, **given}
+
+
+def collect_facts(inspection: Inspection, environment: Mapping[str, str]) -> BuildFacts:
+    return BuildFacts(
+        horovod=VERSION,
+        torch=inspection.torch or "none",
+        python=inspection.abi,
+        platform=sysconfig.get_platform(),
+        c_library="-".join(platform.libc_ver()),
+        compiler=_compiler_facts(),
+        instruction_sets=_instruction_sets(Path("/proc/cpuinfo")),
+        options=tuple(sorted(build_options(environment).items())),
+        recipe=repr(CHANGES),
+    )
+
+
+@dataclass(frozen=True)
+class HorovodWheel:
+    """One build, wanted by one virtual environment."""
+
+    cache: WheelCache
+    venv: VirtualEnvironment
+    runner: CommandRunner
+    facts: BuildFacts
+
+    def get(self) -> tuple[Path, bool]:
+        """The wheel, and whether it had to be built now."""
+        key = self.facts.key()
+        with self.cache.locked(key):
+            if wheel := self.cache.find(key):
+                return wheel, False
+            with self.cache.workplace(key) as folder:
+                built = self._build(self._sources(folder), folder)
+                return self.cache.store(key, built, self.facts), True
+
+    def _sources(self, folder: Path) -> Path:
+        """Downloads Horovod's source distribution through pip, as its user configured it, and applies CHANGES."""
+        wanted = folder / "requirements.txt"
+        wanted.write_text(f"horovod=={VERSION} --hash=sha256:{SHA256}\n")
+        options = ["--no-deps", "--no-binary", "horovod", "--no-build-isolation"]
+        command = self.venv.pip("download", *options, "-d", str(folder), "-r", str(wanted))
+        self.runner.run(command, title=f"Downloading Horovod {VERSION}")
+        archive = next(folder.glob("horovod-*.tar.gz"))
+        with tarfile.open(archive) as opened:
+            opened.extractall(folder, **_EXTRACTION)
+        sources = folder / f"horovod-{VERSION}"
+        for name, old, new in CHANGES:
+            _change(sources / name, old, new)
+        return sources
+
+    def _build(self, sources: Path, folder: Path) -> Path:
+        cmake = find_cmake(self.venv, self.runner)
+        built = folder / "wheel"
+        command = self.venv.pip("wheel", "-v", "--no-build-isolation", "--no-deps", "-w", str(built), str(sources))
+        title = f"Building Horovod {VERSION} for torch {self.facts.torch}, once"
+        self.runner.run(command, title=title, environment=self._environment(cmake))
+        if not any(contains(wheel, LIBRARY) for wheel in built.glob("*.whl")):
+            raise StepFailed(title, 0, self.runner.log, [f"the build ended well, but its wheel has no {LIBRARY}"])
+        return built
+
+    def _environment(self, cmake: Path) -> dict[str, str]:
+        # Neither the jobs of the make that runs us nor a user's other generator suit Horovod's build.
+        dropped = ("MAKEFLAGS", "MFLAGS", "MAKELEVEL", "CMAKE_GENERATOR")
+        inherited = {name: value for name, value in os.environ.items() if name not in dropped}
+        return {
+            **inherited,
+            **dict(self.facts.options),
+            "PATH": f"{self.venv.programs}{os.pathsep}{os.environ.get('PATH', '')}",
+            "HOROVOD_CMAKE": str(cmake),
+            "CMAKE_POLICY_VERSION_MINIMUM": "3.5",  # CMake 4 refuses the bundled Gloo's own, older, minimum
+            "MAKEFLAGS": f"-j{parallel_jobs()}",
+        }
+
+
+def contains(wheel: Path, beginning: str) -> bool:
+    with zipfile.ZipFile(wheel) as opened:
+        return any(name.startswith(beginning) for name in opened.namelist())
+
+
+def parallel_jobs() -> int:
+    """As many compilers as there are cores, and memory for: torch's headers take about a gigabyte each."""
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return max(1, min(len(os.sched_getaffinity(0)), memory // _BYTES_PER_COMPILER))
+
+
+def _change(path: Path, old: str, new: str) -> None:
+    text = path.read_text()
+    if old not in text:
+        raise ValueError(f"{path} does not contain {old!r}: this is not Horovod {VERSION}")
+    path.write_text(text.replace(old, new))
+
+
+def _compiler_facts() -> str:
+    """Target and major version: what decides the C++ library's symbols."""
+    compiler = find_compiler()
+    if compiler is None:
+        return "none"
+    target, version = (_ask([*compiler, flag]) for flag in ("-dumpmachine", "-dumpversion"))
+    return f"{Path(shutil.which(compiler[0]) or compiler[0]).resolve().name} {target} {version.split('.')[0]}"
+
+
+def _ask(command: list[str]) -> str:
+    return subprocess.run(command, capture_output=True, text=True).stdout.strip()
+
+
+def _instruction_sets(cpuinfo: Path) -> str:
+    """Those of the three that Horovod's CMakeLists.txt looks for which this processor has."""
+    try:
+        flags = next(line for line in cpuinfo.read_text().splitlines() if line.startswith("flags")).split()
+    except (OSError, StopIteration):
+        return ""
+    return " ".join(name for name in ("avx", "f16c", "fma") if name in flags)

@@ -1,0 +1,137 @@
+"""The folder `.venv`: created, inspected and filled, here only."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from environment.logged_command import CommandRunner, StepFailed
+
+_HERE = Path(__file__).resolve().parent
+
+
+@dataclass(frozen=True)
+class Inspection:
+    """What inspect_environment.py found."""
+
+    python: list[int]
+    abi: str
+    suffix: str
+    include: str
+    pip: str
+    torch: str | None
+    horovod: str | None
+    package: str | None
+    unmet: list[str]
+
+
+class EnvironmentProblem(Exception):
+    """Something about `.venv` that only a person can decide."""
+
+
+class VirtualEnvironment:
+    def __init__(self, folder: Path, runner: CommandRunner) -> None:
+        self.folder = folder
+        self.programs = folder / "bin"
+        self.python = self.programs / "python"
+        self._runner = runner
+        # Present while pip works: found at the start, it means that a pip was interrupted half-way.
+        self._unfinished = folder / "installation-unfinished"
+        self._location = folder / "location"
+        self._torch_requirement = folder / "torch-requirement"
+
+    def pip(self, *arguments: str) -> list[str]:
+        quiet = ("--disable-pip-version-check", "--no-input")
+        return [str(self.python), "-m", "pip", arguments[0], *quiet, *arguments[1:]]
+
+    def works(self) -> bool:
+        """Whether it is where it was made, and its Python starts and has pip."""
+        if self._is_moved():
+            return False
+        try:
+            result = subprocess.run([self.python, "-c", "import pip"], capture_output=True)
+        except OSError:
+            return False
+        return result.returncode == 0
+
+    def create(self) -> None:
+        """Creates the folder, or completes one whose creation was interrupted."""
+        # A link to a Python that is gone cannot be repaired in place, nor can programs that start with an old path.
+        gone = self.python.is_symlink() and not self.python.exists()
+        clear = ["--clear"] if gone or self._is_moved() else []
+        self._runner.run([sys.executable, "-m", "venv", *clear, self.folder], title=f"Creating {self.folder.name}")
+        self._location.write_text(str(self.folder))
+
+    def _is_moved(self) -> bool:
+        return self._location.exists() and self._location.read_text() != str(self.folder)
+
+    def inspect(self, project: Path, extras: Sequence[str], also: Sequence[str]) -> Inspection:
+        command: list[str | Path] = [self.python, _HERE / "inspect_environment.py", project]
+        command += [f"--extra={name}" for name in extras] + [f"--also={text}" for text in also]
+        if self._torch_requirement.exists():
+            command.append(f"--already={self._torch_requirement.read_text()}")
+        result = subprocess.run(command, capture_output=True, text=True)
+        if result.returncode != 0:
+            raise EnvironmentProblem(f"cannot inspect {self.folder}: {result.stderr.strip()}")
+        inspection = Inspection(**json.loads(result.stdout))
+        if tuple(inspection.python) < (3, 10):
+            found = ".".join(map(str, inspection.python))
+            raise EnvironmentProblem(f"{self.folder} holds Python {found}, 3.10 is needed: remove the folder")
+        return inspection
+
+    def install(self, requirements: Sequence[str], inspection: Inspection, torch: str) -> None:
+        names = ", ".join(requirements[:3]) + (f" and {len(requirements) - 3} more" if len(requirements) > 3 else "")
+        # pip 24.1 and later say how far a download is without a terminal; torch is a large one.
+        progress = ["--progress-bar=raw"] if _numbers(inspection.pip) >= (24, 1) else []
+        self.run_pip("install", *progress, *requirements, title=f"Installing {names}")
+        self._torch_requirement.write_text(torch)
+
+    def install_wheel(self, wheel: Path) -> None:
+        arguments = ("--no-deps", "--no-index", "--force-reinstall", str(wheel))
+        self.run_pip("install", *arguments, title=f"Installing {wheel.name}")
+
+    def run_pip(self, *arguments: str, title: str) -> None:
+        """Runs a pip that changes the environment; an interruption of it is repaired at the next start."""
+        self._unfinished.touch()
+        try:
+            self._runner.run(self.pip(*arguments), title=title)
+        except StepFailed as failure:
+            # A pip that ended by itself has undone what it had begun; one that was killed has not.
+            if failure.status > 0:
+                self._unfinished.unlink()
+            raise
+        self._unfinished.unlink()
+
+    def repair(self) -> None:
+        """Removes the records of packages of which an interrupted pip left only a part, so that they are missing."""
+        if not self._unfinished.exists():
+            return
+        for record in self._broken_records():
+            shutil.rmtree(record)
+            print(f"removed {record.name}, whose installation was interrupted", flush=True)
+        self._unfinished.unlink()
+
+    def _broken_records(self) -> list[Path]:
+        # RECORD is the last file that pip writes, and it names all the others.
+        records = self.folder.glob("lib/python*/site-packages/*.dist-info")
+        return [record for record in records if not _is_complete(record)]
+
+    def runs(self, statements: str) -> bool:
+        return subprocess.run([self.python, "-c", statements], capture_output=True).returncode == 0
+
+
+def _is_complete(record: Path) -> bool:
+    listed = record / "RECORD"
+    if not listed.exists():
+        return False
+    names = (line.rsplit(",", 2)[0].strip('"') for line in listed.read_text(encoding="utf-8").splitlines() if line)
+    return all((record.parent / name).exists() for name in names if not name.endswith(".pyc"))
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in version.split(".")[:2] if part.isdigit())
