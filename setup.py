@@ -52,8 +52,9 @@ class Toolchain:
 
 
 def sanitizer_flags() -> tuple[str, ...]:
-    chosen = os.environ.get("HVC_SANITIZE", "")
-    return (f"-fsanitize={chosen}", "-fno-omit-frame-pointer", "-g") if chosen else ()
+    chosen = [name for name in os.environ.get("HVC_SANITIZE", "").split(",") if name]
+    # One flag each: nvcc would take the comma between two for its own.
+    return (*(f"-fsanitize={name}" for name in chosen), "-fno-omit-frame-pointer", "-g") if chosen else ()
 
 
 def include_flags() -> tuple[str, ...]:

@@ -1,114 +1,14 @@
-// Python module `_cpu`: unwraps integers, releases the GIL, nothing else.
-#include <pybind11/pybind11.h>
-#include <pybind11/stl.h>
-
-#include <array>
-#include <optional>
-#include <vector>
-
-#include "kernels.h"
-
-namespace py = pybind11;
+// Python module `_cpu`.
+#include "bind.h"
 
 namespace {
 
-using Address = uintptr_t;
-using KeyWords = std::array<uint32_t, 5>;
-
-template <class T> T* at(Address address) { return reinterpret_cast<T*>(address); }
-
-hvc::Launch on(int threads) { return {threads, nullptr}; }
-
-hvc::Stream stream_of(const KeyWords& w) { return {w[0], w[1], w[2], w[3], w[4]}; }
-
-// An optional key as the pointer that the kernels take.
-struct MaybeStream {
-  explicit MaybeStream(const std::optional<KeyWords>& words) : present(words.has_value()) {
-    if (present) stream = stream_of(*words);
-  }
-  const hvc::Stream* pointer() const { return present ? &stream : nullptr; }
-  bool present;
-  hvc::Stream stream{};
-};
-
-void sign_pack(Address x, int dtype, int64_t count, Address bits, int threads) {
-  hvc::sign_pack(at<void>(x), hvc::Dtype(dtype), count, at<uint64_t>(bits), on(threads));
-}
-
-int64_t sign_offer(Address grad, Address residual, int dtype, int64_t count, int64_t row_length,
-                   const std::optional<KeyWords>& key, int64_t word_offset, Address bits, Address sums,
-                   int threads) {
-  const MaybeStream stream(key);
-  int64_t nonfinite = 0;
-  hvc::sign_offer(at<void>(grad), at<void>(residual), hvc::Dtype(dtype), count, row_length, stream.pointer(),
-                  word_offset, at<uint64_t>(bits), at<double>(sums), &nonfinite, on(threads));
-  return nonfinite;
-}
-
-void sign_decode(Address bits, Address steps, int dtype, int64_t count, int64_t row_length, int feedback,
-                 double scale, const std::optional<KeyWords>& key, int64_t word_offset, Address grad,
-                 Address residual, int threads) {
-  const MaybeStream stream(key);
-  hvc::sign_decode(at<uint64_t>(bits), at<float>(steps), hvc::Dtype(dtype), count, row_length,
-                   hvc::Feedback(feedback), scale, stream.pointer(), word_offset, at<void>(grad),
-                   at<void>(residual), on(threads));
-}
-
-void sign_unpack(Address bits, Address steps, int dtype, int64_t count, int64_t row_length, double scale,
-                 Address out, int threads) {
-  hvc::sign_unpack(at<uint64_t>(bits), at<float>(steps), hvc::Dtype(dtype), count, row_length, scale,
-                   at<void>(out), on(threads));
-}
-
-void merge_bits(Address into, Address other, int64_t words, uint64_t numerator, uint64_t denominator,
-                const KeyWords& key, int64_t word_offset, int threads) {
-  const hvc::Stream stream = stream_of(key);
-  hvc::merge_bits(at<uint64_t>(into), at<uint64_t>(other), words, numerator, denominator, &stream, word_offset,
-                  on(threads));
-}
-
-void bernoulli_words(Address out, int64_t words, uint64_t numerator, uint64_t denominator, const KeyWords& key,
-                     int64_t word_offset, int threads) {
-  const hvc::Stream stream = stream_of(key);
-  hvc::bernoulli_words(at<uint64_t>(out), words, numerator, denominator, &stream, word_offset, on(threads));
-}
-
-void majority_fold(const std::vector<Address>& parts, int64_t count, Address out, int threads) {
-  static_assert(sizeof(Address) == sizeof(uint64_t*), "addresses are passed as integers");
-  hvc::majority_fold(reinterpret_cast<const uint64_t* const*>(parts.data()), int64_t(parts.size()), count,
-                     at<uint64_t>(out), on(threads));
-}
-
-int64_t dense_offer(Address grad, Address residual, int dtype, int64_t count, Address out, int out_dtype,
-                    int threads) {
-  int64_t nonfinite = 0;
-  hvc::dense_offer(at<void>(grad), at<void>(residual), hvc::Dtype(dtype), count, at<void>(out),
-                   hvc::Dtype(out_dtype), &nonfinite, on(threads));
-  return nonfinite;
-}
-
-void dense_add(Address into, Address other, int dtype, int64_t count, int threads) {
-  hvc::dense_add(at<void>(into), at<void>(other), hvc::Dtype(dtype), count, on(threads));
-}
-
-void dense_decode(Address payload, int payload_dtype, int64_t count, double scale, Address grad, int grad_dtype,
-                  Address residual, int threads) {
-  hvc::dense_decode(at<void>(payload), hvc::Dtype(payload_dtype), count, scale, at<void>(grad),
-                    hvc::Dtype(grad_dtype), at<void>(residual), on(threads));
-}
-
-void triad(Address a, Address b, Address c, float s, int64_t count, int threads) {
-  hvc::triad(at<float>(a), at<float>(b), at<float>(c), s, count, on(threads));
-}
+hvc::Launch launch_of(Address threads) { return {int(threads), nullptr}; }
 
 uint32_t crc32c(Address data, int64_t bytes, uint32_t crc) { return hvc::crc32c(at<void>(data), bytes, crc); }
 
 uint32_t crc32c_copy(Address into, Address from, int64_t bytes, uint32_t crc) {
   return hvc::crc32c_copy(at<void>(into), at<void>(from), bytes, crc);
-}
-
-uint64_t hash64(Address data, int64_t bytes, uint64_t seed, int threads) {
-  return hvc::hash64(at<void>(data), bytes, seed, on(threads));
 }
 
 std::array<uint32_t, 4> philox4x32(const std::array<uint32_t, 4>& counter, const std::array<uint32_t, 2>& key) {
@@ -119,21 +19,9 @@ std::array<uint32_t, 4> philox4x32(const std::array<uint32_t, 4>& counter, const
 }  // namespace
 
 PYBIND11_MODULE(_cpu, module, py::mod_gil_not_used()) {
-  using unlocked = py::call_guard<py::gil_scoped_release>;
-  module.def("sign_pack", &sign_pack, unlocked());
-  module.def("sign_offer", &sign_offer, unlocked());
-  module.def("sign_decode", &sign_decode, unlocked());
-  module.def("sign_unpack", &sign_unpack, unlocked());
-  module.def("merge_bits", &merge_bits, unlocked());
-  module.def("bernoulli_words", &bernoulli_words, unlocked());
-  module.def("majority_fold", &majority_fold, unlocked());
-  module.def("dense_offer", &dense_offer, unlocked());
-  module.def("dense_add", &dense_add, unlocked());
-  module.def("dense_decode", &dense_decode, unlocked());
-  module.def("triad", &triad, unlocked());
-  module.def("crc32c", &crc32c, unlocked());
-  module.def("crc32c_copy", &crc32c_copy, unlocked());
-  module.def("hash64", &hash64, unlocked());
-  module.def("philox4x32", &philox4x32, unlocked());
+  define_kernels(module);
+  module.def("crc32c", &crc32c, py::call_guard<py::gil_scoped_release>());
+  module.def("crc32c_copy", &crc32c_copy, py::call_guard<py::gil_scoped_release>());
+  module.def("philox4x32", &philox4x32);
   module.def("instruction_set", &hvc::instruction_set);
 }

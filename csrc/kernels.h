@@ -44,10 +44,12 @@ void dense_decode(const void* payload, Dtype payload_dtype, int64_t count, doubl
                   Dtype grad_dtype, void* residual, Launch launch);
 void triad(float* a, const float* b, const float* c, float s, int64_t count, Launch launch);
 
-// crc32c.cpp, hash64.cpp and their .cu
+// hash64.cpp, hash64.cu: waits for its stream on CUDA
+uint64_t hash64(const void* data, int64_t bytes, uint64_t seed, Launch launch);
+
+// crc32c.cpp: host memory only
 uint32_t crc32c(const void* data, int64_t bytes, uint32_t crc);
 uint32_t crc32c_copy(void* into, const void* from, int64_t bytes, uint32_t crc);
-uint64_t hash64(const void* data, int64_t bytes, uint64_t seed, Launch launch);
 
 // isa.cpp: what runtime dispatch chose
 const char* instruction_set();

@@ -54,7 +54,7 @@ class Digits:
     name = "digits"
     metric = "accuracy"
     unit = "fraction of held-out images"
-    defaults = Defaults("sgd", batch=16, rates={"sgd": 0.05, "adam": 1e-3})
+    defaults = Defaults("sgd", batch=32, rates={"sgd": 0.02, "adam": 1e-3})
 
     def __init__(self) -> None:
         from sklearn.datasets import load_digits

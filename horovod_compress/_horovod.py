@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import pickle
+import sys
 import time
 from typing import Any
 
 import horovod.torch as hvd
 import torch
+from horovod.torch import mpi_ops
 
 from .deadline import Deadline
 from .errors import ExchangeError
@@ -48,3 +50,16 @@ def _allgather(tensor: torch.Tensor, name: str, process_set: Any, seconds: float
 def in_backward() -> bool:
     """Return whether this thread is inside a backward pass."""
     return torch._C._current_graph_task_id() != -1
+
+
+def waits_for_tokens(compression: Any) -> bool:
+    """Return whether a thread is inside Horovod's wait for one of this compression's tokens."""
+    wait = mpi_ops.synchronize.__code__
+    for frame in sys._current_frames().values():
+        inside, at = False, frame
+        while at is not None:
+            inside = inside or at.f_code is wait
+            if inside and getattr(at.f_locals.get("self"), "_compression", None) is compression:
+                return True
+            at = at.f_back
+    return False

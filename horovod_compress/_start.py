@@ -86,9 +86,15 @@ def specs(named: Sequence[tuple[str, nn.Parameter]]) -> list[TensorSpec]:
     """Return the tensors to reduce in backward order.
 
     Raises:
-        ConfigError: a name occurs twice, or a dtype is not supported.
+        ConfigError: these are no named parameters, a name occurs twice, or a dtype is not supported.
     """
     tensors = []
+    for pair in named:
+        if not (isinstance(pair, tuple) and len(pair) == 2 and isinstance(pair[1], nn.Parameter)):
+            raise ConfigError(
+                f"named_parameters should hold (name, parameter) pairs, as model.named_parameters() "
+                f"gives them, got {type(pair).__name__}"
+            )
     for name, parameter in reversed(named):
         if not parameter.requires_grad:
             continue

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import json
+import logging
+import os
 import time
 from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
+
+_log = logging.getLogger("horovod_compress")
 
 PHASES = ("offer", "encode", "exchange", "decode", "verify", "wait")
 
@@ -62,8 +68,33 @@ class FlightRecorder:
         self.events.append((time.time(), step, bucket, event, hop))
 
     def last(self) -> str:
-        """Describe the last event in words."""
-        if not self.events:
+        """Describe the last event of an exchange in words; offers go on beside it."""
+        events = list(self.events)
+        if not events:
             return "nothing yet"
-        _, step, bucket, event, hop = self.events[-1]
+        exchanged = [event for event in events if event[3] != "offer"]
+        _, step, bucket, event, hop = (exchanged or events)[-1]
         return f"{event}{f' {hop}' if hop >= 0 else ''} of bucket {bucket}, step {step}"
+
+    def document(self, rank: int, failure: str) -> dict[str, Any]:
+        """Return the events as plain data, the oldest first."""
+        names = ("time", "step", "bucket", "event", "hop")
+        events = [dict(zip(names, event)) for event in list(self.events)]
+        return {"rank": rank, "time": time.time(), "failure": failure, "events": events}
+
+    def dump(self, rank: int, failure: str) -> None:
+        """Write ``rank<N>.json`` to the folder of ``HVC_DUMP_DIR``, if that is set.
+
+        It never raises: a full disk must not hide the failure that there is to report.
+        """
+        folder = os.environ.get("HVC_DUMP_DIR", "")
+        if not folder:
+            return
+        try:
+            path = Path(folder) / f"rank{rank}.json"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            temporary = path.with_suffix(f".{os.getpid()}.tmp")
+            temporary.write_text(json.dumps(self.document(rank, failure)) + "\n")
+            temporary.replace(path)  # a reader sees all of it or nothing
+        except OSError as error:
+            _log.warning("HVC_DUMP_DIR=%s: the flight record of rank %d was not written: %s", folder, rank, error)

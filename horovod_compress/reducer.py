@@ -42,6 +42,7 @@ from .wire import Bad, codec_id
 
 _NOTES_SECONDS = 0.5
 _CLOSE_SECONDS = 1.0
+_TELL_SECONDS = 0.5
 _LOOK_SECONDS = 1.0
 
 
@@ -80,6 +81,9 @@ class Reducer:
         self._where = [(s, p) for s in self.stations for p in range(len(s.bucket.tensors))]
         self._changed = threading.Condition()
         self._failure: HorovodCompressError | None = None
+        self._told = False  # whether the training thread has seen the failure
+        #: Called from the exchange thread if the training thread does not come for a failure.
+        self.on_unseen: Callable[[str], None] = lambda text: None
         self._closing = False
         self._hashes = torch.zeros(len(self.stations), dtype=torch.int64)
         self._thread = threading.Thread(target=self._run, name="hvc-exchange", daemon=True)
@@ -161,8 +165,8 @@ class Reducer:
         station, position = self._where[index]
         with self.metrics.timed("wait"), self._changed:
             while station.finished < step and not self._failure:
-                self._check_all_offered(step)
-                self._changed.wait(_LOOK_SECONDS)
+                if not self._changed.wait(_LOOK_SECONDS):
+                    self._check_all_offered(step)
         self._raise_failure()
         if station.error:
             raise station.error
@@ -188,6 +192,7 @@ class Reducer:
 
     def _raise_failure(self) -> None:
         if self._failure:
+            self._told = True
             raise type(self._failure)(*self._failure.args) from self._failure
 
     def _key(self, station: Station) -> Key:
@@ -201,12 +206,15 @@ class Reducer:
                 while self._one_step():
                     pass
         except PeerError as error:
-            self._fail(self._explain(error), error)
+            if self._closing:
+                self._stop(ExchangeError(f"rank {self.rank} closed its compression during {self.recorder.last()}"))
+            else:
+                self._fail(self._explain(error))
         except HorovodCompressError as error:
-            self._fail(error, error)
+            self._stop(error)
         except BaseException as error:  # anything else would leave the training thread waiting
-            text = f"rank {self.rank}: {type(error).__name__} in the exchange of {self.recorder.last()}: {error}"
-            self._fail(ExchangeError(text), error)
+            text = f"rank {self.rank}: {type(error).__name__} during {self.recorder.last()}: {error}"
+            self._stop(ExchangeError(text))
 
     def _one_step(self) -> bool:
         """Exchange every bucket once; return False when the reducer is closed."""
@@ -324,28 +332,45 @@ class Reducer:
         """Return a sentence on the ranks that left no note of their own: they did not see it coming."""
         notes = self.transport.notes(_NOTES_SECONDS)
         if not notes:
-            return "The notes of the other ranks could not be read: rank 0 may be gone."
+            return "Rank 0, which keeps the ranks' notes on failures, gives no sign of life: look at its output."
         silent = sorted(set(range(self.world)) - set(notes) - {self.rank})
         if silent:
-            return f"No sign of life from rank(s) {', '.join(map(str, silent))}."
+            return f"No sign of life from rank(s) {', '.join(map(str, silent))}: look at their output."
         return _told(notes)
 
-    def _fail(self, failure: HorovodCompressError, cause: BaseException) -> None:
-        if failure is cause:  # PeerError aborted before it was explained
-            self.transport.abort({"why": str(failure)})
+    def _stop(self, failure: HorovodCompressError) -> None:
+        """Fail for a reason of this rank's own, and let the other ranks know it."""
+        self.transport.abort({"why": str(failure)})
+        self._fail(failure)
+
+    def _fail(self, failure: HorovodCompressError) -> None:
+        self.recorder.dump(self.rank, str(failure))
         failure.__cause__ = None
         with self._changed:
             self._failure = failure
             self._changed.notify_all()
+        end = time.monotonic() + _TELL_SECONDS
+        while time.monotonic() < end:
+            if self._told or self._closing:
+                return
+            time.sleep(_TELL_SECONDS / 50)
+        self.on_unseen(str(failure))
 
     def close(self) -> None:
-        """Stop the exchange thread and close the transport; safe to call twice."""
+        """Stop the exchange thread and close the transport; safe to call twice.
+
+        An exchange under way is called off, and fails on the other ranks.
+        """
         with self._changed:
             self._closing = True
             self._changed.notify_all()
+        self._join()
+        self.transport.close()
+        self._join()
+
+    def _join(self) -> None:
         if self._thread is not threading.current_thread():
             self._thread.join(_CLOSE_SECONDS)
-        self.transport.close()
 
     # ---- state ----
 

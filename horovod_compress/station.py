@@ -135,7 +135,7 @@ class Station:
 
     def offer(self, position: int, grad: Tensor, key: Key, zero_nonfinite: bool) -> int:
         """Hand one gradient to the codec; return how many of its values are not finite."""
-        flat = grad.view(-1) if grad.is_contiguous() else grad.reshape(-1)
+        flat = grad.contiguous().view(-1)  # reshape() may give a view with gaps
         round_ = self.round(key.step)
         self.grads[position], self._originals[position] = flat, grad
         count = round_.codec.offer(round_.work, position, key)

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor, nn
 
 from . import checkpoint
-from ._horovod import in_backward
+from ._horovod import in_backward, waits_for_tokens
 from ._start import start
 from .codecs import registry
 from .codecs.registry import available
@@ -85,6 +85,8 @@ class Compression:
         self._process_set = process_set
         self._reducer: Reducer | None = None
         self._warned = False
+        self._attached = False
+        self._under_way = 0  # gradients handed over whose results were not fetched yet
         self._repeating = 0  # calls left in a second synchronize() of the same step
         self._settled = -1  # the step whose sparse gradients were looked for
         self._number = Compression._made
@@ -92,13 +94,14 @@ class Compression:
         if not process_set.included():
             self._parameters: list[nn.Parameter] = []
             return
-        self._named = [(name, p) for name, p in named_parameters]
+        self._named = list(named_parameters)
         self._start(options)
 
     def _start(self, options: Mapping[str, Any]) -> None:
         self._codec, self._reducer = start(
             self.method, self._named, options, self._process_set, f"hvc.handshake.{self._number}"
         )
+        self._reducer.on_unseen = self._wake
         by_name = dict(self._named)
         self._parameters = [by_name[name] for name in self._reducer.plan.names()]
         self._index = {id(p): index for index, p in enumerate(self._parameters)}
@@ -129,7 +132,7 @@ class Compression:
         if self._is_repeat(tensor):
             return torch.ones(1), tensor
         token = self._tokens[index].fill_(1.0)
-        return token, (index, self._running().offer(index, tensor))
+        return token, (index, self._offer(index, tensor))
 
     def decompress(self, tensor: Tensor, ctx: Any) -> Tensor:
         """Return the result for a token; other tensors pass through."""
@@ -166,6 +169,7 @@ class Compression:
             return optimizer
         self._reducer.gain = self._gain_for(optimizer.op)
         _attach(optimizer, self)
+        self._attached = True
         return optimizer
 
     # ---- state ----
@@ -214,6 +218,18 @@ class Compression:
             )
         return self._reducer
 
+    def _wake(self, failure: str) -> None:
+        """Tell of a failure that the training thread has not come for, as it may be in Horovod.
+
+        Horovod waits for the tokens of a silent rank for ever, and has no other way to call a wait
+        off than to shut down, on all ranks. Its error then says nothing of the reason.
+        """
+        if self._attached:
+            return
+        _log.error("%s", failure)
+        if waits_for_tokens(self):
+            hvd.shutdown()
+
     def _find(self, tensor: Tensor) -> int:
         """Return the index of the parameter whose gradient this is.
 
@@ -255,7 +271,7 @@ class Compression:
             self._repeating -= 1
             return True
         self._repeating = 0
-        if in_backward() or not self._running().idle() or not self._all_results():
+        if in_backward() or self._under_way or not self._all_results():
             return False
         self._repeating = len(self._parameters) - 1
         if not self._warned:
@@ -272,12 +288,22 @@ class Compression:
         same = all(g is not None and g.data_ptr() == at for g, at in zip(grads, self._last_seen))
         return same and any(bool(grad.any()) for grad in grads if grad is not None)
 
+    def _offer(self, index: int, grad: Tensor) -> int:
+        step = self._running().offer(index, grad)
+        self._under_way += 1
+        return step
+
     def _result(self, index: int, step: int, gain: float | None = None) -> Tensor:
         reducer = self._running()
         if self._settled != step:
             self._settled = step
             self._skip_sparse(reducer, step)
-        result = reducer.result(index, step, gain)
+        try:
+            result = reducer.result(index, step, gain)
+        except HorovodCompressError:
+            self._under_way = 0  # nobody fetches the other results of this step
+            raise
+        self._under_way -= 1
         self._last_seen[index] = result.data_ptr()
         return result
 
@@ -324,12 +350,27 @@ def _attach(optimizer: Any, compression: Compression) -> None:
             raise ConfigError(compression._why_unknown(parameter.grad))
         if compression._is_repeat(parameter.grad):
             return (lambda: parameter.grad), None
-        step = compression._running().offer(index, parameter.grad)
-        return (lambda: compression._result(index, step)), None
+        step = compression._offer(index, parameter.grad)
+        return (lambda: result(index, step)), None
+
+    def result(index: int, step: int) -> Tensor:
+        try:
+            return compression._result(index, step)
+        except ExchangeError:
+            # Else the next backward pass would stop at Horovod's count of passes, not at the reason.
+            _forget_step(optimizer)
+            raise
 
     optimizer._allreduce_grad_async = hand_over
     # The plan's buckets take the place of Horovod's groups, whose handles cannot be callables.
     optimizer._groups = None
+
+
+def _forget_step(optimizer: Any) -> None:
+    """Reset what Horovod keeps of an unfinished step, as its ``load_state_dict`` does."""
+    optimizer._handles = {}
+    for parameter in optimizer._allreduce_delay:
+        optimizer._allreduce_delay[parameter] = optimizer.backward_passes_per_step
 
 
 def _factory(method: str) -> Callable[..., Compression]:

@@ -50,7 +50,7 @@ class Marsit(Codec):
 
     full_precision_every: int = 50
     step_size: str | float = "row"
-    compensation: Feedback = "global"
+    compensation: Feedback = "own"
     zeros: str = "random"
 
     name: ClassVar[str] = "marsit"

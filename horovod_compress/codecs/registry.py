@@ -1,4 +1,4 @@
-"""The codecs by name. Importing this module imports every codec of the package."""
+"""The codecs by name; the package fills it when it is imported."""
 
 from __future__ import annotations
 
@@ -60,12 +60,10 @@ def create(name: str, **options: Any) -> Codec:
     return codec(**options)
 
 
-def _import_all() -> None:
+def import_all() -> None:
+    """Import every codec of the package, each of which registers itself."""
     from . import __path__, __name__ as package
 
     for module in sorted(module.name for module in pkgutil.iter_modules(__path__)):
         if module not in _NO_CODECS:
             importlib.import_module(f"{package}.{module}")
-
-
-_import_all()

@@ -4,12 +4,16 @@ All tensors are one-dimensional and contiguous. "Bits" are ``torch.int64`` words
 ``w`` is element ``64 * w + j``, and padding bits of the last word are always written 0. Results do
 not depend on the number of threads, the alignment, the device or the instruction set.
 
+On CUDA tensors the kernels run on the current stream and return at once; a count of non-finite
+elements is then a one-element tensor on the device, and only ``int()`` of it waits.
+
 ``HVC_KERNELS=reference`` runs the readable NumPy kernels of :mod:`.reference` instead.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cache
 from types import ModuleType
 from typing import Literal
 
@@ -54,6 +58,13 @@ else:
     _cpu = loader.load("_cpu")
 
 
+@cache
+def _cuda() -> ModuleType:
+    if loader.choice():
+        raise ValueError(f"HVC_KERNELS={loader.choice()} runs on CPU tensors only")
+    return loader.load("_cuda")
+
+
 def word_count(count: int) -> int:
     """Return how many 64-bit words hold ``count`` bits."""
     return (count + 63) >> 6
@@ -62,16 +73,35 @@ def word_count(count: int) -> int:
 # ---- legality ---------------------------------------------------------------------------------
 
 
-def _tensor(name: str, tensor: Tensor, dtype: torch.dtype, count: int) -> int:
+def _backend(tensor: Tensor) -> tuple[ModuleType, int, int]:
+    """Return the module for a tensor, its device (-1 is the CPU), and how to launch there."""
+    if tensor.is_cpu:
+        return _reference or _cpu, -1, torch.get_num_threads()
+    device = tensor.get_device()
+    if not tensor.is_cuda or device != torch.cuda.current_device():
+        raise ValueError(
+            f"tensors must be on the CPU or the current CUDA device (torch.cuda.set_device "
+            f"chooses it, for each thread), got one on {tensor.device}"
+        )
+    return _cuda(), device, torch.cuda.current_stream().cuda_stream
+
+
+def _tensor(name: str, tensor: Tensor, dtype: torch.dtype, count: int, device: int) -> int:
     """Check one tensor and return its address."""
     if tensor.dtype is not dtype or tensor.numel() != count or not tensor.is_contiguous():
         raise ValueError(
             f"{name} must be a contiguous {dtype} tensor of {count} elements, "
             f"got {tensor.dtype} with shape {tuple(tensor.shape)} and stride {tensor.stride()}"
         )
-    if tensor.is_cuda or tensor.device.type != "cpu":
-        raise ValueError(f"{name} must be a CPU tensor, got one on {tensor.device}")
+    if not (tensor.is_cpu if device < 0 else tensor.is_cuda and tensor.get_device() == device):
+        expected = "the CPU" if device < 0 else f"cuda:{device}"
+        raise ValueError(f"{name} must be on {expected}, got a tensor on {tensor.device}")
     return tensor.data_ptr()
+
+
+def _counter(device: int) -> Tensor | None:
+    """Return where a count goes that a CUDA kernel makes."""
+    return None if device < 0 else torch.empty(1, dtype=torch.int64, device=f"cuda:{device}")
 
 
 def _number(name: str, tensor: Tensor) -> int:
@@ -119,13 +149,14 @@ def _odds(numerator: int, denominator: int) -> None:
 
 def sign_pack(x: Tensor, bits: Tensor) -> None:
     """Write one bit per element: ``x >= 0``, so -0.0 gives 1 and NaN gives 0."""
+    native, device, launch = _backend(x)
     count = x.numel()
     code = _number("x", x)
-    x_at = _tensor("x", x, x.dtype, count)
-    bits_at = _tensor("bits", bits, torch.int64, word_count(count))
+    x_at = _tensor("x", x, x.dtype, count, device)
+    bits_at = _tensor("bits", bits, torch.int64, word_count(count), device)
     if _reference:
         return _reference.sign_pack(x, bits)
-    _cpu.sign_pack(x_at, code, count, bits_at, torch.get_num_threads())
+    native.sign_pack(x_at, code, count, bits_at, launch)
 
 
 def sign_offer(
@@ -137,7 +168,7 @@ def sign_offer(
     *,
     key: Key | None = None,
     word_offset: int = 0,
-) -> int:
+) -> int | Tensor:
     """Write the signs of ``x = grad + residual`` and the sum of ``|x|`` of every row.
 
     Args:
@@ -149,26 +180,29 @@ def sign_offer(
     Returns:
         The number of elements of ``x`` that are not finite.
     """
+    native, device, launch = _backend(grad)
     count = grad.numel()
     words = word_count(count)
     code = _number("grad", grad)
     rows = _rows(count, row_length)
-    grad_at = _tensor("grad", grad, grad.dtype, count)
-    bits_at = _tensor("bits", bits, torch.int64, words)
-    residual_at = sums_at = 0
+    grad_at = _tensor("grad", grad, grad.dtype, count, device)
+    bits_at = _tensor("bits", bits, torch.int64, words, device)
+    residual_at = sums_at = counter_at = 0
     if residual is not None:
-        residual_at = _tensor("residual", residual, _work(grad.dtype), count)
+        residual_at = _tensor("residual", residual, _work(grad.dtype), count, device)
     if sums is not None:
-        sums_at = _tensor("sums", sums, torch.float64, rows)
+        sums_at = _tensor("sums", sums, torch.float64, rows, device)
     stream = _words(key, word_offset, words)
     if _reference:
-        return _reference.sign_offer(
-            grad, residual, bits, sums, row_length, key=key, word_offset=word_offset
-        )
-    threads = torch.get_num_threads()
-    return _cpu.sign_offer(
-        grad_at, residual_at, code, count, row_length, stream, word_offset, bits_at, sums_at, threads
-    )
+        options = {"key": key, "word_offset": word_offset}
+        return _reference.sign_offer(grad, residual, bits, sums, row_length, **options)
+    counter = _counter(device)
+    if counter is not None:
+        counter_at = counter.data_ptr()
+    shape = (code, count, row_length)
+    outputs = (bits_at, sums_at, counter_at)
+    counted = native.sign_offer(grad_at, residual_at, *shape, stream, word_offset, *outputs, launch)
+    return counted if counter is None else counter
 
 
 def sign_decode(
@@ -192,6 +226,7 @@ def sign_decode(
     Args:
         steps: float32, one per ``row_length`` elements.
     """
+    native, device, launch = _backend(grad)
     count = grad.numel()
     words = word_count(count)
     code = _number("grad", grad)
@@ -202,55 +237,35 @@ def sign_decode(
             f"got {feedback!r} with {'no' if residual is None else 'a'} residual"
         )
     rows = _rows(count, row_length)
-    bits_at = _tensor("bits", bits, torch.int64, words)
-    steps_at = _tensor("steps", steps, torch.float32, rows)
-    grad_at = _tensor("grad", grad, grad.dtype, count)
+    bits_at = _tensor("bits", bits, torch.int64, words, device)
+    steps_at = _tensor("steps", steps, torch.float32, rows, device)
+    grad_at = _tensor("grad", grad, grad.dtype, count, device)
     residual_at = 0
     if residual is not None:
-        residual_at = _tensor("residual", residual, _work(grad.dtype), count)
+        residual_at = _tensor("residual", residual, _work(grad.dtype), count, device)
         _apart("residual", residual, "grad", grad)
     stream = _words(key, word_offset, words)
     if _reference:
-        return _reference.sign_decode(
-            bits,
-            steps,
-            row_length,
-            grad,
-            residual,
-            feedback=feedback,
-            scale=scale,
-            key=key,
-            word_offset=word_offset,
-        )
-    _cpu.sign_decode(
-        bits_at,
-        steps_at,
-        code,
-        count,
-        row_length,
-        rule,
-        scale,
-        stream,
-        word_offset,
-        grad_at,
-        residual_at,
-        torch.get_num_threads(),
-    )
+        options = {"feedback": feedback, "scale": scale, "key": key, "word_offset": word_offset}
+        return _reference.sign_decode(bits, steps, row_length, grad, residual, **options)
+    shape = (code, count, row_length)
+    rules = (rule, scale, stream, word_offset)
+    native.sign_decode(bits_at, steps_at, *shape, *rules, grad_at, residual_at, launch)
 
 
 def sign_unpack(
     bits: Tensor, steps: Tensor, row_length: int, out: Tensor, *, scale: float = 1.0
 ) -> None:
     """Write ``+-steps[row] * scale``."""
+    native, device, launch = _backend(out)
     count = out.numel()
     code = _number("out", out)
-    bits_at = _tensor("bits", bits, torch.int64, word_count(count))
-    steps_at = _tensor("steps", steps, torch.float32, _rows(count, row_length))
-    out_at = _tensor("out", out, out.dtype, count)
+    bits_at = _tensor("bits", bits, torch.int64, word_count(count), device)
+    steps_at = _tensor("steps", steps, torch.float32, _rows(count, row_length), device)
+    out_at = _tensor("out", out, out.dtype, count, device)
     if _reference:
         return _reference.sign_unpack(bits, steps, row_length, out, scale=scale)
-    threads = torch.get_num_threads()
-    _cpu.sign_unpack(bits_at, steps_at, code, count, row_length, scale, out_at, threads)
+    native.sign_unpack(bits_at, steps_at, code, count, row_length, scale, out_at, launch)
 
 
 # ---- merging bits -----------------------------------------------------------------------------
@@ -270,113 +285,120 @@ def merge_bits(
     This is Marsit's operator: the result is an unbiased sample of the weighted signs, and where
     both sides agree it is what they agree on.
     """
+    native, device, launch = _backend(into)
     words = into.numel()
     total = weight_into + weight_other
     _odds(weight_other, total)
-    into_at = _tensor("into", into, torch.int64, words)
-    other_at = _tensor("other", other, torch.int64, words)
+    into_at = _tensor("into", into, torch.int64, words, device)
+    other_at = _tensor("other", other, torch.int64, words, device)
     _apart("into", into, "other", other)
     stream = _words(key, word_offset, words)
     if _reference:
         return _reference.merge_bits(
             into, other, weight_into, weight_other, key, word_offset=word_offset
         )
-    threads = torch.get_num_threads()
-    _cpu.merge_bits(into_at, other_at, words, weight_other, total, stream, word_offset, threads)
+    native.merge_bits(into_at, other_at, words, weight_other, total, stream, word_offset, launch)
 
 
 def bernoulli_words(
     out: Tensor, numerator: int, denominator: int, key: Key, *, word_offset: int = 0
 ) -> None:
     """Draw bits that are 1 with probability ``numerator / denominator``, exact to 2**-64."""
+    native, device, launch = _backend(out)
     words = out.numel()
     _odds(numerator, denominator)
-    out_at = _tensor("out", out, torch.int64, words)
+    out_at = _tensor("out", out, torch.int64, words, device)
     stream = _words(key, word_offset, words)
     if _reference:
         return _reference.bernoulli_words(out, numerator, denominator, key, word_offset=word_offset)
-    threads = torch.get_num_threads()
-    _cpu.bernoulli_words(out_at, words, numerator, denominator, stream, word_offset, threads)
+    native.bernoulli_words(out_at, words, numerator, denominator, stream, word_offset, launch)
 
 
 def majority_fold(parts: Sequence[Tensor], out: Tensor, count: int) -> None:
     """Write 1 where at least half of the parts hold 1, for ``count`` bits; may run in place."""
     if not 1 <= len(parts) <= _MAX_PARTS:
         raise ValueError(f"parts must hold 1 to {_MAX_PARTS} tensors, got {len(parts)}")
+    native, device, launch = _backend(out)
     words = word_count(count)
-    out_at = _tensor("out", out, torch.int64, words)
-    parts_at = [_tensor(f"parts[{i}]", part, torch.int64, words) for i, part in enumerate(parts)]
+    out_at = _tensor("out", out, torch.int64, words, device)
+    parts_at = [_tensor(f"parts[{i}]", part, torch.int64, words, device) for i, part in enumerate(parts)]
     if _reference:
         return _reference.majority_fold(parts, out, count)
-    _cpu.majority_fold(parts_at, count, out_at, torch.get_num_threads())
+    native.majority_fold(parts_at, count, out_at, launch)
 
 
 # ---- plain numbers ----------------------------------------------------------------------------
 
 
-def dense_offer(grad: Tensor, residual: Tensor | None, out: Tensor) -> int:
+def dense_offer(grad: Tensor, residual: Tensor | None, out: Tensor) -> int | Tensor:
     """Write ``grad + residual`` in the dtype of ``out``; return how many of these are not finite."""
+    native, device, launch = _backend(grad)
     count = grad.numel()
     code, out_code = _number("grad", grad), _number("out", out)
-    grad_at = _tensor("grad", grad, grad.dtype, count)
-    out_at = _tensor("out", out, out.dtype, count)
-    residual_at = 0
+    grad_at = _tensor("grad", grad, grad.dtype, count, device)
+    out_at = _tensor("out", out, out.dtype, count, device)
+    residual_at = counter_at = 0
     if residual is not None:
-        residual_at = _tensor("residual", residual, _work(grad.dtype), count)
+        residual_at = _tensor("residual", residual, _work(grad.dtype), count, device)
         _apart("out", out, "residual", residual)
     _apart("out", out, "grad", grad)
     if _reference:
         return _reference.dense_offer(grad, residual, out)
-    threads = torch.get_num_threads()
-    return _cpu.dense_offer(grad_at, residual_at, code, count, out_at, out_code, threads)
+    counter = _counter(device)
+    if counter is not None:
+        counter_at = counter.data_ptr()
+    counted = native.dense_offer(grad_at, residual_at, code, count, out_at, out_code, counter_at, launch)
+    return counted if counter is None else counter
 
 
 def dense_add(into: Tensor, other: Tensor) -> None:
     """Add ``other`` to ``into``; 16-bit types add in float32 and round to nearest even."""
+    native, device, launch = _backend(into)
     count = into.numel()
     code = _number("into", into)
-    into_at = _tensor("into", into, into.dtype, count)
-    other_at = _tensor("other", other, into.dtype, count)
+    into_at = _tensor("into", into, into.dtype, count, device)
+    other_at = _tensor("other", other, into.dtype, count, device)
     _apart("into", into, "other", other)
     if _reference:
         return _reference.dense_add(into, other)
-    _cpu.dense_add(into_at, other_at, code, count, torch.get_num_threads())
+    native.dense_add(into_at, other_at, code, count, launch)
 
 
 def dense_decode(
     payload: Tensor, grad: Tensor, *, scale: float, residual: Tensor | None = None
 ) -> None:
     """Write ``payload * scale`` over ``grad``; a residual, if given, becomes 0."""
+    native, device, launch = _backend(grad)
     count = grad.numel()
     code, grad_code = _number("payload", payload), _number("grad", grad)
-    payload_at = _tensor("payload", payload, payload.dtype, count)
-    grad_at = _tensor("grad", grad, grad.dtype, count)
+    payload_at = _tensor("payload", payload, payload.dtype, count, device)
+    grad_at = _tensor("grad", grad, grad.dtype, count, device)
     _apart("payload", payload, "grad", grad)
     residual_at = 0
     if residual is not None:
-        residual_at = _tensor("residual", residual, _work(grad.dtype), count)
+        residual_at = _tensor("residual", residual, _work(grad.dtype), count, device)
         _apart("residual", residual, "grad", grad)
         _apart("residual", residual, "payload", payload)
     if _reference:
         return _reference.dense_decode(payload, grad, scale=scale, residual=residual)
-    threads = torch.get_num_threads()
-    _cpu.dense_decode(payload_at, code, count, scale, grad_at, grad_code, residual_at, threads)
+    native.dense_decode(payload_at, code, count, scale, grad_at, grad_code, residual_at, launch)
 
 
 # ---- checking bytes ---------------------------------------------------------------------------
 
 
 def crc32c(data: Tensor, crc: int = 0) -> int:
-    """Return the CRC-32C of ``uint8`` data; pass the previous value to continue one."""
-    data_at = _tensor("data", data, torch.uint8, data.numel())
-    return _reference.crc32c(data, crc) if _reference else _cpu.crc32c(data_at, data.numel(), crc)
+    """Return the CRC-32C of ``uint8`` data in host memory; pass the previous value to continue one."""
+    count = data.numel()
+    data_at = _tensor("data", data, torch.uint8, count, -1)
+    return _reference.crc32c(data, crc) if _reference else _cpu.crc32c(data_at, count, crc)
 
 
 def crc32c_copy(dst: Tensor, src: Tensor, crc: int = 0) -> int:
-    """Copy ``src`` to ``dst`` and return the CRC-32C of the bytes that were copied."""
+    """Copy ``src`` to ``dst``, both in host memory, and return the CRC-32C of what was copied."""
     count = src.numel()
-    src_at = _tensor("src", src, torch.uint8, count)
-    dst_at = _tensor("dst", dst, torch.uint8, count)
+    src_at = _tensor("src", src, torch.uint8, count, -1)
+    dst_at = _tensor("dst", dst, torch.uint8, count, -1)
     _apart("dst", dst, "src", src)
     if _reference:
         return _reference.crc32c_copy(dst, src, crc)
@@ -384,11 +406,14 @@ def crc32c_copy(dst: Tensor, src: Tensor, crc: int = 0) -> int:
 
 
 def hash64(data: Tensor, seed: int = 0) -> int:
-    """Return a 64-bit hash of ``uint8`` data that any change within one 8-byte word changes."""
-    data_at = _tensor("data", data, torch.uint8, data.numel())
-    if _reference:
-        return _reference.hash64(data, seed)
-    return _cpu.hash64(data_at, data.numel(), seed, torch.get_num_threads())
+    """Return a 64-bit hash of ``uint8`` data that any change within one 8-byte word changes.
+
+    On CUDA this waits for the stream: the result is a number.
+    """
+    native, device, launch = _backend(data)
+    count = data.numel()
+    data_at = _tensor("data", data, torch.uint8, count, device)
+    return _reference.hash64(data, seed) if _reference else native.hash64(data_at, count, seed, launch)
 
 
 # ---- for tests and benchmarks -----------------------------------------------------------------
@@ -403,11 +428,12 @@ def philox4x32(
 
 def triad(a: Tensor, b: Tensor, c: Tensor, s: float) -> None:
     """Write ``b + s * c``, float32: the yardstick for memory bandwidth."""
+    native, device, launch = _backend(a)
     count = a.numel()
-    at = [_tensor(n, t, torch.float32, count) for n, t in (("a", a), ("b", b), ("c", c))]
+    at = [_tensor(n, t, torch.float32, count, device) for n, t in (("a", a), ("b", b), ("c", c))]
     if _reference:
         return _reference.triad(a, b, c, s)
-    _cpu.triad(*at, s, count, torch.get_num_threads())
+    native.triad(*at, s, count, launch)
 
 
 def instruction_set() -> str:

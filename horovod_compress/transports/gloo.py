@@ -8,14 +8,18 @@ in turn, after leaving a note in the store that says what it saw.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import socket
+import threading
 import time
 import weakref
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
+import torch
 import torch.distributed as dist
 from torch import Tensor
 
@@ -23,6 +27,7 @@ from ..deadline import Deadline
 from ..errors import ConfigError, ExchangeError, PeerError
 
 _TAG = 0x48564346  # one ordered stream per pair of ranks
+_NEVER_TAG = _TAG + 1
 _NOTE_SECONDS = 0.5
 _POLL_SECONDS = 0.05
 
@@ -73,9 +78,17 @@ class Meeting:
 
     def __init__(self, address: tuple[str, int] | None, own: str, seconds: float) -> None:
         host, port = address or (own, 0)
-        self.store = dist.TCPStore(
-            host, port, is_master=address is None, wait_for_workers=False, timeout=timedelta(seconds=seconds)
-        )
+        limit = timedelta(seconds=seconds)
+        try:
+            self.store = dist.TCPStore(
+                host, port, is_master=address is None, wait_for_workers=False, timeout=limit
+            )
+        except RuntimeError as error:
+            verb = "reach" if address else "open"
+            raise ExchangeError(
+                f"could not {verb} the store at {host}:{port} through which the ranks meet: "
+                f"{_first_line(error)}; set HOROVOD_GLOO_IFACE to a network interface that all hosts share"
+            ) from None
         self.address = (host, self.store.port)
 
 
@@ -107,7 +120,7 @@ class GlooTransport:
             raise ExchangeError(
                 f"rank {rank}: not all of {size} ranks connected within {seconds:g} s: {_first_line(error)}"
             ) from None
-        # abort() must drop every transfer, or the connections stay open behind them.
+        # A transfer keeps the connections open, and a traceback may keep the transfer.
         self._pending: weakref.WeakSet[_Transfer] = weakref.WeakSet()
 
     def send(self, data: Tensor, to: int) -> _Transfer:
@@ -127,28 +140,39 @@ class GlooTransport:
         return transfer
 
     def abort(self, note: dict) -> None:
-        try:
-            self._store.set_timeout(timedelta(seconds=_NOTE_SECONDS))
-            self._store.set(f"abort/{self.rank}", json.dumps(note))
-        except RuntimeError:
-            pass  # the store died with rank 0; closing the connections still tells the others
+        _within(_NOTE_SECONDS, lambda: self._store.set(f"abort/{self.rank}", json.dumps(note)))
+        self._break()
         self._drop()
 
     def notes(self, seconds: float) -> dict[int, dict]:
-        end = time.monotonic() + seconds
         found: dict[int, dict] = {}
-        try:
-            while len(found) < self.size and time.monotonic() < end:
-                for rank in set(range(self.size)) - set(found):
-                    if self._store.check([f"abort/{rank}"]):
-                        found[rank] = json.loads(self._store.get(f"abort/{rank}"))
-                time.sleep(_POLL_SECONDS)
-        except RuntimeError:
-            pass  # rank 0 and its store are gone: what was read so far has to do
-        return found
+        _within(seconds, lambda: self._read_notes(found, seconds))
+        return dict(found)
+
+    def _read_notes(self, found: dict[int, dict], seconds: float) -> None:
+        end = time.monotonic() + seconds
+        while len(found) < self.size and time.monotonic() < end:
+            for rank in set(range(self.size)) - set(found):
+                if self._store.check([f"abort/{rank}"]):
+                    found[rank] = json.loads(self._store.get(f"abort/{rank}"))
+            time.sleep(_POLL_SECONDS)
 
     def close(self) -> None:
+        if any(transfer.work is not None for transfer in list(self._pending)):
+            self._break()  # some thread may be waiting, and would keep the connections open
         self._drop()
+
+    def _break(self) -> None:
+        """Close every connection now, whoever still waits for a transfer or holds one.
+
+        Gloo closes all connections of a group when one wait in it times out, and has no other
+        call for that: so wait for what no rank ever sends.
+        """
+        if self._group is None or self.size == 1:
+            return
+        nothing, peer = torch.zeros(1, dtype=torch.uint8), (self.rank + 1) % self.size
+        with contextlib.suppress(RuntimeError):
+            self._group.recv([nothing], peer, _NEVER_TAG).wait(timedelta(milliseconds=1))
 
     def _drop(self) -> None:
         for transfer in list(self._pending):
@@ -168,11 +192,29 @@ class _Transfer:
         # Gloo takes a timeout of zero for none at all.
         left = timedelta(milliseconds=max(1, int(deadline.left() * 1000)))
         try:
-            self.work.wait(left)
+            if not self.work.wait(left):  # Gloo's word for a wait that was called off
+                raise PeerError(self._peer, False, "the transfer was called off")
         except RuntimeError as error:
             raise PeerError(self._peer, "Timed out" in str(error), _first_line(error)) from None
         finally:
             self.work = None
+
+
+def _within(seconds: float, call: Callable[[], object]) -> None:
+    """Make calls to the store, but no longer than this.
+
+    The store has no bound of its own: it hangs when rank 0, which serves it, is frozen. And it
+    fails when rank 0 is gone; what was done so far has to do then.
+    """
+
+    def quietly() -> None:
+        with contextlib.suppress(RuntimeError):
+            call()
+
+    thread = threading.Thread(target=quietly, name="hvc-notes", daemon=True)
+    with contextlib.suppress(RuntimeError):  # at the interpreter's end no thread starts
+        thread.start()
+        thread.join(seconds)
 
 
 def _first_line(error: Exception) -> str:

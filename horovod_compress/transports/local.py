@@ -9,7 +9,7 @@ import time
 from torch import Tensor
 
 from ..deadline import Deadline
-from ..errors import PeerError
+from ..errors import CorruptFrameError, PeerError
 
 _POLL_SECONDS = 0.02
 
@@ -79,6 +79,8 @@ class _Receipt:
                 if deadline.passed():
                     raise PeerError(self._frm, True, "no data before the deadline") from None
         if data.numel() != self._data.numel():
-            detail = f"expected {self._data.numel()} bytes, got {data.numel()}"
-            raise PeerError(self._frm, False, detail)
+            raise CorruptFrameError(
+                f"rank {self._to}: a frame of {self._data.numel()} bytes was due from rank {self._frm}, "
+                f"got one of {data.numel()} bytes; check that every rank runs the same version of horovod-compress"
+            )
         self._data.copy_(data)

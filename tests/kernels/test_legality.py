@@ -33,7 +33,8 @@ REFUSED: dict[str, tuple[str, Callable[[], object]]] = {
     "words of another type": ("bits must be", lambda: kernels.sign_pack(_f(64), _w(1).to(torch.int32))),
     "integers": ("x must be float32", lambda: kernels.sign_pack(_w(64), _w(1))),
     "strided": ("contiguous", lambda: kernels.sign_pack(_f(128)[::2], _w(1))),
-    "another device": ("CPU tensor", lambda: kernels.sign_pack(torch.zeros(64, device="meta"), _w(1))),
+    "another device": ("on the CPU or the current CUDA", lambda: kernels.sign_pack(torch.zeros(64, device="meta"), _w(1))),
+    "two devices": ("bits must be on the CPU", lambda: kernels.sign_pack(_f(64), _w(1).to("meta"))),
     "residual too short": ("residual must be", lambda: kernels.sign_offer(_f(64), _f(63), _w(1), None, 1)),
     "residual of the gradient's type": (
         "residual must be",

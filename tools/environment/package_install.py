@@ -55,11 +55,17 @@ class PackageInstall:
         for name in _VARIABLES:
             yield f"{name}={os.environ.get(name, '')}".encode()
         yield _version(find_compiler())
-        nvcc = shutil.which(os.environ.get("CUDACXX") or "nvcc")
-        yield _version([nvcc] if nvcc else None)
+        yield _version(_find_nvcc())
 
     def _sources(self) -> Iterator[Path]:
         return (path for path in (self._root / "csrc").rglob("*") if path.is_file())
+
+
+def _find_nvcc() -> list[str] | None:
+    """As setup.py looks for it."""
+    home = os.environ.get("CUDA_HOME")
+    names = (os.environ.get("CUDACXX"), home and f"{home}/bin/nvcc", "nvcc", "/usr/local/cuda/bin/nvcc")
+    return next(([found] for name in names if name and (found := shutil.which(name))), None)
 
 
 def _version(command: list[str] | None) -> bytes:

@@ -1,0 +1,112 @@
+"""Learning quality of every method against no compression: real jobs, several seeds, equal steps.
+
+    python benchmarks/quality.py --task digits --ranks 4 --steps 300 --seeds 1,2,3 \\
+        --run none --run "marsit full_precision_every=100"
+
+Each run is `METHOD [option=value ...]`. The first is what the others are compared with.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT / "examples"))
+
+from jobs import Job, JobFailed, run  # noqa: E402
+from table import ratio  # noqa: E402
+
+DEFAULT_RUNS = ["none", "fp16", "bf16", "marsit"]
+
+
+def main() -> None:
+    chosen = arguments()
+    try:
+        rows = [measure(words.split(), chosen) for words in chosen.run or DEFAULT_RUNS]
+    except JobFailed as failure:
+        sys.exit(f"quality.py: {failure}")
+    for row in rows:
+        row["against_first"] = compared(row["mean"], rows[0]["mean"], chosen.task)
+        print(json.dumps(row) if chosen.json else line(row), flush=True)
+    if not all(row["ranks_identical"] for row in rows):
+        sys.exit("quality.py: some ranks ended with different parameters")
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--task", choices=("digits", "text"), default="digits")
+    parser.add_argument("--ranks", type=int, default=4)
+    parser.add_argument("--steps", type=int, default=300)
+    parser.add_argument("--seeds", default="1,2,3")
+    parser.add_argument("--optimizer", choices=("sgd", "adam"), help="default: the task's own")
+    parser.add_argument("--lr", type=float, help="default: the task's own for this optimizer")
+    parser.add_argument("--run", action="append", metavar="'METHOD [option=value ...]'")
+    parser.add_argument("--limit", type=float, default=900, help="seconds for one job")
+    parser.add_argument("--out", type=Path, default=ROOT / "build" / "quality")
+    parser.add_argument("--json", action="store_true", help="one JSON line per run")
+    return parser.parse_args()
+
+
+def measure(words: list[str], chosen: argparse.Namespace) -> dict[str, Any]:
+    """Train once per seed and return the mean of the final metric."""
+    records = [train(words, int(seed), chosen) for seed in chosen.seeds.split(",")]
+    metric = records[0]["final"]["metric"]
+    finals = [record["final"][metric] for record in records]
+    return {
+        "bench": "quality",
+        "name": " ".join(words),
+        "task": chosen.task,
+        "optimizer": records[0]["config"]["optimizer"],
+        "ranks": chosen.ranks,
+        "steps": chosen.steps,
+        "metric": metric,
+        "finals": finals,
+        "mean": statistics.mean(finals),
+        "bytes_ratio": ratio(records[0]["stats"]),
+        "ranks_identical": all(record["ranks_identical"] for record in records),
+    }
+
+
+def train(words: list[str], seed: int, chosen: argparse.Namespace) -> dict[str, Any]:
+    method, *options = words
+    stem = chosen.out / f"{chosen.task}-{chosen.optimizer or 'default'}-{'-'.join(words)}-{seed}"
+    path = stem.with_suffix(".json")
+    path.unlink(missing_ok=True)
+    command = ["--task", chosen.task, "--method", method, "--steps", str(chosen.steps)]
+    command += ["--seed", str(seed), "--eval-every", str(chosen.steps), "--json", str(path)]
+    for option in options:
+        command += ["--option", option]
+    if chosen.optimizer:
+        command += ["--optimizer", chosen.optimizer]
+    if chosen.lr:
+        command += ["--lr", str(chosen.lr)]
+    name = f"{' '.join(words)}, seed {seed}"
+    run(Job(name, chosen.ranks, command, stem.with_suffix(".log"), chosen.limit), lambda text: None)
+    record: dict[str, Any] = json.loads(path.read_text())
+    print(f"  {name}: {record['final'][record['final']['metric']]:.4f}", file=sys.stderr, flush=True)
+    return record
+
+
+def compared(mean: float, first: float, task: str) -> str:
+    """Return points of accuracy or per cent of loss, worse is minus."""
+    if task == "digits":
+        return f"{100 * (mean - first):+.2f} points"
+    return f"{100 * (first - mean) / first:+.1f} %"
+
+
+def line(row: dict[str, Any]) -> str:
+    finals = " ".join(f"{value:.4f}" for value in row["finals"])
+    identical = "identical" if row["ranks_identical"] else "DIFFERENT"
+    return (
+        f"{row['task']:6} {row['optimizer']:5} {row['name']:40} {row['metric']} {row['mean']:.4f} "
+        f"({row['against_first']}; {finals})  bytes 1/{row['bytes_ratio']}  ranks {identical}"
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,129 @@
+// What both Python modules share: unwrapping integers, releasing the GIL, nothing else.
+//
+// `launch` is the number of threads on the CPU and the stream on CUDA. `counter`, where there is one, is the
+// device memory that receives a count; 0 means that the count is returned.
+#pragma once
+#include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
+
+#include <array>
+#include <optional>
+#include <vector>
+
+#include "kernels.h"
+
+namespace py = pybind11;
+
+namespace {
+
+using Address = uintptr_t;
+using KeyWords = std::array<uint32_t, 5>;
+
+hvc::Launch launch_of(Address launch);  // each module has its own
+
+template <class T> T* at(Address address) { return reinterpret_cast<T*>(address); }
+
+hvc::Stream stream_of(const KeyWords& w) { return {w[0], w[1], w[2], w[3], w[4]}; }
+
+// An optional key as the pointer that the kernels take.
+struct MaybeStream {
+  explicit MaybeStream(const std::optional<KeyWords>& words) : present(words.has_value()) {
+    if (present) stream = stream_of(*words);
+  }
+  const hvc::Stream* pointer() const { return present ? &stream : nullptr; }
+  bool present;
+  hvc::Stream stream{};
+};
+
+void sign_pack(Address x, int dtype, int64_t count, Address bits, Address launch) {
+  hvc::sign_pack(at<void>(x), hvc::Dtype(dtype), count, at<uint64_t>(bits), launch_of(launch));
+}
+
+int64_t sign_offer(Address grad, Address residual, int dtype, int64_t count, int64_t row_length,
+                   const std::optional<KeyWords>& key, int64_t word_offset, Address bits, Address sums,
+                   Address counter, Address launch) {
+  const MaybeStream stream(key);
+  int64_t nonfinite = 0;
+  hvc::sign_offer(at<void>(grad), at<void>(residual), hvc::Dtype(dtype), count, row_length, stream.pointer(),
+                  word_offset, at<uint64_t>(bits), at<double>(sums), counter ? at<int64_t>(counter) : &nonfinite,
+                  launch_of(launch));
+  return nonfinite;
+}
+
+void sign_decode(Address bits, Address steps, int dtype, int64_t count, int64_t row_length, int feedback,
+                 double scale, const std::optional<KeyWords>& key, int64_t word_offset, Address grad,
+                 Address residual, Address launch) {
+  const MaybeStream stream(key);
+  hvc::sign_decode(at<uint64_t>(bits), at<float>(steps), hvc::Dtype(dtype), count, row_length,
+                   hvc::Feedback(feedback), scale, stream.pointer(), word_offset, at<void>(grad),
+                   at<void>(residual), launch_of(launch));
+}
+
+void sign_unpack(Address bits, Address steps, int dtype, int64_t count, int64_t row_length, double scale,
+                 Address out, Address launch) {
+  hvc::sign_unpack(at<uint64_t>(bits), at<float>(steps), hvc::Dtype(dtype), count, row_length, scale,
+                   at<void>(out), launch_of(launch));
+}
+
+void merge_bits(Address into, Address other, int64_t words, uint64_t numerator, uint64_t denominator,
+                const KeyWords& key, int64_t word_offset, Address launch) {
+  const hvc::Stream stream = stream_of(key);
+  hvc::merge_bits(at<uint64_t>(into), at<uint64_t>(other), words, numerator, denominator, &stream, word_offset,
+                  launch_of(launch));
+}
+
+void bernoulli_words(Address out, int64_t words, uint64_t numerator, uint64_t denominator, const KeyWords& key,
+                     int64_t word_offset, Address launch) {
+  const hvc::Stream stream = stream_of(key);
+  hvc::bernoulli_words(at<uint64_t>(out), words, numerator, denominator, &stream, word_offset, launch_of(launch));
+}
+
+void majority_fold(const std::vector<Address>& parts, int64_t count, Address out, Address launch) {
+  static_assert(sizeof(Address) == sizeof(uint64_t*), "addresses are passed as integers");
+  hvc::majority_fold(reinterpret_cast<const uint64_t* const*>(parts.data()), int64_t(parts.size()), count,
+                     at<uint64_t>(out), launch_of(launch));
+}
+
+int64_t dense_offer(Address grad, Address residual, int dtype, int64_t count, Address out, int out_dtype,
+                    Address counter, Address launch) {
+  int64_t nonfinite = 0;
+  hvc::dense_offer(at<void>(grad), at<void>(residual), hvc::Dtype(dtype), count, at<void>(out),
+                   hvc::Dtype(out_dtype), counter ? at<int64_t>(counter) : &nonfinite, launch_of(launch));
+  return nonfinite;
+}
+
+void dense_add(Address into, Address other, int dtype, int64_t count, Address launch) {
+  hvc::dense_add(at<void>(into), at<void>(other), hvc::Dtype(dtype), count, launch_of(launch));
+}
+
+void dense_decode(Address payload, int payload_dtype, int64_t count, double scale, Address grad, int grad_dtype,
+                  Address residual, Address launch) {
+  hvc::dense_decode(at<void>(payload), hvc::Dtype(payload_dtype), count, scale, at<void>(grad),
+                    hvc::Dtype(grad_dtype), at<void>(residual), launch_of(launch));
+}
+
+void triad(Address a, Address b, Address c, float s, int64_t count, Address launch) {
+  hvc::triad(at<float>(a), at<float>(b), at<float>(c), s, count, launch_of(launch));
+}
+
+uint64_t hash64(Address data, int64_t bytes, uint64_t seed, Address launch) {
+  return hvc::hash64(at<void>(data), bytes, seed, launch_of(launch));
+}
+
+void define_kernels(py::module_& module) {
+  using unlocked = py::call_guard<py::gil_scoped_release>;
+  module.def("sign_pack", &sign_pack, unlocked());
+  module.def("sign_offer", &sign_offer, unlocked());
+  module.def("sign_decode", &sign_decode, unlocked());
+  module.def("sign_unpack", &sign_unpack, unlocked());
+  module.def("merge_bits", &merge_bits, unlocked());
+  module.def("bernoulli_words", &bernoulli_words, unlocked());
+  module.def("majority_fold", &majority_fold, unlocked());
+  module.def("dense_offer", &dense_offer, unlocked());
+  module.def("dense_add", &dense_add, unlocked());
+  module.def("dense_decode", &dense_decode, unlocked());
+  module.def("triad", &triad, unlocked());
+  module.def("hash64", &hash64, unlocked());
+}
+
+}  // namespace

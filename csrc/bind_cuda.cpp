@@ -1,0 +1,21 @@
+// Python module `_cuda`. The CUDA runtime is linked statically: without a driver the module still loads, and
+// device_count() is 0.
+#include <cuda_runtime_api.h>
+
+#include "bind.h"
+
+namespace {
+
+hvc::Launch launch_of(Address stream) { return {0, at<void>(stream)}; }
+
+int device_count() {
+  int count = 0;
+  return cudaGetDeviceCount(&count) == cudaSuccess ? count : 0;
+}
+
+}  // namespace
+
+PYBIND11_MODULE(_cuda, module, py::mod_gil_not_used()) {
+  define_kernels(module);
+  module.def("device_count", &device_count);
+}

@@ -1,0 +1,61 @@
+// The 64-bit hash: blocks in any order, their hashes chained in index order.
+#include "hvc/hash64.h"
+#include "launch.h"
+
+namespace hvc {
+namespace {
+
+static_assert(kHashLanes == kWarp, "a warp hashes a block");
+
+// ---- helpers ----------------------------------------------------------------------------------------------
+
+// A word at any alignment; bytes past the end are 0.
+__device__ uint64_t word_at(const uint8_t* data, int64_t at, int64_t bytes) {
+  if (at + 8 <= bytes && reinterpret_cast<uintptr_t>(data + at) % 8 == 0)
+    return *reinterpret_cast<const uint64_t*>(data + at);
+  uint64_t word = 0;
+  for (int byte = 0; byte < 8 && at + byte < bytes; ++byte) word |= uint64_t(data[at + byte]) << (8 * byte);
+  return word;
+}
+
+// ---- kernels ----------------------------------------------------------------------------------------------
+
+__global__ void hash_blocks_kernel(const uint8_t* data, int64_t bytes, int64_t blocks, uint64_t* hashes) {
+  for (int64_t block = first_warp(); block < blocks; block += warp_stride()) {
+    const int64_t begin = block * kHashBlockBytes;
+    const int64_t end = begin + kHashBlockBytes < bytes ? begin + kHashBlockBytes : bytes;
+    uint64_t state = hash_lane_start(lane_index());
+    for (int64_t at = begin + 8 * lane_index(); at < end; at += 8 * kWarp)
+      hash_absorb(state, word_at(data, at, end));
+    uint64_t hash = 0;
+    for (int lane = 0; lane < kWarp; ++lane) hash = hash_chain(hash, __shfl_sync(kAllLanes, state, lane));
+    if (lane_index() == 0) hashes[block] = hash;
+  }
+}
+
+__global__ void chain_kernel(const uint64_t* hashes, int64_t blocks, int64_t bytes, uint64_t seed, uint64_t* out) {
+  uint64_t hash = hash_mix(seed);
+  for (int64_t block = 0; block < blocks; ++block) hash = hash_chain(hash, hashes[block]);
+  *out = hash_chain(hash, uint64_t(bytes));
+}
+
+}  // namespace
+
+// ---- launchers --------------------------------------------------------------------------------------------
+
+// The one entry point that waits for its stream: its result is a number for the host.
+uint64_t hash64(const void* data, int64_t bytes, uint64_t seed, Launch launch) {
+  const int64_t blocks = ceil_div(bytes, kHashBlockBytes);
+  const Scratch<uint64_t> hashes(blocks, launch), result(1, launch);
+  start(hash_blocks_kernel, blocks * kWarp, launch, static_cast<const uint8_t*>(data), bytes, blocks,
+        hashes.get());
+  chain_kernel<<<1, 1, 0, stream_of(launch)>>>(hashes.get(), blocks, bytes, seed, result.get());
+  check(cudaGetLastError(), "kernel launch");
+  uint64_t hash = 0;
+  check(cudaMemcpyAsync(&hash, result.get(), sizeof hash, cudaMemcpyDeviceToHost, stream_of(launch)),
+        "cudaMemcpyAsync");
+  check(cudaStreamSynchronize(stream_of(launch)), "cudaStreamSynchronize");
+  return hash;
+}
+
+}  // namespace hvc

@@ -1,0 +1,69 @@
+// How CUDA kernels are started: on the caller's stream, never waiting, every launch checked.
+#pragma once
+#include <cuda_runtime.h>
+
+#include <algorithm>
+#include <stdexcept>
+#include <string>
+
+#include "kernels.h"
+
+namespace hvc {
+
+constexpr int kThreads = 256;
+constexpr int kWarp = 32;
+constexpr unsigned kAllLanes = 0xffffffffu;
+
+inline void check(cudaError_t status, const char* what) {
+  if (status != cudaSuccess) throw std::runtime_error(std::string(what) + ": " + cudaGetErrorString(status));
+}
+
+inline cudaStream_t stream_of(Launch launch) { return static_cast<cudaStream_t>(launch.stream); }
+
+// Starts `kernel` with about one thread per item; kernels loop, so a grid of a million blocks is enough for all.
+template <class... Parameters, class... Arguments>
+void start(void (*kernel)(Parameters...), int64_t items, Launch launch, Arguments... arguments) {
+  if (items == 0) return;
+  const auto blocks = unsigned(std::min<int64_t>(ceil_div(items, kThreads), 1 << 20));
+  kernel<<<blocks, kThreads, 0, stream_of(launch)>>>(arguments...);
+  check(cudaGetLastError(), "kernel launch");
+}
+
+inline void clear(void* memory, int64_t bytes, Launch launch) {
+  if (bytes > 0) check(cudaMemsetAsync(memory, 0, size_t(bytes), stream_of(launch)), "cudaMemsetAsync");
+}
+
+// Memory that lives until the work queued so far is done.
+template <class T> class Scratch {
+ public:
+  Scratch(int64_t count, Launch launch) : stream_(stream_of(launch)) {
+    if (count > 0)
+      check(cudaMallocAsync(reinterpret_cast<void**>(&data_), size_t(count) * sizeof(T), stream_),
+            "cudaMallocAsync");
+  }
+  Scratch(const Scratch&) = delete;
+  Scratch& operator=(const Scratch&) = delete;
+  ~Scratch() {
+    if (data_) cudaFreeAsync(data_, stream_);
+  }
+  T* get() const { return data_; }
+
+ private:
+  cudaStream_t stream_;
+  T* data_ = nullptr;
+};
+
+__device__ inline int64_t first_item() { return int64_t(blockIdx.x) * blockDim.x + threadIdx.x; }
+__device__ inline int64_t item_stride() { return int64_t(gridDim.x) * blockDim.x; }
+
+// The same for kernels in which a warp works on one item.
+__device__ inline int lane_index() { return int(threadIdx.x) % kWarp; }
+__device__ inline int64_t first_warp() { return first_item() / kWarp; }
+__device__ inline int64_t warp_stride() { return item_stride() / kWarp; }
+
+// Counts are integers: the order in which they arrive does not matter.
+__device__ inline void add_count(int64_t* total, int64_t count) {
+  if (count != 0) atomicAdd(reinterpret_cast<unsigned long long*>(total), static_cast<unsigned long long>(count));
+}
+
+}  // namespace hvc

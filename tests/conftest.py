@@ -1,0 +1,36 @@
+"""Set-up of all tests."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+# The tests share helpers as the package `tests`; pytest's importlib mode leaves sys.path alone.
+ROOT = str(Path(__file__).resolve().parents[1])
+if ROOT not in sys.path:
+    sys.path.insert(0, ROOT)
+
+try:
+    from hypothesis import HealthCheck, settings
+except ImportError:
+    pass
+else:
+    # Derandomized: the same examples in every run. No deadline: the machine may be busy.
+    settings.register_profile(
+        "tests",
+        derandomize=True,
+        deadline=None,
+        max_examples=25,
+        suppress_health_check=[HealthCheck.too_slow],
+    )
+    settings.load_profile("tests")
+
+
+@pytest.fixture(autouse=True)
+def few_threads() -> None:
+    """Kernels use torch's number of threads; tests set their own where it matters."""
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.get_num_threads() > 2:
+        torch.set_num_threads(2)

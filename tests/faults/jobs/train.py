@@ -1,0 +1,169 @@
+"""Train a small model; one rank, the victim, comes to harm at a given point of a given step."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import horovod.torch as hvd
+import torch
+from tests.support.rank import arguments, mark, report
+from torch import nn
+
+import horovod_compress.torch as hvc
+
+DEFAULTS: dict[str, Any] = {
+    "fault": "none",  # kill, stop, sleep, raise, interrupt, flip
+    "victim": 2,
+    "event": "idle",  # of the flight recorder; "idle" is between two steps
+    "hop": -1,
+    "step": 2,
+    "bucket": 1,
+    "steps": 4,
+    "sleeper": -1,  # a rank that comes late to that step, so that the others are found waiting
+    "path": "attached",  # or stock
+    "method": "marsit",
+    "exchange": "ring",
+    "timeout": 4.0,
+    "sleep": 8.0,
+    "close": True,
+    "leave": False,  # at once, without the exit handlers, when all is said
+    "catch": True,  # False: let errors end the program
+}
+
+
+class Flipping:
+    """A transport that flips one bit of one frame that it sends."""
+
+    def __init__(self, inner: Any, number: int) -> None:
+        self._inner, self._left = inner, number
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+    def send(self, data: torch.Tensor, to: int) -> Any:
+        self._left -= 1
+        if self._left == -1:
+            data = data.clone()
+            data[-1] ^= 16
+            mark("fault", repr(time.monotonic()))
+        return self._inner.send(data, to)
+
+
+def harm(case: dict[str, Any]) -> None:
+    """Do to this process what the case asks for."""
+    mark("fault", repr(time.monotonic()))
+    fault = case["fault"]
+    if fault == "kill":
+        os.kill(os.getpid(), signal.SIGKILL)
+    elif fault == "stop":
+        os.kill(os.getpid(), signal.SIGSTOP)
+    elif fault == "sleep":
+        time.sleep(case["sleep"])
+    elif fault == "interrupt":
+        threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()
+    elif fault == "raise":
+        raise RuntimeError("this rank's own error")
+
+
+def arm(compression: hvc.Compression, case: dict[str, Any]) -> None:
+    """Come to harm when the flight recorder notes the event of the case."""
+    recorder = compression._reducer.recorder
+    note = recorder.note
+    target = (case["step"], case["bucket"], case["event"], case["hop"])
+
+    def noting(step: int, bucket: int, event: str, hop: int = -1) -> None:
+        note(step, bucket, event, hop)
+        if (step, bucket, event, hop) == target:
+            harm(case)
+
+    recorder.note = noting
+
+
+def build(case: dict[str, Any]) -> tuple[hvc.Compression, Callable[[], None]]:
+    """Return the compression and a function that trains one step."""
+    torch.manual_seed(1)
+    # Two buckets of one tensor each: the first is exchanged while backward still runs.
+    model = nn.Sequential(nn.Linear(64, 256, bias=False), nn.Tanh(), nn.Linear(256, 64, bias=False))
+    make = getattr(hvc.Compression, case["method"])
+    compression = make(
+        model.named_parameters(),
+        schedule="layerwise",
+        exchange=case["exchange"],
+        timeout=case["timeout"],
+    )
+    optimizer = hvd.DistributedOptimizer(
+        torch.optim.SGD(model.parameters(), lr=0.01),
+        named_parameters=model.named_parameters(),
+        compression=compression,
+    )
+    if case["path"] == "attached":
+        compression.attach(optimizer)
+    data = torch.Generator().manual_seed(hvd.rank())
+
+    def step() -> None:
+        x = torch.randn(8, 64, generator=data)
+        optimizer.zero_grad()
+        (model(x) - x).square().mean().backward()
+        optimizer.step()
+
+    return compression, step
+
+
+def tried(what: Callable[[], None]) -> dict[str, Any]:
+    """Return how a call ended."""
+    began = time.monotonic()
+    try:
+        what()
+    except BaseException as error:
+        now = time.monotonic()
+        kinds = [kind.__name__ for kind in type(error).__mro__]
+        return {"error": kinds[0], "kinds": kinds, "text": str(error), "at": now, "seconds": now - began}
+    return {"error": None, "at": time.monotonic(), "seconds": time.monotonic() - began}
+
+
+def train(case: dict[str, Any], step: Callable[[], None], done: list[int]) -> None:
+    for number in range(case["steps"]):
+        mine = hvd.rank() == case["victim"]
+        if mine and case["event"] == "idle" and number == case["step"]:
+            harm(case)
+        if hvd.rank() == case["sleeper"] and number == case["step"]:
+            time.sleep(case["sleep"])
+        step()
+        done.append(number)
+
+
+def main() -> None:
+    case = DEFAULTS | arguments()
+    hvd.init()
+    compression, step = build(case)
+    if hvd.rank() == case["victim"] and case["fault"] != "none":
+        if case["fault"] == "flip":
+            compression._reducer.transport = Flipping(compression._reducer.transport, case["hop"])
+        else:
+            arm(compression, case)
+    done: list[int] = []
+    if not case["catch"]:
+        train(case, step, done)
+        mark("done", repr(time.monotonic()))
+        return
+    found = {"first": tried(lambda: train(case, step, done)), "steps": len(done)}
+    if found["first"]["error"]:
+        found["again"] = tried(step)
+    if case["close"]:
+        found["close"] = tried(compression.close)
+        found["twice"] = tried(compression.close)
+    report(found | {"end": time.monotonic()})
+    mark("done", repr(time.monotonic()))
+    if case["leave"]:
+        os._exit(0)
+
+
+if __name__ == "__main__":
+    main()
+    sys.stdout.flush()

@@ -1,0 +1,90 @@
+"""What must hold for the ranks that a fault has left alive."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from .ranks import Nursery, Rank
+
+WORLD = 4
+TIMEOUT = 4.0
+CLOSE_SECONDS = 3.0
+
+#: Points of a step at which a rank comes to harm: event and hop of the flight recorder. With four
+#: ranks, hops 0 to 2 reduce and hops 3 to 5 gather; hop 2 is noted before anything is gathered.
+PHASES = {
+    "in backward": ("offer", -1),
+    "encode": ("encode", -1),
+    "mid-ring": ("hop", 1),
+    "between": ("hop", 2),
+    "gathering": ("hop", 4),
+    "decode": ("decode", -1),
+    "idle": ("idle", -1),
+}
+PATHS = ("attached", "stock")
+
+
+@dataclass(frozen=True)
+class Stopwatch:
+    """Seconds from the fault to the error on the fastest and on the slowest survivor."""
+
+    fault: str
+    phase: str
+    victim: int
+    path: str
+    first: float
+    last: float
+
+    def __str__(self) -> str:
+        return (
+            f"{self.fault:5} {self.phase:12} rank {self.victim} {self.path:9} "
+            f"{self.first:6.2f} s to {self.last:5.2f} s"
+        )
+
+
+TABLE: list[Stopwatch] = []
+
+
+def strike(nursery: Nursery, fault: str, phase: str, victim: int, path: str, **more: Any) -> list[Rank]:
+    """Run a job in which one rank comes to harm, and return its survivors."""
+    event, hop = PHASES[phase]
+    case = {"fault": fault, "event": event, "hop": hop, "victim": victim, "path": path, "timeout": TIMEOUT}
+    env = {"HOROVOD_GLOO_TIMEOUT_SECONDS": str(round(TIMEOUT))} if (fault, path) == ("stop", "stock") else {}
+    ranks = nursery.run(WORLD, "train.py", case | {"leave": True} | more, victims=[victim], env=env)
+    assert "fault" in ranks[victim].marks, f"the victim was never harmed: {ranks[victim].output}"
+    fault_at = float(ranks[victim].marks["fault"])
+    survivors = [rank for rank in ranks if rank.number != victim]
+    for rank in survivors:
+        assert rank.report, f"rank {rank.number} reported nothing: {rank.status} {rank.output}"
+        assert rank.status == 0, f"rank {rank.number}: {rank.status} {rank.output}"
+    delays = [rank.report["first"]["at"] - fault_at for rank in survivors]
+    TABLE.append(Stopwatch(fault, phase, victim, path, min(delays), max(delays)))
+    return survivors
+
+
+def check_survivors(survivors: Iterable[Rank], victim: int, path: str, earliest: float, latest: float) -> None:
+    """Check the error of each survivor, that it came in time, and that it stays."""
+    watch = TABLE[-1]
+    assert earliest <= watch.first and watch.last <= latest, f"{watch}, expected {earliest} to {latest}"
+    for rank in survivors:
+        first, again = rank.report["first"], rank.report["again"]
+        assert "HorovodInternalError" in first["kinds"], first
+        assert again["error"], "the step after a failure went through"
+        assert again["seconds"] < 1.0
+        if path == "attached":
+            assert first["error"] == "ExchangeError", first
+            assert blames(first["text"], victim), first["text"]
+            assert (again["error"], again["text"]) == (first["error"], first["text"])
+        for name in ("close", "twice"):
+            assert rank.report[name]["error"] is None
+            assert rank.report[name]["seconds"] < CLOSE_SECONDS
+
+
+def blames(text: str, victim: int) -> bool:
+    """Return whether a message names exactly this rank as the one without a sign of life."""
+    if victim == 0 and "Rank 0, which keeps the ranks' notes on failures, gives no sign of life" in text:
+        return True
+    return re.search(rf"No sign of life from rank\(s\) {victim}\b(?!,)", text) is not None

@@ -1,0 +1,43 @@
+"""A rank is killed: every other rank fails at once, wherever in a step it happens."""
+
+from __future__ import annotations
+
+import pytest
+
+from .ranks import Nursery
+from .survivors import PATHS, PHASES, WORLD, check_survivors, strike
+
+SECONDS = 5.0
+FEW = [
+    ("in backward", 1, "attached"),
+    ("mid-ring", 2, "attached"),
+    ("between", 0, "attached"),
+    ("idle", 3, "attached"),
+    ("mid-ring", 2, "stock"),
+    ("idle", 0, "stock"),
+]
+ALL = [(phase, victim, path) for phase in PHASES for victim in (0, 2) for path in PATHS]
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_control(nursery: Nursery, path: str) -> None:
+    for rank in nursery.run(WORLD, "train.py", {"fault": "none", "path": path}):
+        assert rank.report["first"]["error"] is None, rank.report
+        assert rank.report["steps"] == 4
+        assert (rank.status, rank.output) == (0, "")
+
+
+@pytest.mark.parametrize(("phase", "victim", "path"), FEW)
+def test_killed(nursery: Nursery, phase: str, victim: int, path: str) -> None:
+    check_survivors(strike(nursery, "kill", phase, victim, path), victim, path, 0.0, SECONDS)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("phase", "victim", "path"), [case for case in ALL if case not in FEW])
+def test_killed_anywhere(nursery: Nursery, phase: str, victim: int, path: str) -> None:
+    check_survivors(strike(nursery, "kill", phase, victim, path), victim, path, 0.0, SECONDS)
+
+
+def test_killed_in_fold(nursery: Nursery) -> None:
+    survivors = strike(nursery, "kill", "encode", 1, "attached", exchange="fold")
+    check_survivors(survivors, 1, "attached", 0.0, SECONDS)

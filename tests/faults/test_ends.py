@@ -1,0 +1,119 @@
+"""Ranks that fall silent, fail or are interrupted, and programs that just end."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from .ranks import Nursery, Rank
+from .survivors import PATHS, WORLD, blames
+
+#: From a program's last line to its end, on a busy machine: Horovod's own exit handlers included.
+EXIT_SECONDS = 10.0
+
+
+def _fault_at(ranks: list[Rank], victim: int) -> float:
+    return float(ranks[victim].marks["fault"])
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_silent_rank(nursery: Nursery, path: str) -> None:
+    """A rank that is alive but does not step: Horovod would wait for it for ever."""
+    case = {"fault": "sleep", "victim": 1, "path": path, "timeout": 2.0, "sleep": 6.0, "leave": True}
+    ranks = nursery.run(WORLD, "train.py", case)
+    for rank in ranks:
+        first = rank.report["first"]
+        assert "HorovodInternalError" in first["kinds"], first
+        delay = first["at"] - _fault_at(ranks, 1)
+        if rank.number == 1:
+            assert 6.0 <= delay <= 8.0  # it finds out when it comes back
+            continue
+        assert 1.0 <= delay <= 4.0, delay
+        # Horovod's own error does not know the reason, so it is in the log.
+        assert blames(first["text"] if path == "attached" else rank.output, 1), rank
+
+
+def test_late_but_in_time(nursery: Nursery) -> None:
+    """The control of the test above."""
+    case = {"fault": "sleep", "victim": 1, "timeout": 10.0, "sleep": 2.0, "leave": True}
+    for rank in nursery.run(WORLD, "train.py", case):
+        assert (rank.report["first"]["error"], rank.report["steps"]) == (None, 4)
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_corrupt_frame(nursery: Nursery, path: str) -> None:
+    """Rank 1 sends 12 frames a step; the tenth is the hop from reducing to gathering of bucket 1."""
+    case = {"fault": "flip", "victim": 1, "hop": 9, "path": path, "timeout": 20.0, "leave": True}
+    for rank in nursery.run(WORLD, "train.py", case):
+        first = rank.report["first"]
+        assert rank.report["steps"] == 0
+        assert first["error"] == ("CorruptFrameError" if rank.number == 2 else "ExchangeError")
+        assert "corrupt frame from rank 1 (step 0, bucket 1, hop 3, chunk 2, segment 0): checksum" in first["text"]
+        assert rank.number == 2 or "Rank 2 stopped first" in first["text"]
+        assert first["seconds"] < 5.0
+
+
+def test_dump(nursery: Nursery, tmp_path: Path) -> None:
+    env = {"HVC_DUMP_DIR": str(tmp_path / "made" / "here")}
+    case = {"fault": "kill", "victim": 3, "event": "hop", "hop": 0, "leave": True}
+    ranks = nursery.run(WORLD, "train.py", case, victims=[3], env=env)
+    folder = tmp_path / "made" / "here"
+    assert sorted(path.name for path in folder.iterdir()) == ["rank0.json", "rank1.json", "rank2.json"]
+    for rank in ranks[:3]:
+        document = json.loads((folder / f"rank{rank.number}.json").read_text())
+        assert document["failure"] == rank.report["first"]["text"]
+        assert document["rank"] == rank.number
+        assert 10 < len(document["events"]) <= 256
+        assert document["events"][-1]["step"] == 2
+        assert set(document["events"][0]) == {"time", "step", "bucket", "event", "hop"}
+        assert (folder / f"rank{rank.number}.json").stat().st_size < 40_000
+
+
+def test_users_own_error(nursery: Nursery) -> None:
+    case = {"fault": "raise", "victim": 1, "catch": False, "timeout": 30.0}
+    ranks = nursery.run(WORLD, "train.py", case)
+    at = _fault_at(ranks, 1)
+    for rank in ranks:
+        assert rank.status == 1
+        assert rank.seconds < 25.0 and at > 0  # no rank has waited for its timeout
+        assert "Fatal Python error" not in rank.output and "terminate called" not in rank.output
+        last = "RuntimeError: this rank's own error" if rank.number == 1 else "horovod_compress.errors.ExchangeError"
+        assert last in rank.output
+        assert rank.number == 1 or "rank 1" in rank.output.splitlines()[-1] or blames(rank.output, 1)
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_interrupt_in_an_exchange(nursery: Nursery, path: str) -> None:
+    """Ctrl-C while rank 3 is awaited: the rank ends at once, although its exchange has much time."""
+    case = {
+        "fault": "interrupt", "victim": 1, "event": "encode", "bucket": 0, "sleeper": 3, "sleep": 4.0,
+        "catch": False, "timeout": 30.0, "path": path,
+    }  # fmt: skip
+    ranks = nursery.run(WORLD, "train.py", case, bound=30.0)
+    assert ranks[1].status not in (0, None), ranks[1]
+    assert "KeyboardInterrupt" in ranks[1].output
+    for rank in ranks:
+        assert rank.status is not None, f"rank {rank.number} did not end: {rank.output}"
+        assert "Fatal Python error" not in rank.output and "terminate called" not in rank.output
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_end_without_close(nursery: Nursery, path: str) -> None:
+    case = {"catch": False, "path": path}
+    ranks = nursery.run(WORLD, "train.py", case)
+    for rank in ranks:
+        assert (rank.status, rank.output) == (0, "")
+
+
+def test_end_after_a_failure(nursery: Nursery) -> None:
+    """Rank 0 freezes, and with it the store; neither close() nor the interpreter's end hangs on it."""
+    case = {"fault": "stop", "victim": 0, "event": "hop", "hop": 1, "timeout": 3.0, "close": False}
+    env = {"HOROVOD_GLOO_TIMEOUT_SECONDS": "3"}  # Horovod itself waits for this long when it ends
+    ranks = nursery.run(WORLD, "train.py", case, victims=[0], bound=35.0, env=env)
+    for rank in ranks[1:]:
+        assert rank.report["first"]["error"], rank.report
+        assert rank.status == 0, rank
+        assert "Fatal Python error" not in rank.output and "terminate called" not in rank.output
+    assert max(rank.seconds for rank in ranks[1:]) < 25.0

@@ -1,0 +1,24 @@
+"""A rank freezes: every other rank fails when the time is over, not before and not much later."""
+
+from __future__ import annotations
+
+import pytest
+
+from .ranks import Nursery
+from .survivors import PATHS, PHASES, TIMEOUT, check_survivors, strike
+
+#: The other ranks' clocks run from the beginning of the bucket, a little before the fault.
+EARLIEST, LATEST = TIMEOUT - 1.0, TIMEOUT + 2.0
+FEW = [("mid-ring", 2, "attached"), ("idle", 0, "attached"), ("between", 1, "stock")]
+ALL = [(phase, victim, path) for phase in PHASES for victim in (0, 2) for path in PATHS]
+
+
+@pytest.mark.parametrize(("phase", "victim", "path"), FEW)
+def test_frozen(nursery: Nursery, phase: str, victim: int, path: str) -> None:
+    check_survivors(strike(nursery, "stop", phase, victim, path), victim, path, EARLIEST, LATEST)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("phase", "victim", "path"), [case for case in ALL if case not in FEW])
+def test_frozen_anywhere(nursery: Nursery, phase: str, victim: int, path: str) -> None:
+    check_survivors(strike(nursery, "stop", phase, victim, path), victim, path, EARLIEST, LATEST)

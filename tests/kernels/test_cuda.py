@@ -1,0 +1,104 @@
+"""CUDA gives the bits of the CPU."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from horovod_compress import kernels
+from horovod_compress.kernels import loader
+
+from .support import DTYPES, KEY, bits, differences, numbers, poison, tame, words, work
+
+LENGTHS = (0, 1, 31, 32, 33, 63, 64, 65, 1000, 1023, 1024, 1025, 65_535, 65_537, 300_001)
+FOLDER = Path(loader.__file__).resolve().parents[1]
+
+gpu = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
+
+
+def same(name: str, *arguments: Any, **options: Any) -> None:
+    """Run a kernel on the CPU and on CUDA with equal arguments."""
+
+    def to(value: Any, device: str) -> Any:
+        if isinstance(value, list):
+            return [to(part, device) for part in value]
+        # One element further on, so that nothing is aligned by accident.
+        if not isinstance(value, Tensor):
+            return value
+        memory = torch.empty(value.numel() + 1, dtype=value.dtype, device=device)
+        return memory[1:].copy_(value)
+
+    results, finals = [], []
+    for device in ("cpu", "cuda"):
+        placed = to(list(arguments), device)
+        placed_options = {key: to(value, device) for key, value in options.items()}
+        result = getattr(kernels, name)(*placed, **placed_options)
+        results.append(None if result is None else int(result))
+        finals.append([value.cpu() for value in [*placed, *placed_options.values()] if isinstance(value, Tensor)])
+    assert results[0] == results[1], name
+    assert [differences(a, b) for a, b in zip(*finals)] == [0] * len(finals[0]), name
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+class TestNumbers:
+    pytestmark = gpu
+
+    def test_sign(self, dtype: torch.dtype) -> None:
+        for count in LENGTHS:
+            for row_length in {max(count, 1), 7, 100, 1024, 65_600}:
+                rows, size = -(-count // row_length), kernels.word_count(count)
+                grad, residual = numbers(count, dtype, count), numbers(count, work(dtype), count + 1)
+                residual[::3] = -grad[::3].to(work(dtype))
+                outputs = (poison(size, torch.int64), poison(rows, torch.float64), row_length)
+                same("sign_offer", grad, residual, *outputs, key=KEY, word_offset=5)
+                same("sign_pack", grad, poison(size, torch.int64))
+                steps = tame(rows, torch.float32, 1)
+                for feedback in ("global", "own"):
+                    rule = {"feedback": feedback, "scale": 0.3, "key": KEY, "word_offset": 5}
+                    same("sign_decode", bits(count, 2), steps, row_length, grad, residual, **rule)
+                same("sign_unpack", bits(count, 2), steps, row_length, poison(count, dtype), scale=-1.5)
+
+    def test_dense(self, dtype: torch.dtype) -> None:
+        for count in LENGTHS:
+            grad, residual = numbers(count, dtype, count), numbers(count, work(dtype), count + 1)
+            for out in DTYPES:
+                same("dense_offer", grad, residual, poison(count, out))
+                left = numbers(count, work(out), 3)
+                same("dense_decode", grad, poison(count, out), scale=0.3, residual=left)
+            same("dense_add", grad, numbers(count, dtype, 4))
+
+
+class TestBits:
+    pytestmark = gpu
+
+    def test_random(self) -> None:
+        for count in (0, 1, 2, 3, 100, 10_001):
+            for word_offset in (0, 1, (1 << 32) + 1):
+                for k, m in ((0, 1), (1, 1), (1, 2), (1, 3), (63, 64), (1, (1 << 62) - 1)):
+                    same("bernoulli_words", poison(count, torch.int64), k, m, KEY, word_offset=word_offset)
+                    same("merge_bits", words(count, 1), words(count, 2), m - k, k, KEY, word_offset=word_offset)
+
+    def test_majority(self) -> None:
+        for parts in (1, 2, 3, 8, 33):
+            for count in (0, 1, 64, 1000, 100_001):
+                same("majority_fold", [bits(count, p) for p in range(parts)], bits(count, 99), count)
+
+    def test_hash(self) -> None:
+        for count in (0, 1, 7, 8, 16_383, 16_384, 100_003):
+            same("hash64", words(kernels.word_count(8 * count), 1).view(torch.uint8)[:count], 77)
+
+
+@pytest.mark.skipif(not list(FOLDER.glob("_cuda*.so")), reason="the CUDA extension is not built")
+def test_the_extension_loads_without_a_gpu() -> None:
+    program = "from horovod_compress.kernels import loader; print(loader.load('_cuda').device_count())"
+    environment = {"PYTHONPATH": str(FOLDER.parent), "CUDA_VISIBLE_DEVICES": ""}
+    result = subprocess.run(
+        [sys.executable, "-c", program], env=environment, check=True, capture_output=True, text=True
+    )
+    assert result.stdout.split() == ["0"]

@@ -1,0 +1,23 @@
+"""The smallest job: proves the helper that starts jobs."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+
+import horovod.torch as hvd
+
+from tests.support import rank
+
+hvd.init()
+rank.say_pid()
+given = rank.arguments()
+rank.mark("started")
+if given.get("hang"):
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    time.sleep(600)
+rank.report({"rank": hvd.rank(), "size": hvd.size(), "given": given, "pid": os.getpid()})
+if given.get("status") and hvd.rank() == 1:
+    sys.exit(given["status"])

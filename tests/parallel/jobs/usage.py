@@ -1,0 +1,340 @@
+"""The ways in which Horovod's optimizer is used, on both paths, beside Horovod alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import horovod.torch as hvd
+import torch
+from torch import Tensor, nn
+
+from horovod_compress.codecs.dense import FullPrecision
+from tests.support.rank import check
+from tests.support.training import (
+    digest,
+    farthest,
+    gathered,
+    loss_of,
+    net,
+    optimizer_for,
+    train,
+    weights,
+)
+
+hvd.init()
+torch.set_num_threads(1)
+RANK, SIZE = hvd.rank(), hvd.size()
+PATHS: list[tuple[str | None, bool]] = [(None, False), ("none", False), ("none", True), ("marsit", False), ("marsit", True)]
+MARSIT = dict(full_precision_every=3, compensation="global", schedule="size:10KB")
+
+Play = Callable[[str | None, bool], list[Tensor]]
+
+
+def compare(play: Play) -> dict[str, Any]:
+    """Play one way of use with Horovod alone, and with two methods on both paths."""
+    found = {path: play(*path) for path in PATHS}
+    alone = found[None, False]
+    return {
+        "none": max(farthest(alone, found["none", attach]) for attach in (False, True)),
+        "marsit": farthest(alone, found["marsit", True]),
+        "same paths": all(
+            digest(found[method, False]) == digest(found[method, True]) for method in ("none", "marsit")
+        ),
+        "same ranks": all(len(set(gathered(digest(found[path])))) == 1 for path in PATHS),
+        "moved": farthest(alone, weights(net())) if len(alone) == 6 and alone[0].dim() == 4 else None,
+    }
+
+
+def options_of(method: str | None) -> dict[str, Any]:
+    return MARSIT if method == "marsit" else {}
+
+
+def playing(
+    make: Callable[[], nn.Module] = net,
+    loss: Callable[[nn.Module, int], Tensor] = loss_of,
+    passes: int = 1,
+    **hvd_options: Any,
+) -> Play:
+    def play(method: str | None, attach: bool) -> list[Tensor]:
+        model = make()
+        given = {name: value(model) if callable(value) else value for name, value in hvd_options.items()}
+        optimizer, compression = optimizer_for(model, method, attach, **given, **options_of(method))
+        train(model, optimizer, range(4), loss, passes)
+        if compression:
+            assert compression.stats()["verified"] == compression.stats()["steps"] == 4
+            compression.close()
+        return weights(model)
+
+    return play
+
+
+def two_groups(model: nn.Module) -> list[list[nn.Parameter]]:
+    parameters = list(model.parameters())
+    return [parameters[:2], parameters[2:5]]
+
+
+check("groups", lambda: compare(playing(groups=two_groups)))
+check("num_groups", lambda: compare(playing(num_groups=2)))
+check("two passes", lambda: compare(playing(passes=2, backward_passes_per_step=2)))
+check("predivide", lambda: compare(playing(gradient_predivide_factor=2.0)))
+check("sum", lambda: compare(playing(op=hvd.Sum)))
+
+
+def in_dtype(dtype: torch.dtype, methods: list[str | None]) -> dict[str, Any]:
+    play = playing(lambda: net(dtype), lambda model, step: loss_of(model, step, dtype))
+    found = {(m, a): play(m, a) for m in methods for a in ((False, True) if m else (False,))}
+    paths = all(digest(found[m, False]) == digest(found[m, True]) for m in methods if m)
+    ranks = all(len(set(gathered(digest(value)))) == 1 for value in found.values())
+    alone = found[None, False] if None in methods else found["none", True]
+    return {"none": farthest(alone, found["none", False]), "same paths": paths, "same ranks": ranks}
+
+
+check("float64", lambda: in_dtype(torch.float64, [None, "none", "marsit"]))
+check("bfloat16", lambda: in_dtype(torch.bfloat16, ["none", "marsit"]))  # Horovod alone refuses it
+
+
+class Branches(nn.Module):
+    """Two branches; the rank decides which is used, or in which order."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(1)
+        self.first, self.second = nn.Linear(64, 64), nn.Linear(64, 64)
+        self.shared = nn.Linear(64, 64)
+
+
+def some_unused(model: nn.Module, step: int) -> Tensor:
+    from tests.support.training import batch
+
+    x = model.shared(batch(step, RANK).flatten(1))
+    branch = model.first if (RANK + step) % 2 else model.second
+    return branch(x.tanh()).square().mean()
+
+
+def other_order(model: nn.Module, step: int) -> Tensor:
+    from tests.support.training import batch
+
+    x = batch(step, RANK).flatten(1)
+    layers = [model.first, model.second, model.shared]
+    for layer in (layers[RANK % 3 :] + layers[: RANK % 3])[:: 1 if step % 2 else -1]:
+        x = layer(x).tanh()
+    return x.square().mean()
+
+
+check("unused on some ranks", lambda: compare(playing(Branches, some_unused)))
+check("other hook order", lambda: compare(playing(Branches, other_order)))
+
+
+def clipped(method: str | None, attach: bool) -> list[Tensor]:
+    model = net()
+    optimizer, compression = optimizer_for(model, method, attach, **options_of(method))
+    for step in range(4):
+        optimizer.zero_grad()
+        loss_of(model, step).backward()
+        optimizer.synchronize()
+        nn.utils.clip_grad_norm_(model.parameters(), 0.05)
+        with optimizer.skip_synchronize():
+            optimizer.step()
+    if compression:
+        assert compression.stats()["steps"] == 4
+        compression.close()
+    return weights(model)
+
+
+check("clipping", lambda: compare(clipped))
+
+
+def repeated(method: str, attach: bool) -> dict[str, Any]:
+    """step() after synchronize() without skip_synchronize(): nothing is reduced a second time."""
+    model = net()
+    optimizer, compression = optimizer_for(model, method, attach, **options_of(method))
+    wrong = []
+    for step in range(4):
+        optimizer.zero_grad()
+        loss_of(model, step).backward()
+        optimizer.synchronize()
+        before = [parameter.grad.clone() for parameter in model.parameters()]
+        state = compression.state_dict()
+        kept = [value.clone() for value in state["residuals"].values()]
+        optimizer.step()
+        after = compression.state_dict()
+        wrong.append(digest(before) != digest(parameter.grad for parameter in model.parameters()))
+        wrong.append(digest(kept) != digest(after["residuals"].values()))
+        wrong.append(not step + 1 == state["step"] == after["step"])
+    compression.close()
+    return {"wrong": sum(wrong), "weights": digest(weights(model)), "ranks": gathered(digest(weights(model)))}
+
+
+def usual(method: str) -> str:
+    return digest(playing()(method, True))
+
+
+for name in ("none", "marsit"):
+    check(f"repeated {name}", lambda: [repeated(name, False), repeated(name, True), usual(name)])
+
+
+def zeroed(how: str) -> str:
+    model = net()
+    optimizer, compression = optimizer_for(model, "marsit", how != "stock none", **MARSIT)
+    for step in range(4):
+        model.zero_grad(set_to_none=how.endswith("none"))
+        loss_of(model, step).backward()
+        optimizer.step()
+    compression.close()
+    return digest(weights(model))
+
+
+check("zero_grad", lambda: [zeroed("none"), zeroed("stock none"), zeroed("keep"), usual("marsit")])
+
+
+def with_frozen() -> nn.Module:
+    model = net()
+    model[3].weight.requires_grad_(False)
+    return model
+
+
+check("frozen", lambda: compare(playing(with_frozen)))
+
+
+def two_optimizers(method: str | None, attach: bool) -> list[Tensor]:
+    models = [net(), net(seed=5)]
+    made = [
+        optimizer_for(model, method, attach, f"net{i}.", **options_of(method), **({"seed": i} if method else {}))
+        for i, model in enumerate(models)
+    ]
+    for step in range(4):
+        for model, (optimizer, _) in zip(models, made):
+            optimizer.zero_grad()
+            loss_of(model, step).backward()
+        for _, (optimizer, _) in zip(models, made):
+            optimizer.step()
+    for _, compression in made:
+        if compression:
+            compression.close()
+    return weights(models[0]) + weights(models[1])
+
+
+check("two optimizers", lambda: compare(two_optimizers))
+
+
+class Words(nn.Module):
+    def __init__(self, sparse: bool) -> None:
+        super().__init__()
+        torch.manual_seed(2)
+        self.embedding, self.out = nn.Embedding(50, 16, sparse=sparse), nn.Linear(16, 16)
+
+
+def word_loss(model: nn.Module, step: int) -> Tensor:
+    words = torch.randint(50, (20,), generator=torch.Generator().manual_seed(7 * step + RANK))
+    return model.out(model.embedding(words)).square().mean()
+
+
+check("sparse", lambda: compare(playing(lambda: Words(True), word_loss)))
+
+
+def refusal(attempt: Callable[[], Any]) -> str:
+    try:
+        attempt()
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    return "accepted"
+
+
+def used_wrongly(make: Callable[[], nn.Module], loss: Any, attach: bool, **options: Any) -> str:
+    model = make()
+    made: list[Any] = []
+
+    def attempt() -> None:
+        made.extend(optimizer_for(model, "none", False, timeout=5.0, **options))
+        if attach:
+            made[1].attach(made[0])
+        train(model, made[0], range(1), loss)
+
+    text = refusal(attempt)
+    made[1].close()
+    return text
+
+
+check("sparse_as_dense", lambda: used_wrongly(lambda: Words(True), word_loss, False, sparse_as_dense=True))
+check("adasum", lambda: used_wrongly(net, loss_of, False, op=hvd.Adasum))
+check("adasum attach", lambda: used_wrongly(net, loss_of, True, op=hvd.Adasum))
+
+
+def foreign_attach() -> str:
+    model = net()
+    optimizer, compression = optimizer_for(model, "none")
+    other = hvd.DistributedOptimizer(torch.optim.SGD(net().parameters(), lr=0.1))
+    text = refusal(lambda: compression.attach(other))
+    compression.close()
+    return text
+
+
+check("foreign attach", foreign_attach)
+
+
+def forgotten(attach: bool) -> str:
+    """A parameter that the optimizer has and the compression does not."""
+    import horovod_compress.torch as hvc
+
+    model = net()
+    compression = hvc.Compression.none(list(model.named_parameters())[1:])
+    optimizer = hvd.DistributedOptimizer(
+        torch.optim.SGD(model.parameters(), lr=0.1),
+        named_parameters=model.named_parameters(),
+        compression=compression,
+    )
+    if attach:
+        compression.attach(optimizer)
+    text = refusal(lambda: train(model, optimizer, range(1)))
+    compression.close()
+    return text
+
+
+check("forgotten", lambda: [forgotten(False), forgotten(True)])
+
+
+def flipped(on_rank: int | None, attach: bool) -> str:
+    """One bit of one result on one rank is wrong in step 2."""
+    decode = FullPrecision.decode
+    model = net()
+    options = dict(full_precision_every=1, schedule="layerwise", verify_every=1)
+    optimizer, compression = optimizer_for(model, "marsit", attach, **options)
+
+    def decode_wrongly(self: Any, work: Any, key: Any, gain: float) -> None:
+        decode(self, work, key, gain)
+        if key.step == 2 and key.bucket == 3 and RANK == on_rank:
+            work.grads[0].view(torch.int32)[17 % work.grads[0].numel()] ^= 1
+
+    FullPrecision.decode = decode_wrongly
+    try:
+        train(model, optimizer, range(2))
+        return refusal(lambda: train(model, optimizer, [2]))
+    finally:
+        FullPrecision.decode = decode
+        compression.close()
+
+
+check("flip", lambda: [flipped(rank, attach) for rank in (1, SIZE - 1) for attach in (False, True)])
+check("no flip", lambda: flipped(None, True))
+
+
+def in_process_set() -> dict[str, Any]:
+    members = [0, SIZE - 1]
+    chosen = hvd.add_process_set(members)
+    found = {}
+    for path in PATHS:
+        model = net()
+        optimizer, compression = optimizer_for(model, path[0], path[1], process_set=chosen, **options_of(path[0]))
+        train(model, optimizer, range(4))
+        if compression:
+            if RANK in members:
+                assert compression.stats()["steps"] == 4
+            compression.close()
+        found[str(path)] = digest(weights(model))
+    every = gathered(found)
+    hvd.remove_process_set(chosen)
+    return {"members": members, "digests": every}
+
+
+check("process set", in_process_set)

@@ -1,0 +1,66 @@
+"""Methods under stock Horovod, in real processes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+pytest.importorskip("horovod.torch")
+
+from horovod_compress.codecs.registry import available
+from tests.support.jobs import run_ranks
+
+CASES = [*available(), "marsit every", "marsit ring", "marsit fold", "marsit fixed"]
+
+
+@pytest.fixture(scope="module", params=[2, 3, 4])
+def found(request: pytest.FixtureRequest) -> list[dict[str, Any]]:
+    job = run_ranks(request.param, "methods.py", timeout=100)
+    for report in job.reports:
+        errors = {name: case["traceback"] for name, case in report.items() if case["error"]}
+        assert not errors, errors
+    return [{name: case["value"] for name, case in report.items()} for report in job.reports]
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_all_ranks_and_both_paths_hold_the_same_bits_after_every_step(found, case: str) -> None:
+    mine = found[0][case]
+    assert all(report[case]["stock"] == mine["stock"] for report in found)
+    for digests in mine["stock"]:
+        assert len(digests) == len(found) and len(set(digests)) == 1
+    assert mine["attached"] == mine["stock"]
+    # The model moved in every step: equal digests of a model that stands still say nothing.
+    assert len({digests[0] for digests in mine["stock"]}) == len(mine["stock"])
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_every_step_was_verified(found, case: str) -> None:
+    for report in found:
+        assert report[case]["stats"]["verified"] == report[case]["stats"]["steps"] == 5
+
+
+def test_mean_is_that_of_horovod(found) -> None:
+    # Two addends have one order of addition; with more, the order is ours.
+    limit = 0.0 if len(found) == 2 else 1e-6
+    for report in found:
+        assert report["none"]["from baseline"] <= limit
+        assert report["marsit every"]["from baseline"] <= max(limit, 1e-7)
+        assert 0 < report["fp16"]["from baseline"] < 1e-3
+        assert 0 < report["bf16"]["from baseline"] < 1e-2
+
+
+def test_compressed_rounds_are_another_thing(found) -> None:
+    """The positive control: one bit per element is not the mean."""
+    for case in ("marsit", "marsit ring", "marsit fold"):
+        assert found[0][case]["from baseline"] > 1e-4
+
+
+def test_methods_give_different_bits(found) -> None:
+    last = {case: found[0][case]["stock"][-1][0] for case in CASES}
+    assert len(set(last.values())) >= len(CASES) - 1  # with 2 ranks "none" and "marsit every" agree
+
+
+def test_after_shutdown_and_init(found) -> None:
+    first, attached, stock = found[0]["init again"]
+    assert first == attached == stock == found[0]["marsit"]["attached"]

@@ -1,0 +1,58 @@
+"""A resumed run equals one that never stopped, in every bit."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("horovod.torch")
+
+from tests.support.jobs import run_ranks
+
+METHODS: dict[str, dict[str, Any]] = {
+    "global": {"codec": "marsit", "full_precision_every": 7, "compensation": "global", "schedule": "size:10KB"},
+    "own": {"codec": "marsit", "full_precision_every": 0, "compensation": "own"},
+    "none": {"codec": "none"},
+}
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Any]]:
+    folder: Path = tmp_path_factory.mktemp("resume")
+    return {
+        load or "whole": run_ranks(
+            2, "resume.py", timeout=60, arguments={"folder": str(folder), "methods": METHODS, "load": load}
+        ).reports
+        for load in ("", "all", "without residuals")
+    }
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_resume_is_exact(runs, method: str) -> None:
+    for whole, resumed in zip(runs["whole"], runs["all"]):
+        assert whole[method]["middle"] == resumed[method]["middle"]
+        assert whole[method]["end"] == resumed[method]["end"]
+        assert whole[method]["end"]["step"] == 20
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_the_two_states_differ(runs, method: str) -> None:
+    """Or equality would say nothing."""
+    for whole in runs["whole"]:
+        assert whole[method]["middle"]["weights"] != whole[method]["end"]["weights"]
+        if method != "none":
+            assert whole[method]["middle"]["residuals"] != whole[method]["end"]["residuals"]
+            assert whole[method]["middle"]["has residuals"] and whole[method]["end"]["has residuals"]
+
+
+@pytest.mark.parametrize("method", ["global", "own"])
+def test_without_the_compression_state_the_run_goes_elsewhere(runs, method: str) -> None:
+    for whole, other in zip(runs["whole"], runs["without residuals"]):
+        assert whole[method]["end"]["weights"] != other[method]["end"]["weights"]
+
+
+def test_residuals_belong_to_their_rank(runs) -> None:
+    for method in ("global", "own"):
+        assert len({report[method]["end"]["residuals"] for report in runs["whole"]}) == 2

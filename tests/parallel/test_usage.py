@@ -1,0 +1,100 @@
+"""Everything that Horovod's optimizer offers, on the stock and on the attached path."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+pytest.importorskip("horovod.torch")
+
+from tests.support.jobs import run_ranks
+
+WORLD = 3
+COMPARED = [
+    "groups",
+    "num_groups",
+    "two passes",
+    "predivide",
+    "sum",
+    "unused on some ranks",
+    "other hook order",
+    "clipping",
+    "frozen",
+    "two optimizers",
+    "sparse",
+]
+
+
+@pytest.fixture(scope="module")
+def found() -> list[dict[str, Any]]:
+    job = run_ranks(WORLD, "usage.py", timeout=110, env={"HOROVOD_DYNAMIC_PROCESS_SETS": "1"})
+    return job.reports
+
+
+def value(found: list[dict[str, Any]], name: str) -> list[Any]:
+    """Return every rank's value of one check of the job."""
+    errors = [report[name].get("traceback") for report in found]
+    assert not any(errors), next(filter(None, errors))
+    return [report[name]["value"] for report in found]
+
+
+@pytest.mark.parametrize("name", COMPARED)
+def test_works_as_with_horovod_alone(found, name: str) -> None:
+    for mine in value(found, name):
+        assert mine["same paths"] and mine["same ranks"]
+        assert mine["none"] < 2e-6
+        assert mine["marsit"] > 1e-5  # the control: one bit per element is not the mean
+        assert mine["moved"] is None or mine["moved"] > 1e-4
+
+
+@pytest.mark.parametrize("name, limit", [("float64", 1e-14), ("bfloat16", 0.0)])
+def test_dtypes(found, name: str, limit: float) -> None:
+    for mine in value(found, name):
+        assert mine["same paths"] and mine["same ranks"] and mine["none"] <= limit
+
+
+@pytest.mark.parametrize("method", ["none", "marsit"])
+def test_a_second_synchronize_changes_nothing(found, method: str) -> None:
+    for stock, attached, usual in value(found, f"repeated {method}"):
+        assert stock["wrong"] == attached["wrong"] == 0
+        assert stock["weights"] == attached["weights"] == usual
+        assert len(set(stock["ranks"])) == 1
+
+
+def test_zero_grad_with_and_without_none(found) -> None:
+    assert all(len(set(mine)) == 1 for mine in value(found, "zero_grad"))
+
+
+def test_refusals_name_the_remedy(found) -> None:
+    for text in value(found, "sparse_as_dense"):
+        assert text.startswith("ConfigError") and "sparse_as_dense=True" in text and "leave it out" in text
+    for text in value(found, "adasum") + value(found, "adasum attach"):
+        assert text.startswith("ConfigError") and "Adasum" in text and "Average" in text
+    for text in value(found, "foreign attach"):
+        assert text.startswith("ConfigError") and "compression=compression" in text
+    for texts in value(found, "forgotten"):
+        for text in texts:
+            assert text.startswith("ConfigError") and "named_parameters" in text
+
+
+def test_a_flipped_bit_is_caught_in_the_same_step(found) -> None:
+    for texts in value(found, "flip"):
+        for text, rank in zip(texts, (1, 1, WORLD - 1, WORLD - 1)):
+            assert text.startswith("MismatchError") and "after step 2" in text
+            assert "bucket 3" in text and f"rank(s) {rank} differs" in text
+
+
+def test_without_a_flip_nothing_is_caught(found) -> None:
+    assert value(found, "no flip") == ["accepted"] * WORLD
+
+
+def test_process_set(found) -> None:
+    """Members agree among each other; the rank outside trains alone."""
+    first = value(found, "process set")[0]
+    inside = [first["digests"][rank] for rank in first["members"]]
+    outside = [d for rank, d in enumerate(first["digests"]) if rank not in first["members"]]
+    assert inside[0] == inside[1]
+    assert inside[0]["(None, False)"] == inside[0]["('none', True)"] == inside[0]["('none', False)"]
+    assert inside[0]["('marsit', True)"] == inside[0]["('marsit', False)"] != inside[0]["('none', True)"]
+    assert all(len(set(mine.values())) == 1 and mine != inside[0] for mine in outside)

@@ -1,0 +1,1 @@
+"""What the tests share: jobs of real processes, ranks as threads, models and inputs."""

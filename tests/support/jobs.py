@@ -1,0 +1,185 @@
+"""Real Horovod jobs with a hard bound: whatever happens, no process of a job outlives its test."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+import uuid
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+ROOT = Path(__file__).resolve().parents[2]
+JOBS = ROOT / "tests" / "parallel" / "jobs"
+
+_MARK = "HVC_TEST_JOB"  # in the environment of every process of a job, to find them again
+_FOLDER = "HVC_TEST_FOLDER"  # where ranks leave their reports
+_ARGUMENTS = "HVC_TEST_ARGUMENTS"
+_OUTPUT_LINES = 60
+
+
+@dataclass(frozen=True)
+class Job:
+    """How a job ended.
+
+    Attributes:
+        reports: what each rank reported, None for a rank that reported nothing.
+        status: the exit status of horovodrun, None if the bound of time had to end it.
+        output: all that was printed.
+        pids: of the ranks that called :func:`start_report`.
+    """
+
+    reports: list[Any]
+    status: int | None
+    output: str
+    seconds: float
+    pids: dict[int, int] = field(default_factory=dict)
+
+    def tail(self) -> str:
+        return "\n".join(self.output.splitlines()[-_OUTPUT_LINES:])
+
+
+@dataclass
+class RunningJob:
+    """A job under way, for tests that stop or kill a rank."""
+
+    world: int
+    folder: Path
+    process: subprocess.Popen[bytes]
+    mark: str
+
+    def pid(self, rank: int, timeout: float = 30.0) -> int:
+        """Wait until a rank has said its process id, see :func:`say_pid`."""
+        return int(wait_for_file(self.folder / f"pid.{rank}", timeout, self.process))
+
+    def wait_mark(self, name: str, rank: int, timeout: float = 30.0) -> str:
+        """Wait until a rank has called ``mark(name)`` and return the text it left."""
+        return wait_for_file(self.folder / f"mark.{name}.{rank}", timeout, self.process)
+
+
+def wait_for_file(path: Path, timeout: float, process: subprocess.Popen[bytes]) -> str:
+    end = time.monotonic() + timeout
+    while time.monotonic() < end:
+        if path.exists():
+            return path.read_text()
+        if process.poll() is not None:
+            break
+        time.sleep(0.005)
+    raise AssertionError(f"{path.name} did not come (job status {process.poll()})")
+
+
+def run_ranks(
+    world: int,
+    script: str | Path,
+    *,
+    timeout: float = 60.0,
+    arguments: Mapping[str, Any] | None = None,
+    env: Mapping[str, str] | None = None,
+    during: Callable[[RunningJob], None] | None = None,
+    must_succeed: bool = True,
+) -> Job:
+    """Run a script under ``horovodrun -np world`` and return every rank's report.
+
+    Args:
+        script: a file; a bare name is looked for in ``tests/parallel/jobs``.
+        timeout: seconds of wall clock; afterwards every process of the job is killed.
+        arguments: plain data, for :func:`tests.support.rank.arguments`.
+        env: added to the environment of every rank.
+        during: called while the job runs, to watch it or to harm it.
+        must_succeed: raise AssertionError, with the output, unless the job ended by itself with
+            status 0 and every rank has reported.
+    """
+    began = time.monotonic()
+    path = Path(script) if Path(script).is_absolute() else JOBS / script
+    with tempfile.TemporaryDirectory(prefix="hvc-job-") as name:
+        folder, mark = Path(name), uuid.uuid4().hex
+        environment = _environment(folder, mark, arguments, env)
+        with (folder / "output").open("wb") as output:
+            process = subprocess.Popen(
+                [sys.executable, str(_horovodrun()), "-np", str(world), sys.executable, str(path)],
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                stdin=subprocess.DEVNULL,
+                env=environment,
+                cwd=ROOT,
+                start_new_session=True,
+            )
+            status: int | None = None
+            try:
+                if during:
+                    during(RunningJob(world, folder, process, mark))
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    status = process.wait(max(0.1, timeout - (time.monotonic() - began)))
+            finally:
+                kill_marked(mark)
+                process.wait(10)
+        job = Job(
+            reports=[_read_json(folder / f"report.{rank}") for rank in range(world)],
+            status=status,
+            output=(folder / "output").read_text(errors="replace"),
+            seconds=time.monotonic() - began,
+            pids={rank: int((folder / f"pid.{rank}").read_text()) for rank in _with_pid(folder, world)},
+        )
+    if must_succeed:
+        assert job.status == 0, f"{path.name}: status {job.status} after {job.seconds:.1f} s\n{job.tail()}"
+        silent = [rank for rank, report in enumerate(job.reports) if report is None]
+        assert not silent, f"{path.name}: no report from ranks {silent}\n{job.tail()}"
+    return job
+
+
+def _environment(
+    folder: Path, mark: str, arguments: Mapping[str, Any] | None, env: Mapping[str, str] | None
+) -> dict[str, str]:
+    path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
+    ours = {
+        "PYTHONPATH": path,
+        "PYTHONUNBUFFERED": "1",
+        "OMP_NUM_THREADS": "1",  # ranks share the cores of one machine
+        "HOROVOD_CYCLE_TIME": "0.2",
+        _MARK: mark,
+        _FOLDER: str(folder),
+        _ARGUMENTS: json.dumps(dict(arguments or {})),
+    }
+    return os.environ | ours | dict(env or {})
+
+
+def _horovodrun() -> Path:
+    # Not resolve(): the python of a virtual environment is a link out of it.
+    return Path(sys.executable).with_name("horovodrun")
+
+
+def _with_pid(folder: Path, world: int) -> list[int]:
+    return [rank for rank in range(world) if (folder / f"pid.{rank}").exists()]
+
+
+def _read_json(path: Path) -> Any:
+    return json.loads(path.read_text()) if path.exists() else None
+
+
+def marked(mark: str) -> list[psutil.Process]:
+    """Return the living processes of a job; horovodrun puts its workers in sessions of their own."""
+    found = []
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error, OSError):
+            if process.environ().get(_MARK) == mark and process.status() != psutil.STATUS_ZOMBIE:
+                found.append(process)
+    return found
+
+
+def kill_marked(mark: str, patience: float = 10.0) -> None:
+    """Kill every process of a job until there is none; stopped ones too."""
+    end = time.monotonic() + patience
+    while survivors := marked(mark):
+        for process in survivors:
+            with contextlib.suppress(psutil.Error):
+                process.kill()
+        psutil.wait_procs(survivors, timeout=1.0)
+        assert time.monotonic() < end, f"processes of a job cannot be killed: {survivors}"

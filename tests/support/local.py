@@ -1,0 +1,172 @@
+"""Ranks in one process, over the ``local`` transport: no Horovod, no network, milliseconds."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from types import TracebackType
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+
+from horovod_compress.codecs import registry
+from horovod_compress.codecs.base import Codec
+from horovod_compress.codecs.dense import Uncompressed
+from horovod_compress.collectives.choose import chooser
+from horovod_compress.options import Options
+from horovod_compress.plan import Plan, TensorSpec
+from horovod_compress.reducer import Reducer
+from horovod_compress.schedule import make_plan
+from horovod_compress.transports.base import Transport
+from horovod_compress.transports.local import Hub, LocalTransport
+
+T = TypeVar("T")
+
+_JOIN_SECONDS = 60.0
+_INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+def local_ranks(world: int, run: Callable[[LocalTransport], T]) -> list[T]:
+    """Run ``run`` once per rank, each in a thread with its own transport; return what they return.
+
+    Raises:
+        Exception: the first rank's error, if any rank raised one.
+    """
+    results: list[Any] = [None] * world
+    errors: list[BaseException | None] = [None] * world
+
+    def one(transport: LocalTransport) -> None:
+        try:
+            results[transport.rank] = run(transport)
+        except BaseException as error:
+            errors[transport.rank] = error
+
+    threads = [
+        threading.Thread(target=one, args=(transport,), daemon=True) for transport in Hub(world).transports()
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(_JOIN_SECONDS)
+    assert not any(thread.is_alive() for thread in threads), "a rank did not come to an end"
+    for error in errors:
+        if error is not None:
+            raise error
+    return results
+
+
+def spec(name: str, *shape: int, dtype: torch.dtype = torch.float32) -> TensorSpec:
+    return TensorSpec(name, shape, str(dtype).removeprefix("torch."))
+
+
+class Fleet:
+    """The reducers of all ranks, driven from one thread: offering never blocks.
+
+    Args:
+        tensors: in plan order.
+        method: a codec, or the name of one.
+        options: the codec's own and the common ones.
+    """
+
+    def __init__(
+        self,
+        world: int,
+        tensors: Sequence[TensorSpec],
+        method: str | Codec = "marsit",
+        *,
+        wrap: Callable[[Transport], Transport] = lambda transport: transport,
+        **options: Any,
+    ) -> None:
+        common = {name: options.pop(name) for name in Options.names() if name in options}
+        common = {"schedule": "single", "timeout": 20.0} | common
+        self.world, self.tensors = world, list(tensors)
+        self.codec = method if isinstance(method, Codec) else registry.create(method, **options)
+        self.options = Options(**common)
+        self.plan: Plan = make_plan(self.options.schedule, self.tensors, self.options.min_elements)
+        self.reducers = [
+            Reducer(
+                self.plan,
+                self.codec,
+                Uncompressed(),
+                wrap(transport),
+                chooser(self.options.exchange),
+                self.options,
+            )
+            for transport in Hub(world).transports()
+        ]
+        self._index = {name: index for index, name in enumerate(self.plan.names())}
+
+    def __enter__(self) -> Fleet:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for reducer in self.reducers:
+            reducer.close()
+
+    def offer(self, grads: Sequence[Mapping[str, Tensor]], order: Iterable[str] | None = None) -> int:
+        """Offer the gradients of every rank; they are overwritten."""
+        step = -1
+        for reducer, mine in zip(self.reducers, grads):
+            for name in order or mine:
+                step = reducer.offer(self._index[name], mine[name])
+        return step
+
+    def step(self, grads: Sequence[Mapping[str, Tensor]], gain: float | None = None) -> list[dict[str, Tensor]]:
+        """Reduce copies of the gradients; return the results per rank, by name."""
+        copies = [{name: grad.clone() for name, grad in mine.items()} for mine in grads]
+        step = self.offer(copies)
+        return [
+            {name: reducer.result(self._index[name], step, gain) for name in mine}
+            for reducer, mine in zip(self.reducers, copies)
+        ]
+
+    def residuals(self) -> list[dict[str, Tensor]]:
+        """Return copies of every rank's residuals."""
+        return [{n: r.clone() for n, r in reducer.residuals().items()} for reducer in self.reducers]
+
+    def resume(self, step: int) -> None:
+        for reducer in self.reducers:
+            assert reducer.wait_idle(10.0)
+            reducer.resume(step)
+
+
+def one_tensor(world: int, count: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> list[Tensor]:
+    """Return a gradient per rank."""
+    generator = torch.Generator().manual_seed(seed)
+    return [torch.randn(count, generator=generator, dtype=torch.float64).to(dtype) for _ in range(world)]
+
+
+def random_grads(
+    world: int, tensors: Sequence[TensorSpec], seed: int = 0, scale: float = 1.0
+) -> list[dict[str, Tensor]]:
+    """Return gradients per rank, by name."""
+    generator = torch.Generator().manual_seed(seed)
+    return [
+        {
+            t.name: (scale * torch.randn(t.shape, generator=generator, dtype=torch.float64)).to(
+                getattr(torch, t.dtype)
+            )
+            for t in tensors
+        }
+        for _ in range(world)
+    ]
+
+
+def same_bits(a: Tensor, b: Tensor) -> bool:
+    """Return whether two tensors are equal in every bit; NaN equals NaN of the same payload."""
+    if a.dtype is not b.dtype or a.shape != b.shape:
+        return False
+    kind = _INTEGERS[a.element_size()]
+    return torch.equal(a.contiguous().view(-1).view(kind), b.contiguous().view(-1).view(kind))
+
+
+def all_same(results: Sequence[Mapping[str, Tensor]]) -> bool:
+    """Return whether every rank holds the same bits."""
+    first = results[0]
+    return all(
+        mine.keys() == first.keys() and all(same_bits(first[name], mine[name]) for name in first)
+        for mine in results[1:]
+    )

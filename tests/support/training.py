@@ -1,0 +1,98 @@
+"""Small models, data that differ between ranks, and the few lines of training around them."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import horovod.torch as hvd
+import torch
+from torch import Tensor, nn
+
+import horovod_compress.torch as hvc
+
+LR = 0.05
+_HVD_OPTIONS = ("op", "groups", "num_groups", "backward_passes_per_step", "gradient_predivide_factor",
+                "process_set", "sparse_as_dense")  # fmt: skip
+
+
+def net(dtype: torch.dtype = torch.float32, seed: int = 0) -> nn.Sequential:
+    """Return the same model on every rank."""
+    torch.manual_seed(seed)
+    return nn.Sequential(
+        nn.Conv2d(1, 4, 3), nn.Tanh(), nn.Flatten(), nn.Linear(144, 40), nn.Tanh(), nn.Linear(40, 10)
+    ).to(dtype)
+
+
+def batch(step: int, rank: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    """Return inputs that differ between ranks and steps."""
+    generator = torch.Generator().manual_seed(1000 * step + rank)
+    return torch.randn(8, 1, 8, 8, generator=generator).to(dtype)
+
+
+def loss_of(model: nn.Module, step: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    return model(batch(step, hvd.rank(), dtype)).square().mean()
+
+
+def optimizer_for(
+    model: nn.Module, method: str | None, attach: bool = False, prefix: str = "", **options: Any
+) -> tuple[Any, hvc.Compression | None]:
+    """Return a Horovod optimizer and its compression; ``method`` None is Horovod alone.
+
+    Args:
+        prefix: of the parameters' names: Horovod wants those of two optimizers to differ.
+        options: of Horovod's optimizer and of the compression.
+    """
+    named = [(prefix + name, parameter) for name, parameter in model.named_parameters()]
+    ours = {name: options.pop(name) for name in list(options) if name in _HVD_OPTIONS}
+    compression = None
+    if method is not None:
+        shared = {"process_set": ours["process_set"]} if "process_set" in ours else {}
+        options = {"verify_every": 1, "timeout": 20.0} | options | shared
+        compression = hvc.Compression.create(method, named, **options)
+    optimizer = hvd.DistributedOptimizer(
+        torch.optim.SGD(model.parameters(), lr=LR, momentum=0.9),
+        named_parameters=named,
+        compression=compression or hvd.Compression.none,
+        **ours,
+    )
+    if attach and compression:
+        assert compression.attach(optimizer) is optimizer
+    return optimizer, compression
+
+
+def train(
+    model: nn.Module,
+    optimizer: Any,
+    steps: Iterable[int],
+    loss: Callable[[nn.Module, int], Tensor] = loss_of,
+    passes: int = 1,
+) -> None:
+    for step in steps:
+        optimizer.zero_grad()
+        for extra in range(passes):
+            loss(model, step + 100 * extra).backward()
+        optimizer.step()
+
+
+def digest(tensors: Iterable[Tensor]) -> str:
+    """Return a hash of the bits of tensors."""
+    found = hashlib.sha256()
+    for tensor in tensors:
+        found.update(tensor.detach().contiguous().view(-1).view(torch.uint8).numpy().tobytes())
+    return found.hexdigest()[:16]
+
+
+def weights(model: nn.Module) -> list[Tensor]:
+    return [parameter.detach().clone() for parameter in model.parameters()]
+
+
+def farthest(a: Iterable[Tensor], b: Iterable[Tensor]) -> float:
+    """Return the largest difference of two lists of tensors."""
+    return max(float((x.double() - y.double()).abs().max()) for x, y in zip(a, b, strict=True))
+
+
+def gathered(value: Any) -> list[Any]:
+    """Return every rank's value."""
+    return hvd.allgather_object(value, name="test.gathered")

@@ -1,0 +1,191 @@
+"""What the documents say is so: links lead somewhere, code runs, options exist, sizes are right."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch")
+
+import torch
+
+from horovod_compress import wire
+from horovod_compress.codecs import registry
+from horovod_compress.options import Options
+from tests.support.local import Fleet, spec
+
+ROOT = Path(__file__).resolve().parents[2]
+README, CONTRIBUTING = ROOT / "README.md", ROOT / "CONTRIBUTING.md"
+PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("docker/*.md")])
+OURS = [page for page in PAGES if page.parent != ROOT / "docker"]
+
+each_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+
+
+def blocks(page: Path, language: str) -> list[str]:
+    """Return the code blocks of one language."""
+    return re.findall(rf"^```{language}\n(.*?)^```", page.read_text(), re.MULTILINE | re.DOTALL)
+
+
+def without_code(text: str) -> str:
+    return re.sub(r"^```.*?^```|^    .*?$|`[^`\n]*`", "", text, flags=re.MULTILINE | re.DOTALL)
+
+
+def anchors(page: Path) -> set[str]:
+    """Return the anchors of a page's headings, as GitHub makes them."""
+    headings = re.findall(r"^#+ (.*)$", re.sub(r"^```.*?^```", "", page.read_text(), flags=re.M | re.S), re.M)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+# ---- links ------------------------------------------------------------------------------------
+
+
+@each_page
+def test_every_relative_link_leads_somewhere(page: Path) -> None:
+    broken = []
+    for link in re.findall(r"\]\(([^)\s]+)\)", page.read_text()):
+        if "://" in link or link.startswith("mailto:"):
+            continue
+        path, _, anchor = link.partition("#")
+        target = (page.parent / path).resolve() if path else page
+        found = target.exists() and target.is_relative_to(ROOT)
+        if not found or (anchor and anchor not in anchors(target)):
+            broken.append(link)
+    assert not broken, f"{page.name}: {broken}"
+
+
+@each_page
+def test_every_code_fence_is_closed_and_every_placeholder_filled(page: Path) -> None:
+    text = page.read_text()
+    assert text.count("\n```") % 2 == 0
+    assert not re.search(r"@[A-Z]+_?[A-Z]*@|TODO|FIXME", text)
+
+
+# ---- code -------------------------------------------------------------------------------------
+
+
+@each_page
+def test_python_blocks_compile(page: Path) -> None:
+    for number, code in enumerate(blocks(page, "python")):
+        compile(code, f"{page.name} block {number}", "exec")
+
+
+def test_the_diff_in_the_readme_is_the_diff_of_the_examples() -> None:
+    plain, ours = ((ROOT / "examples" / name).read_text().splitlines() for name in ("minimal_plain.py", "minimal.py"))
+    lines = [line for line in difflib.ndiff(plain, ours) if line[0] in "+-" and line[2:].strip()]
+    assert blocks(README, "diff") == ["".join(f"{line[0]}{line[2:]}\n" for line in lines)]
+
+
+def code_named(name: str) -> str:
+    """Return the block of CONTRIBUTING.md whose first line names a file."""
+    return next(code for code in blocks(CONTRIBUTING, "python") if code.startswith(f"# {name}\n"))
+
+
+@pytest.fixture
+def cyclic(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
+    """Put the codec of CONTRIBUTING.md where a file of its own would be."""
+    module = ModuleType("horovod_compress.codecs.cyclic")
+    module.__package__ = "horovod_compress.codecs"
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    monkeypatch.setattr(registry, "_CODECS", dict(registry._CODECS))
+    exec(compile(code_named("horovod_compress/codecs/cyclic.py"), "cyclic.py", "exec"), module.__dict__)
+    yield module
+
+
+def test_the_codec_of_the_walk_through_passes_its_own_test(cyclic: ModuleType) -> None:
+    assert "cyclic" in registry.available() and registry.option_names("cyclic") == ["period"]
+    names: dict[str, Any] = {"__name__": "test_cyclic"}
+    exec(compile(code_named("tests/unit/test_cyclic.py"), "test_cyclic.py", "exec"), names)
+    tests = [value for name, value in names.items() if name.startswith("test_")]
+    assert tests
+    for test in tests:
+        test()
+
+
+# ---- options and numbers ----------------------------------------------------------------------
+
+
+def table_after(page: Path, heading: str) -> list[list[str]]:
+    """Return the rows of the first table behind a heading, without its head."""
+    section = page.read_text().partition(f"\n{heading}\n")[2]
+    assert section, f"{page.name} has no {heading!r}"
+    rows = re.search(r"(?:^\|.*\n)+", section, re.MULTILINE)
+    assert rows
+    return [[cell.strip() for cell in line.strip("|").split(" | ")] for line in rows[0].splitlines()[2:]]
+
+
+def plain(cell: str) -> str:
+    return cell.strip("`| ")
+
+
+def test_the_table_of_options_is_complete_and_its_defaults_are_right() -> None:
+    shown = {plain(row[0]): plain(row[1]) for row in table_after(README, "## Options of all methods")}
+    assert shown.pop("process_set") == "all ranks"
+    assert shown == {
+        field.name: f'"{field.default}"' if isinstance(field.default, str) else repr(field.default)
+        for field in dataclasses.fields(Options)
+    }
+
+
+def test_the_table_of_methods_is_complete_and_names_their_options() -> None:
+    rows = {plain(row[0]): row[3] for row in table_after(README, "## Methods available now")}
+    assert sorted(rows) == sorted(registry.available())
+    for name, cell in rows.items():
+        shown = dict(re.findall(r"`(\w+)=([^`]+)`", cell))
+        fields = dataclasses.fields(registry.codec_class(name))
+        assert shown == {f.name: f'"{f.default}"' if isinstance(f.default, str) else repr(f.default) for f in fields}
+
+
+@pytest.mark.parametrize("page", OURS, ids=lambda page: str(page.relative_to(ROOT)))
+def test_options_written_as_code_exist(page: Path) -> None:
+    known = {*Options.names(), "process_set", "named_parameters", "compression"}
+    known |= {option for name in registry.available() for option in registry.option_names(name)}
+    # Not options of a method: of Horovod's optimizer, of load_state_dict, of torch, of the walk-through.
+    known |= {"op", "groups", "backward_passes_per_step", "sparse_as_dense", "sparse", "residuals"}
+    known |= {"weights_only", "hop", "purpose", "period"}
+    calls = re.findall(r"`(?:[\w.]+\()?(?:[^`]*?, )?([a-z_]+)=[^`=]*`", page.read_text())
+    assert not set(calls) - known
+
+
+def test_the_sizes_in_the_page_on_marsit_are_what_is_sent() -> None:
+    sent = [0]
+    with Fleet(4, [spec("weight", 1000, 1000)], "marsit", full_precision_every=2, verify_every=0) as fleet:
+        for _ in range(2):
+            fleet.step([{"weight": torch.ones(1000, 1000)}] * 4)
+            sent.append(sum(reducer.metrics.bytes_sent for reducer in fleet.reducers))
+    shown = [row[-1] for row in table_after(ROOT / "docs" / "marsit.md", "## Bytes")]
+    assert [int(re.sub(r"\D", "", cell.rpartition("=")[2])) for cell in shown] == [sent[1], sent[2] - sent[1]]
+
+
+def test_the_page_on_the_wire_format_is_that_of_the_code() -> None:
+    page = (ROOT / "docs" / "wire-format.md").read_text()
+    assert f"Wire version {wire.WIRE_VERSION}." in page
+    assert f"A frame is {wire.HEADER_BYTES} bytes of header" in page
+    rows = re.findall(r"^\| `([a-z0-9_ ]+)` \| `0x([0-9a-f]{4})` \|$", page, re.MULTILINE)
+    names = {*registry.available(), "full precision", "verify"}
+    assert dict(rows) == {name: f"{wire.codec_id(name):04x}" for name in names}
+    fields = [(int(row[0]), int(row[1])) for row in table_after(ROOT / "docs" / "wire-format.md", "## Frame")]
+    ends = [offset + size for offset, size in fields]
+    assert [offset for offset, _ in fields] == [0, *ends[:-1]] and ends[-1] == wire.HEADER_BYTES
+
+
+# ---- citation ---------------------------------------------------------------------------------
+
+
+def test_the_citation_is_complete() -> None:
+    yaml = pytest.importorskip("yaml")
+    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text())
+    assert {"cff-version", "message", "title", "authors"} <= set(citation)
+    assert f'version = "{citation["version"]}"' in (ROOT / "pyproject.toml").read_text()
+    assert all({"type", "title", "authors"} <= set(reference) for reference in citation["references"])
+    cited = " ".join(f"{reference.get('url')} {reference.get('notes')}" for reference in citation["references"])
+    for number in ("2204.06787", "2103.15195", "104811", "1805.08768", "2305.18627"):
+        assert number in cited
