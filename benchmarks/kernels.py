@@ -26,9 +26,9 @@ from torch import Tensor
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from horovod_compress import kernels  # noqa: E402
-from horovod_compress.kernels import reference  # noqa: E402
-from horovod_compress.keys import Key  # noqa: E402
+from horovod_compress import kernels
+from horovod_compress.kernels import reference
+from horovod_compress.keys import Key
 
 KEY = Key(seed=1, step=2, bucket=3, rank=4)
 ROW = 1000

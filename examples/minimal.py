@@ -29,15 +29,15 @@ model = torch.nn.Sequential(
     torch.nn.Linear(64, 10),
 )
 optimizer = hvd.DistributedOptimizer(
-    torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9),
+    torch.optim.SGD(model.parameters(), lr=0.02, momentum=0.9),
     named_parameters=model.named_parameters(),
     compression=hvc.Compression.marsit(model.named_parameters(), full_precision_every=50),
 )
 hvd.broadcast_parameters(model.state_dict(), root_rank=0)
 
-for epoch in range(6):
+for epoch in range(12):
     shuffled = train[torch.randperm(len(train))]  # the same on every rank: all have one seed
-    for batch in shuffled[hvd.rank() :: hvd.size()].split(16):
+    for batch in shuffled[hvd.rank() :: hvd.size()].split(32):
         optimizer.zero_grad()
         F.cross_entropy(model(images[batch]), labels[batch]).backward()
         optimizer.step()

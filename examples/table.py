@@ -15,6 +15,7 @@ HEADINGS = (
     "ranks identical",
 )
 NOTES = """\
+method:          horovod-none is Horovod alone; none is this package without compression
 held-out result: accuracy (higher is better) or loss in nats per character (lower is better), one seed
 sent/step:       bytes one rank sent, mean of all steps; * computed, since Horovod does not count them
 vs fp32 ring:    how many times fewer bytes than an uncompressed ring all-reduce

@@ -63,3 +63,11 @@ def waits_for_tokens(compression: Any) -> bool:
                 return True
             at = at.f_back
     return False
+
+
+def end_all_waits() -> None:
+    """Shut Horovod down, on all ranks, so that every wait in it ends with HorovodInternalError.
+
+    Not ``hvd.shutdown()``: that forgets the handles first, and their waits would end with ValueError.
+    """
+    mpi_ops._basics.shutdown()

@@ -70,8 +70,9 @@ class Reducer:
         self.plan, self.options, self.transport = plan, options, transport
         self.rank, self.world = transport.rank, transport.size
         self.step = 0
-        #: 1 for the mean over ranks, the number of ranks for the sum.
-        self.gain = 1.0
+        #: 1 for the mean over ranks, the number of ranks for the sum; None if that is known only
+        #: when the first result is asked for, and no bucket is decoded before.
+        self.gain: float | None = 1.0
         self.metrics, self.recorder = Metrics(), FlightRecorder()
         self._pool = FramePool()
         self.stations = [
@@ -81,7 +82,7 @@ class Reducer:
         self._where = [(s, p) for s in self.stations for p in range(len(s.bucket.tensors))]
         self._changed = threading.Condition()
         self._failure: HorovodCompressError | None = None
-        self._told = False  # whether the training thread has seen the failure
+        self._seen = False  # whether the training thread has seen the failure
         #: Called from the exchange thread if the training thread does not come for a failure.
         self.on_unseen: Callable[[str], None] = lambda text: None
         self._closing = False
@@ -164,6 +165,9 @@ class Reducer:
         """
         station, position = self._where[index]
         with self.metrics.timed("wait"), self._changed:
+            if self.gain is None:
+                self.gain = 1.0 if gain is None else gain
+                self._changed.notify_all()
             while station.finished < step and not self._failure:
                 if not self._changed.wait(_LOOK_SECONDS):
                     self._check_all_offered(step)
@@ -172,7 +176,7 @@ class Reducer:
             raise station.error
         grad = station.take(position)
         if gain is not None and gain != station.gain:
-            grad.mul_(gain / station.gain)
+            grad.mul_(gain / (station.gain or 1.0))
             self.gain = gain
         return grad
 
@@ -192,7 +196,7 @@ class Reducer:
 
     def _raise_failure(self) -> None:
         if self._failure:
-            self._told = True
+            self._seen = True
             raise type(self._failure)(*self._failure.args) from self._failure
 
     def _key(self, station: Station) -> Key:
@@ -254,8 +258,17 @@ class Reducer:
             if bad.count:
                 self._not_finite(station, bad)
             else:
-                round_.codec.decode(round_.work, key, station.gain)
+                round_.codec.decode(round_.work, key, self._gain_of(station))
             station.write_back()
+
+    def _gain_of(self, station: Station) -> float:
+        """Return a bucket's gain. A mean multiplied afterwards would be rounded once more."""
+        with self._changed:
+            while station.gain is None:
+                station.gain = 1.0 if self._closing else self.gain
+                if station.gain is None:
+                    self._changed.wait()
+            return station.gain
 
     def _new_exchange(self, bucket: int, codec: int, bad: Bad) -> Exchange:
         def note(event: str, hop: int) -> None:
@@ -351,7 +364,7 @@ class Reducer:
             self._changed.notify_all()
         end = time.monotonic() + _TELL_SECONDS
         while time.monotonic() < end:
-            if self._told or self._closing:
+            if self._seen or self._closing:
                 return
             time.sleep(_TELL_SECONDS / 50)
         self.on_unseen(str(failure))

@@ -67,8 +67,8 @@ class Station:
         self._rounds = {c: self._make_round(c, world, collective) for c in codec.variants()}
         #: The last step whose result is ready.
         self.finished = -1
-        #: What the results of this step are multiplied by, see Codec.decode.
-        self.gain = 1.0
+        #: What the results of this step are multiplied by, see Codec.decode; None if not yet known.
+        self.gain: float | None = 1.0
         self._reset()
 
     def _make_round(
@@ -121,7 +121,7 @@ class Station:
         pairs = zip(self.bucket.tensors, self._claimed)
         return [tensor.name for tensor, claimed in pairs if not claimed]
 
-    def claim(self, position: int, gain: float) -> bool:
+    def claim(self, position: int, gain: float | None) -> bool:
         """Announce an offer; return False if there was one for this tensor in this step already."""
         if not self._started:
             self._reset()  # what nobody fetched of the last step goes

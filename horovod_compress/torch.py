@@ -23,7 +23,7 @@ import torch
 from torch import Tensor, nn
 
 from . import checkpoint
-from ._horovod import in_backward, waits_for_tokens
+from ._horovod import end_all_waits, in_backward, waits_for_tokens
 from ._start import start
 from .codecs import registry
 from .codecs.registry import available
@@ -102,6 +102,7 @@ class Compression:
             self.method, self._named, options, self._process_set, f"hvc.handshake.{self._number}"
         )
         self._reducer.on_unseen = self._wake
+        self._reducer.gain = None  # the first token that comes back tells, or attach()
         by_name = dict(self._named)
         self._parameters = [by_name[name] for name in self._reducer.plan.names()]
         self._index = {id(p): index for index, p in enumerate(self._parameters)}
@@ -228,7 +229,7 @@ class Compression:
             return
         _log.error("%s", failure)
         if waits_for_tokens(self):
-            hvd.shutdown()
+            end_all_waits()
 
     def _find(self, tensor: Tensor) -> int:
         """Return the index of the parameter whose gradient this is.

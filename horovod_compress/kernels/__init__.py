@@ -99,9 +99,12 @@ def _tensor(name: str, tensor: Tensor, dtype: torch.dtype, count: int, device: i
     return tensor.data_ptr()
 
 
-def _counter(device: int) -> Tensor | None:
-    """Return where a count goes that a CUDA kernel makes."""
-    return None if device < 0 else torch.empty(1, dtype=torch.int64, device=f"cuda:{device}")
+def _counter(device: int) -> tuple[Tensor | None, int]:
+    """Return where a CUDA kernel puts a count, and the address; the CPU returns its counts."""
+    if device < 0:
+        return None, 0
+    counter = torch.empty(1, dtype=torch.int64, device=f"cuda:{device}")
+    return counter, counter.data_ptr()
 
 
 def _number(name: str, tensor: Tensor) -> int:
@@ -155,8 +158,9 @@ def sign_pack(x: Tensor, bits: Tensor) -> None:
     x_at = _tensor("x", x, x.dtype, count, device)
     bits_at = _tensor("bits", bits, torch.int64, word_count(count), device)
     if _reference:
-        return _reference.sign_pack(x, bits)
-    native.sign_pack(x_at, code, count, bits_at, launch)
+        _reference.sign_pack(x, bits)
+    else:
+        native.sign_pack(x_at, code, count, bits_at, launch)
 
 
 def sign_offer(
@@ -187,7 +191,7 @@ def sign_offer(
     rows = _rows(count, row_length)
     grad_at = _tensor("grad", grad, grad.dtype, count, device)
     bits_at = _tensor("bits", bits, torch.int64, words, device)
-    residual_at = sums_at = counter_at = 0
+    residual_at = sums_at = 0
     if residual is not None:
         residual_at = _tensor("residual", residual, _work(grad.dtype), count, device)
     if sums is not None:
@@ -195,13 +199,11 @@ def sign_offer(
     stream = _words(key, word_offset, words)
     if _reference:
         options = {"key": key, "word_offset": word_offset}
-        return _reference.sign_offer(grad, residual, bits, sums, row_length, **options)
-    counter = _counter(device)
-    if counter is not None:
-        counter_at = counter.data_ptr()
+        return int(_reference.sign_offer(grad, residual, bits, sums, row_length, **options))
+    counter, counter_at = _counter(device)
     shape = (code, count, row_length)
     outputs = (bits_at, sums_at, counter_at)
-    counted = native.sign_offer(grad_at, residual_at, *shape, stream, word_offset, *outputs, launch)
+    counted: int = native.sign_offer(grad_at, residual_at, *shape, stream, word_offset, *outputs, launch)
     return counted if counter is None else counter
 
 
@@ -247,15 +249,14 @@ def sign_decode(
     stream = _words(key, word_offset, words)
     if _reference:
         options = {"feedback": feedback, "scale": scale, "key": key, "word_offset": word_offset}
-        return _reference.sign_decode(bits, steps, row_length, grad, residual, **options)
-    shape = (code, count, row_length)
-    rules = (rule, scale, stream, word_offset)
-    native.sign_decode(bits_at, steps_at, *shape, *rules, grad_at, residual_at, launch)
+        _reference.sign_decode(bits, steps, row_length, grad, residual, **options)
+    else:
+        shape = (code, count, row_length)
+        rules = (rule, scale, stream, word_offset)
+        native.sign_decode(bits_at, steps_at, *shape, *rules, grad_at, residual_at, launch)
 
 
-def sign_unpack(
-    bits: Tensor, steps: Tensor, row_length: int, out: Tensor, *, scale: float = 1.0
-) -> None:
+def sign_unpack(bits: Tensor, steps: Tensor, row_length: int, out: Tensor, *, scale: float = 1.0) -> None:
     """Write ``+-steps[row] * scale``."""
     native, device, launch = _backend(out)
     count = out.numel()
@@ -264,8 +265,9 @@ def sign_unpack(
     steps_at = _tensor("steps", steps, torch.float32, _rows(count, row_length), device)
     out_at = _tensor("out", out, out.dtype, count, device)
     if _reference:
-        return _reference.sign_unpack(bits, steps, row_length, out, scale=scale)
-    native.sign_unpack(bits_at, steps_at, code, count, row_length, scale, out_at, launch)
+        _reference.sign_unpack(bits, steps, row_length, out, scale=scale)
+    else:
+        native.sign_unpack(bits_at, steps_at, code, count, row_length, scale, out_at, launch)
 
 
 # ---- merging bits -----------------------------------------------------------------------------
@@ -294,15 +296,12 @@ def merge_bits(
     _apart("into", into, "other", other)
     stream = _words(key, word_offset, words)
     if _reference:
-        return _reference.merge_bits(
-            into, other, weight_into, weight_other, key, word_offset=word_offset
-        )
-    native.merge_bits(into_at, other_at, words, weight_other, total, stream, word_offset, launch)
+        _reference.merge_bits(into, other, weight_into, weight_other, key, word_offset=word_offset)
+    else:
+        native.merge_bits(into_at, other_at, words, weight_other, total, stream, word_offset, launch)
 
 
-def bernoulli_words(
-    out: Tensor, numerator: int, denominator: int, key: Key, *, word_offset: int = 0
-) -> None:
+def bernoulli_words(out: Tensor, numerator: int, denominator: int, key: Key, *, word_offset: int = 0) -> None:
     """Draw bits that are 1 with probability ``numerator / denominator``, exact to 2**-64."""
     native, device, launch = _backend(out)
     words = out.numel()
@@ -310,8 +309,9 @@ def bernoulli_words(
     out_at = _tensor("out", out, torch.int64, words, device)
     stream = _words(key, word_offset, words)
     if _reference:
-        return _reference.bernoulli_words(out, numerator, denominator, key, word_offset=word_offset)
-    native.bernoulli_words(out_at, words, numerator, denominator, stream, word_offset, launch)
+        _reference.bernoulli_words(out, numerator, denominator, key, word_offset=word_offset)
+    else:
+        native.bernoulli_words(out_at, words, numerator, denominator, stream, word_offset, launch)
 
 
 def majority_fold(parts: Sequence[Tensor], out: Tensor, count: int) -> None:
@@ -323,8 +323,9 @@ def majority_fold(parts: Sequence[Tensor], out: Tensor, count: int) -> None:
     out_at = _tensor("out", out, torch.int64, words, device)
     parts_at = [_tensor(f"parts[{i}]", part, torch.int64, words, device) for i, part in enumerate(parts)]
     if _reference:
-        return _reference.majority_fold(parts, out, count)
-    native.majority_fold(parts_at, count, out_at, launch)
+        _reference.majority_fold(parts, out, count)
+    else:
+        native.majority_fold(parts_at, count, out_at, launch)
 
 
 # ---- plain numbers ----------------------------------------------------------------------------
@@ -337,17 +338,15 @@ def dense_offer(grad: Tensor, residual: Tensor | None, out: Tensor) -> int | Ten
     code, out_code = _number("grad", grad), _number("out", out)
     grad_at = _tensor("grad", grad, grad.dtype, count, device)
     out_at = _tensor("out", out, out.dtype, count, device)
-    residual_at = counter_at = 0
+    residual_at = 0
     if residual is not None:
         residual_at = _tensor("residual", residual, _work(grad.dtype), count, device)
         _apart("out", out, "residual", residual)
     _apart("out", out, "grad", grad)
     if _reference:
-        return _reference.dense_offer(grad, residual, out)
-    counter = _counter(device)
-    if counter is not None:
-        counter_at = counter.data_ptr()
-    counted = native.dense_offer(grad_at, residual_at, code, count, out_at, out_code, counter_at, launch)
+        return int(_reference.dense_offer(grad, residual, out))
+    counter, counter_at = _counter(device)
+    counted: int = native.dense_offer(grad_at, residual_at, code, count, out_at, out_code, counter_at, launch)
     return counted if counter is None else counter
 
 
@@ -360,13 +359,12 @@ def dense_add(into: Tensor, other: Tensor) -> None:
     other_at = _tensor("other", other, into.dtype, count, device)
     _apart("into", into, "other", other)
     if _reference:
-        return _reference.dense_add(into, other)
-    native.dense_add(into_at, other_at, code, count, launch)
+        _reference.dense_add(into, other)
+    else:
+        native.dense_add(into_at, other_at, code, count, launch)
 
 
-def dense_decode(
-    payload: Tensor, grad: Tensor, *, scale: float, residual: Tensor | None = None
-) -> None:
+def dense_decode(payload: Tensor, grad: Tensor, *, scale: float, residual: Tensor | None = None) -> None:
     """Write ``payload * scale`` over ``grad``; a residual, if given, becomes 0."""
     native, device, launch = _backend(grad)
     count = grad.numel()
@@ -380,8 +378,9 @@ def dense_decode(
         _apart("residual", residual, "grad", grad)
         _apart("residual", residual, "payload", payload)
     if _reference:
-        return _reference.dense_decode(payload, grad, scale=scale, residual=residual)
-    native.dense_decode(payload_at, code, count, scale, grad_at, grad_code, residual_at, launch)
+        _reference.dense_decode(payload, grad, scale=scale, residual=residual)
+    else:
+        native.dense_decode(payload_at, code, count, scale, grad_at, grad_code, residual_at, launch)
 
 
 # ---- checking bytes ---------------------------------------------------------------------------
@@ -391,7 +390,7 @@ def crc32c(data: Tensor, crc: int = 0) -> int:
     """Return the CRC-32C of ``uint8`` data in host memory; pass the previous value to continue one."""
     count = data.numel()
     data_at = _tensor("data", data, torch.uint8, count, -1)
-    return _reference.crc32c(data, crc) if _reference else _cpu.crc32c(data_at, count, crc)
+    return int(_reference.crc32c(data, crc) if _reference else _cpu.crc32c(data_at, count, crc))
 
 
 def crc32c_copy(dst: Tensor, src: Tensor, crc: int = 0) -> int:
@@ -401,8 +400,8 @@ def crc32c_copy(dst: Tensor, src: Tensor, crc: int = 0) -> int:
     dst_at = _tensor("dst", dst, torch.uint8, count, -1)
     _apart("dst", dst, "src", src)
     if _reference:
-        return _reference.crc32c_copy(dst, src, crc)
-    return _cpu.crc32c_copy(dst_at, src_at, count, crc)
+        return int(_reference.crc32c_copy(dst, src, crc))
+    return int(_cpu.crc32c_copy(dst_at, src_at, count, crc))
 
 
 def hash64(data: Tensor, seed: int = 0) -> int:
@@ -413,17 +412,16 @@ def hash64(data: Tensor, seed: int = 0) -> int:
     native, device, launch = _backend(data)
     count = data.numel()
     data_at = _tensor("data", data, torch.uint8, count, device)
-    return _reference.hash64(data, seed) if _reference else native.hash64(data_at, count, seed, launch)
+    return int(_reference.hash64(data, seed) if _reference else native.hash64(data_at, count, seed, launch))
 
 
 # ---- for tests and benchmarks -----------------------------------------------------------------
 
 
-def philox4x32(
-    counter: tuple[int, int, int, int], key: tuple[int, int]
-) -> tuple[int, int, int, int]:
+def philox4x32(counter: tuple[int, int, int, int], key: tuple[int, int]) -> tuple[int, int, int, int]:
     """Return the Philox4x32-10 block of a counter and a key."""
-    return tuple((_reference or _cpu).philox4x32(counter, key))
+    c0, c1, c2, c3 = (_reference or _cpu).philox4x32(counter, key)
+    return c0, c1, c2, c3
 
 
 def triad(a: Tensor, b: Tensor, c: Tensor, s: float) -> None:
@@ -432,10 +430,11 @@ def triad(a: Tensor, b: Tensor, c: Tensor, s: float) -> None:
     count = a.numel()
     at = [_tensor(n, t, torch.float32, count, device) for n, t in (("a", a), ("b", b), ("c", c))]
     if _reference:
-        return _reference.triad(a, b, c, s)
-    native.triad(*at, s, count, launch)
+        _reference.triad(a, b, c, s)
+    else:
+        native.triad(*at, s, count, launch)
 
 
 def instruction_set() -> str:
     """Return what runtime dispatch chose: "avx512", "avx2", "generic" or "reference"."""
-    return "reference" if _reference else _cpu.instruction_set()
+    return "reference" if _reference else str(_cpu.instruction_set())

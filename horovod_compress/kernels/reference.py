@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import wraps
-from typing import ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 import numpy as np
 import torch
@@ -49,7 +49,8 @@ def _round_to_odd(values: np.ndarray) -> np.ndarray:
     bits = nearest.view(np.uint32).copy()
     bits -= np.abs(nearest.astype(np.float64)) > np.abs(values)
     bits[nearest.astype(np.float64) != values] |= 1
-    return bits.view(np.float32)
+    rounded: np.ndarray = bits.view(np.float32)
+    return rounded
 
 
 @_quiet
@@ -85,7 +86,7 @@ def _write_bits(bits: Tensor, values: np.ndarray) -> None:
 # ---- random words -----------------------------------------------------------------------------
 
 
-def philox4x32(counter: Sequence, key: Sequence[int]) -> tuple:
+def philox4x32(counter: Sequence[Any], key: Sequence[int]) -> tuple[Any, ...]:
     """Run ten rounds of Philox4x32; every counter word may be an integer or an array."""
     c0, c1, c2, c3 = (np.asarray(word, dtype=np.uint64) for word in counter)
     k0, k1 = int(key[0]), int(key[1])
@@ -106,13 +107,13 @@ def random_words(key: Key, first: int, count: int, digit: int = 0) -> np.ndarray
     groups = np.arange(first // 2, (first + count + 1) // 2, dtype=np.uint64)
     constants = (np.full_like(groups, word) for word in (c1 | digit, c2, c3))
     r0, r1, r2, r3 = philox4x32((groups, *constants), (k0, k1))
-    both = np.stack([r1 << np.uint64(32) | r0, r3 << np.uint64(32) | r2], axis=1).reshape(-1)
+    both: np.ndarray = np.stack([r1 << np.uint64(32) | r0, r3 << np.uint64(32) | r2], axis=1).reshape(-1)
     return both[first % 2 : first % 2 + count]
 
 
 def probability_digits(numerator: int, denominator: int) -> list[int]:
     """Return the binary digits of a probability below 1, at most 64, without trailing zeros."""
-    digits = []
+    digits: list[int] = []
     while numerator and len(digits) < 64:
         numerator *= 2
         digits.append(numerator // denominator)
@@ -138,9 +139,7 @@ def bernoulli(key: Key, first: int, count: int, numerator: int, denominator: int
     return out
 
 
-def bernoulli_words(
-    out: Tensor, numerator: int, denominator: int, key: Key, *, word_offset: int = 0
-) -> None:
+def bernoulli_words(out: Tensor, numerator: int, denominator: int, key: Key, *, word_offset: int = 0) -> None:
     words = bernoulli(key, word_offset, out.numel(), numerator, denominator)
     out.numpy()[:] = words.view(np.int64)
 
@@ -161,7 +160,7 @@ def merge_bits(
 
 def majority_fold(parts: Sequence[Tensor], out: Tensor, count: int) -> None:
     ones = sum(_unpacked(part, count).astype(np.int64) for part in parts)
-    _write_bits(out, 2 * ones >= len(parts))
+    _write_bits(out, np.asarray(2 * ones >= len(parts)))
 
 
 # ---- one bit per element ----------------------------------------------------------------------
@@ -174,7 +173,7 @@ def _offered(grad: Tensor, residual: Tensor | None) -> np.ndarray:
 
 def _own_bits(x: np.ndarray, key: Key | None, word_offset: int) -> np.ndarray:
     if key is None:
-        return x >= 0
+        return np.asarray(x >= 0)
     words = random_words(key, word_offset, -(-x.size // 64))
     return (x > 0) | ((x == 0) & _unpacked(words, x.size))
 
@@ -248,9 +247,7 @@ def sign_decode(
     store(grad, decoded * x.dtype.type(scale))
 
 
-def sign_unpack(
-    bits: Tensor, steps: Tensor, row_length: int, out: Tensor, *, scale: float = 1.0
-) -> None:
+def sign_unpack(bits: Tensor, steps: Tensor, row_length: int, out: Tensor, *, scale: float = 1.0) -> None:
     sign_decode(bits, steps, row_length, out, None, feedback="none", scale=scale)
 
 
@@ -268,9 +265,7 @@ def dense_add(into: Tensor, other: Tensor) -> None:
 
 
 @_quiet
-def dense_decode(
-    payload: Tensor, grad: Tensor, *, scale: float, residual: Tensor | None = None
-) -> None:
+def dense_decode(payload: Tensor, grad: Tensor, *, scale: float, residual: Tensor | None = None) -> None:
     work = np.float64 if torch.float64 in (payload.dtype, grad.dtype) else np.float32
     store(grad, load(payload).astype(work) * work(scale))
     if residual is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import signal
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -57,6 +58,9 @@ def strike(nursery: Nursery, fault: str, phase: str, victim: int, path: str, **m
     assert "fault" in ranks[victim].marks, f"the victim was never harmed: {ranks[victim].output}"
     fault_at = float(ranks[victim].marks["fault"])
     survivors = [rank for rank in ranks if rank.number != victim]
+    if path == "stock":
+        survivors = [rank for rank in survivors if not aborted_by_horovod(rank)]
+        assert survivors, "Horovod has aborted every rank"
     for rank in survivors:
         assert rank.report, f"rank {rank.number} reported nothing: {rank.status} {rank.output}"
         assert rank.status == 0, f"rank {rank.number}: {rank.status} {rank.output}"
@@ -81,6 +85,18 @@ def check_survivors(survivors: Iterable[Rank], victim: int, path: str, earliest:
         for name in ("close", "twice"):
             assert rank.report[name]["error"] is None
             assert rank.report[name]["seconds"] < CLOSE_SECONDS
+
+
+def aborted_by_horovod(rank: Rank) -> bool:
+    """Return whether Horovod 0.28.1 itself has ended the process at the loss of a peer.
+
+    The Gloo inside Horovod throws in a thread of its own when a rank that lost a peer amid an
+    all-reduce goes on to the next negotiation: its neighbour then gets 8 bytes where 4 are due. It
+    happens to one survivor in ten or twenty, in jobs without this package too.
+    """
+    text = rank.output
+    known = "gloo::EnforceNotMet" in text and "/horovod-0.28.1/third_party/gloo/gloo/transport/tcp/pair.cc" in text
+    return known and rank.status == -signal.SIGABRT
 
 
 def blames(text: str, victim: int) -> bool:

@@ -10,9 +10,6 @@ import pytest
 from .ranks import Nursery, Rank
 from .survivors import PATHS, WORLD, blames
 
-#: From a program's last line to its end, on a busy machine: Horovod's own exit handlers included.
-EXIT_SECONDS = 10.0
-
 
 def _fault_at(ranks: list[Rank], victim: int) -> float:
     return float(ranks[victim].marks["fault"])
@@ -21,18 +18,20 @@ def _fault_at(ranks: list[Rank], victim: int) -> float:
 @pytest.mark.parametrize("path", PATHS)
 def test_silent_rank(nursery: Nursery, path: str) -> None:
     """A rank that is alive but does not step: Horovod would wait for it for ever."""
-    case = {"fault": "sleep", "victim": 1, "path": path, "timeout": 2.0, "sleep": 6.0, "leave": True}
+    case = {"fault": "sleep", "victim": 1, "path": path, "timeout": 2.0, "sleep": 6.0}
     ranks = nursery.run(WORLD, "train.py", case)
     for rank in ranks:
         first = rank.report["first"]
+        assert rank.status == 0, rank
         assert "HorovodInternalError" in first["kinds"], first
         delay = first["at"] - _fault_at(ranks, 1)
         if rank.number == 1:
             assert 6.0 <= delay <= 8.0  # it finds out when it comes back
             continue
         assert 1.0 <= delay <= 4.0, delay
-        # Horovod's own error does not know the reason, so it is in the log.
-        assert blames(first["text"] if path == "attached" else rank.output, 1), rank
+        assert path == "stock" or blames(first["text"], 1), first
+    if path == "stock":  # Horovod's own error does not know the reason: the rank that ends the wait logs it
+        assert any(blames(rank.output, 1) for rank in ranks), ranks
 
 
 def test_late_but_in_time(nursery: Nursery) -> None:
@@ -94,6 +93,7 @@ def test_interrupt_in_an_exchange(nursery: Nursery, path: str) -> None:
     ranks = nursery.run(WORLD, "train.py", case, bound=30.0)
     assert ranks[1].status not in (0, None), ranks[1]
     assert "KeyboardInterrupt" in ranks[1].output
+    assert ranks[1].seconds < 25.0
     for rank in ranks:
         assert rank.status is not None, f"rank {rank.number} did not end: {rank.output}"
         assert "Fatal Python error" not in rank.output and "terminate called" not in rank.output

@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -25,7 +26,9 @@ def _digest(tensors: list[Tensor], *integers: int) -> str:
     """Hash the bits of tensors; the payload of a NaN does not count."""
     digest = hashlib.sha256(repr(integers).encode())
     for tensor in tensors:
-        clean = torch.where(tensor.isnan(), torch.full_like(tensor, 7), tensor) if tensor.is_floating_point() else tensor
+        clean = (
+            torch.where(tensor.isnan(), torch.full_like(tensor, 7), tensor) if tensor.is_floating_point() else tensor
+        )
         digest.update(clean.contiguous().view(torch.uint8).numpy().tobytes())
     return digest.hexdigest()
 
@@ -129,7 +132,7 @@ CUTS = (0, 1, 2, 5, 16, 17, 40, 63, 64, 90)  # in words
 def _pieces(count: int) -> list[tuple[int, slice, slice]]:
     """First word, words and elements of every piece."""
     borders = [*CUTS, kernels.word_count(count)]
-    return [(a, slice(a, b), slice(64 * a, min(64 * b, count))) for a, b in zip(borders, borders[1:])]
+    return [(a, slice(a, b), slice(64 * a, min(64 * b, count))) for a, b in pairwise(borders)]
 
 
 def _merge(into: Tensor, other: Tensor, offset: int) -> None:
@@ -169,14 +172,10 @@ def test_signs_do_not_depend_on_segmentation(dtype: torch.dtype) -> None:
 def _decode_in_pieces(count: int, grad: Tensor, residual: Tensor) -> None:
     consensus, step = bits(count, 5), torch.tensor([0.25])
     grads, residuals = (grad.clone(), grad.clone()), (residual.clone(), residual.clone())
-    kernels.sign_decode(
-        consensus, step, count, grads[0], residuals[0], feedback="own", key=KEY, word_offset=3
-    )
+    kernels.sign_decode(consensus, step, count, grads[0], residuals[0], feedback="own", key=KEY, word_offset=3)
     for first, at, elements in _pieces(count):
         pieces = (grads[1][elements], residuals[1][elements])
-        kernels.sign_decode(
-            consensus[at], step, count, *pieces, feedback="own", key=KEY, word_offset=3 + first
-        )
+        kernels.sign_decode(consensus[at], step, count, *pieces, feedback="own", key=KEY, word_offset=3 + first)
     assert torch.equal(grads[0], grads[1])
     assert torch.equal(residuals[0].nan_to_num(7.0), residuals[1].nan_to_num(7.0))
 
@@ -188,7 +187,5 @@ def test_row_sums_do_not_depend_on_what_surrounds_the_row() -> None:
     kernels.sign_offer(grad, None, poison(79, torch.int64), together, row_length)
     for row, piece in enumerate(grad.split(row_length)):
         alone = poison(1, torch.float64)
-        kernels.sign_offer(
-            piece, None, poison(kernels.word_count(piece.numel()), torch.int64), alone, piece.numel()
-        )
+        kernels.sign_offer(piece, None, poison(kernels.word_count(piece.numel()), torch.int64), alone, piece.numel())
         assert alone.item() == together[row].item()

@@ -33,7 +33,10 @@ REFUSED: dict[str, tuple[str, Callable[[], object]]] = {
     "words of another type": ("bits must be", lambda: kernels.sign_pack(_f(64), _w(1).to(torch.int32))),
     "integers": ("x must be float32", lambda: kernels.sign_pack(_w(64), _w(1))),
     "strided": ("contiguous", lambda: kernels.sign_pack(_f(128)[::2], _w(1))),
-    "another device": ("on the CPU or the current CUDA", lambda: kernels.sign_pack(torch.zeros(64, device="meta"), _w(1))),
+    "another device": (
+        "on the CPU or the current CUDA",
+        lambda: kernels.sign_pack(torch.zeros(64, device="meta"), _w(1)),
+    ),
     "two devices": ("bits must be on the CPU", lambda: kernels.sign_pack(_f(64), _w(1).to("meta"))),
     "residual too short": ("residual must be", lambda: kernels.sign_offer(_f(64), _f(63), _w(1), None, 1)),
     "residual of the gradient's type": (
@@ -86,7 +89,10 @@ REFUSED: dict[str, tuple[str, Callable[[], object]]] = {
     "offer over residual": ("overlap", lambda: kernels.dense_offer(_f(64), SHARED[:64], SHARED[63:127])),
     "add of different types": ("other must be", lambda: kernels.dense_add(_f(4), _f(4, F64))),
     "add of itself": ("overlap", lambda: kernels.dense_add(SHARED, SHARED)),
-    "decode of different lengths": ("payload must be|grad must be", lambda: kernels.dense_decode(_f(3), _f(4), scale=1)),
+    "decode of different lengths": (
+        "payload must be|grad must be",
+        lambda: kernels.dense_decode(_f(3), _f(4), scale=1),
+    ),
     "checksum of words": ("data must be", lambda: kernels.crc32c(_w(1))),
     "hash of words": ("data must be", lambda: kernels.hash64(_w(1))),
     "copy to a shorter place": (

@@ -148,7 +148,7 @@ def test_a_chain_of_merges_is_an_unbiased_sample(workers: int) -> None:
     share = ones(merged).reshape(patterns, per_pattern).mean(axis=1)
     bound = NormalDist().inv_cdf(1 - 1e-3 / (2 * patterns))
     for pattern in range(patterns):
-        p = bin(pattern).count("1") / workers
+        p = pattern.bit_count() / workers
         assert abs(share[pattern] - p) <= bound * (p * (1 - p) / per_pattern) ** 0.5
     assert count == merged.numel()
 

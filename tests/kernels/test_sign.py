@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from functools import reduce
+from operator import add
+
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
 from horovod_compress import kernels
+from horovod_compress.kernels import reference
 
 from .support import DTYPES, KEY, LENGTHS, bits, compare, numbers, poison, tame, work
 
@@ -72,6 +77,36 @@ def test_offer_across_superblocks(dtype: torch.dtype) -> None:
         _offer(count, dtype, row_length, shift=3)
 
 
+def _spread(count: int, dtype: torch.dtype, seed: int) -> Tensor:
+    """Finite numbers of very different size: another order of addition rounds differently somewhere."""
+    return (torch.exp(1.5 * tame(count, torch.float64, seed)) * tame(count, torch.float64, seed + 1)).to(dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_sums_are_added_in_the_order_of_the_tree(dtype: torch.dtype) -> None:
+    for count, row_length in ((400_004, 400_004), (300_000, 140_003), (40_000, 1500), (5000, 33), (3000, 3000)):
+        grad, residual = _spread(count, dtype, count), _spread(count, work(dtype), count + 2)
+        words, rows = kernels.word_count(count), _rows(count, row_length)
+        sums = poison(rows, torch.float64)
+        compare("sign_offer", grad, residual, poison(words, torch.int64), sums, row_length, shift=1)
+        kernels.sign_offer(grad, residual, poison(words, torch.int64), sums, row_length)
+        exact = (grad.to(work(dtype)) + residual).abs().double()
+        assert torch.allclose(sums, torch.stack([row.sum() for row in exact.split(row_length)]), rtol=1e-5)
+
+
+def test_another_order_of_addition_would_show() -> None:
+    """The float64 data of the test above tell trees apart that differ in the size of a superblock only."""
+    count = 400_004
+    x = _spread(count, torch.float64, count) + _spread(count, torch.float64, count + 2)
+    blocks = reference.row_sums(np.abs(x.numpy()), 1024).tolist()
+
+    def total(superblock: int) -> float:
+        pieces = [blocks[at : at + superblock] for at in range(0, len(blocks), superblock)]
+        return reduce(add, (reduce(add, piece) for piece in pieces))
+
+    assert total(64) not in {total(superblock) for superblock in (1, 32, 128)}
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("key", [None, KEY])
 def test_offer_without_residual_or_sums(dtype: torch.dtype, key) -> None:
@@ -94,7 +129,7 @@ def test_offer_gives_zeros_a_fair_coin() -> None:
     expected = poison(count // 64, torch.int64)
     kernels.bernoulli_words(expected, 0, 1, KEY)
     assert not torch.equal(words, expected)
-    share = sum(bin(word & (2**64 - 1)).count("1") for word in words.tolist()) / count
+    share = sum((word & (2**64 - 1)).bit_count() for word in words.tolist()) / count
     assert abs(share - 0.5) < 5 * 0.5 / count**0.5
     kernels.sign_offer(-torch.zeros(count), None, words, None, 1)
     assert bool((words == -1).all())
@@ -171,9 +206,7 @@ def test_own_feedback_remembers_the_bits_that_were_offered() -> None:
     kept = []
     for consensus, feedback in ((offered, "global"), (bits(count, 4), "own")):
         left = residual.clone()
-        kernels.sign_decode(
-            consensus, steps, row_length, grad.clone(), left, feedback=feedback, key=KEY, word_offset=9
-        )
+        kernels.sign_decode(consensus, steps, row_length, grad.clone(), left, feedback=feedback, key=KEY, word_offset=9)
         kept.append(left)
     assert torch.equal(kept[0].nan_to_num(7.0), kept[1].nan_to_num(7.0))
 

@@ -14,7 +14,7 @@ from tests.support.jobs import run_ranks
 CASES = [*available(), "marsit every", "marsit ring", "marsit fold", "marsit fixed"]
 
 
-@pytest.fixture(scope="module", params=[2, 3, 4])
+@pytest.fixture(scope="module", params=[2, pytest.param(3, marks=pytest.mark.slow), 4])
 def found(request: pytest.FixtureRequest) -> list[dict[str, Any]]:
     job = run_ranks(request.param, "methods.py", timeout=100)
     for report in job.reports:

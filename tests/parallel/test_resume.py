@@ -21,17 +21,18 @@ METHODS: dict[str, dict[str, Any]] = {
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Any]]:
     folder: Path = tmp_path_factory.mktemp("resume")
-    return {
-        load or "whole": run_ranks(
-            2, "resume.py", timeout=60, arguments={"folder": str(folder), "methods": METHODS, "load": load}
-        ).reports
-        for load in ("", "all", "without residuals")
-    }
+    found = {}
+    # The second job resumes in new processes: with the compression's state, and without.
+    for loads in (["nothing"], ["all", "without residuals"]):
+        given = {"folder": str(folder), "methods": METHODS, "loads": loads}
+        reports = run_ranks(2, "resume.py", timeout=100, arguments=given).reports
+        found |= {load: [report[load] for report in reports] for load in loads}
+    return found
 
 
 @pytest.mark.parametrize("method", METHODS)
 def test_resume_is_exact(runs, method: str) -> None:
-    for whole, resumed in zip(runs["whole"], runs["all"]):
+    for whole, resumed in zip(runs["nothing"], runs["all"]):
         assert whole[method]["middle"] == resumed[method]["middle"]
         assert whole[method]["end"] == resumed[method]["end"]
         assert whole[method]["end"]["step"] == 20
@@ -40,7 +41,7 @@ def test_resume_is_exact(runs, method: str) -> None:
 @pytest.mark.parametrize("method", METHODS)
 def test_the_two_states_differ(runs, method: str) -> None:
     """Or equality would say nothing."""
-    for whole in runs["whole"]:
+    for whole in runs["nothing"]:
         assert whole[method]["middle"]["weights"] != whole[method]["end"]["weights"]
         if method != "none":
             assert whole[method]["middle"]["residuals"] != whole[method]["end"]["residuals"]
@@ -49,10 +50,10 @@ def test_the_two_states_differ(runs, method: str) -> None:
 
 @pytest.mark.parametrize("method", ["global", "own"])
 def test_without_the_compression_state_the_run_goes_elsewhere(runs, method: str) -> None:
-    for whole, other in zip(runs["whole"], runs["without residuals"]):
+    for whole, other in zip(runs["nothing"], runs["without residuals"]):
         assert whole[method]["end"]["weights"] != other[method]["end"]["weights"]
 
 
 def test_residuals_belong_to_their_rank(runs) -> None:
     for method in ("global", "own"):
-        assert len({report[method]["end"]["residuals"] for report in runs["whole"]}) == 2
+        assert len({report[method]["end"]["residuals"] for report in runs["nothing"]}) == 2

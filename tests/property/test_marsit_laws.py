@@ -211,3 +211,17 @@ def test_runs_repeat_and_seeds_and_steps_differ() -> None:
     first, again, other = run(5), run(5), run(6)
     assert all(torch.equal(a, b) for a, b in zip(first, again))
     assert not torch.equal(first[0], first[1]) and not torch.equal(first[0], other[0])
+
+
+@pytest.mark.parametrize("method", ["none", "fp16", "bf16", "marsit"])
+def test_a_gain_that_is_known_late_gives_the_same_bits(method: str) -> None:
+    """The stock path learns of op=Sum with the first result; three ranks make a mean that is rounded."""
+    tensors = [spec("a", 500, dtype=torch.bfloat16), spec("b", 7, 90)]
+    options = dict(full_precision_every=2) if method == "marsit" else {}
+    with Fleet(3, tensors, method, **options) as late, Fleet(3, tensors, method, **options) as early:
+        for a, b in zip(late.reducers, early.reducers):
+            a.gain, b.gain = None, 3.0
+        for number in range(3):
+            grads = random_grads(3, tensors, seed=number)
+            found, expected = late.step(grads, gain=3.0), early.step(grads)
+            assert all(same_bits(x[name], y[name]) for x, y in zip(found, expected) for name in x)

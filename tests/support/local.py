@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from types import TracebackType
 from typing import Any, TypeVar
 
@@ -118,10 +119,16 @@ class Fleet:
         """Reduce copies of the gradients; return the results per rank, by name."""
         copies = [{name: grad.clone() for name, grad in mine.items()} for mine in grads]
         step = self.offer(copies)
-        return [
-            {name: reducer.result(self._index[name], step, gain) for name in mine}
-            for reducer, mine in zip(self.reducers, copies)
-        ]
+
+        def results(rank: int) -> dict[str, Tensor]:
+            reducer = self.reducers[rank]
+            return {name: reducer.result(self._index[name], step, gain) for name in copies[rank]}
+
+        if gain is None:
+            return [results(rank) for rank in range(self.world)]
+        # A rank decodes nothing before it has asked for a result with a gain, so all ask at once.
+        with ThreadPoolExecutor(self.world) as pool:
+            return list(pool.map(results, range(self.world)))
 
     def residuals(self) -> list[dict[str, Tensor]]:
         """Return copies of every rank's residuals."""

@@ -39,6 +39,8 @@ class VirtualEnvironment:
         self.folder = folder
         self.programs = folder / "bin"
         self.python = self.programs / "python"
+        # -I: packages in the caller's PYTHONPATH are not in here, whatever a probe would find.
+        self._isolated = [str(self.python), "-I"]
         self._runner = runner
         # Present while pip works: found at the start, it means that a pip was interrupted half-way.
         self._unfinished = folder / "installation-unfinished"
@@ -47,14 +49,14 @@ class VirtualEnvironment:
 
     def pip(self, *arguments: str) -> list[str]:
         quiet = ("--disable-pip-version-check", "--no-input")
-        return [str(self.python), "-m", "pip", arguments[0], *quiet, *arguments[1:]]
+        return [*self._isolated, "-m", "pip", arguments[0], *quiet, *arguments[1:]]
 
     def works(self) -> bool:
         """Whether it is where it was made, and its Python starts and has pip."""
         if self._is_moved():
             return False
         try:
-            result = subprocess.run([self.python, "-c", "import pip"], capture_output=True)
+            result = subprocess.run([*self._isolated, "-c", "import pip"], capture_output=True)
         except OSError:
             return False
         return result.returncode == 0
@@ -71,7 +73,7 @@ class VirtualEnvironment:
         return self._location.exists() and self._location.read_text() != str(self.folder)
 
     def inspect(self, project: Path, extras: Sequence[str], also: Sequence[str]) -> Inspection:
-        command: list[str | Path] = [self.python, _HERE / "inspect_environment.py", project]
+        command: list[str | Path] = [*self._isolated, _HERE / "inspect_environment.py", project]
         command += [f"--extra={name}" for name in extras] + [f"--also={text}" for text in also]
         if self._torch_requirement.exists():
             command.append(f"--already={self._torch_requirement.read_text()}")
@@ -122,7 +124,7 @@ class VirtualEnvironment:
         return [record for record in records if not _is_complete(record)]
 
     def runs(self, statements: str) -> bool:
-        return subprocess.run([self.python, "-c", statements], capture_output=True).returncode == 0
+        return subprocess.run([*self._isolated, "-c", statements], capture_output=True).returncode == 0
 
 
 def _is_complete(record: Path) -> bool:

@@ -33,6 +33,9 @@ def attempt(make: Callable[[], Any]) -> dict[str, Any]:
         kind, text = type(error).__name__, str(error)
         recoverable = isinstance(error, hvc.ExchangeError)
         return {"kind": kind, "text": text, "seconds": time.monotonic() - began, "recoverable": recoverable}
+    # close() cuts the connections, and the other ranks may still be connecting: the last one to
+    # connect would find nobody.
+    hvd.barrier()
     made.close()
     return {"kind": "accepted", "text": "", "seconds": time.monotonic() - began, "recoverable": None}
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import horovod.torch as hvd
 import torch
@@ -14,10 +15,12 @@ hvd.init()
 torch.set_num_threads(1)
 given = rank.arguments()
 saved = Path(given["folder"]) / f"rank{hvd.rank()}.pt"
-found = {}
-for method, options in given["methods"].items():
+
+
+def run(method: str, options: dict[str, Any], load: str) -> dict[str, Any]:
     model = net()
-    optimizer, compression = optimizer_for(model, options.pop("codec"), attach=True, **options)
+    codec, others = options["codec"], {name: value for name, value in options.items() if name != "codec"}
+    optimizer, compression = optimizer_for(model, codec, attach=True, **others)
 
     def state() -> dict[str, object]:
         kept = compression.state_dict()
@@ -29,20 +32,22 @@ for method, options in given["methods"].items():
         }
 
     path = saved.with_name(f"{method}.{saved.name}")
-    first = 0
-    if given["load"]:
+    if load != "nothing":
         kept = torch.load(path, weights_only=True)
         model.load_state_dict(kept["model"])
         optimizer.load_state_dict(kept["optimizer"])
-        if given["load"] == "all":
+        if load == "all":
             compression.load_state_dict(kept["compression"])
-        first = 10
-    train(model, optimizer, range(first, 10), loss_of)
+    else:
+        train(model, optimizer, range(10), loss_of)
     middle = state()
-    if not given["load"]:
+    if load == "nothing":
         parts = {"model": model, "optimizer": optimizer, "compression": compression}
         torch.save({name: part.state_dict() for name, part in parts.items()}, path)
     train(model, optimizer, range(10, 20), loss_of)
-    found[method] = {"middle": middle, "end": state()}
+    end = state()
     compression.close()
-rank.report(found)
+    return {"middle": middle, "end": end}
+
+
+rank.report({load: {m: run(m, o, load) for m, o in given["methods"].items()} for load in given["loads"]})

@@ -1,0 +1,121 @@
+"""Gloo's connections really close, whoever waits for them or holds on to them."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+
+from horovod_compress.deadline import Deadline
+from horovod_compress.errors import PeerError
+from horovod_compress.metrics import FlightRecorder
+from horovod_compress.transports.gloo import GlooTransport, Meeting
+
+LONG, SOON = 30.0, 3.0
+
+
+@pytest.fixture
+def pair() -> Iterator[list[GlooTransport]]:
+    """Two ranks in one process."""
+    first = Meeting(None, "127.0.0.1", LONG)
+    meetings = [first, Meeting(first.address, "127.0.0.1", LONG)]
+    made: dict[int, GlooTransport] = {}
+
+    def connect(rank: int) -> None:
+        made[rank] = GlooTransport(meetings[rank], rank, 2, "127.0.0.1", LONG)
+
+    threads = [threading.Thread(target=connect, args=(rank,)) for rank in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    yield [made[0], made[1]]
+    for transport in made.values():
+        transport.close()
+
+
+class Waiter(threading.Thread):
+    """Waits for bytes that never come, and keeps the error with its traceback."""
+
+    def __init__(self, transport: GlooTransport) -> None:
+        super().__init__(daemon=True)
+        self.pending = transport.receive(torch.zeros(8, dtype=torch.uint8), 1 - transport.rank)
+        self.error: PeerError | None = None
+        self.start()
+
+    def run(self) -> None:
+        try:
+            self.pending.wait(Deadline(LONG))
+        except PeerError as error:
+            self.error = error
+
+
+@pytest.mark.parametrize("how", ["abort", "close"])
+def test_ends_every_wait(pair: list[GlooTransport], how: str) -> None:
+    waiters = [Waiter(transport) for transport in pair]
+    held = pair[0].receive(torch.zeros(8, dtype=torch.uint8), 1)  # as a traceback would hold it
+    time.sleep(0.2)
+    assert all(waiter.is_alive() for waiter in waiters)
+    began = time.monotonic()
+    pair[0].abort({"why": "a test"}) if how == "abort" else pair[0].close()
+    for waiter in waiters:
+        waiter.join(SOON)
+        assert waiter.error is not None and not waiter.error.late
+    assert time.monotonic() - began < SOON
+    with pytest.raises(PeerError):
+        held.wait(Deadline(LONG))
+    with pytest.raises(PeerError):
+        pair[0].send(torch.zeros(8, dtype=torch.uint8), 1)
+    assert pair[1].notes(0.3).get(0) == ({"why": "a test"} if how == "abort" else None)
+
+
+def test_close_delivers_what_was_sent(pair: list[GlooTransport]) -> None:
+    data = torch.arange(100, dtype=torch.uint8)
+    got = torch.zeros(100, dtype=torch.uint8)
+    pending = pair[1].receive(got, 0)
+    pair[0].send(data, 1).wait(Deadline(LONG))
+    pair[0].close()
+    pending.wait(Deadline(LONG))
+    assert torch.equal(got, data)
+
+
+class FrozenStore:
+    """As the store is while the process that serves it is frozen."""
+
+    def check(self, keys: Any) -> bool:
+        time.sleep(LONG)
+        return False
+
+    def set(self, key: str, value: str) -> None:
+        time.sleep(LONG)
+
+
+def test_frozen_store(pair: list[GlooTransport]) -> None:
+    pair[1]._store = FrozenStore()
+    began = time.monotonic()
+    assert pair[1].notes(0.2) == {}
+    pair[1].abort({"why": "a test"})
+    assert 0.2 <= time.monotonic() - began < SOON
+
+
+def test_dump_that_cannot_be_written(
+    tmp_path: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("HVC_DUMP_DIR", str(tmp_path / "file"))
+    FlightRecorder().dump(3, "why")
+    assert "the flight record of rank 3 was not written" in caplog.text
+
+
+def test_last_event_is_of_the_exchange() -> None:
+    recorder = FlightRecorder()
+    assert recorder.last() == "nothing yet"
+    recorder.note(4, 1, "offer")
+    assert recorder.last() == "offer of bucket 1, step 4"
+    recorder.note(4, 0, "hop", 2)
+    recorder.note(4, 1, "offer")
+    assert recorder.last() == "hop 2 of bucket 0, step 4"

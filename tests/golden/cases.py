@@ -1,0 +1,91 @@
+"""Small fixed inputs, and the payload bytes and frames that every version must make of them.
+
+Payloads are on the wire between ranks that may run different builds, so their bytes may change
+only together with a codec's ``wire_version``. To change them on purpose:
+
+    python -m tests.golden.cases
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from horovod_compress.codecs import registry
+from horovod_compress.codecs.base import Codec
+from horovod_compress.keys import Key
+from horovod_compress.plan import Bucket, TensorSpec
+from horovod_compress.station import Station
+from horovod_compress.wire import GATHER, HEADER_BYTES, REDUCE, WIRE_VERSION, Address, Bad, FrameBuffer, codec_id
+from horovod_compress.collectives import ring
+
+FILE = Path(__file__).with_name("golden.json")
+SEED, STEP, RANK, WORLD = 0x0123456789ABCDEF, 7, 2, 3
+
+CODECS: dict[str, tuple[str, dict[str, Any]]] = {
+    "none": ("none", {}),
+    "fp16": ("fp16", {}),
+    "bf16": ("bf16", {}),
+    "marsit row": ("marsit", {"step_size": "row", "full_precision_every": 0, "zeros": "random"}),
+    "marsit tensor": ("marsit", {"step_size": "tensor", "full_precision_every": 0, "zeros": "random"}),
+    "marsit fixed": ("marsit", {"step_size": 0.125, "full_precision_every": 0, "zeros": "positive"}),
+    "marsit full precision": ("marsit", {"full_precision_every": 7}),
+}
+DTYPES = ("float32", "float64", "float16", "bfloat16")
+
+
+def gradient(spec: TensorSpec, shift: int) -> torch.Tensor:
+    """Return multiples of 1/16, with both zeros: exact in every type, without a random generator."""
+    numbers = torch.arange(spec.count, dtype=torch.float64).add(shift).mul(37).remainder(101).sub(50).div(16)
+    numbers[numbers == 0] = -0.0
+    numbers[::29] = 0.0
+    return numbers.to(getattr(torch, spec.dtype)).view(spec.shape)
+
+
+def payload(codec: Codec, dtype: str) -> bytes:
+    """Return the bytes of one rank's payload."""
+    bucket = Bucket(5, (TensorSpec("a", (3, 130), dtype), TensorSpec("b", (5,), dtype), TensorSpec("c", (), dtype)))
+    station = Station(bucket, codec, WORLD, lambda *_: ring)
+    key = Key(SEED, STEP, bucket.index, RANK)
+    for position, spec in enumerate(bucket.tensors):
+        station.claim(position, 1.0)
+        assert station.offer(position, gradient(spec, position), key, False) == 0
+        station.count_in(position)
+    round_ = station.round(STEP)
+    round_.codec.encode(round_.work, key)
+    return b"".join(array.view(torch.uint8).numpy().tobytes() for array in round_.work.regions.values())
+
+
+def frames() -> dict[str, str]:
+    marsit, verify = codec_id("marsit"), codec_id("verify")
+    addresses = {
+        "empty": (Address(marsit, REDUCE, 0, 0, 0, 0, 0, 0), Bad(), b""),
+        "reduce": (Address(marsit, REDUCE, 3, 70_000, 5, 2, 1, 4), Bad(6, 2), bytes(range(23))),
+        "gather": (Address(verify, GATHER, 65_535, (1 << 32) + 9, 7, 1, 2, 0), Bad((1 << 32) - 1, 1), b"\xff" * 8),
+    }
+    return {name: frame(*given).hex() for name, given in addresses.items()}
+
+
+def frame(address: Address, bad: Bad, data: bytes) -> bytes:
+    buffer = FrameBuffer(len(data))
+    pieces = [torch.frombuffer(bytearray(data), dtype=torch.uint8)] if data else []
+    packed = buffer.pack(address, bad, pieces)
+    assert packed.numel() == HEADER_BYTES + len(data)
+    return packed.numpy().tobytes()
+
+
+def document() -> dict[str, Any]:
+    """Return what the golden file should hold."""
+    made = {}
+    for name, (method, options) in CODECS.items():
+        codec = registry.create(method, **options)
+        made[name] = {"version": codec.wire_version} | {d: payload(codec, d).hex() for d in DTYPES}
+    return {"wire version": WIRE_VERSION, "frames": frames(), "payloads": made}
+
+
+if __name__ == "__main__":
+    FILE.write_text(json.dumps(document(), indent=1) + "\n")
+    print(f"wrote {FILE}")

@@ -1,0 +1,179 @@
+"""Every bad option is refused in words: its name, the value that came, and what is allowed."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+pytest.importorskip("horovod.torch")
+
+from horovod_compress import _start, handshake
+from horovod_compress.codecs import registry
+from horovod_compress.codecs.base import Codec
+from horovod_compress.collectives.choose import chooser
+from horovod_compress.errors import ConfigError, HorovodCompressError, MismatchError
+from horovod_compress.options import Options
+from horovod_compress.plan import Plan
+from tests.support.local import spec
+
+COMMON: list[tuple[str, Any, str]] = [
+    ("exchange", "rings", "auto, ring, fold"),
+    ("exchange", None, "auto, ring, fold"),
+    ("transport", "tcp", "auto, gloo"),
+    ("nonfinite", "ignore", "propagate, raise, zero"),
+    ("seed", -1, "whole number"),
+    ("seed", 1 << 64, "18446744073709551615"),
+    ("seed", 1.0, "whole number"),
+    ("seed", True, "whole number"),
+    ("verify_every", -1, "whole number"),
+    ("verify_every", "every", "whole number"),
+    ("min_elements", -5, "whole number"),
+    ("timeout", 0, "more than 0"),
+    ("timeout", -3.0, "more than 0"),
+    ("timeout", math.inf, "finite"),
+    ("timeout", math.nan, "finite"),
+    ("timeout", "30", "number of seconds"),
+    ("timeout", True, "number of seconds"),
+    ("timeout", None, "number of seconds"),
+]
+MARSIT: list[tuple[str, Any, str]] = [
+    ("full_precision_every", -1, "0 (never) or a period"),
+    ("full_precision_every", 2.0, "0 (never) or a period"),
+    ("full_precision_every", True, "0 (never) or a period"),
+    ("step_size", "rows", '"tensor", "row" or a positive number'),
+    ("step_size", 0.0, "positive"),
+    ("step_size", -1, "positive"),
+    ("step_size", math.nan, "positive"),
+    ("step_size", math.inf, "positive"),
+    ("step_size", True, "positive"),
+    ("step_size", None, "positive"),
+    ("compensation", "both", "'none', 'own', 'global'"),
+    ("zeros", "negative", '"random" or "positive"'),
+]
+
+
+@pytest.mark.parametrize("name, value, allowed", COMMON + MARSIT)
+def test_a_bad_value_is_refused(name: str, value: Any, allowed: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        _start.parse("marsit", {name: value})
+    text = str(caught.value)
+    assert name in text and repr(value) in text and allowed in text
+
+
+@pytest.mark.parametrize("value", [0, 1, (1 << 64) - 1])
+def test_good_values_pass(value: int) -> None:
+    codec, options = _start.parse("marsit", {"seed": value, "timeout": 1, "step_size": 3, "zeros": "positive"})
+    assert options.seed == value and options.timeout == 1
+    assert codec.config()["step_size"] == 3
+
+
+@pytest.mark.parametrize("method", registry.available())
+def test_an_unknown_option_is_refused_with_the_known_ones(method: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        _start.parse(method, {"tiemout": 3})
+    text = str(caught.value)
+    assert method in text and "'tiemout'" in text and "timeout" in text and "process_set" in text
+    assert all(name in text for name in registry.option_names(method))
+
+
+def test_an_unknown_method_is_refused_with_the_known_ones() -> None:
+    for attempt in (registry.codec_class, registry.create, registry.option_names):
+        with pytest.raises(ConfigError) as caught:
+            attempt("marsitt")
+        assert "'marsitt'" in str(caught.value) and ", ".join(registry.available()) in str(caught.value)
+
+
+def test_names_are_unique_and_options_do_not_collide() -> None:
+    class Twice(Codec):
+        name = "none"
+
+    with pytest.raises(TypeError, match="none"):
+        registry.register(Twice)
+    for method in registry.available():
+        assert not set(registry.option_names(method)) & {*Options.names(), "process_set"}
+
+
+def test_errors_are_of_the_promised_kinds() -> None:
+    assert issubclass(ConfigError, HorovodCompressError) and issubclass(ConfigError, ValueError)
+    assert issubclass(MismatchError, HorovodCompressError)
+    from horovod.common.exceptions import HorovodInternalError
+
+    from horovod_compress.errors import CorruptFrameError, ExchangeError
+
+    assert issubclass(ExchangeError, HorovodInternalError) and issubclass(CorruptFrameError, ExchangeError)
+    assert not issubclass(MismatchError, HorovodInternalError)  # elastic must not retry it
+
+
+def test_parameters_that_cannot_work_are_refused() -> None:
+    weight = nn.Parameter(torch.ones(2))
+    with pytest.raises(ConfigError, match="'w' twice"):
+        _start.specs([("w", weight), ("w", nn.Parameter(torch.ones(3)))])
+    with pytest.raises(ConfigError, match="no parameter that needs a gradient"):
+        _start.specs([("w", nn.Parameter(torch.ones(2), requires_grad=False))])
+    with pytest.raises(ConfigError, match="no parameter that needs a gradient"):
+        _start.specs([])
+    with pytest.raises(ConfigError) as caught:
+        _start.specs([("w", nn.Parameter(torch.ones(2, dtype=torch.complex64)))])
+    assert "w is complex64" in str(caught.value) and "float32" in str(caught.value)
+
+
+def test_parameters_come_in_backward_order_without_frozen_ones() -> None:
+    parameters = [nn.Parameter(torch.ones(i + 1), requires_grad=i != 1) for i in range(3)]
+    found = _start.specs([(str(i), parameter) for i, parameter in enumerate(parameters)])
+    assert [tensor.name for tensor in found] == ["2", "0"]
+
+
+def test_a_method_that_cannot_take_the_exchange_says_so() -> None:
+    from horovod_compress.codecs.base import Algebra
+
+    class Folding(Codec):
+        name = "folding"
+        algebra = Algebra.FOLD
+
+    assert chooser("auto")(Folding(), 10, 4).name == "fold"
+    with pytest.raises(ConfigError) as caught:
+        chooser("ring")(Folding(), 10, 4)
+    assert "folding" in str(caught.value) and "fold only" in str(caught.value) and '"ring"' in str(caught.value)
+
+
+# ---- the handshake ----
+
+
+def _document(**changes: Any) -> handshake.Document:
+    codec, options = _start.parse("marsit", changes)
+    return handshake.Document(handshake.fields(codec, options, [spec("a", 3)], "gloo", 3))
+
+
+def test_every_option_is_in_the_document() -> None:
+    """A new option that the handshake does not compare would fail here."""
+    shown = _document().fields
+    for name in [*Options.names(), *registry.option_names("marsit")]:
+        assert name in shown
+    plan = Plan.of([([spec("a", 3)], True)])
+    changed: dict[str, Any] = {
+        "schedule": plan, "exchange": "ring", "seed": 9, "timeout": 9.0, "nonfinite": "zero", "verify_every": 9,
+        "min_elements": 9, "full_precision_every": 9, "step_size": 9.0, "compensation": "none", "zeros": "positive",
+    }  # fmt: skip
+    assert {*Options.names(), *registry.option_names("marsit")} - set(changed) == {"transport"}
+    for name, value in changed.items():
+        with pytest.raises(MismatchError) as caught:
+            handshake.check([_document(), _document(**{name: value}), _document()])
+        text = str(caught.value)
+        assert f"agree on {name}:" in text and "ranks 0, 2 = " in text and "rank 1 = " in text
+
+
+def test_equal_documents_pass_and_refusals_come_first() -> None:
+    handshake.check([_document(), _document()])
+    refusal = handshake.refusal(ConfigError("seed should be something else"))
+    with pytest.raises(ConfigError, match="rank 1 refused its options: seed should be"):
+        handshake.check([_document(), refusal, _document(seed=3)])
+
+
+def test_a_field_that_only_one_rank_has_is_a_difference() -> None:
+    more = handshake.Document(_document().fields | {"new option": 1})
+    with pytest.raises(MismatchError, match=r"new option: rank 0 = '\(not there\)', rank 1 = 1"):
+        handshake.check([_document(), more])

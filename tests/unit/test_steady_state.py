@@ -1,0 +1,130 @@
+"""A step in steady state keeps its buffers and its memory; counters and traces stay bounded."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import psutil
+import pytest
+import torch
+
+from horovod_compress.metrics import PHASES, FlightRecorder, Metrics
+from horovod_compress.station import Station
+from tests.support.local import Fleet, random_grads, spec
+
+TENSORS = [spec("a", 300, 200), spec("b", 777), spec("c", 3)]
+
+
+def _addresses(fleet: Fleet) -> list[int]:
+    """Return where every long-lived buffer lies."""
+
+    def of(station: Station) -> list[int]:
+        found = [station._payload.data_ptr()]
+        if station.residual is not None:
+            found.append(station.residual.data_ptr())
+        for round_ in station._rounds.values():
+            found += [t.data_ptr() for t in (*round_.work.regions.values(), *round_.work.local.values())]
+        return found
+
+    buffers: list[int] = []
+    for reducer in fleet.reducers:
+        buffers += [address for station in reducer.stations for address in of(station)]
+        buffers += [frame.memory.data_ptr() for use in reducer._pool._buffers.values() for frame in use]
+        buffers.append(reducer._hashes.data_ptr())
+    return buffers
+
+
+@pytest.mark.parametrize("exchange", ["ring", "fold"])
+@pytest.mark.parametrize("method", ["none", "bf16", "marsit"])
+def test_buffers_stay_and_memory_is_flat(method: str, exchange: str) -> None:
+    own: dict[str, Any] = {"full_precision_every": 5, "compensation": "global"} if method == "marsit" else {}
+    with Fleet(2, TENSORS, method, exchange=exchange, schedule="layerwise", verify_every=3, min_elements=5, **own) as fleet:
+        grads = random_grads(2, TENSORS)
+        for _ in range(60):
+            fleet.step(grads)
+        before, resident = _addresses(fleet), psutil.Process().memory_info().rss
+        assert len(set(before)) > 10
+        for _ in range(240):
+            fleet.step(grads)
+        assert _addresses(fleet) == before
+        grown = psutil.Process().memory_info().rss - resident
+        # One float32 copy of the gradients per step would be 50 MB by now.
+        assert grown < 10_000_000
+
+
+def test_results_are_the_gradients_themselves() -> None:
+    with Fleet(2, TENSORS, "none") as fleet:
+        for number in range(3):
+            grads = random_grads(2, TENSORS, seed=number)
+            addresses = [{name: grad.data_ptr() for name, grad in mine.items()} for mine in grads]
+            step = fleet.offer(grads)
+            for reducer, mine, at in zip(fleet.reducers, grads, addresses):
+                for name in mine:
+                    result = reducer.result(fleet._index[name], step)
+                    assert result is mine[name] and result.data_ptr() == at[name]
+
+
+def test_a_reducer_lets_go_of_the_gradients() -> None:
+    import gc
+    import weakref
+
+    with Fleet(2, TENSORS) as fleet:
+        grads = random_grads(2, TENSORS)
+        watch = [weakref.ref(grad) for mine in grads for grad in mine.values()]
+        step = fleet.offer(grads)
+        results = [r.result(fleet._index[name], step) for r in fleet.reducers for name in grads[0]]
+        assert all(ref() is not None for ref in watch)
+        del grads, results
+        gc.collect()
+        assert [ref() is None for ref in watch] == [True] * len(watch)
+
+
+def test_counters() -> None:
+    with Fleet(3, TENSORS, "none", schedule="layerwise", verify_every=2, exchange="ring") as fleet:
+        for number in range(5):
+            fleet.step(random_grads(3, TENSORS, seed=number))
+        for reducer in fleet.reducers:
+            assert reducer.wait_idle(5.0)
+            found = reducer.metrics.document()
+            assert found["steps"] == reducer.step == 5 and found["verified"] == 2 and found["nonfinite"] == 0
+            count = sum(t.count for t in TENSORS)
+            assert found["bytes_dense"] == round(5 * 8 * count * 2 / 3)
+            assert found["bytes_sent"] > found["bytes_dense"]
+            assert set(found["seconds"]) == set(PHASES) and all(s > 0 for s in found["seconds"].values())
+
+
+def test_time_is_counted_when_a_phase_fails() -> None:
+    metrics = Metrics()
+    with pytest.raises(KeyError), metrics.timed("decode"):
+        raise KeyError
+    assert metrics.seconds["decode"] > 0
+    with pytest.raises(KeyError), metrics.timed("no such phase"):
+        pass
+
+
+def test_the_recorder_is_bounded_and_speaks() -> None:
+    recorder = FlightRecorder(4)
+    assert recorder.last() == "nothing yet"
+    for step in range(10):
+        recorder.note(step, 3, "hop", step)
+    assert len(recorder.events) == 4 and recorder.last() == "hop 9 of bucket 3, step 9"
+    recorder.note(10, 1, "decode")
+    assert recorder.last() == "decode of bucket 1, step 10"
+
+
+def test_offers_that_do_not_fit_are_refused() -> None:
+    from horovod_compress.errors import ConfigError
+
+    with Fleet(1, [spec("a", 3), spec("b", 2)]) as fleet:
+        reducer = fleet.reducers[0]
+        with pytest.raises(ConfigError, match=r"gradient of a should be float32 of shape \(3,\), got torch.float32"):
+            reducer.offer(0, torch.ones(4))
+        with pytest.raises(ConfigError, match="float64"):
+            reducer.offer(0, torch.ones(3, dtype=torch.float64))
+        step = reducer.offer(0, torch.ones(3))
+        with pytest.raises(ConfigError, match="a was offered twice in step 0"):
+            reducer.offer(0, torch.ones(3))
+        with pytest.raises(ConfigError, match=r"no gradient was offered in step 0 for 1 parameter\(s\): b"):
+            reducer.result(0, step)
+        reducer.offer(1, torch.ones(2))
+        assert torch.equal(reducer.result(0, step), torch.ones(3))
