@@ -41,8 +41,8 @@ class Experiment:
 
 # horovod-none is Horovod without this package; none is this package without compression.
 EXPERIMENTS = (
-    Experiment("digits", ("horovod-none", "none", "fp16", "marsit"), steps=300, quick_steps=100, limit=90),
-    Experiment("text", ("none", "fp16", "marsit"), steps=100, quick_steps=30, limit=150),
+    Experiment("digits", ("horovod-none", "none", "fp16", "marsit"), steps=300, quick_steps=100, limit=120),
+    Experiment("text", ("none", "fp16", "marsit"), steps=100, quick_steps=30, limit=180),
 )
 
 

@@ -73,7 +73,10 @@ template <class T> int64_t run_offer(Offer<T> o, double* sums, int threads) {
     if (results[i].head) o.bits[begins[i] / kWordBits] |= results[i].head;
     nonfinite += results[i].nonfinite;
   }
-  if (sums) add_superblocks(o.units, o.unit_sums, sums);
+  if (sums) {
+    const DefaultRounding rounding;
+    add_superblocks(o.units, o.unit_sums, sums);
+  }
   return nonfinite;
 }
 

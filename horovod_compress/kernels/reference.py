@@ -175,7 +175,8 @@ def _own_bits(x: np.ndarray, key: Key | None, word_offset: int) -> np.ndarray:
     if key is None:
         return np.asarray(x >= 0)
     words = random_words(key, word_offset, -(-x.size // 64))
-    return (x > 0) | ((x == 0) & _unpacked(words, x.size))
+    bits: np.ndarray = (x > 0) | ((x == 0) & _unpacked(words, x.size))
+    return bits
 
 
 def _row_sum(row: np.ndarray) -> float:

@@ -63,12 +63,13 @@ def _bits(count: int) -> str:
     merged, drawn = words(count, 1), poison(count, torch.int64)
     kernels.merge_bits(merged, words(count, 2), 2, 1, KEY, word_offset=3)
     kernels.bernoulli_words(drawn, 5, 7, KEY)
-    folded = poison(count, torch.int64)
+    folded, whole = poison(count, torch.int64), poison(count, torch.int64)
     kernels.majority_fold([words(count, part) for part in range(5)], folded, 64 * count - 9)
+    kernels.majority_fold([words(count, part) for part in range(4)], whole, 64 * count)
     data = words(count, 9).view(torch.uint8)[: 8 * count - 3]
     copied = poison(data.numel(), torch.uint8)
     sums = (kernels.crc32c(data), kernels.crc32c_copy(copied, data), kernels.hash64(data))
-    return _digest([merged, drawn, folded, copied], *sums)
+    return _digest([merged, drawn, folded, whole, copied], *sums)
 
 
 def digests(scale: int) -> list[str]:

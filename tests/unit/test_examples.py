@@ -148,3 +148,35 @@ def test_minimal_differs_from_plain_horovod_by_two_lines() -> None:
     assert added[1].startswith("compression=hvc.Compression.")
     assert [line for line in ours if line.strip() not in added and line] == [line for line in plain if line]
     assert len(ours) < 60
+
+
+def test_demo_tells_ranks_that_differ_and_losses_that_diverge(examples: None) -> None:
+    pytest.importorskip("matplotlib")
+    from demo import problem
+
+    record = {"config": {"task": "digits", "method": "marsit"}, "ranks_identical": True, "final": {"loss": 0.1}}
+    assert problem(record, EXAMPLES) is None
+    differing = problem(record | {"ranks_identical": False}, EXAMPLES)
+    diverged = problem(record | {"final": {"loss": None}}, EXAMPLES)
+    assert differing and "different parameters" in differing and "digits-marsit.log" in differing
+    assert diverged and "not a finite number" in diverged
+
+
+def test_a_failed_job_gives_its_first_error_as_the_reason(examples: None) -> None:
+    pytest.importorskip("psutil")
+    from jobs import reason
+
+    lines = ["step 1/9", "ExchangeError: rank 1 is gone", "Traceback (most recent call last):", "RuntimeError: Horovod"]
+    assert reason(lines) == "ExchangeError: rank 1 is gone"
+    assert reason(["killed", ""]) == "killed"
+
+
+def test_records_hold_no_number_that_json_lacks(examples: None, tmp_path: Path) -> None:
+    import json
+
+    from records import write_json
+
+    path = tmp_path / "record.json"
+    write_json(str(path), {"loss": float("nan"), "norm": torch.tensor(2.5)})
+    assert json.loads(path.read_text()) == {"loss": None, "norm": 2.5}
+    assert list(tmp_path.iterdir()) == [path]
