@@ -14,7 +14,7 @@ from .codecs import registry
 from .codecs.base import Codec
 from .codecs.dense import Uncompressed
 from .collectives.choose import chooser
-from .errors import ConfigError, HorovodCompressError
+from .errors import ConfigError, ExchangeError, HorovodCompressError
 from .options import Options
 from .plan import Plan, TensorSpec
 from .reducer import Reducer
@@ -61,7 +61,7 @@ def start(
     documents = allgather_object(document, name, process_set, seconds)
     handshake.check(documents)
     plan = Plan.from_document(documents[0].plan)
-    transport = _connect(meeting, documents[0].meeting, process_set, seconds)
+    transport = _connect_all(meeting, documents[0].meeting, process_set, f"{name}.connected", seconds)
     return codec, Reducer(plan, codec, Uncompressed(), transport, chooser(options.exchange), options)
 
 
@@ -131,6 +131,28 @@ def _transport_kind(options: Options, world: int) -> str:
 
 def _own_address(process_set: Any) -> str:
     return gloo.own_address(one_host=hvd.local_size() == hvd.size())
+
+
+def _connect_all(
+    meeting: gloo.Meeting | None, address: tuple[str, int] | None, process_set: Any, name: str, seconds: float
+) -> Transport:
+    """Connect, and return when every rank has: a rank that closes early must not fail one that is late.
+
+    Raises:
+        ExchangeError: some rank could not connect; every rank says which.
+    """
+    transport, problem = None, None
+    try:
+        transport = _connect(meeting, address, process_set, seconds)
+    except HorovodCompressError as error:
+        problem = str(error)
+    # Connecting has a bound of its own, which another rank may use up before it answers here.
+    problems = allgather_object(problem, name, process_set, 2 * seconds)
+    if transport is None or any(problems):
+        if transport:
+            transport.close()
+        raise ExchangeError(next(text for text in problems if text))
+    return transport
 
 
 def _connect(

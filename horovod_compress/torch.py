@@ -106,7 +106,7 @@ class Compression:
         by_name = dict(self._named)
         self._parameters = [by_name[name] for name in self._reducer.plan.names()]
         self._index = {id(p): index for index, p in enumerate(self._parameters)}
-        self._tokens = [torch.ones(1) for _ in self._parameters]
+        self._tokens = [torch.empty(1) for _ in self._parameters]
         self._last_seen = [0] * len(self._parameters)  # where each last result lies in memory
         self._order = list(range(len(self._parameters)))
         self._calls = 0
@@ -132,7 +132,7 @@ class Compression:
         index = self._find(tensor)
         if self._is_repeat(tensor):
             return torch.ones(1), tensor
-        token = self._tokens[index].fill_(1.0)
+        token = self._tokens[index].fill_(_token(self._running().rank))
         return token, (index, self._offer(index, tensor))
 
     def decompress(self, tensor: Tensor, ctx: Any) -> Tensor:
@@ -319,14 +319,15 @@ class Compression:
                 reducer.skip(index)
 
     def _gain_of(self, token: float) -> float:
-        """Return what Horovod's operation made of a token of 1: the mean or the sum."""
+        """Return what Horovod's operation made of the ranks' tokens: the mean or the sum."""
         world = self._running().world
+        total = sum(_token(rank) for rank in range(world))
         for gain in (1.0, float(world)):
-            if abs(token - gain) < 1e-3:
+            if abs(token - total * gain / world) < 1e-3:
                 return gain
         raise ConfigError(
-            f"rank {hvd.rank()}: a token of 1 came back as {token:g} from {world} ranks; only "
-            f"op=hvd.Average and op=hvd.Sum are supported"
+            f"rank {hvd.rank()}: tokens with the sum {total:g} came back as {token:g} from {world} "
+            f"ranks; only op=hvd.Average and op=hvd.Sum are supported"
         )
 
     def _gain_for(self, op: Any) -> float:
@@ -335,6 +336,11 @@ class Compression:
         if op == hvd.Sum:
             return float(self._running().world)
         raise ConfigError(f"only op=hvd.Average and op=hvd.Sum are supported, got {op}")
+
+
+def _token(rank: int) -> float:
+    """Return a rank's token. They differ, so that no other operation gives their mean or sum."""
+    return 3.0 if rank else 1.0
 
 
 def _attach(optimizer: Any, compression: Compression) -> None:

@@ -65,6 +65,13 @@ template <int kDigits> HVC_INLINE void random_pairs(const Schedule& s, Words gro
 
 // even[0], odd[0], even[1], odd[1], ... as two vectors.
 HVC_INLINE void interleave(const Pairs& p, Words& first, Words& second) {
+#if defined(__clang__)
+  for (int i = 0; i < kWordsPerVector; ++i) {
+    const int low = i / 2, high = (kWordsPerVector + i) / 2;
+    first[i] = i % 2 ? p.odd[low] : p.even[low];
+    second[i] = i % 2 ? p.odd[high] : p.even[high];
+  }
+#else
   Words low, high;
   for (int i = 0; i < kWordsPerVector; ++i) {
     low[i] = uint64_t(i / 2 + i % 2 * kWordsPerVector);
@@ -72,6 +79,7 @@ HVC_INLINE void interleave(const Pairs& p, Words& first, Words& second) {
   }
   first = __builtin_shuffle(p.even, p.odd, low);
   second = __builtin_shuffle(p.even, p.odd, high);
+#endif
 }
 
 // Words of digit 0, sixteen at a time: drawn only where somebody asks, and seldom twice.
