@@ -15,6 +15,7 @@ from .deadline import Deadline
 from .errors import ExchangeError
 
 _POLL_SECONDS = 0.002
+_FRAMES = 8  # between compress() and the optimizer there are two to four
 
 
 def allgather_object(value: Any, name: str, process_set: Any, seconds: float) -> list[Any]:
@@ -71,3 +72,29 @@ def end_all_waits() -> None:
     Not ``hvd.shutdown()``: that forgets the handles first, and their waits would end with ValueError.
     """
     mpi_ops._basics.shutdown()
+
+
+def calling_optimizer(compression: Any) -> Any | None:
+    """Return the optimizer on whose behalf Horovod called ``compress`` or ``decompress``.
+
+    Horovod does not say, and only the optimizer knows whether its step was synchronized already.
+    """
+    frame = sys._getframe(1)
+    for _ in range(_FRAMES):
+        candidate = frame.f_locals.get("self")
+        if getattr(candidate, "_compression", None) is compression:
+            return candidate
+        if frame.f_back is None:
+            return None
+        frame = frame.f_back
+    return None
+
+
+def forget_step(optimizer: Any) -> None:
+    """Reset what Horovod keeps of an unfinished step, as its ``load_state_dict`` does.
+
+    Else the next backward pass would stop at Horovod's count of passes, not at the reason.
+    """
+    optimizer._handles = {}
+    for parameter in optimizer._allreduce_delay:
+        optimizer._allreduce_delay[parameter] = optimizer.backward_passes_per_step

@@ -32,7 +32,6 @@ def start(
     named: Sequence[tuple[str, nn.Parameter]],
     given: Mapping[str, Any],
     process_set: Any,
-    name: str,
 ) -> tuple[Codec, Reducer]:
     """Compare options with the other ranks, agree on the plan, connect, and return a reducer.
 
@@ -47,21 +46,22 @@ def start(
         seconds = options.timeout
         tensors = specs(named)
         kind = _transport_kind(options, world)
+        own = gloo.own_address(one_host=hvd.local_size() == hvd.size())
         document = handshake.Document(handshake.fields(codec, options, tensors, kind, world))
         if rank == 0:
             plan = make_plan(options.schedule, tensors, options.min_elements)
             _check_collectives(codec, options)
             if world > 1:
-                meeting = gloo.Meeting(None, _own_address(process_set), seconds)
+                meeting = gloo.Meeting(None, own, seconds)
             document = handshake.Document(
                 document.fields, None, plan.document(), meeting.address if meeting else None
             )
     except HorovodCompressError as error:
         document = handshake.refusal(error)
-    documents = allgather_object(document, name, process_set, seconds)
+    documents = allgather_object(document, "hvc.handshake", process_set, seconds)
     handshake.check(documents)
     plan = Plan.from_document(documents[0].plan)
-    transport = _connect_all(meeting, documents[0].meeting, process_set, f"{name}.connected", seconds)
+    transport = _connect_all(meeting, documents[0].meeting, own, process_set, seconds)
     return codec, Reducer(plan, codec, Uncompressed(), transport, chooser(options.exchange), options)
 
 
@@ -129,12 +129,8 @@ def _transport_kind(options: Options, world: int) -> str:
     return "gloo"
 
 
-def _own_address(process_set: Any) -> str:
-    return gloo.own_address(one_host=hvd.local_size() == hvd.size())
-
-
 def _connect_all(
-    meeting: gloo.Meeting | None, address: tuple[str, int] | None, process_set: Any, name: str, seconds: float
+    meeting: gloo.Meeting | None, address: tuple[str, int] | None, own: str, process_set: Any, seconds: float
 ) -> Transport:
     """Connect, and return when every rank has: a rank that closes early must not fail one that is late.
 
@@ -143,11 +139,11 @@ def _connect_all(
     """
     transport, problem = None, None
     try:
-        transport = _connect(meeting, address, process_set, seconds)
+        transport = _connect(meeting, address, own, process_set, seconds)
     except HorovodCompressError as error:
         problem = str(error)
     # Connecting has a bound of its own, which another rank may use up before it answers here.
-    problems = allgather_object(problem, name, process_set, 2 * seconds)
+    problems = allgather_object(problem, "hvc.connected", process_set, 2 * seconds)
     if transport is None or any(problems):
         if transport:
             transport.close()
@@ -156,10 +152,9 @@ def _connect_all(
 
 
 def _connect(
-    meeting: gloo.Meeting | None, address: tuple[str, int] | None, process_set: Any, seconds: float
+    meeting: gloo.Meeting | None, address: tuple[str, int] | None, own: str, process_set: Any, seconds: float
 ) -> Transport:
     if process_set.size() == 1:
         return Hub(1).transports()[0]
-    own = _own_address(process_set)
     meeting = meeting or gloo.Meeting(address, own, seconds)
     return gloo.GlooTransport(meeting, process_set.rank(), process_set.size(), own, seconds)

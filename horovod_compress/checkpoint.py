@@ -54,6 +54,7 @@ def load(reducer: Reducer, codec: Codec, state: Mapping[str, Any], residuals: st
     _between_steps(reducer, "loaded")
     _expect("format", FORMAT, state.get("format"), "save it again with this version")
     _expect("method", codec.name, state.get("method"), "resume with the method it was saved with")
+    _expect("configuration", codec.config(), state.get("config"), "resume with the same options")
     _expect("seed", reducer.options.seed, state.get("seed"), "resume with the same seed")
     kept = reducer.residuals()
     if residuals == "restore":
@@ -61,7 +62,8 @@ def load(reducer: Reducer, codec: Codec, state: Mapping[str, Any], residuals: st
         _expect("number of ranks", reducer.world, state.get("world"), again)
         _expect("rank", reducer.rank, state.get("rank"), again)
         saved = state["residuals"]
-        _expect("set of residuals", sorted(kept), sorted(saved), 'or pass residuals="reset"')
+        different = sorted(set(kept) ^ set(saved))[:5]
+        _expect("set of residuals, e.g.", [], different, 'or pass residuals="reset"')
         for name, tensor in kept.items():
             _expect(f"residual of {name}", _kind(tensor), _kind(saved[name]), "resume with the same model")
     for name, tensor in kept.items():
@@ -69,7 +71,10 @@ def load(reducer: Reducer, codec: Codec, state: Mapping[str, Any], residuals: st
             tensor.zero_()
         else:
             tensor.copy_(state["residuals"][name])
-    reducer.resume(int(state["step"]))
+    step = state.get("step")
+    if not isinstance(step, int) or not 0 <= step < 1 << 32:
+        raise ConfigError(f"the saved step should be a whole number from 0 to {(1 << 32) - 1}, got {step!r}")
+    reducer.resume(step)
 
 
 def _kind(tensor: Tensor) -> str:

@@ -63,17 +63,19 @@ class FlightRecorder:
 
     def __init__(self, size: int = 256) -> None:
         self.events: deque[tuple[float, int, int, str, int]] = deque(maxlen=size)
+        self._last: tuple[float, int, int, str, int] | None = None
 
     def note(self, step: int, bucket: int, event: str, hop: int = -1) -> None:
-        self.events.append((time.time(), step, bucket, event, hop))
+        noted = (time.time(), step, bucket, event, hop)
+        self.events.append(noted)
+        if event != "offer" or self._last is None:
+            self._last = noted  # kept apart: many offers may follow a stuck exchange
 
     def last(self) -> str:
         """Describe the last event of an exchange in words; offers go on beside it."""
-        events = list(self.events)
-        if not events:
+        if self._last is None:
             return "nothing yet"
-        exchanged = [event for event in events if event[3] != "offer"]
-        _, step, bucket, event, hop = (exchanged or events)[-1]
+        _, step, bucket, event, hop = self._last
         return f"{event}{f' {hop}' if hop >= 0 else ''} of bucket {bucket}, step {step}"
 
     def document(self, rank: int, failure: str) -> dict[str, Any]:

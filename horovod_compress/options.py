@@ -27,7 +27,7 @@ class Options:
         timeout: seconds that one bucket's exchange may take, waiting for slower ranks included.
         nonfinite: what becomes of NaN and infinity: "propagate" (the bucket is NaN on every rank,
             residuals stay as they were), "raise" (on every rank) or "zero" (those values count
-            as 0).
+            as 0; what only overflows in a 16-bit payload is propagated).
         verify_every: compare a hash of all results across ranks every so many steps; 0 never.
         min_elements: smaller tensors share one uncompressed bucket.
     """

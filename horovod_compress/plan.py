@@ -122,6 +122,12 @@ class Plan:
         Raises:
             ConfigError: names the first difference.
         """
+        for bucket in self.buckets:
+            if len({tensor.dtype for tensor in bucket.tensors}) != 1:
+                raise ConfigError(
+                    f"bucket {bucket.index} of the plan should hold tensors of one dtype, it holds "
+                    f"{sorted({tensor.dtype for tensor in bucket.tensors})}"
+                )
         planned = {t.name: t for bucket in self.buckets for t in bucket.tensors}
         if len(planned) != len(self.names()):
             raise ConfigError("the plan holds a tensor twice; every tensor belongs to one bucket")

@@ -86,6 +86,7 @@ class Reducer:
         #: Called from the exchange thread if the training thread does not come for a failure.
         self.on_unseen: Callable[[str], None] = lambda text: None
         self._closing = False
+        self._agreed = False  # whether the ranks compared their steps since the start or a resume
         self._hashes = torch.zeros(len(self.stations), dtype=torch.int64)
         self._thread = threading.Thread(target=self._run, name="hvc-exchange", daemon=True)
         self._thread.start()
@@ -109,7 +110,7 @@ class Reducer:
         station, position = self._where[index]
         self._check_fits(station.bucket.tensors[position], grad)
         self._claim(station, position)
-        step = self.step
+        step = station.finished + 1  # not self.step: the last bucket may still be under way
         self.recorder.note(step, station.bucket.index, "offer")
         with self.metrics.timed("offer"), torch.no_grad():
             count = station.offer(position, grad, self._key(station), self.options.nonfinite == "zero")
@@ -136,11 +137,13 @@ class Reducer:
 
     def _claim(self, station: Station, position: int) -> None:
         self._raise_failure()
+        if self._closing:
+            raise ConfigError(f"rank {self.rank}: this compression was closed; create a new one")
         with self._changed:
             if not station.claim(position, self.gain):
                 raise ConfigError(
                     f"rank {self.rank}: the gradient of {station.bucket.tensors[position].name} was "
-                    f"offered twice in step {self.step}; call the optimizer's step() or synchronize() "
+                    f"offered twice in step {station.finished + 1}; call the optimizer's step() or synchronize() "
                     f"after each backward pass"
                 )
 
@@ -173,12 +176,21 @@ class Reducer:
                     self._check_all_offered(step)
         self._raise_failure()
         if station.error:
+            self.settle(step)  # so that the next step can begin
             raise station.error
         grad = station.take(position)
         if gain is not None and gain != station.gain:
             grad.mul_(gain / (station.gain or 1.0))
             self.gain = gain
         return grad
+
+    def settle(self, step: int) -> None:
+        """Wait until a step that was offered whole is finished."""
+        with self._changed:
+            while any(station.finished < step for station in self.stations) and not self._failure:
+                if not self._changed.wait(_LOOK_SECONDS):
+                    self._check_all_offered(step)
+        self._raise_failure()
 
     def missing(self, step: int) -> list[str]:
         """Return the tensors that were not offered in a step that is under way."""
@@ -200,7 +212,7 @@ class Reducer:
             raise type(self._failure)(*self._failure.args) from self._failure
 
     def _key(self, station: Station) -> Key:
-        return Key(self.options.seed, self.step, station.bucket.index, self.rank)
+        return Key(self.options.seed, station.finished + 1, station.bucket.index, self.rank)
 
     # ---- the exchange thread ----
 
@@ -228,6 +240,8 @@ class Reducer:
                     self._changed.wait()
                 if self._closing:
                     return False
+            if not self._agreed:
+                self._agree_on_step()
             self._exchange(station)
             step = self.step
             if self._verifying():
@@ -244,6 +258,8 @@ class Reducer:
 
     def _exchange(self, station: Station) -> None:
         bucket, key = station.bucket, self._key(station)
+        if all(grad is None for grad in station.grads):
+            return  # sparse gradients only, which Horovod reduces itself
         round_ = station.round(self.step)
         self.recorder.note(self.step, bucket.index, "encode")
         with self.metrics.timed("encode"):
@@ -293,6 +309,26 @@ class Reducer:
 
     # ---- verification ----
 
+    def _agree_on_step(self) -> None:
+        """Compare the step at the start: ranks that resumed differently would misread each other.
+
+        Raises:
+            MismatchError: names each rank's step.
+        """
+        mine = torch.tensor([self.step], dtype=torch.int64)
+        exchange = self._new_exchange(len(self.stations), codec_id("agree"), Bad())
+        exchange.step = 0
+        found = gather.run(exchange, mine.view(torch.uint8))
+        self.metrics.bytes_sent += exchange.bytes_sent
+        steps = [int(data.view(torch.int64)) for data in found]
+        if len(set(steps)) > 1:
+            told = ", ".join(f"rank {rank} at step {step}" for rank, step in enumerate(steps))
+            raise MismatchError(
+                f"rank {self.rank}: the ranks do not start at the same step: {told}; call "
+                f"load_state_dict() on every rank, with the state that this rank saved at the same step"
+            )
+        self._agreed = True
+
     def _verifying(self) -> bool:
         every = self.options.verify_every
         return bool(every) and self.world > 1 and (self.step + 1) % every == 0
@@ -337,8 +373,7 @@ class Reducer:
         culprit = self._culprit(error)
         return ExchangeError(
             f"rank {self.rank}: rank {error.peer} {verb} during {where} ({error.detail}). {culprit} "
-            f"Restart the job from a checkpoint, or run it under hvd.elastic; if a rank is only slow, "
-            f"raise timeout="
+            f"Restart the job from a checkpoint; if a rank is only slow, raise timeout="
         )
 
     def _culprit(self, error: PeerError) -> str:
@@ -362,12 +397,13 @@ class Reducer:
         with self._changed:
             self._failure = failure
             self._changed.notify_all()
-        end = time.monotonic() + _TELL_SECONDS
-        while time.monotonic() < end:
-            if self._seen or self._closing:
-                return
+        # The training thread may come to wait in Horovod only later: look again and again.
+        look = time.monotonic() + _TELL_SECONDS
+        while not (self._seen or self._closing):
             time.sleep(_TELL_SECONDS / 50)
-        self.on_unseen(str(failure))
+            if time.monotonic() > look and not (self._seen or self._closing):
+                self.on_unseen(str(failure))
+                look = time.monotonic() + _TELL_SECONDS
 
     def close(self) -> None:
         """Stop the exchange thread and close the transport; safe to call twice.
@@ -388,9 +424,9 @@ class Reducer:
     # ---- state ----
 
     def resume(self, step: int) -> None:
-        """Go on at a step, between two steps."""
+        """Go on at a step, between two steps; every rank has to."""
         with self._changed:
-            self.step = step
+            self.step, self._agreed = step, False
             for station in self.stations:
                 station.finished = step - 1
 
@@ -411,13 +447,15 @@ class Reducer:
     def idle(self) -> bool:
         """Return whether no step is under way."""
         with self._changed:
-            return not any(station.busy for station in self.stations)
+            finished = {station.finished for station in self.stations}
+            return len(finished) <= 1 and not any(station.busy for station in self.stations)
 
     def wait_idle(self, seconds: float) -> bool:
         """Wait until the exchange thread has finished what was offered; return whether it has."""
         end = time.monotonic() + seconds
         while not self.idle() and time.monotonic() < end and not self._failure:
             time.sleep(0.001)
+        self._raise_failure()
         return self.idle()
 
 

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor, nn
 
 from . import checkpoint
-from ._horovod import end_all_waits, in_backward, waits_for_tokens
+from ._horovod import calling_optimizer, end_all_waits, forget_step, in_backward, waits_for_tokens
 from ._start import start
 from .codecs import registry
 from .codecs.registry import available
@@ -72,7 +72,6 @@ class Compression:
         ExchangeError: not every rank took part in time.
     """
 
-    _made: ClassVar[int] = 0
     none: ClassVar[Callable[..., Compression]]
     fp16: ClassVar[Callable[..., Compression]]
     bf16: ClassVar[Callable[..., Compression]]
@@ -84,13 +83,10 @@ class Compression:
         self.method = method
         self._process_set = process_set
         self._reducer: Reducer | None = None
-        self._warned = False
-        self._attached = False
+        self._warned = self._logged = False
+        self._optimizer: Any = None  # the one that attach() was given
         self._under_way = 0  # gradients handed over whose results were not fetched yet
-        self._repeating = 0  # calls left in a second synchronize() of the same step
         self._settled = -1  # the step whose sparse gradients were looked for
-        self._number = Compression._made
-        Compression._made += 1
         if not process_set.included():
             self._parameters: list[nn.Parameter] = []
             return
@@ -98,16 +94,13 @@ class Compression:
         self._start(options)
 
     def _start(self, options: Mapping[str, Any]) -> None:
-        self._codec, self._reducer = start(
-            self.method, self._named, options, self._process_set, f"hvc.handshake.{self._number}"
-        )
+        self._codec, self._reducer = start(self.method, self._named, options, self._process_set)
         self._reducer.on_unseen = self._wake
         self._reducer.gain = None  # the first token that comes back tells, or attach()
         by_name = dict(self._named)
         self._parameters = [by_name[name] for name in self._reducer.plan.names()]
         self._index = {id(p): index for index, p in enumerate(self._parameters)}
         self._tokens = [torch.empty(1) for _ in self._parameters]
-        self._last_seen = [0] * len(self._parameters)  # where each last result lies in memory
         self._order = list(range(len(self._parameters)))
         self._calls = 0
         _open.add(self)
@@ -130,7 +123,7 @@ class Compression:
     def compress(self, tensor: Tensor) -> tuple[Tensor, Any]:
         """Take in a gradient; Horovod all-reduces the one-element token that this returns."""
         index = self._find(tensor)
-        if self._is_repeat(tensor):
+        if self._is_repeat():
             return torch.ones(1), tensor
         token = self._tokens[index].fill_(_token(self._running().rank))
         return token, (index, self._offer(index, tensor))
@@ -170,7 +163,7 @@ class Compression:
             return optimizer
         self._reducer.gain = self._gain_for(optimizer.op)
         _attach(optimizer, self)
-        self._attached = True
+        self._optimizer = optimizer
         return optimizer
 
     # ---- state ----
@@ -192,12 +185,22 @@ class Compression:
         }
 
     def state_dict(self) -> dict[str, Any]:
-        """Return this rank's step and residuals; each rank saves its own."""
+        """Return this rank's step and residuals; each rank saves its own, between two steps."""
+        self._check_between_steps()
         return checkpoint.save(self._running(), self._codec)
 
     def load_state_dict(self, state: Mapping[str, Any], residuals: str = "restore") -> None:
         """Restore a state; see :func:`horovod_compress.checkpoint.load`."""
+        self._check_between_steps()
         checkpoint.load(self._running(), self._codec, state, residuals)
+        self._settled = -1
+
+    def _check_between_steps(self) -> None:
+        if self._under_way:
+            raise ConfigError(
+                f"rank {hvd.rank()}: a step is under way; the compression state can be saved and loaded "
+                f"between steps only: call the optimizer's step() or synchronize() first"
+            )
 
     @property
     def plan(self) -> Plan:
@@ -225,9 +228,11 @@ class Compression:
         Horovod waits for the tokens of a silent rank for ever, and has no other way to call a wait
         off than to shut down, on all ranks. Its error then says nothing of the reason.
         """
-        if self._attached:
-            return
-        _log.error("%s", failure)
+        if self._optimizer is not None:
+            return  # it waits for our results only
+        if not self._logged:
+            self._logged = True
+            _log.error("%s", failure)
         if waits_for_tokens(self):
             end_all_waits()
 
@@ -236,6 +241,8 @@ class Compression:
 
         Gradients arrive in much the same order in every step, so the last order is tried first.
         """
+        if not self._under_way:
+            self._calls = 0
         place = self._calls % max(1, len(self._order))
         self._calls += 1
         if self._order and self._parameters[self._order[place]].grad is tensor:
@@ -261,20 +268,18 @@ class Compression:
             f"the compression all parameters of the optimizer, and use it with that optimizer only"
         )
 
-    def _is_repeat(self, tensor: Tensor) -> bool:
+    def _is_repeat(self) -> bool:
         """Return whether this call belongs to a second synchronize() of the same step.
 
         ``step()`` after ``synchronize()`` without ``skip_synchronize()`` hands every result over
         once more. All ranks hold the same results then, so they are their own mean; reducing them
-        again would corrupt the residuals.
+        again would corrupt the residuals. Horovod marks the optimizer in between.
         """
-        if self._repeating and not in_backward():
-            self._repeating -= 1
-            return True
-        self._repeating = 0
-        if in_backward() or self._under_way or not self._all_results():
+        if in_backward() or self._under_way:
             return False
-        self._repeating = len(self._parameters) - 1
+        optimizer = self._optimizer or calling_optimizer(self)
+        if optimizer is None or not optimizer._synchronized:
+            return False
         if not self._warned:
             self._warned = True
             _log.warning(
@@ -282,12 +287,6 @@ class Compression:
                 "optimizer.skip_synchronize(): the gradients are left as they are"
             )
         return True
-
-    def _all_results(self) -> bool:
-        """Return whether every gradient still is the last result, and not all are zero."""
-        grads = [parameter.grad for parameter in self._parameters]
-        same = all(g is not None and g.data_ptr() == at for g, at in zip(grads, self._last_seen))
-        return same and any(bool(grad.any()) for grad in grads if grad is not None)
 
     def _offer(self, index: int, grad: Tensor) -> int:
         step = self._running().offer(index, grad)
@@ -303,15 +302,15 @@ class Compression:
             result = reducer.result(index, step, gain)
         except HorovodCompressError:
             self._under_way = 0  # nobody fetches the other results of this step
+            if optimizer := self._optimizer or calling_optimizer(self):
+                forget_step(optimizer)
             raise
         self._under_way -= 1
-        self._last_seen[index] = result.data_ptr()
         return result
 
     def _skip_sparse(self, reducer: Reducer, step: int) -> None:
         """Count in the parameters whose gradients Horovod reduces itself, as they are sparse."""
-        if reducer.step != step:
-            return
+        reducer.settle(step - 1)  # a bucket of sparse gradients only is awaited by nobody else
         missing = set(reducer.missing(step))
         for index, name in enumerate(reducer.plan.names()):
             grad = self._parameters[index].grad
@@ -355,29 +354,14 @@ def _attach(optimizer: Any, compression: Compression) -> None:
         index = compression._index.get(id(parameter))
         if index is None:
             raise ConfigError(compression._why_unknown(parameter.grad))
-        if compression._is_repeat(parameter.grad):
+        if compression._is_repeat():
             return (lambda: parameter.grad), None
         step = compression._offer(index, parameter.grad)
-        return (lambda: result(index, step)), None
-
-    def result(index: int, step: int) -> Tensor:
-        try:
-            return compression._result(index, step)
-        except ExchangeError:
-            # Else the next backward pass would stop at Horovod's count of passes, not at the reason.
-            _forget_step(optimizer)
-            raise
+        return (lambda: compression._result(index, step)), None
 
     optimizer._allreduce_grad_async = hand_over
     # The plan's buckets take the place of Horovod's groups, whose handles cannot be callables.
     optimizer._groups = None
-
-
-def _forget_step(optimizer: Any) -> None:
-    """Reset what Horovod keeps of an unfinished step, as its ``load_state_dict`` does."""
-    optimizer._handles = {}
-    for parameter in optimizer._allreduce_delay:
-        optimizer._allreduce_delay[parameter] = optimizer.backward_passes_per_step
 
 
 def _factory(method: str) -> Callable[..., Compression]:
@@ -408,4 +392,7 @@ _open: weakref.WeakSet[Compression] = weakref.WeakSet()
 @atexit.register
 def _close_all() -> None:
     for compression in list(_open):
-        compression.close()
+        try:
+            compression.close()
+        except Exception as error:  # the others are to be closed all the same
+            _log.warning("closing a compression at exit failed: %s", error)

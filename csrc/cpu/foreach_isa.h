@@ -9,6 +9,7 @@
 #include "hvc/tree.h"
 
 #include <algorithm>
+#include <limits>
 
 #if defined(__x86_64__)
 #include <immintrin.h>

@@ -10,8 +10,7 @@ HVC_INLINE uint64_t hash_block(const uint8_t* data, int64_t bytes) {
   memcpy(state, lanes, sizeof state);
   int64_t at = 0;
   for (; at + int64_t(sizeof state) <= bytes; at += int64_t(sizeof state))
-    for (int i = 0; i < kHashVectors; ++i)
-      hash_absorb(state[i], load_vector<Words>(data + at + i * kWidth));
+    for (int i = 0; i < kHashVectors; ++i) hash_absorb(state[i], load_vector<Words>(data + at + i * kWidth));
   memcpy(lanes, state, sizeof state);
   for (int lane = 0; at < bytes; at += 8, ++lane) {
     uint64_t word = 0;

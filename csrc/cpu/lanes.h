@@ -5,10 +5,12 @@ constexpr int kWidth = HVC_WIDTH;
 
 template <class W> struct Native;
 template <> struct Native<float> {
+  using Int = int32_t;
   typedef float Vector __attribute__((vector_size(HVC_WIDTH)));
   typedef int32_t Ints __attribute__((vector_size(HVC_WIDTH)));
 };
 template <> struct Native<double> {
+  using Int = int64_t;
   typedef double Vector __attribute__((vector_size(HVC_WIDTH)));
   typedef int64_t Ints __attribute__((vector_size(HVC_WIDTH)));
 };
@@ -89,8 +91,11 @@ HVC_INLINE uint32_t top_bits(Native<double>::Ints v) {
   return uint32_t(v[0] & 1) | uint32_t(v[1] & 1) << 1;
 #endif
 }
-template <Test test, class V> HVC_INLINE uint32_t vector_mask(V v, V bound) {
-  return top_bits(compare<test>(v, bound));
+template <Test test> HVC_INLINE uint32_t vector_mask(Native<float>::Vector v, Native<float>::Vector bound) {
+  return top_bits((Native<float>::Ints)compare<test>(v, bound));
+}
+template <Test test> HVC_INLINE uint32_t vector_mask(Native<double>::Vector v, Native<double>::Vector bound) {
+  return top_bits((Native<double>::Ints)compare<test>(v, bound));
 }
 #endif
 
@@ -141,7 +146,7 @@ template <class W> HVC_INLINE Lanes<W> operator*(Lanes<W> a, const Lanes<W>& b) 
 }
 template <class W> HVC_INLINE Lanes<W> magnitude(Lanes<W> a) {
   using Ints = typename Native<W>::Ints;
-  const Ints all_but_sign = Ints{} + (sizeof(W) == 4 ? 0x7fffffff : 0x7fffffffffffffff);
+  const Ints all_but_sign = Ints{} + std::numeric_limits<typename Native<W>::Int>::max();
   for (auto& part : a.part) part = (typename Lanes<W>::Vector)((Ints)part & all_but_sign);
   return a;
 }

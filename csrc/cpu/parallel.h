@@ -15,9 +15,9 @@ namespace hvc {
 
 // Results may not depend on a caller that flushes subnormals or rounds another way: round to nearest, keep
 // subnormals, inside a kernel.
-class DefaultRounding {
- public:
+class [[maybe_unused]] DefaultRounding {
 #if defined(__SSE2__)
+ public:
   DefaultRounding() : saved_(_mm_getcsr()) {
     if (saved_ != kDefault) _mm_setcsr(kDefault);
   }
@@ -28,6 +28,18 @@ class DefaultRounding {
  private:
   static constexpr unsigned kDefault = 0x1f80;
   const unsigned saved_;
+#elif defined(__aarch64__)
+ public:
+  DefaultRounding() {
+    asm volatile("mrs %0, fpcr" : "=r"(saved_));
+    if (saved_ != 0) asm volatile("msr fpcr, %0" : : "r"(uint64_t(0)));
+  }
+  ~DefaultRounding() {
+    if (saved_ != 0) asm volatile("msr fpcr, %0" : : "r"(saved_));
+  }
+
+ private:
+  uint64_t saved_;
 #endif
 };
 

@@ -13,6 +13,9 @@ from ..errors import ConfigError
 from ..plan import Plan, TensorSpec
 from . import layerwise, single, size
 
+#: What fits the bucket's place in a key, less one for the verification's frames.
+MAX_BUCKETS = (1 << 16) - 1
+
 _SCHEDULES = {"layerwise": layerwise, "single": single, "size": size}
 
 
@@ -26,6 +29,16 @@ def make_plan(schedule: str | Plan, tensors: Sequence[TensorSpec], min_elements:
     Raises:
         ConfigError: the schedule is unknown, or a given plan does not fit the tensors.
     """
+    plan = _plan(schedule, tensors, min_elements)
+    if len(plan.buckets) > MAX_BUCKETS:
+        raise ConfigError(
+            f"a plan should have at most {MAX_BUCKETS} buckets, this one has {len(plan.buckets)}; "
+            f'choose schedule="size:25MB"'
+        )
+    return plan
+
+
+def _plan(schedule: str | Plan, tensors: Sequence[TensorSpec], min_elements: int) -> Plan:
     if isinstance(schedule, Plan):
         schedule.check_covers(tensors)
         return schedule

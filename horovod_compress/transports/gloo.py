@@ -52,13 +52,16 @@ def own_address(one_host: bool) -> str:
     if one_host:
         return "127.0.0.1"
     name = os.environ.get("HOROVOD_HOSTNAME") or socket.gethostname()
+    advice = "correct /etc/hosts, or set HOROVOD_GLOO_IFACE to the network interface to use"
     try:
-        return socket.gethostbyname(name)
+        address = socket.gethostbyname(name)
     except OSError as error:
+        raise ConfigError(f"this host's name {name!r} does not resolve ({error}); {advice}") from None
+    if address.startswith("127."):
         raise ConfigError(
-            f"this host's name {name!r} does not resolve ({error}); add it to /etc/hosts or set "
-            f"HOROVOD_GLOO_IFACE to the network interface to use"
-        ) from None
+            f"this host's name {name!r} resolves to {address}, which other hosts cannot reach; {advice}"
+        )
+    return address
 
 
 def _interface_address(interface: str) -> str:
@@ -110,9 +113,9 @@ class GlooTransport:
         self.rank, self.size = rank, size
         self._store = meeting.store
         options = dist.ProcessGroupGloo._Options()
-        options._devices = [dist.ProcessGroupGloo.create_device(hostname=own, lazy_init=False)]
         options._timeout = timedelta(seconds=seconds)
         try:
+            options._devices = [dist.ProcessGroupGloo.create_device(hostname=own, lazy_init=False)]
             self._group: Any = dist.ProcessGroupGloo(
                 dist.PrefixStore("hvc", self._store), rank, size, options
             )
@@ -122,6 +125,7 @@ class GlooTransport:
             ) from None
         # A transfer keeps the connections open, and a traceback may keep the transfer.
         self._pending: weakref.WeakSet[_Transfer] = weakref.WeakSet()
+        self._lock = threading.Lock()  # close() comes from another thread than the transfers
 
     def send(self, data: Tensor, to: int) -> _Transfer:
         return self._start("send", data, to)
@@ -130,14 +134,20 @@ class GlooTransport:
         return self._start("recv", data, frm)
 
     def _start(self, what: str, data: Tensor, peer: int) -> _Transfer:
-        if self._group is None:
+        group = self._group
+        if group is None:
             raise PeerError(peer, False, "this transport was aborted or closed")
         try:
-            transfer = _Transfer(getattr(self._group, what)([data], peer, _TAG), peer)
+            transfer = _Transfer(getattr(group, what)([data], peer, _TAG), peer)
         except RuntimeError as error:
             raise PeerError(peer, False, _first_line(error)) from None
-        self._pending.add(transfer)
+        with self._lock:
+            self._pending.add(transfer)
         return transfer
+
+    def _transfers(self) -> list[_Transfer]:
+        with self._lock:
+            return list(self._pending)
 
     def abort(self, note: dict) -> None:
         _within(_NOTE_SECONDS, lambda: self._store.set(f"abort/{self.rank}", json.dumps(note)))
@@ -158,7 +168,7 @@ class GlooTransport:
             time.sleep(_POLL_SECONDS)
 
     def close(self) -> None:
-        if any(transfer.work is not None for transfer in list(self._pending)):
+        if any(transfer.work is not None for transfer in self._transfers()):
             self._break()  # some thread may be waiting, and would keep the connections open
         self._drop()
 
@@ -168,14 +178,15 @@ class GlooTransport:
         Gloo closes all connections of a group when one wait in it times out, and has no other
         call for that: so wait for what no rank ever sends.
         """
-        if self._group is None or self.size == 1:
+        group = self._group
+        if group is None or self.size == 1:
             return
         nothing, peer = torch.zeros(1, dtype=torch.uint8), (self.rank + 1) % self.size
         with contextlib.suppress(RuntimeError):
-            self._group.recv([nothing], peer, _NEVER_TAG).wait(timedelta(milliseconds=1))
+            group.recv([nothing], peer, _NEVER_TAG).wait(timedelta(milliseconds=1))
 
     def _drop(self) -> None:
-        for transfer in list(self._pending):
+        for transfer in self._transfers():
             transfer.work = None
         self._group = None
 
@@ -187,12 +198,13 @@ class _Transfer:
         self.work, self._peer = work, peer
 
     def wait(self, deadline: Deadline) -> None:
-        if self.work is None:
+        work = self.work
+        if work is None:
             raise PeerError(self._peer, False, "this transport was aborted")
         # Gloo takes a timeout of zero for none at all.
         left = timedelta(milliseconds=max(1, int(deadline.left() * 1000)))
         try:
-            if not self.work.wait(left):  # Gloo's word for a wait that was called off
+            if not work.wait(left):  # Gloo's word for a wait that was called off
                 raise PeerError(self._peer, False, "the transfer was called off")
         except RuntimeError as error:
             raise PeerError(self._peer, "Timed out" in str(error), _first_line(error)) from None

@@ -41,11 +41,12 @@ class Faulty:
 
     Args:
         action: one of ``ACTIONS``, or "delay".
-        number: of the frame, counted from the first.
+        number: of the frame, counted from the first of the first bucket; -1 is the last of those
+            in which the ranks compare their steps before.
     """
 
     def __init__(self, inner: Transport, action: str, number: int) -> None:
-        self._inner, self._action, self._left = inner, action, number
+        self._inner, self._action, self._left = inner, action, number + inner.size - 1
         self.rank, self.size, self.name = inner.rank, inner.size, inner.name
         self.struck = threading.Event()
 
@@ -184,6 +185,14 @@ def test_every_frame(exchange: str, action: str, number: int) -> None:
     assert low <= took <= 2 * TIMEOUT + SLACK
 
 
+@pytest.mark.parametrize("number", [-3, -2, -1])
+@pytest.mark.parametrize("action", ["drop", "flip", "flip header", "truncate"])
+def test_comparing_steps(action: str, number: int) -> None:
+    """The first frames of all: nobody may take a step when they go wrong."""
+    found = Crew("ring", action, 1, number).run(1)[0]
+    assert all(isinstance(rank, ExchangeError) for rank in found)
+
+
 @pytest.mark.parametrize("sender", [0, 2, 3])
 @pytest.mark.parametrize("action", ACTIONS)
 def test_every_sender(action: str, sender: int) -> None:
@@ -228,10 +237,10 @@ def test_error_of_a_codec_reaches_every_rank() -> None:
     def fail(*_: object) -> None:
         raise MemoryError("no room")
 
-    crew.fleet.reducers[1]._new_exchange = fail  # type: ignore[method-assign, assignment]
+    crew.fleet.reducers[1]._exchange = fail  # type: ignore[method-assign, assignment]
     began = time.monotonic()
     found = crew.run(1)[0]
     assert time.monotonic() - began < SLACK
     assert all(isinstance(rank, ExchangeError) for rank in found)
-    assert "rank 1: MemoryError during encode of bucket 0, step 0: no room" in str(found[1])
+    assert "rank 1: MemoryError during offer of bucket 0, step 0: no room" in str(found[1])
     assert all("Rank 1 stopped first" in str(found[rank]) for rank in (0, 2, 3))

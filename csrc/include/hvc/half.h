@@ -84,7 +84,7 @@ template <class W> constexpr W infinity = W(__builtin_inf());
 
 // The smallest magnitude that from_work<T> rounds to infinity: half a unit above the largest number of T.
 template <class T, class W> constexpr W overflow_bound = infinity<W>;
-template <> constexpr double overflow_bound<float, double> = 0x1.ffffffp127;
+template <> inline constexpr double overflow_bound<float, double> = 0x1.ffffffp127;
 template <class W> constexpr W overflow_bound<Half, W> = W(65520);
 template <class W> constexpr W overflow_bound<BFloat16, W> = W(0x1.ffp127);
 
