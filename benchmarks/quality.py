@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import statistics
 import sys
 from pathlib import Path
@@ -56,7 +57,7 @@ def measure(words: list[str], chosen: argparse.Namespace) -> dict[str, Any]:
     """Train once per seed and return the mean of the final metric."""
     records = [train(words, int(seed), chosen) for seed in chosen.seeds.split(",")]
     metric = records[0]["final"]["metric"]
-    finals = [record["final"][metric] for record in records]
+    finals = [final_of(record) for record in records]
     return {
         "bench": "quality",
         "name": " ".join(words),
@@ -88,8 +89,14 @@ def train(words: list[str], seed: int, chosen: argparse.Namespace) -> dict[str, 
     name = f"{' '.join(words)}, seed {seed}"
     run(Job(name, chosen.ranks, command, stem.with_suffix(".log"), chosen.limit), lambda text: None)
     record: dict[str, Any] = json.loads(path.read_text())
-    print(f"  {name}: {record['final'][record['final']['metric']]:.4f}", file=sys.stderr, flush=True)
+    print(f"  {name}: {final_of(record):.4f}", file=sys.stderr, flush=True)
     return record
+
+
+def final_of(record: dict[str, Any]) -> float:
+    """Return the final metric, infinity for a loss that is no number: the run diverged."""
+    value = record["final"][record["final"]["metric"]]
+    return math.inf if value is None else float(value)
 
 
 def compared(mean: float, first: float, task: str) -> str:

@@ -158,7 +158,7 @@ def test_options_written_as_code_exist(page: Path) -> None:
 def test_the_sizes_in_the_page_on_marsit_are_what_is_sent() -> None:
     sent = [0]
     with Fleet(4, [spec("weight", 1000, 1000)], "marsit", full_precision_every=2, verify_every=0) as fleet:
-        for _ in range(2):
+        for _ in range(3):
             fleet.step([{"weight": torch.ones(1000, 1000)}] * 4)
             sent.append(sum(reducer.metrics.bytes_sent for reducer in fleet.reducers))
     shown = [row[-1] for row in table_after(ROOT / "docs" / "marsit.md", "## Bytes")]
@@ -170,7 +170,7 @@ def test_the_page_on_the_wire_format_is_that_of_the_code() -> None:
     assert f"Wire version {wire.WIRE_VERSION}." in page
     assert f"A frame is {wire.HEADER_BYTES} bytes of header" in page
     rows = re.findall(r"^\| `([a-z0-9_ ]+)` \| `0x([0-9a-f]{4})` \|$", page, re.MULTILINE)
-    names = {*registry.available(), "full precision", "verify"}
+    names = {*registry.available(), "full precision", "verify", "agree"}
     assert dict(rows) == {name: f"{wire.codec_id(name):04x}" for name in names}
     fields = [(int(row[0]), int(row[1])) for row in table_after(ROOT / "docs" / "wire-format.md", "## Frame")]
     ends = [offset + size for offset, size in fields]
