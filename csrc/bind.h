@@ -51,11 +51,11 @@ int64_t sign_offer(Address grad, Address residual, int dtype, int64_t count, int
 }
 
 void sign_decode(Address bits, Address steps, int dtype, int64_t count, int64_t row_length, int feedback,
-                 double scale, const std::optional<KeyWords>& key, int64_t word_offset, Address grad,
+                 double decay, double scale, const std::optional<KeyWords>& key, int64_t word_offset, Address grad,
                  Address residual, Address launch) {
   const MaybeStream stream(key);
   hvc::sign_decode(at<uint64_t>(bits), at<float>(steps), hvc::Dtype(dtype), count, row_length,
-                   hvc::Feedback(feedback), scale, stream.pointer(), word_offset, at<void>(grad),
+                   hvc::Feedback(feedback), decay, scale, stream.pointer(), word_offset, at<void>(grad),
                    at<void>(residual), launch_of(launch));
 }
 

@@ -22,7 +22,7 @@ void sign_offer(const void* grad, const void* residual, Dtype dtype, int64_t cou
                 const Stream* key, int64_t word_offset, uint64_t* bits, double* sums, int64_t* nonfinite,
                 Launch launch);
 void sign_decode(const uint64_t* bits, const float* steps, Dtype dtype, int64_t count, int64_t row_length,
-                 Feedback feedback, double scale, const Stream* key, int64_t word_offset, void* grad,
+                 Feedback feedback, double decay, double scale, const Stream* key, int64_t word_offset, void* grad,
                  void* residual, Launch launch);
 void sign_unpack(const uint64_t* bits, const float* steps, Dtype dtype, int64_t count, int64_t row_length,
                  double scale, void* out, Launch launch);

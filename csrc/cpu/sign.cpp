@@ -30,7 +30,7 @@ template <class T> struct Decode {
   const float* steps;
   Units units;
   Feedback feedback;
-  double scale;
+  double decay, scale;
   const Stream* key;
   int64_t word_offset;
   T* grad;
@@ -116,7 +116,7 @@ void sign_offer(const void* grad, const void* residual, Dtype dtype, int64_t cou
 }
 
 void sign_decode(const uint64_t* bits, const float* steps, Dtype dtype, int64_t count, int64_t row_length,
-                 Feedback feedback, double scale, const Stream* key, int64_t word_offset, void* grad,
+                 Feedback feedback, double decay, double scale, const Stream* key, int64_t word_offset, void* grad,
                  void* residual, Launch launch) {
   visit(dtype, [&](auto type) {
     using T = typename decltype(type)::type;
@@ -124,6 +124,7 @@ void sign_decode(const uint64_t* bits, const float* steps, Dtype dtype, int64_t 
                            steps,
                            units_of(count, row_length),
                            feedback,
+                           decay,
                            scale,
                            key,
                            word_offset,
@@ -136,7 +137,7 @@ void sign_decode(const uint64_t* bits, const float* steps, Dtype dtype, int64_t 
 
 void sign_unpack(const uint64_t* bits, const float* steps, Dtype dtype, int64_t count, int64_t row_length,
                  double scale, void* out, Launch launch) {
-  sign_decode(bits, steps, dtype, count, row_length, kFeedbackNone, scale, nullptr, 0, out, nullptr, launch);
+  sign_decode(bits, steps, dtype, count, row_length, kFeedbackNone, 1, scale, nullptr, 0, out, nullptr, launch);
 }
 
 }  // namespace hvc

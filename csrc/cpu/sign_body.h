@@ -124,7 +124,7 @@ HVC_INLINE void decode_group(const Decode<T>& d, int64_t begin, int count, Work<
     W* residual = d.residual + begin;
     const Lanes<W> x = offered(grad, residual, count);
     const uint32_t kept = kFeedback == kFeedbackGlobal ? bits : own_bits(x, begin, count, d.key != nullptr, coins);
-    store(residual, x - select(kept, broadcast(step), broadcast(-step)), count);
+    store(residual, (x - select(kept, broadcast(step), broadcast(-step))) * broadcast(W(d.decay)), count);
   }
   const Lanes<W> decoded = select(bits, broadcast(out), broadcast(-out));
   if constexpr (kStream)

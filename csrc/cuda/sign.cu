@@ -33,7 +33,7 @@ template <class T> struct Decode {
   const float* steps;
   int64_t count, row_length;
   Feedback feedback;
-  double scale;
+  double decay, scale;
   Coins coins;
   T* grad;
   Work<T>* residual;
@@ -144,7 +144,7 @@ template <class T> __global__ void decode_kernel(Decode<T> d) {
     if (d.feedback != kFeedbackNone) {
       const W x = offered(d.grad, d.residual, i);
       const bool kept = d.feedback == kFeedbackGlobal ? bit : own_bit(x, d.coins, i);
-      d.residual[i] = x - signed_step(kept, step);
+      d.residual[i] = (x - signed_step(kept, step)) * W(d.decay);
     }
     d.grad[i] = from_work<T>(signed_step(bit, step * W(d.scale)));
   }
@@ -195,7 +195,7 @@ void sign_offer(const void* grad, const void* residual, Dtype dtype, int64_t cou
 }
 
 void sign_decode(const uint64_t* bits, const float* steps, Dtype dtype, int64_t count, int64_t row_length,
-                 Feedback feedback, double scale, const Stream* key, int64_t word_offset, void* grad,
+                 Feedback feedback, double decay, double scale, const Stream* key, int64_t word_offset, void* grad,
                  void* residual, Launch launch) {
   visit(dtype, [&](auto type) {
     using T = typename decltype(type)::type;
@@ -205,6 +205,7 @@ void sign_decode(const uint64_t* bits, const float* steps, Dtype dtype, int64_t 
                            count,
                            row_length,
                            feedback,
+                           decay,
                            scale,
                            coins,
                            static_cast<T*>(grad),
@@ -215,7 +216,7 @@ void sign_decode(const uint64_t* bits, const float* steps, Dtype dtype, int64_t 
 
 void sign_unpack(const uint64_t* bits, const float* steps, Dtype dtype, int64_t count, int64_t row_length,
                  double scale, void* out, Launch launch) {
-  sign_decode(bits, steps, dtype, count, row_length, kFeedbackNone, scale, nullptr, 0, out, nullptr, launch);
+  sign_decode(bits, steps, dtype, count, row_length, kFeedbackNone, 1, scale, nullptr, 0, out, nullptr, launch);
 }
 
 }  // namespace hvc

@@ -5,7 +5,8 @@
     merge: where two partial payloads of a and b ranks differ, take the second's bit with
            probability b / (a + b); the final bit is 1 with probability (ranks with bit 1) / M
     result G = step * (2 bit - 1)
-    residual = x - G                      global compensation, or x minus the own sign's step
+    residual = x - G                      global compensation, or
+               decay (x - own sign's step)  ordinary error feedback with a fading memory
 
 Every ``full_precision_every`` rounds, from round 0 on, x itself is averaged instead and the residual is
 emptied. The paper's step is one fixed number; here it is by default measured anew in every round,
@@ -44,6 +45,9 @@ class Marsit(Codec):
         step_size: "tensor" or "row" for a measured step per tensor or per output row (short rows
             are joined until they hold 256 elements), or the paper's fixed global step.
         compensation: the residual rule, "global", "own" or "none".
+        residual_decay: what part of an "own" residual lives on, in (0, 1]. Below 1, old errors fade
+            instead of coming back all at once, which high learning rates with momentum need; 1 is
+            ordinary error feedback. "global" keeps all, as its conservation law asks for.
         zeros: what exact zeros send: a "random" bit, or "positive" as in the paper. Gradients of
             unused embedding rows are exact zeros, and would all drift the same way.
     """
@@ -52,6 +56,7 @@ class Marsit(Codec):
     step_size: str | float = "row"
     compensation: Feedback = "own"
     zeros: str = "random"
+    residual_decay: float = 0.9
 
     name: ClassVar[str] = "marsit"
     algebra: ClassVar[Algebra] = Algebra.MERGE
@@ -65,6 +70,9 @@ class Marsit(Codec):
             _check_step(self.step_size)
         if self.compensation not in RULES:
             raise ConfigError(f"compensation should be one of {RULES}, got {self.compensation!r}")
+        decay = self.residual_decay
+        if isinstance(decay, bool) or not isinstance(decay, (int, float)) or not 0 < decay <= 1:
+            raise ConfigError(f"residual_decay should be a number above 0, at most 1, got {decay!r}")
         if self.zeros not in ("random", "positive"):
             raise ConfigError(f'zeros should be "random" or "positive", got {self.zeros!r}')
 
@@ -161,6 +169,7 @@ class Marsit(Codec):
                 work.grad(position),
                 work.residual_of(position),
                 feedback=self.compensation,
+                decay=self.residual_decay if self.compensation == "own" else 1.0,
                 scale=gain,
                 key=self._zero_key(key),
                 word_offset=span.start // 64,

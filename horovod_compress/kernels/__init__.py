@@ -215,6 +215,7 @@ def sign_decode(
     residual: Tensor | None,
     *,
     feedback: Feedback,
+    decay: float = 1.0,
     scale: float = 1.0,
     key: Key | None = None,
     word_offset: int = 0,
@@ -223,7 +224,7 @@ def sign_decode(
 
     With ``G = +-steps[row]`` and ``x = grad + residual``, "global" feedback keeps ``x - G``, "own"
     keeps ``x`` minus the step with the sign that :func:`sign_offer` gave it under the same key,
-    "none" keeps nothing. Then ``grad = G * scale``.
+    "none" keeps nothing. What is kept is multiplied by ``decay``. Then ``grad = G * scale``.
 
     Args:
         steps: float32, one per ``row_length`` elements.
@@ -248,11 +249,11 @@ def sign_decode(
         _apart("residual", residual, "grad", grad)
     stream = _words(key, word_offset, words)
     if _reference:
-        options = {"feedback": feedback, "scale": scale, "key": key, "word_offset": word_offset}
+        options = {"feedback": feedback, "decay": decay, "scale": scale, "key": key, "word_offset": word_offset}
         _reference.sign_decode(bits, steps, row_length, grad, residual, **options)
     else:
         shape = (code, count, row_length)
-        rules = (rule, scale, stream, word_offset)
+        rules = (rule, decay, scale, stream, word_offset)
         native.sign_decode(bits_at, steps_at, *shape, *rules, grad_at, residual_at, launch)
 
 

@@ -235,6 +235,7 @@ def sign_decode(
     residual: Tensor | None,
     *,
     feedback: str,
+    decay: float = 1.0,
     scale: float = 1.0,
     key: Key | None = None,
     word_offset: int = 0,
@@ -244,7 +245,7 @@ def sign_decode(
     decoded = np.where(_unpacked(bits, x.size), step, -step)
     if residual is not None:
         own = np.where(_own_bits(x, key, word_offset), step, -step)
-        residual.numpy()[:] = x - (decoded if feedback == "global" else own)
+        residual.numpy()[:] = (x - (decoded if feedback == "global" else own)) * x.dtype.type(decay)
     store(grad, decoded * x.dtype.type(scale))
 
 

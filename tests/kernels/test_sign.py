@@ -170,6 +170,7 @@ def _decode(
         grad,
         None if feedback == "none" else residual,
         feedback=feedback,
+        decay=0.7,
         scale=0.3,
         key=key,
         word_offset=word_offset,

@@ -28,6 +28,7 @@ class MarsitReference:
         compensation: str,
         zeros: str,
         full_precision_every: int,
+        residual_decay: float = 0.9,
         seed: int = 0,
         bucket: int = 0,
         dtype: type = np.float32,
@@ -35,6 +36,7 @@ class MarsitReference:
         self.world, self.shapes, self.exchange, self.seed, self.bucket = world, shapes, exchange, seed, bucket
         self.step_size, self.compensation, self.zeros = step_size, compensation, zeros
         self.every, self.dtype = full_precision_every, dtype
+        self.decay = dtype(residual_decay if compensation == "own" else 1.0)
         self.counts = [math.prod(shape) for shape in shapes]
         self.words = [-(-count // 64) for count in self.counts]
         self.residuals = [[np.zeros(count, dtype) for count in self.counts] for _ in range(world)]
@@ -62,7 +64,7 @@ class MarsitReference:
                 mine = own[rank][64 * first_word : 64 * first_word + count]
                 sent = decided if self.compensation == "global" else np.where(mine, step, -step)
                 if self.compensation != "none":
-                    self.residuals[rank][t] = x[rank][t] - sent
+                    self.residuals[rank][t] = (x[rank][t] - sent) * self.decay
             results.append(decided)
             first_word, first_step = first_word + self.words[t], first_step + groups
         return results

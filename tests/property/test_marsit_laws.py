@@ -135,7 +135,7 @@ def _dyadic(world: int, count: int, seed: int) -> list[Tensor]:
 @pytest.mark.parametrize("world", [1, 2, 3])
 def test_own_sign_identity(world: int) -> None:
     """sent + residual == offered, exactly, where a rank sends its own sign times the step."""
-    options = dict(full_precision_every=0, compensation="own", step_size=0.5, zeros="positive")
+    options = dict(full_precision_every=0, compensation="own", step_size=0.5, zeros="positive", residual_decay=1.0)
     with Fleet(world, [spec("a", 3000)], **options) as fleet:
         before = [{"a": torch.zeros(3000)} for _ in range(world)]
         for number in range(4):

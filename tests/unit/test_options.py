@@ -53,6 +53,8 @@ MARSIT: list[tuple[str, Any, str]] = [
     ("step_size", None, "positive"),
     ("compensation", "both", "'none', 'own', 'global'"),
     ("zeros", "negative", '"random" or "positive"'),
+    ("residual_decay", 0, "above 0, at most 1"),
+    ("residual_decay", 1.5, "above 0, at most 1"),
 ]
 
 
@@ -157,6 +159,7 @@ def test_every_option_is_in_the_document() -> None:
     changed: dict[str, Any] = {
         "schedule": plan, "exchange": "ring", "seed": 9, "timeout": 9.0, "nonfinite": "zero", "verify_every": 9,
         "min_elements": 9, "full_precision_every": 9, "step_size": 9.0, "compensation": "none", "zeros": "positive",
+        "residual_decay": 0.5,
     }  # fmt: skip
     assert {*Options.names(), *registry.option_names("marsit")} - set(changed) == {"transport"}
     for name, value in changed.items():
