@@ -164,3 +164,11 @@ def milliseconds(seconds: float | None) -> str:
         return "-"
     value = 1000 * seconds
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+
+
+def near_square(count: int) -> tuple[int, int]:
+    """Return the rows and columns of the matrix nearest to a square that has so many elements."""
+    rows = math.isqrt(count)
+    while count % rows:
+        rows -= 1
+    return rows, count // rows

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import time
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -12,15 +11,14 @@ import horovod.torch as hvd
 import torch
 from torch import Tensor
 
+from benchmarks.launch import emit
 from benchmarks.results import Record, plain
-
-MARK = "@record "
 
 
 def tell(record: Record) -> None:
-    """Print a record, on rank 0 only."""
+    """Print a record for the launcher, on rank 0 only."""
     if hvd.rank() == 0:
-        print(MARK + json.dumps(plain(record), allow_nan=False), flush=True)
+        emit(plain(record))
 
 
 def say(text: str) -> None:

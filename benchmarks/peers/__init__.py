@@ -38,3 +38,10 @@ def adapters(names: Iterable[str], files: Iterable[str] = ()) -> list[Adapter]:
         if names_found.count(name) > 1:
             raise PeerError(f"two contestants are named {name!r}; names are unique in a run")
     return found
+
+
+def leave() -> None:
+    """Let go of what outlives single contestants; all ranks together, before they exit."""
+    from . import ddp
+
+    ddp.leave()
