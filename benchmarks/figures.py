@@ -7,6 +7,7 @@ where they are, instead of in a legend.
 from __future__ import annotations
 
 import os
+import textwrap
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -30,15 +31,26 @@ LINE_GAP = 12.0  # points between two labels
 
 def new_figure(title: str, notes: str, width: float, height: float, columns: int = 1) -> tuple[Figure, list[Axes]]:
     """Return a figure with its panels in a row, below a title and what has to be said about it."""
-    lines = 1 + notes.count("\n")
-    head = 0.42 + 0.19 * lines
+    title, notes = wrapped(title, width, 13, 0.62), wrapped(notes, width, 8.5, 0.53)
+    # Inches: the first line's height, then what each further line of the title and of the notes takes.
+    top = 0.14 + 0.22 * (1 + title.count("\n"))
+    head = top + 0.14 + 0.165 * (1 + notes.count("\n"))
     figure, grid = plt.subplots(1, columns, figsize=(width, height + head), squeeze=False, layout="constrained")
     engine: Any = figure.get_layout_engine()
     engine.set(rect=(0.0, 0.0, 1.0, height / (height + head)), w_pad=0.08, wspace=0.04)
     figure.text(0.012, 1 - 0.10 / (height + head), title, fontsize=13, weight="bold", va="top")
-    below = 1 - 0.36 / (height + head)
-    figure.text(0.012, below, notes, fontsize=8.5, color="#444444", va="top", linespacing=1.35)
+    figure.text(0.012, 1 - top / (height + head), notes, fontsize=8.5, color="#444444", va="top", linespacing=1.35)
     return figure, list(grid[0])
+
+
+def wrapped(text: str, width: float, fontsize: float, letter: float) -> str:
+    """Return text with line breaks, so that it fits into so many inches.
+
+    Args:
+        letter: mean width of a letter, as a share of the font's size.
+    """
+    columns = int(0.976 * width * 72 / (fontsize * letter))
+    return "\n".join(part for line in text.splitlines() for part in textwrap.wrap(line, columns))
 
 
 def dress(panel: Axes, axis: str = "both") -> None:
@@ -107,14 +119,21 @@ def name_lines(panel: Axes, fontsize: float = 8.5) -> None:
         panel.annotate(
             line.get_label(),
             (right, end),
-            xytext=(16.0, height - y),
+            xytext=(26.0, height - y),
             textcoords="offset points",
             color=line.get_color(),
             fontsize=fontsize,
             ha="left",
             va="center",
             annotation_clip=False,
-            arrowprops={"arrowstyle": "-", "color": line.get_color(), "linewidth": 0.6, "shrinkA": 1, "shrinkB": 4},
+            arrowprops={
+                "arrowstyle": "-",
+                "color": line.get_color(),
+                "linewidth": 0.6,
+                "relpos": (0.0, 0.5),  # from the left edge of the name, so that it crosses no other name
+                "shrinkA": 1,
+                "shrinkB": 4,
+            },
         )
 
 
