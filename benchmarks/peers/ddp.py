@@ -29,11 +29,12 @@ def adapter(name: str) -> Adapter:
 class _DDP:
     name: str
     check: Check
+    bucket_mb: int | None = None  # DDP's own default
 
     def wrap(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> tuple[nn.Module, Any]:
         join()
         # Gradients live in the buckets, which spares DDP a copy; the default would be slower.
-        wrapped = DistributedDataParallel(model, gradient_as_bucket_view=True)
+        wrapped = DistributedDataParallel(model, gradient_as_bucket_view=True, bucket_cap_mb=self.bucket_mb)
         self._hook(wrapped)
         return wrapped, optimizer
 
@@ -66,9 +67,15 @@ class Plain(_DDP):
 
 
 class PowerSGD(_DDP):
-    """DDP's PowerSGD: every matrix becomes two thin ones of this rank, with error feedback."""
+    """DDP's PowerSGD: every matrix becomes two thin ones of this rank, with error feedback.
+
+    All gradients are one bucket. The hook starts a bucket's later all-reduces from Gloo's two worker
+    threads, and blocks one of them until each is done: with several buckets under way both threads
+    wait for ever, or the ranks start all-reduces in different orders. So nothing hides behind backward.
+    """
 
     check: Check = "identical"
+    bucket_mb = 1 << 20
     warm_up = 5  # two steps are not compressed, and some more are to have settled buffers
 
     def __init__(self, name: str, rank: int) -> None:
