@@ -147,7 +147,7 @@ def verdict(cell: Sequence[Record]) -> str:
     best = min(compressed, key=lambda record: record["median_seconds"])
     codecs = [r["median_seconds"] - r["median_exchange_seconds"] for r in compressed if r["median_exchange_seconds"]]
     could_save = whole - nothing["median_seconds"] if nothing else whole
-    no = "At this rate compression does not pay"
+    no = "At this rate and size compression does not pay"
     if codecs and could_save <= min(codecs):
         return (
             f"{no}: all that there is to save is {milliseconds(could_save)} ms, "
@@ -158,7 +158,7 @@ def verdict(cell: Sequence[Record]) -> str:
             f"{no}: the fastest compressed method, {label(best['name'])}, takes "
             f"{milliseconds(best['median_seconds'])} ms, {BASELINE} {milliseconds(whole)} ms."
         )
-    return f"Compression pays: {label(best['name'])} is {whole / best['median_seconds']:.2g} times as fast as {BASELINE}."
+    return f"Compression pays here: {label(best['name'])} is {whole / best['median_seconds']:.2g} times as fast as {BASELINE}."
 
 
 def _named(cell: Sequence[Record], name: str) -> Record | None:

@@ -159,7 +159,13 @@ def bars(
         ends = [max(value, high) for value, (_, high) in zip(values, spreads)]
     for place, value, end in zip(places, values, ends):
         panel.annotate(
-            text(value), (end, place), xytext=(4, 0), textcoords="offset points", va="center", fontsize=8.5
+            text(value),
+            (end, place),
+            xytext=(4, 0),
+            textcoords="offset points",
+            va="center",
+            fontsize=8.5,
+            bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.6},  # readable across a line
         )
     panel.set_yticks(places, names, fontsize=9)
     panel.set_ylim(len(names) - 0.4, -0.6)

@@ -51,10 +51,8 @@ def times(records: Sequence[Record], first: Record, folder: Path) -> list[Path]:
     panel.xaxis.set_major_formatter(FuncFormatter(lambda value, _: size_text(value)))
     panel.xaxis.set_minor_locator(NullLocator())
     panel.yaxis.set_major_formatter(FuncFormatter(lambda value, _: seconds_text(value)))
-    low_size, high_size = min(r["bytes"] for r in records), max(r["bytes"] for r in records)
-    panel.set_xlim(low_size / 1.3, high_size * 1.3)
     dress(panel)
-    _make_room(figure, 1.55)
+    _make_room(figure, 0.2 + 0.075 * max(len(label(r["name"])) for r in records))
     figure.canvas.draw()  # the layout must be final before positions are measured
     name_lines(panel)
     return save(figure, folder / f"allreduce-time-{_stem(place)}-{place['ranks']}ranks")
@@ -68,7 +66,7 @@ def speed_ups(records: Sequence[Record], first: Record, folder: Path) -> list[Pa
         return []
     place, size = with_base[0], records[0]["bytes"]
     names = [n for n in _unique([r["name"] for r in records]) if n != NOTHING]
-    title = f"Times faster than stock Horovod in float32: {size_text(size)} ({size // 4:,} elements), {place['ranks']} ranks"
+    title = f"Times faster than stock Horovod in float32: {size_text(size)}, {place['ranks']} ranks"
     width = 2.9 + 2.9 * len(with_base)
     figure, panels = new_figure(title, notes(records, first), max(8.5, width), 0.8 + 0.30 * len(names), len(with_base))
     for number, (panel, here) in enumerate(zip(panels, with_base)):
@@ -94,17 +92,17 @@ def notes(records: Sequence[Record], first: Record) -> str:
     """Return what every plot has to say: what was measured, what was emulated, ranks and cores."""
     place, machine = records[0]["place"], first.get("machine", {})
     cores = f"{machine.get('cores', '?')} cores of {machine.get('processor', 'an unnamed processor')}"
-    where = f"{place['ranks']} ranks, one thread each, on {cores}"
+    where = f"{place['ranks']} ranks of one thread on {cores}"
     if place["launcher"] == "lab":
-        links = f"{place['hosts']} hosts emulated as network namespaces; links limited by tc tbf where a rate is given"
+        links = f"{place['hosts']} emulated hosts; the rates of links are emulated by tc tbf"
     elif place["hosts"] == 1:
-        links = "one machine, so that bytes travel through memory and no network is involved"
+        links = "no network: bytes travel through this machine's memory"
     else:
         links = f"{place['hosts']} hosts with the network that they have"
     return (
         f"Real Horovod job, {where}; {links}.\n"
-        f"Measured from a barrier to the result on the slowest rank, codec included; medians of "
-        f"{records[0]['repeats']}, all methods in turns; Marsit without full-precision rounds."
+        f"Measured from a barrier to the slowest rank's result, codec included; medians of "
+        f"{records[0]['repeats']}, all in turns; Marsit without full-precision rounds."
     )
 
 
