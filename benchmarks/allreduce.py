@@ -82,7 +82,7 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("--json", type=Path, metavar="FILE", help="append JSON lines to FILE")
     parser.add_argument("--plot", type=Path, metavar="DIR", help="draw SVG and PNG files into DIR")
-    parser.add_argument("--from", type=Path, metavar="FILE", dest="source", help="show records of FILE, measure nothing")
+    parser.add_argument("--from", type=Path, metavar="FILE", dest="source", help="show FILE's records again")
     parser.add_argument(
         "--check-bytes", action="store_true", help="compare the one method's bytes_sent with the lab's link counters"
     )
@@ -212,7 +212,8 @@ def skipped(size: int, reason: str, place: Record) -> Record:
 def link_records(outcome: Outcome, place: Record) -> list[Record]:
     if outcome.links is None:
         return []
-    return [{"bench": "allreduce", "name": "links", "place": place, "links": [link._asdict() for link in outcome.links]}]
+    links = [link._asdict() for link in outcome.links]
+    return [{"bench": "allreduce", "name": "links", "place": place, "links": links}]
 
 
 # ---- showing ----------------------------------------------------------------------------------
@@ -310,8 +311,8 @@ def bytes_text(record: Record) -> str:
     shown = "" if difference is None else f", {difference:+.2%}"
     return (
         f"{label(record['method'])}, {size_text(record['tensor_bytes'])}, {record['turns']} turns and warm-up, "
-        f"{place_text(record['place'])}:\n  the method counts {record['bytes_sent_all']:,} bytes on all ranks, the links "
-        f"carried {record['bytes_on_links']:,}{shown}\n  (headers of Ethernet, IP and TCP, acknowledgements, and "
+        f"{place_text(record['place'])}:\n  the method counts {record['bytes_sent_all']:,} bytes on all ranks, "
+        f"the links carried {record['bytes_on_links']:,}{shown}\n  (headers of Ethernet, IP and TCP, acknowledgements, and "
         f"Horovod's own messages; the kernel counts few headers where it hands over several segments as one)"
     )
 

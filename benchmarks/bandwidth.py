@@ -158,7 +158,8 @@ def verdict(cell: Sequence[Record]) -> str:
             f"{no}: the fastest compressed method, {label(best['name'])}, takes "
             f"{milliseconds(best['median_seconds'])} ms, {BASELINE} {milliseconds(whole)} ms."
         )
-    return f"Compression pays here: {label(best['name'])} is {whole / best['median_seconds']:.2g} times as fast as {BASELINE}."
+    times = f"{whole / best['median_seconds']:.2g}"
+    return f"Compression pays here: {label(best['name'])} is {times} times as fast as {BASELINE}."
 
 
 def _named(cell: Sequence[Record], name: str) -> Record | None:

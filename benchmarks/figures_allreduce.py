@@ -80,7 +80,8 @@ def speed_ups(records: Sequence[Record], first: Record, folder: Path) -> list[Pa
         panel.set_title(rate_text(here), fontsize=10)
         if number:
             panel.set_yticklabels([])
-    figure.supxlabel("times faster than hvd.allreduce_ in float32; the thin line is from quartile to quartile", fontsize=9)
+    against = "times faster than hvd.allreduce_ in float32; the thin line is from quartile to quartile"
+    figure.supxlabel(against, fontsize=9)
     rate = _stem(place) if len(with_base) == 1 else ("lab" if place["launcher"] == "lab" else "here")
     return save(figure, folder / f"allreduce-speedup-{rate}-{place['ranks']}ranks")
 

@@ -87,7 +87,8 @@ def _module(path: Path) -> object:
 
 
 def _missing(path: Path, error: ImportError) -> str:
-    return f"{path} needs {error.name or 'an import'}, which cannot be imported here ({error}); install it on every host"
+    what = error.name or "an import"
+    return f"{path} needs {what}, which cannot be imported here ({error}); install it on every host"
 
 
 def _check_adapter(path: Path, adapter: object) -> None:

@@ -20,7 +20,12 @@ HERE = {"launcher": "horovodrun", "hosts": 1, "ranks": 4, "rate": None, "rate_bi
 
 
 def measured(
-    name: str, seconds: float, check: str = "identical", exchange: float | None = None, size: int = 100_000_000, **more: Any
+    name: str,
+    seconds: float,
+    check: str = "identical",
+    exchange: float | None = None,
+    size: int = 100_000_000,
+    **more: Any,
 ) -> results.Record:
     """Return a record as the job tells it, of four ranks."""
     record = {
@@ -78,7 +83,8 @@ def test_nothing_exchanged_has_no_bandwidth() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "size"), [("1kB", 1000), ("100MB", 100_000_000), ("25Melem", 100_000_000), ("4096", 4096), ("0.5MB", 500_000)]
+    ("text", "size"),
+    [("1kB", 1000), ("100MB", 100_000_000), ("25Melem", 100_000_000), ("4096", 4096), ("0.5MB", 500_000)],
 )
 def test_sizes(text: str, size: int) -> None:
     assert bandwidth.size_in_bytes(text) == size
@@ -149,7 +155,8 @@ def test_wrong_elements_are_named() -> None:
 
 
 def test_options() -> None:
-    chosen = allreduce.arguments(["--where", "lab", "--methods", "horovod fp32, marsit fold,marsit full_precision_every=9"])
+    methods = "horovod fp32, marsit fold,marsit full_precision_every=9"
+    chosen = allreduce.arguments(["--where", "lab", "--methods", methods])
     assert chosen.methods == ["horovod fp32", "marsit fold full_precision_every=0", "marsit full_precision_every=9"]
     assert "none" in chosen.rates and chosen.sizes[-1] == 10**8
     for wrong in (["--ranks", "1"], ["--sizes", "big"], ["--peer", "not/there.py"], ["--check-bytes"]):
@@ -203,7 +210,8 @@ def test_methods_of_this_package() -> None:
     )
     assert parse("none auto") == ("none", {"exchange": "auto"})
     assert adapter("none ring").name == "none ring" and adapter("headroom").name == "headroom"
-    for text, why in (("nothing ring", "unknown"), ("marsit circle", "neither"), ("marsit ring exchange=fold", "twice")):
+    bad = (("nothing ring", "unknown"), ("marsit circle", "neither"), ("marsit ring exchange=fold", "twice"))
+    for text, why in bad:
         with pytest.raises(base.PeerError, match=why):
             adapter(text)
     with pytest.raises(base.PeerError, match="unique"):
