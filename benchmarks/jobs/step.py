@@ -180,6 +180,8 @@ def compete(group: list[Adapter], number: int, bench: Bench, chosen: argparse.Na
             contestant.forget()
     for contestant, count in zip(contestants, wrong):
         tell(record_of(contestant, bench, number) | {"wrong": count})
+        if count:
+            say(f"ResultError: {contestant.adapter.name}: {count} wrong elements")  # the reason why the job fails
     hvd.barrier()  # nobody closes while another rank is still under way
     for contestant in contestants:
         base.close(contestant.adapter)

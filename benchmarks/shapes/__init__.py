@@ -84,7 +84,7 @@ def load(model: str) -> Table:
     lines = [line for line in path.read_text().splitlines() if line and not line.startswith("#")]
     try:
         tensors = tuple(_tensor(row) for row in csv.DictReader(lines))
-    except (KeyError, TypeError, ValueError) as error:
+    except (AttributeError, KeyError, TypeError, ValueError) as error:  # a short row has None
         raise ValueError(f"{path} should have the columns name, shape (64x3x7x7) and macs: {error!r}") from error
     if not tensors or len({tensor.name for tensor in tensors}) < len(tensors):
         raise ValueError(f"{path} names no tensor, or one twice")
