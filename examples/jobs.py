@@ -95,8 +95,9 @@ def _lines_of(process: subprocess.Popen[str]) -> queue.Queue[str | None]:
 
     def read() -> None:
         assert process.stdout is not None
-        for line in process.stdout:
-            lines.put(line)
+        with process.stdout as output:
+            for line in output:
+                lines.put(line)
         lines.put(None)
 
     threading.Thread(target=read, daemon=True).start()
