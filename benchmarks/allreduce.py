@@ -326,7 +326,7 @@ def run(chosen: argparse.Namespace, first: Record) -> tuple[list[Record], list[s
     for ranks in chosen.ranks:
         for rate in chosen.rates:
             records: list[Record] = []
-            try:
+            try:  # what was measured is kept, however it ends
                 with open_launcher(chosen.where, ranks, rate, chosen.delay, chosen.hosts) as launcher:
                     if chosen.check_bytes:
                         records += check_bytes(launcher, chosen)
@@ -335,10 +335,11 @@ def run(chosen: argparse.Namespace, first: Record) -> tuple[list[Record], list[s
                         failures.append(failure)
             except (JobFailed, LabError, ValueError) as failure:
                 failures.append(f"{ranks} ranks, {rate}: {failure}")
-            show(records)
-            if chosen.json:  # as it comes: a long run that is called off leaves what it has
-                append_json(chosen.json, [first, *records] if len(every) == 1 else records)
-            every += records
+            finally:
+                show(records)
+                if chosen.json:
+                    append_json(chosen.json, [first, *records] if len(every) == 1 else records)
+                every += records
     return every, failures
 
 

@@ -187,6 +187,12 @@ def judged(contestant: Contestant) -> int:
     return sum(count for count, _ in found) + int(unequal)
 
 
+def print_error(text: str) -> None:
+    """Print why the job will fail, on rank 0; launchers look for such lines."""
+    if hvd.rank() == 0:
+        print(text, file=sys.stderr, flush=True)
+
+
 def compete(elements: int, adapters: list[Adapter], repeat: int, warm_up: int) -> int:
     """Measure all contestants with one size, in turns, tell their records, and return the wrong elements."""
     source = fill(torch.empty(elements), hvd.rank())
@@ -205,6 +211,8 @@ def compete(elements: int, adapters: list[Adapter], repeat: int, warm_up: int) -
                 wrong[place] = judged(contestant)
     for contestant, count in zip(contestants, wrong):
         tell(record_of(contestant, count))
+    if bad := [c.adapter.name for c, count in zip(contestants, wrong) if count]:
+        print_error(f"WrongResultError: {size_text(4 * elements)}: {', '.join(bad)}")
     hvd.barrier()  # nobody closes while another rank is still under way
     for contestant in contestants:
         base.close(contestant.adapter)
@@ -231,7 +239,7 @@ def main(argv: list[str] | None = None) -> int:
             # New adapters for every size: each makes its own buckets and connections.
             wrong += compete(elements, peers.adapters(chosen.method, chosen.peer), chosen.repeat, chosen.warm_up)
     except PeerError as error:
-        print(f"PeerError: {error}", file=sys.stderr, flush=True)
+        print_error(f"PeerError: {error}")
         return 2
     peers.leave()
     hvd.shutdown()

@@ -22,6 +22,12 @@ def adapter(name: str) -> Adapter:
     for family in (stock, ddp):
         if name in family.NAMES:
             return family.adapter(name)
+    if (name.split() or [""])[0] not in ours.METHODS:
+        others = ", ".join((*stock.NAMES, *ddp.NAMES))
+        raise PeerError(
+            f"unknown contestant {name!r}; there are {others}, and this package's methods with options: "
+            f"{', '.join(ours.METHODS)}"
+        )
     return ours.adapter(name)
 
 

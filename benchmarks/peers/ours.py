@@ -15,6 +15,7 @@ from horovod_compress.options import EXCHANGES
 
 from .base import Adapter, Check, PeerError
 
+METHODS = hvc.available()
 _CHECKS: dict[str, Check] = {"none": "float32", "fp16": "float16"}
 # A slow link or a busy machine is no failure of a contestant.
 _TIMEOUT_SECONDS = 600.0
@@ -29,8 +30,8 @@ def parse(text: str) -> tuple[str, dict[str, Any]]:
         PeerError: the method is not known, or a word is neither an exchange nor an option.
     """
     method, *words = text.split() or [""]
-    if method not in hvc.available():
-        raise PeerError(f"unknown contestant {text!r}; methods of this package: {', '.join(hvc.available())}")
+    if method not in METHODS:
+        raise PeerError(f"unknown method in {text!r}; this package has {', '.join(METHODS)}")
     options: dict[str, Any] = {}
     for word in words:
         key, equals, value = word.partition("=")
