@@ -18,7 +18,6 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from benchmarks import bandwidth
 from benchmarks.bandwidth import label, size_in_bytes
@@ -258,12 +257,13 @@ def cell_text(size: int, cell: Sequence[Record]) -> str:
 
 
 def cells(records: Sequence[Record]) -> list[list[Record]]:
-    """Return the records of each place and size, in the order in which they came."""
-    found: dict[Any, list[Record]] = {}
+    """Return the records of each place and size: places in the order in which they came, sizes growing."""
+    places: dict[str, dict[int, list[Record]]] = {}
     for record in records:
         if "bytes" in record:
-            found.setdefault((place_text(record["place"]), record["bytes"]), []).append(record)
-    return list(found.values())
+            sizes = places.setdefault(place_text(record["place"]), {})
+            sizes.setdefault(record["bytes"], []).append(record)
+    return [sizes[size] for sizes in places.values() for size in sorted(sizes)]
 
 
 def show(records: Sequence[Record]) -> None:

@@ -33,7 +33,7 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
     argv = ["--elements", str(ELEMENTS), "--repeat", "2", "--warm-up", "1", "--peer", str(peers)]
     for method in words(METHODS):
         argv += ["--method", full_name(method)]
-    job = run_ranks(2, "bench_allreduce.py", arguments={"argv": argv}, must_succeed=False, timeout=60)
+    job = run_ranks(2, "bench_allreduce.py", arguments={"argv": argv}, must_succeed=False, timeout=100)
     assert [report and report["status"] for report in job.reports] == [1, 1], job.tail()  # two are wrong
     lines = [line.partition(">:")[2] for line in job.output.splitlines()]
     return {record["name"]: record for record in records_in(lines)}

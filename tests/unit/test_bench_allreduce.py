@@ -150,6 +150,12 @@ def test_a_skipped_cell_says_why() -> None:
     assert not allreduce.why_skipped(1000, LAB, chosen)
 
 
+def test_cells_come_place_by_place_and_from_small_to_large() -> None:
+    large, small = cell(measured("none ring", 1.0, "float32")), cell(measured("none ring", 1.0, "float32", size=4))
+    other = cell(measured("none ring", 1.0, "float32", size=4), place=HERE)
+    assert allreduce.cells([{"name": "header"}, *large, *other, *small]) == [small, large, other]
+
+
 def test_wrong_elements_are_named() -> None:
     assert allreduce.wrong_names(cell(measured("none ring", 1.0, "float32", wrong=3))) == ["none ring (100 MB)"]
 
