@@ -12,6 +12,7 @@ the contestant that exchanges nothing.
 from __future__ import annotations
 
 import argparse
+import gc
 import resource
 import sys
 from collections.abc import Iterator
@@ -237,8 +238,12 @@ def main(argv: list[str] | None = None) -> int:
     try:
         bench = Bench(shapes.load(chosen.model), chosen.compute_ms / 1000)
         adapters = peers.adapters([name for name in chosen.method if name != "headroom"], chosen.peer)
-        for number, group in enumerate(groups(adapters, bench.table.nbytes, 1e9 * chosen.memory)):
-            wrong += compete(group, number, bench, chosen)
+        waiting, number = groups(adapters, bench.table.nbytes, 1e9 * chosen.memory), 0
+        adapters.clear()  # an adapter that is done must not keep its buffers
+        while waiting:
+            wrong += compete(waiting.pop(0), number, bench, chosen)
+            number += 1
+            gc.collect()  # optimizers, hooks and parameters hold each other
     except (PeerError, ValueError) as error:
         print(f"{type(error).__name__}: {error}", file=sys.stderr, flush=True)
         return 2
