@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from .arrivals import Part, parts_by_chunk
 from .codecs.base import Codec, Regions, Work, work_dtype
 from .collectives.base import Collective, Reduction
 from .collectives.layout import Layout, Piece
@@ -25,9 +26,22 @@ class Round:
     work: Work
     layout: Layout
     collective: Collective
+    parts: dict[int, list[Part]]  # what each chunk makes ready to be decoded
 
-    def reduction(self, key: Key) -> Reduction:
-        return _CodecReduction(self.codec, key)
+    def reduction(self, key: Key, ready: Callable[[list[Part]], None]) -> Reduction:
+        """Return what the collective needs of the codec.
+
+        Args:
+            ready: called with the parts of the result that can be decoded while the exchange goes
+                on; never, if a value of any rank is not finite.
+        """
+        return _CodecReduction(self.codec, key, self.parts, ready)
+
+    def decode(self, parts: list[Part], key: Key, gain: float) -> None:
+        """Decode parts of the result; those of sparse gradients are left out."""
+        for part in parts:
+            if self.work.grads[part.position] is not None:
+                self.codec.decode_part(self.work, part.position, part.start, part.stop, key, gain)
 
 
 @dataclass(frozen=True)
@@ -36,6 +50,12 @@ class _CodecReduction:
 
     codec: Codec
     key: Key
+    parts: dict[int, list[Part]]
+    ready: Callable[[list[Part]], None]
+
+    def complete(self, chunk: int, bad: Bad) -> None:
+        if chunk in self.parts and not bad.count:
+            self.ready(self.parts[chunk])
 
     def merge(self, piece: Piece, other: Tensor, weight: int, hop: int) -> None:
         weights = (1, weight)
@@ -53,10 +73,12 @@ class Station:
         self,
         bucket: Bucket,
         codec: Codec,
+        rank: int,
         world: int,
         collective: Callable[[Codec, int, int], Collective],
     ) -> None:
         self.bucket, self._codec = bucket, codec
+        self._rank, self._world = rank, world
         self.grads: list[Tensor | None] = [None] * len(bucket.tensors)  # flat
         self._originals: list[Tensor | None] = []
         self._claimed: list[bool] = []
@@ -64,29 +86,32 @@ class Station:
         if codec.feedback() != "none":
             self.residual = torch.zeros(bucket.padded, dtype=work_dtype(bucket))
         self._payload = _allocate_for(codec.variants(), bucket)
-        self._rounds = {c: self._make_round(c, world, collective) for c in codec.variants()}
+        self._rounds = {c: self._make_round(c, collective) for c in codec.variants()}
         #: The last step whose result is ready.
         self.finished = -1
         #: What the results of this step are multiplied by, see Codec.decode; None if not yet known.
         self.gain: float | None = 1.0
         self._reset()
 
-    def _make_round(
-        self, codec: Codec, world: int, collective: Callable[[Codec, int, int], Collective]
-    ) -> Round:
+    def _make_round(self, codec: Codec, choose: Callable[[Codec, int, int], Collective]) -> Round:
+        world = self._world
         regions = _carve(self._payload, codec.regions(self.bucket))
         local = {n: torch.zeros(c, dtype=d) for n, (d, c) in codec.local(self.bucket).items()}
         work = Work(self.bucket, world, self.grads, self.residual, regions, local)
         codec.prepare(work)
         layout = Layout.of(regions, world)
         nbytes = sum(tensor.nbytes for tensor in regions.values())
-        return Round(codec, work, layout, collective(codec, nbytes, world))
+        collective = choose(codec, nbytes, world)
+        parts = parts_by_chunk(codec, work, collective.order(self._rank, world))
+        return Round(codec, work, layout, collective, parts)
 
     def _reset(self) -> None:
         number = len(self.grads)
         self.grads[:] = [None] * number
         self._originals = [None] * number
         self._started = self._count = 0
+        #: Whether the exchange has begun.
+        self.taken = False
         self.bad = Bad()
         self.bad_names: list[str] = []
         self.error: HorovodCompressError | None = None
@@ -96,7 +121,7 @@ class Station:
     @property
     def full(self) -> bool:
         """Whether every tensor of the bucket was offered, and the bucket waits for its exchange."""
-        return self._count == len(self.grads)
+        return self._count == len(self.grads) and not self.taken
 
     @property
     def busy(self) -> bool:
@@ -161,6 +186,7 @@ class Station:
         """Mark the results of a step as ready."""
         self.finished = step
         self._started = self._count = 0
+        self.taken = False
 
     def take(self, position: int) -> Tensor:
         """Return one result and forget it."""
