@@ -15,7 +15,9 @@ from benchmarks.figures_allreduce import rate_text, style
 from benchmarks.results import Record, milliseconds
 
 COMPUTE, EXPOSED, COMPUTED = "#C9CDD2", COLOURS[2], "#EBB38A"
-NAME_INCHES = 1.7  # kept free for names right of a panel
+DASHES = ("-", "--", ":")
+LINE_GAP = 24.0  # points; a name may have two lines
+NAME_INCHES = 2.0  # kept free for names right of a panel
 AXIS = {"accuracy": "held-out accuracy, % of images", "loss": "held-out loss, nats per character"}
 
 # ---- step time --------------------------------------------------------------------------------
@@ -97,14 +99,17 @@ def draw_accuracy(runs: Sequence[Record], first: Record, folder: Path) -> list[P
     title = f"{one['task']}, {one['ranks']} ranks, {rate_text(one['place'])}: held-out result against training time"
     figure, (panel,) = new_figure(title, accuracy_notes(runs, first), 9.6, 4.6)
     scale = 100.0 if one["metric"] == "accuracy" else 1.0
+    used: list[str] = []
     for method in dict.fromkeys(run["name"] for run in runs):
         ours = [run for run in runs if run["name"] == method]
-        colour, dash = style(method)
+        colour, _ = style(method)
+        dash = DASHES[used.count(colour) % len(DASHES)]  # variants of a method share its colour
+        used.append(colour)
         for run in ours:
             if points := [(p["seconds"], scale * p["value"]) for p in run["curve"] if p["value"] is not None]:
                 panel.plot(*zip(*points), dash, color=colour, linewidth=0.7, alpha=0.45, label="_seed")
         if points := [(x, scale * y) for x, y in curves.median_line([run["curve"] for run in ours])]:
-            panel.plot(*zip(*points), dash, color=colour, linewidth=2.2, label=label(method))
+            panel.plot(*zip(*points), dash, color=colour, linewidth=2.2, label=_short(label(method)))
         _mark(panel, [run["seconds_to_target"] for run in ours], scale * one["target"], colour)
     panel.axhline(scale * one["target"], color=GREY, linewidth=0.9, linestyle=":")
     panel.annotate(
@@ -135,8 +140,8 @@ def _name_at_the_edge(panel: Axes) -> None:
     figure.canvas.draw()  # the layout must be final before positions are measured
     ends = [(line.get_xdata()[-1], line.get_ydata()[-1]) for line in lines]
     points = panel.transData.transform(ends)[:, 1] * 72 / figure.dpi if ends else []
-    for line, end, y, height in zip(lines, ends, points, apart(points)):
-        panel.annotate(
+    for line, end, y, height in zip(lines, ends, points, apart(points, LINE_GAP)):
+        name = panel.annotate(
             line.get_label(),
             (1, end[1]),
             xycoords=("axes fraction", "data"),
@@ -147,7 +152,13 @@ def _name_at_the_edge(panel: Axes) -> None:
             va="center",
             annotation_clip=False,
         )
+        name.set_in_layout(False)  # its room is kept already
         panel.plot([end[0], 1e9], [end[1]] * 2, color=line.get_color(), linewidth=0.6, dashes=(1, 4), label="_to name")
+
+
+def _short(name: str) -> str:
+    """Break a name after its method: the options stand below it."""
+    return name.replace(" ", "\n", 1) if len(name) > 18 else name
 
 
 def _mark(panel: Axes, seconds: Sequence[float | None], target: float, colour: str) -> None:
