@@ -47,8 +47,8 @@ COLUMNS = (
 NOTES = """\
 median ms:     from a barrier to the result on the slowest rank, codec and copies included; [quartiles]
 x faster:      than horovod fp32 in the same job; the value of headroom is the most that anything could reach
-exchange ms:   sending, waiting and merging without encoding and decoding; "-" where the method does not tell
-of wire limit: (bytes sent by a rank / rate of a link) / exchange, or / median where that is not told
+exchange ms:   the exchange by itself: sending, waiting and merging a payload that is there; "-" where a method has none
+of wire limit: (bytes sent by a rank / rate of a link) / exchange, or / median where there is no exchange by itself
 alg, bus:      S/t and S/t * 2(M-1)/M with S the float32 bytes; e: effective, as the method sends less than S
 MB sent:       by one rank in one turn; counted, or computed (*) as a ring sends them
 wrong:         elements off the float64 mean by more than rounding; for compressed methods, not finite or not the

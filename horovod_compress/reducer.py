@@ -353,6 +353,22 @@ class Reducer:
             if grad is not None:
                 grad.fill_(float("nan"))
 
+    def time_exchange(self, bucket: int) -> float:
+        """Exchange whatever a bucket's payload holds, and return the seconds; for measurements.
+
+        Every rank has to call it, between two steps. No gradient and no residual is touched.
+        """
+        station = self.stations[bucket]
+        key = self._key(station)
+        round_ = station.round(key.step)
+        exchange = self._new_exchange(bucket, codec_id(round_.codec.name), Bad())
+        began = time.perf_counter()
+        with torch.no_grad():
+            round_.collective.run(exchange, round_.layout, round_.reduction(key, lambda parts: None))
+        seconds = time.perf_counter() - began
+        self.metrics.bytes_sent += exchange.bytes_sent
+        return seconds
+
     # ---- verification ----
 
     def _agree_on_step(self) -> None:

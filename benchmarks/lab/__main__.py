@@ -1,9 +1,9 @@
 """Run a command on every host of a lab.
 
-    sudo python -m benchmarks.lab --ranks 4 --rate 1gbit examples/train.py --task digits --method marsit
+    sudo python -m benchmarks.lab --ranks 4 --rate 1gbit -- examples/train.py --task digits --method marsit
 
-The words after the options are what Python gets on every rank: a script, or -m and a module, with
-arguments. The exit status is 0 when every rank's was.
+The words behind -- are what Python gets on every rank: a script, or -m and a module, with arguments.
+The exit status is 0 when every rank's was. At the end, the bytes on every host's link are told.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ def main() -> int:
     parser.add_argument("--delay", help="of every link and direction: 5ms, 200us, ... (needs a kernel with netem)")
     parser.add_argument("--congestion", help="TCP's congestion control (default: cubic, or reno where that may not be)")
     parser.add_argument("--limit", type=float, default=600, help="seconds after which the job is ended (default 600)")
-    parser.add_argument("words", nargs=argparse.REMAINDER, metavar="script or -m module, and its arguments")
+    parser.add_argument("words", nargs="*", metavar="-- script or -m module, and its arguments")
     chosen = parser.parse_args()
     if not chosen.words:
-        parser.error("nothing to run: name a script, or -m and a module")
+        parser.error("nothing to run: behind --, name a script, or -m and a module")
     try:
         with Lab(chosen.ranks, chosen.rate, chosen.delay, chosen.slots, chosen.congestion) as lab:
             print(json.dumps(lab.describe()), file=sys.stderr)

@@ -73,7 +73,8 @@ class Lab:
             env=os.environ | environment() | {"PATH": os.environ.get("PATH", "") + ":/usr/sbin:/sbin"},
             start_new_session=True,  # a Ctrl-C comes to us alone, and we end the lab in order
         )
-        threading.Thread(target=self._read, args=(process.stdout,), daemon=True).start()
+        self._reader = threading.Thread(target=self._read, args=(process.stdout,), daemon=True)
+        self._reader.start()
         self._process = process
         try:
             self._facts |= self._await("ready", _START_SECONDS)
@@ -84,8 +85,9 @@ class Lab:
         return process
 
     def _read(self, lines: IO[str]) -> None:
-        for line in lines:
-            self._events.put(json.loads(line))
+        with lines:
+            for line in lines:
+                self._events.put(json.loads(line))
         self._events.put(None)
 
     def _tell(self, **order: object) -> None:
@@ -204,6 +206,7 @@ class Lab:
         except subprocess.TimeoutExpired:
             self._process.kill()  # unshare takes the lab's first process along
             self._process.wait()
+        self._reader.join(_END_SECONDS)
         self._errors.close()
 
     def __enter__(self) -> Lab:

@@ -33,6 +33,8 @@ class Adapter(Protocol):
     - ``stats() -> dict``: counters since ``wrap``, at least ``bytes_sent`` (of this rank) and
       ``seconds`` (per phase; ``exchange`` is the one that is compared); ``bytes_computed`` is true
       where the bytes are not counted but follow from the sizes;
+    - ``exchange_alone() -> None``: an exchange of the payload without encoding and decoding it,
+      between two steps;
     - ``close() -> None``: let go of connections and buffers, between two steps;
     - ``check``: one of ``CHECKS``, "identical" if it is missing;
     - ``warm_up``: how many steps it needs until it works as it goes on.
@@ -114,6 +116,10 @@ def warm_up_of(adapter: Adapter, least: int) -> int:
 
 def allreduce_of(adapter: Adapter) -> Callable[[Tensor], None] | None:
     return getattr(adapter, "allreduce", None)
+
+
+def exchange_of(adapter: Adapter) -> Callable[[], None] | None:
+    return getattr(adapter, "exchange_alone", None)
 
 
 def stats_of(adapter: Adapter) -> dict[str, Any]:
