@@ -36,7 +36,7 @@ from .keys import Key
 from .metrics import FlightRecorder, Metrics
 from .options import Options
 from .plan import Plan, TensorSpec
-from .station import Station
+from .station import Round, Station
 from .transports.base import Transport
 from .wire import Bad, codec_id
 
@@ -260,14 +260,16 @@ class Reducer:
         bucket, key = station.bucket, self._key(station)
         if all(grad is None for grad in station.grads):
             return  # sparse gradients only, which Horovod reduces itself
-        round_ = station.round(self.step)
-        self.recorder.note(self.step, bucket.index, "encode")
-        with self.metrics.timed("encode"):
-            round_.codec.encode(round_.work, key)
-        exchange = self._new_exchange(bucket.index, codec_id(round_.codec.name), station.bad)
-        with self.metrics.timed("exchange"):
-            bad = round_.collective.run(exchange, round_.layout, round_.reduction(key))
-        self.metrics.bytes_sent += exchange.bytes_sent
+        round_, deadline = station.round(self.step), Deadline(self.options.timeout)
+        bad = self._preludes(station, round_, key, deadline) if round_.preludes else Bad()
+        if not bad.count:
+            self.recorder.note(self.step, bucket.index, "encode")
+            with self.metrics.timed("encode"):
+                round_.codec.encode(round_.work, key)
+            exchange = self._new_exchange(bucket.index, codec_id(round_.codec.name), station.bad, deadline)
+            with self.metrics.timed("exchange"):
+                bad = round_.collective.run(exchange, round_.layout, round_.reduction(key))
+            self.metrics.bytes_sent += exchange.bytes_sent
         self.metrics.bytes_dense += 8 * bucket.count * (self.world - 1) / self.world
         self.recorder.note(self.step, bucket.index, "decode")
         with self.metrics.timed("decode"):
@@ -276,6 +278,25 @@ class Reducer:
             else:
                 round_.codec.decode(round_.work, key, self._gain_of(station))
             station.write_back()
+
+    def _preludes(self, station: Station, round_: Round, key: Key, deadline: Deadline) -> Bad:
+        """Run the exchanges before the payload's; return the non-finite count over all ranks.
+
+        Every rank has the same count after a prelude, so all leave out what follows, or none.
+        """
+        bad, bucket = Bad(), station.bucket.index
+        for number, prelude in enumerate(round_.preludes):
+            self.recorder.note(self.step, bucket, "prelude", number)
+            with self.metrics.timed("encode"):
+                round_.codec.begin(number, round_.work, key)
+            exchange = self._new_exchange(bucket, codec_id(f"prelude {number}"), station.bad, deadline)
+            with self.metrics.timed("exchange"):
+                # A reduction that every rank does by itself may not depend on the rank.
+                bad = prelude.collective.run(exchange, prelude.layout, round_.reduction(key.at(rank=0)))
+            self.metrics.bytes_sent += exchange.bytes_sent
+            if bad.count:
+                break
+        return bad
 
     def _gain_of(self, station: Station) -> float:
         """Return a bucket's gain. A mean multiplied afterwards would be rounded once more."""
@@ -286,11 +307,11 @@ class Reducer:
                     self._changed.wait()
             return station.gain
 
-    def _new_exchange(self, bucket: int, codec: int, bad: Bad) -> Exchange:
+    def _new_exchange(self, bucket: int, codec: int, bad: Bad, deadline: Deadline | None = None) -> Exchange:
         def note(event: str, hop: int) -> None:
             self.recorder.note(self.step, bucket, event, hop)
 
-        deadline = Deadline(self.options.timeout)
+        deadline = deadline or Deadline(self.options.timeout)
         return Exchange(self.transport, codec, self.step, bucket, bad, deadline, self._pool, note)
 
     def _not_finite(self, station: Station, bad: Bad) -> None:

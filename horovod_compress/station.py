@@ -9,12 +9,22 @@ import torch
 from torch import Tensor
 
 from .codecs.base import Codec, Regions, Work, work_dtype
+from .collectives import everywhere
 from .collectives.base import Collective, Reduction
+from .collectives.choose import for_prelude
 from .collectives.layout import Layout, Piece
 from .errors import HorovodCompressError
 from .keys import Key
 from .plan import Bucket
 from .wire import Bad
+
+
+@dataclass(frozen=True)
+class Prelude:
+    """An exchange before the payload's."""
+
+    layout: Layout
+    collective: Collective
 
 
 @dataclass(frozen=True)
@@ -25,6 +35,7 @@ class Round:
     work: Work
     layout: Layout
     collective: Collective
+    preludes: tuple[Prelude, ...] = ()
 
     def reduction(self, key: Key) -> Reduction:
         return _CodecReduction(self.codec, key)
@@ -56,6 +67,7 @@ class Station:
         world: int,
         collective: Callable[[Codec, int, int], Collective],
     ) -> None:
+        codec.check_world(world)
         self.bucket, self._codec = bucket, codec
         self.grads: list[Tensor | None] = [None] * len(bucket.tensors)  # flat
         self._originals: list[Tensor | None] = []
@@ -75,12 +87,15 @@ class Station:
         self, codec: Codec, world: int, collective: Callable[[Codec, int, int], Collective]
     ) -> Round:
         regions = _carve(self._payload, codec.regions(self.bucket))
-        local = {n: torch.zeros(c, dtype=d) for n, (d, c) in codec.local(self.bucket).items()}
-        work = Work(self.bucket, world, self.grads, self.residual, regions, local)
+        local = _allocate(codec.local(self.bucket))
+        shared = [_allocate(arrays) for arrays in codec.preludes(self.bucket)]
+        every = {name: array for arrays in shared for name, array in arrays.items()}
+        work = Work(self.bucket, world, self.grads, self.residual, regions, every, local)
         codec.prepare(work)
         layout = Layout.of(regions, world)
         nbytes = sum(tensor.nbytes for tensor in regions.values())
-        return Round(codec, work, layout, collective(codec, nbytes, world))
+        preludes = tuple(_prelude(arrays, world) for arrays in shared)
+        return Round(codec, work, layout, collective(codec, nbytes, world), preludes)
 
     def _reset(self) -> None:
         number = len(self.grads)
@@ -173,6 +188,15 @@ class Station:
 def _allocate_for(codecs: Sequence[Codec], bucket: Bucket) -> Tensor:
     """Return memory for the largest payload; the rounds of a method share it."""
     return torch.zeros(max(_nbytes(codec.regions(bucket)) for codec in codecs), dtype=torch.uint8)
+
+
+def _allocate(regions: Regions) -> dict[str, Tensor]:
+    return {name: torch.zeros(count, dtype=dtype) for name, (dtype, count) in regions.items()}
+
+
+def _prelude(arrays: dict[str, Tensor], world: int) -> Prelude:
+    collective = for_prelude(sum(array.nbytes for array in arrays.values()), world)
+    return Prelude(Layout.of(arrays, 1 if collective is everywhere else world), collective)
 
 
 def _nbytes(regions: Regions) -> int:
