@@ -195,6 +195,8 @@ def _allocate(regions: Regions) -> dict[str, Tensor]:
 
 
 def _prelude(arrays: dict[str, Tensor], world: int) -> Prelude:
+    # Larger elements first, so that every array is aligned within a frame.
+    arrays = dict(sorted(arrays.items(), key=lambda named: -named[1].element_size()))
     collective = for_prelude(sum(array.nbytes for array in arrays.values()), world)
     return Prelude(Layout.of(arrays, 1 if collective is everywhere else world), collective)
 

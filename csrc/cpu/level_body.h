@@ -26,17 +26,17 @@ template <int kBits, class T> void decode(const LevelDecode<T>& d, int64_t first
   using W = Work<T>;
   alignas(64) W values[kChunk];
   each_part(first, last, d.row_length, [&](int64_t row, int64_t begin, int count) {
-    const W step = d.norms[row] * W(d.scale);
+    const W norm = d.norms[row], scale = W(d.scale);
     if constexpr (kBits == 4) {
       const uint8_t* from = static_cast<const uint8_t*>(d.codes) + begin / 2;
       for (int i = 0; i < count / 2; ++i) {
-        values[2 * i] = W(even_nibble(from[i])) * step;
-        values[2 * i + 1] = W(odd_nibble(from[i])) * step;
+        values[2 * i] = level_value(even_nibble(from[i]), scale, norm);
+        values[2 * i + 1] = level_value(odd_nibble(from[i]), scale, norm);
       }
-      if (count % 2 != 0) values[count - 1] = W(even_nibble(from[count / 2])) * step;
+      if (count % 2 != 0) values[count - 1] = level_value(even_nibble(from[count / 2]), scale, norm);
     } else {
       const Code<kBits>* from = static_cast<const Code<kBits>*>(d.codes) + begin;
-      each_element(count, [&](int i) { values[i] = W(from[i]) * step; });
+      each_element(count, [&](int i) { values[i] = level_value(from[i], scale, norm); });
     }
     put_part(d.grad + begin, values, count, d.streamed);
   });

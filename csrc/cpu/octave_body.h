@@ -24,10 +24,12 @@ template <int kBits, class T> void decode(const OctaveDecode<T>& d, int64_t firs
   alignas(64) W values[kChunk];
   alignas(64) uint8_t codes[kChunk + 1];
   each_part(first, last, d.row_length, [&](int64_t row, int64_t begin, int count) {
-    const W step = d.norms[row] * W(d.scale);
+    const W norm = d.norms[row], scale = W(d.scale);
     const uint8_t* from = kBits == 4 ? codes : d.codes + begin;
     if (kBits == 4) unpack_codes(d.codes + begin / 2, codes, count);
-    each_element(count, [&](int i) { values[i] = W(octave_value(from[i], 1u << (kBits - 1), d.headroom)) * step; });
+    each_element(count, [&](int i) {
+      values[i] = (W(octave_value(from[i], 1u << (kBits - 1), d.headroom)) * scale) * norm;
+    });
     put_part(d.grad + begin, values, count, d.streamed);
   });
   stream_fence();

@@ -66,7 +66,7 @@ __device__ inline int32_t code_at(const void* codes, int64_t i, int bits) {
 template <class T> __global__ void decode_kernel(LevelDecode<T> d) {
   using W = Work<T>;
   for (int64_t i = first_item(); i < d.count; i += item_stride())
-    d.grad[i] = from_work<T>(W(code_at(d.codes, i, d.bits)) * (d.norms[i / d.row_length] * W(d.scale)));
+    d.grad[i] = from_work<T>(level_value(code_at(d.codes, i, d.bits), W(d.scale), d.norms[i / d.row_length]));
 }
 
 }  // namespace

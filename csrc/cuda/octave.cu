@@ -68,7 +68,7 @@ template <class T> __global__ void decode_kernel(OctaveDecode<T> d) {
   using W = Work<T>;
   for (int64_t i = first_item(); i < d.count; i += item_stride()) {
     const float factor = octave_value(code_at(d.codes, i, d.bits), 1u << (d.bits - 1), d.headroom);
-    d.grad[i] = from_work<T>(W(factor) * (d.norms[i / d.row_length] * W(d.scale)));
+    d.grad[i] = from_work<T>((W(factor) * W(d.scale)) * d.norms[i / d.row_length]);
   }
 }
 

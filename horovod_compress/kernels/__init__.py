@@ -440,7 +440,7 @@ def level_add(into: Tensor, other: Tensor, *, bits: int) -> None:
 def level_decode(
     codes: Tensor, norms: Tensor, row_length: int, grad: Tensor, *, bits: int, scale: float
 ) -> None:
-    """Write ``code * (norm * scale)`` over ``grad``."""
+    """Write ``(code * scale) * norm`` over ``grad``."""
     native, device, launch = _backend(grad)
     count = grad.numel()
     dtype = _number("grad", grad)
@@ -508,7 +508,7 @@ def octave_merge(into: Tensor, other: Tensor, key: Key, *, bits: int, offset: in
 def octave_decode(
     codes: Tensor, norms: Tensor, row_length: int, grad: Tensor, *, bits: int, headroom: int, scale: float
 ) -> None:
-    """Write ``+-2 ** (headroom - e) * (norm * scale)`` over ``grad``."""
+    """Write ``(+-2 ** (headroom - e) * scale) * norm`` over ``grad``."""
     native, device, launch = _backend(grad)
     count = grad.numel()
     dtype = _number("grad", grad)

@@ -325,18 +325,18 @@ def level_add(into: Tensor, other: Tensor, *, bits: int) -> None:
 
 
 @_quiet
-def _step(norms: Tensor, row_length: int, grad: Tensor, scale: float) -> np.ndarray:
-    """Return ``norm * scale`` for every element."""
-    steps = norms.numpy() * norms.numpy().dtype.type(scale)
-    return np.asarray(np.repeat(steps, row_length)[: grad.numel()])
+def _store_multiples(grad: Tensor, factors: np.ndarray, norms: Tensor, row_length: int, scale: float) -> None:
+    """Write ``(factor * scale) * norm``."""
+    norm = np.repeat(norms.numpy(), row_length)[: grad.numel()]
+    store(grad, factors.astype(norm.dtype) * norm.dtype.type(scale) * norm)
 
 
 @_quiet
 def level_decode(
     codes: Tensor, norms: Tensor, row_length: int, grad: Tensor, *, bits: int, scale: float
 ) -> None:
-    step = _step(norms, row_length, grad, scale)
-    store(grad, _signed(_unpack_codes(codes, grad.numel(), bits), bits).astype(step.dtype) * step)
+    factors = _signed(_unpack_codes(codes, grad.numel(), bits), bits)
+    _store_multiples(grad, factors, norms, row_length, scale)
 
 
 @_quiet
@@ -372,11 +372,11 @@ def octave_merge(into: Tensor, other: Tensor, key: Key, *, bits: int, offset: in
 def octave_decode(
     codes: Tensor, norms: Tensor, row_length: int, grad: Tensor, *, bits: int, headroom: int, scale: float
 ) -> None:
-    step, sign = _step(norms, row_length, grad, scale), 1 << (bits - 1)
+    sign = 1 << (bits - 1)
     found = _unpack_codes(codes, grad.numel(), bits)
     power = np.where(found % sign, 2.0 ** (headroom - found % sign), 0.0)
     factor = np.where((found & sign != 0) & (found % sign != 0), -power, power)
-    store(grad, factor.astype(step.dtype) * step)
+    _store_multiples(grad, factor, norms, row_length, scale)
 
 
 # ---- plain numbers ----------------------------------------------------------------------------

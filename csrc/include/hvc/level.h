@@ -14,7 +14,9 @@ HVC_RULE int32_t level_of(float z, float limit, uint32_t random) {
 
 HVC_RULE float level_limit(int32_t levels) { return float(levels) * 65536.0f; }
 
-HVC_RULE uint8_t pack_nibbles(uint32_t even, uint32_t odd) { return uint8_t((even & 15u) | (odd << 4)); }
+// In this order a subnormal norm loses nothing.
+template <class W> HVC_RULE W level_value(int32_t code, W scale, W norm) { return (W(code) * scale) * norm; }
+
 HVC_RULE int32_t even_nibble(uint8_t both) { return int8_t(uint8_t(both << 4)) >> 4; }
 HVC_RULE int32_t odd_nibble(uint8_t both) { return int8_t(both) >> 4; }
 

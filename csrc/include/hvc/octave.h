@@ -37,7 +37,7 @@ HVC_RULE uint32_t octave_of(float z, const Octaves& o, uint32_t sign_bit, uint32
   return e | (e != 0u && all >> 31 != 0u ? sign_bit : 0u);
 }
 
-// The factor of a code, to be multiplied by norm / ranks.
+// The factor of a code, to be multiplied by 1 / ranks and then by the norm: a subnormal norm loses nothing so.
 HVC_RULE float octave_value(uint32_t code, uint32_t sign_bit, int32_t headroom) {
   const uint32_t e = code & (sign_bit - 1u);
   const uint32_t bits = uint32_t(127 + headroom) - e;
