@@ -31,10 +31,12 @@ HVC_RULE uint32_t octave_of(float z, const Octaves& o, uint32_t sign_bit, uint32
   const uint32_t all = bit_cast<uint32_t>(z), size = all & 0x7fffffffu;
   const uint32_t a = size < 0x3f800000u ? size : 0x3f800000u;
   const uint32_t large = uint32_t(127 + o.headroom) - ((a + (random << 7) + 64u) >> 23);
-  const int32_t chance = nearest((a < o.smallest_bits ? bit_cast<float>(a) : 0.0f) * o.stretch);
-  const uint32_t small = int32_t(random) < chance ? uint32_t(o.smallest) : 0u;
-  const uint32_t e = a < o.smallest_bits ? small : large;
-  return e | (e != 0u && all >> 31 != 0u ? sign_bit : 0u);
+  // Masks and no branches: loops over this are vectors.
+  const uint32_t below = 0u - uint32_t(a < o.smallest_bits);
+  const uint32_t chance = uint32_t(nearest(bit_cast<float>(a & below) * o.stretch));
+  const uint32_t small = uint32_t(o.smallest) & (0u - uint32_t(random < chance));
+  const uint32_t e = (below & small) | (~below & large);
+  return e | (sign_bit & (0u - (uint32_t(e != 0u) & all >> 31)));
 }
 
 // The factor of a code, to be multiplied by 1 / ranks and then by the norm: a subnormal norm loses nothing so.
