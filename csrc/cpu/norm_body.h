@@ -22,7 +22,8 @@ template <Power kPower, class T> HVC_INLINE double sum_block(const T* x, int64_t
   return combine_lanes(lanes);
 }
 
-template <Power kPower, class T> int64_t norms(const T* x, const Units& units, double* out, int64_t first, int64_t last) {
+template <Power kPower, class T>
+int64_t norms(const T* x, const Units& units, double* out, int64_t first, int64_t last) {
   int64_t nonfinite = 0;
   for (int64_t unit = first; unit < last; ++unit) {
     const int64_t begin = unit_begin(units, unit), end = unit_begin(units, unit + 1);

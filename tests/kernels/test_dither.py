@@ -127,7 +127,8 @@ def test_every_alignment_and_around_the_cache(dtype: torch.dtype) -> None:
     for count, shifts in ((333, range(64)), ((9 << 20) * 8 // torch.finfo(dtype).bits + 3, (0, 1))):
         norms = torch.ones(1, dtype=work(dtype))
         for shift in shifts:
-            compare("level_decode", codes_for(8, count, 1), norms, count, poison(count, dtype), bits=8, scale=0.3, shift=shift)
+            given = (codes_for(8, count, 1), norms, count, poison(count, dtype))
+            compare("level_decode", *given, bits=8, scale=0.3, shift=shift)
             rest = {"bits": 8, "headroom": 2, "scale": 0.3, "shift": shift}
             compare("octave_decode", codes_for(8, count, 1), norms, count, poison(count, dtype), **rest)
 

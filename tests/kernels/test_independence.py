@@ -101,7 +101,8 @@ def _dither(dtype: torch.dtype, count: int, row_length: int) -> str:
 def digests(scale: int) -> list[str]:
     """Run every kernel on inputs of about ``scale`` elements."""
     signs = [_sign(dtype, scale + 17, rows) for dtype in DTYPES for rows in (scale + 17, scale // 3 + 1, 100)]
-    return [*signs, *(_dense(dtype, scale + 3) for dtype in DTYPES), *(_dither(d, scale + 5, r) for d in DTYPES for r in (scale + 5, 2048)), _bits(scale // 8 + 1)]
+    dithered = [_dither(dtype, scale + 5, rows) for dtype in DTYPES for rows in (scale + 5, 2048)]
+    return [*signs, *(_dense(dtype, scale + 3) for dtype in DTYPES), *dithered, _bits(scale // 8 + 1)]
 
 
 @pytest.mark.parametrize("override", ["HVC_ISA=generic", "HVC_ISA=avx2", "HVC_KERNELS=reference"])

@@ -59,7 +59,9 @@ template <class V> HVC_RULE V where_equal(const V& a, const V& b) {
   else
     return (V)(a == b);
 }
-template <class V> HVC_RULE V choose_bits(const V& mask, const V& yes, const V& no) { return (mask & yes) | (~mask & no); }
+template <class V> HVC_RULE V choose_bits(const V& mask, const V& yes, const V& no) {
+  return (mask & yes) | (~mask & no);
+}
 
 // One code for the sum of two, without bias but for differences of 16 octaves or more, where the smaller one is
 // dropped. With e1 <= e2 and D = e2 - e1: of equal signs e1 - 1 with probability 2^-D, else e1; of opposite signs
