@@ -8,14 +8,9 @@ yardstick. `wrong` counts elements that differ from the NumPy reference; any mak
 from __future__ import annotations
 
 import argparse
-import json
-import os
-import platform
-import statistics
-import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -26,6 +21,8 @@ from torch import Tensor
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from benchmarks import results
+from benchmarks.results import Record, processor, spread
 from horovod_compress import kernels
 from horovod_compress.kernels import reference
 from horovod_compress.keys import Key
@@ -48,7 +45,7 @@ class Case:
 
     @property
     def median(self) -> float:
-        return statistics.median(self.seconds)
+        return spread(self.seconds).median
 
 
 class Arrays:
@@ -121,6 +118,8 @@ def kernel_case(label: str, bytes_moved: int, name: str, *arguments: object, **o
 def yardsticks(a: Arrays) -> Iterable[Case]:
     yield kernel_case("triad", 12 * a.count, "triad", a.out, a.grad, a.residual, 0.5)
     yield Case("memcpy (torch copy_)", 8 * a.count, lambda: a.out.copy_(a.grad))
+    # What one core can read while it writes nothing: the ceiling of sign_pack, sign_offer and the checksums.
+    yield Case("torch dot (reads only)", 8 * a.count, lambda: torch.dot(a.grad, a.residual))
     x = a.grad.numpy()
     yield Case("numpy packbits(x >= 0)", 4 * a.count, lambda: np.packbits(np.greater_equal(x, 0, out=a.flags)))
     yield Case("torch sign step", 24 * a.count, lambda: torch_sign_step(a))
@@ -237,26 +236,26 @@ def measure(every: list[Case], repeat: int) -> None:
             case.seconds.append(time.perf_counter() - start)
 
 
-def report(every: list[Case], wrong: dict[str, int]) -> list[dict[str, object]]:
+def report(every: list[Case], wrong: dict[str, int]) -> list[Record]:
     """Print the table and return its lines as records."""
     triad = next(case for case in every if case.name == "triad")
     speed = triad.bytes_moved / triad.median
     print(f"{'kernel':28s} {'median ms':>9s} {'min ms':>8s} {'GB/s':>7s} {'of triad':>8s} {'wrong':>6s}")
-    records: list[dict[str, object]] = []
+    records: list[Record] = []
     for case in every:
         rate, errors = case.bytes_moved / case.median, wrong.get(case.name)
         shown = "-" if errors is None else str(errors)
         times = f"{1e3 * case.median:9.3f} {1e3 * min(case.seconds):8.3f}"
         print(f"{case.name:28s} {times} {rate / 1e9:7.2f} {rate / speed:8.2f} {shown:>6s}")
-        quartiles = statistics.quantiles(case.seconds, n=4) if len(case.seconds) > 1 else [case.median] * 3
+        found = spread(case.seconds)
         records.append(
             {
                 "bench": "kernels",
                 "name": case.name,
                 "bytes": case.bytes_moved,
-                "median_seconds": case.median,
+                "median_seconds": found.median,
                 "min_seconds": min(case.seconds),
-                "spread_seconds": quartiles[2] - quartiles[0],
+                "spread_seconds": found.q3 - found.q1,
                 "repeats": len(case.seconds),
                 "bytes_per_second": rate,
                 "fraction_of_triad": rate / speed,
@@ -266,54 +265,67 @@ def report(every: list[Case], wrong: dict[str, int]) -> list[dict[str, object]]:
     return records
 
 
-def header(options: argparse.Namespace) -> dict[str, object]:
-    here = Path(__file__).resolve().parent
-    commit = subprocess.run(["git", "rev-parse", "HEAD"], cwd=here, capture_output=True, text=True, check=False)
-    return {
-        "bench": "kernels",
-        "name": "header",
-        "commit": commit.stdout.strip() or None,
-        "command": [Path(sys.argv[0]).name, *sys.argv[1:]],
-        "machine": {"processor": processor(), "cores": os.cpu_count(), "system": platform.platform()},
-        "versions": {"python": platform.python_version(), "torch": torch.__version__, "numpy": np.__version__},
-        "instruction_set": kernels.instruction_set(),
-        "count": options.count,
-        "threads": options.threads,
-    }
+def draw(records: Sequence[Record], first: Record, path: Path) -> None:
+    """Draw bars of every kernel's bandwidth as a fraction of the triad's."""
+    from benchmarks.figures import COLOURS, GREY, bars, new_figure, save_as  # matplotlib is needed for plots only
+
+    black, blue, *_ = COLOURS
+    machine = first["machine"]
+    title = "Bandwidth of the kernels against the memory's own"
+    notes = (
+        f"Measured on {machine['processor']} ({machine['cores']} cores), {first['instruction_set']}, "
+        f"{first['threads']} thread(s), {first['count']:,} float32; medians of {records[0]['repeats']}.\n"
+        "Each array counts once for each time that it is read or written. A triad a = b + s * c reads two arrays and "
+        "writes one, so kernels that mostly read, or use arrays again from the cache, can exceed it. "
+        "Blue: horovod-compress; grey: NumPy and torch."
+    )
+    figure, (panel,) = new_figure(title, notes, 8.5, 0.7 + 0.25 * len(records))
+    colours = [GREY if by_others(r["name"]) else black if r["name"] == "triad" else blue for r in records]
+    values = [r["fraction_of_triad"] for r in records]
+    bars(panel, [r["name"] for r in records], values, colours, lambda value: f"{value:.2f}")
+    panel.axvline(1.0, color=black, linewidth=0.9)
+    panel.set_xlabel("bytes per second, as a fraction of the triad's")
+    save_as(figure, path)
 
 
-def processor() -> str:
-    with suppress(OSError):
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    return platform.processor()
+def by_others(name: str) -> bool:
+    """Return whether a case is not a kernel of this project."""
+    return any(word in name for word in ("torch", "numpy"))
 
 
-def arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.kernels",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     parser.add_argument("--count", type=int, default=25_000_000, help="float32 elements (default 25 million)")
     parser.add_argument("--threads", type=int, default=1, help="threads a kernel may use (default 1)")
     parser.add_argument("--repeat", type=int, default=15, help="measurements of each case (default 15)")
     parser.add_argument("--filter", default="", help="only cases whose name contains this, and the triad")
     parser.add_argument("--json", type=Path, metavar="FILE", help="append JSON lines to FILE")
-    options = parser.parse_args()
+    parser.add_argument("--plot", type=Path, metavar="FILE", help="draw bars into FILE.svg or FILE.png")
+    options = parser.parse_args(argv)
+    if options.plot and options.plot.suffix not in (".svg", ".png"):
+        parser.error("--plot takes a file that ends in .svg or .png")
     if min(options.count, options.threads, options.repeat) < 1:
         parser.error("--count, --threads and --repeat must be at least 1")
     return options
 
 
-def main() -> int:
-    options = arguments()
+def main(argv: Sequence[str] | None = None) -> int:
+    options = arguments(argv)
     torch.set_num_threads(options.threads)
     print(f"{processor()}, {kernels.instruction_set()}, {options.count:,} float32, {options.threads} thread(s)")
     every = cases(Arrays(options.count), options.filter)
     wrong = {case.name: case.wrong() for case in every if case.wrong}
     measure(every, options.repeat)
-    records = [header(options), *report(every, wrong)]
+    facts = {"instruction_set": kernels.instruction_set(), "count": options.count, "threads": options.threads}
+    first, records = results.header("kernels", argv, **facts), report(every, wrong)
     if options.json:
-        with options.json.open("a") as file:
-            file.writelines(json.dumps(record) + "\n" for record in records)
+        results.append_json(options.json, [first, *records])
+    if options.plot:
+        draw(records, first, options.plot)
     bad = [name for name, count in wrong.items() if count]
     if bad:
         print(f"wrong results: {', '.join(bad)}", file=sys.stderr)

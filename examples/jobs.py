@@ -11,7 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TextIO
 
@@ -36,6 +36,7 @@ class Job:
     arguments: list[str]
     log: Path
     limit: float  # seconds of wall clock
+    environment: dict[str, str] = field(default_factory=dict)  # added to this process's own
 
     def command(self) -> list[str]:
         # Not resolve(): the python of a virtual environment is a link out of it.
@@ -58,7 +59,7 @@ def run(job: Job, on_line: Callable[[str], None]) -> None:
             stderr=subprocess.STDOUT,
             text=True,
             errors="replace",
-            env=os.environ | {"PYTHONUNBUFFERED": "1", "OMP_NUM_THREADS": "1"},
+            env=os.environ | {"PYTHONUNBUFFERED": "1", "OMP_NUM_THREADS": "1"} | job.environment,
             start_new_session=True,  # a Ctrl-C comes to us alone, and we end the job in order
         )
         try:
@@ -94,8 +95,9 @@ def _lines_of(process: subprocess.Popen[str]) -> queue.Queue[str | None]:
 
     def read() -> None:
         assert process.stdout is not None
-        for line in process.stdout:
-            lines.put(line)
+        with process.stdout as output:
+            for line in output:
+                lines.put(line)
         lines.put(None)
 
     threading.Thread(target=read, daemon=True).start()

@@ -15,6 +15,9 @@ from typing import Any
 
 _log = logging.getLogger("horovod_compress")
 
+#: What goes on beside an exchange, on other threads.
+_BESIDE = ("offer", "decode")
+
 PHASES = ("offer", "encode", "exchange", "decode", "verify", "wait")
 
 
@@ -68,7 +71,7 @@ class FlightRecorder:
     def note(self, step: int, bucket: int, event: str, hop: int = -1) -> None:
         noted = (time.time(), step, bucket, event, hop)
         self.events.append(noted)
-        if event != "offer" or self._last is None:
+        if event not in _BESIDE or self._last is None:
             self._last = noted  # kept apart: many offers may follow a stuck exchange
 
     def last(self) -> str:

@@ -14,15 +14,18 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from . import kernels
+from .arrivals import Part
 from .codecs.base import Codec
 from .collectives import gather
 from .collectives.base import Collective, Exchange, FramePool
 from .deadline import Deadline
+from .decoder import Decoder
 from .errors import (
     ConfigError,
     CorruptFrameError,
@@ -76,7 +79,7 @@ class Reducer:
         self.metrics, self.recorder = Metrics(), FlightRecorder()
         self._pool = FramePool()
         self.stations = [
-            Station(bucket, codec if bucket.compressed else plain, self.world, collective)
+            Station(bucket, codec if bucket.compressed else plain, self.rank, self.world, collective)
             for bucket in plan.buckets
         ]
         self._where = [(s, p) for s in self.stations for p in range(len(s.bucket.tensors))]
@@ -88,6 +91,8 @@ class Reducer:
         self._closing = False
         self._agreed = False  # whether the ranks compared their steps since the start or a resume
         self._hashes = torch.zeros(len(self.stations), dtype=torch.int64)
+        self._decoder = Decoder(self._decoder_failed)
+        self._broken: HorovodCompressError | None = None  # what the decoder failed with
         self._thread = threading.Thread(target=self._run, name="hvc-exchange", daemon=True)
         self._thread.start()
 
@@ -222,7 +227,9 @@ class Reducer:
                 while self._one_step():
                     pass
         except PeerError as error:
-            if self._closing:
+            if self._broken:
+                self._stop(self._broken)
+            elif self._closing:
                 self._stop(ExchangeError(f"rank {self.rank} closed its compression during {self.recorder.last()}"))
             else:
                 self._fail(self._explain(error))
@@ -235,49 +242,47 @@ class Reducer:
     def _one_step(self) -> bool:
         """Exchange every bucket once; return False when the reducer is closed."""
         for station in self.stations:
-            with self._changed:
-                while not station.full and not self._closing:
-                    self._changed.wait()
-                if self._closing:
-                    return False
+            if not self._await_full(station):
+                return False
+            step = self.step
             if not self._agreed:
                 self._agree_on_step()
             self._exchange(station)
-            step = self.step
-            if self._verifying():
-                self._hashes[station.bucket.index] = self._hash(station)
             if station is self.stations[-1]:
                 if self._verifying():
                     self._verify()
                 self.step += 1
                 self.metrics.steps += 1
-            with self._changed:
-                station.finish(step)
-                self._changed.notify_all()
+            self._decoder.put(partial(self._deliver, station, step))
         return bool(self.stations)
 
+    def _await_full(self, station: Station) -> bool:
+        """Wait until a bucket is full and take it; return False when the reducer is closed."""
+        with self._changed:
+            while not (station.full or self._closing or self._broken):
+                self._changed.wait()
+            if self._broken:
+                raise self._broken
+            if not self._closing:
+                station.taken = True
+            return not self._closing
+
+    def _deliver(self, station: Station, step: int) -> None:
+        with self._changed:
+            station.finish(step)
+            self._changed.notify_all()
+
     def _exchange(self, station: Station) -> None:
+        """Run a bucket's exchange; its result is decoded on the decoder's thread, as it arrives."""
         bucket, key = station.bucket, self._key(station)
         if all(grad is None for grad in station.grads):
             return  # sparse gradients only, which Horovod reduces itself
         round_, deadline = station.round(self.step), Deadline(self.options.timeout)
-        bad = self._preludes(station, round_, key, deadline) if round_.preludes else Bad()
+        bad = self._preludes(station, round_, key, deadline)
         if not bad.count:
-            self.recorder.note(self.step, bucket.index, "encode")
-            with self.metrics.timed("encode"):
-                round_.codec.encode(round_.work, key)
-            exchange = self._new_exchange(bucket.index, codec_id(round_.codec.name), station.bad, deadline)
-            with self.metrics.timed("exchange"):
-                bad = round_.collective.run(exchange, round_.layout, round_.reduction(key))
-            self.metrics.bytes_sent += exchange.bytes_sent
+            bad = self._payload(station, round_, key, deadline)
         self.metrics.bytes_dense += 8 * bucket.count * (self.world - 1) / self.world
-        self.recorder.note(self.step, bucket.index, "decode")
-        with self.metrics.timed("decode"):
-            if bad.count:
-                self._not_finite(station, bad)
-            else:
-                round_.codec.decode(round_.work, key, self._gain_of(station))
-            station.write_back()
+        self._decoder.put(partial(self._complete, station, round_, key, bad, self._verifying()))
 
     def _preludes(self, station: Station, round_: Round, key: Key, deadline: Deadline) -> Bad:
         """Run the exchanges before the payload's; return the non-finite count over all ranks.
@@ -291,12 +296,58 @@ class Reducer:
                 round_.codec.begin(number, round_.work, key)
             exchange = self._new_exchange(bucket, codec_id(f"prelude {number}"), station.bad, deadline)
             with self.metrics.timed("exchange"):
-                # A reduction that every rank does by itself may not depend on the rank.
-                bad = prelude.collective.run(exchange, prelude.layout, round_.reduction(key.at(rank=0)))
+                bad = prelude.collective.run(exchange, prelude.layout, round_.before(key))
             self.metrics.bytes_sent += exchange.bytes_sent
             if bad.count:
                 break
         return bad
+
+    def _payload(self, station: Station, round_: Round, key: Key, deadline: Deadline) -> Bad:
+        """Encode and exchange the payload; return the non-finite count over all ranks."""
+        bucket = station.bucket.index
+        self.recorder.note(self.step, bucket, "encode")
+        with self.metrics.timed("encode"):
+            round_.codec.encode(round_.work, key)
+        exchange = self._new_exchange(bucket, codec_id(round_.codec.name), station.bad, deadline)
+
+        def ready(parts: list[Part]) -> None:
+            self._decoder.put(partial(self._decode, station, round_, key, parts))
+
+        with self.metrics.timed("exchange"):
+            bad = round_.collective.run(exchange, round_.layout, round_.reduction(key, ready))
+        self.metrics.bytes_sent += exchange.bytes_sent
+        return bad
+
+    # ---- the decoder's thread ----
+
+    def _decode(self, station: Station, round_: Round, key: Key, parts: list[Part]) -> None:
+        gain = self._gain_of(station)
+        self.recorder.note(key.step, key.bucket, "decode")
+        with self.metrics.timed("decode"):
+            round_.decode(parts, key, gain)
+
+    def _complete(self, station: Station, round_: Round, key: Key, bad: Bad, verifying: bool) -> None:
+        """Decode what was not decoded part by part, and finish the result."""
+        if bad.count:
+            self._not_finite(station, bad, key.step)
+        elif not round_.parts:
+            gain = self._gain_of(station)
+            self.recorder.note(key.step, key.bucket, "decode")
+            with self.metrics.timed("decode"):
+                round_.codec.decode(round_.work, key, gain)
+        with self.metrics.timed("decode"):
+            station.write_back()
+        if verifying:
+            self._hashes[key.bucket] = self._hash(station)
+
+    def _decoder_failed(self, error: BaseException) -> None:
+        """Let the exchange thread fail, and with it this rank and the others."""
+        text = f"rank {self.rank}: {type(error).__name__} in decoding: {error}"
+        failure = error if isinstance(error, HorovodCompressError) else ExchangeError(text)
+        with self._changed:
+            self._broken = failure
+            self._changed.notify_all()
+        self.transport.abort({"why": str(failure)})
 
     def _gain_of(self, station: Station) -> float:
         """Return a bucket's gain. A mean multiplied afterwards would be rounded once more."""
@@ -314,19 +365,35 @@ class Reducer:
         deadline = deadline or Deadline(self.options.timeout)
         return Exchange(self.transport, codec, self.step, bucket, bad, deadline, self._pool, note)
 
-    def _not_finite(self, station: Station, bad: Bad) -> None:
+    def _not_finite(self, station: Station, bad: Bad, step: int) -> None:
         """Give every rank NaN and keep the residual, so that a skipped step leaves no trace."""
         self.metrics.nonfinite += bad.count
         if self.options.nonfinite == "raise":
             where = f"; on this rank in {', '.join(station.bad_names)}" if station.bad_names else ""
             station.error = NonFiniteError(
                 f"rank {self.rank}: {bad.count} gradient values of bucket {station.bucket.index} are "
-                f"not finite in step {self.step}, the first on rank {bad.origin - 1}{where}; lower the "
+                f"not finite in step {step}, the first on rank {bad.origin - 1}{where}; lower the "
                 f'learning rate, clip, or choose nonfinite="propagate" with a gradient scaler'
             )
         for grad in station.grads:
             if grad is not None:
                 grad.fill_(float("nan"))
+
+    def time_exchange(self, bucket: int) -> float:
+        """Exchange whatever a bucket's payload holds, and return the seconds; for measurements.
+
+        Every rank has to call it, between two steps. No gradient and no residual is touched.
+        """
+        station = self.stations[bucket]
+        key = self._key(station)
+        round_ = station.round(key.step)
+        exchange = self._new_exchange(bucket, codec_id(round_.codec.name), Bad())
+        began = time.perf_counter()
+        with torch.no_grad():
+            round_.collective.run(exchange, round_.layout, round_.reduction(key, lambda parts: None))
+        seconds = time.perf_counter() - began
+        self.metrics.bytes_sent += exchange.bytes_sent
+        return seconds
 
     # ---- verification ----
 
@@ -368,6 +435,9 @@ class Reducer:
         Raises:
             MismatchError: names the bucket and the ranks whose result is in the minority.
         """
+        self._decoder.drain()
+        if self._broken:
+            raise self._broken
         exchange = self._new_exchange(len(self.stations), codec_id("verify"), Bad())
         with self.metrics.timed("verify"):
             found = gather.run(exchange, self._hashes.view(torch.uint8))
@@ -437,6 +507,7 @@ class Reducer:
         self._join()
         self.transport.close()
         self._join()
+        self._decoder.close(_CLOSE_SECONDS)
 
     def _join(self) -> None:
         if self._thread is not threading.current_thread():

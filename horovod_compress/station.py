@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from .arrivals import Part, parts_by_chunk
 from .codecs.base import Codec, Regions, Work, work_dtype
 from .collectives import everywhere
 from .collectives.base import Collective, Reduction
@@ -35,10 +36,31 @@ class Round:
     work: Work
     layout: Layout
     collective: Collective
-    preludes: tuple[Prelude, ...] = ()
+    parts: dict[int, list[Part]]  # what each chunk makes ready to be decoded
+    preludes: tuple[Prelude, ...]
 
-    def reduction(self, key: Key) -> Reduction:
-        return _CodecReduction(self.codec, key)
+    def reduction(self, key: Key, ready: Callable[[list[Part]], None]) -> Reduction:
+        """Return what the collective needs of the codec.
+
+        Args:
+            ready: called with the parts of the result that can be decoded while the exchange goes
+                on; never, if a value of any rank is not finite.
+        """
+        return _CodecReduction(self.codec, key, self.parts, ready)
+
+    def before(self, key: Key) -> Reduction:
+        """Return what the collective of a prelude needs of the codec.
+
+        The key is one of rank 0, as a reduction that every rank does by itself may not depend on
+        the rank; and no chunk of a prelude makes a part of the result ready.
+        """
+        return _CodecReduction(self.codec, key.at(rank=0), {}, lambda parts: None)
+
+    def decode(self, parts: list[Part], key: Key, gain: float) -> None:
+        """Decode parts of the result; those of sparse gradients are left out."""
+        for part in parts:
+            if self.work.grads[part.position] is not None:
+                self.codec.decode_part(self.work, part.position, part.start, part.stop, key, gain)
 
 
 @dataclass(frozen=True)
@@ -47,6 +69,12 @@ class _CodecReduction:
 
     codec: Codec
     key: Key
+    parts: dict[int, list[Part]]
+    ready: Callable[[list[Part]], None]
+
+    def complete(self, chunk: int, bad: Bad) -> None:
+        if chunk in self.parts and not bad.count:
+            self.ready(self.parts[chunk])
 
     def merge(self, piece: Piece, other: Tensor, weight: int, hop: int) -> None:
         weights = (1, weight)
@@ -64,11 +92,13 @@ class Station:
         self,
         bucket: Bucket,
         codec: Codec,
+        rank: int,
         world: int,
         collective: Callable[[Codec, int, int], Collective],
     ) -> None:
         codec.check_world(world)
         self.bucket, self._codec = bucket, codec
+        self._rank, self._world = rank, world
         self.grads: list[Tensor | None] = [None] * len(bucket.tensors)  # flat
         self._originals: list[Tensor | None] = []
         self._claimed: list[bool] = []
@@ -76,16 +106,15 @@ class Station:
         if codec.feedback() != "none":
             self.residual = torch.zeros(bucket.padded, dtype=work_dtype(bucket))
         self._payload = _allocate_for(codec.variants(), bucket)
-        self._rounds = {c: self._make_round(c, world, collective) for c in codec.variants()}
+        self._rounds = {c: self._make_round(c, collective) for c in codec.variants()}
         #: The last step whose result is ready.
         self.finished = -1
         #: What the results of this step are multiplied by, see Codec.decode; None if not yet known.
         self.gain: float | None = 1.0
         self._reset()
 
-    def _make_round(
-        self, codec: Codec, world: int, collective: Callable[[Codec, int, int], Collective]
-    ) -> Round:
+    def _make_round(self, codec: Codec, choose: Callable[[Codec, int, int], Collective]) -> Round:
+        world = self._world
         regions = _carve(self._payload, codec.regions(self.bucket))
         local = _allocate(codec.local(self.bucket))
         shared = [_allocate(arrays) for arrays in codec.preludes(self.bucket)]
@@ -95,13 +124,17 @@ class Station:
         layout = Layout.of(regions, world)
         nbytes = sum(tensor.nbytes for tensor in regions.values())
         preludes = tuple(_prelude(arrays, world) for arrays in shared)
-        return Round(codec, work, layout, collective(codec, nbytes, world), preludes)
+        collective = choose(codec, nbytes, world)
+        parts = parts_by_chunk(codec, work, collective.order(self._rank, world))
+        return Round(codec, work, layout, collective, parts, preludes)
 
     def _reset(self) -> None:
         number = len(self.grads)
         self.grads[:] = [None] * number
         self._originals = [None] * number
         self._started = self._count = 0
+        #: Whether the exchange has begun.
+        self.taken = False
         self.bad = Bad()
         self.bad_names: list[str] = []
         self.error: HorovodCompressError | None = None
@@ -111,7 +144,7 @@ class Station:
     @property
     def full(self) -> bool:
         """Whether every tensor of the bucket was offered, and the bucket waits for its exchange."""
-        return self._count == len(self.grads)
+        return self._count == len(self.grads) and not self.taken
 
     @property
     def busy(self) -> bool:
@@ -176,6 +209,7 @@ class Station:
         """Mark the results of a step as ready."""
         self.finished = step
         self._started = self._count = 0
+        self.taken = False
 
     def take(self, position: int) -> Tensor:
         """Return one result and forget it."""

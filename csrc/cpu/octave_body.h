@@ -35,12 +35,26 @@ template <int kBits, class T> void decode(const OctaveDecode<T>& d, int64_t firs
   stream_fence();
 }
 
+// 2^t for t < 16. AVX2 cannot shift lanes of 16 bits by as many places each: there a table tells the low byte, and
+// the high one too, which is the low byte for 8 places less or more.
+HVC_INLINE Shorts power_of_two(Shorts t) {
+#if defined(HVC_X86) && HVC_WIDTH == 32
+  const __m256i table = _mm256_broadcastsi128_si256(_mm_cvtsi64_si128(int64_t(0x8040201008040201)));
+  return (Shorts)_mm256_shuffle_epi8(table, (__m256i)((t << 8 | t) ^ 0x0800));
+#else
+  return (Shorts{} + 1) << t;
+#endif
+}
+
 // Whole vectors, in place in `a`: the chunk's buffers have room for them.
 HVC_INLINE void merge_codes(uint16_t* a, const uint16_t* b, const uint16_t* random, int count, uint16_t sign_bit) {
   const Shorts sign = Shorts{} + sign_bit;
-  for (int i = 0; i < count; i += kPerShorts)
-    store_vector(a + i, octave_merge(load_vector<Shorts>(a + i), load_vector<Shorts>(b + i),
-                                     load_vector<Shorts>(random + i), sign));
+  for (int i = 0; i < count; i += kPerShorts) {
+    const Shorts mine = load_vector<Shorts>(a + i), theirs = load_vector<Shorts>(b + i);
+    const OctavePair<Shorts> pair = octave_pair(mine, theirs, sign);
+    const Shorts draws = load_vector<Shorts>(random + i);
+    store_vector(a + i, octave_merge(mine, theirs, pair, power_of_two(pair.trials), draws, sign));
+  }
 }
 
 template <int kBits> void merge(uint8_t* into, const uint8_t* other, const Stream& key, int64_t offset, int64_t first,

@@ -60,7 +60,9 @@ template <class T> __global__ void encode_kernel(OctaveEncode<T> e) {
 __global__ void merge_kernel(OctaveMerge m) {
   each_drawn(m.key, m.offset, m.count, [&](int64_t i, uint32_t random) {
     const uint32_t a = code_at(m.into, i, m.bits), b = code_at(m.other, i, m.bits);
-    put_code(m.into, i, m.bits, octave_merge(a, b, random, 1u << (m.bits - 1)));
+    const uint32_t sign_bit = 1u << (m.bits - 1);
+    const OctavePair<uint32_t> pair = octave_pair(a, b, sign_bit);
+    put_code(m.into, i, m.bits, octave_merge(a, b, pair, 1u << pair.trials, random, sign_bit));
   });
 }
 

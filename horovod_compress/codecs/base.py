@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ..feedback import Feedback
 from ..keys import Key
-from ..plan import Bucket
+from ..plan import Bucket, TensorSpec
 
 #: Name, dtype and length of the arrays of a payload.
 Regions = dict[str, tuple[torch.dtype, int]]
@@ -182,5 +182,24 @@ class Codec:
         Args:
             key: this rank's key, as given to ``offer``.
             gain: 1 for the mean over ranks, the number of ranks for the sum.
+        """
+        for position in work.present():
+            self.decode_part(work, position, 0, work.bucket.tensors[position].count, key, gain)
+
+    # ---- decoding while later chunks are still under way: optional, all three or none ----
+
+    def granule(self, tensor: TensorSpec) -> int | None:
+        """Return of how many elements the parts of a tensor are multiples; None: not in parts."""
+        return None
+
+    def needs(self, work: Work, position: int, start: int, stop: int) -> dict[str, tuple[int, int]]:
+        """Return what a part needs of the payload: for each region, the first index and the end."""
+        raise NotImplementedError
+
+    def decode_part(self, work: Work, position: int, start: int, stop: int, key: Key, gain: float) -> None:
+        """Do what ``decode`` does for elements ``start`` to ``stop`` of one tensor only.
+
+        Args:
+            start: a multiple of the granule; ``stop`` is one too, or the end of the tensor.
         """
         raise NotImplementedError

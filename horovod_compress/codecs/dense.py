@@ -19,9 +19,12 @@ from torch import Tensor
 
 from .. import kernels
 from ..keys import Key
-from ..plan import Bucket
+from ..plan import Bucket, TensorSpec
 from .base import Algebra, Codec, Regions, Work, dtype_of
 from .registry import register
+
+#: Parts of a tensor start at whole cache lines and vector registers.
+LANES = 64
 
 
 @dataclass(frozen=True)
@@ -45,15 +48,21 @@ class Dense(Codec):
     ) -> None:
         kernels.dense_add(into, other)
 
-    def decode(self, work: Work, key: Key, gain: float) -> None:
-        values = work.regions["values"]
-        for position in work.present():
-            kernels.dense_decode(
-                values[work.span(position)],
-                work.grad(position),
-                scale=gain / work.world,
-                residual=work.residual_of(position),
-            )
+    def granule(self, tensor: TensorSpec) -> int:
+        return LANES
+
+    def needs(self, work: Work, position: int, start: int, stop: int) -> dict[str, tuple[int, int]]:
+        first = work.span(position).start
+        return {"values": (first + start, first + stop)}
+
+    def decode_part(self, work: Work, position: int, start: int, stop: int, key: Key, gain: float) -> None:
+        part, residual = slice(start, stop), work.residual_of(position)
+        kernels.dense_decode(
+            work.regions["values"][work.span(position)][part],
+            work.grad(position)[part],
+            scale=gain / work.world,
+            residual=None if residual is None else residual[part],
+        )
 
 
 @register

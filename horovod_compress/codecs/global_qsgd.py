@@ -86,10 +86,13 @@ class _Dithering(Codec):
         own = work.memo["parts"][position] if self.block else slice(0, 1)
         return work.local["scales"][own]
 
-    def _codes(self, work: Work, position: int) -> Tensor:
-        """Return the codes of one tensor; tensors start at whole bytes."""
-        span, packed = work.span(position), 2 if self.bits == 4 else 1
-        return work.regions["codes"][span.start // packed : -(-span.stop // packed)]
+    def _places(self, work: Work, position: int, start: int, stop: int) -> slice:
+        """Return where the codes of elements ``start`` to ``stop`` of a tensor lie.
+
+        Tensors and their parts start at whole bytes.
+        """
+        first, packed = work.span(position).start, 2 if self.bits == 4 else 1
+        return slice((first + start) // packed, -(-(first + stop) // packed))
 
     # ---- norms ----
 
@@ -131,8 +134,8 @@ class _Dithering(Codec):
             tensor, span = work.bucket.tensors[position], work.span(position)
             if tensor.count:
                 given = (work.grad(position), self._scales(work, position), self._row(tensor))
-                stream = key.at(purpose=DITHER)
-                self._encode(given, self._codes(work, position), work.world, stream, span.start)
+                codes = work.regions["codes"][self._places(work, position, 0, tensor.count)]
+                self._encode(given, codes, work.world, key.at(purpose=DITHER), span.start)
 
     def _make_scales(self, work: Work) -> None:
         """Take the root by square roots, which are right to the last bit on every machine."""
@@ -144,12 +147,20 @@ class _Dithering(Codec):
     def _encode(self, given: Scaled, codes: Tensor, world: int, key: Key, offset: int) -> None:
         raise NotImplementedError
 
-    def decode(self, work: Work, key: Key, gain: float) -> None:
-        for position in work.present():
-            tensor = work.bucket.tensors[position]
-            if tensor.count:
-                given = (self._codes(work, position), self._scales(work, position), self._row(tensor))
-                self._decode(given, work.grad(position), work.world, gain)
+    def granule(self, tensor: TensorSpec) -> int:
+        return self.block if 0 < self.block < tensor.count else BLOCK_UNIT
+
+    def needs(self, work: Work, position: int, start: int, stop: int) -> dict[str, tuple[int, int]]:
+        codes = self._places(work, position, start, stop)
+        return {"codes": (codes.start, codes.stop)}  # scales are known since the prelude
+
+    def decode_part(self, work: Work, position: int, start: int, stop: int, key: Key, gain: float) -> None:
+        if start == stop:
+            return
+        row = self._row(work.bucket.tensors[position])
+        codes = work.regions["codes"][self._places(work, position, start, stop)]
+        scales = self._scales(work, position)[start // row : -(-stop // row)]
+        self._decode((codes, scales, row), work.grad(position)[start:stop], work.world, gain)
 
     def _decode(self, given: Scaled, grad: Tensor, world: int, gain: float) -> None:
         raise NotImplementedError

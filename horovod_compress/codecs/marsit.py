@@ -33,6 +33,8 @@ from .registry import register
 
 #: A step group covers at least so many elements: its 32 bits then cost 1/8 bit per element at most.
 MIN_STEP_GROUP = 256
+#: Elements of one 64-bit word of the payload.
+WORD = 64
 
 
 @register
@@ -102,7 +104,7 @@ class Marsit(Codec):
         return isinstance(self.step_size, str)
 
     def regions(self, bucket: Bucket) -> Regions:
-        regions: Regions = {"bits": (torch.int64, bucket.padded // 64)}
+        regions: Regions = {"bits": (torch.int64, bucket.padded // WORD)}
         if self._measured():
             groups = sum(self._groups(tensor) for tensor in bucket.tensors)
             regions["steps"] = (torch.float32, groups)
@@ -143,7 +145,7 @@ class Marsit(Codec):
             work.local["sums"][steps] if self._measured() else None,
             self.step_group(tensor),
             key=self._zero_key(key),
-            word_offset=span.start // 64,
+            word_offset=span.start // WORD,
         )
 
     def encode(self, work: Work, key: Key) -> None:
@@ -158,22 +160,37 @@ class Marsit(Codec):
         else:
             kernels.merge_bits(into, other, *weights, key, word_offset=start)
 
-    def decode(self, work: Work, key: Key, gain: float) -> None:
+    def granule(self, tensor: TensorSpec) -> int:
+        group = self.step_group(tensor)
+        return WORD if group >= tensor.count else math.lcm(WORD, group)
+
+    def needs(self, work: Work, position: int, start: int, stop: int) -> dict[str, tuple[int, int]]:
+        words, steps = self._parts(work, position, start, stop)
+        found = {"bits": (words.start, words.stop)}
+        return found | {"steps": (steps.start, steps.stop)} if self._measured() else found
+
+    def _parts(self, work: Work, position: int, start: int, stop: int) -> tuple[slice, slice]:
+        """Return where the words and the steps of elements ``start`` to ``stop`` of a tensor lie."""
+        first, step = work.span(position).start, work.memo["steps"][position].start
+        group = self.step_group(work.bucket.tensors[position])
+        return _words(slice(first + start, first + stop)), slice(step + start // group, step - (-stop // group))
+
+    def decode_part(self, work: Work, position: int, start: int, stop: int, key: Key, gain: float) -> None:
+        words, own = self._parts(work, position, start, stop)
         steps = work.regions["steps"] if self._measured() else work.local["fixed"]
-        for position in work.present():
-            span, own = work.span(position), work.memo["steps"][position]
-            kernels.sign_decode(
-                work.regions["bits"][_words(span)],
-                steps[own],
-                self.step_group(work.bucket.tensors[position]),
-                work.grad(position),
-                work.residual_of(position),
-                feedback=self.compensation,
-                decay=self.residual_decay if self.compensation == "own" else 1.0,
-                scale=gain,
-                key=self._zero_key(key),
-                word_offset=span.start // 64,
-            )
+        part, residual = slice(start, stop), work.residual_of(position)
+        kernels.sign_decode(
+            work.regions["bits"][words],
+            steps[own],
+            self.step_group(work.bucket.tensors[position]),
+            work.grad(position)[part],
+            None if residual is None else residual[part],
+            feedback=self.compensation,
+            decay=self.residual_decay if self.compensation == "own" else 1.0,
+            scale=gain,
+            key=self._zero_key(key),
+            word_offset=words.start,
+        )
 
     def _zero_key(self, key: Key) -> Key | None:
         return key.at(purpose=ZERO_SIGN) if self.zeros == "random" else None
@@ -181,7 +198,7 @@ class Marsit(Codec):
 
 def _words(span: slice) -> slice:
     """Return the words that hold the bits of a tensor; tensors start at whole words."""
-    return slice(span.start // 64, -(-span.stop // 64))
+    return slice(span.start // WORD, -(-span.stop // WORD))
 
 
 def _check_step(step: object) -> None:

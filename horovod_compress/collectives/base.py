@@ -26,6 +26,13 @@ class Reduction(Protocol):
         The pieces of the others may be overwritten.
         """
 
+    def complete(self, chunk: int, bad: Bad) -> None:
+        """Take note that a chunk holds consensus bytes; must not block.
+
+        Args:
+            bad: the non-finite count over all ranks.
+        """
+
 
 class FramePool:
     """Frame buffers that are kept from step to step; they only ever grow."""
@@ -70,6 +77,9 @@ class Collective(Protocol):
     """Turns this rank's payload into the consensus bytes, in place. A module is one."""
 
     name: str
+
+    def order(self, rank: int, world: int) -> list[int]:
+        """Return the chunks in the order in which they become complete on a rank."""
 
     def run(self, exchange: Exchange, layout: Layout, reduction: Reduction) -> Bad:
         """Run the exchange and return the non-finite count over all ranks.

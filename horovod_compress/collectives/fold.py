@@ -16,6 +16,11 @@ from .layout import Layout
 name = "fold"
 
 
+def order(rank: int, world: int) -> list[int]:
+    """See :class:`.base.Collective`."""
+    return [rank, *(peer for peer in range(world) if peer != rank)]
+
+
 def run(exchange: Exchange, layout: Layout, reduction: Reduction) -> Bad:
     """See :class:`.base.Collective`."""
     if exchange.transport.size == 1:
@@ -43,9 +48,11 @@ class _Fold:
                 self._reduction.fold(piece, [received(piece, frame) for frame in frames])
         self._x.note("hop", 1)
         self._share()
+        self._reduction.complete(self._rank, self._bad)
         for peer in self._peers:
             for number, segment in enumerate(self._layout.chunks[peer]):
                 copy_in(segment, self._take(results, GATHER, peer, peer, number))
+            self._reduction.complete(peer, self._bad)
         for pending in self._sends:
             pending.wait(self._x.deadline)
         return self._bad

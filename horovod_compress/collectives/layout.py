@@ -66,11 +66,13 @@ class Layout:
 
 
 def _chunk(regions: dict[str, Tensor], index: int, world: int) -> list[tuple[str, int, int, Tensor]]:
-    """Return (region, start, stop, tensor) of one chunk; regions are shared out evenly."""
-    return [
-        (name, tensor.numel() * index // world, tensor.numel() * (index + 1) // world, tensor)
-        for name, tensor in regions.items()
-    ]
+    """Return (region, start, stop, tensor) of one chunk."""
+    return [(name, *chunk_bounds(tensor.numel(), index, world), tensor) for name, tensor in regions.items()]
+
+
+def chunk_bounds(count: int, index: int, world: int) -> tuple[int, int]:
+    """Return the first element of a region in a chunk, and the end; regions are shared out evenly."""
+    return count * index // world, count * (index + 1) // world
 
 
 def _segments(parts: Sequence[tuple[str, int, int, Tensor]]) -> tuple[Segment, ...]:

@@ -35,6 +35,11 @@ class _Slot:
     segment: Segment
 
 
+def order(rank: int, world: int) -> list[int]:
+    """See :class:`.base.Collective`."""
+    return [(rank + 1 - number) % world for number in range(world)]
+
+
 def run(exchange: Exchange, layout: Layout, reduction: Reduction) -> Bad:
     """See :class:`.base.Collective`."""
     world = exchange.transport.size
@@ -69,6 +74,8 @@ class _Ring:
             self._post(next(ahead, None))
             if slot.hop < last:
                 self._send(_Slot(slot.hop + 1, slot.chunk, slot.number, slot.segment))
+            if slot.hop >= self._world - 2 and slot.number == len(self._layout.chunks[slot.chunk]) - 1:
+                self._reduction.complete(slot.chunk, self._bad[slot.chunk])
         for pending in self._sends:
             if pending:
                 pending.wait(self._x.deadline)

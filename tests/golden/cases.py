@@ -53,7 +53,7 @@ def gradient(spec: TensorSpec, shift: int) -> torch.Tensor:
 def payload(codec: Codec, dtype: str) -> bytes:
     """Return the bytes of one rank's payload, with its own preludes for those of all ranks."""
     bucket = Bucket(5, (TensorSpec("a", (3, 130), dtype), TensorSpec("b", (5,), dtype), TensorSpec("c", (), dtype)))
-    station = Station(bucket, codec, WORLD, lambda *_: ring)
+    station = Station(bucket, codec, 0, WORLD, lambda *_: ring)
     key = Key(SEED, STEP, bucket.index, RANK)
     for position, spec in enumerate(bucket.tensors):
         station.claim(position, 1.0)

@@ -122,6 +122,15 @@ def test_offer_counts_what_is_not_finite() -> None:
     assert kernels.sign_offer(grad, None, words, None, 1) == 3
 
 
+def test_a_sum_that_is_not_a_number_is_always_the_same_one() -> None:
+    """Hardware disagrees about the sign and payload of a NaN; sums may travel, so they may not."""
+    for payload in (0x7FC00001, 0x7F800001, -1):
+        grad = torch.tensor([payload, 0, 0], dtype=torch.int32).view(torch.float32)
+        sums = poison(1, torch.float64)
+        kernels.sign_offer(grad, None, poison(1, torch.int64), sums, 3)
+        assert sums.view(torch.int64).item() == 0x7FF8000000000000
+
+
 def test_offer_gives_zeros_a_fair_coin() -> None:
     count = 1 << 20
     words = poison(count // 64, torch.int64)

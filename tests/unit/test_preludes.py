@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import pytest
 import torch
 from torch import Tensor
 
-from horovod_compress import kernels
+from horovod_compress import arrivals, kernels
 from horovod_compress.codecs import registry
 from horovod_compress.codecs.base import Algebra, Codec, Regions, Work
 from horovod_compress.codecs.dense import Uncompressed
 from horovod_compress.collectives.choose import for_prelude
-from horovod_compress.errors import ExchangeError
+from horovod_compress.errors import ExchangeError, NonFiniteError
 from horovod_compress.keys import Key
 from horovod_compress.plan import Bucket
-from tests.support.local import Fleet, all_same, one_tensor, spec
+from tests.support.local import Fleet, all_same, one_tensor, random_grads, spec
 
 COUNT = 100_000
 
@@ -49,16 +50,19 @@ class Centred(Uncompressed):
         else:
             kernels.dense_add(into, other)
 
-    def decode(self, work: Work, key: Key, gain: float) -> None:
-        super().decode(work, key, gain)
-        x = work.grad(0)
-        found = (work.shared["sums"][: x.numel()] / work.world + work.shared["least"].double()).float()
+    def decode_part(self, work: Work, position: int, start: int, stop: int, key: Key, gain: float) -> None:
+        super().decode_part(work, position, start, stop, key, gain)
+        x = work.grad(0)[start:stop]
+        found = (work.shared["sums"][start:stop] / work.world + work.shared["least"].double()).float()
         assert float((found - x).abs().max()) < 1e-5
         x.copy_(found)
 
 
+@pytest.mark.parametrize("least", [0, COUNT + 1])
 @pytest.mark.parametrize("world", [1, 2, 3, 4])
-def test_two_preludes_in_a_row(world: int) -> None:
+def test_two_preludes_in_a_row(world: int, least: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Decoded in one go, or in parts: the chunks of a folded prelude make no part ready."""
+    monkeypatch.setattr(arrivals, "MIN_ELEMENTS", least)
     grads = one_tensor(world, COUNT, seed=1)
     with Fleet(world, [spec("w", COUNT)], Centred(), verify_every=1) as fleet:
         for _ in range(3):
@@ -68,6 +72,7 @@ def test_two_preludes_in_a_row(world: int) -> None:
         if world > 1:
             names = [p.collective.name for p in fleet.reducers[0].stations[0].round(0).preludes]
             assert names == ["everywhere", "fold"]
+            assert bool(fleet.reducers[0].stations[0].round(0).parts) == (least == 0)
 
 
 def test_the_bytes_of_preludes_are_counted() -> None:
@@ -97,6 +102,52 @@ def test_a_bucket_that_is_not_finite_ends_with_the_first_prelude() -> None:
         assert [b - a for a, b in zip(before, after)] == [2 * (64 + 4 + 16)] * 3
         assert [reducer.metrics.nonfinite for reducer in fleet.reducers] == [1] * 3
         assert bool(fleet.step([{"w": grad} for grad in grads])[2]["w"].isfinite().all())
+
+
+@pytest.mark.parametrize("choice", ["propagate", "raise"])
+@pytest.mark.parametrize("method", ["marsit", "global_qsgd"])
+def test_results_come_in_order_whether_a_payload_was_left_out_or_not(
+    method: str, choice: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only the bucket that is not finite has no result; those before and after it are decoded in parts."""
+    monkeypatch.setattr(arrivals, "MIN_ELEMENTS", 0)
+    names = ["a", "b", "c"]
+    tensors = [spec(name, 6400) for name in names]
+    with Fleet(3, tensors, method, schedule="layerwise", min_elements=0, nonfinite=choice, verify_every=1) as fleet:
+        for number in range(6):
+            grads = random_grads(3, tensors, seed=number)
+            spoilt = names[number % 3] if number < 4 else ""
+            if spoilt:
+                grads[number % 2][spoilt][100] = float("inf")
+            step = fleet.offer(grads)
+            for reducer in fleet.reducers:
+                for index, name in enumerate(fleet.plan.names()):
+                    if name == spoilt and choice == "raise":
+                        with pytest.raises(NonFiniteError, match=f"not finite in step {number}"):
+                            reducer.result(index, step)
+                    else:
+                        found = reducer.result(index, step)
+                        assert bool(found.isnan().all() if name == spoilt else found.isfinite().all())
+        assert [reducer.metrics.nonfinite for reducer in fleet.reducers] == [4] * 3
+
+
+@pytest.mark.parametrize("options", [{"exchange": "ring"}, {"bits": 4}, {"dithering": "exponential"}])
+def test_the_time_of_an_exchange_is_that_of_the_payload(options: dict[str, Any]) -> None:
+    count, ranks = 64 * 100, 2
+    grads = random_grads(ranks, [spec("w", count)], seed=1)
+    found = []
+    for timed in (False, True):
+        with Fleet(ranks, [spec("w", count)], "global_qsgd", verify_every=0, **options) as fleet:
+            fleet.step(grads)
+            if timed:
+                before = fleet.reducers[0].metrics.bytes_sent
+                with ThreadPoolExecutor(ranks) as pool:
+                    seconds = list(pool.map(lambda reducer: reducer.time_exchange(0), fleet.reducers))
+                assert min(seconds) > 0
+                payload = count * options.get("bits", 8) // 8
+                assert fleet.reducers[0].metrics.bytes_sent - before == payload + 2 * 64
+            found.append(fleet.step(grads)[0]["w"])
+    assert torch.equal(*found)
 
 
 def test_a_rank_that_is_gone_during_a_prelude_is_an_error() -> None:

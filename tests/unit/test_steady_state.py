@@ -108,8 +108,10 @@ def test_the_recorder_is_bounded_and_speaks() -> None:
     for step in range(10):
         recorder.note(step, 3, "hop", step)
     assert len(recorder.events) == 4 and recorder.last() == "hop 9 of bucket 3, step 9"
-    recorder.note(10, 1, "decode")
-    assert recorder.last() == "decode of bucket 1, step 10"
+    recorder.note(10, 1, "decode")  # on another thread
+    assert recorder.last() == "hop 9 of bucket 3, step 9"
+    recorder.note(10, 1, "encode")
+    assert recorder.last() == "encode of bucket 1, step 10"
 
 
 def test_offers_that_do_not_fit_are_refused() -> None:

@@ -63,24 +63,35 @@ template <class V> HVC_RULE V choose_bits(const V& mask, const V& yes, const V& 
   return (mask & yes) | (~mask & no);
 }
 
-// One code for the sum of two, without bias but for differences of 16 octaves or more, where the smaller one is
-// dropped. With e1 <= e2 and D = e2 - e1: of equal signs e1 - 1 with probability 2^-D, else e1; of opposite signs
-// e1 + 1 with probability 2^-(D-1), else e1, and zero where D = 0. The low D of 16 random bits decide.
-template <class V> HVC_RULE V octave_merge(const V& a, const V& b, const V& random, const V& sign_bit) {
-  const V zero = a ^ a, one = where_equal(zero, zero) & V(zero + 1), sixteen = one << 4;
-  const V exponents = sign_bit - one, ea = a & exponents, eb = b & exponents;
-  const V b_larger = where_less(eb, ea);
-  const V larger = choose_bits(b_larger, b, a), e1 = larger & exponents;
+// What two codes have to do with each other. The exponents are e1 <= e2, D = e2 - e1.
+template <class V> struct OctavePair {
+  V larger, e1, equal_signs, cancelled;  // `larger` is the code with e1, that of the larger number
+  V trials, few;                         // how many random bits must be 0 for a step of the exponent; below 16 of them?
+};
+
+template <class V> HVC_RULE OctavePair<V> octave_pair(const V& a, const V& b, const V& sign_bit) {
+  const V zero = a ^ a, one = where_equal(zero, zero) & V(zero + 1), exponents = sign_bit - one;
+  const V ea = a & exponents, eb = b & exponents, b_larger = where_less(eb, ea);
+  const V larger = choose_bits(b_larger, b, a);
   const V distance = choose_bits(b_larger, V(ea - eb), V(eb - ea));
   const V equal_signs = where_equal(V((a ^ b) & sign_bit), zero);
-  const V trials = distance - (one & ~equal_signs);
-  const V few = where_less(trials, sixteen);
-  const V needed = (one << (trials & few)) - one;
-  const V hit = where_equal(V(random & needed), zero) & few & one;
-  const V up = hit & equal_signs & ~where_equal(e1, one), down = hit & ~equal_signs;
+  const V trials = distance - (one & ~equal_signs), few = where_less(trials, V(one << 4));
   const V cancelled = where_equal(distance, zero) & ~equal_signs;
-  const V sum = (larger - up + down) & ~cancelled;
-  return choose_bits(where_equal(ea, zero), b, choose_bits(where_equal(eb, zero), a, sum));
+  return {larger, V(larger & exponents), equal_signs, cancelled, V(trials & few), few};
+}
+
+// One code for the sum of two, without bias but for differences of 16 octaves or more, where the smaller one is
+// dropped. Of equal signs e1 - 1 with probability 2^-D, else e1; of opposite signs e1 + 1 with probability 2^-(D-1),
+// else e1, and zero where D = 0. The low D of 16 random bits decide; `power` is 2^trials.
+template <class V>
+HVC_RULE V octave_merge(const V& a, const V& b, const OctavePair<V>& p, const V& power, const V& random,
+                        const V& sign_bit) {
+  const V zero = a ^ a, one = where_equal(zero, zero) & V(zero + 1), exponents = sign_bit - one;
+  const V hit = where_equal(V(random & (power - one)), zero) & p.few & one;
+  const V up = hit & p.equal_signs & ~where_equal(p.e1, one), down = hit & ~p.equal_signs;
+  const V sum = (p.larger - up + down) & ~p.cancelled;
+  const V a_zero = where_equal(V(a & exponents), zero), b_zero = where_equal(V(b & exponents), zero);
+  return choose_bits(a_zero, b, choose_bits(b_zero, a, sum));
 }
 
 }  // namespace hvc

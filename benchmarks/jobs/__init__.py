@@ -1,0 +1,1 @@
+"""Programs that run on every rank; rank 0 prints records as lines `@record {json}`."""

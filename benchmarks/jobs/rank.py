@@ -1,0 +1,64 @@
+"""What the programs on the ranks share: the clock that all contestants are measured with, and how a record is told."""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import horovod.torch as hvd
+import torch
+from torch import Tensor
+
+from benchmarks.launch import emit
+from benchmarks.results import Record, plain
+
+
+def tell(record: Record) -> None:
+    """Print a record for the launcher, on rank 0 only."""
+    if hvd.rank() == 0:
+        emit(plain(record))
+
+
+def say(text: str) -> None:
+    """Print a line, on rank 0 only."""
+    if hvd.rank() == 0:
+        print(text, flush=True)
+
+
+def timed(action: Callable[[], object]) -> float:
+    """Return the seconds from a barrier of all ranks to this rank's end of an action."""
+    hvd.barrier()
+    began = time.perf_counter()
+    action()
+    return time.perf_counter() - began
+
+
+def gathered(value: Any, name: str) -> list[Any]:
+    """Return every rank's value, in rank order."""
+    # Without a name Horovod takes the object's type for it, and ranks of different types wait for ever.
+    return hvd.allgather_object(value, name=name)
+
+
+def slowest(seconds: list[float], name: str) -> list[float]:
+    """Return the largest of all ranks' values, place by place."""
+    return [max(values) for values in zip(*gathered(seconds, name))]
+
+
+def digest(tensors: Iterable[Tensor]) -> str:
+    """Return a hash of the tensors' bytes, in order."""
+    found = hashlib.blake2b(digest_size=16)
+    for tensor in tensors:
+        found.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy())
+    return found.hexdigest()
+
+
+class NullOptimizer(torch.optim.Optimizer):
+    """Changes nothing, so that a step is the reduction of the gradients and nothing else."""
+
+    def __init__(self, params: Any, lr: float = 1.0) -> None:
+        super().__init__(params, {"lr": lr})
+
+    def step(self, closure: Any = None) -> None:
+        return None

@@ -1,0 +1,91 @@
+"""The lab's first process: makes the network, runs jobs in it, and takes all of it along when it ends.
+
+It reads one JSON document a line from standard input and writes one a line to standard output:
+
+    {"do": "limit", "rate": "1gbit" | null, "delay": 0.0}        -> {"event": "limited", ...}
+    {"do": "run", "words": [...], "ranks": 4, "slots": 1, "environment": {...}, "limit": 60.0}
+                                                      -> {"event": "line", "rank": 0, "text": "..."} ...
+                                                         {"event": "done", "status": {"0": 0, ...}, "links": [...]}
+    {"do": "stop"}                                    ends the job that runs, whose "done" follows
+
+It ends when its input ends: when whoever started it has closed it, or died.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import queue
+import signal
+import sys
+import threading
+from typing import Any
+
+from .needs import LabError
+from .network import Host, build, congestion_control, counters, difference, limit
+from .rates import Rate
+
+Document = dict[str, Any]
+
+
+class _Lab:
+    def __init__(self, names: list[str], congestion: str | None) -> None:
+        self._writing = threading.Lock()
+        self._orders: queue.Queue[Document] = queue.Queue()
+        self._stop = threading.Event()
+        threading.Thread(target=self._read, daemon=True).start()
+        self._hosts: list[Host] = build(names)
+        self._say("ready", congestion_control=congestion_control(self._hosts, congestion))
+
+    def _say(self, event: str, **fields: object) -> None:
+        with self._writing:
+            sys.stdout.write(json.dumps({"event": event, **fields}) + "\n")
+            sys.stdout.flush()
+
+    def _read(self) -> None:
+        """Queue the orders, apart from those that cannot wait."""
+        for line in sys.stdin:
+            order = json.loads(line)
+            if order["do"] == "stop":
+                self._stop.set()
+            else:
+                self._orders.put(order)
+        os._exit(0)  # the kernel ends every process here, and removes the namespaces
+
+    def serve(self) -> None:
+        while True:
+            order = self._orders.get()
+            try:
+                getattr(self, f"_{order.pop('do')}")(**order)
+            except (LabError, OSError, ValueError) as error:
+                self._say("error", text=str(error))
+
+    def _limit(self, rate: str | None, delay: float) -> None:
+        parsed = Rate.parse(rate) if rate else None
+        limit(self._hosts, parsed, delay)
+        facts = {"burst_bytes": parsed.burst, "queue_bytes": parsed.queue} if parsed else {}
+        self._say("limited", **facts)
+
+    def _run(self, words: list[str], ranks: int, slots: int, environment: dict[str, str], limit: float) -> None:
+        from .ranks import Job  # imports Horovod, which takes a while: the network is there by then
+
+        self._stop.clear()
+        before = counters(self._hosts)
+        job = Job(self._hosts, ranks, slots, words, environment, lambda rank, text: self._say("line", rank=rank, text=text))
+        ended = job.wait(limit, self._stop)
+        self._say("done", links=difference(counters(self._hosts), before), **ended)
+
+
+def main() -> None:
+    for sign in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(sign, lambda number, frame: os._exit(128 + number))
+    with contextlib.suppress(BrokenPipeError):
+        try:
+            _Lab(**json.loads(sys.argv[1])).serve()
+        except LabError as error:
+            print(json.dumps({"event": "error", "text": str(error)}), flush=True)
+
+
+if __name__ == "__main__":
+    main()

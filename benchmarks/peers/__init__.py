@@ -1,0 +1,53 @@
+"""The contestants: stock Horovod, PyTorch's DDP, this package, and files of the user's own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from . import base
+from .base import Adapter, PeerError
+
+
+def adapter(name: str) -> Adapter:
+    """Return a contestant by its name, or by a method of this package with options.
+
+    The names of others are those of ``stock.NAMES`` and ``ddp.NAMES``; everything else is read as
+    ``METHOD [ring|fold|auto] [key=value ...]``, see :func:`benchmarks.peers.ours.parse`.
+
+    Raises:
+        PeerError: there is no such method, or a word is not understood.
+    """
+    from . import ddp, ours, stock  # they import Horovod, which the drivers need not have
+
+    for family in (stock, ddp):
+        if name in family.NAMES:
+            return family.adapter(name)
+    if (name.split() or [""])[0] not in ours.METHODS:
+        others = ", ".join((*stock.NAMES, *ddp.NAMES))
+        raise PeerError(
+            f"unknown contestant {name!r}; there are {others}, and this package's methods with options: "
+            f"{', '.join(ours.METHODS)}"
+        )
+    return ours.adapter(name)
+
+
+def adapters(names: Iterable[str], files: Iterable[str] = ()) -> list[Adapter]:
+    """Return the contestants of a run.
+
+    Raises:
+        PeerError: one cannot be had, or two have the same name.
+    """
+    found = [adapter(name) for name in names]
+    found += [loaded for path in files for loaded in base.load(path)]
+    names_found = [contestant.name for contestant in found]
+    for name in names_found:
+        if names_found.count(name) > 1:
+            raise PeerError(f"two contestants are named {name!r}; names are unique in a run")
+    return found
+
+
+def leave() -> None:
+    """Let go of what outlives single contestants; all ranks together, before they exit."""
+    from . import ddp
+
+    ddp.leave()

@@ -1,0 +1,228 @@
+"""Times training steps of well-known models: how much of the exchange hides behind the compute.
+
+    python -m benchmarks.step --where lab --rate 1gbit --ranks 4 --model resnet50 --json all.json --plot plots
+
+The gradients have the names, shapes and backward order of the real model, and travel in a real
+Horovod job. The compute is stood in for by sleeping: --compute-ms a step, a third of it forward,
+spread over the layers as their multiply-adds are. Contestants are those of benchmarks.allreduce,
+such as "horovod fp32", "none schedule=single" or "marsit schedule=layerwise"; "headroom", which
+exchanges nothing, always takes part. Marsit runs without full-precision rounds unless told
+otherwise; their cost is added in rows of its own. Any wrong element fails the run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from benchmarks import bandwidth, overlap, shapes
+from benchmarks.allreduce import START_SECONDS, Progress, full_name, place_text, words
+from benchmarks.bandwidth import NOTHING, label
+from benchmarks.lab import LabError
+from benchmarks.launch import JobFailed, Launcher, open_launcher
+from benchmarks.results import Record, append_json, header, milliseconds, processor, read_json, table
+
+METHODS = (
+    "horovod fp32,horovod fp16,ddp fp32,ddp powersgd r1,none,marsit schedule=size:25MB,marsit schedule=single,"
+    "marsit schedule=layerwise"
+)
+COLUMNS = (
+    "method",
+    "step ms [q1-q3]",
+    "T1/TN",
+    "exposed ms",
+    "alone ms",
+    "hidden",
+    "phase ms",
+    "wire ms",
+    "MB sent",
+    "buckets",
+    "wrong",
+)
+NOTES = """\
+step:    forward, backward and exchange, from a barrier to the slowest rank's own result; median [quartiles]
+T1/TN:   scaling factor: T1 is the step of headroom, which exchanges nothing, measured in the same turns
+exposed: step - T1, what the exchange adds to the step
+alone:   the same difference without any compute to hide behind
+hidden:  1 - exposed/alone; below 0 where exchange and compute disturb each other
+phase:   sending, waiting and merging of all buckets in a step with compute; "-" where the method does not tell
+wire:    bytes sent by a rank / rate of a link
+MB sent: by one rank in one step; counted, or computed (*) as a ring sends them
+wrong:   elements off the float64 mean by more than rounding; for compressed methods, not finite or not the same
+         bits on every rank
+K=...:   computed, not measured: (1 step of none + (K-1) steps of marsit) / K, as every K-th round of Marsit is in
+         full precision; its other rows are of sign rounds only
+The compute is stood in for by sleeping, which leaves the cores to the exchange, as an accelerator does."""
+
+
+def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.step", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--where", choices=("lab", "here"), default="here", help="network lab, or horovodrun (default)")
+    parser.add_argument("--hosts", help="for --where here, as horovodrun -H takes them")
+    parser.add_argument("--rate", help="of the lab's links, such as 1gbit (default: no limit)")
+    parser.add_argument("--delay", help="of the lab's links, such as 5ms")
+    parser.add_argument("--ranks", type=int, default=2, help="(default 2)")
+    parser.add_argument("--model", default="resnet50", help=f"{', '.join(shapes.models())}, or a CSV file like theirs")
+    parser.add_argument("--compute-ms", type=float, default=300.0, help="of a step, forward and backward (default 300)")
+    parser.add_argument(
+        "--methods", nargs="+", default=[METHODS], help=f"contestants, also parted by commas (default {METHODS})"
+    )
+    parser.add_argument("--peer", action="append", default=[], metavar="FILE", help="a file with further contestants")
+    parser.add_argument("--repeat", type=int, default=7, help="measurements of each contestant (default 7)")
+    parser.add_argument("--memory", type=float, default=4.5, metavar="GB", help="of a rank (default 4.5)")
+    parser.add_argument("--limit", type=float, help="seconds for the job (default: three times the expected)")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="append JSON lines to FILE")
+    parser.add_argument("--plot", type=Path, metavar="DIR", help="draw SVG and PNG files into DIR")
+    parser.add_argument("--from", type=Path, metavar="FILE", dest="source", help="show FILE's records, measure nothing")
+    chosen = parser.parse_args(argv)
+    chosen.methods = [full_name(word) for text in chosen.methods for word in words(text)]
+    try:
+        shapes.load(chosen.model)
+    except ValueError as error:
+        parser.error(str(error))
+    if chosen.ranks < 2 or chosen.repeat < 1 or chosen.compute_ms <= 0:
+        parser.error("--ranks must be at least 2, --repeat at least 1, --compute-ms above 0")
+    return chosen
+
+
+# ---- measuring --------------------------------------------------------------------------------
+
+
+def measure(launcher: Launcher, chosen: argparse.Namespace) -> list[Record]:
+    """Run the job and return its records with what follows from them.
+
+    Raises:
+        JobFailed: the job failed; with a wrong element too.
+    """
+    place, progress = launcher.describe(), Progress()
+    try:
+        outcome = launcher.run(
+            "step",
+            job_arguments(chosen),
+            chosen.limit or limit_of(chosen, place),
+            lambda line: progress.show(f"{chosen.model}, {place_text(place)}", line),
+        )
+    finally:
+        progress.end()
+    return overlap.enriched(outcome.records, place)
+
+
+def job_arguments(chosen: argparse.Namespace) -> list[str]:
+    model = str(Path(chosen.model).resolve()) if chosen.model.endswith(".csv") else chosen.model
+    found = ["-m", "benchmarks.jobs.step", "--model", model, "--compute-ms", str(chosen.compute_ms)]
+    found += ["--repeat", str(chosen.repeat), "--memory", str(chosen.memory)]
+    for method in chosen.methods:
+        found += ["--method", method]
+    for path in chosen.peer:
+        found += ["--peer", str(Path(path).resolve())]
+    return found
+
+
+def limit_of(chosen: argparse.Namespace, place: Record) -> float:
+    """Return seconds that the job will not need unless something is stuck."""
+    size = shapes.load(chosen.model).nbytes
+    contestants = [*chosen.methods, *chosen.peer]
+    cores = (os.cpu_count() or 1) / chosen.ranks if place["launcher"] == "lab" or place["hosts"] == 1 else 1.0
+    # Every turn has two steps, one with compute and one without.
+    repeat, rate_bits = 2 * chosen.repeat, place.get("rate_bits")
+    turns = bandwidth.predicted_seconds(contestants, size, chosen.ranks, rate_bits, repeat, cores)
+    compute = (len(contestants) + 20) * chosen.repeat * chosen.compute_ms / 1000
+    return START_SECONDS + 3 * (turns + compute)
+
+
+# ---- showing ----------------------------------------------------------------------------------
+
+
+def row(record: Record) -> list[str]:
+    """Return the cells of a measured or computed record."""
+    name, sent = record["name"], record["bytes_sent"]
+    hidden, measured = record.get("hidden_share"), "median_seconds" in record
+    seconds = record["median_seconds"] if measured else record["computed_seconds"]
+    spread = f" [{milliseconds(record['q1_seconds'])}-{milliseconds(record['q3_seconds'])}]" if measured else ""
+    return [
+        label(name),
+        milliseconds(seconds) + spread,
+        f"{record['scaling']:.2f}",
+        "-" if name == NOTHING else milliseconds(max(0.0, record["exposed_seconds"])),
+        milliseconds(record.get("exchange_alone_seconds")),
+        "-" if hidden is None else f"{hidden:.0%}",
+        milliseconds(record.get("median_exchange_seconds")),
+        "-" if name == NOTHING else milliseconds(record.get("wire_seconds")),
+        "-" if not sent else f"{sent / 1e6:.4g}{'*' if record.get('bytes_computed') else ''}",
+        str(record.get("buckets") or "-"),
+        str(record["wrong"]) if measured and record["check"] != "none" else "-",
+    ]
+
+
+def text(records: Sequence[Record]) -> str:
+    """Return heading, table and notes of one run, the measured rows first."""
+    shown = overlap.first_groups(records)
+    first = shown[0]
+    return "\n".join(
+        [
+            f"{first['model']}: {first['parameters']:,} parameters in {first['tensors']} tensors, "
+            f"{place_text(first['place'])}",
+            t1_text(records),
+            table(COLUMNS, [row(record) for record in [*shown, *overlap.amortised(shown)]]),
+            "",
+            NOTES,
+        ]
+    )
+
+
+def t1_text(records: Sequence[Record]) -> str:
+    """Return what compute was asked for, and what the steps without exchange took."""
+    wanted = records[0]["compute_seconds"]
+    found = [record["median_seconds"] for record in records if record["name"] == NOTHING]
+    said = ", ".join(milliseconds(seconds) for seconds in found)
+    several = f" in {len(found)} groups that fit into memory" if len(found) > 1 else ""
+    return f"compute {milliseconds(wanted)} ms (stood in for by sleeping); T1 measured: {said} ms{several}"
+
+
+def runs(records: Sequence[Record]) -> list[list[Record]]:
+    """Return the measured records of a file, one list for each run."""
+    found: list[list[Record]] = []
+    for record in records:
+        if record["name"] == "header":
+            found.append([])
+        elif "median_seconds" in record and record["bench"] == "step":
+            found[-1].append(record)
+    return [run for run in found if run]
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    chosen = arguments(argv)
+    if chosen.source:
+        records = read_json(chosen.source)
+    else:
+        print(f"{processor()}, {os.cpu_count()} cores", flush=True)
+        try:
+            with open_launcher(chosen.where, chosen.ranks, chosen.rate, chosen.delay, chosen.hosts) as launcher:
+                measured = measure(launcher, chosen)
+        except (JobFailed, LabError, ValueError) as failure:
+            print(f"step: {failure}", file=sys.stderr)
+            return 1
+        records = [header("step", argv), *measured]
+        if chosen.json:
+            append_json(chosen.json, [*records, *overlap.amortised(overlap.first_groups(measured))])
+    for run in runs(records):
+        print(f"\n{text(run)}")
+    if chosen.plot:
+        from benchmarks import figures_training
+
+        for run in runs(records):
+            for path in figures_training.draw_steps(run, records[0], chosen.plot):
+                print(f"wrote {path}")
+    if bad := [r["name"] for run in runs(records) for r in run if r["wrong"]]:
+        print(f"step: wrong results: {', '.join(bad)}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

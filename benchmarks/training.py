@@ -1,0 +1,27 @@
+"""Training benchmarks: `step` times steps of well-known models, `accuracy` times training to a result.
+
+    python -m benchmarks.training step --model resnet50 ...
+    python -m benchmarks.training accuracy --task digits ...
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+KINDS = ("step", "accuracy")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    words = list(sys.argv[1:] if argv is None else argv)
+    if not words or words[0] not in KINDS:
+        asked_for_help = words[:1] in (["-h"], ["--help"])
+        print(__doc__ if asked_for_help else f"training takes {' or '.join(KINDS)} first; each has --help")
+        return 0 if asked_for_help else 2
+    from benchmarks import accuracy, step
+
+    return {"step": step, "accuracy": accuracy}[words[0]].main(words[1:])
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

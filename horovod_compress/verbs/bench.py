@@ -1,0 +1,48 @@
+"""Run a benchmark: kernels, allreduce or training.
+
+    hvd-compress bench kernels
+    hvd-compress bench allreduce --where lab --rates 1gbit --ranks 4
+    hvd-compress bench training step --model resnet50 --rate 1gbit --where lab
+
+What follows the level is the benchmark's own; `hvd-compress bench allreduce --help` lists it. The
+benchmarks come with the source of horovod-compress, not with an installed package.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import importlib
+import sys
+import tempfile
+from pathlib import Path
+
+LEVELS = ("kernels", "allreduce", "training")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("level", choices=LEVELS, help="what is measured: kernels, one tensor, or training steps")
+    parser.add_argument("rest", nargs=argparse.REMAINDER, metavar="...", help="the benchmark's own arguments")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Run the benchmark in this process and return its exit status."""
+    root = Path(__file__).resolve().parents[2]
+    if not (root / "benchmarks" / "__init__.py").is_file():
+        print(
+            "hvd-compress bench: the benchmarks are not part of an installed package; get the source of "
+            "horovod-compress, run `make setup` in it, and this command from there",
+            file=sys.stderr,
+        )
+        return 2
+    sys.path.insert(0, str(root))
+    benchmark = importlib.import_module(f"benchmarks.{arguments.level}")
+    if not getattr(arguments, "json", False):
+        return int(benchmark.main(arguments.rest) or 0)
+    with tempfile.TemporaryDirectory() as folder:
+        records = Path(folder) / "records.json"
+        with contextlib.redirect_stdout(sys.stderr):  # tables are for people
+            status = int(benchmark.main([*arguments.rest, "--json", str(records)]) or 0)
+        if records.exists():
+            print(records.read_text(), end="")
+    return status

@@ -1,0 +1,326 @@
+"""The all-reduce benchmark without ranks: definitions, sizes, tables, records, peer files, plots."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("psutil")  # of the launchers
+
+from benchmarks import allreduce, bandwidth, results  # noqa: E402
+from benchmarks.peers import base  # noqa: E402
+
+LAB = {"launcher": "lab", "hosts": 4, "ranks": 4, "rate": "1gbit", "rate_bits": 1e9, "delay_seconds": 0.0}
+HERE = {"launcher": "horovodrun", "hosts": 1, "ranks": 4, "rate": None, "rate_bits": None}
+
+
+def measured(
+    name: str,
+    seconds: float,
+    check: str = "identical",
+    exchange: float | None = None,
+    size: int = 100_000_000,
+    **more: Any,
+) -> results.Record:
+    """Return a record as the job tells it, of four ranks."""
+    record = {
+        "bench": "allreduce",
+        "name": name,
+        "ranks": 4,
+        "elements": size // 4,
+        "bytes": size,
+        "repeats": 3,
+        "check": check,
+        "wrong": 0,
+        "bytes_sent": 150_000_000,
+        "bytes_computed": False,
+        "bytes_sent_all": 0,
+        "median_exchange_seconds": exchange,
+        **results.spread_fields("seconds", [0.9 * seconds, seconds, 1.1 * seconds]),
+    }
+    return record | more
+
+
+def cell(*records: results.Record, place: results.Record = LAB) -> list[results.Record]:
+    return [bandwidth.enriched(record, place) for record in records]
+
+
+# ---- definitions --------------------------------------------------------------------------------
+
+
+def test_bandwidths_are_those_of_nccl_tests() -> None:
+    assert bandwidth.algorithm_bandwidth(100e6, 0.5) == 200e6
+    assert bandwidth.bus_bandwidth(100e6, 0.5, 4) == 300e6  # 2(M-1)/M = 1.5
+    assert bandwidth.bus_bandwidth(100e6, 0.5, 2) == 200e6
+
+
+def test_the_wire_limit_is_bytes_of_a_rank_over_the_rate_of_its_link() -> None:
+    assert bandwidth.wire_seconds(125_000_000, 1e9) == 1.0
+    assert bandwidth.wire_seconds(125_000_000, None) is None
+    assert bandwidth.wire_seconds(None, 1e9) is None
+
+
+def test_the_fraction_of_the_wire_is_of_the_exchange_alone_where_that_is_told() -> None:
+    whole, alone = cell(measured("horovod fp32", 2.4, "float32"), measured("none ring", 2.4, "float32", exchange=1.5))
+    assert whole["fraction_of_wire"] == pytest.approx(0.5)  # 1.2 s on the wire
+    assert alone["fraction_of_wire"] == pytest.approx(0.8)
+    assert not whole["effective"] and cell(measured("marsit ring", 1.0))[0]["effective"]
+
+
+def test_without_a_rate_or_with_several_ranks_on_a_host_there_is_no_wire_limit() -> None:
+    assert cell(measured("none ring", 1.0, "float32"), place=HERE)[0]["fraction_of_wire"] is None
+    assert cell(measured("none ring", 1.0, "float32"), place=LAB | {"hosts": 2})[0]["fraction_of_wire"] is None
+
+
+def test_nothing_exchanged_has_no_bandwidth() -> None:
+    record = cell(measured("headroom", 1e-3, "none", bytes_sent=0))[0]
+    assert record["algorithm_bandwidth"] is None and record["bus_bandwidth"] is None
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [("1kB", 1000), ("100MB", 100_000_000), ("25Melem", 100_000_000), ("4096", 4096), ("0.5MB", 500_000)],
+)
+def test_sizes(text: str, size: int) -> None:
+    assert bandwidth.size_in_bytes(text) == size
+
+
+@pytest.mark.parametrize("text", ["", "1kb", "3B", "-4", "1 bit", "MB"])
+def test_sizes_that_are_none(text: str) -> None:
+    with pytest.raises(ValueError, match="size"):
+        bandwidth.size_in_bytes(text)
+
+
+def test_predictions_grow_with_the_wire_and_the_payload() -> None:
+    slow, fast = (bandwidth.predicted_seconds(["horovod fp32"], 10**8, 4, rate, 5) for rate in (1e8, 1e9))
+    assert slow == pytest.approx(7 * 12, rel=0.1) and fast < slow / 4
+    assert bandwidth.predicted_seconds(["marsit ring"], 10**8, 4, 1e8, 5) < slow / 15
+    assert bandwidth.predicted_memory(["a"], 10**8, 4) > 4 * 3 * 10**8
+
+
+# ---- verdict, tables ------------------------------------------------------------------------------
+
+
+def test_the_verdict_when_it_pays() -> None:
+    found = cell(measured("horovod fp32", 1.0, "float32"), measured("marsit ring", 0.1, exchange=0.05))
+    assert bandwidth.verdict(found) == "Compression pays here: marsit ring is 10 times as fast as horovod fp32."
+    assert bandwidth.speed_up(found[1], found) == pytest.approx(10)
+
+
+def test_the_verdict_when_the_codec_takes_longer_than_all_that_can_be_saved() -> None:
+    found = cell(
+        measured("horovod fp32", 0.020, "float32"),
+        measured("headroom", 0.001, "none"),
+        measured("marsit ring", 0.030, exchange=0.005),
+    )
+    assert "does not pay: all that there is to save is 19 ms, and the fastest codec alone takes 25 ms" in (
+        bandwidth.verdict(found)
+    )
+
+
+def test_the_verdict_when_the_fastest_is_no_faster() -> None:
+    found = cell(measured("horovod fp32", 0.10, "float32"), measured("marsit ring", 0.095, exchange=0.09))
+    assert "does not pay: the fastest compressed method, marsit ring, takes 95 ms" in bandwidth.verdict(found)
+    assert bandwidth.verdict(found[1:]) == ""  # nothing to compare with
+
+
+def test_the_table_has_a_row_for_each_method_and_says_what_is_emulated() -> None:
+    found = cell(
+        measured("horovod fp32", 1.0, "float32", bytes_computed=True),
+        measured("marsit ring full_precision_every=0", 0.125, exchange=0.05, bytes_sent=4_700_000),
+        measured("headroom", 0.001, "none", bytes_sent=0),
+    )
+    heading, _, line, stock, ours, nothing, verdict = allreduce.cell_text(10**8, found).splitlines()
+    assert "100 MB (25,000,000 float32), 4 ranks" in heading and "limited to 1gbit by tc tbf" in heading
+    assert set(line) == {"-", " "} and "150*" in stock and "1.00" in stock
+    assert ours.startswith("marsit ring  ") and "8.00" in ours and "0.8e" in ours and "1.2e" in ours and "4.7 " in ours
+    assert "125 [119-131]" in ours and nothing.split()[-1] == "-" and "pays here" in verdict
+
+
+def test_a_skipped_cell_says_why() -> None:
+    chosen = allreduce.arguments(["--sizes", "100MB", "--ranks", "4", "--budget", "10"])
+    reason = allreduce.why_skipped(10**8, LAB | {"rate_bits": 1e8}, chosen)
+    record = allreduce.skipped(10**8, reason, LAB)
+    assert "the budget is 10 s" in allreduce.cell_text(10**8, [record])
+    assert not allreduce.why_skipped(1000, LAB, chosen)
+
+
+def test_cells_come_place_by_place_and_from_small_to_large() -> None:
+    large, small = cell(measured("none ring", 1.0, "float32")), cell(measured("none ring", 1.0, "float32", size=4))
+    other = cell(measured("none ring", 1.0, "float32", size=4), place=HERE)
+    assert allreduce.cells([{"name": "header"}, *large, *other, *small]) == [small, large, other]
+
+
+def test_wrong_elements_are_named() -> None:
+    assert allreduce.wrong_names(cell(measured("none ring", 1.0, "float32", wrong=3))) == ["none ring (100 MB)"]
+
+
+def test_options() -> None:
+    methods = "horovod fp32, marsit fold,marsit full_precision_every=9"
+    chosen = allreduce.arguments(["--where", "lab", "--methods", methods])
+    assert chosen.methods == ["horovod fp32", "marsit fold full_precision_every=0", "marsit full_precision_every=9"]
+    assert "none" in chosen.rates and chosen.sizes[-1] == 10**8
+    for wrong in (["--ranks", "1"], ["--sizes", "big"], ["--peer", "not/there.py"], ["--check-bytes"]):
+        with pytest.raises(SystemExit):
+            allreduce.arguments(wrong)
+
+
+# ---- records --------------------------------------------------------------------------------------
+
+
+def test_spread() -> None:
+    assert results.spread([3.0, 1.0, 2.0, 5.0, 4.0]) == (3.0, 2.0, 4.0, 5)
+    assert results.spread([2.0]) == (2.0, 2.0, 2.0, 1)
+    with pytest.raises(ValueError, match="no values"):
+        results.spread([])
+
+
+def test_records_are_json_lines_that_every_reader_takes(tmp_path: Path) -> None:
+    path = tmp_path / "new" / "all.json"
+    first = results.header("allreduce", ["--repeat", "3"], count=1)
+    results.append_json(path, [first])
+    results.append_json(path, [{"value": math.nan, "path": tmp_path, "one": torch.tensor(1)}])
+    header, record = (json.loads(line) for line in path.read_text().splitlines())
+    assert header["name"] == "header" and header["command"] == ["python", "-m", "benchmarks.allreduce", "--repeat", "3"]
+    assert header["count"] == 1 and header["versions"]["torch"] and header["machine"]["cores"] >= 1
+    assert record == {"value": None, "path": str(tmp_path), "one": 1}
+    assert results.read_json(path) == [header, record]
+
+
+def test_sizes_and_times_as_text() -> None:
+    assert [results.size_text(n) for n in (999, 1000, 2_500_000, 1e8)] == ["999 B", "1 kB", "2.5 MB", "100 MB"]
+    assert [results.milliseconds(s) for s in (None, 0.0012345, 1.5)] == ["-", "1.23", "1,500"]
+
+
+def test_near_square() -> None:
+    assert results.near_square(25_000_000) == (5000, 5000)
+    assert results.near_square(250_000) == (500, 500) and results.near_square(250) == (10, 25)
+
+
+# ---- contestants ----------------------------------------------------------------------------------
+
+
+def test_methods_of_this_package() -> None:
+    pytest.importorskip("horovod.torch")
+    from benchmarks.peers import adapter, adapters
+    from benchmarks.peers.ours import parse
+
+    assert parse("marsit exchange=fold full_precision_every=0 schedule=size:4MB") == (
+        "marsit",
+        {"exchange": "fold", "full_precision_every": 0, "schedule": "size:4MB"},
+    )
+    assert parse("none auto") == ("none", {"exchange": "auto"})
+    assert adapter("none ring").name == "none ring" and adapter("headroom").name == "headroom"
+    bad = (("nothing ring", "unknown"), ("marsit circle", "neither"), ("marsit ring exchange=fold", "twice"))
+    for text, why in bad:
+        with pytest.raises(base.PeerError, match=why):
+            adapter(text)
+    with pytest.raises(base.PeerError, match="unique"):
+        adapters(["none ring", "none ring"])
+
+
+def test_every_default_contestant_can_be_made() -> None:
+    pytest.importorskip("horovod.torch")
+    from benchmarks.peers import adapters
+
+    names = allreduce.words(allreduce.METHODS)
+    found = adapters(names)
+    assert [adapter.name for adapter in found] == names
+    assert all(base.check_of(adapter) in base.CHECKS for adapter in found)
+
+
+PEER = """
+class Mine:
+    name = "mine"
+    def wrap(self, model, optimizer):
+        return model, optimizer
+def adapters():
+    return [Mine()]
+"""
+
+
+def test_a_peer_comes_from_a_file(tmp_path: Path) -> None:
+    path = tmp_path / "my_peer.py"
+    path.write_text(PEER)
+    (mine,) = base.load(path)
+    assert mine.name == "mine" and base.check_of(mine) == "identical" and base.stats_of(mine) == {}
+    assert base.allreduce_of(mine) is None and base.warm_up_of(mine, 2) == 2
+    base.close(mine)  # it has nothing to close
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("import surely_not_installed_anywhere", "needs surely_not_installed_anywhere"),
+        ("def adapters():\n    import surely_not_installed_anywhere", "needs surely_not_installed_anywhere"),
+        ("x = 1", r"defines adapters\(\)"),
+        ("def adapters(:", "SyntaxError"),
+        ("def adapters():\n    return 1 // 0", "ZeroDivisionError"),
+        ("def adapters():\n    return [object()]", "has a name"),
+        (PEER.replace("def wrap", "def other"), r"no wrap\(model, optimizer\)"),
+        (PEER.replace('name = "mine"', 'name = "mine"\n    check = "perhaps"'), "should be one of"),
+    ],
+)
+def test_a_bad_peer_file_is_refused_by_name(tmp_path: Path, text: str, why: str) -> None:
+    path = tmp_path / "bad.py"
+    path.write_text(text)
+    with pytest.raises(base.PeerError, match=why) as caught:
+        base.load(path)
+    assert str(path) in str(caught.value)
+
+
+def test_a_peer_file_that_is_not_there() -> None:
+    with pytest.raises(base.PeerError, match="no such peer file"):
+        base.load("not/there.py")
+
+
+# ---- the check of results -------------------------------------------------------------------------
+
+
+def test_wrong_elements_are_counted() -> None:
+    pytest.importorskip("horovod.torch")
+    from benchmarks.jobs.allreduce import fill, wrong_elements
+
+    gradients = [fill(torch.empty(1000), rank) for rank in range(3)]
+    mean = torch.stack(gradients).double().mean(0).float()
+    assert wrong_elements(mean, "float32", 0, 3) == 0
+    assert wrong_elements(mean.half().float(), "float16", 0, 3) == 0
+    assert wrong_elements(mean.half().float(), "float32", 0, 3) > 500
+    broken = mean.clone()
+    broken[:2] = torch.tensor([math.nan, 1e3])
+    assert wrong_elements(broken, "float32", 0, 3) == 2
+    assert wrong_elements(broken, "identical", 0, 3) == 1 and wrong_elements(broken, "none", 0, 3) == 0
+    assert wrong_elements(broken, "float32", 1, 3) == 0  # there is one block, and it is the first rank's
+
+
+# ---- plots ----------------------------------------------------------------------------------------
+
+
+def test_names_are_moved_apart() -> None:
+    pytest.importorskip("matplotlib")
+    from benchmarks.figures import LINE_GAP, apart
+
+    moved = apart([5.0, 5.0, 6.0, 100.0])
+    assert all(high - low >= LINE_GAP - 0.01 for low, high in zip(sorted(moved), sorted(moved)[1:]))
+    assert moved[3] == 100.0 and moved[2] > moved[1] > moved[0]
+
+
+def test_plots_are_drawn_and_say_what_they_show(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    from benchmarks.figures_allreduce import draw
+
+    records = [
+        record
+        for size in (1000, 100_000_000)
+        for record in cell(
+            measured("horovod fp32", 1e-8 * size, "float32", size=size), measured("marsit ring", 1e-9 * size, size=size)
+        )
+    ]
+    paths = draw([results.header("allreduce", []), *records], tmp_path)
+    assert {path.suffix for path in paths} == {".svg", ".png"} and len(paths) == 4
+    assert all(path.stat().st_size > 1000 for path in paths)

@@ -1,0 +1,383 @@
+"""The training benchmarks: tables of shapes, the stand-in model, and what is concluded from measurements."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from argparse import Namespace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+pytest.importorskip("horovod.torch")
+
+from benchmarks import accuracy, curves, overlap, shapes, standin, step, training
+from benchmarks.jobs import step as job
+from benchmarks.shapes import generate
+
+PUBLISHED = {"resnet50": 25_557_032, "vgg16": 138_357_544, "bert_base": 109_482_240, "gpt2": 124_439_808}
+TENSORS = {"resnet50": 161, "vgg16": 32, "bert_base": 199, "gpt2": 148}
+# Multiply-adds as torchvision documents them ("GFLOPS"), for one image.
+PUBLISHED_MACS = {"resnet50": 4.09e9, "vgg16": 15.47e9}
+
+# ---- tables -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("model", PUBLISHED)
+def test_tables_have_the_published_number_of_parameters(model: str) -> None:
+    table = shapes.load(model)
+    assert table.count == PUBLISHED[model] == table.nbytes // 4
+    assert len(table.tensors) == TENSORS[model] == len({tensor.name for tensor in table.tensors})
+    assert f"# {table.count:,} parameters" in (shapes.FOLDER / f"{model}.csv").read_text()
+
+
+@pytest.mark.parametrize("model", PUBLISHED)
+def test_tables_are_the_output_of_the_script(model: str) -> None:
+    assert (shapes.FOLDER / f"{model}.csv").read_text() == generate.text(model)
+
+
+def test_there_is_a_table_for_every_source() -> None:
+    assert shapes.models() == sorted(generate.SOURCES) == sorted(PUBLISHED)
+
+
+@pytest.mark.parametrize("model", PUBLISHED_MACS)
+def test_multiply_adds_are_the_published_ones(model: str) -> None:
+    found = sum(tensor.macs for tensor in shapes.load(model).tensors)
+    assert found == pytest.approx(PUBLISHED_MACS[model], rel=2e-3)
+
+
+def test_known_tensors_have_their_shapes() -> None:
+    def shape(model: str, name: str) -> tuple[int, ...]:
+        return next(tensor.shape for tensor in shapes.load(model).tensors if tensor.name == name)
+
+    assert shape("resnet50", "layer4.0.downsample.0.weight") == (2048, 1024, 1, 1)
+    assert shape("vgg16", "classifier.0.weight") == (4096, 25088)
+    assert shape("bert_base", "encoder.layer.11.intermediate.dense.weight") == (3072, 768)
+    assert shape("gpt2", "transformer.h.0.attn.c_attn.weight") == (768, 2304)
+
+
+def test_backward_begins_at_the_end() -> None:
+    table = shapes.load("resnet50")
+    assert [tensor.name for tensor in table.backward()[:3]] == ["fc.bias", "fc.weight", "layer4.2.bn3.bias"]
+    assert table.backward()[-1].name == "conv1.weight"
+    assert sum(len(layer.tensors) for layer in table.layers()) == len(table.tensors)
+
+
+@pytest.mark.parametrize(
+    "rows, said",
+    [("", "no tensor"), ("a,2x2,1\na,2,0", "twice"), ("a,2xb,1", "columns"), ("a", "columns")],
+)
+def test_malformed_tables_say_so(tmp_path: Path, rows: str, said: str) -> None:
+    path = tmp_path / "bad.csv"
+    path.write_text(f"name,shape,macs\n{rows}\n")
+    with pytest.raises(ValueError, match=said):
+        shapes.load(str(path))
+    with pytest.raises(ValueError, match="known models: bert_base, gpt2"):
+        shapes.load("alexnet")
+
+
+# ---- the stand-in -----------------------------------------------------------------------------
+
+TINY = """\
+name,shape,macs
+embedding.weight,50x8,0
+body.0.weight,30x20,600
+body.0.bias,30,0
+body.1.weight,7x5x3x3,1800
+norm.weight,9,0
+norm.bias,9,0
+head.weight,1100x1000,600
+head.bias,11,0
+"""
+
+
+@pytest.fixture
+def table(tmp_path: Path) -> shapes.Table:
+    path = tmp_path / "tiny.csv"
+    path.write_text(TINY)
+    return shapes.load(str(path))
+
+
+class Stand:
+    """A stand-in model, and a step of it."""
+
+    def __init__(self, table: shapes.Table, seconds: float) -> None:
+        self.pace = standin.Pace(seconds)
+        self.tile = torch.randn(1000)
+        self.gradients = standin.Gradients(table, self.tile)
+        self.model = standin.StandIn(table, self.gradients, self.pace, standin.untouched_memory(table.count))
+
+    def step(self) -> float:
+        for parameter in self.model.parameters():
+            parameter.grad = None
+        began = time.perf_counter()
+        self.model(torch.zeros(1)).backward()
+        return time.perf_counter() - began
+
+
+def test_parameters_have_the_names_and_shapes_of_the_table(table: shapes.Table) -> None:
+    found = [(name, tuple(p.shape)) for name, p in Stand(table, 0.0).model.named_parameters()]
+    assert found == [(tensor.name, tensor.shape) for tensor in table.tensors]
+
+
+def test_gradients_arrive_in_backward_order_without_a_copy(table: shapes.Table) -> None:
+    stand, order = Stand(table, 0.0), []
+    for name, parameter in stand.model.named_parameters():
+        parameter.register_post_accumulate_grad_hook(lambda p, name=name: order.append((name, p.grad.data_ptr())))
+    stand.gradients.refill()
+    stand.step()
+    assert order == [(t.name, stand.gradients.hand_out(t.name).data_ptr()) for t in table.backward()]
+
+
+def test_gradients_are_refilled_with_the_repeated_tile(table: shapes.Table) -> None:
+    stand = Stand(table, 0.0)
+    stand.gradients.refill()
+    stand.step()
+    for _, parameter in stand.model.named_parameters():
+        parameter.grad.fill_(7.0)  # as a reduction does, in place
+    stand.gradients.refill()
+    stand.step()
+    for name, parameter in stand.model.named_parameters():
+        start = stand.gradients.starts[name]
+        places = torch.arange(start, start + parameter.numel()) % len(stand.tile)
+        assert torch.equal(parameter.grad.reshape(-1), stand.tile[places])
+
+
+def test_compute_takes_its_time_and_layers_their_shares(table: shapes.Table, monkeypatch: pytest.MonkeyPatch) -> None:
+    slept: list[float] = []
+    clock = [0.0]
+
+    def sleep(seconds: float) -> None:
+        slept.append(seconds)
+        clock[0] += seconds + 0.002  # every sleep is too long, as on a real machine
+
+    monkeypatch.setattr(standin.time, "sleep", sleep)
+    monkeypatch.setattr(standin.time, "perf_counter", lambda: clock[0])
+    stand = Stand(table, 0.9)
+    stand.model(torch.zeros(1)).backward()
+    # Forward: a third in the shares 0.2, 0.6, 0.2; backward: the rest, from the end.
+    assert slept == pytest.approx([0.06, 0.178, 0.058, 0.118, 0.358, 0.118])
+    assert clock[0] == pytest.approx(0.9, abs=0.0021)  # what was slept too long is not added up
+
+
+def test_without_compute_nothing_is_slept(table: shapes.Table) -> None:
+    stand = Stand(table, 5.0)
+    stand.pace.on = False
+    assert stand.step() < 1.0
+
+
+def test_calibration_makes_up_for_what_the_walk_costs() -> None:
+    """Exact, with a step that has a fixed cost; a real clock is used in the parallel test."""
+    pace = standin.Pace(0.3)
+    assert standin.calibrate(pace, lambda: pace.budget + 0.012) == pytest.approx(0.3)
+    assert pace.budget == pytest.approx(0.288)
+
+
+def test_a_calibrated_step_takes_the_time_asked_for(table: shapes.Table) -> None:
+    stand = Stand(table, 0.06)
+    standin.calibrate(stand.pace, stand.step, rounds=2)
+    # 2 % on a quiet machine; tests run beside each other.
+    assert statistics.median(stand.step() for _ in range(5)) == pytest.approx(0.06, rel=0.15)
+
+
+# ---- the job ----------------------------------------------------------------------------------
+
+
+def test_results_are_compared_with_the_mean_wherever_they_lie(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(job.hvd, "size", lambda: 3)
+    judge = job.Judge(1000)
+    tiles = [job.fill_block(torch.empty(1000), rank, 0) for rank in range(3)]
+    mean = (sum(tile.double() for tile in tiles) / 3).float().repeat(5)
+    for start, count in ((0, 1000), (700, 2400), (999, 1), (1500, 600)):
+        values = mean[start : start + count].clone()
+        assert judge.wrong(values, start, "float32") == 0
+        assert judge.wrong(values.half().float(), start, "float16") == 0
+        assert judge.wrong(values + 1e-3, start, "float32") == count
+        values[0] = float("nan")
+        assert [judge.wrong(values, start, check) for check in ("float32", "identical", "none")] == [1, 1, 0]
+
+
+@pytest.mark.parametrize("count, sizes", [(0, [0]), (2, [2]), (3, [1, 2]), (8, [2, 2, 2, 2])])
+def test_contestants_that_do_not_fit_run_in_groups(count: int, sizes: list[int]) -> None:
+    adapters: Any = list(range(count))
+    found = job.groups(adapters, nbytes=553_000_000, memory=4.5e9)
+    assert [len(group) for group in found] == sizes and sum(found, []) == adapters
+    assert job.groups(adapters, nbytes=10_000, memory=4.5e9) == [adapters]
+
+
+# ---- what follows from steps ------------------------------------------------------------------
+
+PLACE = {"launcher": "lab", "hosts": 4, "ranks": 4, "rate": "1gbit", "rate_bits": 1e9}
+
+
+def measured(name: str, seconds: float, alone: float, sent: int = 0, **more: Any) -> dict[str, Any]:
+    return {
+        "bench": "step",
+        "name": name,
+        "model": "tiny",
+        "parameters": 10,
+        "tensors": 2,
+        "ranks": 4,
+        "group": 0,
+        "repeats": 3,
+        "compute_seconds": 0.3,
+        "check": "none" if name == "headroom" else "identical",
+        "wrong": 0,
+        "bytes_sent": sent,
+        "bytes_computed": False,
+        "buckets": None,
+        "median_seconds": seconds,
+        "q1_seconds": seconds,
+        "q3_seconds": seconds,
+        "median_alone_seconds": alone,
+        "median_exchange_seconds": None,
+    } | more
+
+
+RECORDS = [
+    measured("headroom", 0.300, 0.010),
+    measured("none", 0.600, 0.410, sent=50_000_000),
+    measured("none schedule=single", 0.700, 0.410, sent=50_000_000),
+    measured("marsit full_precision_every=0", 0.320, 0.050, sent=1_000_000),
+    measured("marsit schedule=single full_precision_every=0", 0.330, 0.050, sent=1_000_000),
+    measured("marsit full_precision_every=50", 0.330, 0.050, sent=2_000_000),
+]
+
+
+def test_steps_are_compared_with_the_one_that_exchanges_nothing() -> None:
+    nothing, none, *_ = overlap.enriched(RECORDS, PLACE)
+    assert nothing["scaling"] == 1 and nothing["hidden_share"] is None
+    assert none["scaling"] == pytest.approx(0.5)
+    assert none["exposed_seconds"] == pytest.approx(0.3)
+    assert none["exchange_alone_seconds"] == pytest.approx(0.4)
+    assert none["hidden_share"] == pytest.approx(0.25)
+    assert none["wire_seconds"] == pytest.approx(0.4)
+
+
+def test_groups_have_a_headroom_of_their_own() -> None:
+    later = [measured("headroom", 0.310, 0.010, group=1), measured("fp16", 0.620, 0.4, group=1)]
+    found = overlap.enriched([*RECORDS, *later], PLACE)
+    assert found[-1]["scaling"] == pytest.approx(0.5)
+    assert [record["name"] for record in overlap.first_groups(found)].count("headroom") == 1
+
+
+def test_full_precision_rounds_are_spread_over_the_others() -> None:
+    found = {record["name"]: record for record in overlap.amortised(overlap.enriched(RECORDS, PLACE))}
+    assert list(found) == ["marsit K=50", "marsit K=100", "marsit schedule=single K=50", "marsit schedule=single K=100"]
+    assert found["marsit K=50"]["computed_seconds"] == pytest.approx((0.6 + 49 * 0.32) / 50)
+    assert found["marsit K=50"]["bytes_sent"] == (50_000_000 + 49 * 1_000_000) // 50
+    assert found["marsit schedule=single K=100"]["computed_from"][1] == "none schedule=single"
+    assert "median_seconds" not in found["marsit K=50"]  # it was not measured
+
+
+def test_the_step_table_names_what_is_stood_in_for() -> None:
+    text = step.text(overlap.enriched(RECORDS, PLACE))
+    assert "compute 300 ms (stood in for by sleeping); T1 measured: 300 ms" in text
+    assert "emulated hosts, links limited to 1gbit by tc tbf" in text
+    assert "K=...:   computed, not measured" in text
+    line = next(line for line in text.splitlines() if line.startswith("none "))
+    assert line.split() == ["none", "600", "[600-600]", "0.50", "300", "400", "25%", "-", "400", "50", "-", "0"]
+
+
+# ---- time to accuracy -------------------------------------------------------------------------
+
+
+def curve(*values: float | None) -> list[dict[str, float | None]]:
+    return [{"step": 10.0 * at, "seconds": 2.0 * at, "value": value} for at, value in enumerate(values)]
+
+
+def test_one_lucky_evaluation_does_not_reach_the_target() -> None:
+    found = curve(0.1, 0.9, 0.1, 0.6, 0.8, 0.8, 0.8)
+    assert curves.seconds_to(found, 0.7, "accuracy") == 10.0  # the mean of 0.6, 0.8 and 0.8
+    assert curves.seconds_to(found, 0.85, "accuracy") is None
+    assert curves.seconds_to(curve(3.0, 2.0, 1.0, 1.0), 1.4, "loss") == 6.0
+    assert curves.seconds_to(curve(None, None, 1.0, 1.0), 1.0, "loss") is None
+    assert curves.best(curve(0.0, 0.6, 0.9, 0.9, 0.3), "accuracy") == pytest.approx(0.8)
+
+
+def test_the_automatic_target_is_one_that_all_runs_reach() -> None:
+    baseline = [curve(0.0, 0.3, 0.6, 0.6, 0.6, 0.6, 0.9, 0.9, 0.9)]
+    target, rule = curves.automatic_target(baseline, [curve(0.0, 0.3, 0.7, 0.7, 0.7)], "accuracy")
+    assert target == pytest.approx(0.6) and "2/3" in rule
+    target, rule = curves.automatic_target(baseline, [curve(0.0, 0.3, 0.4, 0.4, 0.4)], "accuracy")
+    assert target == pytest.approx(0.4) and "all runs reach" in rule
+    with pytest.raises(ValueError, match="at least 3 finite"):
+        curves.automatic_target(baseline, [curve(None, None, None)], "accuracy")
+
+
+def run(name: str, seed: int, found: list[dict[str, float | None]]) -> dict[str, Any]:
+    return {
+        "name": name,
+        "seed": seed,
+        "task": "text",
+        "metric": "loss",
+        "optimizer": "adam",
+        "steps": 30,
+        "training_seconds": 6.0,
+        "bytes_sent": 1_000_000,
+        "bytes_computed": True,
+        "place": PLACE,
+        "curve": found,
+    }
+
+
+def test_methods_are_compared_by_the_median_of_their_seeds() -> None:
+    slow, fast = curve(3.0, 3.0, 3.0, 2.0, 2.0, 2.0), curve(3.0, 2.0, 2.0, 2.0)
+    runs = [run("horovod", 1, slow), run("horovod", 2, slow), run("marsit", 1, fast), run("marsit", 2, fast)]
+    first, second = accuracy.summary(accuracy.judged(runs, 2.0))
+    assert first["median_seconds_to_target"] == 10.0 and first["times_faster"] == 1
+    assert second["median_seconds_to_target"] == 6.0 and second["times_faster"] == pytest.approx(10 / 6)
+    assert second["median_steps_to_target"] == 30
+    text = accuracy.text(accuracy.judged(runs, 2.0))
+    assert "given on the command line" in text and "baseline: horovod" in text
+
+
+def test_a_seed_that_never_arrives_leaves_no_median() -> None:
+    runs = [run("horovod", 1, curve(3.0, 2.0, 2.0, 2.0)), run("marsit", 1, curve(3.0, 3.0, 3.0, 3.0))]
+    summary = accuracy.summary(accuracy.judged(runs, 2.0))[1]
+    assert summary["median_seconds_to_target"] is None and summary["times_faster"] is None
+    assert " - " in accuracy.text(accuracy.judged(runs, 2.0))
+
+
+def test_the_record_of_training_gives_a_curve() -> None:
+    record = {
+        "config": {"task": "digits", "world": 2, "parameters": 5, "optimizer": "sgd", "lr": 0.02, "batch": 32},
+        "curve": [{"step": 0, "seconds": 0.0, "accuracy": 0.1, "loss": 2.3}],
+        "final": {"metric": "accuracy"},
+        "stats": {"bytes_sent": 7},
+        "ranks_identical": True,
+    }
+    found = accuracy.run_record("marsit", 1, record, PLACE)
+    assert found["curve"] == [{"step": 0, "seconds": 0.0, "value": 0.1}]
+    assert found["optimizer"] == "sgd (lr 0.02, batch 32 per rank)"
+
+
+@pytest.mark.parametrize(
+    "method, words",
+    [("horovod fp16", ["horovod-fp16"]), ("marsit full_precision_every=9", ["marsit", "full_precision_every=9"])],
+)
+def test_methods_become_arguments_of_the_training_script(method: str, words: list[str]) -> None:
+    chosen = Namespace(task="digits", steps=10, eval_every=5)
+    found = accuracy.train_arguments(method, 3, Path("x.json"), chosen)
+    assert found[0].endswith("train.py") and set(words) <= set(found)
+
+
+def test_plots_are_drawn_from_records(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    from benchmarks import figures_training
+
+    steps = figures_training.draw_steps(overlap.enriched(RECORDS, PLACE), {}, tmp_path)
+    runs = [run("horovod", 1, curve(3.0, 2.5, 2.0, 2.0)), run("marsit", 1, curve(3.0, 2.9, 2.0, 2.0))]
+    runs = [one | {"ranks": 4, "parameters": 10} for one in runs]
+    training_time = figures_training.draw_accuracy(accuracy.judged(runs, None), {}, tmp_path)
+    assert all(path.stat().st_size > 5000 for path in [*steps, *training_time])
+
+
+def test_training_has_two_kinds(capsys: pytest.CaptureFixture[str]) -> None:
+    assert training.main([]) == 2 and "step or accuracy" in capsys.readouterr().out
+    assert training.main(["--help"]) == 0
+    with pytest.raises(SystemExit):
+        training.main(["step", "--model", "alexnet"])
+    assert "known models" in capsys.readouterr().err
