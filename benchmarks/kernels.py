@@ -29,6 +29,7 @@ from horovod_compress.keys import Key
 
 KEY = Key(seed=1, step=2, bucket=3, rank=4)
 ROW = 1000
+BLOCK = 2048
 CHECKED_BYTES = 1 << 20  # the reference of CRC-32C takes 0.1 microseconds a byte
 
 
@@ -67,6 +68,11 @@ class Arrays:
             kernels.bernoulli_words(part, 1, 2, KEY.at(hop=hop))
         self.folded, self.merged = self.more.clone(), self.more.clone()
         self.sums, self.row_sums = (torch.zeros(rows, dtype=torch.float64) for rows in (1, -(-count // ROW)))
+        self.norm, self.norms = self.grad.abs().max().view(1), torch.full((-(-count // BLOCK),), 6.0)
+        self.bytes, self.more_bytes = (torch.zeros(count, dtype=torch.uint8) for _ in range(2))
+        self.packed, self.more_packed = (torch.zeros((count + 1) // 2, dtype=torch.uint8) for _ in range(2))
+        for rank, codes in enumerate((self.bytes, self.more_bytes)):
+            kernels.octave_encode(self.grad, self.norm, count, codes, KEY.at(rank=rank), bits=8, headroom=3)
         self.step, self.row_steps = torch.full((1,), 0.01), torch.full((self.row_sums.numel(),), 0.01)
 
     @property
@@ -157,6 +163,25 @@ def bit_vectors(a: Arrays) -> Iterable[Case]:
     yield kernel_case("majority_fold of 8", 9 * size, "majority_fold", a.parts, a.folded, a.count)
 
 
+def dithering(a: Arrays) -> Iterable[Case]:
+    n = a.count
+    yield kernel_case("norm_offer", 4 * n, "norm_offer", a.grad, a.norm, n)
+    yield kernel_case("norm_offer blocks", 4 * n, "norm_offer", a.grad, a.norms, BLOCK)
+    given, blocks = (a.grad, a.norm, n), (a.grad, a.norms, BLOCK)
+    yield kernel_case("level_encode 8 bits", 5 * n, "level_encode", *blocks, a.bytes, KEY, bits=8, levels=31)
+    yield kernel_case("level_encode 4 bits", 9 * n // 2, "level_encode", *blocks, a.packed, KEY, bits=4, levels=1)
+    yield kernel_case("level_add 8 bits", 3 * n, "level_add", a.bytes, a.more_bytes, bits=8)
+    yield kernel_case("level_add 4 bits", 3 * n // 2, "level_add", a.packed, a.more_packed, bits=4)
+    decoded = (a.more_bytes, *blocks[1:], a.out)
+    yield kernel_case("level_decode 8 bits", 5 * n, "level_decode", *decoded, bits=8, scale=0.01)
+    yield kernel_case("octave_encode 8 bits", 5 * n, "octave_encode", *given, a.bytes, KEY, bits=8, headroom=3)
+    yield kernel_case("octave_encode 4 bits", 9 * n // 2, "octave_encode", *given, a.packed, KEY, bits=4, headroom=3)
+    yield kernel_case("octave_merge 8 bits", 3 * n, "octave_merge", a.bytes, a.more_bytes, KEY, bits=8)
+    yield kernel_case("octave_merge 4 bits", 3 * n // 2, "octave_merge", a.packed, a.more_packed, KEY, bits=4)
+    rule = {"bits": 8, "headroom": 3, "scale": 0.3}
+    yield kernel_case("octave_decode 8 bits", 5 * n, "octave_decode", a.more_bytes, *given[1:], a.out, **rule)
+
+
 def dense(a: Arrays) -> Iterable[Case]:
     n = a.count
     yield kernel_case("dense_offer", 12 * n, "dense_offer", a.grad, a.residual, a.out)
@@ -184,7 +209,7 @@ def checksums(a: Arrays) -> Iterable[Case]:
 
 
 def cases(a: Arrays, pattern: str) -> list[Case]:
-    every = [case for family in (yardsticks, one_bit, bit_vectors, dense, checksums) for case in family(a)]
+    every = [case for family in (yardsticks, one_bit, bit_vectors, dithering, dense, checksums) for case in family(a)]
     return [case for case in every if pattern in case.name or case.name == "triad"]
 
 

@@ -102,6 +102,50 @@ void dense_decode(Address payload, int payload_dtype, int64_t count, double scal
                     hvc::Dtype(grad_dtype), at<void>(residual), launch_of(launch));
 }
 
+int64_t norm_offer(Address grad, int dtype, int64_t count, int64_t row_length, int power, Address norms,
+                   Address counter, Address launch) {
+  int64_t nonfinite = 0;
+  hvc::norm_offer(at<void>(grad), hvc::Dtype(dtype), count, row_length, hvc::Power(power), at<void>(norms),
+                  counter ? at<int64_t>(counter) : &nonfinite, launch_of(launch));
+  return nonfinite;
+}
+
+void level_encode(Address grad, Address norms, int dtype, int64_t count, int64_t row_length, int bits, int levels,
+                  const KeyWords& key, int64_t offset, Address codes, Address launch) {
+  const hvc::Stream stream = stream_of(key);
+  hvc::level_encode(at<void>(grad), at<void>(norms), hvc::Dtype(dtype), count, row_length, bits, levels, &stream,
+                    offset, at<void>(codes), launch_of(launch));
+}
+
+void level_add(Address into, Address other, int64_t count, int bits, Address launch) {
+  hvc::level_add(at<void>(into), at<void>(other), count, bits, launch_of(launch));
+}
+
+void level_decode(Address codes, Address norms, int64_t count, int64_t row_length, int bits, double scale,
+                  Address grad, int dtype, Address launch) {
+  hvc::level_decode(at<void>(codes), at<void>(norms), count, row_length, bits, scale, at<void>(grad),
+                    hvc::Dtype(dtype), launch_of(launch));
+}
+
+void octave_encode(Address grad, Address norms, int dtype, int64_t count, int64_t row_length, int bits,
+                   int headroom, const KeyWords& key, int64_t offset, Address codes, Address launch) {
+  const hvc::Stream stream = stream_of(key);
+  hvc::octave_encode(at<void>(grad), at<void>(norms), hvc::Dtype(dtype), count, row_length, bits, headroom, &stream,
+                     offset, at<uint8_t>(codes), launch_of(launch));
+}
+
+void octave_merge(Address into, Address other, int64_t bytes, int bits, const KeyWords& key, int64_t offset,
+                  Address launch) {
+  const hvc::Stream stream = stream_of(key);
+  hvc::octave_merge(at<uint8_t>(into), at<uint8_t>(other), bytes, bits, &stream, offset, launch_of(launch));
+}
+
+void octave_decode(Address codes, Address norms, int64_t count, int64_t row_length, int bits, int headroom,
+                   double scale, Address grad, int dtype, Address launch) {
+  hvc::octave_decode(at<uint8_t>(codes), at<void>(norms), count, row_length, bits, headroom, scale, at<void>(grad),
+                     hvc::Dtype(dtype), launch_of(launch));
+}
+
 void triad(Address a, Address b, Address c, float s, int64_t count, Address launch) {
   hvc::triad(at<float>(a), at<float>(b), at<float>(c), s, count, launch_of(launch));
 }
@@ -122,6 +166,13 @@ void define_kernels(py::module_& module) {
   module.def("dense_offer", &dense_offer, unlocked());
   module.def("dense_add", &dense_add, unlocked());
   module.def("dense_decode", &dense_decode, unlocked());
+  module.def("norm_offer", &norm_offer, unlocked());
+  module.def("level_encode", &level_encode, unlocked());
+  module.def("level_add", &level_add, unlocked());
+  module.def("level_decode", &level_decode, unlocked());
+  module.def("octave_encode", &octave_encode, unlocked());
+  module.def("octave_merge", &octave_merge, unlocked());
+  module.def("octave_decode", &octave_decode, unlocked());
   module.def("triad", &triad, unlocked());
   module.def("hash64", &hash64, unlocked());
 }

@@ -5,6 +5,7 @@
 // here depends on the number of threads, the alignment or the instruction set.
 #pragma once
 #include "hvc/common.h"
+#include "hvc/norm.h"
 #include "hvc/philox.h"
 #include "hvc/sign.h"
 
@@ -43,6 +44,25 @@ void dense_add(void* into, const void* other, Dtype dtype, int64_t count, Launch
 void dense_decode(const void* payload, Dtype payload_dtype, int64_t count, double scale, void* grad,
                   Dtype grad_dtype, void* residual, Launch launch);
 void triad(float* a, const float* b, const float* c, float s, int64_t count, Launch launch);
+
+// norm.cpp, norm.cu: one norm per row: of the arithmetic type for kMaximum, else float64
+void norm_offer(const void* grad, Dtype dtype, int64_t count, int64_t row_length, Power power, void* norms,
+                int64_t* nonfinite, Launch launch);
+
+// level.cpp, level.cu: codes of 4 bits (two to a byte, row_length even), 8 or 16 bits; levels < 2^(bits-1)
+void level_encode(const void* grad, const void* norms, Dtype dtype, int64_t count, int64_t row_length, int bits,
+                  int32_t levels, const Stream* key, int64_t offset, void* codes, Launch launch);
+void level_add(void* into, const void* other, int64_t count, int bits, Launch launch);
+void level_decode(const void* codes, const void* norms, int64_t count, int64_t row_length, int bits, double scale,
+                  void* grad, Dtype dtype, Launch launch);
+
+// octave.cpp, octave.cu: codes of 4 bits (two to a byte, row_length even) or 8; 1 <= headroom < 2^(bits-1)
+void octave_encode(const void* grad, const void* norms, Dtype dtype, int64_t count, int64_t row_length, int bits,
+                   int32_t headroom, const Stream* key, int64_t offset, uint8_t* codes, Launch launch);
+void octave_merge(uint8_t* into, const uint8_t* other, int64_t bytes, int bits, const Stream* key, int64_t offset,
+                  Launch launch);
+void octave_decode(const uint8_t* codes, const void* norms, int64_t count, int64_t row_length, int bits,
+                   int32_t headroom, double scale, void* grad, Dtype dtype, Launch launch);
 
 // hash64.cpp, hash64.cu: waits for its stream on CUDA
 uint64_t hash64(const void* data, int64_t bytes, uint64_t seed, Launch launch);

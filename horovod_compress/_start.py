@@ -50,7 +50,7 @@ def start(
         document = handshake.Document(handshake.fields(codec, options, tensors, kind, world))
         if rank == 0:
             plan = make_plan(options.schedule, tensors, options.min_elements)
-            _check_collectives(codec, options)
+            _check_options(codec, options, world)
             if world > 1:
                 meeting = gloo.Meeting(None, own, seconds)
             document = handshake.Document(
@@ -111,7 +111,9 @@ def specs(named: Sequence[tuple[str, nn.Parameter]]) -> list[TensorSpec]:
     return tensors
 
 
-def _check_collectives(codec: Codec, options: Options) -> None:
+def _check_options(codec: Codec, options: Options, world: int) -> None:
+    """Refuse what the number of ranks or the exchange does not allow, before anybody connects."""
+    codec.check_world(world)
     for variant in codec.variants():
         chooser(options.exchange)(variant, 0, 2)
 

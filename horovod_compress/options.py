@@ -24,7 +24,8 @@ class Options:
         exchange: "ring", "fold", or "auto" to choose per bucket.
         transport: "gloo"; "auto" takes what fits the gradients' device.
         seed: of all random bits; equal on every rank.
-        timeout: seconds that one bucket's exchange may take, waiting for slower ranks included.
+        timeout: seconds that one bucket's exchange may take, from its first prelude to the end of its
+            payload, waiting for slower ranks included.
         nonfinite: what becomes of NaN and infinity: "propagate" (the bucket is NaN on every rank,
             residuals stay as they were), "raise" (on every rank) or "zero" (those values count
             as 0; what only overflows in a 16-bit payload is propagated).

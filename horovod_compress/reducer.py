@@ -277,11 +277,38 @@ class Reducer:
         bucket, key = station.bucket, self._key(station)
         if all(grad is None for grad in station.grads):
             return  # sparse gradients only, which Horovod reduces itself
-        round_ = station.round(self.step)
-        self.recorder.note(self.step, bucket.index, "encode")
+        round_, deadline = station.round(self.step), Deadline(self.options.timeout)
+        bad = self._preludes(station, round_, key, deadline)
+        if not bad.count:
+            bad = self._payload(station, round_, key, deadline)
+        self.metrics.bytes_dense += 8 * bucket.count * (self.world - 1) / self.world
+        self._decoder.put(partial(self._complete, station, round_, key, bad, self._verifying()))
+
+    def _preludes(self, station: Station, round_: Round, key: Key, deadline: Deadline) -> Bad:
+        """Run the exchanges before the payload's; return the non-finite count over all ranks.
+
+        Every rank has the same count after a prelude, so all leave out what follows, or none.
+        """
+        bad, bucket = Bad(), station.bucket.index
+        for number, prelude in enumerate(round_.preludes):
+            self.recorder.note(self.step, bucket, "prelude", number)
+            with self.metrics.timed("encode"):
+                round_.codec.begin(number, round_.work, key)
+            exchange = self._new_exchange(bucket, codec_id(f"prelude {number}"), station.bad, deadline)
+            with self.metrics.timed("exchange"):
+                bad = prelude.collective.run(exchange, prelude.layout, round_.before(key))
+            self.metrics.bytes_sent += exchange.bytes_sent
+            if bad.count:
+                break
+        return bad
+
+    def _payload(self, station: Station, round_: Round, key: Key, deadline: Deadline) -> Bad:
+        """Encode and exchange the payload; return the non-finite count over all ranks."""
+        bucket = station.bucket.index
+        self.recorder.note(self.step, bucket, "encode")
         with self.metrics.timed("encode"):
             round_.codec.encode(round_.work, key)
-        exchange = self._new_exchange(bucket.index, codec_id(round_.codec.name), station.bad)
+        exchange = self._new_exchange(bucket, codec_id(round_.codec.name), station.bad, deadline)
 
         def ready(parts: list[Part]) -> None:
             self._decoder.put(partial(self._decode, station, round_, key, parts))
@@ -289,8 +316,7 @@ class Reducer:
         with self.metrics.timed("exchange"):
             bad = round_.collective.run(exchange, round_.layout, round_.reduction(key, ready))
         self.metrics.bytes_sent += exchange.bytes_sent
-        self.metrics.bytes_dense += 8 * bucket.count * (self.world - 1) / self.world
-        self._decoder.put(partial(self._complete, station, round_, key, bad, self._verifying()))
+        return bad
 
     # ---- the decoder's thread ----
 
@@ -332,11 +358,11 @@ class Reducer:
                     self._changed.wait()
             return station.gain
 
-    def _new_exchange(self, bucket: int, codec: int, bad: Bad) -> Exchange:
+    def _new_exchange(self, bucket: int, codec: int, bad: Bad, deadline: Deadline | None = None) -> Exchange:
         def note(event: str, hop: int) -> None:
             self.recorder.note(self.step, bucket, event, hop)
 
-        deadline = Deadline(self.options.timeout)
+        deadline = deadline or Deadline(self.options.timeout)
         return Exchange(self.transport, codec, self.step, bucket, bad, deadline, self._pool, note)
 
     def _not_finite(self, station: Station, bad: Bad, step: int) -> None:

@@ -10,12 +10,22 @@ from torch import Tensor
 
 from .arrivals import Part, parts_by_chunk
 from .codecs.base import Codec, Regions, Work, work_dtype
+from .collectives import everywhere
 from .collectives.base import Collective, Reduction
+from .collectives.choose import for_prelude
 from .collectives.layout import Layout, Piece
 from .errors import HorovodCompressError
 from .keys import Key
 from .plan import Bucket
 from .wire import Bad
+
+
+@dataclass(frozen=True)
+class Prelude:
+    """An exchange before the payload's."""
+
+    layout: Layout
+    collective: Collective
 
 
 @dataclass(frozen=True)
@@ -27,6 +37,7 @@ class Round:
     layout: Layout
     collective: Collective
     parts: dict[int, list[Part]]  # what each chunk makes ready to be decoded
+    preludes: tuple[Prelude, ...]
 
     def reduction(self, key: Key, ready: Callable[[list[Part]], None]) -> Reduction:
         """Return what the collective needs of the codec.
@@ -36,6 +47,14 @@ class Round:
                 on; never, if a value of any rank is not finite.
         """
         return _CodecReduction(self.codec, key, self.parts, ready)
+
+    def before(self, key: Key) -> Reduction:
+        """Return what the collective of a prelude needs of the codec.
+
+        The key is one of rank 0, as a reduction that every rank does by itself may not depend on
+        the rank; and no chunk of a prelude makes a part of the result ready.
+        """
+        return _CodecReduction(self.codec, key.at(rank=0), {}, lambda parts: None)
 
     def decode(self, parts: list[Part], key: Key, gain: float) -> None:
         """Decode parts of the result; those of sparse gradients are left out."""
@@ -77,6 +96,7 @@ class Station:
         world: int,
         collective: Callable[[Codec, int, int], Collective],
     ) -> None:
+        codec.check_world(world)
         self.bucket, self._codec = bucket, codec
         self._rank, self._world = rank, world
         self.grads: list[Tensor | None] = [None] * len(bucket.tensors)  # flat
@@ -96,14 +116,17 @@ class Station:
     def _make_round(self, codec: Codec, choose: Callable[[Codec, int, int], Collective]) -> Round:
         world = self._world
         regions = _carve(self._payload, codec.regions(self.bucket))
-        local = {n: torch.zeros(c, dtype=d) for n, (d, c) in codec.local(self.bucket).items()}
-        work = Work(self.bucket, world, self.grads, self.residual, regions, local)
+        local = _allocate(codec.local(self.bucket))
+        shared = [_allocate(arrays) for arrays in codec.preludes(self.bucket)]
+        every = {name: array for arrays in shared for name, array in arrays.items()}
+        work = Work(self.bucket, world, self.grads, self.residual, regions, every, local)
         codec.prepare(work)
         layout = Layout.of(regions, world)
         nbytes = sum(tensor.nbytes for tensor in regions.values())
+        preludes = tuple(_prelude(arrays, world) for arrays in shared)
         collective = choose(codec, nbytes, world)
         parts = parts_by_chunk(codec, work, collective.order(self._rank, world))
-        return Round(codec, work, layout, collective, parts)
+        return Round(codec, work, layout, collective, parts, preludes)
 
     def _reset(self) -> None:
         number = len(self.grads)
@@ -199,6 +222,17 @@ class Station:
 def _allocate_for(codecs: Sequence[Codec], bucket: Bucket) -> Tensor:
     """Return memory for the largest payload; the rounds of a method share it."""
     return torch.zeros(max(_nbytes(codec.regions(bucket)) for codec in codecs), dtype=torch.uint8)
+
+
+def _allocate(regions: Regions) -> dict[str, Tensor]:
+    return {name: torch.zeros(count, dtype=dtype) for name, (dtype, count) in regions.items()}
+
+
+def _prelude(arrays: dict[str, Tensor], world: int) -> Prelude:
+    # Larger elements first, so that every array is aligned within a frame.
+    arrays = dict(sorted(arrays.items(), key=lambda named: -named[1].element_size()))
+    collective = for_prelude(sum(array.nbytes for array in arrays.values()), world)
+    return Prelude(Layout.of(arrays, 1 if collective is everywhere else world), collective)
 
 
 def _nbytes(regions: Regions) -> int:

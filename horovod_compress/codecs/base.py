@@ -47,6 +47,7 @@ class Work:
             them with the result.
         residual: flat with the bucket's gaps, or None where the codec keeps none.
         regions: the arrays of the payload; after the exchange, the consensus bytes.
+        shared: the arrays of the preludes; after its prelude, each is equal on every rank.
         local: arrays that stay on this rank.
         memo: what ``Codec.prepare`` derived from the bucket.
     """
@@ -56,6 +57,7 @@ class Work:
     grads: list[Tensor | None]
     residual: Tensor | None
     regions: dict[str, Tensor] = field(default_factory=dict)
+    shared: dict[str, Tensor] = field(default_factory=dict)
     local: dict[str, Tensor] = field(default_factory=dict)
     memo: dict[str, Any] = field(default_factory=dict)
 
@@ -86,6 +88,9 @@ class Codec:
     The reducer calls ``offer`` once per tensor as gradients arrive, ``encode`` when the bucket is
     full, then runs the collective with ``merge`` or ``fold``, then calls ``decode``. Equal
     arguments give equal bytes on every rank and device.
+
+    A method that has to know something of all ranks before it can encode, such as a global norm,
+    has *preludes*: exchanges of arrays of their own, before the payload's, in order.
     """
 
     name: ClassVar[str]
@@ -117,6 +122,25 @@ class Codec:
         """Return the arrays that the codec needs beside the payload."""
         return {}
 
+    def preludes(self, bucket: Bucket) -> tuple[Regions, ...]:
+        """Return the arrays of each exchange before ``encode``; names differ from the payload's.
+
+        They are merged by :meth:`merge` or :meth:`fold` like the payload, in an order that does
+        not depend on the rank, with a key of rank 0. If a gradient is not finite the rest of the
+        round is left out on every rank.
+        """
+        return ()
+
+    def begin(self, number: int, work: Work, key: Key) -> None:
+        """Fill this rank's arrays of one prelude; those of earlier ones are complete."""
+
+    def check_world(self, world: int) -> None:
+        """Refuse a number of ranks that these options cannot serve.
+
+        Raises:
+            ConfigError: says which options can.
+        """
+
     def prepare(self, work: Work) -> None:
         """Fill what stays the same in every step; called once per bucket."""
 
@@ -143,7 +167,12 @@ class Codec:
         raise NotImplementedError
 
     def fold(self, region: str, start: int, into: Tensor, others: Sequence[Tensor], key: Key) -> None:
-        """Merge the payloads of all other ranks into this rank's own; by default one by one."""
+        """Merge the payloads of all other ranks into this rank's own; by default one by one.
+
+        Args:
+            others: in rank order; they may be overwritten.
+            key: of the rank that folds.
+        """
         for index, other in enumerate(others):
             self.merge(region, start, into, other, (index + 1, 1), key.at(hop=index))
 

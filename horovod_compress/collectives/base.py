@@ -21,7 +21,10 @@ class Reduction(Protocol):
         """Merge a payload of ``weight`` ranks into this rank's own piece, in place."""
 
     def fold(self, piece: Piece, others: Sequence[Tensor]) -> None:
-        """Merge the pieces of all other ranks, in rank order, into this rank's own, in place."""
+        """Merge the pieces of all other ranks, in rank order, into this rank's own, in place.
+
+        The pieces of the others may be overwritten.
+        """
 
     def complete(self, chunk: int, bad: Bad) -> None:
         """Take note that a chunk holds consensus bytes; must not block.
@@ -82,7 +85,7 @@ class Collective(Protocol):
         """Run the exchange and return the non-finite count over all ranks.
 
         Args:
-            layout: this rank's payload, cut; afterwards it holds the consensus bytes.
+            layout: this rank's arrays, cut; afterwards they hold the consensus bytes.
 
         Raises:
             PeerError: a peer is gone or late.

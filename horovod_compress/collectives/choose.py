@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from ..codecs.base import Algebra, Codec
 from ..errors import ConfigError
-from . import fold, ring
+from . import everywhere, fold, ring
 from .base import Collective
 
 _FITTING = {Algebra.SUM: (ring, fold), Algebra.MERGE: (ring, fold), Algebra.FOLD: (fold,)}
@@ -34,3 +34,8 @@ def chooser(exchange: str) -> Callable[[Codec, int, int], Collective]:
         raise ConfigError(f'{codec.name} can be exchanged by {names} only, got exchange="{exchange}"')
 
     return choose
+
+
+def for_prelude(nbytes: int, world: int) -> Collective:
+    """Return the collective of a prelude: one phase while that moves little, else the fold."""
+    return everywhere if nbytes * max(1, world - 1) <= _SMALL_BYTES else fold

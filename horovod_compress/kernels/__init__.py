@@ -33,7 +33,14 @@ __all__ = [
     "hash64",
     "instruction_set",
     "majority_fold",
+    "level_add",
+    "level_decode",
+    "level_encode",
     "merge_bits",
+    "norm_offer",
+    "octave_decode",
+    "octave_encode",
+    "octave_merge",
     "philox4x32",
     "sign_decode",
     "sign_offer",
@@ -50,6 +57,9 @@ _FEEDBACK = {"none": 0, "global": 1, "own": 2}
 _MAX_PARTS = 65535
 _MAX_WEIGHT = 1 << 62
 _MAX_WORDS = 1 << 33  # the group index is 32 bits wide, and a group holds two words
+_MAX_DRAWS = 1 << 35  # and a word 16 random bits for each of four elements
+#: Powers of |x| that a norm may add up; 0 stands for the maximum.
+POWERS = (0, 1, 2, 4)
 
 _reference: ModuleType | None = None
 if loader.choice() == "reference":
@@ -145,6 +155,31 @@ def _odds(numerator: int, denominator: int) -> None:
             f"a probability must be numerator / denominator with 0 <= numerator <= denominator "
             f"and 1 <= denominator <= {_MAX_WEIGHT}, got {numerator} / {denominator}"
         )
+
+
+def _draws(key: Key, offset: int, count: int) -> tuple[int, int, int, int, int]:
+    if offset < 0 or offset + count > _MAX_DRAWS:
+        raise ValueError(f"elements must lie in [0, {_MAX_DRAWS}), got {offset} + {count}")
+    return key.words()
+
+
+def _one_of(name: str, value: int, allowed: tuple[int, ...]) -> None:
+    if value not in allowed:
+        raise ValueError(f"{name} must be one of {', '.join(map(str, allowed))}, got {value!r}")
+
+
+def _codes(codes: Tensor, bits: int, count: int, row_length: int, device: int) -> int:
+    """Check the codes of ``count`` elements and return their address."""
+    if bits == 4 and row_length % 2 and row_length < count:
+        raise ValueError(f"row_length must be even where two codes share a byte, got {row_length}")
+    return _tensor("codes", codes, *code_layout(bits, count), device)
+
+
+def code_layout(bits: int, count: int) -> tuple[torch.dtype, int]:
+    """Return the dtype and the length of the array that holds ``count`` codes."""
+    if bits == 4:
+        return torch.uint8, (count + 1) // 2
+    return (torch.int16 if bits == 16 else torch.uint8), count
 
 
 # ---- one bit per element ----------------------------------------------------------------------
@@ -327,6 +362,172 @@ def majority_fold(parts: Sequence[Tensor], out: Tensor, count: int) -> None:
         _reference.majority_fold(parts, out, count)
     else:
         native.majority_fold(parts_at, count, out_at, launch)
+
+
+# ---- dithering ----------------------------------------------------------------------------------
+
+
+def norm_offer(grad: Tensor, norms: Tensor, row_length: int, *, power: int = 0) -> int | Tensor:
+    """Write the norm of every ``row_length`` elements; return how many elements are not finite.
+
+    Those count as 0 in the norm.
+
+    Args:
+        norms: with ``power`` 0 the largest ``|x|``, float32 (float64 for float64 gradients); with
+            1, 2 or 4 the sum of ``|x| ** power``, float64, summed in one fixed order.
+    """
+    native, device, launch = _backend(grad)
+    count = grad.numel()
+    code = _number("grad", grad)
+    rows = _rows(count, row_length)
+    _one_of("power", power, POWERS)
+    grad_at = _tensor("grad", grad, grad.dtype, count, device)
+    norms_at = _tensor("norms", norms, torch.float64 if power else _work(grad.dtype), rows, device)
+    _apart("norms", norms, "grad", grad)
+    if _reference:
+        return int(_reference.norm_offer(grad, norms, row_length, power=power))
+    counter, counter_at = _counter(device)
+    counted: int = native.norm_offer(grad_at, code, count, row_length, power, norms_at, counter_at, launch)
+    return counted if counter is None else counter
+
+
+def level_encode(
+    grad: Tensor, norms: Tensor, row_length: int, codes: Tensor, key: Key, *, bits: int, levels: int, offset: int = 0
+) -> None:
+    """Round ``grad / norm * levels`` to a whole number, up or down at random, without bias.
+
+    16 random bits decide: the probability is right to 2**-17, and a whole number stays what it is.
+
+    Args:
+        norms: float32 (float64 for float64 gradients), one per ``row_length`` elements, no less
+            than any magnitude there; 0 gives codes 0.
+        codes: see :func:`code_layout`.
+        levels: the code of the norm, below ``2 ** (bits - 1)``.
+        offset: which element of the stream ``grad[0]`` is.
+    """
+    native, device, launch = _backend(grad)
+    count = grad.numel()
+    dtype = _number("grad", grad)
+    _one_of("bits", bits, (4, 8, 16))
+    if not 1 <= levels < 1 << (bits - 1):
+        raise ValueError(f"levels must be in [1, {1 << (bits - 1)}), got {levels}")
+    grad_at = _tensor("grad", grad, grad.dtype, count, device)
+    norms_at = _tensor("norms", norms, _work(grad.dtype), _rows(count, row_length), device)
+    codes_at = _codes(codes, bits, count, row_length, device)
+    _apart("codes", codes, "grad", grad)
+    stream = _draws(key, offset, count)
+    if _reference:
+        _reference.level_encode(grad, norms, row_length, codes, key, bits=bits, levels=levels, offset=offset)
+    else:
+        shape = (dtype, count, row_length, bits, levels)
+        native.level_encode(grad_at, norms_at, *shape, stream, offset, codes_at, launch)
+
+
+def level_add(into: Tensor, other: Tensor, *, bits: int) -> None:
+    """Add codes of :func:`level_encode`, each modulo ``2 ** bits``; none carries into its neighbour."""
+    native, device, launch = _backend(into)
+    _one_of("bits", bits, (4, 8, 16))
+    dtype, count = code_layout(16 if bits == 16 else 8, into.numel())
+    into_at = _tensor("into", into, dtype, count, device)
+    other_at = _tensor("other", other, dtype, count, device)
+    _apart("into", into, "other", other)
+    if _reference:
+        _reference.level_add(into, other, bits=bits)
+    else:
+        native.level_add(into_at, other_at, count, bits, launch)
+
+
+def level_decode(
+    codes: Tensor, norms: Tensor, row_length: int, grad: Tensor, *, bits: int, scale: float
+) -> None:
+    """Write ``(code * scale) * norm`` over ``grad``."""
+    native, device, launch = _backend(grad)
+    count = grad.numel()
+    dtype = _number("grad", grad)
+    _one_of("bits", bits, (4, 8, 16))
+    grad_at = _tensor("grad", grad, grad.dtype, count, device)
+    norms_at = _tensor("norms", norms, _work(grad.dtype), _rows(count, row_length), device)
+    codes_at = _codes(codes, bits, count, row_length, device)
+    _apart("codes", codes, "grad", grad)
+    if _reference:
+        _reference.level_decode(codes, norms, row_length, grad, bits=bits, scale=scale)
+    else:
+        native.level_decode(codes_at, norms_at, count, row_length, bits, scale, grad_at, dtype, launch)
+
+
+def octave_encode(
+    grad: Tensor, norms: Tensor, row_length: int, codes: Tensor, key: Key, *, bits: int, headroom: int, offset: int = 0
+) -> None:
+    """Round ``grad / norm`` to a power of two, up or down at random, without bias.
+
+    A code is a sign (the top bit) and an exponent ``e``, for ``norm * 2 ** (headroom - e)``; 0 is
+    zero. 16 random bits decide: the probability is right to 2**-17.
+
+    Args:
+        norms: as in :func:`level_encode`.
+        bits: 8, or 4 with two codes to a byte.
+        headroom: the exponent of the norm itself; sums may come down to 1.
+    """
+    native, device, launch = _backend(grad)
+    count = grad.numel()
+    dtype = _number("grad", grad)
+    _octaves(bits, headroom)
+    grad_at = _tensor("grad", grad, grad.dtype, count, device)
+    norms_at = _tensor("norms", norms, _work(grad.dtype), _rows(count, row_length), device)
+    codes_at = _codes(codes, bits, count, row_length, device)
+    _apart("codes", codes, "grad", grad)
+    stream = _draws(key, offset, count)
+    if _reference:
+        _reference.octave_encode(grad, norms, row_length, codes, key, bits=bits, headroom=headroom, offset=offset)
+    else:
+        shape = (dtype, count, row_length, bits, headroom)
+        native.octave_encode(grad_at, norms_at, *shape, stream, offset, codes_at, launch)
+
+
+def octave_merge(into: Tensor, other: Tensor, key: Key, *, bits: int, offset: int = 0) -> None:
+    """Replace codes by codes of the sums, at random, without bias; see ``hvc/octave.h``.
+
+    A number that is 2**16 or more times smaller than the other is dropped.
+
+    Args:
+        offset: which element of the stream the first code is.
+    """
+    native, device, launch = _backend(into)
+    _one_of("bits", bits, (4, 8))
+    count = into.numel()
+    into_at = _tensor("into", into, torch.uint8, count, device)
+    other_at = _tensor("other", other, torch.uint8, count, device)
+    _apart("into", into, "other", other)
+    stream = _draws(key, offset, count * 8 // bits)
+    if _reference:
+        _reference.octave_merge(into, other, key, bits=bits, offset=offset)
+    else:
+        native.octave_merge(into_at, other_at, count, bits, stream, offset, launch)
+
+
+def octave_decode(
+    codes: Tensor, norms: Tensor, row_length: int, grad: Tensor, *, bits: int, headroom: int, scale: float
+) -> None:
+    """Write ``(+-2 ** (headroom - e) * scale) * norm`` over ``grad``."""
+    native, device, launch = _backend(grad)
+    count = grad.numel()
+    dtype = _number("grad", grad)
+    _octaves(bits, headroom)
+    grad_at = _tensor("grad", grad, grad.dtype, count, device)
+    norms_at = _tensor("norms", norms, _work(grad.dtype), _rows(count, row_length), device)
+    codes_at = _codes(codes, bits, count, row_length, device)
+    _apart("codes", codes, "grad", grad)
+    if _reference:
+        _reference.octave_decode(codes, norms, row_length, grad, bits=bits, headroom=headroom, scale=scale)
+    else:
+        native.octave_decode(codes_at, norms_at, count, row_length, bits, headroom, scale, grad_at, dtype, launch)
+
+
+def _octaves(bits: int, headroom: int) -> None:
+    _one_of("bits", bits, (4, 8))
+    most = min(1 << (bits - 1), 32) - 1
+    if not 1 <= headroom <= most:
+        raise ValueError(f"headroom must be in [1, {most}], got {headroom}")
 
 
 # ---- plain numbers ----------------------------------------------------------------------------

@@ -253,6 +253,132 @@ def sign_unpack(bits: Tensor, steps: Tensor, row_length: int, out: Tensor, *, sc
     sign_decode(bits, steps, row_length, out, None, feedback="none", scale=scale)
 
 
+# ---- dithering ----------------------------------------------------------------------------------
+
+
+@_quiet
+def norm_offer(grad: Tensor, norms: Tensor, row_length: int, *, power: int = 0) -> int:
+    x = load(grad)
+    kept = np.where(np.isfinite(x), np.abs(x), x.dtype.type(0))
+    if power:
+        squares = (kept := kept.astype(np.float64)) * kept
+        norms.numpy()[:] = row_sums({1: kept, 2: squares, 4: squares * squares}[power], row_length)
+    else:
+        starts = range(0, x.size, row_length)
+        norms.numpy()[:] = [kept[start : start + row_length].max() for start in starts]
+    return int(np.count_nonzero(~np.isfinite(x)))
+
+
+def draws(key: Key, first: int, count: int) -> np.ndarray:
+    """Return 16 random bits for each of the elements ``first .. first + count``, as integers."""
+    words = random_words(key, first // 4, (first + count + 3) // 4 - first // 4)
+    pieces: np.ndarray = words.astype("<u8").view("<u2")[first % 4 :][:count].astype(np.int64)
+    return pieces
+
+
+@_quiet
+def _scaled(grad: Tensor, norms: Tensor, row_length: int, target: float) -> np.ndarray:
+    """Return ``x * target / norm`` in float32; the norm 0 gives 0, however infinite ``x`` is."""
+    x, norm = load(grad), norms.numpy()
+    work = x.dtype.type
+    far = work(2.0) ** (512 if work is np.float64 else 64)
+    power = np.where(norm < 1 / far, far, np.where(norm > far, 1 / far, work(1)))
+    factor = np.where(norm > 0, work(target) / (norm * power), work(0))
+    spread = [np.repeat(values, row_length)[: x.size] for values in (power, factor)]
+    return np.asarray((x * spread[0] * spread[1]).astype(np.float32))
+
+
+def _pack_codes(codes: Tensor, values: np.ndarray, bits: int) -> None:
+    if bits == 4:
+        padded = np.zeros(2 * codes.numel(), dtype=np.int64)
+        padded[: values.size] = values & 15
+        values = padded[::2] | padded[1::2] << 4
+    codes.numpy()[:] = values.astype(np.int16 if bits == 16 else np.uint8)
+
+
+def _unpack_codes(codes: Tensor, count: int, bits: int) -> np.ndarray:
+    """Return codes as they lie in memory, not negative."""
+    plain = codes.numpy().astype(np.int64) & 0xFFFF
+    if bits == 4:
+        plain = np.stack([plain & 15, plain >> 4], axis=1).reshape(-1)
+    return np.asarray(plain[:count])
+
+
+def _signed(codes: np.ndarray, bits: int) -> np.ndarray:
+    return np.asarray(np.where(codes >> (bits - 1), codes - (1 << bits), codes))
+
+
+@_quiet
+def level_encode(
+    grad: Tensor, norms: Tensor, row_length: int, codes: Tensor, key: Key, *, bits: int, levels: int, offset: int = 0
+) -> None:
+    limit = np.float32(65536 * levels)
+    z = _scaled(grad, norms, row_length, float(limit))
+    z = np.where(z < limit, z, limit)
+    z = np.where(z > -limit, z, -limit)
+    _pack_codes(codes, (np.rint(z).astype(np.int64) + draws(key, offset, z.size)) >> 16, bits)
+
+
+def level_add(into: Tensor, other: Tensor, *, bits: int) -> None:
+    count = into.numel() * (2 if bits == 4 else 1)
+    _pack_codes(into, _unpack_codes(into, count, bits) + _unpack_codes(other, count, bits), bits)
+
+
+@_quiet
+def _store_multiples(grad: Tensor, factors: np.ndarray, norms: Tensor, row_length: int, scale: float) -> None:
+    """Write ``(factor * scale) * norm``."""
+    norm = np.repeat(norms.numpy(), row_length)[: grad.numel()]
+    store(grad, factors.astype(norm.dtype) * norm.dtype.type(scale) * norm)
+
+
+@_quiet
+def level_decode(
+    codes: Tensor, norms: Tensor, row_length: int, grad: Tensor, *, bits: int, scale: float
+) -> None:
+    factors = _signed(_unpack_codes(codes, grad.numel(), bits), bits)
+    _store_multiples(grad, factors, norms, row_length, scale)
+
+
+@_quiet
+def octave_encode(
+    grad: Tensor, norms: Tensor, row_length: int, codes: Tensor, key: Key, *, bits: int, headroom: int, offset: int = 0
+) -> None:
+    z = _scaled(grad, norms, row_length, 1.0).view(np.uint32).astype(np.int64)
+    random = draws(key, offset, z.size)
+    smallest = min((1 << (bits - 1)) - 1, headroom + 96)
+    size = np.minimum(z & 0x7FFFFFFF, 0x3F800000)
+    below = size < (127 + headroom - smallest) << 23
+    large = 127 + headroom - (size + (random << 7) + 64 >> 23)
+    tiny = np.where(below, size, 0).astype(np.uint32).view(np.float32)
+    chance = np.rint(tiny * np.float32(2.0 ** (16 + smallest - headroom))).astype(np.int64)
+    exponent = np.where(below, np.where(random < chance, smallest, 0), large)
+    sign = np.where((z >> 31 == 1) & (exponent > 0), 1 << (bits - 1), 0)
+    _pack_codes(codes, exponent | sign, bits)
+
+
+def octave_merge(into: Tensor, other: Tensor, key: Key, *, bits: int, offset: int = 0) -> None:
+    count, sign = into.numel() * 8 // bits, 1 << (bits - 1)
+    a, b = _unpack_codes(into, count, bits), _unpack_codes(other, count, bits)
+    larger = np.where(b % sign < a % sign, b, a)  # a smaller exponent is a larger number
+    distance, equal = np.abs(a % sign - b % sign), (a & sign) == (b & sign)
+    trials = distance - ~equal
+    hit = (draws(key, offset, count) % (1 << trials.clip(0, 16)) == 0) & (trials < 16)
+    change = np.where(equal, -(hit & (larger % sign != 1)).astype(np.int64), hit)
+    merged = np.where((distance == 0) & ~equal, 0, larger + change)
+    _pack_codes(into, np.where(a % sign == 0, b, np.where(b % sign == 0, a, merged)), bits)
+
+
+@_quiet
+def octave_decode(
+    codes: Tensor, norms: Tensor, row_length: int, grad: Tensor, *, bits: int, headroom: int, scale: float
+) -> None:
+    sign = 1 << (bits - 1)
+    found = _unpack_codes(codes, grad.numel(), bits)
+    power = np.where(found % sign, 2.0 ** (headroom - found % sign), 0.0)
+    factor = np.where((found & sign != 0) & (found % sign != 0), -power, power)
+    _store_multiples(grad, factor, norms, row_length, scale)
+
+
 # ---- plain numbers ----------------------------------------------------------------------------
 
 

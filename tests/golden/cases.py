@@ -33,6 +33,11 @@ CODECS: dict[str, tuple[str, dict[str, Any]]] = {
     "marsit tensor": ("marsit", {"step_size": "tensor", "full_precision_every": 0, "zeros": "random"}),
     "marsit fixed": ("marsit", {"step_size": 0.125, "full_precision_every": 0, "zeros": "positive"}),
     "marsit full precision": ("marsit", {"full_precision_every": 7}),
+    "global_qsgd standard 4": ("global_qsgd", {"dithering": "standard", "bits": 4, "block": 0}),
+    "global_qsgd standard 8": ("global_qsgd", {"dithering": "standard", "bits": 8, "block": 256}),
+    "global_qsgd standard 16": ("global_qsgd", {"dithering": "standard", "bits": 16, "norm": 2}),
+    "global_qsgd exponential 4": ("global_qsgd", {"dithering": "exponential", "bits": 4}),
+    "global_qsgd exponential 8": ("global_qsgd", {"dithering": "exponential", "bits": 8, "block": 256}),
 }
 DTYPES = ("float32", "float64", "float16", "bfloat16")
 
@@ -46,7 +51,7 @@ def gradient(spec: TensorSpec, shift: int) -> torch.Tensor:
 
 
 def payload(codec: Codec, dtype: str) -> bytes:
-    """Return the bytes of one rank's payload."""
+    """Return the bytes of one rank's payload, with its own preludes for those of all ranks."""
     bucket = Bucket(5, (TensorSpec("a", (3, 130), dtype), TensorSpec("b", (5,), dtype), TensorSpec("c", (), dtype)))
     station = Station(bucket, codec, 0, WORLD, lambda *_: ring)
     key = Key(SEED, STEP, bucket.index, RANK)
@@ -55,6 +60,8 @@ def payload(codec: Codec, dtype: str) -> bytes:
         assert station.offer(position, gradient(spec, position), key, False) == 0
         station.count_in(position)
     round_ = station.round(STEP)
+    for number in range(len(round_.preludes)):
+        round_.codec.begin(number, round_.work, key)
     round_.codec.encode(round_.work, key)
     return b"".join(array.view(torch.uint8).numpy().tobytes() for array in round_.work.regions.values())
 

@@ -31,7 +31,7 @@ def test_frames() -> None:
 
 def test_the_file_holds_every_case() -> None:
     assert set(GOLDEN["payloads"]) == set(cases.CODECS)
-    assert {method for method, _ in cases.CODECS.values()} == {"none", "fp16", "bf16", "marsit"}
+    assert {method for method, _ in cases.CODECS.values()} == {"none", "fp16", "bf16", "marsit", "global_qsgd"}
     assert len({json.dumps(entry) for entry in GOLDEN["payloads"].values()}) == len(cases.CODECS)
 
 

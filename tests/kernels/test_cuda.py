@@ -74,6 +74,28 @@ class TestNumbers:
             same("dense_add", grad, numbers(count, dtype, 4))
 
 
+    def test_dither(self, dtype: torch.dtype) -> None:
+        for count in LENGTHS:
+            for row_length in {max(count, 1), 100, 2048}:
+                grad, rows = numbers(count, dtype, count), -(-count // row_length)
+                same("norm_offer", grad, poison(rows, work(dtype)), row_length)
+                for power in (1, 2, 4):
+                    same("norm_offer", grad, poison(rows, torch.float64), row_length, power=power)
+                norms = tame(rows, work(dtype), 1).abs()
+                for bits, rule in ((4, {"levels": 3}), (8, {"levels": 31}), (16, {"levels": 999})):
+                    kind, size = kernels.code_layout(bits, count)
+                    given = (grad, norms, row_length, poison(size, kind), KEY)
+                    same("level_encode", *given, bits=bits, offset=count % 5 * 2, **rule)
+                    codes = words(size, 3).to(kind)
+                    same("level_add", codes, words(size, 4).to(kind), bits=bits)
+                    same("level_decode", codes, norms, row_length, poison(count, dtype), bits=bits, scale=0.3)
+                    if bits < 16:
+                        same("octave_encode", *given, bits=bits, headroom=3, offset=count % 5 * 2)
+                        same("octave_merge", codes, words(size, 4).to(kind), KEY, bits=bits, offset=count % 5)
+                        rest = {"bits": bits, "headroom": 3, "scale": 0.3}
+                        same("octave_decode", codes, norms, row_length, poison(count, dtype), **rest)
+
+
 class TestBits:
     pytestmark = gpu
 

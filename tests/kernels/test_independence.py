@@ -72,10 +72,37 @@ def _bits(count: int) -> str:
     return _digest([merged, drawn, folded, whole, copied], *sums)
 
 
+def _dither(dtype: torch.dtype, count: int, row_length: int) -> str:
+    grad, rows = numbers(count, dtype, 1), -(-count // row_length)
+    norms = poison(rows, work(dtype))
+    found: list[Tensor] = [norms]
+    bad = [kernels.norm_offer(grad, norms, row_length)]
+    for power in (1, 2, 4):
+        found.append(poison(rows, torch.float64))
+        bad.append(kernels.norm_offer(grad, found[-1], row_length, power=power))
+    for bits in (4, 8, 16):
+        pair = [poison(kernels.code_layout(bits, count)[1], kernels.code_layout(bits, count)[0]) for _ in range(2)]
+        for rank, codes in enumerate(pair):
+            kernels.level_encode(grad, norms, row_length, codes, KEY.at(rank=rank), bits=bits, levels=3, offset=64)
+        kernels.level_add(*pair, bits=bits)
+        found += [*pair, poison(count, dtype)]
+        kernels.level_decode(pair[0], norms, row_length, found[-1], bits=bits, scale=0.7)
+    for bits in (4, 8):
+        pair = [poison(kernels.code_layout(bits, count)[1], torch.uint8) for _ in range(2)]
+        for rank, codes in enumerate(pair):
+            rule = {"bits": bits, "headroom": 3, "offset": 64}
+            kernels.octave_encode(grad, norms, row_length, codes, KEY.at(rank=rank), **rule)
+        kernels.octave_merge(*pair, KEY, bits=bits, offset=6)
+        found += [*pair, poison(count, dtype)]
+        kernels.octave_decode(pair[0], norms, row_length, found[-1], bits=bits, headroom=3, scale=0.7)
+    return _digest(found, *map(int, bad))
+
+
 def digests(scale: int) -> list[str]:
     """Run every kernel on inputs of about ``scale`` elements."""
     signs = [_sign(dtype, scale + 17, rows) for dtype in DTYPES for rows in (scale + 17, scale // 3 + 1, 100)]
-    return [*signs, *(_dense(dtype, scale + 3) for dtype in DTYPES), _bits(scale // 8 + 1)]
+    dithered = [_dither(dtype, scale + 5, rows) for dtype in DTYPES for rows in (scale + 5, 2048)]
+    return [*signs, *(_dense(dtype, scale + 3) for dtype in DTYPES), *dithered, _bits(scale // 8 + 1)]
 
 
 @pytest.mark.parametrize("override", ["HVC_ISA=generic", "HVC_ISA=avx2", "HVC_KERNELS=reference"])

@@ -12,6 +12,7 @@ from horovod_compress.codecs.registry import available
 from tests.support.jobs import run_ranks
 
 CASES = [*available(), "marsit every", "marsit ring", "marsit fold", "marsit fixed"]
+CASES += ["global_qsgd exponential", "global_qsgd 4 bits", "global_qsgd one scale"]
 
 
 @pytest.fixture(scope="module", params=[2, pytest.param(3, marks=pytest.mark.slow), 4])

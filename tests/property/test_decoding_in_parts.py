@@ -25,6 +25,17 @@ METHODS: list[tuple[str, dict[str, Any]]] = [
     ("marsit", {"full_precision_every": 3}),
     ("marsit", {"full_precision_every": 0, "step_size": "tensor", "compensation": "global"}),
     ("marsit", {"full_precision_every": 0, "step_size": 0.01, "compensation": "none"}),
+    ("global_qsgd", {}),
+    ("global_qsgd", {"bits": 4, "block": 256}),
+    ("global_qsgd", {"bits": 16, "block": 0, "norm": 2}),
+    ("global_qsgd", {"dithering": "exponential", "block": 512}),
+    ("global_qsgd", {"dithering": "exponential", "bits": 4, "block": 0}),
+]
+EXCHANGES = [
+    (method, options, exchange)
+    for method, options in METHODS
+    for exchange in ("ring", "fold")
+    if exchange == "fold" or options.get("dithering") != "exponential"
 ]
 
 
@@ -41,9 +52,8 @@ def _run(world: int, method: str, options: dict[str, Any], exchange: str) -> tup
     return results, residuals, used
 
 
-@pytest.mark.parametrize("exchange", ["ring", "fold"])
 @pytest.mark.parametrize("world", [2, 3, 4])
-@pytest.mark.parametrize("method, options", METHODS)
+@pytest.mark.parametrize("method, options, exchange", EXCHANGES)
 def test_parts_give_the_bits_of_the_whole(
     method: str, options: dict[str, Any], world: int, exchange: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -60,18 +70,20 @@ def _work(codec: Codec, world: int) -> Work:
     offsets_from = Bucket(0, tuple(TensorSpec(t.name, t.shape, "float32") for t in TENSORS))
     regions = {n: torch.zeros(c, dtype=d) for n, (d, c) in codec.regions(offsets_from).items()}
     local = {n: torch.zeros(c, dtype=d) for n, (d, c) in codec.local(offsets_from).items()}
-    work = Work(offsets_from, world, [None] * len(TENSORS), torch.zeros(0, dtype=work_dtype(offsets_from)), regions, local)
+    residual = torch.zeros(0, dtype=work_dtype(offsets_from))
+    work = Work(offsets_from, world, [None] * len(TENSORS), residual, regions, local=local)
     codec.prepare(work)
     return work
 
 
 @pytest.mark.parametrize("collective", [ring, fold])
 @pytest.mark.parametrize("world", [2, 3, 5])
+@pytest.mark.parametrize("method, options", [("marsit", {}), ("global_qsgd", {"bits": 4, "block": 512})])
 def test_parts_cover_every_element_once_and_come_late_enough(
-    world: int, collective: Any, monkeypatch: pytest.MonkeyPatch
+    method: str, options: dict[str, Any], world: int, collective: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(arrivals, "MIN_ELEMENTS", 0)
-    codec = registry.create("marsit")
+    codec = registry.create(method, **options).variants()[0]
     work = _work(codec, world)
     for rank in range(world):
         order = collective.order(rank, world)

@@ -14,7 +14,7 @@ from horovod_compress.collectives import layout
 from horovod_compress.plan import TensorSpec
 from tests.support.local import Fleet, all_same, one_tensor, random_grads, same_bits, spec
 
-METHODS = ["none", "fp16", "bf16", "marsit"]
+METHODS = ["none", "fp16", "bf16", "marsit", "global_qsgd"]
 DTYPES = [torch.float32, torch.float64, torch.float16, torch.bfloat16]
 
 # Roundings on the way: one per addition, one in the cast at the start, one in the last scaling.

@@ -213,7 +213,7 @@ def test_runs_repeat_and_seeds_and_steps_differ() -> None:
     assert not torch.equal(first[0], first[1]) and not torch.equal(first[0], other[0])
 
 
-@pytest.mark.parametrize("method", ["none", "fp16", "bf16", "marsit"])
+@pytest.mark.parametrize("method", ["none", "fp16", "bf16", "marsit", "global_qsgd"])
 def test_a_gain_that_is_known_late_gives_the_same_bits(method: str) -> None:
     """The stock path learns of op=Sum with the first result; three ranks make a mean that is rounded."""
     tensors = [spec("a", 500, dtype=torch.bfloat16), spec("b", 7, 90)]

@@ -14,7 +14,7 @@ from tests.support.local import Fleet, all_same, random_grads, same_bits, spec
 
 WORLD = 3
 TENSORS = [spec("b", 70), spec("a", 5, 40)]
-METHODS = ["none", "fp16", "bf16", "marsit"]
+METHODS = ["none", "fp16", "bf16", "marsit", "global_qsgd"]
 BAD = [math.nan, math.inf, -math.inf]
 
 

@@ -165,12 +165,22 @@ def test_the_sizes_in_the_page_on_marsit_are_what_is_sent() -> None:
     assert [int(re.sub(r"\D", "", cell.rpartition("=")[2])) for cell in shown] == [sent[3] - sent[2], sent[2] - sent[1]]
 
 
+def test_the_sizes_in_the_page_on_global_qsgd_are_what_is_sent() -> None:
+    with Fleet(4, [spec("weight", 1000, 1000)], "global_qsgd", verify_every=0) as fleet:
+        for _ in range(2):
+            before = sum(reducer.metrics.bytes_sent for reducer in fleet.reducers)
+            fleet.step([{"weight": torch.ones(1000, 1000)}] * 4)
+        sent = sum(reducer.metrics.bytes_sent for reducer in fleet.reducers) - before
+    shown = [row[-1] for row in table_after(ROOT / "docs" / "global_qsgd.md", "## Bytes")]
+    assert sum(int(re.sub(r"\D", "", cell.rpartition("=")[2])) for cell in shown) == sent
+
+
 def test_the_page_on_the_wire_format_is_that_of_the_code() -> None:
     page = (ROOT / "docs" / "wire-format.md").read_text()
     assert f"Wire version {wire.WIRE_VERSION}." in page
     assert f"A frame is {wire.HEADER_BYTES} bytes of header" in page
     rows = re.findall(r"^\| `([a-z0-9_ ]+)` \| `0x([0-9a-f]{4})` \|$", page, re.MULTILINE)
-    names = {*registry.available(), "full precision", "verify", "agree"}
+    names = {*registry.available(), "full precision", "verify", "agree", "prelude 0"}
     assert dict(rows) == {name: f"{wire.codec_id(name):04x}" for name in names}
     fields = [(int(row[0]), int(row[1])) for row in table_after(ROOT / "docs" / "wire-format.md", "## Frame")]
     ends = [offset + size for offset, size in fields]

@@ -35,7 +35,7 @@ def _addresses(fleet: Fleet) -> list[int]:
 
 
 @pytest.mark.parametrize("exchange", ["ring", "fold"])
-@pytest.mark.parametrize("method", ["none", "bf16", "marsit"])
+@pytest.mark.parametrize("method", ["none", "bf16", "marsit", "global_qsgd"])
 def test_buffers_stay_and_memory_is_flat(method: str, exchange: str) -> None:
     own: dict[str, Any] = {"full_precision_every": 5, "compensation": "global"} if method == "marsit" else {}
     with Fleet(2, TENSORS, method, exchange=exchange, schedule="layerwise", verify_every=3, min_elements=5, **own) as fleet:

@@ -48,6 +48,9 @@ check("marsit every", lambda: compare("marsit", full_precision_every=1))
 for exchange in ("ring", "fold"):
     options = dict(full_precision_every=3, compensation="global", exchange=exchange, schedule="layerwise")
     check(f"marsit {exchange}", lambda: compare("marsit", **options))
+check("global_qsgd exponential", lambda: compare("global_qsgd", dithering="exponential", schedule="layerwise"))
+check("global_qsgd 4 bits", lambda: compare("global_qsgd", bits=4, exchange="fold"))
+check("global_qsgd one scale", lambda: compare("global_qsgd", block=0, norm=2, bits=16, exchange="ring"))
 check("marsit fixed", lambda: compare("marsit", full_precision_every=0, step_size=0.001, min_elements=50))
 
 

@@ -1,0 +1,54 @@
+// Standard dithering. Compiled once per instruction set.
+
+#include "dither_lanes.h"
+
+template <int kBits> using Code = std::conditional_t<kBits == 16, int16_t, int8_t>;
+
+template <int kBits, class T> void encode(const LevelEncode<T>& e, int64_t first, int64_t last) {
+  Draws draws(*e.key);
+  const float limit = level_limit(e.levels);
+  alignas(64) float z[kChunk];
+  alignas(64) Code<kBits> codes[kChunk + 1];
+  each_part(first, last, e.row_length, [&](int64_t row, int64_t begin, int count) {
+    const uint16_t* random = draws.from(e.offset + begin, count);
+    scale_part(e.grad + begin, count, scaling_for(e.norms[row], Work<T>(limit)), z);
+    if constexpr (kBits == 4) {
+      each_element(count, [&](int i) { codes[i] = int8_t(level_of(z[i], limit, random[i])); });
+      pack_codes(static_cast<uint8_t*>(e.codes) + begin / 2, reinterpret_cast<uint8_t*>(codes), count);
+    } else {
+      Code<kBits>* out = static_cast<Code<kBits>*>(e.codes) + begin;
+      each_element(count, [&](int i) { out[i] = Code<kBits>(level_of(z[i], limit, random[i])); });
+    }
+  });
+}
+
+template <int kBits, class T> void decode(const LevelDecode<T>& d, int64_t first, int64_t last) {
+  using W = Work<T>;
+  alignas(64) W values[kChunk];
+  each_part(first, last, d.row_length, [&](int64_t row, int64_t begin, int count) {
+    const W norm = d.norms[row], scale = W(d.scale);
+    if constexpr (kBits == 4) {
+      const uint8_t* from = static_cast<const uint8_t*>(d.codes) + begin / 2;
+      for (int i = 0; i < count / 2; ++i) {
+        values[2 * i] = level_value(even_nibble(from[i]), scale, norm);
+        values[2 * i + 1] = level_value(odd_nibble(from[i]), scale, norm);
+      }
+      if (count % 2 != 0) values[count - 1] = level_value(even_nibble(from[count / 2]), scale, norm);
+    } else {
+      const Code<kBits>* from = static_cast<const Code<kBits>*>(d.codes) + begin;
+      each_element(count, [&](int i) { values[i] = level_value(from[i], scale, norm); });
+    }
+    put_part(d.grad + begin, values, count, d.streamed);
+  });
+  stream_fence();
+}
+
+void add_bytes(uint8_t* into, const uint8_t* other, int64_t first, int64_t last) {
+  for (int64_t i = first; i < last; ++i) into[i] = uint8_t(into[i] + other[i]);
+}
+void add_shorts(uint16_t* into, const uint16_t* other, int64_t first, int64_t last) {
+  for (int64_t i = first; i < last; ++i) into[i] = uint16_t(into[i] + other[i]);
+}
+void add_packed(uint8_t* into, const uint8_t* other, int64_t first, int64_t last) {
+  for (int64_t i = first; i < last; ++i) into[i] = add_nibbles(into[i], other[i]);
+}

@@ -1,0 +1,82 @@
+// Exponential dithering: signs and exponents that merge in a tree.
+#include "hvc/octave.h"
+
+#include "kernels.h"
+#include "parallel.h"
+#include "visit.h"
+
+namespace hvc {
+namespace {
+
+template <class T> struct OctaveEncode {
+  const T* grad;
+  const Work<T>* norms;
+  int64_t row_length;
+  int32_t headroom;
+  const Stream* key;
+  int64_t offset;
+  uint8_t* codes;
+};
+
+template <class T> struct OctaveDecode {
+  const uint8_t* codes;
+  const Work<T>* norms;
+  int64_t row_length;
+  int32_t headroom;
+  double scale;
+  T* grad;
+  bool streamed;
+};
+
+constexpr int64_t kShare = 256;
+
+}  // namespace
+}  // namespace hvc
+
+#define HVC_BODY "octave_body.h"
+#include "foreach_isa.h"
+
+namespace hvc {
+namespace {
+
+// Runs body(first, last) on shares of [0, count): threads take whole chunks.
+template <class Body> void share(int64_t count, int64_t bytes, int threads, const Body& body) {
+  parallel_for(threads, ceil_div(count, kShare), bytes, [&](int64_t, int64_t first, int64_t last) {
+    body(first * kShare, std::min(last * kShare, count));
+  });
+}
+
+}  // namespace
+
+void octave_encode(const void* grad, const void* norms, Dtype dtype, int64_t count, int64_t row_length, int bits,
+                   int32_t headroom, const Stream* key, int64_t offset, uint8_t* codes, Launch launch) {
+  visit(dtype, [&](auto type) {
+    using T = typename decltype(type)::type;
+    const OctaveEncode<T> e{static_cast<const T*>(grad), static_cast<const Work<T>*>(norms), row_length, headroom,
+                            key, offset, codes};
+    const auto range = bits == 4 ? HVC_CHOOSE(encode<4, T>) : HVC_CHOOSE(encode<8, T>);
+    share(count, 4 * count * int64_t(sizeof(T)), launch.threads,
+          [&](int64_t first, int64_t last) { range(e, first, last); });
+  });
+}
+
+void octave_merge(uint8_t* into, const uint8_t* other, int64_t bytes, int bits, const Stream* key, int64_t offset,
+                  Launch launch) {
+  const auto range = bits == 4 ? HVC_CHOOSE(merge<4>) : HVC_CHOOSE(merge<8>);
+  share(bytes, 16 * bytes, launch.threads,
+        [&](int64_t first, int64_t last) { range(into, other, *key, offset, first, last); });
+}
+
+void octave_decode(const uint8_t* codes, const void* norms, int64_t count, int64_t row_length, int bits,
+                   int32_t headroom, double scale, void* grad, Dtype dtype, Launch launch) {
+  visit(dtype, [&](auto type) {
+    using T = typename decltype(type)::type;
+    const int64_t bytes = count * int64_t(sizeof(T));
+    const OctaveDecode<T> d{codes, static_cast<const Work<T>*>(norms), row_length, headroom, scale,
+                            static_cast<T*>(grad), streams(bytes)};
+    const auto range = bits == 4 ? HVC_CHOOSE(decode<4, T>) : HVC_CHOOSE(decode<8, T>);
+    share(count, 2 * bytes, launch.threads, [&](int64_t first, int64_t last) { range(d, first, last); });
+  });
+}
+
+}  // namespace hvc

@@ -1,0 +1,49 @@
+// What the dithering kernels share: a thread draws for the eight elements of one Philox block.
+#pragma once
+#include "hvc/dither.h"
+#include "launch.h"
+
+namespace hvc {
+
+// The groups of eight that cover `count` elements of a stream from `offset` on.
+struct Groups {
+  int64_t first, last;
+};
+__host__ __device__ inline Groups groups_of(int64_t offset, int64_t count) {
+  return {offset / kDrawsPerGroup, ceil_div(offset + count, kDrawsPerGroup)};
+}
+
+struct EightDraws {
+  uint32_t words[4];
+  __device__ uint32_t operator[](int i) const { return words[i / 2] >> (16 * (i % 2)) & 0xffffu; }
+};
+__device__ inline EightDraws draw(const Stream& s, int64_t group) {
+  const Counter r = philox4x32({uint32_t(group), s.c1, s.c2, s.c3}, s.k0, s.k1);
+  return {{r.c0, r.c1, r.c2, r.c3}};
+}
+
+// Calls use(element, random) for the elements of [0, count) in this thread's groups.
+template <class Use> __device__ void each_drawn(const Stream& s, int64_t offset, int64_t count, const Use& use) {
+  const Groups groups = groups_of(offset, count);
+  for (int64_t group = groups.first + first_item(); group < groups.last; group += item_stride()) {
+    const EightDraws random = draw(s, group);
+    for (int i = 0; i < kDrawsPerGroup; ++i) {
+      const int64_t element = group * kDrawsPerGroup + i - offset;
+      if (element >= 0 && element < count) use(element, random[i]);
+    }
+  }
+}
+
+// Two codes share a byte, and so may two threads where the stream's groups do not begin at even elements.
+__device__ inline void put_nibble(uint8_t* codes, int64_t element, uint32_t code) {
+  const auto address = reinterpret_cast<uintptr_t>(codes + element / 2);
+  const int shift = int(address % 4) * 8 + int(element % 2) * 4;
+  auto* word = reinterpret_cast<unsigned int*>(address - address % 4);
+  atomicAnd(word, ~(15u << shift));
+  atomicOr(word, (code & 15u) << shift);
+}
+__device__ inline uint32_t nibble(const uint8_t* codes, int64_t element) {
+  return codes[element / 2] >> (4 * (element % 2)) & 15u;
+}
+
+}  // namespace hvc
