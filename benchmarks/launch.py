@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import shutil
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
@@ -40,13 +42,11 @@ class Outcome(NamedTuple):
         lines: everything the ranks printed.
         records: what rank 0 printed behind ``@record``, read as JSON.
         links: the bytes on each host's link; None where nobody counts them.
-        log: the file that holds the lines.
     """
 
     lines: list[str]
     records: list[dict[str, Any]]
     links: list[LinkBytes] | None
-    log: Path
 
 
 class Launcher(AbstractContextManager, Protocol):  # type: ignore[type-arg]
@@ -71,7 +71,7 @@ class Launcher(AbstractContextManager, Protocol):  # type: ignore[type-arg]
             name: for messages.
             limit: seconds after which the job is ended.
             on_line: called with every line that a rank prints, without the rank.
-            log: a file for the lines; a temporary one by default.
+            log: a file for the lines; by default a temporary one, which is kept when the job fails.
 
         Raises:
             JobFailed: a rank ended badly, or the limit was reached.
@@ -92,6 +92,18 @@ def environment() -> dict[str, str]:
     """Return what every rank's environment needs: one thread a rank, and this folder to import from."""
     path = os.environ.get("PYTHONPATH")
     return {"OMP_NUM_THREADS": "1", "PYTHONPATH": f"{ROOT}:{path}" if path else str(ROOT)}
+
+
+@contextlib.contextmanager
+def log_file(wanted: Path | None) -> Iterator[Path]:
+    """Give a place for a job's log: the one that is wanted, or a temporary one that goes unless the job fails."""
+    if wanted:
+        wanted.parent.mkdir(parents=True, exist_ok=True)
+        yield wanted
+        return
+    folder = Path(tempfile.mkdtemp(prefix="horovod-compress-"))
+    yield folder / "job.log"
+    shutil.rmtree(folder, ignore_errors=True)
 
 
 @dataclass(frozen=True)
@@ -129,7 +141,6 @@ class Here:
         on_line: Callable[[str], None] | None = None,
         log: Path | None = None,
     ) -> Outcome:
-        path = log or Path(tempfile.mkdtemp(prefix="bench-")) / "job.log"
         lines: list[str] = []
 
         def take(line: str) -> None:
@@ -137,9 +148,9 @@ class Here:
             if on_line:
                 on_line(line)
 
-        job = _PythonJob(name, self.ranks, arguments, path, limit, environment(), self._hosts)
-        run(job, take)
-        return Outcome(lines, records_in(lines), None, path)
+        with log_file(log) as path:
+            run(_PythonJob(name, self.ranks, arguments, path, limit, environment(), self._hosts), take)
+        return Outcome(lines, records_in(lines), None)
 
     def __enter__(self) -> Here:
         return self

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import queue
 import threading
 from collections.abc import Callable
@@ -9,6 +10,8 @@ from collections.abc import Callable
 import torch
 
 Task = Callable[[], None]
+
+_LOOK_SECONDS = 1.0
 
 
 class Decoder:
@@ -21,8 +24,8 @@ class Decoder:
 
     def __init__(self, failed: Callable[[BaseException], None]) -> None:
         self._failed = failed
-        self._error: BaseException | None = None
-        self._tasks: queue.SimpleQueue[Task | None] = queue.SimpleQueue()
+        self._leaves_out = False
+        self._tasks: queue.SimpleQueue[Task | threading.Event | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="hvc-decode", daemon=True)
         self._thread.start()
 
@@ -31,10 +34,18 @@ class Decoder:
         self._tasks.put(task)
 
     def drain(self) -> None:
-        """Wait until all tasks given before are done, or left out after an error."""
+        """Wait until all tasks given before are done, or left out, or nobody is there to do them."""
         done = threading.Event()
-        self._tasks.put(done.set)
-        done.wait()
+        self._tasks.put(done)
+        while not done.wait(_LOOK_SECONDS) and self.alive():
+            pass
+
+    def leave_out(self) -> None:
+        """Run no task that has not begun yet: nobody wants the results any more."""
+        self._leaves_out = True
+
+    def alive(self) -> bool:
+        return self._thread.is_alive()
 
     def close(self, seconds: float) -> None:
         """End the thread after the tasks given before; safe to call twice."""
@@ -44,16 +55,17 @@ class Decoder:
 
     def _run(self) -> None:
         with torch.no_grad():
-            while task := self._tasks.get():
-                self._run_one(task)
+            while (task := self._tasks.get()) is not None:
+                if isinstance(task, threading.Event):
+                    task.set()
+                elif not self._leaves_out:
+                    self._run_one(task)
                 del task  # it may hold the last reference to a gradient
 
     def _run_one(self, task: Task) -> None:
-        is_drain = getattr(task, "__self__", None).__class__ is threading.Event
-        if self._error and not is_drain:
-            return
         try:
             task()
         except BaseException as error:  # the training thread waits for the result, whatever happened
-            self._error = error
-            self._failed(error)
+            self._leaves_out = True
+            with contextlib.suppress(Exception):  # this thread has to go on: others wait for it to drain
+                self._failed(error)

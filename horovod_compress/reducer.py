@@ -208,8 +208,8 @@ class Reducer:
                 f"{len(missing)} parameter(s): {', '.join(missing[:5])}; give named_parameters with "
                 f"exactly the parameters of this optimizer"
             )
-        if not self._thread.is_alive():
-            raise ExchangeError(f"rank {self.rank}: the exchange thread is gone; this is a bug")
+        if not (self._thread.is_alive() and self._decoder.alive()):
+            raise ExchangeError(f"rank {self.rank}: a thread of the reducer is gone; this is a bug")
 
     def _raise_failure(self) -> None:
         if self._failure:
@@ -275,8 +275,9 @@ class Reducer:
     def _exchange(self, station: Station) -> None:
         """Run a bucket's exchange; its result is decoded on the decoder's thread, as it arrives."""
         bucket, key = station.bucket, self._key(station)
-        if all(grad is None for grad in station.grads):
-            return  # sparse gradients only, which Horovod reduces itself
+        if all(grad is None for grad in station.grads):  # sparse gradients only, which Horovod reduces itself
+            self._hashes[bucket.index] = self._hash(station)
+            return
         round_, deadline = station.round(self.step), Deadline(self.options.timeout)
         bad = self._preludes(station, round_, key, deadline)
         if not bad.count:
@@ -383,7 +384,12 @@ class Reducer:
         """Exchange whatever a bucket's payload holds, and return the seconds; for measurements.
 
         Every rank has to call it, between two steps. No gradient and no residual is touched.
+
+        Raises:
+            ConfigError: a step is under way.
         """
+        if not self.wait_idle(_CLOSE_SECONDS):
+            raise ConfigError(f"rank {self.rank}: an exchange is timed between two steps only; one is under way")
         station = self.stations[bucket]
         key = self._key(station)
         round_ = station.round(key.step)
@@ -483,6 +489,7 @@ class Reducer:
         self._fail(failure)
 
     def _fail(self, failure: HorovodCompressError) -> None:
+        self._decoder.leave_out()
         self.recorder.dump(self.rank, str(failure))
         failure.__cause__ = None
         with self._changed:

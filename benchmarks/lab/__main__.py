@@ -22,8 +22,8 @@ def main() -> int:
     )
     parser.add_argument("--ranks", type=int, default=4)
     parser.add_argument("--slots", type=int, default=1, help="ranks on a host (default 1)")
-    parser.add_argument("--rate", help="of every link in both directions: 100mbit, 1gbit, ... (default: no limit)")
-    parser.add_argument("--delay", help="of every link and direction: 5ms, 200us, ... (needs a kernel with netem)")
+    parser.add_argument("--rate", help="of every link in both directions: 100mbit, 1gbit, ... or none (default)")
+    parser.add_argument("--delay", help="from one host to another: 5ms, 200us, ... (needs a kernel with netem)")
     parser.add_argument("--congestion", help="TCP's congestion control (default: cubic, or reno where that may not be)")
     parser.add_argument("--limit", type=float, default=600, help="seconds after which the job is ended (default 600)")
     parser.add_argument("words", nargs="*", metavar="-- script or -m module, and its arguments")
@@ -31,7 +31,8 @@ def main() -> int:
     if not chosen.words:
         parser.error("nothing to run: behind --, name a script, or -m and a module")
     try:
-        with Lab(chosen.ranks, chosen.rate, chosen.delay, chosen.slots, chosen.congestion) as lab:
+        rate = None if chosen.rate == "none" else chosen.rate
+        with Lab(chosen.ranks, rate, chosen.delay, chosen.slots, chosen.congestion) as lab:
             print(json.dumps(lab.describe()), file=sys.stderr)
             outcome = lab.run(" ".join(chosen.words), chosen.words, chosen.limit, lambda line: print(line, flush=True))
     except (LabError, JobFailed, ValueError) as error:

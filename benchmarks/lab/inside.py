@@ -3,10 +3,10 @@
 It reads one JSON document a line from standard input and writes one a line to standard output:
 
     {"do": "limit", "rate": "1gbit" | null, "delay": 0.0}        -> {"event": "limited", ...}
-    {"do": "run", "words": [...], "ranks": 4, "slots": 1, "environment": {...}, "limit": 60.0}
-                                                      -> {"event": "line", "rank": 0, "text": "..."} ...
-                                                         {"event": "done", "status": {"0": 0, ...}, "links": [...]}
-    {"do": "stop"}                                    ends the job that runs, whose "done" follows
+    {"do": "run", "job": 1, "words": [...], "ranks": 4, "slots": 1, "environment": {...}, "limit": 60.0}
+                                            -> {"event": "line", "job": 1, "rank": 0, "text": "..."} ...
+                                               {"event": "done", "job": 1, "status": {"0": 0, ...}, "links": [...]}
+    {"do": "stop", "job": 1}                ends a job, whose "done" follows
 
 It ends when its input ends: when whoever started it has closed it, or died.
 """
@@ -20,7 +20,7 @@ import queue
 import signal
 import sys
 import threading
-from typing import Any
+from typing import IO, Any
 
 from .needs import LabError
 from .network import Host, build, congestion_control, counters, difference, limit
@@ -30,28 +30,30 @@ Document = dict[str, Any]
 
 
 class _Lab:
-    def __init__(self, names: list[str], congestion: str | None) -> None:
-        self._writing = threading.Lock()
+    def __init__(self, out: IO[str], names: list[str], congestion: str | None) -> None:
+        self._out, self._writing = out, threading.Lock()
         self._orders: queue.Queue[Document] = queue.Queue()
-        self._stop = threading.Event()
+        self._stopped = 0  # the last job that is not to go on
         threading.Thread(target=self._read, daemon=True).start()
         self._hosts: list[Host] = build(names)
         self._say("ready", congestion_control=congestion_control(self._hosts, congestion))
 
     def _say(self, event: str, **fields: object) -> None:
         with self._writing:
-            sys.stdout.write(json.dumps({"event": event, **fields}) + "\n")
-            sys.stdout.flush()
+            self._out.write(json.dumps({"event": event, **fields}) + "\n")
+            self._out.flush()
 
     def _read(self) -> None:
         """Queue the orders, apart from those that cannot wait."""
-        for line in sys.stdin:
-            order = json.loads(line)
-            if order["do"] == "stop":
-                self._stop.set()
-            else:
-                self._orders.put(order)
-        os._exit(0)  # the kernel ends every process here, and removes the namespaces
+        try:
+            for line in sys.stdin:
+                order = json.loads(line)
+                if order["do"] == "stop":
+                    self._stopped = order["job"]
+                else:
+                    self._orders.put(order)
+        finally:  # also after half a line, from somebody who died in the middle of it
+            os._exit(0)  # the kernel ends every process here, and removes the namespaces
 
     def serve(self) -> None:
         while True:
@@ -67,24 +69,31 @@ class _Lab:
         facts = {"burst_bytes": parsed.burst, "queue_bytes": parsed.queue} if parsed else {}
         self._say("limited", **facts)
 
-    def _run(self, words: list[str], ranks: int, slots: int, environment: dict[str, str], limit: float) -> None:
+    def _run(
+        self, job: int, words: list[str], ranks: int, slots: int, environment: dict[str, str], limit: float
+    ) -> None:
         from .ranks import Job  # imports Horovod, which takes a while: the network is there by then
 
-        self._stop.clear()
+        def say(rank: int, text: str) -> None:
+            self._say("line", job=job, rank=rank, text=text)
+
         before = counters(self._hosts)
-        job = Job(self._hosts, ranks, slots, words, environment, lambda rank, text: self._say("line", rank=rank, text=text))
-        ended = job.wait(limit, self._stop)
-        self._say("done", links=difference(counters(self._hosts), before), **ended)
+        running = Job(self._hosts, ranks, slots, words, environment, say)
+        ended = running.wait(limit, lambda: self._stopped >= job)
+        self._say("done", job=job, links=difference(counters(self._hosts), before), **ended)
 
 
 def main() -> None:
     for sign in (signal.SIGTERM, signal.SIGINT):
         signal.signal(sign, lambda number, frame: os._exit(128 + number))
+    # What anything prints here must not get between the answers.
+    out = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
     with contextlib.suppress(BrokenPipeError):
         try:
-            _Lab(**json.loads(sys.argv[1])).serve()
+            _Lab(out, **json.loads(sys.argv[1])).serve()
         except LabError as error:
-            print(json.dumps({"event": "error", "text": str(error)}), flush=True)
+            print(json.dumps({"event": "error", "text": str(error)}), file=out, flush=True)
 
 
 if __name__ == "__main__":

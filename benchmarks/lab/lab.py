@@ -15,7 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import IO, Any
 
-from ..launch import JobFailed, LinkBytes, Outcome, environment, reason, records_in
+from ..launch import JobFailed, LinkBytes, Outcome, environment, log_file, reason, records_in
 from .needs import LabError, namespaces
 from .network import MOST_HOSTS
 from .rates import Rate, parse_delay
@@ -33,7 +33,8 @@ class Lab:
     Args:
         ranks: of the jobs.
         rate: of every link, in both directions, such as ``1gbit``; None for no limit.
-        delay: of every link and direction, such as ``5ms``; needs a kernel with netem.
+        delay: of every packet between two hosts, such as ``5ms``, so that a round trip takes twice
+            as long; needs a kernel with netem.
         slots: ranks on a host.
         congestion: TCP's congestion control; None for Linux's default as far as it can be had.
 
@@ -51,20 +52,21 @@ class Lab:
         congestion: str | None = None,
     ) -> None:
         self.ranks, self.slots = ranks, slots
-        hosts = -(-ranks // slots)
+        hosts = -(-ranks // slots) if slots > 0 else 0
         if not 1 <= hosts <= MOST_HOSTS:
-            raise ValueError(f"a lab has 1 to {MOST_HOSTS} hosts, got {hosts}")
+            raise ValueError(f"a lab has 1 to {MOST_HOSTS} hosts, with {ranks} ranks and {slots} on a host it would have {hosts}")
         self._rate, self._delay = Rate.parse(rate) if rate else None, parse_delay(delay) if delay else 0.0
         self._congestion = congestion
         self._names = [f"lab{number}" for number in range(hosts)]
         self._events: queue.Queue[Document | None] = queue.Queue()
         self._facts: Document = {}
         self._errors: IO[str] = tempfile.TemporaryFile("w+")
-        self._process = self._start()
+        self._job = 0
+        self._start()
 
-    def _start(self) -> subprocess.Popen[str]:
+    def _start(self) -> None:
         spec = json.dumps({"names": self._names, "congestion": self._congestion})
-        process = subprocess.Popen(
+        self._process = subprocess.Popen(
             [*namespaces(), sys.executable, "-m", "benchmarks.lab.inside", spec],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -73,22 +75,22 @@ class Lab:
             env=os.environ | environment() | {"PATH": os.environ.get("PATH", "") + ":/usr/sbin:/sbin"},
             start_new_session=True,  # a Ctrl-C comes to us alone, and we end the lab in order
         )
-        self._reader = threading.Thread(target=self._read, args=(process.stdout,), daemon=True)
+        self._reader = threading.Thread(target=self._read, args=(self._process.stdout,), daemon=True)
         self._reader.start()
-        self._process = process
         try:
             self._facts |= self._await("ready", _START_SECONDS)
             self.limit(self._rate, self._delay)
         except BaseException:
             self.close()
             raise
-        return process
 
     def _read(self, lines: IO[str]) -> None:
-        with lines:
-            for line in lines:
-                self._events.put(json.loads(line))
-        self._events.put(None)
+        try:
+            with lines:
+                for line in lines:
+                    self._events.put(json.loads(line))
+        finally:
+            self._events.put(None)
 
     def _tell(self, **order: object) -> None:
         assert self._process.stdin
@@ -150,23 +152,27 @@ class Lab:
         log: Path | None = None,
     ) -> Outcome:
         """Run Python with these arguments on every rank; see :class:`benchmarks.launch.Launcher`."""
-        path = log or Path(tempfile.mkdtemp(prefix="lab-")) / "job.log"
-        path.parent.mkdir(parents=True, exist_ok=True)
+        self._job += 1
         words = [sys.executable, *arguments]
-        self._tell(do="run", words=words, ranks=self.ranks, slots=self.slots, environment=environment(), limit=limit)
+        place = {"ranks": self.ranks, "slots": self.slots, "environment": environment()}
+        self._tell(do="run", job=self._job, words=words, limit=limit, **place)
         lines: list[str] = []
-        try:
-            with path.open("w") as file:
-                done = self._follow(lines, file, on_line, limit)
-        except BaseException:
-            self._stop()
-            raise
+        with log_file(log) as path:
+            try:
+                with path.open("w") as file:
+                    done = self._follow(lines, file, on_line, limit)
+            except BaseException:
+                self._stop()
+                raise
+            return self._outcome(name, lines, done, limit, path)
+
+    def _outcome(self, name: str, lines: list[str], done: Document, limit: float, path: Path) -> Outcome:
         if done["late"]:
             raise JobFailed(f"{name}: not done after {limit:.0f} s; log: {path}")
         if bad := {rank: status for rank, status in done["status"].items() if status}:
             said = ", ".join(f"rank {rank}: {status}" for rank, status in bad.items())
             raise JobFailed(f"{name}: {reason(lines)} (exit status of {said}); log: {path}")
-        return Outcome(lines, records_in(lines), [LinkBytes(**link) for link in done["links"]], path)
+        return Outcome(lines, records_in(lines), [LinkBytes(**link) for link in done["links"]])
 
     def _follow(self, lines: list[str], log: IO[str], on_line: Callable[[str], None] | None, limit: float) -> Document:
         end = time.monotonic() + limit + _END_SECONDS
@@ -179,6 +185,8 @@ class Lab:
                 raise LabError(f"the lab has ended{self._why()}")
             if event["event"] == "error":
                 raise LabError(event["text"])
+            if event.get("job") != self._job:
+                continue  # a late word of a job that nobody waited for
             if event["event"] == "done":
                 return event
             log.write(f"[{event['rank']}] {event['text']}\n")
@@ -188,16 +196,22 @@ class Lab:
                 on_line(event["text"])
 
     def _stop(self) -> None:
-        """End a job that nobody waits for any more, and forget what it says."""
-        with contextlib.suppress(LabError, queue.Empty):
-            self._tell(do="stop")
-            while (event := self._events.get(timeout=_END_SECONDS)) and event["event"] != "done":
-                pass
+        """End a job that nobody waits for any more, and forget what it says; or the lab, if that takes too long."""
+        end = time.monotonic() + _END_SECONDS
+        try:
+            self._tell(do="stop", job=self._job)
+            while (event := self._events.get(timeout=max(0.0, end - time.monotonic()))) is not None:
+                if event["event"] in ("done", "error"):
+                    return
+        except (LabError, queue.Empty):
+            self.close()
 
     # ---- the end ----
 
     def close(self) -> None:
         """End the lab, with everything that runs in it."""
+        if self._errors.closed:
+            return
         with contextlib.suppress(BrokenPipeError, OSError):
             assert self._process.stdin
             self._process.stdin.close()

@@ -37,8 +37,8 @@ def namespaces() -> list[str]:
     tried = subprocess.run([*command, "true"], capture_output=True, text=True, check=False)
     if tried.returncode:
         raise LabError(
-            f"the network lab needs root, to make network namespaces and to limit their links: run it as "
-            f"root (sudo make lab); in a container, add --privileged ({tried.stderr.strip()})"
+            f"the network lab needs root, to make network namespaces and to limit their links: `make setup` first, "
+            f"then `sudo make lab`; in a container, add --privileged ({tried.stderr.strip()})"
         )
     return command
 

@@ -7,11 +7,12 @@ import os
 import subprocess
 import tempfile
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 from .needs import LabError
-from .rates import Rate
+from .rates import PIECE, Rate
 
 SWITCH = "switch"
 SWITCH_ADDRESS = "10.77.0.254"
@@ -46,12 +47,14 @@ def build(names: list[str]) -> list[Host]:
 
 
 def _host(number: int, name: str) -> Host:
-    holder = subprocess.Popen(["unshare", "--net", "--uts", "sleep", "infinity"], stdin=subprocess.DEVNULL)
+    hold = f"echo {name} > /proc/sys/kernel/hostname && exec sleep infinity"
+    holder = subprocess.Popen(["unshare", "--net", "--uts", "sh", "-c", hold], stdin=subprocess.DEVNULL)
     host = Host(name, f"10.77.0.{number + 1}", f"port{number}", holder)
     _await_namespace(holder.pid)
-    command(*host.enter("hostname", name))
     command("ip", "link", "add", host.port, "type", "veth", "peer", "name", INTERFACE, "netns", str(holder.pid))
     command("ip", "link", "set", host.port, "master", SWITCH, "up")
+    command("ip", "link", "set", host.port, "gso_max_size", str(PIECE))
+    command(*host.enter("ip", "link", "set", INTERFACE, "gso_max_size", str(PIECE)))
     command(*host.enter("ip", "link", "set", "lo", "up"))
     command(*host.enter("ip", "address", "add", f"{host.address}/24", "dev", INTERFACE))
     command(*host.enter("ip", "link", "set", INTERFACE, "up"))
@@ -72,8 +75,10 @@ def _name(hosts: list[Host]) -> None:
     lines = ["127.0.0.1 localhost", f"{SWITCH_ADDRESS} {SWITCH}", *(f"{host.address} {host.name}" for host in hosts)]
     with tempfile.NamedTemporaryFile("w", prefix="hosts-", delete=False) as file:
         file.write("\n".join(lines) + "\n")
-    command("mount", "--bind", file.name, "/etc/hosts")
-    Path(file.name).unlink()  # the mount keeps the file
+    try:
+        command("mount", "--bind", file.name, "/etc/hosts")
+    finally:
+        Path(file.name).unlink()  # the mount keeps the file
 
 
 # ---- limits -------------------------------------------------------------------------------------
@@ -83,7 +88,7 @@ def limit(hosts: list[Host], rate: Rate | None, delay: float) -> None:
     """Limit both directions of every link; None takes a limit away.
 
     Args:
-        delay: seconds that each packet waits on each link and direction.
+        delay: seconds that each packet waits on its way from one host to another.
 
     Raises:
         LabError: this kernel has no tbf, or no netem for the delay.
@@ -91,11 +96,12 @@ def limit(hosts: list[Host], rate: Rate | None, delay: float) -> None:
     for host in hosts:
         for enter, device in ((host.enter, INTERFACE), (_here, host.port)):
             subprocess.run(enter("tc", "qdisc", "del", "dev", device, "root"), capture_output=True, check=False)
+            late = delay if device == INTERFACE else 0.0  # once on the way, where the packet leaves its host
+            if late:
+                _delay(enter("tc", "qdisc", "add", "dev", device, "root", "handle", "1:"), late, rate)
             if rate:
-                _shape(enter("tc", "qdisc", "add", "dev", device, "root", "handle", "1:"), rate)
-            if delay:
-                parent = ["parent", "1:1"] if rate else ["root"]
-                _delay(enter("tc", "qdisc", "add", "dev", device, *parent, "handle", "10:"), delay)
+                parent = ["parent", "1:1"] if late else ["root"]
+                _shape(enter("tc", "qdisc", "add", "dev", device, *parent, "handle", "10:"), rate)
 
 
 def _here(*words: str) -> list[str]:
@@ -107,8 +113,11 @@ def _shape(add: list[str], rate: Rate) -> None:
     _qdisc([*add, *words], "tbf", "links cannot be limited")
 
 
-def _delay(add: list[str], seconds: float) -> None:
-    _qdisc([*add, "netem", "delay", f"{seconds * 1e6:.0f}us"], "netem", "links cannot be delayed; leave the delay out")
+def _delay(add: list[str], seconds: float, rate: Rate | None) -> None:
+    # Everything that is under way waits here: a queue of fewer packets would drop some.
+    packets = 1000 + int(2 * seconds * (rate.bits if rate else 100e9) / 8 / 1514)
+    words = ["netem", "delay", f"{seconds * 1e6:.0f}us", "limit", str(packets)]
+    _qdisc([*add, *words], "netem", "links cannot be delayed; leave the delay out")
 
 
 def _qdisc(words: list[str], kind: str, consequence: str) -> None:
@@ -146,9 +155,9 @@ def _counter(host: Host) -> dict[str, int | str]:
     }
 
 
-def _dropped(enter: object, device: str) -> int:
-    assert callable(enter)
-    return sum(queue.get("drops", 0) for queue in json.loads(command(*enter("tc", "-json", "-statistics", "qdisc", "show", "dev", device))))
+def _dropped(enter: Callable[..., list[str]], device: str) -> int:
+    queues = json.loads(command(*enter("tc", "-json", "-statistics", "qdisc", "show", "dev", device)))
+    return sum(queue.get("drops", 0) for queue in queues)
 
 
 def difference(after: list[dict[str, int | str]], before: list[dict[str, int | str]]) -> list[dict[str, int | str]]:
@@ -180,7 +189,7 @@ def congestion_control(hosts: list[Host], wanted: str | None) -> str:
             f"are (sysctl net.ipv4.tcp_allowed_congestion_control)"
         )
     for host in hosts:
-        command(*host.enter("sysctl", "--quiet", "--write", f"net.ipv4.tcp_congestion_control={name}"))
+        command(*host.enter("sh", "-c", f"echo {name} > {_SYSCTL}/tcp_congestion_control"))
     return name
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -46,9 +47,14 @@ class Job:
         common = _common_environment(port) | environment
         self.processes: dict[int, subprocess.Popen[str]] = {}
         self._readers: list[threading.Thread] = []
-        for place in places:
-            own = {name: str(value) for name, value in create_slot_env_vars(place).items()}
-            self._start(by_name[place.hostname], place.rank, words, os.environ | common | own)
+        self._spared = {os.getpid(), *(host.holder.pid for host in hosts)}
+        try:
+            for place in places:
+                own = {name: str(value) for name, value in create_slot_env_vars(place).items()}
+                self._start(by_name[place.hostname], place.rank, words, os.environ | common | own)
+        except BaseException:
+            self._end_all()
+            raise
 
     def _start(self, host: Host, rank: int, words: list[str], environment: dict[str, str]) -> None:
         process = subprocess.Popen(
@@ -69,8 +75,12 @@ class Job:
         for line in lines:
             self._say(rank, line.rstrip("\n"))
 
-    def wait(self, limit: float, stop: threading.Event) -> dict[str, Any]:
-        """Wait for all ranks and return their exit statuses, and whether the time was up."""
+    def wait(self, limit: float, stopped: Callable[[], bool]) -> dict[str, Any]:
+        """Wait for all ranks and return their exit statuses, and whether the time was up.
+
+        Args:
+            stopped: whether nobody wants the job any more.
+        """
         end = time.monotonic() + limit
         grace: float | None = None
         late = False
@@ -79,24 +89,35 @@ class Job:
             if grace is None and any(process.poll() for process in self.processes.values()):
                 grace = now + _GRACE_SECONDS
             late = now > end
-            if late or stop.is_set() or (grace is not None and now > grace):
-                self.end()
+            if late or stopped() or (grace is not None and now > grace):
+                self._terminate()
                 break
             time.sleep(_LOOK_SECONDS)
+        self._end_all()
+        return {"status": {str(rank): process.wait() for rank, process in self.processes.items()}, "late": late}
+
+    def _terminate(self) -> None:
+        """Ask the ranks to end, and wait a little."""
+        for process in self.processes.values():
+            if process.poll() is None:
+                process.terminate()
+        end = time.monotonic() + _END_SECONDS
+        while any(process.poll() is None for process in self.processes.values()) and time.monotonic() < end:
+            time.sleep(_LOOK_SECONDS)
+
+    def _end_all(self) -> None:
+        """End every process of the job for good, those that ranks have started too, and the rendezvous.
+
+        The lab numbers its own processes, so all that is there and is not the lab's belongs to the job.
+        """
+        for name in os.listdir("/proc"):
+            if name.isdecimal() and int(name) not in self._spared:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(int(name), signal.SIGKILL)
         for reader in self._readers:
             reader.join(1.0)
         self._rendezvous.stop()
-        return {"status": {str(rank): process.wait() for rank, process in self.processes.items()}, "late": late}
-
-    def end(self) -> None:
-        """End all ranks, politely first."""
-        for sign in (signal.SIGTERM, signal.SIGKILL):
-            for process in self.processes.values():
-                if process.poll() is None:
-                    process.send_signal(sign)
-            end = time.monotonic() + _END_SECONDS
-            while any(process.poll() is None for process in self.processes.values()) and time.monotonic() < end:
-                time.sleep(_LOOK_SECONDS)
+        self._rendezvous._httpd.server_close()  # which stop() leaves open
 
 
 def _common_environment(port: int) -> dict[str, str]:

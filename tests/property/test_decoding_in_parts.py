@@ -142,6 +142,71 @@ def test_an_error_in_decoding_ends_every_rank(monkeypatch: pytest.MonkeyPatch) -
                 reducer.result(0, step)
 
 
+def test_a_failure_between_two_chunks_is_final(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Some parts are decoded by then: nothing of that may get into a checkpoint."""
+    from horovod_compress import checkpoint
+    from horovod_compress.errors import PeerError
+    from horovod_compress.transports.base import Transport
+
+    monkeypatch.setattr(arrivals, "MIN_ELEMENTS", 0)
+    fails = threading.Event()
+
+    def wrap(transport: Transport) -> Transport:
+        receive, count = transport.receive, 0
+
+        def counting(data: torch.Tensor, frm: int) -> Any:
+            nonlocal count
+            count += fails.is_set()
+            if count == 4:  # a ring of three has four hops, of one segment each: this is its last one
+                raise PeerError(frm, False, "planted")
+            return receive(data, frm)
+
+        if transport.rank == 1:
+            transport.receive = counting  # type: ignore[method-assign]
+        return transport
+
+    options: dict[str, Any] = {"full_precision_every": 0, "exchange": "ring", "schedule": "layerwise", "min_elements": 0}
+    with Fleet(3, [spec("a", 64, 64), spec("b", 64, 64)], "marsit", wrap=wrap, timeout=10.0, **options) as fleet:
+        fleet.step(random_grads(3, [spec("a", 64, 64), spec("b", 64, 64)]))
+        assert checkpoint.save(fleet.reducers[1], registry.create("marsit"))  # the control
+        fails.set()
+        step = fleet.offer(random_grads(3, [spec("a", 64, 64), spec("b", 64, 64)], seed=2))
+        for reducer in fleet.reducers:
+            with pytest.raises(ExchangeError):
+                for index in range(2):
+                    reducer.result(index, step)
+            with pytest.raises(ExchangeError):
+                checkpoint.save(reducer, registry.create("marsit"))
+
+
+def test_a_decoder_that_is_gone_keeps_nobody_waiting() -> None:
+    decoder = Decoder(lambda error: None)
+    decoder.close(5.0)
+    decoder.drain()
+    assert not decoder.alive()
+
+
+def test_what_nobody_wants_any_more_is_left_out() -> None:
+    begun, go, done = threading.Event(), threading.Event(), []
+    decoder = Decoder(lambda error: None)
+    decoder.put(lambda: (begun.set(), go.wait(5.0), done.append(1)))  # type: ignore[arg-type, return-value]
+    decoder.put(lambda: done.append(2))
+    begun.wait(5.0)
+    decoder.leave_out()
+    go.set()
+    decoder.drain()
+    assert done == [1]
+    decoder.close(5.0)
+
+
+def test_an_error_in_telling_an_error_does_not_end_the_decoder() -> None:
+    decoder = Decoder(lambda error: 1 // 0)  # type: ignore[arg-type, return-value]
+    decoder.put(lambda: 1 // 0)  # type: ignore[arg-type, return-value]
+    decoder.drain()
+    assert decoder.alive()
+    decoder.close(5.0)
+
+
 def test_the_decoder_keeps_the_order_and_stops_at_an_error() -> None:
     done: list[int] = []
     errors: list[BaseException] = []
