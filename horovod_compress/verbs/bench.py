@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import importlib
+import json
 import sys
 import tempfile
 from pathlib import Path
@@ -44,5 +45,14 @@ def run(arguments: argparse.Namespace) -> int:
         with contextlib.redirect_stdout(sys.stderr):  # tables are for people
             status = int(benchmark.main([*arguments.rest, "--json", str(records)]) or 0)
         if records.exists():
-            print(records.read_text(), end="")
+            print_records(records)
     return status
+
+
+def print_records(path: Path) -> None:
+    """Print a benchmark's records, the header's command without the file that they were written to."""
+    for line in path.read_text().splitlines():
+        record = json.loads(line)
+        if record.get("name") == "header":
+            record["command"] = record["command"][:-2]  # --json and the path come last
+        print(json.dumps(record))

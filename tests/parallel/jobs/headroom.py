@@ -1,0 +1,8 @@
+"""`hvd-compress headroom`, as users start it, with the arguments of the test."""
+
+from __future__ import annotations
+
+from horovod_compress import cli
+from tests.support import rank
+
+rank.report({"status": cli.main(rank.arguments()["argv"])})
