@@ -6,12 +6,14 @@ TORCH ?= torch==2.13.0
 # Extras of pyproject.toml to install; `make EXTRAS=test,demo,plot,cuda setup` adds CuPy and NCCL.
 EXTRAS ?= test,demo,plot
 # What `make lab` measures.
-LAB := --ranks 4 --rates 1gbit,100mbit --sizes 1MB,10MB \
-  --methods "horovod fp32,horovod fp16,headroom,none auto,fp16 auto,marsit ring,marsit fold,marsit auto"
+LAB := --ranks 4 --rates 1gbit,100mbit --sizes 10MB,100MB --budget 150 \
+  --methods "horovod fp32,horovod fp16,headroom,none auto,fp16 auto,global_qsgd,marsit ring,marsit fold,marsit auto"
 # Further arguments, such as ARGS="-k marsit -x" for the tests.
 ARGS ?=
 
 VENV := .venv/bin
+# With sudo nothing is set up once there is a .venv: its files would belong to root.
+LAB_NEEDS := $(shell [ -x $(VENV)/python ] && [ "$$(id -u)" = 0 ] || echo environment)
 
 .DEFAULT_GOAL := help
 .PHONY: help setup environment demo test test-all bench lab clean clean-all
@@ -22,7 +24,8 @@ help:
 	@echo "make test       run the tests, without the slow ones; does the set-up first"
 	@echo "make test-all   run all tests"
 	@echo "make bench      time kernels, one tensor and training steps on this machine, a few minutes"
-	@echo "make lab        the same tensor between four hosts with slow links, made on this machine; needs root"
+	@echo "make lab        the same tensor between four hosts with slow links, made on this machine, some minutes;"
+	@echo "                needs root: make setup first, then sudo make lab"
 	@echo "make clean      remove what was compiled;  make clean-all removes .venv too"
 	@echo
 	@echo "Variables, with what they are now:"
@@ -30,7 +33,7 @@ help:
 	  'TORCH=$(TORCH)' 'torch requirement: a version, the path of a wheel or an address' \
 	  'PYTHON=$(PYTHON)' 'Python that creates .venv' \
 	  'EXTRAS=$(EXTRAS)' 'extras of pyproject.toml to install (also: cuda, tensorboard)' \
-	  'ARGS=$(ARGS)' 'further arguments for demo, test and bench; for lab, instead of its own' \
+	  'ARGS=$(ARGS)' 'further arguments for demo and test; bench takes only --out FOLDER; for lab, instead of its own' \
 	  'HVC_CUDA=0|1' 'never build the CUDA module, or insist on it (default: where nvcc is found)' \
 	  'HVC_SANITIZE=address' 'build the compiled modules with sanitizers' \
 	  'HOROVOD_...' 'build options of Horovod itself, such as HOROVOD_GPU_OPERATIONS=NCCL'
@@ -61,8 +64,9 @@ bench: environment
 	@$(VENV)/python -m benchmarks.short $(ARGS)
 
 # Hosts with slow links on this machine; only the lab itself needs root, not the set-up.
-lab: environment
-	@$(VENV)/python -m benchmarks.allreduce --where lab --plot build/lab $(or $(ARGS),$(LAB))
+lab: $(LAB_NEEDS)
+	@rm -f build/lab/lab.json
+	@$(VENV)/python -m benchmarks.allreduce --where lab --json build/lab/lab.json --plot build/lab $(or $(ARGS),$(LAB))
 
 clean:
 	rm -rf build dist *.egg-info .pytest_cache .hypothesis

@@ -11,10 +11,8 @@ Seconds are of training steps on rank 0; evaluations are not counted.
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import sys
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from statistics import median
@@ -23,10 +21,9 @@ from typing import Any
 from benchmarks import curves
 from benchmarks.allreduce import place_text, words
 from benchmarks.lab import LabError
-from benchmarks.launch import ROOT, JobFailed, Launcher, open_launcher
+from benchmarks.launch import JobFailed, Launcher, open_launcher
 from benchmarks.results import Record, append_json, header, processor, read_json, table
 
-TRAIN = ROOT / "examples" / "train.py"
 METHODS = "horovod,horovod fp16,none,marsit"
 STOCK = {"horovod": "horovod-none", "horovod fp16": "horovod-fp16"}
 STEPS = {"digits": 300, "text": 300}
@@ -94,17 +91,17 @@ def train(launcher: Launcher, method: str, seed: int, chosen: argparse.Namespace
     Raises:
         JobFailed: the job failed.
     """
-    with tempfile.TemporaryDirectory(prefix="bench-") as folder:
-        path = Path(folder) / "record.json"  # rank 0 writes it, which runs on this machine
-        launcher.run(f"{method}, seed {seed}", train_arguments(method, seed, path, chosen), chosen.limit)
-        record = json.loads(path.read_text())
-    return run_record(method, seed, record, launcher.describe())
+    name = f"{method}, seed {seed}"
+    outcome = launcher.run(name, train_arguments(method, seed, chosen), chosen.limit)
+    if not outcome.records:
+        raise JobFailed(f"{name}: rank 0 told no record; log: {outcome.log}")
+    return run_record(method, seed, outcome.records[0], launcher.describe())
 
 
-def train_arguments(method: str, seed: int, path: Path, chosen: argparse.Namespace) -> list[str]:
-    """Return what follows the interpreter: train.py, with the task's own settings."""
+def train_arguments(method: str, seed: int, chosen: argparse.Namespace) -> list[str]:
+    """Return what follows the interpreter: the job around train.py, with the task's own settings."""
     name, options = (STOCK[method], []) if method in STOCK else (method.split()[0], method.split()[1:])
-    found = [str(TRAIN), "--task", chosen.task, "--method", name, "--seed", str(seed), "--json", str(path)]
+    found = ["-m", "benchmarks.jobs.accuracy", "--task", chosen.task, "--method", name, "--seed", str(seed)]
     found += ["--steps", str(chosen.steps), "--eval-every", str(chosen.eval_every)]
     for option in options:
         found += ["--option", option]

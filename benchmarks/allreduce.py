@@ -13,6 +13,7 @@ the run.
 from __future__ import annotations
 
 import argparse
+import itertools
 import os
 import sys
 import time
@@ -29,7 +30,7 @@ SIZES = "1kB,10kB,100kB,1MB,10MB,100MB"
 RATES = {"lab": "10gbit,1gbit,100mbit,none", "here": "none"}
 METHODS = (
     "horovod fp32,horovod fp16,headroom,none ring,none fold,none auto,fp16 ring,marsit ring,marsit fold,marsit auto,"
-    "ddp fp32,ddp fp16,ddp powersgd r1,ddp powersgd r4"
+    "global_qsgd,global_qsgd dithering=exponential,ddp fp32,ddp fp16,ddp powersgd r1,ddp powersgd r4"
 )
 START_SECONDS = 60.0  # for horovodrun, imports and connections
 CHECKED_TURNS = 20
@@ -48,7 +49,8 @@ NOTES = """\
 median ms:     from a barrier to the result on the slowest rank, codec and copies included; [quartiles]
 x faster:      than horovod fp32 in the same job; the value of headroom is the most that anything could reach
 exchange ms:   the exchange by itself: sending, waiting and merging a payload that is there; "-" where a method has none
-of wire limit: (bytes sent by a rank / rate of a link) / exchange, or / median where there is no exchange by itself
+of wire limit: (bytes sent by a rank / rate of a link) / exchange; where a method has no exchange by itself, / median,
+               codec and copies included: these are marked ~, and lower than the others for that
 alg, bus:      S/t and S/t * 2(M-1)/M with S the float32 bytes; e: effective, as the method sends less than S
 MB sent:       by one rank in one turn; counted, or computed (*) as a ring sends them
 wrong:         elements off the float64 mean by more than rounding; for compressed methods, not finite or not the
@@ -56,6 +58,8 @@ wrong:         elements off the float64 mean by more than rounding; for compress
 headroom exchanges nothing; horovod is called as hvd.allreduce_ in place, all others reduce the gradient of a model
 with one parameter that takes no time to compute. Marsit runs without full-precision rounds
 (full_precision_every=0), which its default has now and then."""
+
+BURST_NOTE = "few bursts: within a few bursts of the emulated link: looks faster than a real one"
 
 
 # ---- options ----------------------------------------------------------------------------------
@@ -228,6 +232,15 @@ def place_text(place: Record) -> str:
     return f"{ranks} on {place['hosts']} emulated hosts, {rate}{delay}"
 
 
+def wire_text(record: Record) -> str:
+    """Return the share of the wire's limit; ~ where it is of the whole time, "few bursts" where it would mislead."""
+    if record.get("within_bursts"):
+        return "few bursts"
+    if record["fraction_of_wire"] is None:
+        return "-"
+    return f"{'~' if record['median_exchange_seconds'] is None else ''}{record['fraction_of_wire']:.2f}"
+
+
 def row(record: Record, cell: Sequence[Record]) -> list[str]:
     def gigabytes(value: float | None) -> str:
         return "-" if value is None else f"{value / 1e9:.3g}{'e' if record['effective'] else ''}"
@@ -239,7 +252,7 @@ def row(record: Record, cell: Sequence[Record]) -> list[str]:
         f"{milliseconds(record['median_seconds'])} {quartiles}",
         "-" if faster is None else f"{faster:.2f}",
         milliseconds(record["median_exchange_seconds"]),
-        "-" if record["fraction_of_wire"] is None else f"{record['fraction_of_wire']:.2f}",
+        wire_text(record),
         gigabytes(record["algorithm_bandwidth"]),
         gigabytes(record["bus_bandwidth"]),
         "-" if sent is None else f"{sent / 1e6:.4g}{'*' if record['bytes_computed'] else ''}",
@@ -252,7 +265,8 @@ def cell_text(size: int, cell: Sequence[Record]) -> str:
     heading = f"{size_text(size)} ({size // 4:,} float32), {place_text(cell[0]['place'])}"
     if cell[0]["name"] == "skipped":
         return f"{heading}\nskipped: {cell[0]['reason']}"
-    lines = [heading, table(COLUMNS, [row(record, cell) for record in cell]), bandwidth.verdict(cell)]
+    note = BURST_NOTE if any(record.get("within_bursts") for record in cell) else ""
+    lines = [heading, table(COLUMNS, [row(record, cell) for record in cell]), note, bandwidth.verdict(cell)]
     return "\n".join(filter(None, lines))
 
 
@@ -312,8 +326,8 @@ def bytes_text(record: Record) -> str:
     return (
         f"{label(record['method'])}, {size_text(record['tensor_bytes'])}, {record['turns']} turns and warm-up, "
         f"{place_text(record['place'])}:\n  the method counts {record['bytes_sent_all']:,} bytes on all ranks, "
-        f"the links carried {record['bytes_on_links']:,}{shown}\n  (headers of Ethernet, IP and TCP, acknowledgements, and "
-        f"Horovod's own messages; the kernel counts few headers where it hands over several segments as one)"
+        f"the links carried {record['bytes_on_links']:,}{shown}\n  (headers of Ethernet, IP and TCP, acknowledgements, "
+        f"and Horovod's own messages; the kernel counts few headers where it hands over several segments as one)"
     )
 
 
@@ -323,23 +337,25 @@ def bytes_text(record: Record) -> str:
 def run(chosen: argparse.Namespace, first: Record) -> tuple[list[Record], list[str]]:
     """Measure the whole matrix; return all records, and what failed."""
     every, failures = [first], []
-    for ranks in chosen.ranks:
-        for rate in chosen.rates:
-            records: list[Record] = []
-            try:  # what was measured is kept, however it ends
-                with open_launcher(chosen.where, ranks, rate, chosen.delay, chosen.hosts) as launcher:
-                    if chosen.check_bytes:
-                        records += check_bytes(launcher, chosen)
-                        print(bytes_text(records[0]), flush=True)
-                    elif failure := measure(launcher, chosen, records):
-                        failures.append(failure)
-            except (JobFailed, LabError, ValueError) as failure:
-                failures.append(f"{ranks} ranks, {rate}: {failure}")
-            finally:
-                show(records)
-                if chosen.json:
-                    append_json(chosen.json, [first, *records] if len(every) == 1 else records)
-                every += records
+    for ranks, rate in itertools.product(chosen.ranks, chosen.rates):
+        records: list[Record] = []
+        try:  # what was measured is kept, however it ends
+            with open_launcher(chosen.where, ranks, rate, chosen.delay, chosen.hosts) as launcher:
+                if chosen.check_bytes:
+                    records += check_bytes(launcher, chosen)
+                    print(bytes_text(records[0]), flush=True)
+                elif failure := measure(launcher, chosen, records):
+                    failures.append(failure)
+        except LabError as failure:
+            failures.append(f"{ranks} ranks, {rate}: {failure}")
+            break  # the next lab would fail for the same reason
+        except (JobFailed, ValueError) as failure:
+            failures.append(f"{ranks} ranks, {rate}: {failure}")
+        finally:
+            show(records)
+            if chosen.json and records:
+                append_json(chosen.json, [first, *records] if len(every) == 1 else records)
+            every += records
     return every, failures
 
 

@@ -13,8 +13,17 @@ from benchmarks.figures import COLOURS, GREY, bars, dress, name_lines, new_figur
 from benchmarks.results import Record, size_text
 
 BLACK, BLUE, RED, GREEN, PINK, SKY, ORANGE = COLOURS
-_FAMILIES = (("horovod", BLACK), ("ddp powersgd", PINK), ("ddp", GREEN), ("marsit", RED), ("none", BLUE), ("fp16", SKY))
-_DASHES = {"fp16": "--", "fold": "--", "auto": ":", "r4": "--"}
+OLIVE = "#6B6B1F"  # contestants of the user's own
+_FAMILIES = (
+    ("horovod", BLACK),
+    ("ddp powersgd", PINK),
+    ("ddp", GREEN),
+    ("marsit", RED),
+    ("none", BLUE),
+    ("fp16", SKY),
+    ("global_qsgd", ORANGE),
+)
+_DASHES = {"fp16": "--", "fold": "--", "auto": ":", "r4": "--", "exponential": "--"}
 
 
 def draw(records: Sequence[Record], folder: Path) -> list[Path]:
@@ -93,7 +102,9 @@ def notes(records: Sequence[Record], first: Record) -> str:
     """Return what every plot has to say: what was measured, what was emulated, ranks and cores."""
     place, machine = records[0]["place"], first.get("machine", {})
     cores = f"{machine.get('cores', '?')} cores of {machine.get('processor', 'an unnamed processor')}"
-    where = f"{place['ranks']} ranks of one thread on {cores}"
+    where = (
+        f"{place['ranks']} ranks on {cores}: kernels of one thread; exchange and decoding on threads of their own"
+    )
     if place["launcher"] == "lab":
         links = f"{place['hosts']} emulated hosts; the rates of links are emulated by tc tbf"
     elif place["hosts"] == 1:
@@ -117,7 +128,7 @@ def style(name: str) -> tuple[str, str]:
     """Return colour and dashes of a contestant's line."""
     if name == NOTHING:
         return GREY, ":"
-    colour = next((colour for family, colour in _FAMILIES if name.startswith(family)), ORANGE)
+    colour = next((colour for family, colour in _FAMILIES if name.startswith(family)), OLIVE)
     dash = next((dash for word, dash in _DASHES.items() if word in label(name).split()[1:]), "-")
     return colour, dash
 

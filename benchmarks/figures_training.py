@@ -81,12 +81,14 @@ def _key(panel: Axes, computed: bool) -> None:
 
 def step_notes(records: Sequence[Record], first: Record) -> str:
     one = records[0]
+    powersgd = "\nDDP's PowerSGD: one bucket (several hang over Gloo), so nothing of it hides behind backward."
     return (
         f"Gradients of the real shapes in backward order ({one['parameters']:,} parameters, {one['tensors']} tensors) "
         f"in a real Horovod job; {_where(one['place'], first)}.\n"
         f"Compute is stood in for by sleeping {milliseconds(one['compute_seconds'])} ms, which leaves the cores free "
         f"as an accelerator does. Slowest rank, medians of {one['repeats']}, all methods in turns.\n"
         "Marsit: sign rounds only; K: computed for one full-precision round in K. Hidden: share of the exchange alone."
+        + (powersgd if any(record["name"].startswith("ddp powersgd") for record in records) else "")
     )
 
 

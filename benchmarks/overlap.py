@@ -23,7 +23,8 @@ def enriched(records: Sequence[Record], place: Record) -> list[Record]:
         place: what the launcher says of itself.
     """
     idle = {record["group"]: record for record in records if record["name"] == NOTHING}
-    return [_against(record, idle[record["group"]], place) for record in records]
+    # Of a job that was ended in the middle, a group may have come in part.
+    return [_against(record, idle[record["group"]], place) for record in records if record["group"] in idle]
 
 
 def _against(record: Record, nothing: Record, place: Record) -> Record:

@@ -14,7 +14,7 @@ from pathlib import Path
 from benchmarks import allreduce, kernels, step
 from benchmarks.results import ROOT
 
-ALLREDUCE = "horovod fp32,horovod fp16,headroom,none auto,fp16 auto,marsit auto,ddp fp32,ddp powersgd r1"
+ALLREDUCE = "horovod fp32,horovod fp16,headroom,none auto,fp16 auto,marsit auto,global_qsgd,ddp fp32,ddp powersgd r1"
 STEP = "horovod fp32,none,marsit"
 
 

@@ -11,7 +11,6 @@ refilled before every turn, and the clock runs from a barrier to a rank's own re
 from __future__ import annotations
 
 import argparse
-import sys
 from typing import Any
 
 import horovod.torch as hvd
@@ -19,8 +18,8 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks import peers
-from benchmarks.jobs.rank import NullOptimizer, digest, gathered, say, slowest, tell, timed
-from benchmarks.peers import PeerError, base
+from benchmarks.jobs.rank import NullOptimizer, digest, gathered, run_job, say, slowest, tell, tell_wrong, timed
+from benchmarks.peers import base
 from benchmarks.peers.base import Adapter
 from benchmarks.results import Record, near_square, size_text, spread_fields
 
@@ -190,12 +189,6 @@ def judged(contestant: Contestant) -> int:
     return sum(count for count, _ in found) + int(unequal)
 
 
-def print_error(text: str) -> None:
-    """Print why the job will fail, on rank 0; launchers look for such lines."""
-    if hvd.rank() == 0:
-        print(text, file=sys.stderr, flush=True)
-
-
 def compete(elements: int, adapters: list[Adapter], repeat: int, warm_up: int) -> int:
     """Measure all contestants with one size, in turns, tell their records, and return the wrong elements."""
     source = fill(torch.empty(elements), hvd.rank())
@@ -215,8 +208,7 @@ def compete(elements: int, adapters: list[Adapter], repeat: int, warm_up: int) -
             contestant.measure_exchange()
     for contestant, count in zip(contestants, wrong):
         tell(record_of(contestant, count))
-    if bad := [c.adapter.name for c, count in zip(contestants, wrong) if count]:
-        print_error(f"WrongResultError: {size_text(4 * elements)}: {', '.join(bad)}")
+    tell_wrong(size_text(4 * elements), [c.adapter.name for c, count in zip(contestants, wrong) if count])
     hvd.barrier()  # nobody closes while another rank is still under way
     for contestant in contestants:
         base.close(contestant.adapter)
@@ -235,19 +227,16 @@ def arguments(argv: list[str] | None) -> argparse.Namespace:
 
 def main(argv: list[str] | None = None) -> int:
     chosen = arguments(argv)
-    hvd.init()
-    torch.set_num_threads(1)
+    return run_job(lambda: measure(chosen))
+
+
+def measure(chosen: argparse.Namespace) -> int:
+    """Measure all sizes and return the wrong elements."""
     wrong = 0
-    try:
-        for elements in map(int, chosen.elements.split(",")):
-            # New adapters for every size: each makes its own buckets and connections.
-            wrong += compete(elements, peers.adapters(chosen.method, chosen.peer), chosen.repeat, chosen.warm_up)
-    except PeerError as error:
-        print_error(f"PeerError: {error}")
-        return 2
-    peers.leave()
-    hvd.shutdown()
-    return 1 if wrong else 0
+    for elements in map(int, chosen.elements.split(",")):
+        # New adapters for every size: each makes its own buckets and connections.
+        wrong += compete(elements, peers.adapters(chosen.method, chosen.peer), chosen.repeat, chosen.warm_up)
+    return wrong
 
 
 if __name__ == "__main__":

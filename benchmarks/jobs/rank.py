@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import hashlib
+import sys
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import horovod.torch as hvd
 import torch
 from torch import Tensor
 
+from benchmarks import peers
 from benchmarks.launch import emit
+from benchmarks.peers import PeerError
 from benchmarks.results import Record, plain
 
 
@@ -25,6 +28,35 @@ def say(text: str) -> None:
     """Print a line, on rank 0 only."""
     if hvd.rank() == 0:
         print(text, flush=True)
+
+
+def print_error(text: str) -> None:
+    """Print why the job will fail, on the rank that calls it; launchers look for such lines."""
+    print(text, file=sys.stderr, flush=True)
+
+
+def tell_wrong(where: str, names: Sequence[str]) -> None:
+    """Print which contestants had wrong results, if any, on rank 0 only: all ranks know."""
+    if names and hvd.rank() == 0:
+        print_error(f"WrongResultError: {where}: {', '.join(names)}")
+
+
+def run_job(measure: Callable[[], int]) -> int:
+    """Start Horovod, measure, end in order, and return the exit status.
+
+    Args:
+        measure: returns how many elements were wrong.
+    """
+    hvd.init()
+    torch.set_num_threads(1)
+    try:
+        wrong = measure()
+    except PeerError as error:
+        print_error(f"PeerError: {error}")
+        return 2
+    peers.leave()
+    hvd.shutdown()
+    return 1 if wrong else 0
 
 
 def timed(action: Callable[[], object]) -> float:

@@ -14,7 +14,6 @@ from __future__ import annotations
 import argparse
 import gc
 import resource
-import sys
 from collections.abc import Iterator
 
 import horovod.torch as hvd
@@ -23,7 +22,7 @@ from torch import Tensor
 
 from benchmarks import peers, shapes
 from benchmarks.jobs.allreduce import LEAST, UNIT, fill_block
-from benchmarks.jobs.rank import NullOptimizer, digest, gathered, say, slowest, tell, timed
+from benchmarks.jobs.rank import NullOptimizer, digest, gathered, run_job, say, slowest, tell, tell_wrong, timed
 from benchmarks.peers import PeerError, base
 from benchmarks.peers.base import Adapter
 from benchmarks.results import Record, spread_fields
@@ -181,8 +180,7 @@ def compete(group: list[Adapter], number: int, bench: Bench, chosen: argparse.Na
             contestant.forget()
     for contestant, count in zip(contestants, wrong):
         tell(record_of(contestant, bench, number) | {"wrong": count})
-        if count:
-            say(f"ResultError: {contestant.adapter.name}: {count} wrong elements")  # the reason why the job fails
+    tell_wrong(bench.table.model, [c.adapter.name for c, count in zip(contestants, wrong) if count])
     hvd.barrier()  # nobody closes while another rank is still under way
     for contestant in contestants:
         base.close(contestant.adapter)
@@ -211,7 +209,7 @@ def record_of(contestant: Contestant, bench: Bench, group: int) -> Record:
         "bytes_computed": bool(stats.get("bytes_computed")),
         "buckets": stats.get("buckets"),
         "collectives": stats.get("collectives"),
-        "peak_memory_bytes": peak,
+        "process_peak_memory_bytes": peak,  # since the rank began, whatever ran before
         **spread_fields("seconds", slowest(contestant.seconds, "bench.seconds")),
         **spread_fields("alone_seconds", slowest(contestant.alone, "bench.alone")),
         **(spread_fields("exchange_seconds", exchange) if exchange else {"median_exchange_seconds": None}),
@@ -232,24 +230,24 @@ def arguments(argv: list[str] | None) -> argparse.Namespace:
 
 def main(argv: list[str] | None = None) -> int:
     chosen = arguments(argv)
-    hvd.init()
-    torch.set_num_threads(1)
-    wrong = 0
+    return run_job(lambda: measure(chosen))
+
+
+def measure(chosen: argparse.Namespace) -> int:
+    """Measure all contestants, group by group, and return the wrong elements."""
     try:
-        bench = Bench(shapes.load(chosen.model), chosen.compute_ms / 1000)
-        adapters = peers.adapters([name for name in chosen.method if name != "headroom"], chosen.peer)
-        waiting, number = groups(adapters, bench.table.nbytes, 1e9 * chosen.memory), 0
-        adapters.clear()  # an adapter that is done must not keep its buffers
-        while waiting:
-            wrong += compete(waiting.pop(0), number, bench, chosen)
-            number += 1
-            gc.collect()  # optimizers, hooks and parameters hold each other
-    except (PeerError, ValueError) as error:
-        print(f"{type(error).__name__}: {error}", file=sys.stderr, flush=True)
-        return 2
-    peers.leave()
-    hvd.shutdown()
-    return 1 if wrong else 0
+        table = shapes.load(chosen.model)
+    except ValueError as error:
+        raise PeerError(str(error)) from error
+    bench = Bench(table, chosen.compute_ms / 1000)
+    adapters = peers.adapters([name for name in chosen.method if name != "headroom"], chosen.peer)
+    waiting, number, wrong = groups(adapters, table.nbytes, 1e9 * chosen.memory), 0, 0
+    adapters.clear()  # an adapter that is done must not keep its buffers
+    while waiting:
+        wrong += compete(waiting.pop(0), number, bench, chosen)
+        number += 1
+        gc.collect()  # optimizers, hooks and parameters hold each other
+    return wrong
 
 
 if __name__ == "__main__":

@@ -69,7 +69,24 @@ def test_the_fraction_of_the_wire_is_of_the_exchange_alone_where_that_is_told() 
     whole, alone = cell(measured("horovod fp32", 2.4, "float32"), measured("none ring", 2.4, "float32", exchange=1.5))
     assert whole["fraction_of_wire"] == pytest.approx(0.5)  # 1.2 s on the wire
     assert alone["fraction_of_wire"] == pytest.approx(0.8)
+    assert (whole["fraction_of"], alone["fraction_of"]) == ("whole", "exchange")
+    assert (allreduce.wire_text(whole), allreduce.wire_text(alone)) == ("~0.50", "0.80")
     assert not whole["effective"] and cell(measured("marsit ring", 1.0))[0]["effective"]
+
+
+def test_within_a_few_bursts_there_is_no_wire_limit_but_a_note() -> None:
+    place = LAB | {"burst_bytes": 32_000}
+    few = measured("marsit ring", 1e-3, exchange=5e-4, bytes_sent=319_999)
+    enough = measured("none ring", 1e-2, "float32", exchange=5e-3, bytes_sent=320_000)
+    nothing = measured("headroom", 1e-4, "none", bytes_sent=0)
+    found = cell(few, enough, nothing, place=place)
+    assert [record["within_bursts"] for record in found] == [True, False, False]
+    assert found[0]["fraction_of_wire"] is None and found[1]["fraction_of_wire"]
+    text = allreduce.cell_text(10**8, found)
+    assert "looks faster than a real one" in text and text.count("few bursts") == 3  # row, and twice in the note
+    assert "few bursts" not in allreduce.cell_text(10**8, cell(few, enough, nothing))  # nothing is told of bursts
+    unlimited = place | {"rate": None, "rate_bits": None}
+    assert not cell(few, place=unlimited)[0]["within_bursts"]
 
 
 def test_without_a_rate_or_with_several_ranks_on_a_host_there_is_no_wire_limit() -> None:
@@ -100,6 +117,8 @@ def test_predictions_grow_with_the_wire_and_the_payload() -> None:
     slow, fast = (bandwidth.predicted_seconds(["horovod fp32"], 10**8, 4, rate, 5) for rate in (1e8, 1e9))
     assert slow == pytest.approx(7 * 12, rel=0.1) and fast < slow / 4
     assert bandwidth.predicted_seconds(["marsit ring"], 10**8, 4, 1e8, 5) < slow / 15
+    quarter = bandwidth.predicted_seconds(["global_qsgd dithering=exponential"], 10**8, 4, 1e8, 5)
+    assert slow / 5 < quarter < slow / 3
     assert bandwidth.predicted_memory(["a"], 10**8, 4) > 4 * 3 * 10**8
 
 
@@ -112,14 +131,38 @@ def test_the_verdict_when_it_pays() -> None:
     assert bandwidth.speed_up(found[1], found) == pytest.approx(10)
 
 
-def test_the_verdict_when_the_codec_takes_longer_than_all_that_can_be_saved() -> None:
+def test_the_verdict_credits_nobody_with_what_the_transport_does() -> None:
+    stock, ring = measured("horovod fp32", 1.0, "float32"), measured("none ring", 0.2, "float32", exchange=0.1)
+    found = cell(stock, ring, measured("marsit ring", 0.1, exchange=0.05))
+    assert bandwidth.verdict(found) == (
+        "Compression pays here: marsit ring is 2 times as fast as none ring, the fastest without compression "
+        "(10 times as fast as horovod fp32)."
+    )
+    found = cell(stock, ring, measured("marsit ring", 0.19, exchange=0.15))
+    assert "does not pay" in bandwidth.verdict(found) and "none ring, 200 ms" in bandwidth.verdict(found)
+
+
+def test_wrong_results_have_no_say_in_the_verdict() -> None:
+    stock, ours = measured("horovod fp32", 1.0, "float32"), measured("marsit ring", 0.5, exchange=0.05)
+    fast = [measured("lazy", 0.001, wrong=1), measured("lazy too", 0.001, "float32", wrong=1)]
+    assert bandwidth.verdict(cell(stock, ours, *fast)) == bandwidth.verdict(cell(stock, ours))
+    assert bandwidth.verdict(cell(stock, fast[0])) == ""
+
+
+def test_a_method_without_an_exchange_by_itself_can_pay_although_the_others_do_not() -> None:
+    others = [measured("horovod fp32", 0.020, "float32"), measured("marsit ring", 0.030, exchange=0.005)]
+    assert "ddp powersgd r1 is 2 times as fast" in bandwidth.verdict(cell(*others, measured("ddp powersgd r1", 0.010)))
+
+
+def test_the_verdict_when_a_method_adds_more_than_all_that_can_be_saved() -> None:
     found = cell(
         measured("horovod fp32", 0.020, "float32"),
         measured("headroom", 0.001, "none"),
         measured("marsit ring", 0.030, exchange=0.005),
     )
-    assert "does not pay: all that there is to save is 19 ms, and the fastest codec alone takes 25 ms" in (
-        bandwidth.verdict(found)
+    assert bandwidth.verdict(found) == (
+        "At this rate and size compression does not pay: all that there is to save of horovod fp32 is 19 ms, "
+        "and the compressed methods that tell their exchange add at least 25 ms to it."
     )
 
 
@@ -158,6 +201,25 @@ def test_cells_come_place_by_place_and_from_small_to_large() -> None:
 
 def test_wrong_elements_are_named() -> None:
     assert allreduce.wrong_names(cell(measured("none ring", 1.0, "float32", wrong=3))) == ["none ring (100 MB)"]
+
+
+class _NoLab:
+    """Stands for `open_launcher` on a machine that cannot have a lab."""
+
+    def __init__(self) -> None:
+        self.asked: list[tuple[int, str]] = []
+
+    def __call__(self, where: str, ranks: int, rate: str, *more: Any) -> Any:
+        self.asked.append((ranks, rate))
+        raise allreduce.LabError("no lab here")
+
+
+def test_a_machine_without_a_lab_is_asked_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(allreduce, "open_launcher", none := _NoLab())
+    words = ["--where", "lab", "--ranks", "2,4", "--rates", "1gbit,none", "--json", str(tmp_path / "all.json")]
+    _, failures = allreduce.run(allreduce.arguments(words), {"name": "header"})
+    assert none.asked == [(2, "1gbit")] and failures == ["2 ranks, 1gbit: no lab here"]
+    assert not (tmp_path / "all.json").exists()
 
 
 def test_options() -> None:
@@ -324,3 +386,15 @@ def test_plots_are_drawn_and_say_what_they_show(tmp_path: Path) -> None:
     paths = draw([results.header("allreduce", []), *records], tmp_path)
     assert {path.suffix for path in paths} == {".svg", ".png"} and len(paths) == 4
     assert all(path.stat().st_size > 1000 for path in paths)
+
+
+def test_contestants_have_colours_and_short_names() -> None:
+    pytest.importorskip("matplotlib")
+    from benchmarks.figures_allreduce import notes, style
+
+    assert bandwidth.label("global_qsgd dithering=exponential") == "global_qsgd exponential"
+    assert style("global_qsgd")[1] == "-" and style("global_qsgd dithering=exponential")[1] == "--"
+    names = ("horovod fp32", "ddp fp32", "ddp powersgd r1", "none", "fp16", "marsit", "global_qsgd", "mine")
+    assert len({style(name)[0] for name in names}) == len(names)
+    said = notes(cell(measured("none", 1.0, "float32")), {})
+    assert "kernels of one thread; exchange and decoding on threads of their own" in said

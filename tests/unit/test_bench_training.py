@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import statistics
 import time
 from argparse import Namespace
@@ -272,6 +273,38 @@ def test_full_precision_rounds_are_spread_over_the_others() -> None:
     assert "median_seconds" not in found["marsit K=50"]  # it was not measured
 
 
+class _Breaks:
+    """Stands for a launcher whose job has wrong results in its second group, and ends there."""
+
+    def describe(self) -> dict[str, Any]:
+        return PLACE
+
+    def __enter__(self) -> _Breaks:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        pass
+
+    def run(self, name: str, arguments: list[str], limit: float, on_line: Any = None, log: Any = None) -> Any:
+        for record in [*RECORDS[:2], measured("fp16", 0.5, 0.3, wrong=7), measured("fp16", 0.5, 0.3, group=1)]:
+            on_line(f"@record {json.dumps(record)}")
+        raise step.JobFailed("step: WrongResultError: tiny: fp16")
+
+
+def test_records_are_kept_and_shown_when_the_job_fails(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(step, "open_launcher", lambda *words: _Breaks())
+    path = tmp_path / "all.json"
+    assert step.main(["--ranks", "4", "--json", str(path)]) == 1
+    said = capsys.readouterr()
+    assert "T1 measured: 300 ms" in said.out and "\nnone " in said.out
+    assert "WrongResultError: tiny: fp16" in said.err and "wrong results: fp16\n" in said.err
+    # What has no headroom beside it is left out.
+    names = [json.loads(line)["name"] for line in path.read_text().splitlines()]
+    assert names == ["header", "headroom", "none", "fp16"]
+
+
 def test_the_step_table_names_what_is_stood_in_for() -> None:
     text = step.text(overlap.enriched(RECORDS, PLACE))
     assert "compute 300 ms (stood in for by sleeping); T1 measured: 300 ms" in text
@@ -360,8 +393,8 @@ def test_the_record_of_training_gives_a_curve() -> None:
 )
 def test_methods_become_arguments_of_the_training_script(method: str, words: list[str]) -> None:
     chosen = Namespace(task="digits", steps=10, eval_every=5)
-    found = accuracy.train_arguments(method, 3, Path("x.json"), chosen)
-    assert found[0].endswith("train.py") and set(words) <= set(found)
+    found = accuracy.train_arguments(method, 3, chosen)
+    assert found[1] == "benchmarks.jobs.accuracy" and set(words) <= set(found)
 
 
 def test_plots_are_drawn_from_records(tmp_path: Path) -> None:
@@ -373,6 +406,9 @@ def test_plots_are_drawn_from_records(tmp_path: Path) -> None:
     runs = [one | {"ranks": 4, "parameters": 10} for one in runs]
     training_time = figures_training.draw_accuracy(accuracy.judged(runs, None), {}, tmp_path)
     assert all(path.stat().st_size > 5000 for path in [*steps, *training_time])
+    powersgd = [*RECORDS, measured("ddp powersgd r1", 0.4, 0.1)]
+    assert "one bucket" in figures_training.step_notes(overlap.enriched(powersgd, PLACE), {})
+    assert "one bucket" not in figures_training.step_notes(overlap.enriched(RECORDS, PLACE), {})
 
 
 def test_training_has_two_kinds(capsys: pytest.CaptureFixture[str]) -> None:
