@@ -6,7 +6,7 @@ TORCH ?= torch==2.13.0
 # Extras of pyproject.toml to install; `make EXTRAS=test,demo,plot,cuda setup` adds CuPy and NCCL.
 EXTRAS ?= test,demo,plot
 # What `make lab` measures.
-LAB := --ranks 4 --rates 1gbit,100mbit --sizes 10MB,100MB --budget 150 \
+LAB := --ranks 4 --rates 1gbit,100mbit --sizes 10MB,100MB --repeat 4 --budget 150 \
   --methods "horovod fp32,horovod fp16,headroom,none auto,fp16 auto,global_qsgd,marsit ring,marsit fold,marsit auto"
 # Further arguments, such as ARGS="-k marsit -x" for the tests.
 ARGS ?=

@@ -15,7 +15,9 @@ import torch
 pytest.importorskip("horovod.torch")
 
 from benchmarks import accuracy, curves, overlap, shapes, standin, step, training
+from benchmarks.jobs import rank
 from benchmarks.jobs import step as job
+from benchmarks.peers import base
 from benchmarks.shapes import generate
 
 PUBLISHED = {"resnet50": 25_557_032, "vgg16": 138_357_544, "bert_base": 109_482_240, "gpt2": 124_439_808}
@@ -206,6 +208,22 @@ def test_contestants_that_do_not_fit_run_in_groups(count: int, sizes: list[int])
     found = job.groups(adapters, nbytes=553_000_000, memory=4.5e9)
     assert [len(group) for group in found] == sizes and sum(found, []) == adapters
     assert job.groups(adapters, nbytes=10_000, memory=4.5e9) == [adapters]
+
+
+@pytest.mark.parametrize("number", [0, 1])
+def test_every_rank_says_what_it_lacks(
+    number: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def measure() -> int:
+        raise base.PeerError("mine.py needs something")
+
+    monkeypatch.setattr(rank.hvd, "init", lambda: None)
+    monkeypatch.setattr(rank.hvd, "rank", lambda: number)
+    monkeypatch.setattr(rank.torch, "set_num_threads", lambda count: None)
+    assert rank.run_job(measure) == 2
+    assert capsys.readouterr().err == "PeerError: mine.py needs something\n"
+    rank.tell_wrong("tiny", ["a", "b"])  # all ranks know, so that one is enough
+    assert capsys.readouterr().err == ("" if number else "WrongResultError: tiny: a, b\n")
 
 
 # ---- what follows from steps ------------------------------------------------------------------
