@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from .needs import LabError
-from .rates import PIECE, Rate
+from .rates import Rate
 
 SWITCH = "switch"
 SWITCH_ADDRESS = "10.77.0.254"
@@ -53,8 +53,6 @@ def _host(number: int, name: str) -> Host:
     _await_namespace(holder.pid)
     command("ip", "link", "add", host.port, "type", "veth", "peer", "name", INTERFACE, "netns", str(holder.pid))
     command("ip", "link", "set", host.port, "master", SWITCH, "up")
-    command("ip", "link", "set", host.port, "gso_max_size", str(PIECE))
-    command(*host.enter("ip", "link", "set", INTERFACE, "gso_max_size", str(PIECE)))
     command(*host.enter("ip", "link", "set", "lo", "up"))
     command(*host.enter("ip", "address", "add", f"{host.address}/24", "dev", INTERFACE))
     command(*host.enter("ip", "link", "set", INTERFACE, "up"))

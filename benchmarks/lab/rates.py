@@ -9,12 +9,11 @@ _UNITS = {"kbit": 1e3, "mbit": 1e6, "gbit": 1e9}
 _TIMES = {"us": 1e-6, "ms": 1e-3, "s": 1.0}
 
 #: A token bucket lets this much time's worth of bytes pass at once. It has to cover the kernel's
-#: timer; more would carry small messages over the link at no cost.
-_BURST_SECONDS = 0.25e-3
-#: What the network stack hands over as one piece on these links. A bucket smaller than a piece
-#: would have it cut up, and loses time with it.
-PIECE = 16 * 1024
-_LEAST_BURST = PIECE + 2 * 1024
+#: timer, and at 1 Gbit/s the 64 kB that the network stack hands over as one piece: cutting pieces up
+#: costs processor time that the ranks need. More would carry small messages over the link at no cost.
+_BURST_SECONDS = 0.64e-3
+#: At least ten full Ethernet frames.
+_LEAST_BURST = 16 * 1024
 #: What a port holds before packets are dropped, in time, but at least the thousand full Ethernet
 #: frames of a Linux interface's own queue.
 _QUEUE_SECONDS = 25e-3

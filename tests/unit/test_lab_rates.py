@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from benchmarks.lab.network import difference
-from benchmarks.lab.rates import PIECE, Rate, parse_delay
+from benchmarks.lab.rates import Rate, parse_delay
 from benchmarks.launch import environment, open_launcher, records_in
 
 
@@ -22,8 +22,8 @@ def test_what_is_no_rate_is_refused(text: str) -> None:
 
 def test_a_burst_covers_the_timer_and_no_more() -> None:
     """A burst passes at once: it has to be small against what a benchmark sends."""
-    assert Rate.parse("1gbit").burst == 31_250
-    assert Rate.parse("100mbit").burst == Rate.parse("10mbit").burst == 18 * 1024 > PIECE
+    assert Rate.parse("1gbit").burst == 80_000 > 64 * 1024
+    assert Rate.parse("100mbit").burst == Rate.parse("10mbit").burst == 16 * 1024
     assert Rate.parse("10gbit").burst < 1 << 20
     assert all(Rate.parse(text).queue > 2 * Rate.parse(text).burst for text in ("10mbit", "1gbit", "10gbit"))
 
