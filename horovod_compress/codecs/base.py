@@ -125,8 +125,8 @@ class Codec:
     def preludes(self, bucket: Bucket) -> tuple[Regions, ...]:
         """Return the arrays of each exchange before ``encode``; names differ from the payload's.
 
-        They are merged by :meth:`merge` or :meth:`fold` like the payload, in an order that does
-        not depend on the rank, with a key of rank 0. If a gradient is not finite the rest of the
+        They are merged by :meth:`merge` or :meth:`fold` like the payload, with a key of rank 0: in
+        rank order where they are small, else each chunk in its owner's order. If a gradient is not finite the rest of the
         round is left out on every rank.
         """
         return ()

@@ -20,6 +20,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -138,10 +139,10 @@ class _Dithering(Codec):
                 self._encode(given, codes, work.world, key.at(purpose=DITHER), span.start)
 
     def _make_scales(self, work: Work) -> None:
-        """Take the root by square roots, which are right to the last bit on every machine."""
+        """Take the root by square roots: NumPy's are right to the last bit on every machine, torch's are not."""
         norms = work.shared["norms"]
         for _ in range(self._power.bit_length() - 1):
-            norms.sqrt_()
+            np.sqrt(norms.numpy(), out=norms.numpy())
         work.local["scales"].copy_(norms)
 
     def _encode(self, given: Scaled, codes: Tensor, world: int, key: Key, offset: int) -> None:
@@ -180,7 +181,7 @@ class Standard(_Dithering):
     def check_world(self, world: int) -> None:
         if self.levels(world) < 1:
             enough = next((bits for bits in (8, 16) if 1 << (bits - 1) > world), None)
-            advice = f"bits={enough}" if enough else 'dithering="exponential"'
+            advice = f"bits={enough}" if enough else 'dithering="exponential", bits=8'
             raise ConfigError(
                 f"global_qsgd with bits={self.bits} has no level left for each of {world} ranks, as sums "
                 f"have to fit in {self.bits} bits; choose {advice}"

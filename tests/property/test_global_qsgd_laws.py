@@ -12,8 +12,10 @@ from torch import Tensor
 
 from horovod_compress import checkpoint, kernels
 from horovod_compress.codecs import registry
+from horovod_compress.codecs.base import Work
 from horovod_compress.errors import ConfigError
 from horovod_compress.keys import Key
+from horovod_compress.plan import Bucket, TensorSpec
 from tests.support.local import Fleet, all_same, one_tensor, random_grads, spec
 
 STANDARD = {"dithering": "standard"}
@@ -333,3 +335,17 @@ def test_too_many_ranks_are_refused_with_what_to_choose() -> None:
 def test_the_ring_is_refused_for_exponential_dithering() -> None:
     with pytest.raises(ConfigError, match='global_qsgd can be exchanged by fold only, got exchange="ring"'):
         Fleet(3, [spec("w", 10)], "global_qsgd", dithering="exponential", exchange="ring")
+
+
+@pytest.mark.parametrize("norm, roots", [(2, 1), (4, 2)])
+def test_roots_are_right_to_the_last_bit(norm: int, roots: int) -> None:
+    """Scales decide what every rank decodes: a root that differs between machines would part the ranks."""
+    codec = registry.create("global_qsgd", norm=norm).at(0)
+    bucket = Bucket(0, (TensorSpec("a", (16384,), "float64"),))
+    sums = torch.rand(16384, generator=torch.Generator().manual_seed(1), dtype=torch.float64) * 4
+    expected = sums.tolist()
+    for _ in range(roots):
+        expected = [math.sqrt(value) for value in expected]
+    work = Work(bucket, 2, [None], None, shared={"norms": sums}, local={"scales": torch.empty_like(sums)})
+    codec._make_scales(work)  # type: ignore[attr-defined]
+    assert work.local["scales"].tolist() == expected
