@@ -162,17 +162,32 @@ def test_half_an_order_and_stray_words_do_no_harm(mark: str) -> None:
     # The fixture sees that the lab is gone; an order in full is the control of all other tests.
 
 
+def _heed_interrupts() -> None:
+    """Undo what a shell does to programs that it starts in the background: they would inherit it."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 @pytest.mark.parametrize("sign", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
 def test_killed_half_way_and_started_again(sign: signal.Signals, mark: str) -> None:
     """The fixture looks at what is left; here a job must be under way when the signal comes."""
     words = [sys.executable, "-m", "benchmarks.lab", "--ranks", "2", "--rate", "1gbit", "--", "-m", "tests.support.busy"]
-    process = subprocess.Popen(words, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+    process = subprocess.Popen(
+        words,
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+        preexec_fn=_heed_interrupts,
+    )
     assert process.stdout is not None
-    assert process.stdout.readline() == "busy\n"
-    assert len(_marked(mark)) >= 5  # the lab, two hosts and two ranks at least
-    os.kill(process.pid, sign)
-    process.wait(30)
-    process.stdout.close()
-    assert process.returncode != 0
+    try:
+        with process.stdout:
+            assert process.stdout.readline() == "busy\n"
+            assert len(_marked(mark)) >= 5  # the lab, two hosts and two ranks at least
+            os.kill(process.pid, sign)
+            assert process.wait(30) != 0
+    finally:
+        process.kill()
+        process.wait()
     with Lab(2, "1gbit") as lab:
         assert lab.run("again", ["-c", "print('fine')"], 20).lines == ["fine", "fine"]
