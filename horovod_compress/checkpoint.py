@@ -1,7 +1,7 @@
-"""What a rank saves to resume with the same bits: its step and its residuals.
+"""What a rank saves to resume with the same bits: its step and what its method keeps.
 
-Optimizer state does not carry them. Residuals are saved per parameter, by name, so that they
-survive another choice of buckets.
+Optimizer state does not carry that. Residuals and the like are saved per parameter, by name, so that
+they survive another choice of buckets; tables that stand for a whole bucket do not.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from .codecs.base import Codec
 from .errors import ConfigError
 from .reducer import Reducer
 
-FORMAT = 1
+FORMAT = 2
 _IDLE_SECONDS = 5.0
 
 
@@ -35,7 +35,8 @@ def save(reducer: Reducer, codec: Codec) -> dict[str, Any]:
         "world": reducer.world,
         "rank": reducer.rank,
         "plan": reducer.plan.fingerprint(),
-        "residuals": {name: tensor.clone() for name, tensor in reducer.residuals().items()},
+        "state": {kind: _copies(kept) for kind, kept in reducer.states().items()},
+        "tables": _copies(reducer.tables()),
     }
 
 
@@ -56,25 +57,37 @@ def load(reducer: Reducer, codec: Codec, state: Mapping[str, Any], residuals: st
     _expect("method", codec.name, state.get("method"), "resume with the method it was saved with")
     _expect("configuration", codec.config(), state.get("config"), "resume with the same options")
     _expect("seed", reducer.options.seed, state.get("seed"), "resume with the same seed")
-    kept = reducer.residuals()
+    step = state.get("step")
+    if not isinstance(step, int) or not 0 <= step < 1 << 32:
+        raise ConfigError(f"the saved step should be a whole number from 0 to {(1 << 32) - 1}, got {step!r}")
+    kept = {**reducer.states(), "table of bucket": reducer.tables()}
     if residuals == "restore":
         again = 'load it on the rank it was saved on, or pass residuals="reset"'
         _expect("number of ranks", reducer.world, state.get("world"), again)
         _expect("rank", reducer.rank, state.get("rank"), again)
-        saved = state["residuals"]
-        different = sorted(set(kept) ^ set(saved))[:5]
-        _expect("set of residuals, e.g.", [], different, 'or pass residuals="reset"')
-        for name, tensor in kept.items():
-            _expect(f"residual of {name}", _kind(tensor), _kind(saved[name]), "resume with the same model")
-    for name, tensor in kept.items():
-        if residuals == "reset":
-            tensor.zero_()
-        else:
-            tensor.copy_(state["residuals"][name])
-    step = state.get("step")
-    if not isinstance(step, int) or not 0 <= step < 1 << 32:
-        raise ConfigError(f"the saved step should be a whole number from 0 to {(1 << 32) - 1}, got {step!r}")
+        if reducer.tables():
+            _expect("plan", reducer.plan.fingerprint(), state.get("plan"), 'or pass residuals="reset"')
+        saved = {**state["state"], "table of bucket": state["tables"]}
+        for kind in sorted({*kept, *saved}):
+            _check_alike(kind, kept.get(kind, {}), saved.get(kind, {}))
+    for kind, tensors in kept.items():
+        for name, tensor in tensors.items():
+            if residuals == "reset":
+                tensor.zero_()
+            else:
+                tensor.copy_(saved[kind][name])
     reducer.resume(step)
+
+
+def _copies(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {name: tensor.clone() for name, tensor in tensors.items()}
+
+
+def _check_alike(kind: str, kept: Mapping[str, Tensor], saved: Mapping[str, Tensor]) -> None:
+    different = sorted(set(kept) ^ set(saved))[:5]
+    _expect(f"set of {kind}s, e.g.", [], different, 'or pass residuals="reset"')
+    for name, tensor in kept.items():
+        _expect(f"{kind} of {name}", _kind(tensor), _kind(saved[name]), "resume with the same model")
 
 
 def _kind(tensor: Tensor) -> str:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import torch
@@ -315,7 +315,7 @@ class Reducer:
             self._decoder.put(partial(self._decode, station, round_, key, parts))
 
         with self.metrics.timed("exchange"):
-            bad = round_.collective.run(exchange, round_.layout, round_.reduction(key, ready))
+            bad = round_.exchange(exchange, key, ready)
         self.metrics.bytes_sent += exchange.bytes_sent
         return bad
 
@@ -396,7 +396,7 @@ class Reducer:
         exchange = self._new_exchange(bucket, codec_id(round_.codec.name), Bad())
         began = time.perf_counter()
         with torch.no_grad():
-            round_.collective.run(exchange, round_.layout, round_.reduction(key, lambda parts: None))
+            round_.exchange(exchange, key, lambda parts: None)
         seconds = time.perf_counter() - began
         self.metrics.bytes_sent += exchange.bytes_sent
         return seconds
@@ -412,7 +412,7 @@ class Reducer:
         mine = torch.tensor([self.step], dtype=torch.int64)
         exchange = self._new_exchange(len(self.stations), codec_id("agree"), Bad())
         exchange.step = 0
-        found = gather.run(exchange, mine.view(torch.uint8))
+        found, _ = gather.run(exchange, mine.view(torch.uint8))
         self.metrics.bytes_sent += exchange.bytes_sent
         steps = [int(data.view(torch.int64)) for data in found]
         if len(set(steps)) > 1:
@@ -446,7 +446,7 @@ class Reducer:
             raise self._broken
         exchange = self._new_exchange(len(self.stations), codec_id("verify"), Bad())
         with self.metrics.timed("verify"):
-            found = gather.run(exchange, self._hashes.view(torch.uint8))
+            found, _ = gather.run(exchange, self._hashes.view(torch.uint8))
         self.metrics.bytes_sent += exchange.bytes_sent
         self.metrics.verified += 1
         table = torch.stack([data.view(torch.int64) for data in found])
@@ -529,14 +529,42 @@ class Reducer:
             for station in self.stations:
                 station.finished = step - 1
 
+    def next_steps(self, turn: int | None = None, *, plain: bool = False) -> None:
+        """Choose what the coming steps exchange; every rank has to, between two steps.
+
+        Args:
+            turn: stands for the step where a method's rounds differ by it; None for the step.
+            plain: exchange what is offered as it is, without the method and its state.
+        """
+        with self._changed:
+            for station in self.stations:
+                station.set_turn(turn, plain)
+
+    def clear_where_sent(self, index: int, momenta: Sequence[Tensor]) -> None:
+        """Let a method empty these where this rank's payload carried a value: momentum masking.
+
+        Args:
+            momenta: of the shape of the tensor at ``index`` and contiguous.
+        """
+        station, position = self._where[index]
+        station.set_momenta(position, [momentum.view(-1) for momentum in momenta])
+
+    def states(self) -> dict[str, dict[str, Tensor]]:
+        """Return what is kept for every element: by what it is, then by tensor; these are views."""
+        found: dict[str, dict[str, Tensor]] = {}
+        for station in self.stations:
+            for kind, kept in station.state.items():
+                for position, tensor in enumerate(station.bucket.tensors):
+                    found.setdefault(kind, {})[tensor.name] = kept[station.span(position)]
+        return found
+
+    def tables(self) -> dict[str, Tensor]:
+        """Return what is kept for whole buckets, by bucket and name."""
+        return {f"{s.bucket.index} {name}": table for s in self.stations for name, table in s.tables.items()}
+
     def residuals(self) -> dict[str, Tensor]:
         """Return the residual of every tensor that has one, by name; these are views."""
-        return {
-            tensor.name: station.residual[station.span(position)]
-            for station in self.stations
-            if station.residual is not None
-            for position, tensor in enumerate(station.bucket.tensors)
-        }
+        return self.states().get("residual", {})
 
     def residual_norm(self) -> float:
         """Return the Euclidean norm of all residuals of this rank."""

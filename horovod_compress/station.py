@@ -9,9 +9,10 @@ import torch
 from torch import Tensor
 
 from .arrivals import Part, parts_by_chunk
-from .codecs.base import Codec, Regions, Work, work_dtype
-from .collectives import everywhere
-from .collectives.base import Collective, Reduction
+from .codecs.base import Algebra, Codec, Regions, Work
+from .codecs.dense import Uncompressed
+from .collectives import everywhere, ragged
+from .collectives.base import Collective, Exchange, Reduction
 from .collectives.choose import for_prelude
 from .collectives.layout import Layout, Piece
 from .errors import HorovodCompressError
@@ -38,14 +39,23 @@ class Round:
     collective: Collective
     parts: dict[int, list[Part]]  # what each chunk makes ready to be decoded
     preludes: tuple[Prelude, ...]
+    inbox: ragged.Inbox | None  # where payloads are gathered
 
-    def reduction(self, key: Key, ready: Callable[[list[Part]], None]) -> Reduction:
-        """Return what the collective needs of the codec.
+    def exchange(self, exchange: Exchange, key: Key, ready: Callable[[list[Part]], None]) -> Bad:
+        """Exchange the payload; return the non-finite count over all ranks.
 
         Args:
             ready: called with the parts of the result that can be decoded while the exchange goes
                 on; never, if a value of any rank is not finite.
         """
+        if self.inbox is None:
+            return self.collective.run(exchange, self.layout, self.reduction(key, ready))
+        own = self.work.regions["payload"][: self.work.used]
+        bad, self.work.gathered = ragged.run(exchange, own, self.inbox)
+        return bad
+
+    def reduction(self, key: Key, ready: Callable[[list[Part]], None]) -> Reduction:
+        """Return what the collective needs of the codec."""
         return _CodecReduction(self.codec, key, self.parts, ready)
 
     def before(self, key: Key) -> Reduction:
@@ -98,35 +108,43 @@ class Station:
     ) -> None:
         codec.check_world(world)
         self.bucket, self._codec = bucket, codec
-        self._rank, self._world = rank, world
+        self._rank, self._world, self._choose = rank, world, collective
         self.grads: list[Tensor | None] = [None] * len(bucket.tensors)  # flat
         self._originals: list[Tensor | None] = []
         self._claimed: list[bool] = []
-        self.residual: Tensor | None = None
-        if codec.feedback() != "none":
-            self.residual = torch.zeros(bucket.padded, dtype=work_dtype(bucket))
-        self._payload = _allocate_for(codec.variants(), bucket)
-        self._rounds = {c: self._make_round(c, collective) for c in codec.variants()}
+        #: What is kept from step to step, for every element and for the bucket as a whole.
+        self.state = {name: torch.zeros(bucket.padded, dtype=d) for name, d in codec.state(bucket).items()}
+        self.tables = _allocate(codec.tables(bucket))
+        self._momenta: dict[int, list[Tensor]] = {}
+        payload = _allocate_for(codec.variants(), bucket)
+        self._rounds = {c: self._make_round(c, payload, self.state) for c in codec.variants()}
+        self._plain: Round | None = None
+        self._turn: int | None = None  # see :meth:`set_turn`
+        self._is_plain = False
         #: The last step whose result is ready.
         self.finished = -1
         #: What the results of this step are multiplied by, see Codec.decode; None if not yet known.
         self.gain: float | None = 1.0
         self._reset()
 
-    def _make_round(self, codec: Codec, choose: Callable[[Codec, int, int], Collective]) -> Round:
+    def _make_round(self, codec: Codec, payload: Tensor, state: dict[str, Tensor]) -> Round:
         world = self._world
-        regions = _carve(self._payload, codec.regions(self.bucket))
+        regions = _carve(payload, codec.regions(self.bucket))
         local = _allocate(codec.local(self.bucket))
         shared = [_allocate(arrays) for arrays in codec.preludes(self.bucket)]
         every = {name: array for arrays in shared for name, array in arrays.items()}
-        work = Work(self.bucket, world, self.grads, self.residual, regions, every, local)
+        work = Work(self.bucket, world, self.grads, state, self.tables, regions, every, local)
+        work.momenta = self._momenta
         codec.prepare(work)
         layout = Layout.of(regions, world)
         nbytes = sum(tensor.nbytes for tensor in regions.values())
         preludes = tuple(_prelude(arrays, world) for arrays in shared)
-        collective = choose(codec, nbytes, world)
+        collective = self._choose(codec, nbytes, world)
+        if codec.algebra is Algebra.GATHER:
+            inbox = ragged.Inbox(self._rank, world, nbytes)
+            return Round(codec, work, layout, collective, {}, preludes, inbox)
         parts = parts_by_chunk(codec, work, collective.order(self._rank, world))
-        return Round(codec, work, layout, collective, parts, preludes)
+        return Round(codec, work, layout, collective, parts, preludes, None)
 
     def _reset(self) -> None:
         number = len(self.grads)
@@ -152,7 +170,28 @@ class Station:
         return self._started > 0
 
     def round(self, step: int) -> Round:
-        return self._rounds[self._codec.at(step)]
+        if self._is_plain:
+            return self._plain_round()
+        return self._rounds[self._codec.at(step if self._turn is None else self._turn)]
+
+    def _plain_round(self) -> Round:
+        if self._plain is None:
+            codec = Uncompressed()
+            self._plain = self._make_round(codec, _allocate_for((codec,), self.bucket), {})
+        return self._plain
+
+    def set_turn(self, number: int | None, plain: bool) -> None:
+        """Choose what the coming steps exchange; between two steps, on every rank alike.
+
+        Args:
+            number: stands for the step where a method's rounds differ by it; None for the step.
+            plain: exchange what is offered as it is, without this method and its state.
+        """
+        self._turn, self._is_plain = number, plain
+
+    def set_momenta(self, position: int, momenta: list[Tensor]) -> None:
+        """See :attr:`horovod_compress.codecs.base.Work.momenta`; flat, one element per gradient element."""
+        self._momenta[position] = momenta
 
     def collective(self, step: int) -> str:
         """Return the name of the collective of one step."""

@@ -28,6 +28,26 @@ class Algebra(enum.Enum):
     GATHER = "payloads are only concatenated"
 
 
+@dataclass(frozen=True)
+class Law:
+    """What a method promises, for ``x = gradient + residual`` of every rank and their mean.
+
+    The tests that are common to all methods prove it, and tables show it.
+
+    Attributes:
+        unbiased: the result's expectation over the random bits is the mean of ``x``.
+        conserves: result + mean residual afterwards = mean of ``x``, but for rounding: what is not
+            sent now is not lost.
+        epsilon: relative size of the rounding of one number on the wire.
+        bound: the error of the result against the mean of ``x``, as a formula.
+    """
+
+    unbiased: bool = False
+    conserves: bool = False
+    epsilon: float = 2.0**-23
+    bound: str = "none"
+
+
 def dtype_of(bucket: Bucket) -> torch.dtype:
     """Return the dtype of a bucket's gradients."""
     return getattr(torch, bucket.dtype)
@@ -45,21 +65,30 @@ class Work:
     Attributes:
         grads: this step's gradients, flat, one per tensor of the bucket. ``decode`` overwrites
             them with the result.
-        residual: flat with the bucket's gaps, or None where the codec keeps none.
+        state: what is kept from step to step for every element, flat with the bucket's gaps.
+        tables: what is kept from step to step for the bucket as a whole.
         regions: the arrays of the payload; after the exchange, the consensus bytes.
+        used: bytes of the payload that ``encode`` filled, where payloads are gathered.
+        gathered: the payloads of all ranks in rank order, where payloads are gathered.
         shared: the arrays of the preludes; after its prelude, each is equal on every rank.
         local: arrays that stay on this rank.
         memo: what ``Codec.prepare`` derived from the bucket.
+        momenta: by position, momentum buffers of the optimizer, to be emptied where this rank's
+            payload carried a value.
     """
 
     bucket: Bucket
     world: int
     grads: list[Tensor | None]
-    residual: Tensor | None
+    state: dict[str, Tensor] = field(default_factory=dict)
+    tables: dict[str, Tensor] = field(default_factory=dict)
     regions: dict[str, Tensor] = field(default_factory=dict)
     shared: dict[str, Tensor] = field(default_factory=dict)
     local: dict[str, Tensor] = field(default_factory=dict)
     memo: dict[str, Any] = field(default_factory=dict)
+    used: int = 0
+    gathered: list[Tensor] = field(default_factory=list)
+    momenta: dict[int, list[Tensor]] = field(default_factory=dict)
 
     def present(self) -> list[int]:
         """Return the positions of the tensors that were offered: sparse gradients are not."""
@@ -76,9 +105,14 @@ class Work:
         start = self.bucket.offsets[position]
         return slice(start, start + self.bucket.tensors[position].count)
 
+    def state_of(self, name: str, position: int) -> Tensor | None:
+        """Return what is kept under a name for the elements of one tensor, or None."""
+        kept = self.state.get(name)
+        return None if kept is None else kept[self.span(position)]
+
     def residual_of(self, position: int) -> Tensor | None:
         """Return the residual of one tensor."""
-        return None if self.residual is None else self.residual[self.span(position)]
+        return self.state_of("residual", position)
 
 
 @dataclass(frozen=True)
@@ -97,6 +131,21 @@ class Codec:
     wire_version: ClassVar[int] = 1
     algebra: ClassVar[Algebra]
     summary: ClassVar[str]
+    #: Options that show every rule of the method: what the tests common to all methods, the golden
+    #: payloads and the tables go through.
+    samples: ClassVar[tuple[dict[str, Any], ...]] = ({},)
+
+    def law(self) -> Law:
+        """Return what the method promises with these options."""
+        return Law()
+
+    def error_bound(self, x: Sequence[Tensor]) -> float | None:
+        """Return a bound of the expected squared error of the mean, or None where there is none.
+
+        Args:
+            x: one tensor of a bucket of its own, on each rank; float64.
+        """
+        return None
 
     def config(self) -> dict[str, Any]:
         """Return the options as plain data, for the handshake and for checkpoints."""
@@ -105,6 +154,18 @@ class Codec:
     def feedback(self) -> Feedback:
         """Return the residual rule in use."""
         return "none"
+
+    def state(self, bucket: Bucket) -> dict[str, torch.dtype]:
+        """Return the names and dtypes of what is kept for every element from step to step.
+
+        It is saved by parameter and follows the parameters to other buckets. A bucket that is not
+        finite leaves it as it was.
+        """
+        return {"residual": work_dtype(bucket)} if self.feedback() != "none" else {}
+
+    def tables(self, bucket: Bucket) -> Regions:
+        """Return the arrays that are kept from step to step for the bucket as a whole."""
+        return {}
 
     def at(self, step: int) -> Codec:
         """Return the codec of one step, for methods whose rounds differ."""
@@ -115,7 +176,11 @@ class Codec:
         return (self,)
 
     def regions(self, bucket: Bucket) -> Regions:
-        """Return the arrays of a bucket's payload; the reducer allocates them once."""
+        """Return the arrays of a bucket's payload; the reducer allocates them once.
+
+        Where payloads are gathered there is one array, "payload", of as many bytes as a payload may
+        take.
+        """
         raise NotImplementedError
 
     def local(self, bucket: Bucket) -> Regions:
@@ -153,7 +218,10 @@ class Codec:
         raise NotImplementedError
 
     def encode(self, work: Work, key: Key) -> None:
-        """Finish the payload once every tensor of the bucket was offered."""
+        """Finish the payload once every tensor of the bucket was offered.
+
+        Where payloads are gathered it sets ``work.used``.
+        """
 
     def merge(
         self, region: str, start: int, into: Tensor, other: Tensor, weights: tuple[int, int], key: Key

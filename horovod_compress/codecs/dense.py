@@ -20,7 +20,7 @@ from torch import Tensor
 from .. import kernels
 from ..keys import Key
 from ..plan import Bucket, TensorSpec
-from .base import Algebra, Codec, Regions, Work, dtype_of
+from .base import Algebra, Codec, Law, Regions, Work, dtype_of
 from .registry import register
 
 #: Parts of a tensor start at whole cache lines and vector registers.
@@ -32,6 +32,10 @@ class Dense(Codec):
     """Exchange of plain numbers, of a type that the subclass chooses."""
 
     algebra: ClassVar[Algebra] = Algebra.SUM
+    epsilon: ClassVar[float] = 2.0**-23
+
+    def law(self) -> Law:
+        return Law(unbiased=True, conserves=True, epsilon=self.epsilon, bound="rounding only")
 
     def wire_dtype(self, bucket: Bucket) -> torch.dtype:
         raise NotImplementedError
@@ -84,6 +88,7 @@ class Half(Dense):
 
     name: ClassVar[str] = "fp16"
     summary: ClassVar[str] = "16 bits: IEEE half precision"
+    epsilon: ClassVar[float] = 2.0**-11
 
     def wire_dtype(self, bucket: Bucket) -> torch.dtype:
         return torch.float16
@@ -96,6 +101,7 @@ class BFloat(Dense):
 
     name: ClassVar[str] = "bf16"
     summary: ClassVar[str] = "16 bits: bfloat16"
+    epsilon: ClassVar[float] = 2.0**-8
 
     def wire_dtype(self, bucket: Bucket) -> torch.dtype:
         return torch.bfloat16

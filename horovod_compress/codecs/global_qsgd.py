@@ -28,7 +28,7 @@ from .. import kernels
 from ..errors import ConfigError
 from ..keys import DITHER, Key
 from ..plan import Bucket, TensorSpec
-from .base import Algebra, Codec, Regions, Work, work_dtype
+from .base import Algebra, Codec, Law, Regions, Work, work_dtype
 from .registry import register
 
 #: Blocks are whole chunks of the kernels; a scale of 32 bits then costs 1/8 bit per element at most.
@@ -270,6 +270,31 @@ class GlobalQsgd(Codec):
 
     name: ClassVar[str] = "global_qsgd"
     summary: ClassVar[str] = "4, 8 or 16 bits: unbiased, on one scale for all ranks"
+    samples: ClassVar[tuple[dict[str, Any], ...]] = (
+        {"dithering": "standard", "bits": 4, "block": 0},
+        {"dithering": "standard", "bits": 8, "block": 256},
+        {"dithering": "standard", "bits": 16, "norm": 2},
+        {"dithering": "exponential", "bits": 4},
+        {"dithering": "exponential", "bits": 8, "block": 256},
+    )
+
+    def law(self) -> Law:
+        standard = "d N^2 / (4 s^2 M), N the norm, s the levels"
+        exponential = "M^0.17 times that of one rank, |x|^2 / 8 and less than the smallest power a value"
+        return Law(unbiased=True, bound=standard if self.dithering == "standard" else exponential)
+
+    def error_bound(self, x: Sequence[Tensor]) -> float | None:
+        if self.dithering != "standard":
+            return None
+        world, count = len(x), x[0].numel()
+        levels = ((1 << (self.bits - 1)) - 1) // world
+        total = 0.0
+        for start in range(0, count, self.block or max(1, count)):
+            block = torch.stack([one[start : start + self.block] if self.block else one for one in x])
+            power = 0 if self.norm == "max" else int(self.norm)
+            norm = block.abs().max() if not power else block.abs().pow(power).sum().pow(1 / power)
+            total += block.shape[1] * float(norm) ** 2 / (4 * levels**2 * world)
+        return total
 
     def __post_init__(self) -> None:
         if self.dithering not in ("standard", "exponential"):

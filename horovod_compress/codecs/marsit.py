@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -27,7 +27,7 @@ from ..errors import ConfigError
 from ..feedback import RULES, Feedback
 from ..keys import ZERO_SIGN, Key
 from ..plan import Bucket, TensorSpec
-from .base import Algebra, Codec, Regions, Work
+from .base import Algebra, Codec, Law, Regions, Work
 from .dense import FullPrecision
 from .registry import register
 
@@ -64,6 +64,13 @@ class Marsit(Codec):
     algebra: ClassVar[Algebra] = Algebra.MERGE
     summary: ClassVar[str] = "1 bit: sign bits, merged without bias on every hop"
 
+    samples: ClassVar[tuple[dict[str, Any], ...]] = (
+        {"step_size": "row", "full_precision_every": 0, "zeros": "random"},
+        {"step_size": "tensor", "full_precision_every": 3, "compensation": "global"},
+        {"step_size": "tensor", "full_precision_every": 0, "compensation": "none"},
+        {"step_size": 0.125, "full_precision_every": 0, "zeros": "positive"},
+    )
+
     def __post_init__(self) -> None:
         every = self.full_precision_every
         if isinstance(every, bool) or not isinstance(every, int) or every < 0:
@@ -77,6 +84,9 @@ class Marsit(Codec):
             raise ConfigError(f"residual_decay should be a number above 0, at most 1, got {decay!r}")
         if self.zeros not in ("random", "positive"):
             raise ConfigError(f'zeros should be "random" or "positive", got {self.zeros!r}')
+
+    def law(self) -> Law:
+        return Law(conserves=self.compensation == "global", bound="E[result] = step * mean of signs")
 
     def feedback(self) -> Feedback:
         return self.compensation

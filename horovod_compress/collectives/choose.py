@@ -6,10 +6,11 @@ from collections.abc import Callable
 
 from ..codecs.base import Algebra, Codec
 from ..errors import ConfigError
-from . import everywhere, fold, ring
+from . import everywhere, fold, ragged, ring
 from .base import Collective
 
 _FITTING = {Algebra.SUM: (ring, fold), Algebra.MERGE: (ring, fold), Algebra.FOLD: (fold,)}
+_FITTING[Algebra.GATHER] = (ragged,)
 
 #: Below this payload the 2(M-1) latencies of the ring cost more than its bytes.
 _SMALL_BYTES = 256 * 1024

@@ -5,12 +5,15 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ..wire import VERIFY
+from ..wire import VERIFY, Bad
 from .base import Exchange
 
 
-def run(exchange: Exchange, data: Tensor) -> list[Tensor]:
-    """Return the ``uint8`` data of every rank, in rank order; sizes must be equal."""
+def run(exchange: Exchange, data: Tensor) -> tuple[list[Tensor], Bad]:
+    """Return the ``uint8`` data of every rank, in rank order, and the non-finite count over all ranks.
+
+    Sizes must be equal.
+    """
     transport, size = exchange.transport, data.numel()
     peers = [rank for rank in range(transport.size) if rank != transport.rank]
     frames = exchange.pool.take("gather in", len(peers), size)
@@ -19,11 +22,11 @@ def run(exchange: Exchange, data: Tensor) -> list[Tensor]:
     frame = out.pack(exchange.address(transport.rank, VERIFY, 0, 0, 0), exchange.bad, [data])
     sends = [transport.send(frame, peer) for peer in peers]
     exchange.bytes_sent += frame.numel() * len(peers)
-    found = {transport.rank: data}
+    found, bad = {transport.rank: data}, exchange.bad
     for peer, frame_in, pending in zip(peers, frames, receives):
         pending.wait(exchange.deadline)
-        frame_in.check(exchange.address(peer, VERIFY, 0, 0, 0), size)
+        bad = bad.plus(frame_in.check(exchange.address(peer, VERIFY, 0, 0, 0), size))
         found[peer] = torch.clone(frame_in.payload(0, size))
     for pending in sends:
         pending.wait(exchange.deadline)
-    return [found[rank] for rank in range(transport.size)]
+    return [found[rank] for rank in range(transport.size)], bad

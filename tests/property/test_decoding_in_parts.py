@@ -10,7 +10,7 @@ import torch
 
 from horovod_compress import arrivals
 from horovod_compress.codecs import registry
-from horovod_compress.codecs.base import Codec, Work, work_dtype
+from horovod_compress.codecs.base import Codec, Work
 from horovod_compress.collectives import fold, ring
 from horovod_compress.decoder import Decoder
 from horovod_compress.errors import ExchangeError
@@ -70,8 +70,7 @@ def _work(codec: Codec, world: int) -> Work:
     offsets_from = Bucket(0, tuple(TensorSpec(t.name, t.shape, "float32") for t in TENSORS))
     regions = {n: torch.zeros(c, dtype=d) for n, (d, c) in codec.regions(offsets_from).items()}
     local = {n: torch.zeros(c, dtype=d) for n, (d, c) in codec.local(offsets_from).items()}
-    residual = torch.zeros(0, dtype=work_dtype(offsets_from))
-    work = Work(offsets_from, world, [None] * len(TENSORS), residual, regions, local=local)
+    work = Work(offsets_from, world, [None] * len(TENSORS), regions=regions, local=local)
     codec.prepare(work)
     return work
 

@@ -277,7 +277,7 @@ def test_ranks_agree_runs_repeat_and_a_checkpoint_goes_on(world: int, form: dict
         states = [checkpoint.save(reducer, codec) for reducer in fleet.reducers]
         whole += [fleet.step(mine) for mine in grads[2:]]
     assert all(all_same(results) for results in whole)
-    assert all(not state["residuals"] for state in states)
+    assert all(not state["state"] for state in states)
     with Fleet(world, tensors, codec, schedule="layerwise") as fleet:
         for reducer, state in zip(fleet.reducers, states):
             checkpoint.load(reducer, codec, state, "restore")
@@ -346,6 +346,6 @@ def test_roots_are_right_to_the_last_bit(norm: int, roots: int) -> None:
     expected = sums.tolist()
     for _ in range(roots):
         expected = [math.sqrt(value) for value in expected]
-    work = Work(bucket, 2, [None], None, shared={"norms": sums}, local={"scales": torch.empty_like(sums)})
+    work = Work(bucket, 2, [None], shared={"norms": sums}, local={"scales": torch.empty_like(sums)})
     codec._make_scales(work)  # type: ignore[attr-defined]
     assert work.local["scales"].tolist() == expected

@@ -19,11 +19,11 @@ def _addresses(fleet: Fleet) -> list[int]:
     """Return where every long-lived buffer lies."""
 
     def of(station: Station) -> list[int]:
-        found = [station._payload.data_ptr()]
-        if station.residual is not None:
-            found.append(station.residual.data_ptr())
+        found = [kept.data_ptr() for kept in [*station.state.values(), *station.tables.values()]]
         for round_ in station._rounds.values():
             found += [t.data_ptr() for t in (*round_.work.regions.values(), *round_.work.local.values())]
+            if round_.inbox:
+                found += [frame.memory.data_ptr() for frame in round_.inbox.frames.values()]
         return found
 
     buffers: list[int] = []

@@ -24,10 +24,11 @@ def run(method: str, options: dict[str, Any], load: str) -> dict[str, Any]:
 
     def state() -> dict[str, object]:
         kept = compression.state_dict()
+        residuals = [tensor for tensors in kept["state"].values() for tensor in tensors.values()]
         return {
             "weights": digest(model.parameters()),
-            "residuals": digest(kept["residuals"].values()),
-            "has residuals": any(bool(r.any()) for r in kept["residuals"].values()),
+            "residuals": digest([*residuals, *kept["tables"].values()]),
+            "has residuals": any(bool(r.any()) for r in residuals),
             "step": kept["step"],
         }
 
