@@ -3,7 +3,8 @@
     python benchmarks/quality.py --task digits --ranks 4 --steps 300 --seeds 1,2,3 \\
         --run none --run "marsit full_precision_every=100"
 
-Each run is `METHOD [option=value ...]`. The first is what the others are compared with.
+Each run is `METHOD [option=value ...] [--train.py's-options ...]`. The first is what the others are compared
+with.
 """
 
 from __future__ import annotations
@@ -46,6 +47,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--seeds", default="1,2,3")
     parser.add_argument("--optimizer", choices=("sgd", "adam"), help="default: the task's own")
     parser.add_argument("--lr", type=float, help="default: the task's own for this optimizer")
+    parser.add_argument("--shards", choices=("even", "uneven"), default="even")
     parser.add_argument("--run", action="append", metavar="'METHOD [option=value ...]'")
     parser.add_argument("--limit", type=float, default=900, help="seconds for one job")
     parser.add_argument("--out", type=Path, default=ROOT / "build" / "quality")
@@ -62,6 +64,7 @@ def measure(words: list[str], chosen: argparse.Namespace) -> dict[str, Any]:
         "bench": "quality",
         "name": " ".join(words),
         "task": chosen.task,
+        "shards": chosen.shards,
         "optimizer": records[0]["config"]["optimizer"],
         "ranks": chosen.ranks,
         "steps": chosen.steps,
@@ -75,13 +78,16 @@ def measure(words: list[str], chosen: argparse.Namespace) -> dict[str, Any]:
 
 def train(words: list[str], seed: int, chosen: argparse.Namespace) -> dict[str, Any]:
     method, *options = words
-    stem = chosen.out / f"{chosen.task}-{chosen.optimizer or 'default'}-{'-'.join(words)}-{seed}"
+    stem = chosen.out / f"{chosen.task}-{chosen.optimizer or 'default'}-{chosen.shards}-{'-'.join(words)}-{seed}"
     path = stem.with_suffix(".json")
     path.unlink(missing_ok=True)
     command = ["--task", chosen.task, "--method", method, "--steps", str(chosen.steps)]
     command += ["--seed", str(seed), "--eval-every", str(chosen.steps), "--json", str(path)]
-    for option in options:
+    command += ["--shards", chosen.shards]
+    extra = next((index for index, word in enumerate(options) if word.startswith("--")), len(options))
+    for option in options[:extra]:
         command += ["--option", option]
+    command += options[extra:]
     if chosen.optimizer:
         command += ["--optimizer", chosen.optimizer]
     if chosen.lr:

@@ -35,23 +35,31 @@ class Run:
 def build(chosen: Namespace) -> Run:
     """Build the run; from a checkpoint when one is asked for."""
     torch.manual_seed(chosen.seed)  # the same model on every rank, before any broadcast
-    task: Task = TASKS[chosen.task]()
+    task: Task = TASKS[chosen.task](chosen.shards)
     model = task.model()
     compression = together(lambda: methods.create(chosen.method, model.named_parameters(), chosen.options))
-    optimizer = hvd.DistributedOptimizer(
-        plain_optimizer(chosen, model),
-        named_parameters=model.named_parameters(),
-        compression=compression,
-    )
+    optimizer = together(lambda: distributed(chosen, model, compression))
     run = Run(chosen, task, model, optimizer, compression)
     if chosen.load:
         run.step = together(lambda: checkpoint.load(chosen.load, chosen, model, optimizer, compression))
     stop_unless_equal("the step of the checkpoint", run.step)
     hvd.broadcast_parameters(model.state_dict(), root_rank=0)
+    if chosen.update_mode:
+        return run  # each rank has an optimizer state of its own
     hvd.broadcast_optimizer_state(optimizer, root_rank=0)
     if chosen.attach:
         run.optimizer = compression.attach(optimizer)
     return run
+
+
+def distributed(chosen: Namespace, model: nn.Module, compression: Any) -> Any:
+    optimizer, named = plain_optimizer(chosen, model), list(model.named_parameters())
+    if not chosen.update_mode:
+        return hvd.DistributedOptimizer(optimizer, named_parameters=named, compression=compression)
+    import horovod_compress.torch as hvc
+
+    options = {"second_moment": chosen.second_moment}
+    return hvc.DistributedUpdateOptimizer(optimizer, named, compression, chosen.delay, **options)
 
 
 def plain_optimizer(chosen: Namespace, model: nn.Module) -> torch.optim.Optimizer:

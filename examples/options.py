@@ -7,6 +7,7 @@ from typing import Any, NoReturn
 
 from tasks import TASKS
 
+SHARDS = ("even", "uneven")
 EXCHANGES = ("auto", "ring", "fold")
 
 
@@ -43,6 +44,10 @@ def parse(arguments: list[str] | None = None, quiet: bool = False) -> argparse.N
     if chosen.eval_every is None:
         chosen.eval_every = max(1, chosen.steps // 10)
     chosen.options = _method_options(chosen)
+    if not chosen.update_mode and (chosen.delay or chosen.second_moment != "auto"):
+        raise UsageError("--delay and --second-moment belong to --update-mode")
+    if chosen.update_mode and chosen.method.startswith("horovod-"):
+        raise UsageError(f"{chosen.method} is stock Horovod, which has no update mode; take one of the plugin's")
     return chosen
 
 
@@ -66,6 +71,9 @@ def _add_task(group: Any) -> None:
     group.add_argument("--lr", type=positive(float), help="learning rate")
     group.add_argument("--batch", type=positive(int), help="samples per rank and step")
     group.add_argument("--threads", type=positive(int), default=1, help="torch threads per rank")
+    group.add_argument(
+        "--shards", choices=SHARDS, default="even", help="uneven: each rank has classes, or text, of its own"
+    )
     group.add_argument("--eval-every", type=count, help="steps between evaluations, 0 for the end only")
 
 
@@ -86,6 +94,9 @@ def _add_method(group: Any) -> None:
         default=True,
         help="exchange beside Horovod (faster) instead of through its tokens",
     )
+    group.add_argument("--update-mode", action="store_true", help="exchange weight updates instead of gradients")
+    group.add_argument("--delay", type=positive(int), help="local steps between exchanges")
+    group.add_argument("--second-moment", choices=("auto", "shared", "local"), default="auto", help="of Adam")
 
 
 def _add_output(group: Any) -> None:

@@ -3,6 +3,9 @@
 A batch is a pure function of (seed, step, rank, world, size). Nothing is remembered
 between batches, so the order of the data cannot depend on the compression method
 and a resumed run sees exactly the batches it would have seen.
+
+Shards are "even", every rank drawing from all the data, or "uneven": each rank has classes, or a part
+of the text, that no other rank sees, as where data stay where they were collected.
 """
 
 from __future__ import annotations
@@ -56,8 +59,10 @@ class Digits:
     unit = "fraction of held-out images"
     defaults = Defaults("sgd", batch=32, rates={"sgd": 0.02, "adam": 1e-3})
 
-    def __init__(self) -> None:
+    def __init__(self, shards: str = "even") -> None:
         from sklearn.datasets import load_digits
+
+        self._uneven = shards == "uneven"
 
         digits = load_digits()
         images = torch.from_numpy(digits.images.astype(np.float32) / 16.0).unsqueeze(1)
@@ -71,6 +76,10 @@ class Digits:
 
     def batch(self, seed: int, step: int, rank: int, world: int, size: int) -> Pair:
         images, labels = self.train
+        if self._uneven:
+            mine = labels % world == rank
+            images, labels = images[mine], labels[mine]
+            rank, world = 0, 1
         first = (step * world + rank) * size
         chosen = [shuffled_index(seed, position, len(labels)) for position in range(first, first + size)]
         return images[chosen], labels[chosen]
@@ -93,7 +102,8 @@ class Text:
     context = 64
     windows = 128  # held-out windows, evenly spaced over the last tenth of the text
 
-    def __init__(self) -> None:
+    def __init__(self, shards: str = "even") -> None:
+        self._uneven = shards == "uneven"
         text = reference_text()
         vocabulary = sorted(set(text))
         number = {character: index for index, character in enumerate(vocabulary)}
@@ -107,7 +117,9 @@ class Text:
 
     def batch(self, seed: int, step: int, rank: int, world: int, size: int) -> Pair:
         generator = np.random.default_rng([seed, step, rank])
-        starts = generator.integers(0, len(self.train) - self.context, size)
+        room = len(self.train) - self.context
+        low, high = (room * rank // world, room * (rank + 1) // world) if self._uneven else (0, room)
+        starts = generator.integers(low, high, size)
         return self._windows(self.train, starts)
 
     def held_out(self, rank: int, world: int) -> Iterator[Pair]:

@@ -7,6 +7,10 @@
     optimizer = hvd.DistributedOptimizer(optimizer, named_parameters=model.named_parameters(),
                                          compression=compression)
     compression.attach(optimizer)      # optional: faster, same bits
+
+or, to compress weight updates instead of gradients:
+
+    optimizer = hvc.DistributedUpdateOptimizer(optimizer, model.named_parameters(), compression)
 """
 
 from __future__ import annotations
@@ -38,11 +42,13 @@ from .errors import (
 from .options import Options
 from .plan import Plan
 from .reducer import Reducer
+from .update import distributed_update_optimizer as DistributedUpdateOptimizer
 
 __all__ = [
     "Compression",
     "ConfigError",
     "CorruptFrameError",
+    "DistributedUpdateOptimizer",
     "ExchangeError",
     "HorovodCompressError",
     "MismatchError",
@@ -75,7 +81,10 @@ class Compression:
     none: ClassVar[Callable[..., Compression]]
     fp16: ClassVar[Callable[..., Compression]]
     bf16: ClassVar[Callable[..., Compression]]
+    global_qsgd: ClassVar[Callable[..., Compression]]
     marsit: ClassVar[Callable[..., Compression]]
+    sketch_fusion: ClassVar[Callable[..., Compression]]
+    sparse_binary: ClassVar[Callable[..., Compression]]
 
     def __init__(
         self, method: str, named_parameters: NamedParameters, options: Mapping[str, Any], process_set: Any
@@ -87,6 +96,7 @@ class Compression:
         self._optimizer: Any = None  # the one that attach() was given
         self._under_way = 0  # gradients handed over whose results were not fetched yet
         self._settled = -1  # the step whose sparse gradients were looked for
+        self._in_updates = False
         if not process_set.included():
             self._parameters: list[nn.Parameter] = []
             return
@@ -122,6 +132,8 @@ class Compression:
 
     def compress(self, tensor: Tensor) -> tuple[Tensor, Any]:
         """Take in a gradient; Horovod all-reduces the one-element token that this returns."""
+        if self._in_updates:
+            raise ConfigError(_TAKEN)
         index = self._find(tensor)
         if self._is_repeat():
             return torch.ones(1), tensor
@@ -165,6 +177,37 @@ class Compression:
         _attach(optimizer, self)
         self._optimizer = optimizer
         return optimizer
+
+    # ---- update mode ----
+
+    def begin_updates(self) -> Reducer:
+        """Hand the reducer to :func:`DistributedUpdateOptimizer`; gradients are refused from then on.
+
+        Raises:
+            ConfigError: the compression is in use already.
+        """
+        if self._in_updates or self._optimizer is not None or self._calls or self._running().step:
+            raise ConfigError(_TAKEN)
+        self._in_updates = True
+        self._optimizer = self  # nobody waits for tokens
+        self._running().gain = 1.0
+        return self._running()
+
+    def included(self) -> bool:
+        """Return whether this rank takes part."""
+        return bool(self._process_set.included())
+
+    def parameters(self) -> list[nn.Parameter]:
+        """Return the parameters in the order of the plan."""
+        return list(self._parameters)
+
+    def communication_delay(self) -> int:
+        """Return after how many local steps the method's settings exchange updates."""
+        return self._codec.communication_delay()
+
+    def full_precision_every(self) -> int:
+        """Return the period of the method's full-precision rounds, 0 if it has none."""
+        return int(getattr(self._codec, "full_precision_every", 0))
 
     # ---- state ----
 
@@ -381,6 +424,11 @@ def _factory(method: str) -> Callable[..., Compression]:
 
 for _name in available():
     setattr(Compression, _name, staticmethod(_factory(_name)))
+
+_TAKEN = (
+    "a compression serves one optimizer: make another one for DistributedUpdateOptimizer or for "
+    "hvd.DistributedOptimizer"
+)
 
 _NO_ADASUM = (
     "op=hvd.Adasum is not supported: it combines parameter updates, not gradients; use op=hvd.Average"

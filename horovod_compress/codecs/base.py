@@ -163,6 +163,10 @@ class Codec:
         """
         return {"residual": work_dtype(bucket)} if self.feedback() != "none" else {}
 
+    def communication_delay(self) -> int:
+        """Return after how many local steps an exchange is due in update mode, if the user does not say."""
+        return 1
+
     def tables(self, bucket: Bucket) -> Regions:
         """Return the arrays that are kept from step to step for the bucket as a whole."""
         return {}

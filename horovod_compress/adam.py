@@ -1,0 +1,111 @@
+"""Adam with a second moment that all ranks share and hold: what makes its direction fit for one bit.
+
+With an Adam of its own on every rank, the ranks' directions are not comparable: each divides by what
+it alone has seen. Here the second moment ``v`` is built from the gradients' mean over ranks, in a few
+rounds only, and held in between; each rank's first moment ``m`` stays its own, and
+
+    update = -lr * m / (1 - beta1^t) / (sqrt(v / (1 - beta2^s)) + eps)
+
+is what is exchanged: 1-bit Adam's observation (Tang et al. 2021, section 3) with another exchange.
+``s`` counts the steps that ``v`` stands for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from .errors import ConfigError
+
+#: Classes whose update this is; others keep their own second moment.
+FAMILY = (torch.optim.Adam, torch.optim.AdamW)
+
+
+class SharedSecondMoment:
+    """The local steps of an Adam optimizer whose second moment is held.
+
+    Args:
+        optimizer: Adam or AdamW; its state is read and written, so that it can be saved as usual.
+
+    Raises:
+        ConfigError: an option of the optimizer has no meaning here.
+    """
+
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        self._optimizer = optimizer
+        self._divisors: dict[nn.Parameter, Tensor] = {}
+        for group in optimizer.param_groups:
+            for name in ("amsgrad", "maximize", "capturable", "differentiable"):
+                if group.get(name):
+                    raise ConfigError(f'{name}=True is not supported with second_moment="shared"; choose "local"')
+
+    def step(self) -> None:
+        """Do one local step with every gradient that there is; ``v`` stays as it is."""
+        for group in self._optimizer.param_groups:
+            beta1, lr = float(group["betas"][0]), float(group["lr"])
+            for parameter, state in self._with_gradient(group):
+                grad = _decayed(group, parameter, self._optimizer)
+                state["step"] += 1
+                state["exp_avg"].lerp_(grad, 1 - beta1)
+                size = -lr / (1 - beta1 ** float(state["step"]))
+                parameter.addcdiv_(state["exp_avg"], self._divisor(group, parameter, state), value=size)
+
+    def rebuild(self, means: Sequence[tuple[nn.Parameter, Tensor]], steps: int) -> None:
+        """Move ``v`` towards the squares of the gradients' means.
+
+        Args:
+            means: of this step's gradients over all ranks, by parameter.
+            steps: how many steps this stands for, since the last time.
+        """
+        found = dict(means)
+        for group in self._optimizer.param_groups:
+            beta2 = float(group["betas"][1])
+            for parameter in group["params"]:
+                if parameter not in found:
+                    continue
+                keep, state = beta2**steps, self._optimizer.state[parameter]
+                square = found[parameter].to(state["exp_avg_sq"].dtype).square_()
+                state["exp_avg_sq"].lerp_(square, 1 - keep)
+                state["second_moment_steps"] += steps
+        self._divisors.clear()
+
+    def take_over(self) -> None:
+        """Begin to hold ``v`` as the optimizer's own steps, on the ranks' mean gradients, have made it."""
+        for state in self._optimizer.state.values():
+            state["second_moment_steps"] = float(state["step"])
+        self._divisors.clear()
+
+    def _with_gradient(self, group: dict[str, Any]) -> Iterator[tuple[nn.Parameter, dict[str, Any]]]:
+        for parameter in group["params"]:
+            if parameter.grad is None:
+                continue
+            state = self._optimizer.state[parameter]
+            if not state:
+                state["step"] = torch.zeros((), dtype=torch.float32)
+                state["exp_avg"] = torch.zeros_like(parameter, memory_format=torch.preserve_format)
+                state["exp_avg_sq"] = torch.zeros_like(parameter, memory_format=torch.preserve_format)
+                state["second_moment_steps"] = 0.0
+            yield parameter, state
+
+    def _divisor(self, group: dict[str, Any], parameter: nn.Parameter, state: dict[str, Any]) -> Tensor:
+        """Return ``sqrt(v / (1 - beta2^s)) + eps``, which is the same until ``v`` moves."""
+        if parameter not in self._divisors:
+            correction = 1 - float(group["betas"][1]) ** state["second_moment_steps"]
+            divisor = state["exp_avg_sq"].sqrt()
+            self._divisors[parameter] = divisor.div_(max(correction, 1e-30) ** 0.5).add_(float(group["eps"]))
+        return self._divisors[parameter]
+
+
+def _decayed(group: dict[str, Any], parameter: nn.Parameter, optimizer: torch.optim.Optimizer) -> Tensor:
+    """Apply the weight decay: to the parameter with AdamW, else into the gradient, which is returned."""
+    grad, decay = parameter.grad, float(group["weight_decay"])
+    assert grad is not None
+    decoupled = isinstance(optimizer, torch.optim.AdamW) or group.get("decoupled_weight_decay", False)
+    if decay and decoupled:
+        parameter.mul_(1 - float(group["lr"]) * decay)
+    elif decay:
+        grad = grad.add(parameter, alpha=decay)
+    return grad
