@@ -154,7 +154,7 @@ class Reducer:
 
     def _count_in(self, station: Station, position: int, nonfinite: int) -> None:
         with self._changed:
-            station.count_in(position, nonfinite, self.rank)
+            station.count_in(position, nonfinite)
             if station.full:
                 self._changed.notify_all()
 
@@ -294,7 +294,7 @@ class Reducer:
         for number, prelude in enumerate(round_.preludes):
             self.recorder.note(self.step, bucket, "prelude", number)
             with self.metrics.timed("encode"):
-                round_.codec.begin(number, round_.work, key)
+                station.add_bad(round_.codec.begin(number, round_.work, key))
             exchange = self._new_exchange(bucket, codec_id(f"prelude {number}"), station.bad, deadline)
             with self.metrics.timed("exchange"):
                 bad = prelude.collective.run(exchange, prelude.layout, round_.before(key))
@@ -308,7 +308,7 @@ class Reducer:
         bucket = station.bucket.index
         self.recorder.note(self.step, bucket, "encode")
         with self.metrics.timed("encode"):
-            round_.codec.encode(round_.work, key)
+            station.add_bad(round_.codec.encode(round_.work, key))
         exchange = self._new_exchange(bucket, codec_id(round_.codec.name), station.bad, deadline)
 
         def ready(parts: list[Part]) -> None:

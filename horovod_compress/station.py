@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from . import kernels
 from .arrivals import Part, parts_by_chunk
 from .codecs.base import Algebra, Codec, Regions, Work
 from .codecs.dense import Uncompressed
@@ -225,17 +226,23 @@ class Station:
         flat = grad.contiguous().view(-1)  # reshape() may give a view with gaps
         round_ = self.round(key.step)
         self.grads[position], self._originals[position] = flat, grad
+        if zero_nonfinite and round_.codec.counts_late and kernels.count_nonfinite(flat):
+            flat.nan_to_num_(nan=0.0, posinf=0.0, neginf=0.0)
         count = round_.codec.offer(round_.work, position, key)
         if count and zero_nonfinite:
             flat.nan_to_num_(nan=0.0, posinf=0.0, neginf=0.0)
             count = round_.codec.offer(round_.work, position, key)
         return count
 
-    def count_in(self, position: int, nonfinite: int = 0, rank: int = 0) -> None:
+    def count_in(self, position: int, nonfinite: int = 0) -> None:
         """Finish an offer."""
         self._count += 1
-        if nonfinite:
-            self.bad = self.bad.plus(Bad(nonfinite, rank + 1))
+        self.add_bad({position: nonfinite} if nonfinite else None)
+
+    def add_bad(self, counts: dict[int, int] | None) -> None:
+        """Note values of this rank that are not finite, by position."""
+        for position, count in (counts or {}).items():
+            self.bad = self.bad.plus(Bad(count, self._rank + 1))
             self.bad_names.append(self.bucket.tensors[position].name)
 
     def write_back(self) -> None:

@@ -134,6 +134,8 @@ class Codec:
     #: Options that show every rule of the method: what the tests common to all methods, the golden
     #: payloads and the tables go through.
     samples: ClassVar[tuple[dict[str, Any], ...]] = ({},)
+    #: Whether values that are not finite are counted in ``begin`` or ``encode``, not in ``offer``.
+    counts_late: ClassVar[bool] = False
 
     def law(self) -> Law:
         """Return what the method promises with these options."""
@@ -200,8 +202,12 @@ class Codec:
         """
         return ()
 
-    def begin(self, number: int, work: Work, key: Key) -> None:
-        """Fill this rank's arrays of one prelude; those of earlier ones are complete."""
+    def begin(self, number: int, work: Work, key: Key) -> dict[int, int] | None:
+        """Fill this rank's arrays of one prelude; those of earlier ones are complete.
+
+        Returns:
+            By position, how many values turned out not to be finite; see ``counts_late``.
+        """
 
     def check_world(self, world: int) -> None:
         """Refuse a number of ranks that these options cannot serve.
@@ -221,10 +227,13 @@ class Codec:
         """
         raise NotImplementedError
 
-    def encode(self, work: Work, key: Key) -> None:
+    def encode(self, work: Work, key: Key) -> dict[int, int] | None:
         """Finish the payload once every tensor of the bucket was offered.
 
         Where payloads are gathered it sets ``work.used``.
+
+        Returns:
+            By position, how many values turned out not to be finite; see ``counts_late``.
         """
 
     def merge(

@@ -1,0 +1,294 @@
+"""Sketch-Fusion: gradients are added as count sketches, which also say where the large values are (JPDC 185,
+2024, 104811; the rule after Sketched-SGD, Ivkin et al., NeurIPS 2019, and FetchSGD, Rothchild et al., ICML 2020).
+
+    u = momentum * u + gradient;  v = v + u         on each rank
+    S = sum over ranks of sketch(v)                 the same table everywhere
+    I = the candidates * k positions whose values read from S are largest
+    z = sum over ranks of v[I]                      exact values, a second small exchange
+    T = the k largest |z|;  result = z[T] / M, 0 elsewhere
+    v[T] = u[T] = 0                                 error feedback and momentum masking
+
+With ``error_feedback="sketch"`` nothing dense is kept and there is no second exchange:
+
+    S = mean over ranks of sketch(gradient);  U = momentum * U + S;  E = E + U
+    T = the k positions whose values read from E are largest;  result = these values
+    cells that T touches become 0 in E and U        subtracting them instead diverges
+
+Everything after the sums is computed from the same bytes on every rank, so all choose the same T.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from .. import kernels
+from ..errors import ConfigError
+from ..feedback import Feedback
+from ..keys import SKETCH, Key
+from ..plan import Bucket
+from .base import Algebra, Codec, Law, Regions, Work, work_dtype
+from .registry import register
+
+#: Elements of one tensor among sorted positions of the bucket.
+Places = tuple[int, slice, Tensor]
+
+
+@dataclass(frozen=True)
+class _Sketching(Codec):
+    """What both kinds of error feedback share."""
+
+    density: float
+    cells: float
+    rows: int
+    candidates: int
+    momentum: float
+
+    name: ClassVar[str] = "sketch_fusion"
+    algebra: ClassVar[Algebra] = Algebra.SUM
+    summary: ClassVar[str] = "sums of count sketches"
+    counts_late: ClassVar[bool] = True
+
+    def most(self, bucket: Bucket) -> int:
+        """Return k: how many elements of a bucket the result holds at most."""
+        exact = Fraction(repr(self.density))
+        return -(-bucket.count * exact.numerator // exact.denominator)
+
+    def _table(self, bucket: Bucket) -> tuple[torch.dtype, int]:
+        columns = kernels.sketch_columns(int(bucket.count * self.cells / self.rows))
+        return work_dtype(bucket), self.rows * columns
+
+    def offer(self, work: Work, position: int, key: Key) -> int:
+        return 0  # counted when the sketch is made: one pass less
+
+    def _sketch(self, work: Work, table: Tensor, key: Key, *, state: bool) -> dict[int, int]:
+        """Sketch the bucket; tensors go in order, so that every cell is summed in one order."""
+        table.zero_()
+        counts = {}
+        for position in work.present():
+            kept = {}
+            if state:
+                kept = {"residual": work.residual_of(position), "momentum": work.state_of("momentum", position)}
+            counts[position] = int(
+                kernels.sketch_encode(
+                    work.grad(position), table=table, rows=self.rows, key=key, factor=self.momentum,
+                    offset=work.bucket.offsets[position], **{"residual": None, **kept},
+                )
+            )  # fmt: skip
+        return {position: count for position, count in counts.items() if count}
+
+    def _largest(self, work: Work, table: Tensor, key: Key, k: int) -> tuple[Tensor, Tensor]:
+        """Return where the values read from a table are largest, in order, and these values."""
+        positions, estimates = work.local["positions"], work.local["estimates"]
+        spans = [(work.bucket.offsets[p], work.bucket.tensors[p].count) for p in work.present()]
+        spans = [span for span in spans if span[1]]
+        found = kernels.sketch_top(table, self.rows, key, spans, min(k, positions.numel()), positions, estimates)
+        return positions[:found], estimates[:found]
+
+    def local(self, bucket: Bucket) -> Regions:
+        most = min(bucket.count, self.most(bucket) * self.candidates)
+        return {"positions": (torch.int64, most), "estimates": (work_dtype(bucket), most)}
+
+
+def _places(work: Work, positions: Tensor) -> list[Places]:
+    """Share sorted positions of a bucket out among its tensors: which of them, and where in the tensor."""
+    present = work.present()
+    starts = torch.tensor([work.bucket.offsets[p] for p in present] + [work.bucket.padded])
+    bounds = torch.searchsorted(positions, starts).tolist()
+    found = []
+    for position, first, last in zip(present, bounds, bounds[1:]):
+        if last > first:
+            inside = positions[first:last] - work.bucket.offsets[position]
+            found.append((position, slice(first, last), inside))
+    return found
+
+
+@dataclass(frozen=True)
+class Dense(_Sketching):
+    """Residual and momentum of every element are kept; values are exchanged exactly."""
+
+    def law(self) -> Law:
+        return Law(conserves=not self.momentum, bound="own: (1 - k/d) |x|^2 where the sketch finds the largest")
+
+    def feedback(self) -> Feedback:
+        return "own"
+
+    def state(self, bucket: Bucket) -> dict[str, torch.dtype]:
+        names = ["residual", "momentum"] if self.momentum else ["residual"]
+        return {name: work_dtype(bucket) for name in names}
+
+    def regions(self, bucket: Bucket) -> Regions:
+        return {"values": (work_dtype(bucket), min(bucket.count, self.most(bucket) * self.candidates))}
+
+    def preludes(self, bucket: Bucket) -> tuple[Regions, ...]:
+        return ({"table": self._table(bucket)},)
+
+    def local(self, bucket: Bucket) -> Regions:
+        chosen = {"chosen": (torch.int32, self.most(bucket)), "kept": (work_dtype(bucket), self.most(bucket))}
+        return super().local(bucket) | chosen
+
+    def begin(self, number: int, work: Work, key: Key) -> dict[int, int]:
+        return self._sketch(work, work.shared["table"], _hash_key(key), state=True)
+
+    def encode(self, work: Work, key: Key) -> dict[int, int]:
+        values = work.regions["values"]
+        positions, _ = self._largest(work, work.shared["table"], _hash_key(key), values.numel())
+        values[positions.numel() :] = 0
+        for position, where, inside in _places(work, positions):
+            values[where] = self._offered(work, position, inside)
+        work.memo["positions"] = positions
+        return {}
+
+    def _offered(self, work: Work, position: int, inside: Tensor) -> Tensor:
+        """Return ``v`` at some elements of a tensor, in the order of operations of the kernels."""
+        residual, momentum = work.residual_of(position), work.state_of("momentum", position)
+        assert residual is not None
+        new = work.grad(position)[inside].to(residual.dtype)
+        if momentum is not None:
+            new = momentum[inside] * self.momentum + new
+        return residual[inside] + new
+
+    def merge(
+        self, region: str, start: int, into: Tensor, other: Tensor, weights: tuple[int, int], key: Key
+    ) -> None:
+        kernels.dense_add(into, other)
+
+    def decode(self, work: Work, key: Key, gain: float) -> None:
+        positions, values = self._chosen(work)
+        for position in work.present():
+            residual, momentum = work.residual_of(position), work.state_of("momentum", position)
+            assert residual is not None
+            kernels.absorb(work.grad(position), residual, momentum, self.momentum)
+        for position, where, inside in _places(work, positions):
+            grad, kept = work.grad(position), [work.residual_of(position), work.state_of("momentum", position)]
+            grad[inside] = (values[where] * (gain / work.world)).to(grad.dtype)
+            for state in kept:
+                if state is not None:
+                    state[inside] = 0
+
+    def _chosen(self, work: Work) -> tuple[Tensor, Tensor]:
+        """Return the positions of the k largest sums among the candidates, and the sums."""
+        candidates = work.memo["positions"]
+        values = work.regions["values"][: candidates.numel()]
+        chosen, kept = work.local["chosen"], work.local["kept"]
+        k = min(chosen.numel(), candidates.numel())
+        found, _ = kernels.top_select(values, None, k, chosen[:k], kept[:k])
+        return candidates[chosen[:found].long()], kept[:found]
+
+
+@dataclass(frozen=True)
+class InSketch(_Sketching):
+    """Error and momentum are tables too, the same on every rank; values are what is read from them."""
+
+    def law(self) -> Law:
+        return Law(bound="of each row: |x|^2 / columns a value")
+
+    def regions(self, bucket: Bucket) -> Regions:
+        return {"table": self._table(bucket)}
+
+    def tables(self, bucket: Bucket) -> Regions:
+        names = ["error", "momentum"] if self.momentum else ["error"]
+        return {name: self._table(bucket) for name in names}
+
+    def encode(self, work: Work, key: Key) -> dict[int, int]:
+        return self._sketch(work, work.regions["table"], _hash_key(key.at(step=0)), state=False)
+
+    def merge(
+        self, region: str, start: int, into: Tensor, other: Tensor, weights: tuple[int, int], key: Key
+    ) -> None:
+        kernels.dense_add(into, other)
+
+    def decode(self, work: Work, key: Key, gain: float) -> None:
+        key = _hash_key(key.at(step=0))  # tables of different steps add, so all hash alike
+        mean, error, momentum = work.regions["table"], work.tables["error"], work.tables.get("momentum")
+        mean.mul_(1 / work.world)
+        if momentum is not None:
+            mean = momentum.mul_(self.momentum).add_(mean)
+        error.add_(mean)
+        positions, values = self._largest(work, error, key, self.most(work.bucket))
+        for table in work.tables.values():
+            kernels.sketch_clear(table, self.rows, key, positions)
+        for position in work.present():
+            work.grad(position).zero_()
+        for position, where, inside in _places(work, positions):
+            grad = work.grad(position)
+            grad[inside] = (values[where] * gain).to(grad.dtype)
+
+
+def _hash_key(key: Key) -> Key:
+    """Return the key of the hashes: all ranks must hash alike."""
+    return key.at(rank=0, purpose=SKETCH)
+
+
+@register
+@dataclass(frozen=True)
+class SketchFusion(Codec):
+    """Count sketches that add up, and the largest values exactly.
+
+    Args:
+        density: which share of a bucket's elements the result holds, above 0, at most 1.
+        cells: of the sketch for each element: 0.1 is 3.2 bits per element.
+        rows: 1, 3 or 5; the median over rows is what is read.
+        candidates: how many times k values are exchanged exactly, of which the k largest count.
+        momentum: factor of the momentum that is kept here; 0 where the optimizer has its own.
+        error_feedback: "dense" keeps residual and momentum for every element, "sketch" in tables, for
+            less memory and one exchange, but values are only as exact as the sketch.
+    """
+
+    density: float = 0.01
+    cells: float = 0.1
+    rows: int = 5
+    candidates: int = 2
+    momentum: float = 0.0
+    error_feedback: str = "dense"
+
+    name: ClassVar[str] = "sketch_fusion"
+    summary: ClassVar[str] = "sums of count sketches, then the largest values exactly"
+    samples: ClassVar[tuple[dict[str, Any], ...]] = (
+        {"density": 0.02, "cells": 0.2},
+        {"density": 0.05, "cells": 0.5, "rows": 3, "momentum": 0.5, "candidates": 4},
+        {"density": 0.05, "cells": 0.5, "error_feedback": "sketch"},
+        {"density": 0.05, "cells": 0.5, "rows": 1, "error_feedback": "sketch", "momentum": 0.5},
+    )
+
+    def __post_init__(self) -> None:
+        for name, low_is_allowed, most in (("density", False, 1.0), ("cells", False, 4.0), ("momentum", True, 0.999)):
+            value = getattr(self, name)
+            number = isinstance(value, (int, float)) and not isinstance(value, bool)
+            if not number or not 0 <= value <= most or (value == 0 and not low_is_allowed):
+                least = "0 or more" if low_is_allowed else "above 0"
+                raise ConfigError(f"{name} should be a number, {least}, at most {most:g}, got {value!r}")
+        if self.rows not in (1, 3, 5) or isinstance(self.rows, bool):
+            raise ConfigError(f"rows should be 1, 3 or 5, got {self.rows!r}")
+        if isinstance(self.candidates, bool) or not isinstance(self.candidates, int) or self.candidates < 1:
+            raise ConfigError(f"candidates should be a whole number, at least 1, got {self.candidates!r}")
+        if self.error_feedback not in ("dense", "sketch"):
+            raise ConfigError(f'error_feedback should be "dense" or "sketch", got {self.error_feedback!r}')
+
+    @property
+    def _form(self) -> _Sketching:
+        dense = self.error_feedback == "dense"
+        options = (self.density, self.cells, self.rows, self.candidates if dense else 1, self.momentum)
+        return Dense(*options) if dense else InSketch(*options)
+
+    def at(self, step: int) -> Codec:
+        return self._form
+
+    def variants(self) -> tuple[Codec, ...]:
+        return (self._form,)
+
+    def law(self) -> Law:
+        return self._form.law()
+
+    def feedback(self) -> Feedback:
+        return self._form.feedback()
+
+    def state(self, bucket: Bucket) -> dict[str, torch.dtype]:
+        return self._form.state(bucket)
+
+    def tables(self, bucket: Bucket) -> Regions:
+        return self._form.tables(bucket)
