@@ -43,6 +43,7 @@ void dense_offer(const void* grad, const void* residual, Dtype dtype, int64_t co
 void dense_add(void* into, const void* other, Dtype dtype, int64_t count, Launch launch);
 void dense_decode(const void* payload, Dtype payload_dtype, int64_t count, double scale, void* grad,
                   Dtype grad_dtype, void* residual, Launch launch);
+void absorb(void* grad, void* residual, void* momentum, double factor, Dtype dtype, int64_t count, Launch launch);
 void triad(float* a, const float* b, const float* c, float s, int64_t count, Launch launch);
 
 // norm.cpp, norm.cu: one norm per row: of the arithmetic type for kMaximum, else float64
@@ -63,6 +64,19 @@ void octave_merge(uint8_t* into, const uint8_t* other, int64_t bytes, int bits, 
                   Launch launch);
 void octave_decode(const uint8_t* codes, const void* norms, int64_t count, int64_t row_length, int bits,
                    int32_t headroom, double scale, void* grad, Dtype dtype, Launch launch);
+
+// sketch.cpp, sketch.cu: a table has rows x (16 * places) cells, places prime, of float64 for kFloat64 and else of
+// float32; `dtype` of a table is one of these two. Elements lie below 2^31, `offset` is a multiple of 16. Spans are
+// pairs (start, count), ascending. sketch_top waits for its stream on CUDA.
+void sketch_encode(const void* grad, const void* residual, const void* momentum, double factor, Dtype dtype,
+                   int64_t count, int64_t offset, int rows, int64_t places, const Stream* key, void* table,
+                   int64_t* nonfinite, Launch launch);
+int64_t sketch_top(const void* table, Dtype dtype, int rows, int64_t places, const Stream* key, const int64_t* spans,
+                   int64_t span_count, int64_t k, int64_t* positions, void* estimates, Launch launch);
+void sketch_estimate(const void* table, Dtype dtype, int rows, int64_t places, const Stream* key,
+                     const int64_t* positions, int64_t count, void* estimates, Launch launch);
+void sketch_clear(void* table, Dtype dtype, int rows, int64_t places, const Stream* key, const int64_t* positions,
+                  int64_t count, Launch launch);
 
 // hash64.cpp, hash64.cu: waits for its stream on CUDA
 uint64_t hash64(const void* data, int64_t bytes, uint64_t seed, Launch launch);

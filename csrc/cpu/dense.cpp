@@ -60,6 +60,18 @@ void dense_decode(const void* payload, Dtype payload_dtype, int64_t count, doubl
   });
 }
 
+void absorb(void* grad, void* residual, void* momentum, double factor, Dtype dtype, int64_t count, Launch launch) {
+  visit(dtype, [&](auto type) {
+    using T = typename decltype(type)::type;
+    using W = Work<T>;
+    const auto range = HVC_CHOOSE(absorb<T>);
+    const int64_t bytes = 2 * count * int64_t(sizeof(T) + sizeof(W) * (momentum ? 2 : 1));
+    parallel_for(launch.threads, count, bytes, [&](int64_t, int64_t first, int64_t last) {
+      range(static_cast<T*>(grad), static_cast<W*>(residual), static_cast<W*>(momentum), W(factor), first, last);
+    });
+  });
+}
+
 void triad(float* a, const float* b, const float* c, float s, int64_t count, Launch launch) {
   const auto range = HVC_CHOOSE(add_scaled);
   parallel_for(launch.threads, count, 12 * count,

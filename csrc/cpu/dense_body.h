@@ -49,6 +49,19 @@ void scale(const T* payload, Wider<T, Out> factor, Out* out, bool streamed, int6
   stream_fence();
 }
 
+template <class T>
+void absorb(T* grad, Work<T>* residual, Work<T>* momentum, Work<T> factor, int64_t first, int64_t last) {
+  each_group(grad, first, last, [&](int64_t i, int count, bool) {
+    Lanes<Work<T>> more = load(grad + i, count);
+    if (momentum) {
+      more = broadcast(factor) * load(momentum + i, count) + more;
+      store(momentum + i, more, count);
+    }
+    store(residual + i, load(residual + i, count) + more, count);
+    memset(static_cast<void*>(grad + i), 0, size_t(count) * sizeof(T));
+  });
+}
+
 void add_scaled(float* a, const float* b, const float* c, float s, bool streamed, int64_t first, int64_t last) {
   each_group(a, first, last, [&](int64_t i, int count, bool whole) {
     const Lanes<float> product = broadcast(s) * load(c + i, count);

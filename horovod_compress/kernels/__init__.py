@@ -38,8 +38,10 @@ from .legality import (
     word_stream,
     work_dtype,
 )
+from .sketch import absorb, sketch_clear, sketch_columns, sketch_encode, sketch_estimate, sketch_top
 
 __all__ = [
+    "absorb",
     "bernoulli_words",
     "crc32c",
     "crc32c_copy",
@@ -62,6 +64,11 @@ __all__ = [
     "sign_offer",
     "sign_pack",
     "sign_unpack",
+    "sketch_clear",
+    "sketch_columns",
+    "sketch_encode",
+    "sketch_estimate",
+    "sketch_top",
     "triad",
     "word_count",
 ]

@@ -98,11 +98,28 @@ def _dither(dtype: torch.dtype, count: int, row_length: int) -> str:
     return _digest(found, *map(int, bad))
 
 
+def _sketch(dtype: torch.dtype, count: int, columns: int) -> str:
+    grad, kind = tame(count, dtype, 1), work(dtype)
+    table = torch.zeros(5 * columns, dtype=kind)
+    bad = kernels.sketch_encode(grad, tame(count, kind, 2), table, 5, KEY, offset=640)
+    k = count // 20
+    positions, estimates, again = poison(k, torch.int64), poison(k, kind), poison(k, kind)
+    found = kernels.sketch_top(table, 5, KEY, [(640, count)], k, positions, estimates)
+    kernels.sketch_estimate(table, 5, KEY, positions, again)
+    tables = [table.clone()]
+    kernels.sketch_clear(table, 5, KEY, positions)
+    left = tame(count, kind, 2)
+    kernels.absorb(grad, left, momentum := tame(count, kind, 3), 0.9)
+    return _digest([*tables, table, positions, estimates, again, grad, left, momentum], int(bad), found)
+
+
 def digests(scale: int) -> list[str]:
     """Run every kernel on inputs of about ``scale`` elements."""
     signs = [_sign(dtype, scale + 17, rows) for dtype in DTYPES for rows in (scale + 17, scale // 3 + 1, 100)]
     dithered = [_dither(dtype, scale + 5, rows) for dtype in DTYPES for rows in (scale + 5, 2048)]
-    return [*signs, *(_dense(dtype, scale + 3) for dtype in DTYPES), *dithered, _bits(scale // 8 + 1)]
+    wide = kernels.sketch_columns(scale // 2)
+    sketched = [_sketch(dtype, scale + 9, columns) for dtype in DTYPES for columns in (wide, 1072)]
+    return [*signs, *(_dense(dtype, scale + 3) for dtype in DTYPES), *dithered, *sketched, _bits(scale // 8 + 1)]
 
 
 @pytest.mark.parametrize("override", ["HVC_ISA=generic", "HVC_ISA=avx2", "HVC_KERNELS=reference"])
