@@ -70,15 +70,20 @@ class _Sketching(Codec):
         table.zero_()
         counts = {}
         for position in work.present():
-            kept = {}
-            if state:
-                kept = {"residual": work.residual_of(position), "momentum": work.state_of("momentum", position)}
+            residual = work.residual_of(position) if state else None
+            momentum = work.state_of("momentum", position) if state else None
             counts[position] = int(
                 kernels.sketch_encode(
-                    work.grad(position), table=table, rows=self.rows, key=key, factor=self.momentum,
-                    offset=work.bucket.offsets[position], **{"residual": None, **kept},
+                    work.grad(position),
+                    residual,
+                    table,
+                    self.rows,
+                    key,
+                    offset=work.bucket.offsets[position],
+                    momentum=momentum,
+                    factor=0.0 if momentum is None else self.momentum,
                 )
-            )  # fmt: skip
+            )
         return {position: count for position, count in counts.items() if count}
 
     def _largest(self, work: Work, table: Tensor, key: Key, k: int) -> tuple[Tensor, Tensor]:
