@@ -154,6 +154,8 @@ uint64_t hash64(Address data, int64_t bytes, uint64_t seed, Address launch) {
   return hvc::hash64(at<void>(data), bytes, seed, launch_of(launch));
 }
 
+#include "bind_sparse.h"
+
 void define_kernels(py::module_& module) {
   using unlocked = py::call_guard<py::gil_scoped_release>;
   module.def("sign_pack", &sign_pack, unlocked());
@@ -175,6 +177,7 @@ void define_kernels(py::module_& module) {
   module.def("octave_decode", &octave_decode, unlocked());
   module.def("triad", &triad, unlocked());
   module.def("hash64", &hash64, unlocked());
+  define_sparse_kernels(module);
 }
 
 }  // namespace

@@ -38,14 +38,31 @@ from .legality import (
     word_stream,
     work_dtype,
 )
+from .sparse import (
+    binary_clear,
+    binary_decode,
+    binary_encode,
+    binary_select,
+    count_nonfinite,
+    golomb_bound,
+    golomb_parameter,
+    top_select,
+)
 
 __all__ = [
     "bernoulli_words",
+    "binary_clear",
+    "binary_decode",
+    "binary_encode",
+    "binary_select",
+    "count_nonfinite",
     "crc32c",
     "crc32c_copy",
     "dense_add",
     "dense_decode",
     "dense_offer",
+    "golomb_bound",
+    "golomb_parameter",
     "hash64",
     "instruction_set",
     "majority_fold",
@@ -62,6 +79,7 @@ __all__ = [
     "sign_offer",
     "sign_pack",
     "sign_unpack",
+    "top_select",
     "triad",
     "word_count",
 ]
