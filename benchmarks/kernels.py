@@ -24,12 +24,13 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from benchmarks import results
 from benchmarks.results import Record, processor, spread
 from horovod_compress import kernels
-from horovod_compress.kernels import reference
+from horovod_compress.kernels import reference, reference_sparse
 from horovod_compress.keys import Key
 
 KEY = Key(seed=1, step=2, bucket=3, rank=4)
 ROW = 1000
 BLOCK = 2048
+KEPT_ONE_IN = 100
 CHECKED_BYTES = 1 << 20  # the reference of CRC-32C takes 0.1 microseconds a byte
 
 
@@ -73,6 +74,14 @@ class Arrays:
         self.packed, self.more_packed = (torch.zeros((count + 1) // 2, dtype=torch.uint8) for _ in range(2))
         for rank, codes in enumerate((self.bytes, self.more_bytes)):
             kernels.octave_encode(self.grad, self.norm, count, codes, KEY.at(rank=rank), bits=8, headroom=3)
+        self.kept = max(1, count // KEPT_ONE_IN)
+        self.parameter = kernels.golomb_parameter(self.kept, count)
+        self.positions, self.values = torch.zeros(self.kept, dtype=torch.int32), torch.zeros(self.kept)
+        self.found, _ = kernels.binary_select(self.grad, self.residual, self.kept, self.positions, self.values[:1])
+        room = kernels.golomb_bound(self.kept, count, self.parameter, 4)
+        self.section = torch.zeros(room, dtype=torch.uint8)
+        encoded = (self.positions, self.found, self.values[:1], self.parameter, count, self.section)
+        self.section_bytes = kernels.binary_encode(*encoded)
         self.step, self.row_steps = torch.full((1,), 0.01), torch.full((self.row_sums.numel(),), 0.01)
 
     @property
@@ -99,7 +108,8 @@ def against_reference(name: str, *arguments: object, **options: object) -> Calla
 
     def check() -> int:
         mine, theirs = copied(list(arguments)), copied(list(arguments))
-        results = [getattr(module, name)(*args, **options) for module, args in ((kernels, mine), (reference, theirs))]
+        oracle = reference_sparse if hasattr(reference_sparse, name) else reference
+        results = [getattr(module, name)(*args, **options) for module, args in ((kernels, mine), (oracle, theirs))]
         pairs = [(a, b) for a, b in zip(mine, theirs) if isinstance(a, Tensor)]
         return int(results[0] != results[1]) + sum(differences(a, b) for a, b in pairs)
 
@@ -182,6 +192,31 @@ def dithering(a: Arrays) -> Iterable[Case]:
     yield kernel_case("octave_decode 8 bits", 5 * n, "octave_decode", a.more_bytes, *given[1:], a.out, **rule)
 
 
+def sparse(a: Arrays) -> Iterable[Case]:
+    """Bytes of positions and sections are left out beside the tensor's own."""
+    n, x, sent = a.count, (a.grad, a.residual, a.kept), a.section[: a.section_bytes]
+    yield kernel_case("top_select 1 %", 8 * n, "top_select", *x, a.positions.clone(), a.values.clone())
+    yield kernel_case("binary_select 1 %", 8 * n, "binary_select", *x, a.positions.clone(), a.values[:1].clone())
+    encoded = (a.positions, a.found, a.values[:1], a.parameter, n, a.section.clone())
+    yield kernel_case("binary_encode", 4 * a.kept + a.section_bytes, "binary_encode", *encoded)
+    decoded = (a.work, a.left, 0.25)
+    yield kernel_case("binary_decode", 16 * n, "binary_decode", [sent], 0, a.parameter, *decoded)
+    yield kernel_case("binary_decode of 8", 16 * n, "binary_decode", [sent] * 8, 0, a.parameter, *decoded)
+    yield kernel_case("binary_clear", 8 * a.kept, "binary_clear", sent, a.parameter, a.out)
+    yield kernel_case("count_nonfinite", 4 * n, "count_nonfinite", a.grad)
+    yield Case("torch topk 1 %", 8 * n, lambda: torch.topk(torch.add(a.grad, a.residual, out=a.out).abs(), a.kept))
+    yield Case("numpy decode", 16 * n, lambda: numpy_sparse_decode(a))
+
+
+def numpy_sparse_decode(a: Arrays) -> None:
+    """What binary_decode does, without the decoding, in NumPy with preallocated outputs."""
+    at, left, out = a.positions[: a.found].numpy(), a.left.numpy(), a.out.numpy()
+    np.add(a.grad.numpy(), left, out=left)
+    left[at] -= 0.25
+    out[:] = 0
+    out[at] = 0.25
+
+
 def dense(a: Arrays) -> Iterable[Case]:
     n = a.count
     yield kernel_case("dense_offer", 12 * n, "dense_offer", a.grad, a.residual, a.out)
@@ -208,8 +243,11 @@ def checksums(a: Arrays) -> Iterable[Case]:
     yield kernel_case("hash64", n, "hash64", a.raw)
 
 
+FAMILIES = (yardsticks, one_bit, bit_vectors, dithering, sparse, dense, checksums)
+
+
 def cases(a: Arrays, pattern: str) -> list[Case]:
-    every = [case for family in (yardsticks, one_bit, bit_vectors, dithering, dense, checksums) for case in family(a)]
+    every = [case for family in FAMILIES for case in family(a)]
     return [case for case in every if pattern in case.name or case.name == "triad"]
 
 

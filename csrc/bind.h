@@ -155,6 +155,7 @@ uint64_t hash64(Address data, int64_t bytes, uint64_t seed, Address launch) {
 }
 
 #include "bind_sketch.h"
+#include "bind_sparse.h"
 
 void define_kernels(py::module_& module) {
   using unlocked = py::call_guard<py::gil_scoped_release>;
@@ -178,6 +179,7 @@ void define_kernels(py::module_& module) {
   module.def("octave_decode", &octave_decode, unlocked());
   module.def("triad", &triad, unlocked());
   module.def("hash64", &hash64, unlocked());
+  define_sparse_kernels(module);
 }
 
 }  // namespace

@@ -5,6 +5,7 @@
 // here depends on the number of threads, the alignment or the instruction set.
 #pragma once
 #include "hvc/common.h"
+#include "hvc/golomb.h"
 #include "hvc/norm.h"
 #include "hvc/philox.h"
 #include "hvc/sign.h"
@@ -77,6 +78,21 @@ void sketch_estimate(const void* table, Dtype dtype, int rows, int64_t places, c
                      const int64_t* positions, int64_t count, void* estimates, Launch launch);
 void sketch_clear(void* table, Dtype dtype, int rows, int64_t places, const Stream* key, const int64_t* positions,
                   int64_t count, Launch launch);
+// select.cpp, select.cu: found[0] elements were kept and found[1] are not finite, in host memory; count < 2^31,
+// k <= count; waits for its stream on CUDA
+void top_select(const void* grad, const void* residual, Dtype dtype, int64_t count, int64_t k, int32_t* positions,
+                void* values, int64_t* found, Launch launch);
+void binary_select(const void* grad, const void* residual, Dtype dtype, int64_t count, int64_t k,
+                   int32_t* positions, void* mean, int64_t* found, Launch launch);
+
+// golomb.cpp, golomb.cu: sections as hvc/golomb.h describes them; `wrong` counts malformed ranges. Encoding returns
+// the bytes written, -1 if the positions do not ascend below `count`, and waits for its stream on CUDA.
+int64_t binary_encode(const int32_t* positions, int64_t kept, const void* mean, int value_bytes, int64_t count,
+                      int parameter, uint8_t* out, Launch launch);
+void binary_decode(const Section* sections, int64_t section_count, int64_t own, int parameter, Dtype dtype,
+                   int64_t count, double scale, void* grad, void* residual, int64_t* wrong, Launch launch);
+void binary_clear(const Section* section, int parameter, Dtype dtype, int64_t count, void* tensor, int64_t* wrong,
+                  Launch launch);
 
 // hash64.cpp, hash64.cu: waits for its stream on CUDA
 uint64_t hash64(const void* data, int64_t bytes, uint64_t seed, Launch launch);

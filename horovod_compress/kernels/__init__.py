@@ -39,15 +39,32 @@ from .legality import (
     work_dtype,
 )
 from .sketch import absorb, sketch_clear, sketch_columns, sketch_encode, sketch_estimate, sketch_top
+from .sparse import (
+    binary_clear,
+    binary_decode,
+    binary_encode,
+    binary_select,
+    count_nonfinite,
+    golomb_bound,
+    golomb_parameter,
+    top_select,
+)
 
 __all__ = [
     "absorb",
     "bernoulli_words",
+    "binary_clear",
+    "binary_decode",
+    "binary_encode",
+    "binary_select",
+    "count_nonfinite",
     "crc32c",
     "crc32c_copy",
     "dense_add",
     "dense_decode",
     "dense_offer",
+    "golomb_bound",
+    "golomb_parameter",
     "hash64",
     "instruction_set",
     "majority_fold",
@@ -69,6 +86,7 @@ __all__ = [
     "sketch_encode",
     "sketch_estimate",
     "sketch_top",
+    "top_select",
     "triad",
     "word_count",
 ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -9,7 +10,7 @@ import torch
 from torch import Tensor
 
 from horovod_compress import kernels
-from horovod_compress.kernels import reference, reference_sketch
+from horovod_compress.kernels import reference, reference_sketch, reference_sparse
 from horovod_compress.keys import ZERO_SIGN, Key
 
 DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
@@ -91,6 +92,18 @@ def differences(a: Tensor, b: Tensor) -> int:
     return int(((a.view(integers) != b.view(integers)) & ~(a.isnan() & b.isnan())).sum())
 
 
+def flat(values: list[Any]) -> list[Any]:
+    """Put the elements of lists in the place of the lists."""
+    return [part for value in values for part in (value if isinstance(value, list) else [value])]
+
+
+def oracle(name: str) -> Callable[..., Any]:
+    """Return the reference of a kernel."""
+    module = next(m for m in (reference, reference_sparse, reference_sketch) if hasattr(m, name))
+    found: Callable[..., Any] = getattr(module, name)
+    return found
+
+
 def compare(name: str, *arguments: Any, shift: int = 0, **options: Any) -> None:
     """Run a kernel and its reference on equal arguments; nothing may differ, nor anything else change.
 
@@ -116,11 +129,10 @@ def compare(name: str, *arguments: Any, shift: int = 0, **options: Any) -> None:
     placed_options = {key: place(value) for key, value in options.items()}
     plain_options = {key: clone(value) for key, value in options.items()}
     result = getattr(kernels, name)(*placed, **placed_options)
-    oracle = reference if hasattr(reference, name) else reference_sketch
-    expected = getattr(oracle, name)(*plain, **plain_options)
+    expected = oracle(name)(*plain, **plain_options)
     assert result == expected, f"{name} returned {result}, the reference {expected}"
     assert all(part.intact() for part in guarded), f"{name} wrote outside its arguments"
-    pairs = [*zip(placed, plain), *((placed_options[key], plain_options[key]) for key in options)]
+    pairs = [*zip(flat(placed), flat(plain)), *((placed_options[key], plain_options[key]) for key in options)]
     for position, (mine, theirs) in enumerate(pairs):
         if isinstance(mine, Tensor):
             wrong = differences(mine, theirs)

@@ -34,12 +34,17 @@ def same(name: str, *arguments: Any, **options: Any) -> None:
         memory = torch.empty(value.numel() + 1, dtype=value.dtype, device=device)
         return memory[1:].copy_(value)
 
+    def integers(result: Any) -> Any:
+        if isinstance(result, tuple):
+            return result
+        return None if result is None else int(result)
+
     results, finals = [], []
     for device in ("cpu", "cuda"):
         placed = to(list(arguments), device)
         placed_options = {key: to(value, device) for key, value in options.items()}
         result = getattr(kernels, name)(*placed, **placed_options)
-        results.append(None if result is None else int(result))
+        results.append(integers(result))
         finals.append([value.cpu() for value in [*placed, *placed_options.values()] if isinstance(value, Tensor)])
     assert results[0] == results[1], name
     assert [differences(a, b) for a, b in zip(*finals)] == [0] * len(finals[0]), name
@@ -94,6 +99,34 @@ class TestNumbers:
                         same("octave_merge", codes, words(size, 4).to(kind), KEY, bits=bits, offset=count % 5)
                         rest = {"bits": bits, "headroom": 3, "scale": 0.3}
                         same("octave_decode", codes, norms, row_length, poison(count, dtype), **rest)
+
+
+    def test_selection(self, dtype: torch.dtype) -> None:
+        kind = work(dtype)
+        for count in LENGTHS:
+            grad, residual = numbers(count, dtype, count), tame(count, kind, count + 1)
+            for x, left in ((grad, residual), (tame(count, dtype, 1).round(), None), (grad * 0, None)):
+                for k in {min(count, 1), count // 100, count}:
+                    same("top_select", x, left, k, poison(k, torch.int32), poison(k, kind))
+                    same("binary_select", x, left, k, poison(k, torch.int32), poison(1, kind))
+            same("count_nonfinite", grad)
+
+    def test_sections(self, dtype: torch.dtype) -> None:
+        kind = work(dtype)
+        for count in LENGTHS:
+            for b in (0, 3, 20):
+                positions = torch.arange(0, count, 1 + count % 7, dtype=torch.int32)
+                kept, mean = positions.numel(), torch.full((1,), 0.3, dtype=kind)
+                section = poison(kernels.golomb_bound(kept, count, b, kind.itemsize), torch.uint8)
+                same("binary_encode", positions, kept, mean, b, count, section)
+                kernels.binary_encode(positions, kept, mean, b, count, section)
+                flipped = section.clone()
+                flipped[count % section.numel()] ^= 16
+                given = ([section, section.roll(0), section], 1, b)
+                same("binary_decode", *given, tame(count, dtype, 1), tame(count, kind, 2), 0.3)
+                same("binary_decode", *given, tame(count, dtype, 1), None, 0.3)
+                for bytes_ in (section, flipped, section[:-1], section[:3]):
+                    same("binary_clear", bytes_, b, tame(count, dtype, 1))
 
 
 class TestBits:

@@ -113,13 +113,33 @@ def _sketch(dtype: torch.dtype, count: int, columns: int) -> str:
     return _digest([*tables, table, positions, estimates, again, grad, left, momentum], int(bad), found)
 
 
+def _sparse(dtype: torch.dtype, count: int) -> str:
+    grad, residual, kind = numbers(count, dtype, 1), numbers(count, work(dtype), 2), work(dtype)
+    residual[::3] = -grad[::3].to(kind)
+    k = count // 50
+    b = kernels.golomb_parameter(k, count)
+    chosen = [poison(k, torch.int32) for _ in range(2)]
+    values, mean = poison(k, kind), poison(1, kind)
+    top = kernels.top_select(grad, residual, k, chosen[0], values)
+    binary = kernels.binary_select(grad, residual, k, chosen[1], mean)
+    finite = torch.full_like(mean, 0.3)
+    sections = [poison(kernels.golomb_bound(k, count, b, kind.itemsize), torch.uint8) for _ in chosen]
+    for positions, section, found in zip(chosen, sections, (top, binary)):
+        kernels.binary_encode(positions, found[0], finite, b, count, section)
+    cleared = grad.clone()
+    wrong = [kernels.binary_clear(sections[0], b, cleared)]
+    wrong.append(kernels.binary_decode(sections, 1, b, grad, residual, 0.7))
+    return _digest([*chosen, values, mean, *sections, cleared, grad, residual], *top, *binary, *map(int, wrong))
+
+
 def digests(scale: int) -> list[str]:
     """Run every kernel on inputs of about ``scale`` elements."""
     signs = [_sign(dtype, scale + 17, rows) for dtype in DTYPES for rows in (scale + 17, scale // 3 + 1, 100)]
     dithered = [_dither(dtype, scale + 5, rows) for dtype in DTYPES for rows in (scale + 5, 2048)]
     wide = kernels.sketch_columns(scale // 2)
     sketched = [_sketch(dtype, scale + 9, columns) for dtype in DTYPES for columns in (wide, 1072)]
-    return [*signs, *(_dense(dtype, scale + 3) for dtype in DTYPES), *dithered, *sketched, _bits(scale // 8 + 1)]
+    plain = [kernel(dtype, scale + 3) for dtype in DTYPES for kernel in (_dense, _sparse)]
+    return [*signs, *plain, *dithered, *sketched, _bits(scale // 8 + 1)]
 
 
 @pytest.mark.parametrize("override", ["HVC_ISA=generic", "HVC_ISA=avx2", "HVC_KERNELS=reference"])

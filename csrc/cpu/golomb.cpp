@@ -1,0 +1,176 @@
+// Sections of Golomb codes: written, decoded and added up, and cleared.
+#include "hvc/golomb.h"
+
+#include <atomic>
+#include <vector>
+
+#include "kernels.h"
+#include "parallel.h"
+#include "visit.h"
+
+namespace hvc {
+namespace {
+
+template <class T> struct SparseDecode {
+  const Section* sections;
+  int64_t number, own;
+  int parameter;
+  int64_t count;
+  Work<T> scale;
+  T* grad;
+  Work<T>* residual;
+};
+
+// One section, whose ranges are read in order.
+template <class W> struct SectionCursor {
+  Section section;
+  bool readable;
+  W value;
+  int64_t offset;
+  GolombReader reader;
+
+  void open(int parameter, int64_t count, int64_t range) {
+    reader = GolombReader::broken();
+    if (!readable) return;
+    reader = reader_of(section, sizeof(W), parameter, count, range, offset);
+    offset += stream_bytes(section, sizeof(W), range);
+  }
+};
+
+template <class W> SectionCursor<W> cursor_at(const Section& section, int parameter, int64_t count, int64_t range) {
+  const bool readable = !too_short(section, sizeof(W), ranges_for(count, parameter));
+  int64_t offset = 0;
+  for (int64_t before = 0; readable && before < range; ++before) offset += stream_bytes(section, sizeof(W), before);
+  return {section, readable, readable ? section_value<W>(section) : W(0), offset, {}};
+}
+
+template <class W>
+std::vector<SectionCursor<W>> cursors_at(const Section* sections, int64_t number, int parameter, int64_t count,
+                                         int64_t range) {
+  std::vector<SectionCursor<W>> cursors;
+  for (int64_t i = 0; i < number; ++i) cursors.push_back(cursor_at<W>(sections[i], parameter, count, range));
+  return cursors;
+}
+
+}  // namespace
+}  // namespace hvc
+
+#define HVC_BODY "golomb_body.h"
+#include "foreach_isa.h"
+
+namespace hvc {
+namespace {
+
+// Bits, lowest first. Writes whole bytes and never one too many.
+class StreamWriter {
+ public:
+  explicit StreamWriter(uint8_t* at) : at_(at) {}
+
+  // At most 32 bits.
+  void put(uint64_t bits, int length) {
+    pending_ |= bits << filled_;
+    filled_ += length;
+    if (filled_ < 32) return;
+    const auto word = uint32_t(pending_);
+    for (int i = 0; i < 4; ++i) at_[i] = uint8_t(word >> (8 * i));
+    at_ += 4;
+    pending_ >>= 32;
+    filled_ -= 32;
+  }
+
+  void put_code(uint64_t gap, int parameter) {
+    uint64_t ones = gap >> parameter;
+    const uint64_t low = gap & ((uint64_t(1) << parameter) - 1);
+    const int rest = parameter + 1;
+    for (; ones + uint64_t(rest) > 32; ones -= 11) put(0x7ff, 11);
+    put(((uint64_t(1) << ones) - 1) | low << (ones + 1), int(ones) + rest);
+  }
+
+  // Fills the last byte with ones; returns where the next stream begins.
+  uint8_t* finish() {
+    if (filled_ % 8 != 0) put((1u << (8 - filled_ % 8)) - 1, 8 - filled_ % 8);
+    for (; filled_ > 0; filled_ -= 8, pending_ >>= 8) *at_++ = uint8_t(pending_);
+    return at_;
+  }
+
+ private:
+  uint8_t* at_;
+  uint64_t pending_ = 0;
+  int filled_ = 0;
+};
+
+void put_length(uint8_t* at, int64_t bytes) {
+  for (int i = 0; i < 4; ++i) at[i] = uint8_t(bytes >> (8 * i));
+}
+
+template <class T>
+int64_t clear_ranges(const Section& section, int parameter, int64_t count, T* tensor, int64_t first, int64_t last) {
+  auto cursor = cursor_at<Work<T>>(section, parameter, count, first);
+  int64_t wrong = 0;
+  for (int64_t range = first; range < last; ++range) {
+    cursor.open(parameter, count, range);
+    GolombReader reader = cursor.reader;
+    for (; reader.position() < count; reader.advance()) tensor[reader.position()] = T{};
+    wrong += reader.malformed();
+  }
+  return wrong;
+}
+
+}  // namespace
+
+int64_t binary_encode(const int32_t* positions, int64_t kept, const void* mean, int value_bytes, int64_t count,
+                      int parameter, uint8_t* out, Launch) {
+  const int64_t ranges = ranges_for(count, parameter);
+  memcpy(out, mean, size_t(value_bytes));
+  uint8_t* begin = out + streams_begin(value_bytes, ranges);
+  int64_t i = 0;
+  for (int64_t range = 0; range < ranges; ++range) {
+    StreamWriter writer(begin);
+    int64_t next = range * range_elements(parameter);
+    const int64_t end = std::min(next + range_elements(parameter), count);
+    for (; i < kept && positions[i] < end; ++i) {
+      if (positions[i] < next) return -1;
+      writer.put_code(uint64_t(positions[i] - next), parameter);
+      next = positions[i] + 1;
+    }
+    uint8_t* finished = writer.finish();
+    put_length(out + value_bytes + 4 * range, finished - begin);
+    begin = finished;
+  }
+  return i == kept ? begin - out : -1;
+}
+
+void binary_decode(const Section* sections, int64_t section_count, int64_t own, int parameter, Dtype dtype,
+                   int64_t count, double scale, void* grad, void* residual, int64_t* wrong, Launch launch) {
+  std::atomic<int64_t> total{0};
+  const int64_t ranges = ranges_for(count, parameter);
+  visit(dtype, [&](auto type) {
+    using T = typename decltype(type)::type;
+    using W = Work<T>;
+    const SparseDecode<T> d{sections, section_count, own, parameter, count, W(scale), static_cast<T*>(grad),
+                            static_cast<W*>(residual)};
+    const auto decode = HVC_CHOOSE(decode_ranges<T>);
+    const int64_t bytes = 2 * count * int64_t(sizeof(T) + sizeof(W));
+    if (ranges == 0)
+      for (int64_t i = 0; i < section_count; ++i) total += too_short(sections[i], sizeof(W), 0);
+    parallel_for(launch.threads, ranges, bytes,
+                 [&](int64_t, int64_t first, int64_t last) { total += decode(d, first, last); });
+  });
+  *wrong = total;
+}
+
+void binary_clear(const Section* section, int parameter, Dtype dtype, int64_t count, void* tensor, int64_t* wrong,
+                  Launch launch) {
+  std::atomic<int64_t> total{0};
+  const int64_t ranges = ranges_for(count, parameter);
+  visit(dtype, [&](auto type) {
+    using T = typename decltype(type)::type;
+    if (ranges == 0) total = too_short(*section, sizeof(Work<T>), 0);
+    parallel_for(launch.threads, ranges, count * int64_t(sizeof(T)), [&](int64_t, int64_t first, int64_t last) {
+      total += clear_ranges(*section, parameter, count, static_cast<T*>(tensor), first, last);
+    });
+  });
+  *wrong = total;
+}
+
+}  // namespace hvc
