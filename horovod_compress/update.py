@@ -69,14 +69,15 @@ def distributed_update_optimizer(
     if not compression.included():
         return optimizer  # a rank outside the process set trains by itself, as under Horovod
     parameters = _in_plan_order(optimizer, named_parameters, compression)
-    exchange = _Exchange(compression.begin_updates(), compression.close, parameters, momentum_masking)
-    kind = type(f"Update{type(optimizer).__name__}", (_UpdateMode, type(optimizer)), {})
-    made: Any = kind.__new__(kind)
-    made.__dict__.update({name: value for name, value in optimizer.__dict__.items() if name != "step"})
     shared = _shares(second_moment, optimizer, compression.method)
     every = rebuild_every if rebuild_every is not None else compression.full_precision_every() or 50
     _at_least("rebuild_every", every, 1)
-    made._updates = _Schedule(made, exchange, delay, warmup_steps if shared else 0, every, shared)
+    kind = type(f"Update{type(optimizer).__name__}", (_UpdateMode, type(optimizer)), {})
+    made: Any = kind.__new__(kind)
+    made.__dict__.update({name: value for name, value in optimizer.__dict__.items() if name != "step"})
+    adam = SharedSecondMoment(made) if shared else None
+    exchange = _Exchange(compression.begin_updates(), compression.close, parameters, momentum_masking)
+    made._updates = _Schedule(made, exchange, delay, warmup_steps if shared else 0, every, adam)
     return made
 
 
@@ -200,14 +201,20 @@ class _Schedule:
     Args:
         warmup: steps that begin the training, with the mean of uncompressed gradients.
         every: exchanges from one full-precision round to the next, with a shared second moment.
+        adam: of the shared second moment, or None.
     """
 
     def __init__(
-        self, optimizer: Any, exchange: _Exchange, delay: int, warmup: int, every: int, shared: bool
+        self,
+        optimizer: Any,
+        exchange: _Exchange,
+        delay: int,
+        warmup: int,
+        every: int,
+        adam: SharedSecondMoment | None,
     ) -> None:
         self._optimizer, self._exchange = optimizer, exchange
-        self._delay, self._warmup, self._every = delay, warmup, every
-        self._adam = SharedSecondMoment(optimizer) if shared else None
+        self._delay, self._warmup, self._every, self._adam = delay, warmup, every, adam
         self.steps = 0  # all local steps
         self.since = 0  # local steps since the last exchange
         self.exchanges = 0
