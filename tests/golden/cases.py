@@ -14,31 +14,21 @@ from typing import Any
 
 import torch
 
-from horovod_compress.codecs import registry
-from horovod_compress.codecs.base import Codec
+from horovod_compress.codecs.base import Algebra, Codec
 from horovod_compress.keys import Key
 from horovod_compress.plan import Bucket, TensorSpec
 from horovod_compress.station import Station
 from horovod_compress.wire import GATHER, HEADER_BYTES, REDUCE, WIRE_VERSION, Address, Bad, FrameBuffer, codec_id
 from horovod_compress.collectives import ring
+from tests.support.samples import Sample, samples
 
 FILE = Path(__file__).with_name("golden.json")
 SEED, STEP, RANK, WORLD = 0x0123456789ABCDEF, 7, 2, 3
+#: Within so many steps all kinds of rounds come.
+MOST_ROUNDS = 20
 
-CODECS: dict[str, tuple[str, dict[str, Any]]] = {
-    "none": ("none", {}),
-    "fp16": ("fp16", {}),
-    "bf16": ("bf16", {}),
-    "marsit row": ("marsit", {"step_size": "row", "full_precision_every": 0, "zeros": "random"}),
-    "marsit tensor": ("marsit", {"step_size": "tensor", "full_precision_every": 0, "zeros": "random"}),
-    "marsit fixed": ("marsit", {"step_size": 0.125, "full_precision_every": 0, "zeros": "positive"}),
-    "marsit full precision": ("marsit", {"full_precision_every": 7}),
-    "global_qsgd standard 4": ("global_qsgd", {"dithering": "standard", "bits": 4, "block": 0}),
-    "global_qsgd standard 8": ("global_qsgd", {"dithering": "standard", "bits": 8, "block": 256}),
-    "global_qsgd standard 16": ("global_qsgd", {"dithering": "standard", "bits": 16, "norm": 2}),
-    "global_qsgd exponential 4": ("global_qsgd", {"dithering": "exponential", "bits": 4}),
-    "global_qsgd exponential 8": ("global_qsgd", {"dithering": "exponential", "bits": 8, "block": 256}),
-}
+#: Every sample of every method.
+CODECS: dict[str, Sample] = {sample.name: sample for sample in samples()}
 DTYPES = ("float32", "float64", "float16", "bfloat16")
 
 
@@ -50,19 +40,30 @@ def gradient(spec: TensorSpec, shift: int) -> torch.Tensor:
     return numbers.to(getattr(torch, spec.dtype)).view(spec.shape)
 
 
-def payload(codec: Codec, dtype: str) -> bytes:
+def steps(codec: Codec) -> dict[str, int]:
+    """Return a step for each kind of round that a method has, by the text that a case's name ends with."""
+    found: dict[Codec, int] = {}
+    for step in range(STEP, STEP + MOST_ROUNDS):
+        found.setdefault(codec.at(step), step)
+    assert set(found) == set(codec.variants())
+    return {"" if step == STEP else f" @ step {step}": step for step in found.values()}
+
+
+def payload(codec: Codec, dtype: str, step: int = STEP) -> bytes:
     """Return the bytes of one rank's payload, with its own preludes for those of all ranks."""
     bucket = Bucket(5, (TensorSpec("a", (3, 130), dtype), TensorSpec("b", (5,), dtype), TensorSpec("c", (), dtype)))
     station = Station(bucket, codec, 0, WORLD, lambda *_: ring)
-    key = Key(SEED, STEP, bucket.index, RANK)
+    key = Key(SEED, step, bucket.index, RANK)
     for position, spec in enumerate(bucket.tensors):
         station.claim(position, 1.0)
         assert station.offer(position, gradient(spec, position), key, False) == 0
         station.count_in(position)
-    round_ = station.round(STEP)
+    round_ = station.round(step)
     for number in range(len(round_.preludes)):
         round_.codec.begin(number, round_.work, key)
     round_.codec.encode(round_.work, key)
+    if round_.codec.algebra is Algebra.GATHER:
+        return round_.work.regions["payload"][: round_.work.used].numpy().tobytes()
     return b"".join(array.view(torch.uint8).numpy().tobytes() for array in round_.work.regions.values())
 
 
@@ -87,9 +88,11 @@ def frame(address: Address, bad: Bad, data: bytes) -> bytes:
 def document() -> dict[str, Any]:
     """Return what the golden file should hold."""
     made = {}
-    for name, (method, options) in CODECS.items():
-        codec = registry.create(method, **options)
-        made[name] = {"version": codec.wire_version} | {d: payload(codec, d).hex() for d in DTYPES}
+    for name, sample in CODECS.items():
+        codec = sample.codec()
+        for suffix, step in steps(codec).items():
+            found = {dtype: payload(codec, dtype, step).hex() for dtype in DTYPES}
+            made[name + suffix] = {"version": codec.wire_version} | found
     return {"wire version": WIRE_VERSION, "frames": frames(), "payloads": made}
 
 

@@ -10,12 +10,15 @@ import pytest
 pytest.importorskip("horovod.torch")
 
 from tests.support.jobs import run_ranks
+from tests.support.samples import keeps_anything, samples
 
-METHODS: dict[str, dict[str, Any]] = {
-    "global": {"codec": "marsit", "full_precision_every": 7, "compensation": "global", "schedule": "size:10KB"},
-    "own": {"codec": "marsit", "full_precision_every": 0, "compensation": "own"},
-    "none": {"codec": "none"},
+#: Every sample that keeps anything, in several buckets; and one method that does not.
+KEEPING: dict[str, dict[str, Any]] = {
+    sample.name: {"codec": sample.method, "schedule": "size:10KB", **sample.options}
+    for sample in samples()
+    if keeps_anything(sample.codec())
 }
+METHODS = KEEPING | {"none": {"codec": "none"}}
 
 
 @pytest.fixture(scope="module")
@@ -43,17 +46,17 @@ def test_the_two_states_differ(runs, method: str) -> None:
     """Or equality would say nothing."""
     for whole in runs["nothing"]:
         assert whole[method]["middle"]["weights"] != whole[method]["end"]["weights"]
-        if method != "none":
+        if method in KEEPING:
             assert whole[method]["middle"]["residuals"] != whole[method]["end"]["residuals"]
             assert whole[method]["middle"]["has residuals"] and whole[method]["end"]["has residuals"]
 
 
-@pytest.mark.parametrize("method", ["global", "own"])
+@pytest.mark.parametrize("method", KEEPING)
 def test_without_the_compression_state_the_run_goes_elsewhere(runs, method: str) -> None:
     for whole, other in zip(runs["nothing"], runs["without residuals"]):
         assert whole[method]["end"]["weights"] != other[method]["end"]["weights"]
 
 
 def test_residuals_belong_to_their_rank(runs) -> None:
-    for method in ("global", "own"):
+    for method in KEEPING:
         assert len({report[method]["end"]["residuals"] for report in runs["nothing"]}) == 2

@@ -1,4 +1,4 @@
-"""Decoding while chunks are still under way gives the same bits as decoding when all have arrived."""
+"""The decoder, its errors, and what cannot be decoded in parts; tests/battery has what every method does."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ import torch
 from horovod_compress import arrivals
 from horovod_compress.codecs import registry
 from horovod_compress.codecs.base import Codec, Work
-from horovod_compress.collectives import fold, ring
 from horovod_compress.decoder import Decoder
 from horovod_compress.errors import ExchangeError
 from horovod_compress.plan import Bucket, TensorSpec
@@ -19,51 +18,6 @@ from tests.support.local import Fleet, random_grads, spec
 
 # A long tensor among small ones; rows that are no multiple of a word; an empty tensor; a scalar.
 TENSORS = [spec("a", 70, 336), spec("b", 5), spec("empty", 0), spec("c", 9001), spec("d", 40, 64), spec("e")]
-METHODS: list[tuple[str, dict[str, Any]]] = [
-    ("none", {}),
-    ("fp16", {}),
-    ("marsit", {"full_precision_every": 3}),
-    ("marsit", {"full_precision_every": 0, "step_size": "tensor", "compensation": "global"}),
-    ("marsit", {"full_precision_every": 0, "step_size": 0.01, "compensation": "none"}),
-    ("global_qsgd", {}),
-    ("global_qsgd", {"bits": 4, "block": 256}),
-    ("global_qsgd", {"bits": 16, "block": 0, "norm": 2}),
-    ("global_qsgd", {"dithering": "exponential", "block": 512}),
-    ("global_qsgd", {"dithering": "exponential", "bits": 4, "block": 0}),
-]
-EXCHANGES = [
-    (method, options, exchange)
-    for method, options in METHODS
-    for exchange in ("ring", "fold")
-    if exchange == "fold" or options.get("dithering") != "exponential"
-]
-
-
-def _run(world: int, method: str, options: dict[str, Any], exchange: str) -> tuple[list[Any], list[Any], bool]:
-    """Return results and residuals of some steps, and whether anything was decoded in parts."""
-    results, used = [], False
-    with Fleet(world, TENSORS, method, exchange=exchange, schedule="single", min_elements=0, **options) as fleet:
-        for number in range(4):
-            grads = random_grads(world, TENSORS, seed=number)
-            step = fleet.offer(grads)
-            results.append([r.result(fleet._index[n], step).clone() for r in fleet.reducers for n in grads[0]])
-        used = any(round_.parts for r in fleet.reducers for s in r.stations for round_ in s._rounds.values())
-        residuals = [t.clone() for r in fleet.reducers for t in r.residuals().values()]
-    return results, residuals, used
-
-
-@pytest.mark.parametrize("world", [2, 3, 4])
-@pytest.mark.parametrize("method, options, exchange", EXCHANGES)
-def test_parts_give_the_bits_of_the_whole(
-    method: str, options: dict[str, Any], world: int, exchange: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    whole, left, in_parts = _run(world, method, options, exchange)
-    assert not in_parts
-    monkeypatch.setattr(arrivals, "MIN_ELEMENTS", 0)
-    results, residuals, in_parts = _run(world, method, options, exchange)
-    assert in_parts
-    for a, b in zip([*sum(results, []), *residuals], [*sum(whole, []), *left], strict=True):
-        assert torch.equal(a.view(torch.int32), b.view(torch.int32))
 
 
 def _work(codec: Codec, world: int) -> Work:
@@ -75,54 +29,11 @@ def _work(codec: Codec, world: int) -> Work:
     return work
 
 
-@pytest.mark.parametrize("collective", [ring, fold])
-@pytest.mark.parametrize("world", [2, 3, 5])
-@pytest.mark.parametrize("method, options", [("marsit", {}), ("global_qsgd", {"bits": 4, "block": 512})])
-def test_parts_cover_every_element_once_and_come_late_enough(
-    method: str, options: dict[str, Any], world: int, collective: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(arrivals, "MIN_ELEMENTS", 0)
-    codec = registry.create(method, **options).variants()[0]
-    work = _work(codec, world)
-    for rank in range(world):
-        order = collective.order(rank, world)
-        assert sorted(order) == list(range(world))
-        seen = [torch.zeros(t.count, dtype=torch.int64) for t in TENSORS]
-        arrived: dict[str, set[int]] = {name: set() for name in work.regions}
-        parts = arrivals.parts_by_chunk(codec, work, order)
-        for chunk in order:
-            for name, region in work.regions.items():
-                arrived[name] |= set(range(*arrivals.chunk_bounds(region.numel(), chunk, world)))
-            for part in parts.get(chunk, []):
-                seen[part.position][part.start : part.stop] += 1
-                for name, (low, high) in codec.needs(work, part.position, part.start, part.stop).items():
-                    assert set(range(low, high)) <= arrived[name]
-        assert all(bool((count == 1).all()) for count in seen)
-        assert len(parts) > 1  # else nothing would overlap
-
-
 def test_a_codec_that_cannot_decode_parts_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(arrivals, "MIN_ELEMENTS", 0)
     codec = registry.create("marsit")
     monkeypatch.setattr(type(codec), "granule", lambda self, tensor: None)
     assert arrivals.parts_by_chunk(codec, _work(codec, 2), [0, 1]) == {}
-
-
-def test_values_that_are_not_finite_stop_every_part(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Parts that were decoded early would have changed residuals that must stay."""
-    monkeypatch.setattr(arrivals, "MIN_ELEMENTS", 0)
-    with Fleet(3, TENSORS, "marsit", full_precision_every=0, schedule="single", min_elements=0) as fleet:
-        fleet.step(random_grads(3, TENSORS, seed=1))
-        before = [t.clone() for r in fleet.reducers for t in r.residuals().values()]
-        assert any(bool(t.any()) for t in before)
-        grads = random_grads(3, TENSORS, seed=2)
-        grads[1]["c"][17] = float("nan")
-        step = fleet.offer(grads)
-        for reducer in fleet.reducers:
-            for name in grads[0]:
-                assert bool(reducer.result(fleet._index[name], step).isnan().all())
-        after = [t for r in fleet.reducers for t in r.residuals().values()]
-        assert all(torch.equal(a, b) for a, b in zip(before, after, strict=True))
 
 
 def test_an_error_in_decoding_ends_every_rank(monkeypatch: pytest.MonkeyPatch) -> None:

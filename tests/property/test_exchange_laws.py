@@ -2,27 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import Tensor
 
-from horovod_compress.collectives import layout
 from horovod_compress.plan import TensorSpec
-from tests.support.local import Fleet, all_same, one_tensor, random_grads, same_bits, spec
+from tests.support.local import Fleet, all_same, random_grads, same_bits, spec
+from tests.support.samples import samples
 
-METHODS = ["none", "fp16", "bf16", "marsit", "global_qsgd"]
+SAMPLES = list(samples())
 DTYPES = [torch.float32, torch.float64, torch.float16, torch.bfloat16]
 
 # Roundings on the way: one per addition, one in the cast at the start, one in the last scaling.
 _EPSILON = {"none": None, "fp16": 2.0**-11, "bf16": 2.0**-8}
-
-
-def _options(method: str, **more: Any) -> dict[str, Any]:
-    return ({"full_precision_every": 3, "compensation": "global"} if method == "marsit" else {}) | more
 
 
 @settings(max_examples=60)
@@ -35,16 +28,14 @@ def test_every_rank_holds_the_same_bits(data: st.DataObject) -> None:
              dtype=draw(st.sampled_from(DTYPES)))
         for i in range(draw(st.integers(1, 6)))
     ]  # fmt: skip
-    method = draw(st.sampled_from(METHODS))
-    options = _options(
-        method,
-        exchange=draw(st.sampled_from(["auto", "ring", "fold"])),
+    sample = draw(st.sampled_from(SAMPLES))
+    options = dict(
+        exchange=draw(st.sampled_from(sample.exchanges())),
         schedule=draw(st.sampled_from(["single", "layerwise", "size:1KB"])),
         min_elements=draw(st.sampled_from([0, 4, 100, 10_000])),
-        verify_every=1,
     )
     order = draw(st.permutations([t.name for t in tensors]))
-    with Fleet(world, tensors, method, **options) as fleet:
+    with sample.fleet(world, tensors, **options) as fleet:
         for number in range(3):
             copies = random_grads(world, tensors, seed=number)
             originals = [{name: grad.clone() for name, grad in mine.items()} for mine in copies]
@@ -58,7 +49,7 @@ def test_every_rank_holds_the_same_bits(data: st.DataObject) -> None:
             assert all(f"torch.{t.dtype}" == str(results[0][t.name].dtype) for t in tensors)
             assert all(result is copies[0][name] for name, result in results[0].items())
             assert all(bool(torch.isfinite(result).all()) for result in results[0].values())
-            if method == "none" and world == 1:
+            if sample.method == "none" and world == 1:
                 assert all(same_bits(originals[0][n], r) for n, r in results[0].items())
         assert all(reducer.metrics.verified == (3 if world > 1 else 0) for reducer in fleet.reducers)
 
@@ -80,87 +71,6 @@ def test_mean_within_the_bound(method: str, dtype: torch.dtype, exchange: str, w
     error = (result - exact.mean(0)).abs()
     assert bool((error <= bound).all()), float((error / bound).max())
     assert float((error / bound).max()) > 0.02 or float(error.max()) == 0  # the bound says something
-
-
-@pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("world", [1, 2, 3])
-def test_a_large_odd_length(world: int, method: str) -> None:
-    grads = [{"a": grad} for grad in one_tensor(world, 1_000_003, seed=9)]
-    with Fleet(world, [spec("a", 1_000_003)], method, **_options(method, full_precision_every=0) if method == "marsit" else {}) as fleet:
-        results = fleet.step(grads)
-    assert all_same(results)
-    if method == "none":
-        exact = torch.stack([mine["a"].double() for mine in grads]).mean(0)
-        assert float((results[0]["a"] - exact).abs().max()) < 1e-6
-
-
-@pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("exchange", ["ring", "fold"])
-def test_segmentation_changes_nothing(method: str, exchange: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    tensors = [spec("a", 5000), spec("b", 301, 7), spec("c", 1)]
-
-    def run() -> tuple[list[dict[str, Tensor]], int]:
-        with Fleet(3, tensors, method, **_options(method, exchange=exchange)) as fleet:
-            for number in range(3):
-                results = fleet.step(random_grads(3, tensors, seed=number))
-            most = max(r.layout.most_segments for s in fleet.reducers[0].stations for r in s._rounds.values())
-            return results + fleet.residuals(), most
-
-    whole, one = run()
-    monkeypatch.setattr(layout, "MIN_SEGMENT_BYTES", 64)
-    monkeypatch.setattr(layout, "MAX_SEGMENTS", 9)
-    cut, several = run()
-    assert one == 1 and several > 1
-    assert all(same_bits(a[n], b[n]) for a, b in zip(whole, cut, strict=True) for n in a)
-
-
-@pytest.mark.parametrize("method", METHODS)
-def test_threads_change_nothing(method: str) -> None:
-    tensors = [spec("a", 300_001), spec("b", 301, 70)]
-    found = []
-    before = torch.get_num_threads()
-    try:
-        for threads in (1, 2, 7):
-            torch.set_num_threads(threads)
-            with Fleet(2, tensors, method, **_options(method)) as fleet:
-                for number in range(2):
-                    results = fleet.step(random_grads(2, tensors, seed=number))
-                found.append(results + fleet.residuals())
-    finally:
-        torch.set_num_threads(before)
-    for other in found[1:]:
-        assert all(same_bits(a[n], b[n]) for a, b in zip(found[0], other, strict=True) for n in a)
-
-
-@pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_layout_in_memory_changes_nothing(method: str, dtype: torch.dtype) -> None:
-    """Gradients in channels_last or with gaps give what contiguous ones give, in their own memory."""
-    tensors = [spec("a", 4, 6, 5, 3, dtype=dtype), spec("b", 50, dtype=dtype)]
-    results: dict[str, list[dict[str, Tensor]]] = {}
-    for kind in ("plain", "odd"):
-        with Fleet(2, tensors, method, **_options(method)) as fleet:
-            for number in range(3):
-                grads = random_grads(2, tensors, seed=number)
-                if kind == "odd":
-                    grads = [{n: _odd(g) for n, g in mine.items()} for mine in grads]
-                    assert not any(g.is_contiguous() for mine in grads for g in mine.values())
-                step = fleet.offer(grads)
-                got = [
-                    {n: reducer.result(fleet._index[n], step) for n in mine}
-                    for reducer, mine in zip(fleet.reducers, grads)
-                ]
-                assert all(got[r][n] is grads[r][n] for r in range(2) for n in grads[r])
-            results[kind] = got + fleet.residuals()
-    assert all(same_bits(a[n], b[n]) for a, b in zip(results["plain"], results["odd"], strict=True) for n in a)
-
-
-def _odd(grad: Tensor) -> Tensor:
-    if grad.dim() == 4:
-        return grad.contiguous(memory_format=torch.channels_last)
-    gaps = torch.zeros(2 * grad.numel(), dtype=grad.dtype)[::2]
-    gaps.copy_(grad)
-    return gaps
 
 
 def test_buckets_do_not_mix() -> None:

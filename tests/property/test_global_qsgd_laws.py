@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from horovod_compress import checkpoint, kernels
+from horovod_compress import kernels
 from horovod_compress.codecs import registry
 from horovod_compress.codecs.base import Work
 from horovod_compress.errors import ConfigError
@@ -264,28 +264,6 @@ def test_bytes_are_the_formula() -> None:
                     fleet.step(random_grads(world, fleet.tensors))
                     sent = 2 * (world - 1) * (payload // world + 64) + (world - 1) * (64 + 8 + 64 + norms)
                     assert [r.metrics.document()["bytes_sent"] for r in fleet.reducers] == [sent] * world
-
-
-@each_form
-@pytest.mark.parametrize("world", [2, 3, 4])
-def test_ranks_agree_runs_repeat_and_a_checkpoint_goes_on(world: int, form: dict[str, Any]) -> None:
-    tensors = [spec("a", 30, 50), spec("b", 7), spec("c", 300, dtype=torch.bfloat16)]
-    grads = [random_grads(world, tensors, seed=number) for number in range(4)]
-    codec = registry.create("global_qsgd", **form)
-    with Fleet(world, tensors, codec, schedule="layerwise") as fleet:
-        whole = [fleet.step(mine) for mine in grads[:2]]
-        states = [checkpoint.save(reducer, codec) for reducer in fleet.reducers]
-        whole += [fleet.step(mine) for mine in grads[2:]]
-    assert all(all_same(results) for results in whole)
-    assert all(not state["state"] for state in states)
-    with Fleet(world, tensors, codec, schedule="layerwise") as fleet:
-        for reducer, state in zip(fleet.reducers, states):
-            checkpoint.load(reducer, codec, state, "restore")
-        again = [fleet.step(mine) for mine in grads[2:]]
-    assert all(torch.equal(a[0][n], b[0][n]) for a, b in zip(whole[2:], again) for n in a[0])
-    with Fleet(world, tensors, codec, schedule="layerwise", seed=1) as fleet:
-        other = [fleet.step(mine) for mine in grads[:1]]
-    assert not torch.equal(other[0][0]["a"], whole[0][0]["a"])
 
 
 def test_a_norm_beyond_float32_is_nan_on_every_rank() -> None:

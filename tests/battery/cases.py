@@ -1,0 +1,23 @@
+"""What the battery runs over: the samples of all registered methods, and those of the toys."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from horovod_compress.codecs.base import Codec
+from tests.battery.toys import TOYS
+from tests.support.samples import Sample, samples, samples_of
+
+CASES: list[Sample] = [*samples(), *(sample for toy in TOYS for sample in samples_of(toy))]
+
+
+def each_case(keep: Callable[[Codec], bool] = lambda codec: True) -> Any:
+    """Return a decorator that runs a test for every sample, or for those whose codec is to be kept.
+
+    A claim that a method does not make is no test that could pass: it is left out, not skipped.
+    """
+    kept = [pytest.param(case, id=case.name) for case in CASES if keep(case.codec())]
+    return pytest.mark.parametrize("case", kept, indirect=True)

@@ -1,0 +1,113 @@
+"""The bytes of every step are what the layout says, to the last one."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from horovod_compress.codecs.base import Algebra, Regions
+from horovod_compress.reducer import Reducer
+from horovod_compress.transports.base import Transport
+from tests.battery.cases import each_case
+from tests.support.local import random_grads, spec
+from tests.support.samples import Sample
+
+HEADER, STEP_NUMBER, LENGTH = 64, 8, 8
+#: More bytes than this, times the other ranks, make a prelude a fold.
+SMALL = 256 * 1024
+TENSORS = [spec("a", 50, 41), spec("b", 129), spec("c"), spec("d", 3, dtype=torch.float64)]
+
+
+def _size(regions: Regions) -> int:
+    return sum(dtype.itemsize * count for dtype, count in regions.values())
+
+
+def _chunk(regions: Regions, index: int, world: int) -> int:
+    """Return the bytes of one chunk: every array is shared out evenly."""
+    cuts = [(dtype.itemsize, count * index // world, count * (index + 1) // world) for dtype, count in regions.values()]
+    return sum(item * (stop - start) for item, start, stop in cuts)
+
+
+def _ring(regions: Regions, rank: int, world: int) -> int:
+    """Return what one rank sends in a ring: chunk r-h at hop h of 2(M-1)."""
+    return sum(HEADER + _chunk(regions, (rank - hop) % world, world) for hop in range(2 * (world - 1)))
+
+
+def _fold(regions: Regions, rank: int, world: int) -> int:
+    """Return what one rank sends in a fold: each other rank its chunk, and all of them its own."""
+    sizes = [HEADER + _chunk(regions, chunk, world) for chunk in range(world)]
+    return sum(sizes) - sizes[rank] + (world - 1) * sizes[rank]
+
+
+def _prelude(regions: Regions, rank: int, world: int) -> int:
+    """Return what one rank sends in a prelude: all to everyone where that is little, else a fold."""
+    if _size(regions) * (world - 1) <= SMALL:
+        return (world - 1) * (HEADER + _size(regions))
+    return _fold(regions, rank, world)
+
+
+def _expected(reducer: Reducer, case: Sample, step: int) -> int:
+    """Return what one rank sends in a step; asked after it, as gathered payloads have any length."""
+    rank, world = reducer.rank, reducer.world
+    total = (world - 1) * (HEADER + STEP_NUMBER) if step == 0 else 0
+    codec = case.codec().at(step)
+    for station in reducer.stations:
+        regions, name = codec.regions(station.bucket), station.collective(step)
+        total += sum(_prelude(arrays, rank, world) for arrays in codec.preludes(station.bucket))
+        if codec.algebra is Algebra.GATHER:
+            assert set(regions) == {"payload"} and name == "gather"
+            used = station.round(step).work.used
+            assert 0 <= used <= _size(regions)
+            total += (world - 1) * (HEADER + LENGTH + HEADER + used)
+        else:
+            total += {"ring": _ring, "fold": _fold}[name](regions, rank, world)
+    return total
+
+
+@each_case()
+@pytest.mark.parametrize("world", [1, 2, 3, 4])
+def test_bytes_are_those_of_the_layout(case: Sample, world: int) -> None:
+    """The counter and what the transport was handed are both exactly that."""
+    for exchange in case.exchanges() if world in case.worlds(world) else []:
+        handed = [0] * world
+
+        def wrap(transport: Transport) -> Transport:
+            send = transport.send
+
+            def counting(data: Tensor, to: int) -> object:
+                handed[transport.rank] += data.numel()
+                return send(data, to)
+
+            transport.send = counting  # type: ignore[method-assign, assignment]
+            return transport
+
+        options = dict(exchange=exchange, schedule="layerwise", verify_every=0, wrap=wrap)
+        with case.fleet(world, TENSORS, **options) as fleet:
+            before = [0] * world
+            for step in range(4):
+                fleet.step(random_grads(world, TENSORS, seed=step))
+                now = [reducer.metrics.bytes_sent for reducer in fleet.reducers]
+                assert now == handed
+                due = [_expected(reducer, case, step) for reducer in fleet.reducers]
+                assert [b - a for a, b in zip(before, now)] == due
+                assert world == 1 or min(due) > 0
+                before = now
+
+
+@each_case(lambda codec: any(kind.algebra is Algebra.GATHER for kind in codec.variants()))
+def test_every_rank_holds_the_payloads_of_all(case: Sample) -> None:
+    """Gathered payloads come in rank order, as long as their ranks made them; an empty bucket is decoded too."""
+    tensors = [spec("a", 70), spec("b", 9)]
+    with case.fleet(3, tensors, schedule="single") as fleet:
+        for step in range(3):
+            grads = random_grads(3, tensors, seed=step)
+            grads[1]["b"].zero_()  # one rank may have less to say
+            fleet.step(grads)
+            works = [reducer.stations[0].round(step).work for reducer in fleet.reducers]
+            if case.codec().at(step).algebra is not Algebra.GATHER:
+                continue
+            own = [work.regions["payload"][: work.used] for work in works]
+            for work in works:
+                assert all(torch.equal(a, b) for a, b in zip(work.gathered, own, strict=True))
+            assert sum(payload.numel() for payload in own) > 0

@@ -1,0 +1,109 @@
+"""A run that was saved and loaded goes on with the same bits; what does not fit is refused."""
+
+from __future__ import annotations
+
+import io
+from typing import Any
+
+import pytest
+import torch
+
+from horovod_compress import checkpoint
+from horovod_compress.errors import ConfigError
+from tests.battery.cases import CASES, each_case
+from tests.battery.kept import anything, kept, same
+from tests.support.local import Fleet, random_grads, spec
+from tests.support.samples import Sample, keeps_anything
+
+WORLD = 2
+TENSORS = [spec("a", 30, 50), spec("b", 7), spec("c", 300, dtype=torch.bfloat16), spec("d", 5, dtype=torch.float64)]
+GRADS = [random_grads(WORLD, TENSORS, seed=number) for number in range(5)]
+
+
+def _fleet(case: Sample, **common: Any) -> Fleet:
+    return case.fleet(WORLD, TENSORS, **{"schedule": "layerwise"} | common)
+
+
+def _saved(fleet: Fleet) -> list[dict[str, Any]]:
+    """Return the state of every rank, through a file."""
+    found = []
+    for reducer in fleet.reducers:
+        file = io.BytesIO()
+        torch.save(checkpoint.save(reducer, fleet.codec), file)
+        file.seek(0)
+        found.append(torch.load(file, weights_only=True))
+    return found
+
+
+def _load(fleet: Fleet, states: list[dict[str, Any]], residuals: str = "restore") -> None:
+    for reducer, state in zip(fleet.reducers, states, strict=True):
+        checkpoint.load(reducer, fleet.codec, state, residuals)
+
+
+@each_case()
+@pytest.mark.parametrize("at", [1, 2])
+def test_resume_is_exact(case: Sample, at: int) -> None:
+    """Five steps equal some steps, a file, new reducers and the other steps."""
+    with _fleet(case) as fleet:
+        for grads in GRADS[:at]:
+            fleet.step(grads)
+        states = _saved(fleet)
+        whole, left = [fleet.step(grads) for grads in GRADS[at:]], kept(fleet)
+    with _fleet(case) as fleet:
+        _load(fleet, states)
+        assert [reducer.step for reducer in fleet.reducers] == [at] * WORLD
+        again = [fleet.step(grads) for grads in GRADS[at:]]
+        assert all(same(a, b) for a, b in zip(whole, again, strict=True)) and same(left, kept(fleet))
+
+
+@each_case(keeps_anything)
+def test_without_what_was_kept_the_run_goes_elsewhere(case: Sample) -> None:
+    """The control; and "reset" empties every kind of state and every table."""
+    with _fleet(case) as fleet:
+        for grads in GRADS[:2]:
+            fleet.step(grads)
+        states = _saved(fleet)
+        assert anything(kept(fleet))
+        first = fleet.step(GRADS[2])
+    with _fleet(case) as fleet:
+        fleet.step(GRADS[0])  # something to be emptied
+        _load(fleet, states, "reset")
+        assert not anything(kept(fleet)) and fleet.reducers[0].step == 2
+        assert not same(first, fleet.step(GRADS[2]))
+
+
+@each_case()
+def test_the_state_of_another_method_or_sample_is_refused(case: Sample) -> None:
+    with _fleet(case) as fleet:
+        fleet.step(GRADS[0])
+        states = _saved(fleet)
+        before = kept(fleet)
+        for other in CASES:
+            if other == case:
+                continue
+            for reducer, state in zip(fleet.reducers, states):
+                foreign = state | {"method": other.method, "config": other.codec().config()}
+                want = "another method" if other.method != case.method else "another configuration"
+                with pytest.raises(ConfigError, match=want):
+                    checkpoint.load(reducer, fleet.codec, foreign, "restore")
+        assert same(before, kept(fleet))
+        _load(fleet, states)  # the control
+
+
+@each_case(keeps_anything)
+def test_state_that_lacks_a_part_is_refused(case: Sample) -> None:
+    """Every kind of state and every table has to be there, and no other."""
+    with _fleet(case) as fleet:
+        fleet.step(GRADS[0])
+        state, reducer = _saved(fleet)[0], fleet.reducers[0]
+        for kind in state["state"]:
+            less = {name: tensors for name, tensors in state["state"].items() if name != kind}
+            with pytest.raises(ConfigError, match=f"set of {kind}s"):
+                checkpoint.load(reducer, fleet.codec, state | {"state": less}, "restore")
+        for name in state["tables"]:
+            less = {other: table for other, table in state["tables"].items() if other != name}
+            with pytest.raises(ConfigError, match="set of table of buckets"):
+                checkpoint.load(reducer, fleet.codec, state | {"tables": less}, "restore")
+        more = state | {"state": state["state"] | {"surplus": {"a": torch.zeros(1500)}}}
+        with pytest.raises(ConfigError, match="set of surpluss"):
+            checkpoint.load(reducer, fleet.codec, more, "restore")

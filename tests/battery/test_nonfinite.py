@@ -1,0 +1,113 @@
+"""NaN and infinity: every rank sees them, nobody remembers them."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+from horovod_compress.errors import NonFiniteError
+from tests.battery.cases import each_case
+from tests.battery.kept import anything, kept, kept_by, same
+from tests.support.local import Fleet, all_same, random_grads, same_bits, spec
+from tests.support.samples import Sample, keeps_anything
+
+WORLD = 3
+TENSORS = [spec("b", 70), spec("a", 5, 40)]
+BAD = [math.nan, math.inf, -math.inf]
+Grads = list[dict[str, Tensor]]
+
+
+def _spoilt(grads: Grads, rank: int, value: float) -> Grads:
+    """Return the gradients with one bad value, in the tensor that has the second bucket."""
+    grads = [{n: grad.clone() for n, grad in mine.items()} for mine in grads]
+    grads[rank]["a"].view(-1)[17] = value
+    return grads
+
+
+def _of_bucket(fleet: Fleet, index: int) -> Grads:
+    """Return copies of what every rank keeps for one bucket, its tables included."""
+    names = [t.name for t in fleet.plan.buckets[index].tensors]
+    return [
+        {n: t.clone() for n, t in (kept_by(r, names) | r.stations[index].tables).items()} for r in fleet.reducers
+    ]
+
+
+def _walk(case: Sample, hurt: Fleet, healthy: Fleet) -> None:
+    """Let one bucket be spoilt in every second step, on another rank each time; compare with a healthy run."""
+    twin = healthy.plan.buckets[1].index
+    for number in range(12):
+        grads = random_grads(WORLD, TENSORS, seed=number)
+        if number % 2 == 0:
+            assert same(hurt.step(grads), healthy.step(grads))
+            continue
+        before = _of_bucket(hurt, twin)
+        results = hurt.step(_spoilt(grads, number % WORLD, BAD[number // 2 % len(BAD)]))
+        assert all(bool(mine["a"].isnan().all()) for mine in results)
+        assert same(before, _of_bucket(hurt, twin))
+        _only_bucket(healthy, 0, grads)
+        assert all(same_bits(mine["b"], results[0]["b"]) and bool(mine["b"].isfinite().all()) for mine in results)
+
+
+def _only_bucket(fleet: Fleet, index: int, grads: Grads) -> None:
+    """Let a healthy run take the step with one bucket only: what it keeps for the other is put back."""
+    other = _of_bucket(fleet, 1 - index)
+    fleet.step(grads)
+    names = [t.name for t in fleet.plan.buckets[1 - index].tensors]
+    for reducer, old in zip(fleet.reducers, other):
+        assert reducer.wait_idle(5.0)
+        for name, tensor in (kept_by(reducer, names) | reducer.stations[1 - index].tables).items():
+            tensor.copy_(old[name])
+
+
+@each_case()
+def test_a_bucket_is_nan_everywhere_and_leaves_no_trace(case: Sample) -> None:
+    """The next steps equal those of a run that never saw it, in every bit of results and of all that is kept."""
+    for exchange in case.exchanges():
+        options = dict(exchange=exchange, schedule="layerwise")
+        with case.fleet(WORLD, TENSORS, **options) as hurt, case.fleet(WORLD, TENSORS, **options) as healthy:
+            _walk(case, hurt, healthy)
+            assert same(kept(hurt), kept(healthy))
+            assert [reducer.metrics.nonfinite for reducer in hurt.reducers] == [6] * WORLD
+            if keeps_anything(case.codec()):
+                assert anything(kept(hurt))  # or equality would say nothing
+
+
+@each_case()
+def test_raise(case: Sample) -> None:
+    """On every rank, for the bucket that is not finite; what is kept stays, and the next step works."""
+    with case.fleet(WORLD, TENSORS, schedule="layerwise", nonfinite="raise") as fleet:
+        for number in range(3):
+            fleet.step(random_grads(WORLD, TENSORS, seed=number))
+        before = _of_bucket(fleet, 1)
+        step = fleet.offer(_spoilt(random_grads(WORLD, TENSORS, seed=8), 1, math.inf))
+        for reducer in fleet.reducers:
+            assert bool(reducer.result(fleet._index["b"], step).isfinite().all())
+            with pytest.raises(NonFiniteError, match="the first on rank 1"):
+                reducer.result(fleet._index["a"], step)
+        assert same(before, _of_bucket(fleet, 1))
+        results = fleet.step(random_grads(WORLD, TENSORS, seed=9))
+        assert all_same(results) and bool(results[0]["a"].isfinite().all())
+
+
+@each_case()
+def test_zero(case: Sample) -> None:
+    """Values that are not finite count as zeros, in every bit."""
+    with case.fleet(WORLD, TENSORS, nonfinite="zero") as hurt, case.fleet(WORLD, TENSORS) as healthy:
+        for number in range(6):
+            grads = random_grads(WORLD, TENSORS, seed=number)
+            results = hurt.step(_spoilt(grads, number % WORLD, BAD[number % len(BAD)]))
+            assert same(results, healthy.step(_spoilt(grads, number % WORLD, 0.0)))
+        assert same(kept(hurt), kept(healthy))
+
+
+@each_case()
+def test_odd_but_finite_numbers_are_not_counted(case: Sample) -> None:
+    odd = torch.tensor([0.0, -0.0, 1e-45, -1e-45, 1e-39, 3e4, -3e4, 1.0] * 8)
+    with case.fleet(2, [spec("a", 64)]) as fleet:
+        for _ in range(4):
+            results = fleet.step([{"a": odd}, {"a": odd.flip(0)}])
+            assert all_same(results) and bool(results[0]["a"].isfinite().all())
+        assert fleet.reducers[0].metrics.nonfinite == 0

@@ -1,0 +1,93 @@
+"""Decoding while chunks are still under way gives the bits of decoding when all have arrived."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from horovod_compress import arrivals
+from horovod_compress.codecs.base import Algebra, Codec
+from horovod_compress.collectives import fold, ring
+from tests.battery.cases import each_case
+from tests.battery.kept import Kept, kept, same
+from tests.support.local import Fleet, random_grads, spec
+from tests.support.samples import ANY_BUCKET, Sample
+
+# A long tensor among small ones; rows that are no multiple of a word; an empty tensor; a scalar.
+TENSORS = [spec("a", 70, 336), spec("b", 5), spec("empty", 0), spec("c", 9001), spec("d", 40, 64), spec("e")]
+
+
+def in_parts(codec: Codec) -> bool:
+    """Return whether some kind of round can be decoded in parts."""
+    tensor = ANY_BUCKET.tensors[0]
+    return any(k.algebra is not Algebra.GATHER and k.granule(tensor) is not None for k in codec.variants())
+
+
+def _run(case: Sample, world: int, exchange: str) -> tuple[list[Kept], Kept, bool]:
+    """Return results, what is kept, and whether anything was decoded in parts."""
+    with case.fleet(world, TENSORS, exchange=exchange) as fleet:
+        results = [fleet.step(random_grads(world, TENSORS, seed=number)) for number in range(4)]
+        return results, kept(fleet), _used(fleet)
+
+
+def _used(fleet: Fleet) -> bool:
+    return any(round_.parts for r in fleet.reducers for s in r.stations for round_ in s._rounds.values())
+
+
+@each_case(in_parts)
+@pytest.mark.parametrize("world", [2, 3, 4])
+def test_parts_give_the_bits_of_the_whole(case: Sample, world: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    for exchange in case.exchanges():
+        whole, left, used = _run(case, world, exchange)
+        assert not used
+        with monkeypatch.context() as patch:
+            patch.setattr(arrivals, "MIN_ELEMENTS", 0)
+            parts, left_by_parts, used = _run(case, world, exchange)
+        assert used and same(left, left_by_parts)
+        assert all(same(a, b) for a, b in zip(whole, parts, strict=True))
+
+
+@each_case(in_parts)
+@pytest.mark.parametrize("collective", [ring, fold])
+def test_parts_cover_every_element_once_and_come_late_enough(
+    case: Sample, collective: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(arrivals, "MIN_ELEMENTS", 0)
+    for world in case.worlds(2, 3):
+        with case.fleet(world, TENSORS) as fleet:
+            for codec, round_ in fleet.reducers[0].stations[0]._rounds.items():
+                for rank in range(world):
+                    order = collective.order(rank, world)  # type: ignore[attr-defined]
+                    parts = arrivals.parts_by_chunk(codec, round_.work, order)
+                    if round_.parts:
+                        _check(codec, round_.work.regions, parts, order, fleet)
+
+
+def _check(codec: Codec, regions: dict[str, torch.Tensor], parts: dict, order: list[int], fleet: Fleet) -> None:
+    """Count how often every element is decoded, and what has arrived by then."""
+    work = fleet.reducers[0].stations[0]._rounds[codec].work
+    seen = [torch.zeros(t.count, dtype=torch.int64) for t in TENSORS]
+    arrived: dict[str, set[int]] = {name: set() for name in regions}
+    for chunk in order:
+        for name, region in regions.items():
+            arrived[name] |= set(range(*arrivals.chunk_bounds(region.numel(), chunk, len(order))))
+        for part in parts.get(chunk, []):
+            seen[part.position][part.start : part.stop] += 1
+            for name, (low, high) in codec.needs(work, part.position, part.start, part.stop).items():
+                assert set(range(low, high)) <= arrived[name]
+    assert all(bool((count == 1).all()) for count in seen)
+    assert len(parts) > 1  # else nothing would overlap
+
+
+@each_case(in_parts)
+def test_values_that_are_not_finite_stop_every_part(case: Sample, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Parts that were decoded early would have changed what must stay."""
+    monkeypatch.setattr(arrivals, "MIN_ELEMENTS", 0)
+    with case.fleet(3, TENSORS) as fleet:
+        for number in range(4):
+            fleet.step(random_grads(3, TENSORS, seed=number))
+            before, grads = kept(fleet), random_grads(3, TENSORS, seed=number)
+            grads[1]["c"][17] = float("nan")
+            assert all(bool(r.isnan().all()) for mine in fleet.step(grads) for r in mine.values())
+            assert same(before, kept(fleet))
+        assert _used(fleet)

@@ -1,0 +1,76 @@
+"""Every sample of every method: what tests walk through, so that a new codec is tested by being there."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from horovod_compress.codecs import registry
+from horovod_compress.codecs.base import Codec
+from horovod_compress.collectives.choose import chooser
+from horovod_compress.errors import ConfigError
+from horovod_compress.options import EXCHANGES
+from horovod_compress.plan import Bucket, TensorSpec
+from tests.support.local import Fleet
+
+#: A bucket for questions to a codec whose answer does not depend on the shape.
+ANY_BUCKET = Bucket(0, (TensorSpec("any", (64,), "float32"),))
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One method with one set of its options."""
+
+    kind: type[Codec]
+    number: int
+    options: dict[str, Any] = field(hash=False)
+
+    @property
+    def method(self) -> str:
+        return self.kind.name
+
+    @property
+    def name(self) -> str:
+        """Return the method and its options as the examples take them."""
+        return " ".join([self.method, *(f"{name}={value}" for name, value in self.options.items())])
+
+    def codec(self) -> Codec:
+        return self.kind(**self.options)
+
+    def fleet(self, world: int, tensors: list[TensorSpec], **common: Any) -> Fleet:
+        """Return reducers of all ranks; steps are verified unless the test says otherwise."""
+        return Fleet(world, tensors, self.codec(), **{"verify_every": 1} | common)
+
+    def worlds(self, *wanted: int) -> list[int]:
+        """Return which of these numbers of ranks the options can serve."""
+        return [world for world in wanted if not _refused(lambda: self.codec().check_world(world))]
+
+    def exchanges(self) -> list[str]:
+        """Return the values of ``exchange`` that fit every kind of round."""
+        kinds = self.codec().variants()
+        return [e for e in EXCHANGES if not any(_refused(lambda: chooser(e)(kind, 1, 2)) for kind in kinds)]
+
+
+def samples() -> Iterator[Sample]:
+    """Return the samples of all registered methods."""
+    for name in registry.available():
+        yield from samples_of(registry.codec_class(name))
+
+
+def samples_of(kind: type[Codec]) -> Iterator[Sample]:
+    for number, options in enumerate(kind.samples):
+        yield Sample(kind, number, options)
+
+
+def keeps_anything(codec: Codec) -> bool:
+    """Return whether a method keeps anything from step to step."""
+    return bool(codec.state(ANY_BUCKET) or codec.tables(ANY_BUCKET))
+
+
+def _refused(ask: Any) -> bool:
+    try:
+        ask()
+    except ConfigError:
+        return True
+    return False
