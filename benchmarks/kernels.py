@@ -24,12 +24,13 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from benchmarks import results
 from benchmarks.results import Record, processor, spread
 from horovod_compress import kernels
-from horovod_compress.kernels import reference
-from horovod_compress.keys import Key
+from horovod_compress.kernels import reference, reference_sketch
+from horovod_compress.keys import SKETCH, Key
 
 KEY = Key(seed=1, step=2, bucket=3, rank=4)
 ROW = 1000
 BLOCK = 2048
+SKETCH_ROWS, SKETCH_SHARE, TOP_SHARE = 5, 50, 100  # 1/50 of the elements as columns, 1/100 chosen
 CHECKED_BYTES = 1 << 20  # the reference of CRC-32C takes 0.1 microseconds a byte
 
 
@@ -99,7 +100,8 @@ def against_reference(name: str, *arguments: object, **options: object) -> Calla
 
     def check() -> int:
         mine, theirs = copied(list(arguments)), copied(list(arguments))
-        results = [getattr(module, name)(*args, **options) for module, args in ((kernels, mine), (reference, theirs))]
+        oracle = reference if hasattr(reference, name) else reference_sketch
+        results = [getattr(module, name)(*args, **options) for module, args in ((kernels, mine), (oracle, theirs))]
         pairs = [(a, b) for a, b in zip(mine, theirs) if isinstance(a, Tensor)]
         return int(results[0] != results[1]) + sum(differences(a, b) for a, b in pairs)
 
@@ -198,6 +200,60 @@ def dense(a: Arrays) -> Iterable[Case]:
     yield Case("torch half to float", 6 * n, lambda: a.out.copy_(a.other_half))
 
 
+class Sketched:
+    """A sketch, and the same with precomputed hashes of every element for torch."""
+
+    def __init__(self, a: Arrays) -> None:
+        self.columns, self.k = kernels.sketch_columns(a.count // SKETCH_SHARE), max(1, a.count // TOP_SHARE)
+        self.key, self.spans = KEY.at(rank=0, purpose=SKETCH), [(0, a.count)]
+        self.table = torch.zeros(SKETCH_ROWS * self.columns)
+        kernels.sketch_encode(a.grad, None, self.table, SKETCH_ROWS, self.key)
+        self.sums, self.cleared = self.table.clone(), self.table.clone()
+        self.positions, self.estimates = torch.zeros(self.k, dtype=torch.int64), torch.zeros(self.k)
+        kernels.sketch_top(self.table, SKETCH_ROWS, self.key, self.spans, self.k, self.positions, self.estimates)
+        self.cells: list[Tensor] = []
+        self.signs: list[Tensor] = []
+
+    def hash(self, count: int) -> None:
+        """Four bytes an element and row for the cells, and as many for the signs."""
+        generator = torch.Generator().manual_seed(2)
+        for row in range(SKETCH_ROWS - len(self.cells)):
+            first = row * self.columns
+            drawn = torch.randint(first, first + self.columns, (count,), generator=generator, dtype=torch.int32)
+            self.cells.append(drawn)
+            self.signs.append(torch.randint(0, 2, (count,), generator=generator, dtype=torch.int32).float() * 2 - 1)
+
+    def torch_encode(self, a: Arrays) -> None:
+        self.hash(a.count)
+        for cells, signs in zip(self.cells, self.signs):
+            self.sums.index_add_(0, cells, torch.mul(a.grad, signs, out=a.out))
+
+    def torch_top(self, a: Arrays) -> None:
+        self.hash(a.count)
+        rows = [self.table.index_select(0, cells).mul_(signs) for cells, signs in zip(self.cells, self.signs)]
+        estimates = torch.stack(rows).median(dim=0).values
+        chosen = estimates.abs().topk(self.k, sorted=False).indices.sort().values
+        torch.index_select(estimates, 0, chosen)
+
+
+def sketches(a: Arrays) -> Iterable[Case]:
+    n, s = a.count, Sketched(a)
+    rows, size = SKETCH_ROWS, 4 * s.table.numel()
+    reads = rows * 4 * n  # of cells, from the cache where the table fits it
+    yield kernel_case("sketch_encode", 4 * n + 2 * reads, "sketch_encode", a.grad, None, s.sums, rows, s.key)
+    given = (a.grad, a.residual, s.sums, rows, s.key)
+    yield kernel_case("sketch_encode residual", 8 * n + 2 * reads, "sketch_encode", *given)
+    found = (s.spans, s.k, s.positions, s.estimates)
+    yield kernel_case("sketch_top 1 %", reads + 12 * s.k, "sketch_top", s.table, rows, s.key, *found)
+    some = (4 * rows + 12) * s.k
+    yield kernel_case("sketch_estimate 1 %", some, "sketch_estimate", s.table, rows, s.key, *found[2:])
+    yield kernel_case("sketch_clear 1 %", some - 4 * s.k, "sketch_clear", s.cleared, rows, s.key, s.positions)
+    yield kernel_case("absorb", 16 * n, "absorb", a.work, a.left)
+    yield kernel_case("absorb momentum", 24 * n, "absorb", a.work, a.left, a.out.clone(), 0.9)
+    yield Case("torch index_add_ sketch", 4 * n + 2 * reads, lambda: s.torch_encode(a))
+    yield Case("torch median and topk", reads + 12 * s.k, lambda: s.torch_top(a))
+
+
 def checksums(a: Arrays) -> Iterable[Case]:
     n, piece = a.raw.numel(), a.raw[:CHECKED_BYTES]
     copy = a.out.view(torch.uint8)
@@ -209,7 +265,8 @@ def checksums(a: Arrays) -> Iterable[Case]:
 
 
 def cases(a: Arrays, pattern: str) -> list[Case]:
-    every = [case for family in (yardsticks, one_bit, bit_vectors, dithering, dense, checksums) for case in family(a)]
+    families = (yardsticks, one_bit, bit_vectors, dithering, dense, sketches, checksums)
+    every = [case for family in families for case in family(a)]
     return [case for case in every if pattern in case.name or case.name == "triad"]
 
 
