@@ -24,13 +24,14 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from benchmarks import results
 from benchmarks.results import Record, processor, spread
 from horovod_compress import kernels
-from horovod_compress.kernels import reference, reference_sparse
-from horovod_compress.keys import Key
+from horovod_compress.kernels import reference, reference_sketch, reference_sparse
+from horovod_compress.keys import SKETCH, Key
 
 KEY = Key(seed=1, step=2, bucket=3, rank=4)
 ROW = 1000
 BLOCK = 2048
 KEPT_ONE_IN = 100
+SKETCH_ROWS, SKETCH_SHARE, TOP_SHARE = 5, 50, 100  # 1/50 of the elements as columns, 1/100 chosen
 CHECKED_BYTES = 1 << 20  # the reference of CRC-32C takes 0.1 microseconds a byte
 
 
@@ -108,7 +109,7 @@ def against_reference(name: str, *arguments: object, **options: object) -> Calla
 
     def check() -> int:
         mine, theirs = copied(list(arguments)), copied(list(arguments))
-        oracle = reference_sparse if hasattr(reference_sparse, name) else reference
+        oracle = next(m for m in (reference, reference_sparse, reference_sketch) if hasattr(m, name))
         results = [getattr(module, name)(*args, **options) for module, args in ((kernels, mine), (oracle, theirs))]
         pairs = [(a, b) for a, b in zip(mine, theirs) if isinstance(a, Tensor)]
         return int(results[0] != results[1]) + sum(differences(a, b) for a, b in pairs)
@@ -233,6 +234,71 @@ def dense(a: Arrays) -> Iterable[Case]:
     yield Case("torch half to float", 6 * n, lambda: a.out.copy_(a.other_half))
 
 
+class Sketched:
+    """A sketch, and the same with precomputed hashes of every element for torch."""
+
+    def __init__(self, a: Arrays) -> None:
+        self.columns, self.k = kernels.sketch_columns(a.count // SKETCH_SHARE), max(1, a.count // TOP_SHARE)
+        self.key, self.spans = KEY.at(rank=0, purpose=SKETCH), [(0, a.count)]
+        self.table = torch.zeros(SKETCH_ROWS * self.columns)
+        kernels.sketch_encode(a.grad, None, self.table, SKETCH_ROWS, self.key)
+        self.sums, self.cleared = self.table.clone(), self.table.clone()
+        self.positions, self.estimates = torch.zeros(self.k, dtype=torch.int64), torch.zeros(self.k)
+        kernels.sketch_top(self.table, SKETCH_ROWS, self.key, self.spans, self.k, self.positions, self.estimates)
+        self.cells: list[Tensor] = []
+        self.signs: list[Tensor] = []
+
+    def hash(self, count: int) -> None:
+        """Four bytes an element and row for the cells, and as many for the signs."""
+        generator = torch.Generator().manual_seed(2)
+        for row in range(SKETCH_ROWS - len(self.cells)):
+            first = row * self.columns
+            drawn = torch.randint(first, first + self.columns, (count,), generator=generator, dtype=torch.int32)
+            self.cells.append(drawn)
+            self.signs.append(torch.randint(0, 2, (count,), generator=generator, dtype=torch.int32).float() * 2 - 1)
+
+    def torch_encode(self, a: Arrays) -> None:
+        self.hash(a.count)
+        for cells, signs in zip(self.cells, self.signs):
+            self.sums.index_add_(0, cells, torch.mul(a.grad, signs, out=a.out))
+
+    def torch_top(self, a: Arrays) -> None:
+        self.hash(a.count)
+        rows = [self.table.index_select(0, cells).mul_(signs) for cells, signs in zip(self.cells, self.signs)]
+        estimates = torch.stack(rows).median(dim=0).values
+        chosen = estimates.abs().topk(self.k, sorted=False).indices.sort().values
+        torch.index_select(estimates, 0, chosen)
+
+
+def sketch_case(label: str, bytes_moved: int, name: str, checked: Sequence[object], *arguments: object) -> Case:
+    """Return a case that is checked on other arguments: the reference needs seconds for a million elements."""
+    function = getattr(kernels, name)
+    return Case(label, bytes_moved, lambda: function(*arguments), against_reference(name, *checked))
+
+
+def sketches(a: Arrays) -> Iterable[Case]:
+    n, s = a.count, Sketched(a)
+    rows, size = SKETCH_ROWS, min(n, CHECKED_BYTES)
+    reads = rows * 4 * n  # of cells, from the cache where the table fits it
+    table, piece, k = (s.sums, rows, s.key), slice(0, size), min(s.k, size)
+    encoded = (a.grad[piece], None, *table)
+    yield sketch_case("sketch_encode", 4 * n + 2 * reads, "sketch_encode", encoded, a.grad, None, *table)
+    encoded = (a.grad[piece], a.residual[piece], *table)
+    given = (a.grad, a.residual, *table)
+    yield sketch_case("sketch_encode residual", 8 * n + 2 * reads, "sketch_encode", encoded, *given)
+    table = (s.table, rows, s.key)
+    chosen = (*table, [(0, size)], k, s.positions[:k], s.estimates[:k])
+    found = (s.positions, s.estimates)
+    yield sketch_case("sketch_top 1 %", reads + 12 * s.k, "sketch_top", chosen, *table, s.spans, s.k, *found)
+    some = (4 * rows + 12) * s.k
+    yield kernel_case("sketch_estimate 1 %", some, "sketch_estimate", *table, *found)
+    yield kernel_case("sketch_clear 1 %", some - 4 * s.k, "sketch_clear", s.cleared, rows, s.key, s.positions)
+    yield kernel_case("absorb", 16 * n, "absorb", a.work, a.left)
+    yield kernel_case("absorb momentum", 24 * n, "absorb", a.work, a.left, a.out.clone(), 0.9)
+    yield Case("torch sketch (index_add_)", 4 * n + 2 * reads, lambda: s.torch_encode(a))
+    yield Case("torch sketch_top (topk)", reads + 12 * s.k, lambda: s.torch_top(a))
+
+
 def checksums(a: Arrays) -> Iterable[Case]:
     n, piece = a.raw.numel(), a.raw[:CHECKED_BYTES]
     copy = a.out.view(torch.uint8)
@@ -243,7 +309,7 @@ def checksums(a: Arrays) -> Iterable[Case]:
     yield kernel_case("hash64", n, "hash64", a.raw)
 
 
-FAMILIES = (yardsticks, one_bit, bit_vectors, dithering, sparse, dense, checksums)
+FAMILIES = (yardsticks, one_bit, bit_vectors, dithering, sparse, dense, sketches, checksums)
 
 
 def cases(a: Arrays, pattern: str) -> list[Case]:

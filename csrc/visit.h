@@ -21,4 +21,12 @@ template <class Body> inline void visit(Dtype dtype, Body&& body) {
   }
 }
 
+// The arithmetic types only: Type<double> for kFloat64, Type<float> for the rest.
+template <class Body> inline void visit_work(Dtype dtype, Body&& body) {
+  if (dtype == kFloat64)
+    body(Type<double>());
+  else
+    body(Type<float>());
+}
+
 }  // namespace hvc

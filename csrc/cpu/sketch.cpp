@@ -9,6 +9,7 @@
 
 #include "kernels.h"
 #include "parallel.h"
+#include "sketch_spans.h"
 #include "visit.h"
 
 namespace hvc {
@@ -31,10 +32,8 @@ template <class W> struct SketchTable {
   int64_t span_count, units;
 };
 
-// The span that holds a unit.
 template <class W> const SketchSpan* span_of(const SketchTable<W>& s, int64_t unit) {
-  const auto after = [](int64_t value, const SketchSpan& span) { return value < span.units; };
-  return std::upper_bound(s.spans, s.spans + s.span_count, unit, after) - 1;
+  return s.spans + span_index(s.spans, s.span_count, unit);
 }
 
 // Elements that may be among the largest, in index order.
@@ -223,18 +222,42 @@ class Layers {
   Walk walks_[kSketchRows];
 };
 
-template <class W> W estimate_at(const W* table, const SketchMap& map, Layers& layers, uint64_t position) {
+// Where one element lies in every row; the cells are asked for at once.
+struct Cells {
+  int64_t cell[kSketchRows];
+  uint32_t negated[kSketchRows];
+};
+template <class W> Cells cells_of(const W* table, const SketchMap& map, Layers& layers, uint64_t position) {
   const Element e = element_of(map, position);
   const BlockBits bits = block_bits(map.key, e.block);
   const Walk* walks = layers.walks(e.layer);
-  Int<W> order[kSketchRows];
-  for (int row = 0; row < map.rows; ++row)
-    order[row] = order_of(negated_if(is_negated(row, bits, e), table[cell_of(map, row, walks[row], bits, e)]));
-  return bit_cast<W>(bits_of_order<W>(median(order, map.rows)));
+  Cells cells;
+  for (int row = 0; row < map.rows; ++row) {
+    cells.cell[row] = cell_of(map, row, walks[row], bits, e);
+    cells.negated[row] = is_negated(row, bits, e);
+    __builtin_prefetch(table + cells.cell[row]);
+  }
+  return cells;
 }
 
-// Calls body(W()) with the arithmetic type that `dtype` says.
-template <class Body> void visit_work(Dtype dtype, const Body& body) { dtype == kFloat64 ? body(0.0) : body(0.0f); }
+template <class W> W estimate_of(const W* table, int rows, const Cells& cells) {
+  Int<W> order[kSketchRows];
+  for (int row = 0; row < rows; ++row) order[row] = order_of(negated_if(cells.negated[row], table[cells.cell[row]]));
+  return bit_cast<W>(bits_of_order<W>(median(order, rows)));
+}
+
+// Many at a time, so that they wait for the memory together.
+template <class W>
+void estimate_range(const W* table, const SketchMap& map, const int64_t* positions, int64_t count, W* estimates) {
+  constexpr int64_t kTogether = 32;
+  Layers layers(map);
+  Cells cells[kTogether];
+  for (int64_t first = 0; first < count; first += kTogether) {
+    const int64_t n = std::min(kTogether, count - first);
+    for (int64_t i = 0; i < n; ++i) cells[i] = cells_of(table, map, layers, uint64_t(positions[first + i]));
+    for (int64_t i = 0; i < n; ++i) estimates[first + i] = estimate_of(table, map.rows, cells[i]);
+  }
+}
 
 }  // namespace
 
@@ -255,20 +278,14 @@ void sketch_encode(const void* grad, const void* residual, const void* momentum,
 
 int64_t sketch_top(const void* table, Dtype dtype, int rows, int64_t places, const Stream* key, const int64_t* spans,
                    int64_t span_count, int64_t k, int64_t* positions, void* estimates, Launch launch) {
-  std::vector<SketchSpan> listed;
-  int64_t units = 0, elements = 0, found = 0;
-  for (int64_t i = 0; i < span_count; ++i) {
-    if (spans[2 * i + 1] == 0) continue;
-    listed.push_back({spans[2 * i], spans[2 * i + 1], units});
-    units += span_blocks(listed.back());
-    elements += listed.back().count;
-  }
-  k = std::min(k, elements);
+  const SketchSpans listed(spans, span_count);
+  int64_t found = 0;
+  k = std::min(k, listed.elements);
   if (k == 0) return 0;
-  visit_work(dtype, [&](auto zero) {
-    using W = decltype(zero);
+  visit_work(dtype, [&](auto type) {
+    using W = typename decltype(type)::type;
     const SketchMap map{rows, uint32_t(places), *key};
-    const SketchTable<W> s{static_cast<const W*>(table), map, listed.data(), int64_t(listed.size()), units};
+    const SketchTable<W> s{static_cast<const W*>(table), map, listed.list.data(), listed.size(), listed.units};
     found = Top<W>(s, k, launch.threads).run(positions, static_cast<W*>(estimates));
   });
   return found;
@@ -277,13 +294,11 @@ int64_t sketch_top(const void* table, Dtype dtype, int rows, int64_t places, con
 void sketch_estimate(const void* table, Dtype dtype, int rows, int64_t places, const Stream* key,
                      const int64_t* positions, int64_t count, void* estimates, Launch launch) {
   const SketchMap map{rows, uint32_t(places), *key};
-  visit_work(dtype, [&](auto zero) {
-    using W = decltype(zero);
+  visit_work(dtype, [&](auto type) {
+    using W = typename decltype(type)::type;
     parallel_for(launch.threads, count, 64 * rows * count, [&](int64_t, int64_t first, int64_t last) {
-      Layers layers(map);
-      for (int64_t i = first; i < last; ++i)
-        static_cast<W*>(estimates)[i] =
-            estimate_at(static_cast<const W*>(table), map, layers, uint64_t(positions[i]));
+      estimate_range(static_cast<const W*>(table), map, positions + first, last - first,
+                     static_cast<W*>(estimates) + first);
     });
   });
 }
@@ -291,8 +306,8 @@ void sketch_estimate(const void* table, Dtype dtype, int rows, int64_t places, c
 void sketch_clear(void* table, Dtype dtype, int rows, int64_t places, const Stream* key, const int64_t* positions,
                   int64_t count, Launch launch) {
   const SketchMap map{rows, uint32_t(places), *key};
-  visit_work(dtype, [&](auto zero) {
-    using W = decltype(zero);
+  visit_work(dtype, [&](auto type) {
+    using W = typename decltype(type)::type;
     // Threads share rows: two positions may touch one cell.
     parallel_for(launch.threads, rows, 64 * rows * count, [&](int64_t, int64_t first, int64_t last) {
       Layers layers(map);

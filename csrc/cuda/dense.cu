@@ -31,6 +31,16 @@ template <class Out, class T> __global__ void decode_kernel(const T* payload, in
   }
 }
 
+template <class T>
+__global__ void absorb_kernel(T* grad, Work<T>* residual, Work<T>* momentum, Work<T> factor, int64_t count) {
+  for (int64_t i = first_item(); i < count; i += item_stride()) {
+    Work<T> more = to_work(grad[i]);
+    if (momentum) momentum[i] = more = with_momentum(factor, momentum[i], more);
+    residual[i] += more;
+    grad[i] = T{};
+  }
+}
+
 __global__ void triad_kernel(float* a, const float* b, const float* c, float s, int64_t count) {
   for (int64_t i = first_item(); i < count; i += item_stride()) a[i] = b[i] + s * c[i];
 }
@@ -68,6 +78,15 @@ void dense_decode(const void* payload, Dtype payload_dtype, int64_t count, doubl
       start(decode_kernel<Out, T>, count, launch, static_cast<const T*>(payload), count, Wider<T, Out>(factor),
             static_cast<Out*>(grad), static_cast<Work<Out>*>(residual));
     });
+  });
+}
+
+void absorb(void* grad, void* residual, void* momentum, double factor, Dtype dtype, int64_t count, Launch launch) {
+  visit(dtype, [&](auto type) {
+    using T = typename decltype(type)::type;
+    using W = Work<T>;
+    start(absorb_kernel<T>, count, launch, static_cast<T*>(grad), static_cast<W*>(residual),
+          static_cast<W*>(momentum), W(factor), count);
   });
 }
 

@@ -43,7 +43,7 @@ __global__ void chain_kernel(const uint64_t* hashes, int64_t blocks, int64_t byt
 
 // ---- launchers --------------------------------------------------------------------------------------------
 
-// The one entry point that waits for its stream: its result is a number for the host.
+// Waits for its stream, as few entry points do: its result is a number for the host.
 uint64_t hash64(const void* data, int64_t bytes, uint64_t seed, Launch launch) {
   const int64_t blocks = ceil_div(bytes, kHashBlockBytes);
   const Scratch<uint64_t> hashes(blocks, launch), result(1, launch);

@@ -100,6 +100,26 @@ class TestNumbers:
                         rest = {"bits": bits, "headroom": 3, "scale": 0.3}
                         same("octave_decode", codes, norms, row_length, poison(count, dtype), **rest)
 
+    def test_sketch(self, dtype: torch.dtype) -> None:
+        kind = work(dtype)
+        for count in LENGTHS:
+            for rows, columns in ((1, 32), (3, 1072), (5, kernels.sketch_columns(count // 3))):
+                grad, residual, momentum = numbers(count, dtype, 1), numbers(count, kind, 2), numbers(count, kind, 3)
+                table, nasty = tame(rows * columns, kind, 4), numbers(rows * columns, kind, 5)
+                same("sketch_encode", grad, None, table, rows, KEY, offset=count % 5 * 64)
+                rest = {"momentum": momentum, "factor": -0.3, "offset": count % 5 * 64}
+                same("sketch_encode", grad, residual, table, rows, KEY, **rest)
+                spans = [(64, count // 2), ((count // 128 + 3) * 64, count - count // 2)]
+                for values in (table, nasty, table.round(), torch.zeros_like(table)):
+                    for k in (1, count // 50, count):
+                        given = (spans, k, poison(k, torch.int64), poison(k, kind))
+                        same("sketch_top", values, rows, KEY, *given)
+                positions = torch.arange(count) * 7919 % (1 << 31)
+                same("sketch_estimate", nasty, rows, KEY, positions, poison(count, kind))
+                same("sketch_clear", table, rows, KEY, positions[: count // 9])
+            same("absorb", numbers(count, dtype, 1), numbers(count, kind, 2))
+            same("absorb", numbers(count, dtype, 1), numbers(count, kind, 2), numbers(count, kind, 3), 0.9)
+
 
     def test_selection(self, dtype: torch.dtype) -> None:
         kind = work(dtype)

@@ -257,7 +257,7 @@ def brute_force(estimates: Tensor, k: int) -> Tensor:
 @pytest.mark.parametrize("rows", (1, 3, 5))
 def test_top_is_brute_force_on_every_kind_of_table(rows: int) -> None:
     """Large enough that the sample and the limits of the candidates matter."""
-    columns, count = 16 * 10_007, 600_000
+    columns, count = 16 * 5003, 250_000
     generator = torch.Generator().manual_seed(rows)
     random = torch.randn(rows * columns, generator=generator)
     half = rows * columns // 2
@@ -272,7 +272,7 @@ def test_top_is_brute_force_on_every_kind_of_table(rows: int) -> None:
     }
     for name, table in tables.items():
         estimates = estimates_of(table, rows, count)
-        for k in (1, 600, 60_000, 550_000):
+        for k in (1, 250, 25_000, 230_000):
             positions, values = top(table, rows, [(0, count)], k)
             expected = brute_force(estimates, k)
             assert torch.equal(positions, expected), f"{name}, k = {k}"

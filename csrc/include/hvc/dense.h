@@ -25,4 +25,10 @@ template <class Out, class In> HVC_RULE Out dense_scaled(In value, Wider<In, Out
   return from_work<Out>(Wider<In, Out>(to_work(value)) * scale);
 }
 
+// Two operations, each rounded.
+template <class W> HVC_RULE W with_momentum(W factor, W momentum, W grad) {
+  const W product = factor * momentum;
+  return product + grad;
+}
+
 }  // namespace hvc

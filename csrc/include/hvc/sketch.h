@@ -72,12 +72,6 @@ HVC_RULE uint32_t turn_of(const BlockBits& bits, int row) { return uint32_t(bits
 
 // ---- one element ------------------------------------------------------------------------------------------
 
-// The order of all additions: momentum first, one rounding each.
-template <class W> HVC_RULE W with_momentum(W factor, W momentum, W grad) {
-  const W product = factor * momentum;
-  return product + grad;
-}
-
 template <class W> struct IntOf {
   using type = int32_t;
   static constexpr type kMagnitude = 0x7fffffff, kNan = 0x7fc00000;
@@ -141,5 +135,15 @@ struct SketchSpan {
   int64_t start, count, units;
 };
 HVC_RULE int64_t span_blocks(const SketchSpan& span) { return ceil_div(span.count, kSketchBlock); }
+
+// The last span that does not begin after a unit.
+HVC_RULE int64_t span_index(const SketchSpan* spans, int64_t count, int64_t unit) {
+  int64_t first = 0, end = count;
+  while (end - first > 1) {
+    const int64_t middle = (first + end) / 2;
+    (spans[middle].units <= unit ? first : end) = middle;
+  }
+  return first;
+}
 
 }  // namespace hvc
