@@ -81,10 +81,9 @@ def test_the_bound_holds_for_the_worst_positions() -> None:
     for b in (0, 1, 3):
         size = 1 << b + 11
         for elements in (1, 100, size, size + 1, 3 * size - 5):
-            for step in (1, 2, size - 1, size):
-                # Every gap one short of the next code, or a single position at the end of each range.
-                for positions in (torch.arange(step - 1, elements, step, dtype=I32), torch.tensor([elements - 1])):
-                    encoded(positions.to(I32), b, elements)
+            for step in (1, 2, size - 1, size):  # the last: one position at the end of each range
+                for positions in (range(step - 1, elements, step), [elements - 1]):
+                    encoded(torch.tensor(list(positions), dtype=I32), b, elements)
 
 
 # ---- encoding -------------------------------------------------------------------------------------
