@@ -50,7 +50,9 @@ template <class T> __global__ void nonfinite_kernel(Input<T> in, int64_t* nonfin
   add_count(nonfinite, bad);
 }
 
-template <class K> __global__ void begin_kernel(Search<K>* searches, int64_t k) { searches[threadIdx.x] = {0, k, false}; }
+template <class K> __global__ void begin_kernel(Search<K>* searches, int64_t k) {
+  searches[threadIdx.x] = {0, k, false};
+}
 
 // Counts the next digit of keys that agree with the search so far.
 template <int kSides, class T>
