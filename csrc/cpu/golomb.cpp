@@ -61,48 +61,6 @@ std::vector<SectionCursor<W>> cursors_at(const Section* sections, int64_t number
 namespace hvc {
 namespace {
 
-// Bits, lowest first. Writes whole bytes and never one too many.
-class StreamWriter {
- public:
-  explicit StreamWriter(uint8_t* at) : at_(at) {}
-
-  // At most 32 bits.
-  void put(uint64_t bits, int length) {
-    pending_ |= bits << filled_;
-    filled_ += length;
-    if (filled_ < 32) return;
-    const auto word = uint32_t(pending_);
-    for (int i = 0; i < 4; ++i) at_[i] = uint8_t(word >> (8 * i));
-    at_ += 4;
-    pending_ >>= 32;
-    filled_ -= 32;
-  }
-
-  void put_code(uint64_t gap, int parameter) {
-    uint64_t ones = gap >> parameter;
-    const uint64_t low = gap & ((uint64_t(1) << parameter) - 1);
-    const int rest = parameter + 1;
-    for (; ones + uint64_t(rest) > 32; ones -= 11) put(0x7ff, 11);
-    put(((uint64_t(1) << ones) - 1) | low << (ones + 1), int(ones) + rest);
-  }
-
-  // Fills the last byte with ones; returns where the next stream begins.
-  uint8_t* finish() {
-    if (filled_ % 8 != 0) put((1u << (8 - filled_ % 8)) - 1, 8 - filled_ % 8);
-    for (; filled_ > 0; filled_ -= 8, pending_ >>= 8) *at_++ = uint8_t(pending_);
-    return at_;
-  }
-
- private:
-  uint8_t* at_;
-  uint64_t pending_ = 0;
-  int filled_ = 0;
-};
-
-void put_length(uint8_t* at, int64_t bytes) {
-  for (int i = 0; i < 4; ++i) at[i] = uint8_t(bytes >> (8 * i));
-}
-
 template <class T>
 int64_t clear_ranges(const Section& section, int parameter, int64_t count, T* tensor, int64_t first, int64_t last) {
   auto cursor = cursor_at<Work<T>>(section, parameter, count, first);
@@ -130,11 +88,11 @@ int64_t binary_encode(const int32_t* positions, int64_t kept, const void* mean, 
     const int64_t end = std::min(next + range_elements(parameter), count);
     for (; i < kept && positions[i] < end; ++i) {
       if (positions[i] < next) return -1;
-      writer.put_code(uint64_t(positions[i] - next), parameter);
+      writer.put_code(uint32_t(positions[i] - next), parameter);
       next = positions[i] + 1;
     }
     uint8_t* finished = writer.finish();
-    put_length(out + value_bytes + 4 * range, finished - begin);
+    store_bytes(out + value_bytes + 4 * range, uint32_t(finished - begin));
     begin = finished;
   }
   return i == kept ? begin - out : -1;

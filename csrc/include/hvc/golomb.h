@@ -37,6 +37,10 @@ template <class I> HVC_RULE I load_bytes(const uint8_t* from) {
   return value;
 }
 
+HVC_RULE void store_bytes(uint8_t* into, uint32_t value) {
+  for (int i = 0; i < 4; ++i) into[i] = uint8_t(value >> (8 * i));
+}
+
 HVC_RULE int64_t stream_bytes(const Section& s, int value_bytes, int64_t range) {
   return load_bytes<uint32_t>(s.data + value_bytes + 4 * range);
 }
@@ -54,6 +58,43 @@ HVC_RULE int trailing_ones(uint64_t word) {
   return word == ~uint64_t(0) ? 64 : __builtin_ctzll(~word);
 #endif
 }
+
+// Bits, lowest first. Writes whole bytes and never one too many.
+class StreamWriter {
+ public:
+  HVC_RULE explicit StreamWriter(uint8_t* at) : at_(at) {}
+
+  HVC_RULE void put_code(uint32_t gap, int parameter) {
+    uint32_t ones = gap >> parameter;
+    const uint64_t low = gap & ((uint32_t(1) << parameter) - 1);
+    const int rest = parameter + 1;
+    for (; int(ones) + rest > 32; ones -= 11) put(0x7ff, 11);
+    put(((uint64_t(1) << ones) - 1) | low << (ones + 1), int(ones) + rest);
+  }
+
+  // Fills the last byte with ones; returns where the next stream begins.
+  HVC_RULE uint8_t* finish() {
+    if (filled_ % 8 != 0) put((1u << (8 - filled_ % 8)) - 1, 8 - filled_ % 8);
+    for (; filled_ > 0; filled_ -= 8, pending_ >>= 8) *at_++ = uint8_t(pending_);
+    return at_;
+  }
+
+ private:
+  // At most 32 bits.
+  HVC_RULE void put(uint64_t bits, int length) {
+    pending_ |= bits << filled_;
+    filled_ += length;
+    if (filled_ < 32) return;
+    store_bytes(at_, uint32_t(pending_));
+    at_ += 4;
+    pending_ >>= 32;
+    filled_ -= 32;
+  }
+
+  uint8_t* at_;
+  uint64_t pending_ = 0;
+  int filled_ = 0;
+};
 
 // The positions of one range, one after the other. Reads nothing outside its stream, whatever the bytes are.
 class GolombReader {
