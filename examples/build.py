@@ -65,4 +65,4 @@ def distributed(chosen: Namespace, model: nn.Module, compression: Any) -> Any:
 def plain_optimizer(chosen: Namespace, model: nn.Module) -> torch.optim.Optimizer:
     if chosen.optimizer == "adam":
         return torch.optim.Adam(model.parameters(), lr=chosen.lr)
-    return torch.optim.SGD(model.parameters(), lr=chosen.lr, momentum=0.9)
+    return torch.optim.SGD(model.parameters(), lr=chosen.lr, momentum=chosen.momentum)

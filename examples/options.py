@@ -69,6 +69,7 @@ def _add_task(group: Any) -> None:
     group.add_argument("--seed", type=count, default=0)
     group.add_argument("--optimizer", choices=("sgd", "adam"), help="default: the task's own")
     group.add_argument("--lr", type=positive(float), help="learning rate")
+    group.add_argument("--momentum", type=fraction, default=0.9, help="of sgd; 0 where the method keeps its own")
     group.add_argument("--batch", type=positive(int), help="samples per rank and step")
     group.add_argument("--threads", type=positive(int), default=1, help="torch threads per rank")
     group.add_argument(
@@ -124,6 +125,14 @@ def count(text: str) -> int:
     value = int(text)
     if value < 0:
         raise argparse.ArgumentTypeError(f"must not be negative, got {text}")
+    return value
+
+
+def fraction(text: str) -> float:
+    """Return a number from 0 up to, but not including, 1."""
+    value = float(text)
+    if not 0 <= value < 1:
+        raise argparse.ArgumentTypeError(f"must be at least 0 and less than 1, got {text}")
     return value
 
 

@@ -126,11 +126,18 @@ class _Exchange:
         self.reducer, self.parameters = reducer, parameters
         self._close, self._masking = close, masking
         self.base = [torch.empty_like(parameter) for parameter in parameters]
+        self._dense = 0.0
 
     def remember(self) -> None:
         """Note the weights that updates are counted from."""
         for base, parameter in zip(self.base, self.parameters):
             base.copy_(parameter)
+
+    def count_dense(self) -> None:
+        """Let the bytes of an uncompressed ring count every local step, once: it would exchange them all."""
+        world = self.reducer.world
+        self._dense += 8 * self.reducer.plan.count * (world - 1) / world
+        self.reducer.metrics.bytes_dense = self._dense
 
     def updates(self, turn: int, state: dict[nn.Parameter, Any]) -> None:
         """Replace every rank's update by their mean.
@@ -231,6 +238,7 @@ class _Schedule:
         else:
             self._local_step(local)
         self.steps += 1
+        self._exchange.count_dense()
 
     def _local_step(self, local: Callable[[], None]) -> None:
         if self.since == 0:
