@@ -12,10 +12,11 @@ from typing import Any
 
 import horovod.torch as hvd
 import torch
-from tests.support.rank import arguments, mark, report
 from torch import nn
 
 import horovod_compress.torch as hvc
+from tests.support.rank import arguments, mark, report
+from tests.support.training import digest
 
 DEFAULTS: dict[str, Any] = {
     "fault": "none",  # kill, stop, sleep, raise, interrupt, flip
@@ -26,7 +27,7 @@ DEFAULTS: dict[str, Any] = {
     "bucket": 1,
     "steps": 4,
     "sleeper": -1,  # a rank that comes late to that step, so that the others are found waiting
-    "path": "attached",  # or stock
+    "path": "attached",  # or stock, or update
     "method": "marsit",
     "exchange": "ring",
     "timeout": 4.0,
@@ -85,8 +86,8 @@ def arm(compression: hvc.Compression, case: dict[str, Any]) -> None:
     recorder.note = noting
 
 
-def build(case: dict[str, Any]) -> tuple[hvc.Compression, Callable[[], None]]:
-    """Return the compression and a function that trains one step."""
+def build(case: dict[str, Any]) -> tuple[nn.Module, hvc.Compression, Callable[[], None]]:
+    """Return the model, the compression and a function that trains one step."""
     torch.manual_seed(1)
     # Two buckets of one tensor each: the first is exchanged while backward still runs.
     model = nn.Sequential(nn.Linear(64, 256, bias=False), nn.Tanh(), nn.Linear(256, 64, bias=False))
@@ -97,13 +98,7 @@ def build(case: dict[str, Any]) -> tuple[hvc.Compression, Callable[[], None]]:
         exchange=case["exchange"],
         timeout=case["timeout"],
     )
-    optimizer = hvd.DistributedOptimizer(
-        torch.optim.SGD(model.parameters(), lr=0.01),
-        named_parameters=model.named_parameters(),
-        compression=compression,
-    )
-    if case["path"] == "attached":
-        compression.attach(optimizer)
+    optimizer = distributed(model, compression, case["path"])
     data = torch.Generator().manual_seed(hvd.rank())
 
     def step() -> None:
@@ -112,7 +107,16 @@ def build(case: dict[str, Any]) -> tuple[hvc.Compression, Callable[[], None]]:
         (model(x) - x).square().mean().backward()
         optimizer.step()
 
-    return compression, step
+    return model, compression, step
+
+
+def distributed(model: nn.Module, compression: hvc.Compression, path: str) -> Any:
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    named = list(model.named_parameters())
+    if path == "update":
+        return hvc.DistributedUpdateOptimizer(optimizer, named, compression)
+    optimizer = hvd.DistributedOptimizer(optimizer, named_parameters=named, compression=compression)
+    return compression.attach(optimizer) if path == "attached" else optimizer
 
 
 def tried(what: Callable[[], None]) -> dict[str, Any]:
@@ -141,7 +145,13 @@ def train(case: dict[str, Any], step: Callable[[], None], done: list[int]) -> No
 def main() -> None:
     case = DEFAULTS | arguments()
     hvd.init()
-    compression, step = build(case)
+    model, compression, train_step = build(case)
+    weights = [digest(model.parameters())]
+
+    def step() -> None:
+        train_step()
+        weights.append(digest(model.parameters()))
+
     if hvd.rank() == case["victim"] and case["fault"] != "none":
         if case["fault"] == "flip":
             compression._reducer.transport = Flipping(compression._reducer.transport, case["hop"])
@@ -155,6 +165,7 @@ def main() -> None:
     found = {"first": tried(lambda: train(case, step, done)), "steps": len(done)}
     if found["first"]["error"]:
         found["again"] = tried(step)
+    found |= {"last": weights[-1], "left": digest(model.parameters())}
     if case["close"]:
         found["close"] = tried(compression.close)
         found["twice"] = tried(compression.close)
