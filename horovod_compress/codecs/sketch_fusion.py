@@ -244,7 +244,7 @@ class SketchFusion(Codec):
             less memory and one exchange, but values are only as exact as the sketch.
     """
 
-    density: float = 0.01
+    density: float = 0.05
     cells: float = 0.1
     rows: int = 5
     candidates: int = 2
