@@ -40,12 +40,14 @@ def build(chosen: Namespace) -> Run:
     compression = together(lambda: methods.create(chosen.method, model.named_parameters(), chosen.options))
     optimizer = together(lambda: distributed(chosen, model, compression))
     run = Run(chosen, task, model, optimizer, compression)
+    if chosen.update_mode:  # each rank has an optimizer state, and in between weights, of its own
+        hvd.broadcast_parameters(model.state_dict(), root_rank=0)
     if chosen.load:
         run.step = together(lambda: checkpoint.load(chosen.load, chosen, model, optimizer, compression))
     stop_unless_equal("the step of the checkpoint", run.step)
-    hvd.broadcast_parameters(model.state_dict(), root_rank=0)
     if chosen.update_mode:
-        return run  # each rank has an optimizer state of its own
+        return run
+    hvd.broadcast_parameters(model.state_dict(), root_rank=0)
     hvd.broadcast_optimizer_state(optimizer, root_rank=0)
     if chosen.attach:
         run.optimizer = compression.attach(optimizer)

@@ -90,6 +90,18 @@ def calling_optimizer(compression: Any) -> Any | None:
     return None
 
 
+def in_broadcast_optimizer_state() -> bool:
+    """Return whether Horovod calls an optimizer's ``step`` only to make it build its state."""
+    frame = sys._getframe(1)
+    for _ in range(_FRAMES):
+        if frame.f_code.co_name == "broadcast_optimizer_state":
+            return True
+        if frame.f_back is None:
+            return False
+        frame = frame.f_back
+    return False
+
+
 def forget_step(optimizer: Any) -> None:
     """Reset what Horovod keeps of an unfinished step, as its ``load_state_dict`` does.
 

@@ -51,6 +51,10 @@ def start(
         if rank == 0:
             plan = make_plan(options.schedule, tensors, options.min_elements)
             _check_options(codec, options, world)
+            for bucket in plan.buckets:
+                if bucket.compressed:
+                    for variant in codec.variants():
+                        variant.check_bucket(bucket)
             if world > 1:
                 meeting = gloo.Meeting(None, own, seconds)
             document = handshake.Document(

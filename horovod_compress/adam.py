@@ -12,7 +12,7 @@ is what is exchanged: 1-bit Adam's observation (Tang et al. 2021, section 3) wit
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -43,17 +43,26 @@ class SharedSecondMoment:
                     raise ConfigError(f'{name}=True is not supported with second_moment="shared"; choose "local"')
 
     def step(self) -> None:
-        """Do one local step with every gradient that there is; ``v`` stays as it is."""
+        """Do one local step with every gradient that there is; ``v`` stays as it is.
+
+        Where ``v`` is too small for a gradient that comes later, as for a word that was not seen
+        before, no element moves further than Adam's own bound (Kingma and Ba 2015, section 2.1).
+        """
         for group in self._optimizer.param_groups:
-            beta1, lr = float(group["betas"][0]), float(group["lr"])
-            for parameter, state in self._with_gradient(group):
-                grad = _decayed(group, parameter, self._optimizer)
+            (beta1, beta2), lr = map(float, group["betas"]), float(group["lr"])
+            bound = max(1.0, (1 - beta1) / (1 - beta2) ** 0.5)
+            for parameter in group["params"]:
+                if parameter.grad is None:
+                    continue
+                state = self._state_of(parameter)
+                grad = _decayed(group, parameter)
                 state["step"] += 1
                 state["exp_avg"].lerp_(grad, 1 - beta1)
-                size = -lr / (1 - beta1 ** float(state["step"]))
-                parameter.addcdiv_(state["exp_avg"], self._divisor(group, parameter, state), value=size)
+                direction = state["exp_avg"] / self._divisor(group, parameter, state)
+                limit = bound * (1 - beta1 ** float(state["step"]))
+                parameter.add_(direction.clamp_(-limit, limit), alpha=-lr * bound / limit)
 
-    def rebuild(self, means: Sequence[tuple[nn.Parameter, Tensor]], steps: int) -> None:
+    def rebuild(self, means: Iterable[tuple[nn.Parameter, Tensor]], steps: int) -> None:
         """Move ``v`` towards the squares of the gradients' means.
 
         Args:
@@ -62,33 +71,35 @@ class SharedSecondMoment:
         """
         found = dict(means)
         for group in self._optimizer.param_groups:
-            beta2 = float(group["betas"][1])
+            keep = float(group["betas"][1]) ** steps
             for parameter in group["params"]:
                 if parameter not in found:
                     continue
-                keep, state = beta2**steps, self._optimizer.state[parameter]
-                square = found[parameter].to(state["exp_avg_sq"].dtype).square_()
+                state = self._state_of(parameter)
+                square = found[parameter].to(state["exp_avg_sq"].dtype).square()
                 state["exp_avg_sq"].lerp_(square, 1 - keep)
                 state["second_moment_steps"] += steps
-        self._divisors.clear()
+        self.forget()
 
     def take_over(self) -> None:
         """Begin to hold ``v`` as the optimizer's own steps, on the ranks' mean gradients, have made it."""
         for state in self._optimizer.state.values():
             state["second_moment_steps"] = float(state["step"])
+        self.forget()
+
+    def forget(self) -> None:
+        """Forget what was derived from the state, as it has changed."""
         self._divisors.clear()
 
-    def _with_gradient(self, group: dict[str, Any]) -> Iterator[tuple[nn.Parameter, dict[str, Any]]]:
-        for parameter in group["params"]:
-            if parameter.grad is None:
-                continue
-            state = self._optimizer.state[parameter]
-            if not state:
-                state["step"] = torch.zeros((), dtype=torch.float32)
-                state["exp_avg"] = torch.zeros_like(parameter, memory_format=torch.preserve_format)
-                state["exp_avg_sq"] = torch.zeros_like(parameter, memory_format=torch.preserve_format)
-                state["second_moment_steps"] = 0.0
-            yield parameter, state
+    def _state_of(self, parameter: nn.Parameter) -> dict[str, Any]:
+        """Return the state of a parameter, begun if there is none yet."""
+        state = self._optimizer.state[parameter]
+        if not state:
+            state["step"] = torch.zeros((), dtype=torch.float32)
+            state["exp_avg"] = torch.zeros_like(parameter, memory_format=torch.preserve_format)
+            state["exp_avg_sq"] = torch.zeros_like(parameter, memory_format=torch.preserve_format)
+        state.setdefault("second_moment_steps", float(state["step"]))
+        return state
 
     def _divisor(self, group: dict[str, Any], parameter: nn.Parameter, state: dict[str, Any]) -> Tensor:
         """Return ``sqrt(v / (1 - beta2^s)) + eps``, which is the same until ``v`` moves."""
@@ -99,12 +110,11 @@ class SharedSecondMoment:
         return self._divisors[parameter]
 
 
-def _decayed(group: dict[str, Any], parameter: nn.Parameter, optimizer: torch.optim.Optimizer) -> Tensor:
+def _decayed(group: dict[str, Any], parameter: nn.Parameter) -> Tensor:
     """Apply the weight decay: to the parameter with AdamW, else into the gradient, which is returned."""
     grad, decay = parameter.grad, float(group["weight_decay"])
     assert grad is not None
-    decoupled = isinstance(optimizer, torch.optim.AdamW) or group.get("decoupled_weight_decay", False)
-    if decay and decoupled:
+    if decay and group["decoupled_weight_decay"]:
         parameter.mul_(1 - float(group["lr"]) * decay)
     elif decay:
         grad = grad.add(parameter, alpha=decay)

@@ -60,14 +60,14 @@ def load(reducer: Reducer, codec: Codec, state: Mapping[str, Any], residuals: st
     step = state.get("step")
     if not isinstance(step, int) or not 0 <= step < 1 << 32:
         raise ConfigError(f"the saved step should be a whole number from 0 to {(1 << 32) - 1}, got {step!r}")
-    kept = {**reducer.states(), "table of bucket": reducer.tables()}
+    kept = {**reducer.states(), "table": reducer.tables()}
     if residuals == "restore":
         again = 'load it on the rank it was saved on, or pass residuals="reset"'
         _expect("number of ranks", reducer.world, state.get("world"), again)
         _expect("rank", reducer.rank, state.get("rank"), again)
         if reducer.tables():
             _expect("plan", reducer.plan.fingerprint(), state.get("plan"), 'or pass residuals="reset"')
-        saved = {**state["state"], "table of bucket": state["tables"]}
+        saved = {**state["state"], "table": state["tables"]}
         for kind in sorted({*kept, *saved}):
             _check_alike(kind, kept.get(kind, {}), saved.get(kind, {}))
     for kind, tensors in kept.items():
@@ -85,7 +85,7 @@ def _copies(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 def _check_alike(kind: str, kept: Mapping[str, Tensor], saved: Mapping[str, Tensor]) -> None:
     different = sorted(set(kept) ^ set(saved))[:5]
-    _expect(f"set of {kind}s, e.g.", [], different, 'or pass residuals="reset"')
+    _expect(f"list of what has a {kind}", [], different, 'or pass residuals="reset"')
     for name, tensor in kept.items():
         _expect(f"{kind} of {name}", _kind(tensor), _kind(saved[name]), "resume with the same model")
 

@@ -90,6 +90,7 @@ class Reducer:
         self.on_unseen: Callable[[str], None] = lambda text: None
         self._closing = False
         self._agreed = False  # whether the ranks compared their steps since the start or a resume
+        self._compared: tuple[int, str] = (0, "")  # what else they compare then, and what it stands for
         self._hashes = torch.zeros(len(self.stations), dtype=torch.int64)
         self._decoder = Decoder(self._decoder_failed)
         self._broken: HorovodCompressError | None = None  # what the decoder failed with
@@ -409,17 +410,24 @@ class Reducer:
         Raises:
             MismatchError: names each rank's step.
         """
-        mine = torch.tensor([self.step], dtype=torch.int64)
+        mine = torch.tensor([self.step, self._compared[0]], dtype=torch.int64)
         exchange = self._new_exchange(len(self.stations), codec_id("agree"), Bad())
         exchange.step = 0
         found, _ = gather.run(exchange, mine.view(torch.uint8))
         self.metrics.bytes_sent += exchange.bytes_sent
-        steps = [int(data.view(torch.int64)) for data in found]
+        steps, values = zip(*(data.view(torch.int64).tolist() for data in found))
         if len(set(steps)) > 1:
             told = ", ".join(f"rank {rank} at step {step}" for rank, step in enumerate(steps))
             raise MismatchError(
                 f"rank {self.rank}: the ranks do not start at the same step: {told}; call "
                 f"load_state_dict() on every rank, with the state that this rank saved at the same step"
+            )
+        if len(set(values)) > 1:
+            usual = max(set(values), key=lambda value: (values.count(value), -values.index(value)))
+            odd = ", ".join(str(rank) for rank, value in enumerate(values) if value != usual)
+            raise MismatchError(
+                f"rank {self.rank}: the {self._compared[1]} differ between ranks, on rank(s) {odd} from the others; "
+                f"broadcast the parameters before the first step, and resume every rank from the same step"
             )
         self._agreed = True
 
@@ -539,6 +547,17 @@ class Reducer:
         with self._changed:
             for station in self.stations:
                 station.set_turn(turn, plain)
+
+    def compare_first(self, value: int, what: str) -> None:
+        """Let the next exchange begin with a comparison across ranks; between two steps.
+
+        Args:
+            value: 64 bits that have to be equal on every rank.
+            what: it stands for, in the plural.
+        """
+        with self._changed:
+            self._compared = (value - (1 << 64) if value >> 63 else value, what)
+            self._agreed = False
 
     def clear_where_sent(self, index: int, momenta: Sequence[Tensor]) -> None:
         """Let a method empty these where this rank's payload carried a value: momentum masking.

@@ -27,7 +27,7 @@ import torch
 from torch import Tensor, nn
 
 from . import checkpoint
-from ._horovod import calling_optimizer, end_all_waits, forget_step, in_backward, waits_for_tokens
+from ._horovod import allgather_object, calling_optimizer, end_all_waits, forget_step, in_backward, waits_for_tokens
 from ._start import start
 from .codecs import registry
 from .codecs.registry import available
@@ -156,6 +156,8 @@ class Compression:
         Raises:
             ConfigError: the optimizer was made with another compression, process set or operation.
         """
+        if self._in_updates:
+            raise ConfigError(_TAKEN)
         if getattr(optimizer, "_compression", None) is not self:
             raise ConfigError(
                 "attach() takes the optimizer that was made with this compression: "
@@ -186,12 +188,33 @@ class Compression:
         Raises:
             ConfigError: the compression is in use already.
         """
-        if self._in_updates or self._optimizer is not None or self._calls or self._running().step:
-            raise ConfigError(_TAKEN)
+        self.check_updates()
         self._in_updates = True
         self._optimizer = self  # nobody waits for tokens
         self._running().gain = 1.0
         return self._running()
+
+    def check_updates(self) -> None:
+        """Refuse what update mode cannot work with.
+
+        Raises:
+            ConfigError: the compression is in use already, or has an option that would hide errors.
+        """
+        if self._in_updates or self._optimizer is not None or self._calls or self._running().step:
+            raise ConfigError(_TAKEN)
+        if self._running().options.nonfinite == "zero":
+            raise ConfigError(
+                'nonfinite="zero" has no meaning for weight updates: momentum and local weights would stay as they '
+                'are, not finite; choose "propagate" or "raise"'
+            )
+
+    def allgather_object(self, value: Any, name: str) -> list[Any]:
+        """Return every rank's value.
+
+        Raises:
+            ExchangeError: not every rank took part in time.
+        """
+        return allgather_object(value, name, self._process_set, self._running().options.timeout)
 
     def included(self) -> bool:
         """Return whether this rank takes part."""

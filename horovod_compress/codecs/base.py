@@ -216,6 +216,13 @@ class Codec:
             ConfigError: says which options can.
         """
 
+    def check_bucket(self, bucket: Bucket) -> None:
+        """Refuse a bucket that the method cannot take.
+
+        Raises:
+            ConfigError: says what would do.
+        """
+
     def prepare(self, work: Work) -> None:
         """Fill what stays the same in every step; called once per bucket."""
 

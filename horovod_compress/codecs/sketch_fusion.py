@@ -94,6 +94,13 @@ class _Sketching(Codec):
         found = kernels.sketch_top(table, self.rows, key, spans, min(k, positions.numel()), positions, estimates)
         return positions[:found], estimates[:found]
 
+    def check_bucket(self, bucket: Bucket) -> None:
+        if bucket.padded >= 1 << 31:
+            raise ConfigError(
+                f"sketch_fusion takes buckets of less than 2^31 elements, bucket {bucket.index} has {bucket.padded}; "
+                f'choose schedule="size:25MB"'
+            )
+
     def local(self, bucket: Bucket) -> Regions:
         most = min(bucket.count, self.most(bucket) * self.candidates)
         return {"positions": (torch.int64, most), "estimates": (work_dtype(bucket), most)}
@@ -171,7 +178,7 @@ class Dense(_Sketching):
         for position, where, inside in _places(work, positions):
             grad, kept = work.grad(position), [work.residual_of(position), work.state_of("momentum", position)]
             grad[inside] = (values[where] * (gain / work.world)).to(grad.dtype)
-            for state in kept:
+            for state in [*kept, *work.momenta.get(position, ())]:
                 if state is not None:
                     state[inside] = 0
 
@@ -263,13 +270,13 @@ class SketchFusion(Codec):
     def __post_init__(self) -> None:
         for name, low_is_allowed, most in (("density", False, 1.0), ("cells", False, 4.0), ("momentum", True, 0.999)):
             value = getattr(self, name)
-            number = isinstance(value, (int, float)) and not isinstance(value, bool)
+            number = type(value) in (int, float)
             if not number or not 0 <= value <= most or (value == 0 and not low_is_allowed):
                 least = "0 or more" if low_is_allowed else "above 0"
                 raise ConfigError(f"{name} should be a number, {least}, at most {most:g}, got {value!r}")
-        if self.rows not in (1, 3, 5) or isinstance(self.rows, bool):
+        if type(self.rows) is not int or self.rows not in (1, 3, 5):
             raise ConfigError(f"rows should be 1, 3 or 5, got {self.rows!r}")
-        if isinstance(self.candidates, bool) or not isinstance(self.candidates, int) or self.candidates < 1:
+        if type(self.candidates) is not int or self.candidates < 1:
             raise ConfigError(f"candidates should be a whole number, at least 1, got {self.candidates!r}")
         if self.error_feedback not in ("dense", "sketch"):
             raise ConfigError(f'error_feedback should be "dense" or "sketch", got {self.error_feedback!r}')

@@ -59,14 +59,19 @@ class SparseBinary(Codec):
 
     def __post_init__(self) -> None:
         density, preset = self.density, self.preset
-        if preset is not None and (isinstance(preset, bool) or preset not in PRESETS):
+        if preset is not None and (type(preset) is not int or preset not in PRESETS):
             raise ConfigError(f"preset should be 1, 2 or 3, got {preset!r}")
         if preset is not None and density is not None:
             raise ConfigError(f"give preset or density, not both: preset={preset} has density {PRESETS[preset][1]}")
         if density is None:
             return
-        if isinstance(density, bool) or not isinstance(density, (int, float)) or not 0 < density <= 1:
+        if type(density) not in (int, float) or not 0 < density <= 1:
             raise ConfigError(f"density should be a number above 0, at most 1, got {density!r}")
+
+    def check_bucket(self, bucket: Bucket) -> None:
+        for tensor in bucket.tensors:
+            if tensor.count >= 1 << 31:
+                raise ConfigError(f"sparse_binary takes tensors of less than 2^31 elements, {tensor.name} has {tensor.count}")
 
     def law(self) -> Law:
         return Law(conserves=True, bound="own: (1 - k mean^2 / |x|^2) |x|^2")

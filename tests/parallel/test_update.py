@@ -62,9 +62,55 @@ def test_weights_that_are_not_finite_are_set_back_on_all_ranks(found, policy: st
         assert mine["from before"] == 0 and mine["alike"]
 
 
+def test_a_gradient_of_the_warmup_that_is_not_finite_changes_nothing(found) -> None:
+    for mine in value(found, "not finite in warm-up"):
+        assert "NonFiniteError" in mine["error"] and "mean gradients" in mine["error"]
+        assert mine["from before"] == 0 and mine["alike"]
+
+
+def test_whatever_interrupts_an_exchange_leaves_the_last_common_weights(found) -> None:
+    assert all(far == 0 for far in value(found, "interrupted"))
+
+
+@pytest.mark.parametrize("method", ["marsit", "sparse_binary", "sketch_fusion"])
+def test_odd_parameters(found, method: str) -> None:
+    for mine in value(found, f"odd {method}"):
+        assert mine["alike"] and all(loss < 10 for loss in mine["losses"])
+        assert mine["moved"]["conv.weight"] > 0 and mine["moved"]["second.weight"] > 0
+        assert mine["moved"]["frozen.weight"] == 0 == mine["moved"]["frozen.bias"]
+        assert all(moved < 1.0 for moved in mine["moved"].values()), mine["moved"]
+
+
+def test_a_gradient_scaler_that_skips_one_rank_keeps_the_ranks_together(found) -> None:
+    for rank, mine in enumerate(value(found, "scaler")):
+        assert mine["alike"] == [False, True] * 3 and mine["finite"]
+        assert mine["scale"] == (4.0 if rank == 1 else 8.0)  # the control: it did skip
+
+
+def test_loading_in_the_same_process(found) -> None:
+    assert all(far == 0 for far in value(found, "rolled back"))
+
+
+def test_flush(found) -> None:
+    assert all(mine == [False, True, True] for mine in value(found, "flushed"))
+
+
+def test_ranks_that_start_differently_are_told(found) -> None:
+    for mine in value(found, "starts"):
+        assert "MismatchError" in mine and "broadcast the parameters" in mine
+    for mine in value(found, "options"):
+        assert "ConfigError" in mine and "delay=1 on rank 0 and 2 on rank 1" in mine
+
+
+def test_closures_and_hooks(found) -> None:
+    for mine in value(found, "closure"):
+        assert mine["calls"] == 3 and mine["losses"][-1] < mine["losses"][0]
+
+
 def test_what_cannot_work_is_refused(found) -> None:
     expected = ["plain optimizer", "at least 1", "for Adam and AdamW", "6 parameters of the compression", "that the compression was made with",
-                "serves one optimizer", "not saved by", "serves one optimizer"]  # fmt: skip
+                "LBFGS", "serves one optimizer", "not saved by", "serves one optimizer", "before DistributedUpdateOptimizer",
+                "does not serve", "has no meaning"]  # fmt: skip
     for mine in value(found, "refusals"):
         assert len(mine) == len(expected)
         for text, part in zip(mine, expected):

@@ -15,7 +15,7 @@ NAME = PACKAGE.name
 
 # A module may import modules of its own layer and of those below it. A package counts as a whole.
 LAYERS = [
-    {"torch", "update", "adam", "_start", "_horovod", "_headroom", "cli", "verbs", "checkpoint", "handshake", "check_build", "elastic"},
+    {"torch", "update", "update_schedule", "adam", "_start", "_horovod", "_headroom", "cli", "verbs", "checkpoint", "handshake", "check_build", "elastic"},
     {"reducer", "station"},
     {"arrivals", "codecs", "collectives", "plan", "schedule", "options", "feedback"},
     {"kernels", "transports", "wire", "keys", "deadline", "decoder", "metrics"},

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import horovod.torch as hvd
@@ -77,10 +78,10 @@ def as_gradients() -> float:
 
 
 def resumed(kind: str) -> bool:
-    """5 steps = 3 steps, in the middle of a delay, + save + load + 2 steps, in every bit."""
+    """6 steps = 4 steps (with Adam in the middle of a delay, as one is the warm-up) + save + load + 2 steps."""
     def run(steps: range, saved: dict[str, Any] | None) -> dict[str, Any]:
         model = normed()
-        optimizer, compression = wrapped(model, "marsit", kind, 2, {"warmup_steps": 0}, full_precision_every=2)
+        optimizer, compression = wrapped(model, "marsit", kind, 2, {"warmup_steps": 1}, full_precision_every=2)
         if saved:
             model.load_state_dict(saved["model"])
             optimizer.load_state_dict(saved["optimizer"])
@@ -91,8 +92,8 @@ def resumed(kind: str) -> bool:
         compression.close()
         return {name: {**part} for name, part in found.items()}
 
-    whole = run(range(5), None)
-    again = run(range(3, 5), run(range(3), None))
+    whole = run(range(6), None)
+    again = run(range(4, 6), run(range(4), None))
     return digest(whole["model"].values()) == digest(again["model"].values())
 
 
@@ -132,14 +133,178 @@ def not_finite(nonfinite: str) -> dict[str, Any]:
     model(batch(1, RANK)).square().mean().backward()
     if RANK == 1:
         next(model.parameters()).grad.fill_(float("nan"))
-    try:
-        optimizer.step()
-        error = None
-    except hvc.NonFiniteError as caught:
-        error = str(caught)
+    error = caught(optimizer.step)
     same = farthest(weights(model), before)
     compression.close()
     return {"error": error, "from before": same, "alike": all_alike(model)}
+
+
+def caught(what: Any) -> str | None:
+    """Return the error of a call, or None."""
+    try:
+        what()
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    return None
+
+
+def not_finite_in_warmup() -> dict[str, Any]:
+    model = net()
+    optimizer, compression = wrapped(model, "marsit", "adam")
+    one_step(model, optimizer, 0)
+    before = weights(model)
+    model(batch(1, RANK)).square().mean().backward()
+    if RANK == 1:
+        next(model.parameters()).grad.fill_(float("nan"))
+    error = caught(optimizer.step)
+    compression.close()
+    return {"error": error, "from before": farthest(weights(model), before), "alike": all_alike(model)}
+
+
+def interrupted() -> float:
+    """Whatever ends an exchange, the weights are weights."""
+    model = net()
+    optimizer, compression = wrapped(model, "none")
+    one_step(model, optimizer, 0)
+    before = weights(model)
+
+    def result(*given: Any) -> None:
+        raise KeyboardInterrupt
+
+    compression._reducer.result = result
+    try:
+        one_step(model, optimizer, 1)
+    except KeyboardInterrupt:
+        hvd.barrier()  # the others have finished the exchange too
+        compression.close()
+        return farthest(weights(model), before)
+    raise AssertionError("not interrupted")
+
+
+class Odd(nn.Module):
+    """What weights can be like: channels last, transposed, tied, frozen, unused, rarely used, 16 bits."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.conv = nn.Conv2d(2, 4, 3).to(memory_format=torch.channels_last)
+        self.first, self.second = nn.Linear(144, 16), nn.Linear(16, 16, bias=False)
+        self.second.weight = nn.Parameter(self.second.weight.detach().t())
+        self.tied = self.second
+        self.frozen, self.unused = nn.Linear(16, 16), nn.Linear(3, 3)
+        self.frozen.requires_grad_(False)
+        self.words = nn.Embedding(50, 16)
+        self.half = nn.Linear(16, 16).to(torch.bfloat16)
+
+    def forward(self, step: int) -> torch.Tensor:
+        image = torch.randn(8, 2, 8, 8, generator=torch.Generator().manual_seed(100 * step + RANK))
+        x = self.first(self.conv(image).flatten(1)) + self.words(torch.arange(8) + 3 * step)
+        x = self.tied(self.second(x).tanh()) + self.frozen(x)
+        return self.half(x.to(torch.bfloat16)).float().square().mean()
+
+
+def odd(method: str, kind: str) -> dict[str, Any]:
+    model = Odd()
+    optimizer, compression = wrapped(model, method, kind, 2, {"warmup_steps": 2} if kind == "adam" and method == "marsit" else None)
+    before, losses = weights(model), []
+    for step in range(8):
+        optimizer.zero_grad()
+        loss = model(step)
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    compression.close()
+    names = [name for name, _ in model.named_parameters()]
+    moved = {n: float((a - b).abs().max()) for n, a, b in zip(names, weights(model), before)}
+    return {"moved": moved, "alike": all_alike(model), "losses": losses}
+
+
+def scaler() -> dict[str, Any]:
+    """A gradient scaler skips the step of one rank; the ranks stay together."""
+    model = net()
+    optimizer, compression = wrapped(model, "none", "sgd", 2)
+    scale = torch.amp.GradScaler("cpu", init_scale=8.0)
+    alike = []
+    for step in range(6):
+        optimizer.zero_grad()
+        scale.scale(model(batch(step, RANK)).square().mean()).backward()
+        if RANK == 1 and step == 2:
+            next(model.parameters()).grad.fill_(float("inf"))
+        scale.step(optimizer)
+        scale.update()
+        alike.append(all_alike(model))
+    compression.close()
+    return {"alike": alike, "scale": scale.get_scale(), "finite": all(bool(w.isfinite().all()) for w in weights(model))}
+
+
+def rolled_back() -> float:
+    """Loading in the same process is as good as in a new one."""
+    model = net()
+    optimizer, compression = wrapped(model, "marsit", "adam", 1, {"warmup_steps": 2, "rebuild_every": 1})
+    for step in range(4):
+        one_step(model, optimizer, step)
+    saved = copy.deepcopy({"m": model.state_dict(), "o": optimizer.state_dict(), "c": compression.state_dict()})
+    found = []
+    for _ in range(2):
+        model.load_state_dict(saved["m"])
+        optimizer.load_state_dict(copy.deepcopy(saved["o"]))
+        compression.load_state_dict(saved["c"])
+        for step in range(4, 7):
+            one_step(model, optimizer, step)
+        found.append(weights(model))
+    compression.close()
+    return farthest(*found)
+
+
+def flushed() -> list[bool]:
+    model = net()
+    optimizer, compression = wrapped(model, "sparse_binary", "sgd", 5)
+    found = []
+    for step in range(3):
+        one_step(model, optimizer, step)
+    found.append(all_alike(model))
+    optimizer.flush()
+    found.append(all_alike(model))
+    before = weights(model)
+    optimizer.flush()
+    found.append(farthest(weights(model), before) == 0)
+    compression.close()
+    return found
+
+
+def different_starts() -> str | None:
+    model = net(seed=RANK)
+    optimizer, compression = wrapped(model, "none")
+    error = caught(lambda: one_step(model, optimizer, 0))
+    compression.close()
+    return error
+
+
+def different_options() -> str | None:
+    model = net()
+    named = list(model.named_parameters())
+    compression = hvc.Compression.none(named)
+    sgd = torch.optim.SGD(model.parameters(), lr=0.1)
+    error = caught(lambda: hvc.DistributedUpdateOptimizer(sgd, named, compression, 1 + RANK % 2))
+    compression.close()
+    return error
+
+
+def closure_and_hooks() -> dict[str, Any]:
+    model = net()
+    optimizer, compression = wrapped(model, "marsit", "adam", 1, {"warmup_steps": 1})
+    calls = []
+    optimizer.register_step_post_hook(lambda *given: calls.append(1))
+    losses = []
+    for step in range(3):
+        def closure() -> torch.Tensor:
+            optimizer.zero_grad()
+            loss = model(batch(step, RANK)).square().mean()
+            loss.backward()
+            return loss
+        losses.append(optimizer.step(closure).item())
+    compression.close()
+    return {"losses": losses, "calls": len(calls)}
 
 
 def refusals() -> list[str]:
@@ -162,11 +327,17 @@ def refusals() -> list[str]:
     refuse(lambda: make(sgd, named, compression, second_moment="shared"))
     refuse(lambda: make(torch.optim.SGD(list(model.parameters())[:2], lr=0.1), named, compression))
     refuse(lambda: make(sgd, list(net().named_parameters()), compression))
+    refuse(lambda: make(torch.optim.LBFGS(model.parameters()), named, compression))
     optimizer = make(sgd, named, compression)
     refuse(lambda: make(torch.optim.SGD(model.parameters(), lr=0.1), named, compression))
     refuse(lambda: optimizer.load_state_dict(sgd.state_dict()))
     refuse(lambda: compression.compress(torch.zeros(3)))
+    refuse(lambda: optimizer.add_param_group({"params": []}))
+    refuse(lambda: hvd.broadcast_optimizer_state(optimizer, 0))
     compression.close()
+    zero = hvc.Compression.marsit(named, nonfinite="zero")
+    refuse(lambda: make(torch.optim.SGD(model.parameters(), lr=0.1), named, zero))
+    zero.close()
     return found
 
 
@@ -181,4 +352,11 @@ check("second moment", second_moment)
 check("masked", masked)
 for policy in ("propagate", "raise"):
     check(f"not finite {policy}", lambda: not_finite(policy))
+check("not finite in warm-up", not_finite_in_warmup)
+check("interrupted", interrupted)
+for method, kind in (("marsit", "adam"), ("sparse_binary", "sgd"), ("sketch_fusion", "adam")):
+    check(f"odd {method}", lambda: odd(method, kind))
+for name, case in (("scaler", scaler), ("rolled back", rolled_back), ("flushed", flushed), ("starts", different_starts),
+                   ("options", different_options), ("closure", closure_and_hooks)):  # fmt: skip
+    check(name, case)
 check("refusals", refusals)
