@@ -33,6 +33,7 @@ from .registry import register
 #: The published settings: (local steps between exchanges, density).
 PRESETS = {1: (1, 0.001), 2: (10, 0.01), 3: (100, 0.01)}
 
+_DENSITY = 0.01  # if neither a density nor a preset is given
 _LENGTH = 4  # bytes of a section's length, in the table at the start of a payload
 
 
@@ -42,7 +43,7 @@ class SparseBinary(Codec):
     """A thousandth or a hundredth of the positions, one value for all of them.
 
     Args:
-        density: which share of each tensor's elements is sent, above 0, at most 1; 0.001 if neither
+        density: which share of each tensor's elements is sent, above 0, at most 1; 0.01 if neither
             this nor a preset is given.
         preset: one of the published settings instead: 1 is density 0.001 in every step, 2 is 0.01
             after every 10th, 3 is 0.01 after every 100th; the delay holds for
@@ -82,12 +83,16 @@ class SparseBinary(Codec):
     def communication_delay(self) -> int:
         return PRESETS[self.preset][0] if self.preset else 1
 
+    def _density(self) -> float:
+        if self.preset is not None:
+            return PRESETS[self.preset][1]
+        return _DENSITY if self.density is None else self.density
+
     # ---- layout ----
 
     def most(self, tensor: TensorSpec) -> int:
         """Return k: of how many elements of a tensor the positions are sent at most."""
-        density = self.density if self.density is not None else PRESETS[self.preset or 1][1]
-        exact = Fraction(repr(density))  # what the user wrote, not the nearest binary fraction
+        exact = Fraction(repr(self._density()))  # what the user wrote, not the nearest binary fraction
         return -(-tensor.count * exact.numerator // exact.denominator)
 
     def parameter(self, tensor: TensorSpec) -> int:

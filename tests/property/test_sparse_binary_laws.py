@@ -108,7 +108,8 @@ def test_ratio_on_the_shapes_of_resnet50(preset: int, paper: int) -> None:
 def test_presets() -> None:
     assert PRESETS == {1: (1, 0.001), 2: (10, 0.01), 3: (100, 0.01)}
     assert SparseBinary(preset=2).most(spec("a", 1000)) == SparseBinary(0.01).most(spec("a", 1000)) == 10
-    assert SparseBinary().most(spec("a", 1000)) == 1 == SparseBinary().communication_delay()
+    assert SparseBinary().most(spec("a", 1000)) == 10 and SparseBinary().communication_delay() == 1
+    assert SparseBinary(preset=1).most(spec("a", 1000)) == 1 == SparseBinary(preset=1).communication_delay()
     assert SparseBinary(0.3).most(spec("a", 10)) == 3  # 0.3 as a binary fraction would give 4 with some numbers
 
 
