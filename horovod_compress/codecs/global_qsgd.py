@@ -280,7 +280,7 @@ class GlobalQsgd(Codec):
 
     def law(self) -> Law:
         standard = "d N^2 / (4 s^2 M), N the norm, s the levels"
-        exponential = "M^0.17 times that of one rank, |x|^2 / 8 and less than the smallest power a value"
+        exponential = "M^0.17 |x|^2 / 8, and of values below the smallest power"
         return Law(unbiased=True, bound=standard if self.dithering == "standard" else exponential)
 
     def error_bound(self, x: Sequence[Tensor]) -> float | None:

@@ -16,6 +16,11 @@ _FITTING[Algebra.GATHER] = (ragged,)
 _SMALL_BYTES = 256 * 1024
 
 
+def fitting(algebra: Algebra) -> list[str]:
+    """Return the names of the collectives that fit an algebra, the usual one first."""
+    return [collective.name for collective in _FITTING[algebra]]
+
+
 def chooser(exchange: str) -> Callable[[Codec, int, int], Collective]:
     """Return a function from (codec, payload bytes, ranks) to a collective.
 
@@ -24,14 +29,14 @@ def chooser(exchange: str) -> Callable[[Codec, int, int], Collective]:
     """
 
     def choose(codec: Codec, nbytes: int, world: int) -> Collective:
-        fitting = _FITTING[codec.algebra]
+        fit = _FITTING[codec.algebra]
         if exchange == "auto":
-            small = world > 2 and nbytes < _SMALL_BYTES and fold in fitting
-            return fold if small else fitting[0]
-        for collective in fitting:
+            small = world > 2 and nbytes < _SMALL_BYTES and fold in fit
+            return fold if small else fit[0]
+        for collective in fit:
             if collective.name == exchange:
                 return collective
-        names = " or ".join(c.name for c in fitting)
+        names = " or ".join(fitting(codec.algebra))
         raise ConfigError(f'{codec.name} can be exchanged by {names} only, got exchange="{exchange}"')
 
     return choose

@@ -119,3 +119,21 @@ def test_an_unknown_level_is_refused(capsys: pytest.CaptureFixture[str]) -> None
     with pytest.raises(SystemExit):
         cli.main(["bench", "everything"])
     assert "invalid choice" in capsys.readouterr().err
+
+
+# ---- list -------------------------------------------------------------------------------------
+
+
+def test_list_has_every_method(capsys: pytest.CaptureFixture[str]) -> None:
+    from horovod_compress.codecs import registry
+
+    assert cli.main(["list"]) == 0
+    shown = capsys.readouterr().out.splitlines()
+    assert {line.split()[0] for line in shown if line} >= set(registry.available())
+    assert cli.main(["list", "--json"]) == 0
+    methods = {one["method"]: one for one in reversed(json.loads(capsys.readouterr().out)["methods"])}
+    assert set(methods) == set(registry.available())
+    assert methods["none"]["bits"] == 32 and methods["none"]["kept_bytes"] == 0 and methods["none"]["unbiased"]
+    assert 1 <= methods["marsit"]["bits"] < 1.2 and methods["marsit"]["kept_bytes"] == 4
+    assert 0.08 < methods["sparse_binary"]["bits"] < 0.1 and methods["sparse_binary"]["collectives"] == ["gather"]
+    assert methods["sketch_fusion"]["conserves"] and not methods["sketch_fusion"]["unbiased"]
