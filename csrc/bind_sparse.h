@@ -1,4 +1,5 @@
 // The part of bind.h that selects and codes positions; included there, inside its namespace.
+#pragma once
 
 std::pair<int64_t, int64_t> top_select(Address grad, Address residual, int dtype, int64_t count, int64_t k,
                                        Address positions, Address values, Address launch) {

@@ -78,6 +78,7 @@ void sketch_estimate(const void* table, Dtype dtype, int rows, int64_t places, c
                      const int64_t* positions, int64_t count, void* estimates, Launch launch);
 void sketch_clear(void* table, Dtype dtype, int rows, int64_t places, const Stream* key, const int64_t* positions,
                   int64_t count, Launch launch);
+
 // select.cpp, select.cu: found[0] elements were kept and found[1] are not finite, in host memory; count < 2^31,
 // k <= count; waits for its stream on CUDA
 void top_select(const void* grad, const void* residual, Dtype dtype, int64_t count, int64_t k, int32_t* positions,

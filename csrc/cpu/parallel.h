@@ -3,7 +3,8 @@
 #pragma once
 #include <algorithm>
 #include <cstdint>
-#include <system_error>
+#include <exception>
+#include <mutex>
 #include <thread>
 #include <vector>
 
@@ -50,24 +51,46 @@ constexpr int64_t kBytesPerThread = 1 << 20;
 constexpr int64_t kStreamBytes = 8 << 20;
 inline bool streams(int64_t bytes) { return bytes >= kStreamBytes; }
 
+// An exception may not leave a thread: the first one of all threads waits here until they have ended.
+class FirstError {
+ public:
+  template <class Body> void keep(const Body& body) noexcept {
+    try {
+      body();
+    } catch (...) {
+      const std::lock_guard<std::mutex> lock(mutex_);
+      if (!error_) error_ = std::current_exception();
+    }
+  }
+  void rethrow() const {
+    if (error_) std::rethrow_exception(error_);
+  }
+
+ private:
+  std::mutex mutex_;
+  std::exception_ptr error_;
+};
+
 // Splits [0, total) into contiguous ranges and calls body(range index, begin, end) for each. `total` work items
 // move `bytes` bytes of memory together.
 template <class Body> void parallel_for(int threads, int64_t total, int64_t bytes, const Body& body) {
   const int64_t ranges = std::max<int64_t>(1, std::min({int64_t(threads), total, bytes / kBytesPerThread}));
+  FirstError error;
   const auto run = [&](int64_t range) {
     const DefaultRounding rounding;
-    body(range, total * range / ranges, total * (range + 1) / ranges);
+    error.keep([&] { body(range, total * range / ranges, total * (range + 1) / ranges); });
   };
   std::vector<std::thread> others;
   int64_t started = 1;
   try {
     for (; started < ranges; ++started) others.emplace_back(run, started);
-  } catch (const std::system_error&) {
-    // No more threads to be had: the caller does the rest itself.
+  } catch (const std::exception&) {
+    // No more threads or memory to be had: the caller does the rest itself.
   }
   run(0);
   for (int64_t range = started; range < ranges; ++range) run(range);
   for (auto& thread : others) thread.join();
+  error.rethrow();
 }
 
 }  // namespace hvc

@@ -42,7 +42,7 @@ constexpr int64_t kSampled = 1 << 16;   // elements of a sample, at most
 constexpr int64_t kSampledOneIn = 32;   // of so many elements one is sampled, at most
 constexpr int64_t kRun = 16;            // consecutive elements of a sample: a cache line
 constexpr int64_t kSlack = 64;          // elements behind a list that whole vectors may write
-constexpr int kDigit = 11;              // bits of a key that one histogram resolves
+constexpr int kDigitBits = 11;          // bits of a key that one histogram resolves
 constexpr int64_t kHeldBytes = 1 << 27;  // memory that stays with its thread between calls, at most
 
 // ---- memory -----------------------------------------------------------------------------------------------
@@ -53,6 +53,7 @@ class Arena {
   char* reserve(int64_t bytes) {
     if (bytes > size_) {
       data_.reset();
+      size_ = 0;  // the next line may throw
       data_.reset(new char[size_t(bytes)]);
       size_ = bytes;
     }
@@ -65,6 +66,20 @@ class Arena {
  private:
   std::unique_ptr<char[]> data_;
   int64_t size_ = 0;
+};
+
+// The arena of this thread for one call, which gives back what is too much however it ends.
+class Memory {
+ public:
+  Memory() = default;
+  Memory(const Memory&) = delete;
+  Memory& operator=(const Memory&) = delete;
+  ~Memory() { arena().shrink(); }
+
+  Arena& arena() const {
+    static thread_local Arena held;
+    return held;
+  }
 };
 
 // One part of the tensor: its candidates, and as many keys.
@@ -90,7 +105,7 @@ template <class W> std::vector<Part<W>> make_parts(Arena& arena, int64_t number,
 // ---- the k largest of a list -------------------------------------------------------------------------------
 
 template <class K> int digit_shift(K low, K high) {
-  return std::max(0, 64 - __builtin_clzll(uint64_t(high - low)) - kDigit);
+  return std::max(0, 64 - __builtin_clzll(uint64_t(high - low)) - kDigitBits);
 }
 
 // Finds the k-th largest key, digit by digit from the top; overwrites the keys.
@@ -101,7 +116,7 @@ template <class K> Cut<K> find_cut(K* keys, int64_t size, int64_t k) {
     for (int64_t i = 1; i < size; ++i) low = std::min(low, keys[i]), high = std::max(high, keys[i]);
     if (low == high) return {low, k};
     const int shift = digit_shift(low, high);
-    int64_t counts[1 << kDigit] = {};
+    int64_t counts[1 << kDigitBits] = {};
     for (int64_t i = 0; i < size; ++i) ++counts[K(keys[i] - low) >> shift];
     K digit = K(high - low) >> shift;
     for (; k > counts[digit]; --digit) k -= counts[digit];
@@ -280,34 +295,33 @@ template <class W> int64_t take_winner(Part<W>& part, int32_t* positions, W* mea
   return taken;
 }
 
-thread_local Arena arena;
-
 }  // namespace
 
 void top_select(const void* grad, const void* residual, Dtype dtype, int64_t count, int64_t k, int32_t* positions,
                 void* values, int64_t* found, Launch launch) {
+  const Memory memory;
   visit(dtype, [&](auto type) {
     using T = typename decltype(type)::type;
     const DefaultRounding rounding;
-    const auto parts = select_largest<kTogether>(input<T>(grad, residual, count, k), arena, launch);
+    const auto parts = select_largest<kTogether>(input<T>(grad, residual, count, k), memory.arena(), launch);
     const Candidates<Work<T>>& kept = parts[0].list;
     std::copy(kept.positions, kept.positions + kept.size, positions);
     std::copy(kept.values, kept.values + kept.size, static_cast<Work<T>*>(values));
     found[0] = kept.size, found[1] = parts[0].nonfinite;
   });
-  arena.shrink();
 }
 
 void binary_select(const void* grad, const void* residual, Dtype dtype, int64_t count, int64_t k,
                    int32_t* positions, void* mean, int64_t* found, Launch launch) {
+  const Memory memory;
   visit(dtype, [&](auto type) {
     using T = typename decltype(type)::type;
     const DefaultRounding rounding;
-    auto parts = select_largest<kApart>(input<T>(grad, residual, count, k), arena, launch);
-    found[0] = take_winner(parts[0], positions, static_cast<Work<T>*>(mean));
-    found[1] = parts[0].nonfinite;
+    auto parts = select_largest<kApart>(input<T>(grad, residual, count, k), memory.arena(), launch);
+    auto* value = static_cast<Work<T>*>(mean);
+    found[0] = take_winner(parts[0], positions, value);
+    found[1] = std::max<int64_t>(parts[0].nonfinite, !is_finite(*value));
   });
-  arena.shrink();
 }
 
 }  // namespace hvc

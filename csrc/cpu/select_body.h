@@ -8,7 +8,8 @@ template <class W> HVC_INLINE void append(Candidates<W>& list, const Lanes<W>& x
   const __m512i steps = _mm512_set_epi32(15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0);
   for (int part = 0; part < Lanes<W>::kParts; ++part) {
     const uint32_t chosen = mask >> (part * kPerPart) & ((1u << kPerPart) - 1);
-    const __m512i positions = _mm512_add_epi32(_mm512_set1_epi32(int(position) + part * kPerPart), steps);
+    const auto first = int(uint32_t(position) + uint32_t(part * kPerPart));  // of absent lanes it may pass 2^31
+    const __m512i positions = _mm512_add_epi32(_mm512_set1_epi32(first), steps);
     W* values = list.values + list.size;
     if constexpr (sizeof(W) == 4)
       store_vector(values, _mm512_maskz_compress_ps(__mmask16(chosen), (__m512)x.part[part]));

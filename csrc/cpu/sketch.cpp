@@ -249,11 +249,11 @@ template <class W> W estimate_of(const W* table, int rows, const Cells& cells) {
 // Many at a time, so that they wait for the memory together.
 template <class W>
 void estimate_range(const W* table, const SketchMap& map, const int64_t* positions, int64_t count, W* estimates) {
-  constexpr int64_t kTogether = 32;
+  constexpr int64_t kBatch = 32;
   Layers layers(map);
-  Cells cells[kTogether];
-  for (int64_t first = 0; first < count; first += kTogether) {
-    const int64_t n = std::min(kTogether, count - first);
+  Cells cells[kBatch];
+  for (int64_t first = 0; first < count; first += kBatch) {
+    const int64_t n = std::min(kBatch, count - first);
     for (int64_t i = 0; i < n; ++i) cells[i] = cells_of(table, map, layers, uint64_t(positions[first + i]));
     for (int64_t i = 0; i < n; ++i) estimates[first + i] = estimate_of(table, map.rows, cells[i]);
   }

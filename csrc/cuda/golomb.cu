@@ -87,7 +87,6 @@ __device__ void each_position(const Section& s, const Layout& l, const int64_t* 
 
 template <class W>
 __global__ void add_kernel(Section s, Layout l, const int64_t* offsets, W* sums, int64_t* wrong) {
-  if (l.ranges == 0) return;
   const W value = section_value<W>(s);
   each_position(s, l, offsets, wrong, [&](int64_t position) { sums[position] += value; });
 }
@@ -97,7 +96,8 @@ template <class W> __global__ void subtract_kernel(Section s, Layout l, const in
   each_position(s, l, offsets, nullptr, [&](int64_t position) { residual[position] -= value; });
 }
 
-template <class T> __global__ void clear_kernel(Section s, Layout l, const int64_t* offsets, T* tensor, int64_t* wrong) {
+template <class T>
+__global__ void clear_kernel(Section s, Layout l, const int64_t* offsets, T* tensor, int64_t* wrong) {
   each_position(s, l, offsets, wrong, [&](int64_t position) { tensor[position] = T{}; });
 }
 
@@ -134,20 +134,21 @@ bool readable(const Section& s, const Layout& l, int64_t* wrong, Launch launch) 
 int64_t binary_encode(const int32_t* positions, int64_t kept, const void* mean, int value_bytes, int64_t count,
                       int parameter, uint8_t* out, Launch launch) {
   const Layout l = layout_of(value_bytes, parameter, count);
-  const Scratch<int64_t> lengths(l.ranges + 1, launch), offsets(l.ranges + 1, launch), bad(1, launch);
-  clear(bad.get(), sizeof(int64_t), launch);
+  // Behind the offsets the bytes of all streams, then how many positions are wrong: fetched together.
+  const Scratch<int64_t> lengths(l.ranges + 1, launch), offsets(l.ranges + 2, launch);
+  int64_t *total = offsets.get() + l.ranges, *bad = total + 1;
+  clear(bad, sizeof(int64_t), launch);
   clear(lengths.get() + l.ranges, sizeof(int64_t), launch);
-  start(validate_kernel, kept, launch, positions, kept, count, bad.get());
+  start(validate_kernel, kept, launch, positions, kept, count, bad);
   start(measure_kernel, l.ranges, launch, positions, kept, l, lengths.get());
   prefix_sums(lengths.get(), offsets.get(), l.ranges + 1, launch);
-  int64_t invalid = 0, bytes = 0;
-  fetch(&invalid, static_cast<const int64_t*>(bad.get()), 1, launch);
-  if (invalid != 0) return -1;
-  fetch(&bytes, static_cast<const int64_t*>(offsets.get() + l.ranges), 1, launch);
+  int64_t found[2];
+  fetch(found, static_cast<const int64_t*>(total), 2, launch);
+  if (found[1] != 0) return -1;
   check(cudaMemcpyAsync(out, mean, size_t(value_bytes), cudaMemcpyDeviceToDevice, stream_of(launch)),
         "cudaMemcpyAsync");
   start(encode_kernel, l.ranges, launch, positions, kept, l, lengths.get(), offsets.get(), out);
-  return streams_begin(value_bytes, l.ranges) + bytes;
+  return streams_begin(value_bytes, l.ranges) + found[0];
 }
 
 void binary_decode(const Section* sections, int64_t section_count, int64_t own, int parameter, Dtype dtype,

@@ -6,7 +6,7 @@
 
 namespace hvc {
 
-// sums[i] = values[0] + ... + values[i - 1] for i in [0, count).
+// sums[i] = values[0] + ... + values[i - 1] for i in [0, count); both may be the same memory.
 inline void prefix_sums(const int64_t* values, int64_t* sums, int64_t count, Launch launch) {
   if (count == 0) return;
   size_t bytes = 0;

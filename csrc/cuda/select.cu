@@ -24,8 +24,8 @@ template <class T> struct Input {
   }
 };
 
-constexpr int kDigit = 8;
-constexpr int kDigits = 1 << kDigit;
+constexpr int kDigitBits = 8;
+constexpr int kBins = 1 << kDigitBits;
 constexpr int64_t kChunk = 1024;  // elements that a warp compacts
 
 // What is known of the k-th largest key of a side: its digits so far, and which of the keys with these digits it is.
@@ -58,32 +58,32 @@ template <class K> __global__ void begin_kernel(Search<K>* searches, int64_t k) 
 template <int kSides, class T>
 __global__ void digits_kernel(Input<T> in, const Search<Key<Work<T>>>* searches, int shift, int64_t* counts) {
   using K = Key<Work<T>>;
-  __shared__ unsigned found[kSides * kDigits];
-  for (int i = int(threadIdx.x); i < kSides * kDigits; i += kThreads) found[i] = 0;
+  __shared__ unsigned found[kSides * kBins];
+  for (int i = int(threadIdx.x); i < kSides * kBins; i += kThreads) found[i] = 0;
   __syncthreads();
   for (int64_t i = first_item(); i < in.count; i += item_stride()) {
     const Work<T> x = in.at(i);
     const K key = key_of(x);
     const int side = side_of<kSides>(x);
-    const K above = K(~uint64_t(0) << shift << kDigit);
+    const K above = K(~uint64_t(0) << shift << kDigitBits);
     if (key != 0 && (key & above) == (searches[side].key & above))
-      atomicAdd(&found[side * kDigits + int(key >> shift & (kDigits - 1))], 1u);
+      atomicAdd(&found[side * kBins + int(key >> shift & (kBins - 1))], 1u);
   }
   __syncthreads();
-  for (int i = int(threadIdx.x); i < kSides * kDigits; i += kThreads) add_count(counts + i, found[i]);
+  for (int i = int(threadIdx.x); i < kSides * kBins; i += kThreads) add_count(counts + i, found[i]);
 }
 
 template <class K> __global__ void choose_kernel(Search<K>* searches, int shift, const int64_t* counts) {
   Search<K>& s = searches[threadIdx.x];
-  const int64_t* mine = counts + int64_t(threadIdx.x) * kDigits;
+  const int64_t* mine = counts + int64_t(threadIdx.x) * kBins;
   if (s.whole) return;
   int64_t total = 0;
-  for (int digit = 0; digit < kDigits; ++digit) total += mine[digit];
-  if (total <= s.rank && shift + kDigit == int(8 * sizeof(K))) {
+  for (int digit = 0; digit < kBins; ++digit) total += mine[digit];
+  if (total <= s.rank && shift + kDigitBits == int(8 * sizeof(K))) {
     s = {0, 0, true};
     return;
   }
-  int digit = kDigits - 1;
+  int digit = kBins - 1;
   for (; digit > 0 && s.rank > mine[digit]; --digit) s.rank -= mine[digit];
   s.key |= K(K(digit) << shift);
 }
@@ -173,14 +173,16 @@ __device__ inline double sum_of_blocks(const double* sums, int64_t size) {
   return total;
 }
 
-// found[0] is what the winner keeps, found[2] which side that is; found[1] belongs to the count of what is not finite.
+// found[0] is what the winner keeps, found[2] which side that is; found[1] holds the count of what is not finite, to
+// which an infinite mean of finite elements adds.
 template <class W>
 __global__ void winner_kernel(const double* sums, int64_t blocks, const int64_t* sizes, W* mean, int64_t* found) {
   const double positive = sum_of_blocks(sums, sizes[0]), negative = sum_of_blocks(sums + blocks, sizes[1]);
-  const int side = negatives_win(positive, sizes[0], negative, sizes[1]);
+  const int side = negatives_win(positive, sizes[0], -negative, sizes[1]);
   const double sum = side ? negative : positive;
   *mean = sizes[side] == 0 ? W(0) : W(sum / double(sizes[side]));
   found[0] = sizes[side];
+  found[1] = max(found[1], int64_t(!is_finite(*mean)));
   found[2] = side;
 }
 
@@ -194,11 +196,11 @@ __global__ void copy_kernel(const int32_t* positive, const int32_t* negative, co
 template <int kSides, class T>
 void find_cuts(const Input<T>& in, Search<Key<Work<T>>>* searches, Launch launch) {
   using K = Key<Work<T>>;
-  const Scratch<int64_t> counts(kSides * kDigits, launch);
+  const Scratch<int64_t> counts(kSides * kBins, launch);
   begin_kernel<K><<<1, kSides, 0, stream_of(launch)>>>(searches, in.k);
   check(cudaGetLastError(), "kernel launch");
-  for (int shift = int(8 * sizeof(K)) - kDigit; shift >= 0; shift -= kDigit) {
-    clear(counts.get(), kSides * kDigits * int64_t(sizeof(int64_t)), launch);
+  for (int shift = int(8 * sizeof(K)) - kDigitBits; shift >= 0; shift -= kDigitBits) {
+    clear(counts.get(), kSides * kBins * int64_t(sizeof(int64_t)), launch);
     start(digits_kernel<kSides, T>, std::min<int64_t>(in.count, 1 << 20), launch, in, searches, shift, counts.get());
     choose_kernel<K><<<1, kSides, 0, stream_of(launch)>>>(searches, shift, counts.get());
     check(cudaGetLastError(), "kernel launch");
@@ -261,12 +263,12 @@ void binary_select(const void* grad, const void* residual, Dtype dtype, int64_t 
     const auto in = input<T>(grad, residual, count, k);
     const Kept<W> positive{chosen.get(), values.get()}, negative{chosen.get() + k, values.get() + k};
     select_largest<kApart>(in, positive, negative, sizes.get(), launch);
+    count_bad(in, results.get() + 1, launch);
     start(sums_kernel<W>, 2 * blocks * kWarp, launch, positive, negative, sizes.get(), blocks, sums.get());
     winner_kernel<W><<<1, 1, 0, stream_of(launch)>>>(sums.get(), blocks, sizes.get(), static_cast<W*>(mean),
                                                       results.get());
     check(cudaGetLastError(), "kernel launch");
     start(copy_kernel, k, launch, positive.positions, negative.positions, results.get(), positions);
-    count_bad(in, results.get() + 1, launch);
   });
   fetch(found, static_cast<const int64_t*>(results.get()), 2, launch);
 }

@@ -1,10 +1,9 @@
 // Count sketches: tables that add up, and the largest elements that can be read from them.
 #include "hvc/sketch.h"
 
-#include <cub/device/device_scan.cuh>
-
 #include "hvc/dense.h"
 #include "launch.h"
+#include "scan.h"
 #include "sketch_spans.h"
 #include "visit.h"
 
@@ -140,10 +139,9 @@ template <class W> constexpr int kDigits = sizeof(W) == 4 ? 3 : 6;
 struct Bound {
   int64_t prefix, rank;
 };
-using Wide = unsigned long long;
 
 template <class W>
-__global__ void histogram_kernel(SketchTable<W> s, const Bound* bound, int shift, Wide* bins) {
+__global__ void histogram_kernel(SketchTable<W> s, const Bound* bound, int shift, int64_t* bins) {
   __shared__ unsigned counts[kBins];
   for (int bin = int(threadIdx.x); bin < kBins; bin += int(blockDim.x)) counts[bin] = 0;
   __syncthreads();
@@ -155,39 +153,40 @@ __global__ void histogram_kernel(SketchTable<W> s, const Bound* bound, int shift
     });
   __syncthreads();
   for (int bin = int(threadIdx.x); bin < kBins; bin += int(blockDim.x))
-    if (counts[bin] != 0) atomicAdd(&bins[bin], Wide(counts[bin]));
+    add_count(bins + bin, counts[bin]);
 }
 
-__global__ void choose_kernel(const Wide* bins, Bound* bound) {
+__global__ void choose_kernel(const int64_t* bins, Bound* bound) {
   int64_t rank = bound->rank;
   int digit = kBins - 1;
-  for (; digit > 0 && int64_t(bins[digit]) < rank; --digit) rank -= int64_t(bins[digit]);
+  for (; digit > 0 && bins[digit] < rank; --digit) rank -= bins[digit];
   *bound = {bound->prefix << kDigitBits | digit, rank};
 }
 
 // Above the bound all are taken, at the bound the first `rank`; zeros never.
 __device__ inline int64_t ties_of(const Bound& bound) { return bound.prefix == 0 ? 0 : bound.rank; }
 
-// How many of each unit are above the bound (in the upper half) and at it; 0 after the last unit.
-template <class W> __global__ void count_kernel(SketchTable<W> s, const Bound* bound, Wide* counts) {
+// How many of each unit are above the bound (in the upper half) and at it; 0 after the last unit. Fewer are above
+// than were asked for, so the sums of all units have no sign.
+template <class W> __global__ void count_kernel(SketchTable<W> s, const Bound* bound, int64_t* counts) {
   const int64_t limit = bound->prefix;
   for (int64_t unit = first_item(); unit <= s.units; unit += item_stride()) {
-    Wide count = 0;
+    int64_t count = 0;
     if (unit < s.units)
       each_of_unit(s, unit, [&](int64_t, Int<W> bits) {
         const int64_t magnitude = bits & IntOf<W>::kMagnitude;
-        count += magnitude > limit ? Wide(1) << 32 : Wide(magnitude == limit);
+        count += magnitude > limit ? int64_t(1) << 32 : int64_t(magnitude == limit);
       });
     counts[unit] = count;
   }
 }
 
 template <class W>
-__global__ void write_kernel(SketchTable<W> s, const Bound* bound, const Wide* before, int64_t* positions,
+__global__ void write_kernel(SketchTable<W> s, const Bound* bound, const int64_t* before, int64_t* positions,
                              W* estimates, int64_t* found) {
   const int64_t limit = bound->prefix, ties = ties_of(*bound);
   for (int64_t unit = first_item(); unit <= s.units; unit += item_stride()) {
-    int64_t above = int64_t(before[unit] >> 32), equal = int64_t(before[unit] & 0xffffffffu);
+    int64_t above = before[unit] >> 32, equal = before[unit] & 0xffffffff;
     if (unit == s.units) {
       *found = above + min(equal, ties);
       continue;
@@ -207,26 +206,15 @@ __global__ void write_kernel(SketchTable<W> s, const Bound* bound, const Wide* b
 
 // ---- launchers --------------------------------------------------------------------------------------------
 
-// In place, on the stream.
-void exclusive_sums(Wide* values, int64_t count, Launch launch) {
-  size_t bytes = 0;
-  const auto sums = [&](void* memory) {
-    check(cub::DeviceScan::ExclusiveSum(memory, bytes, values, values, int(count), stream_of(launch)),
-          "cub::DeviceScan");
-  };
-  sums(nullptr);
-  const Scratch<uint8_t> memory(int64_t(bytes), launch);
-  sums(memory.get());
-}
-
 template <class W> void find_bound(const SketchTable<W>& s, int64_t k, Bound* bound, Launch launch) {
   const Bound start_value{0, k};
   check(cudaMemcpyAsync(bound, &start_value, sizeof start_value, cudaMemcpyHostToDevice, stream_of(launch)),
         "cudaMemcpyAsync");
-  const Scratch<Wide> bins(kBins, launch);
+  const Scratch<int64_t> bins(kBins, launch);
   for (int digit = kDigits<W> - 1; digit >= 0; --digit) {
-    clear(bins.get(), kBins * sizeof(Wide), launch);
-    start(histogram_kernel<W>, s.units, launch, s, bound, digit * kDigitBits, bins.get());
+    clear(bins.get(), kBins * int64_t(sizeof(int64_t)), launch);
+    // Every block adds all its bins at its end: rather few blocks.
+    start(histogram_kernel<W>, std::min<int64_t>(s.units, 1 << 18), launch, s, bound, digit * kDigitBits, bins.get());
     choose_kernel<<<1, 1, 0, stream_of(launch)>>>(bins.get(), bound);
     check(cudaGetLastError(), "kernel launch");
   }
@@ -235,16 +223,13 @@ template <class W> void find_bound(const SketchTable<W>& s, int64_t k, Bound* bo
 template <class W>
 int64_t run_top(const SketchTable<W>& s, int64_t k, int64_t* positions, W* estimates, Launch launch) {
   const Scratch<Bound> bound(1, launch);
-  const Scratch<Wide> counts(s.units + 1, launch);
-  const Scratch<int64_t> found(1, launch);
+  const Scratch<int64_t> counts(s.units + 1, launch), found(1, launch);
   find_bound(s, k, bound.get(), launch);
   start(count_kernel<W>, s.units + 1, launch, s, bound.get(), counts.get());
-  exclusive_sums(counts.get(), s.units + 1, launch);
+  prefix_sums(counts.get(), counts.get(), s.units + 1, launch);
   start(write_kernel<W>, s.units + 1, launch, s, bound.get(), counts.get(), positions, estimates, found.get());
   int64_t count = 0;
-  check(cudaMemcpyAsync(&count, found.get(), sizeof count, cudaMemcpyDeviceToHost, stream_of(launch)),
-        "cudaMemcpyAsync");
-  check(cudaStreamSynchronize(stream_of(launch)), "cudaStreamSynchronize");
+  fetch(&count, static_cast<const int64_t*>(found.get()), 1, launch);
   return count;
 }
 

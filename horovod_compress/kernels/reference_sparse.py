@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -34,6 +35,12 @@ def top_select(
     return kept.size, _not_finite(x)
 
 
+def _power_below(total: float) -> float:
+    """Return the power of two at or below a positive number, kept among the normal numbers."""
+    exponent = math.frexp(total)[1] - 1 if math.isfinite(total) else 1023
+    return math.ldexp(1.0, max(exponent, -1022))
+
+
 @_quiet
 def binary_select(
     grad: Tensor, residual: Tensor | None, k: int, positions: Tensor, mean: Tensor
@@ -41,12 +48,14 @@ def binary_select(
     x = _offered(grad, residual)
     sides = [_largest(x, k), _largest(-x, k)]
     totals = [row_sums(x[side].astype(np.float64), max(side.size, 1)).sum() for side in sides]
-    removed = [total * total / side.size if side.size else -1.0 for total, side in zip(totals, sides)]
+    unit = _power_below(max(abs(total) for total in totals))
+    scaled = [total / unit for total in totals]
+    removed = [total * total / side.size if side.size else -1.0 for total, side in zip(scaled, sides)]
     winner = int(removed[1] > removed[0])
     kept = sides[winner]
     mean.numpy()[:] = totals[winner] / kept.size if kept.size else 0.0
     positions.numpy()[: kept.size] = kept
-    return kept.size, _not_finite(x)
+    return kept.size, max(_not_finite(x), _not_finite(mean.numpy()))
 
 
 def count_nonfinite(grad: Tensor) -> int:

@@ -47,7 +47,7 @@ def _is_prime(number: int) -> bool:
 
 def sketch_columns(target: int) -> int:
     """Return the largest number of columns that a table can have, at most ``max(target, 32)``."""
-    places = max(target // BLOCK, 2)
+    places = min(max(target, 2 * BLOCK), MAX_ELEMENTS) // BLOCK
     while not _is_prime(places):
         places -= 1
     return BLOCK * places

@@ -6,7 +6,7 @@ float64 for float64 gradients, else float32. Sections are laid out as ``hvc/golo
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -27,6 +27,7 @@ if REFERENCE:
 
 MAX_ELEMENTS = (1 << 31) - 1  # positions are 32 bits wide
 MAX_PARAMETER = 20
+MAX_STREAM = (1 << 32) - 1  # bytes of a range, counted in 32 bits
 
 # ---- selection --------------------------------------------------------------------------------
 
@@ -51,6 +52,7 @@ def top_select(
     given = _checked_selection(grad, residual, k, device)
     positions_at = checked("positions", positions, torch.int32, k, device)
     values_at = checked("values", values, work_dtype(grad.dtype), k, device)
+    _check_all_apart({"positions": positions, "values": values}, {"grad": grad, "residual": residual})
     if REFERENCE:
         return ORACLE.top_select(grad, residual, k, positions, values)
     kept, nonfinite = native.top_select(*given, k, positions_at, values_at, launch)
@@ -70,12 +72,14 @@ def binary_select(
         mean: one element in the dtype of the arithmetic, with its sign; 0 if nothing was found.
 
     Returns:
-        How many positions were written, and how many elements of ``x`` are not finite.
+        How many positions were written, and how many elements of ``x`` are not finite; 1 where all
+        are, but so large that their mean is not.
     """
     native, device, launch = backend(grad)
     given = _checked_selection(grad, residual, k, device)
     positions_at = checked("positions", positions, torch.int32, k, device)
     mean_at = checked("mean", mean, work_dtype(grad.dtype), 1, device)
+    _check_all_apart({"positions": positions, "mean": mean}, {"grad": grad, "residual": residual})
     if REFERENCE:
         return ORACLE.binary_select(grad, residual, k, positions, mean)
     kept, nonfinite = native.binary_select(*given, k, positions_at, mean_at, launch)
@@ -166,13 +170,14 @@ def binary_encode(positions: Tensor, kept: int, mean: Tensor, b: int, elements: 
         raise ValueError(f"mean must be float32 or float64, got {mean.dtype}")
     if not 0 <= kept <= min(positions.numel(), elements):
         raise ValueError(f"kept must be in [0, {min(positions.numel(), elements)}], got {kept}")
+    _check_stream(kept, b)
     bound = golomb_bound(kept, elements, b, mean.element_size())
     if out.numel() < bound:
         raise ValueError(f"out must hold at least {bound} bytes, got {out.numel()}")
     positions_at = checked("positions", positions, torch.int32, positions.numel(), device)
     mean_at = checked("mean", mean, mean.dtype, 1, device)
     out_at = checked("out", out, torch.uint8, out.numel(), device)
-    check_apart("out", out, "positions", positions)
+    _check_all_apart({"out": out}, {"positions": positions, "mean": mean})
     if REFERENCE:
         used = ORACLE.binary_encode(positions, kept, mean, b, elements, out)
     else:
@@ -211,8 +216,9 @@ def binary_decode(
     residual_at = 0
     if residual is not None:
         residual_at = checked("residual", residual, work_dtype(grad.dtype), count, device)
-        check_apart("residual", residual, "grad", grad)
     sections_at = [_checked_section(f"sections[{i}]", section, device) for i, section in enumerate(sections)]
+    named = {f"sections[{i}]": section for i, section in enumerate(sections)}
+    _check_all_apart({"grad": grad, "residual": residual}, named)
     if REFERENCE:
         return ORACLE.binary_decode(sections, own, b, grad, residual, scale)
     counter, counter_at = counter_for(device)
@@ -243,6 +249,23 @@ def binary_clear(section: Tensor, b: int, tensor: Tensor) -> int | Tensor:
 
 def _checked_section(name: str, section: Tensor, device: int) -> tuple[int, int]:
     return checked(name, section, torch.uint8, section.numel(), device), section.numel()
+
+
+def _check_all_apart(outputs: Mapping[str, Tensor | None], inputs: Mapping[str, Tensor | None]) -> None:
+    """Refuse outputs that share memory with each other or with an input."""
+    before = dict(inputs)
+    for name, output in outputs.items():
+        for other_name, other in before.items():
+            if output is not None and other is not None:
+                check_apart(name, output, other_name, other)
+        before[name] = output
+
+
+def _check_stream(kept: int, b: int) -> None:
+    """Refuse what could give a range a stream whose length does not fit in 32 bits."""
+    bits = min(kept, 1 << b + 11) * (1 + b) + 2047
+    if bits > 8 * MAX_STREAM:
+        raise ValueError(f"kept must be small enough for streams of at most {MAX_STREAM} bytes, got {kept} with b {b}")
 
 
 def _check_parameter(b: int) -> None:

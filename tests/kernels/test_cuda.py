@@ -78,7 +78,6 @@ class TestNumbers:
                 same("dense_decode", grad, poison(count, out), scale=0.3, residual=left)
             same("dense_add", grad, numbers(count, dtype, 4))
 
-
     def test_dither(self, dtype: torch.dtype) -> None:
         for count in LENGTHS:
             for row_length in {max(count, 1), 100, 2048}:
@@ -120,6 +119,15 @@ class TestNumbers:
             same("absorb", numbers(count, dtype, 1), numbers(count, kind, 2))
             same("absorb", numbers(count, dtype, 1), numbers(count, kind, 2), numbers(count, kind, 3), 0.9)
 
+    def test_sketch_of_many_layers(self, dtype: torch.dtype) -> None:
+        """Across layer 65,536, with few layers and with more than are prepared together."""
+        columns, border = 32, 65_536 * 32
+        for offset, count in ((border - 128, 300), (0, border + 100)):
+            grad, table = tame(count, dtype, 1), tame(3 * columns, work(dtype), 2)
+            same("sketch_encode", grad, None, table, 3, KEY, offset=offset)
+        k, spans = 20, [(border - 128, 300)]
+        given = (poison(k, torch.int64), poison(k, work(dtype)))
+        same("sketch_top", tame(3 * columns, work(dtype), 2), 3, KEY, spans, k, *given)
 
     def test_selection(self, dtype: torch.dtype) -> None:
         kind = work(dtype)

@@ -77,13 +77,25 @@ def test_parameter_is_the_formula() -> None:
                 assert kernels.golomb_parameter(k, count) == min(20, max(0, 1 + math.floor(exact)))
 
 
+def check_bound(positions: list[int], b: int, elements: int) -> None:
+    """Give a section more room than it may take, so that what is too long is seen and not just written."""
+    kept, value = len(positions), torch.tensor([0.5])
+    bound = kernels.golomb_bound(kept, elements, b, 4)
+    out = Guarded(poison(2 * bound + 64, U8), kept % 64)
+    used = kernels.binary_encode(torch.tensor(positions, dtype=I32), kept, value, b, elements, out.view)
+    assert used <= bound
+    assert out.intact() and bool((out.view[used:] == 0xA5).all())
+    found, wrong = section_positions(out.view[:used], b, elements, 4)
+    assert (found.tolist(), wrong) == (positions, 0)
+
+
 def test_the_bound_holds_for_the_worst_positions() -> None:
     for b in (0, 1, 3):
         size = 1 << b + 11
         for elements in (1, 100, size, size + 1, 3 * size - 5):
             for step in (1, 2, size - 1, size):  # the last: one position at the end of each range
                 for positions in (range(step - 1, elements, step), [elements - 1]):
-                    encoded(torch.tensor(list(positions), dtype=I32), b, elements)
+                    check_bound(list(positions), b, elements)
 
 
 # ---- encoding -------------------------------------------------------------------------------------
@@ -155,6 +167,9 @@ def test_many_ranks_and_threads() -> None:
             given = (100, 2, tame(count, torch.float32, 1), tame(count, torch.float32, 2), 1 / 101)
             compare("binary_decode", sections, *given, shift=1)
             compare("binary_clear", sections[7], 2, tame(count, torch.float32, 1), shift=1)
+            # As large as it takes for three threads to clear.
+            large = encoded(mask(900_001, 0.002, 1), 2, 900_001)
+            compare("binary_clear", large, 2, tame(900_001, torch.float32, 1), shift=1)
     finally:
         torch.set_num_threads(before)
 
@@ -256,7 +271,26 @@ def _decode(section: Tensor, own: int = 0, b: int = 1, residual: Tensor | None =
     return kernels.binary_decode([section], own, b, torch.ones(4), residual, 1.0)
 
 
+def _encode_huge(kept: int) -> object:
+    """Nothing here takes memory, nor is contiguous."""
+    positions, out = torch.zeros(1, dtype=I32).expand(kept), torch.zeros(1, dtype=U8).expand(1 << 34)
+    return kernels.binary_encode(positions, kept, torch.ones(1), 20, (1 << 31) - 1, out)
+
+
+WORDS, BYTES = torch.zeros(64), torch.zeros(256, dtype=U8)
 REFUSED: dict[str, Callable[[], object]] = {
+    "streams of at most 4294967295 bytes": lambda: _encode_huge((1 << 31) - 1),
+    "positions must be a contiguous": lambda: _encode_huge(1 << 30),
+    "out and mean must not overlap": lambda: kernels.binary_encode(
+        poison(1, I32), 0, BYTES[:4].view(torch.float32), 1, 1, BYTES
+    ),
+    r"grad and sections\[0\] must not overlap": lambda: kernels.binary_decode(
+        [WORDS.view(U8)[12:60]], 0, 1, WORDS, None, 1.0
+    ),
+    r"residual and sections\[1\] must not overlap": lambda: kernels.binary_decode(
+        [BYTES, WORDS.view(U8)[12:60]], 0, 1, torch.ones(64), WORDS, 1.0
+    ),
+    "residual and grad must not overlap": lambda: kernels.binary_decode([BYTES], 0, 1, WORDS, WORDS, 1.0),
     "positions must ascend and be below 10": lambda: _encode([3, 3], 2, 1, 10, 99),
     "positions must ascend": lambda: _encode([5, 3], 2, 1, 10, 99),
     "must ascend and be below 9": lambda: _encode([9], 1, 1, 9, 99),

@@ -142,6 +142,12 @@ def digests(scale: int) -> list[str]:
     return [*signs, *plain, *dithered, *sketched, _bits(scale // 8 + 1)]
 
 
+def large_digests() -> list[str]:
+    """Run the kernels that sample their input first where a sample is less than the whole."""
+    count = 300_007
+    return [_sparse(torch.float32, count), _sketch(torch.float32, count, kernels.sketch_columns(count // 2))]
+
+
 @pytest.mark.parametrize("override", ["HVC_ISA=generic", "HVC_ISA=avx2", "HVC_KERNELS=reference"])
 def test_the_instruction_set_changes_nothing(override: str) -> None:
     """Another process, which really runs something else, computes the same bits."""
@@ -149,8 +155,8 @@ def test_the_instruction_set_changes_nothing(override: str) -> None:
     if value in SETS and SETS.index(value) >= SETS.index(kernels.instruction_set()):
         value = SETS[max(0, SETS.index(kernels.instruction_set()) - 1)]
     program = (
-        "from tests.kernels.test_independence import digests; from horovod_compress import kernels; "
-        "print(kernels.instruction_set(), *digests(3000))"
+        "from tests.kernels.test_independence import digests, large_digests; from horovod_compress import kernels; "
+        "print(kernels.instruction_set(), *digests(3000), *large_digests())"
     )
     environment = {**os.environ, "PYTHONPATH": str(ROOT), name: value}
     result = subprocess.run(
@@ -158,7 +164,7 @@ def test_the_instruction_set_changes_nothing(override: str) -> None:
     )
     chosen, *theirs = result.stdout.split()
     assert chosen == value
-    assert theirs == digests(3000)
+    assert theirs == [*digests(3000), *large_digests()]
 
 
 def test_the_number_of_threads_changes_nothing() -> None:

@@ -122,6 +122,27 @@ def test_the_sides_are_weighed_by_what_they_remove() -> None:
     assert (positions[0].item(), mean.item()) == (0, 4.0)
 
 
+@pytest.mark.parametrize("scale", [1e200, 1e-200, 1e-310])
+def test_the_sides_are_weighed_where_their_squares_are_no_numbers(scale: float) -> None:
+    x = torch.tensor([1.0, -5.0, 0.5, -4.0], dtype=torch.float64) * scale
+    positions, mean = poison(2, torch.int32), poison(1, torch.float64)
+    assert kernels.binary_select(x, None, 2, positions, mean) == (2, 0)
+    assert (positions.tolist(), mean.item()) == ([1, 3], (x[1] + x[3]).item() / 2)
+    for k in (1, 2, 3):
+        both(x, None, k)
+        both(-x, x / 2, k)
+        both(torch.cat([x, -x]) + scale, None, k)
+
+
+def test_a_mean_that_overflows_is_not_finite() -> None:
+    x = torch.tensor([1e308, -1.0, 1.5e308], dtype=torch.float64)
+    positions, mean = poison(2, torch.int32), poison(1, torch.float64)
+    assert kernels.binary_select(x, None, 2, positions, mean) == (2, 1)
+    for sign in (-1, 1):
+        both(x * sign, None, 2)
+        both(torch.cat([x, x * float("inf")]) * sign, None, 6)
+
+
 def test_agrees_with_torch() -> None:
     x = tame(50_000, torch.float64, 3)
     positions, values = poison(500, torch.int32), poison(500, torch.float64)
@@ -141,6 +162,7 @@ def _select(x: Tensor, k: int, positions: Tensor, values: Tensor, residual: Tens
 
 
 I32, F32 = torch.int32, torch.float32
+X = torch.ones(64)
 REFUSED: dict[str, Callable[[], object]] = {
     r"k must be in \[0, 4\]": lambda: _select(torch.ones(4), 5, poison(5, I32), poison(5, F32)),
     r"k must be in \[0, 3\]": lambda: _select(torch.ones(3), -1, poison(0, I32), poison(0, F32)),
@@ -152,6 +174,13 @@ REFUSED: dict[str, Callable[[], object]] = {
         torch.ones(4).double(), 2, poison(2, I32), poison(2, F32)
     ),
     "residual must be": lambda: _select(torch.ones(4), 2, poison(2, I32), poison(2, F32), torch.ones(3)),
+    "positions and grad must not overlap": lambda: _select(X, 64, X.view(I32), poison(64, F32)),
+    "positions and residual must not overlap": lambda: _select(
+        torch.ones(64), 4, X.view(I32)[7:11], poison(4, F32), X
+    ),
+    "values and grad must not overlap": lambda: _select(X, 64, poison(64, I32), X),
+    "values and positions must not overlap": lambda: _select(torch.ones(64), 4, X.view(I32)[:4], X[3:7]),
+    "mean and grad must not overlap": lambda: kernels.binary_select(X, None, 2, poison(2, I32), X[5:6]),
     "grad must be float32": lambda: _select(poison(4, I32), 2, poison(2, I32), poison(2, F32)),
     "mean must be": lambda: kernels.binary_select(torch.ones(4), None, 2, poison(2, I32), poison(2, F32)),
     "at most 2147483647": lambda: _select(

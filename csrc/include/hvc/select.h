@@ -31,10 +31,19 @@ template <class K> struct Cut {
   int64_t ties;
 };
 
+// The power of two at or below a sum that is not negative, kept among the normal numbers: dividing by it is exact.
+HVC_RULE double power_below(double sum) {
+  const uint64_t exponent = bit_cast<uint64_t>(sum) >> 52;
+  return bit_cast<double>((exponent < 1 ? 1 : exponent > 0x7fe ? 0x7fe : exponent) << 52);
+}
+
 // Which side stands for the tensor: the one whose mean removes more of the squared error; positives if equal.
+// Sums of magnitudes; both are scaled alike, for their squares may be no numbers of this type.
 HVC_RULE bool negatives_win(double positive_sum, int64_t positives, double negative_sum, int64_t negatives) {
   if (positives == 0 || negatives == 0) return positives == 0 && negatives != 0;
-  return negative_sum * negative_sum / double(negatives) > positive_sum * positive_sum / double(positives);
+  const double unit = power_below(positive_sum > negative_sum ? positive_sum : negative_sum);
+  const double positive = positive_sum / unit, negative = negative_sum / unit;
+  return negative * negative / double(negatives) > positive * positive / double(positives);
 }
 
 }  // namespace hvc
