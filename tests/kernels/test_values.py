@@ -40,7 +40,7 @@ def encoded(positions: Tensor, values: Tensor, b: int, elements: int, form: str)
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("kind", [torch.float32, torch.float64])
 def test_encode(kind: torch.dtype, form: str) -> None:
-    for count in (*LENGTHS[::5], 20_000):
+    for count in (*LENGTHS[::11], 9000):
         for b in (0, 2, 7, 20):
             positions = mask(count, 1 / (count % 13 + 1), count)
             kept = positions.numel()
@@ -71,7 +71,7 @@ def sections_of(count: int, b: int, ranks: int, dtype: torch.dtype, form: str) -
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_decode(dtype: torch.dtype, form: str) -> None:
-    for count in (*LENGTHS[::9], 20_000):
+    for count in (*LENGTHS[::20], 9000):
         b, ranks = (0, 1, 3, 20)[count % 4], (1, 2, 5)[count % 3]
         sections, residual = sections_of(count, b, ranks, dtype, form), tame(count, work(dtype), 2)
         for own in {0, ranks - 1}:
@@ -85,7 +85,7 @@ def test_decode(dtype: torch.dtype, form: str) -> None:
 @pytest.mark.parametrize("masking", [True, False])
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_decode_with_momentum(dtype: torch.dtype, masking: bool) -> None:
-    for count in (*LENGTHS[::9], 20_000):
+    for count in (*LENGTHS[::20], 9000):
         b, ranks = (0, 1, 3, 20)[count % 4], (1, 2, 5)[count % 3]
         sections = sections_of(count, b, ranks, dtype, "full")
         kept = (tame(count, work(dtype), 2), tame(count, work(dtype), 3))
@@ -138,7 +138,7 @@ def _count(section: Tensor, b: int, count: int, form: str) -> int:
 def test_random_bytes(form: str) -> None:
     """Any bytes: nothing outside is touched, the count of wrong ranges is the reference's."""
     generator = np.random.default_rng(FORMS.index(form))
-    for trial in range(500):
+    for trial in range(100):
         count, b = int(generator.integers(0, 9000)), int(generator.choice([0, 1, 2, 6, 20]))
         ranges = -(-count >> b + 11)
         lengths = generator.integers(0, 200, (ranges, 2), dtype=np.uint32)
@@ -158,7 +158,7 @@ def test_random_bytes(form: str) -> None:
 def test_flipped_bits(form: str) -> None:
     at, found = mask(9000, 0.02, 1), set()
     good = encoded(at, tame(at.numel(), torch.float32, 1), 1, 9000, form)
-    for bit in range(0, 8 * good.numel(), 7):
+    for bit in range(0, 8 * good.numel(), 61):
         section = good.clone()
         section[bit // 8] ^= 1 << (bit % 8)
         guarded = Guarded(tame(9000, torch.float32, 1), bit % 64)
@@ -173,7 +173,7 @@ def test_flipped_bits(form: str) -> None:
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_sample(dtype: torch.dtype) -> None:
-    for count in (*LENGTHS[::5], 20_000):
+    for count in (*LENGTHS[::11], 9000):
         for k in {min(count, 1), -(-count // 100), -(-count // 3), count}:
             values, residual = poison(k, work(dtype)), numbers(count, work(dtype), 2)
             compare("sample_offer", numbers(count, dtype, 1), residual, values, KEY, shift=count, first=count % 9)
@@ -197,14 +197,14 @@ def test_samples_do_not_depend_on_threads() -> None:
 
 
 def test_every_element_is_as_likely() -> None:
-    """100 elements in 7 blocks of 14 or 15, in 7000 draws: each within 5 standard deviations."""
+    """100 elements in 7 blocks of 14 or 15, in 3500 draws: each within 5 standard deviations."""
     grad, values, seen = torch.arange(100.0), torch.zeros(7), torch.zeros(100)
-    for step in range(7000):
+    for step in range(3500):
         kernels.sample_offer(grad, None, values, KEY.at(step=step))
         seen[values.long()] += 1
     sizes = torch.tensor([100 * (i + 1) // 7 - 100 * i // 7 for i in range(7)])
-    expected = (7000 / sizes).repeat_interleave(sizes)
-    assert bool(((seen - expected).abs() < 5 * expected.sqrt()).all()) and seen.sum() == 49_000
+    expected = (3500 / sizes).repeat_interleave(sizes)
+    assert bool(((seen - expected).abs() < 5 * expected.sqrt()).all()) and seen.sum() == 24_500
 
 
 # ---- what is refused ------------------------------------------------------------------------------
