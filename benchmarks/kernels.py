@@ -24,8 +24,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from benchmarks import results
 from benchmarks.results import Record, processor, spread
 from horovod_compress import kernels
-from horovod_compress.kernels import reference, reference_sketch, reference_sparse
-from horovod_compress.keys import SKETCH, Key
+from horovod_compress.kernels import reference, reference_sketch, reference_sparse, reference_values
+from horovod_compress.keys import SAMPLE, SKETCH, Key
 
 KEY = Key(seed=1, step=2, bucket=3, rank=4)
 ROW = 1000
@@ -109,9 +109,12 @@ def against_reference(name: str, *arguments: object, **options: object) -> Calla
 
     def check() -> int:
         mine, theirs = copied(list(arguments)), copied(list(arguments))
-        oracle = next(m for m in (reference, reference_sparse, reference_sketch) if hasattr(m, name))
-        results = [getattr(module, name)(*args, **options) for module, args in ((kernels, mine), (oracle, theirs))]
-        pairs = [(a, b) for a, b in zip(mine, theirs) if isinstance(a, Tensor)]
+        oracle = next(m for m in (reference, reference_sparse, reference_sketch, reference_values) if hasattr(m, name))
+        named = [{key: copied(value) for key, value in options.items()} for _ in range(2)]
+        both = ((kernels, mine, named[0]), (oracle, theirs, named[1]))
+        results = [getattr(module, name)(*args, **more) for module, args, more in both]
+        pairs = [*zip(mine, theirs), *zip(named[0].values(), named[1].values())]
+        pairs = [(a, b) for a, b in pairs if isinstance(a, Tensor)]
         return int(results[0] != results[1]) + sum(differences(a, b) for a, b in pairs)
 
     return check
@@ -207,6 +210,25 @@ def sparse(a: Arrays) -> Iterable[Case]:
     yield kernel_case("count_nonfinite", 4 * n, "count_nonfinite", a.grad)
     yield Case("torch topk 1 %", 8 * n, lambda: torch.topk(torch.add(a.grad, a.residual, out=a.out).abs(), a.kept))
     yield Case("numpy decode", 16 * n, lambda: numpy_sparse_decode(a))
+
+
+def values(a: Arrays) -> Iterable[Case]:
+    """Bytes of sections and samples are left out beside the tensor's own."""
+    n, chosen, found = a.count, a.positions.clone(), a.values.clone()
+    kept, _ = kernels.top_select(a.grad, a.residual, a.kept, chosen, found)
+    room = torch.zeros(kernels.values_bound(kept, n, a.parameter, 4), dtype=torch.uint8)
+    encoded = (chosen, kept, found, a.parameter, n, room)
+    sent = room[: kernels.values_encode(*encoded)].clone()
+    yield kernel_case("values_encode", 8 * kept + sent.numel(), "values_encode", *encoded)
+    decoded = (0, a.parameter, a.work, a.left, 0.25)
+    yield kernel_case("values_decode", 16 * n, "values_decode", [sent], *decoded)
+    yield kernel_case("values_decode of 8", 16 * n, "values_decode", [sent] * 8, *decoded)
+    kept_here = {"momentum": a.out.clone(), "factor": 0.9}
+    yield kernel_case("values_decode momentum", 24 * n, "values_decode", [sent], *decoded, **kept_here)
+    sample, key = a.values.clone(), KEY.at(rank=0, purpose=SAMPLE)
+    yield kernel_case("sample_offer 1 %", 8 * n, "sample_offer", a.grad, a.residual, sample, key)
+    yield kernel_case("sample_offer no residual", 4 * n, "sample_offer", a.grad, None, sample, key)
+    yield kernel_case("sample_decode 1 %", 16 * n, "sample_decode", sample, a.work, a.left, key, 0.25)
 
 
 def numpy_sparse_decode(a: Arrays) -> None:
@@ -309,7 +331,7 @@ def checksums(a: Arrays) -> Iterable[Case]:
     yield kernel_case("hash64", n, "hash64", a.raw)
 
 
-FAMILIES = (yardsticks, one_bit, bit_vectors, dithering, sparse, dense, sketches, checksums)
+FAMILIES = (yardsticks, one_bit, bit_vectors, dithering, sparse, values, dense, sketches, checksums)
 
 
 def cases(a: Arrays, pattern: str) -> list[Case]:

@@ -9,6 +9,7 @@
 #include "hvc/norm.h"
 #include "hvc/philox.h"
 #include "hvc/sign.h"
+#include "hvc/values.h"
 
 namespace hvc {
 
@@ -94,6 +95,22 @@ void binary_decode(const Section* sections, int64_t section_count, int64_t own, 
                    int64_t count, double scale, void* grad, void* residual, int64_t* wrong, Launch launch);
 void binary_clear(const Section* section, int parameter, Dtype dtype, int64_t count, void* tensor, int64_t* wrong,
                   Launch launch);
+
+// values.cpp: sections as hvc/values.h describes them; `wrong` counts malformed ranges. Encoding returns the bytes
+// written, -1 if the positions do not ascend below `count`; `mean` is for kSigns only. With momentum, which needs a
+// residual and kFullValues, what is kept is u = factor u + grad and residual = x + factor u.
+int64_t values_encode(const int32_t* positions, int64_t kept, const void* values, const void* mean, Dtype dtype,
+                      ValueForm form, int64_t count, int parameter, uint8_t* out, Launch launch);
+void values_decode(const Section* sections, int64_t section_count, int64_t own, ValueForm form, int parameter,
+                   Dtype dtype, int64_t count, double scale, void* grad, void* residual, void* momentum,
+                   double factor, bool masking, int64_t* wrong, Launch launch);
+
+// sample.cpp: one element of each of k blocks, the block i of [floor(count i / k), floor(count (i + 1) / k)); draws
+// `first` to `first` + k - 1 of the key decide which
+void sample_offer(const void* grad, const void* residual, Dtype dtype, int64_t count, int64_t k, const Stream* key,
+                  int64_t first, void* values, int64_t* nonfinite, Launch launch);
+void sample_decode(const void* values, Dtype dtype, int64_t count, int64_t k, const Stream* key, int64_t first,
+                   double scale, bool weighted, void* grad, void* residual, Launch launch);
 
 // hash64.cpp, hash64.cu: waits for its stream on CUDA
 uint64_t hash64(const void* data, int64_t bytes, uint64_t seed, Launch launch);

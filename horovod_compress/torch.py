@@ -79,12 +79,16 @@ class Compression:
     """
 
     none: ClassVar[Callable[..., Compression]]
+    dgc: ClassVar[Callable[..., Compression]]
     fp16: ClassVar[Callable[..., Compression]]
     bf16: ClassVar[Callable[..., Compression]]
     global_qsgd: ClassVar[Callable[..., Compression]]
     marsit: ClassVar[Callable[..., Compression]]
+    randomk: ClassVar[Callable[..., Compression]]
     sketch_fusion: ClassVar[Callable[..., Compression]]
     sparse_binary: ClassVar[Callable[..., Compression]]
+    stc: ClassVar[Callable[..., Compression]]
+    topk: ClassVar[Callable[..., Compression]]
 
     def __init__(
         self, method: str, named_parameters: NamedParameters, options: Mapping[str, Any], process_set: Any

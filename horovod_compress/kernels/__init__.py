@@ -49,6 +49,7 @@ from .sparse import (
     golomb_parameter,
     top_select,
 )
+from .values import sample_decode, sample_offer, values_bound, values_decode, values_encode
 
 __all__ = [
     "absorb",
@@ -77,6 +78,8 @@ __all__ = [
     "octave_encode",
     "octave_merge",
     "philox4x32",
+    "sample_decode",
+    "sample_offer",
     "sign_decode",
     "sign_offer",
     "sign_pack",
@@ -88,6 +91,9 @@ __all__ = [
     "sketch_top",
     "top_select",
     "triad",
+    "values_bound",
+    "values_decode",
+    "values_encode",
     "word_count",
 ]
 

@@ -1,0 +1,97 @@
+// Offering and decoding samples in one pass over the memory. Compiled once per instruction set.
+
+constexpr int64_t kRunOfBlocks = 64;  // whose elements are still in the cache when the chosen ones are taken
+
+// The chosen elements of some blocks in order, and the sizes of the blocks.
+struct Chosen {
+  int64_t places[kRunOfBlocks], sizes[kRunOfBlocks];
+  int64_t number, begin, end;  // how many blocks, and all their elements
+};
+
+// The next blocks, up to `last`.
+class Walker {
+ public:
+  Walker(const Sampling& s, int64_t first, int64_t last)
+      : s_(s), index_(first), last_(last), blocks_(blocks_from(s.count, s.k, first)) {}
+
+  bool next(Chosen& chosen) {
+    if (index_ == last_) return false;
+    const int64_t number = std::min(kRunOfBlocks, last_ - index_);
+    chosen.number = number;
+    chosen.begin = blocks_.begin;
+    draw(s_.first + index_, number);
+    for (int64_t i = 0; i < number; ++i, next_block(blocks_)) {
+      chosen.sizes[i] = blocks_.size;
+      chosen.places[i] = blocks_.begin + chosen_of(draws_[i + skip_], blocks_.size);
+    }
+    chosen.end = blocks_.begin;
+    index_ += number;
+    return true;
+  }
+
+ private:
+  void draw(int64_t from, int64_t number) {
+    const int64_t group = from / kDrawsPerSampleGroup;
+    skip_ = from % kDrawsPerSampleGroup;
+    for (int64_t i = 0; kDrawsPerSampleGroup * i < number + skip_; ++i) {
+      const Counter r = sample_draws(s_.key, uint64_t(group + i));
+      memcpy(draws_ + kDrawsPerSampleGroup * i, &r, sizeof r);
+    }
+  }
+
+  const Sampling& s_;
+  int64_t index_, last_;
+  Blocks blocks_;
+  int64_t skip_ = 0;
+  uint32_t draws_[kRunOfBlocks + 2 * kDrawsPerSampleGroup];
+};
+
+// Calls group(begin, count) for all elements of the chosen blocks.
+template <class Group> HVC_INLINE void each_element(const Chosen& chosen, const Group& group) {
+  int64_t i = chosen.begin;
+  for (; i + kLanes <= chosen.end; i += kLanes) group(i, kLanes);
+  if (i < chosen.end) group(i, int(chosen.end - i));
+}
+
+// Returns how many elements are not finite.
+template <class T>
+int64_t offer_sample(const Sampling& s, const T* grad, const Work<T>* residual, Work<T>* values, int64_t first,
+                     int64_t last) {
+  using W = Work<T>;
+  Walker walker(s, first, last);
+  Chosen chosen;
+  int64_t nonfinite = 0;
+  for (W* into = values + first; walker.next(chosen); into += chosen.number) {
+    each_element(chosen, [&](int64_t i, int count) {
+      Lanes<W> x = load(grad + i, count);
+      if (residual) x = x + load(residual + i, count);
+      nonfinite += __builtin_popcount(~mask_of<Test::below>(magnitude(x), infinity<W>) & valid_lanes(count));
+    });
+    for (int64_t i = 0; i < chosen.number; ++i) {
+      const int64_t place = chosen.places[i];
+      into[i] = residual ? W(to_work(grad[place]) + residual[place]) : to_work(grad[place]);
+    }
+  }
+  return nonfinite;
+}
+
+template <class T>
+void decode_sample(const Sampling& s, const Work<T>* values, Work<T> scale, bool weighted, T* grad,
+                   Work<T>* residual, int64_t first, int64_t last) {
+  using W = Work<T>;
+  Walker walker(s, first, last);
+  Chosen chosen;
+  for (const W* from = values + first; walker.next(chosen); from += chosen.number) {
+    if (residual)
+      each_element(chosen, [&](int64_t i, int count) {
+        store(residual + i, load(grad + i, count) + load(residual + i, count), count);
+      });
+    memset(static_cast<void*>(grad + chosen.begin), 0, size_t(chosen.end - chosen.begin) * sizeof(T));
+    for (int64_t i = 0; i < chosen.number; ++i) {
+      const int64_t place = chosen.places[i];
+      const W value = weighted ? W(from[i] * W(chosen.sizes[i])) : from[i];
+      grad[place] = from_work<T>(W(value * scale));
+      if (residual) residual[place] = 0;
+    }
+  }
+}

@@ -1,0 +1,118 @@
+// Sections of positions with values: written, and decoded and added up.
+#include "hvc/values.h"
+
+#include <atomic>
+#include <vector>
+
+#include "kernels.h"
+#include "parallel.h"
+#include "visit.h"
+
+namespace hvc {
+namespace {
+
+enum class Keeps { nothing, residual, momentum };
+
+template <class T> struct ValueDecode {
+  const Section* sections;
+  int64_t number, own;
+  ValueForm form;
+  int parameter;
+  int64_t count;
+  Work<T> scale;
+  T* grad;
+  Work<T>* residual;
+  Work<T>* momentum;
+  Work<T> factor;
+  bool masking;
+};
+
+}  // namespace
+}  // namespace hvc
+
+#define HVC_BODY "values_body.h"
+#include "foreach_isa.h"
+
+namespace hvc {
+namespace {
+
+struct Given {
+  const int32_t* positions;
+  int64_t kept, count;
+  int parameter;
+};
+
+template <ValueForm kForm, class W> int64_t encode(const Given& given, const W* values, const W* mean, uint8_t* out) {
+  const int64_t ranges = ranges_for(given.count, given.parameter), length = range_elements(given.parameter);
+  if (kForm == kSigns) memcpy(out, mean, sizeof(W));
+  uint8_t* lengths = out + head_bytes(kForm, sizeof(W));
+  uint8_t* begin = lengths + 8 * ranges;
+  int64_t i = 0;
+  for (int64_t range = 0; range < ranges; ++range, lengths += 8) {
+    StreamWriter writer(begin);
+    int64_t next = range * length;
+    const int64_t first = i, end = std::min(next + length, given.count);
+    for (; i < given.kept && given.positions[i] < end; ++i) {
+      if (given.positions[i] < next) return -1;
+      writer.put_code(uint32_t(given.positions[i] - next), given.parameter);
+      next = given.positions[i] + 1;
+    }
+    uint8_t* finished = writer.finish();
+    for (int64_t j = first; j < i; ++j) put_value<kForm>(finished, j - first, values[j]);
+    store_bytes(lengths, uint32_t(finished - begin));
+    store_bytes(lengths + 4, uint32_t(i - first));
+    begin = finished + bytes_of_values(kForm, sizeof(W), i - first);
+  }
+  return i == given.kept ? begin - out : -1;
+}
+
+template <class W>
+int64_t encode_as(ValueForm form, const Given& given, const W* values, const W* mean, uint8_t* out) {
+  switch (form) {
+    case kFullValues:
+      return encode<kFullValues>(given, values, mean, out);
+    case kHalfValues:
+      return encode<kHalfValues>(given, values, mean, out);
+    case kBFloat16Values:
+      return encode<kBFloat16Values>(given, values, mean, out);
+    case kSigns:
+      return encode<kSigns>(given, values, mean, out);
+  }
+  return -1;
+}
+
+}  // namespace
+
+int64_t values_encode(const int32_t* positions, int64_t kept, const void* values, const void* mean, Dtype dtype,
+                      ValueForm form, int64_t count, int parameter, uint8_t* out, Launch) {
+  int64_t used = -1;
+  const DefaultRounding rounding;
+  visit_work(dtype, [&](auto type) {
+    using W = typename decltype(type)::type;
+    const Given given{positions, kept, count, parameter};
+    used = encode_as(form, given, static_cast<const W*>(values), static_cast<const W*>(mean), out);
+  });
+  return used;
+}
+
+void values_decode(const Section* sections, int64_t section_count, int64_t own, ValueForm form, int parameter,
+                   Dtype dtype, int64_t count, double scale, void* grad, void* residual, void* momentum,
+                   double factor, bool masking, int64_t* wrong, Launch launch) {
+  std::atomic<int64_t> total{0};
+  const int64_t ranges = ranges_for(count, parameter);
+  visit(dtype, [&](auto type) {
+    using T = typename decltype(type)::type;
+    using W = Work<T>;
+    const ValueDecode<T> d{sections, section_count, own, form, parameter, count, W(scale), static_cast<T*>(grad),
+                           static_cast<W*>(residual), static_cast<W*>(momentum), W(factor), masking};
+    const auto decode = HVC_CHOOSE(decode_values<T>);
+    const int64_t bytes = 2 * count * int64_t(sizeof(T) + sizeof(W) * (momentum ? 2 : 1));
+    if (ranges == 0)
+      for (int64_t i = 0; i < section_count; ++i) total += sections[i].bytes < ranges_begin(form, sizeof(W), 0);
+    parallel_for(launch.threads, ranges, bytes,
+                 [&](int64_t, int64_t first, int64_t last) { total += decode(d, first, last); });
+  });
+  *wrong = total;
+}
+
+}  // namespace hvc

@@ -1,0 +1,100 @@
+"""Deep Gradient Compression: top-k with momentum that is corrected and masked (Lin, Han, Mao, Wang and Dally,
+arXiv:1712.01887, ICLR 2018).
+
+    u = momentum * u + gradient;  v = v + u         on each rank; each tensor has d elements
+    T = the k largest |v|, exactly; k = ceil(density * d)
+    payload = the positions of T, as gaps in Golomb code, and v there
+    result  = mean over ranks of (the rank's values at its positions)
+    v = 0 at T; u = 0 there too, with masking
+
+Momentum is applied here, before values wait, so the optimizer should have none. In warm-up the
+density falls from a quarter in steps of a quarter: 25 %, 6.25 %, 1.5625 % and so on.
+
+What is kept under "residual" is v + momentum * u: the next v is that plus the gradient, so the
+selection reads two arrays and not three. Where momentum is 0 that is v.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
+
+import torch
+
+from ..errors import ConfigError
+from ..plan import Bucket
+from .base import Law, Work, work_dtype
+from .registry import register
+from .sections import Sections
+
+_FIRST, _FACTOR = 0.25, 4  # densities of the warm-up
+
+
+@register
+@dataclass(frozen=True)
+class Dgc(Sections):
+    """A thousandth of the elements, exactly, with the momentum that belongs to them.
+
+    Args:
+        density: which share of each tensor's elements is sent, above 0, at most 1.
+        momentum: factor of the momentum that is kept here; give the optimizer none.
+        masking: set the momentum to 0 where a value was sent.
+        warmup_steps: within how many steps the density falls from 25 % to ``density``; each density
+            has as many of them.
+    """
+
+    density: float = 0.001
+    momentum: float = 0.9
+    masking: bool = True
+    warmup_steps: int = 0
+
+    name: ClassVar[str] = "dgc"
+    summary: ClassVar[str] = "the largest values with momentum of their own, and positions in Golomb code"
+    samples: ClassVar[tuple[dict[str, Any], ...]] = (
+        {"density": 0.05, "momentum": 0.5},
+        {"density": 0.02, "momentum": 0.0},
+        {"density": 0.05, "momentum": 0.5, "masking": False, "warmup_steps": 20},
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if type(self.momentum) not in (int, float) or not 0 <= self.momentum <= 0.999:
+            raise ConfigError(f"momentum should be a number, 0 or more, at most 0.999, got {self.momentum!r}")
+        if type(self.masking) is not bool:
+            raise ConfigError(f"masking should be True or False, got {self.masking!r}")
+        if type(self.warmup_steps) is not int or self.warmup_steps < 0:
+            raise ConfigError(f"warmup_steps should be a whole number, 0 or more, got {self.warmup_steps!r}")
+
+    def law(self) -> Law:
+        return Law(conserves=not self.momentum, bound="own: (1 - k/d) |v|^2")
+
+    # ---- warm-up ----
+
+    def _stages(self) -> list[Dgc]:
+        """Return the codecs of the warm-up."""
+        densities, density = [], _FIRST
+        while self.warmup_steps and density > self.density:
+            densities.append(density)
+            density /= _FACTOR
+        return [replace(self, density=density, warmup_steps=0) for density in densities[: self.warmup_steps]]
+
+    def at(self, step: int) -> Dgc:
+        stages = self._stages()
+        if step < self.warmup_steps and stages:
+            return stages[step * len(stages) // self.warmup_steps]
+        return replace(self, warmup_steps=0)
+
+    def variants(self) -> tuple[Dgc, ...]:
+        return (*self._stages(), replace(self, warmup_steps=0))
+
+    # ---- momentum ----
+
+    def state(self, bucket: Bucket) -> dict[str, torch.dtype]:
+        names = ["residual", "momentum"] if self.momentum else ["residual"]
+        return {name: work_dtype(bucket) for name in names}
+
+    def keeps(self, work: Work, position: int) -> dict[str, Any]:
+        momentum = work.state_of("momentum", position)
+        if momentum is None:
+            return {}
+        return {"momentum": momentum, "factor": self.momentum, "masking": self.masking}

@@ -1,0 +1,120 @@
+"""Random-k: values at random places that all ranks draw alike, so that payloads add and have no positions (Stich,
+Cordonnier and Jaggi, *Sparsified SGD with Memory*, arXiv:1809.07599, NeurIPS 2018; shared indices after Wangni et al.,
+arXiv:1710.09854, NeurIPS 2018).
+
+    x = gradient + residual, for each tensor of d elements; k = ceil(density * d)
+    T = one element, at random, of each of k blocks whose sizes differ by one at most
+    payload  = x at T, in order
+    result   = mean over ranks at T, 0 elsewhere
+    residual = 0 at T, x elsewhere
+
+With ``scaled=True`` there is no residual: each value is multiplied by the size of its block, about
+d / k, so that the expectation of the result is the mean.
+
+One element of each block instead of any k elements: the blocks need no search, all ranks find T in
+one pass, and every element is still as likely as its neighbours.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from .. import kernels
+from ..errors import ConfigError
+from ..feedback import Feedback
+from ..keys import SAMPLE, Key
+from ..plan import Bucket
+from .base import Algebra, Codec, Law, Regions, Work, work_dtype
+from .registry import register
+from .sections import check_density, share, slices
+
+
+@register
+@dataclass(frozen=True)
+class RandomK(Codec):
+    """A hundredth of the elements at random, the same on all ranks.
+
+    Args:
+        density: which share of each tensor's elements is sent, above 0, at most 1.
+        scaled: no residual, but values that are right in expectation.
+    """
+
+    density: float = 0.01
+    scaled: bool = False
+
+    name: ClassVar[str] = "randomk"
+    algebra: ClassVar[Algebra] = Algebra.SUM
+    summary: ClassVar[str] = "values at random places that all ranks draw alike"
+    samples: ClassVar[tuple[dict[str, Any], ...]] = ({"density": 0.05}, {"density": 0.5, "scaled": True})
+
+    def __post_init__(self) -> None:
+        check_density(self.density)
+        if type(self.scaled) is not bool:
+            raise ConfigError(f"scaled should be True or False, got {self.scaled!r}")
+
+    def check_bucket(self, bucket: Bucket) -> None:
+        for tensor in bucket.tensors:
+            if tensor.count >= 1 << 31:
+                raise ConfigError(f"randomk takes tensors of less than 2^31 elements, {tensor.name} has {tensor.count}")
+
+    def law(self) -> Law:
+        factor = "d/k - 1" if self.scaled else "1 - k/d"
+        return Law(unbiased=self.scaled, conserves=not self.scaled, bound=f"({factor}) |mean of x|^2")
+
+    def error_bound(self, x: Sequence[Tensor]) -> float:
+        count = x[0].numel()
+        block = -(-count // share(self.density, count))  # the largest
+        factor = block - 1 if self.scaled else 1 - 1 / block
+        return factor * float(torch.stack(tuple(x)).mean(0).square().sum())
+
+    def feedback(self) -> Feedback:
+        return "none" if self.scaled else "own"
+
+    def regions(self, bucket: Bucket) -> Regions:
+        return {"values": (work_dtype(bucket), sum(share(self.density, tensor.count) for tensor in bucket.tensors))}
+
+    def prepare(self, work: Work) -> None:
+        work.memo["places"] = slices([share(self.density, tensor.count) for tensor in work.bucket.tensors])
+
+    def offer(self, work: Work, position: int, key: Key) -> int:
+        own = work.memo["places"][position]
+        given = (work.grad(position), work.residual_of(position), work.regions["values"][own])
+        return kernels.sample_offer(*given, _shared(key), first=own.start)
+
+    def encode(self, work: Work, key: Key) -> None:
+        for position, grad in enumerate(work.grads):
+            if grad is None:  # a sparse gradient, which Horovod reduces itself
+                work.regions["values"][work.memo["places"][position]] = 0
+
+    def merge(
+        self, region: str, start: int, into: Tensor, other: Tensor, weights: tuple[int, int], key: Key
+    ) -> None:
+        kernels.dense_add(into, other)
+
+    def decode(self, work: Work, key: Key, gain: float) -> None:
+        for position in work.present():
+            own = work.memo["places"][position]
+            values, grad, residual = work.regions["values"][own], work.grad(position), work.residual_of(position)
+            rule = {"first": own.start, "weighted": self.scaled}
+            kernels.sample_decode(values, grad, residual, _shared(key), gain / work.world, **rule)
+            if momenta := work.momenta.get(position):
+                self._clear(work, position, momenta, key)
+
+    def _clear(self, work: Work, position: int, momenta: list[Tensor], key: Key) -> None:
+        """Empty an optimizer's momentum at the places that were sent."""
+        own = work.memo["places"][position]
+        ones = torch.ones(own.stop - own.start, dtype=work_dtype(work.bucket))
+        sent = torch.zeros(work.bucket.tensors[position].count, dtype=ones.dtype)
+        kernels.sample_decode(ones, sent, None, _shared(key), 1.0, first=own.start)
+        for momentum in momenta:
+            momentum.masked_fill_(sent != 0, 0)
+
+
+def _shared(key: Key) -> Key:
+    """Return the key of the places: all ranks must draw alike."""
+    return key.at(rank=0, purpose=SAMPLE)

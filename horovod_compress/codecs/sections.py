@@ -1,0 +1,182 @@
+"""What the methods share that send positions with a value for each: one section per tensor, gathered.
+
+A payload is a table of int32, the bytes of each tensor's section, and then the sections, laid out as
+``hvc/values.h`` says. Each method says how values are written, and what is left of them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from .. import kernels
+from ..errors import ConfigError, CorruptFrameError
+from ..feedback import Feedback
+from ..keys import Key
+from ..plan import Bucket, TensorSpec
+from .base import Algebra, Codec, Law, Regions, Work, work_dtype
+
+_LENGTH = 4  # bytes of a section's length, in the table at the start of a payload
+
+
+def check_density(density: object) -> None:
+    """Refuse what is no share of the elements.
+
+    Raises:
+        ConfigError: says what would be one.
+    """
+    if type(density) not in (int, float) or not 0 < density <= 1:  # type: ignore[operator]
+        raise ConfigError(f"density should be a number above 0, at most 1, got {density!r}")
+
+
+def share(density: float, count: int) -> int:
+    """Return ``ceil(density * count)``, with the density that the user wrote and not the nearest binary fraction."""
+    exact = Fraction(repr(density))
+    return -(-count * exact.numerator // exact.denominator)
+
+
+def slices(sizes: list[int]) -> list[slice]:
+    """Return where each of some parts lies, one behind the other."""
+    found, start = [], 0
+    for size in sizes:
+        found.append(slice(start, start + size))
+        start += size
+    return found
+
+
+@dataclass(frozen=True)
+class Sections(Codec):
+    """The k elements of largest magnitude of each tensor, by position."""
+
+    density: float = 0.01
+
+    algebra: ClassVar[Algebra] = Algebra.GATHER
+
+    def __post_init__(self) -> None:
+        check_density(self.density)
+
+    def check_bucket(self, bucket: Bucket) -> None:
+        for tensor in bucket.tensors:
+            if tensor.count >= 1 << 31:
+                raise ConfigError(
+                    f"{self.name} takes tensors of less than 2^31 elements, {tensor.name} has {tensor.count}"
+                )
+
+    def law(self) -> Law:
+        return Law(conserves=True, bound="own: (1 - k/d) |x|^2")
+
+    def feedback(self) -> Feedback:
+        return "own"
+
+    def form(self, bucket: Bucket) -> str:
+        """Return how values are written, one of ``kernels.values.FORMS``."""
+        return "full"
+
+    # ---- layout ----
+
+    def most(self, tensor: TensorSpec) -> int:
+        """Return k: of how many elements of a tensor the positions are sent at most."""
+        return share(self.density, tensor.count)
+
+    def parameter(self, tensor: TensorSpec) -> int:
+        """Return the parameter of the Golomb code: how many bits of a gap are written plainly."""
+        return kernels.golomb_parameter(self.most(tensor), tensor.count) if tensor.count else 0
+
+    def regions(self, bucket: Bucket) -> Regions:
+        wide, form = work_dtype(bucket).itemsize, self.form(bucket)
+        rooms = [kernels.values_bound(self.most(t), t.count, self.parameter(t), wide, form=form) for t in bucket.tensors]
+        return {"payload": (torch.uint8, sum(_LENGTH + room for room in rooms))}
+
+    def local(self, bucket: Bucket) -> Regions:
+        number = sum(self.most(tensor) for tensor in bucket.tensors)
+        return {"positions": (torch.int32, number), "values": (work_dtype(bucket), number)}
+
+    def prepare(self, work: Work) -> None:
+        tensors = work.bucket.tensors
+        work.memo["places"] = slices([self.most(tensor) for tensor in tensors])
+        work.memo["parameters"] = [self.parameter(tensor) for tensor in tensors]
+        work.memo["kept"] = [0] * len(tensors)
+        work.memo["form"] = self.form(work.bucket)
+
+    # ---- one round ----
+
+    def offer(self, work: Work, position: int, key: Key) -> int:
+        own = work.memo["places"][position]
+        given = (work.grad(position), work.residual_of(position), own.stop - own.start)
+        kept, nonfinite = kernels.top_select(*given, work.local["positions"][own], work.local["values"][own])
+        work.memo["kept"][position] = kept
+        return nonfinite
+
+    def mean(self, work: Work, position: int) -> Tensor | None:
+        """Return what all values of a tensor count as, where only their signs are sent."""
+        return None
+
+    def encode(self, work: Work, key: Key) -> None:
+        """Write one section per tensor behind a table of the sections' lengths."""
+        payload, tensors = work.regions["payload"], work.bucket.tensors
+        at = _LENGTH * len(tensors)
+        lengths = payload[:at].view(torch.int32)
+        lengths.zero_()  # sparse gradients, which Horovod reduces itself, have no section
+        for position in work.present():
+            own = work.memo["places"][position]
+            length = kernels.values_encode(
+                work.local["positions"][own],
+                work.memo["kept"][position],
+                work.local["values"][own],
+                work.memo["parameters"][position],
+                tensors[position].count,
+                payload[at:],
+                form=work.memo["form"],
+                mean=self.mean(work, position),
+            )
+            lengths[position] = length
+            at += length
+        work.used = at
+
+    def keeps(self, work: Work, position: int) -> dict[str, Any]:
+        """Return what :func:`kernels.values_decode` has to know of momentum that is kept here."""
+        return {}
+
+    def decode(self, work: Work, key: Key, gain: float) -> None:
+        sections = [_sections(payload, len(work.bucket.tensors)) for payload in work.gathered]
+        for position in work.present():
+            wrong = kernels.values_decode(
+                [of_rank[position] for of_rank in sections],
+                key.rank,
+                work.memo["parameters"][position],
+                work.grad(position),
+                work.residual_of(position),
+                gain / work.world,
+                form=work.memo["form"],
+                **self.keeps(work, position),
+            )
+            if wrong:
+                name = work.bucket.tensors[position].name
+                raise CorruptFrameError(
+                    f"rank {key.rank}: {wrong} malformed range(s) of positions and values for {name} (step {key.step}, "
+                    f"bucket {key.bucket}); check that every rank runs the same version of horovod-compress"
+                )
+            if momenta := work.momenta.get(position):
+                self._clear(work, position, momenta)
+
+    def _clear(self, work: Work, position: int, momenta: list[Tensor]) -> None:
+        """Empty an optimizer's momentum where this rank sent a value."""
+        own = work.memo["places"][position]
+        sent = work.local["positions"][own][: work.memo["kept"][position]].long()
+        for momentum in momenta:
+            momentum.index_fill_(0, sent, 0)
+
+
+def _sections(payload: Tensor, number: int) -> list[Tensor]:
+    """Cut a payload into the sections of its tensors; what does not fit leaves them short."""
+    table = payload[: _LENGTH * number]
+    lengths = table.view(torch.int32).tolist() if table.numel() == _LENGTH * number else [0] * number
+    sections, at = [], _LENGTH * number
+    for length in lengths:
+        sections.append(payload[at : at + max(0, length)])
+        at += max(0, length)
+    return sections

@@ -1,0 +1,66 @@
+"""Sparse ternary compression: positions of the largest values, their signs, one magnitude for all (Sattler, Wiedemann,
+Müller and Samek, arXiv:1903.02891, IEEE TNNLS 2019).
+
+    x = gradient + residual, for each tensor of d elements; k = ceil(density * d)
+    T = the k largest |x|, exactly; the lower position among equals, never a zero
+    mean     = the mean of |x| over T
+    payload  = the mean, the positions of T as gaps in Golomb code, and a sign for each
+    result   = mean over ranks of (sign * mean at the rank's positions)
+    residual = x - (own sign * own mean at the own positions)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from .. import kernels
+from ..plan import Bucket
+from .base import Law, Regions, Work, work_dtype
+from .registry import register
+from .sections import Sections, share
+
+
+@register
+@dataclass(frozen=True)
+class Stc(Sections):
+    """A hundredth of the elements, with one magnitude for all of them.
+
+    Args:
+        density: which share of each tensor's elements is sent, above 0, at most 1.
+    """
+
+    name: ClassVar[str] = "stc"
+    summary: ClassVar[str] = "positions of the largest values in Golomb code, their signs, and one magnitude"
+    samples: ClassVar[tuple[dict[str, Any], ...]] = ({"density": 0.01}, {"density": 0.3})
+
+    def law(self) -> Law:
+        return Law(conserves=True, bound="own: (1 - k mean^2 / |x|^2) |x|^2")
+
+    def form(self, bucket: Bucket) -> str:
+        return "signs"
+
+    def error_bound(self, x: Sequence[Tensor]) -> float:
+        k, total = share(self.density, x[0].numel()), 0.0
+        for mine in x:
+            largest = float(mine.abs().topk(k).values.sum())
+            total += float(mine.square().sum()) - largest * largest / k
+        return total / len(x)
+
+    def local(self, bucket: Bucket) -> Regions:
+        number = len(bucket.tensors)
+        return super().local(bucket) | {"sums": (torch.float64, number), "means": (work_dtype(bucket), number)}
+
+    def mean(self, work: Work, position: int) -> Tensor:
+        """Return the mean magnitude, from a sum in one fixed order."""
+        own, kept = work.memo["places"][position], work.memo["kept"][position]
+        sums, means = (work.local[name][position : position + 1] for name in ("sums", "means"))
+        means.zero_()
+        if kept:
+            kernels.norm_offer(work.local["values"][own][:kept], sums, kept, power=1)
+            means.copy_(sums / kept)
+        return means

@@ -1,0 +1,58 @@
+"""Top-k: the elements of largest magnitude with their values (Aji and Heafield, arXiv:1704.05021, EMNLP 2017; with
+the residual of Stich et al., *Sparsified SGD with Memory*, arXiv:1809.07599, NeurIPS 2018).
+
+    x = gradient + residual, for each tensor of d elements; k = ceil(density * d)
+    T = the k largest |x|, exactly; the lower position among equals, never a zero
+    payload  = the positions of T, as gaps in Golomb code, and x there; with value_bits=16 rounded
+    result   = mean over ranks of (the rank's values at its positions)
+    residual = x - (the own values at the own positions)
+
+With 16 bits the residual keeps what rounding took.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from torch import Tensor
+
+from ..errors import ConfigError
+from ..plan import Bucket
+from .registry import register
+from .sections import Sections, share
+
+
+@register
+@dataclass(frozen=True)
+class TopK(Sections):
+    """A hundredth of the elements, exactly; the others wait.
+
+    Args:
+        density: which share of each tensor's elements is sent, above 0, at most 1.
+        value_bits: 32, which is 64 for float64 gradients, or 16: float16 for float16 gradients, else
+            bfloat16.
+    """
+
+    value_bits: int = 32
+
+    name: ClassVar[str] = "topk"
+    summary: ClassVar[str] = "the largest values, exactly, and their positions in Golomb code"
+    samples: ClassVar[tuple[dict[str, Any], ...]] = ({"density": 0.01}, {"density": 0.3, "value_bits": 16})
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if type(self.value_bits) is not int or self.value_bits not in (16, 32):
+            raise ConfigError(f"value_bits should be 16 or 32, got {self.value_bits!r}")
+
+    def form(self, bucket: Bucket) -> str:
+        if self.value_bits == 32:
+            return "full"
+        # float16 ends at 65504, which values of other dtypes pass.
+        return "float16" if bucket.dtype == "float16" else "bfloat16"
+
+    def error_bound(self, x: Sequence[Tensor]) -> float:
+        rounding = 0.0 if self.value_bits == 32 else 2.0**-16
+        left = 1 - share(self.density, x[0].numel()) / x[0].numel() + rounding
+        return left * sum(float(mine.square().sum()) for mine in x) / len(x)

@@ -1,0 +1,146 @@
+"""Top-k, sparse ternary, deep gradient compression and random-k against their rules, in plain NumPy once more."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from horovod_compress.codecs.dgc import Dgc
+from horovod_compress.codecs.randomk import RandomK
+from horovod_compress.codecs.sections import Sections
+from horovod_compress.codecs.stc import Stc
+from horovod_compress.codecs.topk import TopK
+from horovod_compress.errors import ConfigError, CorruptFrameError, HorovodCompressError
+from horovod_compress.keys import Key
+from tests.support.local import Fleet, all_same, one_tensor, random_grads, spec
+
+WORLD, COUNT = 3, 700
+
+
+def largest(x: np.ndarray, k: int) -> np.ndarray:
+    """Return where the k largest magnitudes are."""
+    order = np.argsort(-np.abs(x), kind="stable")[:k]
+    return np.sort(order[x[order] != 0])
+
+
+def kept_on(fleet: Fleet, rank: int, kind: str = "residual") -> np.ndarray:
+    return fleet.reducers[rank].stations[0].state[kind][:COUNT].double().numpy()
+
+
+@pytest.mark.parametrize("method", ["topk", "stc"])
+@pytest.mark.parametrize("density", [0.01, 0.3])
+def test_the_rule(method: str, density: float) -> None:
+    k = {0.01: 7, 0.3: 210}[density]
+    residuals = np.zeros((WORLD, COUNT))
+    with Fleet(WORLD, [spec("w", COUNT, dtype=torch.float64)], method, density=density) as fleet:
+        for step in range(4):
+            grads = one_tensor(WORLD, COUNT, seed=step)
+            grads = [grad.double() for grad in grads]
+            total = np.zeros(COUNT)
+            for rank, grad in enumerate(grads):
+                x, sent = residuals[rank] + grad.numpy(), np.zeros(COUNT)
+                at = largest(x, k)
+                sent[at] = x[at] if method == "topk" else np.sign(x[at]) * np.abs(x[at]).mean()
+                residuals[rank], total = x - sent, total + sent
+            results = fleet.step([{"w": grad.clone()} for grad in grads])
+            assert all_same(results)
+            assert np.allclose(results[0]["w"].numpy(), total / WORLD, rtol=1e-12, atol=1e-14)
+            for rank in range(WORLD):
+                assert np.allclose(kept_on(fleet, rank), residuals[rank], rtol=1e-12, atol=1e-14)
+
+
+@pytest.mark.parametrize("masking", [True, False])
+def test_the_rule_of_dgc(masking: bool) -> None:
+    """The state "residual" is v + momentum * u."""
+    u, v, m = np.zeros((WORLD, COUNT)), np.zeros((WORLD, COUNT)), 0.75
+    options = {"density": 0.05, "momentum": m, "masking": masking}
+    with Fleet(WORLD, [spec("w", COUNT, dtype=torch.float64)], "dgc", **options) as fleet:
+        for step in range(6):
+            grads = [grad.double() for grad in one_tensor(WORLD, COUNT, seed=step)]
+            total = np.zeros(COUNT)
+            for rank, grad in enumerate(grads):
+                u[rank] = m * u[rank] + grad.numpy()
+                v[rank] += u[rank]
+                at = largest(v[rank], 35)
+                total[at] += v[rank][at]
+                v[rank][at] = 0
+                if masking:
+                    u[rank][at] = 0
+            results = fleet.step([{"w": grad.clone()} for grad in grads])
+            assert np.allclose(results[0]["w"].numpy(), total / WORLD, rtol=1e-12, atol=1e-13)
+            for rank in range(WORLD):
+                assert np.allclose(kept_on(fleet, rank, "momentum"), u[rank], rtol=1e-12, atol=1e-13)
+                assert np.allclose(kept_on(fleet, rank), v[rank] + m * u[rank], rtol=1e-12, atol=1e-13)
+
+
+def test_dgc_of_everything_is_momentum_sgd() -> None:
+    """With density 1 and no masking the result of every step is the mean of u; with masking it is not."""
+    u, m = torch.zeros(WORLD, COUNT), 0.9
+    options = {"density": 1.0, "momentum": m}
+    with (
+        Fleet(WORLD, [spec("w", COUNT)], "dgc", masking=False, **options) as fleet,
+        Fleet(WORLD, [spec("w", COUNT)], "dgc", **options) as masked,
+    ):
+        for step in range(5):
+            grads = one_tensor(WORLD, COUNT, seed=step)
+            u = m * u + torch.stack(grads)
+            mean = (u[0] + u[1] + u[2]) * torch.tensor(1 / WORLD)
+            assert torch.equal(fleet.step([{"w": grad.clone()} for grad in grads])[0]["w"], mean)
+            other = masked.step([{"w": grad.clone()} for grad in grads])[0]["w"]
+            assert torch.equal(other, mean) == (step == 0)
+
+
+def test_the_densities_of_a_warm_up() -> None:
+    codec = Dgc(density=0.001, warmup_steps=8)
+    assert [codec.at(step).density for step in range(0, 10, 2)] == [0.25, 0.0625, 0.015625, 0.00390625, 0.001]
+    assert codec.at(7).density == 0.00390625 and codec.at(10**6) == Dgc(density=0.001)
+    assert {codec.at(step) for step in range(9)} == set(codec.variants())
+    assert Dgc(density=0.3, warmup_steps=5).variants() == (Dgc(density=0.3),)
+    assert {Dgc(warmup_steps=2).at(step) for step in range(5)} == set(Dgc(warmup_steps=2).variants())
+
+
+def test_the_places_of_randomk_are_those_of_all_ranks() -> None:
+    """Result and residuals have no place in common; each block has one, and another in the next round."""
+    places = []
+    with Fleet(WORLD, [spec("w", COUNT)], "randomk", density=0.01) as fleet:
+        for step in range(3):
+            grads = [grad.abs() + 1 for grad in one_tensor(WORLD, COUNT, seed=step)]
+            sent = fleet.step([{"w": grad} for grad in grads])[0]["w"].numpy() != 0
+            assert sent.reshape(7, 100).sum(1).tolist() == [1] * 7
+            for rank in range(WORLD):
+                assert ((kept_on(fleet, rank) == 0) == sent).all()
+            places.append(np.flatnonzero(sent).tolist())
+    assert places[0] != places[1] != places[2]
+
+
+@pytest.mark.parametrize(
+    ("kind", "options"),
+    [(kind, {"density": density}) for kind in (TopK, Stc, Dgc, RandomK) for density in (0, 1.5, True, "1%")]
+    + [(TopK, {"value_bits": 8}), (Dgc, {"momentum": 1.0}), (Dgc, {"masking": 1}), (Dgc, {"warmup_steps": -1})]
+    + [(RandomK, {"scaled": 1})],
+)
+def test_options_that_are_refused(kind: type, options: dict[str, object]) -> None:
+    with pytest.raises(ConfigError):
+        kind(**options)
+
+
+def test_a_malformed_payload_is_an_error_on_every_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One rank claims more values than it has; nobody takes it for a result."""
+    encode = Sections.encode
+
+    def broken(self: Sections, work: object, key: Key) -> None:
+        encode(self, work, key)
+        if key.rank == 1:
+            work.regions["payload"][8:12] = 255  # the number of the first range's values
+
+    tensors = [spec("a", 100)]
+    grads = random_grads(2, tensors)
+    with Fleet(2, tensors, "topk", density=0.1) as fleet:
+        assert all_same(fleet.step(grads))  # the control
+        monkeypatch.setattr(Sections, "encode", broken)
+        step = fleet.offer(grads)
+        for reducer in fleet.reducers:
+            with pytest.raises(HorovodCompressError) as caught:
+                reducer.result(0, step)
+            assert isinstance(caught.value, CorruptFrameError) or "malformed" in str(caught.value)
