@@ -81,8 +81,12 @@ class Compression:
     none: ClassVar[Callable[..., Compression]]
     fp16: ClassVar[Callable[..., Compression]]
     bf16: ClassVar[Callable[..., Compression]]
+    ef_signsgd: ClassVar[Callable[..., Compression]]
     global_qsgd: ClassVar[Callable[..., Compression]]
     marsit: ClassVar[Callable[..., Compression]]
+    onebit: ClassVar[Callable[..., Compression]]
+    signsgd: ClassVar[Callable[..., Compression]]
+    signum: ClassVar[Callable[..., Compression]]
     sketch_fusion: ClassVar[Callable[..., Compression]]
     sparse_binary: ClassVar[Callable[..., Compression]]
 
