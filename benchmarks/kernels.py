@@ -161,7 +161,31 @@ def one_bit(a: Arrays) -> Iterable[Case]:
     rows = (a.more, a.row_steps, ROW)
     yield kernel_case("sign_decode rows", moved, "sign_decode", *rows, *decoded, feedback="global")
     yield kernel_case("sign_unpack", 4 * n + bit_bytes, "sign_unpack", a.more, a.step, n, a.out)
+    yield from points(a)
     yield Case("local step (offer + decode)", 24 * n + 2 * bit_bytes, lambda: local_step(a))
+
+
+def points(a: Arrays) -> Iterable[Case]:
+    n, size = a.count, 8 * a.words
+    counts = torch.zeros(1, dtype=torch.int64)
+    sides = (a.bits, a.sums, a.sums.clone(), counts, n)
+    yield kernel_case("points_offer", 8 * n + size, "points_offer", a.grad, a.residual, *sides)
+    values, lows = [a.step] * 8, [-2 * a.step] * 8
+    for ranks in (1, 4, 8):
+        given = (a.parts[:ranks], values[:ranks], lows[:ranks], n, 0, a.work, a.left)
+        yield kernel_case(f"points_decode of {ranks}", 16 * n + ranks * size, "points_decode", *given, scale=0.25)
+    moved = 24 * n + 2 * size
+    yield Case("local step of ef_signsgd (points)", moved, lambda: points_step(a))
+    yield Case("local step of onebit (points)", moved, lambda: points_step(a, sides))
+
+
+def points_step(a: Arrays, sides: tuple | None = None) -> None:
+    if sides is None:
+        kernels.sign_offer(a.work, a.left, a.bits, a.sums, a.count)
+    else:
+        kernels.points_offer(a.work, a.left, *sides)
+    lows = None if sides is None else [-2 * a.step]
+    kernels.points_decode([a.bits], [a.step], lows, a.count, 0, a.work, a.left)
 
 
 def local_step(a: Arrays) -> None:

@@ -30,6 +30,15 @@ void sign_decode(const uint64_t* bits, const float* steps, Dtype dtype, int64_t 
 void sign_unpack(const uint64_t* bits, const float* steps, Dtype dtype, int64_t count, int64_t row_length,
                  double scale, void* out, Launch launch);
 
+// points.cpp, points.cu: two values per row, `highs` for bit 1 and `lows` for bit 0, of which a rank sends one per
+// element. The offer writes sums of |x| and the number of elements of the high side, per row. Decoding adds the
+// values of all ranks in rank order, and keeps what the own ones lack; without `lows` they are -highs.
+void points_offer(const void* grad, const void* residual, Dtype dtype, int64_t count, int64_t row_length,
+                  uint64_t* bits, double* highs, double* lows, int64_t* ones, int64_t* nonfinite, Launch launch);
+void points_decode(const uint64_t* const* bits, const float* const* highs, const float* const* lows, int64_t ranks,
+                   int64_t own, Dtype dtype, int64_t count, int64_t row_length, double scale, void* grad,
+                   void* residual, Launch launch);
+
 // merge.cpp, merge.cu: probability numerator / denominator, denominator <= 2^62
 void merge_bits(uint64_t* into, const uint64_t* other, int64_t words, uint64_t numerator, uint64_t denominator,
                 const Stream* key, int64_t word_offset, Launch launch);

@@ -5,6 +5,7 @@
 #include "hvc/tree.h"
 #include "kernels.h"
 #include "parallel.h"
+#include "superblocks.h"
 #include "visit.h"
 
 namespace hvc {
@@ -46,13 +47,6 @@ template <class T> struct Decode {
 
 namespace hvc {
 namespace {
-
-void add_superblocks(const Units& units, const double* unit_sums, double* sums) {
-  for (int64_t unit = 0; unit < units.total; ++unit) {
-    double& sum = sums[unit / units.per_row];
-    sum = canonical(unit % units.per_row == 0 ? unit_sums[unit] : sum + unit_sums[unit]);
-  }
-}
 
 template <class T> int64_t run_offer(Offer<T> o, double* sums, int threads) {
   std::unique_ptr<double[]> partial;

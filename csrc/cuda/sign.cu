@@ -1,6 +1,7 @@
 // One bit per element: packing, the fused offer, the fused decode.
 #include "hvc/tree.h"
 #include "launch.h"
+#include "rows.h"
 #include "visit.h"
 
 namespace hvc {
@@ -39,45 +40,9 @@ template <class T> struct Decode {
   Work<T>* residual;
 };
 
-template <class T> __device__ Work<T> offered(const T* grad, const Work<T>* residual, int64_t i) {
-  const Work<T> x = to_work(grad[i]);
-  return residual ? x + residual[i] : x;
-}
-
 template <class W> __device__ bool own_bit(W x, const Coins& coins, int64_t i) {
   if (!coins.present || x != 0) return sign_bit(x);
   return random_word(coins.stream, coins.word_offset + i / kWordBits, 0) >> (i % kWordBits) & 1;
-}
-
-// Divisions of 64 bits are slow, and most tensors need none.
-__device__ inline int64_t row_of(int64_t i, int64_t row_length, int64_t count) {
-  if (row_length >= count) return 0;
-  return count <= 0xffffffff ? int64_t(uint32_t(i) / uint32_t(row_length)) : i / row_length;
-}
-
-// Blocks of all rows, in order; hvc/tree.h says what a block is.
-struct Blocks {
-  int64_t per_row, total;
-};
-__host__ __device__ inline Blocks blocks_of(int64_t count, int64_t row_length) {
-  const int64_t per_row = ceil_div(row_length, kBlock);
-  return {per_row, count / row_length * per_row + ceil_div(count % row_length, kBlock)};
-}
-
-// Writes 32 bits from element `begin` on, in cleared memory where rows do not begin at a multiple of 32.
-__device__ inline void put_bits(uint32_t* halves, int64_t begin, uint32_t bits, bool whole_halves) {
-  const int shift = int(begin % kWarp);
-  if (whole_halves) {
-    halves[begin / kWarp] = bits;
-    return;
-  }
-  atomicOr(halves + begin / kWarp, bits << shift);
-  if (shift != 0 && bits >> (kWarp - shift) != 0) atomicOr(halves + begin / kWarp + 1, bits >> (kWarp - shift));
-}
-
-template <class W> __device__ W combine_warp(W lane) {
-  for (int half = kWarp / 2; half > 0; half /= 2) lane += __shfl_down_sync(kAllLanes, lane, half);
-  return lane;
 }
 
 // ---- kernels ----------------------------------------------------------------------------------------------
@@ -114,28 +79,6 @@ template <class T> __global__ void offer_kernel(Offer<T> o) {
   add_count(o.nonfinite, nonfinite);
 }
 
-__global__ void add_blocks_kernel(Units units, const double* block_sums, double* unit_sums) {
-  const Blocks blocks = blocks_of(units.count, units.row_length);
-  constexpr int64_t kBlocks = kSuperblock / kBlock;
-  for (int64_t unit = first_item(); unit < units.total; unit += item_stride()) {
-    const int64_t row = unit / units.per_row * blocks.per_row, begin = row + unit % units.per_row * kBlocks;
-    const int64_t end = min(min(begin + kBlocks, row + blocks.per_row), blocks.total);
-    double sum = 0;
-    for (int64_t block = begin; block < end; ++block) sum += block_sums[block];
-    unit_sums[unit] = sum;
-  }
-}
-
-__global__ void add_superblocks_kernel(Units units, const double* unit_sums, double* sums) {
-  const int64_t rows = ceil_div(units.count, units.row_length);
-  for (int64_t row = first_item(); row < rows; row += item_stride()) {
-    const int64_t begin = row * units.per_row, end = min(begin + units.per_row, units.total);
-    double sum = 0;
-    for (int64_t unit = begin; unit < end; ++unit) sum += unit_sums[unit];
-    sums[row] = canonical(sum);
-  }
-}
-
 template <class T> __global__ void decode_kernel(Decode<T> d) {
   using W = Work<T>;
   for (int64_t i = first_item(); i < d.count; i += item_stride()) {
@@ -143,8 +86,12 @@ template <class T> __global__ void decode_kernel(Decode<T> d) {
     const W step = d.steps[row_of(i, d.row_length, d.count)];
     if (d.feedback != kFeedbackNone) {
       const W x = offered(d.grad, d.residual, i);
-      const bool kept = d.feedback == kFeedbackGlobal ? bit : own_bit(x, d.coins, i);
-      d.residual[i] = (x - signed_step(kept, step)) * W(d.decay);
+      W left = x;
+      if (d.feedback != kFeedbackMomentum) {
+        const bool kept = d.feedback == kFeedbackGlobal ? bit : own_bit(x, d.coins, i);
+        left = x - signed_step(kept, step);
+      }
+      d.residual[i] = left * W(d.decay);
     }
     d.grad[i] = from_work<T>(signed_step(bit, step * W(d.scale)));
   }
@@ -155,12 +102,10 @@ template <class T> __global__ void decode_kernel(Decode<T> d) {
 template <class T> void run_offer(Offer<T> offer, double* sums, Launch launch) {
   const Units units = units_of(offer.count, offer.row_length);
   const int64_t blocks = blocks_of(offer.count, offer.row_length).total;
-  const Scratch<double> block_sums(sums ? blocks : 0, launch), unit_sums(sums ? units.total : 0, launch);
+  const Scratch<double> block_sums(sums ? blocks : 0, launch);
   offer.block_sums = block_sums.get();
   start(offer_kernel<T>, blocks * kWarp, launch, offer);
-  if (!sums) return;
-  start(add_blocks_kernel, units.total, launch, units, block_sums.get(), unit_sums.get());
-  start(add_superblocks_kernel, ceil_div(units.count, units.row_length), launch, units, unit_sums.get(), sums);
+  if (sums) add_blocks(units, block_sums.get(), sums, launch);
 }
 
 }  // namespace

@@ -15,31 +15,24 @@ as the mean over ranks of the mean of |x|, per tensor or per output row.
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-import torch
 from torch import Tensor
 
 from .. import kernels
 from ..errors import ConfigError
 from ..feedback import RULES, Feedback
-from ..keys import ZERO_SIGN, Key
-from ..plan import Bucket, TensorSpec
-from .base import Algebra, Codec, Law, Regions, Work
+from ..keys import Key
+from .base import Algebra, Codec, Law
 from .dense import FullPrecision
 from .registry import register
-
-#: A step group covers at least so many elements: its 32 bits then cost 1/8 bit per element at most.
-MIN_STEP_GROUP = 256
-#: Elements of one 64-bit word of the payload.
-WORD = 64
+from .signs import Signs, check_step, check_zeros
 
 
 @register
 @dataclass(frozen=True)
-class Marsit(Codec):
+class Marsit(Signs):
     """One bit per element, merged without bias.
 
     Args:
@@ -75,15 +68,13 @@ class Marsit(Codec):
         every = self.full_precision_every
         if isinstance(every, bool) or not isinstance(every, int) or every < 0:
             raise ConfigError(f"full_precision_every should be 0 (never) or a period, got {every!r}")
-        if self.step_size not in ("tensor", "row"):
-            _check_step(self.step_size)
+        check_step(self.step_size)
         if self.compensation not in RULES:
             raise ConfigError(f"compensation should be one of {RULES}, got {self.compensation!r}")
         decay = self.residual_decay
         if isinstance(decay, bool) or not isinstance(decay, (int, float)) or not 0 < decay <= 1:
             raise ConfigError(f"residual_decay should be a number above 0, at most 1, got {decay!r}")
-        if self.zeros not in ("random", "positive"):
-            raise ConfigError(f'zeros should be "random" or "positive", got {self.zeros!r}')
+        check_zeros(self.zeros)
 
     def law(self) -> Law:
         return Law(conserves=self.compensation == "global", bound="E[result] = step * mean of signs")
@@ -98,69 +89,7 @@ class Marsit(Codec):
     def variants(self) -> tuple[Codec, ...]:
         return (self, FullPrecision()) if self.full_precision_every else (self,)
 
-    # ---- layout ----
-
-    def step_group(self, tensor: TensorSpec) -> int:
-        """Return how many elements of a tensor share one step."""
-        if self.step_size != "row" or len(tensor.shape) < 2 or tensor.count == 0:
-            return max(1, tensor.count)
-        row = tensor.count // tensor.shape[0]
-        return row * math.ceil(MIN_STEP_GROUP / row)
-
-    def _groups(self, tensor: TensorSpec) -> int:
-        return -(-tensor.count // self.step_group(tensor))
-
-    def _measured(self) -> bool:
-        return isinstance(self.step_size, str)
-
-    def regions(self, bucket: Bucket) -> Regions:
-        regions: Regions = {"bits": (torch.int64, bucket.padded // WORD)}
-        if self._measured():
-            groups = sum(self._groups(tensor) for tensor in bucket.tensors)
-            regions["steps"] = (torch.float32, groups)
-        return regions
-
-    def local(self, bucket: Bucket) -> Regions:
-        groups = sum(self._groups(tensor) for tensor in bucket.tensors)
-        if self._measured():
-            return {"sums": (torch.float64, groups), "sizes": (torch.float64, groups)}
-        return {"fixed": (torch.float32, groups)}
-
-    def prepare(self, work: Work) -> None:
-        steps, start = [], 0
-        for tensor in work.bucket.tensors:
-            steps.append(slice(start, start + self._groups(tensor)))
-            start = steps[-1].stop
-        work.memo["steps"] = steps
-        if not self._measured():
-            work.local["fixed"].fill_(float(self.step_size))
-            return
-        # How many elements each step covers, times the number of ranks: dividing by it gives this
-        # rank's share in the mean over ranks, so that the exchange only has to add.
-        for tensor, own in zip(work.bucket.tensors, steps):
-            group, sizes = self.step_group(tensor), work.local["sizes"][own]
-            sizes.fill_(group * work.world)
-            if sizes.numel():
-                sizes[-1] = (tensor.count - group * (sizes.numel() - 1)) * work.world
-
     # ---- one round ----
-
-    def offer(self, work: Work, position: int, key: Key) -> int:
-        tensor, span = work.bucket.tensors[position], work.span(position)
-        steps = work.memo["steps"][position]
-        return kernels.sign_offer(
-            work.grad(position),
-            work.residual_of(position),
-            work.regions["bits"][_words(span)],
-            work.local["sums"][steps] if self._measured() else None,
-            self.step_group(tensor),
-            key=self._zero_key(key),
-            word_offset=span.start // WORD,
-        )
-
-    def encode(self, work: Work, key: Key) -> None:
-        if self._measured():
-            work.regions["steps"].copy_(work.local["sums"].div_(work.local["sizes"]))
 
     def merge(
         self, region: str, start: int, into: Tensor, other: Tensor, weights: tuple[int, int], key: Key
@@ -170,48 +99,5 @@ class Marsit(Codec):
         else:
             kernels.merge_bits(into, other, *weights, key, word_offset=start)
 
-    def granule(self, tensor: TensorSpec) -> int:
-        group = self.step_group(tensor)
-        return WORD if group >= tensor.count else math.lcm(WORD, group)
-
-    def needs(self, work: Work, position: int, start: int, stop: int) -> dict[str, tuple[int, int]]:
-        words, steps = self._parts(work, position, start, stop)
-        found = {"bits": (words.start, words.stop)}
-        return found | {"steps": (steps.start, steps.stop)} if self._measured() else found
-
-    def _parts(self, work: Work, position: int, start: int, stop: int) -> tuple[slice, slice]:
-        """Return where the words and the steps of elements ``start`` to ``stop`` of a tensor lie."""
-        first, step = work.span(position).start, work.memo["steps"][position].start
-        group = self.step_group(work.bucket.tensors[position])
-        return _words(slice(first + start, first + stop)), slice(step + start // group, step - (-stop // group))
-
-    def decode_part(self, work: Work, position: int, start: int, stop: int, key: Key, gain: float) -> None:
-        words, own = self._parts(work, position, start, stop)
-        steps = work.regions["steps"] if self._measured() else work.local["fixed"]
-        part, residual = slice(start, stop), work.residual_of(position)
-        kernels.sign_decode(
-            work.regions["bits"][words],
-            steps[own],
-            self.step_group(work.bucket.tensors[position]),
-            work.grad(position)[part],
-            None if residual is None else residual[part],
-            feedback=self.compensation,
-            decay=self.residual_decay if self.compensation == "own" else 1.0,
-            scale=gain,
-            key=self._zero_key(key),
-            word_offset=words.start,
-        )
-
-    def _zero_key(self, key: Key) -> Key | None:
-        return key.at(purpose=ZERO_SIGN) if self.zeros == "random" else None
-
-
-def _words(span: slice) -> slice:
-    """Return the words that hold the bits of a tensor; tensors start at whole words."""
-    return slice(span.start // WORD, -(-span.stop // WORD))
-
-
-def _check_step(step: object) -> None:
-    number = isinstance(step, (int, float)) and not isinstance(step, bool)
-    if not number or not math.isfinite(step) or step <= 0:  # type: ignore[arg-type,operator]
-        raise ConfigError(f'step_size should be "tensor", "row" or a positive number, got {step!r}')
+    def _decay(self) -> float:
+        return self.residual_decay if self.compensation == "own" else 1.0

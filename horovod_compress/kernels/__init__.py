@@ -38,6 +38,7 @@ from .legality import (
     word_stream,
     work_dtype,
 )
+from .points import points_decode, points_offer
 from .sketch import absorb, sketch_clear, sketch_columns, sketch_encode, sketch_estimate, sketch_top
 from .sparse import (
     binary_clear,
@@ -80,6 +81,8 @@ __all__ = [
     "philox4x32",
     "sample_decode",
     "sample_offer",
+    "points_decode",
+    "points_offer",
     "sign_decode",
     "sign_offer",
     "sign_pack",
@@ -97,9 +100,9 @@ __all__ = [
     "word_count",
 ]
 
-Feedback = Literal["none", "global", "own"]
+Feedback = Literal["none", "global", "own", "momentum"]
 
-_FEEDBACK = {"none": 0, "global": 1, "own": 2}
+_FEEDBACK = {"none": 0, "global": 1, "own": 2, "momentum": 3}
 #: Powers of |x| that a norm may add up; 0 stands for the maximum.
 POWERS = (0, 1, 2, 4)
 
@@ -181,7 +184,7 @@ def sign_decode(
 
     With ``G = +-steps[row]`` and ``x = grad + residual``, "global" feedback keeps ``x - G``, "own"
     keeps ``x`` minus the step with the sign that :func:`sign_offer` gave it under the same key,
-    "none" keeps nothing. What is kept is multiplied by ``decay``. Then ``grad = G * scale``.
+    "momentum" keeps ``x`` itself, "none" keeps nothing. What is kept is multiplied by ``decay``. Then ``grad = G * scale``.
 
     Args:
         steps: float32, one per ``row_length`` elements.
@@ -193,7 +196,7 @@ def sign_decode(
     rule = _FEEDBACK.get(feedback)
     if rule is None or (rule == 0) != (residual is None):
         raise ValueError(
-            f'feedback must be "global" or "own" with a residual, or "none" with residual None, '
+            f'feedback must be "global", "own" or "momentum" with a residual, or "none" with residual None, '
             f"got {feedback!r} with {'no' if residual is None else 'a'} residual"
         )
     rows = row_count(count, row_length)

@@ -245,12 +245,54 @@ def sign_decode(
     decoded = np.where(_unpacked(bits, x.size), step, -step)
     if residual is not None:
         own = np.where(_own_bits(x, key, word_offset), step, -step)
-        residual.numpy()[:] = (x - (decoded if feedback == "global" else own)) * x.dtype.type(decay)
+        left = {"global": x - decoded, "own": x - own, "momentum": x}[feedback]
+        residual.numpy()[:] = left * x.dtype.type(decay)
     store(grad, decoded * x.dtype.type(scale))
 
 
 def sign_unpack(bits: Tensor, steps: Tensor, row_length: int, out: Tensor, *, scale: float = 1.0) -> None:
     sign_decode(bits, steps, row_length, out, None, feedback="none", scale=scale)
+
+
+@_quiet
+def points_offer(
+    grad: Tensor, residual: Tensor | None, bits: Tensor, highs: Tensor, lows: Tensor, ones: Tensor, row_length: int
+) -> int:
+    x = _offered(grad, residual)
+    high, none = x >= 0, x.dtype.type(0)
+    _write_bits(bits, high)
+    highs.numpy()[:] = row_sums(np.where(high, np.abs(x), none), row_length)
+    lows.numpy()[:] = row_sums(np.where(high, none, np.abs(x)), row_length)
+    starts = range(0, x.size, row_length)
+    ones.numpy()[:] = [np.count_nonzero(high[start : start + row_length]) for start in starts]
+    return int(np.count_nonzero(~np.isfinite(x)))
+
+
+@_quiet
+def points_decode(
+    bits: Sequence[Tensor],
+    highs: Sequence[Tensor],
+    lows: Sequence[Tensor] | None,
+    row_length: int,
+    own: int,
+    grad: Tensor,
+    residual: Tensor,
+    *,
+    scale: float = 1.0,
+) -> None:
+    x = _offered(grad, residual)
+
+    def spread(values: Tensor) -> np.ndarray:
+        return np.asarray(np.repeat(values.numpy(), row_length)[: x.size].astype(x.dtype))
+
+    sent = []
+    for rank, high in enumerate(map(spread, highs)):
+        sent.append(np.where(_unpacked(bits[rank], x.size), high, -high if lows is None else spread(lows[rank])))
+    total = sent[0].copy()
+    for values in sent[1:]:
+        total += values
+    residual.numpy()[:] = x - sent[own]
+    store(grad, total * x.dtype.type(scale))
 
 
 # ---- dithering ----------------------------------------------------------------------------------

@@ -64,10 +64,22 @@ class TestNumbers:
                 same("sign_offer", grad, residual, *outputs, key=KEY, word_offset=5)
                 same("sign_pack", grad, poison(size, torch.int64))
                 steps = tame(rows, torch.float32, 1)
-                for feedback in ("global", "own"):
+                for feedback in ("global", "own", "momentum"):
                     rule = {"feedback": feedback, "scale": 0.3, "key": KEY, "word_offset": 5}
                     same("sign_decode", bits(count, 2), steps, row_length, grad, residual, **rule)
                 same("sign_unpack", bits(count, 2), steps, row_length, poison(count, dtype), scale=-1.5)
+
+    def test_points(self, dtype: torch.dtype) -> None:
+        for count in LENGTHS:
+            for row_length in {max(count, 1), 7, 100, 1024, 65_600}:
+                rows, size = -(-count // row_length), kernels.word_count(count)
+                grad, residual = numbers(count, dtype, count), numbers(count, work(dtype), count + 1)
+                made = [poison(rows, kind) for kind in (torch.float64, torch.float64, torch.int64)]
+                same("points_offer", grad, residual, poison(size, torch.int64), *made, row_length)
+                sent = [bits(count, rank) for rank in range(3)]
+                highs, lows = ([tame(rows, torch.float32, first + rank) for rank in range(3)] for first in (1, 9))
+                for low in (None, lows):
+                    same("points_decode", sent, highs, low, row_length, 1, grad, residual, scale=0.3)
 
     def test_dense(self, dtype: torch.dtype) -> None:
         for count in LENGTHS:

@@ -145,14 +145,14 @@ def test_offer_gives_zeros_a_fair_coin() -> None:
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("feedback", ["global", "own", "none"])
+@pytest.mark.parametrize("feedback", ["global", "own", "momentum", "none"])
 def test_decode_every_length(dtype: torch.dtype, feedback: str) -> None:
     for count in LENGTHS:
         _decode(count, dtype, max(count, 1), feedback, shift=count)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("feedback", ["global", "own", "none"])
+@pytest.mark.parametrize("feedback", ["global", "own", "momentum", "none"])
 def test_decode_every_row_length(dtype: torch.dtype, feedback: str) -> None:
     for row_length in ROWS:
         for count in (row_length - 1, row_length, 3 * row_length + row_length // 2, 2500):
@@ -161,7 +161,7 @@ def test_decode_every_row_length(dtype: torch.dtype, feedback: str) -> None:
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("feedback", ["global", "own", "none"])
+@pytest.mark.parametrize("feedback", ["global", "own", "momentum", "none"])
 def test_decode_every_alignment(dtype: torch.dtype, feedback: str) -> None:
     for shift in range(64):
         _decode(777, dtype, 300, feedback, shift=shift)

@@ -4,9 +4,9 @@
 
 namespace hvc {
 
-// What a rank keeps of what it did not send: x minus the decoded value of the consensus bits (global), x minus
-// the decoded value of its own bits (own), or nothing.
-enum Feedback : int { kFeedbackNone = 0, kFeedbackGlobal = 1, kFeedbackOwn = 2 };
+// What a rank keeps: x minus the decoded value of the consensus bits (global), x minus the decoded value of its own
+// bits (own), x itself (momentum), or nothing.
+enum Feedback : int { kFeedbackNone = 0, kFeedbackGlobal = 1, kFeedbackOwn = 2, kFeedbackMomentum = 3 };
 
 // NaN is bit 0 in both forms, and both zeros count as zero: defined by comparison, not by the sign bit.
 template <class W> HVC_RULE bool sign_bit(W x) { return x >= 0; }

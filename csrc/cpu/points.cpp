@@ -1,0 +1,111 @@
+// Signs with two values per row: the fused offer, and the fused decode of all ranks.
+#include <memory>
+#include <vector>
+
+#include "hvc/tree.h"
+#include "kernels.h"
+#include "parallel.h"
+#include "superblocks.h"
+#include "visit.h"
+
+namespace hvc {
+namespace {
+
+template <class T> struct PointsOffer {
+  const T* grad;
+  const Work<T>* residual;
+  Units units;
+  uint64_t* bits;
+  double *unit_highs, *unit_lows;
+  int64_t* unit_ones;
+};
+
+struct PointsResult {
+  uint64_t head;  // bits of a first word that begins in the range before
+  int64_t nonfinite;
+};
+
+template <class T> struct PointsDecode {
+  const uint64_t* const* bits;
+  const float* const* highs;
+  const float* const* lows;  // or none
+  int64_t ranks, own;
+  Units units;
+  double scale;
+  T* grad;
+  Work<T>* residual;
+};
+
+}  // namespace
+}  // namespace hvc
+
+#define HVC_BODY "points_body.h"
+#include "foreach_isa.h"
+
+namespace hvc {
+namespace {
+
+template <class T> int64_t run_offer(const PointsOffer<T>& o, int threads) {
+  const auto range = HVC_CHOOSE(points_offer<T>);
+  const int64_t bytes = o.units.count * int64_t(sizeof(T) + (o.residual ? sizeof(Work<T>) : 0));
+  std::vector<PointsResult> results(size_t(std::max(threads, 1)));
+  std::vector<int64_t> begins(results.size());
+  parallel_for(threads, o.units.total, bytes, [&](int64_t index, int64_t first, int64_t last) {
+    begins[size_t(index)] = unit_begin(o.units, first);
+    results[size_t(index)] = range(o, first, last);
+  });
+  int64_t nonfinite = 0;
+  for (size_t i = 0; i < results.size(); ++i) {
+    if (results[i].head) o.bits[begins[i] / kWordBits] |= results[i].head;
+    nonfinite += results[i].nonfinite;
+  }
+  return nonfinite;
+}
+
+void add_ones(const Units& units, const int64_t* unit_ones, int64_t* ones) {
+  for (int64_t unit = 0; unit < units.total; ++unit) {
+    int64_t& sum = ones[unit / units.per_row];
+    sum = unit % units.per_row == 0 ? unit_ones[unit] : sum + unit_ones[unit];
+  }
+}
+
+}  // namespace
+
+void points_offer(const void* grad, const void* residual, Dtype dtype, int64_t count, int64_t row_length,
+                  uint64_t* bits, double* highs, double* lows, int64_t* ones, int64_t* nonfinite, Launch launch) {
+  visit(dtype, [&](auto type) {
+    using T = typename decltype(type)::type;
+    const Units units = units_of(count, row_length);
+    const std::unique_ptr<double[]> sums(new double[size_t(2 * units.total)]);
+    const std::unique_ptr<int64_t[]> counts(new int64_t[size_t(units.total)]);
+    double *unit_highs = sums.get(), *unit_lows = sums.get() + units.total;
+    const PointsOffer<T> offer{static_cast<const T*>(grad),
+                               static_cast<const Work<T>*>(residual),
+                               units,
+                               bits,
+                               unit_highs,
+                               unit_lows,
+                               counts.get()};
+    *nonfinite = run_offer(offer, launch.threads);
+    const DefaultRounding rounding;
+    add_superblocks(units, unit_highs, highs);
+    add_superblocks(units, unit_lows, lows);
+    add_ones(units, counts.get(), ones);
+  });
+}
+
+void points_decode(const uint64_t* const* bits, const float* const* highs, const float* const* lows, int64_t ranks,
+                   int64_t own, Dtype dtype, int64_t count, int64_t row_length, double scale, void* grad,
+                   void* residual, Launch launch) {
+  visit(dtype, [&](auto type) {
+    using T = typename decltype(type)::type;
+    const PointsDecode<T> decode{bits,  highs, lows, ranks, own, units_of(count, row_length),
+                                 scale, static_cast<T*>(grad), static_cast<Work<T>*>(residual)};
+    const auto range = HVC_CHOOSE(points_decode<T>);
+    const int64_t bytes = count * int64_t(2 * sizeof(T) + 2 * sizeof(Work<T>));
+    parallel_for(launch.threads, decode.units.total, bytes,
+                 [&](int64_t, int64_t first, int64_t last) { range(decode, first, last); });
+  });
+}
+
+}  // namespace hvc

@@ -1,0 +1,84 @@
+// Signs with two values, 32 elements at a time. Compiled once per instruction set; see foreach_isa.h.
+
+#include "bit_lanes.h"
+
+// What one row's elements add up to: sums of |x| of both sides, lane by lane, and how many are on the high one.
+template <class W> struct Sides {
+  Lanes<W> highs, lows;
+  int64_t ones, nonfinite;
+};
+
+template <class T> HVC_INLINE void points_offer_group(const T* grad, const Work<T>* residual, int count,
+                                                      BitWriter& writer, Sides<Work<T>>& sides) {
+  using W = Work<T>;
+  const Lanes<W> x = offered(grad, residual, count), size = magnitude(x), zero = broadcast(W(0));
+  const uint32_t valid = valid_lanes(count), ones = mask_of<Test::greater_equal>(x) & valid;
+  sides.highs = sides.highs + select(ones, size, zero);
+  sides.lows = sides.lows + select(ones, zero, size);
+  sides.ones += __builtin_popcount(ones);
+  sides.nonfinite += __builtin_popcount(~mask_of<Test::below>(size, infinity<W>) & valid);
+  writer.put(ones, 0, count);
+}
+
+template <bool kResidual, class T>
+HVC_INLINE void points_offer_block(const PointsOffer<T>& o, int64_t begin, int64_t end, BitWriter& writer,
+                                   Sides<Work<T>>& sides) {
+  sides.highs = sides.lows = broadcast(Work<T>(0));
+  const auto group = [&](int64_t i, int count) __attribute__((always_inline)) {
+    points_offer_group(o.grad + i, kResidual ? o.residual + i : nullptr, count, writer, sides);
+  };
+  int64_t i = begin;
+  for (; i + kLanes <= end; i += kLanes) group(i, kLanes);
+  if (i < end) group(i, int(end - i));
+}
+
+template <bool kResidual, class T>
+PointsResult points_offer_units(const PointsOffer<T>& o, int64_t first, int64_t last) {
+  BitWriter writer(o.bits, unit_begin(o.units, first), nullptr);  // no zero asks for a coin
+  Sides<Work<T>> sides{};
+  for (int64_t unit = first; unit < last; ++unit) {
+    const int64_t begin = unit_begin(o.units, unit), end = unit_begin(o.units, unit + 1);
+    double high = 0, low = 0;
+    sides.ones = 0;
+    for (int64_t block = begin; block < end; block += kBlock) {
+      points_offer_block<kResidual>(o, block, std::min(block + kBlock, end), writer, sides);
+      high += double(combine(sides.highs));
+      low += double(combine(sides.lows));
+    }
+    o.unit_highs[unit] = high;
+    o.unit_lows[unit] = low;
+    o.unit_ones[unit] = sides.ones;
+  }
+  return {writer.finish(), sides.nonfinite};
+}
+
+template <class T> PointsResult points_offer(const PointsOffer<T>& o, int64_t first, int64_t last) {
+  return o.residual ? points_offer_units<true>(o, first, last) : points_offer_units<false>(o, first, last);
+}
+
+// What one rank sent for up to 32 elements of a row.
+template <class T>
+HVC_INLINE Lanes<Work<T>> sent(const PointsDecode<T>& d, int64_t rank, int64_t row, int64_t begin, int count) {
+  using W = Work<T>;
+  const W high = d.highs[rank][row], low = d.lows ? W(d.lows[rank][row]) : -high;
+  return select(bits_at(d.bits[rank], begin, count), broadcast(high), broadcast(low));
+}
+
+template <class T> HVC_INLINE void points_group(const PointsDecode<T>& d, int64_t row, int64_t begin, int count) {
+  using W = Work<T>;
+  T* grad = d.grad + begin;
+  W* residual = d.residual + begin;
+  store(residual, offered(grad, residual, count) - sent(d, d.own, row, begin, count), count);
+  Lanes<W> total = sent(d, 0, row, begin, count);
+  for (int64_t rank = 1; rank < d.ranks; ++rank) total = total + sent(d, rank, row, begin, count);
+  store(grad, total * broadcast(W(d.scale)), count);
+}
+
+template <class T> void points_decode(const PointsDecode<T>& d, int64_t first, int64_t last) {
+  for (int64_t unit = first; unit < last; ++unit) {
+    const int64_t row = unit / d.units.per_row, end = unit_begin(d.units, unit + 1);
+    int64_t i = unit_begin(d.units, unit);
+    for (; i + kLanes <= end; i += kLanes) points_group(d, row, i, kLanes);
+    if (i < end) points_group(d, row, i, int(end - i));
+  }
+}

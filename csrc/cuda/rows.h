@@ -1,0 +1,76 @@
+// Rows of elements on CUDA: the tree of hvc/tree.h in blocks that warps sum, and bits that warps vote on.
+#pragma once
+#include "hvc/tree.h"
+#include "launch.h"
+
+namespace hvc {
+namespace {
+
+template <class T> __device__ Work<T> offered(const T* grad, const Work<T>* residual, int64_t i) {
+  const Work<T> x = to_work(grad[i]);
+  return residual ? x + residual[i] : x;
+}
+
+// Divisions of 64 bits are slow, and most tensors need none.
+__device__ inline int64_t row_of(int64_t i, int64_t row_length, int64_t count) {
+  if (row_length >= count) return 0;
+  return count <= 0xffffffff ? int64_t(uint32_t(i) / uint32_t(row_length)) : i / row_length;
+}
+
+// Blocks of all rows, in order; hvc/tree.h says what a block is.
+struct Blocks {
+  int64_t per_row, total;
+};
+__host__ __device__ inline Blocks blocks_of(int64_t count, int64_t row_length) {
+  const int64_t per_row = ceil_div(row_length, kBlock);
+  return {per_row, count / row_length * per_row + ceil_div(count % row_length, kBlock)};
+}
+
+// Writes 32 bits from element `begin` on, in cleared memory where rows do not begin at a multiple of 32.
+__device__ inline void put_bits(uint32_t* halves, int64_t begin, uint32_t bits, bool whole_halves) {
+  const int shift = int(begin % kWarp);
+  if (whole_halves) {
+    halves[begin / kWarp] = bits;
+    return;
+  }
+  atomicOr(halves + begin / kWarp, bits << shift);
+  if (shift != 0 && bits >> (kWarp - shift) != 0) atomicOr(halves + begin / kWarp + 1, bits >> (kWarp - shift));
+}
+
+template <class W> __device__ W combine_warp(W lane) {
+  for (int half = kWarp / 2; half > 0; half /= 2) lane += __shfl_down_sync(kAllLanes, lane, half);
+  return lane;
+}
+
+__global__ void add_blocks_kernel(Units units, const double* block_sums, double* unit_sums) {
+  const Blocks blocks = blocks_of(units.count, units.row_length);
+  constexpr int64_t kBlocks = kSuperblock / kBlock;
+  for (int64_t unit = first_item(); unit < units.total; unit += item_stride()) {
+    const int64_t row = unit / units.per_row * blocks.per_row, begin = row + unit % units.per_row * kBlocks;
+    const int64_t end = min(min(begin + kBlocks, row + blocks.per_row), blocks.total);
+    double sum = 0;
+    for (int64_t block = begin; block < end; ++block) sum += block_sums[block];
+    unit_sums[unit] = sum;
+  }
+}
+
+__global__ void add_superblocks_kernel(Units units, const double* unit_sums, double* sums) {
+  const int64_t rows = ceil_div(units.count, units.row_length);
+  for (int64_t row = first_item(); row < rows; row += item_stride()) {
+    const int64_t begin = row * units.per_row, end = min(begin + units.per_row, units.total);
+    double sum = 0;
+    for (int64_t unit = begin; unit < end; ++unit) sum += unit_sums[unit];
+    sums[row] = canonical(sum);
+  }
+}
+
+// Sums of rows from those of their blocks, in the order of the tree.
+void add_blocks(const Units& units, const double* block_sums, double* sums, Launch launch) {
+  const Scratch<double> unit_sums(units.total, launch);
+  start(add_blocks_kernel, units.total, launch, units, block_sums, unit_sums.get());
+  const int64_t rows = ceil_div(units.count, units.row_length);
+  start(add_superblocks_kernel, rows, launch, units, static_cast<const double*>(unit_sums.get()), sums);
+}
+
+}  // namespace
+}  // namespace hvc

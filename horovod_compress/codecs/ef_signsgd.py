@@ -1,0 +1,59 @@
+"""EF-signSGD: signs with the mean magnitude, and error feedback (Karimireddy et al., ICML 2019, arXiv:1901.09847).
+
+    p = gradient + residual                         on each rank
+    payload = [p >= 0], one bit each, and s = the mean of |p| of each step group
+    result = mean over ranks of s * (2 bit - 1)     payloads of all ranks, gathered
+    residual = p - s * (2 bit - 1)                  own s, own bits
+
+What is kept is p less its share along the signs: |residual|^2 = (1 - |p|_1^2 / (d |p|_2^2)) |p|_2^2 for a
+group of d elements, so signs need no coins for zeros and lose nothing for good.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from .. import kernels
+from ..keys import Key
+from ..plan import Bucket
+from .base import Regions, Work
+from .gathered_signs import GatheredSigns
+from .registry import register
+
+
+@register
+@dataclass(frozen=True)
+class EfSignSgd(GatheredSigns):
+    """One bit per element and a mean magnitude, with error feedback.
+
+    Args:
+        step_size: "tensor" for one magnitude per tensor, the paper's rule, or "row" for one per
+            output row (short rows are joined until they hold 256 elements).
+    """
+
+    step_size: str = "tensor"
+
+    name: ClassVar[str] = "ef_signsgd"
+    summary: ClassVar[str] = "1 bit: signs times the mean magnitude, with error feedback"
+    values: ClassVar[int] = 1
+    bound: ClassVar[str] = "(1 - |x|_1^2 / (d |x|^2)) |x|^2"
+    samples: ClassVar[tuple[dict[str, Any], ...]] = ({"step_size": "tensor"}, {"step_size": "row"})
+
+    def local(self, bucket: Bucket) -> Regions:
+        return {name: (torch.float64, self._groups(bucket)) for name in ("sums", "sizes")}
+
+    def offer(self, work: Work, position: int, key: Key) -> int:
+        return kernels.sign_offer(
+            work.grad(position),
+            work.residual_of(position),
+            self._bits(work, work.regions["payload"], position),
+            work.local["sums"][work.memo["groups"][position]],
+            work.memo["lengths"][position],
+        )
+
+    def _means(self, work: Work) -> list[Tensor]:
+        return [work.local["sums"].div_(work.local["sizes"])]

@@ -1,0 +1,65 @@
+"""1-bit SGD: signs with a value for each side, and error feedback (Seide et al., Interspeech 2014).
+
+    p = gradient + residual                         on each rank
+    payload = [p >= 0], one bit each, and for each step group
+              high = the mean of p where it is >= 0, low = the mean of p below 0; 0 where there is none
+    result = mean over ranks of (high where the bit is 1, low where it is 0)      payloads gathered
+    residual = p - (own high or low)
+
+For sides cut at zero the means are the two best values: no others leave a smaller sum of squares. The
+paper has them for each column of a weight matrix, which is an output row here.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from .. import kernels
+from ..keys import Key
+from ..plan import Bucket
+from .base import Regions, Work
+from .gathered_signs import GatheredSigns
+from .registry import register
+
+
+@register
+@dataclass(frozen=True)
+class OneBit(GatheredSigns):
+    """One bit per element and the means of both sides, with error feedback.
+
+    Args:
+        step_size: "row" for two values per output row (short rows are joined until they hold 256
+            elements), or "tensor" for two per tensor.
+    """
+
+    step_size: str = "row"
+
+    name: ClassVar[str] = "onebit"
+    summary: ClassVar[str] = "1 bit: the means of both sides of zero, with error feedback"
+    values: ClassVar[int] = 2
+    bound: ClassVar[str] = "|x|^2 - d1 high^2 - d0 low^2"
+    samples: ClassVar[tuple[dict[str, Any], ...]] = ({"step_size": "tensor"}, {"step_size": "row"})
+
+    def local(self, bucket: Bucket) -> Regions:
+        floats = {name: (torch.float64, self._groups(bucket)) for name in ("highs", "lows", "sizes")}
+        return floats | {"ones": (torch.int64, self._groups(bucket))}
+
+    def offer(self, work: Work, position: int, key: Key) -> int:
+        own = work.memo["groups"][position]
+        return kernels.points_offer(
+            work.grad(position),
+            work.residual_of(position),
+            self._bits(work, work.regions["payload"], position),
+            *(work.local[name][own] for name in ("highs", "lows", "ones")),
+            work.memo["lengths"][position],
+        )
+
+    def _means(self, work: Work) -> list[Tensor]:
+        highs, lows, ones = (work.local[name] for name in ("highs", "lows", "ones"))
+        zeros = work.local["sizes"] - ones
+        # An empty side has the sum 0, so any divisor gives 0.
+        return [highs.div_(ones.clamp(min=1)), lows.div_(zeros.clamp_(min=1)).neg_()]

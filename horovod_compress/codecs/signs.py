@@ -1,0 +1,198 @@
+"""Sign bits, and the steps that give them their size: what the methods that send them share.
+
+The elements of a tensor that share a step are a step group: all of it, or output rows. A measured step
+is the mean of |x| over the group and over the ranks.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from .. import kernels
+from ..errors import ConfigError
+from ..keys import ZERO_SIGN, Key
+from ..plan import Bucket, TensorSpec
+from .base import Codec, Regions, Work
+
+#: A step group covers at least so many elements: its 32 bits then cost 1/8 bit per element at most.
+MIN_STEP_GROUP = 256
+#: Elements of one 64-bit word of the payload.
+WORD = 64
+
+
+def words(span: slice) -> slice:
+    """Return the words that hold the bits of a tensor; tensors start at whole words."""
+    return slice(span.start // WORD, -(-span.stop // WORD))
+
+
+def group_length(tensor: TensorSpec, by_row: bool) -> int:
+    """Return how many elements of a tensor share one step."""
+    if not by_row or len(tensor.shape) < 2 or tensor.count == 0:
+        return max(1, tensor.count)
+    row = tensor.count // tensor.shape[0]
+    return row * math.ceil(MIN_STEP_GROUP / row)
+
+
+def group_count(tensor: TensorSpec, by_row: bool) -> int:
+    """Return how many step groups a tensor has."""
+    return -(-tensor.count // group_length(tensor, by_row))
+
+
+def group_slices(bucket: Bucket, by_row: bool) -> list[slice]:
+    """Return where the groups of each tensor lie among those of the bucket."""
+    slices, start = [], 0
+    for tensor in bucket.tensors:
+        slices.append(slice(start, start + group_count(tensor, by_row)))
+        start = slices[-1].stop
+    return slices
+
+
+def fill_group_sizes(sizes: Tensor, bucket: Bucket, by_row: bool) -> None:
+    """Write how many elements each group of the bucket has; the last one of a tensor may be shorter."""
+    for tensor, own in zip(bucket.tensors, group_slices(bucket, by_row)):
+        group, mine = group_length(tensor, by_row), sizes[own]
+        mine.fill_(group)
+        if mine.numel():
+            mine[-1] = tensor.count - group * (mine.numel() - 1)
+
+
+def check_step(step: object) -> None:
+    """Refuse what is neither a way of measuring steps nor a step."""
+    if step in ("tensor", "row"):
+        return
+    number = isinstance(step, (int, float)) and not isinstance(step, bool)
+    if not number or not math.isfinite(step) or step <= 0:  # type: ignore[arg-type,operator]
+        raise ConfigError(f'step_size should be "tensor", "row" or a positive number, got {step!r}')
+
+
+def check_zeros(zeros: object) -> None:
+    if zeros not in ("random", "positive"):
+        raise ConfigError(f'zeros should be "random" or "positive", got {zeros!r}')
+
+
+class Signs(Codec):
+    """One bit per element and one step per group; how bits merge is the method's own business."""
+
+    step_size: str | float  # the fields of the methods
+    zeros: str
+    #: Which part of an element's state the elements add to, and decoding renews.
+    kept: ClassVar[str] = "residual"
+
+    # ---- layout ----
+
+    def _measured(self) -> bool:
+        return isinstance(self.step_size, str)
+
+    def _by_row(self) -> bool:
+        return self.step_size == "row"
+
+    def step_group(self, tensor: TensorSpec) -> int:
+        """Return how many elements of a tensor share one step."""
+        return group_length(tensor, self._by_row())
+
+    def _groups(self, bucket: Bucket) -> int:
+        return sum(group_count(tensor, self._by_row()) for tensor in bucket.tensors)
+
+    def regions(self, bucket: Bucket) -> Regions:
+        regions: Regions = {"bits": (torch.int64, bucket.padded // WORD)}
+        if self._measured():
+            regions["steps"] = (torch.float32, self._groups(bucket))
+        return regions
+
+    def local(self, bucket: Bucket) -> Regions:
+        groups = self._groups(bucket)
+        if self._measured():
+            return {"sums": (torch.float64, groups), "sizes": (torch.float64, groups)}
+        return {"fixed": (torch.float32, groups)}
+
+    def prepare(self, work: Work) -> None:
+        work.memo["steps"] = group_slices(work.bucket, self._by_row())
+        if not self._measured():
+            work.local["fixed"].fill_(float(self.step_size))
+            return
+        # How many elements each step covers, times the number of ranks: dividing by it gives this
+        # rank's share in the mean over ranks, so that the exchange only has to add.
+        fill_group_sizes(work.local["sizes"], work.bucket, self._by_row())
+        work.local["sizes"].mul_(work.world)
+
+    # ---- one round ----
+
+    def offer(self, work: Work, position: int, key: Key) -> int:
+        tensor, span = work.bucket.tensors[position], work.span(position)
+        steps = work.memo["steps"][position]
+        return kernels.sign_offer(
+            work.grad(position),
+            work.state_of(self.kept, position),
+            work.regions["bits"][words(span)],
+            work.local["sums"][steps] if self._measured() else None,
+            self.step_group(tensor),
+            key=self._zero_key(key),
+            word_offset=span.start // WORD,
+        )
+
+    def encode(self, work: Work, key: Key) -> None:
+        if self._measured():
+            work.regions["steps"].copy_(work.local["sums"].div_(work.local["sizes"]))
+
+    def granule(self, tensor: TensorSpec) -> int:
+        group = self.step_group(tensor)
+        return WORD if group >= tensor.count else math.lcm(WORD, group)
+
+    def needs(self, work: Work, position: int, start: int, stop: int) -> dict[str, tuple[int, int]]:
+        bits, steps = self._parts(work, position, start, stop)
+        found = {"bits": (bits.start, bits.stop)}
+        return found | {"steps": (steps.start, steps.stop)} if self._measured() else found
+
+    def _parts(self, work: Work, position: int, start: int, stop: int) -> tuple[slice, slice]:
+        """Return where the words and the steps of elements ``start`` to ``stop`` of a tensor lie."""
+        first, step = work.span(position).start, work.memo["steps"][position].start
+        group = self.step_group(work.bucket.tensors[position])
+        return words(slice(first + start, first + stop)), slice(step + start // group, step - (-stop // group))
+
+    def decode_part(self, work: Work, position: int, start: int, stop: int, key: Key, gain: float) -> None:
+        bits, own = self._parts(work, position, start, stop)
+        steps = work.regions["steps"] if self._measured() else work.local["fixed"]
+        part, kept = slice(start, stop), work.state_of(self.kept, position)
+        kernels.sign_decode(
+            work.regions["bits"][bits],
+            steps[own],
+            self.step_group(work.bucket.tensors[position]),
+            work.grad(position)[part],
+            None if kept is None else kept[part],
+            feedback=self._rule(),
+            decay=self._decay(),
+            scale=gain,
+            key=self._zero_key(key),
+            word_offset=bits.start,
+        )
+
+    def _rule(self) -> kernels.Feedback:
+        """Return what decoding leaves in the state."""
+        return self.feedback()
+
+    def _decay(self) -> float:
+        """Return by what that is multiplied."""
+        return 1.0
+
+    def _zero_key(self, key: Key) -> Key | None:
+        return key.at(purpose=ZERO_SIGN) if self.zeros == "random" else None
+
+
+class Votes(Signs):
+    """Signs of which each element takes that of at least half of the ranks."""
+
+    def fold(self, region: str, start: int, into: Tensor, others: Sequence[Tensor], key: Key) -> None:
+        if region == "bits":
+            kernels.majority_fold([into, *others], into, into.numel() * WORD)
+            return
+        for other in others:
+            kernels.dense_add(into, other)
+
+    def _zero_key(self, key: Key) -> Key | None:
+        """Name one coin for all ranks: a tie of coins would be 1, and what is zero everywhere would drift."""
+        return super()._zero_key(key.at(rank=0))

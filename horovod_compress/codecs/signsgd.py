@@ -1,0 +1,52 @@
+"""signSGD with majority vote: each element takes the sign that most ranks have (Bernstein et al., ICML 2018,
+arXiv:1802.04434, and ICLR 2019, arXiv:1810.05291).
+
+    payload = [gradient >= 0], one bit each, and the mean of |gradient| of each step group
+    fold: the bit is 1 where at least half of the ranks have 1: with an even number a tie is 1
+    result = step * (2 bit - 1)
+
+Nothing is kept. The paper's step is one fixed number, and belongs to the learning rate; here it is by
+default measured anew in every round, as the mean over ranks of the mean of |gradient|, per tensor or
+per output row, so that a learning rate means what it means without compression.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from .base import Algebra, Law
+from .registry import register
+from .signs import Votes, check_step, check_zeros
+
+
+@register
+@dataclass(frozen=True)
+class SignSgd(Votes):
+    """One bit per element, decided by the majority of ranks.
+
+    Args:
+        step_size: "tensor" or "row" for a measured step per tensor or per output row (short rows
+            are joined until they hold 256 elements), or a fixed positive number: pure signSGD with
+            1.0.
+        zeros: what exact zeros vote for: a "random" sign, the same on every rank, or "positive".
+    """
+
+    step_size: str | float = "row"
+    zeros: str = "random"
+
+    name: ClassVar[str] = "signsgd"
+    algebra: ClassVar[Algebra] = Algebra.FOLD
+    summary: ClassVar[str] = "1 bit: the sign that most ranks have"
+    samples: ClassVar[tuple[dict[str, Any], ...]] = (
+        {"step_size": "row"},
+        {"step_size": "tensor", "zeros": "positive"},
+        {"step_size": 0.125},
+    )
+
+    def __post_init__(self) -> None:
+        check_step(self.step_size)
+        check_zeros(self.zeros)
+
+    def law(self) -> Law:
+        return Law(bound="result = step * majority of signs")

@@ -1,0 +1,78 @@
+"""Signum: signSGD with majority vote whose ranks vote with their momentum (Bernstein et al., ICML 2018,
+arXiv:1802.04434, and ICLR 2019, arXiv:1810.05291).
+
+    m = beta * m + (1 - beta) * gradient            on each rank
+    payload = [m >= 0], one bit each, and the mean of |m| of each step group
+    fold: the bit is 1 where at least half of the ranks have 1: with an even number a tie is 1
+    result = step * (2 bit - 1)
+
+Momentum of its own is one number per element and rank; it takes the place of the optimizer's. Kept is
+beta m / (1 - beta): what the next gradient is added to, so that one addition gives the signs. With
+beta = 0 this is signSGD, bit for bit, and nothing is kept.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+
+from .. import kernels
+from ..errors import ConfigError
+from ..keys import Key
+from ..plan import Bucket
+from .base import Algebra, Law, Work, work_dtype
+from .registry import register
+from .signs import Votes, check_step, check_zeros
+
+
+@register
+@dataclass(frozen=True)
+class Signum(Votes):
+    """One bit per element: the majority of the signs of the ranks' momentum.
+
+    Args:
+        beta: factor of the momentum, at least 0, below 1.
+        step_size: "tensor" or "row" for a measured step per tensor or per output row (short rows
+            are joined until they hold 256 elements), or a fixed positive number: pure Signum with
+            1.0.
+        zeros: what exact zeros vote for: a "random" sign, the same on every rank, or "positive".
+    """
+
+    beta: float = 0.9
+    step_size: str | float = "row"
+    zeros: str = "random"
+
+    name: ClassVar[str] = "signum"
+    algebra: ClassVar[Algebra] = Algebra.FOLD
+    summary: ClassVar[str] = "1 bit: the sign that the momentum of most ranks has"
+    kept: ClassVar[str] = "momentum"
+    samples: ClassVar[tuple[dict[str, Any], ...]] = (
+        {"beta": 0.5, "step_size": "row"},
+        {"beta": 0.75, "step_size": "tensor", "zeros": "positive"},
+        {"beta": 0.5, "step_size": 0.125},
+    )
+
+    def __post_init__(self) -> None:
+        if type(self.beta) not in (int, float) or not 0 <= self.beta < 1:
+            raise ConfigError(f"beta should be a number, at least 0, below 1, got {self.beta!r}")
+        check_step(self.step_size)
+        check_zeros(self.zeros)
+
+    def law(self) -> Law:
+        return Law(bound="result = step * majority of signs of m")
+
+    def state(self, bucket: Bucket) -> dict[str, torch.dtype]:
+        return {"momentum": work_dtype(bucket)} if self.beta else {}
+
+    def encode(self, work: Work, key: Key) -> None:
+        super().encode(work, key)
+        if self._measured():
+            work.regions["steps"].mul_(1 - self.beta)  # the sums are those of m / (1 - beta)
+
+    def _rule(self) -> kernels.Feedback:
+        return "momentum" if self.beta else "none"
+
+    def _decay(self) -> float:
+        return float(self.beta)
