@@ -53,7 +53,7 @@ class Dgc(Sections):
     samples: ClassVar[tuple[dict[str, Any], ...]] = (
         {"density": 0.05, "momentum": 0.5},
         {"density": 0.02, "momentum": 0.0},
-        {"density": 0.05, "momentum": 0.5, "masking": False, "warmup_steps": 20},
+        {"density": 0.1, "momentum": 0.5, "masking": False, "warmup_steps": 8},
     )
 
     def __post_init__(self) -> None:
