@@ -13,7 +13,7 @@ from tests.battery.cases import each_case
 from tests.support.local import random_grads, spec
 from tests.support.samples import Sample
 
-HEADER, STEP_NUMBER, LENGTH = 64, 8, 8
+HEADER, STEP_NUMBER, LENGTH = 64, 16, 8  # the first comparison: the step, and a hash for update mode
 #: More bytes than this, times the other ranks, make a prelude a fold.
 SMALL = 256 * 1024
 TENSORS = [spec("a", 50, 41), spec("b", 129), spec("c"), spec("d", 3, dtype=torch.float64)]
