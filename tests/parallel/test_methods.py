@@ -17,7 +17,7 @@ CASES = [*SAMPLES, "marsit every", "marsit small tensors plain"]
 
 @pytest.fixture(scope="module", params=[2, pytest.param(3, marks=pytest.mark.slow), 4])
 def found(request: pytest.FixtureRequest) -> list[dict[str, Any]]:
-    job = run_ranks(request.param, "methods.py", timeout=100)
+    job = run_ranks(request.param, "methods.py", timeout=300)
     for report in job.reports:
         errors = {name: case["traceback"] for name, case in report.items() if case["error"]}
         assert not errors, errors

@@ -10,7 +10,7 @@ import pytest
 pytest.importorskip("horovod.torch")
 
 from tests.support.jobs import run_ranks
-from tests.support.samples import keeps_anything, samples
+from tests.support.samples import ANY_BUCKET, keeps_anything, samples
 
 #: Every sample that keeps anything, in several buckets; and one method that does not.
 KEEPING: dict[str, dict[str, Any]] = {
@@ -28,7 +28,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Any]]:
     # The second job resumes in new processes: with the compression's state, and without.
     for loads in (["nothing"], ["all", "without residuals"]):
         given = {"folder": str(folder), "methods": METHODS, "loads": loads}
-        reports = run_ranks(2, "resume.py", timeout=100, arguments=given).reports
+        reports = run_ranks(2, "resume.py", timeout=300, arguments=given).reports
         found |= {load: [report[load] for report in reports] for load in loads}
     return found
 
@@ -58,5 +58,8 @@ def test_without_the_compression_state_the_run_goes_elsewhere(runs, method: str)
 
 
 def test_residuals_belong_to_their_rank(runs) -> None:
+    """Tables of a sum over ranks are the same on all; what is kept for each element is not."""
+    own = {sample.name for sample in samples() if sample.codec().state(ANY_BUCKET)}
+    assert own < set(KEEPING)
     for method in KEEPING:
-        assert len({report[method]["end"]["residuals"] for report in runs["nothing"]}) == 2
+        assert len({report[method]["end"]["residuals"] for report in runs["nothing"]}) == 1 + (method in own)

@@ -16,7 +16,7 @@ METHODS = [f"{name} {number}" for name in registry.available() for number in ran
 
 @pytest.fixture(scope="module", params=[2, pytest.param(4, marks=pytest.mark.slow)])
 def found(request: pytest.FixtureRequest) -> list[dict[str, Any]]:
-    return run_ranks(request.param, "update.py", timeout=110).reports
+    return run_ranks(request.param, "update.py", timeout=300).reports
 
 
 def value(found: list[dict[str, Any]], name: str) -> list[Any]:
