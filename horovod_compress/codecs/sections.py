@@ -20,7 +20,7 @@ from ..keys import Key
 from ..plan import Bucket, TensorSpec
 from .base import Algebra, Codec, Law, Regions, Work, work_dtype
 
-_LENGTH = 4  # bytes of a section's length, in the table at the start of a payload
+LENGTH_BYTES = 4  # bytes of a section's length, in the table at the start of a payload
 
 
 def check_density(density: object) -> None:
@@ -89,7 +89,7 @@ class Sections(Codec):
     def regions(self, bucket: Bucket) -> Regions:
         wide, form = work_dtype(bucket).itemsize, self.form(bucket)
         rooms = [kernels.values_bound(self.most(t), t.count, self.parameter(t), wide, form=form) for t in bucket.tensors]
-        return {"payload": (torch.uint8, sum(_LENGTH + room for room in rooms))}
+        return {"payload": (torch.uint8, sum(LENGTH_BYTES + room for room in rooms))}
 
     def local(self, bucket: Bucket) -> Regions:
         number = sum(self.most(tensor) for tensor in bucket.tensors)
@@ -118,7 +118,7 @@ class Sections(Codec):
     def encode(self, work: Work, key: Key) -> None:
         """Write one section per tensor behind a table of the sections' lengths."""
         payload, tensors = work.regions["payload"], work.bucket.tensors
-        at = _LENGTH * len(tensors)
+        at = LENGTH_BYTES * len(tensors)
         lengths = payload[:at].view(torch.int32)
         lengths.zero_()  # sparse gradients, which Horovod reduces itself, have no section
         for position in work.present():
@@ -142,7 +142,7 @@ class Sections(Codec):
         return {}
 
     def decode(self, work: Work, key: Key, gain: float) -> None:
-        sections = [_sections(payload, len(work.bucket.tensors)) for payload in work.gathered]
+        sections = [cut(payload, len(work.bucket.tensors)) for payload in work.gathered]
         for position in work.present():
             wrong = kernels.values_decode(
                 [of_rank[position] for of_rank in sections],
@@ -171,11 +171,11 @@ class Sections(Codec):
             momentum.index_fill_(0, sent, 0)
 
 
-def _sections(payload: Tensor, number: int) -> list[Tensor]:
+def cut(payload: Tensor, number: int) -> list[Tensor]:
     """Cut a payload into the sections of its tensors; what does not fit leaves them short."""
-    table = payload[: _LENGTH * number]
-    lengths = table.view(torch.int32).tolist() if table.numel() == _LENGTH * number else [0] * number
-    sections, at = [], _LENGTH * number
+    table = payload[: LENGTH_BYTES * number]
+    lengths = table.view(torch.int32).tolist() if table.numel() == LENGTH_BYTES * number else [0] * number
+    sections, at = [], LENGTH_BYTES * number
     for length in lengths:
         sections.append(payload[at : at + max(0, length)])
         at += max(0, length)

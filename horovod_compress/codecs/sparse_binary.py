@@ -16,11 +16,9 @@ the update of several local steps is what is sent, and momentum is emptied where
 from __future__ import annotations
 
 from dataclasses import dataclass
-from fractions import Fraction
 from typing import Any, ClassVar
 
 import torch
-from torch import Tensor
 
 from .. import kernels
 from ..errors import ConfigError, CorruptFrameError
@@ -29,12 +27,12 @@ from ..keys import Key
 from ..plan import Bucket, TensorSpec
 from .base import Algebra, Codec, Law, Regions, Work, work_dtype
 from .registry import register
+from .sections import LENGTH_BYTES, check_density, cut, share, slices
 
 #: The published settings: (local steps between exchanges, density).
 PRESETS = {1: (1, 0.001), 2: (10, 0.01), 3: (100, 0.01)}
 
 _DENSITY = 0.01  # if neither a density nor a preset is given
-_LENGTH = 4  # bytes of a section's length, in the table at the start of a payload
 
 
 @register
@@ -64,10 +62,8 @@ class SparseBinary(Codec):
             raise ConfigError(f"preset should be 1, 2 or 3, got {preset!r}")
         if preset is not None and density is not None:
             raise ConfigError(f"give preset or density, not both: preset={preset} has density {PRESETS[preset][1]}")
-        if density is None:
-            return
-        if type(density) not in (int, float) or not 0 < density <= 1:
-            raise ConfigError(f"density should be a number above 0, at most 1, got {density!r}")
+        if density is not None:
+            check_density(density)
 
     def check_bucket(self, bucket: Bucket) -> None:
         for tensor in bucket.tensors:
@@ -92,8 +88,7 @@ class SparseBinary(Codec):
 
     def most(self, tensor: TensorSpec) -> int:
         """Return k: of how many elements of a tensor the positions are sent at most."""
-        exact = Fraction(repr(self._density()))  # what the user wrote, not the nearest binary fraction
-        return -(-tensor.count * exact.numerator // exact.denominator)
+        return share(self._density(), tensor.count)
 
     def parameter(self, tensor: TensorSpec) -> int:
         """Return the parameter of the Golomb code: how many bits of a gap are written plainly."""
@@ -105,7 +100,7 @@ class SparseBinary(Codec):
 
     def regions(self, bucket: Bucket) -> Regions:
         value_bytes = work_dtype(bucket).itemsize
-        room = sum(_LENGTH + self._room(tensor, value_bytes) for tensor in bucket.tensors)
+        room = sum(LENGTH_BYTES + self._room(tensor, value_bytes) for tensor in bucket.tensors)
         return {"payload": (torch.uint8, room)}
 
     def local(self, bucket: Bucket) -> Regions:
@@ -113,13 +108,9 @@ class SparseBinary(Codec):
         return {"positions": (torch.int32, positions), "means": (work_dtype(bucket), len(bucket.tensors))}
 
     def prepare(self, work: Work) -> None:
-        slices, start = [], 0
-        for tensor in work.bucket.tensors:
-            slices.append(slice(start, start + self.most(tensor)))
-            start = slices[-1].stop
-        work.memo["positions"] = slices
+        work.memo["positions"] = slices([self.most(tensor) for tensor in work.bucket.tensors])
         work.memo["parameters"] = [self.parameter(tensor) for tensor in work.bucket.tensors]
-        work.memo["kept"] = [0] * len(slices)
+        work.memo["kept"] = [0] * len(work.bucket.tensors)
 
     # ---- one round ----
 
@@ -138,7 +129,7 @@ class SparseBinary(Codec):
     def encode(self, work: Work, key: Key) -> None:
         """Write one section per tensor behind a table of the sections' lengths."""
         payload, tensors = work.regions["payload"], work.bucket.tensors
-        at = _LENGTH * len(tensors)
+        at = LENGTH_BYTES * len(tensors)
         lengths = payload[:at].view(torch.int32)
         lengths.zero_()  # sparse gradients, which Horovod reduces itself, have no section
         for position in work.present():
@@ -156,7 +147,7 @@ class SparseBinary(Codec):
         work.used = at
 
     def decode(self, work: Work, key: Key, gain: float) -> None:
-        sections = [_sections(payload, len(work.bucket.tensors)) for payload in work.gathered]
+        sections = [cut(payload, len(work.bucket.tensors)) for payload in work.gathered]
         for position in work.present():
             wrong = kernels.binary_decode(
                 [of_rank[position] for of_rank in sections],
@@ -175,14 +166,3 @@ class SparseBinary(Codec):
             for momentum in work.momenta.get(position, ()):
                 parameter = work.memo["parameters"][position]
                 kernels.binary_clear(sections[key.rank][position], parameter, momentum)
-
-
-def _sections(payload: Tensor, number: int) -> list[Tensor]:
-    """Cut a payload into the sections of its tensors; what does not fit leaves them short."""
-    table = payload[: _LENGTH * number]
-    lengths = table.view(torch.int32).tolist() if table.numel() == _LENGTH * number else [0] * number
-    sections, at = [], _LENGTH * number
-    for length in lengths:
-        sections.append(payload[at : at + max(0, length)])
-        at += max(0, length)
-    return sections
