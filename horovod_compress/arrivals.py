@@ -57,9 +57,9 @@ def _chunks_for(codec: Codec, work: Work, part: Part) -> set[int]:
     """Return the chunks that hold what a part needs of the payload."""
     chunks: set[int] = set()
     for region, (start, stop) in codec.needs(work, part.position, part.start, part.stop).items():
-        count = work.regions[region].numel()
+        count, record = work.regions[region].numel(), codec.records().get(region, 1)
         for chunk in range(work.world):
-            low, high = chunk_bounds(count, chunk, work.world)
+            low, high = chunk_bounds(count, chunk, work.world, record)
             if low < stop and start < high:
                 chunks.add(chunk)
     return chunks

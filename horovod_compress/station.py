@@ -137,7 +137,7 @@ class Station:
         work = Work(self.bucket, world, self.grads, state, self.tables, regions, every, local)
         work.momenta = self._momenta
         codec.prepare(work)
-        layout = Layout.of(regions, world)
+        layout = Layout.of(regions, world, codec.records())
         nbytes = sum(tensor.nbytes for tensor in regions.values())
         preludes = tuple(_prelude(arrays, world) for arrays in shared)
         collective = self._choose(codec, nbytes, world)

@@ -189,6 +189,13 @@ class Codec:
         """
         raise NotImplementedError
 
+    def records(self) -> dict[str, int]:
+        """Return, for regions that consist of records, how many elements make one.
+
+        A record is handed to :meth:`merge` and :meth:`fold` whole: a scale and its codes, for example.
+        """
+        return {}
+
     def local(self, bucket: Bucket) -> Regions:
         """Return the arrays that the codec needs beside the payload."""
         return {}

@@ -11,7 +11,7 @@ from torch import Tensor
 from ..transports.base import Pending
 from ..wire import GATHER, REDUCE, Bad, FrameBuffer
 from .base import Exchange, Reduction, copy_in, received
-from .layout import Layout
+from .layout import Layout, Segment
 
 name = "fold"
 
@@ -42,12 +42,13 @@ class _Fold:
         results = self._post("fold results", {peer: peer for peer in self._peers})
         self._scatter()
         self._x.note("hop", 0)
+        out = self._x.pool.take("fold own", len(self._own), self._layout.segment_bytes)
         for number, segment in enumerate(self._own):
             frames = [self._take(parts, REDUCE, peer, self._rank, number) for peer in self._peers]
             for piece in segment.pieces:
                 self._reduction.fold(piece, [received(piece, frame) for frame in frames])
+            self._share(number, segment, out[number])
         self._x.note("hop", 1)
-        self._share()
         self._reduction.complete(self._rank, self._bad)
         for peer in self._peers:
             for number, segment in enumerate(self._layout.chunks[peer]):
@@ -77,13 +78,15 @@ class _Fold:
                 address = self._x.address(self._rank, REDUCE, 0, peer, number)
                 self._send(next(frames).pack(address, self._x.bad, segment.data), peer)
 
-    def _share(self) -> None:
-        frames = self._x.pool.take("fold own", len(self._own), self._layout.segment_bytes)
-        for number, segment in enumerate(self._own):
-            address = self._x.address(self._rank, GATHER, 1, self._rank, number)
-            frame = frames[number].pack(address, self._bad, segment.data)
-            for peer in self._after_own():
-                self._send(frame, peer)
+    def _share(self, number: int, segment: Segment, frame: FrameBuffer) -> None:
+        """Send a segment of the result while later ones are still to be reduced.
+
+        Every peer's non-finite count is known by then: it came with its first segment.
+        """
+        address = self._x.address(self._rank, GATHER, 1, self._rank, number)
+        packed = frame.pack(address, self._bad, segment.data)
+        for peer in self._after_own():
+            self._send(packed, peer)
 
     def _after_own(self) -> list[int]:
         """Return the peers starting behind this rank, so that not all send to the same one first."""

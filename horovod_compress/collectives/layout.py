@@ -4,12 +4,14 @@ The words are used throughout this package and mean nothing else:
 
 - a *region* is one typed array of the payload, such as the bits or the step sizes;
 - a *chunk* is one rank's share of all regions;
-- a *segment* is what one frame carries of a chunk: consecutive *pieces* of its regions.
+- a *segment* is what one frame carries of a chunk: consecutive *pieces* of its regions;
+- a *record* is a run of elements of a region that mean something together only, such as codes and
+  their scale: no cut goes through one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -58,44 +60,66 @@ class Layout:
     most_segments: int  # of any chunk
 
     @classmethod
-    def of(cls, regions: dict[str, Tensor], world: int) -> Layout:
-        """Cut regions, given as typed one-dimensional tensors, into ``world`` chunks."""
-        chunks = tuple(_segments(_chunk(regions, index, world)) for index in range(world))
+    def of(cls, regions: dict[str, Tensor], world: int, records: Mapping[str, int] | None = None) -> Layout:
+        """Cut regions, given as typed one-dimensional tensors, into ``world`` chunks.
+
+        Args:
+            records: elements of a record, for regions that consist of records.
+        """
+        parts = [(name, tensor, (records or {}).get(name, 1)) for name, tensor in regions.items()]
+        chunks = tuple(_segments([_share(part, index, world) for part in parts]) for index in range(world))
         segments = [segment for chunk in chunks for segment in chunk]
         return cls(chunks, max(s.nbytes for s in segments), max(len(c) for c in chunks))
 
 
-def _chunk(regions: dict[str, Tensor], index: int, world: int) -> list[tuple[str, int, int, Tensor]]:
-    """Return (region, start, stop, tensor) of one chunk."""
-    return [(name, *chunk_bounds(tensor.numel(), index, world), tensor) for name, tensor in regions.items()]
+@dataclass(frozen=True)
+class _Share:
+    """What a chunk has of one region."""
+
+    region: str
+    start: int
+    stop: int
+    tensor: Tensor
+    record: int
+
+    @property
+    def record_bytes(self) -> int:
+        return self.record * self.tensor.element_size()
 
 
-def chunk_bounds(count: int, index: int, world: int) -> tuple[int, int]:
-    """Return the first element of a region in a chunk, and the end; regions are shared out evenly."""
-    return count * index // world, count * (index + 1) // world
+def _share(part: tuple[str, Tensor, int], index: int, world: int) -> _Share:
+    name, tensor, record = part
+    return _Share(name, *chunk_bounds(tensor.numel(), index, world, record), tensor, record)
 
 
-def _segments(parts: Sequence[tuple[str, int, int, Tensor]]) -> tuple[Segment, ...]:
-    """Cut the parts of a chunk into segments of bounded size and bounded number.
+def chunk_bounds(count: int, index: int, world: int, record: int = 1) -> tuple[int, int]:
+    """Return the first element of a region in a chunk, and the end; records are shared out evenly."""
+    records = count // record
+    return records * index // world * record, records * (index + 1) // world * record
+
+
+def _segments(shares: Sequence[_Share]) -> tuple[Segment, ...]:
+    """Cut the shares of a chunk into segments of bounded size and bounded number.
 
     A chunk without elements still has one, empty, segment: every rank then sees as many messages
     as it expects, and non-finite counts always have a header to travel in.
     """
-    total = sum((stop - start) * tensor.element_size() for _, start, stop, tensor in parts)
-    room = max(MIN_SEGMENT_BYTES, -(-total // MAX_SEGMENTS))
+    total = sum((s.stop - s.start) * s.tensor.element_size() for s in shares)
+    room = max(MIN_SEGMENT_BYTES, -(-total // MAX_SEGMENTS), *(s.record_bytes for s in shares))
     segments: list[Segment] = []
     pieces: list[Piece] = []
     filled = 0
-    for name, start, stop, tensor in parts:
-        size = tensor.element_size()
-        while start < stop:
-            if filled + size > room:
+    for share in shares:
+        start = share.start
+        while start < share.stop:
+            if filled + share.record_bytes > room:
                 segments.append(Segment(tuple(pieces), filled))
                 pieces, filled = [], 0
-            end = min(stop, start + (room - filled) // size)
-            values = tensor[start:end]
-            pieces.append(Piece(name, start, end, values, _as_bytes(values), filled))
-            filled += (end - start) * size
+            end = min(share.stop, start + (room - filled) // share.record_bytes * share.record)
+            values = share.tensor[start:end]
+            data = _as_bytes(values)
+            pieces.append(Piece(share.region, start, end, values, data, filled))
+            filled += data.numel()
             start = end
     if pieces or not segments:
         segments.append(Segment(tuple(pieces), filled))

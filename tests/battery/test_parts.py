@@ -70,7 +70,8 @@ def _check(codec: Codec, regions: dict[str, torch.Tensor], parts: dict, order: l
     arrived: dict[str, set[int]] = {name: set() for name in regions}
     for chunk in order:
         for name, region in regions.items():
-            arrived[name] |= set(range(*arrivals.chunk_bounds(region.numel(), chunk, len(order))))
+            record = codec.records().get(name, 1)
+            arrived[name] |= set(range(*arrivals.chunk_bounds(region.numel(), chunk, len(order), record)))
         for part in parts.get(chunk, []):
             seen[part.position][part.start : part.stop] += 1
             for name, (low, high) in codec.needs(work, part.position, part.start, part.stop).items():

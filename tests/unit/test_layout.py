@@ -58,6 +58,15 @@ def test_sizes_that_occur(world: int, count: int) -> None:
     _check({"values": torch.zeros(count)}, world)
 
 
+@given(count=st.integers(0, 2000), record=st.sampled_from([4, 132, 516, 100_000]), world=st.integers(1, 9))
+def test_records_stay_whole(count: int, record: int, world: int) -> None:
+    regions = {"records": torch.zeros(min(count, 3_000_000 // record) * record, dtype=torch.uint8)}
+    layout = Layout.of(regions, world, {"records": record})
+    pieces = [piece for chunk in layout.chunks for segment in chunk for piece in segment.pieces]
+    assert sum(piece.stop - piece.start for piece in pieces) == regions["records"].numel()
+    assert all(piece.start % record == piece.stop % record == 0 for piece in pieces)
+
+
 def test_large_chunks_are_cut_and_small_ones_are_not() -> None:
     elements = MIN_SEGMENT_BYTES // 4
     assert _check({"values": torch.zeros(2 * elements)}, 2).most_segments == 1
