@@ -1,18 +1,20 @@
-"""Which parts of a result can be decoded as soon as which chunk has arrived.
+"""Which parts of a bucket have to be encoded before which chunk is sent, and can be decoded when which has arrived.
 
-Chunks become complete one after the other, in an order that the collective knows. A part of a tensor
-can be decoded with the first chunk that completes everything it needs of the payload, while later
-chunks are still under way. All of this is known before the first step.
+Chunks are needed one after the other, and become complete one after the other, in orders that the
+collective knows. A part of a tensor has to be encoded with the first chunk that holds some of its
+payload, while earlier chunks are on their way; and can be decoded with the last such chunk, while
+later ones are. All of this is known before the first step.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from .codecs.base import Codec, Work
 from .collectives.layout import chunk_bounds
 
-#: Below this many elements a bucket is decoded in one go: the parts would cost more than they hide.
+#: Below this many elements a bucket is encoded and decoded in one go: the parts would cost more than they hide.
 MIN_ELEMENTS = 1 << 18
 #: Parts are cut so that a chunk holds about so many.
 _PARTS_PER_CHUNK = 4
@@ -27,12 +29,27 @@ class Part:
     stop: int
 
 
-def parts_by_chunk(codec: Codec, work: Work, order: list[int]) -> dict[int, list[Part]]:
+def decoded_by_chunk(codec: Codec, work: Work, order: list[int]) -> dict[int, list[Part]]:
     """Return what each chunk makes ready, all parts together covering the bucket; or nothing.
 
     Args:
         order: the chunks in the order in which they become complete on this rank.
     """
+    return _by_chunk(codec, work, order, max)
+
+
+def encoded_by_chunk(codec: Codec, work: Work, order: list[int]) -> dict[int, list[Part]]:
+    """Return what each chunk needs that no earlier one did, all parts together covering the bucket; or nothing.
+
+    Args:
+        order: the chunks in the order in which this rank's payload is needed.
+    """
+    return _by_chunk(codec, work, order, min) if codec.encodes_in_parts else {}
+
+
+def _by_chunk(
+    codec: Codec, work: Work, order: list[int], choose: Callable[[Iterable[int]], int]
+) -> dict[int, list[Part]]:
     tensors = work.bucket.tensors
     if work.world == 1 or work.bucket.count < MIN_ELEMENTS or any(codec.granule(t) is None for t in tensors):
         return {}
@@ -40,7 +57,7 @@ def parts_by_chunk(codec: Codec, work: Work, order: list[int]) -> dict[int, list
     found: dict[int, list[Part]] = {}
     for position in range(len(tensors)):
         for part in _cut(codec, work, position):
-            chunk = order[max(turn[needed] for needed in _chunks_for(codec, work, part))]
+            chunk = order[choose(turn[needed] for needed in _chunks_for(codec, work, part))]
             _append(found.setdefault(chunk, []), part)
     return found
 

@@ -42,13 +42,16 @@ class Metrics:
     seconds: dict[str, float] = field(default_factory=lambda: dict.fromkeys(PHASES, 0.0))
 
     @contextmanager
-    def timed(self, phase: str) -> Iterator[None]:
-        """Add the time of a block to a phase."""
+    def timed(self, phase: str, within: str | None = None) -> Iterator[None]:
+        """Add the time of a block to a phase, and take it from the one that it is a part of."""
         began = time.perf_counter()
         try:
             yield
         finally:
-            self.seconds[phase] += time.perf_counter() - began
+            taken = time.perf_counter() - began
+            self.seconds[phase] += taken
+            if within:
+                self.seconds[within] -= taken
 
     def document(self) -> dict[str, Any]:
         return {

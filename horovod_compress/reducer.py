@@ -39,7 +39,7 @@ from .keys import Key
 from .metrics import FlightRecorder, Metrics
 from .options import Options
 from .plan import Plan, TensorSpec
-from .station import Round, Station
+from .station import Round, Station, nothing
 from .transports.base import Transport
 from .wire import Bad, codec_id
 
@@ -309,14 +309,18 @@ class Reducer:
         bucket = station.bucket.index
         self.recorder.note(self.step, bucket, "encode")
         with self.metrics.timed("encode"):
-            station.add_bad(round_.codec.encode(round_.work, key))
+            station.add_bad(round_.encode(key))
         exchange = self._new_exchange(bucket, codec_id(round_.codec.name), station.bad, deadline)
+
+        def due(parts: list[Part]) -> None:
+            with self.metrics.timed("encode", within="exchange"):
+                round_.encode_parts(parts, key)
 
         def ready(parts: list[Part]) -> None:
             self._decoder.put(partial(self._decode, station, round_, key, parts))
 
         with self.metrics.timed("exchange"):
-            bad = round_.exchange(exchange, key, ready)
+            bad = round_.exchange(exchange, key, due, ready)
         self.metrics.bytes_sent += exchange.bytes_sent
         return bad
 
@@ -397,7 +401,7 @@ class Reducer:
         exchange = self._new_exchange(bucket, codec_id(round_.codec.name), Bad())
         began = time.perf_counter()
         with torch.no_grad():
-            round_.exchange(exchange, key, lambda parts: None)
+            round_.exchange(exchange, key, nothing, nothing)
         seconds = time.perf_counter() - began
         self.metrics.bytes_sent += exchange.bytes_sent
         return seconds

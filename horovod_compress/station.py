@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from . import kernels
-from .arrivals import Part, parts_by_chunk
+from .arrivals import Part, decoded_by_chunk, encoded_by_chunk
 from .codecs.base import Algebra, Codec, Regions, Work
 from .codecs.dense import Uncompressed
 from .collectives import everywhere, ragged
@@ -20,6 +20,10 @@ from .errors import HorovodCompressError
 from .keys import Key
 from .plan import Bucket
 from .wire import Bad
+
+
+#: Takes parts of a bucket.
+Take = Callable[[list[Part]], None]
 
 
 @dataclass(frozen=True)
@@ -38,26 +42,38 @@ class Round:
     work: Work
     layout: Layout
     collective: Collective
+    to_encode: dict[int, list[Part]]  # what has to be encoded before each chunk is sent
     parts: dict[int, list[Part]]  # what each chunk makes ready to be decoded
     preludes: tuple[Prelude, ...]
     inbox: ragged.Inbox | None  # where payloads are gathered
 
-    def exchange(self, exchange: Exchange, key: Key, ready: Callable[[list[Part]], None]) -> Bad:
+    def encode(self, key: Key) -> dict[int, int] | None:
+        """Finish the payload, but for the parts that are encoded while earlier ones are on their way."""
+        if not self.to_encode:
+            return self.codec.encode(self.work, key)
+        self.codec.encode_first(self.work, key)
+        return None
+
+    def encode_parts(self, parts: list[Part], key: Key) -> None:
+        """Encode parts; those of sparse gradients are left out."""
+        for part in parts:
+            if self.work.grads[part.position] is not None:
+                self.codec.encode_part(self.work, part.position, part.start, part.stop, key)
+
+    def exchange(self, exchange: Exchange, key: Key, due: Take, ready: Take) -> Bad:
         """Exchange the payload; return the non-finite count over all ranks.
 
         Args:
+            due: called with the parts that have to be encoded now.
             ready: called with the parts of the result that can be decoded while the exchange goes
                 on; never, if a value of any rank is not finite.
         """
         if self.inbox is None:
-            return self.collective.run(exchange, self.layout, self.reduction(key, ready))
+            reduction = _CodecReduction(self.codec, key, self.to_encode, self.parts, due, ready)
+            return self.collective.run(exchange, self.layout, reduction)
         own = self.work.regions["payload"][: self.work.used]
         bad, self.work.gathered = ragged.run(exchange, own, self.inbox)
         return bad
-
-    def reduction(self, key: Key, ready: Callable[[list[Part]], None]) -> Reduction:
-        """Return what the collective needs of the codec."""
-        return _CodecReduction(self.codec, key, self.parts, ready)
 
     def before(self, key: Key) -> Reduction:
         """Return what the collective of a prelude needs of the codec.
@@ -65,7 +81,7 @@ class Round:
         The key is one of rank 0, as a reduction that every rank does by itself may not depend on
         the rank; and no chunk of a prelude makes a part of the result ready.
         """
-        return _CodecReduction(self.codec, key.at(rank=0), {}, lambda parts: None)
+        return _CodecReduction(self.codec, key.at(rank=0), {}, {}, nothing, nothing)
 
     def decode(self, parts: list[Part], key: Key, gain: float) -> None:
         """Decode parts of the result; those of sparse gradients are left out."""
@@ -80,8 +96,14 @@ class _CodecReduction:
 
     codec: Codec
     key: Key
+    to_encode: dict[int, list[Part]]
     parts: dict[int, list[Part]]
-    ready: Callable[[list[Part]], None]
+    due: Take
+    ready: Take
+
+    def prepare(self, chunk: int) -> None:
+        if chunk in self.to_encode:
+            self.due(self.to_encode[chunk])
 
     def complete(self, chunk: int, bad: Bad) -> None:
         if chunk in self.parts and not bad.count:
@@ -143,9 +165,10 @@ class Station:
         collective = self._choose(codec, nbytes, world)
         if codec.algebra is Algebra.GATHER:
             inbox = ragged.Inbox(self._rank, world, nbytes)
-            return Round(codec, work, layout, collective, {}, preludes, inbox)
-        parts = parts_by_chunk(codec, work, collective.order(self._rank, world))
-        return Round(codec, work, layout, collective, parts, preludes, None)
+            return Round(codec, work, layout, collective, {}, {}, preludes, inbox)
+        to_encode = encoded_by_chunk(codec, work, collective.needed(self._rank, world))
+        parts = decoded_by_chunk(codec, work, collective.order(self._rank, world))
+        return Round(codec, work, layout, collective, to_encode, parts, preludes, None)
 
     def _reset(self) -> None:
         number = len(self.grads)
@@ -263,6 +286,10 @@ class Station:
         assert grad is not None
         self.grads[position] = self._originals[position] = None
         return grad
+
+
+def nothing(parts: list[Part]) -> None:
+    """Take no notice."""
 
 
 def _allocate_for(codecs: Sequence[Codec], bucket: Bucket) -> Tensor:

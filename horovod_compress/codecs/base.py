@@ -249,6 +249,11 @@ class Codec:
         Returns:
             By position, how many values turned out not to be finite; see ``counts_late``.
         """
+        if self.encodes_in_parts:
+            self.encode_first(work, key)
+            for position in work.present():
+                self.encode_part(work, position, 0, work.bucket.tensors[position].count, key)
+        return None
 
     def merge(
         self, region: str, start: int, into: Tensor, other: Tensor, weights: tuple[int, int], key: Key
@@ -280,6 +285,19 @@ class Codec:
         """
         for position in work.present():
             self.decode_part(work, position, 0, work.bucket.tensors[position].count, key, gain)
+
+    # ---- encoding while earlier chunks are on their way: optional; needs those of decoding in parts too ----
+
+    #: Whether ``encode`` is the same as ``encode_first`` and then ``encode_part`` for every element. Its
+    #: values that are not finite are counted before.
+    encodes_in_parts: ClassVar[bool] = False
+
+    def encode_first(self, work: Work, key: Key) -> None:
+        """Do what all parts need."""
+
+    def encode_part(self, work: Work, position: int, start: int, stop: int, key: Key) -> None:
+        """Write the payload of elements ``start`` to ``stop`` of one tensor; see :meth:`decode_part`."""
+        raise NotImplementedError
 
     # ---- decoding while later chunks are still under way: optional, all three or none ----
 

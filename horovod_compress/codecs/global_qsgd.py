@@ -129,14 +129,23 @@ class _Dithering(Codec):
 
     # ---- codes ----
 
-    def encode(self, work: Work, key: Key) -> None:
+    encodes_in_parts: ClassVar[bool] = True
+
+    def encode_first(self, work: Work, key: Key) -> None:
         self._make_scales(work)
-        for position in work.present():
-            tensor, span = work.bucket.tensors[position], work.span(position)
-            if tensor.count:
-                given = (work.grad(position), self._scales(work, position), self._row(tensor))
-                codes = work.regions["codes"][self._places(work, position, 0, tensor.count)]
-                self._encode(given, codes, work.world, key.at(purpose=DITHER), span.start)
+
+    def encode_part(self, work: Work, position: int, start: int, stop: int, key: Key) -> None:
+        if start == stop:
+            return
+        codes = work.regions["codes"][self._places(work, position, start, stop)]
+        given = self._scaled(work, position, start, stop)
+        self._encode(given, codes, work.world, key.at(purpose=DITHER), work.span(position).start + start)
+
+    def _scaled(self, work: Work, position: int, start: int, stop: int) -> Scaled:
+        """Return elements ``start`` to ``stop`` of a gradient, and their scales."""
+        row = self._row(work.bucket.tensors[position])
+        scales = self._scales(work, position)[start // row : -(-stop // row)]
+        return work.grad(position)[start:stop], scales, row
 
     def _make_scales(self, work: Work) -> None:
         """Take the root by square roots: NumPy's are right to the last bit on every machine, torch's are not."""
@@ -158,10 +167,9 @@ class _Dithering(Codec):
     def decode_part(self, work: Work, position: int, start: int, stop: int, key: Key, gain: float) -> None:
         if start == stop:
             return
-        row = self._row(work.bucket.tensors[position])
         codes = work.regions["codes"][self._places(work, position, start, stop)]
-        scales = self._scales(work, position)[start // row : -(-stop // row)]
-        self._decode((codes, scales, row), work.grad(position)[start:stop], work.world, gain)
+        grad, scales, row = self._scaled(work, position, start, stop)
+        self._decode((codes, scales, row), grad, work.world, gain)
 
     def _decode(self, given: Scaled, grad: Tensor, world: int, gain: float) -> None:
         raise NotImplementedError

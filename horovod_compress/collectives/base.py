@@ -17,6 +17,9 @@ from .layout import Layout, Piece, Segment
 class Reduction(Protocol):
     """The codec's part of an exchange: what becomes of two or more payloads."""
 
+    def prepare(self, chunk: int) -> None:
+        """Make sure that this rank's payload of a chunk is there, before it is sent or reduced for the first time."""
+
     def merge(self, piece: Piece, other: Tensor, weight: int, hop: int) -> None:
         """Merge a payload of ``weight`` ranks into this rank's own piece, in place."""
 
@@ -80,6 +83,9 @@ class Collective(Protocol):
 
     def order(self, rank: int, world: int) -> list[int]:
         """Return the chunks in the order in which they become complete on a rank."""
+
+    def needed(self, rank: int, world: int) -> list[int]:
+        """Return the chunks in the order in which a rank's payload is sent or reduced for the first time."""
 
     def run(self, exchange: Exchange, layout: Layout, reduction: Reduction) -> Bad:
         """Run the exchange and return the non-finite count over all ranks.

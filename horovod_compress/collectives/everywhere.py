@@ -18,6 +18,11 @@ def order(rank: int, world: int) -> list[int]:
     return [0]
 
 
+def needed(rank: int, world: int) -> list[int]:
+    """See :class:`.base.Collective`."""
+    return [0]
+
+
 def run(exchange: Exchange, layout: Layout, reduction: Reduction) -> Bad:
     """See :class:`.base.Collective`; the layout has one chunk of one segment."""
     transport = exchange.transport

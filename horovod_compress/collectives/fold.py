@@ -21,6 +21,16 @@ def order(rank: int, world: int) -> list[int]:
     return [rank, *(peer for peer in range(world) if peer != rank)]
 
 
+def needed(rank: int, world: int) -> list[int]:
+    """See :class:`.base.Collective`."""
+    return [*_after(rank, world), rank]
+
+
+def _after(rank: int, world: int) -> list[int]:
+    """Return the peers starting behind this rank, so that not all send to the same one first."""
+    return [(rank + number) % world for number in range(1, world)]
+
+
 def run(exchange: Exchange, layout: Layout, reduction: Reduction) -> Bad:
     """See :class:`.base.Collective`."""
     if exchange.transport.size == 1:
@@ -33,6 +43,7 @@ class _Fold:
         self._x, self._layout, self._reduction = exchange, layout, reduction
         self._rank, world = exchange.transport.rank, exchange.transport.size
         self._peers = [rank for rank in range(world) if rank != self._rank]
+        self._after_own = _after(self._rank, world)
         self._own = layout.chunks[self._rank]
         self._bad = exchange.bad
         self._sends: list[Pending] = []
@@ -41,6 +52,7 @@ class _Fold:
         parts = self._post("fold in", {peer: self._rank for peer in self._peers})
         results = self._post("fold results", {peer: peer for peer in self._peers})
         self._scatter()
+        self._reduction.prepare(self._rank)
         self._x.note("hop", 0)
         out = self._x.pool.take("fold own", len(self._own), self._layout.segment_bytes)
         for number, segment in enumerate(self._own):
@@ -73,7 +85,8 @@ class _Fold:
     def _scatter(self) -> None:
         most, room = self._layout.most_segments, self._layout.segment_bytes
         frames = iter(self._x.pool.take("fold out", most * len(self._peers), room))
-        for peer in self._after_own():
+        for peer in self._after_own:
+            self._reduction.prepare(peer)
             for number, segment in enumerate(self._layout.chunks[peer]):
                 address = self._x.address(self._rank, REDUCE, 0, peer, number)
                 self._send(next(frames).pack(address, self._x.bad, segment.data), peer)
@@ -85,14 +98,8 @@ class _Fold:
         """
         address = self._x.address(self._rank, GATHER, 1, self._rank, number)
         packed = frame.pack(address, self._bad, segment.data)
-        for peer in self._after_own():
+        for peer in self._after_own:
             self._send(packed, peer)
-
-    def _after_own(self) -> list[int]:
-        """Return the peers starting behind this rank, so that not all send to the same one first."""
-        return [peer for peer in self._peers if peer > self._rank] + [
-            peer for peer in self._peers if peer < self._rank
-        ]
 
     def _send(self, frame: Tensor, peer: int) -> None:
         self._sends.append(self._x.transport.send(frame, peer))

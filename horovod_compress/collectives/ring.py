@@ -40,6 +40,11 @@ def order(rank: int, world: int) -> list[int]:
     return [(rank + 1 - number) % world for number in range(world)]
 
 
+def needed(rank: int, world: int) -> list[int]:
+    """See :class:`.base.Collective`."""
+    return [(rank - number) % world for number in range(world)]
+
+
 def run(exchange: Exchange, layout: Layout, reduction: Reduction) -> Bad:
     """See :class:`.base.Collective`."""
     world = exchange.transport.size
@@ -66,10 +71,13 @@ class _Ring:
         ahead = iter(due)
         for _ in range(self._window):
             self._post(next(ahead, None))
+        self._reduction.prepare(self._rank)
         for number, segment in enumerate(self._layout.chunks[self._rank]):
             self._send(_Slot(0, self._rank, number, segment))
         last = 2 * (self._world - 1) - 1
         for index, slot in enumerate(due):
+            if slot.number == 0 and self._phase(slot.hop) == REDUCE:
+                self._reduction.prepare(slot.chunk)
             self._take(index, slot)
             self._post(next(ahead, None))
             if slot.hop < last:

@@ -1,4 +1,4 @@
-"""Decoding while chunks are still under way gives the bits of decoding when all have arrived."""
+"""Encoding and decoding while chunks are under way give the bits of doing it before and after."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from horovod_compress import arrivals
-from horovod_compress.codecs.base import Algebra, Codec
+from horovod_compress.codecs.base import Algebra, Codec, Work
 from horovod_compress.collectives import fold, ring
 from tests.battery.cases import each_case
 from tests.battery.kept import Kept, kept, same
@@ -58,9 +58,29 @@ def test_parts_cover_every_element_once_and_come_late_enough(
             for codec, round_ in fleet.reducers[0].stations[0]._rounds.items():
                 for rank in range(world):
                     order = collective.order(rank, world)  # type: ignore[attr-defined]
-                    parts = arrivals.parts_by_chunk(codec, round_.work, order)
+                    parts = arrivals.decoded_by_chunk(codec, round_.work, order)
+                    if codec.encodes_in_parts:
+                        needed = collective.needed(rank, world)  # type: ignore[attr-defined]
+                        _check_encoding(codec, round_.work, needed)
                     if round_.parts:
                         _check(codec, round_.work.regions, parts, order, fleet)
+
+
+def _check_encoding(codec: Codec, work: Work, needed: list[int]) -> None:
+    """Count how often every element is encoded, and whether it is before its chunk is sent."""
+    parts = arrivals.encoded_by_chunk(codec, work, needed)
+    seen = [torch.zeros(t.count, dtype=torch.int64) for t in TENSORS]
+    sent: dict[str, set[int]] = {name: set() for name in work.regions}
+    for chunk in needed:
+        for part in parts.get(chunk, []):
+            seen[part.position][part.start : part.stop] += 1
+            for name, (low, high) in codec.needs(work, part.position, part.start, part.stop).items():
+                assert not set(range(low, high)) & sent[name]
+        for name, region in work.regions.items():
+            record = codec.records().get(name, 1)
+            sent[name] |= set(range(*arrivals.chunk_bounds(region.numel(), chunk, len(needed), record)))
+    assert all(bool((count == 1).all()) for count in seen)
+    assert len(parts) > 1
 
 
 def _check(codec: Codec, regions: dict[str, torch.Tensor], parts: dict, order: list[int], fleet: Fleet) -> None:

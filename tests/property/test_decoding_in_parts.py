@@ -33,7 +33,7 @@ def test_a_codec_that_cannot_decode_parts_is_left_alone(monkeypatch: pytest.Monk
     monkeypatch.setattr(arrivals, "MIN_ELEMENTS", 0)
     codec = registry.create("marsit")
     monkeypatch.setattr(type(codec), "granule", lambda self, tensor: None)
-    assert arrivals.parts_by_chunk(codec, _work(codec, 2), [0, 1]) == {}
+    assert arrivals.decoded_by_chunk(codec, _work(codec, 2), [0, 1]) == {}
 
 
 def test_an_error_in_decoding_ends_every_rank(monkeypatch: pytest.MonkeyPatch) -> None:
