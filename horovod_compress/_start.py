@@ -10,11 +10,10 @@ from torch import nn
 
 from . import handshake
 from ._horovod import allgather_object
-from .codecs import registry
 from .codecs.base import Codec
-from .codecs.dense import Uncompressed
 from .collectives.choose import chooser
 from .errors import ConfigError, ExchangeError, HorovodCompressError
+from .methods import Methods, numbered, parse
 from .options import Options
 from .plan import Plan, TensorSpec
 from .reducer import Reducer
@@ -28,11 +27,11 @@ _DEFAULT_SECONDS = Options().timeout
 
 
 def start(
-    method: str,
+    method: str | Codec | Methods,
     named: Sequence[tuple[str, nn.Parameter]],
     given: Mapping[str, Any],
     process_set: Any,
-) -> tuple[Codec, Reducer]:
+) -> tuple[Methods, Reducer]:
     """Compare options with the other ranks, agree on the plan, connect, and return a reducer.
 
     A rank that must refuse takes part in the handshake all the same, so that every rank stops
@@ -42,19 +41,19 @@ def start(
     rank, world = process_set.rank(), process_set.size()
     seconds = _DEFAULT_SECONDS
     try:
-        codec, options = parse(method, given)
+        methods, options = parse(method, given)
         seconds = options.timeout
         tensors = specs(named)
         kind = _transport_kind(options, world)
         own = gloo.own_address(one_host=hvd.local_size() == hvd.size())
-        document = handshake.Document(handshake.fields(codec, options, tensors, kind, world))
+        methods.check_used(tensors)
+        document = handshake.Document(handshake.fields(methods, options, tensors, kind, world))
         if rank == 0:
-            plan = make_plan(options.schedule, tensors, options.min_elements)
-            _check_options(codec, options, world)
-            for bucket in plan.buckets:
-                if bucket.compressed:
-                    for variant in codec.variants():
-                        variant.check_bucket(bucket)
+            plan = make_plan(options.schedule, tensors, options.min_elements, methods.number)
+            if isinstance(options.schedule, Plan):
+                plan = numbered(plan, methods)
+            _check_options(methods, options, world)
+            _check_buckets(methods, plan)
             if world > 1:
                 meeting = gloo.Meeting(None, own, seconds)
             document = handshake.Document(
@@ -66,24 +65,7 @@ def start(
     handshake.check(documents)
     plan = Plan.from_document(documents[0].plan)
     transport = _connect_all(meeting, documents[0].meeting, own, process_set, seconds)
-    return codec, Reducer(plan, codec, Uncompressed(), transport, chooser(options.exchange), options)
-
-
-def parse(method: str, given: Mapping[str, Any]) -> tuple[Codec, Options]:
-    """Split the options into the method's own and the common ones.
-
-    Raises:
-        ConfigError: an option is unknown or out of range.
-    """
-    common = {key: value for key, value in given.items() if key in Options.names()}
-    own = {key: value for key, value in given.items() if key not in common}
-    known = registry.option_names(method)
-    if unknown := sorted(set(own) - set(known)):
-        raise ConfigError(
-            f"{method} has no option {unknown[0]!r}; its own are {', '.join(known) or 'none'}, common "
-            f"ones are {', '.join(Options.names())} and process_set"
-        )
-    return registry.create(method, **own), Options(**common)
+    return methods, Reducer(plan, methods.codecs, transport, chooser(options.exchange), options)
 
 
 def specs(named: Sequence[tuple[str, nn.Parameter]]) -> list[TensorSpec]:
@@ -115,11 +97,21 @@ def specs(named: Sequence[tuple[str, nn.Parameter]]) -> list[TensorSpec]:
     return tensors
 
 
-def _check_options(codec: Codec, options: Options, world: int) -> None:
+def _check_options(methods: Methods, options: Options, world: int) -> None:
     """Refuse what the number of ranks or the exchange does not allow, before anybody connects."""
-    codec.check_world(world)
-    for variant in codec.variants():
-        chooser(options.exchange)(variant, 0, 2)
+    for codec in methods.codecs:
+        codec.check_world(world)
+        for variant in codec.variants():
+            chooser(options.exchange)(variant, 0, 2)
+
+
+def _check_buckets(methods: Methods, plan: Plan) -> None:
+    """Refuse buckets that their method cannot take."""
+    for bucket in plan.buckets:
+        codec = methods.codecs[bucket.method]
+        codec.tables(bucket)
+        for variant in codec.variants():
+            variant.check_bucket(bucket)
 
 
 def _transport_kind(options: Options, world: int) -> str:

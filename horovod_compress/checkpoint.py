@@ -11,15 +11,15 @@ from typing import Any
 
 from torch import Tensor
 
-from .codecs.base import Codec
 from .errors import ConfigError
+from .methods import Methods
 from .reducer import Reducer
 
 FORMAT = 2
 _IDLE_SECONDS = 5.0
 
 
-def save(reducer: Reducer, codec: Codec) -> dict[str, Any]:
+def save(reducer: Reducer, methods: Methods) -> dict[str, Any]:
     """Return this rank's state; every rank saves its own.
 
     Raises:
@@ -28,8 +28,8 @@ def save(reducer: Reducer, codec: Codec) -> dict[str, Any]:
     _between_steps(reducer, "saved")
     return {
         "format": FORMAT,
-        "method": codec.name,
-        "config": codec.config(),
+        "method": methods.name,
+        "config": methods.config(),
         "seed": reducer.options.seed,
         "step": reducer.step,
         "world": reducer.world,
@@ -40,7 +40,7 @@ def save(reducer: Reducer, codec: Codec) -> dict[str, Any]:
     }
 
 
-def load(reducer: Reducer, codec: Codec, state: Mapping[str, Any], residuals: str) -> None:
+def load(reducer: Reducer, methods: Methods, state: Mapping[str, Any], residuals: str) -> None:
     """Restore what :func:`save` returned.
 
     Args:
@@ -54,8 +54,8 @@ def load(reducer: Reducer, codec: Codec, state: Mapping[str, Any], residuals: st
         raise ConfigError(f'residuals should be "restore" or "reset", got {residuals!r}')
     _between_steps(reducer, "loaded")
     _expect("format", FORMAT, state.get("format"), "save it again with this version")
-    _expect("method", codec.name, state.get("method"), "resume with the method it was saved with")
-    _expect("configuration", codec.config(), state.get("config"), "resume with the same options")
+    _expect("method", methods.name, state.get("method"), "resume with the method it was saved with")
+    _expect("configuration", methods.config(), state.get("config"), "resume with the same options")
     _expect("seed", reducer.options.seed, state.get("seed"), "resume with the same seed")
     step = state.get("step")
     if not isinstance(step, int) or not 0 <= step < 1 << 32:

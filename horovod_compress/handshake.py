@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from . import __version__
-from .codecs.base import Codec
 from .errors import ConfigError, HorovodCompressError, MismatchError
+from .methods import Methods
 from .options import Options
 from .plan import TensorSpec
 from .wire import WIRE_VERSION
@@ -39,7 +39,7 @@ class Document:
 
 
 def fields(
-    codec: Codec, options: Options, tensors: Sequence[TensorSpec], transport: str, world: int
+    methods: Methods, options: Options, tensors: Sequence[TensorSpec], transport: str, world: int
 ) -> dict[str, Any]:
     """Return the fields of a rank's document that must be equal on every rank."""
     shown: dict[str, Any] = {
@@ -47,11 +47,12 @@ def fields(
         "wire version": WIRE_VERSION,
         "byte order": sys.byteorder,
         "world": world,
-        "method": codec.name,
-        f"{codec.name} payload version": codec.wire_version,
+        "method": methods.name,
     }
+    for codec in methods.codecs:
+        shown |= {f"{kind.name} payload version": kind.wire_version for kind in codec.variants()}
     shown |= options.document() | {"transport": transport}
-    shown |= codec.config()
+    shown |= methods.config()
     shown["number of parameters"] = len(tensors)
     for index, tensor in enumerate(tensors):
         shown[f"parameter {index}"] = f"{tensor.name} {list(tensor.shape)} {tensor.dtype}"

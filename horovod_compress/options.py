@@ -31,6 +31,7 @@ class Options:
             as 0; what only overflows in a 16-bit payload is propagated).
         verify_every: compare a hash of all results across ranks every so many steps; 0 never.
         min_elements: smaller tensors share one uncompressed bucket.
+        warmup_steps: exchange so many steps as they are, in full precision, before the method begins.
     """
 
     schedule: str | Plan = "size:25MB"
@@ -41,6 +42,7 @@ class Options:
     nonfinite: str = "propagate"
     verify_every: int = 100
     min_elements: int = 0
+    warmup_steps: int = 0
 
     def __post_init__(self) -> None:
         _choice("exchange", self.exchange, EXCHANGES)
@@ -49,6 +51,7 @@ class Options:
         _whole("seed", self.seed, 0, (1 << 64) - 1)
         _whole("verify_every", self.verify_every, 0, 1 << 31)
         _whole("min_elements", self.min_elements, 0, 1 << 62)
+        _whole("warmup_steps", self.warmup_steps, 0, 1 << 31)
         timeout = self.timeout
         if isinstance(timeout, bool) or not isinstance(timeout, (int, float)):
             raise ConfigError(f"timeout should be a number of seconds, got {timeout!r}")

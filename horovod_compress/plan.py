@@ -34,14 +34,14 @@ class Bucket:
     Attributes:
         index: position in the plan, which is the order of exchange.
         tensors: the tensors, in backward order.
-        compressed: False for the bucket of small tensors, which travels as it is.
+        method: the number of its method; 0 travels as it is, as the bucket of small tensors does.
         offsets: where each tensor starts in the flat buffer, in elements.
         padded: elements of the flat buffer, gaps included.
     """
 
     index: int
     tensors: tuple[TensorSpec, ...]
-    compressed: bool = True
+    method: int = 1
     offsets: tuple[int, ...] = field(init=False)
     padded: int = field(init=False)
 
@@ -52,6 +52,10 @@ class Bucket:
             end += -(-tensor.count // ALIGNMENT) * ALIGNMENT
         object.__setattr__(self, "offsets", tuple(offsets))
         object.__setattr__(self, "padded", end)
+
+    @property
+    def compressed(self) -> bool:
+        return self.method > 0
 
     @property
     def count(self) -> int:
@@ -70,12 +74,15 @@ class Plan:
     buckets: tuple[Bucket, ...]
 
     @classmethod
-    def of(cls, groups: Iterable[tuple[Sequence[TensorSpec], bool]]) -> Plan:
-        """Build a plan from (tensors, compressed) groups, cut further where the dtype changes."""
+    def of(cls, groups: Iterable[tuple[Sequence[TensorSpec], int]]) -> Plan:
+        """Build a plan from (tensors, number of the method) groups, cut further where the dtype changes.
+
+        False and True will do for 0, not compressed, and 1, the only method.
+        """
         buckets: list[Bucket] = []
-        for tensors, compressed in groups:
+        for tensors, method in groups:
             for run in _same_dtype(tensors):
-                buckets.append(Bucket(len(buckets), tuple(run), compressed))
+                buckets.append(Bucket(len(buckets), tuple(run), int(method)))
         return cls(tuple(buckets))
 
     @property
@@ -91,7 +98,7 @@ class Plan:
         """Return the plan as plain data, for the handshake and for files."""
         return [
             {
-                "compressed": bucket.compressed,
+                "method": bucket.method,
                 "tensors": [[t.name, list(t.shape), t.dtype] for t in bucket.tensors],
             }
             for bucket in self.buckets
@@ -105,7 +112,7 @@ class Plan:
                 Bucket(
                     index,
                     tuple(TensorSpec(name, tuple(shape), dtype) for name, shape, dtype in entry["tensors"]),
-                    entry["compressed"],
+                    entry["method"],
                 )
                 for index, entry in enumerate(document)
             )

@@ -54,8 +54,7 @@ class Reducer:
 
     Args:
         plan: the buckets; equal on every rank.
-        codec: the method of compressed buckets.
-        plain: the method of uncompressed buckets.
+        codecs: the methods by number; see :class:`~horovod_compress.methods.Methods`.
         transport: to the other ranks; the reducer closes it.
         collective: picks how a bucket's payloads become one.
         options: as given to the factory.
@@ -64,8 +63,7 @@ class Reducer:
     def __init__(
         self,
         plan: Plan,
-        codec: Codec,
-        plain: Codec,
+        codecs: Sequence[Codec],
         transport: Transport,
         collective: Callable[[Codec, int, int], Collective],
         options: Options,
@@ -79,7 +77,7 @@ class Reducer:
         self.metrics, self.recorder = Metrics(), FlightRecorder()
         self._pool = FramePool()
         self.stations = [
-            Station(bucket, codec if bucket.compressed else plain, self.rank, self.world, collective)
+            Station(bucket, codecs[bucket.method], self.rank, self.world, collective)
             for bucket in plan.buckets
         ]
         self._where = [(s, p) for s in self.stations for p in range(len(s.bucket.tensors))]
@@ -310,7 +308,7 @@ class Reducer:
         self.recorder.note(self.step, bucket, "encode")
         with self.metrics.timed("encode"):
             station.add_bad(round_.encode(key))
-        exchange = self._new_exchange(bucket, codec_id(round_.codec.name), station.bad, deadline)
+        exchange = self._new_exchange(bucket, codec_id(round_.label), station.bad, deadline)
 
         def due(parts: list[Part]) -> None:
             with self.metrics.timed("encode", within="exchange"):
@@ -398,7 +396,7 @@ class Reducer:
         station = self.stations[bucket]
         key = self._key(station)
         round_ = station.round(key.step)
-        exchange = self._new_exchange(bucket, codec_id(round_.codec.name), Bad())
+        exchange = self._new_exchange(bucket, codec_id(round_.label), Bad())
         began = time.perf_counter()
         with torch.no_grad():
             round_.exchange(exchange, key, nothing, nothing)

@@ -39,6 +39,7 @@ class Round:
     """What one kind of round needs: some methods have compressed and full-precision rounds."""
 
     codec: Codec
+    label: str  # names the kind of round in frames
     work: Work
     layout: Layout
     collective: Collective
@@ -140,7 +141,8 @@ class Station:
         self.tables = _allocate(codec.tables(bucket))
         self._momenta: dict[int, list[Tensor]] = {}
         payload = _allocate_for(codec.variants(), bucket)
-        self._rounds = {c: self._make_round(c, payload, self.state) for c in codec.variants()}
+        labels = _labels(codec.variants())
+        self._rounds = {c: self._make_round(c, labels[c], payload, self.state) for c in codec.variants()}
         self._plain: Round | None = None
         self._turn: int | None = None  # see :meth:`set_turn`
         self._is_plain = False
@@ -150,7 +152,7 @@ class Station:
         self.gain: float | None = 1.0
         self._reset()
 
-    def _make_round(self, codec: Codec, payload: Tensor, state: dict[str, Tensor]) -> Round:
+    def _make_round(self, codec: Codec, label: str, payload: Tensor, state: dict[str, Tensor]) -> Round:
         world = self._world
         regions = _carve(payload, codec.regions(self.bucket))
         local = _allocate(codec.local(self.bucket))
@@ -165,10 +167,10 @@ class Station:
         collective = self._choose(codec, nbytes, world)
         if codec.algebra is Algebra.GATHER:
             inbox = ragged.Inbox(self._rank, world, nbytes)
-            return Round(codec, work, layout, collective, {}, {}, preludes, inbox)
+            return Round(codec, label, work, layout, collective, {}, {}, preludes, inbox)
         to_encode = encoded_by_chunk(codec, work, collective.needed(self._rank, world))
         parts = decoded_by_chunk(codec, work, collective.order(self._rank, world))
-        return Round(codec, work, layout, collective, to_encode, parts, preludes, None)
+        return Round(codec, label, work, layout, collective, to_encode, parts, preludes, None)
 
     def _reset(self) -> None:
         number = len(self.grads)
@@ -201,7 +203,7 @@ class Station:
     def _plain_round(self) -> Round:
         if self._plain is None:
             codec = Uncompressed()
-            self._plain = self._make_round(codec, _allocate_for((codec,), self.bucket), {})
+            self._plain = self._make_round(codec, codec.name, _allocate_for((codec,), self.bucket), {})
         return self._plain
 
     def set_turn(self, number: int | None, plain: bool) -> None:
@@ -286,6 +288,16 @@ class Station:
         assert grad is not None
         self.grads[position] = self._originals[position] = None
         return grad
+
+
+def _labels(variants: Sequence[Codec]) -> dict[Codec, str]:
+    """Return a label for each kind of round: its name, and a number from the second one of that name on."""
+    labels: dict[Codec, str] = {}
+    seen: dict[str, int] = {}
+    for codec in variants:
+        seen[codec.name] = number = seen.get(codec.name, 0) + 1
+        labels[codec] = codec.name if number == 1 else f"{codec.name} {number}"
+    return labels
 
 
 def nothing(parts: list[Part]) -> None:

@@ -30,6 +30,8 @@ from . import checkpoint
 from ._horovod import allgather_object, calling_optimizer, end_all_waits, forget_step, in_backward, waits_for_tokens
 from ._start import start
 from .codecs import registry
+from .codecs.base import Codec
+from .codecs.by_step import by_step, method
 from .codecs.registry import available
 from .errors import (
     ConfigError,
@@ -39,6 +41,7 @@ from .errors import (
     MismatchError,
     NonFiniteError,
 )
+from .methods import Methods, per_layer
 from .options import Options
 from .plan import Plan
 from .reducer import Reducer
@@ -55,6 +58,8 @@ __all__ = [
     "NonFiniteError",
     "Plan",
     "available",
+    "by_step",
+    "method",
 ]
 
 NamedParameters = Iterable[tuple[str, nn.Parameter]]
@@ -95,9 +100,13 @@ class Compression:
     topk: ClassVar[Callable[..., Compression]]
 
     def __init__(
-        self, method: str, named_parameters: NamedParameters, options: Mapping[str, Any], process_set: Any
+        self,
+        method: str | Codec | Methods,
+        named_parameters: NamedParameters,
+        options: Mapping[str, Any],
+        process_set: Any,
     ) -> None:
-        self.method = method
+        self.method = method if isinstance(method, str) else method.name
         self._process_set = process_set
         self._reducer: Reducer | None = None
         self._warned = self._logged = False
@@ -109,10 +118,10 @@ class Compression:
             self._parameters: list[nn.Parameter] = []
             return
         self._named = list(named_parameters)
-        self._start(options)
+        self._start(method, options)
 
-    def _start(self, options: Mapping[str, Any]) -> None:
-        self._codec, self._reducer = start(self.method, self._named, options, self._process_set)
+    def _start(self, method: str | Codec | Methods, options: Mapping[str, Any]) -> None:
+        self._methods, self._reducer = start(method, self._named, options, self._process_set)
         self._reducer.on_unseen = self._wake
         self._reducer.gain = None  # the first token that comes back tells, or attach()
         by_name = dict(self._named)
@@ -124,17 +133,36 @@ class Compression:
         _open.add(self)
 
     @staticmethod
-    def create(method: str, named_parameters: NamedParameters, **options: Any) -> Compression:
+    def create(method: str | Codec, named_parameters: NamedParameters, **options: Any) -> Compression:
         """Make the compression object of a method given by name.
 
         Args:
-            method: one of :func:`available`.
+            method: one of :func:`available`, or what :func:`method` or :func:`by_step` returns.
             named_parameters: as given to the optimizer, in forward order; parameters that need no
                 gradient are left out.
             options: of the method and common ones; ``process_set`` as for the optimizer.
         """
         process_set = options.pop("process_set", hvd.global_process_set)
+        if not isinstance(method, (str, Codec)):
+            raise ConfigError(f'a method should be a name or hvc.method("name", option=...), got {method!r}')
         return Compression(method, named_parameters, options, process_set)
+
+    @staticmethod
+    def per_layer(methods: Mapping[str, str | Codec], named_parameters: NamedParameters, **options: Any) -> Compression:
+        """Make a compression object with a method for each kind of layer.
+
+            hvc.Compression.per_layer({"embed*": hvc.method("topk", density=0.01), "*.bias": "none", "*": "marsit"},
+                                      model.named_parameters())
+
+        Args:
+            methods: names of methods, or what :func:`method` or :func:`by_step` returns, by pattern. A pattern is
+                compared with the whole name of a parameter; * stands for anything, ? for one character, [ab] for
+                one of these. The first that fits counts, and one has to.
+            named_parameters: as for :meth:`create`.
+            options: common ones; methods take their own in :func:`method`.
+        """
+        process_set = options.pop("process_set", hvd.global_process_set)
+        return Compression(per_layer(methods), named_parameters, options, process_set)
 
     # ---- Horovod's contract ----
 
@@ -234,11 +262,11 @@ class Compression:
 
     def communication_delay(self) -> int:
         """Return after how many local steps the method's settings exchange updates."""
-        return self._codec.communication_delay()
+        return self._methods.communication_delay()
 
     def full_precision_every(self) -> int:
         """Return the period of the method's full-precision rounds, 0 if it has none."""
-        return int(getattr(self._codec, "full_precision_every", 0))
+        return self._methods.full_precision_every()
 
     # ---- state ----
 
@@ -261,12 +289,12 @@ class Compression:
     def state_dict(self) -> dict[str, Any]:
         """Return this rank's step and residuals; each rank saves its own, between two steps."""
         self._check_between_steps()
-        return checkpoint.save(self._running(), self._codec)
+        return checkpoint.save(self._running(), self._methods)
 
     def load_state_dict(self, state: Mapping[str, Any], residuals: str = "restore") -> None:
         """Restore a state; see :func:`horovod_compress.checkpoint.load`."""
         self._check_between_steps()
-        checkpoint.load(self._running(), self._codec, state, residuals)
+        checkpoint.load(self._running(), self._methods, state, residuals)
         self._settled = -1
 
     def _check_between_steps(self) -> None:

@@ -39,21 +39,21 @@ class Dgc(Sections):
         density: which share of each tensor's elements is sent, above 0, at most 1.
         momentum: factor of the momentum that is kept here; give the optimizer none.
         masking: set the momentum to 0 where a value was sent.
-        warmup_steps: within how many steps the density falls from 25 % to ``density``; each density
+        ramp_steps: within how many steps the density falls from 25 % to ``density``; each density
             has as many of them.
     """
 
     density: float = 0.001
     momentum: float = 0.9
     masking: bool = True
-    warmup_steps: int = 0
+    ramp_steps: int = 0
 
     name: ClassVar[str] = "dgc"
     summary: ClassVar[str] = "the largest values with momentum of their own, and positions in Golomb code"
     samples: ClassVar[tuple[dict[str, Any], ...]] = (
         {"density": 0.05, "momentum": 0.5},
         {"density": 0.02, "momentum": 0.0},
-        {"density": 0.1, "momentum": 0.5, "masking": False, "warmup_steps": 8},
+        {"density": 0.1, "momentum": 0.5, "masking": False, "ramp_steps": 8},
     )
 
     def __post_init__(self) -> None:
@@ -62,8 +62,8 @@ class Dgc(Sections):
             raise ConfigError(f"momentum should be a number, 0 or more, at most 0.999, got {self.momentum!r}")
         if type(self.masking) is not bool:
             raise ConfigError(f"masking should be True or False, got {self.masking!r}")
-        if type(self.warmup_steps) is not int or self.warmup_steps < 0:
-            raise ConfigError(f"warmup_steps should be a whole number, 0 or more, got {self.warmup_steps!r}")
+        if type(self.ramp_steps) is not int or self.ramp_steps < 0:
+            raise ConfigError(f"ramp_steps should be a whole number, 0 or more, got {self.ramp_steps!r}")
 
     def law(self) -> Law:
         return Law(conserves=not self.momentum, bound="own: (1 - k/d) |v|^2")
@@ -73,19 +73,19 @@ class Dgc(Sections):
     def _stages(self) -> list[Dgc]:
         """Return the codecs of the warm-up."""
         densities, density = [], _FIRST
-        while self.warmup_steps and density > self.density:
+        while self.ramp_steps and density > self.density:
             densities.append(density)
             density /= _FACTOR
-        return [replace(self, density=density, warmup_steps=0) for density in densities[: self.warmup_steps]]
+        return [replace(self, density=density, ramp_steps=0) for density in densities[: self.ramp_steps]]
 
     def at(self, step: int) -> Dgc:
         stages = self._stages()
-        if step < self.warmup_steps and stages:
-            return stages[step * len(stages) // self.warmup_steps]
-        return replace(self, warmup_steps=0)
+        if step < self.ramp_steps and stages:
+            return stages[step * len(stages) // self.ramp_steps]
+        return replace(self, ramp_steps=0)
 
     def variants(self) -> tuple[Dgc, ...]:
-        return (*self._stages(), replace(self, warmup_steps=0))
+        return (*self._stages(), replace(self, ramp_steps=0))
 
     # ---- momentum ----
 

@@ -11,7 +11,7 @@ from ..errors import ConfigError
 from .base import Codec
 
 _CODECS: dict[str, type[Codec]] = {}
-_NO_CODECS = {"base", "registry"}
+_NO_CODECS = {"base", "by_step", "registry"}
 
 C = TypeVar("C", bound=type[Codec])
 

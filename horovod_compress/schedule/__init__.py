@@ -7,7 +7,7 @@ of its own in this package and is found by its name: ``"size:25MB"`` calls ``siz
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from ..errors import ConfigError
 from ..plan import Plan, TensorSpec
@@ -19,17 +19,20 @@ MAX_BUCKETS = (1 << 16) - 1
 _SCHEDULES = {"layerwise": layerwise, "single": single, "size": size}
 
 
-def make_plan(schedule: str | Plan, tensors: Sequence[TensorSpec], min_elements: int) -> Plan:
+def make_plan(
+    schedule: str | Plan, tensors: Sequence[TensorSpec], min_elements: int, method: Callable[[str], int] = lambda name: 1
+) -> Plan:
     """Return the plan for tensors given in backward order.
 
     Args:
-        schedule: ``"layerwise"``, ``"single"``, ``"size:25MB"`` or a plan.
+        schedule: ``"layerwise"``, ``"single"``, ``"size:25MB"`` or a plan, which is taken as it is.
         min_elements: smaller tensors share one uncompressed bucket, which travels last.
+        method: returns the number of the method of a parameter; a bucket has one method.
 
     Raises:
         ConfigError: the schedule is unknown, or a given plan does not fit the tensors.
     """
-    plan = _plan(schedule, tensors, min_elements)
+    plan = _plan(schedule, tensors, min_elements, method)
     if len(plan.buckets) > MAX_BUCKETS:
         raise ConfigError(
             f"a plan should have at most {MAX_BUCKETS} buckets, this one has {len(plan.buckets)}; "
@@ -38,7 +41,9 @@ def make_plan(schedule: str | Plan, tensors: Sequence[TensorSpec], min_elements:
     return plan
 
 
-def _plan(schedule: str | Plan, tensors: Sequence[TensorSpec], min_elements: int) -> Plan:
+def _plan(
+    schedule: str | Plan, tensors: Sequence[TensorSpec], min_elements: int, method: Callable[[str], int]
+) -> Plan:
     if isinstance(schedule, Plan):
         schedule.check_covers(tensors)
         return schedule
@@ -48,7 +53,12 @@ def _plan(schedule: str | Plan, tensors: Sequence[TensorSpec], min_elements: int
             f"schedule should be a Plan or one of {', '.join(sorted(_SCHEDULES))}, "
             f'got {schedule!r}; an example is schedule="size:25MB"'
         )
-    large = [tensor for tensor in tensors if tensor.count >= min_elements]
     small = [tensor for tensor in tensors if tensor.count < min_elements]
-    groups = [(group, True) for group in _SCHEDULES[name].group(large, argument)]
-    return Plan.of(groups + ([(small, False)] if small else []))
+    of_method: dict[int, list[TensorSpec]] = {}
+    for tensor in tensors:
+        if tensor.count >= min_elements:
+            of_method.setdefault(method(tensor.name), []).append(tensor)
+    groups = [(g, number) for number, own in of_method.items() for g in _SCHEDULES[name].group(own, argument)]
+    place = {tensor.name: index for index, tensor in enumerate(tensors)}
+    groups.sort(key=lambda group: place[group[0][-1].name])  # by when its last gradient is there
+    return Plan.of(groups + ([(small, 0)] if small else []))

@@ -29,7 +29,7 @@ def _saved(fleet: Fleet) -> list[dict[str, Any]]:
     found = []
     for reducer in fleet.reducers:
         file = io.BytesIO()
-        torch.save(checkpoint.save(reducer, fleet.codec), file)
+        torch.save(checkpoint.save(reducer, fleet.methods), file)
         file.seek(0)
         found.append(torch.load(file, weights_only=True))
     return found
@@ -37,7 +37,7 @@ def _saved(fleet: Fleet) -> list[dict[str, Any]]:
 
 def _load(fleet: Fleet, states: list[dict[str, Any]], residuals: str = "restore") -> None:
     for reducer, state in zip(fleet.reducers, states, strict=True):
-        checkpoint.load(reducer, fleet.codec, state, residuals)
+        checkpoint.load(reducer, fleet.methods, state, residuals)
 
 
 @each_case()
@@ -85,7 +85,7 @@ def test_the_state_of_another_method_or_sample_is_refused(case: Sample) -> None:
                 foreign = state | {"method": other.method, "config": other.codec().config()}
                 want = "another method" if other.method != case.method else "another configuration"
                 with pytest.raises(ConfigError, match=want):
-                    checkpoint.load(reducer, fleet.codec, foreign, "restore")
+                    checkpoint.load(reducer, fleet.methods, foreign, "restore")
         assert same(before, kept(fleet))
         _load(fleet, states)  # the control
 
@@ -99,11 +99,11 @@ def test_state_that_lacks_a_part_is_refused(case: Sample) -> None:
         for kind in state["state"]:
             less = {name: tensors for name, tensors in state["state"].items() if name != kind}
             with pytest.raises(ConfigError, match=f"list of what has a {kind}"):
-                checkpoint.load(reducer, fleet.codec, state | {"state": less}, "restore")
+                checkpoint.load(reducer, fleet.methods, state | {"state": less}, "restore")
         for name in state["tables"]:
             less = {other: table for other, table in state["tables"].items() if other != name}
             with pytest.raises(ConfigError, match="list of what has a table"):
-                checkpoint.load(reducer, fleet.codec, state | {"tables": less}, "restore")
+                checkpoint.load(reducer, fleet.methods, state | {"tables": less}, "restore")
         more = state | {"state": state["state"] | {"surplus": {"a": torch.zeros(1500)}}}
         with pytest.raises(ConfigError, match="list of what has a surplus"):
-            checkpoint.load(reducer, fleet.codec, more, "restore")
+            checkpoint.load(reducer, fleet.methods, more, "restore")

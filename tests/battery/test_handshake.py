@@ -10,6 +10,7 @@ from horovod_compress import handshake
 from horovod_compress.codecs import registry
 from horovod_compress.errors import MismatchError
 from horovod_compress.handshake import Document
+from horovod_compress.methods import single
 from horovod_compress.options import Options
 from tests.battery.cases import each_case
 from tests.support.local import spec
@@ -17,7 +18,7 @@ from tests.support.samples import Sample, samples_of
 
 
 def _document(case: Sample) -> Document:
-    fields = handshake.fields(case.codec(), Options(), [spec("a", 3)], "gloo", 2)
+    fields = handshake.fields(single(case.codec()), Options(), [spec("a", 3)], "gloo", 2)
     return Document(json.loads(json.dumps(fields)))  # plain data: it travels as text
 
 

@@ -12,7 +12,7 @@ from tests.support.jobs import run_ranks
 from tests.support.samples import samples
 
 SAMPLES = [sample.name for sample in samples()]
-CASES = [*SAMPLES, "marsit every", "marsit small tensors plain"]
+CASES = [*SAMPLES, "per layer", "by step", "warm-up", "marsit every", "marsit small tensors plain"]
 
 
 @pytest.fixture(scope="module", params=[2, pytest.param(3, marks=pytest.mark.slow), 4])

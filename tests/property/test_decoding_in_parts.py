@@ -78,7 +78,7 @@ def test_a_failure_between_two_chunks_is_final(monkeypatch: pytest.MonkeyPatch) 
     options: dict[str, Any] = {"full_precision_every": 0, "exchange": "ring", "schedule": "layerwise", "min_elements": 0}
     with Fleet(3, [spec("a", 64, 64), spec("b", 64, 64)], "marsit", wrap=wrap, timeout=10.0, **options) as fleet:
         fleet.step(random_grads(3, [spec("a", 64, 64), spec("b", 64, 64)]))
-        assert checkpoint.save(fleet.reducers[1], registry.create("marsit"))  # the control
+        assert checkpoint.save(fleet.reducers[1], fleet.methods)  # the control
         fails.set()
         step = fleet.offer(random_grads(3, [spec("a", 64, 64), spec("b", 64, 64)], seed=2))
         for reducer in fleet.reducers:
@@ -86,7 +86,7 @@ def test_a_failure_between_two_chunks_is_final(monkeypatch: pytest.MonkeyPatch) 
                 for index in range(2):
                     reducer.result(index, step)
             with pytest.raises(ExchangeError):
-                checkpoint.save(reducer, registry.create("marsit"))
+                checkpoint.save(reducer, fleet.methods)
 
 
 def test_a_decoder_that_is_gone_keeps_nobody_waiting() -> None:

@@ -92,12 +92,12 @@ def test_dgc_of_everything_is_momentum_sgd() -> None:
 
 
 def test_the_densities_of_a_warm_up() -> None:
-    codec = Dgc(density=0.001, warmup_steps=8)
+    codec = Dgc(density=0.001, ramp_steps=8)
     assert [codec.at(step).density for step in range(0, 10, 2)] == [0.25, 0.0625, 0.015625, 0.00390625, 0.001]
     assert codec.at(7).density == 0.00390625 and codec.at(10**6) == Dgc(density=0.001)
     assert {codec.at(step) for step in range(9)} == set(codec.variants())
-    assert Dgc(density=0.3, warmup_steps=5).variants() == (Dgc(density=0.3),)
-    assert {Dgc(warmup_steps=2).at(step) for step in range(5)} == set(Dgc(warmup_steps=2).variants())
+    assert Dgc(density=0.3, ramp_steps=5).variants() == (Dgc(density=0.3),)
+    assert {Dgc(ramp_steps=2).at(step) for step in range(5)} == set(Dgc(ramp_steps=2).variants())
 
 
 def test_the_places_of_randomk_are_those_of_all_ranks() -> None:
@@ -117,7 +117,7 @@ def test_the_places_of_randomk_are_those_of_all_ranks() -> None:
 @pytest.mark.parametrize(
     ("kind", "options"),
     [(kind, {"density": density}) for kind in (TopK, Stc, Dgc, RandomK) for density in (0, 1.5, True, "1%")]
-    + [(TopK, {"value_bits": 8}), (Dgc, {"momentum": 1.0}), (Dgc, {"masking": 1}), (Dgc, {"warmup_steps": -1})]
+    + [(TopK, {"value_bits": 8}), (Dgc, {"momentum": 1.0}), (Dgc, {"masking": 1}), (Dgc, {"ramp_steps": -1})]
     + [(RandomK, {"scaled": 1})],
 )
 def test_options_that_are_refused(kind: type, options: dict[str, object]) -> None:

@@ -11,11 +11,9 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from horovod_compress.codecs import registry
 from horovod_compress.codecs.base import Codec
-from horovod_compress.codecs.dense import Uncompressed
 from horovod_compress.collectives.choose import chooser
-from horovod_compress.options import Options
+from horovod_compress.methods import Methods, parse
 from horovod_compress.plan import Plan, TensorSpec
 from horovod_compress.reducer import Reducer
 from horovod_compress.schedule import make_plan
@@ -66,7 +64,7 @@ class Fleet:
 
     Args:
         tensors: in plan order.
-        method: a codec, or the name of one.
+        method: a codec, the name of one, or several.
         options: the codec's own and the common ones.
     """
 
@@ -74,22 +72,20 @@ class Fleet:
         self,
         world: int,
         tensors: Sequence[TensorSpec],
-        method: str | Codec = "marsit",
+        method: str | Codec | Methods = "marsit",
         *,
         wrap: Callable[[Transport], Transport] = lambda transport: transport,
         **options: Any,
     ) -> None:
-        common = {name: options.pop(name) for name in Options.names() if name in options}
-        common = {"schedule": "single", "timeout": 20.0} | common
         self.world, self.tensors = world, list(tensors)
-        self.codec = method if isinstance(method, Codec) else registry.create(method, **options)
-        self.options = Options(**common)
-        self.plan: Plan = make_plan(self.options.schedule, self.tensors, self.options.min_elements)
+        self.methods, self.options = parse(method, {"schedule": "single", "timeout": 20.0} | options)
+        self.plan: Plan = make_plan(
+            self.options.schedule, self.tensors, self.options.min_elements, self.methods.number
+        )
         self.reducers = [
             Reducer(
                 self.plan,
-                self.codec,
-                Uncompressed(),
+                self.methods.codecs,
                 wrap(transport),
                 chooser(self.options.exchange),
                 self.options,

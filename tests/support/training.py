@@ -36,11 +36,12 @@ def loss_of(model: nn.Module, step: int, dtype: torch.dtype = torch.float32) -> 
 
 
 def optimizer_for(
-    model: nn.Module, method: str | None, attach: bool = False, prefix: str = "", **options: Any
+    model: nn.Module, method: Any, attach: bool = False, prefix: str = "", **options: Any
 ) -> tuple[Any, hvc.Compression | None]:
     """Return a Horovod optimizer and its compression; ``method`` None is Horovod alone.
 
     Args:
+        method: a name, a codec, or methods by pattern.
         prefix: of the parameters' names: Horovod wants those of two optimizers to differ.
         options: of Horovod's optimizer and of the compression.
     """
@@ -50,7 +51,8 @@ def optimizer_for(
     if method is not None:
         shared = {"process_set": ours["process_set"]} if "process_set" in ours else {}
         options = {"verify_every": 1, "timeout": 20.0} | options | shared
-        compression = hvc.Compression.create(method, named, **options)
+        make = hvc.Compression.per_layer if isinstance(method, dict) else hvc.Compression.create
+        compression = make(method, named, **options)
     optimizer = hvd.DistributedOptimizer(
         torch.optim.SGD(model.parameters(), lr=LR, momentum=0.9),
         named_parameters=named,

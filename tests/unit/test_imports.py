@@ -17,7 +17,7 @@ NAME = PACKAGE.name
 LAYERS = [
     {"torch", "update", "update_schedule", "adam", "_start", "_horovod", "_headroom", "cli", "verbs", "checkpoint", "handshake", "check_build", "elastic"},
     {"reducer", "station"},
-    {"arrivals", "codecs", "collectives", "plan", "schedule", "options", "feedback"},
+    {"arrivals", "codecs", "collectives", "plan", "schedule", "options", "feedback", "methods"},
     {"kernels", "transports", "wire", "keys", "deadline", "decoder", "metrics"},
     {"errors", "_cpu", "_cuda"},
 ]

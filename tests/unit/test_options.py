@@ -16,6 +16,7 @@ from horovod_compress.codecs import registry
 from horovod_compress.codecs.base import Codec
 from horovod_compress.collectives.choose import chooser
 from horovod_compress.errors import ConfigError, HorovodCompressError, MismatchError
+from horovod_compress.methods import parse
 from horovod_compress.options import Options
 from horovod_compress.plan import Plan
 from tests.support.local import spec
@@ -32,6 +33,8 @@ COMMON: list[tuple[str, Any, str]] = [
     ("verify_every", -1, "whole number"),
     ("verify_every", "every", "whole number"),
     ("min_elements", -5, "whole number"),
+    ("warmup_steps", -5, "whole number"),
+    ("warmup_steps", 1.5, "whole number"),
     ("timeout", 0, "more than 0"),
     ("timeout", -3.0, "more than 0"),
     ("timeout", math.inf, "finite"),
@@ -61,22 +64,22 @@ MARSIT: list[tuple[str, Any, str]] = [
 @pytest.mark.parametrize("name, value, allowed", COMMON + MARSIT)
 def test_a_bad_value_is_refused(name: str, value: Any, allowed: str) -> None:
     with pytest.raises(ConfigError) as caught:
-        _start.parse("marsit", {name: value})
+        parse("marsit", {name: value})
     text = str(caught.value)
     assert name in text and repr(value) in text and allowed in text
 
 
 @pytest.mark.parametrize("value", [0, 1, (1 << 64) - 1])
 def test_good_values_pass(value: int) -> None:
-    codec, options = _start.parse("marsit", {"seed": value, "timeout": 1, "step_size": 3, "zeros": "positive"})
+    methods, options = parse("marsit", {"seed": value, "timeout": 1, "step_size": 3, "zeros": "positive"})
     assert options.seed == value and options.timeout == 1
-    assert codec.config()["step_size"] == 3
+    assert methods.config()["step_size"] == 3
 
 
 @pytest.mark.parametrize("method", registry.available())
 def test_an_unknown_option_is_refused_with_the_known_ones(method: str) -> None:
     with pytest.raises(ConfigError) as caught:
-        _start.parse(method, {"tiemout": 3})
+        parse(method, {"tiemout": 3})
     text = str(caught.value)
     assert method in text and "'tiemout'" in text and "timeout" in text and "process_set" in text
     assert all(name in text for name in registry.option_names(method))
@@ -146,8 +149,8 @@ def test_a_method_that_cannot_take_the_exchange_says_so() -> None:
 
 
 def _document(**changes: Any) -> handshake.Document:
-    codec, options = _start.parse("marsit", changes)
-    return handshake.Document(handshake.fields(codec, options, [spec("a", 3)], "gloo", 3))
+    methods, options = parse("marsit", changes)
+    return handshake.Document(handshake.fields(methods, options, [spec("a", 3)], "gloo", 3))
 
 
 def test_every_option_is_in_the_document() -> None:
@@ -159,7 +162,7 @@ def test_every_option_is_in_the_document() -> None:
     changed: dict[str, Any] = {
         "schedule": plan, "exchange": "ring", "seed": 9, "timeout": 9.0, "nonfinite": "zero", "verify_every": 9,
         "min_elements": 9, "full_precision_every": 9, "step_size": 9.0, "compensation": "none", "zeros": "positive",
-        "residual_decay": 0.5,
+        "residual_decay": 0.5, "warmup_steps": 9,
     }  # fmt: skip
     assert {*Options.names(), *registry.option_names("marsit")} - set(changed) == {"transport"}
     for name, value in changed.items():

@@ -120,7 +120,8 @@ def test_fingerprints_see_every_field() -> None:
         Bucket(0, (spec("a", 10), spec("c", 3))),
         Bucket(0, (spec("a", 10), spec("b", 3, 1))),
         Bucket(0, (spec("a", 10, dtype=torch.float64), spec("b", 3, dtype=torch.float64))),
-        dataclasses.replace(base, compressed=False),
+        dataclasses.replace(base, method=0),
+        dataclasses.replace(base, method=2),
     ]
     prints = {Plan((bucket,)).fingerprint() for bucket in (base, *others)}
     assert len(prints) == 1 + len(others)

@@ -7,6 +7,7 @@ from typing import Any
 import horovod.torch as hvd
 import torch
 
+import horovod_compress.torch as hvc
 from tests.support.rank import check
 from tests.support.samples import Sample, samples
 from tests.support.training import digest, farthest, gathered, net, optimizer_for, train, weights
@@ -17,7 +18,7 @@ hvd.init()
 torch.set_num_threads(1)
 
 
-def run(method: str | None, attach: bool, **options: Any) -> tuple[list[torch.Tensor], dict[str, Any]]:
+def run(method: Any, attach: bool, **options: Any) -> tuple[list[torch.Tensor], dict[str, Any]]:
     model = net()
     optimizer, compression = optimizer_for(model, method, attach, **options)
     digests = []
@@ -34,7 +35,7 @@ def run(method: str | None, attach: bool, **options: Any) -> tuple[list[torch.Te
 baseline = run(None, False)[0]
 
 
-def compare(method: str, **options: Any) -> dict[str, Any]:
+def compare(method: Any, **options: Any) -> dict[str, Any]:
     (stock, told), (attached, told_attached) = (run(method, attach, **options) for attach in (False, True))
     return {
         "stock": told["digests"],
@@ -55,6 +56,10 @@ def varied(sample: Sample) -> dict[str, Any]:
 
 for sample in samples():
     check(sample.name, lambda: compare(sample.method, **varied(sample)))
+MIXED = {"0.*": hvc.method("topk", density=0.1), "*.bias": "none", "*": hvc.by_step({0: "none", 2: "ef_signsgd"})}
+check("per layer", lambda: compare(MIXED))
+check("by step", lambda: compare(hvc.by_step(lambda step: step % 2, {0: "onebit", 1: "topk"}), schedule="layerwise"))
+check("warm-up", lambda: compare("signsgd", warmup_steps=3))
 check("marsit every", lambda: compare("marsit", full_precision_every=1))
 check("marsit small tensors plain", lambda: compare("marsit", full_precision_every=0, step_size=0.001, min_elements=50))
 

@@ -1,0 +1,137 @@
+"""A method that changes during training: one for the first steps, another one later.
+
+    codec of step t = the last stage that began at t or before, or what a function of t says
+
+What methods keep under the same name is handed on: what one of them did not send is in the residual
+that the next one starts with. Plain rounds (``none``) send it and leave it empty.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+
+from ..errors import ConfigError
+from ..plan import Bucket
+from .base import Algebra, Codec, Regions
+from .dense import FullPrecision, Uncompressed
+from .registry import create
+
+
+@dataclass(frozen=True)
+class ByStep(Codec):
+    """See :func:`by_step`.
+
+    Args:
+        stages: labels and methods; without a function of the step the labels are first steps, rising.
+        choose: a function from the step to a label.
+    """
+
+    stages: tuple[tuple[Any, Codec], ...]
+    choose: Callable[[int], Hashable] | None = None
+
+    name: ClassVar[str] = "by_step"
+    algebra: ClassVar[Algebra] = Algebra.SUM  # of plain rounds; every stage has its own
+    summary: ClassVar[str] = "another method after some steps"
+
+    def config(self) -> dict[str, Any]:
+        prefix = "from step " if self.choose is None else ""
+        return {f"{prefix}{label}": described(codec) for label, codec in self.stages}
+
+    def state(self, bucket: Bucket) -> dict[str, torch.dtype]:
+        return {name: dtype for _, codec in self.stages for name, dtype in codec.state(bucket).items()}
+
+    def tables(self, bucket: Bucket) -> Regions:
+        found: Regions = {}
+        for _, codec in self.stages:
+            for name, array in codec.tables(bucket).items():
+                if found.setdefault(name, array) != array:
+                    raise ConfigError(
+                        f"two stages keep {name!r} in different sizes for bucket {bucket.index}; give methods "
+                        f"that keep tables the same options in every stage"
+                    )
+        return found
+
+    def communication_delay(self) -> int:
+        return self.stages[-1][1].communication_delay()
+
+    @property
+    def full_precision_every(self) -> int:
+        """Return the period of full-precision rounds of the last stage, 0 if it has none."""
+        return int(getattr(self.stages[-1][1], "full_precision_every", 0))
+
+    def at(self, step: int) -> Codec:
+        return self._stage(step).at(step)
+
+    def _stage(self, step: int) -> Codec:
+        if self.choose is None:
+            return next(codec for first, codec in reversed(self.stages) if first <= step)
+        label = self.choose(step)
+        for known, codec in self.stages:
+            if known == label:
+                return codec
+        names = ", ".join(repr(known) for known, _ in self.stages)
+        raise ConfigError(f"the function of the step returned {label!r} for step {step}; methods has {names}")
+
+    def variants(self) -> tuple[Codec, ...]:
+        return tuple(dict.fromkeys(variant for _, codec in self.stages for variant in codec.variants()))
+
+    def check_world(self, world: int) -> None:
+        for _, codec in self.stages:
+            codec.check_world(world)
+
+
+def by_step(when: Mapping[int, str | Codec] | Callable[[int], Hashable], methods: Mapping[Any, Any] | None = None) -> ByStep:
+    """Return a method that changes during training.
+
+        hvc.by_step({0: "none", 500: hvc.method("topk", density=0.01)})
+        hvc.by_step(lambda step: "late" if step > 500 else "early", {"early": "none", "late": "marsit"})
+
+    Args:
+        when: methods by the step they begin at, one of them at step 0; or a function from the step to a
+            label of ``methods``. A function has to return the same on every rank and after a resume: it
+            may depend on the step only.
+        methods: with a function, the methods by label: names, or what :func:`method` returns.
+
+    Raises:
+        ConfigError: there is no method for step 0, or these are no methods.
+    """
+    if callable(when):
+        if not methods:
+            raise ConfigError("by_step with a function takes the methods by label too: by_step(choose, methods={...})")
+        return ByStep(tuple((label, stage(codec)) for label, codec in methods.items()), when)
+    if not isinstance(when, Mapping) or methods is not None:
+        raise ConfigError("by_step takes methods by their first step, or a function of the step and methods by label")
+    if any(type(first) is not int or first < 0 for first in when) or 0 not in when:
+        raise ConfigError(f"by_step takes methods by their first step, whole numbers from 0 on, got {list(when)}")
+    return ByStep(tuple((first, stage(when[first])) for first in sorted(when)))
+
+
+def warmed(codec: Codec, steps: int) -> Codec:
+    """Return a codec that begins with plain rounds."""
+    return ByStep(((0, FullPrecision()), (steps, codec))) if steps else codec
+
+
+def stage(given: object) -> Codec:
+    """Return the codec of a stage; plain rounds are of a kind that empties what earlier stages left."""
+    codec = method(given) if isinstance(given, str) else given
+    if not isinstance(codec, Codec):
+        raise ConfigError(f'a method should be a name or hvc.method("name", option=...), got {given!r}')
+    return FullPrecision() if isinstance(codec, Uncompressed) else codec
+
+
+def method(name: str, **options: Any) -> Codec:
+    """Return a method with its own options, for ``per_layer`` and ``by_step``.
+
+    Raises:
+        ConfigError: the name or an option is unknown, or a value is out of range.
+    """
+    return create(name, **options)
+
+
+def described(codec: Codec) -> str:
+    """Return a method and its options in one line."""
+    return " ".join([codec.name, *(f"{name}={value!r}" for name, value in codec.config().items())])

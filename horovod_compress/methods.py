@@ -1,0 +1,170 @@
+"""Which parameter takes which method: one for all, or by patterns of their names."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
+from typing import Any
+
+from .codecs import registry
+from .codecs.base import Codec
+from .codecs.by_step import described, method, warmed
+from .codecs.dense import Uncompressed
+from .errors import ConfigError
+from .options import Options
+from .plan import Bucket, Plan, TensorSpec
+
+_ALL = "*"
+
+
+@dataclass(frozen=True)
+class Methods:
+    """Patterns and their codecs; a parameter takes the codec of the first pattern that fits its name.
+
+    A codec's number is its place in ``codecs``. Number 0 is that of buckets that are not compressed.
+
+    Args:
+        warmup: so many plain rounds come before every method.
+    """
+
+    rules: tuple[tuple[str, Codec], ...]
+    warmup: int = 0
+
+    @property
+    def codecs(self) -> tuple[Codec, ...]:
+        """Return every codec once, by number."""
+        plain = (Uncompressed(),)
+        return plain + tuple(warmed(codec, self.warmup) for codec in self._own())
+
+    def _own(self) -> list[Codec]:
+        return list(dict.fromkeys(codec for _, codec in self.rules))
+
+    @property
+    def name(self) -> str:
+        """Return the name of the one method, or that there are several."""
+        return self.rules[0][1].name if len(self.rules) == 1 else "per_layer"
+
+    def config(self) -> dict[str, Any]:
+        """Return all options as plain data, for the handshake and for checkpoints."""
+        if len(self.rules) == 1:
+            return self.rules[0][1].config()
+        return {f"{number}: {pattern}": described(codec) for number, (pattern, codec) in enumerate(self.rules)}
+
+    def number(self, tensor: str) -> int:
+        """Return the number of the method of a parameter.
+
+        Raises:
+            ConfigError: no pattern fits.
+        """
+        for pattern, codec in self.rules:
+            if fnmatchcase(tensor, pattern):
+                return 1 + self._own().index(codec)
+        raise ConfigError(f'no pattern fits the parameter {tensor}; end with "*" for all others: {{..., "*": "none"}}')
+
+    def check_used(self, tensors: Sequence[TensorSpec]) -> None:
+        """Refuse a pattern that no parameter takes its method from; "*" may be left with none.
+
+        Raises:
+            ConfigError: names the pattern.
+        """
+        first = [next((p for p, _ in self.rules if fnmatchcase(t.name, p)), None) for t in tensors]
+        for pattern, _ in self.rules:
+            if pattern != _ALL and pattern not in first:
+                raise ConfigError(
+                    f"the pattern {pattern!r} is the first that fits for no parameter; parameters are named "
+                    f"as in {', '.join(t.name for t in tensors[:3])}"
+                )
+
+    def communication_delay(self) -> int:
+        """Return after how many local steps these settings exchange updates.
+
+        Raises:
+            ConfigError: the methods differ in that.
+        """
+        return int(self._one("communication delay", [codec.communication_delay() for _, codec in self.rules]))
+
+    def full_precision_every(self) -> int:
+        """Return the period of full-precision rounds, 0 if there are none.
+
+        Raises:
+            ConfigError: the methods differ in that.
+        """
+        return int(self._one("full_precision_every", [getattr(c, "full_precision_every", 0) for _, c in self.rules]))
+
+    def _one(self, what: str, values: list[int]) -> int:
+        if len(set(values)) > 1:
+            raise ConfigError(f"update mode needs one {what} for all parameters, the methods have {values}")
+        return values[0]
+
+
+def single(codec: Codec) -> Methods:
+    """Return one method for all parameters."""
+    return Methods(((_ALL, codec),))
+
+
+def per_layer(given: object) -> Methods:
+    """Return methods by pattern.
+
+    Args:
+        given: names, or codecs, by pattern.
+
+    Raises:
+        ConfigError: these are no methods by pattern.
+    """
+    if not isinstance(given, Mapping) or not given or not all(isinstance(pattern, str) for pattern in given):
+        raise ConfigError(f'per_layer takes methods by pattern, {{"embed*": "topk", "*": "marsit"}}, got {given!r}')
+    rules = tuple((pattern, method(m) if isinstance(m, str) else m) for pattern, m in given.items())
+    for pattern, codec in rules:
+        if not isinstance(codec, Codec):
+            raise ConfigError(
+                f'the method of pattern {pattern!r} should be a name or hvc.method("name", option=...), got {codec!r}'
+            )
+    return Methods(rules)
+
+
+def parse(method: str | Codec | Methods, given: Mapping[str, Any]) -> tuple[Methods, Options]:
+    """Split the options of a compression into the method's own and the common ones.
+
+    Raises:
+        ConfigError: an option is unknown or out of range.
+    """
+    common = {key: value for key, value in given.items() if key in Options.names()}
+    own = {key: value for key, value in given.items() if key not in common}
+    known = registry.option_names(method) if isinstance(method, str) else []
+    if unknown := sorted(set(own) - set(known)):
+        name = method if isinstance(method, str) else method.name
+        theirs = ", ".join(known) if isinstance(method, str) else 'given in hvc.method("name", option=...)'
+        raise ConfigError(
+            f"{name} has no option {unknown[0]!r}; its own are {theirs or 'none'}, common "
+            f"ones are {', '.join(Options.names())} and process_set"
+        )
+    options = Options(**common)
+    return replace(_methods(method, own), warmup=options.warmup_steps), options
+
+
+def _methods(method: str | Codec | Methods, own: Mapping[str, Any]) -> Methods:
+    if isinstance(method, Methods):
+        return method
+    return single(method if isinstance(method, Codec) else registry.create(method, **own))
+
+
+def numbered(plan: Plan, methods: Methods) -> Plan:
+    """Return a given plan with the methods' numbers; buckets that are not compressed stay so.
+
+    Raises:
+        ConfigError: a bucket holds parameters of different methods.
+    """
+    return Plan(tuple(_numbered(bucket, methods) for bucket in plan.buckets))
+
+
+def _numbered(bucket: Bucket, methods: Methods) -> Bucket:
+    if not bucket.compressed:
+        return bucket
+    numbers = {methods.number(tensor.name) for tensor in bucket.tensors}
+    if len(numbers) > 1:
+        raise ConfigError(
+            f"bucket {bucket.index} of the plan holds parameters of different methods: "
+            f"{', '.join(tensor.name for tensor in bucket.tensors[:5])}; cut it between them"
+        )
+    return replace(bucket, method=numbers.pop())
