@@ -68,6 +68,8 @@ def measure(words: list[str], chosen: argparse.Namespace) -> dict[str, Any]:
         "optimizer": records[0]["config"]["optimizer"],
         "ranks": chosen.ranks,
         "steps": chosen.steps,
+        "seeds": chosen.seeds,
+        "lr": records[0]["config"]["lr"],
         "metric": metric,
         "finals": finals,
         "mean": statistics.mean(finals),

@@ -1,4 +1,4 @@
-"""Write the parameter tables of this folder from short definitions of the four architectures.
+"""Write the parameter tables of this folder from short definitions of the architectures.
 
     python -m benchmarks.shapes.generate
 
@@ -170,6 +170,15 @@ def gpt2_layer(name: str, width: int, tokens: int) -> list[Row]:
     return rows + transposed(linear(f"{name}.mlp.c_proj", 4 * width, width, tokens))
 
 
+# ---- a net of dense layers ----
+
+
+def mlp() -> list[Row]:
+    widths = (1024, 2048, 2048, 2048, 10)
+    layers = [linear(str(2 * place), *ends) for place, ends in enumerate(zip(widths, widths[1:]))]
+    return [row for layer in layers for row in layer]  # ReLUs stand between
+
+
 # ---- the files ----
 
 SOURCES = {
@@ -196,6 +205,12 @@ SOURCES = {
         "transformers.GPT2LMHeadModel (the output layer shares transformer.wte.weight)",
         f"{GPT2_TOKENS} tokens",
         gpt2,
+    ),
+    "mlp": Source(
+        "Dense layers 1024-2048-2048-2048-10 with ReLU: small, and made of few large tensors",
+        "torch.nn.Sequential",
+        "one sample",
+        mlp,
     ),
 }
 
