@@ -113,7 +113,10 @@ def per_layer(given: object) -> Methods:
         ConfigError: these are no methods by pattern.
     """
     if not isinstance(given, Mapping) or not given or not all(isinstance(pattern, str) for pattern in given):
-        raise ConfigError(f'per_layer takes methods by pattern, {{"embed*": "topk", "*": "marsit"}}, got {given!r}')
+        raise ConfigError(
+            f'per_layer takes methods by pattern first, {{"embed*": "topk", "*": "marsit"}}, then named_parameters; '
+            f"got {'an empty dict' if given == {} else type(given).__name__}"
+        )
     rules = tuple((pattern, method(m) if isinstance(m, str) else m) for pattern, m in given.items())
     for pattern, codec in rules:
         if not isinstance(codec, Codec):
