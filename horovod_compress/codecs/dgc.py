@@ -1,7 +1,8 @@
 """Deep Gradient Compression: top-k with momentum that is corrected and masked (Lin, Han, Mao, Wang and Dally,
 arXiv:1712.01887, ICLR 2018).
 
-    u = momentum * u + gradient;  v = v + u         on each rank; each tensor has d elements
+    g = gradient, cut down to the length clip / sqrt(M), with clip; each tensor for itself, on each rank
+    u = momentum * u + g;  v = v + u                each tensor has d elements
     T = the k largest |v|, exactly; k = ceil(density * d)
     payload = the positions of T, as gaps in Golomb code, and v there
     result  = mean over ranks of (the rank's values at its positions)
@@ -16,12 +17,16 @@ selection reads two arrays and not three. Where momentum is 0 that is v.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import torch
+from torch import Tensor
 
+from .. import kernels
 from ..errors import ConfigError
+from ..keys import Key
 from ..plan import Bucket
 from .base import Law, Work, work_dtype
 from .registry import register
@@ -41,12 +46,15 @@ class Dgc(Sections):
         masking: set the momentum to 0 where a value was sent.
         ramp_steps: within how many steps the density falls from 25 % to ``density``; each density
             has as many of them.
+        clip: the most Euclidean length of a tensor's mean gradient; each of M ranks cuts its own down to
+            clip / sqrt(M), so that the mean has about that length if the ranks' gradients are independent. 0 cuts none.
     """
 
     density: float = 0.001
     momentum: float = 0.9
     masking: bool = True
     ramp_steps: int = 0
+    clip: float = 0.0
 
     name: ClassVar[str] = "dgc"
     summary: ClassVar[str] = "the largest values with momentum of their own, and positions in Golomb code"
@@ -54,6 +62,7 @@ class Dgc(Sections):
         {"density": 0.05, "momentum": 0.5},
         {"density": 0.02, "momentum": 0.0},
         {"density": 0.1, "momentum": 0.5, "masking": False, "ramp_steps": 8},
+        {"density": 0.05, "momentum": 0.5, "clip": 2.0},
     )
 
     def __post_init__(self) -> None:
@@ -64,6 +73,8 @@ class Dgc(Sections):
             raise ConfigError(f"masking should be True or False, got {self.masking!r}")
         if type(self.ramp_steps) is not int or self.ramp_steps < 0:
             raise ConfigError(f"ramp_steps should be a whole number, 0 or more, got {self.ramp_steps!r}")
+        if type(self.clip) not in (int, float) or not 0 <= self.clip < math.inf:
+            raise ConfigError(f"clip should be a number, 0 for none, got {self.clip!r}")
 
     def law(self) -> Law:
         return Law(conserves=not self.momentum, bound="own: (1 - k/d) |v|^2")
@@ -87,6 +98,13 @@ class Dgc(Sections):
     def variants(self) -> tuple[Dgc, ...]:
         return (*self._stages(), replace(self, ramp_steps=0))
 
+    # ---- clipping ----
+
+    def offer(self, work: Work, position: int, key: Key) -> int:
+        if self.clip:
+            _cut_down(work.grad(position), self.clip / math.sqrt(work.world))
+        return super().offer(work, position, key)
+
     # ---- momentum ----
 
     def state(self, bucket: Bucket) -> dict[str, torch.dtype]:
@@ -98,3 +116,12 @@ class Dgc(Sections):
         if momentum is None:
             return {}
         return {"momentum": momentum, "factor": self.momentum, "masking": self.masking}
+
+
+def _cut_down(grad: Tensor, most: float) -> None:
+    """Scale a gradient to at most a length; one that is not finite is left to be counted."""
+    square = torch.zeros(1, dtype=torch.float64)
+    if grad.numel() and not kernels.norm_offer(grad, square, grad.numel(), power=2):
+        length = math.sqrt(float(square))
+        if length > most:
+            grad.mul_(most / length)

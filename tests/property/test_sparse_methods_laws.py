@@ -144,3 +144,19 @@ def test_a_malformed_payload_is_an_error_on_every_rank(monkeypatch: pytest.Monke
             with pytest.raises(HorovodCompressError) as caught:
                 reducer.result(0, step)
             assert isinstance(caught.value, CorruptFrameError) or "malformed" in str(caught.value)
+
+
+def test_dgc_clips_each_rank_before_anything_waits() -> None:
+    """Everything is sent, so the result is the mean of the ranks' gradients, each cut down for itself."""
+    tensors = [spec("large", 40, 50), spec("small", 30), spec("empty", 0)]
+    grads = random_grads(WORLD, tensors, seed=3)
+    for mine in grads:
+        mine["large"] *= 10
+        mine["small"] *= 0.001
+    with Fleet(WORLD, tensors, "dgc", density=1.0, momentum=0.0, clip=3.0) as fleet:
+        found = fleet.step(grads)[0]
+    most = 3.0 / WORLD**0.5
+    want = sum(mine["large"] * (most / mine["large"].norm()) for mine in grads) / WORLD
+    assert all(float(mine["large"].norm()) > most > float(mine["small"].norm()) for mine in grads)
+    assert torch.allclose(found["large"], want, rtol=1e-5)
+    assert torch.allclose(found["small"], sum(mine["small"] for mine in grads) / WORLD, rtol=1e-5, atol=1e-9)
