@@ -121,6 +121,19 @@ void sample_offer(const void* grad, const void* residual, Dtype dtype, int64_t c
 void sample_decode(const void* values, Dtype dtype, int64_t count, int64_t k, const Stream* key, int64_t first,
                    double scale, bool weighted, void* grad, void* residual, Launch launch);
 
+// lowrank.cpp, lowrank.cu: sums as hvc/lowrank.h describes them, for at least one row, column and component. Factors
+// are of the arithmetic type, one line per component. lowrank_start brings the lines of `kept` to a common size, and
+// draws those that are zero or not finite: numbers `offset` and on of the key.
+void lowrank_start(const void* kept, Dtype dtype, int64_t columns, int64_t rank, const Stream* key, int64_t offset,
+                   void* right, Launch launch);
+void lowrank_left(const void* grad, const void* residual, Dtype dtype, int64_t rows, int64_t columns, int64_t rank,
+                  const void* right, void* left, int64_t* nonfinite, Launch launch);
+void lowrank_orthonormalise(void* lines, Dtype dtype, int64_t count, int64_t rank, Launch launch);
+void lowrank_right(const void* grad, const void* residual, Dtype dtype, int64_t rows, int64_t columns, int64_t rank,
+                   const void* left, void* right, Launch launch);
+void lowrank_decode(const void* left, const void* right, Dtype dtype, int64_t rows, int64_t columns, int64_t rank,
+                    double scale, void* grad, void* residual, Launch launch);
+
 // hash64.cpp, hash64.cu: waits for its stream on CUDA
 uint64_t hash64(const void* data, int64_t bytes, uint64_t seed, Launch launch);
 

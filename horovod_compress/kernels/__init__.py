@@ -38,6 +38,7 @@ from .legality import (
     word_stream,
     work_dtype,
 )
+from .lowrank import lowrank_decode, lowrank_left, lowrank_orthonormalise, lowrank_right, lowrank_start
 from .points import points_decode, points_offer
 from .sketch import absorb, sketch_clear, sketch_columns, sketch_encode, sketch_estimate, sketch_top
 from .sparse import (
@@ -69,6 +70,11 @@ __all__ = [
     "golomb_parameter",
     "hash64",
     "instruction_set",
+    "lowrank_decode",
+    "lowrank_left",
+    "lowrank_orthonormalise",
+    "lowrank_right",
+    "lowrank_start",
     "majority_fold",
     "level_add",
     "level_decode",
