@@ -12,6 +12,8 @@
 //
 // No multiplication is fused with an addition.
 #pragma once
+#include <cmath>
+
 #include "hvc/half.h"
 #include "hvc/philox.h"
 #include "hvc/tree.h"
