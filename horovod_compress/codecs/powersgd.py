@@ -113,7 +113,8 @@ class PowerSgd(Codec):
         return {"right": (work_dtype(bucket), right), "values": (work_dtype(bucket), values)}
 
     def preludes(self, bucket: Bucket) -> tuple[Regions, ...]:
-        return ({"left": (work_dtype(bucket), self._sizes(bucket)[0])},)
+        left = self._sizes(bucket)[0]
+        return ({"left": (work_dtype(bucket), left)},) if left else ()
 
     def tables(self, bucket: Bucket) -> Regions:
         right = self._sizes(bucket)[1]
@@ -141,8 +142,6 @@ class PowerSgd(Codec):
         for share, grad in zip(work.memo["shares"], work.grads):
             if grad is None:  # what an earlier step left
                 work.shared["left"][share.left] = 0
-                work.regions["right"][share.right] = 0
-                work.regions["values"][share.values] = 0
 
     def merge(
         self, region: str, start: int, into: Tensor, other: Tensor, weights: tuple[int, int], key: Key
@@ -150,9 +149,11 @@ class PowerSgd(Codec):
         kernels.dense_add(into, other)
 
     def encode(self, work: Work, key: Key) -> None:
-        for position in work.present():
-            share: Share = work.memo["shares"][position]
-            if share.rank:
+        for position, share in enumerate(work.memo["shares"]):
+            if work.grads[position] is None:
+                work.regions["right"][share.right] = 0
+                work.regions["values"][share.values] = 0
+            elif share.rank:
                 left, right = work.shared["left"][share.left], work.regions["right"][share.right]
                 kernels.lowrank_orthonormalise(left, share.rank)
                 kernels.lowrank_right(work.grad(position), work.residual_of(position), share.rows, left, right)
