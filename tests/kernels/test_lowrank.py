@@ -15,7 +15,9 @@ RANKS = (1, 2, 3, 4, 5, 8, 11)
 FACTORS = (torch.float32, torch.float64)
 
 
-def _given(rows: int, columns: int, rank: int, dtype: torch.dtype, *, wild: bool) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def _given(
+    rows: int, columns: int, rank: int, dtype: torch.dtype, *, wild: bool
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Return gradient, residual, left and right."""
     make = numbers if wild else tame
     kind, count = work(dtype), rows * columns
@@ -116,7 +118,8 @@ def test_threads_change_nothing(few_threads: None) -> None:
     grad, residual, left, right = _given(1501, 2003, 5, torch.float32, wild=False)
     for threads in (1, 3):
         torch.set_num_threads(threads)
-        outputs = [poison(left.numel(), torch.float32), poison(right.numel(), torch.float32), grad.clone(), residual.clone()]
+        outputs = [poison(factor.numel(), torch.float32) for factor in (left, right)]
+        outputs += [grad.clone(), residual.clone()]
         kernels.lowrank_left(grad, residual, 1501, right, outputs[0])
         kernels.lowrank_right(grad, residual, 1501, left, outputs[1])
         kernels.lowrank_decode(left, right, 1501, *outputs[2:], scale=0.5)

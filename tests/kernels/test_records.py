@@ -77,7 +77,8 @@ def test_what_a_record_says(rule: str) -> None:
     grad, out, left = tame(count, torch.float32, 1), torch.zeros(count), torch.zeros(count)
     records = _room(count, block)
     assert kernels.record_offer(grad, None, records, block, rule=rule) == 0
-    scales = torch.tensor([float(record[:4].view(torch.float32)) for record in records.view(-1, kernels.record_bytes(block))])
+    each = records.view(-1, kernels.record_bytes(block))
+    scales = torch.tensor([float(record[:4].view(torch.float32)) for record in each])
     kernels.record_decode(records, scales, out, left, block)
     for own, scale in zip(grad.split(block), scales):
         exact = own.double().abs().mean() if rule == "l1" else own.double().square().mean().sqrt()

@@ -114,8 +114,8 @@ def test_contractive_and_conserving(dtype: torch.dtype) -> None:
             result = fleet.step([{"a": grad} for grad in grads])[0]["a"].double()
             mean = torch.stack([g.double() + e for g, e in zip(grads, before)]).mean(0)
             left = torch.stack([kept["a"].double().view(ROWS, COLUMNS) for kept in fleet.residuals()]).mean(0)
-            assert float(left.square().sum()) <= float(mean.square().sum()) * (1 + 1e-5)
-            assert float(left.square().sum() + result.square().sum()) == pytest.approx(float(mean.square().sum()), rel=1e-4)
+            whole, lost, sent = (float(matrix.square().sum()) for matrix in (mean, left, result))
+            assert lost <= whole * (1 + 1e-5) and lost + sent == pytest.approx(whole, rel=1e-4)
             total += torch.stack(grads).double().mean(0) - result
     assert torch.allclose(total, left, atol=1e-4 if dtype is torch.float32 else 1e-9)
 
