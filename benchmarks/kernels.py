@@ -8,6 +8,7 @@ yardstick. `wrong` counts elements that differ from the NumPy reference; any mak
 from __future__ import annotations
 
 import argparse
+import math
 import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -24,13 +25,21 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from benchmarks import results
 from benchmarks.results import Record, processor, spread
 from horovod_compress import kernels
-from horovod_compress.kernels import reference, reference_sketch, reference_sparse, reference_values
+from horovod_compress.kernels import (
+    reference,
+    reference_lowrank,
+    reference_records,
+    reference_sketch,
+    reference_sparse,
+    reference_values,
+)
 from horovod_compress.keys import SAMPLE, SKETCH, Key
 
 KEY = Key(seed=1, step=2, bucket=3, rank=4)
 ROW = 1000
 BLOCK = 2048
 KEPT_ONE_IN = 100
+ORACLES = (reference, reference_sparse, reference_sketch, reference_values, reference_lowrank, reference_records)
 SKETCH_ROWS, SKETCH_SHARE, TOP_SHARE = 5, 50, 100  # 1/50 of the elements as columns, 1/100 chosen
 CHECKED_BYTES = 1 << 20  # the reference of CRC-32C takes 0.1 microseconds a byte
 
@@ -109,7 +118,7 @@ def against_reference(name: str, *arguments: object, **options: object) -> Calla
 
     def check() -> int:
         mine, theirs = copied(list(arguments)), copied(list(arguments))
-        oracle = next(m for m in (reference, reference_sparse, reference_sketch, reference_values) if hasattr(m, name))
+        oracle = next(module for module in ORACLES if hasattr(module, name))
         named = [{key: copied(value) for key, value in options.items()} for _ in range(2)]
         both = ((kernels, mine, named[0]), (oracle, theirs, named[1]))
         results = [getattr(module, name)(*args, **more) for module, args, more in both]
@@ -345,6 +354,78 @@ def sketches(a: Arrays) -> Iterable[Case]:
     yield Case("torch sketch_top (topk)", reads + 12 * s.k, lambda: s.torch_top(a))
 
 
+class Factors:
+    """The largest square matrix that the arrays hold, with factors of one rank."""
+
+    def __init__(self, a: Arrays, rank: int) -> None:
+        self.rank, self.rows = rank, math.isqrt(a.count)
+        self.used = self.rows * self.rows
+        self.grad, self.residual = a.work[: self.used], a.left[: self.used]
+        generator = torch.Generator().manual_seed(3)
+        self.left, self.right, self.start = (
+            torch.randn(rank * self.rows, generator=generator).div_(a.count**0.5) for _ in range(3)
+        )
+
+    def step(self) -> None:
+        """What powersgd does in a world of one."""
+        kernels.lowrank_start(self.right, self.start, self.rank, KEY)
+        kernels.lowrank_left(self.grad, self.residual, self.rows, self.start, self.left)
+        kernels.lowrank_orthonormalise(self.left, self.rank)
+        kernels.lowrank_right(self.grad, self.residual, self.rows, self.left, self.right)
+        kernels.lowrank_decode(self.left, self.right, self.rows, self.grad, self.residual)
+
+    def torch_step(self, out: Tensor) -> None:
+        """The same in torch with preallocated outputs of the size of the matrix."""
+        matrix, left = out[: self.used].view(self.rows, -1), self.left.view(self.rank, -1)
+        torch.add(self.grad, self.residual, out=matrix.view(-1))
+        basis, _ = torch.linalg.qr(matrix @ self.right.view(self.rank, -1).T)
+        left.copy_(basis.T)
+        self.right.copy_((left @ matrix).view(-1))
+        torch.mm(basis, self.right.view(self.rank, -1), out=self.grad.view(self.rows, -1))
+        torch.sub(matrix.view(-1), self.grad, out=self.residual)
+
+
+def low_rank(a: Arrays) -> Iterable[Case]:
+    """Bytes of the factors are left out beside the matrix's own."""
+    for rank in (4, 8):
+        f = Factors(a, rank)
+        n, x = f.used, (f.grad, f.residual, f.rows)
+        yield kernel_case(f"lowrank_left rank {rank}", 8 * n, "lowrank_left", *x, f.right, f.left.clone())
+        yield kernel_case(f"lowrank_right rank {rank}", 8 * n, "lowrank_right", *x, f.left, f.right.clone())
+        given = (f.left.clone(), f.right.clone(), f.rows, f.grad, f.residual)
+        yield kernel_case(f"lowrank_decode rank {rank}", 16 * n, "lowrank_decode", *given)
+        lines = f.left.clone()
+        size = 4 * lines.numel() * (rank + 3)
+        yield kernel_case(f"lowrank_orthonormalise rank {rank}", size, "lowrank_orthonormalise", lines, rank)
+        yield Case(f"local step of powersgd (lowrank) {rank}", 32 * n, f.step)
+        yield Case(f"torch powersgd step (lowrank) {rank}", 32 * n, lambda f=f: f.torch_step(a.out))
+
+
+def records(a: Arrays) -> Iterable[Case]:
+    n, blocks = a.count, -(-a.count // BLOCK)
+    parts = [torch.zeros(blocks * kernels.record_bytes(BLOCK), dtype=torch.uint8) for _ in range(4)]
+    for rank, part in enumerate(parts):
+        kernels.record_offer(a.grad if rank % 2 else a.residual, None, part, BLOCK, rule="l2")
+    size, scales = parts[0].numel(), torch.full((blocks,), 0.01)
+    for rule in ("l1", "l2"):
+        offered = (a.grad, a.residual, parts[0].clone(), BLOCK)
+        yield kernel_case(f"record_offer {rule}", 8 * n + size, "record_offer", *offered, rule=rule)
+    folded = (parts, a.residual, a.out, parts[0].clone(), BLOCK)
+    yield kernel_case("record_fold of 4", 16 * n + 5 * size, "record_fold", *folded, rule="l2")
+    yield kernel_case("record_decode", 16 * n + size, "record_decode", parts[1], scales, a.work, a.left, BLOCK)
+    yield Case("torch records of a worker", 24 * n, lambda: torch_records(a))
+
+
+def torch_records(a: Arrays) -> None:
+    """What record_offer and record_decode do, without the packing, in torch with preallocated outputs."""
+    torch.add(a.grad, a.residual, out=a.work)
+    whole = a.count // BLOCK * BLOCK
+    scales = torch.linalg.vector_norm(a.work[:whole].view(-1, BLOCK), dim=1, keepdim=True) / BLOCK**0.5
+    torch.sign(a.work, out=a.out)
+    a.out[:whole].view(-1, BLOCK).mul_(scales)
+    torch.sub(a.work, a.out, out=a.left)
+
+
 def checksums(a: Arrays) -> Iterable[Case]:
     n, piece = a.raw.numel(), a.raw[:CHECKED_BYTES]
     copy = a.out.view(torch.uint8)
@@ -355,7 +436,7 @@ def checksums(a: Arrays) -> Iterable[Case]:
     yield kernel_case("hash64", n, "hash64", a.raw)
 
 
-FAMILIES = (yardsticks, one_bit, bit_vectors, dithering, sparse, values, dense, sketches, checksums)
+FAMILIES = (yardsticks, one_bit, bit_vectors, dithering, sparse, values, dense, sketches, low_rank, records, checksums)
 
 
 def cases(a: Arrays, pattern: str) -> list[Case]:

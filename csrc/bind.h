@@ -154,14 +154,18 @@ uint64_t hash64(Address data, int64_t bytes, uint64_t seed, Address launch) {
   return hvc::hash64(at<void>(data), bytes, seed, launch_of(launch));
 }
 
+#include "bind_lowrank.h"
 #include "bind_points.h"
+#include "bind_records.h"
 #include "bind_sketch.h"
 #include "bind_sparse.h"
 
 void define_kernels(py::module_& module) {
   using unlocked = py::call_guard<py::gil_scoped_release>;
   define_sketch(module);
+  define_lowrank(module);
   define_points(module);
+  define_records(module);
   module.def("sign_pack", &sign_pack, unlocked());
   module.def("sign_offer", &sign_offer, unlocked());
   module.def("sign_decode", &sign_decode, unlocked());

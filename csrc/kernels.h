@@ -8,6 +8,7 @@
 #include "hvc/golomb.h"
 #include "hvc/norm.h"
 #include "hvc/philox.h"
+#include "hvc/record.h"
 #include "hvc/sign.h"
 #include "hvc/values.h"
 
@@ -120,6 +121,30 @@ void sample_offer(const void* grad, const void* residual, Dtype dtype, int64_t c
                   int64_t first, void* values, int64_t* nonfinite, Launch launch);
 void sample_decode(const void* values, Dtype dtype, int64_t count, int64_t k, const Stream* key, int64_t first,
                    double scale, bool weighted, void* grad, void* residual, Launch launch);
+
+// lowrank.cpp, lowrank.cu: sums as hvc/lowrank.h describes them, for at least one row, column and component. Factors
+// are of the arithmetic type, one line per component. lowrank_start brings the lines of `kept` to a common size, and
+// draws those that are zero or not finite: numbers `offset` and on of the key.
+void lowrank_start(const void* kept, Dtype dtype, int64_t columns, int64_t rank, const Stream* key, int64_t offset,
+                   void* right, Launch launch);
+void lowrank_left(const void* grad, const void* residual, Dtype dtype, int64_t rows, int64_t columns, int64_t rank,
+                  const void* right, void* left, int64_t* nonfinite, Launch launch);
+void lowrank_orthonormalise(void* lines, Dtype dtype, int64_t count, int64_t rank, Launch launch);
+void lowrank_right(const void* grad, const void* residual, Dtype dtype, int64_t rows, int64_t columns, int64_t rank,
+                   const void* left, void* right, Launch launch);
+void lowrank_decode(const void* left, const void* right, Dtype dtype, int64_t rows, int64_t columns, int64_t rank,
+                    double scale, void* grad, void* residual, Launch launch);
+
+// records.cpp, records.cu: records as hvc/record.h describes them. The fold writes the record of the mean of what all
+// ranks sent plus `kept`, over one of the parts if it is given as `out`, and what that record lacks to `left`; both are
+// of the arithmetic type. Decoding takes what the own scales and the signs of grad + residual stand for out of the
+// residual.
+void record_offer(const void* grad, const void* residual, Dtype dtype, int64_t count, int64_t block, ScaleRule rule,
+                  uint8_t* records, int64_t* nonfinite, Launch launch);
+void record_fold(const uint8_t* const* parts, int64_t ranks, Dtype dtype, int64_t count, int64_t block,
+                 ScaleRule rule, const void* kept, void* left, uint8_t* out, Launch launch);
+void record_decode(const uint8_t* records, const float* scales, Dtype dtype, int64_t count, int64_t block,
+                   double scale, void* grad, void* residual, Launch launch);
 
 // hash64.cpp, hash64.cu: waits for its stream on CUDA
 uint64_t hash64(const void* data, int64_t bytes, uint64_t seed, Launch launch);

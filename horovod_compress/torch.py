@@ -92,6 +92,8 @@ class Compression:
     marsit: ClassVar[Callable[..., Compression]]
     randomk: ClassVar[Callable[..., Compression]]
     onebit: ClassVar[Callable[..., Compression]]
+    onebit_adam: ClassVar[Callable[..., Compression]]
+    powersgd: ClassVar[Callable[..., Compression]]
     signsgd: ClassVar[Callable[..., Compression]]
     signum: ClassVar[Callable[..., Compression]]
     sketch_fusion: ClassVar[Callable[..., Compression]]

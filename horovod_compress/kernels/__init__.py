@@ -38,7 +38,9 @@ from .legality import (
     word_stream,
     work_dtype,
 )
+from .lowrank import lowrank_decode, lowrank_left, lowrank_orthonormalise, lowrank_right, lowrank_start
 from .points import points_decode, points_offer
+from .records import RECORD_UNIT, record_bytes, record_decode, record_fold, record_offer
 from .sketch import absorb, sketch_clear, sketch_columns, sketch_encode, sketch_estimate, sketch_top
 from .sparse import (
     binary_clear,
@@ -69,6 +71,11 @@ __all__ = [
     "golomb_parameter",
     "hash64",
     "instruction_set",
+    "lowrank_decode",
+    "lowrank_left",
+    "lowrank_orthonormalise",
+    "lowrank_right",
+    "lowrank_start",
     "majority_fold",
     "level_add",
     "level_decode",
@@ -79,6 +86,11 @@ __all__ = [
     "octave_encode",
     "octave_merge",
     "philox4x32",
+    "RECORD_UNIT",
+    "record_bytes",
+    "record_decode",
+    "record_fold",
+    "record_offer",
     "sample_decode",
     "sample_offer",
     "points_decode",

@@ -23,28 +23,33 @@ def _size(regions: Regions) -> int:
     return sum(dtype.itemsize * count for dtype, count in regions.values())
 
 
-def _chunk(regions: Regions, index: int, world: int) -> int:
-    """Return the bytes of one chunk: every array is shared out evenly."""
-    cuts = [(dtype.itemsize, count * index // world, count * (index + 1) // world) for dtype, count in regions.values()]
-    return sum(item * (stop - start) for item, start, stop in cuts)
+def _chunks(regions: Regions, world: int, records: dict[str, int]) -> list[int]:
+    """Return the bytes of all chunks: every array is shared out evenly, in whole records."""
+    sizes = [0] * world
+    for name, (dtype, count) in regions.items():
+        record = records.get(name, 1)
+        cuts = [count // record * index // world * record for index in range(world + 1)]
+        sizes = [size + dtype.itemsize * (stop - start) for size, start, stop in zip(sizes, cuts, cuts[1:])]
+    return sizes
 
 
-def _ring(regions: Regions, rank: int, world: int) -> int:
+def _ring(chunks: list[int], rank: int) -> int:
     """Return what one rank sends in a ring: chunk r-h at hop h of 2(M-1)."""
-    return sum(HEADER + _chunk(regions, (rank - hop) % world, world) for hop in range(2 * (world - 1)))
+    world = len(chunks)
+    return sum(HEADER + chunks[(rank - hop) % world] for hop in range(2 * (world - 1)))
 
 
-def _fold(regions: Regions, rank: int, world: int) -> int:
+def _fold(chunks: list[int], rank: int) -> int:
     """Return what one rank sends in a fold: each other rank its chunk, and all of them its own."""
-    sizes = [HEADER + _chunk(regions, chunk, world) for chunk in range(world)]
-    return sum(sizes) - sizes[rank] + (world - 1) * sizes[rank]
+    sizes = [HEADER + size for size in chunks]
+    return sum(sizes) - sizes[rank] + (len(sizes) - 1) * sizes[rank]
 
 
 def _prelude(regions: Regions, rank: int, world: int) -> int:
     """Return what one rank sends in a prelude: all to everyone where that is little, else a fold."""
     if _size(regions) * (world - 1) <= SMALL:
         return (world - 1) * (HEADER + _size(regions))
-    return _fold(regions, rank, world)
+    return _fold(_chunks(regions, world, {}), rank)
 
 
 def _expected(reducer: Reducer, case: Sample, step: int) -> int:
@@ -61,7 +66,7 @@ def _expected(reducer: Reducer, case: Sample, step: int) -> int:
             assert 0 <= used <= _size(regions)
             total += (world - 1) * (HEADER + LENGTH + HEADER + used)
         else:
-            total += {"ring": _ring, "fold": _fold}[name](regions, rank, world)
+            total += {"ring": _ring, "fold": _fold}[name](_chunks(regions, world, codec.records()), rank)
     return total
 
 

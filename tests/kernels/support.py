@@ -10,13 +10,28 @@ import torch
 from torch import Tensor
 
 from horovod_compress import kernels
-from horovod_compress.kernels import reference, reference_sketch, reference_sparse, reference_values
+from horovod_compress.kernels import (
+    reference,
+    reference_lowrank,
+    reference_records,
+    reference_sketch,
+    reference_sparse,
+    reference_values,
+)
 from horovod_compress.keys import ZERO_SIGN, Key
 
 DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 KEY = Key(seed=0x0123456789ABCDEF, step=7, bucket=3, rank=2, hop=5, purpose=ZERO_SIGN)
 LENGTHS = (*range(258), *(2**k + d for k in range(9, 15) for d in (-1, 0, 1)))
 POISON = 0xA5
+ORACLES = (
+    reference,
+    reference_sparse,
+    reference_sketch,
+    reference_values,
+    reference_lowrank,
+    reference_records,
+)
 GUARD = 64
 
 _BITS = {torch.float32: (torch.int32, 32), torch.float64: (torch.int64, 64), torch.float16: (torch.int16, 16)}
@@ -99,7 +114,7 @@ def flat(values: list[Any]) -> list[Any]:
 
 def oracle(name: str) -> Callable[..., Any]:
     """Return the reference of a kernel."""
-    module = next(m for m in (reference, reference_sparse, reference_sketch, reference_values) if hasattr(m, name))
+    module = next(module for module in ORACLES if hasattr(module, name))
     found: Callable[..., Any] = getattr(module, name)
     return found
 

@@ -81,6 +81,38 @@ class TestNumbers:
                 for low in (None, lows):
                     same("points_decode", sent, highs, low, row_length, 1, grad, residual, scale=0.3)
 
+    def test_records(self, dtype: torch.dtype) -> None:
+        kind = work(dtype)
+        for count in LENGTHS:
+            for block in (64, 2048):
+                blocks = -(-count // block)
+                room = [poison(blocks * kernels.record_bytes(block), torch.uint8) for _ in range(4)]
+                grad, residual = numbers(count, dtype, count), numbers(count, kind, count + 1)
+                for rule in ("l1", "l2"):
+                    same("record_offer", grad, residual, room[0], block, rule=rule)
+                    for rank in range(3):
+                        kernels.record_offer(tame(count, dtype, rank), None, room[rank], block, rule=rule)
+                    given = (room[:3], tame(count, kind, 9), poison(count, kind), room[3], block)
+                    same("record_fold", *given, rule=rule)
+                scales = tame(blocks, torch.float32, 3)
+                same("record_decode", room[0], scales, grad, residual, block, scale=0.3)
+
+    def test_lowrank(self, dtype: torch.dtype) -> None:
+        kind = work(dtype)
+        for rows, columns in ((2, 3), (31, 33), (1, 1), (257, 100), (1025, 40), (40, 2049)):
+            count = rows * columns
+            for rank in (1, 4, 9):
+                left, right = tame(rank * rows, kind, 1), tame(rank * columns, kind, 2)
+                for make in (numbers, tame):
+                    grad, residual = make(count, dtype, 3), make(count, kind, 4)
+                    for kept in (None, residual):
+                        same("lowrank_left", grad, kept, rows, right, poison(left.numel(), kind))
+                        same("lowrank_right", grad, kept, rows, left, poison(right.numel(), kind))
+                        same("lowrank_decode", left, right, rows, grad, kept, scale=0.3)
+                    lines = make(rank * columns, kind, 5)
+                    same("lowrank_orthonormalise", lines, rank)
+                    same("lowrank_start", lines, poison(lines.numel(), kind), rank, KEY, offset=rows)
+
     def test_dense(self, dtype: torch.dtype) -> None:
         for count in LENGTHS:
             grad, residual = numbers(count, dtype, count), numbers(count, work(dtype), count + 1)

@@ -132,6 +132,32 @@ def _sparse(dtype: torch.dtype, count: int) -> str:
     return _digest([*chosen, values, mean, *sections, cleared, grad, residual], *top, *binary, *map(int, wrong))
 
 
+def _low_rank(dtype: torch.dtype, rows: int, columns: int) -> str:
+    grad, residual, kind, rank = tame(rows * columns, dtype, 1), tame(rows * columns, work(dtype), 2), work(dtype), 6
+    kept = tame(rank * columns, kind, 3)
+    kept[:columns] = 0
+    start, left, right = poison(kept.numel(), kind), poison(rank * rows, kind), poison(kept.numel(), kind)
+    kernels.lowrank_start(kept, start, rank, KEY, offset=3)
+    bad = kernels.lowrank_left(grad, residual, rows, start, left)
+    raw = left.clone()
+    kernels.lowrank_orthonormalise(left, rank)
+    kernels.lowrank_right(grad, residual, rows, left, right)
+    kernels.lowrank_decode(left, right, rows, grad, residual, scale=0.7)
+    return _digest([start, raw, left, right, grad, residual], int(bad))
+
+
+def _records(dtype: torch.dtype, count: int, block: int) -> str:
+    grad, residual, blocks = numbers(count, dtype, 1), numbers(count, work(dtype), 2), -(-count // block)
+    parts = [poison(blocks * kernels.record_bytes(block), torch.uint8) for _ in range(3)]
+    bad = [int(kernels.record_offer(grad, residual, parts[0], block, rule="l2"))]
+    for rank in (1, 2):
+        bad.append(int(kernels.record_offer(tame(count, dtype, rank), None, parts[rank], block, rule="l1")))
+    left = poison(count, work(dtype))
+    kernels.record_fold(parts, tame(count, work(dtype), 4), left, parts[1], block, rule="l2")
+    kernels.record_decode(parts[1], tame(blocks, torch.float32, 5), grad, residual, block, scale=0.7)
+    return _digest([*parts, left, grad, residual], *bad)
+
+
 def digests(scale: int) -> list[str]:
     """Run every kernel on inputs of about ``scale`` elements."""
     signs = [_sign(dtype, scale + 17, rows) for dtype in DTYPES for rows in (scale + 17, scale // 3 + 1, 100)]
@@ -139,7 +165,10 @@ def digests(scale: int) -> list[str]:
     wide = kernels.sketch_columns(scale // 2)
     sketched = [_sketch(dtype, scale + 9, columns) for dtype in DTYPES for columns in (wide, 1072)]
     plain = [kernel(dtype, scale + 3) for dtype in DTYPES for kernel in (_dense, _sparse)]
-    return [*signs, *plain, *dithered, *sketched, _bits(scale // 8 + 1)]
+    sides = [(scale // 30 + 1, 30), (30, scale // 30 + 1)]
+    factors = [_low_rank(dtype, *side) for dtype in DTYPES for side in sides]
+    records = [_records(dtype, scale + 11, block) for dtype in DTYPES for block in (64, 2048)]
+    return [*signs, *plain, *dithered, *sketched, *factors, *records, _bits(scale // 8 + 1)]
 
 
 def large_digests() -> list[str]:

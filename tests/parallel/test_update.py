@@ -50,6 +50,13 @@ def test_the_second_moment_is_shared_and_held(found) -> None:
         assert mine["moved"] == [True, True, *(exchange % 4 == 0 for exchange in range(1, 10))]
 
 
+def test_one_bit_of_adams_direction_learns_what_adam_does(found) -> None:
+    """1-bit Adam's all-reduce with a shared second moment makes at least 90 % of the progress."""
+    for one, whole in zip(value(found, "adam learns with onebit_adam"), value(found, "adam learns with none")):
+        assert whole[1] < 0.4 * whole[0]
+        assert one[0] - one[1] > 0.9 * (whole[0] - whole[1])
+
+
 def test_momentum_is_masked_where_updates_were_sent(found) -> None:
     for mine in value(found, "masked"):
         assert mine["True"] > 0 and mine["False"] == 0

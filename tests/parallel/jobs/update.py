@@ -111,6 +111,22 @@ def second_moment() -> dict[str, Any]:
     return {"shared": all(len(set(s)) == 1 for s in second), "own": len(set(first[-1])), "moved": moved}
 
 
+def adam_learns(method: str) -> list[float]:
+    """Return the loss over all ranks at the start and at the end: outputs are to become some of the inputs."""
+    model, losses = net(), []
+    optimizer, compression = wrapped(model, method, "adam", 1, {"second_moment": "shared", "warmup_steps": 10})
+    for step in range(60):
+        optimizer.zero_grad()
+        inputs = batch(step, RANK)
+        loss = (model(inputs) - inputs.flatten(1)[:, :10]).square().mean()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    compression.close()
+    means = [sum(of_step) / len(of_step) for of_step in zip(*gathered(losses))]
+    return [sum(part) / len(part) for part in (means[:5], means[-5:])]
+
+
 def masked() -> dict[str, int]:
     """Momentum is empty where this rank's update was sent, and only there."""
     left = {}
@@ -349,6 +365,8 @@ check("as gradients", as_gradients)
 check("resumed sgd", lambda: resumed("sgd"))
 check("resumed adam", lambda: resumed("adam"))
 check("second moment", second_moment)
+for method in ("none", "onebit_adam"):
+    check(f"adam learns with {method}", lambda: adam_learns(method))
 check("masked", masked)
 for policy in ("propagate", "raise"):
     check(f"not finite {policy}", lambda: not_finite(policy))

@@ -1,0 +1,116 @@
+// Factors of low rank: a matrix times one of them in one pass, orthonormal lines, and the product with the residual.
+#include <cmath>
+#include <vector>
+
+#include "hvc/lowrank.h"
+#include "kernels.h"
+#include "parallel.h"
+#include "visit.h"
+
+namespace hvc {
+namespace {
+
+// Columns whose sums stay in the cache while rows go by; changes no bit.
+constexpr int64_t kTile = 1024;
+
+template <class T> struct Matrix {
+  const T* grad;
+  const Work<T>* residual;
+  int64_t rows, columns, rank;
+};
+
+template <class T> struct LeftOf {
+  Matrix<T> x;
+  const Work<T>* right;
+  Work<T>* left;
+};
+
+template <class T> struct RightOf {
+  Matrix<T> x;
+  const Work<T>* left;
+  Work<T>* right;
+};
+
+template <class T> struct Product {
+  const Work<T>*left, *right;
+  int64_t rows, columns, rank;
+  double scale;
+  T* grad;
+  Work<T>* residual;
+};
+
+template <class T>
+Matrix<T> matrix(const void* grad, const void* residual, int64_t rows, int64_t columns, int64_t rank) {
+  return {static_cast<const T*>(grad), static_cast<const Work<T>*>(residual), rows, columns, rank};
+}
+
+template <class T> int64_t bytes_read(const Matrix<T>& x) {
+  return x.rows * x.columns * int64_t(sizeof(T) + (x.residual ? sizeof(Work<T>) : 0));
+}
+
+}  // namespace
+}  // namespace hvc
+
+#define HVC_BODY "lowrank_body.h"
+#include "foreach_isa.h"
+
+namespace hvc {
+
+void lowrank_start(const void* kept, Dtype dtype, int64_t columns, int64_t rank, const Stream* key, int64_t offset,
+                   void* right, Launch) {
+  const DefaultRounding rounding;
+  visit_work(dtype, [&](auto type) {
+    using W = typename decltype(type)::type;
+    HVC_CHOOSE(start_lines<W>)(static_cast<const W*>(kept), columns, rank, *key, offset, static_cast<W*>(right));
+  });
+}
+
+void lowrank_left(const void* grad, const void* residual, Dtype dtype, int64_t rows, int64_t columns, int64_t rank,
+                  const void* right, void* left, int64_t* nonfinite, Launch launch) {
+  visit(dtype, [&](auto type) {
+    using T = typename decltype(type)::type;
+    const LeftOf<T> o{matrix<T>(grad, residual, rows, columns, rank), static_cast<const Work<T>*>(right),
+                      static_cast<Work<T>*>(left)};
+    const auto range = HVC_CHOOSE(lowrank_left<T>);
+    std::vector<int64_t> counts(size_t(std::max(launch.threads, 1)));
+    parallel_for(launch.threads, rows, bytes_read(o.x),
+                 [&](int64_t index, int64_t first, int64_t last) { counts[size_t(index)] = range(o, first, last); });
+    *nonfinite = 0;
+    for (const int64_t count : counts) *nonfinite += count;
+  });
+}
+
+void lowrank_orthonormalise(void* lines, Dtype dtype, int64_t count, int64_t rank, Launch) {
+  const DefaultRounding rounding;
+  visit_work(dtype, [&](auto type) {
+    using W = typename decltype(type)::type;
+    HVC_CHOOSE(orthonormalise<W>)(static_cast<W*>(lines), count, rank);
+  });
+}
+
+void lowrank_right(const void* grad, const void* residual, Dtype dtype, int64_t rows, int64_t columns, int64_t rank,
+                   const void* left, void* right, Launch launch) {
+  visit(dtype, [&](auto type) {
+    using T = typename decltype(type)::type;
+    const RightOf<T> o{matrix<T>(grad, residual, rows, columns, rank), static_cast<const Work<T>*>(left),
+                       static_cast<Work<T>*>(right)};
+    const auto range = HVC_CHOOSE(lowrank_right<T>);
+    parallel_for(launch.threads, ceil_div(columns, kTile), bytes_read(o.x),
+                 [&](int64_t, int64_t first, int64_t last) { range(o, first, last); });
+  });
+}
+
+void lowrank_decode(const void* left, const void* right, Dtype dtype, int64_t rows, int64_t columns, int64_t rank,
+                    double scale, void* grad, void* residual, Launch launch) {
+  visit(dtype, [&](auto type) {
+    using T = typename decltype(type)::type;
+    using W = Work<T>;
+    const Product<T> o{static_cast<const W*>(left), static_cast<const W*>(right), rows, columns, rank, scale,
+                       static_cast<T*>(grad),       static_cast<W*>(residual)};
+    const auto range = HVC_CHOOSE(lowrank_decode<T>);
+    const int64_t bytes = rows * columns * int64_t(2 * sizeof(T) + (residual ? 2 * sizeof(W) : 0));
+    parallel_for(launch.threads, rows, bytes, [&](int64_t, int64_t first, int64_t last) { range(o, first, last); });
+  });
+}
+
+}  // namespace hvc

@@ -1,0 +1,240 @@
+// Factors of low rank: a matrix times one of them in one pass, orthonormal lines, and the product with the residual.
+#include "hvc/lowrank.h"
+#include "launch.h"
+#include "rows.h"
+#include "visit.h"
+
+namespace hvc {
+namespace {
+
+// X is read once for this many components; their sums stay in registers.
+constexpr int kComponents = 8;
+
+template <class T> struct Matrix {
+  const T* grad;
+  const Work<T>* residual;
+  int64_t rows, columns, rank;
+};
+
+template <class T> struct LeftOf {
+  Matrix<T> x;
+  const Work<T>* right;
+  Work<T>* left;
+  int64_t* nonfinite;
+};
+
+template <class T> struct RightOf {
+  Matrix<T> x;
+  const Work<T>* left;
+  Work<T>* partial;  // for each block of rows, as the factor
+};
+
+template <class T> struct Product {
+  const Work<T>*left, *right;
+  int64_t rows, columns, rank;
+  double scale;
+  T* grad;
+  Work<T>* residual;
+};
+
+// ---- products ---------------------------------------------------------------------------------------------
+
+// A warp sums one row.
+template <class T> __global__ void lowrank_left_kernel(LeftOf<T> o) {
+  using W = Work<T>;
+  int64_t nonfinite = 0;
+  for (int64_t row = first_warp(); row < o.x.rows; row += warp_stride()) {
+    for (int64_t line = 0; line < o.x.rank; line += kComponents) {
+      W sums[kComponents] = {};
+      for (int64_t j = lane_index(); j < o.x.columns; j += kWarp) {
+        const W value = offered(o.x.grad, o.x.residual, row * o.x.columns + j);
+        nonfinite += line == 0 && !is_finite(value);
+        for (int c = 0; c < kComponents; ++c)
+          if (line + c < o.x.rank) sums[c] += value * o.right[(line + c) * o.x.columns + j];
+      }
+      for (int c = 0; c < kComponents; ++c) {
+        const W sum = combine_warp(sums[c]);
+        if (lane_index() == 0 && line + c < o.x.rank) o.left[(line + c) * o.x.rows + row] = sum;
+      }
+    }
+  }
+  add_count(o.nonfinite, nonfinite);
+}
+
+// A thread sums one column over one block of rows.
+template <class T> __global__ void lowrank_right_kernel(RightOf<T> o) {
+  using W = Work<T>;
+  const int64_t blocks = ceil_div(o.x.rows, kRowBlock);
+  for (int64_t item = first_item(); item < blocks * o.x.columns; item += item_stride()) {
+    const int64_t block = item / o.x.columns, j = item % o.x.columns, begin = block * kRowBlock;
+    const int64_t end = begin + kRowBlock < o.x.rows ? begin + kRowBlock : o.x.rows;
+    for (int64_t line = 0; line < o.x.rank; line += kComponents) {
+      W sums[kComponents] = {};
+      for (int64_t row = begin; row < end; ++row) {
+        const W value = offered(o.x.grad, o.x.residual, row * o.x.columns + j);
+        for (int c = 0; c < kComponents; ++c)
+          if (line + c < o.x.rank) sums[c] += value * o.left[(line + c) * o.x.rows + row];
+      }
+      for (int c = 0; c < kComponents; ++c)
+        if (line + c < o.x.rank) o.partial[(block * o.x.rank + line + c) * o.x.columns + j] = sums[c];
+    }
+  }
+}
+
+template <class W> __global__ void add_row_blocks_kernel(const W* partial, int64_t blocks, int64_t count, W* right) {
+  for (int64_t i = first_item(); i < count; i += item_stride()) {
+    W sum = partial[i];
+    for (int64_t block = 1; block < blocks; ++block) sum += partial[block * count + i];
+    right[i] = sum;
+  }
+}
+
+template <class T> __global__ void lowrank_decode_kernel(Product<T> o) {
+  using W = Work<T>;
+  const int64_t count = o.rows * o.columns;
+  for (int64_t i = first_item(); i < count; i += item_stride()) {
+    const int64_t row = row_of(i, o.columns, count), column = i - row * o.columns;
+    W sum = o.right[column] * o.left[row];
+    for (int64_t c = 1; c < o.rank; ++c) sum += o.right[c * o.columns + column] * o.left[c * o.rows + row];
+    if (o.residual) o.residual[i] = offered(o.grad, o.residual, i) - sum;
+    o.grad[i] = from_work<T>(sum * W(o.scale));
+  }
+}
+
+// ---- lines: one thread block for all of them, as each waits for those before ---------------------------------------
+
+constexpr int kLineThreads = 1024;
+
+template <class W> __device__ double line_scale(const W* line, int64_t count) {
+  __shared__ unsigned long long largest;
+  __syncthreads();
+  if (threadIdx.x == 0) largest = 0;
+  __syncthreads();
+  MagnitudeBits<W> mine = 0;
+  for (int64_t i = threadIdx.x; i < count; i += blockDim.x) {
+    const MagnitudeBits<W> bits = magnitude_bits(line[i]);
+    mine = bits > mine ? bits : mine;
+  }
+  atomicMax(&largest, static_cast<unsigned long long>(mine));
+  __syncthreads();
+  return unit_scale(magnitude_of(MagnitudeBits<W>(largest)));
+}
+
+template <class W> __device__ double line_dot(const W* a, const W* b, int64_t count, double* block_sums) {
+  __shared__ double total;
+  const int64_t blocks = ceil_div(count, kBlock);
+  __syncthreads();
+  for (int64_t block = threadIdx.x / kWarp; block < blocks; block += blockDim.x / kWarp) {
+    const int64_t begin = block * kBlock, end = begin + kBlock < count ? begin + kBlock : count;
+    double sum = 0;
+    for (int64_t i = begin + lane_index(); i < end; i += kWarp) sum += double(a[i]) * double(b[i]);
+    sum = combine_warp(sum);
+    if (lane_index() == 0) block_sums[block] = sum;
+  }
+  __syncthreads();
+  if (threadIdx.x == 0) {
+    total = 0;
+    for (int64_t block = 0; block < blocks; ++block) total += block_sums[block];
+  }
+  __syncthreads();
+  return total;
+}
+
+template <class W> __device__ void scale_line(W* line, double scale, int64_t count) {
+  for (int64_t i = threadIdx.x; i < count; i += blockDim.x) line[i] = scale == 0 ? W(0) : W(double(line[i]) * scale);
+}
+
+template <class W> __global__ void orthonormalise_kernel(W* lines, int64_t count, int64_t rank, double* block_sums) {
+  for (int64_t c = 0; c < rank; ++c) {
+    W* line = lines + c * count;
+    const double scale = line_scale(line, count);
+    scale_line(line, scale, count);
+    if (scale == 0) continue;
+    const double before = line_dot(line, line, count, block_sums);
+    for (int64_t k = 0; k < 2 * c; ++k) {
+      const W* other = lines + k % c * count;
+      const double share = line_dot(other, line, count, block_sums);
+      for (int64_t i = threadIdx.x; i < count; i += blockDim.x)
+        line[i] = W(double(line[i]) - double(other[i]) * share);
+    }
+    scale_line(line, normalising<W>(before, line_dot(line, line, count, block_sums)), count);
+  }
+}
+
+template <class W>
+__global__ void start_kernel(const W* kept, int64_t columns, int64_t rank, Stream key, int64_t offset, W* right) {
+  for (int64_t c = blockIdx.x; c < rank; c += gridDim.x) {
+    const int64_t begin = c * columns;
+    const double scale = line_scale(kept + begin, columns);
+    for (int64_t i = begin + threadIdx.x; i < begin + columns; i += blockDim.x)
+      right[i] = scale == 0 ? W(uniform(key, offset + i)) : W(double(kept[i]) * scale);
+  }
+}
+
+template <class T>
+Matrix<T> matrix(const void* grad, const void* residual, int64_t rows, int64_t columns, int64_t rank) {
+  return {static_cast<const T*>(grad), static_cast<const Work<T>*>(residual), rows, columns, rank};
+}
+
+}  // namespace
+
+// ---- launchers --------------------------------------------------------------------------------------------
+
+void lowrank_start(const void* kept, Dtype dtype, int64_t columns, int64_t rank, const Stream* key, int64_t offset,
+                   void* right, Launch launch) {
+  const auto blocks = unsigned(std::min<int64_t>(rank, 1 << 16));
+  visit_work(dtype, [&](auto type) {
+    using W = typename decltype(type)::type;
+    start_kernel<W><<<blocks, kLineThreads, 0, stream_of(launch)>>>(static_cast<const W*>(kept), columns, rank, *key,
+                                                                    offset, static_cast<W*>(right));
+    check(cudaGetLastError(), "kernel launch");
+  });
+}
+
+void lowrank_left(const void* grad, const void* residual, Dtype dtype, int64_t rows, int64_t columns, int64_t rank,
+                  const void* right, void* left, int64_t* nonfinite, Launch launch) {
+  clear(nonfinite, sizeof *nonfinite, launch);
+  visit(dtype, [&](auto type) {
+    using T = typename decltype(type)::type;
+    const LeftOf<T> o{matrix<T>(grad, residual, rows, columns, rank), static_cast<const Work<T>*>(right),
+                      static_cast<Work<T>*>(left), nonfinite};
+    start(lowrank_left_kernel<T>, rows * kWarp, launch, o);
+  });
+}
+
+void lowrank_orthonormalise(void* lines, Dtype dtype, int64_t count, int64_t rank, Launch launch) {
+  const Scratch<double> block_sums(ceil_div(count, kBlock), launch);
+  visit_work(dtype, [&](auto type) {
+    using W = typename decltype(type)::type;
+    orthonormalise_kernel<W>
+        <<<1, kLineThreads, 0, stream_of(launch)>>>(static_cast<W*>(lines), count, rank, block_sums.get());
+    check(cudaGetLastError(), "kernel launch");
+  });
+}
+
+void lowrank_right(const void* grad, const void* residual, Dtype dtype, int64_t rows, int64_t columns, int64_t rank,
+                   const void* left, void* right, Launch launch) {
+  const int64_t blocks = ceil_div(rows, kRowBlock), count = rank * columns;
+  visit(dtype, [&](auto type) {
+    using T = typename decltype(type)::type;
+    using W = Work<T>;
+    const Scratch<W> partial(blocks * count, launch);
+    const RightOf<T> o{matrix<T>(grad, residual, rows, columns, rank), static_cast<const W*>(left), partial.get()};
+    start(lowrank_right_kernel<T>, blocks * columns, launch, o);
+    start(add_row_blocks_kernel<W>, count, launch, static_cast<const W*>(partial.get()), blocks, count,
+          static_cast<W*>(right));
+  });
+}
+
+void lowrank_decode(const void* left, const void* right, Dtype dtype, int64_t rows, int64_t columns, int64_t rank,
+                    double scale, void* grad, void* residual, Launch launch) {
+  visit(dtype, [&](auto type) {
+    using T = typename decltype(type)::type;
+    using W = Work<T>;
+    const Product<T> o{static_cast<const W*>(left), static_cast<const W*>(right), rows, columns, rank, scale,
+                       static_cast<T*>(grad),       static_cast<W*>(residual)};
+    start(lowrank_decode_kernel<T>, rows * columns, launch, o);
+  });
+}
+
+}  // namespace hvc

@@ -1,0 +1,167 @@
+// Signs with a scale for each block: the fused offer, the fold of all ranks' records, and the fused decode.
+#include "hvc/record.h"
+#include "launch.h"
+#include "rows.h"
+#include "visit.h"
+
+namespace hvc {
+namespace {
+
+template <class T> struct RecordOffer {
+  const T* grad;
+  const Work<T>* residual;
+  int64_t count, block;
+  ScaleRule rule;
+  uint8_t* records;
+  int64_t* nonfinite;
+};
+
+template <class W> struct RecordFold {
+  const uint8_t* const* parts;
+  int64_t ranks, count, block;
+  ScaleRule rule;
+  const W* kept;
+  W* left;
+  uint8_t* out;  // may be one of the parts
+};
+
+template <class T> struct RecordDecode {
+  const uint8_t* records;
+  const float* scales;  // this rank's own
+  int64_t count, block;
+  double scale;
+  T* grad;
+  Work<T>* residual;
+};
+
+// ---- kernels ----------------------------------------------------------------------------------------------
+
+// Records lie at any address: a lane writes a byte.
+__device__ inline void put_record_bits(uint8_t* record, int64_t element, uint32_t bits) {
+  if (lane_index() < 4) record[kScaleBytes + element / 8 + lane_index()] = uint8_t(bits >> 8 * lane_index());
+}
+__device__ inline bool record_bit(const uint8_t* record, int64_t element) {
+  return record[kScaleBytes + element / 8] >> (element % 8) & 1;
+}
+
+// Every lane gets the scale.
+__device__ inline float finish_record(uint8_t* record, int64_t block, int64_t count, ScaleRule rule, double lane) {
+  const double sum = __shfl_sync(kAllLanes, combine_warp(lane), 0);
+  const float scale = record_scale(rule, sum, count);
+  const uint32_t bits = bit_cast<uint32_t>(scale);
+  if (lane_index() < 4) record[lane_index()] = uint8_t(bits >> 8 * lane_index());
+  const int64_t written = kScaleBytes + ceil_div(count, kWarp) * 4, end = record_bytes(block);
+  for (int64_t i = written + lane_index(); i < end; i += kWarp) record[i] = 0;
+  return scale;
+}
+
+// A warp makes one record.
+template <class T> __global__ void record_offer_kernel(RecordOffer<T> o) {
+  using W = Work<T>;
+  int64_t nonfinite = 0;
+  for (int64_t index = first_warp(); index < ceil_div(o.count, o.block); index += warp_stride()) {
+    const int64_t begin = index * o.block, end = begin + o.block < o.count ? begin + o.block : o.count;
+    uint8_t* record = o.records + index * record_bytes(o.block);
+    double sum = 0;
+    for (int64_t group = begin; group < end; group += kWarp) {
+      const int64_t i = group + lane_index();
+      const W x = i < end ? offered(o.grad, o.residual, i) : W(0);
+      put_record_bits(record, group - begin, __ballot_sync(kAllLanes, i < end && sign_bit(x)));
+      nonfinite += !is_finite(x);
+      sum += scale_term(o.rule, double(magnitude(x)));
+    }
+    finish_record(record, o.block, end - begin, o.rule, sum);
+  }
+  add_count(o.nonfinite, nonfinite);
+}
+
+template <class W> __global__ void record_fold_kernel(RecordFold<W> o) {
+  for (int64_t index = first_warp(); index < ceil_div(o.count, o.block); index += warp_stride()) {
+    const int64_t begin = index * o.block, end = begin + o.block < o.count ? begin + o.block : o.count;
+    const int64_t at = index * record_bytes(o.block);
+    const auto sent = [&](int64_t rank, int64_t element) {
+      const uint8_t* record = o.parts[rank] + at;
+      float scale;
+      uint8_t bytes[kScaleBytes] = {record[0], record[1], record[2], record[3]};
+      memcpy(&scale, bytes, sizeof scale);
+      return signed_step(record_bit(record, element), W(double(scale) / double(o.ranks)));
+    };
+    double sum = 0;
+    for (int64_t group = begin; group < end; group += kWarp) {
+      const int64_t i = group + lane_index();
+      W total = 0;
+      if (i < end) {
+        total = sent(0, i - begin);
+        for (int64_t rank = 1; rank < o.ranks; ++rank) total += sent(rank, i - begin);
+        total += o.kept[i];
+        o.left[i] = total;
+      }
+      __syncwarp();  // all lanes have read the bits that are written now
+      put_record_bits(o.out + at, group - begin, __ballot_sync(kAllLanes, i < end && sign_bit(total)));
+      sum += scale_term(o.rule, double(magnitude(total)));
+    }
+    __syncwarp();  // and the scales
+    const W scale = finish_record(o.out + at, o.block, end - begin, o.rule, sum);
+    for (int64_t i = begin + lane_index(); i < end; i += kWarp) {
+      const W left = o.left[i] - signed_step(sign_bit(o.left[i]), scale);
+      o.left[i] = is_finite(left) ? left : W(0);
+    }
+  }
+}
+
+template <class T> __global__ void record_decode_kernel(RecordDecode<T> o) {
+  using W = Work<T>;
+  for (int64_t i = first_item(); i < o.count; i += item_stride()) {
+    const int64_t index = row_of(i, o.block, o.count);
+    const uint8_t* record = o.records + index * record_bytes(o.block);
+    float scale;
+    uint8_t bytes[kScaleBytes] = {record[0], record[1], record[2], record[3]};
+    memcpy(&scale, bytes, sizeof scale);
+    const W x = offered(o.grad, o.residual, i), out = W(scale) * W(o.scale);
+    o.residual[i] = x - signed_step(sign_bit(x), W(o.scales[index]));
+    o.grad[i] = from_work<T>(signed_step(record_bit(record, i - index * o.block), out));
+  }
+}
+
+}  // namespace
+
+// ---- launchers --------------------------------------------------------------------------------------------
+
+void record_offer(const void* grad, const void* residual, Dtype dtype, int64_t count, int64_t block, ScaleRule rule,
+                  uint8_t* records, int64_t* nonfinite, Launch launch) {
+  clear(nonfinite, sizeof *nonfinite, launch);
+  visit(dtype, [&](auto type) {
+    using T = typename decltype(type)::type;
+    const RecordOffer<T> o{static_cast<const T*>(grad), static_cast<const Work<T>*>(residual), count, block, rule,
+                           records, nonfinite};
+    start(record_offer_kernel<T>, ceil_div(count, block) * kWarp, launch, o);
+  });
+}
+
+void record_fold(const uint8_t* const* parts, int64_t ranks, Dtype dtype, int64_t count, int64_t block, ScaleRule rule,
+                 const void* kept, void* left, uint8_t* out, Launch launch) {
+  if (count == 0) return;
+  const Scratch<const uint8_t*> parts_at(ranks, launch);
+  // From pageable memory: CUDA has taken its own copy of the list when this returns.
+  check(cudaMemcpyAsync(parts_at.get(), parts, size_t(ranks) * sizeof *parts, cudaMemcpyHostToDevice,
+                        stream_of(launch)),
+        "cudaMemcpyAsync");
+  visit_work(dtype, [&](auto type) {
+    using W = typename decltype(type)::type;
+    const RecordFold<W> o{parts_at.get(), ranks, count, block, rule, static_cast<const W*>(kept),
+                          static_cast<W*>(left), out};
+    start(record_fold_kernel<W>, ceil_div(count, block) * kWarp, launch, o);
+  });
+}
+
+void record_decode(const uint8_t* records, const float* scales, Dtype dtype, int64_t count, int64_t block,
+                   double scale, void* grad, void* residual, Launch launch) {
+  visit(dtype, [&](auto type) {
+    using T = typename decltype(type)::type;
+    const RecordDecode<T> o{records, scales, count, block, scale, static_cast<T*>(grad),
+                            static_cast<Work<T>*>(residual)};
+    start(record_decode_kernel<T>, count, launch, o);
+  });
+}
+
+}  // namespace hvc

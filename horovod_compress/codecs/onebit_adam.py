@@ -1,0 +1,234 @@
+"""1-bit Adam's compressed all-reduce: signs with errors kept on both sides (Tang et al., ICML 2021, arXiv:2102.02888).
+
+    p = x + residual                                x: a gradient, or an update with momentum
+    record of a block = its scale s, and the signs of p            to the block's owner
+    residual = p - s sign(p)                        on each rank
+    a = mean over ranks of s sign(p) + server       on the owner
+    record of a = its scale S, and the signs of a                  to everyone
+    server = a - S sign(a)                          on the owner
+    result = S sign(a)
+
+    scale: |p|_2 / sqrt(d), the paper's, which keeps the norm; or |p|_1 / d, the mean magnitude
+
+Over the steps the sum of all results is that of the mean of x but for mean residual and server error, which
+both wait here. Where an element has another owner, after a resume with another plan, what the old owner kept
+goes into that rank's residual, times M as the mean over M ranks is taken of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from .. import kernels
+from ..errors import ConfigError
+from ..feedback import Feedback
+from ..keys import Key
+from ..plan import Bucket, TensorSpec
+from .base import Algebra, Codec, Law, Regions, Work, work_dtype
+from .registry import register
+
+MOST_BLOCK = 1 << 16
+
+
+class _Place:
+    """The bucket that a codec works on: what the owner of a chunk kept is not among the arguments of a fold."""
+
+    work: Work
+
+
+@dataclass(frozen=True)
+class Recording(Codec):
+    """The rounds of one bucket; ``variants`` of the method makes a new one for each."""
+
+    scale: str
+    block: int
+    place: _Place = field(default_factory=_Place, compare=False, repr=False)
+
+    name: ClassVar[str] = "onebit_adam"
+    algebra: ClassVar[Algebra] = Algebra.FOLD
+    summary: ClassVar[str] = "1 bit both ways: signs with scales of blocks, errors kept on both sides"
+
+    def feedback(self) -> Feedback:
+        return "own"
+
+    # ---- layout ----
+
+    @property
+    def _record(self) -> int:
+        return kernels.record_bytes(self.block)
+
+    def _number(self, tensor: TensorSpec) -> int:
+        return -(-tensor.count // self.block)
+
+    def _records(self, bucket: Bucket) -> list[slice]:
+        """Return which records each tensor has."""
+        found, start = [], 0
+        for tensor in bucket.tensors:
+            found.append(slice(start, start + self._number(tensor)))
+            start = found[-1].stop
+        return found
+
+    def _total(self, bucket: Bucket) -> int:
+        return sum(self._number(tensor) for tensor in bucket.tensors)
+
+    def regions(self, bucket: Bucket) -> Regions:
+        return {"records": (torch.uint8, self._total(bucket) * self._record)}
+
+    def records(self) -> dict[str, int]:
+        return {"records": self._record}
+
+    def local(self, bucket: Bucket) -> Regions:
+        return {"scales": (torch.float32, self._total(bucket)), "left": (work_dtype(bucket), bucket.padded)}
+
+    def prepare(self, work: Work) -> None:
+        self.place.work = work
+        work.memo["records"] = self._records(work.bucket)
+        # What is written through here does not count as a change from outside, see _settle.
+        work.memo["server"] = work.state["server"].data
+        work.memo["settled"] = [-1] * len(work.bucket.tensors)
+
+    def _owned(self, work: Work, position: int, rank: int) -> slice:
+        """Return the elements of a tensor that a rank owns: none in a world of one, where nothing is folded."""
+        total, own = self._total(work.bucket), work.memo["records"][position]
+        if work.world == 1:
+            return slice(0, 0)
+        first, last = (min(max(total * r // work.world, own.start), own.stop) for r in (rank, rank + 1))
+        count = work.bucket.tensors[position].count
+        return slice(min((first - own.start) * self.block, count), min((last - own.start) * self.block, count))
+
+    # ---- one round ----
+
+    def offer(self, work: Work, position: int, key: Key) -> int:
+        self._settle(work, position, key.rank)
+        own = work.memo["records"][position]
+        records = work.regions["records"][own.start * self._record : own.stop * self._record]
+        given = (work.grad(position), work.residual_of(position), records, self.block)
+        return int(kernels.record_offer(*given, rule=self.scale))
+
+    def _settle(self, work: Work, position: int, rank: int) -> None:
+        """Move what this rank kept as the owner of elements that it does not own into its residual.
+
+        They come with a checkpoint only: whatever was loaded counts as a change of the tensor.
+        """
+        server, settled = work.state["server"], work.memo["settled"]
+        if settled[position] == server._version:
+            return
+        settled[position] = server._version
+        kept, residual = work.memo["server"][work.span(position)], work.residual_of(position)
+        assert residual is not None
+        owned = self._owned(work, position, rank)
+        for part in (slice(0, owned.start), slice(owned.stop, kept.numel())):
+            if bool(kept[part].any()):
+                residual[part].add_(kept[part], alpha=work.world)
+                kept[part].zero_()
+
+    def encode(self, work: Work, key: Key) -> None:
+        scales = work.local["scales"]
+        table = work.regions["records"].view(scales.numel(), self._record)
+        for own, grad in zip(work.memo["records"], work.grads):
+            if grad is None:  # what an earlier step left
+                table[own] = 0
+        scales.copy_(table[:, :4].view(torch.float32).view(-1))
+
+    def fold(self, region: str, start: int, into: Tensor, others: Sequence[Tensor], key: Key) -> None:
+        work, size = self.place.work, self._record
+        first, last = start // size, (start + into.numel()) // size
+        payloads = [*others[: key.rank], into, *others[key.rank :]]
+        for position, own in enumerate(work.memo["records"]):
+            low, high = max(first, own.start), min(last, own.stop)
+            if low >= high:
+                continue
+            span = work.span(position)
+            begin = span.start + (low - own.start) * self.block
+            elements = slice(begin, min(begin + (high - low) * self.block, span.stop))
+            place = slice((low - first) * size, (high - first) * size)
+            kernels.record_fold(
+                [payload[place] for payload in payloads],
+                work.memo["server"][elements],
+                work.local["left"][elements],
+                into[place],
+                self.block,
+                rule=self.scale,
+            )
+
+    def granule(self, tensor: TensorSpec) -> int:
+        return self.block
+
+    def needs(self, work: Work, position: int, start: int, stop: int) -> dict[str, tuple[int, int]]:
+        records = self._part(work, position, start, stop)
+        return {"records": (records.start * self._record, records.stop * self._record)}
+
+    def _part(self, work: Work, position: int, start: int, stop: int) -> slice:
+        """Return the records of elements ``start`` to ``stop`` of a tensor."""
+        first = work.memo["records"][position].start
+        return slice(first + start // self.block, first - (-stop // self.block))
+
+    def decode_part(self, work: Work, position: int, start: int, stop: int, key: Key, gain: float) -> None:
+        part, residual = self._part(work, position, start, stop), work.residual_of(position)
+        assert residual is not None
+        kernels.record_decode(
+            work.regions["records"][part.start * self._record : part.stop * self._record],
+            work.local["scales"][part],
+            work.grad(position)[start:stop],
+            residual[start:stop],
+            self.block,
+            scale=gain,
+        )
+        owned, first = self._owned(work, position, key.rank), work.span(position).start
+        mine = slice(first + max(start, owned.start), first + min(stop, owned.stop))
+        if mine.start < mine.stop:
+            work.memo["server"][mine] = work.local["left"][mine]
+
+
+@register
+@dataclass(frozen=True)
+class OneBitAdam(Codec):
+    """One bit per element to the owner of a chunk and one back, with an error memory at both ends.
+
+    Args:
+        scale: "l2" keeps the norm of a block, as in the paper; "l1" is the mean magnitude, for tensors
+            with few large values.
+        block: elements that share a scale, a multiple of 64.
+    """
+
+    scale: str = "l2"
+    block: int = 2048
+
+    name: ClassVar[str] = "onebit_adam"
+    algebra: ClassVar[Algebra] = Algebra.FOLD
+    summary: ClassVar[str] = Recording.summary
+    samples: ClassVar[tuple[dict[str, Any], ...]] = ({}, {"scale": "l1", "block": 64})
+
+    def __post_init__(self) -> None:
+        if self.scale not in ("l1", "l2"):
+            raise ConfigError(f'scale should be "l1" or "l2", got {self.scale!r}')
+        whole = isinstance(self.block, int) and not isinstance(self.block, bool)
+        if not whole or not 0 < self.block <= MOST_BLOCK or self.block % kernels.RECORD_UNIT:
+            raise ConfigError(
+                f"block should be a multiple of {kernels.RECORD_UNIT}, at most {MOST_BLOCK}, got {self.block!r}"
+            )
+
+    @property
+    def _form(self) -> Recording:
+        return Recording(self.scale, self.block)
+
+    def at(self, step: int) -> Codec:
+        return self._form
+
+    def variants(self) -> tuple[Codec, ...]:
+        return (self._form,)
+
+    def law(self) -> Law:
+        share = "(1 - |x|_1^2 / (d |x|^2))" if self.scale == "l1" else "2 (1 - |x|_1 / (sqrt(d) |x|))"
+        return Law(bound=f"of each record: {share} |x|^2; what both sides lack is kept")
+
+    def feedback(self) -> Feedback:
+        return "own"
+
+    def state(self, bucket: Bucket) -> dict[str, torch.dtype]:
+        return {name: work_dtype(bucket) for name in ("residual", "server")}

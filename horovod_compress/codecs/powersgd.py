@@ -1,0 +1,178 @@
+"""PowerSGD: gradients as products of two thin matrices (Vogels, Karimireddy, Jaggi, NeurIPS 2019, arXiv:1905.13727).
+
+A tensor of two or more dimensions is a matrix X of n rows, its first dimension, and m columns; r = min(rank, n, m).
+
+    X = gradient + residual                         on each rank
+    P = sum over ranks of X Q                       n r numbers; Q as the last step left it, the same everywhere
+    P = orthonormal columns that span P             modified Gram-Schmidt, twice
+    Q = mean over ranks of X^T P                    m r numbers
+    result   = P Q^T
+    residual = X - P Q^T
+
+It is one step of a power iteration per round, which a Q that is kept lets go on from round to round. Both
+exchanges add, so M ranks do what one rank would with their mean gradient. Tensors with fewer dimensions, and those
+for which r (n + m) >= n m, travel as they are.
+
+The columns of Q are multiplied by powers of two before they are used, which changes no bit of P's directions; a
+column that is zero, as all are at first, or not finite is drawn anew.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from .. import kernels
+from ..errors import ConfigError
+from ..feedback import Feedback
+from ..keys import FACTOR, Key
+from ..plan import Bucket, TensorSpec
+from .base import Algebra, Codec, Law, Regions, Work, work_dtype
+from .registry import register
+
+
+@dataclass(frozen=True)
+class Share:
+    """Where one tensor lies in the payload: a matrix has two factors, anything else its values.
+
+    Attributes:
+        rank: components of the factors; 0 where the tensor travels as it is.
+        left, right: the factors, of ``rank`` lines each, among those of the bucket.
+        values: the elements, among those of the bucket that travel as they are.
+    """
+
+    rows: int
+    rank: int
+    left: slice
+    right: slice
+    values: slice
+
+
+@register
+@dataclass(frozen=True)
+class PowerSgd(Codec):
+    """Two factors of low rank, exchanged one after the other, both added.
+
+    Args:
+        rank: components of the factors, at least 1.
+        error_feedback: keep what the product lacks, and add it to the next gradient.
+    """
+
+    rank: int = 4
+    error_feedback: bool = True
+
+    name: ClassVar[str] = "powersgd"
+    algebra: ClassVar[Algebra] = Algebra.SUM
+    summary: ClassVar[str] = "two factors of low rank, which add"
+    samples: ClassVar[tuple[dict[str, Any], ...]] = ({}, {"rank": 1}, {"rank": 2, "error_feedback": False})
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.rank, int) or isinstance(self.rank, bool) or self.rank < 1:
+            raise ConfigError(f"rank should be a whole number, at least 1, got {self.rank!r}")
+        if not isinstance(self.error_feedback, bool):
+            raise ConfigError(f"error_feedback should be True or False, got {self.error_feedback!r}")
+
+    def law(self) -> Law:
+        return Law(conserves=self.error_feedback, bound="of one rank: |X|^2 - |P^T X|^2, P orthonormal")
+
+    def feedback(self) -> Feedback:
+        return "own" if self.error_feedback else "none"
+
+    # ---- layout ----
+
+    def rank_of(self, tensor: TensorSpec) -> int:
+        """Return the components of a tensor's factors; 0 where it travels as it is."""
+        if len(tensor.shape) < 2 or not tensor.count:
+            return 0
+        rows, columns = tensor.shape[0], tensor.count // tensor.shape[0]
+        rank = min(self.rank, rows, columns)
+        return rank if rank * (rows + columns) < rows * columns else 0
+
+    def shares(self, bucket: Bucket) -> list[Share]:
+        """Return the share of every tensor of a bucket."""
+        found, left, right, values = [], 0, 0, 0
+        for tensor in bucket.tensors:
+            rank = self.rank_of(tensor)
+            rows = tensor.shape[0] if rank else 0
+            ends = (left + rank * rows, right + (rank * tensor.count // rows if rank else 0))
+            plain = values if rank else values + tensor.count
+            found.append(Share(rows, rank, slice(left, ends[0]), slice(right, ends[1]), slice(values, plain)))
+            (left, right), values = ends, plain
+        return found
+
+    def _sizes(self, bucket: Bucket) -> tuple[int, int, int]:
+        """Return how many numbers all left factors have, all right ones, and what travels as it is."""
+        shares = self.shares(bucket)
+        return (shares[-1].left.stop, shares[-1].right.stop, shares[-1].values.stop) if shares else (0, 0, 0)
+
+    def regions(self, bucket: Bucket) -> Regions:
+        _, right, values = self._sizes(bucket)
+        return {"right": (work_dtype(bucket), right), "values": (work_dtype(bucket), values)}
+
+    def preludes(self, bucket: Bucket) -> tuple[Regions, ...]:
+        left = self._sizes(bucket)[0]
+        return ({"left": (work_dtype(bucket), left)},) if left else ()
+
+    def tables(self, bucket: Bucket) -> Regions:
+        right = self._sizes(bucket)[1]
+        return {"factor": (work_dtype(bucket), right)} if right else {}
+
+    def local(self, bucket: Bucket) -> Regions:
+        return {"start": (work_dtype(bucket), self._sizes(bucket)[1])}
+
+    def prepare(self, work: Work) -> None:
+        work.memo["shares"] = self.shares(work.bucket)
+
+    # ---- one round ----
+
+    def offer(self, work: Work, position: int, key: Key) -> int:
+        share: Share = work.memo["shares"][position]
+        grad, residual = work.grad(position), work.residual_of(position)
+        if not share.rank:
+            return int(kernels.dense_offer(grad, None, work.regions["values"][share.values]))
+        start = work.local["start"][share.right]
+        drawn = key.at(rank=0, purpose=FACTOR)
+        kernels.lowrank_start(work.tables["factor"][share.right], start, share.rank, drawn, offset=share.right.start)
+        return int(kernels.lowrank_left(grad, residual, share.rows, start, work.shared["left"][share.left]))
+
+    def begin(self, number: int, work: Work, key: Key) -> None:
+        for share, grad in zip(work.memo["shares"], work.grads):
+            if grad is None:  # what an earlier step left
+                work.shared["left"][share.left] = 0
+
+    def merge(
+        self, region: str, start: int, into: Tensor, other: Tensor, weights: tuple[int, int], key: Key
+    ) -> None:
+        kernels.dense_add(into, other)
+
+    def encode(self, work: Work, key: Key) -> None:
+        for position, share in enumerate(work.memo["shares"]):
+            if work.grads[position] is None:
+                work.regions["right"][share.right] = 0
+                work.regions["values"][share.values] = 0
+            elif share.rank:
+                left, right = work.shared["left"][share.left], work.regions["right"][share.right]
+                kernels.lowrank_orthonormalise(left, share.rank)
+                kernels.lowrank_right(work.grad(position), work.residual_of(position), share.rows, left, right)
+
+    def decode(self, work: Work, key: Key, gain: float) -> None:
+        work.regions["right"].mul_(1 / work.world)
+        for position in work.present():
+            share: Share = work.memo["shares"][position]
+            if share.rank:
+                self._decode_matrix(work, position, share, gain)
+            else:
+                values = work.regions["values"][share.values]
+                kernels.dense_decode(values, work.grad(position), scale=gain / work.world)
+
+    def _decode_matrix(self, work: Work, position: int, share: Share, gain: float) -> None:
+        left, right = work.shared["left"][share.left], work.regions["right"][share.right]
+        if kernels.count_nonfinite(right):  # sums beyond the largest number: these components are left out
+            lines = right.view(share.rank, -1)
+            lines[~lines.isfinite().all(dim=1)] = 0
+        work.tables["factor"][share.right] = right
+        grad, residual = work.grad(position), work.residual_of(position)
+        kernels.lowrank_decode(left, right, share.rows, grad, residual, scale=gain)
