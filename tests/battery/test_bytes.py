@@ -18,25 +18,31 @@ HEADER, STEP_NUMBER, LENGTH = 64, 16, 8  # the first comparison: the step, and a
 SMALL = 256 * 1024
 TENSORS = [spec("a", 50, 41), spec("b", 129), spec("c"), spec("d", 3, dtype=torch.float64)]
 
+Records = dict[str, int]
+
 
 def _size(regions: Regions) -> int:
     return sum(dtype.itemsize * count for dtype, count in regions.values())
 
 
-def _chunk(regions: Regions, index: int, world: int) -> int:
-    """Return the bytes of one chunk: every array is shared out evenly."""
-    cuts = [(dtype.itemsize, count * index // world, count * (index + 1) // world) for dtype, count in regions.values()]
-    return sum(item * (stop - start) for item, start, stop in cuts)
+def _chunk(regions: Regions, index: int, world: int, records: Records) -> int:
+    """Return the bytes of one chunk: the records of every array are shared out evenly."""
+    total = 0
+    for name, (dtype, count) in regions.items():
+        record = records.get(name, 1)
+        number = count // record
+        total += dtype.itemsize * record * (number * (index + 1) // world - number * index // world)
+    return total
 
 
-def _ring(regions: Regions, rank: int, world: int) -> int:
+def _ring(regions: Regions, rank: int, world: int, records: Records) -> int:
     """Return what one rank sends in a ring: chunk r-h at hop h of 2(M-1)."""
-    return sum(HEADER + _chunk(regions, (rank - hop) % world, world) for hop in range(2 * (world - 1)))
+    return sum(HEADER + _chunk(regions, (rank - hop) % world, world, records) for hop in range(2 * (world - 1)))
 
 
-def _fold(regions: Regions, rank: int, world: int) -> int:
+def _fold(regions: Regions, rank: int, world: int, records: Records) -> int:
     """Return what one rank sends in a fold: each other rank its chunk, and all of them its own."""
-    sizes = [HEADER + _chunk(regions, chunk, world) for chunk in range(world)]
+    sizes = [HEADER + _chunk(regions, chunk, world, records) for chunk in range(world)]
     return sum(sizes) - sizes[rank] + (world - 1) * sizes[rank]
 
 
@@ -44,7 +50,7 @@ def _prelude(regions: Regions, rank: int, world: int) -> int:
     """Return what one rank sends in a prelude: all to everyone where that is little, else a fold."""
     if _size(regions) * (world - 1) <= SMALL:
         return (world - 1) * (HEADER + _size(regions))
-    return _fold(regions, rank, world)
+    return _fold(regions, rank, world, {})
 
 
 def _expected(reducer: Reducer, case: Sample, step: int) -> int:
@@ -61,7 +67,7 @@ def _expected(reducer: Reducer, case: Sample, step: int) -> int:
             assert 0 <= used <= _size(regions)
             total += (world - 1) * (HEADER + LENGTH + HEADER + used)
         else:
-            total += {"ring": _ring, "fold": _fold}[name](regions, rank, world)
+            total += {"ring": _ring, "fold": _fold}[name](regions, rank, world, codec.records())
     return total
 
 

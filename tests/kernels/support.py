@@ -10,7 +10,13 @@ import torch
 from torch import Tensor
 
 from horovod_compress import kernels
-from horovod_compress.kernels import reference, reference_sketch, reference_sparse, reference_values
+from horovod_compress.kernels import (
+    reference,
+    reference_quantise,
+    reference_sketch,
+    reference_sparse,
+    reference_values,
+)
 from horovod_compress.keys import ZERO_SIGN, Key
 
 DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
@@ -99,7 +105,8 @@ def flat(values: list[Any]) -> list[Any]:
 
 def oracle(name: str) -> Callable[..., Any]:
     """Return the reference of a kernel."""
-    module = next(m for m in (reference, reference_sparse, reference_sketch, reference_values) if hasattr(m, name))
+    modules = (reference, reference_quantise, reference_sparse, reference_sketch, reference_values)
+    module = next(m for m in modules if hasattr(m, name))
     found: Callable[..., Any] = getattr(module, name)
     return found
 
