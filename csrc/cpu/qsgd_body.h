@@ -13,14 +13,26 @@ template <int kBits> HVC_INLINE void pack_as(uint8_t* into, const int8_t* codes,
 }
 template <int kBits> HVC_INLINE void unpack_as(int8_t* codes, const uint8_t* from, int count) {
   constexpr uint8_t kHalf = 1 << (kBits - 1);
-  for (int i = 0; i < count; i += kPacked, from += kBits) {
+  const int bytes = count / kPacked * kBits;
+  int i = 0, at = 0;
+  const auto eight = [&](uint64_t packed) {
+    const uint64_t found = unpack_eight<kBits>(packed);
+    memcpy(codes + i, &found, sizeof found);
+    i += kPacked, at += kBits;
+  };
+  // Whole words are loaded where the codes behind are there to be read.
+  while (at + 8 <= bytes) {
+    uint64_t packed;
+    memcpy(&packed, from + at, sizeof packed);
+    eight(packed);
+  }
+  while (at < bytes) {
     uint64_t packed = 0;
-    memcpy(&packed, from, kBits);
-    const uint64_t bytes = unpack_eight<kBits>(packed);
-    memcpy(codes + i, &bytes, sizeof bytes);
+    memcpy(&packed, from + at, kBits);
+    eight(packed);
   }
   if constexpr (kBits < 8)
-    for (int i = 0; i < count; ++i) codes[i] = int8_t(uint8_t((uint8_t(codes[i]) ^ kHalf) - kHalf));
+    for (int j = 0; j < count; ++j) codes[j] = int8_t(uint8_t((uint8_t(codes[j]) ^ kHalf) - kHalf));
 }
 
 // Calls use(a constant of that value) for 2 to 8 bits.

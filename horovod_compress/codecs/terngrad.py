@@ -65,14 +65,14 @@ class TernGrad(Dithering):
             raise ConfigError(f"bits should be 4, 8 or 16, got {self.bits!r}")
 
     def law(self) -> Law:
-        kept = "sum over ranks of (s |c|_1 - |c|^2) / M^2"
-        bound = kept if not self.clip else f"{kept} + |mean of c - x|^2, c what clipping leaves of x"
+        kept = "s / M^2 times the sum over ranks of |c|_1"
+        bound = kept if not self.clip else f"{kept}, and |mean of c - x|^2"
         return Law(unbiased=not self.clip, bound=bound)
 
     def error_bound(self, x: Sequence[Tensor]) -> float:
         world, kept = len(x), [self._clipped(one) for one in x]
         scale = max(float(c.abs().max()) for c in kept) if x[0].numel() else 0.0
-        variance = sum(scale * float(c.abs().sum()) - float((c**2).sum()) for c in kept) / world**2
+        variance = scale * sum(float(c.abs().sum()) for c in kept) / world**2
         lost = (torch.stack(kept) - torch.stack(list(x))).mean(0)
         return variance + float((lost**2).sum())
 
