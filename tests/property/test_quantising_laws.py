@@ -137,7 +137,7 @@ def test_the_error_of_terngrad_is_known(world: int, clip: float) -> None:
     due += float((torch.stack(kept) - torch.stack(exact)).mean(0).square().sum())
     assert _error("terngrad 16", grads, clip=clip, steps=400) == pytest.approx(due, rel=0.03)
     bound = registry.create("terngrad", clip=clip).error_bound(exact)
-    assert bound is not None and due <= bound <= 2.5 * due
+    assert bound is not None and due <= bound <= 4 * due
 
 
 # ---- clipping and scales ----
