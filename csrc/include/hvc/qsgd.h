@@ -41,7 +41,7 @@ HVC_RULE float norm_from_squares(double squares, double largest) {
 
 // ---- packing ----------------------------------------------------------------------------------------------
 
-constexpr uint64_t every(int width, int low) {
+HVC_RULE constexpr uint64_t every(int width, int low) {
   uint64_t mask = 0;
   for (int at = 0; at < 64; at += width) mask |= ((uint64_t(1) << low) - 1) << at;
   return mask;
