@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -28,6 +29,7 @@ from horovod_compress import kernels
 from horovod_compress.kernels import (
     reference,
     reference_lowrank,
+    reference_quantise,
     reference_records,
     reference_sketch,
     reference_sparse,
@@ -38,9 +40,14 @@ from horovod_compress.keys import SAMPLE, SKETCH, Key
 KEY = Key(seed=1, step=2, bucket=3, rank=4)
 ROW = 1000
 BLOCK = 2048
+QSGD_BLOCK = 512
 KEPT_ONE_IN = 100
-ORACLES = (reference, reference_sparse, reference_sketch, reference_values, reference_lowrank, reference_records)
+ORACLES = (
+    reference, reference_quantise, reference_sparse, reference_sketch, reference_values, reference_lowrank,
+    reference_records,
+)  # fmt: skip
 SKETCH_ROWS, SKETCH_SHARE, TOP_SHARE = 5, 50, 100  # 1/50 of the elements as columns, 1/100 chosen
+CHECKED_ELEMENTS = 1 << 17  # the reference of Elias codes
 CHECKED_BYTES = 1 << 20  # the reference of CRC-32C takes 0.1 microseconds a byte
 
 
@@ -227,6 +234,64 @@ def dithering(a: Arrays) -> Iterable[Case]:
     yield kernel_case("octave_merge 4 bits", 3 * n // 2, "octave_merge", a.packed, a.more_packed, KEY, bits=4)
     rule = {"bits": 8, "headroom": 3, "scale": 0.3}
     yield kernel_case("octave_decode 8 bits", 5 * n, "octave_decode", a.more_bytes, *given[1:], a.out, **rule)
+
+
+def quantising(a: Arrays) -> Iterable[Case]:
+    """QSGD, TernGrad and natural compression, and the same rounding in torch."""
+    n, blocks, ranks = a.count, -(-a.count // QSGD_BLOCK), 4
+    parts = [a.bytes, a.more_bytes] * (ranks // 2)
+    for bits in (8, 4, 3):
+        rule = {"bits": bits, "block": QSGD_BLOCK}
+        records = torch.zeros(blocks * kernels.qsgd_record_bytes(**rule), dtype=torch.uint8)
+        size, label = records.numel(), f"{bits} bits"
+        yield kernel_case(f"qsgd_encode {label}", 4 * n + size, "qsgd_encode", a.grad, records, KEY, **rule, norm=0)
+        made = records.clone()
+        kernels.qsgd_encode(a.grad, made, KEY, **rule, norm=0)
+        given = ([made] * ranks, records.clone(), KEY)
+        yield kernel_case(f"qsgd_fold of {ranks} {label}", (ranks + 1) * size, "qsgd_fold", *given, **rule, norm=0)
+        yield kernel_case(f"qsgd_decode {label}", 4 * n + size, "qsgd_decode", made, a.out, **rule, scale=0.01)
+    rule = {"bits": 8, "block": QSGD_BLOCK, "norm": 2}
+    records = torch.zeros(blocks * kernels.qsgd_record_bytes(8, QSGD_BLOCK), dtype=torch.uint8)
+    yield kernel_case("qsgd_encode 2-norm", 5 * n, "qsgd_encode", a.grad, records, KEY, **rule)
+    yield Case("torch qsgd 8 bits", 4 * n, lambda: torch_qsgd(a))
+    yield from elias(a)
+    yield kernel_case("moments_offer", 4 * n, "moments_offer", a.grad, a.norm.clone(), a.sums.clone(), n)
+    bounded = (a.grad, a.norm, n, a.packed.clone(), KEY)
+    bound = {"bits": 4, "levels": 1, "bounds": a.norm / 2}
+    yield kernel_case("level_encode ternary", 9 * n // 2, "level_encode", *bounded, **bound)
+    yield kernel_case(f"octave_fold of {ranks}", (ranks + 1) * n, "octave_fold", parts, a.bytes.clone(), KEY, headroom=3)
+
+
+def elias(a: Arrays) -> Iterable[Case]:
+    """The reference takes a microsecond for each bit, so it sees the first elements only."""
+    n, piece = a.count, a.grad[:CHECKED_ELEMENTS]
+    for bits in (4, 8):
+        rule = {"bits": bits, "block": QSGD_BLOCK}
+        out, small = (torch.zeros(kernels.elias_bound(x.numel(), **rule), dtype=torch.uint8) for x in (a.grad, piece))
+        used, _ = kernels.elias_encode(a.grad, out, KEY, **rule, norm=2)
+        used_there, _ = kernels.elias_encode(piece, small, KEY, **rule, norm=2)
+        sent, there, scale = out[:used].clone(), small[:used_there].clone(), {"scale": 0.01}
+
+        def encode(out: Tensor = out, rule: dict = rule) -> None:
+            kernels.elias_encode(a.grad, out, KEY, **rule, norm=2)
+
+        def decode(ranks: int, sent: Tensor = sent, rule: dict = rule) -> None:
+            kernels.elias_decode([sent] * ranks, a.out, **rule, **scale)
+
+        check = against_reference("elias_encode", piece, small, KEY, **rule, norm=2)
+        yield Case(f"elias_encode {bits} bits", 4 * n + used, encode, check)
+        for ranks in (1, 4):
+            given = ([there] * ranks, a.out[: piece.numel()])
+            check = against_reference("elias_decode", *given, **rule, **scale)
+            run = partial(decode, ranks)
+            yield Case(f"elias_decode of {ranks} {bits} bits", 4 * n + ranks * used, run, check)
+
+
+def torch_qsgd(a: Arrays) -> None:
+    """What qsgd_encode does, without the packing and with one norm for all, with preallocated outputs."""
+    norm = a.grad.abs().max()
+    torch.mul(a.grad, 127 / norm, out=a.out).add_(torch.rand(a.count, out=a.work)).floor_()
+    a.bytes.view(torch.int8).copy_(a.out)
 
 
 def sparse(a: Arrays) -> Iterable[Case]:
@@ -436,7 +501,9 @@ def checksums(a: Arrays) -> Iterable[Case]:
     yield kernel_case("hash64", n, "hash64", a.raw)
 
 
-FAMILIES = (yardsticks, one_bit, bit_vectors, dithering, sparse, values, dense, sketches, low_rank, records, checksums)
+FAMILIES = (
+    yardsticks, one_bit, bit_vectors, dithering, quantising, sparse, values, dense, sketches, low_rank, records, checksums,
+)  # fmt: skip
 
 
 def cases(a: Arrays, pattern: str) -> list[Case]:

@@ -110,11 +110,11 @@ int64_t norm_offer(Address grad, int dtype, int64_t count, int64_t row_length, i
   return nonfinite;
 }
 
-void level_encode(Address grad, Address norms, int dtype, int64_t count, int64_t row_length, int bits, int levels,
-                  const KeyWords& key, int64_t offset, Address codes, Address launch) {
+void level_encode(Address grad, Address norms, Address bounds, int dtype, int64_t count, int64_t row_length, int bits,
+                  int levels, const KeyWords& key, int64_t offset, Address codes, Address launch) {
   const hvc::Stream stream = stream_of(key);
-  hvc::level_encode(at<void>(grad), at<void>(norms), hvc::Dtype(dtype), count, row_length, bits, levels, &stream,
-                    offset, at<void>(codes), launch_of(launch));
+  hvc::level_encode(at<void>(grad), at<void>(norms), at<void>(bounds), hvc::Dtype(dtype), count, row_length, bits,
+                    levels, &stream, offset, at<void>(codes), launch_of(launch));
 }
 
 void level_add(Address into, Address other, int64_t count, int bits, Address launch) {
@@ -157,6 +157,7 @@ uint64_t hash64(Address data, int64_t bytes, uint64_t seed, Address launch) {
 #include "bind_lowrank.h"
 #include "bind_points.h"
 #include "bind_records.h"
+#include "bind_quantise.h"
 #include "bind_sketch.h"
 #include "bind_sparse.h"
 
@@ -166,6 +167,7 @@ void define_kernels(py::module_& module) {
   define_lowrank(module);
   define_points(module);
   define_records(module);
+  define_quantise(module);
   module.def("sign_pack", &sign_pack, unlocked());
   module.def("sign_offer", &sign_offer, unlocked());
   module.def("sign_decode", &sign_decode, unlocked());

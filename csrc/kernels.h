@@ -20,6 +20,13 @@ struct Launch {
   void* stream;
 };
 
+// How QSGD makes codes: every block has a norm, the maximum or (kPower2) the root of the sum of squares.
+struct QsgdShape {
+  int bits;
+  int64_t block;
+  Power norm;
+};
+
 // sign.cpp, sign.cu
 void sign_pack(const void* x, Dtype dtype, int64_t count, uint64_t* bits, Launch launch);
 void sign_offer(const void* grad, const void* residual, Dtype dtype, int64_t count, int64_t row_length,
@@ -58,24 +65,47 @@ void dense_decode(const void* payload, Dtype payload_dtype, int64_t count, doubl
 void absorb(void* grad, void* residual, void* momentum, double factor, Dtype dtype, int64_t count, Launch launch);
 void triad(float* a, const float* b, const float* c, float s, int64_t count, Launch launch);
 
-// norm.cpp, norm.cu: one norm per row: of the arithmetic type for kMaximum, else float64
+// norm.cpp, norm.cu: one norm per row: of the arithmetic type for kMaximum, else float64. Moments are the norms for
+// kMaximum and for kPower2 in one pass.
 void norm_offer(const void* grad, Dtype dtype, int64_t count, int64_t row_length, Power power, void* norms,
                 int64_t* nonfinite, Launch launch);
+void moments_offer(const void* grad, Dtype dtype, int64_t count, int64_t row_length, void* largest, double* squares,
+                   int64_t* nonfinite, Launch launch);
 
-// level.cpp, level.cu: codes of 4 bits (two to a byte, row_length even), 8 or 16 bits; levels < 2^(bits-1)
-void level_encode(const void* grad, const void* norms, Dtype dtype, int64_t count, int64_t row_length, int bits,
-                  int32_t levels, const Stream* key, int64_t offset, void* codes, Launch launch);
+// level.cpp, level.cu: codes of 4 bits (two to a byte, row_length even), 8 or 16 bits; levels < 2^(bits-1). |x| counts
+// as the bound of its row at most, where there are bounds.
+void level_encode(const void* grad, const void* norms, const void* bounds, Dtype dtype, int64_t count,
+                  int64_t row_length, int bits, int32_t levels, const Stream* key, int64_t offset, void* codes,
+                  Launch launch);
 void level_add(void* into, const void* other, int64_t count, int bits, Launch launch);
 void level_decode(const void* codes, const void* norms, int64_t count, int64_t row_length, int bits, double scale,
                   void* grad, Dtype dtype, Launch launch);
 
-// octave.cpp, octave.cu: codes of 4 bits (two to a byte, row_length even) or 8; 1 <= headroom < 2^(bits-1)
+// octave.cpp, octave.cu: codes of 4 bits (two to a byte, row_length even) or 8; 1 <= headroom < 2^(bits-1). The fold
+// makes of the codes of all parts, 8 bits each, those of their mean; `out` may be one of the parts.
 void octave_encode(const void* grad, const void* norms, Dtype dtype, int64_t count, int64_t row_length, int bits,
                    int32_t headroom, const Stream* key, int64_t offset, uint8_t* codes, Launch launch);
 void octave_merge(uint8_t* into, const uint8_t* other, int64_t bytes, int bits, const Stream* key, int64_t offset,
                   Launch launch);
+void octave_fold(const uint8_t* const* parts, int64_t part_count, int64_t count, int32_t headroom, const Stream* key,
+                 int64_t offset, uint8_t* out, Launch launch);
 void octave_decode(const uint8_t* codes, const void* norms, int64_t count, int64_t row_length, int bits,
                    int32_t headroom, double scale, void* grad, Dtype dtype, Launch launch);
+
+// qsgd.cpp, qsgd.cu: one record for every block, as hvc/qsgd.h says; `out` of a fold may be one of the parts
+void qsgd_encode(const void* grad, Dtype dtype, int64_t count, QsgdShape shape, const Stream* key, int64_t offset,
+                 uint8_t* records, int64_t* nonfinite, Launch launch);
+void qsgd_fold(const uint8_t* const* parts, int64_t part_count, int64_t blocks, QsgdShape shape, const Stream* key,
+               int64_t offset, uint8_t* out, Launch launch);
+void qsgd_decode(const uint8_t* records, Dtype dtype, int64_t count, QsgdShape shape, double scale, void* grad,
+                 Launch launch);
+
+// elias.cpp: the same codes in sections as hvc/elias.h describes them. Encoding returns the bytes written; decoding
+// adds the sections in their order, `wrong` counts malformed ranges.
+int64_t elias_encode(const void* grad, Dtype dtype, int64_t count, QsgdShape shape, const Stream* key, int64_t offset,
+                     uint8_t* out, int64_t* nonfinite, Launch launch);
+void elias_decode(const Section* sections, int64_t section_count, Dtype dtype, int64_t count, QsgdShape shape,
+                  double scale, void* grad, int64_t* wrong, Launch launch);
 
 // sketch.cpp, sketch.cu: a table has rows x (16 * places) cells, places prime, of float64 for kFloat64 and else of
 // float32; `dtype` of a table is one of these two. Elements lie below 2^31, `offset` is a multiple of 16. Spans are

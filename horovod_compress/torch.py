@@ -90,6 +90,8 @@ class Compression:
     ef_signsgd: ClassVar[Callable[..., Compression]]
     global_qsgd: ClassVar[Callable[..., Compression]]
     marsit: ClassVar[Callable[..., Compression]]
+    natural: ClassVar[Callable[..., Compression]]
+    qsgd: ClassVar[Callable[..., Compression]]
     randomk: ClassVar[Callable[..., Compression]]
     onebit: ClassVar[Callable[..., Compression]]
     onebit_adam: ClassVar[Callable[..., Compression]]
@@ -99,6 +101,7 @@ class Compression:
     sketch_fusion: ClassVar[Callable[..., Compression]]
     sparse_binary: ClassVar[Callable[..., Compression]]
     stc: ClassVar[Callable[..., Compression]]
+    terngrad: ClassVar[Callable[..., Compression]]
     topk: ClassVar[Callable[..., Compression]]
 
     def __init__(

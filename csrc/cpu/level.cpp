@@ -13,6 +13,7 @@ namespace {
 template <class T> struct LevelEncode {
   const T* grad;
   const Work<T>* norms;
+  const Work<T>* bounds;
   int64_t row_length;
   int32_t levels;
   const Stream* key;
@@ -49,12 +50,14 @@ template <class Body> void share(int64_t count, int64_t bytes, int threads, cons
 
 }  // namespace
 
-void level_encode(const void* grad, const void* norms, Dtype dtype, int64_t count, int64_t row_length, int bits,
-                  int32_t levels, const Stream* key, int64_t offset, void* codes, Launch launch) {
+void level_encode(const void* grad, const void* norms, const void* bounds, Dtype dtype, int64_t count,
+                  int64_t row_length, int bits, int32_t levels, const Stream* key, int64_t offset, void* codes,
+                  Launch launch) {
   visit(dtype, [&](auto type) {
     using T = typename decltype(type)::type;
-    const LevelEncode<T> e{static_cast<const T*>(grad), static_cast<const Work<T>*>(norms), row_length, levels, key,
-                           offset, codes};
+    using W = Work<T>;
+    const LevelEncode<T> e{static_cast<const T*>(grad), static_cast<const W*>(norms), static_cast<const W*>(bounds),
+                           row_length, levels, key, offset, codes};
     const auto range = bits == 4   ? HVC_CHOOSE(encode<4, T>)
                        : bits == 8 ? HVC_CHOOSE(encode<8, T>)
                                    : HVC_CHOOSE(encode<16, T>);

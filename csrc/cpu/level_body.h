@@ -6,12 +6,14 @@ template <int kBits> using Code = std::conditional_t<kBits == 16, int16_t, int8_
 
 template <int kBits, class T> void encode(const LevelEncode<T>& e, int64_t first, int64_t last) {
   Draws draws(*e.key);
-  const float limit = level_limit(e.levels);
+  const float most = level_limit(e.levels);
   alignas(64) float z[kChunk];
   alignas(64) Code<kBits> codes[kChunk + 1];
   each_part(first, last, e.row_length, [&](int64_t row, int64_t begin, int count) {
     const uint16_t* random = draws.from(e.offset + begin, count);
-    scale_part(e.grad + begin, count, scaling_for(e.norms[row], Work<T>(limit)), z);
+    const Scaling<Work<T>> scaling = scaling_for(e.norms[row], Work<T>(most));
+    const float limit = e.bounds ? bounded_limit(most, e.bounds[row], scaling) : most;
+    scale_part(e.grad + begin, count, scaling, z);
     if constexpr (kBits == 4) {
       each_element(count, [&](int i) { codes[i] = int8_t(level_of(z[i], limit, random[i])); });
       pack_codes(static_cast<uint8_t*>(e.codes) + begin / 2, reinterpret_cast<uint8_t*>(codes), count);

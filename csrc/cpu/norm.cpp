@@ -56,4 +56,21 @@ void norm_offer(const void* grad, Dtype dtype, int64_t count, int64_t row_length
   });
 }
 
+void moments_offer(const void* grad, Dtype dtype, int64_t count, int64_t row_length, void* largest, double* squares,
+                   int64_t* nonfinite, Launch launch) {
+  visit(dtype, [&](auto type) {
+    using T = typename decltype(type)::type;
+    const T* x = static_cast<const T*>(grad);
+    const Units units = units_of(count, row_length);
+    const std::unique_ptr<double[]> parts(new double[size_t(2 * units.total)]);
+    const auto range = HVC_CHOOSE(moments<T>);
+    std::atomic<int64_t> bad{0};
+    parallel_for(launch.threads, units.total, count * int64_t(sizeof(T)),
+                 [&](int64_t, int64_t first, int64_t last) { bad += range(x, units, parts.get(), first, last); });
+    join(units, parts.get(), true, static_cast<Work<T>*>(largest));
+    join(units, parts.get() + units.total, false, squares);
+    *nonfinite = bad;
+  });
+}
+
 }  // namespace hvc

@@ -28,6 +28,15 @@ template <class T> struct OctaveDecode {
   bool streamed;
 };
 
+struct OctaveFold {
+  const uint8_t* const* parts;
+  int64_t part_count;
+  int32_t headroom;
+  const Stream* key;
+  int64_t offset;
+  uint8_t* out;
+};
+
 constexpr int64_t kShare = 256;
 
 }  // namespace
@@ -65,6 +74,14 @@ void octave_merge(uint8_t* into, const uint8_t* other, int64_t bytes, int bits, 
   const auto range = bits == 4 ? HVC_CHOOSE(merge<4>) : HVC_CHOOSE(merge<8>);
   share(bytes, 16 * bytes, launch.threads,
         [&](int64_t first, int64_t last) { range(into, other, *key, offset, first, last); });
+}
+
+void octave_fold(const uint8_t* const* parts, int64_t part_count, int64_t count, int32_t headroom, const Stream* key,
+                 int64_t offset, uint8_t* out, Launch launch) {
+  const OctaveFold f{parts, part_count, headroom, key, offset, out};
+  const auto range = HVC_CHOOSE(fold);
+  share(count, (8 + part_count) * count, launch.threads,
+        [&](int64_t first, int64_t last) { range(f, first, last); });
 }
 
 void octave_decode(const uint8_t* codes, const void* norms, int64_t count, int64_t row_length, int bits,

@@ -81,3 +81,24 @@ template <int kBits> void merge(uint8_t* into, const uint8_t* other, const Strea
     }
   }
 }
+
+// Codes of 8 bits: the numbers of all parts are added in their order, and the mean is rounded again.
+void fold(const OctaveFold& f, int64_t first, int64_t last) {
+  Draws draws(*f.key);
+  const Octaves octaves = octaves_of(8, f.headroom);
+  const float share = 1.0f / float(f.part_count);
+  alignas(64) float sums[kChunk];
+  for (; first < last; first += kChunk) {
+    const int count = int(std::min<int64_t>(last - first, kChunk));
+    const uint16_t* random = draws.from(f.offset + first, count);
+    for (int64_t part = 0; part < f.part_count; ++part) {
+      const uint8_t* codes = f.parts[part] + first;
+      if (part == 0)
+        each_element(count, [&](int i) { sums[i] = octave_value(codes[i], 0x80, f.headroom); });
+      else
+        each_element(count, [&](int i) { sums[i] += octave_value(codes[i], 0x80, f.headroom); });
+    }
+    uint8_t* out = f.out + first;
+    each_element(count, [&](int i) { out[i] = uint8_t(octave_of(sums[i] * share, octaves, 0x80, random[i])); });
+  }
+}

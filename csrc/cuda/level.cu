@@ -10,6 +10,7 @@ namespace {
 template <class T> struct LevelEncode {
   const T* grad;
   const Work<T>* norms;
+  const Work<T>* bounds;
   int64_t count, row_length;
   int bits;
   int32_t levels;
@@ -30,9 +31,11 @@ template <class T> struct LevelDecode {
 // ---- kernels ----------------------------------------------------------------------------------------------
 
 template <class T> __global__ void encode_kernel(LevelEncode<T> e) {
-  const float limit = level_limit(e.levels);
+  const float most = level_limit(e.levels);
   each_drawn(e.key, e.offset, e.count, [&](int64_t i, uint32_t random) {
-    const Scaling<Work<T>> scaling = scaling_for(e.norms[i / e.row_length], Work<T>(limit));
+    const int64_t row = i / e.row_length;
+    const Scaling<Work<T>> scaling = scaling_for(e.norms[row], Work<T>(most));
+    const float limit = e.bounds ? bounded_limit(most, e.bounds[row], scaling) : most;
     const int32_t code = level_of(scaled(Work<T>(to_work(e.grad[i])), scaling), limit, random);
     if (e.bits == 4)
       put_nibble(static_cast<uint8_t*>(e.codes), i, uint32_t(code));
@@ -73,15 +76,17 @@ template <class T> __global__ void decode_kernel(LevelDecode<T> d) {
 
 // ---- launchers --------------------------------------------------------------------------------------------
 
-void level_encode(const void* grad, const void* norms, Dtype dtype, int64_t count, int64_t row_length, int bits,
-                  int32_t levels, const Stream* key, int64_t offset, void* codes, Launch launch) {
+void level_encode(const void* grad, const void* norms, const void* bounds, Dtype dtype, int64_t count,
+                  int64_t row_length, int bits, int32_t levels, const Stream* key, int64_t offset, void* codes,
+                  Launch launch) {
   const Groups groups = groups_of(offset, count);
   if (count == 0) return;
   if (bits == 4) clear(codes, (count + 1) / 2, launch);
   visit(dtype, [&](auto type) {
     using T = typename decltype(type)::type;
-    const LevelEncode<T> e{static_cast<const T*>(grad), static_cast<const Work<T>*>(norms), count, row_length, bits,
-                           levels, *key, offset, codes};
+    using W = Work<T>;
+    const LevelEncode<T> e{static_cast<const T*>(grad), static_cast<const W*>(norms), static_cast<const W*>(bounds),
+                           count, row_length, bits, levels, *key, offset, codes};
     start(encode_kernel<T>, groups.last - groups.first, launch, e);
   });
 }

@@ -83,4 +83,17 @@ void norm_offer(const void* grad, Dtype dtype, int64_t count, int64_t row_length
   });
 }
 
+void moments_offer(const void* grad, Dtype dtype, int64_t count, int64_t row_length, void* largest, double* squares,
+                   int64_t* nonfinite, Launch launch) {
+  visit(dtype, [&](auto type) {
+    using T = typename decltype(type)::type;
+    const T* x = static_cast<const T*>(grad);
+    // Two passes: each counts, so the counter is cleared between them.
+    clear(nonfinite, sizeof *nonfinite, launch);
+    run<kMaximum>(x, count, row_length, static_cast<Work<T>*>(largest), nonfinite, launch);
+    clear(nonfinite, sizeof *nonfinite, launch);
+    run<kPower2>(x, count, row_length, squares, nonfinite, launch);
+  });
+}
+
 }  // namespace hvc

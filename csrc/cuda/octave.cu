@@ -2,6 +2,7 @@
 #include "hvc/octave.h"
 
 #include "dither.h"
+#include "parts.h"
 #include "visit.h"
 
 namespace hvc {
@@ -37,6 +38,15 @@ struct OctaveMerge {
   int64_t offset;
 };
 
+struct OctaveFold {
+  const uint8_t* const* parts;
+  int64_t part_count, count;
+  Octaves octaves;
+  Stream key;
+  int64_t offset;
+  uint8_t* out;
+};
+
 __device__ inline uint32_t code_at(const uint8_t* codes, int64_t i, int bits) {
   return bits == 4 ? nibble(codes, i) : codes[i];
 }
@@ -63,6 +73,17 @@ __global__ void merge_kernel(OctaveMerge m) {
     const uint32_t sign_bit = 1u << (m.bits - 1);
     const OctavePair<uint32_t> pair = octave_pair(a, b, sign_bit);
     put_code(m.into, i, m.bits, octave_merge(a, b, pair, 1u << pair.trials, random, sign_bit));
+  });
+}
+
+// Codes of 8 bits: the numbers of all parts are added in their order, and the mean is rounded again.
+__global__ void fold_kernel(OctaveFold f) {
+  const float share = 1.0f / float(f.part_count);
+  each_drawn(f.key, f.offset, f.count, [&](int64_t i, uint32_t random) {
+    float sum = octave_value(f.parts[0][i], 0x80, f.octaves.headroom);
+    for (int64_t part = 1; part < f.part_count; ++part)
+      sum += octave_value(f.parts[part][i], 0x80, f.octaves.headroom);
+    f.out[i] = uint8_t(octave_of(sum * share, f.octaves, 0x80, random));
   });
 }
 
@@ -97,6 +118,15 @@ void octave_merge(uint8_t* into, const uint8_t* other, int64_t bytes, int bits, 
   const Groups groups = groups_of(offset, count);
   if (count == 0) return;
   start(merge_kernel, groups.last - groups.first, launch, OctaveMerge{into, other, count, bits, *key, offset});
+}
+
+void octave_fold(const uint8_t* const* parts, int64_t part_count, int64_t count, int32_t headroom, const Stream* key,
+                 int64_t offset, uint8_t* out, Launch launch) {
+  const Groups groups = groups_of(offset, count);
+  if (count == 0) return;
+  const Parts list(parts, part_count, launch);
+  const OctaveFold f{list.get(), part_count, count, octaves_of(8, headroom), *key, offset, out};
+  start(fold_kernel, groups.last - groups.first, launch, f);
 }
 
 void octave_decode(const uint8_t* codes, const void* norms, int64_t count, int64_t row_length, int bits,

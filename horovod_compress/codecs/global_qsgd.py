@@ -20,27 +20,20 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from .. import kernels
 from ..errors import ConfigError
-from ..keys import DITHER, Key
-from ..plan import Bucket, TensorSpec
-from .base import Algebra, Codec, Law, Regions, Work, work_dtype
+from ..keys import Key
+from .base import Algebra, Codec, Law, Work
+from .dithering import BLOCK_UNIT, Dithering, Scaled, whole
 from .registry import register
-
-#: Blocks are whole chunks of the kernels; a scale of 32 bits then costs 1/8 bit per element at most.
-BLOCK_UNIT = 256
-
-#: Codes or a gradient, the scales, and how many elements share one.
-Scaled = tuple[Tensor, Tensor, int]
 
 
 @dataclass(frozen=True)
-class _Dithering(Codec):
-    """What both kinds of dithering share: the norms, and where codes lie."""
+class _Form(Dithering):
+    """What both kinds of dithering share."""
 
     bits: int
     norm: str | int
@@ -48,135 +41,15 @@ class _Dithering(Codec):
 
     name: ClassVar[str] = "global_qsgd"
 
-    # ---- layout ----
-
-    @property
     def _power(self) -> int:
         return 0 if self.norm == "max" else int(self.norm)
 
-    def _blocks(self, tensor: TensorSpec) -> int:
-        return -(-tensor.count // self.block) if self.block else 1
-
-    def _row(self, tensor: TensorSpec) -> int:
-        return self.block or max(1, tensor.count)
-
-    def _norms(self, bucket: Bucket) -> tuple[torch.dtype, int]:
-        dtype = torch.float64 if self._power else work_dtype(bucket)
-        return dtype, sum(self._blocks(tensor) for tensor in bucket.tensors) if self.block else 1
-
-    def regions(self, bucket: Bucket) -> Regions:
-        return {"codes": kernels.code_layout(self.bits, bucket.padded)}
-
-    def preludes(self, bucket: Bucket) -> tuple[Regions, ...]:
-        return ({"norms": self._norms(bucket)},)
-
-    def local(self, bucket: Bucket) -> Regions:
-        dtype, count = self._norms(bucket)
-        parts = sum(self._blocks(tensor) for tensor in bucket.tensors)
-        return {"parts": (dtype, parts), "scales": (work_dtype(bucket), count)}
-
-    def prepare(self, work: Work) -> None:
-        parts, start = [], 0
-        for tensor in work.bucket.tensors:
-            parts.append(slice(start, start + self._blocks(tensor)))
-            start = parts[-1].stop
-        work.memo["parts"] = parts
-
-    def _scales(self, work: Work, position: int) -> Tensor:
-        """Return the scales of one tensor: the bucket's only one, or one for each of its blocks."""
-        own = work.memo["parts"][position] if self.block else slice(0, 1)
-        return work.local["scales"][own]
-
-    def _places(self, work: Work, position: int, start: int, stop: int) -> slice:
-        """Return where the codes of elements ``start`` to ``stop`` of a tensor lie.
-
-        Tensors and their parts start at whole bytes.
-        """
-        first, packed = work.span(position).start, 2 if self.bits == 4 else 1
-        return slice((first + start) // packed, -(-(first + stop) // packed))
-
-    # ---- norms ----
-
-    def offer(self, work: Work, position: int, key: Key) -> int:
-        tensor, own = work.bucket.tensors[position], work.memo["parts"][position]
-        if not tensor.count:
-            return 0
-        row, parts = self._row(tensor), work.local["parts"][own]
-        return int(kernels.norm_offer(work.grad(position), parts, row, power=self._power))
-
-    def begin(self, number: int, work: Work, key: Key) -> None:
-        parts, norms = work.local["parts"], work.shared["norms"]
-        for position, own in enumerate(work.memo["parts"]):
-            if work.grads[position] is None:
-                parts[own] = 0  # what an earlier step left
-        if self.block:
-            norms.copy_(parts)
-        else:
-            norms[0] = _added(parts) if self._power else parts.max()
-
-    def merge(
-        self, region: str, start: int, into: Tensor, other: Tensor, weights: tuple[int, int], key: Key
-    ) -> None:
-        if region != "norms":
-            self._merge_codes(start, into, other, key)
-        elif self._power:
-            kernels.dense_add(into, other)
-        else:
-            torch.maximum(into, other, out=into)
-
-    def _merge_codes(self, start: int, into: Tensor, other: Tensor, key: Key) -> None:
-        raise NotImplementedError
-
-    # ---- codes ----
-
-    encodes_in_parts: ClassVar[bool] = True
-
-    def encode_first(self, work: Work, key: Key) -> None:
-        self._make_scales(work)
-
-    def encode_part(self, work: Work, position: int, start: int, stop: int, key: Key) -> None:
-        if start == stop:
-            return
-        codes = work.regions["codes"][self._places(work, position, start, stop)]
-        given = self._scaled(work, position, start, stop)
-        self._encode(given, codes, work.world, key.at(purpose=DITHER), work.span(position).start + start)
-
-    def _scaled(self, work: Work, position: int, start: int, stop: int) -> Scaled:
-        """Return elements ``start`` to ``stop`` of a gradient, and their scales."""
-        row = self._row(work.bucket.tensors[position])
-        scales = self._scales(work, position)[start // row : -(-stop // row)]
-        return work.grad(position)[start:stop], scales, row
-
-    def _make_scales(self, work: Work) -> None:
-        """Take the root by square roots: NumPy's are right to the last bit on every machine, torch's are not."""
-        norms = work.shared["norms"]
-        for _ in range(self._power.bit_length() - 1):
-            np.sqrt(norms.numpy(), out=norms.numpy())
-        work.local["scales"].copy_(norms)
-
-    def _encode(self, given: Scaled, codes: Tensor, world: int, key: Key, offset: int) -> None:
-        raise NotImplementedError
-
-    def granule(self, tensor: TensorSpec) -> int:
-        return self.block if 0 < self.block < tensor.count else BLOCK_UNIT
-
-    def needs(self, work: Work, position: int, start: int, stop: int) -> dict[str, tuple[int, int]]:
-        codes = self._places(work, position, start, stop)
-        return {"codes": (codes.start, codes.stop)}  # scales are known since the prelude
-
-    def decode_part(self, work: Work, position: int, start: int, stop: int, key: Key, gain: float) -> None:
-        if start == stop:
-            return
-        codes = work.regions["codes"][self._places(work, position, start, stop)]
-        grad, scales, row = self._scaled(work, position, start, stop)
-        self._decode((codes, scales, row), grad, work.world, gain)
-
-    def _decode(self, given: Scaled, grad: Tensor, world: int, gain: float) -> None:
-        raise NotImplementedError
+    def _block(self) -> int:
+        return self.block
 
 
 @dataclass(frozen=True)
-class Standard(_Dithering):
+class Standard(_Form):
     """Evenly spaced levels: codes are integers, and add."""
 
     algebra: ClassVar[Algebra] = Algebra.SUM
@@ -195,9 +68,8 @@ class Standard(_Dithering):
                 f"have to fit in {self.bits} bits; choose {advice}"
             )
 
-    def _encode(self, given: Scaled, codes: Tensor, world: int, key: Key, offset: int) -> None:
-        levels = self.levels(world)
-        kernels.level_encode(*given, codes, key, bits=self.bits, levels=levels, offset=offset)
+    def _encode(self, work: Work, position: int, given: Scaled, codes: Tensor, key: Key, offset: int) -> None:
+        kernels.level_encode(*given, codes, key, bits=self.bits, levels=self.levels(work.world), offset=offset)
 
     def _merge_codes(self, start: int, into: Tensor, other: Tensor, key: Key) -> None:
         kernels.level_add(into, other, bits=self.bits)
@@ -208,7 +80,7 @@ class Standard(_Dithering):
 
 
 @dataclass(frozen=True)
-class Exponential(_Dithering):
+class Exponential(_Form):
     """Powers of two: codes are signs and exponents, and merge in a tree."""
 
     algebra: ClassVar[Algebra] = Algebra.FOLD
@@ -226,9 +98,8 @@ class Exponential(_Dithering):
                 f"got {world}; choose bits=8"
             )
 
-    def _encode(self, given: Scaled, codes: Tensor, world: int, key: Key, offset: int) -> None:
-        headroom = self.headroom(world)
-        kernels.octave_encode(*given, codes, key, bits=self.bits, headroom=headroom, offset=offset)
+    def _encode(self, work: Work, position: int, given: Scaled, codes: Tensor, key: Key, offset: int) -> None:
+        kernels.octave_encode(*given, codes, key, bits=self.bits, headroom=self.headroom(work.world), offset=offset)
 
     def fold(self, region: str, start: int, into: Tensor, others: Sequence[Tensor], key: Key) -> None:
         """Merge neighbours, then neighbours of these, and so on: ceil(log2 M) merges for each rank at most.
@@ -307,20 +178,20 @@ class GlobalQsgd(Codec):
     def __post_init__(self) -> None:
         if self.dithering not in ("standard", "exponential"):
             raise ConfigError(f'dithering should be "standard" or "exponential", got {self.dithering!r}')
-        if not _whole(self.bits) or self.bits not in (4, 8, 16):
+        if not whole(self.bits) or self.bits not in (4, 8, 16):
             raise ConfigError(f"bits should be 4, 8 or 16, got {self.bits!r}")
         if self.dithering == "exponential" and self.bits == 16:
             raise ConfigError(
                 "bits should be 4 or 8 with exponential dithering, as 8 bits already hold 96 octaves and a "
                 'sign, got 16; for more precision choose dithering="standard"'
             )
-        if self.norm != "max" and not (_whole(self.norm) and self.norm in (1, 2, 4)):
+        if self.norm != "max" and not (whole(self.norm) and self.norm in (1, 2, 4)):
             raise ConfigError(f'norm should be "max", 1, 2 or 4, got {self.norm!r}')
-        if not _whole(self.block) or self.block < 0 or self.block % BLOCK_UNIT:
+        if not whole(self.block) or self.block < 0 or self.block % BLOCK_UNIT:
             raise ConfigError(f"block should be 0 or a multiple of {BLOCK_UNIT}, got {self.block!r}")
 
     @property
-    def _form(self) -> _Dithering:
+    def _form(self) -> _Form:
         kind = Standard if self.dithering == "standard" else Exponential
         return kind(self.bits, self.norm, self.block)
 
@@ -332,15 +203,3 @@ class GlobalQsgd(Codec):
 
     def check_world(self, world: int) -> None:
         self._form.check_world(world)
-
-
-def _whole(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
-
-
-def _added(parts: Tensor) -> float:
-    """Add one by one: the order of torch's own sum depends on the machine."""
-    total = 0.0
-    for part in parts.tolist():
-        total += part
-    return total

@@ -40,6 +40,17 @@ from .legality import (
 )
 from .lowrank import lowrank_decode, lowrank_left, lowrank_orthonormalise, lowrank_right, lowrank_start
 from .points import points_decode, points_offer
+from .quantise import (
+    elias_bound,
+    elias_decode,
+    elias_encode,
+    moments_offer,
+    octave_fold,
+    qsgd_decode,
+    qsgd_encode,
+    qsgd_fold,
+    qsgd_record_bytes,
+)
 from .records import RECORD_UNIT, record_bytes, record_decode, record_fold, record_offer
 from .sketch import absorb, sketch_clear, sketch_columns, sketch_encode, sketch_estimate, sketch_top
 from .sparse import (
@@ -67,6 +78,9 @@ __all__ = [
     "dense_add",
     "dense_decode",
     "dense_offer",
+    "elias_bound",
+    "elias_decode",
+    "elias_encode",
     "golomb_bound",
     "golomb_parameter",
     "hash64",
@@ -81,9 +95,11 @@ __all__ = [
     "level_decode",
     "level_encode",
     "merge_bits",
+    "moments_offer",
     "norm_offer",
     "octave_decode",
     "octave_encode",
+    "octave_fold",
     "octave_merge",
     "philox4x32",
     "RECORD_UNIT",
@@ -95,6 +111,10 @@ __all__ = [
     "sample_offer",
     "points_decode",
     "points_offer",
+    "qsgd_decode",
+    "qsgd_encode",
+    "qsgd_fold",
+    "qsgd_record_bytes",
     "sign_decode",
     "sign_offer",
     "sign_pack",
@@ -329,7 +349,16 @@ def norm_offer(grad: Tensor, norms: Tensor, row_length: int, *, power: int = 0) 
 
 
 def level_encode(
-    grad: Tensor, norms: Tensor, row_length: int, codes: Tensor, key: Key, *, bits: int, levels: int, offset: int = 0
+    grad: Tensor,
+    norms: Tensor,
+    row_length: int,
+    codes: Tensor,
+    key: Key,
+    *,
+    bits: int,
+    levels: int,
+    offset: int = 0,
+    bounds: Tensor | None = None,
 ) -> None:
     """Round ``grad / norm * levels`` to a whole number, up or down at random, without bias.
 
@@ -341,6 +370,7 @@ def level_encode(
         codes: see :func:`code_layout`.
         levels: the code of the norm, below ``2 ** (bits - 1)``.
         offset: which element of the stream ``grad[0]`` is.
+        bounds: like ``norms``: a larger magnitude than this counts as this. None for no bounds.
     """
     native, device, launch = backend(grad)
     count = grad.numel()
@@ -348,16 +378,19 @@ def level_encode(
     check_one_of("bits", bits, (4, 8, 16))
     if not 1 <= levels < 1 << (bits - 1):
         raise ValueError(f"levels must be in [1, {1 << (bits - 1)}), got {levels}")
+    rows = row_count(count, row_length)
     grad_at = checked("grad", grad, grad.dtype, count, device)
-    norms_at = checked("norms", norms, work_dtype(grad.dtype), row_count(count, row_length), device)
+    norms_at = checked("norms", norms, work_dtype(grad.dtype), rows, device)
+    bounds_at = 0 if bounds is None else checked("bounds", bounds, norms.dtype, rows, device)
     codes_at = checked_codes(codes, bits, count, row_length, device)
     check_apart("codes", codes, "grad", grad)
     stream = draw_stream(key, offset, count)
     if REFERENCE:
-        REFERENCE.level_encode(grad, norms, row_length, codes, key, bits=bits, levels=levels, offset=offset)
+        options = {"bits": bits, "levels": levels, "offset": offset, "bounds": bounds}
+        REFERENCE.level_encode(grad, norms, row_length, codes, key, **options)
     else:
         shape = (dtype, count, row_length, bits, levels)
-        native.level_encode(grad_at, norms_at, *shape, stream, offset, codes_at, launch)
+        native.level_encode(grad_at, norms_at, bounds_at, *shape, stream, offset, codes_at, launch)
 
 
 def level_add(into: Tensor, other: Tensor, *, bits: int) -> None:

@@ -352,10 +352,23 @@ def _signed(codes: np.ndarray, bits: int) -> np.ndarray:
 
 @_quiet
 def level_encode(
-    grad: Tensor, norms: Tensor, row_length: int, codes: Tensor, key: Key, *, bits: int, levels: int, offset: int = 0
+    grad: Tensor,
+    norms: Tensor,
+    row_length: int,
+    codes: Tensor,
+    key: Key,
+    *,
+    bits: int,
+    levels: int,
+    offset: int = 0,
+    bounds: Tensor | None = None,
 ) -> None:
-    limit = np.float32(65536 * levels)
-    z = _scaled(grad, norms, row_length, float(limit))
+    limit = np.full(grad.numel(), 65536 * levels, dtype=np.float32)
+    z = _scaled(grad, norms, row_length, float(65536 * levels))
+    if bounds is not None:
+        spread = torch.from_numpy(np.repeat(bounds.numpy(), row_length)[: grad.numel()])
+        bounded = _scaled(spread, norms, row_length, float(65536 * levels))
+        limit = np.where(bounded < limit, bounded, limit)
     z = np.where(z < limit, z, limit)
     z = np.where(z > -limit, z, -limit)
     _pack_codes(codes, (np.rint(z).astype(np.int64) + draws(key, offset, z.size)) >> 16, bits)

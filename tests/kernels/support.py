@@ -13,6 +13,7 @@ from horovod_compress import kernels
 from horovod_compress.kernels import (
     reference,
     reference_lowrank,
+    reference_quantise,
     reference_records,
     reference_sketch,
     reference_sparse,

@@ -143,6 +143,27 @@ class TestNumbers:
                         rest = {"bits": bits, "headroom": 3, "scale": 0.3}
                         same("octave_decode", codes, norms, row_length, poison(count, dtype), **rest)
 
+    def test_quantise(self, dtype: torch.dtype) -> None:
+        for count in LENGTHS:
+            for bits, block, norm in ((8, 512, 0), (3, 64, 2), (5, 1152, 2), (2, 8192, 0)):
+                rule, blocks = {"bits": bits, "block": block}, -(-count // block)
+                grad, size = numbers(count, dtype, count), blocks * kernels.qsgd_record_bytes(**rule)
+                same("qsgd_encode", grad, poison(size, torch.uint8), KEY, **rule, norm=norm, offset=128)
+                parts = [poison(size, torch.uint8) for _ in range(3)]
+                for rank, part in enumerate(parts):
+                    kernels.qsgd_encode(tame(count, dtype, rank), part, KEY.at(rank=rank), **rule, norm=norm)
+                same("qsgd_fold", parts, poison(size, torch.uint8), KEY, **rule, norm=norm, offset=64)
+                same("qsgd_decode", parts[0], poison(count, dtype), **rule, scale=0.3)
+            codes = [words(count, rank).to(torch.uint8) for rank in range(3)]
+            same("octave_fold", codes, poison(count, torch.uint8), KEY, headroom=1, offset=count % 5)
+            for row_length in {max(count, 1), 2048}:
+                rows = -(-count // row_length)
+                grad, largest = numbers(count, dtype, count), tame(rows, work(dtype), 1).abs()
+                same("moments_offer", grad, poison(rows, work(dtype)), poison(rows, torch.float64), row_length)
+                codes_of = poison(count, torch.uint8)
+                rest = {"bits": 8, "levels": 1, "bounds": largest / 2}
+                same("level_encode", grad, largest, row_length, codes_of, KEY, **rest)
+
     def test_sketch(self, dtype: torch.dtype) -> None:
         kind = work(dtype)
         for count in LENGTHS:

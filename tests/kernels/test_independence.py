@@ -98,6 +98,27 @@ def _dither(dtype: torch.dtype, count: int, row_length: int) -> str:
     return _digest(found, *map(int, bad))
 
 
+def _quantise(dtype: torch.dtype, count: int, bits: int, norm: int) -> str:
+    grad, rule = numbers(count, dtype, 1), {"bits": bits, "block": 320}
+    size = -(-count // 320) * kernels.qsgd_record_bytes(**rule)
+    parts, coded, bad = [poison(size, torch.uint8) for _ in range(3)], [], []
+    for rank, records in enumerate(parts[:2]):
+        given = (KEY.at(rank=rank),)
+        bad.append(kernels.qsgd_encode(grad, records, *given, **rule, norm=norm, offset=640))
+        out = poison(kernels.elias_bound(count, **rule), torch.uint8)
+        used, _ = kernels.elias_encode(grad, out, *given, **rule, norm=norm, offset=640)
+        coded.append(out[:used])
+    kernels.qsgd_fold(parts[:2], parts[2], KEY, **rule, norm=norm, offset=640)
+    decoded = [poison(count, dtype) for _ in range(2)]
+    kernels.qsgd_decode(parts[0], decoded[0], **rule, scale=0.7)
+    kernels.elias_decode(coded, decoded[1], **rule, scale=0.7)
+    moments = [poison(1, work(dtype)), poison(1, torch.float64)]
+    bad.append(kernels.moments_offer(grad, *moments, count))
+    codes = [words(count // 8, rank).view(torch.uint8) for rank in range(3)]
+    kernels.octave_fold(codes, codes[0], KEY, headroom=2, offset=6)
+    return _digest([*parts, *coded, *decoded, *moments, codes[0]], *map(int, bad))
+
+
 def _sketch(dtype: torch.dtype, count: int, columns: int) -> str:
     grad, kind = tame(count, dtype, 1), work(dtype)
     table = torch.zeros(5 * columns, dtype=kind)
@@ -162,13 +183,14 @@ def digests(scale: int) -> list[str]:
     """Run every kernel on inputs of about ``scale`` elements."""
     signs = [_sign(dtype, scale + 17, rows) for dtype in DTYPES for rows in (scale + 17, scale // 3 + 1, 100)]
     dithered = [_dither(dtype, scale + 5, rows) for dtype in DTYPES for rows in (scale + 5, 2048)]
+    rounded = [_quantise(dtype, scale + 7, *rule) for dtype in DTYPES for rule in ((8, 0), (3, 2))]
     wide = kernels.sketch_columns(scale // 2)
     sketched = [_sketch(dtype, scale + 9, columns) for dtype in DTYPES for columns in (wide, 1072)]
     plain = [kernel(dtype, scale + 3) for dtype in DTYPES for kernel in (_dense, _sparse)]
     sides = [(scale // 30 + 1, 30), (30, scale // 30 + 1)]
     factors = [_low_rank(dtype, *side) for dtype in DTYPES for side in sides]
     records = [_records(dtype, scale + 11, block) for dtype in DTYPES for block in (64, 2048)]
-    return [*signs, *plain, *dithered, *sketched, *factors, *records, _bits(scale // 8 + 1)]
+    return [*signs, *plain, *dithered, *rounded, *sketched, *factors, *records, _bits(scale // 8 + 1)]
 
 
 def large_digests() -> list[str]:

@@ -23,7 +23,7 @@ LAYERS = [
 ]
 LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
 HOROVOD = {"torch", "_start", "_horovod", "_headroom", "elastic"}
-CODECS_MAY_SHARE = {"base", "registry", "dense", "sections", "signs", "gathered_signs"}
+CODECS_MAY_SHARE = {"base", "registry", "dense", "dithering", "sections", "signs", "gathered_signs"}
 
 
 def modules() -> dict[str, set[str]]:

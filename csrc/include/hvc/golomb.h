@@ -79,7 +79,6 @@ class StreamWriter {
     return at_;
   }
 
- private:
   // At most 32 bits.
   HVC_RULE void put(uint64_t bits, int length) {
     pending_ |= bits << filled_;
@@ -91,6 +90,7 @@ class StreamWriter {
     filled_ -= 32;
   }
 
+ private:
   uint8_t* at_;
   uint64_t pending_ = 0;
   int filled_ = 0;

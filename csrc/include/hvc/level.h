@@ -14,6 +14,12 @@ HVC_RULE int32_t level_of(float z, float limit, uint32_t random) {
 
 HVC_RULE float level_limit(int32_t levels) { return float(levels) * 65536.0f; }
 
+// The limit where |x| counts as `bound` at most; the norm 0 and an infinite bound change nothing.
+template <class W> HVC_RULE float bounded_limit(float limit, W bound, const Scaling<W>& s) {
+  const float bounded = scaled(bound, s);
+  return bounded < limit ? bounded : limit;
+}
+
 // In this order a subnormal norm loses nothing.
 template <class W> HVC_RULE W level_value(int32_t code, W scale, W norm) { return (W(code) * scale) * norm; }
 

@@ -1,0 +1,82 @@
+// QSGD with packed codes: records of a norm and codes, made, averaged and decoded.
+#include "hvc/qsgd.h"
+
+#include <atomic>
+#include <type_traits>
+
+#include "kernels.h"
+#include "parallel.h"
+#include "visit.h"
+
+namespace hvc {
+namespace {
+
+template <class T> struct QsgdEncode {
+  const T* grad;
+  int64_t count;
+  QsgdShape shape;
+  const Stream* key;
+  int64_t offset;
+  uint8_t* records;
+};
+
+struct QsgdFold {
+  const uint8_t* const* parts;
+  int64_t part_count;
+  QsgdShape shape;
+  const Stream* key;
+  int64_t offset;
+  uint8_t* out;
+};
+
+template <class T> struct QsgdDecode {
+  const uint8_t* records;
+  int64_t count;
+  QsgdShape shape;
+  double scale;
+  T* grad;
+  bool streamed;
+};
+
+}  // namespace
+}  // namespace hvc
+
+#define HVC_BODY "qsgd_body.h"
+#include "foreach_isa.h"
+
+namespace hvc {
+
+void qsgd_encode(const void* grad, Dtype dtype, int64_t count, QsgdShape shape, const Stream* key, int64_t offset,
+                 uint8_t* records, int64_t* nonfinite, Launch launch) {
+  std::atomic<int64_t> bad{0};
+  visit(dtype, [&](auto type) {
+    using T = typename decltype(type)::type;
+    const QsgdEncode<T> e{static_cast<const T*>(grad), count, shape, key, offset, records};
+    const auto range = HVC_CHOOSE(encode<T>);
+    parallel_for(launch.threads, ceil_div(count, shape.block), 4 * count * int64_t(sizeof(T)),
+                 [&](int64_t, int64_t first, int64_t last) { bad += range(e, first, last); });
+  });
+  *nonfinite = bad;
+}
+
+void qsgd_fold(const uint8_t* const* parts, int64_t part_count, int64_t blocks, QsgdShape shape, const Stream* key,
+               int64_t offset, uint8_t* out, Launch launch) {
+  const QsgdFold f{parts, part_count, shape, key, offset, out};
+  const auto range = HVC_CHOOSE(fold);
+  parallel_for(launch.threads, blocks, (16 + 4 * part_count) * blocks * shape.block,
+               [&](int64_t, int64_t first, int64_t last) { range(f, first, last); });
+}
+
+void qsgd_decode(const uint8_t* records, Dtype dtype, int64_t count, QsgdShape shape, double scale, void* grad,
+                 Launch launch) {
+  visit(dtype, [&](auto type) {
+    using T = typename decltype(type)::type;
+    const int64_t bytes = count * int64_t(sizeof(T));
+    const QsgdDecode<T> d{records, count, shape, scale, static_cast<T*>(grad), streams(bytes)};
+    const auto range = HVC_CHOOSE(decode<T>);
+    parallel_for(launch.threads, ceil_div(count, shape.block), 2 * bytes,
+                 [&](int64_t, int64_t first, int64_t last) { range(d, first, last); });
+  });
+}
+
+}  // namespace hvc

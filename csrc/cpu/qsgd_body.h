@@ -1,0 +1,159 @@
+// QSGD with packed codes. Compiled once per instruction set.
+
+#include "qsgd_lanes.h"
+
+// `count` is a multiple of 8, and whole words are stored: `into` has room for 8 bytes behind the codes.
+template <int kBits> HVC_INLINE void pack_as(uint8_t* into, const int8_t* codes, int count) {
+  for (int i = 0; i < count; i += kPacked, into += kBits) {
+    uint64_t bytes;
+    memcpy(&bytes, codes + i, sizeof bytes);
+    const uint64_t packed = pack_eight<kBits>(bytes);
+    memcpy(into, &packed, sizeof packed);
+  }
+}
+template <int kBits> HVC_INLINE void unpack_as(int8_t* codes, const uint8_t* from, int count) {
+  constexpr uint8_t kHalf = 1 << (kBits - 1);
+  const int bytes = count / kPacked * kBits;
+  int i = 0, at = 0;
+  const auto eight = [&](uint64_t packed) {
+    const uint64_t found = unpack_eight<kBits>(packed);
+    memcpy(codes + i, &found, sizeof found);
+    i += kPacked, at += kBits;
+  };
+  // Whole words are loaded where the codes behind are there to be read.
+  while (at + 8 <= bytes) {
+    uint64_t packed;
+    memcpy(&packed, from + at, sizeof packed);
+    eight(packed);
+  }
+  while (at < bytes) {
+    uint64_t packed = 0;
+    memcpy(&packed, from + at, kBits);
+    eight(packed);
+  }
+  if constexpr (kBits < 8)
+    for (int j = 0; j < count; ++j) codes[j] = int8_t(uint8_t((uint8_t(codes[j]) ^ kHalf) - kHalf));
+}
+
+// Calls use(a constant of that value) for 2 to 8 bits.
+template <class Use> HVC_INLINE void with_bits(int bits, const Use& use) {
+  switch (bits) {
+    case 2:
+      return use(std::integral_constant<int, 2>());
+    case 3:
+      return use(std::integral_constant<int, 3>());
+    case 4:
+      return use(std::integral_constant<int, 4>());
+    case 5:
+      return use(std::integral_constant<int, 5>());
+    case 6:
+      return use(std::integral_constant<int, 6>());
+    case 7:
+      return use(std::integral_constant<int, 7>());
+    default:
+      return use(std::integral_constant<int, 8>());
+  }
+}
+
+void pack_codes_of(int bits, uint8_t* into, const int8_t* codes, int count) {
+  alignas(64) uint8_t packed[kChunk + 8];
+  with_bits(bits, [&](auto b) { pack_as<b()>(packed, codes, count); });
+  memcpy(into, packed, size_t(count / 8 * bits));
+}
+void unpack_codes_of(int bits, int8_t* codes, const uint8_t* from, int count) {
+  with_bits(bits, [&](auto b) { unpack_as<b()>(codes, from, count); });
+}
+
+HVC_INLINE float norm_at(const uint8_t* record) {
+  float norm;
+  memcpy(&norm, record, sizeof norm);
+  return norm;
+}
+
+// Writes the record of a block with a norm for its codes and one that is written: for a sum that of the mean.
+template <class T>
+HVC_INLINE void put_record(const QsgdShape& shape, uint8_t* record, float norm, float written, const T* x,
+                           int64_t count, Draws& draws, int64_t offset) {
+  memcpy(record, &written, sizeof written);
+  uint8_t* into = record + sizeof written;
+  quantise_block(shape, x, count, norm, draws, offset, [&](const int8_t* codes, int chunk) {
+    pack_codes_of(shape.bits, into, codes, chunk);
+    into += chunk / 8 * shape.bits;
+  });
+}
+
+template <class T> int64_t encode(const QsgdEncode<T>& e, int64_t first, int64_t last) {
+  Draws draws(*e.key);
+  const int64_t block = e.shape.block, bytes = record_bytes(block, e.shape.bits);
+  int64_t nonfinite = 0;
+  for (int64_t i = first; i < last; ++i) {
+    const T* x = e.grad + i * block;
+    const int64_t count = std::min(block, e.count - i * block);
+    const float norm = norm_of(e.shape.norm, x, count, nonfinite);
+    put_record(e.shape, e.records + i * bytes, norm, norm, x, count, draws, e.offset + i * block);
+  }
+  return nonfinite;
+}
+
+HVC_INLINE float largest_norm(const QsgdFold& f, int64_t at) {
+  float largest = 0;
+  for (int64_t part = 0; part < f.part_count; ++part) {
+    const float norm = norm_at(f.parts[part] + at);
+    largest = norm > largest ? norm : largest;
+  }
+  return largest;
+}
+
+// Adds the numbers of a record, in units of 1 / power.
+HVC_INLINE void add_record(const QsgdShape& shape, const uint8_t* record, float power, bool begin, float* sums) {
+  alignas(64) int8_t codes[kChunk];
+  const float unit = fold_unit(norm_at(record), power, levels_of(shape.bits));
+  const uint8_t* from = record + sizeof unit;
+  for (int64_t at = 0; at < shape.block; at += kChunk) {
+    const int chunk = int(std::min<int64_t>(kChunk, shape.block - at));
+    unpack_codes_of(shape.bits, codes, from, chunk);
+    from += chunk / 8 * shape.bits;
+    float* into = sums + at;
+    if (begin)
+      each_element(chunk, [&](int i) { into[i] = float(codes[i]) * unit; });
+    else
+      each_element(chunk, [&](int i) { into[i] += float(codes[i]) * unit; });
+  }
+}
+
+void fold(const QsgdFold& f, int64_t first, int64_t last) {
+  Draws draws(*f.key);
+  alignas(64) float sums[kMostBlock];
+  const int64_t block = f.shape.block, bytes = record_bytes(block, f.shape.bits);
+  int64_t ignored = 0;
+  for (int64_t i = first; i < last; ++i) {
+    const float power = power_for(largest_norm(f, i * bytes));
+    for (int64_t part = 0; part < f.part_count; ++part)
+      add_record(f.shape, f.parts[part] + i * bytes, power, part == 0, sums);
+    const float norm = bounded_sum_norm(norm_of(f.shape.norm, sums, block, ignored), power, f.part_count);
+    put_record(f.shape, f.out + i * bytes, norm, mean_norm(norm, power, f.part_count), sums, block, draws,
+               f.offset + i * block);
+  }
+}
+
+template <class T> void decode(const QsgdDecode<T>& d, int64_t first, int64_t last) {
+  using W = Work<T>;
+  alignas(64) int8_t codes[kChunk];
+  alignas(64) W values[kChunk];
+  const int64_t block = d.shape.block, bytes = record_bytes(block, d.shape.bits);
+  for (int64_t i = first; i < last; ++i) {
+    const uint8_t* from = d.records + i * bytes;
+    const W norm = norm_at(from), scale = W(d.scale);
+    from += kNormBytes;
+    const int64_t begin = i * block, end = std::min(begin + block, d.count);
+    for (int64_t at = begin; at < end; at += kChunk) {
+      const int chunk = int(std::min<int64_t>(kChunk, begin + block - at));
+      unpack_codes_of(d.shape.bits, codes, from, chunk);
+      from += chunk / 8 * d.shape.bits;
+      const int valid = int(std::min<int64_t>(chunk, end - at));
+      each_element(valid, [&](int j) { values[j] = level_value(codes[j], scale, norm); });
+      put_part(d.grad + at, values, valid, d.streamed);
+    }
+  }
+  stream_fence();
+}

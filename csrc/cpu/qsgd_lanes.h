@@ -1,0 +1,37 @@
+// A block of QSGD: its norm, and its codes chunk by chunk. Included by a body, inside its namespace, after lanes.h.
+#include "dither_lanes.h"
+#include "norm_lanes.h"
+
+// The norm of up to kMostBlock elements; those that are not finite count as 0.
+template <class T> HVC_INLINE float norm_of(Power power, const T* x, int64_t count, int64_t& nonfinite) {
+  Bits<T> most = 0;
+  double squares = 0;
+  for (int64_t at = 0; at < count; at += kBlock) {
+    const int64_t n = std::min(kBlock, count - at);
+    count_block(x + at, n, most, nonfinite);
+    if (power != kMaximum) squares += sum_block<kPower2>(x + at, n);
+  }
+  const auto largest = double(to_work(bit_cast<T>(most)));
+  return power == kMaximum ? norm_at_least(largest) : norm_from_squares(squares, largest);
+}
+
+// Calls put(codes, chunk) for every chunk of a block; behind `count` elements there are codes 0 up to its end.
+template <class T, class Put>
+HVC_INLINE void quantise_block(const QsgdShape& shape, const T* x, int64_t count, float norm, Draws& draws,
+                               int64_t offset, const Put& put) {
+  alignas(64) float z[kChunk];
+  alignas(64) int8_t codes[kChunk];
+  const float limit = level_limit(levels_of(shape.bits));
+  const Scaling<Work<T>> scaling = scaling_for(Work<T>(norm), Work<T>(limit));
+  for (int64_t at = 0; at < shape.block; at += kChunk) {
+    const int chunk = int(std::min<int64_t>(kChunk, shape.block - at));
+    const int valid = int(std::max<int64_t>(0, std::min<int64_t>(chunk, count - at)));
+    if (valid > 0) {
+      const uint16_t* random = draws.from(offset + at, valid);
+      scale_part(x + at, valid, scaling, z);
+      each_element(valid, [&](int i) { codes[i] = int8_t(level_of(z[i], limit, random[i])); });
+    }
+    for (int i = valid; i < chunk; ++i) codes[i] = 0;
+    put(codes, chunk);
+  }
+}

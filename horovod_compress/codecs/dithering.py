@@ -1,0 +1,185 @@
+"""Codes of a few bits for each element, on scales that a prelude finds: what the methods that round so share.
+
+A *row* is the elements of a tensor that share a scale: blocks of it, or all of it. The scales are the
+norms of rows over all ranks, or the norm of the bucket.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from .. import kernels
+from ..keys import DITHER, Key
+from ..plan import Bucket, TensorSpec
+from .base import Codec, Regions, Work, work_dtype
+
+#: Blocks are whole chunks of the kernels; a scale of 32 bits then costs 1/8 bit per element at most.
+BLOCK_UNIT = 256
+
+#: Codes or a gradient, the scales, and how many elements share one.
+Scaled = tuple[Tensor, Tensor, int]
+
+
+def whole(value: Any) -> bool:
+    """Return whether an option is a whole number."""
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+class Dithering(Codec):
+    """The norms, and where codes lie; how numbers become codes is the method's own business."""
+
+    bits: int  # the fields of the methods
+
+    # ---- layout ----
+
+    def _power(self) -> int:
+        """Return which power of ``|x|`` norms add up; 0 for the maximum."""
+        return 0
+
+    def _block(self) -> int:
+        """Return how many elements make a row; 0 for all of a tensor."""
+        return 0
+
+    def _one_scale(self) -> bool:
+        """Return whether all rows of a bucket have one scale."""
+        return not self._block()
+
+    def _rows(self, tensor: TensorSpec) -> int:
+        block = self._block()
+        return -(-tensor.count // block) if block else 1
+
+    def _row(self, tensor: TensorSpec) -> int:
+        return self._block() or max(1, tensor.count)
+
+    def _parts(self, bucket: Bucket) -> int:
+        return sum(self._rows(tensor) for tensor in bucket.tensors)
+
+    def _norms(self, bucket: Bucket) -> tuple[torch.dtype, int]:
+        dtype = torch.float64 if self._power() else work_dtype(bucket)
+        return dtype, 1 if self._one_scale() else self._parts(bucket)
+
+    def regions(self, bucket: Bucket) -> Regions:
+        return {"codes": kernels.code_layout(self.bits, bucket.padded)}
+
+    def preludes(self, bucket: Bucket) -> tuple[Regions, ...]:
+        return ({"norms": self._norms(bucket)},)
+
+    def local(self, bucket: Bucket) -> Regions:
+        dtype, count = self._norms(bucket)
+        return {"parts": (dtype, self._parts(bucket)), "scales": (work_dtype(bucket), count)}
+
+    def prepare(self, work: Work) -> None:
+        parts, start = [], 0
+        for tensor in work.bucket.tensors:
+            parts.append(slice(start, start + self._rows(tensor)))
+            start = parts[-1].stop
+        work.memo["parts"] = parts
+
+    def _of_tensor(self, work: Work, position: int) -> slice:
+        """Return where the scales of one tensor lie: the bucket's only one, or one for each of its rows."""
+        own: slice = slice(0, 1) if self._one_scale() else work.memo["parts"][position]
+        return own
+
+    def _places(self, work: Work, position: int, start: int, stop: int) -> slice:
+        """Return where the codes of elements ``start`` to ``stop`` of a tensor lie.
+
+        Tensors and their parts start at whole bytes.
+        """
+        first, packed = work.span(position).start, 2 if self.bits == 4 else 1
+        return slice((first + start) // packed, -(-(first + stop) // packed))
+
+    # ---- norms ----
+
+    def offer(self, work: Work, position: int, key: Key) -> int:
+        tensor, own = work.bucket.tensors[position], work.memo["parts"][position]
+        if not tensor.count:
+            return 0
+        row, parts = self._row(tensor), work.local["parts"][own]
+        return int(kernels.norm_offer(work.grad(position), parts, row, power=self._power()))
+
+    def begin(self, number: int, work: Work, key: Key) -> None:
+        parts, norms = work.local["parts"], work.shared["norms"]
+        for position, own in enumerate(work.memo["parts"]):
+            if work.grads[position] is None:
+                parts[own] = 0  # what an earlier step left
+        if self._one_scale():
+            norms[0] = _added(parts) if self._power() else parts.max()
+        else:
+            norms.copy_(parts)
+
+    def merge(
+        self, region: str, start: int, into: Tensor, other: Tensor, weights: tuple[int, int], key: Key
+    ) -> None:
+        if region != "norms":
+            self._merge_codes(start, into, other, key)
+        elif self._power():
+            kernels.dense_add(into, other)
+        else:
+            torch.maximum(into, other, out=into)
+
+    def _merge_codes(self, start: int, into: Tensor, other: Tensor, key: Key) -> None:
+        raise NotImplementedError
+
+    # ---- codes ----
+
+    encodes_in_parts: ClassVar[bool] = True
+
+    def encode_first(self, work: Work, key: Key) -> None:
+        self._make_scales(work)
+
+    def encode_part(self, work: Work, position: int, start: int, stop: int, key: Key) -> None:
+        if start == stop:
+            return
+        codes = work.regions["codes"][self._places(work, position, start, stop)]
+        offset = work.span(position).start + start
+        self._encode(work, position, self._scaled(work, position, start, stop), codes, key.at(purpose=DITHER), offset)
+
+    def _make_scales(self, work: Work) -> None:
+        """Take the root by square roots: NumPy's are right to the last bit on every machine, torch's are not."""
+        norms = work.shared["norms"]
+        for _ in range(self._power().bit_length() - 1):
+            np.sqrt(norms.numpy(), out=norms.numpy())
+        work.local["scales"].copy_(norms)
+
+    def _scaled(self, work: Work, position: int, start: int, stop: int) -> Scaled:
+        """Return elements ``start`` to ``stop`` of a gradient, and their scales."""
+        row = self._row(work.bucket.tensors[position])
+        scales = work.local["scales"][self._of_tensor(work, position)]
+        return work.grad(position)[start:stop], scales[start // row : -(-stop // row)], row
+
+    def _encode(self, work: Work, position: int, given: Scaled, codes: Tensor, key: Key, offset: int) -> None:
+        """Write the codes of a part of a tensor.
+
+        Args:
+            offset: where the part lies in the bucket, for random bits.
+        """
+        raise NotImplementedError
+
+    def granule(self, tensor: TensorSpec) -> int:
+        return self._block() if 0 < self._block() < tensor.count else BLOCK_UNIT
+
+    def needs(self, work: Work, position: int, start: int, stop: int) -> dict[str, tuple[int, int]]:
+        codes = self._places(work, position, start, stop)
+        return {"codes": (codes.start, codes.stop)}  # scales are known since the prelude
+
+    def decode_part(self, work: Work, position: int, start: int, stop: int, key: Key, gain: float) -> None:
+        if start == stop:
+            return
+        codes = work.regions["codes"][self._places(work, position, start, stop)]
+        grad, scales, row = self._scaled(work, position, start, stop)
+        self._decode((codes, scales, row), grad, work.world, gain)
+
+    def _decode(self, given: Scaled, grad: Tensor, world: int, gain: float) -> None:
+        raise NotImplementedError
+
+
+def _added(parts: Tensor) -> float:
+    """Add one by one: the order of torch's own sum depends on the machine."""
+    total = 0.0
+    for part in parts.tolist():
+        total += part
+    return total

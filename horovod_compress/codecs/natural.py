@@ -1,0 +1,82 @@
+"""Natural compression: every element becomes a power of two, up or down at random (Horvath et al., MSML 2022,
+arXiv:1905.10988).
+
+    N = a power of two, at or above the largest |x| of the bucket over all ranks
+    code = sign and exponent of x / N, rounded to one of the two neighbouring powers of two without bias
+    fold: the mean of all ranks' numbers, rounded in the same way by the owner of the chunk
+    result = N * code
+
+Both directions are compressed, without residual: both roundings are unbiased. N takes a small exchange
+of its own before the payload's, so that exponents need 7 bits and no number overflows.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from .. import kernels
+from ..keys import DITHER, Key
+from .base import Algebra, Law, Work, dtype_of
+from .dithering import Dithering, Scaled
+from .registry import register
+
+#: The exponent of N itself; a mean is no larger.
+_HEADROOM = 1
+_OCTAVES = 96
+
+
+@register
+@dataclass(frozen=True)
+class Natural(Dithering):
+    """A sign and an exponent in 8 bits, averaged by the owner of a chunk and rounded again."""
+
+    bits: ClassVar[int] = 8  # type: ignore[misc]
+
+    name: ClassVar[str] = "natural"
+    algebra: ClassVar[Algebra] = Algebra.FOLD
+    summary: ClassVar[str] = "8 bits: powers of two, averaged and rounded again"
+
+    def law(self) -> Law:
+        return Law(unbiased=True, bound="9/8 E + |mean|^2 / 8, E = sum over ranks of |x|^2 / (8 M^2)")
+
+    def error_bound(self, x: Sequence[Tensor]) -> float:
+        world, mean = len(x), torch.stack(list(x)).mean(0)
+        largest = max(float(one.abs().max()) for one in x) if mean.numel() else 0.0
+        lost = mean.numel() * (largest * 2.0 ** (1 - _OCTAVES)) ** 2  # below the smallest power
+        first = sum(float(one.square().sum()) for one in x) / (8 * world**2) + lost
+        return first if world == 1 else 9 / 8 * first + float(mean.square().sum()) / 8
+
+    # ---- scales ----
+
+    def _make_scales(self, work: Work) -> None:
+        most = torch.finfo(dtype_of(work.bucket)).max
+        work.local["scales"][0] = _power_of_two(float(work.shared["norms"][0]), most)
+
+    # ---- codes ----
+
+    def _encode(self, work: Work, position: int, given: Scaled, codes: Tensor, key: Key, offset: int) -> None:
+        kernels.octave_encode(*given, codes, key, bits=self.bits, headroom=_HEADROOM, offset=offset)
+
+    def fold(self, region: str, start: int, into: Tensor, others: Sequence[Tensor], key: Key) -> None:
+        if region == "norms":
+            super().fold(region, start, into, others, key)
+            return
+        ranks = [*others[: key.rank], into, *others[key.rank :]]
+        kernels.octave_fold(ranks, into, key.at(hop=1, purpose=DITHER), headroom=_HEADROOM, offset=start)
+
+    def _decode(self, given: Scaled, grad: Tensor, world: int, gain: float) -> None:
+        kernels.octave_decode(*given, grad, bits=self.bits, headroom=_HEADROOM, scale=gain)
+
+
+def _power_of_two(value: float, most: float) -> float:
+    """Return the next power of two, or the value itself where that power would be above ``most``."""
+    fraction, exponent = math.frexp(value)
+    if value == 0 or fraction == 0.5 or exponent >= math.frexp(most)[1]:
+        return value
+    return math.ldexp(1.0, exponent)

@@ -1,0 +1,262 @@
+"""QSGD: quantised gradients on a scale of each rank's own (Alistarh et al., NeurIPS 2017, arXiv:1610.02132).
+
+    N = the norm of a block of elements on this rank: the largest |x|, or the root of the sum of squares
+    s = 2^(bits-1) - 1;  code = x / N * s rounded up or down at random without bias
+    packed: payload = N and the codes of each block
+            fold: the mean of all ranks' numbers, rounded in the same way by the owner of the chunk
+            result = N / s * code
+    elias:  payload = N of each block, and Elias codes of the levels that are not 0 and of the zeros between
+            result = mean over ranks of N / s * code        payloads gathered
+
+All roundings are unbiased, so there is no residual. A payload is complete when its last gradient is.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from .. import kernels
+from ..errors import ConfigError, CorruptFrameError
+from ..kernels.quantise import BLOCK_UNIT, MOST_BLOCK
+from ..keys import DITHER, Key
+from ..plan import Bucket, TensorSpec
+from .base import Algebra, Codec, Law, Regions, Work
+from .dithering import whole
+from .registry import register
+from .sections import LENGTH_BYTES, cut, slices
+
+
+@dataclass(frozen=True)
+class _Form(Codec):
+    """What both codings share: the blocks, and the error of one quantisation."""
+
+    bits: int
+    block: int
+    norm: str | int
+
+    name: ClassVar[str] = "qsgd"
+
+    @property
+    def levels(self) -> int:
+        """Return s: the code of the norm."""
+        return (1 << (self.bits - 1)) - 1
+
+    def _blocks(self, tensor: TensorSpec) -> int:
+        return -(-tensor.count // self.block)
+
+    def _rule(self) -> dict[str, int]:
+        return {"bits": self.bits, "block": self.block}
+
+    def _power(self) -> int:
+        return 0 if self.norm == "max" else 2
+
+    def prepare(self, work: Work) -> None:
+        work.memo["blocks"] = slices([self._blocks(tensor) for tensor in work.bucket.tensors])
+
+    def _offer_rule(self, work: Work, position: int) -> dict[str, int]:
+        first = work.memo["blocks"][position].start
+        return self._rule() | {"norm": self._power(), "offset": first * self.block}
+
+    def _norm_of(self, block: Tensor) -> float:
+        return float(block.abs().max() if self.norm == "max" else block.square().sum().sqrt())
+
+    def variance(self, size: int, norm: float, magnitudes: float) -> float:
+        """Return a bound of the expected squared error of one quantisation of a block.
+
+        Args:
+            size: elements of the block.
+            magnitudes: the sum of ``|x|``.
+        """
+        return norm / self.levels * min(size * norm / (4 * self.levels), magnitudes)
+
+
+@dataclass(frozen=True)
+class Packed(_Form):
+    """Codes of a fixed width in records, which the owner of a chunk averages and rounds again."""
+
+    algebra: ClassVar[Algebra] = Algebra.FOLD
+    summary: ClassVar[str] = "integers on each rank's own scale, averaged and rounded again"
+
+    def _record(self) -> int:
+        return kernels.qsgd_record_bytes(self.bits, self.block)
+
+    def records(self) -> dict[str, int]:
+        return {"records": self._record()}
+
+    def regions(self, bucket: Bucket) -> Regions:
+        return {"records": (torch.uint8, self._record() * sum(self._blocks(tensor) for tensor in bucket.tensors))}
+
+    def offer(self, work: Work, position: int, key: Key) -> int:
+        """Write the records of a tensor at once: nothing of other ranks has to be known."""
+        own = self._places(work, position, 0, work.bucket.tensors[position].count)
+        records, rule = work.regions["records"][own], self._offer_rule(work, position)
+        return int(kernels.qsgd_encode(work.grad(position), records, key.at(purpose=DITHER), **rule))
+
+    def fold(self, region: str, start: int, into: Tensor, others: Sequence[Tensor], key: Key) -> None:
+        ranks = [*others[: key.rank], into, *others[key.rank :]]
+        offset = start // self._record() * self.block
+        again = key.at(hop=1, purpose=DITHER)
+        kernels.qsgd_fold(ranks, into, again, **self._rule(), norm=self._power(), offset=offset)
+
+    def granule(self, tensor: TensorSpec) -> int:
+        return self.block
+
+    def needs(self, work: Work, position: int, start: int, stop: int) -> dict[str, tuple[int, int]]:
+        own = self._places(work, position, start, stop)
+        return {"records": (own.start, own.stop)}
+
+    def _places(self, work: Work, position: int, start: int, stop: int) -> slice:
+        """Return where the records of elements ``start`` to ``stop`` of a tensor lie."""
+        first, size = work.memo["blocks"][position].start, self._record()
+        return slice((first + start // self.block) * size, (first - (-stop // self.block)) * size)
+
+    def decode_part(self, work: Work, position: int, start: int, stop: int, key: Key, gain: float) -> None:
+        records = work.regions["records"][self._places(work, position, start, stop)]
+        kernels.qsgd_decode(records, work.grad(position)[start:stop], **self._rule(), scale=gain / self.levels)
+
+    def error_bound(self, x: Sequence[Tensor]) -> float:
+        """Bound both roundings; the mean of the rounded blocks has a norm and magnitudes no larger than given here."""
+        world, total = len(x), 0.0
+        for blocks in zip(*(one.split(self.block) for one in x)):
+            size, norms = blocks[0].numel(), [self._norm_of(block) for block in blocks]
+            magnitudes = [float(block.abs().sum()) for block in blocks]
+            first = sum(self.variance(size, n, m) for n, m in zip(norms, magnitudes)) / world**2
+            mean = torch.stack(blocks).mean(0)
+            if self.norm == "max":
+                norm, size_of_mean = sum(norms) / world, sum(magnitudes) / world
+            else:  # rounding may make it larger, its square by no more than the error on average
+                norm = float((mean.square().sum() + first).sqrt())
+                size_of_mean = norm * math.sqrt(size)
+            second = self.variance(size, norm, size_of_mean)
+            total += first + (second if world > 1 else 0.0)
+        return total
+
+
+@dataclass(frozen=True)
+class Elias(_Form):
+    """Codes of variable length in sections, one for each tensor, which every rank decodes and adds."""
+
+    algebra: ClassVar[Algebra] = Algebra.GATHER
+    summary: ClassVar[str] = "integers on each rank's own scale in Elias codes, gathered"
+
+    def _room(self, tensor: TensorSpec) -> int:
+        return kernels.elias_bound(tensor.count, **self._rule())
+
+    def check_bucket(self, bucket: Bucket) -> None:
+        for tensor in bucket.tensors:
+            if self._room(tensor) >= 1 << 31:
+                raise ConfigError(f'qsgd with coding="elias" takes sections of less than 2 GB; {tensor.name} is too large')
+
+    def regions(self, bucket: Bucket) -> Regions:
+        return {"payload": (torch.uint8, sum(LENGTH_BYTES + self._room(tensor) for tensor in bucket.tensors))}
+
+    def prepare(self, work: Work) -> None:
+        super().prepare(work)
+        work.memo["rooms"] = slices([self._room(tensor) for tensor in work.bucket.tensors])
+        work.memo["used"] = [0] * len(work.bucket.tensors)
+
+    def offer(self, work: Work, position: int, key: Key) -> int:
+        """Write the section of a tensor where it fits at any length; ``encode`` moves them together."""
+        room = work.memo["rooms"][position]
+        table = LENGTH_BYTES * len(work.bucket.tensors)
+        out = work.regions["payload"][table + room.start : table + room.stop]
+        rule = self._offer_rule(work, position)
+        used, bad = kernels.elias_encode(work.grad(position), out, key.at(purpose=DITHER), **rule)
+        work.memo["used"][position] = used
+        return bad
+
+    def encode(self, work: Work, key: Key) -> None:
+        payload = work.regions["payload"].numpy()
+        at = table = LENGTH_BYTES * len(work.bucket.tensors)
+        lengths = work.regions["payload"][:table].view(torch.int32)
+        lengths.zero_()  # sparse gradients, which Horovod reduces itself, have no section
+        for position in work.present():
+            used, start = work.memo["used"][position], table + work.memo["rooms"][position].start
+            payload[at : at + used] = payload[start : start + used]  # NumPy moves what overlaps
+            lengths[position] = used
+            at += used
+        work.used = at
+
+    def decode(self, work: Work, key: Key, gain: float) -> None:
+        sections = [cut(payload, len(work.bucket.tensors)) for payload in work.gathered]
+        scale = gain / (work.world * self.levels)
+        for position in work.present():
+            parts = [of_rank[position] for of_rank in sections]
+            wrong = kernels.elias_decode(parts, work.grad(position), **self._rule(), scale=scale)
+            if wrong:
+                name = work.bucket.tensors[position].name
+                raise CorruptFrameError(
+                    f"rank {key.rank}: {wrong} malformed range(s) of Elias codes for {name} (step {key.step}, bucket "
+                    f"{key.bucket}); check that every rank runs the same version of horovod-compress"
+                )
+
+    def error_bound(self, x: Sequence[Tensor]) -> float:
+        total = 0.0
+        for one in x:
+            for block in one.split(self.block):
+                total += self.variance(block.numel(), self._norm_of(block), float(block.abs().sum()))
+        return total / len(x) ** 2
+
+
+@register
+@dataclass(frozen=True)
+class Qsgd(Codec):
+    """Unbiased quantisation on a scale for each block and rank.
+
+    Args:
+        bits: of a code, 2 to 8: a sign and 2^(bits-1) - 1 levels.
+        block: how many elements of a tensor share a norm, a multiple of 64, at most 8192.
+        norm: "max" for the largest magnitude of a block, or 2 for the 2-norm.
+        coding: "packed" for codes of a fixed width, averaged by the owner of a chunk and rounded again, or
+            "elias" for codes of variable length, gathered: for few bits, few ranks and slow links.
+    """
+
+    bits: int = 8
+    block: int = 512
+    norm: str | int = "max"
+    coding: str = "packed"
+
+    name: ClassVar[str] = "qsgd"
+    summary: ClassVar[str] = "2 to 8 bits: unbiased, on each rank's own scale"
+    samples: ClassVar[tuple[dict[str, Any], ...]] = (
+        {"bits": 8},
+        {"bits": 4, "block": 64},
+        {"bits": 5, "block": 320, "norm": 2},
+        {"bits": 2, "block": 128},
+        {"bits": 4, "norm": 2, "coding": "elias"},
+        {"bits": 2, "block": 64, "coding": "elias"},
+    )
+
+    def __post_init__(self) -> None:
+        if not whole(self.bits) or not 2 <= self.bits <= 8:
+            raise ConfigError(f"bits should be a whole number from 2 to 8, got {self.bits!r}")
+        if not whole(self.block) or not BLOCK_UNIT <= self.block <= MOST_BLOCK or self.block % BLOCK_UNIT:
+            raise ConfigError(f"block should be a multiple of {BLOCK_UNIT}, at most {MOST_BLOCK}, got {self.block!r}")
+        if self.norm != "max" and not (whole(self.norm) and self.norm == 2):
+            raise ConfigError(f'norm should be "max" or 2, got {self.norm!r}')
+        if self.coding not in ("packed", "elias"):
+            raise ConfigError(f'coding should be "packed" or "elias", got {self.coding!r}')
+
+    @property
+    def _form(self) -> _Form:
+        kind = Packed if self.coding == "packed" else Elias
+        return kind(self.bits, self.block, self.norm)
+
+    def law(self) -> Law:
+        first = "sum over ranks and blocks of N/s min(d N/s / 4, |x|_1) / M^2"
+        return Law(unbiased=True, bound=first if self.coding == "elias" else f"{first}, and of the mean likewise")
+
+    def error_bound(self, x: Sequence[Tensor]) -> float | None:
+        return self._form.error_bound(x)
+
+    def at(self, step: int) -> Codec:
+        return self._form
+
+    def variants(self) -> tuple[Codec, ...]:
+        return (self._form,)

@@ -1,0 +1,140 @@
+"""TernGrad: every element becomes -1, 0 or +1 on a scale that all ranks share (Wen et al., NeurIPS 2017,
+arXiv:1705.07878).
+
+    c = gradient, cut off at 2.5 sigma of its tensor, sigma = the root of the mean square
+    s = the largest |c| of the tensor over all ranks
+    code = sign(c) with probability |c| / s, else 0
+    codes are added as integers; result = s / M * code
+
+s takes a small exchange of its own before the payload's. The rounding is unbiased, so there is no
+residual; what clipping cuts off is lost.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from .. import kernels
+from ..errors import ConfigError
+from ..keys import Key
+from ..plan import Bucket
+from .base import Algebra, Law, Regions, Work, work_dtype
+from .dithering import Dithering, Scaled, whole
+from .registry import register
+
+#: A sum of squares below this may lack some that vanished: then nothing is cut off.
+_SMALL = 2.0**-900
+
+
+@register
+@dataclass(frozen=True)
+class TernGrad(Dithering):
+    """Three values on one scale per tensor, added as integers.
+
+    Args:
+        clip: how many sigma of a tensor's gradient are its largest magnitude; 0 for no limit.
+        bits: of a code on the wire: 4 for up to 7 ranks, 8 for up to 127, 16 for up to 32,767, as
+            sums have to fit.
+    """
+
+    clip: float = 2.5
+    bits: int = 8
+
+    name: ClassVar[str] = "terngrad"
+    algebra: ClassVar[Algebra] = Algebra.SUM
+    summary: ClassVar[str] = "-1, 0 or +1 on one scale per tensor for all ranks, added"
+    samples: ClassVar[tuple[dict[str, Any], ...]] = (
+        {"bits": 4},
+        {"clip": 0, "bits": 8},
+        {"clip": 0, "bits": 4},
+        {"clip": 1.5, "bits": 16},
+    )
+
+    def __post_init__(self) -> None:
+        number = isinstance(self.clip, (int, float)) and not isinstance(self.clip, bool)
+        if not number or not math.isfinite(self.clip) or (self.clip != 0 and self.clip < 1):
+            raise ConfigError(f"clip should be 0 for no limit, or a number of sigma, at least 1, got {self.clip!r}")
+        if not whole(self.bits) or self.bits not in (4, 8, 16):
+            raise ConfigError(f"bits should be 4, 8 or 16, got {self.bits!r}")
+
+    def law(self) -> Law:
+        kept = "s / M^2 times the sum over ranks of |c|_1"
+        bound = kept if not self.clip else f"{kept}, and |mean of c - x|^2"
+        return Law(unbiased=not self.clip, bound=bound)
+
+    def error_bound(self, x: Sequence[Tensor]) -> float:
+        world, kept = len(x), [self._clipped(one) for one in x]
+        scale = max(float(c.abs().max()) for c in kept) if x[0].numel() else 0.0
+        variance = scale * sum(float(c.abs().sum()) for c in kept) / world**2
+        lost = (torch.stack(kept) - torch.stack(list(x))).mean(0)
+        return variance + float((lost**2).sum())
+
+    def _clipped(self, x: Tensor) -> Tensor:
+        if not self.clip or not x.numel():
+            return x
+        bound = self.clip * float(x.square().mean().sqrt())
+        return x.clamp(-bound, bound)
+
+    def check_world(self, world: int) -> None:
+        if world < 1 << (self.bits - 1):
+            return
+        enough = next((bits for bits in (8, 16) if world < 1 << (bits - 1)), None)
+        advice = f"choose bits={enough}" if enough else "no width is enough"
+        raise ConfigError(
+            f"terngrad with bits={self.bits} serves at most {(1 << (self.bits - 1)) - 1} ranks, as sums have to fit "
+            f"in {self.bits} bits, got {world}; {advice}"
+        )
+
+    # ---- scales: one for each tensor ----
+
+    def _one_scale(self) -> bool:
+        return False
+
+    def local(self, bucket: Bucket) -> Regions:
+        number = len(bucket.tensors)
+        moments = {"squares": (torch.float64, number), "sizes": (torch.float64, number)}
+        return super().local(bucket) | moments | {"bounds": (work_dtype(bucket), number)}
+
+    def prepare(self, work: Work) -> None:
+        super().prepare(work)
+        for position, tensor in enumerate(work.bucket.tensors):
+            work.local["sizes"][position] = max(1, tensor.count)
+
+    def offer(self, work: Work, position: int, key: Key) -> int:
+        tensor = work.bucket.tensors[position]
+        if not self.clip or not tensor.count:
+            return super().offer(work, position, key)
+        own = slice(position, position + 1)
+        moments = (work.local["parts"][own], work.local["squares"][own])
+        return int(kernels.moments_offer(work.grad(position), *moments, tensor.count))
+
+    def begin(self, number: int, work: Work, key: Key) -> None:
+        if self.clip:
+            self._limit(work)
+        super().begin(number, work, key)
+
+    def _limit(self, work: Work) -> None:
+        """Find where the own gradients are cut off; what is cut off does not widen the scale."""
+        squares, sizes, bounds = (work.local[name] for name in ("squares", "sizes", "bounds"))
+        sigma = np.sqrt(squares.numpy() / sizes.numpy())
+        bounds.copy_(torch.from_numpy(np.where(squares.numpy() < _SMALL, np.inf, self.clip * sigma)))
+        torch.minimum(work.local["parts"], bounds, out=work.local["parts"])
+
+    # ---- codes ----
+
+    def _encode(self, work: Work, position: int, given: Scaled, codes: Tensor, key: Key, offset: int) -> None:
+        bounds = work.local["bounds"][self._of_tensor(work, position)] if self.clip else None
+        kernels.level_encode(*given, codes, key, bits=self.bits, levels=1, offset=offset, bounds=bounds)
+
+    def _merge_codes(self, start: int, into: Tensor, other: Tensor, key: Key) -> None:
+        kernels.level_add(into, other, bits=self.bits)
+
+    def _decode(self, given: Scaled, grad: Tensor, world: int, gain: float) -> None:
+        kernels.level_decode(*given, grad, bits=self.bits, scale=gain / world)
