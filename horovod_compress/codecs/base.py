@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
@@ -56,6 +57,20 @@ def dtype_of(bucket: Bucket) -> torch.dtype:
 def work_dtype(bucket: Bucket) -> torch.dtype:
     """Return the dtype of a bucket's arithmetic and residual."""
     return torch.float64 if bucket.dtype == "float64" else torch.float32
+
+
+def limit_of(bucket: Bucket) -> float | None:
+    """Return the largest number of float16 gradients; None for dtypes that go as far as their arithmetic."""
+    return torch.finfo(torch.float16).max if bucket.dtype == "float16" else None
+
+
+def clamped(values: Tensor, limit: float | None) -> Tensor | None:
+    """Clamp in place what a rank is going to send; return what that takes away, or None if that is nothing."""
+    if limit is None or not values.numel() or float(torch.linalg.vector_norm(values, math.inf)) <= limit:
+        return None
+    rest = values.clone()
+    rest -= values.clamp_(-limit, limit)
+    return rest
 
 
 @dataclass
@@ -113,6 +128,12 @@ class Work:
     def residual_of(self, position: int) -> Tensor | None:
         """Return the residual of one tensor."""
         return self.state_of("residual", position)
+
+    def saturate(self, position: int, gain: float) -> None:
+        """Let a sum over ranks that float16 cannot hold be its largest number; means of clamped values fit."""
+        limit = limit_of(self.bucket)
+        if limit is not None and gain > 1:
+            self.grad(position).clamp_(-limit, limit)
 
 
 @dataclass(frozen=True)

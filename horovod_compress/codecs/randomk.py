@@ -29,7 +29,7 @@ from ..errors import ConfigError
 from ..feedback import Feedback
 from ..keys import SAMPLE, Key
 from ..plan import Bucket
-from .base import Algebra, Codec, Law, Regions, Work, work_dtype
+from .base import Algebra, Codec, Law, Regions, Work, clamped, limit_of, work_dtype
 from .registry import register
 from .sections import check_density, share, slices
 
@@ -80,11 +80,22 @@ class RandomK(Codec):
 
     def prepare(self, work: Work) -> None:
         work.memo["places"] = slices([share(self.density, tensor.count) for tensor in work.bucket.tensors])
+        work.memo["rest"] = [None] * len(work.bucket.tensors)
 
     def offer(self, work: Work, position: int, key: Key) -> int:
         own = work.memo["places"][position]
         given = (work.grad(position), work.residual_of(position), work.regions["values"][own])
-        return kernels.sample_offer(*given, _shared(key), first=own.start)
+        nonfinite = kernels.sample_offer(*given, _shared(key), first=own.start)
+        if not nonfinite:
+            work.memo["rest"][position] = clamped(given[2], self._limit(work.bucket, position))
+        return nonfinite
+
+    def _limit(self, bucket: Bucket, position: int) -> float | None:
+        """Return the largest value that a rank may send."""
+        limit, count = limit_of(bucket), bucket.tensors[position].count
+        if limit is None or not self.scaled or not count:
+            return limit
+        return limit / -(-count // share(self.density, count))  # it is multiplied by the size of its block
 
     def encode(self, work: Work, key: Key) -> None:
         for position, grad in enumerate(work.grads):
@@ -102,6 +113,10 @@ class RandomK(Codec):
             values, grad, residual = work.regions["values"][own], work.grad(position), work.residual_of(position)
             rule = {"first": own.start, "weighted": self.scaled}
             kernels.sample_decode(values, grad, residual, _shared(key), gain / work.world, **rule)
+            rest = work.memo["rest"][position]
+            if rest is not None and residual is not None:  # what a clamp took from the values that were sent
+                residual.add_(self._spread(work, position, rest, key))
+            work.saturate(position, gain)
             if momenta := work.momenta.get(position):
                 self._clear(work, position, momenta, key)
 
@@ -109,10 +124,15 @@ class RandomK(Codec):
         """Empty an optimizer's momentum at the places that were sent."""
         own = work.memo["places"][position]
         ones = torch.ones(own.stop - own.start, dtype=work_dtype(work.bucket))
-        sent = torch.zeros(work.bucket.tensors[position].count, dtype=ones.dtype)
-        kernels.sample_decode(ones, sent, None, _shared(key), 1.0, first=own.start)
+        sent = self._spread(work, position, ones, key)
         for momentum in momenta:
             momentum.masked_fill_(sent != 0, 0)
+
+    def _spread(self, work: Work, position: int, values: Tensor, key: Key) -> Tensor:
+        """Return values at the places of this round, 0 elsewhere."""
+        whole = torch.zeros(work.bucket.tensors[position].count, dtype=values.dtype)
+        kernels.sample_decode(values, whole, None, _shared(key), 1.0, first=work.memo["places"][position].start)
+        return whole
 
 
 def _shared(key: Key) -> Key:

@@ -18,7 +18,7 @@ from ..errors import ConfigError, CorruptFrameError
 from ..feedback import Feedback
 from ..keys import Key
 from ..plan import Bucket, TensorSpec
-from .base import Algebra, Codec, Law, Regions, Work, work_dtype
+from .base import Algebra, Codec, Law, Regions, Work, clamped, limit_of, work_dtype
 
 LENGTH_BYTES = 4  # bytes of a section's length, in the table at the start of a payload
 
@@ -100,6 +100,7 @@ class Sections(Codec):
         work.memo["places"] = slices([self.most(tensor) for tensor in tensors])
         work.memo["parameters"] = [self.parameter(tensor) for tensor in tensors]
         work.memo["kept"] = [0] * len(tensors)
+        work.memo["rest"] = [None] * len(tensors)  # what a clamp took from the values, for the residual
         work.memo["form"] = self.form(work.bucket)
 
     # ---- one round ----
@@ -109,6 +110,9 @@ class Sections(Codec):
         given = (work.grad(position), work.residual_of(position), own.stop - own.start)
         kept, nonfinite = kernels.top_select(*given, work.local["positions"][own], work.local["values"][own])
         work.memo["kept"][position] = kept
+        if work.memo["form"] == "full":  # what is narrower is clamped when it is written
+            values = work.local["values"][own][:kept]
+            work.memo["rest"][position] = None if nonfinite else clamped(values, limit_of(work.bucket))
         return nonfinite
 
     def mean(self, work: Work, position: int) -> Tensor | None:
@@ -160,8 +164,17 @@ class Sections(Codec):
                     f"rank {key.rank}: {wrong} malformed range(s) of positions and values for {name} (step {key.step}, "
                     f"bucket {key.bucket}); check that every rank runs the same version of horovod-compress"
                 )
+            self._put_back(work, position)
+            work.saturate(position, gain)
             if momenta := work.momenta.get(position):
                 self._clear(work, position, momenta)
+
+    def _put_back(self, work: Work, position: int) -> None:
+        """Return to the residual what a clamp took, where decoding leaves nothing of a value that was sent."""
+        rest, residual = work.memo["rest"][position], work.residual_of(position)
+        if rest is not None and residual is not None and "momentum" in self.keeps(work, position):
+            own = work.memo["places"][position]
+            residual.index_add_(0, work.local["positions"][own][: rest.numel()].long(), rest)
 
     def _clear(self, work: Work, position: int, momenta: list[Tensor]) -> None:
         """Empty an optimizer's momentum where this rank sent a value."""

@@ -31,7 +31,7 @@ from ..errors import ConfigError
 from ..feedback import Feedback
 from ..keys import SKETCH, Key
 from ..plan import Bucket
-from .base import Algebra, Codec, Law, Regions, Work, work_dtype
+from .base import Algebra, Codec, Law, Regions, Work, clamped, limit_of, work_dtype
 from .registry import register
 
 #: Elements of one tensor among sorted positions of the bucket.
@@ -152,6 +152,8 @@ class Dense(_Sketching):
         values[positions.numel() :] = 0
         for position, where, inside in _places(work, positions):
             values[where] = self._offered(work, position, inside)
+        if (limit := limit_of(work.bucket)) is not None:
+            values.clamp_(-limit, limit)
         work.memo["positions"] = positions
         return {}
 
@@ -175,10 +177,15 @@ class Dense(_Sketching):
             residual, momentum = work.residual_of(position), work.state_of("momentum", position)
             assert residual is not None
             kernels.absorb(work.grad(position), residual, momentum, self.momentum)
+        limit = limit_of(work.bucket)
         for position, where, inside in _places(work, positions):
-            grad, kept = work.grad(position), [work.residual_of(position), work.state_of("momentum", position)]
+            grad, residual = work.grad(position), work.residual_of(position)
             grad[inside] = (values[where] * (gain / work.world)).to(grad.dtype)
-            for state in [*kept, *work.momenta.get(position, ())]:
+            work.saturate(position, gain)
+            assert residual is not None
+            # Of what was clamped the rest stays.
+            residual[inside] = 0 if limit is None else residual[inside] - residual[inside].clamp_(-limit, limit)
+            for state in [work.state_of("momentum", position), *work.momenta.get(position, ())]:
                 if state is not None:
                     state[inside] = 0
 
@@ -227,8 +234,18 @@ class InSketch(_Sketching):
         for position in work.present():
             work.grad(position).zero_()
         for position, where, inside in _places(work, positions):
-            grad = work.grad(position)
-            grad[inside] = (values[where] * gain).to(grad.dtype)
+            grad, mine = work.grad(position), values[where]
+            rest = clamped(mine, limit_of(work.bucket))
+            grad[inside] = (mine * gain).to(grad.dtype)
+            work.saturate(position, gain)
+            if rest is not None:
+                self._put_back(work, position, inside, rest, key)
+
+    def _put_back(self, work: Work, position: int, inside: Tensor, rest: Tensor, key: Key) -> None:
+        """Return to the table what a clamp took from values that were read from it."""
+        whole = torch.zeros(work.bucket.tensors[position].count, dtype=rest.dtype)
+        whole[inside] = rest
+        kernels.sketch_encode(whole, None, work.tables["error"], self.rows, key, offset=work.bucket.offsets[position])
 
 
 def _hash_key(key: Key) -> Key:

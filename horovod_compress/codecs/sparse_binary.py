@@ -25,7 +25,7 @@ from ..errors import ConfigError, CorruptFrameError
 from ..feedback import Feedback
 from ..keys import Key
 from ..plan import Bucket, TensorSpec
-from .base import Algebra, Codec, Law, Regions, Work, work_dtype
+from .base import Algebra, Codec, Law, Regions, Work, limit_of, work_dtype
 from .registry import register
 from .sections import LENGTH_BYTES, check_density, cut, share, slices
 
@@ -124,6 +124,8 @@ class SparseBinary(Codec):
             work.local["means"][position : position + 1],
         )
         work.memo["kept"][position] = kept
+        if (limit := limit_of(work.bucket)) is not None:
+            work.local["means"][position].clamp_(-limit, limit)  # the residual keeps the rest
         return nonfinite
 
     def encode(self, work: Work, key: Key) -> None:
@@ -163,6 +165,7 @@ class SparseBinary(Codec):
                     f"rank {key.rank}: {wrong} malformed range(s) of positions for {name} (step {key.step}, bucket "
                     f"{key.bucket}); check that every rank runs the same version of horovod-compress"
                 )
+            work.saturate(position, gain)
             for momentum in work.momenta.get(position, ()):
                 parameter = work.memo["parameters"][position]
                 kernels.binary_clear(sections[key.rank][position], parameter, momentum)
