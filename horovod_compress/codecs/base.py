@@ -59,14 +59,9 @@ def work_dtype(bucket: Bucket) -> torch.dtype:
     return torch.float64 if bucket.dtype == "float64" else torch.float32
 
 
-def limit_of(bucket: Bucket) -> float | None:
-    """Return the largest number of float16 gradients; None for dtypes that go as far as their arithmetic."""
-    return torch.finfo(torch.float16).max if bucket.dtype == "float16" else None
-
-
-def clamped(values: Tensor, limit: float | None) -> Tensor | None:
+def clamped(values: Tensor, limit: float) -> Tensor | None:
     """Clamp in place what a rank is going to send; return what that takes away, or None if that is nothing."""
-    if limit is None or not values.numel() or float(torch.linalg.vector_norm(values, math.inf)) <= limit:
+    if not values.numel() or float(torch.linalg.vector_norm(values, math.inf)) <= limit:
         return None
     rest = values.clone()
     rest -= values.clamp_(-limit, limit)
@@ -129,11 +124,16 @@ class Work:
         """Return the residual of one tensor."""
         return self.state_of("residual", position)
 
+    def limit(self) -> float:
+        """Return the largest value that a rank may send, so that neither the sum nor the mean over ranks is infinite."""
+        if self.bucket.dtype == "float16":
+            return torch.finfo(torch.float16).max
+        return torch.finfo(work_dtype(self.bucket)).max / (2 * self.world)
+
     def saturate(self, position: int, gain: float) -> None:
         """Let a sum over ranks that float16 cannot hold be its largest number; means of clamped values fit."""
-        limit = limit_of(self.bucket)
-        if limit is not None and gain > 1:
-            self.grad(position).clamp_(-limit, limit)
+        if self.bucket.dtype == "float16" and gain > 1:
+            self.grad(position).clamp_(-self.limit(), self.limit())
 
 
 @dataclass(frozen=True)

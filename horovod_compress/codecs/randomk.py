@@ -29,7 +29,7 @@ from ..errors import ConfigError
 from ..feedback import Feedback
 from ..keys import SAMPLE, Key
 from ..plan import Bucket
-from .base import Algebra, Codec, Law, Regions, Work, clamped, limit_of, work_dtype
+from .base import Algebra, Codec, Law, Regions, Work, clamped, work_dtype
 from .registry import register
 from .sections import check_density, share, slices
 
@@ -87,15 +87,15 @@ class RandomK(Codec):
         given = (work.grad(position), work.residual_of(position), work.regions["values"][own])
         nonfinite = kernels.sample_offer(*given, _shared(key), first=own.start)
         if not nonfinite:
-            work.memo["rest"][position] = clamped(given[2], self._limit(work.bucket, position))
+            work.memo["rest"][position] = clamped(given[2], self._limit(work, position))
         return nonfinite
 
-    def _limit(self, bucket: Bucket, position: int) -> float | None:
+    def _limit(self, work: Work, position: int) -> float:
         """Return the largest value that a rank may send."""
-        limit, count = limit_of(bucket), bucket.tensors[position].count
-        if limit is None or not self.scaled or not count:
-            return limit
-        return limit / -(-count // share(self.density, count))  # it is multiplied by the size of its block
+        count = work.bucket.tensors[position].count
+        if not self.scaled or not count:
+            return work.limit()
+        return work.limit() / -(-count // share(self.density, count))  # it is multiplied by the size of its block
 
     def encode(self, work: Work, key: Key) -> None:
         for position, grad in enumerate(work.grads):

@@ -18,7 +18,7 @@ from ..errors import ConfigError, CorruptFrameError
 from ..feedback import Feedback
 from ..keys import Key
 from ..plan import Bucket, TensorSpec
-from .base import Algebra, Codec, Law, Regions, Work, clamped, limit_of, work_dtype
+from .base import Algebra, Codec, Law, Regions, Work, clamped, work_dtype
 
 LENGTH_BYTES = 4  # bytes of a section's length, in the table at the start of a payload
 
@@ -110,9 +110,7 @@ class Sections(Codec):
         given = (work.grad(position), work.residual_of(position), own.stop - own.start)
         kept, nonfinite = kernels.top_select(*given, work.local["positions"][own], work.local["values"][own])
         work.memo["kept"][position] = kept
-        if work.memo["form"] == "full":  # what is narrower is clamped when it is written
-            values = work.local["values"][own][:kept]
-            work.memo["rest"][position] = None if nonfinite else clamped(values, limit_of(work.bucket))
+        work.memo["rest"][position] = None if nonfinite else clamped(work.local["values"][own][:kept], work.limit())
         return nonfinite
 
     def mean(self, work: Work, position: int) -> Tensor | None:

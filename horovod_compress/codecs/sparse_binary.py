@@ -25,7 +25,7 @@ from ..errors import ConfigError, CorruptFrameError
 from ..feedback import Feedback
 from ..keys import Key
 from ..plan import Bucket, TensorSpec
-from .base import Algebra, Codec, Law, Regions, Work, limit_of, work_dtype
+from .base import Algebra, Codec, Law, Regions, Work, work_dtype
 from .registry import register
 from .sections import LENGTH_BYTES, check_density, cut, share, slices
 
@@ -124,8 +124,7 @@ class SparseBinary(Codec):
             work.local["means"][position : position + 1],
         )
         work.memo["kept"][position] = kept
-        if (limit := limit_of(work.bucket)) is not None:
-            work.local["means"][position].clamp_(-limit, limit)  # the residual keeps the rest
+        work.local["means"][position].clamp_(-work.limit(), work.limit())  # the residual keeps the rest
         return nonfinite
 
     def encode(self, work: Work, key: Key) -> None:

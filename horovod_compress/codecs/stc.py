@@ -20,7 +20,7 @@ from torch import Tensor
 
 from .. import kernels
 from ..plan import Bucket
-from .base import Law, Regions, Work, limit_of, work_dtype
+from .base import Law, Regions, Work, work_dtype
 from .registry import register
 from .sections import Sections, share
 
@@ -63,6 +63,5 @@ class Stc(Sections):
         if kept:
             kernels.norm_offer(work.local["values"][own][:kept], sums, kept, power=1)
             means.copy_(sums / kept)
-            if (limit := limit_of(work.bucket)) is not None:
-                means.clamp_(max=limit)  # the residual keeps the rest
+            means.clamp_(max=work.limit())  # the residual keeps the rest
         return means
