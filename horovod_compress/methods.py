@@ -92,6 +92,11 @@ class Methods:
         """
         return int(self._one("full_precision_every", [getattr(c, "full_precision_every", 0) for _, c in self.rules]))
 
+    def momenta(self) -> dict[str, float]:
+        """Return, by method, the momentum of those whose result is momentum upon what they are given."""
+        kinds = [kind for _, codec in self.rules for kind in (codec, *codec.variants())]
+        return {kind.name: kind.momentum for kind in kinds if getattr(kind, "momentum", 0)}  # type: ignore[attr-defined]
+
     def _one(self, what: str, values: list[int]) -> int:
         if len(set(values)) > 1:
             raise ConfigError(f"update mode needs one {what} for all parameters, the methods have {values}")

@@ -117,7 +117,7 @@ class RandomK(Codec):
             if rest is not None and residual is not None:  # what a clamp took from the values that were sent
                 residual.add_(self._spread(work, position, rest, key))
             work.saturate(position, gain)
-            if momenta := work.momenta.get(position):
+            if not self.scaled and (momenta := work.momenta.get(position)):  # else nothing waits that could be stale
                 self._clear(work, position, momenta, key)
 
     def _clear(self, work: Work, position: int, momenta: list[Tensor], key: Key) -> None:
