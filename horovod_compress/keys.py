@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 
 #: Purposes keep streams of one (step, bucket, rank, hop) apart.
 MERGE, ZERO_SIGN, DITHER, SKETCH, SAMPLE = 0, 1, 2, 3, 4
+TIE = 8
 
 _LIMITS = {"step": 1 << 32, "bucket": 1 << 16, "rank": 1 << 16, "hop": 1 << 20, "purpose": 1 << 4}
 
