@@ -186,6 +186,13 @@ class Codec:
         """
         return {"residual": work_dtype(bucket)} if self.feedback() != "none" else {}
 
+    def plain(self) -> Codec | None:
+        """Return the codec of tensors that are too small to be compressed, None for their gradients as they are.
+
+        Where a method changes what a learning rate means, as momentum does, small tensors need the same.
+        """
+        return None
+
     def communication_delay(self) -> int:
         """Return after how many local steps an exchange is due in update mode, if the user does not say."""
         return 1

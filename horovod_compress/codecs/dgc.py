@@ -23,7 +23,8 @@ import torch
 
 from ..errors import ConfigError
 from ..plan import Bucket
-from .base import Law, Work, work_dtype
+from .base import Codec, Law, Work, work_dtype
+from .dense import Momentum
 from .registry import register
 from .sections import Sections
 
@@ -88,6 +89,9 @@ class Dgc(Sections):
         return (*self._stages(), replace(self, ramp_steps=0))
 
     # ---- momentum ----
+
+    def plain(self) -> Codec | None:
+        return Momentum(float(self.momentum)) if self.momentum else None
 
     def state(self, bucket: Bucket) -> dict[str, torch.dtype]:
         names = ["residual", "momentum"] if self.momentum else ["residual"]

@@ -33,6 +33,7 @@ from ..feedback import Feedback
 from ..keys import SKETCH, Key
 from ..plan import Bucket
 from .base import Algebra, Codec, Law, Regions, Work, clamped, work_dtype
+from .dense import Momentum
 from .registry import register
 
 #: Elements of one tensor among sorted positions of the bucket.
@@ -310,6 +311,9 @@ class SketchFusion(Codec):
         dense = self.error_feedback == "dense"
         options = (self.density, self.cells, self.rows, self.candidates if dense else 1, self.momentum)
         return Dense(*options) if dense else InSketch(*options)
+
+    def plain(self) -> Codec | None:
+        return Momentum(float(self.momentum)) if self.momentum else None
 
     def at(self, step: int) -> Codec:
         return self._form
