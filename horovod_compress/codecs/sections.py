@@ -55,6 +55,7 @@ class Sections(Codec):
     density: float = 0.01
 
     algebra: ClassVar[Algebra] = Algebra.GATHER
+    local_is_scratch: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         check_density(self.density)
