@@ -205,6 +205,14 @@ class Schedule:
             skip: a gradient scaler found an overflow on this rank: change nothing, but stay in step.
             scaled: there is a gradient scaler, which expects no error for an overflow.
         """
+        try:
+            self._step(local, skip, scaled)
+        except NonFiniteError:
+            self._count()  # the step was made, on all ranks
+            raise
+        self._count()
+
+    def _step(self, local: Callable[[], None], skip: bool, scaled: bool) -> None:
         if self._exchange.reducer.world == 1:
             if not skip:
                 local()
@@ -212,6 +220,8 @@ class Schedule:
             self._warmup_step(local, scaled)
         else:
             self._local_step((lambda: None) if skip else local)
+
+    def _count(self) -> None:
         self.steps += 1
         self._exchange.count_dense()
 

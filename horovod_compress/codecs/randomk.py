@@ -122,11 +122,16 @@ class RandomK(Codec):
 
     def _clear(self, work: Work, position: int, momenta: list[Tensor], key: Key) -> None:
         """Empty an optimizer's momentum at the places that were sent."""
-        own = work.memo["places"][position]
-        ones = torch.ones(own.stop - own.start, dtype=work_dtype(work.bucket))
-        sent = self._spread(work, position, ones, key)
+        if "zeros" not in work.memo:  # few jobs have momenta here
+            longest = max(tensor.count for tensor in work.bucket.tensors)
+            work.memo["zeros"] = (torch.zeros_like(work.regions["values"]), torch.zeros(longest, dtype=work_dtype(work.bucket)))
+        own, (values, nothing) = work.memo["places"][position], work.memo["zeros"]
         for momentum in momenta:
-            momentum.masked_fill_(sent != 0, 0)
+            if momentum.dtype is nothing.dtype:  # as if it were a residual: 0 at the places, unchanged elsewhere
+                grad = nothing[: momentum.numel()]
+                kernels.sample_decode(values[own], grad, momentum, _shared(key), 1.0, first=own.start)
+            else:
+                momentum.masked_fill_(self._spread(work, position, torch.ones_like(values[own]), key) != 0, 0)
 
     def _spread(self, work: Work, position: int, values: Tensor, key: Key) -> Tensor:
         """Return values at the places of this round, 0 elsewhere."""

@@ -66,6 +66,16 @@ class Sections(Codec):
                 raise ConfigError(
                     f"{self.name} takes tensors of less than 2^31 elements, {tensor.name} has {tensor.count}"
                 )
+            if (room := self._room(tensor, bucket)) >= 1 << 31:  # the table says lengths as int32
+                raise ConfigError(
+                    f"{self.name} writes less than 2^31 bytes for a tensor, {tensor.name} with {tensor.count} elements may "
+                    f"take {room} at density {self.density:g}; choose a lower density"
+                )
+
+    def _room(self, tensor: TensorSpec, bucket: Bucket) -> int:
+        """Return the most bytes of a tensor's section."""
+        wide, b = work_dtype(bucket).itemsize, self.parameter(tensor)
+        return kernels.values_bound(self.most(tensor), tensor.count, b, wide, form=self.form(bucket))
 
     def law(self) -> Law:
         return Law(conserves=True, bound="own: (1 - k/d) |x|^2")
@@ -88,9 +98,8 @@ class Sections(Codec):
         return kernels.golomb_parameter(self.most(tensor), tensor.count) if tensor.count else 0
 
     def regions(self, bucket: Bucket) -> Regions:
-        wide, form = work_dtype(bucket).itemsize, self.form(bucket)
-        rooms = [kernels.values_bound(self.most(t), t.count, self.parameter(t), wide, form=form) for t in bucket.tensors]
-        return {"payload": (torch.uint8, sum(LENGTH_BYTES + room for room in rooms))}
+        room = sum(LENGTH_BYTES + self._room(tensor, bucket) for tensor in bucket.tensors)
+        return {"payload": (torch.uint8, room)}
 
     def local(self, bucket: Bucket) -> Regions:
         number = sum(self.most(tensor) for tensor in bucket.tensors)

@@ -12,7 +12,8 @@ from horovod_compress.codecs.ef_signsgd import EfSignSgd
 from horovod_compress.codecs.onebit import OneBit
 from horovod_compress.codecs.signsgd import SignSgd
 from horovod_compress.codecs.signum import Signum
-from horovod_compress.errors import ConfigError
+from horovod_compress.codecs.gathered_signs import GatheredSigns
+from horovod_compress.errors import ConfigError, CorruptFrameError, HorovodCompressError
 from horovod_compress.keys import Key
 from tests.support.local import Fleet, all_same, one_tensor, random_grads, same_bits, spec
 
@@ -210,3 +211,22 @@ def test_a_side_without_elements_has_the_value_zero() -> None:
 def test_options(codec: type, options: dict) -> None:
     with pytest.raises(ConfigError, match=next(iter(options))):
         codec(**options)
+
+
+@pytest.mark.parametrize("method", ["ef_signsgd", "onebit"])
+def test_a_payload_of_another_length_is_an_error(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    encode = GatheredSigns.encode
+
+    def short(self: GatheredSigns, work: object, key: Key) -> None:
+        encode(self, work, key)
+        work.used -= 4 * (key.rank == 1)
+
+    grads = random_grads(2, [spec("a", 100)])
+    with Fleet(2, [spec("a", 100)], method) as fleet:
+        assert all_same(fleet.step(grads))  # the control
+        monkeypatch.setattr(GatheredSigns, "encode", short)
+        step = fleet.offer(grads)
+        for reducer in fleet.reducers:
+            with pytest.raises(HorovodCompressError) as caught:
+                reducer.result(0, step)
+            assert isinstance(caught.value, CorruptFrameError) or "should have" in str(caught.value)

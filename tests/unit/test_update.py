@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from horovod_compress.errors import ConfigError
+from horovod_compress.errors import ConfigError, NonFiniteError
 from horovod_compress.plan import TensorSpec
 from horovod_compress.update import distributed_update_optimizer
 from tests.support.local import Fleet
@@ -167,3 +167,21 @@ def test_momentum_upon_momentum_is_refused(method: str) -> None:
             train(kind, nothing, method, {"momentum": 0.5, "density": 0.5})
         train(kind, nothing, method, {"momentum": 0.0, "density": 0.5})
     train(lambda p: torch.optim.SGD(p, lr=0.1), nothing, method, {"momentum": 0.5, "density": 0.5})
+
+
+def test_steps_that_fail_for_numbers_that_are_not_finite_count() -> None:
+    counted = []
+
+    def run(rank: int, optimizer: Any, named: dict[str, nn.Parameter]) -> None:
+        for number in range(3):
+            for parameter in named.values():
+                parameter.grad = torch.full_like(parameter, torch.inf if number == 1 and rank == 1 else 1.0)
+            if number == 1:
+                with pytest.raises(NonFiniteError):
+                    optimizer.step()
+            else:
+                optimizer.step()
+        counted.append((optimizer._updates.steps, optimizer._updates.exchanges))
+
+    train(lambda parameters: torch.optim.SGD(parameters, lr=0.1), run)
+    assert counted == [(3, 3)] * WORLD
