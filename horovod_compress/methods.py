@@ -113,7 +113,8 @@ class Methods:
     def momenta(self) -> dict[str, float]:
         """Return, by method, the momentum of those whose result is momentum upon what they are given."""
         kinds = [kind for _, codec in self.rules for kind in (codec, *codec.variants())]
-        return {kind.name: kind.momentum for kind in kinds if getattr(kind, "momentum", 0)}  # type: ignore[attr-defined]
+        found = [(kind.name, float(getattr(kind, "momentum", 0.0))) for kind in kinds]
+        return {name: momentum for name, momentum in found if momentum}
 
     def _one(self, what: str, values: list[int]) -> int:
         if len(set(values)) > 1:

@@ -121,8 +121,8 @@ def _check_momentum(optimizer: torch.optim.Optimizer, momenta: dict[str, float])
     if momenta and own:
         name, value = next(iter(momenta.items()))
         raise ConfigError(
-            f"{type(optimizer).__name__} has momentum of its own, and {name} would add momentum={value} to its updates, "
-            f"which diverges; give {name} momentum=0"
+            f"{type(optimizer).__name__} has momentum of its own, and {name} would add momentum={value} to its "
+            f"updates, which diverges; give {name} momentum=0"
         )
 
 

@@ -72,7 +72,7 @@ void add_blocks(const Units& units, const double* block_sums, double* sums, Laun
   start(add_superblocks_kernel, rows, launch, units, static_cast<const double*>(unit_sums.get()), sums);
 }
 
-// Counts steps that do not fit. `ones`, where given: how many elements of a row are in its sum, or with `rest`, are not.
+// Counts steps that do not fit. `ones`, where given: how many elements of a row its sum is of, or with `rest`, is not.
 __global__ void misfits_kernel(Units units, const double* sums, const int64_t* ones, bool rest, const int64_t* before,
                                int64_t* nonfinite) {
   if (*before != 0) return;

@@ -125,7 +125,7 @@ class Work:
         return self.state_of("residual", position)
 
     def limit(self) -> float:
-        """Return the largest value that a rank may send, so that neither the sum nor the mean over ranks is infinite."""
+        """Return the largest value that a rank may send, so that the mean over ranks is not infinite."""
         if self.bucket.dtype == "float16":
             return torch.finfo(torch.float16).max
         return torch.finfo(work_dtype(self.bucket)).max / (2 * self.world)

@@ -89,8 +89,8 @@ class GatheredSigns(Codec):
         for rank, payload in enumerate(work.gathered):
             if payload.numel() != nbytes:
                 raise CorruptFrameError(
-                    f"rank {key.rank}: the payload of rank {rank} should have {nbytes} bytes, got {payload.numel()} (step "
-                    f"{key.step}, bucket {key.bucket}); check that every rank runs the same version of horovod-compress"
+                    f"rank {key.rank}: the payload of rank {rank} should have {nbytes} bytes, got {payload.numel()} "
+                    f"(step {key.step}, bucket {key.bucket}); check that every rank runs the same version of horovod-compress"
                 )
         arrays = [[self._values(work, payload, n) for payload in work.gathered] for n in range(self.values)]
         for position in work.present():

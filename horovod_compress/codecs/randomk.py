@@ -124,7 +124,8 @@ class RandomK(Codec):
         """Empty an optimizer's momentum at the places that were sent."""
         if "zeros" not in work.memo:  # few jobs have momenta here
             longest = max(tensor.count for tensor in work.bucket.tensors)
-            work.memo["zeros"] = (torch.zeros_like(work.regions["values"]), torch.zeros(longest, dtype=work_dtype(work.bucket)))
+            values = work.regions["values"]
+            work.memo["zeros"] = (torch.zeros_like(values), torch.zeros(longest, dtype=values.dtype))
         own, (values, nothing) = work.memo["places"][position], work.memo["zeros"]
         for momentum in momenta:
             if momentum.dtype is nothing.dtype:  # as if it were a residual: 0 at the places, unchanged elsewhere

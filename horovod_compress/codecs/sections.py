@@ -68,8 +68,8 @@ class Sections(Codec):
                 )
             if (room := self._room(tensor, bucket)) >= 1 << 31:  # the table says lengths as int32
                 raise ConfigError(
-                    f"{self.name} writes less than 2^31 bytes for a tensor, {tensor.name} with {tensor.count} elements may "
-                    f"take {room} at density {self.density:g}; choose a lower density"
+                    f"{self.name} writes less than 2^31 bytes for a tensor, {tensor.name} with {tensor.count} elements "
+                    f"may take {room} at density {self.density:g}; choose a lower density"
                 )
 
     def _room(self, tensor: TensorSpec, bucket: Bucket) -> int:

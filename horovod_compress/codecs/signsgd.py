@@ -53,4 +53,5 @@ class SignSgd(Votes):
         check_ties(self.ties)
 
     def law(self) -> Law:
-        return Law(bound="result = step * majority of signs; a tie is a random sign" if self.ties == "random" else "result = step * majority of signs; a tie is +")
+        tie = "a random sign" if self.ties == "random" else "+"
+        return Law(bound=f"result = step * majority of signs; a tie is {tie}")

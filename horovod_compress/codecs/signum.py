@@ -65,7 +65,8 @@ class Signum(Votes):
         check_ties(self.ties)
 
     def law(self) -> Law:
-        return Law(bound="result = step * majority of signs of m; a tie is a random sign" if self.ties == "random" else "result = step * majority of signs of m; a tie is +")
+        tie = "a random sign" if self.ties == "random" else "+"
+        return Law(bound=f"result = step * majority of signs of m; a tie is {tie}")
 
     def state(self, bucket: Bucket) -> dict[str, torch.dtype]:
         return {"momentum": work_dtype(bucket)} if self.beta else {}

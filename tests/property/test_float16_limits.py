@@ -1,4 +1,4 @@
-"""What waits in float32 may pass 65504, the end of float16: results stay finite, and what they could not hold waits on."""
+"""What waits in float32 may pass 65504, the end of float16: results stay finite, and the rest of a value waits on."""
 
 from __future__ import annotations
 
