@@ -107,6 +107,7 @@ def _check_options(methods: Methods, options: Options, world: int) -> None:
 
 def _check_buckets(methods: Methods, plan: Plan) -> None:
     """Refuse buckets that their method cannot take."""
+    methods.check_plain(plan)
     for bucket in plan.buckets:
         codec = methods.codecs[bucket.method]
         codec.tables(bucket)

@@ -55,7 +55,7 @@ class SharedSecondMoment:
                 if parameter.grad is None:
                     continue
                 state = self._state_of(parameter)
-                grad = _decayed(group, parameter)
+                grad = _decayed(group, parameter, isinstance(self._optimizer, torch.optim.AdamW))
                 state["step"] += 1
                 state["exp_avg"].lerp_(grad, 1 - beta1)
                 direction = state["exp_avg"] / self._divisor(group, parameter, state)
@@ -110,11 +110,14 @@ class SharedSecondMoment:
         return self._divisors[parameter]
 
 
-def _decayed(group: dict[str, Any], parameter: nn.Parameter) -> Tensor:
-    """Apply the weight decay: to the parameter with AdamW, else into the gradient, which is returned."""
+def _decayed(group: dict[str, Any], parameter: nn.Parameter, adamw: bool) -> Tensor:
+    """Apply the weight decay: to the parameter with AdamW, else into the gradient, which is returned.
+
+    Groups say themselves which it is from torch 2.7 on.
+    """
     grad, decay = parameter.grad, float(group["weight_decay"])
     assert grad is not None
-    if decay and group["decoupled_weight_decay"]:
+    if decay and group.get("decoupled_weight_decay", adamw):
         parameter.mul_(1 - float(group["lr"]) * decay)
     elif decay:
         grad = grad.add(parameter, alpha=decay)

@@ -34,8 +34,26 @@ class Methods:
     @property
     def codecs(self) -> tuple[Codec, ...]:
         """Return every codec once, by number."""
-        plain = (Uncompressed(),)
-        return plain + tuple(warmed(codec, self.warmup) for codec in self._own())
+        found = self._plain()
+        plain = warmed(found[0], self.warmup) if len(found) == 1 and found[0] else Uncompressed()
+        return plain, *(warmed(codec, self.warmup) for codec in self._own())
+
+    def _plain(self) -> list[Codec | None]:
+        return list(dict.fromkeys(codec.plain() for codec in self._own()))
+
+    def check_plain(self, plan: Plan) -> None:
+        """Refuse methods that want different things of the buckets that are not compressed, if there are any.
+
+        Raises:
+            ConfigError: says what would do.
+        """
+        found = self._plain()
+        if len(found) > 1 and not all(bucket.compressed for bucket in plan.buckets):
+            wanted = ", ".join("none" if codec is None else described(codec) for codec in found)
+            raise ConfigError(
+                f"small tensors share one uncompressed bucket, of which the methods want different things: {wanted}; "
+                f"leave min_elements=0, or give all methods the same momentum"
+            )
 
     def _own(self) -> list[Codec]:
         return list(dict.fromkeys(codec for _, codec in self.rules))
@@ -91,6 +109,12 @@ class Methods:
             ConfigError: the methods differ in that.
         """
         return int(self._one("full_precision_every", [getattr(c, "full_precision_every", 0) for _, c in self.rules]))
+
+    def momenta(self) -> dict[str, float]:
+        """Return, by method, the momentum of those whose result is momentum upon what they are given."""
+        kinds = [kind for _, codec in self.rules for kind in (codec, *codec.variants())]
+        found = [(kind.name, float(getattr(kind, "momentum", 0.0))) for kind in kinds]
+        return {name: momentum for name, momentum in found if momentum}
 
     def _one(self, what: str, values: list[int]) -> int:
         if len(set(values)) > 1:

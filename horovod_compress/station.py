@@ -141,6 +141,9 @@ class Station:
         self.tables = _allocate(codec.tables(bucket))
         self._momenta: dict[int, list[Tensor]] = {}
         payload = _allocate_for(codec.variants(), bucket)
+        # A bucket has one round at a time, so the kinds of rounds share what is not kept between them.
+        self._scratch = _scratch_for(codec.variants(), bucket)
+        self._inbox = self._inbox_for(codec.variants())
         labels = _labels(codec.variants())
         self._rounds = {c: self._make_round(c, labels[c], payload, self.state) for c in codec.variants()}
         self._plain: Round | None = None
@@ -155,7 +158,8 @@ class Station:
     def _make_round(self, codec: Codec, label: str, payload: Tensor, state: dict[str, Tensor]) -> Round:
         world = self._world
         regions = _carve(payload, codec.regions(self.bucket))
-        local = _allocate(codec.local(self.bucket))
+        arrays = codec.local(self.bucket)
+        local = _carve(self._scratch, arrays) if codec.local_is_scratch else _allocate(arrays)
         shared = [_allocate(arrays) for arrays in codec.preludes(self.bucket)]
         every = {name: array for arrays in shared for name, array in arrays.items()}
         work = Work(self.bucket, world, self.grads, state, self.tables, regions, every, local)
@@ -166,11 +170,17 @@ class Station:
         preludes = tuple(_prelude(arrays, world) for arrays in shared)
         collective = self._choose(codec, nbytes, world)
         if codec.algebra is Algebra.GATHER:
-            inbox = ragged.Inbox(self._rank, world, nbytes)
-            return Round(codec, label, work, layout, collective, {}, {}, preludes, inbox)
+            assert self._inbox is not None
+            return Round(codec, label, work, layout, collective, {}, {}, preludes, self._inbox.of(nbytes))
         to_encode = encoded_by_chunk(codec, work, collective.needed(self._rank, world))
         parts = decoded_by_chunk(codec, work, collective.order(self._rank, world))
         return Round(codec, label, work, layout, collective, to_encode, parts, preludes, None)
+
+    def _inbox_for(self, variants: Sequence[Codec]) -> ragged.Inbox | None:
+        """Return memory for the largest payloads that are gathered."""
+        regions = [codec.regions(self.bucket) for codec in variants if codec.algebra is Algebra.GATHER]
+        sizes = [sum(dtype.itemsize * count for dtype, count in arrays.values()) for arrays in regions]
+        return ragged.Inbox(self._rank, self._world, max(sizes)) if sizes else None
 
     def _reset(self) -> None:
         number = len(self.grads)
@@ -307,6 +317,12 @@ def nothing(parts: list[Part]) -> None:
 def _allocate_for(codecs: Sequence[Codec], bucket: Bucket) -> Tensor:
     """Return memory for the largest payload; the rounds of a method share it."""
     return torch.zeros(max(_nbytes(codec.regions(bucket)) for codec in codecs), dtype=torch.uint8)
+
+
+def _scratch_for(codecs: Sequence[Codec], bucket: Bucket) -> Tensor:
+    """Return memory for the largest local arrays that hold nothing between rounds."""
+    sizes = [_nbytes(codec.local(bucket)) for codec in codecs if codec.local_is_scratch]
+    return torch.zeros(max(sizes, default=0), dtype=torch.uint8)
 
 
 def _allocate(regions: Regions) -> dict[str, Tensor]:

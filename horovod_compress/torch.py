@@ -273,6 +273,10 @@ class Compression:
         """Return the period of the method's full-precision rounds, 0 if it has none."""
         return self._methods.full_precision_every()
 
+    def momenta(self) -> dict[str, float]:
+        """Return, by method, the momentum of those that keep one for the optimizer's."""
+        return self._methods.momenta()
+
     # ---- state ----
 
     def stats(self) -> dict[str, Any]:

@@ -57,8 +57,8 @@ def distributed_update_optimizer(
             gradients; at least 1.
         rebuild_every: with a shared second moment, the number of exchanges from one full-precision
             round to the next; by default that of the method, else 50.
-        momentum_masking: empty momentum where this rank's update was sent, with sparse_binary and
-            sketch_fusion.
+        momentum_masking: empty momentum where this rank's update was sent, with methods that send some
+            elements only.
 
     Raises:
         ConfigError: these do not fit together, or differ between ranks; it says what would fit.
@@ -103,6 +103,7 @@ def _settings(
     if isinstance(optimizer, torch.optim.LBFGS):
         raise ConfigError("LBFGS evaluates the model several times in a step, which update mode cannot follow")
     compression.check_updates()
+    _check_momentum(optimizer, compression.momenta())
     delay = compression.communication_delay() if delay is None else delay
     every = rebuild_every if rebuild_every is not None else compression.full_precision_every() or 50
     for name, value in (("communication_delay", delay), ("warmup_steps", warmup), ("rebuild_every", every)):
@@ -112,6 +113,17 @@ def _settings(
     if shared:
         SharedSecondMoment(optimizer)  # refuses options that it has no meaning for
     return Settings(delay, shared, warmup if shared else 0, every, masking)
+
+
+def _check_momentum(optimizer: torch.optim.Optimizer, momenta: dict[str, float]) -> None:
+    """Refuse momentum upon momentum, with which updates grow without end."""
+    own = any(group.get("momentum") or group.get("betas") for group in optimizer.param_groups)
+    if momenta and own:
+        name, value = next(iter(momenta.items()))
+        raise ConfigError(
+            f"{type(optimizer).__name__} has momentum of its own, and {name} would add momentum={value} to its "
+            f"updates, which diverges; give {name} momentum=0"
+        )
 
 
 def _shares(second_moment: str, optimizer: torch.optim.Optimizer, method: str) -> bool:
@@ -205,6 +217,9 @@ class _UpdateMode:
             self.__dict__.update(scaler)  # the scaler removes them itself
         return loss
 
+    # The local step calls the hooks; torch would wrap this method too when a state is loaded.
+    step.hooked = True  # type: ignore[attr-defined]
+
     def _local_step(self) -> None:
         if self._updates.holds:
             type(self)._held_step(self)
@@ -228,7 +243,7 @@ class _UpdateMode:
         After it all ranks have the same weights: at the end of training, or before an evaluation.
         """
         with torch.no_grad():
-            self._updates.exchange()
+            self._updates.exchange(rebuild=False)  # gradients may be cleared by now, or those of other data
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Refuse: the plan of exchanges is made already.

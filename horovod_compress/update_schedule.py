@@ -120,23 +120,27 @@ class Exchange:
         return not kernels.count_nonfinite(tensor.view(-1))
 
     def gradients(self) -> bool:
-        """Replace every rank's gradient by their mean, uncompressed; return whether all are finite."""
+        """Replace every rank's gradient by their mean, uncompressed; return whether all are finite.
+
+        A parameter for which no rank has a gradient has none afterwards either.
+        """
         self.reducer.next_steps(plain=True)
         step, means = -1, []
         for index, parameter in enumerate(self.parameters):
-            if parameter.grad is None:
-                parameter.grad = torch.zeros_like(parameter)
-            means.append(parameter.grad.contiguous())
+            means.append(_marked(parameter))
             step = self.reducer.offer(index, means[-1])
         finite = [self._fetch(index, step, mean) for index, mean in enumerate(means)]
         for parameter, mean in zip(self.parameters, means):
-            if mean is not parameter.grad:
+            if _nowhere(mean):
+                parameter.grad = None
+            elif mean is not parameter.grad:
                 parameter.grad.copy_(mean)  # type: ignore[union-attr]
         return all(finite)
 
     def not_finite(self) -> NonFiniteError:
         """Return the error for a mean gradient that is not finite."""
-        bad = [i for i, p in enumerate(self.parameters) if not p.grad.isfinite().all()]  # type: ignore[union-attr]
+        grads = [p.grad for p in self.parameters]
+        bad = [i for i, grad in enumerate(grads) if grad is not None and not grad.isfinite().all()]
         return NonFiniteError(self._told(bad, "mean gradients", "no weight was changed"))
 
     def _told(self, bad: list[int], what: str, state: str) -> str:
@@ -157,6 +161,28 @@ class Exchange:
             yield from zip(own, copies)
 
 
+def _marked(parameter: nn.Parameter) -> Tensor:
+    """Return a gradient to be averaged, whose first element is -0 if there is none, and else not.
+
+    A sum is -0 only where every rank has -0: so all learn of a gradient that some rank has, and nothing
+    more has to be exchanged.
+    """
+    if parameter.grad is None:
+        parameter.grad = torch.full_like(parameter, -0.0)
+        return parameter.grad.contiguous()
+    mean = parameter.grad.contiguous()
+    mean.view(-1)[:1].add_(0.0)  # a gradient that happens to be -0 becomes +0
+    return mean
+
+
+def _nowhere(mean: Tensor) -> bool:
+    """Return whether no rank had a gradient; looks further than the first element, where means may underflow to -0."""
+    flat = mean.view(-1)
+    if not flat.numel() or float(flat[0]) != 0 or not bool(flat[0].signbit()):
+        return False
+    return bool(((flat == 0) & flat.signbit()).all())
+
+
 class Schedule:
     """What each step of an update-mode optimizer does.
 
@@ -169,6 +195,7 @@ class Schedule:
         self.steps = 0  # all local steps
         self.since = 0  # local steps since the last exchange
         self.exchanges = 0
+        self.due = False  # whether the second moment is to be rebuilt
         self._compared = False
 
     def step(self, local: Callable[[], None], skip: bool, scaled: bool) -> None:
@@ -178,6 +205,14 @@ class Schedule:
             skip: a gradient scaler found an overflow on this rank: change nothing, but stay in step.
             scaled: there is a gradient scaler, which expects no error for an overflow.
         """
+        try:
+            self._step(local, skip, scaled)
+        except NonFiniteError:
+            self._count()  # the step was made, on all ranks
+            raise
+        self._count()
+
+    def _step(self, local: Callable[[], None], skip: bool, scaled: bool) -> None:
         if self._exchange.reducer.world == 1:
             if not skip:
                 local()
@@ -185,6 +220,8 @@ class Schedule:
             self._warmup_step(local, scaled)
         else:
             self._local_step((lambda: None) if skip else local)
+
+    def _count(self) -> None:
         self.steps += 1
         self._exchange.count_dense()
 
@@ -216,19 +253,29 @@ class Schedule:
         assert self._adam is not None
         self._adam.step()
 
-    def exchange(self) -> None:
-        """Exchange the updates of the local steps since the last exchange, if there were any."""
+    def exchange(self, *, rebuild: bool = True) -> None:
+        """Exchange the updates of the local steps since the last exchange, if there were any.
+
+        Args:
+            rebuild: the gradients are those of the last local step, so that the second moment may be
+                rebuilt from them; else that waits for the next exchange.
+        """
         if self.since == 0:
             return
         self._compare(self._exchange.base)
-        steps, self.since = self.since, 0
+        self.since = 0
         # Rounds are counted from 1, so a method's full-precision round comes after compressed ones.
         self.exchanges += 1
         self._exchange.updates(self.exchanges, self._optimizer.state)
-        every = self._settings.rebuild_every
-        if self._adam and self.exchanges % every == 0 and self._exchange.gradients():
+        self.due |= self.exchanges % self._settings.rebuild_every == 0
+        if self._adam and self.due and rebuild:
+            self._rebuild(self._adam)
+
+    def _rebuild(self, adam: SharedSecondMoment) -> None:
+        self.due = False
+        if self._exchange.gradients():
             means = [(p, p.grad) for p in self._exchange.parameters if p.grad is not None]
-            self._adam.rebuild(means, steps * every)
+            adam.rebuild(means, self._settings.delay * self._settings.rebuild_every)
 
     def _compare(self, weights: Any) -> None:
         """See that all ranks are at the same point, once after the start and after each load."""
@@ -240,7 +287,8 @@ class Schedule:
     def state_dict(self) -> dict[str, Any]:
         """Return the counters, and the common weights if local steps have left them."""
         base = [base.clone() for base in self._exchange.base] if self.since else []
-        return {"steps": self.steps, "since": self.since, "exchanges": self.exchanges, "base": base}
+        counters = {"steps": self.steps, "since": self.since, "exchanges": self.exchanges, "due": self.due}
+        return counters | {"base": base}
 
     def check(self, state: dict[str, Any]) -> None:
         """Refuse a state that does not fit.
@@ -260,6 +308,7 @@ class Schedule:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore what :meth:`state_dict` returned and :meth:`check` accepted."""
         self.steps, self.since, self.exchanges = state["steps"], state["since"], state["exchanges"]
+        self.due = state.get("due", False)  # earlier versions did not have to wait
         self._compared = False
         if self._adam:
             self._adam.forget()

@@ -54,10 +54,10 @@ void absorb(T* grad, Work<T>* residual, Work<T>* momentum, Work<T> factor, int64
   each_group(grad, first, last, [&](int64_t i, int count, bool) {
     Lanes<Work<T>> more = load(grad + i, count);
     if (momentum) {
-      more = broadcast(factor) * load(momentum + i, count) + more;
+      more = within(broadcast(factor) * load(momentum + i, count) + more, most_kept<Work<T>>);
       store(momentum + i, more, count);
     }
-    store(residual + i, load(residual + i, count) + more, count);
+    store(residual + i, within(load(residual + i, count) + more, most_kept<Work<T>>), count);
     memset(static_cast<void*>(grad + i), 0, size_t(count) * sizeof(T));
   });
 }

@@ -144,6 +144,15 @@ template <class W> HVC_INLINE Lanes<W> operator*(Lanes<W> a, const Lanes<W>& b) 
   for (int i = 0; i < a.kParts; ++i) a.part[i] *= b.part[i];
   return a;
 }
+// bounded() of hvc/dense.h in every lane.
+template <class W> HVC_INLINE Lanes<W> within(Lanes<W> a, W most) {
+  const typename Lanes<W>::Vector high = most - typename Lanes<W>::Vector{}, low = -high;
+  for (auto& part : a.part) {
+    part = part > high ? high : part;
+    part = part < low ? low : part;
+  }
+  return a;
+}
 template <class W> HVC_INLINE Lanes<W> magnitude(Lanes<W> a) {
   using Ints = typename Native<W>::Ints;
   const Ints all_but_sign = Ints{} + std::numeric_limits<typename Native<W>::Int>::max();

@@ -1,4 +1,5 @@
 // Sections of positions with values: written, and decoded and added up.
+#include "hvc/dense.h"
 #include "hvc/values.h"
 
 #include <atomic>

@@ -35,8 +35,8 @@ template <class T>
 __global__ void absorb_kernel(T* grad, Work<T>* residual, Work<T>* momentum, Work<T> factor, int64_t count) {
   for (int64_t i = first_item(); i < count; i += item_stride()) {
     Work<T> more = to_work(grad[i]);
-    if (momentum) momentum[i] = more = with_momentum(factor, momentum[i], more);
-    residual[i] += more;
+    if (momentum) momentum[i] = more = bounded(with_momentum(factor, momentum[i], more));
+    residual[i] = bounded(Work<T>(residual[i] + more));
     grad[i] = T{};
   }
 }

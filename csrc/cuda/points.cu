@@ -115,6 +115,9 @@ void points_offer(const void* grad, const void* residual, Dtype dtype, int64_t c
   });
   add_blocks(units, block_highs.get(), highs, launch);
   add_blocks(units, block_lows.get(), lows, launch);
+  const ElementCount before(nonfinite, launch);
+  count_misfits(units, highs, ones, false, before, nonfinite, launch);
+  count_misfits(units, lows, ones, true, before, nonfinite, launch);
 }
 
 void points_decode(const uint64_t* const* bits, const float* const* highs, const float* const* lows, int64_t ranks,

@@ -105,7 +105,10 @@ template <class T> void run_offer(Offer<T> offer, double* sums, Launch launch) {
   const Scratch<double> block_sums(sums ? blocks : 0, launch);
   offer.block_sums = block_sums.get();
   start(offer_kernel<T>, blocks * kWarp, launch, offer);
-  if (sums) add_blocks(units, block_sums.get(), sums, launch);
+  if (!sums) return;
+  add_blocks(units, block_sums.get(), sums, launch);
+  const ElementCount before(offer.nonfinite, launch);
+  count_misfits(units, sums, nullptr, false, before, offer.nonfinite, launch);
 }
 
 }  // namespace

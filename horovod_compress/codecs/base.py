@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
@@ -56,6 +57,15 @@ def dtype_of(bucket: Bucket) -> torch.dtype:
 def work_dtype(bucket: Bucket) -> torch.dtype:
     """Return the dtype of a bucket's arithmetic and residual."""
     return torch.float64 if bucket.dtype == "float64" else torch.float32
+
+
+def clamped(values: Tensor, limit: float) -> Tensor | None:
+    """Clamp in place what a rank is going to send; return what that takes away, or None if that is nothing."""
+    if not values.numel() or float(torch.linalg.vector_norm(values, math.inf)) <= limit:
+        return None
+    rest = values.clone()
+    rest -= values.clamp_(-limit, limit)
+    return rest
 
 
 @dataclass
@@ -114,6 +124,17 @@ class Work:
         """Return the residual of one tensor."""
         return self.state_of("residual", position)
 
+    def limit(self) -> float:
+        """Return the largest value that a rank may send, so that the mean over ranks is not infinite."""
+        if self.bucket.dtype == "float16":
+            return torch.finfo(torch.float16).max
+        return torch.finfo(work_dtype(self.bucket)).max / (2 * self.world)
+
+    def saturate(self, position: int, gain: float) -> None:
+        """Let a sum over ranks that float16 cannot hold be its largest number; means of clamped values fit."""
+        if self.bucket.dtype == "float16" and gain > 1:
+            self.grad(position).clamp_(-self.limit(), self.limit())
+
 
 @dataclass(frozen=True)
 class Codec:
@@ -136,6 +157,9 @@ class Codec:
     samples: ClassVar[tuple[dict[str, Any], ...]] = ({},)
     #: Whether values that are not finite are counted in ``begin`` or ``encode``, not in ``offer``.
     counts_late: ClassVar[bool] = False
+    #: Whether local arrays hold nothing from one round to the next, so that rounds of other kinds may
+    #: use the same memory.
+    local_is_scratch: ClassVar[bool] = False
 
     def law(self) -> Law:
         """Return what the method promises with these options."""
@@ -164,6 +188,13 @@ class Codec:
         finite leaves it as it was.
         """
         return {"residual": work_dtype(bucket)} if self.feedback() != "none" else {}
+
+    def plain(self) -> Codec | None:
+        """Return the codec of tensors that are too small to be compressed, None for their gradients as they are.
+
+        Where a method changes what a learning rate means, as momentum does, small tensors need the same.
+        """
+        return None
 
     def communication_delay(self) -> int:
         """Return after how many local steps an exchange is due in update mode, if the user does not say."""

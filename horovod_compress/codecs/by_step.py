@@ -55,6 +55,12 @@ class ByStep(Codec):
                     )
         return found
 
+    def plain(self) -> Codec | None:
+        found = [(label, codec.plain()) for label, codec in self.stages]
+        if not any(codec for _, codec in found):
+            return None
+        return ByStep(tuple((label, codec or FullPrecision()) for label, codec in found), self.choose)
+
     def communication_delay(self) -> int:
         return self.stages[-1][1].communication_delay()
 

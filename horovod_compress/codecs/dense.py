@@ -20,7 +20,7 @@ from torch import Tensor
 from .. import kernels
 from ..keys import Key
 from ..plan import Bucket, TensorSpec
-from .base import Algebra, Codec, Law, Regions, Work, dtype_of
+from .base import Algebra, Codec, Law, Regions, Work, dtype_of, work_dtype
 from .registry import register
 
 #: Parts of a tensor start at whole cache lines and vector registers.
@@ -105,6 +105,43 @@ class BFloat(Dense):
 
     def wire_dtype(self, bucket: Bucket) -> torch.dtype:
         return torch.bfloat16
+
+
+@dataclass(frozen=True)
+class Momentum(Dense):
+    """``u = momentum * u + gradient`` on each rank, and the mean of u: for tensors beside a method with momentum."""
+
+    momentum: float = 0.9
+
+    name: ClassVar[str] = "momentum"
+    summary: ClassVar[str] = "float32, or float64 for float64 gradients, with momentum that is kept on each rank"
+
+    def law(self) -> Law:
+        return Law(bound="result = mean of u, rounding only")
+
+    def state(self, bucket: Bucket) -> dict[str, torch.dtype]:
+        return {"momentum": work_dtype(bucket)}
+
+    def wire_dtype(self, bucket: Bucket) -> torch.dtype:
+        return work_dtype(bucket)
+
+    def offer(self, work: Work, position: int, key: Key) -> int:
+        out = work.regions["values"][work.span(position)]
+        torch.mul(self._kept(work, position), self.momentum, out=out).add_(work.grad(position))
+        nonfinite = int(kernels.count_nonfinite(out))
+        out.clamp_(-work.limit(), work.limit())
+        return nonfinite
+
+    def decode_part(self, work: Work, position: int, start: int, stop: int, key: Key, gain: float) -> None:
+        part, most = slice(start, stop), torch.finfo(work_dtype(work.bucket)).max / 4
+        kept = self._kept(work, position)[part]
+        kept.mul_(self.momentum).add_(work.grad(position)[part]).clamp_(-most, most)
+        super().decode_part(work, position, start, stop, key, gain)
+
+    def _kept(self, work: Work, position: int) -> Tensor:
+        kept = work.state_of("momentum", position)
+        assert kept is not None
+        return kept
 
 
 @dataclass(frozen=True)

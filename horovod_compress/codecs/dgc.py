@@ -28,7 +28,8 @@ from .. import kernels
 from ..errors import ConfigError
 from ..keys import Key
 from ..plan import Bucket
-from .base import Law, Work, work_dtype
+from .base import Codec, Law, Work, work_dtype
+from .dense import Momentum
 from .registry import register
 from .sections import Sections
 
@@ -106,6 +107,9 @@ class Dgc(Sections):
         return super().offer(work, position, key)
 
     # ---- momentum ----
+
+    def plain(self) -> Codec | None:
+        return Momentum(float(self.momentum)) if self.momentum else None
 
     def state(self, bucket: Bucket) -> dict[str, torch.dtype]:
         names = ["residual", "momentum"] if self.momentum else ["residual"]

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from .. import kernels
-from ..errors import ConfigError
+from ..errors import ConfigError, CorruptFrameError
 from ..feedback import Feedback
 from ..keys import Key
 from ..plan import Bucket
@@ -85,6 +85,13 @@ class GatheredSigns(Codec):
         raise NotImplementedError
 
     def decode(self, work: Work, key: Key, gain: float) -> None:
+        nbytes = self._nbytes(work.bucket)
+        for rank, payload in enumerate(work.gathered):
+            if payload.numel() != nbytes:
+                raise CorruptFrameError(
+                    f"rank {key.rank}: the payload of rank {rank} should have {nbytes} bytes, got {payload.numel()} "
+                    f"(step {key.step}, bucket {key.bucket}); check that every rank runs the same version of horovod-compress"
+                )
         arrays = [[self._values(work, payload, n) for payload in work.gathered] for n in range(self.values)]
         for position in work.present():
             own, residual = work.memo["groups"][position], work.residual_of(position)

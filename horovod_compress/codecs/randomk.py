@@ -29,7 +29,7 @@ from ..errors import ConfigError
 from ..feedback import Feedback
 from ..keys import SAMPLE, Key
 from ..plan import Bucket
-from .base import Algebra, Codec, Law, Regions, Work, work_dtype
+from .base import Algebra, Codec, Law, Regions, Work, clamped, work_dtype
 from .registry import register
 from .sections import check_density, share, slices
 
@@ -80,11 +80,22 @@ class RandomK(Codec):
 
     def prepare(self, work: Work) -> None:
         work.memo["places"] = slices([share(self.density, tensor.count) for tensor in work.bucket.tensors])
+        work.memo["rest"] = [None] * len(work.bucket.tensors)
 
     def offer(self, work: Work, position: int, key: Key) -> int:
         own = work.memo["places"][position]
         given = (work.grad(position), work.residual_of(position), work.regions["values"][own])
-        return kernels.sample_offer(*given, _shared(key), first=own.start)
+        nonfinite = kernels.sample_offer(*given, _shared(key), first=own.start)
+        if not nonfinite:
+            work.memo["rest"][position] = clamped(given[2], self._limit(work, position))
+        return nonfinite
+
+    def _limit(self, work: Work, position: int) -> float:
+        """Return the largest value that a rank may send."""
+        count = work.bucket.tensors[position].count
+        if not self.scaled or not count:
+            return work.limit()
+        return work.limit() / -(-count // share(self.density, count))  # it is multiplied by the size of its block
 
     def encode(self, work: Work, key: Key) -> None:
         for position, grad in enumerate(work.grads):
@@ -102,17 +113,32 @@ class RandomK(Codec):
             values, grad, residual = work.regions["values"][own], work.grad(position), work.residual_of(position)
             rule = {"first": own.start, "weighted": self.scaled}
             kernels.sample_decode(values, grad, residual, _shared(key), gain / work.world, **rule)
-            if momenta := work.momenta.get(position):
+            rest = work.memo["rest"][position]
+            if rest is not None and residual is not None:  # what a clamp took from the values that were sent
+                residual.add_(self._spread(work, position, rest, key))
+            work.saturate(position, gain)
+            if not self.scaled and (momenta := work.momenta.get(position)):  # else nothing waits that could be stale
                 self._clear(work, position, momenta, key)
 
     def _clear(self, work: Work, position: int, momenta: list[Tensor], key: Key) -> None:
         """Empty an optimizer's momentum at the places that were sent."""
-        own = work.memo["places"][position]
-        ones = torch.ones(own.stop - own.start, dtype=work_dtype(work.bucket))
-        sent = torch.zeros(work.bucket.tensors[position].count, dtype=ones.dtype)
-        kernels.sample_decode(ones, sent, None, _shared(key), 1.0, first=own.start)
+        if "zeros" not in work.memo:  # few jobs have momenta here
+            longest = max(tensor.count for tensor in work.bucket.tensors)
+            values = work.regions["values"]
+            work.memo["zeros"] = (torch.zeros_like(values), torch.zeros(longest, dtype=values.dtype))
+        own, (values, nothing) = work.memo["places"][position], work.memo["zeros"]
         for momentum in momenta:
-            momentum.masked_fill_(sent != 0, 0)
+            if momentum.dtype is nothing.dtype:  # as if it were a residual: 0 at the places, unchanged elsewhere
+                grad = nothing[: momentum.numel()]
+                kernels.sample_decode(values[own], grad, momentum, _shared(key), 1.0, first=own.start)
+            else:
+                momentum.masked_fill_(self._spread(work, position, torch.ones_like(values[own]), key) != 0, 0)
+
+    def _spread(self, work: Work, position: int, values: Tensor, key: Key) -> Tensor:
+        """Return values at the places of this round, 0 elsewhere."""
+        whole = torch.zeros(work.bucket.tensors[position].count, dtype=values.dtype)
+        kernels.sample_decode(values, whole, None, _shared(key), 1.0, first=work.memo["places"][position].start)
+        return whole
 
 
 def _shared(key: Key) -> Key:

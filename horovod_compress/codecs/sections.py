@@ -18,7 +18,7 @@ from ..errors import ConfigError, CorruptFrameError
 from ..feedback import Feedback
 from ..keys import Key
 from ..plan import Bucket, TensorSpec
-from .base import Algebra, Codec, Law, Regions, Work, work_dtype
+from .base import Algebra, Codec, Law, Regions, Work, clamped, work_dtype
 
 LENGTH_BYTES = 4  # bytes of a section's length, in the table at the start of a payload
 
@@ -55,6 +55,7 @@ class Sections(Codec):
     density: float = 0.01
 
     algebra: ClassVar[Algebra] = Algebra.GATHER
+    local_is_scratch: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         check_density(self.density)
@@ -65,6 +66,16 @@ class Sections(Codec):
                 raise ConfigError(
                     f"{self.name} takes tensors of less than 2^31 elements, {tensor.name} has {tensor.count}"
                 )
+            if (room := self._room(tensor, bucket)) >= 1 << 31:  # the table says lengths as int32
+                raise ConfigError(
+                    f"{self.name} writes less than 2^31 bytes for a tensor, {tensor.name} with {tensor.count} elements "
+                    f"may take {room} at density {self.density:g}; choose a lower density"
+                )
+
+    def _room(self, tensor: TensorSpec, bucket: Bucket) -> int:
+        """Return the most bytes of a tensor's section."""
+        wide, b = work_dtype(bucket).itemsize, self.parameter(tensor)
+        return kernels.values_bound(self.most(tensor), tensor.count, b, wide, form=self.form(bucket))
 
     def law(self) -> Law:
         return Law(conserves=True, bound="own: (1 - k/d) |x|^2")
@@ -87,9 +98,8 @@ class Sections(Codec):
         return kernels.golomb_parameter(self.most(tensor), tensor.count) if tensor.count else 0
 
     def regions(self, bucket: Bucket) -> Regions:
-        wide, form = work_dtype(bucket).itemsize, self.form(bucket)
-        rooms = [kernels.values_bound(self.most(t), t.count, self.parameter(t), wide, form=form) for t in bucket.tensors]
-        return {"payload": (torch.uint8, sum(LENGTH_BYTES + room for room in rooms))}
+        room = sum(LENGTH_BYTES + self._room(tensor, bucket) for tensor in bucket.tensors)
+        return {"payload": (torch.uint8, room)}
 
     def local(self, bucket: Bucket) -> Regions:
         number = sum(self.most(tensor) for tensor in bucket.tensors)
@@ -100,6 +110,7 @@ class Sections(Codec):
         work.memo["places"] = slices([self.most(tensor) for tensor in tensors])
         work.memo["parameters"] = [self.parameter(tensor) for tensor in tensors]
         work.memo["kept"] = [0] * len(tensors)
+        work.memo["rest"] = [None] * len(tensors)  # what a clamp took from the values, for the residual
         work.memo["form"] = self.form(work.bucket)
 
     # ---- one round ----
@@ -109,6 +120,7 @@ class Sections(Codec):
         given = (work.grad(position), work.residual_of(position), own.stop - own.start)
         kept, nonfinite = kernels.top_select(*given, work.local["positions"][own], work.local["values"][own])
         work.memo["kept"][position] = kept
+        work.memo["rest"][position] = None if nonfinite else clamped(work.local["values"][own][:kept], work.limit())
         return nonfinite
 
     def mean(self, work: Work, position: int) -> Tensor | None:
@@ -160,8 +172,17 @@ class Sections(Codec):
                     f"rank {key.rank}: {wrong} malformed range(s) of positions and values for {name} (step {key.step}, "
                     f"bucket {key.bucket}); check that every rank runs the same version of horovod-compress"
                 )
+            self._put_back(work, position)
+            work.saturate(position, gain)
             if momenta := work.momenta.get(position):
                 self._clear(work, position, momenta)
+
+    def _put_back(self, work: Work, position: int) -> None:
+        """Return to the residual what a clamp took, where decoding leaves nothing of a value that was sent."""
+        rest, residual = work.memo["rest"][position], work.residual_of(position)
+        if rest is not None and residual is not None and "momentum" in self.keeps(work, position):
+            own = work.memo["places"][position]
+            residual.index_add_(0, work.local["positions"][own][: rest.numel()].long(), rest)
 
     def _clear(self, work: Work, position: int, momenta: list[Tensor]) -> None:
         """Empty an optimizer's momentum where this rank sent a value."""

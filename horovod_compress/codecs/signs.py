@@ -15,7 +15,7 @@ from torch import Tensor
 
 from .. import kernels
 from ..errors import ConfigError
-from ..keys import ZERO_SIGN, Key
+from ..keys import TIE, ZERO_SIGN, Key
 from ..plan import Bucket, TensorSpec
 from .base import Codec, Regions, Work
 
@@ -183,15 +183,31 @@ class Signs(Codec):
         return key.at(purpose=ZERO_SIGN) if self.zeros == "random" else None
 
 
+def check_ties(ties: object) -> None:
+    if ties not in ("random", "positive"):
+        raise ConfigError(f'ties should be "random" or "positive", got {ties!r}')
+
+
 class Votes(Signs):
-    """Signs of which each element takes that of at least half of the ranks."""
+    """Signs of which each element takes that of more than half of the ranks; a tie is a coin's, or 1."""
+
+    ties: str  # a field of the methods
 
     def fold(self, region: str, start: int, into: Tensor, others: Sequence[Tensor], key: Key) -> None:
         if region == "bits":
-            kernels.majority_fold([into, *others], into, into.numel() * WORD)
+            parts = [into, *others]
+            if self.ties == "random" and len(parts) % 2 == 0:
+                parts.append(self._coins(start, into, key))  # one vote more: no tie, and no majority overturned
+            kernels.majority_fold(parts, into, into.numel() * WORD)
             return
         for other in others:
             kernels.dense_add(into, other)
+
+    def _coins(self, start: int, like: Tensor, key: Key) -> Tensor:
+        """Return random words that depend on the place in the region only, whoever folds, and in whatever pieces."""
+        coins = torch.empty_like(like)
+        kernels.bernoulli_words(coins, 1, 2, key.at(rank=0, hop=0, purpose=TIE), word_offset=start)
+        return coins
 
     def _zero_key(self, key: Key) -> Key | None:
         """Name one coin for all ranks: a tie of coins would be 1, and what is zero everywhere would drift."""

@@ -2,7 +2,7 @@
 arXiv:1802.04434, and ICLR 2019, arXiv:1810.05291).
 
     payload = [gradient >= 0], one bit each, and the mean of |gradient| of each step group
-    fold: the bit is 1 where at least half of the ranks have 1: with an even number a tie is 1
+    fold: the bit is 1 where more than half of the ranks have 1; a tie is a coin's, or 1
     result = step * (2 bit - 1)
 
 Nothing is kept. The paper's step is one fixed number, and belongs to the learning rate; here it is by
@@ -17,7 +17,7 @@ from typing import Any, ClassVar
 
 from .base import Algebra, Law
 from .registry import register
-from .signs import Votes, check_step, check_zeros
+from .signs import Votes, check_step, check_ties, check_zeros
 
 
 @register
@@ -30,10 +30,13 @@ class SignSgd(Votes):
             are joined until they hold 256 elements), or a fixed positive number: pure signSGD with
             1.0.
         zeros: what exact zeros vote for: a "random" sign, the same on every rank, or "positive".
+        ties: what as many ranks for as against come to, which an even number of ranks may do: a
+            "random" sign, or "positive".
     """
 
     step_size: str | float = "row"
     zeros: str = "random"
+    ties: str = "random"
 
     name: ClassVar[str] = "signsgd"
     algebra: ClassVar[Algebra] = Algebra.FOLD
@@ -41,12 +44,14 @@ class SignSgd(Votes):
     samples: ClassVar[tuple[dict[str, Any], ...]] = (
         {"step_size": "row"},
         {"step_size": "tensor", "zeros": "positive"},
-        {"step_size": 0.125},
+        {"step_size": 0.125, "ties": "positive"},
     )
 
     def __post_init__(self) -> None:
         check_step(self.step_size)
         check_zeros(self.zeros)
+        check_ties(self.ties)
 
     def law(self) -> Law:
-        return Law(bound="result = step * majority of signs")
+        tie = "a random sign" if self.ties == "random" else "+"
+        return Law(bound=f"result = step * majority of signs; a tie is {tie}")

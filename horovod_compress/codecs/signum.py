@@ -3,7 +3,7 @@ arXiv:1802.04434, and ICLR 2019, arXiv:1810.05291).
 
     m = beta * m + (1 - beta) * gradient            on each rank
     payload = [m >= 0], one bit each, and the mean of |m| of each step group
-    fold: the bit is 1 where at least half of the ranks have 1: with an even number a tie is 1
+    fold: the bit is 1 where more than half of the ranks have 1; a tie is a coin's, or 1
     result = step * (2 bit - 1)
 
 Momentum of its own is one number per element and rank; it takes the place of the optimizer's. Kept is
@@ -24,7 +24,7 @@ from ..keys import Key
 from ..plan import Bucket
 from .base import Algebra, Law, Work, work_dtype
 from .registry import register
-from .signs import Votes, check_step, check_zeros
+from .signs import Votes, check_step, check_ties, check_zeros
 
 
 @register
@@ -38,11 +38,14 @@ class Signum(Votes):
             are joined until they hold 256 elements), or a fixed positive number: pure Signum with
             1.0.
         zeros: what exact zeros vote for: a "random" sign, the same on every rank, or "positive".
+        ties: what as many ranks for as against come to, which an even number of ranks may do: a
+            "random" sign, or "positive".
     """
 
     beta: float = 0.9
     step_size: str | float = "row"
     zeros: str = "random"
+    ties: str = "random"
 
     name: ClassVar[str] = "signum"
     algebra: ClassVar[Algebra] = Algebra.FOLD
@@ -51,7 +54,7 @@ class Signum(Votes):
     samples: ClassVar[tuple[dict[str, Any], ...]] = (
         {"beta": 0.5, "step_size": "row"},
         {"beta": 0.75, "step_size": "tensor", "zeros": "positive"},
-        {"beta": 0.5, "step_size": 0.125},
+        {"beta": 0.5, "step_size": 0.125, "ties": "positive"},
     )
 
     def __post_init__(self) -> None:
@@ -59,9 +62,11 @@ class Signum(Votes):
             raise ConfigError(f"beta should be a number, at least 0, below 1, got {self.beta!r}")
         check_step(self.step_size)
         check_zeros(self.zeros)
+        check_ties(self.ties)
 
     def law(self) -> Law:
-        return Law(bound="result = step * majority of signs of m")
+        tie = "a random sign" if self.ties == "random" else "+"
+        return Law(bound=f"result = step * majority of signs of m; a tie is {tie}")
 
     def state(self, bucket: Bucket) -> dict[str, torch.dtype]:
         return {"momentum": work_dtype(bucket)} if self.beta else {}

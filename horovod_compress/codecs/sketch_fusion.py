@@ -19,6 +19,7 @@ Everything after the sums is computed from the same bytes on every rank, so all 
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any, ClassVar
@@ -31,7 +32,8 @@ from ..errors import ConfigError
 from ..feedback import Feedback
 from ..keys import SKETCH, Key
 from ..plan import Bucket
-from .base import Algebra, Codec, Law, Regions, Work, work_dtype
+from .base import Algebra, Codec, Law, Regions, Work, clamped, work_dtype
+from .dense import Momentum
 from .registry import register
 
 #: Elements of one tensor among sorted positions of the bucket.
@@ -152,6 +154,7 @@ class Dense(_Sketching):
         values[positions.numel() :] = 0
         for position, where, inside in _places(work, positions):
             values[where] = self._offered(work, position, inside)
+        values.clamp_(-work.limit(), work.limit())
         work.memo["positions"] = positions
         return {}
 
@@ -175,10 +178,15 @@ class Dense(_Sketching):
             residual, momentum = work.residual_of(position), work.state_of("momentum", position)
             assert residual is not None
             kernels.absorb(work.grad(position), residual, momentum, self.momentum)
+        limit = work.limit()
         for position, where, inside in _places(work, positions):
-            grad, kept = work.grad(position), [work.residual_of(position), work.state_of("momentum", position)]
+            grad, residual = work.grad(position), work.residual_of(position)
             grad[inside] = (values[where] * (gain / work.world)).to(grad.dtype)
-            for state in [*kept, *work.momenta.get(position, ())]:
+            work.saturate(position, gain)
+            assert residual is not None
+            # Of what was clamped the rest stays.
+            residual[inside] = residual[inside] - residual[inside].clamp_(-limit, limit)
+            for state in [work.state_of("momentum", position), *work.momenta.get(position, ())]:
                 if state is not None:
                     state[inside] = 0
 
@@ -207,7 +215,13 @@ class InSketch(_Sketching):
         return {name: self._table(bucket) for name in names}
 
     def encode(self, work: Work, key: Key) -> dict[int, int]:
-        return self._sketch(work, work.regions["table"], _hash_key(key.at(step=0)), state=False)
+        table = work.regions["table"]
+        counts = self._sketch(work, table, _hash_key(key.at(step=0)), state=False)
+        # Cells pile up: the sum over ranks has to be finite too, for the error would never be again.
+        most = torch.finfo(table.dtype).max / 4
+        if not counts and not float(torch.linalg.vector_norm(table, math.inf)) <= most / work.world:
+            counts = {work.present()[0]: 1}
+        return counts
 
     def merge(
         self, region: str, start: int, into: Tensor, other: Tensor, weights: tuple[int, int], key: Key
@@ -218,17 +232,28 @@ class InSketch(_Sketching):
         key = _hash_key(key.at(step=0))  # tables of different steps add, so all hash alike
         mean, error, momentum = work.regions["table"], work.tables["error"], work.tables.get("momentum")
         mean.mul_(1 / work.world)
+        most = torch.finfo(mean.dtype).max / 4
         if momentum is not None:
-            mean = momentum.mul_(self.momentum).add_(mean)
-        error.add_(mean)
+            mean = momentum.mul_(self.momentum).add_(mean).clamp_(-most, most)
+        error.add_(mean).clamp_(-most, most)
         positions, values = self._largest(work, error, key, self.most(work.bucket))
         for table in work.tables.values():
             kernels.sketch_clear(table, self.rows, key, positions)
         for position in work.present():
             work.grad(position).zero_()
         for position, where, inside in _places(work, positions):
-            grad = work.grad(position)
-            grad[inside] = (values[where] * gain).to(grad.dtype)
+            grad, mine = work.grad(position), values[where]
+            rest = clamped(mine, work.limit())
+            grad[inside] = (mine * gain).to(grad.dtype)
+            work.saturate(position, gain)
+            if rest is not None:
+                self._put_back(work, position, inside, rest, key)
+
+    def _put_back(self, work: Work, position: int, inside: Tensor, rest: Tensor, key: Key) -> None:
+        """Return to the table what a clamp took from values that were read from it."""
+        whole = torch.zeros(work.bucket.tensors[position].count, dtype=rest.dtype)
+        whole[inside] = rest
+        kernels.sketch_encode(whole, None, work.tables["error"], self.rows, key, offset=work.bucket.offsets[position])
 
 
 def _hash_key(key: Key) -> Key:
@@ -286,6 +311,9 @@ class SketchFusion(Codec):
         dense = self.error_feedback == "dense"
         options = (self.density, self.cells, self.rows, self.candidates if dense else 1, self.momentum)
         return Dense(*options) if dense else InSketch(*options)
+
+    def plain(self) -> Codec | None:
+        return Momentum(float(self.momentum)) if self.momentum else None
 
     def at(self, step: int) -> Codec:
         return self._form

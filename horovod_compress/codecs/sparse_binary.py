@@ -124,6 +124,7 @@ class SparseBinary(Codec):
             work.local["means"][position : position + 1],
         )
         work.memo["kept"][position] = kept
+        work.local["means"][position].clamp_(-work.limit(), work.limit())  # the residual keeps the rest
         return nonfinite
 
     def encode(self, work: Work, key: Key) -> None:
@@ -163,6 +164,7 @@ class SparseBinary(Codec):
                     f"rank {key.rank}: {wrong} malformed range(s) of positions for {name} (step {key.step}, bucket "
                     f"{key.bucket}); check that every rank runs the same version of horovod-compress"
                 )
+            work.saturate(position, gain)
             for momentum in work.momenta.get(position, ()):
                 parameter = work.memo["parameters"][position]
                 kernels.binary_clear(sections[key.rank][position], parameter, momentum)

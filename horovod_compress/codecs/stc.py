@@ -63,4 +63,5 @@ class Stc(Sections):
         if kept:
             kernels.norm_offer(work.local["values"][own][:kept], sums, kept, power=1)
             means.copy_(sums / kept)
+            means.clamp_(max=work.limit())  # the residual keeps the rest
         return means

@@ -9,6 +9,8 @@ Unlike the other collectives it reduces nothing, so ``run`` takes and returns wh
 
 from __future__ import annotations
 
+import copy
+
 import torch
 from torch import Tensor
 
@@ -32,6 +34,12 @@ class Inbox:
         self.capacity = capacity
         self.frames = {peer: FrameBuffer(capacity) for peer in range(world) if peer != rank}
         self.out = FrameBuffer(capacity) if world > 1 else None
+
+    def of(self, capacity: int) -> Inbox:
+        """Return the same memory for smaller payloads, of which only one is received at a time."""
+        smaller = copy.copy(self)
+        smaller.capacity = capacity
+        return smaller
 
 
 def order(rank: int, world: int) -> list[int]:

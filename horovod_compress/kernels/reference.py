@@ -205,6 +205,24 @@ def row_sums(magnitudes: np.ndarray, row_length: int) -> np.ndarray:
     return np.array([_row_sum(magnitudes[start : start + row_length]) for start in starts])
 
 
+def most_kept(x: np.ndarray) -> Any:
+    """Return the bound of what is kept with momentum."""
+    return x.dtype.type(2.0) ** (1022 if x.dtype == np.float64 else 126)
+
+
+def bounded(x: np.ndarray) -> np.ndarray:
+    return np.asarray(np.clip(x, -most_kept(x), most_kept(x)))
+
+
+def _misfits(sums: Tensor, elements: np.ndarray) -> int:
+    """Return how many means of magnitudes are no float32 that ranks could add up; NaN is none."""
+    return int(np.count_nonzero(~(sums.numpy() <= 2.0**126 * elements)))
+
+
+def _row_elements(count: int, row_length: int) -> np.ndarray:
+    return np.array([min(row_length, count - start) for start in range(0, count, row_length)], dtype=np.int64)
+
+
 def sign_pack(x: Tensor, bits: Tensor) -> None:
     _write_bits(bits, load(x) >= 0)
 
@@ -221,9 +239,11 @@ def sign_offer(
 ) -> int:
     x = _offered(grad, residual)
     _write_bits(bits, _own_bits(x, key, word_offset))
+    nonfinite = int(np.count_nonzero(~np.isfinite(x)))
     if sums is not None:
         sums.numpy()[:] = row_sums(np.abs(x), row_length)
-    return int(np.count_nonzero(~np.isfinite(x)))
+        nonfinite = nonfinite or _misfits(sums, _row_elements(x.size, row_length))
+    return nonfinite
 
 
 @_quiet
@@ -265,7 +285,8 @@ def points_offer(
     lows.numpy()[:] = row_sums(np.where(high, none, np.abs(x)), row_length)
     starts = range(0, x.size, row_length)
     ones.numpy()[:] = [np.count_nonzero(high[start : start + row_length]) for start in starts]
-    return int(np.count_nonzero(~np.isfinite(x)))
+    zeros = _row_elements(x.size, row_length) - ones.numpy()
+    return int(np.count_nonzero(~np.isfinite(x))) or _misfits(highs, ones.numpy()) + _misfits(lows, zeros)
 
 
 @_quiet

@@ -8,7 +8,7 @@ import numpy as np
 from torch import Tensor
 
 from ..keys import Key
-from .reference import _quiet, load, philox4x32, store
+from .reference import _quiet, bounded, load, philox4x32, store
 
 BLOCK = 16
 _LOW, _HALF = np.uint64(0xFFFFFFFF), np.uint64(32)
@@ -134,6 +134,7 @@ def sketch_clear(table: Tensor, rows: int, key: Key, positions: Tensor) -> None:
 def absorb(grad: Tensor, residual: Tensor, momentum: Tensor | None = None, factor: float = 0.0) -> None:
     more = _absorbed(grad, None, momentum, factor)
     if momentum is not None:
+        more = bounded(more)
         momentum.numpy()[:] = more
-    residual.numpy()[:] += more
+    residual.numpy()[:] = bounded(residual.numpy() + more)
     grad.zero_()

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ..keys import Key
-from .reference import _offered, _quiet, load, philox4x32, store
+from .reference import _offered, _quiet, bounded, load, philox4x32, store
 from .reference_sparse import _positions, _stream
 
 _NARROW = {"float16": torch.float16, "bfloat16": torch.bfloat16}
@@ -106,10 +106,10 @@ def values_decode(
             sent, taken = positions, values
     if momentum is not None:
         m = x.dtype.type(factor)
-        u = m * momentum.numpy() + g
+        u = bounded(m * momentum.numpy() + g)
         u[sent] *= not masking
         u[sent] += 0.0
-        x = x + m * u
+        x = bounded(x + m * u)
         x[sent] = m * u[sent]
         momentum.numpy()[:] = u
     else:

@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from horovod_compress.codecs import registry
 from horovod_compress.errors import NonFiniteError
 from tests.battery.cases import each_case
 from tests.battery.kept import anything, kept, kept_by, same
@@ -16,6 +17,7 @@ from tests.support.samples import Sample, keeps_anything
 
 WORLD = 3
 TENSORS = [spec("b", 70), spec("a", 5, 40)]
+REGISTERED = [registry.codec_class(name) for name in registry.available()]
 BAD = [math.nan, math.inf, -math.inf]
 Grads = list[dict[str, Tensor]]
 
@@ -111,3 +113,20 @@ def test_odd_but_finite_numbers_are_not_counted(case: Sample) -> None:
             results = fleet.step([{"a": odd}, {"a": odd.flip(0)}])
             assert all_same(results) and bool(results[0]["a"].isfinite().all())
         assert fleet.reducers[0].metrics.nonfinite == 0
+
+
+@each_case(lambda codec: type(codec) in REGISTERED)  # the toys would only need more lines
+@pytest.mark.parametrize(("dtype", "huge"), [(torch.float32, 2e38), (torch.float64, 2e39), (torch.float64, 1e308)], ids=str)
+def test_huge_numbers_do_no_lasting_harm(case: Sample, dtype: torch.dtype, huge: float) -> None:
+    """What a huge step gives may be infinite or NaN; the steps after it are finite, and so is all that is kept."""
+    tensors = [spec("b", 70, dtype=dtype), spec("a", 5, 40, dtype=dtype)]
+    with case.fleet(WORLD, tensors, schedule="layerwise") as fleet:
+        for number in range(12):
+            grads = random_grads(WORLD, tensors, seed=number)
+            if number == 4:
+                grads = [{name: huge * grad.sign() for name, grad in mine.items()} for mine in grads]
+            results = fleet.step(grads)
+            assert all_same(results)
+            if number != 4:
+                assert all(bool(grad.isfinite().all()) for grad in results[0].values()), number
+                assert all(bool(tensor.isfinite().all()) for mine in kept(fleet) for tensor in mine.values())

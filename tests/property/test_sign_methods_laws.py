@@ -12,7 +12,9 @@ from horovod_compress.codecs.ef_signsgd import EfSignSgd
 from horovod_compress.codecs.onebit import OneBit
 from horovod_compress.codecs.signsgd import SignSgd
 from horovod_compress.codecs.signum import Signum
-from horovod_compress.errors import ConfigError
+from horovod_compress.codecs.gathered_signs import GatheredSigns
+from horovod_compress.errors import ConfigError, CorruptFrameError, HorovodCompressError
+from horovod_compress.keys import Key
 from tests.support.local import Fleet, all_same, one_tensor, random_grads, same_bits, spec
 
 F64 = torch.float64
@@ -23,14 +25,42 @@ F64 = torch.float64
 
 @pytest.mark.parametrize("world", [2, 3, 4, 5])
 def test_the_majority_is_the_sign_of_the_sum_of_signs(world: int) -> None:
-    """A tie is +1, which happens with an even number of ranks only."""
+    """A tie, which happens with an even number of ranks only, is +1 or a coin's, and no coin overturns a majority."""
     grads = one_tensor(world, 5000, seed=world)
     votes = torch.stack(grads).sign().sum(0)
-    with Fleet(world, [spec("a", 5000)], "signsgd", step_size=0.5) as fleet:
-        results = fleet.step([{"a": grad} for grad in grads])
-    assert all_same(results)
-    assert torch.equal(results[0]["a"], torch.where(votes >= 0, 0.5, -0.5))
     assert bool((votes == 0).any()) == (world % 2 == 0)
+    for ties in ("positive", "random"):
+        with Fleet(world, [spec("a", 5000)], "signsgd", step_size=0.5, ties=ties) as fleet:
+            results = fleet.step([{"a": grad} for grad in grads])
+        assert all_same(results)
+        found = results[0]["a"]
+        assert torch.equal(found[votes != 0], 0.5 * votes[votes != 0].sign())
+        if world % 2 == 0 and ties == "random":
+            assert abs(float(found[votes == 0].mean())) < 0.5 * 5 / math.sqrt(int((votes == 0).sum()))
+        else:
+            assert bool((found[votes == 0] == 0.5).all())
+
+
+@pytest.mark.parametrize("method", ["signsgd", "signum"])
+@pytest.mark.parametrize("world", [2, 4])
+def test_votes_on_noise_have_no_direction(method: str, world: int) -> None:
+    """With ties that are all positive the mean is half a step, or 3/8 of one."""
+    count, means = 1 << 16, {}
+    for ties in ("random", "positive"):
+        with Fleet(world, [spec("a", count)], method, step_size=1.0, ties=ties) as fleet:
+            means[ties] = float(fleet.step([{"a": grad} for grad in one_tensor(world, count, seed=3)])[0]["a"].mean())
+    assert abs(means["random"]) < 5 / math.sqrt(count)
+    assert abs(means["positive"] - {2: 0.5, 4: 0.375}[world]) < 5 / math.sqrt(count)
+
+
+def test_coins_do_not_depend_on_who_folds_or_in_what_pieces() -> None:
+    parts = [torch.randint(-(1 << 62), 1 << 62, (40,), generator=torch.Generator().manual_seed(r)) for r in range(2)]
+    codec, key, whole = SignSgd(), Key(5, 6, 7, 0), parts[0].clone()
+    codec.fold("bits", 100, whole, [parts[1]], key)
+    cut, other = parts[0].clone(), key.at(rank=1, hop=3)
+    codec.fold("bits", 100, cut[:13], [parts[1][:13]], other)
+    codec.fold("bits", 113, cut[13:], [parts[1][13:]], other)
+    assert torch.equal(whole, cut)
 
 
 @pytest.mark.parametrize("step_size", ["tensor", "row"])
@@ -169,6 +199,7 @@ def test_a_side_without_elements_has_the_value_zero() -> None:
         (SignSgd, {"step_size": 0}),
         (SignSgd, {"step_size": "column"}),
         (SignSgd, {"zeros": "negative"}),
+        (Signum, {"ties": "negative"}),
         (Signum, {"beta": 1}),
         (Signum, {"beta": -0.1}),
         (Signum, {"beta": True}),
@@ -180,3 +211,22 @@ def test_a_side_without_elements_has_the_value_zero() -> None:
 def test_options(codec: type, options: dict) -> None:
     with pytest.raises(ConfigError, match=next(iter(options))):
         codec(**options)
+
+
+@pytest.mark.parametrize("method", ["ef_signsgd", "onebit"])
+def test_a_payload_of_another_length_is_an_error(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    encode = GatheredSigns.encode
+
+    def short(self: GatheredSigns, work: object, key: Key) -> None:
+        encode(self, work, key)
+        work.used -= 4 * (key.rank == 1)
+
+    grads = random_grads(2, [spec("a", 100)])
+    with Fleet(2, [spec("a", 100)], method) as fleet:
+        assert all_same(fleet.step(grads))  # the control
+        monkeypatch.setattr(GatheredSigns, "encode", short)
+        step = fleet.offer(grads)
+        for reducer in fleet.reducers:
+            with pytest.raises(HorovodCompressError) as caught:
+                reducer.result(0, step)
+            assert isinstance(caught.value, CorruptFrameError) or "should have" in str(caught.value)

@@ -13,6 +13,7 @@ from horovod_compress.codecs.stc import Stc
 from horovod_compress.codecs.topk import TopK
 from horovod_compress.errors import ConfigError, CorruptFrameError, HorovodCompressError
 from horovod_compress.keys import Key
+from horovod_compress.plan import Bucket
 from tests.support.local import Fleet, all_same, one_tensor, random_grads, spec
 
 WORLD, COUNT = 3, 700
@@ -160,3 +161,25 @@ def test_dgc_clips_each_rank_before_anything_waits() -> None:
     assert all(float(mine["large"].norm()) > most > float(mine["small"].norm()) for mine in grads)
     assert torch.allclose(found["large"], want, rtol=1e-5)
     assert torch.allclose(found["small"], sum(mine["small"] for mine in grads) / WORLD, rtol=1e-5, atol=1e-9)
+
+
+def test_sections_that_may_pass_what_their_table_can_say_are_refused() -> None:
+    """Lengths are int32."""
+    bucket = Bucket(0, (spec("w", 1 << 30),))
+    TopK(density=0.01).check_bucket(bucket)
+    for codec in (TopK(density=0.6), Dgc(density=0.6)):
+        with pytest.raises(ConfigError, match="lower density"):
+            codec.check_bucket(bucket)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
+def test_randomk_empties_momentum_where_values_were_sent_and_only_with_a_residual(dtype: torch.dtype) -> None:
+    for scaled in (False, True):
+        with Fleet(1, [spec("w", COUNT, dtype=dtype)], "randomk", density=0.1, scaled=scaled) as fleet:
+            for step in range(2):
+                momentum = torch.ones(COUNT, dtype=dtype)
+                fleet.reducers[0].clear_where_sent(0, [momentum])
+                sent = fleet.step([{"w": torch.ones(COUNT, dtype=dtype)}])[0]["w"] != 0
+                assert int(sent.sum()) == 70
+                assert torch.equal(momentum == 0, torch.zeros_like(sent) if scaled else sent)
+                assert bool(((momentum == 0) | (momentum == 1)).all())

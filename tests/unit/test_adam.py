@@ -81,3 +81,21 @@ def test_an_element_without_a_second_moment_moves_no_further_than_adam_would() -
 def test_options_without_a_meaning_are_refused() -> None:
     with pytest.raises(ConfigError, match="amsgrad"):
         SharedSecondMoment(torch.optim.Adam([parameter()], amsgrad=True))
+
+
+@pytest.mark.parametrize("kind", [torch.optim.Adam, torch.optim.AdamW])
+def test_groups_of_earlier_torch_versions(kind: type) -> None:
+    """Before 2.7 groups did not say whether weight decay is decoupled: the class does."""
+    found = []
+    for old in (False, True):
+        p = parameter()
+        adam = kind([p], lr=0.1, weight_decay=0.1)
+        if old:
+            for group in adam.param_groups:
+                del group["decoupled_weight_decay"]
+        held, p.grad = SharedSecondMoment(adam), gradients(1)[0]
+        with torch.no_grad():
+            held.rebuild([(p, p.grad.clone())], steps=1)
+            held.step()
+        found.append(p.detach())
+    assert torch.equal(*found)

@@ -31,4 +31,13 @@ template <class W> HVC_RULE W with_momentum(W factor, W momentum, W grad) {
   return product + grad;
 }
 
+// What is kept with momentum stays where it cannot pass the largest number when it is next added to: it could not be
+// brought back from infinity.
+template <class W> constexpr W most_kept = W(0x1p126);
+template <> inline constexpr double most_kept<double> = 0x1p1022;
+
+template <class W> HVC_RULE W bounded(W x) {
+  return x > most_kept<W> ? most_kept<W> : x < -most_kept<W> ? -most_kept<W> : x;
+}
+
 }  // namespace hvc

@@ -30,6 +30,7 @@ def wrapped(
     makers = {
         "sgd": lambda p: torch.optim.SGD(p, lr=0.05, momentum=0.9, weight_decay=1e-3),
         "adam": lambda p: torch.optim.AdamW(p, lr=0.01),
+        "plain": lambda p: torch.optim.SGD(p, lr=0.05, weight_decay=1e-3),
     }
     named = list(model.named_parameters())
     compression = hvc.Compression.create(method, named, **{"verify_every": 1, "timeout": 20.0} | options)
@@ -359,7 +360,7 @@ def refusals() -> list[str]:
 
 for method in registry.available():
     for number, sample in enumerate(registry.codec_class(method).samples):
-        kind = "adam" if number % 2 else "sgd"
+        kind = "plain" if sample.get("momentum") or method == "dgc" else "adam" if number % 2 else "sgd"
         check(f"{method} {number}", lambda: every_method(method, sample, kind))
 check("as gradients", as_gradients)
 check("resumed sgd", lambda: resumed("sgd"))

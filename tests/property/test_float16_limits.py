@@ -1,0 +1,87 @@
+"""What waits in float32 may pass 65504, the end of float16: results stay finite, and the rest of a value waits on."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from tests.support.local import Fleet, all_same, spec
+
+WORLD, COUNT, STEPS, LIMIT = 2, 640, 100, 65504.0
+KEEPS_ALL: list[tuple[str, dict[str, Any]]] = [
+    ("topk", {"density": 0.004}),
+    ("topk", {"density": 0.004, "value_bits": 16}),
+    ("stc", {"density": 0.004}),
+    ("dgc", {"density": 0.004, "momentum": 0.0}),
+    ("randomk", {"density": 0.004}),
+    ("sparse_binary", {"density": 0.004}),
+    ("sketch_fusion", {"density": 0.004, "cells": 2.0}),
+]
+OTHERS: list[tuple[str, dict[str, Any]]] = [
+    ("dgc", {"density": 0.004, "momentum": 0.9}),
+    ("dgc", {"density": 0.004, "momentum": 0.9, "masking": False}),
+    ("randomk", {"density": 0.004, "scaled": True}),
+    ("sketch_fusion", {"density": 0.004, "cells": 2.0, "momentum": 0.9}),
+    ("sketch_fusion", {"density": 0.004, "cells": 2.0, "error_feedback": "sketch"}),
+    ("sketch_fusion", {"density": 0.004, "cells": 2.0, "error_feedback": "sketch", "momentum": 0.9}),
+]
+
+
+def _grads(step: int) -> list[dict[str, torch.Tensor]]:
+    """Return gradients of 500 to 2000, the same on all ranks and of one sign for each element: they pile up."""
+    generator = torch.Generator().manual_seed(step)
+    signs = torch.where(torch.arange(COUNT) % 3 == 0, -1.0, 1.0)
+    grad = (signs * (500 + 1500 * torch.rand(COUNT, generator=generator))).half()
+    return [{"w": grad.clone()} for _ in range(WORLD)]
+
+
+@pytest.mark.parametrize(("method", "options"), KEEPS_ALL, ids=str)
+def test_nothing_is_infinite_and_nothing_is_lost(method: str, options: dict[str, Any]) -> None:
+    given, sent, reached = torch.zeros(COUNT, dtype=torch.float64), torch.zeros(COUNT, dtype=torch.float64), False
+    with Fleet(WORLD, [spec("w", COUNT, dtype=torch.float16)], method, **options) as fleet:
+        for step in range(STEPS):
+            grads = _grads(step)
+            given += torch.stack([mine["w"].double() for mine in grads]).mean(0)
+            results = fleet.step(grads)
+            assert all_same(results) and bool(results[0]["w"].isfinite().all())
+            sent += results[0]["w"].double()
+            reached = reached or bool((results[0]["w"].abs() > 0.9 * LIMIT).any())
+        assert fleet.reducers[0].metrics.nonfinite == 0
+        rest = torch.stack([mine["w"].double() for mine in fleet.residuals()]).mean(0)
+    assert reached or method in ("stc", "sparse_binary"), "else the test says nothing"
+    assert torch.allclose(sent + rest, given, rtol=2e-3)
+
+
+@pytest.mark.parametrize(("method", "options"), OTHERS, ids=str)
+def test_nothing_is_infinite(method: str, options: dict[str, Any]) -> None:
+    with Fleet(WORLD, [spec("w", COUNT, dtype=torch.float16)], method, **options) as fleet:
+        for step in range(STEPS):
+            results = fleet.step(_grads(step))
+            assert all_same(results) and bool(results[0]["w"].isfinite().all())
+        assert fleet.reducers[0].metrics.nonfinite == 0
+        assert all(bool(t.isfinite().all()) for s in fleet.reducers[0].stations for t in s.tables.values())
+
+
+def test_what_dgc_with_momentum_could_not_send_stays() -> None:
+    """One large value: the velocity that float16 cannot hold arrives in the steps after, momentum masked."""
+    spike, nothing = torch.zeros(COUNT).half(), torch.zeros(COUNT).half()
+    spike[5], total = 49984.0, 0.0
+    options: dict[str, Any] = {"density": 0.004, "momentum": 0.5}
+    with Fleet(WORLD, [spec("w", COUNT, dtype=torch.float16)], "dgc", **options) as fleet:
+        for reducer in fleet.reducers:
+            reducer.stations[0].state["residual"][5] = 100000.0
+        for grad in (spike, nothing, nothing, nothing):
+            total += float(fleet.step([{"w": grad.clone()} for _ in range(WORLD)])[0]["w"][5])
+        assert total == 149984.0 and float(fleet.residuals()[0]["w"][5]) == 0
+
+
+@pytest.mark.parametrize(("method", "options"), [*KEEPS_ALL, *OTHERS], ids=str)
+def test_sums_over_ranks_saturate(method: str, options: dict[str, Any]) -> None:
+    with Fleet(WORLD, [spec("w", COUNT, dtype=torch.float16)], method, **options) as fleet:
+        for reducer in fleet.reducers:
+            reducer.gain = float(WORLD)
+        for step in range(STEPS):
+            results = fleet.step(_grads(step))
+            assert all_same(results) and bool(results[0]["w"].isfinite().all())
