@@ -59,7 +59,8 @@ def every_method(method: str, sample: dict[str, Any], kind: str) -> dict[str, An
         alike.append(all_alike(model))
     stats = compression.stats()
     compression.close()
-    return {"alike": alike, "lr": optimizer.param_groups[0]["lr"], "verified": stats["verified"] == stats["steps"] > 0,
+    lr = optimizer.param_groups[0]["lr"] / optimizer.defaults["lr"]
+    return {"alike": alike, "lr": lr, "verified": stats["verified"] == stats["steps"] > 0,
             "moved": farthest(weights(model), weights(normed()))}  # fmt: skip
 
 
@@ -360,7 +361,8 @@ def refusals() -> list[str]:
 
 for method in registry.available():
     for number, sample in enumerate(registry.codec_class(method).samples):
-        kind = "plain" if sample.get("momentum") or method == "dgc" else "adam" if number % 2 else "sgd"
+        heavy = sample.get("momentum", method == "dgc")
+        kind = "plain" if heavy else "adam" if number % 2 else "sgd"
         check(f"{method} {number}", lambda: every_method(method, sample, kind))
 check("as gradients", as_gradients)
 check("resumed sgd", lambda: resumed("sgd"))
