@@ -26,6 +26,7 @@ KEY = Key(seed=0x0123456789ABCDEF, step=7, bucket=3, rank=2, hop=5, purpose=ZERO
 LENGTHS = (*range(258), *(2**k + d for k in range(9, 15) for d in (-1, 0, 1)))
 POISON = 0xA5
 ORACLES = (
+    reference_quantise,
     reference,
     reference_sparse,
     reference_sketch,
