@@ -13,6 +13,7 @@ from torch import Tensor
 
 from .errors import ConfigError
 from .methods import Methods
+from .plan import Plan
 from .reducer import Reducer
 
 FORMAT = 2
@@ -35,6 +36,7 @@ def save(reducer: Reducer, methods: Methods) -> dict[str, Any]:
         "world": reducer.world,
         "rank": reducer.rank,
         "plan": reducer.plan.fingerprint(),
+        "buckets": reducer.plan.document(),
         "state": {kind: _copies(kept) for kind, kept in reducer.states().items()},
         "tables": _copies(reducer.tables()),
     }
@@ -77,6 +79,17 @@ def load(reducer: Reducer, methods: Methods, state: Mapping[str, Any], residuals
             else:
                 tensor.copy_(saved[kind][name])
     reducer.resume(step)
+
+
+def saved_plan(state: Mapping[str, Any]) -> Plan:
+    """Return the buckets that were in use.
+
+    Raises:
+        ConfigError: the state does not say.
+    """
+    if not isinstance(state.get("buckets"), list):
+        raise ConfigError("the saved compression state does not say which buckets were in use; save it again with this version")
+    return Plan.from_document(state["buckets"])
 
 
 def _copies(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

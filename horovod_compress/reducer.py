@@ -41,6 +41,7 @@ from .options import Options
 from .plan import Plan, TensorSpec
 from .station import Round, Station, nothing
 from .transports.base import Transport
+from .watch import Watch
 from .wire import Bad, codec_id
 
 _NOTES_SECONDS = 0.5
@@ -68,7 +69,8 @@ class Reducer:
         collective: Callable[[Codec, int, int], Collective],
         options: Options,
     ) -> None:
-        self.plan, self.options, self.transport = plan, options, transport
+        self.options, self.transport = options, transport
+        self._codecs, self._choose = codecs, collective
         self.rank, self.world = transport.rank, transport.size
         self.step = 0
         #: 1 for the mean over ranks, the number of ranks for the sum; None if that is known only
@@ -76,11 +78,9 @@ class Reducer:
         self.gain: float | None = 1.0
         self.metrics, self.recorder = Metrics(), FlightRecorder()
         self._pool = FramePool()
-        self.stations = [
-            Station(bucket, codecs[bucket.method], self.rank, self.world, collective)
-            for bucket in plan.buckets
-        ]
-        self._where = [(s, p) for s in self.stations for p in range(len(s.bucket.tensors))]
+        #: Takes marks of time, while somebody wants to know them.
+        self.watch: Watch | None = None
+        self._take_plan(plan)
         self._changed = threading.Condition()
         self._failure: HorovodCompressError | None = None
         self._seen = False  # whether the training thread has seen the failure
@@ -89,11 +89,52 @@ class Reducer:
         self._closing = False
         self._agreed = False  # whether the ranks compared their steps since the start or a resume
         self._compared: tuple[int, str] = (0, "")  # what else they compare then, and what it stands for
-        self._hashes = torch.zeros(len(self.stations), dtype=torch.int64)
         self._decoder = Decoder(self._decoder_failed)
         self._broken: HorovodCompressError | None = None  # what the decoder failed with
         self._thread = threading.Thread(target=self._run, name="hvc-exchange", daemon=True)
         self._thread.start()
+
+    def _take_plan(self, plan: Plan) -> None:
+        self.plan = plan
+        self.stations = [
+            Station(bucket, self._codecs[bucket.method], self.rank, self.world, self._choose) for bucket in plan.buckets
+        ]
+        self._where = [(s, p) for s in self.stations for p in range(len(s.bucket.tensors))]
+        self._hashes = torch.zeros(len(self.stations), dtype=torch.int64)
+
+    def replan(self, plan: Plan) -> None:
+        """Go on with other buckets, between two steps; every rank has to.
+
+        What is kept for the elements of a tensor goes with it, bit by bit.
+
+        Raises:
+            ConfigError: a step is under way, the plan is not of the same tensors, or something is kept for
+                whole buckets.
+        """
+        self._check_replan(plan)
+        kept, step = self.states(), self.next_step()
+        with self._changed:
+            self._take_plan(plan)
+            for kind, tensors in self.states().items():
+                for name, tensor in tensors.items():
+                    tensor.copy_(kept[kind][name])
+            for station in self.stations:
+                station.finished = step - 1
+            self._changed.notify_all()
+
+    def _check_replan(self, plan: Plan) -> None:
+        if not self.wait_idle(_CLOSE_SECONDS):
+            raise ConfigError(f"rank {self.rank}: buckets can be changed between two steps only; one is under way")
+        plan.check_covers([tensor for bucket in self.plan.buckets for tensor in bucket.tensors])
+        if self.tables():
+            raise ConfigError(
+                f"rank {self.rank}: this method keeps {', '.join(sorted(self.tables())[:3])} for whole buckets, which "
+                f'cannot be changed then; choose a fixed schedule such as "size:25MB"'
+            )
+
+    def next_step(self) -> int:
+        """Return the step that the next gradient will belong to, between two steps."""
+        return self.stations[0].finished + 1 if self.stations else self.step
 
     # ---- the training thread ----
 
@@ -119,6 +160,8 @@ class Reducer:
         with self.metrics.timed("offer"), torch.no_grad():
             count = station.offer(position, grad, self._key(station), self.options.nonfinite == "zero")
         self._count_in(station, position, count)
+        if self.watch:
+            self.watch.offered(index)
         return step
 
     def skip(self, index: int) -> None:
@@ -242,7 +285,7 @@ class Reducer:
         """Exchange every bucket once; return False when the reducer is closed."""
         for station in self.stations:
             if not self._await_full(station):
-                return False
+                return not self._closing  # with other buckets, if they were changed
             step = self.step
             if not self._agreed:
                 self._agree_on_step()
@@ -256,15 +299,16 @@ class Reducer:
         return bool(self.stations)
 
     def _await_full(self, station: Station) -> bool:
-        """Wait until a bucket is full and take it; return False when the reducer is closed."""
+        """Wait until a bucket is full and take it; return False when the reducer is closed, or the bucket is gone."""
         with self._changed:
-            while not (station.full or self._closing or self._broken):
+            while not (station.full or self._closing or self._broken or station not in self.stations):
                 self._changed.wait()
             if self._broken:
                 raise self._broken
-            if not self._closing:
-                station.taken = True
-            return not self._closing
+            if self._closing or station not in self.stations:
+                return False
+            station.taken = True
+            return True
 
     def _deliver(self, station: Station, step: int) -> None:
         with self._changed:
@@ -278,9 +322,12 @@ class Reducer:
             self._hashes[bucket.index] = self._hash(station)
             return
         round_, deadline = station.round(self.step), Deadline(self.options.timeout)
+        began = time.perf_counter()
         bad = self._preludes(station, round_, key, deadline)
         if not bad.count:
             bad = self._payload(station, round_, key, deadline)
+        if self.watch:
+            self.watch.exchanged(bucket.index, time.perf_counter() - began)
         self.metrics.bytes_dense += 8 * bucket.count * (self.world - 1) / self.world
         self._decoder.put(partial(self._complete, station, round_, key, bad, self._verifying()))
 
@@ -327,11 +374,14 @@ class Reducer:
     def _decode(self, station: Station, round_: Round, key: Key, parts: list[Part]) -> None:
         gain = self._gain_of(station)
         self.recorder.note(key.step, key.bucket, "decode")
+        began = time.perf_counter()
         with self.metrics.timed("decode"):
             round_.decode(parts, key, gain)
+        station.decoding += time.perf_counter() - began
 
     def _complete(self, station: Station, round_: Round, key: Key, bad: Bad, verifying: bool) -> None:
         """Decode what was not decoded part by part, and finish the result."""
+        began = time.perf_counter()
         if bad.count:
             self._not_finite(station, bad, key.step)
         elif not round_.parts:
@@ -341,6 +391,8 @@ class Reducer:
                 round_.codec.decode(round_.work, key, gain)
         with self.metrics.timed("decode"):
             station.write_back()
+        if self.watch:
+            self.watch.decoded(key.bucket, station.decoding + time.perf_counter() - began)
         if verifying:
             self._hashes[key.bucket] = self._hash(station)
 

@@ -187,6 +187,8 @@ class Station:
         self.grads[:] = [None] * number
         self._originals = [None] * number
         self._started = self._count = 0
+        #: Seconds that parts of the result took to decode so far.
+        self.decoding = 0.0
         #: Whether the exchange has begun.
         self.taken = False
         self.bad = Bad()

@@ -45,6 +45,8 @@ from .methods import Methods, per_layer
 from .options import Options
 from .plan import Plan
 from .reducer import Reducer
+from .schedule import is_adaptive
+from .tuning import Tuner
 from .update import distributed_update_optimizer as DistributedUpdateOptimizer
 
 __all__ = [
@@ -119,6 +121,7 @@ class Compression:
         self._under_way = 0  # gradients handed over whose results were not fetched yet
         self._settled = -1  # the step whose sparse gradients were looked for
         self._in_updates = False
+        self._tuner: Tuner | None = None
         if not process_set.included():
             self._parameters: list[nn.Parameter] = []
             return
@@ -129,13 +132,20 @@ class Compression:
         self._methods, self._reducer = start(method, self._named, options, self._process_set)
         self._reducer.on_unseen = self._wake
         self._reducer.gain = None  # the first token that comes back tells, or attach()
+        self._tokens = [torch.empty(1) for _ in self._reducer.plan.names()]
+        self._take_order()
+        schedule = self._reducer.options.schedule
+        if is_adaptive(schedule):
+            self._tuner = Tuner(self._reducer, str(schedule), self._share)
+        _open.add(self)
+
+    def _take_order(self) -> None:
+        """Number the parameters as the plan has them."""
         by_name = dict(self._named)
-        self._parameters = [by_name[name] for name in self._reducer.plan.names()]
+        self._parameters = [by_name[name] for name in self._running().plan.names()]
         self._index = {id(p): index for index, p in enumerate(self._parameters)}
-        self._tokens = [torch.empty(1) for _ in self._parameters]
         self._order = list(range(len(self._parameters)))
         self._calls = 0
-        _open.add(self)
 
     @staticmethod
     def create(method: str | Codec, named_parameters: NamedParameters, **options: Any) -> Compression:
@@ -175,9 +185,11 @@ class Compression:
         """Take in a gradient; Horovod all-reduces the one-element token that this returns."""
         if self._in_updates:
             raise ConfigError(_TAKEN)
-        index = self._find(tensor)
         if self._is_repeat():
+            self._find(tensor)
             return torch.ones(1), tensor
+        self._begin_step()
+        index = self._find(tensor)
         token = self._tokens[index].fill_(_token(self._running().rank))
         return token, (index, self._offer(index, tensor))
 
@@ -243,6 +255,11 @@ class Compression:
         """
         if self._in_updates or self._optimizer is not None or self._calls or self._running().step:
             raise ConfigError(_TAKEN)
+        if self._tuner:
+            raise ConfigError(
+                "adaptive schedules hide exchanges behind the backward pass, and there is none to hide behind when "
+                'updates are exchanged; choose a fixed schedule such as "size:25MB"'
+            )
         if self._running().options.nonfinite == "zero":
             raise ConfigError(
                 'nonfinite="zero" has no meaning for weight updates: momentum and local weights would stay as they '
@@ -298,11 +315,15 @@ class Compression:
     def state_dict(self) -> dict[str, Any]:
         """Return this rank's step and residuals; each rank saves its own, between two steps."""
         self._check_between_steps()
-        return checkpoint.save(self._running(), self._methods)
+        tuned = {"tuned": self._tuner.done} if self._tuner else {}
+        return checkpoint.save(self._running(), self._methods) | tuned
 
     def load_state_dict(self, state: Mapping[str, Any], residuals: str = "restore") -> None:
         """Restore a state; see :func:`horovod_compress.checkpoint.load`."""
         self._check_between_steps()
+        if self._tuner:
+            self._tuner.resume(checkpoint.saved_plan(state), bool(state.get("tuned")))
+            self._take_order()
         checkpoint.load(self._running(), self._methods, state, residuals)
         self._settled = -1
 
@@ -399,6 +420,14 @@ class Compression:
             )
         return True
 
+    def _begin_step(self) -> None:
+        """Let an adaptive schedule choose other buckets, while nothing is under way."""
+        if self._tuner and not self._under_way and self._tuner.begin_step():
+            self._take_order()
+
+    def _share(self, value: Any) -> list[Any]:
+        return self.allgather_object(value, "hvc.tuning")
+
     def _offer(self, index: int, grad: Tensor) -> int:
         step = self._running().offer(index, grad)
         self._under_way += 1
@@ -462,11 +491,12 @@ def _attach(optimizer: Any, compression: Compression) -> None:
             parameter.grad = torch.zeros_like(parameter)
         if parameter.grad.is_sparse:
             return stock(parameter)
-        index = compression._index.get(id(parameter))
-        if index is None:
+        if id(parameter) not in compression._index:
             raise ConfigError(compression._why_unknown(parameter.grad))
         if compression._is_repeat():
             return (lambda: parameter.grad), None
+        compression._begin_step()
+        index = compression._index[id(parameter)]
         step = compression._offer(index, parameter.grad)
         return (lambda: compression._result(index, step)), None
 

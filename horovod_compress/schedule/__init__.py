@@ -11,12 +11,21 @@ from collections.abc import Callable, Sequence
 
 from ..errors import ConfigError
 from ..plan import Plan, TensorSpec
-from . import layerwise, single, size
+from . import layerfusion, layerwise, mergecomp, single, size
 
 #: What fits the bucket's place in a key, less one for the verification's frames.
 MAX_BUCKETS = (1 << 16) - 1
 
 _SCHEDULES = {"layerwise": layerwise, "single": single, "size": size}
+
+#: Schedules that try buckets in the running job, see :mod:`.trial`; they begin with the usual ones.
+ADAPTIVE = {"layerfusion": layerfusion, "mergecomp": mergecomp}
+_BEGINNING = "25MB"
+
+
+def is_adaptive(schedule: str | Plan) -> bool:
+    """Return whether a schedule chooses buckets while the job runs."""
+    return isinstance(schedule, str) and schedule.partition(":")[0] in ADAPTIVE
 
 
 def make_plan(
@@ -48,9 +57,12 @@ def _plan(
         schedule.check_covers(tensors)
         return schedule
     name, _, argument = str(schedule).partition(":")
+    if name in ADAPTIVE:
+        ADAPTIVE[name].check(argument)
+        name, argument = "size", _BEGINNING
     if name not in _SCHEDULES:
         raise ConfigError(
-            f"schedule should be a Plan or one of {', '.join(sorted(_SCHEDULES))}, "
+            f"schedule should be a Plan or one of {', '.join(sorted(_SCHEDULES | ADAPTIVE))}, "
             f'got {schedule!r}; an example is schedule="size:25MB"'
         )
     small = [tensor for tensor in tensors if tensor.count < min_elements]
@@ -58,6 +70,11 @@ def _plan(
     for tensor in tensors:
         if tensor.count >= min_elements:
             of_method.setdefault(method(tensor.name), []).append(tensor)
+    if is_adaptive(schedule) and len(of_method) > 1:
+        raise ConfigError(
+            f'schedule="{schedule}" serves one method for all parameters, these have {len(of_method)}; choose a fixed '
+            f'schedule such as "size:25MB"'
+        )
     groups = [(g, number) for number, own in of_method.items() for g in _SCHEDULES[name].group(own, argument)]
     place = {tensor.name: index for index, tensor in enumerate(tensors)}
     groups.sort(key=lambda group: place[group[0][-1].name])  # by when its last gradient is there

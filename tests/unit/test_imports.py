@@ -16,8 +16,8 @@ NAME = PACKAGE.name
 # A module may import modules of its own layer and of those below it. A package counts as a whole.
 LAYERS = [
     {"torch", "update", "update_schedule", "adam", "_start", "_horovod", "_headroom", "cli", "verbs", "checkpoint", "handshake", "check_build", "elastic"},
-    {"reducer", "station"},
-    {"arrivals", "codecs", "collectives", "plan", "schedule", "options", "feedback", "methods"},
+    {"reducer", "station", "tuning"},
+    {"arrivals", "codecs", "collectives", "plan", "schedule", "options", "feedback", "methods", "watch"},
     {"kernels", "transports", "wire", "keys", "deadline", "decoder", "metrics"},
     {"errors", "_cpu", "_cuda"},
 ]

@@ -1,0 +1,92 @@
+"""What a step costs under a choice of buckets: the model that schedules are chosen by.
+
+Gradients arrive one after the other; each bucket then takes its turn on the exchange thread (encoding and
+exchange) and after that on the decoder's thread. Both costs are taken to be affine in the bucket's elements.
+
+    start_i = max(end of the exchange of bucket i-1, arrival of the last gradient of bucket i)
+    end of the exchange_i = start_i + a + k n_i
+    end of the decoding_i = max(end of the exchange_i, end of the decoding_{i-1}) + b + l n_i
+    step = end of the decoding of the last bucket
+
+This is MergeComp's objective (arXiv:2103.15195) with decoding as a third stage of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import median
+
+
+@dataclass(frozen=True)
+class Affine:
+    """Seconds for a number of elements: ``fixed + each * elements``."""
+
+    fixed: float
+    each: float
+
+    def __call__(self, elements: float) -> float:
+        return self.fixed + self.each * elements
+
+
+@dataclass(frozen=True)
+class Costs:
+    """What a bucket costs.
+
+    Attributes:
+        exchange: encoding and exchange, on the exchange thread.
+        decode: on the decoder's thread.
+    """
+
+    exchange: Affine
+    decode: Affine
+
+
+@dataclass(frozen=True)
+class Arrivals:
+    """The gradients of a step, in the order in which they come.
+
+    Attributes:
+        counts: elements of each.
+        seconds: when each is there; never falling.
+    """
+
+    counts: tuple[int, ...]
+    seconds: tuple[float, ...]
+
+
+def step_seconds(arrivals: Arrivals, groups: Sequence[int], costs: Costs) -> float:
+    """Return when the last result is there.
+
+    Args:
+        groups: how many consecutive tensors each bucket holds.
+    """
+    sent = decoded = 0.0
+    first = 0
+    for number in groups:
+        stop = first + number
+        elements = sum(arrivals.counts[first:stop])
+        sent = max(sent, arrivals.seconds[stop - 1]) + costs.exchange(elements)
+        decoded = max(sent, decoded) + costs.decode(elements)
+        first = stop
+    return decoded
+
+
+def fitted(points: Sequence[tuple[float, float]]) -> Affine:
+    """Return an affine cost through measured (elements, seconds), neither part of it negative.
+
+    The slope is the median of the slopes between all pairs that differ enough (Theil and Sen), so that a few
+    disturbed measurements do not count.
+
+    Raises:
+        ValueError: there are no points.
+    """
+    if not points:
+        raise ValueError("no measured costs to fit")
+    most = max(n for n, _ in points)
+    pairs = [(p, q) for i, p in enumerate(points) for q in points[:i] if abs(p[0] - q[0]) > 0.1 * most]
+    each = max(0.0, median((q[1] - p[1]) / (q[0] - p[0]) for p, q in pairs)) if pairs else 0.0
+    fixed = median(seconds - each * n for n, seconds in points)
+    if fixed < 0:  # the slope is too steep then: through the origin and the largest bucket
+        return Affine(0.0, median(seconds / n for n, seconds in points if n > 0.5 * most))
+    return Affine(fixed, each)

@@ -1,0 +1,79 @@
+"""Marks of time in a running step: when gradients arrive, and what each bucket costs."""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict
+from statistics import median
+
+from .plan import Plan
+from .schedule.costs import Arrivals
+from .schedule.trial import BucketCost
+
+
+class Watch:
+    """The times of the steps since it was made. Every mark is one append, from whichever thread it happens on."""
+
+    def __init__(self, plan: Plan) -> None:
+        self._plan = plan
+        self._begins: list[float] = []
+        self._offers: list[tuple[int, float]] = []
+        self._exchanges: dict[int, list[float]] = defaultdict(list)
+        self._decodes: dict[int, list[float]] = defaultdict(list)
+
+    def begin(self) -> None:
+        """Mark that a step's first gradient is there."""
+        self._begins.append(time.perf_counter())
+
+    def offered(self, index: int) -> None:
+        """Mark that a tensor, by its place in the plan, was taken in."""
+        self._offers.append((index, time.perf_counter()))
+
+    def exchanged(self, bucket: int, seconds: float) -> None:
+        self._exchanges[bucket].append(seconds)
+
+    def decoded(self, bucket: int, seconds: float) -> None:
+        self._decodes[bucket].append(seconds)
+
+    def steps(self) -> int:
+        """Return how many steps have begun."""
+        return len(self._begins)
+
+    def step_seconds(self) -> float:
+        """Return the shortest time between the beginnings of two steps: what disturbs only makes it longer.
+
+        The first step is left out, as it pays for new buffers.
+        """
+        return min(after - before for before, after in list(zip(self._begins, self._begins[1:]))[1:])
+
+    def order(self) -> list[int]:
+        """Return the tensors, by place in the plan, as they arrive."""
+        return sorted(range(len(self._plan.names())), key=self._arrival)
+
+    def arrivals(self) -> Arrivals:
+        """Return when gradients were there after the first of a step, medians over steps."""
+        counts = [tensor.count for bucket in self._plan.buckets for tensor in bucket.tensors]
+        order, latest, seconds = self.order(), 0.0, []
+        for index in order:
+            latest = max(latest, self._arrival(index))
+            seconds.append(latest)
+        return Arrivals(tuple(counts[index] for index in order), tuple(seconds))
+
+    def _arrival(self, index: int) -> float:
+        found = []
+        for begin, end in zip(self._begins, [*self._begins[1:], float("inf")]):
+            found += [at - begin for place, at in self._offers if place == index and begin <= at < end]
+        return median(found) if found else 0.0
+
+    def buckets(self) -> list[BucketCost]:
+        """Return the costs of every bucket that was exchanged, medians over steps."""
+        return [
+            BucketCost(bucket.count, _later(self._exchanges[bucket.index]), _later(self._decodes[bucket.index]))
+            for bucket in self._plan.buckets
+            if bucket.compressed and self._exchanges.get(bucket.index) and self._decodes.get(bucket.index)
+        ]
+
+
+def _later(values: list[float]) -> float:
+    """Return the median, without the first step where there are others."""
+    return median(values[1:] or values)

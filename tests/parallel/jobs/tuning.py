@@ -1,0 +1,109 @@
+"""Adaptive schedules in real jobs: both paths, odd models, and going on from a checkpoint."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import horovod.torch as hvd
+import torch
+from torch import Tensor, nn
+
+import horovod_compress.torch as hvc
+from tests.support.rank import check
+from tests.support.training import digest, gathered, loss_of, net, optimizer_for, train
+
+hvd.init()
+torch.set_num_threads(1)
+STEPS = 55
+
+
+class Odd(nn.Module):
+    """A shared parameter, an unused one, and layers whose gradients come in another order on odd ranks."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(5)
+        self.shared, self.unused = nn.Linear(64, 64), nn.Linear(3, 5)
+        self.left, self.right = nn.Linear(64, 64), nn.Linear(64, 64)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.shared(self.shared(x.flatten(1)).tanh())
+        first, second = (self.left, self.right) if hvd.rank() % 2 else (self.right, self.left)
+        return second(first(x).tanh()) + first(second(x).tanh())
+
+
+def tuned(make: Any, schedule: str, method: str, attach: bool) -> dict[str, Any]:
+    model = make()
+    optimizer, compression = optimizer_for(model, method, attach, schedule=schedule)
+    assert compression is not None
+    digests = []
+    for step in range(STEPS):
+        train(model, optimizer, [step], loss_of)
+        digests.append((digest(model.parameters()), compression.plan.fingerprint()))
+    by_rank = gathered(digests)
+    found = {
+        "steps": [list(step) for step in zip(*by_rank)],
+        "chosen": compression._tuner.done,  # type: ignore[union-attr]
+        "verified": compression.stats()["verified"],
+        "plans": len(set(plan for _, plan in digests)),
+    }
+    compression.close()
+    return found
+
+
+for name, make in (("net", net), ("odd", Odd)):
+    for schedule in ("layerfusion", "mergecomp"):
+        for attach in (False, True):
+            check(f"{name} {schedule} {attach}", lambda: tuned(make, schedule, "topk", attach))
+
+
+def resumed() -> Any:
+    """Save after the choice, and go on in a new compression: at once with the chosen buckets."""
+    model = net()
+    optimizer, compression = optimizer_for(model, "ef_signsgd", True, schedule="layerfusion")
+    train(model, optimizer, range(12))
+    assert compression is not None
+    state, plan = compression.state_dict(), compression.plan
+    whole = copy.deepcopy((model.state_dict(), optimizer.state_dict()))
+    train(model, optimizer, range(12, 16))
+    compression.close()
+    other = net()
+    again, continued = optimizer_for(other, "ef_signsgd", True, schedule="layerfusion", prefix="again.")
+    assert continued is not None
+    renamed = renamed_state(state)
+    other.load_state_dict(whole[0])
+    again.load_state_dict(whole[1])
+    continued.load_state_dict(renamed)
+    same_plan = [len(b.tensors) for b in continued.plan.buckets] == [len(b.tensors) for b in plan.buckets]
+    train(other, again, range(12, 16))
+    continued.close()
+    return [state["tuned"], same_plan, digest(model.parameters()) == digest(other.parameters())]
+
+
+def renamed_state(state: dict[str, Any]) -> dict[str, Any]:
+    """Horovod wants other names for the parameters of a second optimizer."""
+    kept = {kind: {f"again.{n}": t for n, t in tensors.items()} for kind, tensors in state["state"].items()}
+    buckets = [
+        entry | {"tensors": [[f"again.{name}", *rest] for name, *rest in entry["tensors"]]} for entry in state["buckets"]
+    ]
+    return state | {"state": kept, "buckets": buckets}
+
+
+check("resumed", resumed)
+
+
+def refused() -> str:
+    model = net()
+    named = list(model.named_parameters())
+    compression = hvc.Compression.topk(named, schedule="mergecomp")
+    try:
+        hvc.DistributedUpdateOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), named, compression)
+    except hvc.ConfigError as error:
+        return str(error)
+    finally:
+        compression.close()
+    return "accepted"
+
+
+check("update mode", refused)

@@ -1,0 +1,86 @@
+"""The best buckets by the cost model are the best of all, for up to ten tensors by trying every grouping."""
+
+from __future__ import annotations
+
+import random
+import time
+
+import pytest
+
+from horovod_compress.schedule.costs import Affine, Arrivals, Costs, fitted, step_seconds
+from horovod_compress.schedule.layerfusion import best, even, greedy
+
+
+def _case(draw: random.Random, count: int) -> tuple[Arrivals, Costs]:
+    counts = tuple(draw.randint(1, 10 ** draw.randint(1, 6)) for _ in range(count))
+    seconds = tuple(sorted(draw.random() * draw.choice([0.01, 0.1, 1]) for _ in range(count)))
+    exchange = Affine(draw.random() * 0.01, draw.random() * draw.choice([0, 1e-7, 1e-6]))
+    decode = Affine(draw.random() * 0.005, draw.random() * draw.choice([0, 1e-7, 1e-6]))
+    return Arrivals(counts, seconds), Costs(exchange, decode)
+
+
+def _every_grouping(count: int) -> list[list[int]]:
+    found = []
+    for cuts in range(1 << (count - 1)):
+        groups = [1]
+        for place in range(count - 1):
+            if cuts >> place & 1:
+                groups.append(1)
+            else:
+                groups[-1] += 1
+        found.append(groups)
+    return found
+
+
+@pytest.mark.parametrize("count", range(1, 13))
+def test_no_grouping_is_better(count: int) -> None:
+    draw, every = random.Random(count), _every_grouping(count)
+    for _ in range(20 if count < 10 else 3):
+        arrivals, costs = _case(draw, count)
+        groups = best(arrivals, costs)
+        assert sum(groups) == count and min(groups) > 0
+        lowest = min(step_seconds(arrivals, other, costs) for other in every)
+        assert step_seconds(arrivals, groups, costs) == pytest.approx(lowest, rel=1e-12)
+        quick = greedy(arrivals, costs)
+        assert sum(quick) == count and step_seconds(arrivals, quick, costs) >= lowest * (1 - 1e-12)
+
+
+def test_the_rule_of_neighbours_is_nearly_as_good() -> None:
+    draw, worse = random.Random(7), []
+    for _ in range(100):
+        arrivals, costs = _case(draw, 40)
+        least = step_seconds(arrivals, best(arrivals, costs), costs)
+        worse.append(step_seconds(arrivals, greedy(arrivals, costs), costs) / least)
+    assert sum(worse) / len(worse) < 1.05
+
+
+def test_known_ends() -> None:
+    counts, seconds = (1000,) * 8, tuple(0.1 * place for place in range(8))
+    free = Costs(Affine(0, 1e-6), Affine(0, 0))
+    costly = Costs(Affine(10, 1e-6), Affine(0, 0))
+    assert best(Arrivals(counts, seconds), costly) == [8]  # waiting costs less than another bucket
+    assert best(Arrivals(counts, seconds), free)[-1] == 1  # nothing is left to do behind the last gradient
+
+
+def test_five_hundred_tensors_take_less_than_a_second() -> None:
+    arrivals, costs = _case(random.Random(3), 500)
+    began = time.process_time()
+    best(arrivals, costs)
+    assert time.process_time() - began < 1.0
+
+
+def test_costs_are_fitted_through_disturbed_points() -> None:
+    points = [(n, 0.002 + 3e-9 * n) for n in (1e5, 1e6, 2e6, 5e6, 2e7)] + [(3e6, 0.5)]
+    found = fitted(points)
+    assert found.fixed == pytest.approx(0.002, rel=0.05) and found.each == pytest.approx(3e-9, rel=0.05)
+    assert fitted([(1000.0, 0.5)]) == Affine(0.5, 0.0)
+    downhill = fitted([(1e6, 0.001), (1e7, 0.1)])
+    assert downhill.fixed == 0 and downhill(1e7) == pytest.approx(0.1)
+    with pytest.raises(ValueError, match="no measured costs"):
+        fitted([])
+
+
+def test_even_groups() -> None:
+    assert even([10, 10, 10, 10], 2) == [2, 2]
+    assert even([1000, 1, 1, 1], 4)[0] == 1 and sum(even([1000, 1, 1, 1], 4)) == 4
+    assert even([5], 8) == [1]

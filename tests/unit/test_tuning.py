@@ -1,0 +1,159 @@
+"""Adaptive schedules with ranks in threads: they agree, lose nothing, and come to an end."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+import torch
+
+from horovod_compress.errors import ConfigError
+from horovod_compress.methods import per_layer
+from horovod_compress.plan import Plan
+from horovod_compress.schedule import is_adaptive, mergecomp
+from horovod_compress.tuning import TRIAL_STEPS, Tuner
+from tests.support.local import Fleet, random_grads, spec
+
+WORLD = 3
+TENSORS = [spec(f"layer{number}.weight", 30 + 7 * number, 11) for number in range(9)]
+
+
+class Meeting:
+    """What ``share`` is to the ranks of a job."""
+
+    def __init__(self, world: int) -> None:
+        self._values: list[Any] = [None] * world
+        self._barrier = threading.Barrier(world, timeout=20)
+
+    def share(self, rank: int) -> Callable[[Any], list[Any]]:
+        def share(value: Any) -> list[Any]:
+            self._values[rank] = value
+            self._barrier.wait()
+            found = list(self._values)
+            self._barrier.wait()
+            return found
+
+        return share
+
+
+class Job:
+    """A fleet whose ranks step side by side, each with a tuner."""
+
+    def __init__(self, fleet: Fleet, schedule: str) -> None:
+        self.fleet, meeting = fleet, Meeting(fleet.world)
+        self.tuners = [Tuner(r, schedule, meeting.share(rank)) for rank, r in enumerate(fleet.reducers)]
+        self._pool = ThreadPoolExecutor(fleet.world)
+
+    def step(self, seed: int, order: Callable[[int], list[str]] | None = None) -> list[dict[str, torch.Tensor]]:
+        grads = random_grads(self.fleet.world, self.fleet.tensors, seed=seed)
+
+        def one(rank: int) -> dict[str, torch.Tensor]:
+            self.tuners[rank].begin_step()
+            reducer, mine = self.fleet.reducers[rank], grads[rank]
+            index = {name: place for place, name in enumerate(reducer.plan.names())}
+            names = order(rank) if order else list(mine)
+            step = [reducer.offer(index[name], mine[name]) for name in names][0]
+            return {name: reducer.result(index[name], step).clone() for name in names}
+
+        return list(self._pool.map(one, range(self.fleet.world)))
+
+    def same(self, results: list[dict[str, torch.Tensor]]) -> bool:
+        return all(torch.equal(mine[name], results[0][name]) for mine in results for name in mine)
+
+
+@pytest.mark.parametrize("schedule", ["layerfusion", "mergecomp", "mergecomp:2"])
+@pytest.mark.parametrize("method", ["marsit", "topk", "none"])
+def test_ranks_agree_in_every_step_and_choose_in_time(schedule: str, method: str) -> None:
+    with Fleet(WORLD, TENSORS, method, schedule=schedule, verify_every=1) as fleet:
+        job = Job(fleet, schedule)
+        for number in range(60):
+            assert job.same(job.step(number))
+            plans = {reducer.plan.fingerprint() for reducer in fleet.reducers}
+            assert len(plans) == 1
+            if all(tuner.done for tuner in job.tuners):
+                break
+        assert number < 50 and all(tuner.done for tuner in job.tuners)
+        assert sorted(fleet.reducers[0].plan.names()) == sorted(spec.name for spec in TENSORS)
+        assert fleet.reducers[0].watch is None  # nothing is measured any more
+        before = fleet.reducers[0].plan
+        assert job.same(job.step(number + 1)) and fleet.reducers[0].plan is before
+
+
+def test_the_order_is_that_of_rank_0() -> None:
+    names = [tensor.name for tensor in TENSORS]
+    with Fleet(WORLD, TENSORS, "topk", schedule="layerfusion") as fleet:
+        job = Job(fleet, "layerfusion")
+        for number in range(3 * TRIAL_STEPS + 1):  # rank 0 backwards, the others in three other orders
+            job.step(number, lambda rank: names[::-1] if rank == 0 else names[rank:] + names[:rank])
+        assert job.tuners[0].done
+        assert [r.plan.names() for r in fleet.reducers] == [names[::-1]] * WORLD
+
+
+def test_other_buckets_change_nothing_that_is_kept() -> None:
+    with Fleet(2, TENSORS, "sketch_fusion", density=0.1, cells=0.5, momentum=0.5) as fleet:
+        for number in range(3):
+            fleet.step(random_grads(2, TENSORS, seed=number))
+        for groups in ([4, 5], [1] * 9, [9]):
+            before = [{k: {n: t.clone() for n, t in kept.items()} for k, kept in r.states().items()} for r in fleet.reducers]
+            cut, first = [], 0
+            for count in groups:
+                cut.append((TENSORS[::-1][first : first + count], 1))
+                first += count
+            plan = Plan.of(cut)
+            for reducer in fleet.reducers:
+                reducer.replan(plan)
+            for reducer, was in zip(fleet.reducers, before):
+                now = reducer.states()
+                assert now.keys() == was.keys() and all(
+                    torch.equal(now[kind][name], tensor) for kind, kept in was.items() for name, tensor in kept.items()
+                )
+            fleet._index = {name: place for place, name in enumerate(plan.names())}
+            fleet.step(random_grads(2, TENSORS, seed=len(groups)))
+
+
+def test_buckets_are_changed_between_steps_only_and_not_under_tables() -> None:
+    with Fleet(2, TENSORS, "topk") as fleet:
+        fleet.reducers[0].offer(0, random_grads(2, TENSORS)[0][TENSORS[0].name])
+        with pytest.raises(ConfigError, match="between two steps only"):
+            fleet.reducers[0].replan(fleet.plan)
+    with Fleet(2, TENSORS, "sketch_fusion", cells=0.5, error_feedback="sketch") as fleet:
+        with pytest.raises(ConfigError, match="for whole buckets"):
+            fleet.reducers[0].replan(fleet.plan)
+
+
+def test_an_error_of_rank_0_reaches_all() -> None:
+    with Fleet(WORLD, TENSORS, "topk", schedule="layerfusion") as fleet:
+        job = Job(fleet, "layerfusion")
+        job.tuners[0]._schedule = "nothing"
+        for number in range(TRIAL_STEPS):
+            job.step(number)
+        with pytest.raises(ConfigError, match="rank 0 could not choose buckets: KeyError"):
+            job.step(TRIAL_STEPS)
+
+
+def test_mergecomp_finds_the_lowest_place_of_one_cut() -> None:
+    for count in (2, 3, 10, 161):
+        for target in {1, count // 3, count - 1} - {0}:
+            tries, search = 0, mergecomp.tune(count, "2")
+            groups = next(search)
+            try:
+                while True:
+                    tries += 1
+                    cut = groups[0] if len(groups) == 2 else 10 * count
+                    measured = type("M", (), {"step": 1.0 + abs(cut - target)})
+                    groups = search.send(measured)
+            except StopIteration as end:
+                found = end.value
+            assert abs(found[0] - target) <= max(1, count // 10) and tries <= 16
+
+
+def test_names_and_arguments() -> None:
+    assert is_adaptive("mergecomp:3") and is_adaptive("layerfusion") and not is_adaptive("single")
+    for bad in ("mergecomp:0", "mergecomp:x", "layerfusion:3"):
+        with pytest.raises(ConfigError, match="takes"):
+            Fleet(1, TENSORS, "none", schedule=bad)
+    with pytest.raises(ConfigError, match="serves one method for all parameters, these have 2"):
+        Fleet(1, TENSORS, per_layer({"layer1*": "topk", "*": "none"}), schedule="layerfusion")
