@@ -113,14 +113,14 @@ def test_what_an_owner_kept_survives_another_plan(live: bool) -> None:
     with Fleet(world, tensors, "onebit_adam", block=64) as fleet:
         for seed in range(3):
             step(fleet, seed)
-        states = [checkpoint.save(reducer, fleet.codec) for reducer in fleet.reducers]
+        states = [checkpoint.save(reducer, fleet.methods) for reducer in fleet.reducers]
         before = _kept(fleet, "server")
     with Fleet(world, tensors, "onebit_adam", block=64, schedule="layerwise") as fleet:
         for seed in range(3 if live else 0):
             fleet.step(random_grads(world, tensors, seed=50 + seed))
         for reducer, state in zip(fleet.reducers, states):
             assert reducer.wait_idle(5.0)
-            checkpoint.load(reducer, fleet.codec, state, "restore")
+            checkpoint.load(reducer, fleet.methods, state, "restore")
         step(fleet, 10)
         after, residual = _kept(fleet, "server"), _kept(fleet, "residual")
     moved = [bool(((b[n] != 0) & (a[n] == 0)).any()) for b, a in zip(before, after) for n in total]
@@ -148,7 +148,7 @@ def test_when_the_scale_of_the_paper_contracts(kind: str) -> None:
 def test_the_bytes_of_a_payload() -> None:
     """A record for each block of each tensor; blocks are not shared between tensors."""
     with Fleet(2, TENSORS, "onebit_adam", block=128) as fleet:
-        (form,) = fleet.codec.variants()
+        (form,) = fleet.methods.codecs[1].variants()
         regions = form.regions(fleet.plan.buckets[0])
         assert regions["records"] == (torch.uint8, (6 + 1 + 3 + 0) * (4 + 16))
         assert form.records() == {"records": 20}

@@ -159,12 +159,12 @@ def test_the_factor_is_saved_and_the_same_everywhere() -> None:
             fleet.step([{"a": grad} for grad in _matrices(2, step)])
         tables = [reducer.tables()["0 factor"] for reducer in fleet.reducers]
         assert same_bits(tables[0], tables[1]) and bool(tables[0].any())
-        states = [checkpoint.save(reducer, fleet.codec) for reducer in fleet.reducers]
+        states = [checkpoint.save(reducer, fleet.methods) for reducer in fleet.reducers]
         wanted = fleet.step([{"a": grad} for grad in _matrices(2, 9)])
     for forget, same in ((False, True), (True, False)):
         with Fleet(2, TENSOR, "powersgd") as fleet:
             for reducer, state in zip(fleet.reducers, states):
-                checkpoint.load(reducer, fleet.codec, state, "restore")
+                checkpoint.load(reducer, fleet.methods, state, "restore")
                 if forget:  # the control
                     reducer.tables()["0 factor"].zero_()
             found = fleet.step([{"a": grad} for grad in _matrices(2, 9)])
