@@ -20,7 +20,8 @@ class Options:
     """How buckets are made and exchanged, whatever the method.
 
     Args:
-        schedule: "layerwise", "single", "size:25MB" or a :class:`~horovod_compress.plan.Plan`.
+        schedule: "layerwise", "single", "size:25MB", "layerfusion", "mergecomp" or a
+            :class:`~horovod_compress.plan.Plan`.
         exchange: "ring", "fold", or "auto" to choose per bucket.
         transport: "gloo"; "auto" takes what fits the gradients' device.
         seed: of all random bits; equal on every rank.
