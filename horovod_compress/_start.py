@@ -17,7 +17,7 @@ from .methods import Methods, numbered, parse
 from .options import Options
 from .plan import Plan, TensorSpec
 from .reducer import Reducer
-from .schedule import make_plan
+from .schedule import is_adaptive, make_plan
 from .transports import gloo
 from .transports.base import Transport
 from .transports.local import Hub
@@ -53,7 +53,7 @@ def start(
             if isinstance(options.schedule, Plan):
                 plan = numbered(plan, methods)
             _check_options(methods, options, world)
-            _check_buckets(methods, plan)
+            _check_buckets(methods, plan, options)
             if world > 1:
                 meeting = gloo.Meeting(None, own, seconds)
             document = handshake.Document(
@@ -105,14 +105,17 @@ def _check_options(methods: Methods, options: Options, world: int) -> None:
             chooser(options.exchange)(variant, 0, 2)
 
 
-def _check_buckets(methods: Methods, plan: Plan) -> None:
+def _check_buckets(methods: Methods, plan: Plan, options: Options) -> None:
     """Refuse buckets that their method cannot take."""
     methods.check_plain(plan)
     for bucket in plan.buckets:
-        codec = methods.codecs[bucket.method]
-        codec.tables(bucket)
-        for variant in codec.variants():
-            variant.check_bucket(bucket)
+        methods.check_bucket(bucket)
+        tables = methods.codecs[bucket.method].tables(bucket)
+        if tables and is_adaptive(options.schedule):
+            raise ConfigError(
+                f"{methods.codecs[bucket.method].name} keeps {', '.join(sorted(tables))} for whole buckets, so they cannot "
+                f'be changed in the running job; choose a fixed schedule such as "size:25MB"'
+            )
 
 
 def _transport_kind(options: Options, world: int) -> str:

@@ -80,6 +80,15 @@ class Methods:
                 return 1 + self._own().index(codec)
         raise ConfigError(f'no pattern fits the parameter {tensor}; end with "*" for all others: {{..., "*": "none"}}')
 
+    def check_bucket(self, bucket: Bucket) -> None:
+        """Refuse a bucket that its method cannot take.
+
+        Raises:
+            ConfigError: says what would do.
+        """
+        for variant in self.codecs[bucket.method].variants():
+            variant.check_bucket(bucket)
+
     def check_used(self, tensors: Sequence[TensorSpec]) -> None:
         """Refuse a pattern that no parameter takes its method from; "*" may be left with none.
 

@@ -123,9 +123,13 @@ class Reducer:
             self._changed.notify_all()
 
     def _check_replan(self, plan: Plan) -> None:
-        if not self.wait_idle(_CLOSE_SECONDS):
+        if not self.wait_idle(self.options.timeout):
             raise ConfigError(f"rank {self.rank}: buckets can be changed between two steps only; one is under way")
         plan.check_covers([tensor for bucket in self.plan.buckets for tensor in bucket.tensors])
+        before, after = ({t.name: b.method for b in p.buckets for t in b.tensors} for p in (self.plan, plan))
+        if before != after:
+            name = next(name for name in before if before[name] != after[name])
+            raise ConfigError(f"rank {self.rank}: {name} has another method in the new buckets; what is kept for it would be lost")
         if self.tables():
             raise ConfigError(
                 f"rank {self.rank}: this method keeps {', '.join(sorted(self.tables())[:3])} for whole buckets, which "

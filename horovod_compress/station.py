@@ -162,7 +162,8 @@ class Station:
         local = _carve(self._scratch, arrays) if codec.local_is_scratch else _allocate(arrays)
         shared = [_allocate(arrays) for arrays in codec.preludes(self.bucket)]
         every = {name: array for arrays in shared for name, array in arrays.items()}
-        work = Work(self.bucket, world, self.grads, state, self.tables, regions, every, local)
+        own = {name: kept for name, kept in state.items() if name in self._codec.sees(codec, self.bucket)}
+        work = Work(self.bucket, world, self.grads, own, self.tables, regions, every, local)
         work.momenta = self._momenta
         codec.prepare(work)
         layout = Layout.of(regions, world, codec.records())

@@ -16,6 +16,7 @@ or, to compress weight updates instead of gradients:
 from __future__ import annotations
 
 import atexit
+import itertools
 import logging
 import weakref
 from collections.abc import Callable, Iterable, Mapping
@@ -136,7 +137,9 @@ class Compression:
         self._take_order()
         schedule = self._reducer.options.schedule
         if is_adaptive(schedule):
-            self._tuner = Tuner(self._reducer, str(schedule), self._share)
+            first = self._reducer.options.warmup_steps
+            self._tuner = Tuner(self._reducer, str(schedule), self._share, first, self._methods.check_bucket)
+            self._tuning_name = f"hvc.tuning.{next(_numbers)}"  # ranks make compressions in one order
         _open.add(self)
 
     def _take_order(self) -> None:
@@ -426,7 +429,7 @@ class Compression:
             self._take_order()
 
     def _share(self, value: Any) -> list[Any]:
-        return self.allgather_object(value, "hvc.tuning")
+        return self.allgather_object(value, self._tuning_name)
 
     def _offer(self, index: int, grad: Tensor) -> int:
         step = self._running().offer(index, grad)
@@ -531,6 +534,8 @@ _TAKEN = (
 _NO_ADASUM = (
     "op=hvd.Adasum is not supported: it combines parameter updates, not gradients; use op=hvd.Average"
 )
+
+_numbers = itertools.count()
 
 _open: weakref.WeakSet[Compression] = weakref.WeakSet()
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from .errors import ConfigError
-from .plan import Plan, TensorSpec
+from .plan import Bucket, Plan, TensorSpec
 from .reducer import Reducer
 from .schedule import ADAPTIVE
 from .schedule.trial import BucketCost, Groups, Measured, Tuning
@@ -43,14 +43,27 @@ class Tuner:
     Args:
         schedule: ``"mergecomp"``, ``"mergecomp:N"`` or ``"layerfusion"``.
         share: joins all ranks; must not wait for ever.
+        first: the step to begin at, when warm-up is over.
+        check_bucket: refuses buckets that the method cannot take.
     """
 
-    def __init__(self, reducer: Reducer, schedule: str, share: Share) -> None:
+    def __init__(
+        self,
+        reducer: Reducer,
+        schedule: str,
+        share: Share,
+        first: int = 0,
+        check_bucket: Callable[[Bucket], None] = lambda bucket: None,
+    ) -> None:
         self._reducer, self._schedule, self._share = reducer, schedule, share
         self._tuning: Tuning | None = None
         self._tensors: list[TensorSpec] = []  # in the order of arrival on rank 0
         self._step, self._began, self._cpu = -1, reducer.step, 0.0
-        self.done = reducer.world == 1
+        self._first, self._check_bucket = first, check_bucket
+        numbers = {bucket.method for bucket in reducer.plan.buckets if bucket.compressed}
+        self._method = max(numbers, default=0)  # there is one
+        self._idle = reducer.world == 1 or not numbers
+        self.done = self._idle
         self._watch_on()
 
     def _watch_on(self) -> None:
@@ -59,7 +72,7 @@ class Tuner:
     def begin_step(self) -> bool:
         """Take note of a step's first gradient, before it is offered; return whether buckets were changed."""
         step, watch = self._reducer.next_step(), self._reducer.watch
-        if self.done or watch is None or step == self._step:
+        if self.done or watch is None or step == self._step or step < self._first:
             return False
         self._step = step
         if watch.steps() < TRIAL_STEPS:
@@ -76,7 +89,7 @@ class Tuner:
             done: they were chosen, not only tried.
         """
         self._reducer.replan(plan)
-        self.done = self.done or done
+        self.done = self._idle or done
         self._tuning, self._step = None, -1
         self._watch_on()
 
@@ -137,10 +150,13 @@ class Tuner:
         """Return the plan of some groups, with the uncompressed buckets behind them as they are."""
         cut, first = [], 0
         for number in groups:
-            cut.append((self._tensors[first : first + number], 1))
+            cut.append((self._tensors[first : first + number], self._method))
             first += number
         plain = [(bucket.tensors, 0) for bucket in self._reducer.plan.buckets if not bucket.compressed]
-        return Plan.of([*cut, *plain])
+        found = Plan.of([*cut, *plain])
+        for bucket in found.buckets:
+            self._check_bucket(bucket)
+        return found
 
 
 def least(of_ranks: Sequence[Sequence[BucketCost]]) -> list[BucketCost]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from bisect import bisect_right
 from collections import defaultdict
 from statistics import median
 
@@ -48,22 +49,23 @@ class Watch:
 
     def order(self) -> list[int]:
         """Return the tensors, by place in the plan, as they arrive."""
-        return sorted(range(len(self._plan.names())), key=self._arrival)
+        seconds = self._arrivals()
+        return sorted(range(len(seconds)), key=lambda index: seconds[index])
 
     def arrivals(self) -> Arrivals:
         """Return when gradients were there after the first of a step, medians over steps."""
         counts = [tensor.count for bucket in self._plan.buckets for tensor in bucket.tensors]
-        order, latest, seconds = self.order(), 0.0, []
-        for index in order:
-            latest = max(latest, self._arrival(index))
-            seconds.append(latest)
-        return Arrivals(tuple(counts[index] for index in order), tuple(seconds))
+        seconds, order = self._arrivals(), self.order()
+        return Arrivals(tuple(counts[index] for index in order), tuple(seconds[index] for index in order))
 
-    def _arrival(self, index: int) -> float:
-        found = []
-        for begin, end in zip(self._begins, [*self._begins[1:], float("inf")]):
-            found += [at - begin for place, at in self._offers if place == index and begin <= at < end]
-        return median(found) if found else 0.0
+    def _arrivals(self) -> list[float]:
+        """Return when each tensor is there after the first one, medians over steps."""
+        found: list[list[float]] = [[] for _ in self._plan.names()]
+        for index, at in self._offers:
+            begun = bisect_right(self._begins, at)
+            if begun:
+                found[index].append(at - self._begins[begun - 1])
+        return [median(seconds) if seconds else 0.0 for seconds in found]
 
     def buckets(self) -> list[BucketCost]:
         """Return the costs of every bucket that was exchanged, medians over steps."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import enum
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -181,6 +181,13 @@ class Codec:
         """Return the residual rule in use."""
         return "none"
 
+    #: Whether something waits here that no other method would send: then none may come after this one.
+    keeps_to_itself: ClassVar[bool] = False
+
+    def takes_over(self) -> bool:
+        """Return whether what waits in the residual of every element is sent in time, whoever left it there."""
+        return self.feedback() != "none"
+
     def state(self, bucket: Bucket) -> dict[str, torch.dtype]:
         """Return the names and dtypes of what is kept for every element from step to step.
 
@@ -195,6 +202,10 @@ class Codec:
         Where a method changes what a learning rate means, as momentum does, small tensors need the same.
         """
         return None
+
+    def sees(self, variant: Codec, bucket: Bucket) -> Collection[str]:
+        """Return which kinds of state the rounds of one of the variants work with."""
+        return self.state(bucket)
 
     def communication_delay(self) -> int:
         """Return after how many local steps an exchange is due in update mode, if the user does not say."""

@@ -2,13 +2,14 @@
 
     codec of step t = the last stage that began at t or before, or what a function of t says
 
-What methods keep under the same name is handed on: what one of them did not send is in the residual
-that the next one starts with. Plain rounds (``none``) send it and leave it empty.
+What one method did not send is in the residual that the next one starts with. If that one keeps no
+residual of every element, its first round is in full precision instead, which sends what waits. So do
+plain rounds (``none``).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Collection, Hashable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -17,7 +18,7 @@ import torch
 from ..errors import ConfigError
 from ..plan import Bucket
 from .base import Algebra, Codec, Regions
-from .dense import FullPrecision, Uncompressed
+from .dense import Dense, FullPrecision, Uncompressed
 from .registry import create
 
 
@@ -37,12 +38,27 @@ class ByStep(Codec):
     algebra: ClassVar[Algebra] = Algebra.SUM  # of plain rounds; every stage has its own
     summary: ClassVar[str] = "another method after some steps"
 
+    def __post_init__(self) -> None:
+        ends = self.stages if self.choose else self.stages[:-1]
+        for label, codec in ends if len(self.stages) > 1 else ():
+            if codec.keeps_to_itself:
+                raise ConfigError(
+                    f"{codec.name} (stage {label!r}) keeps errors of others that no other method would send; let it be "
+                    f"the last stage, by steps and not by a function"
+                )
+
     def config(self) -> dict[str, Any]:
         prefix = "from step " if self.choose is None else ""
         return {f"{prefix}{label}": described(codec) for label, codec in self.stages}
 
     def state(self, bucket: Bucket) -> dict[str, torch.dtype]:
         return {name: dtype for _, codec in self.stages for name, dtype in codec.state(bucket).items()}
+
+    def sees(self, variant: Codec, bucket: Bucket) -> Collection[str]:
+        if isinstance(variant, Dense):  # plain rounds send and empty whatever waits
+            return self.state(bucket)
+        stages = [codec for _, codec in self.stages if variant in codec.variants()]
+        return {name for codec in stages for name in codec.sees(variant, bucket)}
 
     def tables(self, bucket: Bucket) -> Regions:
         found: Regions = {}
@@ -70,7 +86,16 @@ class ByStep(Codec):
         return int(getattr(self.stages[-1][1], "full_precision_every", 0))
 
     def at(self, step: int) -> Codec:
-        return self._stage(step).at(step)
+        codec = self._stage(step)
+        if step and self._loses(self._stage(step - 1), codec):
+            return FullPrecision()
+        return codec.at(step)
+
+    @staticmethod
+    def _loses(before: Codec, codec: Codec) -> bool:
+        """Return whether what waits after one stage would never be sent in another one."""
+        waits = before is not codec and not isinstance(before, Dense)
+        return waits and not isinstance(codec, Dense) and not codec.takes_over()
 
     def _stage(self, step: int) -> Codec:
         if self.choose is None:
@@ -83,7 +108,10 @@ class ByStep(Codec):
         raise ConfigError(f"the function of the step returned {label!r} for step {step}; methods has {names}")
 
     def variants(self) -> tuple[Codec, ...]:
-        return tuple(dict.fromkeys(variant for _, codec in self.stages for variant in codec.variants()))
+        found = [variant for _, codec in self.stages for variant in codec.variants()]
+        if any(self._loses(before, codec) for _, before in self.stages for _, codec in self.stages):
+            found.append(FullPrecision())
+        return tuple(dict.fromkeys(found))
 
     def check_world(self, world: int) -> None:
         for _, codec in self.stages:

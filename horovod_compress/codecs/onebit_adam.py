@@ -199,6 +199,7 @@ class OneBitAdam(Codec):
     scale: str = "l2"
     block: int = 2048
 
+    keeps_to_itself: ClassVar[bool] = True  # the owner's errors
     name: ClassVar[str] = "onebit_adam"
     algebra: ClassVar[Algebra] = Algebra.FOLD
     summary: ClassVar[str] = Recording.summary

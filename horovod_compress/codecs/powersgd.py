@@ -78,6 +78,9 @@ class PowerSgd(Codec):
     def law(self) -> Law:
         return Law(conserves=self.error_feedback, bound="of one rank: |X|^2 - |P^T X|^2, P orthonormal")
 
+    def takes_over(self) -> bool:
+        return False  # of tensors that travel as they are nothing is kept
+
     def feedback(self) -> Feedback:
         return "own" if self.error_feedback else "none"
 
@@ -176,3 +179,4 @@ class PowerSgd(Codec):
         work.tables["factor"][share.right] = right
         grad, residual = work.grad(position), work.residual_of(position)
         kernels.lowrank_decode(left, right, share.rows, grad, residual, scale=gain)
+        work.saturate(position, gain)

@@ -324,6 +324,9 @@ class SketchFusion(Codec):
     def law(self) -> Law:
         return self._form.law()
 
+    def takes_over(self) -> bool:
+        return self.error_feedback == "dense"
+
     def feedback(self) -> Feedback:
         return self._form.feedback()
 

@@ -124,6 +124,36 @@ def test_what_was_not_sent_is_handed_on(later: str) -> None:
         assert torch.allclose(sent + waiting, given, atol=1e-5)
 
 
+@pytest.mark.parametrize("before", ["topk", "ef_signsgd", "dgc", "powersgd", "marsit"])
+@pytest.mark.parametrize(
+    "after",
+    ["signsgd", "signum", "qsgd", "global_qsgd", "natural", "terngrad", "powersgd", "randomk", "onebit_adam",
+     method("marsit", compensation="none", full_precision_every=0), method("randomk", scaled=True)],
+    ids=lambda after: after if isinstance(after, str) else after.name + " without residual",
+)  # fmt: skip
+def test_nothing_waits_for_a_method_that_would_never_send_it(before: str, after: Any) -> None:
+    """The first method sends little; what waits has to be in the results soon after the second one began."""
+    first = method(before, density=0.05, momentum=0.0) if before == "dgc" else method(before)
+    changing = by_step({0: first, 2: after})
+    with Fleet(2, TENSORS, changing, verify_every=1) as fleet:
+        for number in range(4):
+            results = fleet.step(random_grads(2, TENSORS, seed=number))
+            assert all_same(results) and all(bool(t.isfinite().all()) for t in results[0].values())
+            waits = float(sum(t.abs().sum() for r in fleet.reducers for t in r.residuals().values()))
+            assert waits > 0 or number > 1 or before == "marsit"
+        if not fleet.methods.codecs[1].stages[1][1].takes_over() and "powersgd" != after:
+            assert waits == 0
+
+
+def test_what_only_one_method_would_send_must_stay_with_it() -> None:
+    by_step({0: "none", 5: "onebit_adam"})
+    for wrong in ({0: "onebit_adam", 5: "none"}, {0: "onebit_adam", 5: "topk"}):
+        with pytest.raises(ConfigError, match="let it be the last stage"):
+            by_step(wrong)
+    with pytest.raises(ConfigError, match="let it be the last stage"):
+        by_step(_plain, {"early": "none", "late": "onebit_adam"})
+
+
 def test_stages_of_one_name_differ_in_their_frames() -> None:
     """A function of the step that differs between ranks must not mix payloads of another density."""
     stages = {"a": method("topk", density=0.1), "b": method("topk", density=0.2)}

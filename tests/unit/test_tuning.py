@@ -124,6 +124,49 @@ def test_buckets_are_changed_between_steps_only_and_not_under_tables() -> None:
             fleet.reducers[0].replan(fleet.plan)
 
 
+def test_methods_stay_and_small_tensors_stay_uncompressed() -> None:
+    tensors = [spec("a.bias", 5), *TENSORS, spec("b.bias", 7)]
+    methods = per_layer({"*.bias": "none", "*": "topk"})
+    with Fleet(WORLD, tensors, methods, schedule="layerfusion", min_elements=100) as fleet:
+        job = Job(fleet, "layerfusion")
+        for number in range(3 * TRIAL_STEPS + 2):
+            assert job.same(job.step(number))
+        plan = fleet.reducers[0].plan
+        assert job.tuners[0].done and {methods.codecs[b.method].name for b in plan.buckets} == {"topk", "none"}
+        assert [b.compressed for b in plan.buckets][-1] is False and fleet.reducers[0].residual_norm() > 0
+        with pytest.raises(ConfigError, match="another method"):
+            fleet.reducers[0].replan(Plan.of([(tensors, 1)]))
+
+
+def test_a_search_waits_for_the_end_of_warm_up_and_for_something_to_choose() -> None:
+    with Fleet(WORLD, TENSORS, "topk", schedule="layerfusion", warmup_steps=5) as fleet:
+        job = Job(fleet, "layerfusion")
+        job.tuners = [Tuner(r, "layerfusion", t._share, 5) for r, t in zip(fleet.reducers, job.tuners)]
+        for number in range(5 + 2 * TRIAL_STEPS):
+            job.step(number)
+            assert not job.tuners[0].done
+        for number in range(TRIAL_STEPS):
+            job.step(number)
+        job.step(0)
+        assert job.tuners[0].done
+    with Fleet(WORLD, TENSORS, "topk", schedule="layerfusion", min_elements=10**6) as fleet:
+        assert all(tuner.done for tuner in Job(fleet, "layerfusion").tuners)
+
+
+def test_a_resume_into_the_middle_of_a_search_goes_on_searching() -> None:
+    with Fleet(WORLD, TENSORS, "topk", schedule="layerfusion") as fleet:
+        job = Job(fleet, "layerfusion")
+        for number in range(3 * TRIAL_STEPS + 2):
+            job.step(number)
+        assert job.tuners[0].done
+        for tuner, reducer in zip(job.tuners, fleet.reducers):
+            tuner.resume(reducer.plan, False)
+            assert not tuner.done
+        for number in range(3 * TRIAL_STEPS + 2):
+            assert job.same(job.step(number))
+        assert job.tuners[0].done
+
+
 def test_an_error_of_rank_0_reaches_all() -> None:
     with Fleet(WORLD, TENSORS, "topk", schedule="layerfusion") as fleet:
         job = Job(fleet, "layerfusion")
