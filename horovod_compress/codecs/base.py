@@ -181,8 +181,9 @@ class Codec:
         """Return the residual rule in use."""
         return "none"
 
-    #: Whether something waits here that no other method would send: then none may come after this one.
-    keeps_to_itself: ClassVar[bool] = False
+    def keeps_to_itself(self) -> bool:
+        """Return whether something waits here that no other method would send: then none may come after this one."""
+        return False
 
     def takes_over(self) -> bool:
         """Return whether what waits in the residual of every element is sent in time, whoever left it there."""

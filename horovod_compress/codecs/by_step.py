@@ -41,9 +41,9 @@ class ByStep(Codec):
     def __post_init__(self) -> None:
         ends = self.stages if self.choose else self.stages[:-1]
         for label, codec in ends if len(self.stages) > 1 else ():
-            if codec.keeps_to_itself:
+            if codec.keeps_to_itself():
                 raise ConfigError(
-                    f"{codec.name} (stage {label!r}) keeps errors of others that no other method would send; let it be "
+                    f"{codec.name} (stage {label!r}) keeps errors that no other method would send; let it be "
                     f"the last stage, by steps and not by a function"
                 )
 
@@ -94,7 +94,7 @@ class ByStep(Codec):
     @staticmethod
     def _loses(before: Codec, codec: Codec) -> bool:
         """Return whether what waits after one stage would never be sent in another one."""
-        waits = before is not codec and not isinstance(before, Dense)
+        waits = before is not codec and before.feedback() != "none"
         return waits and not isinstance(codec, Dense) and not codec.takes_over()
 
     def _stage(self, step: int) -> Codec:

@@ -199,7 +199,6 @@ class OneBitAdam(Codec):
     scale: str = "l2"
     block: int = 2048
 
-    keeps_to_itself: ClassVar[bool] = True  # the owner's errors
     name: ClassVar[str] = "onebit_adam"
     algebra: ClassVar[Algebra] = Algebra.FOLD
     summary: ClassVar[str] = Recording.summary
@@ -230,6 +229,9 @@ class OneBitAdam(Codec):
 
     def feedback(self) -> Feedback:
         return "own"
+
+    def keeps_to_itself(self) -> bool:
+        return True  # the owner's errors
 
     def state(self, bucket: Bucket) -> dict[str, torch.dtype]:
         return {name: work_dtype(bucket) for name in ("residual", "server")}

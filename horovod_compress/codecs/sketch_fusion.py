@@ -324,6 +324,9 @@ class SketchFusion(Codec):
     def law(self) -> Law:
         return self._form.law()
 
+    def keeps_to_itself(self) -> bool:
+        return self.error_feedback == "sketch"
+
     def takes_over(self) -> bool:
         return self.error_feedback == "dense"
 

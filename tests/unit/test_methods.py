@@ -147,7 +147,8 @@ def test_nothing_waits_for_a_method_that_would_never_send_it(before: str, after:
 
 def test_what_only_one_method_would_send_must_stay_with_it() -> None:
     by_step({0: "none", 5: "onebit_adam"})
-    for wrong in ({0: "onebit_adam", 5: "none"}, {0: "onebit_adam", 5: "topk"}):
+    in_sketch = method("sketch_fusion", cells=0.5, error_feedback="sketch")
+    for wrong in ({0: "onebit_adam", 5: "none"}, {0: "onebit_adam", 5: "topk"}, {0: in_sketch, 5: "none"}):
         with pytest.raises(ConfigError, match="let it be the last stage"):
             by_step(wrong)
     with pytest.raises(ConfigError, match="let it be the last stage"):
