@@ -130,7 +130,7 @@ class Tuner:
     def _advance(self, watch: Watch, of_ranks: Sequence[Sequence[BucketCost]]) -> tuple[Groups, bool]:
         if self._tuning is None:
             return self._start(watch), False
-        measured = Measured(watch.step_seconds(), watch.arrivals(), least(of_ranks))
+        measured = Measured(watch.step_seconds(), watch.arrivals(self._tensors), least(of_ranks))
         try:
             return self._tuning.send(measured), False
         except StopIteration as end:

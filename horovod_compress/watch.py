@@ -5,9 +5,11 @@ from __future__ import annotations
 import time
 from bisect import bisect_right
 from collections import defaultdict
+from collections.abc import Sequence
+from itertools import accumulate
 from statistics import median
 
-from .plan import Plan
+from .plan import Plan, TensorSpec
 from .schedule.costs import Arrivals
 from .schedule.trial import BucketCost
 
@@ -52,11 +54,11 @@ class Watch:
         seconds = self._arrivals()
         return sorted(range(len(seconds)), key=lambda index: seconds[index])
 
-    def arrivals(self) -> Arrivals:
-        """Return when gradients were there after the first of a step, medians over steps."""
-        counts = [tensor.count for bucket in self._plan.buckets for tensor in bucket.tensors]
-        seconds, order = self._arrivals(), self.order()
-        return Arrivals(tuple(counts[index] for index in order), tuple(seconds[index] for index in order))
+    def arrivals(self, tensors: Sequence[TensorSpec]) -> Arrivals:
+        """Return when these tensors, and all before them, were there after the first of a step, medians over steps."""
+        seconds = dict(zip(self._plan.names(), self._arrivals()))
+        found = accumulate((seconds[tensor.name] for tensor in tensors), max)
+        return Arrivals(tuple(tensor.count for tensor in tensors), tuple(found))
 
     def _arrivals(self) -> list[float]:
         """Return when each tensor is there after the first one, medians over steps."""

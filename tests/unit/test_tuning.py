@@ -15,6 +15,7 @@ from horovod_compress.methods import per_layer
 from horovod_compress.plan import Plan
 from horovod_compress.schedule import is_adaptive, mergecomp
 from horovod_compress.tuning import TRIAL_STEPS, Tuner
+from horovod_compress.watch import Watch
 from tests.support.local import Fleet, random_grads, spec
 
 WORLD = 3
@@ -124,7 +125,9 @@ def test_buckets_are_changed_between_steps_only_and_not_under_tables() -> None:
             fleet.reducers[0].replan(fleet.plan)
 
 
-def test_methods_stay_and_small_tensors_stay_uncompressed() -> None:
+def test_methods_stay_and_small_tensors_stay_uncompressed(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen, arrivals = [], Watch.arrivals
+    monkeypatch.setattr(Watch, "arrivals", lambda *given: seen.append(arrivals(*given)) or seen[-1])
     tensors = [spec("a.bias", 5), *TENSORS, spec("b.bias", 7)]
     methods = per_layer({"*.bias": "none", "*": "topk"})
     with Fleet(WORLD, tensors, methods, schedule="layerfusion", min_elements=100) as fleet:
@@ -133,6 +136,7 @@ def test_methods_stay_and_small_tensors_stay_uncompressed() -> None:
             assert job.same(job.step(number))
         plan = fleet.reducers[0].plan
         assert job.tuners[0].done and {methods.codecs[b.method].name for b in plan.buckets} == {"topk", "none"}
+        assert {a.counts for a in seen} == {tuple(t.count for t in job.tuners[0]._tensors)}  # no other tensor is planned for
         assert [b.compressed for b in plan.buckets][-1] is False and fleet.reducers[0].residual_norm() > 0
         with pytest.raises(ConfigError, match="another method"):
             fleet.reducers[0].replan(Plan.of([(tensors, 1)]))
