@@ -44,7 +44,7 @@ from .transports.base import Transport
 from .watch import Watch
 from .wire import Bad, codec_id
 
-_NOTES_SECONDS = 0.5
+_NOTES_SECONDS = 1.0
 _CLOSE_SECONDS = 1.0
 _TELL_SECONDS = 0.5
 _LOOK_SECONDS = 1.0

@@ -176,14 +176,16 @@ class GlooTransport:
         """Close every connection now, whoever still waits for a transfer or holds one.
 
         Gloo closes all connections of a group when one wait in it times out, and has no other
-        call for that: so wait for what no rank ever sends.
+        call for that: so wait for what no rank ever sends. Not of one peer only: if that one is
+        gone, the wait fails before it begins, and leaves the other connections open.
         """
         group = self._group
-        if group is None or self.size == 1:
+        if group is None:
             return
-        nothing, peer = torch.zeros(1, dtype=torch.uint8), (self.rank + 1) % self.size
-        with contextlib.suppress(RuntimeError):
-            group.recv([nothing], peer, _NEVER_TAG).wait(timedelta(milliseconds=1))
+        nothing = torch.zeros(1, dtype=torch.uint8)
+        for peer in set(range(self.size)) - {self.rank}:
+            with contextlib.suppress(RuntimeError):
+                group.recv([nothing], peer, _NEVER_TAG).wait(timedelta(milliseconds=1))
 
     def _drop(self) -> None:
         for transfer in self._transfers():

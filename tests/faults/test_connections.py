@@ -18,32 +18,38 @@ from horovod_compress.transports.gloo import GlooTransport, Meeting
 LONG, SOON = 30.0, 3.0
 
 
-@pytest.fixture
-def pair() -> Iterator[list[GlooTransport]]:
-    """Two ranks in one process."""
+def connected(size: int) -> list[GlooTransport]:
+    """Ranks in one process."""
     first = Meeting(None, "127.0.0.1", LONG)
-    meetings = [first, Meeting(first.address, "127.0.0.1", LONG)]
+    meetings = [first] + [Meeting(first.address, "127.0.0.1", LONG) for _ in range(size - 1)]
     made: dict[int, GlooTransport] = {}
 
     def connect(rank: int) -> None:
-        made[rank] = GlooTransport(meetings[rank], rank, 2, "127.0.0.1", LONG)
+        made[rank] = GlooTransport(meetings[rank], rank, size, "127.0.0.1", LONG)
 
-    threads = [threading.Thread(target=connect, args=(rank,)) for rank in range(2)]
+    threads = [threading.Thread(target=connect, args=(rank,)) for rank in range(size)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    yield [made[0], made[1]]
-    for transport in made.values():
+    return [made[rank] for rank in range(size)]
+
+
+@pytest.fixture
+def pair() -> Iterator[list[GlooTransport]]:
+    made = connected(2)
+    yield made
+    for transport in made:
         transport.close()
 
 
 class Waiter(threading.Thread):
     """Waits for bytes that never come, and keeps the error with its traceback."""
 
-    def __init__(self, transport: GlooTransport) -> None:
+    def __init__(self, transport: GlooTransport, frm: int | None = None) -> None:
         super().__init__(daemon=True)
-        self.pending = transport.receive(torch.zeros(8, dtype=torch.uint8), 1 - transport.rank)
+        peer = 1 - transport.rank if frm is None else frm
+        self.pending = transport.receive(torch.zeros(8, dtype=torch.uint8), peer)
         self.error: PeerError | None = None
         self.start()
 
@@ -71,6 +77,28 @@ def test_ends_every_wait(pair: list[GlooTransport], how: str) -> None:
     with pytest.raises(PeerError):
         pair[0].send(torch.zeros(8, dtype=torch.uint8), 1)
     assert pair[1].notes(0.3).get(0) == ({"why": "a test"} if how == "abort" else None)
+
+
+@pytest.mark.parametrize("gone", [1, 2, 3])
+def test_abort_after_a_peer_is_gone(gone: int) -> None:
+    """The rank that lost one peer cuts off the others at once, whatever still holds its connections."""
+    ranks = connected(4)
+    try:
+        waiters = [Waiter(ranks[rank], 0) for rank in {1, 2, 3} - {gone}]
+        lost = Waiter(ranks[0], gone)
+        held = ranks[0]._group
+        ranks[gone].abort({"why": "gone"})
+        lost.join(SOON)
+        assert lost.error is not None
+        assert all(waiter.is_alive() for waiter in waiters)
+        ranks[0].abort({"peer": gone})
+        for waiter in waiters:
+            waiter.join(SOON)
+            assert waiter.error is not None and not waiter.error.late
+        assert held is not None
+    finally:
+        for transport in ranks:
+            transport.close()
 
 
 def test_close_delivers_what_was_sent(pair: list[GlooTransport]) -> None:
