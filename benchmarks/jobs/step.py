@@ -27,7 +27,7 @@ from benchmarks.peers import PeerError, base
 from benchmarks.peers.base import Adapter
 from benchmarks.results import Record, spread_fields
 from benchmarks.shapes import Table
-from benchmarks.standin import TILE, Gradients, Pace, StandIn, calibrate, untouched_memory
+from horovod_compress.planning.standin import TILE, Gradients, Pace, StandIn, calibrate, untouched_memory
 
 BASE_BYTES = 600e6  # of a rank without a model: Python, torch, Horovod
 COPIES = 2.2  # of the gradients, that a contestant keeps at most: residual or buckets, payload, frames

@@ -1,4 +1,4 @@
-"""Write the parameter tables of this folder from short definitions of the architectures.
+"""Write the parameter tables of ``horovod_compress/shapes`` from short definitions of the architectures.
 
     python -m benchmarks.shapes.generate
 
@@ -17,10 +17,10 @@ import csv
 import io
 from collections.abc import Callable
 from math import prod
-from pathlib import Path
 from typing import NamedTuple
 
-FOLDER = Path(__file__).parent
+from horovod_compress.shapes import FOLDER
+
 COLUMNS = ("name", "shape", "macs")
 
 IMAGE = 224  # pixels, both ways

@@ -14,11 +14,12 @@ import torch
 
 pytest.importorskip("horovod.torch")
 
-from benchmarks import accuracy, curves, overlap, shapes, standin, step, training
+from benchmarks import accuracy, curves, overlap, shapes, step, training
 from benchmarks.jobs import rank
 from benchmarks.jobs import step as job
 from benchmarks.peers import base
 from benchmarks.shapes import generate
+from horovod_compress.planning import standin
 
 PUBLISHED = {"resnet50": 25_557_032, "vgg16": 138_357_544, "bert_base": 109_482_240, "gpt2": 124_439_808, "mlp": 10_512_394}
 TENSORS = {"resnet50": 161, "vgg16": 32, "bert_base": 199, "gpt2": 148, "mlp": 8}

@@ -15,14 +15,14 @@ NAME = PACKAGE.name
 
 # A module may import modules of its own layer and of those below it. A package counts as a whole.
 LAYERS = [
-    {"torch", "update", "update_schedule", "adam", "_start", "_horovod", "_headroom", "cli", "verbs", "checkpoint", "handshake", "check_build", "elastic"},
+    {"torch", "update", "update_schedule", "adam", "_start", "_horovod", "_headroom", "cli", "verbs", "checkpoint", "handshake", "check_build", "elastic", "planning", "_plan_trial"},
     {"reducer", "station", "tuning"},
-    {"arrivals", "codecs", "collectives", "plan", "schedule", "options", "feedback", "methods", "watch"},
+    {"arrivals", "codecs", "collectives", "plan", "schedule", "options", "feedback", "methods", "watch", "shapes"},
     {"kernels", "transports", "wire", "keys", "deadline", "decoder", "metrics"},
     {"errors", "_cpu", "_cuda"},
 ]
 LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
-HOROVOD = {"torch", "_start", "_horovod", "_headroom", "elastic"}
+HOROVOD = {"torch", "_start", "_horovod", "_headroom", "elastic", "_plan_trial"}
 CODECS_MAY_SHARE = {"base", "registry", "dense", "dithering", "sections", "signs", "gathered_signs"}
 
 

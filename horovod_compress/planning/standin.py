@@ -19,9 +19,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from benchmarks.shapes import Layer, Table
+from ..schedule.compute import FORWARD_SHARE
+from ..shapes import Layer, Table
 
-FORWARD_SHARE = 1 / 3
 LEAST_SLEEP = 1e-4  # seconds; a shorter time is added to the next layer's
 TILE = 1 << 20  # elements after which the random gradient repeats
 
