@@ -7,6 +7,7 @@ import json
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from .errors import ConfigError
 
@@ -117,6 +118,22 @@ class Plan:
                 for index, entry in enumerate(document)
             )
         )
+
+    def save(self, path: str | Path) -> None:
+        """Write the plan into a file, which :meth:`load` reads."""
+        Path(path).write_text(json.dumps(self.document()) + "\n")
+
+    @classmethod
+    def load(cls, path: str | Path) -> Plan:
+        """Read a plan from a file, such as ``hvd-compress plan --save`` writes.
+
+        Raises:
+            ConfigError: there is no plan in the file.
+        """
+        try:
+            return cls.from_document(json.loads(Path(path).read_text()))
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            raise ConfigError(f"{path} holds no plan: {type(error).__name__}: {error}") from None
 
     def fingerprint(self) -> str:
         """Return a short hash that differs whenever two plans differ."""

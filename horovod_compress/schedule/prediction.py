@@ -10,13 +10,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from ..codecs.base import Codec
+from ..codecs.base import Algebra, Codec
 from ..plan import Bucket, Plan, TensorSpec
 from ..shapes import Table
 from . import layerfusion, make_plan
 from .compute import arrivals
 from .costs import Arrivals, Costs, fitted
-from .network import FORMULAS, NOTHING, Cargo, Link, Taken
+from .network import FORMULAS, NOTHING, Cargo, Link, Taken, hierarchical
 from .processor import Processor, measured
 from .traffic import Part, Traffic, rounds, traffic
 
@@ -37,6 +37,8 @@ class World:
         cores: processor cores for each rank; with less than one everything computed takes longer.
         exchange: as the option of that name.
         pace: what the processor's seconds are multiplied by, where a fit has shown that.
+        hosts: ranks on a host and the connection between them, to ask what a hierarchical exchange would take;
+            **this package has none**.
     """
 
     ranks: int
@@ -44,6 +46,13 @@ class World:
     cores: float = 1.0
     exchange: str = "auto"
     pace: float = 1.0
+    hosts: tuple[int, Link] | None = None
+
+    def is_hierarchical(self, codec: Codec) -> bool:
+        """Return whether a hierarchical exchange is supposed, and could serve the method."""
+        if self.hosts is None or rounds(codec)[0][0].algebra not in (Algebra.SUM, Algebra.MERGE):
+            return False
+        return 1 < self.hosts[0] < self.ranks and self.ranks % self.hosts[0] == 0
 
     @property
     def stretch(self) -> float:
@@ -80,8 +89,10 @@ class Kind:
         return sum((self._moved(part, merge * part.nbytes / total) for part in parts), Taken(own))
 
     def _moved(self, part: Part, merge: float) -> Taken:
-        cargo = Cargo(part.nbytes, merge, self._processor.copy)
-        return FORMULAS[part.collective](cargo, self._world.ranks, self._link) if self._world.ranks > 1 else NOTHING
+        cargo, world = Cargo(part.nbytes, merge, self._processor.copy), self._world
+        if world.hosts:
+            return hierarchical(cargo, world.ranks, self._link, *world.hosts)
+        return FORMULAS[part.collective](cargo, world.ranks, self._link) if world.ranks > 1 else NOTHING
 
     def decode(self, bucket: Bucket) -> float:
         """Return the seconds on the decoder's thread."""

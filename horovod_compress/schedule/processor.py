@@ -1,6 +1,6 @@
 """What a method costs on a processor: measured by a short run of its codec in this process.
 
-A codec takes in, encodes, merges and decodes one tensor of each of two sizes; every part is then taken to be affine
+On one thread, a codec takes in, encodes, merges and decodes one tensor of each of two sizes; every part is then taken to be affine
 in the elements. The least of a few runs counts, as what disturbs only makes them longer. Gathered payloads are
 decoded for two numbers of ranks, as what that costs grows with them.
 """
@@ -8,7 +8,8 @@ decoded for two numbers of ranks, as what that costs grows with them.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cache
 
@@ -69,7 +70,7 @@ def measured(method: Codec, codec: Codec) -> Processor:
     Args:
         codec: of one kind of round, one of the method's ``variants()``.
     """
-    with torch.no_grad():
+    with torch.no_grad(), _one_thread():
         sizes = [_Run(method, codec, shape, _FEW).measure() for shape in _SHAPES]
         each = Affine(0.0, 0.0)
         if codec.algebra is Algebra.GATHER:
@@ -139,9 +140,21 @@ def _zeros(arrays: Regions) -> dict[str, Tensor]:
 
 
 def _seconds(action: Callable[[], object]) -> float:
-    began = time.perf_counter()
+    """Return the processor's seconds of this thread: those that other programs took do not count."""
+    began = time.thread_time()
     action()
-    return time.perf_counter() - began
+    return time.thread_time() - began
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """Let kernels work on the calling thread only."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 @cache
@@ -155,4 +168,5 @@ def _copying() -> float:
         frame.check(address, _FRAME_BYTES)
         data.copy_(frame.payload(0, _FRAME_BYTES))
 
-    return min(_seconds(through) for _ in range(_RUNS)) / _FRAME_BYTES
+    with _one_thread():
+        return min(_seconds(through) for _ in range(_RUNS)) / _FRAME_BYTES

@@ -1,0 +1,79 @@
+"""What a user writes on the command line, as numbers."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Sequence
+from typing import Any
+
+from ..codecs import registry
+from ..codecs.base import Codec
+from ..errors import ConfigError
+
+_RATES = {"kbit": 1e3, "mbit": 1e6, "gbit": 1e9}
+_TIMES = {"us": 1e-6, "ms": 1e-3, "s": 1.0}
+_MOST_RANKS = 1 << 16  # what a frame's header can name
+
+
+def rate(text: str) -> float:
+    """Return the bytes per second of a link's rate, such as ``1gbit`` or ``200mbit``.
+
+    Raises:
+        ConfigError: it is no such rate.
+    """
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(kbit|mbit|gbit)(?:/s)?", text.strip().lower())
+    if not found or not float(found[1]):
+        raise ConfigError(f"a rate is a number and kbit, mbit or gbit (per second), such as 1gbit, got {text!r}")
+    return float(found[1]) * _RATES[found[2]] / 8
+
+
+def seconds(text: str) -> float:
+    """Return the seconds of ``50us``, ``0.1ms`` or ``1s``.
+
+    Raises:
+        ConfigError: it is no such time.
+    """
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(us|ms|s)", text.strip().lower())
+    if not found:
+        raise ConfigError(f"a latency is a number and us, ms or s, such as 50us, got {text!r}")
+    return float(found[1]) * _TIMES[found[2]]
+
+
+def ranks(text: str) -> list[int]:
+    """Return numbers of ranks, parted by commas, rising.
+
+    Raises:
+        ConfigError: one of them is no number from 2 to 65536.
+    """
+    words = [word.strip() for word in text.split(",") if word.strip()]
+    if not words or any(not word.isdecimal() or not 2 <= int(word) <= _MOST_RANKS for word in words):
+        raise ConfigError(f"--ranks takes numbers from 2 to {_MOST_RANKS}, parted by commas, got {text!r}")
+    return sorted({int(word) for word in words})
+
+
+def methods(text: str, options: Sequence[str]) -> list[Codec]:
+    """Return the methods of ``all``, or of names parted by commas; options are those of the one method.
+
+    Raises:
+        ConfigError: a name or an option is unknown, or options are given for several methods.
+    """
+    names = registry.available() if text == "all" else [word.strip() for word in text.split(",") if word.strip()]
+    if not names:
+        raise ConfigError("--method takes a method's name, several parted by commas, or all")
+    if options and len(names) > 1:
+        raise ConfigError(f"--option belongs to one method, --method {text} names {len(names)}")
+    return [registry.create(name, **_options(options)) for name in dict.fromkeys(names)]
+
+
+def _options(words: Sequence[str]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for word in words:
+        name, equals, value = word.partition("=")
+        if not (equals and name.isidentifier() and value):
+            raise ConfigError(f"--option takes name=value, such as density=0.01, got {word!r}")
+        try:
+            found[name] = ast.literal_eval(value)
+        except (ValueError, SyntaxError):
+            found[name] = value
+    return found
