@@ -190,13 +190,14 @@ def _measure(arguments: argparse.Namespace, codecs: list[Any]) -> int:
 
         return _one_world(arguments, _case(arguments, words.ranks(arguments.ranks)[0]), codecs[0])
     from .. import _plan_trial
+    from ..plan import Plan
     from ..planning import comparison
 
     case = _case(arguments, hvd.size())
-    options = comparison.options_of(codecs[0])
-    found = _plan_trial.compare(case, codecs[0], options, arguments.repeat, _tell)
+    found = _plan_trial.compare(case, codecs[0], arguments.repeat, _tell)
     if hvd.rank() == 0:
         print(json.dumps(found) if arguments.json else comparison.text(case, found), flush=True)
         if arguments.save:
-            _plan_trial.best_plan(found).save(arguments.save)
+            Plan.from_document(found["plan"]).save(arguments.save)
+            _tell(f"wrote {arguments.save}, the plan that was fastest")
     return 0
