@@ -183,23 +183,28 @@ class Predictor:
         """Return the step with the buckets of a schedule that does not measure."""
         return self.timeline(schedule, make_plan(schedule, self.tensors, 0))
 
-    def costs(self) -> Costs:
-        """Return affine costs of buckets in a usual round: through buckets of many sizes, of these tensors."""
-        kind, buckets = self._kinds[0][0], []
-        for number in _FITTED_AT:
-            if number <= len(self.tensors):
-                buckets += self._cut(layerfusion.even([tensor.count for tensor in self.tensors], number)).buckets
-        return Costs(
-            fitted([(one.count, kind.exchange(one).seconds) for one in buckets]),
-            fitted([(one.count, kind.decode(one)) for one in buckets]),
-        )
+    def costs(self) -> list[Costs]:
+        """Return affine costs of buckets in a usual round, through buckets of all sizes, of small and of large ones.
+
+        They are not the same line: small payloads take another collective, and large ones fill the link.
+        """
+        kind, counts = self._kinds[0][0], [tensor.count for tensor in self.tensors]
+        numbers = [number for number in _FITTED_AT if number <= len(counts)]
+        buckets = [one for number in numbers for one in self._cut(layerfusion.even(counts, number)).buckets]
+        buckets.sort(key=lambda one: one.count)
+        points = [(one.count, kind.exchange(one).seconds, kind.decode(one)) for one in buckets]
+        half = len(points) // 2
+        return [
+            Costs(fitted([(n, exchange) for n, exchange, _ in some]), fitted([(n, decode) for n, _, decode in some]))
+            for some in (points, points[:half], points[half:])
+            if some
+        ]
 
     def best(self) -> Timeline:
         """Return the step with the buckets that are best by affine costs, or with usual ones where these are better."""
-        groups = layerfusion.best(self.arrivals, self.costs())
-        found = [self.timeline(BEST, self._cut(groups)), *(self.usual(name) for name in USUAL)]
-        least = min(found, key=lambda one: one.step)
-        return replace(least, schedule=BEST)
+        found = {tuple(layerfusion.best(self.arrivals, costs)) for costs in self.costs()}
+        lines = [*(self.timeline(BEST, self._cut(groups)) for groups in sorted(found)), *map(self.usual, USUAL)]
+        return replace(min(lines, key=lambda one: one.step), schedule=BEST)
 
     def _cut(self, groups: Sequence[int]) -> Plan:
         cut, first = [], 0

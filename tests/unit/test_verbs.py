@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -137,3 +138,150 @@ def test_list_has_every_method(capsys: pytest.CaptureFixture[str]) -> None:
     assert 1 <= methods["marsit"]["bits"] < 1.2 and methods["marsit"]["kept_bytes"] == 4
     assert 0.08 < methods["sparse_binary"]["bits"] < 0.1 and methods["sparse_binary"]["collectives"] == ["gather"]
     assert methods["sketch_fusion"]["conserves"] and not methods["sketch_fusion"]["unbiased"]
+
+
+# ---- plan -------------------------------------------------------------------------------------
+
+GIVEN = """
+import torch
+
+def net():
+    model = torch.nn.Sequential(torch.nn.Linear(30, 40), torch.nn.Linear(40, 5))
+    model[0].bias.requires_grad_(False)
+    return model
+
+def pairs():
+    return [("a", torch.zeros(30, 20)), ("b", (7,)), ("c", [40, 30], 5)]
+
+def one_pair():
+    return [("a", (3, 4)), ("a", (3, 4))]
+
+def number():
+    return 7
+
+def nothing():
+    return []
+
+def broken():
+    raise KeyError("layers")
+"""
+
+
+@pytest.fixture
+def given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """Return the name of a module with models of a user."""
+    (tmp_path / "models_of_a_user.py").write_text(GIVEN)
+    (tmp_path / "broken_of_a_user.py").write_text("import nowhere_at_all\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    yield "models_of_a_user"
+    sys.modules.pop("models_of_a_user", None)
+
+
+PLAN = ["plan", "--model", "mlp", "--compute-ms", "30"]
+
+
+def test_plan_says_which_buckets_are_best(capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("torch")
+    assert cli.main([*PLAN, "--method", "topk", "--option", "density=0.02", "--rate", "100mbit"]) == 0
+    said = capsys.readouterr()
+    assert "mlp (10,512,394 parameters in 8 tensors), 4 ranks, 100 Mbit/s, latency 0.1 ms" in said.out
+    for words in ("topk density=0.02", "layerfusion", "layerwise", "single", "size:25MB", "none (float32)", "T1/TN"):
+        assert words in said.out
+    assert "topk density=0.02 pays here" in said.out and "measuring the codec of topk" in said.err
+
+
+def test_plan_prints_one_document_and_saves_the_plan(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("torch")
+    from horovod_compress.plan import Plan
+
+    assert cli.main(["--json", *PLAN, "--method", "marsit", "--save", str(tmp_path / "plan.json")]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["bench"] == "plan" and found["ranks"] == 4 and found["model"] == "mlp"
+    assert [one["schedule"] for one in found["timelines"]] == ["layerfusion", "layerwise", "single", "size:25MB"]
+    assert sum(bucket["elements"] for bucket in found["buckets"]) == found["parameters"] == 10_512_394
+    assert Plan.load(tmp_path / "plan.json") == Plan.from_document(found["plan"])
+
+
+def test_plan_for_several_worlds(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("matplotlib")
+    picture = tmp_path / "worlds.png"
+    words = ["--method", "topk,global_qsgd", "--ranks", "8,512", "--per-host", "8", "--plot", str(picture)]
+    assert cli.main([*PLAN, *words]) == 0
+    said = capsys.readouterr().out
+    assert "8 ranks" in said and "512 ranks: use none" in said and "cannot: global_qsgd on 512 ranks" in said
+    assert "none, hierarchical" in said and picture.stat().st_size > 10_000
+    assert cli.main([*PLAN, *words[:4], "--json"]) == 0
+    assert {one["method"] for one in json.loads(capsys.readouterr().out)["worlds"]} == {"topk", "global_qsgd", "none"}
+
+
+@pytest.mark.parametrize(
+    ("function", "elements", "tensors"), [("net", 30 * 40 + 40 * 5 + 5, 3), ("pairs", 600 + 7 + 1200, 3)]
+)
+def test_plan_takes_models_of_a_user(
+    given: str, function: str, elements: int, tensors: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(["plan", "--json", "--model", f"{given}:{function}"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["parameters"], found["tensors"]) == (elements, tensors)
+
+
+@pytest.mark.parametrize(
+    ("model", "said"),
+    [
+        ("{given}:broken", "raised KeyError: 'layers'"),
+        ("{given}:missing", "has no function 'missing'"),
+        ("{given}:torch", "has no function 'torch'"),
+        ("{given}:number", "should return a torch.nn.Module, or (name, tensor or shape) pairs"),
+        ("{given}:nothing", "returned no parameter"),
+        ("{given}:one_pair", "two parameters of one name"),
+        ("nowhere:net", "importing 'nowhere' raised ModuleNotFoundError"),
+        ("broken_of_a_user:net", "importing 'broken_of_a_user' raised ModuleNotFoundError"),
+        (":net", "importing '' raised"),
+        ("alexnet", "known models: bert_base, gpt2, mlp, resnet50, vgg16"),
+        ("missing.csv", "no table missing.csv"),
+    ],
+)
+def test_plan_refuses_what_is_no_model(given: str, model: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["plan", "--model", model.format(given=given)]) == 2
+    error = capsys.readouterr().err
+    assert said in error and error.startswith("hvd-compress plan: ") and error.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--method", "nothing"], "unknown method 'nothing'"),
+        (["--method", ","], "--method takes"),
+        (["--option", "speed=3"], "topk has no option 'speed'"),
+        (["--option", "density"], "--option takes name=value"),
+        (["--option", "density=7"], "density should be a number above 0"),
+        (["--method", "topk,none", "--option", "density=0.1"], "--option belongs to one method"),
+        (["--ranks", "1"], "--ranks takes numbers from 2"),
+        (["--ranks", "four"], "--ranks takes numbers from 2"),
+        (["--rate", "fast"], "a rate is a number and kbit, mbit or gbit"),
+        (["--latency", "5"], "a latency is a number and us, ms or s"),
+        (["--compute-ms", "0"], "--compute-ms and --cores have to be above 0"),
+        (["--cores", "nan"], "--compute-ms and --cores have to be above 0"),
+        (["--per-host", "1"], "--per-host has to be at least 2"),
+        (["--plot", "picture.gif"], "ends in .png or .svg"),
+        (["--save", "missing/folder/plan.json"], "missing/folder/plan.json: No such file"),
+        (["--method", "all", "--save", "plan.json"], "--save writes the plan of one method"),
+        (["--method", "all", "--measure"], "--measure takes one method"),
+        (["--method", "global_qsgd", "--ranks", "4096"], "choose bits=16"),
+        (["--exchange", "ring"], 'topk can be exchanged by gather only, got exchange="ring"'),
+    ],
+)
+def test_plan_refuses_what_makes_no_sense(words: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("torch")
+    assert cli.main([*PLAN, *words]) == 2
+    error = capsys.readouterr().err.splitlines()[-1]
+    assert said in error and error.startswith("hvd-compress plan: ")
+
+
+def test_without_a_job_only_codecs_are_measured() -> None:
+    pytest.importorskip("horovod.torch")
+    words = [sys.executable, "-m", "horovod_compress.cli", *PLAN, "--measure"]
+    alone = {name: value for name, value in os.environ.items() if not name.startswith("HOROVOD_")}
+    done = subprocess.run(words, cwd=ROOT, env=alone, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0 and "layerfusion" in done.stdout
+    assert "only the codec was measured, not the network" in done.stderr and "horovodrun -np 4" in done.stderr

@@ -1,0 +1,159 @@
+"""The formulas of exchanges: bytes, limits, and an event by event simulation of small rings."""
+
+from __future__ import annotations
+
+import pytest
+
+pytest.importorskip("torch")
+
+from horovod_compress.codecs import registry
+from horovod_compress.collectives.choose import _FITTING, for_prelude
+from horovod_compress.plan import Bucket, TensorSpec
+from horovod_compress.schedule.network import (
+    FORMULAS,
+    GOODPUT,
+    Cargo,
+    Link,
+    everywhere,
+    fold,
+    gather,
+    hierarchical,
+    phase,
+    ring,
+    segments_of,
+)
+from horovod_compress.schedule.traffic import nbytes, rounds, traffic
+from horovod_compress.wire import HEADER_BYTES
+
+GIGABIT = Link(125e6, 1e-4, 0.0)
+
+
+def bucket(*shape: int) -> Bucket:
+    return Bucket(0, (TensorSpec("weight", shape, "float32"),))
+
+
+# ---- formulas ---------------------------------------------------------------------------------
+
+
+def test_every_collective_has_a_formula() -> None:
+    names = {collective.name for fitting in _FITTING.values() for collective in fitting}
+    names |= {for_prelude(size, 4).name for size in (8, 1 << 30)}
+    assert names == set(FORMULAS)
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 4, 16])
+def test_ring_and_fold_send_the_same_and_gathered_payloads_grow(ranks: int) -> None:
+    cargo = Cargo(1e6)
+    assert ring(cargo, ranks, GIGABIT).sent == pytest.approx(2 * (ranks - 1) / ranks * 1e6)
+    assert fold(cargo, ranks, GIGABIT).sent == pytest.approx(2 * (ranks - 1) / ranks * 1e6)
+    assert everywhere(cargo, ranks, GIGABIT).sent == (ranks - 1) * 1e6
+    assert gather(cargo, ranks, GIGABIT).sent == pytest.approx((ranks - 1) * (1e6 + 8))
+
+
+@pytest.mark.parametrize("name", sorted(FORMULAS))
+def test_more_of_anything_bad_is_never_faster(name: str) -> None:
+    formula, usual = FORMULAS[name], Cargo(3e6, 1e-3, 1e-10)
+    seconds = formula(usual, 4, GIGABIT).seconds
+    assert formula(usual, 4, Link(250e6, 1e-4, 0.0)).seconds < seconds
+    assert formula(usual, 4, Link(125e6, 1e-3, 0.0)).seconds > seconds
+    assert formula(usual, 8, GIGABIT).seconds > seconds
+    for worse in (Cargo(4e6, 1e-3, 1e-10), Cargo(3e6, 1, 1e-10), Cargo(3e6, 1e-3, 1e-6)):
+        assert formula(worse, 4, GIGABIT).seconds >= seconds
+    assert formula(usual, 4, Link(125e6, 1e-4, 1e-2)).seconds > seconds
+
+
+@pytest.mark.parametrize("name", ["ring", "fold"])
+def test_a_large_payload_is_limited_by_the_link_only(name: str) -> None:
+    found = FORMULAS[name](Cargo(1e9), 4, GIGABIT)
+    assert found.seconds == pytest.approx(found.sent / (GOODPUT * 125e6), rel=0.02)
+
+
+def test_a_ring_of_one_segment_per_chunk_is_affine_in_its_bytes() -> None:
+    def at(size: float) -> float:
+        return ring(Cargo(size, 0.0, 1e-9), 4, GIGABIT).seconds
+
+    assert at(2e5) - at(1e5) == pytest.approx(at(3e5) - at(2e5))
+    assert at(0) == pytest.approx(6 * (1e-4 + HEADER_BYTES / (GOODPUT * 125e6)))
+
+
+def test_one_rank_exchanges_nothing() -> None:
+    assert all(formula(Cargo(1e6), 1, GIGABIT).sent == 0 for formula in FORMULAS.values())
+    assert ring(Cargo(1e6), 1, GIGABIT).seconds == 0
+
+
+def test_chunks_are_cut_as_the_layout_cuts_them() -> None:
+    import torch
+
+    from horovod_compress.collectives.layout import Layout
+
+    for size in (1000, 1 << 20, 10 << 20, 200 << 20):
+        layout = Layout.of({"payload": torch.empty(size, dtype=torch.uint8)}, 4)
+        assert segments_of(size / 4) == layout.most_segments
+
+
+def simulated_ring(size: float, ranks: int, link: Link, processor: float) -> float:
+    """Return the end of a ring: a link sends one segment at a time, a processor handles one at a time.
+
+    All ranks do the same at the same time, so a rank's own past is what its neighbour sent.
+    """
+    number = segments_of(size / ranks)
+    busy = link.seconds(size / ranks / number)
+    sent_until = handled_until = 0.0
+    ready = [0.0] * number  # when each segment can be sent at this hop
+    for _ in range(2 * (ranks - 1)):
+        for place in range(number):
+            sent_until = max(sent_until, ready[place]) + busy
+            handled_until = max(handled_until, sent_until + link.latency) + processor
+            ready[place] = handled_until
+    return handled_until
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 4])
+@pytest.mark.parametrize("size", [1e4, 1e6, 4e6, 4e7])
+@pytest.mark.parametrize("processor", [0.0, 2e-4, 5e-3])
+def test_the_ring_is_that_of_a_simulation(ranks: int, size: float, processor: float) -> None:
+    link = Link(125e6, 2e-4, processor)
+    found = ring(Cargo(size), ranks, link).seconds
+    exact = simulated_ring(size, ranks, link, processor)
+    if segments_of(size / ranks) == 1:
+        assert found == pytest.approx(exact)
+    assert found == pytest.approx(exact, rel=0.16)  # filling the pipe is left out
+
+
+def test_messages_of_a_phase_follow_each_other() -> None:
+    assert phase(0, 1.0, 1.0, 1.0) == 0
+    assert phase(1, 2.0, 1.0, 0.5) == 3.5
+    assert phase(10, 2.0, 1.0, 0.5) == 21.5
+
+
+def test_a_hierarchy_sends_less_over_the_hosts_link_than_a_ring_through_it() -> None:
+    local = Link(12.5e9, 1e-5, 0.0)
+    found, flat = hierarchical(Cargo(1e8), 32, GIGABIT, 8, local), ring(Cargo(1e8), 32, GIGABIT)
+    assert 8 * found.sent == pytest.approx(2 * 3 / 4 * 1e8)
+    assert found.seconds == pytest.approx(8 * found.sent / (GOODPUT * 125e6), rel=0.1) and found.seconds < flat.seconds
+
+
+# ---- bytes ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", registry.available())
+def test_bytes_are_those_of_the_codec(name: str) -> None:
+    codec = registry.create(name)
+    for kind, share in rounds(codec):
+        found = traffic(kind, bucket(300, 400), 4)
+        assert 0 < share <= 1 and found.payload.nbytes == nbytes(kind.regions(bucket(300, 400)))
+        assert len(found.preludes) == len(kind.preludes(bucket(300, 400)))
+        assert found.payload.collective in FORMULAS
+    assert sum(share for _, share in rounds(codec)) == pytest.approx(1)
+
+
+def test_full_precision_rounds_have_their_share() -> None:
+    (usual, most), (full, few) = rounds(registry.create("marsit", full_precision_every=10))
+    assert (usual.name, full.name) == ("marsit", "full precision") and (most, few) == pytest.approx((0.9, 0.1))
+    assert len(rounds(registry.create("marsit", full_precision_every=0))) == 1
+
+
+def test_a_gathered_payload_may_fill_a_part_of_its_room() -> None:
+    topk = registry.create("topk")
+    full, half = traffic(topk, bucket(300, 400), 4), traffic(topk, bucket(300, 400), 4, filled=0.5)
+    assert half.payload.nbytes == full.payload.nbytes / 2

@@ -1,0 +1,238 @@
+"""Predicted steps: arrivals, time lines, the best of all groupings, worlds, and bytes that are really sent."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import product
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch")
+
+from horovod_compress import shapes
+from horovod_compress.codecs import registry
+from horovod_compress.errors import ConfigError
+from horovod_compress.plan import Plan
+from horovod_compress.planning import comparison, figures, predictions, report, words
+from horovod_compress.planning.comparison import Trial
+from horovod_compress.planning.predictions import Case
+from horovod_compress.schedule import prediction
+from horovod_compress.schedule.compute import arrivals
+from horovod_compress.schedule.costs import Affine, Arrivals
+from horovod_compress.schedule.network import Link
+from horovod_compress.schedule.prediction import Predictor, World
+from horovod_compress.schedule.processor import Processor, measured
+from horovod_compress.schedule.trial import BucketCost
+from horovod_compress.shapes import Table, Tensor
+from tests.support.local import Fleet, random_grads
+
+FREE = Processor(*[Affine(0.0, 0.0)] * 5, copy=0.0)
+CHEAP = replace(FREE, offer=Affine(0.0, 1e-9), encode=Affine(1e-5, 1e-10), decode=Affine(1e-5, 1e-9))
+TABLE = Table(
+    "small",
+    tuple(
+        Tensor(f"layer{number}.{name}", shape, macs)
+        for number, size in enumerate((100, 700, 300))
+        for name, shape, macs in (("weight", (size, 300), size * 300), ("bias", (size,), 0))
+    ),
+)
+WORLD = World(4, Link(12.5e6, 1e-4))
+
+
+@pytest.fixture(autouse=True)
+def processor(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let every codec cost the same, so that nothing depends on this machine."""
+    monkeypatch.setattr(prediction, "measured", lambda method, codec: CHEAP)
+
+
+def case(**changes: object) -> Case:
+    return Case(TABLE, 0.1, replace(WORLD, **changes))  # type: ignore[arg-type]
+
+
+# ---- arrivals ---------------------------------------------------------------------------------
+
+
+def test_layers_take_what_their_multiply_adds_are_of_the_backward_pass() -> None:
+    come = arrivals(TABLE, 0.33)
+    assert come.counts == (300, 90_000, 700, 210_000, 100, 30_000)
+    assert come.seconds[0] == come.seconds[1] == pytest.approx(0.11 + 0.22 * 300 / 1100)
+    assert come.seconds[-1] == pytest.approx(0.33) and list(come.seconds) == sorted(come.seconds)
+
+
+def test_the_backward_pass_waits_for_offers() -> None:
+    late, usual = arrivals(TABLE, 0.33, lambda elements: 0.001), arrivals(TABLE, 0.33)
+    assert [a - b for a, b in zip(late.seconds, usual.seconds)] == pytest.approx([0.001 * n for n in range(1, 7)])
+
+
+# ---- steps ------------------------------------------------------------------------------------
+
+
+def test_buckets_follow_each_other_on_the_time_line() -> None:
+    line = Predictor(TABLE, registry.create("none"), WORLD, 0.1).usual("layerwise")
+    assert len(line.slots) == 6 and line.step == line.slots[-1].decoded
+    for before, slot in zip(line.slots, line.slots[1:]):
+        assert slot.begin == max(before.end, slot.ready) and slot.decoded > slot.end >= slot.begin
+    assert line.sent == pytest.approx(2 * 3 / 4 * 4 * TABLE.count, rel=1e-3)  # tensors begin at whole words
+
+
+def test_no_grouping_of_few_tensors_is_better_than_the_best() -> None:
+    for ranks, rate in product((2, 5), (1e6, 1e8)):
+        predictor = Predictor(TABLE, registry.create("none"), World(ranks, Link(rate, 1e-3)), 0.1)
+        steps = []
+        for cuts in product((False, True), repeat=5):
+            groups = [1]
+            for cut in cuts:
+                groups = [*groups, 1] if cut else [*groups[:-1], groups[-1] + 1]
+            steps.append(predictor.timeline("any", predictor._cut(groups)).step)
+        assert predictor.best().step == pytest.approx(min(steps), rel=0.02)  # the search takes costs to be affine
+
+
+@pytest.mark.parametrize("name", registry.available())
+def test_a_faster_network_is_never_slower(name: str) -> None:
+    steps = [
+        Predictor(TABLE, registry.create(name), replace(WORLD, link=Link(rate, 1e-4)), 0.1).best().step
+        for rate in (1e6, 1e7, 1e8, 1e9)
+    ]
+    assert steps == sorted(steps, reverse=True) and steps[-1] > 0.1
+
+
+def test_sharing_a_core_takes_longer_and_more_cores_than_one_do_not_help() -> None:
+    one, half, many = (predictions.plain(case(cores=cores)).best.step for cores in (1.0, 0.5, 8.0))
+    assert half > one == many
+
+
+def test_rounds_of_two_kinds_have_a_mean() -> None:
+    def step(every: int) -> float:
+        return Predictor(TABLE, registry.create("marsit", full_precision_every=every), WORLD, 0.1).usual("single").step
+
+    full = Predictor(TABLE, registry.create("none"), WORLD, 0.1).usual("single").step
+    assert step(10) == pytest.approx(0.9 * step(0) + 0.1 * full)
+
+
+@pytest.mark.parametrize("name", ["none", "marsit", "topk", "signsgd", "powersgd", "global_qsgd"])
+def test_predicted_bytes_are_sent(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The positive control of everything above: a real exchange between threads."""
+    monkeypatch.setattr(prediction, "measured", measured)
+    options = {"full_precision_every": 0} if name == "marsit" else {}
+    predictor = Predictor(TABLE, registry.create(name, **options), WORLD, 0.1)
+    line = predictor.usual("size:500KB")
+    with Fleet(4, predictor.tensors, name, schedule="size:500KB", verify_every=0, **options) as fleet:
+        for seed in range(2):
+            before = sum(reducer.metrics.bytes_sent for reducer in fleet.reducers)
+            fleet.step(random_grads(4, fleet.tensors, seed=seed))
+        sent = (sum(reducer.metrics.bytes_sent for reducer in fleet.reducers) - before) / 4
+    headers = 2000 * len(line.slots)
+    assert line.sent <= 1.02 * sent and sent <= 1.02 * line.sent + headers
+
+
+# ---- worlds -----------------------------------------------------------------------------------
+
+
+def test_methods_that_cannot_serve_a_world_are_shown_with_the_reason() -> None:
+    codecs = [registry.create(name) for name in ("none", "topk", "global_qsgd")]
+    found = predictions.cells(case(), codecs, [4, 512], None)
+    refused = [cell for cell in found if cell.timeline is None]
+    assert [(cell.method, cell.ranks) for cell in refused] == [("global_qsgd", 512)]
+    said = report.worlds_text(case(), found)
+    assert "cannot: global_qsgd on 512 ranks: " in said and "choose bits=16" in said
+    document = predictions.cells_document(case(), found)
+    assert [one["method"] for one in document["worlds"] if "problem" in one] == ["global_qsgd"]
+
+
+def test_a_hierarchy_is_marked_and_never_recommended() -> None:
+    codecs = [registry.create(name) for name in ("none", "topk")]
+    found = predictions.cells(case(), codecs, [64], (8, Link(12.5e9, 1e-5)))
+    assert [cell.method for cell in found if not cell.available] == ["none, hierarchical"]
+    assert "hierarchical" not in report.advice(found, 64)
+    assert "this package has no such exchange" in report.worlds_text(case(), found)
+
+
+def test_all_methods_for_four_worlds_in_seconds() -> None:
+    import time
+
+    began = time.process_time()
+    resnet = Case(shapes.load("resnet50"), 0.3, World(8, Link(125e6, 5e-5)))
+    found = predictions.cells(resnet, [registry.create(name) for name in registry.available()], [8, 64, 512, 4096], None)
+    assert len(found) == 4 * len(registry.available()) and time.process_time() - began < 20
+
+
+# ---- codecs of this machine -------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", registry.available())
+def test_every_codec_can_be_measured(name: str) -> None:
+    codec = registry.create(name)
+    for kind, _ in prediction.rounds(codec):
+        found = measured(codec, kind)
+        assert found.decoding(1e6, 4) > 0 and 0 < found.filled <= 1 and found.copy > 0
+        assert found.scaled(2).decoding(1e6, 4) == pytest.approx(2 * found.decoding(1e6, 4))
+        assert measured(codec, kind) is found
+
+
+# ---- beside measurements ----------------------------------------------------------------------
+
+
+def trials() -> list[Trial]:
+    predictor = Predictor(TABLE, registry.create("none"), WORLD, 0.1)
+    found = []
+    for schedule in ("layerfusion", "layerwise", "single", "size:25MB"):
+        line = predictor.best() if schedule == "layerfusion" else predictor.usual(schedule)
+        costs = tuple(BucketCost(s.bucket.count, 0.001 + 1e-7 * s.bucket.count, 1e-9 * s.bucket.count) for s in line.slots)
+        found.append(Trial(schedule, line.plan, 0.2, (0.19, 0.21), 1e6, costs))
+    return found
+
+
+def test_a_step_is_not_predicted_from_its_own_measurement() -> None:
+    every = trials()
+    spoilt = [replace(every[0], buckets=tuple(replace(b, exchange=99.0) for b in every[0].buckets)), *every[1:]]
+    come = Arrivals(tuple(t.count for t in TABLE.backward()), (0.0,) * 6)
+    step, costs = comparison.refined(come, spoilt, 0)
+    assert costs.exchange.each == pytest.approx(1e-7) and costs.exchange.fixed == pytest.approx(0.001)
+    assert step < 1
+
+
+def test_errors_are_part_of_the_comparison() -> None:
+    found = predictions.predicted(case(), registry.create("none"))
+    document = comparison.document(case(), found, trials())
+    for row in document["schedules"]:
+        assert row["model_error"] == pytest.approx(row["model_seconds"] / 0.2 - 1)
+        assert row["refined_error"] == pytest.approx(row["refined_seconds"] / 0.2 - 1)
+    assert "refined ms" in comparison.text(case(), document) and Plan.from_document(document["plan"])
+
+
+# ---- words and files --------------------------------------------------------------------------
+
+
+def test_rates_and_times() -> None:
+    assert words.rate("1gbit") == 125e6 and words.rate("200 Mbit/s") == 25e6
+    assert words.seconds("50us") == pytest.approx(5e-5) and words.seconds("0.1ms") == pytest.approx(1e-4)
+    assert words.ranks("64, 8,8") == [8, 64]
+
+
+@pytest.mark.parametrize("text", ["", "fast", "0gbit", "1GB", "-1gbit", "1"])
+def test_other_rates_are_refused(text: str) -> None:
+    with pytest.raises(ConfigError, match="a rate is a number and"):
+        words.rate(text)
+
+
+def test_a_plan_is_read_from_the_file_it_was_saved_to(tmp_path: Path) -> None:
+    plan = predictions.plain(case()).best.plan
+    plan.save(tmp_path / "plan.json")
+    assert Plan.load(tmp_path / "plan.json") == plan
+    (tmp_path / "other.json").write_text('[{"a": 1}]')
+    for name in ("other.json", "missing.json"):
+        with pytest.raises(ConfigError, match="holds no plan"):
+            Plan.load(tmp_path / name)
+
+
+def test_pictures_are_made(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    found = predictions.predicted(case(), registry.create("topk"))
+    made = figures.draw_timelines(case(), found, str(tmp_path))
+    assert [path.name for path in made] == ["plan-small-topk-4ranks.png", "plan-small-topk-4ranks.svg"]
+    assert figures.draw_timelines(case(), found, str(tmp_path / "one.svg")) == [tmp_path / "one.svg"]
+    cells = predictions.cells(case(), [registry.create(name) for name in ("none", "topk")], [4, 8], None)
+    made += figures.draw_worlds(case(), cells, str(tmp_path / "deep" / "folder"))
+    assert all(path.stat().st_size > 10_000 for path in made)
+    assert not list(tmp_path.rglob("*.tmp*"))
