@@ -192,11 +192,13 @@ def _name_lines(panel: Axes, last: int) -> None:
     low, high = panel.get_window_extent().y0 * 72 / dots, panel.get_window_extent().y1 * 72 / dots
     column = panel.transData.transform((last, ends[0][1]))[0] * 72 / dots + 26
     for line, end, (x, y), height in zip(lines, ends, points, _apart([y for _, y in points], low + 5, high - 5)):
+        # A name far from where its line ends has a pale leader, which nobody takes for data.
+        colour, pale = line.get_color(), end[0] < last
         panel.annotate(
             str(line.get_label()), end, xytext=(column - x, height - y), textcoords="offset points",
-            color=line.get_color(), fontsize=8, va="center", annotation_clip=False,
+            color=colour, fontsize=8, va="center", annotation_clip=False,
             arrowprops={
-                "arrowstyle": "-", "color": line.get_color(), "linewidth": 0.6, "linestyle": line.get_linestyle(),
+                "arrowstyle": "-", "color": "#BBBBBB" if pale else colour, "linewidth": 0.6,
                 "relpos": (0.0, 0.5), "shrinkA": 1, "shrinkB": 3,
             },
         )  # fmt: skip

@@ -1,7 +1,7 @@
 """What a method costs on a processor: measured by a short run of its codec in this process.
 
-On one thread, a codec takes in, encodes, merges and decodes one tensor of each of two sizes; every part is then taken to be affine
-in the elements. The least of a few runs counts, as what disturbs only makes them longer. Gathered payloads are
+On one thread, a codec takes in, encodes, merges and decodes one tensor of each of two sizes; every part is
+then taken to be affine in the elements. The least of a few runs counts, as what disturbs only makes them longer. Gathered payloads are
 decoded for two numbers of ranks, as what that costs grows with them.
 """
 
@@ -58,9 +58,9 @@ class Processor:
 
     def scaled(self, factor: float) -> Processor:
         """Return the costs of a processor on which everything takes so many times as long."""
-        names = ("offer", "encode", "merge", "decode", "decode_each")
-        parts = {name: Affine(factor * cost.fixed, factor * cost.each) for name in names for cost in [getattr(self, name)]}
-        return replace(self, copy=factor * self.copy, **parts)
+        parts = {name: getattr(self, name) for name in ("offer", "encode", "merge", "decode", "decode_each")}
+        scaled = {name: Affine(factor * cost.fixed, factor * cost.each) for name, cost in parts.items()}
+        return replace(self, copy=factor * self.copy, **scaled)
 
 
 @cache

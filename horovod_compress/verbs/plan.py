@@ -32,7 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--compute-ms", type=float, default=300.0, help="of a step without exchange (default 300)")
     parser.add_argument("--cores", type=float, default=1.0, help="for each rank, such as 0.5 (default 1)")
     parser.add_argument("--exchange", choices=("auto", "ring", "fold"), default="auto", help="(default auto)")
-    parser.add_argument("--per-host", type=int, metavar="N", help="what if ranks exchanged by hosts of N; not available")
+    parser.add_argument("--per-host", type=int, metavar="N", help="what a hierarchy would take (not available)")
     parser.add_argument("--local-rate", default="100gbit", help="between the ranks of a host (default 100gbit)")
     parser.add_argument("--plot", metavar="DIR|FILE", help="draw into a folder, or a .png or .svg file")
     parser.add_argument("--save", metavar="FILE", help="write the best plan; hvc.Plan.load(FILE) reads it")
@@ -66,7 +66,7 @@ def _run(arguments: argparse.Namespace) -> int:
     if arguments.measure:
         return _measure(arguments, codecs)
     case = _case(arguments, ranks[0])
-    if len(codecs) > 1 or len(ranks) > 1:
+    if len(codecs) > 1 or len(ranks) > 1 or arguments.per_host:
         return _worlds(arguments, case, codecs, ranks)
     return _one_world(arguments, case, codecs[0])
 
@@ -149,7 +149,7 @@ def _worlds(arguments: argparse.Namespace, case: Any, codecs: list[Any], ranks: 
     from ..schedule.network import Link
 
     if arguments.save:
-        raise ConfigError("--save writes the plan of one method and one number of ranks")
+        raise ConfigError("--save writes the plan of one method and one number of ranks, without --per-host")
     if all(codec.name != predictions.PLAIN for codec in codecs):
         codecs = [*codecs, *_plain(codecs[0])]
     local = Link(words.rate(arguments.local_rate), case.world.link.latency)
@@ -176,6 +176,8 @@ def _measure(arguments: argparse.Namespace, codecs: list[Any]) -> int:
 
     if len(codecs) > 1:
         raise ConfigError("--measure takes one method")
+    if arguments.plot:
+        raise ConfigError("--plot draws what is predicted; leave it out with --measure")
     try:
         import horovod.torch as hvd
     except ImportError as error:

@@ -153,7 +153,8 @@ def test_all_methods_for_four_worlds_in_seconds() -> None:
 
     began = time.process_time()
     resnet = Case(shapes.load("resnet50"), 0.3, World(8, Link(125e6, 5e-5)))
-    found = predictions.cells(resnet, [registry.create(name) for name in registry.available()], [8, 64, 512, 4096], None)
+    codecs = [registry.create(name) for name in registry.available()]
+    found = predictions.cells(resnet, codecs, [8, 64, 512, 4096], None)
     assert len(found) == 4 * len(registry.available()) and time.process_time() - began < 20
 
 
@@ -178,7 +179,8 @@ def trials() -> list[Trial]:
     found = []
     for schedule in ("layerfusion", "layerwise", "single", "size:25MB"):
         line = predictor.best() if schedule == "layerfusion" else predictor.usual(schedule)
-        costs = tuple(BucketCost(s.bucket.count, 0.001 + 1e-7 * s.bucket.count, 1e-9 * s.bucket.count) for s in line.slots)
+        sizes = [slot.bucket.count for slot in line.slots]
+        costs = tuple(BucketCost(size, 0.001 + 1e-7 * size, 1e-9 * size) for size in sizes)
         found.append(Trial(schedule, line.plan, 0.2, (0.19, 0.21), 1e6, costs))
     return found
 
