@@ -22,6 +22,7 @@ from torch import Tensor
 from . import kernels
 from .arrivals import Part
 from .codecs.base import Codec
+from .codecs.left_plain import LeftPlain
 from .collectives import gather
 from .collectives.base import Collective, Exchange, FramePool
 from .deadline import Deadline
@@ -38,7 +39,7 @@ from .errors import (
 from .keys import Key
 from .metrics import FlightRecorder, Metrics
 from .options import Options
-from .plan import Plan, TensorSpec
+from .plan import Bucket, Plan, TensorSpec
 from .station import Round, Station, nothing
 from .transports.base import Transport
 from .watch import Watch
@@ -97,10 +98,14 @@ class Reducer:
     def _take_plan(self, plan: Plan) -> None:
         self.plan = plan
         self.stations = [
-            Station(bucket, self._codecs[bucket.method], self.rank, self.world, self._choose) for bucket in plan.buckets
+            Station(bucket, self._codec_of(bucket), self.rank, self.world, self._choose) for bucket in plan.buckets
         ]
         self._where = [(s, p) for s in self.stations for p in range(len(s.bucket.tensors))]
         self._hashes = torch.zeros(len(self.stations), dtype=torch.int64)
+
+    def _codec_of(self, bucket: Bucket) -> Codec:
+        codec = self._codecs[bucket.method]
+        return LeftPlain(codec) if bucket.plain else codec
 
     def replan(self, plan: Plan) -> None:
         """Go on with other buckets, between two steps; every rank has to.

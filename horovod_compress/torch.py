@@ -46,7 +46,7 @@ from .methods import Methods, per_layer
 from .options import Options
 from .plan import Plan
 from .reducer import Reducer
-from .schedule import is_adaptive
+from .schedule import OPTIONAL, is_adaptive
 from .tuning import Tuner
 from .update import distributed_update_optimizer as DistributedUpdateOptimizer
 
@@ -138,7 +138,7 @@ class Compression:
         schedule = self._reducer.options.schedule
         if is_adaptive(schedule):
             first = self._reducer.options.warmup_steps
-            self._tuner = Tuner(self._reducer, str(schedule), self._share, first, self._methods.check_bucket)
+            self._tuner = Tuner(self._reducer, str(schedule), self._share, self._methods, first)
             self._tuning_name = f"hvc.tuning.{next(_numbers)}"  # ranks make compressions in one order
         _open.add(self)
 
@@ -246,6 +246,8 @@ class Compression:
         """
         self.check_updates()
         self._in_updates = True
+        if self._tuner:
+            self._tuner.stop()
         self._optimizer = self  # nobody waits for tokens
         self._running().gain = 1.0
         return self._running()
@@ -258,7 +260,7 @@ class Compression:
         """
         if self._in_updates or self._optimizer is not None or self._calls or self._running().step:
             raise ConfigError(_TAKEN)
-        if self._tuner:
+        if self._tuner and self._running().options.schedule != OPTIONAL:
             raise ConfigError(
                 "adaptive schedules hide exchanges behind the backward pass, and there is none to hide behind when "
                 'updates are exchanged; choose a fixed schedule such as "size:25MB"'
@@ -305,13 +307,16 @@ class Compression:
         Returns:
             ``steps``, ``bytes_sent`` (all bytes handed to the transport), ``bytes_dense`` (what a
             float32 ring would have sent), ``seconds`` per phase, ``residual_norm``, ``nonfinite``,
-            ``verified`` (steps whose results were compared across ranks), ``buckets``, ``method``.
+            ``verified`` (steps whose results were compared across ranks), ``buckets``, ``plain_buckets`` (of them, those
+            that the schedule leaves uncompressed), ``tuned`` (no search for buckets is under way), ``method``.
         """
         reducer = self._running()
         return reducer.metrics.document() | {
             "residual_norm": reducer.residual_norm(),
             "buckets": len(reducer.plan.buckets),
             "collectives": sorted({station.collective(reducer.step) for station in reducer.stations}),
+            "plain_buckets": sum(bucket.plain for bucket in reducer.plan.buckets),
+            "tuned": self._tuner is None or self._tuner.done,
             "method": self.method,
         }
 
