@@ -18,7 +18,7 @@ LAYERS = [
     {"torch", "update", "update_schedule", "adam", "_start", "_horovod", "_headroom", "cli", "verbs", "checkpoint", "handshake", "check_build", "elastic"},
     {"reducer", "station", "tuning"},
     {"arrivals", "codecs", "collectives", "plan", "schedule", "options", "feedback", "methods", "watch"},
-    {"kernels", "transports", "wire", "keys", "deadline", "decoder", "metrics"},
+    {"kernels", "transports", "wire", "keys", "deadline", "decoder", "metrics", "drift"},
     {"errors", "_cpu", "_cuda"},
 ]
 LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
