@@ -184,7 +184,8 @@ def _index(record: Record) -> int:
 def _name(bucket: Bucket) -> str:
     number = len(bucket.tensors)
     nbytes = bucket.count * int("".join(filter(str.isdigit, bucket.dtype))) // 8
-    return f"bucket {bucket.index} ({number} tensor{'s' if number > 1 else ''}, {_size(nbytes)})"
+    plain = ", uncompressed" if bucket.plain else ""
+    return f"bucket {bucket.index} ({number} tensor{'s' if number > 1 else ''}, {_size(nbytes)}{plain})"
 
 
 def _size(nbytes: int) -> str:
