@@ -29,6 +29,8 @@ METHODS = (
     "horovod fp32,horovod fp16,ddp fp32,ddp powersgd r1,none,marsit schedule=size:25MB,marsit schedule=single,"
     "marsit schedule=layerwise,global_qsgd,global_qsgd dithering=exponential"
 )
+ADAPTIVE = ("auto", "layerfusion", "mergecomp")  # they look for buckets in so many steps first
+SEARCH_STEPS = 60
 COLUMNS = (
     "method",
     "step ms [q1-q3]",
@@ -51,6 +53,7 @@ hidden:  1 - exposed/alone; below 0 where exchange and compute disturb each othe
 phase:   sending, waiting and merging of all buckets in a step with compute; "-" where the method does not tell
 wire:    bytes sent by a rank / rate of a link
 MB sent: by one rank in one step; counted, or computed (*) as a ring sends them
+plain:   buckets that the schedule leaves uncompressed, as that takes less time
 wrong:   elements off the float64 mean by more than rounding; for compressed methods, not finite or not the same
          bits on every rank
 K=...:   computed, not measured: (1 step of none + (K-1) steps of marsit) / K, as every K-th round of Marsit is in
@@ -135,6 +138,9 @@ def limit_of(chosen: argparse.Namespace, place: Record) -> float:
     repeat, rate_bits = 2 * chosen.repeat, place.get("rate_bits")
     turns = bandwidth.predicted_seconds(contestants, size, chosen.ranks, rate_bits, repeat, cores)
     compute = (len(contestants) + 20) * chosen.repeat * chosen.compute_ms / 1000
+    searching = [name for name in contestants if any(f"schedule={word}" in name for word in ADAPTIVE)]
+    turns += bandwidth.predicted_seconds(searching, size, chosen.ranks, rate_bits, SEARCH_STEPS, cores)
+    compute += len(searching) * SEARCH_STEPS * chosen.compute_ms / 1000
     return START_SECONDS + 3 * (turns + compute)
 
 
@@ -157,9 +163,14 @@ def row(record: Record) -> list[str]:
         milliseconds(record.get("median_exchange_seconds")),
         "-" if name == NOTHING else milliseconds(record.get("wire_seconds")),
         "-" if not sent else f"{sent / 1e6:.4g}{'*' if record.get('bytes_computed') else ''}",
-        str(record.get("buckets") or "-"),
+        buckets_text(record),
         str(record["wrong"]) if measured and record["check"] != "none" else "-",
     ]
+
+
+def buckets_text(record: Record) -> str:
+    plain = record.get("plain_buckets")
+    return f"{record.get('buckets') or '-'}{f' ({plain} plain)' if plain else ''}"
 
 
 def text(records: Sequence[Record]) -> str:

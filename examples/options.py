@@ -84,7 +84,11 @@ def _add_method(group: Any) -> None:
         default="horovod-none",
         help="a method of the plugin (hvd-compress list), or horovod-none, horovod-fp16",
     )
-    group.add_argument("--schedule", help="layerwise, single, size:25MB, mergecomp, layerfusion")
+    group.add_argument(
+        "--schedule",
+        help="auto, mergecomp, layerfusion, layerwise, single or size:... (default size:25MB, not the plugin's auto: "
+        "a run repeats bit for bit then)",
+    )
     group.add_argument("--exchange", choices=EXCHANGES)
     group.add_argument("--verify-every", type=count, help="steps between checks of the ranks")
     group.add_argument("--timeout", type=positive(float), help="seconds one exchange may take")
@@ -162,4 +166,5 @@ def _method_options(chosen: argparse.Namespace) -> dict[str, Any]:
     # The seed of the run is the seed of its randomness too, unless --option says otherwise.
     if not chosen.method.startswith("horovod-"):
         options.setdefault("seed", chosen.seed)
+        options.setdefault("schedule", "size:25MB")
     return options

@@ -75,7 +75,8 @@ class _Ours:
     def __init__(self, grad: Tensor, method: str, options: dict[str, Any]) -> None:
         self._grad, self._parameter = grad, nn.Parameter(torch.zeros_like(grad))
         named = [(f"headroom.{method}", self._parameter)]
-        self._compression = Compression.create(method, named, **options)
+        # One bucket; and nothing is to choose not to compress it.
+        self._compression = Compression.create(method, named, schedule="single", **options)
         plain = torch.optim.SGD([self._parameter], lr=0.0)
         self._optimizer = hvd.DistributedOptimizer(plain, named_parameters=named, compression=self._compression)
         self._compression.attach(self._optimizer)

@@ -17,7 +17,7 @@ from .methods import Methods, numbered, parse
 from .options import Options
 from .plan import Plan, TensorSpec
 from .reducer import Reducer
-from .schedule import is_adaptive, make_plan
+from .schedule import OPTIONAL, is_adaptive, make_plan
 from .transports import gloo
 from .transports.base import Transport
 from .transports.local import Hub
@@ -111,7 +111,7 @@ def _check_buckets(methods: Methods, plan: Plan, options: Options) -> None:
     for bucket in plan.buckets:
         methods.check_bucket(bucket)
         tables = methods.codecs[bucket.method].tables(bucket)
-        if tables and is_adaptive(options.schedule):
+        if tables and is_adaptive(options.schedule) and options.schedule != OPTIONAL:
             raise ConfigError(
                 f"{methods.codecs[bucket.method].name} keeps {', '.join(sorted(tables))} for whole buckets, so they cannot "
                 f'be changed in the running job; choose a fixed schedule such as "size:25MB"'

@@ -86,8 +86,17 @@ class Methods:
         Raises:
             ConfigError: says what would do.
         """
+        if bucket.plain and not self.may_be_plain(bucket.method):
+            raise ConfigError(
+                f"bucket {bucket.index} of the plan is left uncompressed, which would change what {self.name} makes of "
+                f'its gradients; give its parameters the method "none" with per_layer'
+            )
         for variant in self.codecs[bucket.method].variants():
             variant.check_bucket(bucket)
+
+    def may_be_plain(self, number: int) -> bool:
+        """Return whether buckets of a method may travel uncompressed in any step."""
+        return number > 0 and self._own()[number - 1].may_be_plain()
 
     def check_used(self, tensors: Sequence[TensorSpec]) -> None:
         """Refuse a pattern that no parameter takes its method from; "*" may be left with none.

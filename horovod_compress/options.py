@@ -20,8 +20,8 @@ class Options:
     """How buckets are made and exchanged, whatever the method.
 
     Args:
-        schedule: "layerwise", "single", "size:25MB", "layerfusion", "mergecomp" or a
-            :class:`~horovod_compress.plan.Plan`.
+        schedule: "auto", "layerfusion" or "mergecomp", which measure the job and choose; "layerwise", "single",
+            "size:25MB", or a :class:`~horovod_compress.plan.Plan`.
         exchange: "ring", "fold", or "auto" to choose per bucket.
         transport: "gloo"; "auto" takes what fits the gradients' device.
         seed: of all random bits; equal on every rank.
@@ -35,7 +35,7 @@ class Options:
         warmup_steps: exchange so many steps as they are, in full precision, before the method begins.
     """
 
-    schedule: str | Plan = "size:25MB"
+    schedule: str | Plan = "auto"
     exchange: str = "auto"
     transport: str = "auto"
     seed: int = 0

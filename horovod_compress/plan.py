@@ -36,6 +36,7 @@ class Bucket:
         index: position in the plan, which is the order of exchange.
         tensors: the tensors, in backward order.
         method: the number of its method; 0 travels as it is, as the bucket of small tensors does.
+        plain: the bucket has a method, but travels uncompressed; what its method keeps is sent along and emptied.
         offsets: where each tensor starts in the flat buffer, in elements.
         padded: elements of the flat buffer, gaps included.
     """
@@ -43,6 +44,7 @@ class Bucket:
     index: int
     tensors: tuple[TensorSpec, ...]
     method: int = 1
+    plain: bool = False
     offsets: tuple[int, ...] = field(init=False)
     padded: int = field(init=False)
 
@@ -75,15 +77,16 @@ class Plan:
     buckets: tuple[Bucket, ...]
 
     @classmethod
-    def of(cls, groups: Iterable[tuple[Sequence[TensorSpec], int]]) -> Plan:
+    def of(cls, groups: Iterable[tuple[Sequence[TensorSpec], int] | tuple[Sequence[TensorSpec], int, bool]]) -> Plan:
         """Build a plan from (tensors, number of the method) groups, cut further where the dtype changes.
 
-        False and True will do for 0, not compressed, and 1, the only method.
+        False and True will do for 0, not compressed, and 1, the only method. A third part says whether the
+        group travels uncompressed nevertheless.
         """
         buckets: list[Bucket] = []
-        for tensors, method in groups:
+        for tensors, method, *plain in groups:
             for run in _same_dtype(tensors):
-                buckets.append(Bucket(len(buckets), tuple(run), int(method)))
+                buckets.append(Bucket(len(buckets), tuple(run), int(method), any(plain)))
         return cls(tuple(buckets))
 
     @property
@@ -98,10 +101,8 @@ class Plan:
     def document(self) -> list[dict]:
         """Return the plan as plain data, for the handshake and for files."""
         return [
-            {
-                "method": bucket.method,
-                "tensors": [[t.name, list(t.shape), t.dtype] for t in bucket.tensors],
-            }
+            {"method": bucket.method, "tensors": [[t.name, list(t.shape), t.dtype] for t in bucket.tensors]}
+            | ({"plain": True} if bucket.plain else {})
             for bucket in self.buckets
         ]
 
@@ -114,6 +115,7 @@ class Plan:
                     index,
                     tuple(TensorSpec(name, tuple(shape), dtype) for name, shape, dtype in entry["tensors"]),
                     entry["method"],
+                    entry.get("plain", False),
                 )
                 for index, entry in enumerate(document)
             )

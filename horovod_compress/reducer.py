@@ -22,6 +22,7 @@ from torch import Tensor
 from . import kernels
 from .arrivals import Part
 from .codecs.base import Codec
+from .codecs.left_plain import LeftPlain
 from .collectives import gather
 from .collectives.base import Collective, Exchange, FramePool
 from .deadline import Deadline
@@ -38,7 +39,8 @@ from .errors import (
 from .keys import Key
 from .metrics import FlightRecorder, Metrics
 from .options import Options
-from .plan import Plan, TensorSpec
+from .overlap import Overlap
+from .plan import Bucket, Plan, TensorSpec
 from .station import Round, Station, nothing
 from .transports.base import Transport
 from .watch import Watch
@@ -76,7 +78,7 @@ class Reducer:
         #: 1 for the mean over ranks, the number of ranks for the sum; None if that is known only
         #: when the first result is asked for, and no bucket is decoded before.
         self.gain: float | None = 1.0
-        self.metrics, self.recorder = Metrics(), FlightRecorder()
+        self.metrics, self.recorder, self.overlap = Metrics(), FlightRecorder(), Overlap()
         self._pool = FramePool()
         #: Takes marks of time, while somebody wants to know them.
         self.watch: Watch | None = None
@@ -97,10 +99,14 @@ class Reducer:
     def _take_plan(self, plan: Plan) -> None:
         self.plan = plan
         self.stations = [
-            Station(bucket, self._codecs[bucket.method], self.rank, self.world, self._choose) for bucket in plan.buckets
+            Station(bucket, self._codec_of(bucket), self.rank, self.world, self._choose) for bucket in plan.buckets
         ]
         self._where = [(s, p) for s in self.stations for p in range(len(s.bucket.tensors))]
         self._hashes = torch.zeros(len(self.stations), dtype=torch.int64)
+
+    def _codec_of(self, bucket: Bucket) -> Codec:
+        codec = self._codecs[bucket.method]
+        return LeftPlain(codec) if bucket.plain else codec
 
     def replan(self, plan: Plan) -> None:
         """Go on with other buckets, between two steps; every rank has to.
@@ -161,8 +167,10 @@ class Reducer:
         self._claim(station, position)
         step = station.finished + 1  # not self.step: the last bucket may still be under way
         self.recorder.note(step, station.bucket.index, "offer")
-        with self.metrics.timed("offer"), torch.no_grad():
+        where = (step, station.bucket, station.bucket.tensors[position].name)
+        with self.metrics.timed("offer", where=where), torch.no_grad():
             count = station.offer(position, grad, self._key(station), self.options.nonfinite == "zero")
+        self.overlap.offered(step)
         self._count_in(station, position, count)
         if self.watch:
             self.watch.offered(index)
@@ -218,7 +226,8 @@ class Reducer:
             ConfigError: some tensor of the plan was not offered, so that nothing can come.
         """
         station, position = self._where[index]
-        with self.metrics.timed("wait"), self._changed:
+        where = (step, station.bucket) if station.finished < step else ()
+        with self.metrics.timed("wait", where=where), self._changed:
             if self.gain is None:
                 self.gain = 1.0 if gain is None else gain
                 self._changed.notify_all()
@@ -293,13 +302,14 @@ class Reducer:
             step = self.step
             if not self._agreed:
                 self._agree_on_step()
+            began = time.perf_counter()
             self._exchange(station)
             if station is self.stations[-1]:
                 if self._verifying():
                     self._verify()
                 self.step += 1
                 self.metrics.steps += 1
-            self._decoder.put(partial(self._deliver, station, step))
+            self._decoder.put(partial(self._deliver, station, step, began))
         return bool(self.stations)
 
     def _await_full(self, station: Station) -> bool:
@@ -314,10 +324,22 @@ class Reducer:
             station.taken = True
             return True
 
-    def _deliver(self, station: Station, step: int) -> None:
+    def _deliver(self, station: Station, step: int, began: float) -> None:
+        self._account(station, step, began, time.perf_counter())
         with self._changed:
             station.finish(step)
             self._changed.notify_all()
+
+    def _account(self, station: Station, step: int, began: float, ended: float) -> None:
+        """Take note of when a bucket was exchanged and decoded; before it can be offered to again."""
+        trace = self.metrics.trace
+        self.overlap.delivered(began, ended)
+        if trace:
+            trace("result", began, ended, step, station.bucket)
+        if station is self.stations[-1]:
+            found = self.overlap.finish(step)
+            if trace:
+                trace("step", began, ended, step, None, found)
 
     def _exchange(self, station: Station) -> None:
         """Run a bucket's exchange; its result is decoded on the decoder's thread, as it arrives."""
@@ -343,10 +365,10 @@ class Reducer:
         bad, bucket = Bad(), station.bucket.index
         for number, prelude in enumerate(round_.preludes):
             self.recorder.note(self.step, bucket, "prelude", number)
-            with self.metrics.timed("encode"):
+            with self.metrics.timed("encode", where=(key.step, station.bucket, f"encode for prelude {number}")):
                 station.add_bad(round_.codec.begin(number, round_.work, key))
             exchange = self._new_exchange(bucket, codec_id(f"prelude {number}"), station.bad, deadline)
-            with self.metrics.timed("exchange"):
+            with self.metrics.timed("exchange", where=(key.step, station.bucket, f"prelude {number}")):
                 bad = prelude.collective.run(exchange, prelude.layout, round_.before(key))
             self.metrics.bytes_sent += exchange.bytes_sent
             if bad.count:
@@ -355,20 +377,20 @@ class Reducer:
 
     def _payload(self, station: Station, round_: Round, key: Key, deadline: Deadline) -> Bad:
         """Encode and exchange the payload; return the non-finite count over all ranks."""
-        bucket = station.bucket.index
+        bucket, where = station.bucket.index, (key.step, station.bucket)
         self.recorder.note(self.step, bucket, "encode")
-        with self.metrics.timed("encode"):
+        with self.metrics.timed("encode", where=where):
             station.add_bad(round_.encode(key))
         exchange = self._new_exchange(bucket, codec_id(round_.label), station.bad, deadline)
 
         def due(parts: list[Part]) -> None:
-            with self.metrics.timed("encode", within="exchange"):
+            with self.metrics.timed("encode", "exchange", where):
                 round_.encode_parts(parts, key)
 
         def ready(parts: list[Part]) -> None:
             self._decoder.put(partial(self._decode, station, round_, key, parts))
 
-        with self.metrics.timed("exchange"):
+        with self.metrics.timed("exchange", where=where):
             bad = round_.exchange(exchange, key, due, ready)
         self.metrics.bytes_sent += exchange.bytes_sent
         return bad
@@ -379,7 +401,7 @@ class Reducer:
         gain = self._gain_of(station)
         self.recorder.note(key.step, key.bucket, "decode")
         began = time.perf_counter()
-        with self.metrics.timed("decode"):
+        with self.metrics.timed("decode", where=(key.step, station.bucket)):
             round_.decode(parts, key, gain)
         station.decoding += time.perf_counter() - began
 
@@ -391,7 +413,7 @@ class Reducer:
         elif not round_.parts:
             gain = self._gain_of(station)
             self.recorder.note(key.step, key.bucket, "decode")
-            with self.metrics.timed("decode"):
+            with self.metrics.timed("decode", where=(key.step, station.bucket)):
                 round_.codec.decode(round_.work, key, gain)
         with self.metrics.timed("decode"):
             station.write_back()
@@ -421,6 +443,9 @@ class Reducer:
     def _new_exchange(self, bucket: int, codec: int, bad: Bad, deadline: Deadline | None = None) -> Exchange:
         def note(event: str, hop: int) -> None:
             self.recorder.note(self.step, bucket, event, hop)
+            if trace := self.metrics.trace:
+                now = time.perf_counter()
+                trace("hop", now, now, self.step, None, f"{event} {hop}")
 
         deadline = deadline or Deadline(self.options.timeout)
         return Exchange(self.transport, codec, self.step, bucket, bad, deadline, self._pool, note)
@@ -511,7 +536,7 @@ class Reducer:
         if self._broken:
             raise self._broken
         exchange = self._new_exchange(len(self.stations), codec_id("verify"), Bad())
-        with self.metrics.timed("verify"):
+        with self.metrics.timed("verify", where=(self.step,)):
             found, _ = gather.run(exchange, self._hashes.view(torch.uint8))
         self.metrics.bytes_sent += exchange.bytes_sent
         self.metrics.verified += 1

@@ -18,6 +18,7 @@ from __future__ import annotations
 import atexit
 import itertools
 import logging
+import os
 import weakref
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, ClassVar
@@ -28,6 +29,7 @@ import torch
 from torch import Tensor, nn
 
 from . import checkpoint
+from . import trace as recording
 from ._horovod import allgather_object, calling_optimizer, end_all_waits, forget_step, in_backward, waits_for_tokens
 from ._start import start
 from .codecs import registry
@@ -46,7 +48,8 @@ from .methods import Methods, per_layer
 from .options import Options
 from .plan import Plan
 from .reducer import Reducer
-from .schedule import is_adaptive
+from .schedule import OPTIONAL, is_adaptive
+from .trace import MAX_EVENTS, Trace
 from .tuning import Tuner
 from .update import distributed_update_optimizer as DistributedUpdateOptimizer
 
@@ -60,9 +63,11 @@ __all__ = [
     "MismatchError",
     "NonFiniteError",
     "Plan",
+    "Trace",
     "available",
     "by_step",
     "method",
+    "trace",
 ]
 
 NamedParameters = Iterable[tuple[str, nn.Parameter]]
@@ -138,9 +143,10 @@ class Compression:
         schedule = self._reducer.options.schedule
         if is_adaptive(schedule):
             first = self._reducer.options.warmup_steps
-            self._tuner = Tuner(self._reducer, str(schedule), self._share, first, self._methods.check_bucket)
+            self._tuner = Tuner(self._reducer, str(schedule), self._share, self._methods, first)
             self._tuning_name = f"hvc.tuning.{next(_numbers)}"  # ranks make compressions in one order
         _open.add(self)
+        recording.follow(self._reducer, hvd.rank(), self.method)
 
     def _take_order(self) -> None:
         """Number the parameters as the plan has them."""
@@ -246,6 +252,8 @@ class Compression:
         """
         self.check_updates()
         self._in_updates = True
+        if self._tuner:
+            self._tuner.stop()
         self._optimizer = self  # nobody waits for tokens
         self._running().gain = 1.0
         return self._running()
@@ -258,7 +266,7 @@ class Compression:
         """
         if self._in_updates or self._optimizer is not None or self._calls or self._running().step:
             raise ConfigError(_TAKEN)
-        if self._tuner:
+        if self._tuner and self._running().options.schedule != OPTIONAL:
             raise ConfigError(
                 "adaptive schedules hide exchanges behind the backward pass, and there is none to hide behind when "
                 'updates are exchanged; choose a fixed schedule such as "size:25MB"'
@@ -305,13 +313,18 @@ class Compression:
         Returns:
             ``steps``, ``bytes_sent`` (all bytes handed to the transport), ``bytes_dense`` (what a
             float32 ring would have sent), ``seconds`` per phase, ``residual_norm``, ``nonfinite``,
-            ``verified`` (steps whose results were compared across ranks), ``buckets``, ``method``.
+            ``verified`` (steps whose results were compared across ranks), ``buckets``, ``plain_buckets`` (of them, those
+            that the schedule leaves uncompressed), ``tuned`` (no search for buckets is under way), ``method``,
+            ``overlap`` (the share of the exchanges' time that the backward pass hides, 0 to 1) and the
+            ``overlap_seconds`` it is made of: see :class:`horovod_compress.overlap.Overlap`.
         """
         reducer = self._running()
-        return reducer.metrics.document() | {
+        return reducer.metrics.document() | reducer.overlap.document() | {
             "residual_norm": reducer.residual_norm(),
             "buckets": len(reducer.plan.buckets),
             "collectives": sorted({station.collective(reducer.step) for station in reducer.stations}),
+            "plain_buckets": sum(bucket.plain for bucket in reducer.plan.buckets),
+            "tuned": self._tuner is None or self._tuner.done,
             "method": self.method,
         }
 
@@ -478,6 +491,36 @@ class Compression:
         if op == hvd.Sum:
             return float(self._running().world)
         raise ConfigError(f"only op=hvd.Average and op=hvd.Sum are supported, got {op}")
+
+
+def trace(path: str | os.PathLike[str], steps: int | range | None = None, *, events: int = MAX_EVENTS) -> Trace:
+    """Record a timeline of all compressions of this process, those made later too.
+
+        with hvc.trace("trace.json", steps=20):
+            train()
+
+    Each rank writes a file of its own: ``trace.rank3.json``, or with the number in place of ``{rank}`` where the path
+    has that. chrome://tracing and https://ui.perfetto.dev open it; docs/timeline.md says what is in it. The file is
+    written, in one piece, when the step after the last one begins, when the trace is closed, or at the end of the
+    process; should that fail then, it is logged, and training goes on. ``HVC_TRACE=path`` in the environment does the
+    same without a change of the program, with ``HVC_TRACE_STEPS`` as "20" or "100:110".
+
+    Args:
+        steps: so many from the next one on, or a range of step numbers as ``stats()["steps"]`` counts them; None for
+            all, until ``close()``.
+        events: when so many are recorded of a compression, its recording ends, with a warning; one takes about 140
+            bytes in memory and in the file.
+
+    Raises:
+        ConfigError: the file cannot be written, ``steps`` is wrong, Horovod was not initialized, or a trace is being
+            recorded already.
+    """
+    if not hvd.is_initialized():
+        raise ConfigError("hvc.trace() has to know this rank: call hvd.init() first")
+    found = recording.begin(path, hvd.rank(), steps, events)
+    for compression in list(_open):
+        found.follow(compression._running(), compression.method)
+    return found
 
 
 def _token(rank: int) -> float:

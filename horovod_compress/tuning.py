@@ -12,15 +12,20 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from .codecs.dense import Dense
+from .drift import Drift
 from .errors import ConfigError
-from .plan import Bucket, Plan, TensorSpec
+from .methods import Methods
+from .plan import Plan, TensorSpec
 from .reducer import Reducer
-from .schedule import ADAPTIVE
-from .schedule.trial import BucketCost, Groups, Measured, Tuning
+from .schedule import ADAPTIVE, OPTIONAL
+from .schedule.trial import BucketCost, Choice, Job, Measured, Tuning
 from .watch import Watch
 
 #: Steps of a trial: the first one, which pays for new buffers, and those that are measured.
 TRIAL_STEPS = 3
+#: Below so many elements, a megabyte of float32, there is little to gain for schedule="auto".
+LEAST_ELEMENTS = 1 << 18
 
 #: Shows a value to all ranks and returns every rank's, in rank order.
 Share = Callable[[Any], list[Any]]
@@ -34,6 +39,7 @@ class _Decision:
 
     plan: list[dict] | None
     done: bool
+    why: str = ""
     problem: str | None = None
 
 
@@ -41,46 +47,48 @@ class Tuner:
     """Tries buckets until a schedule has chosen.
 
     Args:
-        schedule: ``"mergecomp"``, ``"mergecomp:N"`` or ``"layerfusion"``.
+        schedule: an adaptive one, such as ``"auto"`` or ``"mergecomp:3"``.
         share: joins all ranks; must not wait for ever.
+        methods: of the reducer's plan.
         first: the step to begin at, when warm-up is over.
-        check_bucket: refuses buckets that the method cannot take.
     """
 
-    def __init__(
-        self,
-        reducer: Reducer,
-        schedule: str,
-        share: Share,
-        first: int = 0,
-        check_bucket: Callable[[Bucket], None] = lambda bucket: None,
-    ) -> None:
-        self._reducer, self._schedule, self._share = reducer, schedule, share
+    def __init__(self, reducer: Reducer, schedule: str, share: Share, methods: Methods, first: int = 0) -> None:
+        self._reducer, self._schedule, self._share, self._methods = reducer, schedule, share, methods
+        self._first = first
         self._tuning: Tuning | None = None
         self._tensors: list[TensorSpec] = []  # in the order of arrival on rank 0
         self._step, self._began, self._cpu = -1, reducer.step, 0.0
-        self._first, self._check_bucket = first, check_bucket
         numbers = {bucket.method for bucket in reducer.plan.buckets if bucket.compressed}
         self._method = max(numbers, default=0)  # there is one
-        self._idle = reducer.world == 1 or not numbers
+        self._idle = reducer.world == 1 or not numbers or (schedule == OPTIONAL and self._stands_aside(len(numbers)))
         self.done = self._idle
+        self._drift: Drift | None = None
         self._watch_on()
+
+    def _stands_aside(self, methods: int) -> bool:
+        """Return whether there is nothing to choose here, or no way to."""
+        small = self._reducer.plan.count < LEAST_ELEMENTS
+        return methods > 1 or small or bool(self._reducer.tables())
 
     def _watch_on(self) -> None:
         self._reducer.watch = None if self.done else Watch(self._reducer.plan)
 
     def begin_step(self) -> bool:
         """Take note of a step's first gradient, before it is offered; return whether buckets were changed."""
-        step, watch = self._reducer.next_step(), self._reducer.watch
-        if self.done or watch is None or step == self._step or step < self._first:
+        step = self._reducer.next_step()
+        if self._idle or step == self._step or step < self._first:
             return False
         self._step = step
-        if watch.steps() < TRIAL_STEPS:
-            watch.begin()
+        watch = self._reducer.watch
+        if self.done or watch is None:
+            self._look(step)
             return False
+        enough = watch.steps() >= TRIAL_STEPS
         watch.begin()  # ends the step before
-        self._decide(watch)
-        return True
+        if enough:
+            self._decide(watch)
+        return enough
 
     def resume(self, plan: Plan, done: bool) -> None:
         """Go on with the buckets of a checkpoint.
@@ -88,13 +96,39 @@ class Tuner:
         Args:
             done: they were chosen, not only tried.
         """
+        if self._idle:
+            return
+        for bucket in plan.buckets:
+            self._methods.check_bucket(bucket)
         self._reducer.replan(plan)
         self.done = self._idle or done
-        self._tuning, self._step = None, -1
+        self._tuning, self._step, self._drift = None, -1, None
         self._watch_on()
 
+    def stop(self) -> None:
+        """Leave the buckets as they are from now on."""
+        self._idle = self.done = True
+        self._watch_on()
+
+    def _look(self, step: int) -> None:
+        """Choose again if the network has changed; the ranks come to the same end."""
+        if self._schedule != OPTIONAL:
+            return
+        if self._drift is None:
+            self._drift = Drift(self._reducer.metrics, step)
+        if not self._drift.due(step):
+            return
+        if self._drift.look(self._share(self._drift.seconds(step))):
+            if self._reducer.rank == 0:
+                _log.warning(
+                    "the exchanges of a step take %.1f ms now and took %.1f ms when buckets were chosen: choosing again",
+                    1e3 * self._drift.last, 1e3 * (self._drift.first or 0.0),
+                )  # fmt: skip
+            self.done, self._tuning, self._drift, self._began, self._cpu = False, None, None, step, 0.0
+            self._watch_on()
+
     def _decide(self, watch: Watch) -> None:
-        began = time.process_time()
+        began = time.thread_time()
         of_ranks = self._share(watch.buckets())
         decision = self._next(watch, of_ranks) if self._reducer.rank == 0 else None
         told: _Decision = self._share(decision)[0]
@@ -106,28 +140,29 @@ class Tuner:
         self._watch_on()
         if self._reducer.watch:
             self._reducer.watch.begin()
-        self._cpu += time.process_time() - began
-        if self.done:
-            self._tell()
+        self._cpu += time.thread_time() - began
+        if self.done and self._reducer.rank == 0:
+            self._tell(told.why)
 
-    def _tell(self) -> None:
+    def _tell(self, why: str) -> None:
         plan = self._reducer.plan
-        sizes = ", ".join(str(len(bucket.tensors)) for bucket in plan.buckets[:12])
+        sizes = ", ".join(f"{len(b.tensors)}{' uncompressed' if b.plain else ''}" for b in plan.buckets[:12])
         _log.info(
-            "schedule %s chose %d bucket(s) in %d steps and %.2f s of processor time; tensors in each: %s",
+            "schedule %s chose %d bucket(s) in %d steps and %.2f s of processor time; tensors in each: %s%s%s",
             self._schedule, len(plan.buckets), self._step - self._began, self._cpu, sizes,
+            ", ..." if len(plan.buckets) > 12 else "", f". {why}" if why else "",
         )  # fmt: skip
 
     # ---- rank 0 ----
 
     def _next(self, watch: Watch, of_ranks: Sequence[Sequence[BucketCost]]) -> _Decision:
         try:
-            groups, done = self._advance(watch, of_ranks)
-            return _Decision(self._plan(groups).document(), done)
+            choice, done = self._advance(watch, of_ranks)
+            return _Decision(self._plan(choice).document(), done, choice.why)
         except Exception as error:  # told to every rank, which raises it
-            return _Decision(None, True, f"{type(error).__name__}: {error}")
+            return _Decision(None, True, problem=f"{type(error).__name__}: {error}")
 
-    def _advance(self, watch: Watch, of_ranks: Sequence[Sequence[BucketCost]]) -> tuple[Groups, bool]:
+    def _advance(self, watch: Watch, of_ranks: Sequence[Sequence[BucketCost]]) -> tuple[Choice, bool]:
         if self._tuning is None:
             return self._start(watch), False
         measured = Measured(watch.step_seconds(), watch.arrivals(self._tensors), least(of_ranks))
@@ -136,32 +171,38 @@ class Tuner:
         except StopIteration as end:
             return end.value, True
 
-    def _start(self, watch: Watch) -> Groups:
+    def _start(self, watch: Watch) -> Choice:
         """Begin with the order in which gradients came in the first steps."""
         plan = self._reducer.plan
         tensors = [tensor for bucket in plan.buckets for tensor in bucket.tensors]
         compressed = {tensor.name for bucket in plan.buckets if bucket.compressed for tensor in bucket.tensors}
         self._tensors = [tensors[index] for index in watch.order() if tensors[index].name in compressed]
         name, _, argument = self._schedule.partition(":")
-        self._tuning = ADAPTIVE[name].tune(len(self._tensors), argument)
+        self._tuning = ADAPTIVE[name].tune(Job(len(self._tensors), argument, self._may_be_plain()))
         return next(self._tuning)
 
-    def _plan(self, groups: Groups) -> Plan:
+    def _may_be_plain(self) -> bool:
+        codec = self._methods.codecs[self._method]
+        return not isinstance(codec, Dense) and self._methods.may_be_plain(self._method)
+
+    def _plan(self, choice: Choice) -> Plan:
         """Return the plan of some groups, with the uncompressed buckets behind them as they are."""
         cut, first = [], 0
-        for number in groups:
-            cut.append((self._tensors[first : first + number], self._method))
+        for place, number in enumerate(choice.counts):
+            cut.append((self._tensors[first : first + number], self._method, place in choice.plain))
             first += number
-        plain = [(bucket.tensors, 0) for bucket in self._reducer.plan.buckets if not bucket.compressed]
-        found = Plan.of([*cut, *plain])
+        small = [(bucket.tensors, 0) for bucket in self._reducer.plan.buckets if not bucket.compressed]
+        found = Plan.of([*cut, *small])
         for bucket in found.buckets:
-            self._check_bucket(bucket)
+            self._methods.check_bucket(bucket)
         return found
 
 
 def least(of_ranks: Sequence[Sequence[BucketCost]]) -> list[BucketCost]:
     """Return each bucket's costs on the rank that waited for nobody, and the slowest decoding."""
     return [
-        BucketCost(every[0].elements, min(one.exchange for one in every), max(one.decode for one in every))
+        BucketCost(
+            every[0].elements, min(one.exchange for one in every), max(one.decode for one in every), every[0].plain
+        )
         for every in zip(*of_ranks)
     ]

@@ -70,14 +70,16 @@ class Watch:
         return [median(seconds) if seconds else 0.0 for seconds in found]
 
     def buckets(self) -> list[BucketCost]:
-        """Return the costs of every bucket that was exchanged, medians over steps."""
+        """Return the costs of every bucket that was exchanged, the lowest over steps."""
         return [
-            BucketCost(bucket.count, _later(self._exchanges[bucket.index]), _later(self._decodes[bucket.index]))
+            BucketCost(
+                bucket.count, _least(self._exchanges[bucket.index]), _least(self._decodes[bucket.index]), bucket.plain
+            )
             for bucket in self._plan.buckets
             if bucket.compressed and self._exchanges.get(bucket.index) and self._decodes.get(bucket.index)
         ]
 
 
-def _later(values: list[float]) -> float:
-    """Return the median, without the first step where there are others."""
-    return median(values[1:] or values)
+def _least(values: list[float]) -> float:
+    """Return the smallest, without the first step where there are others: what disturbs only adds."""
+    return min(values[1:] or values)

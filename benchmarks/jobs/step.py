@@ -30,6 +30,7 @@ from benchmarks.shapes import Table
 from horovod_compress.planning.standin import TILE, Gradients, Pace, StandIn, calibrate, untouched_memory
 
 BASE_BYTES = 600e6  # of a rank without a model: Python, torch, Horovod
+SEARCH_STEPS = 100  # that a contestant may take to find its buckets
 COPIES = 2.2  # of the gradients, that a contestant keeps at most: residual or buckets, payload, frames
 
 # ---- contestants ------------------------------------------------------------------------------
@@ -73,6 +74,20 @@ class Contestant:
         loss = self._model(self._input)
         loss.backward()
         self._optimizer.step()
+
+    def settle(self) -> None:
+        """Take steps until the contestant has found what it looks for.
+
+        Raises:
+            PeerError: it does not come to an end.
+        """
+        for number in range(SEARCH_STEPS):
+            if all(gathered(base.settled(self.adapter), "bench.settled")):
+                return
+            if number % 10 == 0:
+                say(f"{self.adapter.name} is looking for buckets: step {number}")
+            self.step(compute=True)
+        raise PeerError(f"{self.adapter.name!r} has not settled after {SEARCH_STEPS} steps")
 
     def measure(self) -> None:
         """Take one step with compute and one without; both count."""
@@ -169,6 +184,7 @@ def compete(group: list[Adapter], number: int, bench: Bench, chosen: argparse.Na
     for contestant in contestants:
         for _ in range(base.warm_up_of(contestant.adapter, chosen.warm_up)):
             contestant.step(compute=False)
+        contestant.settle()
         contestant.forget()
     wrong = [0] * len(contestants)
     for turn in range(chosen.repeat):
@@ -208,6 +224,7 @@ def record_of(contestant: Contestant, bench: Bench, group: int) -> Record:
         "bytes_sent": round(sent) if stats else None,
         "bytes_computed": bool(stats.get("bytes_computed")),
         "buckets": stats.get("buckets"),
+        "plain_buckets": stats.get("plain_buckets"),
         "collectives": stats.get("collectives"),
         "process_peak_memory_bytes": peak,  # since the rank began, whatever ran before
         **spread_fields("seconds", slowest(contestant.seconds, "bench.seconds")),

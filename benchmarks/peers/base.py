@@ -37,7 +37,9 @@ class Adapter(Protocol):
       between two steps;
     - ``close() -> None``: let go of connections and buffers, between two steps;
     - ``check``: one of ``CHECKS``, "identical" if it is missing;
-    - ``warm_up``: how many steps it needs until it works as it goes on.
+    - ``warm_up``: how many steps it needs until it works as it goes on;
+    - ``settled() -> bool``: whether it has found what it looks for during the first training steps. They go on until
+      it has.
     """
 
     name: str  #: unique in a run, e.g. "horovod fp32"
@@ -112,6 +114,11 @@ def check_of(adapter: Adapter) -> Check:
 
 def warm_up_of(adapter: Adapter, least: int) -> int:
     return max(least, int(getattr(adapter, "warm_up", 0)))
+
+
+def settled(adapter: Adapter) -> bool:
+    ask = getattr(adapter, "settled", None)
+    return ask is None or bool(ask())
 
 
 def allreduce_of(adapter: Adapter) -> Callable[[Tensor], None] | None:

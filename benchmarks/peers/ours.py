@@ -19,6 +19,8 @@ METHODS = hvc.available()
 _CHECKS: dict[str, Check] = {"none": "float32", "fp16": "float16"}
 # A slow link or a busy machine is no failure of a contestant.
 _TIMEOUT_SECONDS = 600.0
+# The default chooses buckets as it goes, and may choose not to compress them.
+_SCHEDULE = "size:25MB"
 
 
 def parse(text: str) -> tuple[str, dict[str, Any]]:
@@ -65,7 +67,7 @@ class Ours:
 
     def __init__(self, name: str, method: str, options: dict[str, Any]) -> None:
         self.name, self.method = name, method
-        self.options = {"timeout": _TIMEOUT_SECONDS} | options
+        self.options = {"timeout": _TIMEOUT_SECONDS, "schedule": _SCHEDULE} | options
         self.check: Check = _CHECKS.get(method, "identical")
         self.compression: Any = None
 
@@ -81,6 +83,9 @@ class Ours:
 
     def stats(self) -> dict[str, Any]:
         return self.compression.stats() if self.compression else {"bytes_sent": 0, "seconds": {}}
+
+    def settled(self) -> bool:
+        return self.compression is None or bool(self.compression.stats()["tuned"])
 
     def exchange_alone(self) -> None:
         reducer = self.compression._running()

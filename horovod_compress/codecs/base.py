@@ -185,6 +185,14 @@ class Codec:
         """Return whether something waits here that no other method would send: then none may come after this one."""
         return False
 
+    def may_be_plain(self) -> bool:
+        """Return whether a bucket may travel uncompressed in any step without a change of what its results mean.
+
+        The method's result has to stand for the mean of what the ranks have, and nothing but a residual may wait.
+        """
+        law = self.law()
+        return (law.unbiased or law.conserves) and self.plain() is None and not self.keeps_to_itself()
+
     def takes_over(self) -> bool:
         """Return whether what waits in the residual of every element is sent in time, whoever left it there."""
         return self.feedback() != "none"

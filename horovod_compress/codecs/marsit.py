@@ -82,6 +82,9 @@ class Marsit(Signs):
     def feedback(self) -> Feedback:
         return self.compensation
 
+    def may_be_plain(self) -> bool:
+        return isinstance(self.step_size, str)  # measured: results are of the gradients' size
+
     def at(self, step: int) -> Codec:
         every = self.full_precision_every
         return FullPrecision() if every and step % every == 0 else self

@@ -69,6 +69,9 @@ class TernGrad(Dithering):
         bound = kept if not self.clip else f"{kept}, and |mean of c - x|^2"
         return Law(unbiased=not self.clip, bound=bound)
 
+    def may_be_plain(self) -> bool:
+        return True  # clipping makes it biased, but results stand for the mean all the same
+
     def error_bound(self, x: Sequence[Tensor]) -> float:
         world, kept = len(x), [self._clipped(one) for one in x]
         scale = max(float(c.abs().max()) for c in kept) if x[0].numel() else 0.0

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 
 from ..errors import ConfigError
 from ..plan import Plan, TensorSpec
-from . import layerfusion, layerwise, mergecomp, single, size
+from . import auto, layerfusion, layerwise, mergecomp, single, size
 
 #: What fits the bucket's place in a key, less one for the verification's frames.
 MAX_BUCKETS = (1 << 16) - 1
@@ -19,8 +19,10 @@ MAX_BUCKETS = (1 << 16) - 1
 _SCHEDULES = {"layerwise": layerwise, "single": single, "size": size}
 
 #: Schedules that try buckets in the running job, see :mod:`.trial`; they begin with the usual ones.
-ADAPTIVE = {"layerfusion": layerfusion, "mergecomp": mergecomp}
-_BEGINNING = "25MB"
+ADAPTIVE = {"auto": auto, "layerfusion": layerfusion, "mergecomp": mergecomp}
+
+#: Takes part where it can, and leaves the buckets as they are where it cannot; the others are refused there.
+OPTIONAL = "auto"
 
 
 def is_adaptive(schedule: str | Plan) -> bool:
@@ -34,7 +36,7 @@ def make_plan(
     """Return the plan for tensors given in backward order.
 
     Args:
-        schedule: ``"layerwise"``, ``"single"``, ``"size:25MB"`` or a plan, which is taken as it is.
+        schedule: a name such as ``"layerwise"``, ``"single"`` or ``"size:25MB"``, or a plan, which is taken as it is.
         min_elements: smaller tensors share one uncompressed bucket, which travels last.
         method: returns the number of the method of a parameter; a bucket has one method.
 
@@ -59,7 +61,7 @@ def _plan(
     name, _, argument = str(schedule).partition(":")
     if name in ADAPTIVE:
         ADAPTIVE[name].check(argument)
-        name, argument = "size", _BEGINNING
+        name, argument = "size", size.USUAL
     if name not in _SCHEDULES:
         raise ConfigError(
             f"schedule should be a Plan or one of {', '.join(sorted(_SCHEDULES | ADAPTIVE))}, "
@@ -70,7 +72,7 @@ def _plan(
     for tensor in tensors:
         if tensor.count >= min_elements:
             of_method.setdefault(method(tensor.name), []).append(tensor)
-    if is_adaptive(schedule) and len(of_method) > 1:
+    if is_adaptive(schedule) and schedule != OPTIONAL and len(of_method) > 1:
         raise ConfigError(
             f'schedule="{schedule}" serves one method for all parameters, these have {len(of_method)}; choose a fixed '
             f'schedule such as "size:25MB"'

@@ -55,28 +55,33 @@ class Arrivals:
     seconds: tuple[float, ...]
 
 
-def step_seconds(arrivals: Arrivals, groups: Sequence[int], costs: Costs) -> float:
+def step_seconds(arrivals: Arrivals, groups: Sequence[int], costs: Costs | Sequence[Costs]) -> float:
     """Return when the last result is there.
 
     Args:
         groups: how many consecutive tensors each bucket holds.
+        costs: of all buckets, or of each.
     """
+    kinds = [costs] * len(groups) if isinstance(costs, Costs) else costs
     sent = decoded = 0.0
     first = 0
-    for number in groups:
+    for number, kind in zip(groups, kinds):
         stop = first + number
         elements = sum(arrivals.counts[first:stop])
-        sent = max(sent, arrivals.seconds[stop - 1]) + costs.exchange(elements)
-        decoded = max(sent, decoded) + costs.decode(elements)
+        sent = max(sent, arrivals.seconds[stop - 1]) + kind.exchange(elements)
+        decoded = max(sent, decoded) + kind.decode(elements)
         first = stop
     return decoded
 
 
-def fitted(points: Sequence[tuple[float, float]]) -> Affine:
+def fitted(points: Sequence[tuple[float, float]], fixed: float | None = None) -> Affine:
     """Return an affine cost through measured (elements, seconds), neither part of it negative.
 
     The slope is the median of the slopes between all pairs that differ enough (Theil and Sen), so that a few
     disturbed measurements do not count.
+
+    Args:
+        fixed: the fixed part, for points that differ too little to show it; without it, all of it is fixed then.
 
     Raises:
         ValueError: there are no points.
@@ -85,8 +90,10 @@ def fitted(points: Sequence[tuple[float, float]]) -> Affine:
         raise ValueError("no measured costs to fit")
     most = max(n for n, _ in points)
     pairs = [(p, q) for i, p in enumerate(points) for q in points[:i] if abs(p[0] - q[0]) > 0.1 * most]
+    if not pairs and fixed is not None:
+        return Affine(fixed, max(0.0, median((seconds - fixed) / n for n, seconds in points)))
     each = max(0.0, median((q[1] - p[1]) / (q[0] - p[0]) for p, q in pairs)) if pairs else 0.0
-    fixed = median(seconds - each * n for n, seconds in points)
-    if fixed < 0:  # the slope is too steep then: through the origin and the largest bucket
+    rest = median(seconds - each * n for n, seconds in points)
+    if rest < 0:  # the slope is too steep then: through the origin and the largest bucket
         return Affine(0.0, median(seconds / n for n, seconds in points if n > 0.5 * most))
-    return Affine(fixed, each)
+    return Affine(rest, each)

@@ -18,9 +18,9 @@ import numpy as np
 
 from ..errors import ConfigError
 from .costs import Arrivals, Costs, fitted
-from .trial import BucketCost, Groups, Tuning
+from .trial import BucketCost, Choice, Job, Tuning
 
-_FINE = 8  # buckets of the measurement that shows fixed costs
+FINE = 8  # buckets of the measurement that shows fixed costs
 
 
 class _Reached:
@@ -29,18 +29,20 @@ class _Reached:
     def __init__(self, room: int) -> None:
         self.count = 0
         self.sent, self.decoded, self.ends = (np.zeros(room) for _ in range(3))
-        self.stops, self.before = (np.zeros(room, dtype=np.int64) for _ in range(2))
+        self.stops, self.before, self.kinds = (np.zeros(room, dtype=np.int64) for _ in range(3))
 
-    def add(self, sent: np.ndarray, decoded: np.ndarray, end: int, stop: int, before: np.ndarray) -> None:
+    def add(
+        self, sent: np.ndarray, decoded: np.ndarray, end: int, stop: int, before: np.ndarray, kinds: np.ndarray
+    ) -> None:
         while self.count + sent.size > self.sent.size:
             self._grow()
         new = slice(self.count, self.count + sent.size)
         self.sent[new], self.decoded[new], self.ends[new] = sent, decoded, end
-        self.stops[new], self.before[new] = stop, before
+        self.stops[new], self.before[new], self.kinds[new] = stop, before, kinds
         self.count = new.stop
 
     def _grow(self) -> None:
-        for name in ("sent", "decoded", "ends", "stops", "before"):
+        for name in ("sent", "decoded", "ends", "stops", "before", "kinds"):
             array = getattr(self, name)
             setattr(self, name, np.concatenate([array, np.zeros_like(array)]))
 
@@ -50,16 +52,26 @@ def best(arrivals: Arrivals, costs: Costs) -> list[int]:
 
     It takes time in proportion to the square of the number of tensors.
     """
+    return best_of(arrivals, [costs])[0]
+
+
+def best_of(arrivals: Arrivals, kinds: Sequence[Costs]) -> tuple[list[int], list[int]]:
+    """Return an optimal grouping where every bucket may be of several kinds, such as compressed and not.
+
+    Returns:
+        How many tensors each bucket holds, and the place of its kind in ``kinds``.
+    """
     reached = _Reached(16 * (1 + len(arrivals.counts)))
-    reached.add(np.zeros(1), np.zeros(1), 0, 0, np.full(1, -1))
+    reached.add(np.zeros(1), np.zeros(1), 0, 0, np.full(1, -1), np.zeros(1, dtype=np.int64))
     for stop, end in enumerate(accumulate(arrivals.counts), 1):
-        every = slice(0, reached.count)
-        elements = end - reached.ends[every]
-        sent = np.maximum(reached.sent[every], arrivals.seconds[stop - 1])
-        sent = sent + (costs.exchange.fixed + costs.exchange.each * elements)
-        decoded = np.maximum(sent, reached.decoded[every]) + (costs.decode.fixed + costs.decode.each * elements)
+        before = np.arange(reached.count)
+        elements = end - reached.ends[before]
+        begun = np.maximum(reached.sent[before], arrivals.seconds[stop - 1])
+        sent = np.concatenate([begun + (c.exchange.fixed + c.exchange.each * elements) for c in kinds])
+        decoded = np.maximum(sent, np.tile(reached.decoded[before], len(kinds)))
+        decoded += np.concatenate([c.decode.fixed + c.decode.each * elements for c in kinds])
         kept = _undominated(sent, decoded)
-        reached.add(sent[kept], decoded[kept], end, stop, kept)
+        reached.add(sent[kept], decoded[kept], end, stop, kept % len(before), kept // len(before))
     last = np.flatnonzero(reached.stops[: reached.count] == len(arrivals.counts))
     return _groups(reached, int(last[np.argmin(reached.decoded[last])]))
 
@@ -71,12 +83,14 @@ def _undominated(sent: np.ndarray, decoded: np.ndarray) -> np.ndarray:
     return order[np.concatenate([[True], lowest[1:] < lowest[:-1]])]
 
 
-def _groups(reached: _Reached, at: int) -> list[int]:
+def _groups(reached: _Reached, at: int) -> tuple[list[int], list[int]]:
     groups: list[int] = []
+    kinds: list[int] = []
     while (before := int(reached.before[at])) >= 0:
         groups.append(int(reached.stops[at] - reached.stops[before]))
+        kinds.append(int(reached.kinds[at]))
         at = before
-    return groups[::-1]
+    return groups[::-1], kinds[::-1]
 
 
 def greedy(arrivals: Arrivals, costs: Costs) -> list[int]:
@@ -104,11 +118,14 @@ def greedy(arrivals: Arrivals, costs: Costs) -> list[int]:
 # ---- in a running job ----
 
 
-def tune(count: int, argument: str) -> Tuning:
-    """Measure two choices of buckets of unlike sizes, and return the best one by the costs that they show."""
-    coarse = yield [count]
-    fine = yield even(coarse.arrivals.counts, _FINE)
-    return best(coarse.arrivals, costs_of([*coarse.buckets, *fine.buckets]))
+def tune(job: Job) -> Tuning:
+    """Measure two choices of buckets of unlike sizes, and return the best one by the costs that they show.
+
+    All of them are compressed.
+    """
+    coarse = yield Choice((job.count,))
+    fine = yield Choice(tuple(even(coarse.arrivals.counts, FINE)))
+    return Choice(tuple(best(coarse.arrivals, costs_of([*coarse.buckets, *fine.buckets]))))
 
 
 def check(argument: str) -> None:
@@ -121,15 +138,19 @@ def check(argument: str) -> None:
         raise ConfigError(f'schedule="layerfusion" takes no argument, got {argument!r}')
 
 
-def costs_of(buckets: Sequence[BucketCost]) -> Costs:
-    """Return the costs that measured buckets show."""
+def costs_of(buckets: Sequence[BucketCost], like: Costs | None = None) -> Costs:
+    """Return the costs that measured buckets show.
+
+    Args:
+        like: has the fixed costs, where sizes differ too little to show them.
+    """
     return Costs(
-        fitted([(one.elements, one.exchange) for one in buckets]),
-        fitted([(one.elements, one.decode) for one in buckets]),
+        fitted([(one.elements, one.exchange) for one in buckets], like and like.exchange.fixed),
+        fitted([(one.elements, one.decode) for one in buckets], like and like.decode.fixed),
     )
 
 
-def even(counts: Sequence[int], number: int) -> Groups:
+def even(counts: Sequence[int], number: int) -> list[int]:
     """Return about so many buckets of about equal numbers of elements."""
     total, groups, filled = sum(counts), [0], 0
     for count in counts:

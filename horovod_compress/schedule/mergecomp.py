@@ -14,23 +14,23 @@ from collections.abc import Callable, Generator
 from typing import Any
 
 from ..errors import ConfigError
-from .trial import Groups, Measured, Tuning
+from .trial import Choice, Job, Measured, Tuning
 
 MAX_GROUPS = 4
 ALPHA = 0.03  # a gain below this share of the step does not pay for another bucket
 _CELLS = 12  # a cut is placed to about 1/12 of the tensors between its neighbours
 
-Trying = Generator[Groups, Measured, float]
+Trying = Generator[Choice, Measured, float]
 
 
-def tune(count: int, argument: str) -> Tuning:
-    """Search the buckets for ``count`` tensors; see :mod:`.trial`."""
-    most = check(argument)
+def tune(job: Job) -> Tuning:
+    """Search the buckets of a job; see :mod:`.trial`. All of them are compressed."""
+    most, count = check(job.argument), job.count
     seconds: dict[tuple[int, ...], float] = {}
 
     def time_of(cuts: tuple[int, ...]) -> Trying:
         if cuts not in seconds:
-            measured = yield sizes(cuts, count)
+            measured = yield Choice(sizes(cuts, count))
             seconds[cuts] = measured.step
         return seconds[cuts]
 
@@ -41,7 +41,7 @@ def tune(count: int, argument: str) -> Tuning:
         if seconds[cuts] > (1 - ALPHA) * seconds[best]:
             break
         best = cuts
-    return sizes(min(seconds, key=lambda cuts: seconds[cuts]), count)
+    return Choice(sizes(min(seconds, key=lambda cuts: seconds[cuts]), count))
 
 
 def check(argument: str) -> int:
@@ -55,10 +55,10 @@ def check(argument: str) -> int:
     return int(argument or MAX_GROUPS)
 
 
-def sizes(cuts: tuple[int, ...], count: int) -> Groups:
+def sizes(cuts: tuple[int, ...], count: int) -> tuple[int, ...]:
     """Return how many tensors lie between cuts."""
     ends = [0, *cuts, count]
-    return [stop - start for start, stop in zip(ends, ends[1:])]
+    return tuple(stop - start for start, stop in zip(ends, ends[1:]))
 
 
 def _one_more(cuts: tuple[int, ...], count: int, time_of: Callable[[tuple[int, ...]], Trying]) -> Any:

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from ..errors import ConfigError
 from ..plan import TensorSpec
 
+USUAL = "25MB"
 _UNITS = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9}
 _BYTES = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2}
 
@@ -27,14 +28,21 @@ def parse_bytes(text: str) -> int:
 
 def group(tensors: Sequence[TensorSpec], argument: str) -> list[list[TensorSpec]]:
     """Return groups that are closed as soon as they would exceed the size."""
-    limit = parse_bytes(argument)
-    groups: list[list[TensorSpec]] = []
-    room = 0
-    for tensor in tensors:
-        size = tensor.count * _BYTES[tensor.dtype]
-        if not groups or size > room:
-            groups.append([])
-            room = limit
-        groups[-1].append(tensor)
-        room -= size
+    groups, first = [], 0
+    for count in runs([tensor.count * _BYTES[tensor.dtype] for tensor in tensors], parse_bytes(argument)):
+        groups.append(list(tensors[first : first + count]))
+        first += count
     return groups
+
+
+def runs(sizes: Sequence[int], limit: int) -> list[int]:
+    """Return how many consecutive sizes each group holds if none exceeds the limit that need not."""
+    counts: list[int] = []
+    room = 0
+    for size in sizes:
+        if not counts or size > room:
+            counts.append(0)
+            room = limit
+        counts[-1] += 1
+        room -= size
+    return counts

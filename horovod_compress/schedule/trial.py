@@ -7,21 +7,49 @@ returns the buckets to keep. It runs on rank 0 only, so it may look at clocks; t
 from __future__ import annotations
 
 from collections.abc import Generator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from .costs import Arrivals
 
-#: How many consecutive tensors each bucket holds.
-Groups = list[int]
+
+@dataclass(frozen=True)
+class Job:
+    """What a schedule chooses for.
+
+    Attributes:
+        count: tensors, in the order in which their gradients arrive.
+        argument: what stands behind the schedule's name, as 4 in ``"mergecomp:4"``.
+        may_be_plain: whether buckets may be left uncompressed.
+    """
+
+    count: int
+    argument: str = ""
+    may_be_plain: bool = False
+
+
+@dataclass(frozen=True)
+class Choice:
+    """Buckets to try or to keep.
+
+    Attributes:
+        counts: how many consecutive tensors each holds.
+        plain: the places of those that travel uncompressed.
+        why: for people.
+    """
+
+    counts: tuple[int, ...]
+    plain: frozenset[int] = frozenset()
+    why: str = field(default="", compare=False)
 
 
 @dataclass(frozen=True)
 class BucketCost:
-    """Seconds of one bucket: a median over steps, without waiting for slower ranks where that can be told."""
+    """Seconds of one bucket: the shortest over steps, without waiting for slower ranks where that can be told."""
 
     elements: int
     exchange: float
     decode: float
+    plain: bool = False
 
 
 @dataclass(frozen=True)
@@ -39,4 +67,4 @@ class Measured:
     buckets: Sequence[BucketCost]
 
 
-Tuning = Generator[Groups, Measured, Groups]
+Tuning = Generator[Choice, Measured, Choice]

@@ -10,7 +10,7 @@ pytest.importorskip("horovod.torch")
 
 from tests.support.jobs import run_ranks
 
-CASES = [f"{name} {schedule} {attach}" for name in ("net", "odd") for schedule in ("layerfusion", "mergecomp")
+CASES = [f"{name} {schedule} {attach}" for name in ("net", "odd") for schedule in ("auto", "layerfusion", "mergecomp")
          for attach in (False, True)]  # fmt: skip
 
 

@@ -16,9 +16,9 @@ NAME = PACKAGE.name
 # A module may import modules of its own layer and of those below it. A package counts as a whole.
 LAYERS = [
     {"torch", "update", "update_schedule", "adam", "_start", "_horovod", "_headroom", "cli", "verbs", "checkpoint", "handshake", "check_build", "elastic", "planning", "_plan_trial"},
-    {"reducer", "station", "tuning"},
-    {"arrivals", "codecs", "collectives", "plan", "schedule", "options", "feedback", "methods", "watch", "shapes"},
-    {"kernels", "transports", "wire", "keys", "deadline", "decoder", "metrics"},
+    {"reducer", "station", "tuning", "trace"},
+    {"arrivals", "codecs", "collectives", "plan", "schedule", "options", "feedback", "methods", "watch", "timeline", "shapes"},
+    {"kernels", "transports", "wire", "keys", "deadline", "decoder", "metrics", "drift", "overlap"},
     {"errors", "_cpu", "_cuda"},
 ]
 LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}

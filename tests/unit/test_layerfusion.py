@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 import time
 
 import pytest
 
 from horovod_compress.schedule.costs import Affine, Arrivals, Costs, fitted, step_seconds
-from horovod_compress.schedule.layerfusion import best, even, greedy
+from horovod_compress.schedule.layerfusion import best, best_of, even, greedy
 
 
 def _case(draw: random.Random, count: int) -> tuple[Arrivals, Costs]:
@@ -67,6 +68,22 @@ def test_five_hundred_tensors_take_less_than_a_second() -> None:
     began = time.process_time()
     best(arrivals, costs)
     assert time.process_time() - began < 1.0
+
+
+def test_the_best_of_two_kinds_is_the_best_of_all_groupings_of_both() -> None:
+    rng = random.Random(5)
+    for _ in range(60):
+        count = rng.randint(1, 7)
+        arrivals, costs = _case(rng, count)
+        kinds = [costs, _case(rng, count)[1]]
+        groups, chosen = best_of(arrivals, kinds)
+        found = step_seconds(arrivals, groups, [kinds[kind] for kind in chosen])
+        lowest = min(
+            step_seconds(arrivals, other, [kinds[kind] for kind in which])
+            for other in _every_grouping(count)
+            for which in itertools.product(range(2), repeat=len(other))
+        )
+        assert found == pytest.approx(lowest, rel=1e-12)
 
 
 def test_costs_are_fitted_through_disturbed_points() -> None:

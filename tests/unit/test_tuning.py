@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -10,10 +11,13 @@ from typing import Any
 import pytest
 import torch
 
+from horovod_compress.codecs.registry import available, codec_class
 from horovod_compress.errors import ConfigError
 from horovod_compress.methods import per_layer
 from horovod_compress.plan import Plan
 from horovod_compress.schedule import is_adaptive, mergecomp
+from horovod_compress.schedule.trial import Job as Wanted
+from horovod_compress import drift, tuning
 from horovod_compress.tuning import TRIAL_STEPS, Tuner
 from horovod_compress.watch import Watch
 from tests.support.local import Fleet, random_grads, spec
@@ -45,7 +49,7 @@ class Job:
 
     def __init__(self, fleet: Fleet, schedule: str) -> None:
         self.fleet, meeting = fleet, Meeting(fleet.world)
-        self.tuners = [Tuner(r, schedule, meeting.share(rank)) for rank, r in enumerate(fleet.reducers)]
+        self.tuners = [Tuner(r, schedule, meeting.share(rank), fleet.methods) for rank, r in enumerate(fleet.reducers)]
         self._pool = ThreadPoolExecutor(fleet.world)
 
     def step(self, seed: int, order: Callable[[int], list[str]] | None = None) -> list[dict[str, torch.Tensor]]:
@@ -65,8 +69,13 @@ class Job:
         return all(torch.equal(mine[name], results[0][name]) for mine in results for name in mine)
 
 
-@pytest.mark.parametrize("schedule", ["layerfusion", "mergecomp", "mergecomp:2"])
-@pytest.mark.parametrize("method", ["marsit", "topk", "none"])
+@pytest.fixture(autouse=True)
+def small_models_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tuning, "LEAST_ELEMENTS", 1)
+
+
+@pytest.mark.parametrize("schedule", ["auto", "layerfusion", "mergecomp", "mergecomp:2"])
+@pytest.mark.parametrize("method", ["marsit", "topk", "none", "signsgd"])
 def test_ranks_agree_in_every_step_and_choose_in_time(schedule: str, method: str) -> None:
     with Fleet(WORLD, TENSORS, method, schedule=schedule, verify_every=1) as fleet:
         job = Job(fleet, schedule)
@@ -116,7 +125,7 @@ def test_other_buckets_change_nothing_that_is_kept() -> None:
 
 
 def test_buckets_are_changed_between_steps_only_and_not_under_tables() -> None:
-    with Fleet(2, TENSORS, "topk") as fleet:
+    with Fleet(2, TENSORS, "topk", timeout=1.0) as fleet:
         fleet.reducers[0].offer(0, random_grads(2, TENSORS)[0][TENSORS[0].name])
         with pytest.raises(ConfigError, match="between two steps only"):
             fleet.reducers[0].replan(fleet.plan)
@@ -145,7 +154,7 @@ def test_methods_stay_and_small_tensors_stay_uncompressed(monkeypatch: pytest.Mo
 def test_a_search_waits_for_the_end_of_warm_up_and_for_something_to_choose() -> None:
     with Fleet(WORLD, TENSORS, "topk", schedule="layerfusion", warmup_steps=5) as fleet:
         job = Job(fleet, "layerfusion")
-        job.tuners = [Tuner(r, "layerfusion", t._share, 5) for r, t in zip(fleet.reducers, job.tuners)]
+        job.tuners = [Tuner(r, "layerfusion", t._share, fleet.methods, 5) for r, t in zip(fleet.reducers, job.tuners)]
         for number in range(5 + 2 * TRIAL_STEPS):
             job.step(number)
             assert not job.tuners[0].done
@@ -171,6 +180,147 @@ def test_a_resume_into_the_middle_of_a_search_goes_on_searching() -> None:
         assert job.tuners[0].done
 
 
+# ---- buckets that are left uncompressed ----
+
+
+def _mean_of_all(fleet: Fleet, grads: list[dict[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
+    """Return the mean of gradient + residual over ranks."""
+    kept = [reducer.residuals() for reducer in fleet.reducers]
+    return {n: sum(g[n] + k[n].view(g[n].shape) for g, k in zip(grads, kept)) / fleet.world for n in grads[0]}
+
+
+@pytest.mark.parametrize("method", ["topk", "marsit", "ef_signsgd"])
+def test_a_bucket_left_uncompressed_sends_what_waits_and_is_compressed_again_later(method: str) -> None:
+    with Fleet(2, TENSORS, method) as fleet:
+        for number in range(3):
+            fleet.step(random_grads(2, TENSORS, seed=number))
+        half = [(fleet.plan.buckets[0].tensors[:4], 1, True), (fleet.plan.buckets[0].tensors[4:], 1)]
+        for reducer in fleet.reducers:
+            reducer.replan(Plan.of(half))
+        fleet._index = {name: place for place, name in enumerate(fleet.reducers[0].plan.names())}
+        plain = [tensor.name for tensor in half[0][0]]
+        assert all(fleet.reducers[0].residuals()[name].any() for name in plain)
+        grads = random_grads(2, TENSORS, seed=9)
+        expected = _mean_of_all(fleet, grads)
+        results = fleet.step(grads)
+        for name in plain:
+            for rank in range(2):
+                assert torch.allclose(results[rank][name], expected[name], rtol=1e-5, atol=1e-6)
+                assert not fleet.reducers[rank].residuals()[name].any()
+        compressed = half[1][0][0].name
+        assert not torch.allclose(results[0][compressed], expected[compressed], rtol=1e-5, atol=1e-6)
+        for reducer in fleet.reducers:
+            reducer.replan(fleet.plan)
+        fleet._index = {name: place for place, name in enumerate(fleet.plan.names())}
+        fleet.step(random_grads(2, TENSORS, seed=10))
+        assert all(fleet.reducers[0].residuals()[name].any() for name in plain)
+
+
+def test_which_methods_may_be_left_out() -> None:
+    may = {name for name in available() if codec_class(name)().may_be_plain()}
+    assert may >= {"topk", "marsit", "ef_signsgd", "onebit", "qsgd", "global_qsgd", "natural", "terngrad", "sparse_binary"}
+    assert not may & {"signsgd", "signum", "onebit_adam"}
+
+
+def test_a_given_plan_may_leave_buckets_uncompressed_where_the_method_allows_it() -> None:
+    plan = Plan.of([(TENSORS[:3], 1, True), (TENSORS[3:], 1)])
+    assert Plan.from_document(plan.document()) == plan and plan.fingerprint() != Plan.of([(TENSORS[:3], 1), (TENSORS[3:], 1)]).fingerprint()
+    with Fleet(2, TENSORS, "signsgd") as fleet, pytest.raises(ConfigError, match="left uncompressed"):
+        fleet.methods.check_bucket(plan.buckets[0])
+    with Fleet(2, TENSORS, "topk", schedule=plan, verify_every=1) as fleet:
+        fleet.step(random_grads(2, TENSORS))
+
+
+# ---- where auto stands aside ----
+
+
+def test_auto_leaves_the_buckets_where_it_cannot_choose(monkeypatch: pytest.MonkeyPatch) -> None:
+    for method in (per_layer({"layer1*": "topk", "*": "none"}), "powersgd"):
+        with Fleet(WORLD, TENSORS, method, schedule="auto") as fleet:
+            job = Job(fleet, "auto")
+            assert all(tuner.done for tuner in job.tuners) and job.same(job.step(0))
+            before = fleet.reducers[0].plan
+            job.tuners[0].resume(before, False)
+            assert job.tuners[0].done and fleet.reducers[0].plan is before
+    monkeypatch.setattr(tuning, "LEAST_ELEMENTS", 1 << 18)
+    with Fleet(WORLD, TENSORS, "topk", schedule="auto") as fleet:
+        assert all(tuner.done for tuner in Job(fleet, "auto").tuners)
+
+
+# ---- drift ----
+
+
+def _until_done(job: Job, steps: int = 60) -> None:
+    for number in range(steps):
+        job.step(number)
+        if all(tuner.done for tuner in job.tuners):
+            return
+    raise AssertionError("the search does not end")
+
+
+def test_buckets_are_chosen_again_when_exchanges_take_longer(monkeypatch: pytest.MonkeyPatch, caplog: Any) -> None:
+    monkeypatch.setattr(drift, "EVERY", 3)
+    with Fleet(WORLD, TENSORS, "topk", schedule="auto") as fleet:
+        job = Job(fleet, "auto")
+        _until_done(job)
+        spent = [reducer.metrics.seconds for reducer in fleet.reducers]
+        for number in range(20):  # the control: rank 1 waits long for others, and nothing has changed
+            for rank, seconds in enumerate(spent):
+                seconds["exchange"] = 5.0 * number * (1 + (rank == 1) * number)
+            job.step(number)
+            assert all(tuner.done for tuner in job.tuners)
+        for number in range(20, 40):
+            for seconds in spent:
+                seconds["exchange"] += 50.0
+            assert job.same(job.step(number))
+            if not job.tuners[0].done:
+                break
+        assert number < 32 and not any(tuner.done for tuner in job.tuners)
+        assert caplog.text.count("choosing again") == 1
+        _until_done(job)
+
+
+def test_only_auto_chooses_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(drift, "EVERY", 1)
+    with Fleet(WORLD, TENSORS, "topk", schedule="layerfusion") as fleet:
+        job = Job(fleet, "layerfusion")
+        _until_done(job)
+        for number in range(6):
+            for reducer in fleet.reducers:
+                reducer.metrics.seconds["exchange"] += 10.0**number
+            job.step(number)
+        assert all(tuner.done for tuner in job.tuners)
+
+
+# ---- many models ----
+
+
+@pytest.mark.parametrize("models", [8, pytest.param(200, marks=pytest.mark.slow)])
+def test_random_models_with_random_orders_get_one_plan_on_all_ranks(models: int) -> None:
+    """Every rank has an order of its own in every step; a shared parameter is one tensor, unused ones come last."""
+    for model in range(models):
+        draw = random.Random(model)
+        tensors = [spec(f"p{number}", draw.randint(1, 60), draw.randint(1, 40)) for number in range(draw.randint(1, 14))]
+        names = [tensor.name for tensor in tensors]
+        unused = draw.sample(names, draw.randint(0, len(names) // 2))
+        method, schedule = draw.choice(["topk", "marsit", "qsgd", "none"]), draw.choice(["auto", "layerfusion", "mergecomp:2"])
+
+        def order(rank: int) -> list[str]:
+            mine = [name for name in names if name not in unused]
+            random.Random(rank * 1000 + number).shuffle(mine)
+            return mine + unused
+
+        with Fleet(2, tensors, method, schedule=schedule, min_elements=draw.choice([0, 300]), verify_every=1) as fleet:
+            job = Job(fleet, schedule)
+            for number in range(55):
+                assert job.same(job.step(number, order)), model
+                assert len({reducer.plan.fingerprint() for reducer in fleet.reducers}) == 1, model
+                if all(tuner.done for tuner in job.tuners):
+                    break
+            assert all(tuner.done for tuner in job.tuners) and number < 50, (model, schedule)
+            assert sorted(fleet.reducers[0].plan.names()) == sorted(names)
+
+
 def test_an_error_of_rank_0_reaches_all() -> None:
     with Fleet(WORLD, TENSORS, "topk", schedule="layerfusion") as fleet:
         job = Job(fleet, "layerfusion")
@@ -184,16 +334,16 @@ def test_an_error_of_rank_0_reaches_all() -> None:
 def test_mergecomp_finds_the_lowest_place_of_one_cut() -> None:
     for count in (2, 3, 10, 161):
         for target in {1, count // 3, count - 1} - {0}:
-            tries, search = 0, mergecomp.tune(count, "2")
+            tries, search = 0, mergecomp.tune(Wanted(count, "2"))
             groups = next(search)
             try:
                 while True:
                     tries += 1
-                    cut = groups[0] if len(groups) == 2 else 10 * count
+                    cut = groups.counts[0] if len(groups.counts) == 2 else 10 * count
                     measured = type("M", (), {"step": 1.0 + abs(cut - target)})
                     groups = search.send(measured)
             except StopIteration as end:
-                found = end.value
+                found = end.value.counts
             assert abs(found[0] - target) <= max(1, count // 10) and tries <= 16
 
 

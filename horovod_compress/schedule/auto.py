@@ -1,0 +1,203 @@
+"""The default: buckets by a model of costs that the running job shows, then improved by measuring.
+
+    1  measure one bucket, those of "size:25MB", and eight equal ones, some of them left uncompressed
+    2  the best buckets by the costs of everything measured so far (see :mod:`.layerfusion`), each compressed or
+       not; measure them, and again, until they were measured before
+    3  all buckets uncompressed, where the model says that this comes near
+    4  move cuts of the best ones, the last cut first: the buckets behind it hide least
+    5  keep what took the shortest step; nothing compressed if that costs little more
+
+After MergeComp's search (arXiv:2103.15195), which measures only, and Sketch-Fusion's layer fusion, which computes
+only; the mixture is ours.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterator, Sequence
+from dataclasses import replace
+from itertools import accumulate
+
+from ..errors import ConfigError
+from . import size
+from .costs import Arrivals, Costs, step_seconds
+from .layerfusion import FINE, best_of, costs_of, even
+from .trial import BucketCost, Choice, Job, Measured, Tuning
+
+_ROUNDS = 3  # how often the model is asked again with what it proposed measured
+_MOVES = 4  # cuts that are moved at most
+_ATOMS = 128  # more tensors than that are planned for in bunches
+_NEAR = 1.1  # the model is trusted to tell what takes this much longer
+#: Without compression a step may take this much longer than with it, and is kept: it learns no worse.
+PLAIN_BONUS = 1.02
+
+Trying = Generator[Choice, Measured, Measured]
+
+
+class _Search:
+    """What was tried so far, and what it showed."""
+
+    def __init__(self, job: Job) -> None:
+        self.job = job
+        self.found: dict[Choice, Measured] = {}
+        self.costs: list[BucketCost] = []
+
+    def measure(self, choice: Choice) -> Trying:
+        if choice not in self.found:
+            measured = yield choice
+            self.found[choice] = measured
+            self.costs += measured.buckets
+        return self.found[choice]
+
+    def best(self) -> Choice:
+        """Return the choice with the shortest step."""
+        return min(self.found, key=lambda choice: self.found[choice].step)
+
+    def kinds(self) -> list[Costs]:
+        """Return the costs of compressed buckets, and those of plain ones where they may be."""
+        compressed = costs_of([cost for cost in self.costs if not cost.plain])
+        if not self.job.may_be_plain:
+            return [compressed]
+        return [compressed, costs_of([cost for cost in self.costs if cost.plain], like=compressed)]
+
+
+def tune(job: Job) -> Tuning:
+    """Search the buckets of a job; see :mod:`.trial`."""
+    search = _Search(job)
+    whole = yield from search.measure(Choice((job.count,)))
+    counts = whole.arrivals.counts
+    yield from search.measure(Choice(tuple(usual(counts))))
+    yield from search.measure(probe(counts, job.may_be_plain))
+    for _ in range(_ROUNDS):
+        choice = proposed(whole.arrivals, search.kinds())
+        if choice in search.found:
+            break
+        yield from search.measure(choice)
+    if job.may_be_plain:
+        yield from _all_plain(search, whole.arrivals)
+    yield from _move_cuts(search, counts)
+    return _kept(search)
+
+
+def check(argument: str) -> None:
+    """Refuse an argument.
+
+    Raises:
+        ConfigError: there is one.
+    """
+    if argument:
+        raise ConfigError(f'schedule="auto" takes no argument, got {argument!r}')
+
+
+def usual(counts: Sequence[int]) -> list[int]:
+    """Return the buckets of ``"size:25MB"`` for tensors of float32."""
+    return size.runs(counts, size.parse_bytes(size.USUAL) // 4)
+
+
+def probe(counts: Sequence[int], may_be_plain: bool) -> Choice:
+    """Return about eight equal buckets, one of them uncompressed and a quarter of another too.
+
+    So the costs of uncompressed buckets show without a step that sends all gradients uncompressed, which takes
+    long where compression pays.
+    """
+    groups = even(counts, FINE)
+    if not may_be_plain:
+        return Choice(tuple(groups))
+    if len(groups) < 3:
+        return Choice(tuple(groups), frozenset({len(groups) - 1}))
+    middle = len(groups) // 2
+    first = sum(groups[:middle])
+    quarters = even(counts[first : first + groups[middle]], 4)
+    rest = groups[middle] - quarters[0]
+    groups[middle : middle + 1] = [quarters[0], *([rest] if rest else [])]
+    return Choice(tuple(groups), frozenset({middle, len(groups) - 1}))
+
+
+def proposed(arrivals: Arrivals, kinds: Sequence[Costs]) -> Choice:
+    """Return the best buckets by the cost model; of very many tensors some are taken together."""
+    bunches = even(arrivals.counts, _ATOMS) if len(arrivals.counts) > _ATOMS else [1] * len(arrivals.counts)
+    ends = list(accumulate(bunches))
+    starts = [0, *ends[:-1]]
+    together = Arrivals(
+        tuple(sum(arrivals.counts[start:end]) for start, end in zip(starts, ends)),
+        tuple(arrivals.seconds[end - 1] for end in ends),
+    )
+    groups, found = best_of(together, kinds)
+    cuts = [0, *(ends[cut - 1] for cut in accumulate(groups))]
+    counts = tuple(stop - start for start, stop in zip(cuts, cuts[1:]))
+    return Choice(counts, frozenset(place for place, kind in enumerate(found) if kind))
+
+
+def _all_plain(search: _Search, arrivals: Arrivals) -> Generator[Choice, Measured, None]:
+    """Try without any compression, where the model says that this takes little longer."""
+    compressed, plain = search.kinds()
+    without = proposed(arrivals, [plain])
+    without = Choice(without.counts, frozenset(range(len(without.counts))))
+    least = min(_predicted(arrivals, choice, compressed, plain) for choice in search.found)
+    if _predicted(arrivals, without, compressed, plain) <= _NEAR * least:
+        yield from search.measure(without)
+        yield from search.measure(Choice(tuple(usual(arrivals.counts)), frozenset(range(len(usual(arrivals.counts))))))
+
+
+def _predicted(arrivals: Arrivals, choice: Choice, compressed: Costs, plain: Costs) -> float:
+    kinds = [plain if place in choice.plain else compressed for place in range(len(choice.counts))]
+    return step_seconds(arrivals, choice.counts, kinds)
+
+
+def _move_cuts(search: _Search, counts: Sequence[int]) -> Generator[Choice, Measured, None]:
+    """Try the neighbours of the best choice; begin anew from a better one, but not for ever."""
+    left = _MOVES
+    while left:
+        best = search.best()
+        untried = (choice for choice in neighbours(best, counts) if choice not in search.found)
+        for choice in untried:
+            left -= 1
+            measured = yield from search.measure(choice)
+            if measured.step < search.found[best].step or not left:
+                break
+        else:
+            return
+
+
+def neighbours(choice: Choice, counts: Sequence[int]) -> Iterator[Choice]:
+    """Yield choices with one cut moved by half of the bucket behind or before it, or taken away; the last cuts first."""
+    ends = list(accumulate(choice.counts))
+    for place in range(len(choice.counts) - 1, 0, -1):
+        start, cut, end = ([0, *ends][place - 1], ends[place - 1], ends[place])
+        for to in (_middle(counts, cut, end), _middle(counts, start, cut)):
+            if start < to < end and to != cut:
+                yield Choice(_with(choice.counts, place, to - start, end - to), choice.plain)
+        if (place in choice.plain) == (place - 1 in choice.plain):
+            merged = (*choice.counts[: place - 1], end - start, *choice.counts[place + 1 :])
+            yield Choice(merged, frozenset(p - (p >= place) for p in choice.plain))
+    if len(choice.counts) == 1 and (to := _middle(counts, 0, len(counts))) < len(counts):
+        yield Choice((to, len(counts) - to), frozenset({0, 1} if choice.plain else ()))
+
+
+def _with(counts: tuple[int, ...], place: int, before: int, behind: int) -> tuple[int, ...]:
+    return (*counts[: place - 1], before, behind, *counts[place + 1 :])
+
+
+def _middle(counts: Sequence[int], start: int, stop: int) -> int:
+    """Return the cut that parts some tensors into halves of about equal size."""
+    halves = even(counts[start:stop], 2)
+    return start + halves[0]
+
+
+def _kept(search: _Search) -> Choice:
+    best = search.best()
+    limit = PLAIN_BONUS * search.found[best].step
+    plain = [c for c in search.found if len(c.plain) == len(c.counts) and search.found[c].step <= limit]
+    kept = min(plain, key=lambda choice: search.found[choice].step, default=best)
+    return replace(kept, why=_why(search, kept))
+
+
+def _why(search: _Search, kept: Choice) -> str:
+    """Return what a step took under the choice, and under the best of each kind."""
+    kinds = {
+        "all compressed": [c for c in search.found if not c.plain],
+        "some compressed": [c for c in search.found if 0 < len(c.plain) < len(c.counts)],
+        "none compressed": [c for c in search.found if len(c.plain) == len(c.counts)],
+    }
+    least = {name: min(search.found[c].step for c in choices) for name, choices in kinds.items() if choices}
+    told = ", ".join(f"{name} {1e3 * seconds:.1f}" for name, seconds in least.items())
+    return f"Its step took {1e3 * search.found[kept].step:.1f} ms; the best with {told}"
