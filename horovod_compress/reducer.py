@@ -488,26 +488,29 @@ class Reducer:
     # ---- verification ----
 
     def _agree_on_step(self) -> None:
-        """Compare the step at the start: ranks that resumed differently would misread each other.
+        """Compare step and plan at the start: ranks that resumed differently would misread each other.
 
         Raises:
-            MismatchError: names each rank's step.
+            MismatchError: names each rank's step, or the ranks that are in the minority.
         """
-        mine = torch.tensor([self.step, self._compared[0]], dtype=torch.int64)
-        exchange = self._new_exchange(len(self.stations), codec_id("agree"), Bad())
+        mine = torch.tensor([self.step, _signed(int(self.plan.fingerprint(), 16)), self._compared[0]], dtype=torch.int64)
+        exchange = self._new_exchange(0, codec_id("agree"), Bad())  # nothing here may depend on the plan
         exchange.step = 0
         found, _ = gather.run(exchange, mine.view(torch.uint8))
         self.metrics.bytes_sent += exchange.bytes_sent
-        steps, values = zip(*(data.view(torch.int64).tolist() for data in found))
+        steps, plans, values = zip(*(data.view(torch.int64).tolist() for data in found))
         if len(set(steps)) > 1:
             told = ", ".join(f"rank {rank} at step {step}" for rank, step in enumerate(steps))
             raise MismatchError(
                 f"rank {self.rank}: the ranks do not start at the same step: {told}; call "
                 f"load_state_dict() on every rank, with the state that this rank saved at the same step"
             )
-        if len(set(values)) > 1:
-            usual = max(set(values), key=lambda value: (values.count(value), -values.index(value)))
-            odd = ", ".join(str(rank) for rank, value in enumerate(values) if value != usual)
+        if odd := _minority(plans):
+            raise MismatchError(
+                f"rank {self.rank}: the buckets differ between ranks, on rank(s) {odd} from the others; give every rank "
+                f"the same schedule=, and call load_state_dict() on every rank or on none, with states of the same step"
+            )
+        if odd := _minority(values):
             raise MismatchError(
                 f"rank {self.rank}: the {self._compared[1]} differ between ranks, on rank(s) {odd} from the others; "
                 f"broadcast the parameters before the first step, and resume every rank from the same step"
@@ -524,7 +527,7 @@ class Reducer:
             if grad is None:
                 continue  # a sparse gradient, which Horovod reduces itself
             value = kernels.hash64(grad.view(torch.uint8), value)
-        return value - (1 << 64) if value >> 63 else value
+        return _signed(value)
 
     def _verify(self) -> None:
         """Compare the hash of every bucket's result across ranks.
@@ -543,11 +546,10 @@ class Reducer:
         table = torch.stack([data.view(torch.int64) for data in found])
         for bucket in range(len(self.stations)):
             values = table[:, bucket].tolist()
-            usual = max(set(values), key=lambda value: (values.count(value), -values.index(value)))
-            if odd := [rank for rank, value in enumerate(values) if value != usual]:
+            if odd := _minority(values):
                 raise MismatchError(
                     f"rank {self.rank}: after step {self.step} the result of bucket {bucket} on "
-                    f"rank(s) {', '.join(map(str, odd))} differs from that of the others; the model "
+                    f"rank(s) {odd} differs from that of the others; the model "
                     f"would diverge. Suspect memory or hardware there, and resume from a checkpoint"
                 )
 
@@ -639,7 +641,7 @@ class Reducer:
             what: it stands for, in the plural.
         """
         with self._changed:
-            self._compared = (value - (1 << 64) if value >> 63 else value, what)
+            self._compared = (_signed(value), what)
             self._agreed = False
 
     def clear_where_sent(self, index: int, momenta: Sequence[Tensor]) -> None:
@@ -686,6 +688,17 @@ class Reducer:
             time.sleep(0.001)
         self._raise_failure()
         return self.idle()
+
+
+def _signed(bits: int) -> int:
+    """Return 64 bits as the int64 that they are."""
+    return bits - (1 << 64) if bits >> 63 else bits
+
+
+def _minority(values: Sequence[int]) -> str:
+    """Return the ranks whose value is not that of most, in words; among as many, the lowest rank's counts."""
+    usual = max(set(values), key=lambda value: (values.count(value), -values.index(value)))
+    return ", ".join(str(rank) for rank, value in enumerate(values) if value != usual)
 
 
 def _told(notes: dict[int, dict]) -> str:

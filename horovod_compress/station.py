@@ -22,6 +22,8 @@ from .plan import Bucket
 from .wire import Bad
 
 
+#: Gradients below are never refused for being too large: half of what hvc/kept.h allows with a residual.
+_HUGE = 2.0**95
 #: Takes parts of a bucket.
 Take = Callable[[list[Part]], None]
 
@@ -269,6 +271,9 @@ class Station:
         count = round_.codec.offer(round_.work, position, key)
         if count and zero_nonfinite:
             flat.nan_to_num_(nan=0.0, posinf=0.0, neginf=0.0)
+            count = round_.codec.offer(round_.work, position, key)
+        if count and zero_nonfinite:  # finite, but too large for this method
+            flat.masked_fill_(flat.abs() >= min(_HUGE, torch.finfo(flat.dtype).max), 0.0)
             count = round_.codec.offer(round_.work, position, key)
         return count
 

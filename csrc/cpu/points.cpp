@@ -2,6 +2,7 @@
 #include <memory>
 #include <vector>
 
+#include "hvc/kept.h"
 #include "hvc/tree.h"
 #include "kernels.h"
 #include "parallel.h"
@@ -69,14 +70,6 @@ void add_ones(const Units& units, const int64_t* unit_ones, int64_t* ones) {
   }
 }
 
-// How many values do not fit; a side without elements has the sum 0.
-int64_t misfits(const Units& units, const double* highs, const double* lows, const int64_t* ones) {
-  int64_t found = 0;
-  for (int64_t row = 0; row * units.row_length < units.count; ++row)
-    found += !step_fits(highs[row], ones[row]) + !step_fits(lows[row], row_elements(units, row) - ones[row]);
-  return found;
-}
-
 }  // namespace
 
 void points_offer(const void* grad, const void* residual, Dtype dtype, int64_t count, int64_t row_length,
@@ -99,7 +92,6 @@ void points_offer(const void* grad, const void* residual, Dtype dtype, int64_t c
     add_superblocks(units, unit_highs, highs);
     add_superblocks(units, unit_lows, lows);
     add_ones(units, counts.get(), ones);
-    if (*nonfinite == 0) *nonfinite = misfits(units, highs, lows, ones);
   });
 }
 

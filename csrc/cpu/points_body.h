@@ -16,7 +16,7 @@ template <class T> HVC_INLINE void points_offer_group(const T* grad, const Work<
   sides.highs = sides.highs + select(ones, size, zero);
   sides.lows = sides.lows + select(ones, zero, size);
   sides.ones += __builtin_popcount(ones);
-  sides.nonfinite += __builtin_popcount(~mask_of<Test::below>(size, infinity<W>) & valid);
+  sides.nonfinite += __builtin_popcount(~mask_of<Test::below>(size, too_large<W>) & valid);
   writer.put(ones, 0, count);
 }
 

@@ -38,7 +38,7 @@ int64_t record_offer_blocks(const RecordOffer<T>& o, int64_t first, int64_t last
       const Lanes<W> x = offered(o.grad + i, kResidual ? o.residual + i : nullptr, count);
       const uint32_t valid = valid_lanes(count);
       put_record_bits(record, i - begin, mask_of<Test::greater_equal>(x) & valid);
-      nonfinite += __builtin_popcount(~mask_of<Test::below>(magnitude(x), infinity<W>) & valid);
+      nonfinite += __builtin_popcount(~mask_of<Test::below>(magnitude(x), too_large<W>) & valid);
       sums = sums + terms<kRule>(x);
     };
     int64_t i = begin;

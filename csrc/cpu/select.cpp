@@ -320,7 +320,7 @@ void binary_select(const void* grad, const void* residual, Dtype dtype, int64_t 
     auto parts = select_largest<kApart>(input<T>(grad, residual, count, k), memory.arena(), launch);
     auto* value = static_cast<Work<T>*>(mean);
     found[0] = take_winner(parts[0], positions, value);
-    found[1] = std::max<int64_t>(parts[0].nonfinite, !is_finite(*value));
+    found[1] = parts[0].nonfinite;
   });
 }
 

@@ -2,6 +2,7 @@
 #include <memory>
 #include <vector>
 
+#include "hvc/kept.h"
 #include "hvc/tree.h"
 #include "kernels.h"
 #include "parallel.h"
@@ -70,7 +71,6 @@ template <class T> int64_t run_offer(Offer<T> o, double* sums, int threads) {
   if (sums) {
     const DefaultRounding rounding;
     add_superblocks(o.units, o.unit_sums, sums);
-    if (nonfinite == 0) nonfinite = misfits(o.units, sums);
   }
   return nonfinite;
 }

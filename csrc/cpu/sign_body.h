@@ -11,7 +11,7 @@ template <bool kCoin, class T> HVC_INLINE void offer_group(const T* grad, const 
   const uint32_t zeros = kCoin ? mask_of<Test::equal>(x) & valid : 0;
   const uint32_t ones = kCoin ? mask_of<Test::greater>(x) : mask_of<Test::greater_equal>(x) & valid;
   sums = sums + magnitude(x);
-  nonfinite += __builtin_popcount(~mask_of<Test::below>(magnitude(x), infinity<Work<T>>) & valid);
+  nonfinite += __builtin_popcount(~mask_of<Test::below>(magnitude(x), too_large<Work<T>>) & valid);
   writer.put(ones, zeros, count);
 }
 
@@ -70,6 +70,7 @@ HVC_INLINE void decode_group(const Decode<T>& d, int64_t begin, int count, Work<
     if constexpr (kFeedback != kFeedbackMomentum) {
       const uint32_t kept = kFeedback == kFeedbackGlobal ? bits : own_bits(x, begin, count, d.key != nullptr, coins);
       left = x - select(kept, broadcast(step), broadcast(-step));
+      if constexpr (kFeedback == kFeedbackGlobal) left = within(left, most_left<W>);  // others' signs may add to it
     }
     store(residual, left * broadcast(W(d.decay)), count);
   }

@@ -12,12 +12,4 @@ inline void add_superblocks(const Units& units, const double* unit_sums, double*
   }
 }
 
-// How many rows have a step that does not fit.
-inline int64_t misfits(const Units& units, const double* sums) {
-  int64_t found = 0;
-  for (int64_t row = 0; row * units.row_length < units.count; ++row)
-    found += !step_fits(sums[row], row_elements(units, row));
-  return found;
-}
-
 }  // namespace hvc

@@ -48,7 +48,7 @@ template <class T> __global__ void lowrank_left_kernel(LeftOf<T> o) {
       W sums[kComponents] = {};
       for (int64_t j = lane_index(); j < o.x.columns; j += kWarp) {
         const W value = offered(o.x.grad, o.x.residual, row * o.x.columns + j);
-        nonfinite += line == 0 && !is_finite(value);
+        nonfinite += line == 0 && !can_be_kept(value);
         for (int c = 0; c < kComponents; ++c)
           if (line + c < o.x.rank) sums[c] += value * o.right[(line + c) * o.x.columns + j];
       }
@@ -96,7 +96,8 @@ template <class T> __global__ void lowrank_decode_kernel(Product<T> o) {
     const int64_t row = row_of(i, o.columns, count), column = i - row * o.columns;
     W sum = o.right[column] * o.left[row];
     for (int64_t c = 1; c < o.rank; ++c) sum += o.right[c * o.columns + column] * o.left[c * o.rows + row];
-    if (o.residual) o.residual[i] = offered(o.grad, o.residual, i) - sum;
+    if (std::is_same<T, Half>::value) sum = cut_off(sum, most_sent<T>(o.scale));
+    if (o.residual) o.residual[i] = cut_off(offered(o.grad, o.residual, i) - sum, most_left<W>);
     o.grad[i] = from_work<T>(sum * W(o.scale));
   }
 }

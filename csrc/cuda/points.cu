@@ -1,4 +1,5 @@
 // Signs with two values per row: the fused offer, and the fused decode of all ranks.
+#include "hvc/kept.h"
 #include "hvc/sign.h"
 #include "launch.h"
 #include "rows.h"
@@ -50,7 +51,7 @@ template <class T> __global__ void points_offer_kernel(PointsOffer<T> o) {
       high += bit ? magnitude(x) : W(0);
       low += bit ? W(0) : magnitude(x);
       ones += __popc(bits);
-      nonfinite += !is_finite(x);
+      nonfinite += !can_be_kept(x);
     }
     high = combine_warp(high);
     low = combine_warp(low);
@@ -115,9 +116,6 @@ void points_offer(const void* grad, const void* residual, Dtype dtype, int64_t c
   });
   add_blocks(units, block_highs.get(), highs, launch);
   add_blocks(units, block_lows.get(), lows, launch);
-  const ElementCount before(nonfinite, launch);
-  count_misfits(units, highs, ones, false, before, nonfinite, launch);
-  count_misfits(units, lows, ones, true, before, nonfinite, launch);
 }
 
 void points_decode(const uint64_t* const* bits, const float* const* highs, const float* const* lows, int64_t ranks,

@@ -67,7 +67,7 @@ template <class T> __global__ void record_offer_kernel(RecordOffer<T> o) {
       const int64_t i = group + lane_index();
       const W x = i < end ? offered(o.grad, o.residual, i) : W(0);
       put_record_bits(record, group - begin, __ballot_sync(kAllLanes, i < end && sign_bit(x)));
-      nonfinite += !is_finite(x);
+      nonfinite += !can_be_kept(x);
       sum += scale_term(o.rule, double(magnitude(x)));
     }
     finish_record(record, o.block, end - begin, o.rule, sum);

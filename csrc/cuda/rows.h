@@ -72,34 +72,5 @@ void add_blocks(const Units& units, const double* block_sums, double* sums, Laun
   start(add_superblocks_kernel, rows, launch, units, static_cast<const double*>(unit_sums.get()), sums);
 }
 
-// Counts steps that do not fit. `ones`, where given: how many elements of a row its sum is of, or with `rest`, is not.
-__global__ void misfits_kernel(Units units, const double* sums, const int64_t* ones, bool rest, const int64_t* before,
-                               int64_t* nonfinite) {
-  if (*before != 0) return;
-  const int64_t rows = ceil_div(units.count, units.row_length);
-  int64_t found = 0;
-  for (int64_t row = first_item(); row < rows; row += item_stride()) {
-    const int64_t all = row_elements(units, row);
-    found += !step_fits(sums[row], !ones ? all : rest ? all - ones[row] : ones[row]);
-  }
-  add_count(nonfinite, found);
-}
-
-// The counts of elements decide whether steps count, so they are read from a copy.
-struct ElementCount {
-  ElementCount(const int64_t* nonfinite, Launch launch) : copy(1, launch) {
-    check(cudaMemcpyAsync(copy.get(), nonfinite, sizeof *nonfinite, cudaMemcpyDeviceToDevice, stream_of(launch)),
-          "cudaMemcpyAsync");
-  }
-  Scratch<int64_t> copy;
-};
-
-void count_misfits(const Units& units, const double* sums, const int64_t* ones, bool rest, const ElementCount& before,
-                   int64_t* nonfinite, Launch launch) {
-  const int64_t rows = ceil_div(units.count, units.row_length);
-  const int64_t* counted = before.copy.get();
-  start(misfits_kernel, rows, launch, units, sums, ones, rest, counted, nonfinite);
-}
-
 }  // namespace
 }  // namespace hvc

@@ -173,8 +173,7 @@ __device__ inline double sum_of_blocks(const double* sums, int64_t size) {
   return total;
 }
 
-// found[0] is what the winner keeps, found[2] which side that is; found[1] holds the count of what is not finite, to
-// which an infinite mean of finite elements adds.
+// found[0] is what the winner keeps, found[2] which side that is; found[1] is the count of what is not finite.
 template <class W>
 __global__ void winner_kernel(const double* sums, int64_t blocks, const int64_t* sizes, W* mean, int64_t* found) {
   const double positive = sum_of_blocks(sums, sizes[0]), negative = sum_of_blocks(sums + blocks, sizes[1]);
@@ -182,7 +181,6 @@ __global__ void winner_kernel(const double* sums, int64_t blocks, const int64_t*
   const double sum = side ? negative : positive;
   *mean = sizes[side] == 0 ? W(0) : W(sum / double(sizes[side]));
   found[0] = sizes[side];
-  found[1] = max(found[1], int64_t(!is_finite(*mean)));
   found[2] = side;
 }
 

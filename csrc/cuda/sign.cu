@@ -1,4 +1,5 @@
 // One bit per element: packing, the fused offer, the fused decode.
+#include "hvc/kept.h"
 #include "hvc/tree.h"
 #include "launch.h"
 #include "rows.h"
@@ -71,7 +72,7 @@ template <class T> __global__ void offer_kernel(Offer<T> o) {
       const uint32_t bits = __ballot_sync(kAllLanes, i < end && own_bit(x, o.coins, i));
       if (lane_index() == 0) put_bits(o.halves, group, bits, o.whole_halves);
       sum += magnitude(x);
-      nonfinite += !is_finite(x);
+      nonfinite += !can_be_kept(x);
     }
     sum = combine_warp(sum);
     if (o.block_sums && lane_index() == 0) o.block_sums[block] = double(sum);
@@ -90,6 +91,7 @@ template <class T> __global__ void decode_kernel(Decode<T> d) {
       if (d.feedback != kFeedbackMomentum) {
         const bool kept = d.feedback == kFeedbackGlobal ? bit : own_bit(x, d.coins, i);
         left = x - signed_step(kept, step);
+        if (d.feedback == kFeedbackGlobal) left = cut_off(left, most_left<W>);  // others' signs may add to it
       }
       d.residual[i] = left * W(d.decay);
     }
@@ -105,10 +107,7 @@ template <class T> void run_offer(Offer<T> offer, double* sums, Launch launch) {
   const Scratch<double> block_sums(sums ? blocks : 0, launch);
   offer.block_sums = block_sums.get();
   start(offer_kernel<T>, blocks * kWarp, launch, offer);
-  if (!sums) return;
-  add_blocks(units, block_sums.get(), sums, launch);
-  const ElementCount before(offer.nonfinite, launch);
-  count_misfits(units, sums, nullptr, false, before, offer.nonfinite, launch);
+  if (sums) add_blocks(units, block_sums.get(), sums, launch);
 }
 
 }  // namespace

@@ -99,7 +99,9 @@ class Dithering(Codec):
         if not tensor.count:
             return 0
         row, parts = self._row(tensor), work.local["parts"][own]
-        return int(kernels.norm_offer(work.grad(position), parts, row, power=self._power()))
+        nonfinite = int(kernels.norm_offer(work.grad(position), parts, row, power=self._power()))
+        # Powers that float64 cannot hold would make every element of the block NaN, and nobody would count it.
+        return nonfinite or int(bool(self._power()) and not bool(parts.isfinite().all()))
 
     def begin(self, number: int, work: Work, key: Key) -> None:
         parts, norms = work.local["parts"], work.shared["norms"]
@@ -143,7 +145,9 @@ class Dithering(Codec):
         norms = work.shared["norms"]
         for _ in range(self._power().bit_length() - 1):
             np.sqrt(norms.numpy(), out=norms.numpy())
-        work.local["scales"].copy_(norms)
+        scales = work.local["scales"].copy_(norms)
+        if self._power() and scales.dtype is torch.float32:
+            scales.clamp_(max=torch.finfo(torch.float32).max)  # no element is larger
 
     def _scaled(self, work: Work, position: int, start: int, stop: int) -> Scaled:
         """Return elements ``start`` to ``stop`` of a gradient, and their scales."""

@@ -179,4 +179,3 @@ class PowerSgd(Codec):
         work.tables["factor"][share.right] = right
         grad, residual = work.grad(position), work.residual_of(position)
         kernels.lowrank_decode(left, right, share.rows, grad, residual, scale=gain)
-        work.saturate(position, gain)

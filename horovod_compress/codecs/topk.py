@@ -16,10 +16,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+import torch
 from torch import Tensor
 
 from ..errors import ConfigError
+from ..keys import Key
 from ..plan import Bucket
+from .base import Work
 from .registry import register
 from .sections import Sections, share
 
@@ -51,6 +54,15 @@ class TopK(Sections):
             return "full"
         # float16 ends at 65504, which values of other dtypes pass.
         return "float16" if bucket.dtype == "float16" else "bfloat16"
+
+    def offer(self, work: Work, position: int, key: Key) -> int:
+        nonfinite = super().offer(work, position, key)
+        if nonfinite or work.memo["form"] != "bfloat16" or work.bucket.dtype != "float64":
+            return nonfinite
+        own = work.memo["places"][position]
+        values = work.local["values"][own][: work.memo["kept"][position]]
+        # Of a larger one every step could send only so little that it would wait for ever.
+        return int(torch.count_nonzero(values.abs() > torch.finfo(torch.bfloat16).max))
 
     def error_bound(self, x: Sequence[Tensor]) -> float:
         rounding = 0.0 if self.value_bits == 32 else 2.0**-16

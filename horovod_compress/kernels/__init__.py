@@ -174,7 +174,7 @@ def sign_offer(
         word_offset: which word of that stream ``bits[0]`` is.
 
     Returns:
-        The number of elements of ``x`` that are not finite.
+        The number of elements of ``x`` that are not finite, or 2^96 or more of either sign.
     """
     native, device, launch = backend(grad)
     count = grad.numel()

@@ -59,7 +59,7 @@ def lowrank_left(grad: Tensor, residual: Tensor | None, rows: int, right: Tensor
         residual: float32 (float64 for float64 gradients), or None for zero.
 
     Returns:
-        The number of elements of ``X`` that are not finite.
+        The number of elements of ``X`` that are not finite, or 2^96 or more of either sign.
     """
     native, device, launch = backend(grad)
     x_at, shape = _checked_matrix(grad, residual, rows, right.numel(), device)
@@ -106,7 +106,10 @@ def lowrank_orthonormalise(lines: Tensor, rank: int) -> None:
 def lowrank_decode(
     left: Tensor, right: Tensor, rows: int, grad: Tensor, residual: Tensor | None, *, scale: float = 1.0
 ) -> None:
-    """Write ``left^T right * scale`` over the gradient, and ``X - left^T right`` over the residual, if there is one."""
+    """Write ``left^T right * scale`` over the gradient, and ``X - left^T right`` over the residual, if there is one.
+
+    For float16 gradients the product is cut off where the result would be infinite; the residual keeps the rest.
+    """
     native, device, launch = backend(grad)
     x_at, (code, _, columns, rank) = _checked_matrix(grad, residual, rows, right.numel(), device)
     left_at = checked("left", left, work_dtype(grad.dtype), rank * rows, device)

@@ -33,7 +33,7 @@ def points_offer(
         ones: how many bits are 1, int64, for the same rows.
 
     Returns:
-        The number of elements of ``x`` that are not finite.
+        The number of elements of ``x`` that are not finite, or 2^96 or more of either sign.
     """
     native, device, launch = backend(grad)
     count = grad.numel()

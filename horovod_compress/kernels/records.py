@@ -47,7 +47,7 @@ def record_offer(grad: Tensor, residual: Tensor | None, records: Tensor, block: 
         residual: float32 (float64 for float64 gradients), or None for zero.
 
     Returns:
-        The number of elements of ``x`` that are not finite.
+        The number of elements of ``x`` that are not finite, or 2^96 or more of either sign.
     """
     native, device, launch = backend(grad)
     count, number = grad.numel(), _rule(rule)

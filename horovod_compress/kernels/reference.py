@@ -214,13 +214,14 @@ def bounded(x: np.ndarray) -> np.ndarray:
     return np.asarray(np.clip(x, -most_kept(x), most_kept(x)))
 
 
-def _misfits(sums: Tensor, elements: np.ndarray) -> int:
-    """Return how many means of magnitudes are no float32 that ranks could add up; NaN is none."""
-    return int(np.count_nonzero(~(sums.numpy() <= 2.0**126 * elements)))
+def too_large(x: np.ndarray) -> int:
+    """Return how many values cannot be taken in where signs or factors stand for elements; NaN is one."""
+    return int(np.count_nonzero(~(np.abs(x) < 2.0**96)))
 
 
-def _row_elements(count: int, row_length: int) -> np.ndarray:
-    return np.array([min(row_length, count - start) for start in range(0, count, row_length)], dtype=np.int64)
+def left_over(x: np.ndarray) -> np.ndarray:
+    """Cut off what may be larger than the ``x`` that it is left of."""
+    return np.asarray(np.clip(x, x.dtype.type(-(2.0**95)), x.dtype.type(2.0**95)))
 
 
 def sign_pack(x: Tensor, bits: Tensor) -> None:
@@ -239,11 +240,9 @@ def sign_offer(
 ) -> int:
     x = _offered(grad, residual)
     _write_bits(bits, _own_bits(x, key, word_offset))
-    nonfinite = int(np.count_nonzero(~np.isfinite(x)))
     if sums is not None:
         sums.numpy()[:] = row_sums(np.abs(x), row_length)
-        nonfinite = nonfinite or _misfits(sums, _row_elements(x.size, row_length))
-    return nonfinite
+    return too_large(x)
 
 
 @_quiet
@@ -265,7 +264,7 @@ def sign_decode(
     decoded = np.where(_unpacked(bits, x.size), step, -step)
     if residual is not None:
         own = np.where(_own_bits(x, key, word_offset), step, -step)
-        left = {"global": x - decoded, "own": x - own, "momentum": x}[feedback]
+        left = {"global": left_over(x - decoded), "own": x - own, "momentum": x}[feedback]
         residual.numpy()[:] = left * x.dtype.type(decay)
     store(grad, decoded * x.dtype.type(scale))
 
@@ -285,8 +284,7 @@ def points_offer(
     lows.numpy()[:] = row_sums(np.where(high, none, np.abs(x)), row_length)
     starts = range(0, x.size, row_length)
     ones.numpy()[:] = [np.count_nonzero(high[start : start + row_length]) for start in starts]
-    zeros = _row_elements(x.size, row_length) - ones.numpy()
-    return int(np.count_nonzero(~np.isfinite(x))) or _misfits(highs, ones.numpy()) + _misfits(lows, zeros)
+    return too_large(x)
 
 
 @_quiet

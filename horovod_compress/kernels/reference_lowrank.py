@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from ..keys import Key
-from .reference import _offered, _quiet, random_words, store
+from .reference import _offered, _quiet, left_over, random_words, store, too_large
 
 _LANES, _BLOCK, _ROW_BLOCK = 32, 1024, 256
 _DEPENDENT = {np.dtype(np.float32): 2.0**-20, np.dtype(np.float64): 2.0**-48}
@@ -60,7 +61,7 @@ def lowrank_left(grad: Tensor, residual: Tensor | None, rows: int, right: Tensor
     factor, out = right.numpy().reshape(-1, matrix.shape[1]), left.numpy().reshape(-1, rows)
     for c, line in enumerate(factor):
         out[c] = _lane_sums(matrix * line)
-    return int(np.count_nonzero(~np.isfinite(x)))
+    return too_large(x)
 
 
 @_quiet
@@ -99,6 +100,9 @@ def lowrank_decode(
     for mine, theirs in zip(a[1:], b[1:]):
         total = total + mine[:, None] * theirs
     total = total.reshape(-1)
+    if grad.dtype is torch.float16:  # what would leave it stays in the residual
+        most = total.dtype.type(65504 / max(scale, 1.0))
+        total = np.clip(total, -most, most)
     if residual is not None:
-        residual.numpy()[:] = _offered(grad, residual) - total
+        residual.numpy()[:] = left_over(_offered(grad, residual) - total)
     store(grad, total * total.dtype.type(scale))

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 from torch import Tensor
 
-from .reference import _offered, _quiet, store
+from .reference import _offered, _quiet, store, too_large
 from .reference_lowrank import _lane_sums
 
 _SCALE_BYTES, _LARGEST = 4, float(np.finfo(np.float32).max)
@@ -45,7 +45,7 @@ def record_offer(grad: Tensor, residual: Tensor | None, records: Tensor, block: 
     x = _offered(grad, residual)
     for record, own in zip(_of(records, block), _blocks(x.size, block)):
         _write(record, x[own], rule)
-    return int(np.count_nonzero(~np.isfinite(x)))
+    return too_large(x)
 
 
 @_quiet

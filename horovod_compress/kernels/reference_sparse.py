@@ -55,7 +55,7 @@ def binary_select(
     kept = sides[winner]
     mean.numpy()[:] = totals[winner] / kept.size if kept.size else 0.0
     positions.numpy()[: kept.size] = kept
-    return kept.size, max(_not_finite(x), _not_finite(mean.numpy()))
+    return kept.size, _not_finite(x)
 
 
 def count_nonfinite(grad: Tensor) -> int:

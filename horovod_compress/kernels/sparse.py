@@ -72,8 +72,8 @@ def binary_select(
         mean: one element in the dtype of the arithmetic, with its sign; 0 if nothing was found.
 
     Returns:
-        How many positions were written, and how many elements of ``x`` are not finite; 1 where all
-        are, but so large that their mean is not.
+        How many positions were written, and how many elements of ``x`` are not finite. The mean of
+        float64 elements that are may still be infinite.
     """
     native, device, launch = backend(grad)
     given = _checked_selection(grad, residual, k, device)

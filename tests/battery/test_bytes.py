@@ -13,7 +13,7 @@ from tests.battery.cases import each_case
 from tests.support.local import random_grads, spec
 from tests.support.samples import Sample
 
-HEADER, STEP_NUMBER, LENGTH = 64, 16, 8  # the first comparison: the step, and a hash for update mode
+HEADER, AGREE, LENGTH = 64, 24, 8  # the first comparison: the step, the plan, and a hash for update mode
 #: More bytes than this, times the other ranks, make a prelude a fold.
 SMALL = 256 * 1024
 TENSORS = [spec("a", 50, 41), spec("b", 129), spec("c"), spec("d", 3, dtype=torch.float64)]
@@ -56,7 +56,7 @@ def _prelude(regions: Regions, rank: int, world: int) -> int:
 def _expected(reducer: Reducer, case: Sample, step: int) -> int:
     """Return what one rank sends in a step; asked after it, as gathered payloads have any length."""
     rank, world = reducer.rank, reducer.world
-    total = (world - 1) * (HEADER + STEP_NUMBER) if step == 0 else 0
+    total = (world - 1) * (HEADER + AGREE) if step == 0 else 0
     codec = case.codec().at(step)
     for station in reducer.stations:
         regions, name = codec.regions(station.bucket), station.collective(step)

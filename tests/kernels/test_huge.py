@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from horovod_compress import kernels
-from horovod_compress.kernels import reference, reference_sketch
+from horovod_compress.kernels import reference, reference_lowrank, reference_records, reference_sketch
 from tests.support.local import same_bits
 
 COUNT, ROW = 200, 64
@@ -21,20 +21,56 @@ def _huge(dtype: torch.dtype, size: float) -> torch.Tensor:
 
 @pytest.mark.parametrize(
     ("dtype", "size", "expected"),
-    [(torch.float32, 1e37, 0), (torch.float32, 3e38, 1), (torch.float64, 1e39, 1), (torch.float64, 1e308, 1)],
+    [(torch.float32, 7e28, 0), (torch.float32, 8e28, 10), (torch.float64, 7e28, 0), (torch.float64, 1e308, 10)],
     ids=str,
 )
-def test_steps_that_are_no_float32_are_counted(dtype: torch.dtype, size: float, expected: int) -> None:
-    """The row of 64 that holds ten of them, and of its two sides both."""
-    for sign in (kernels.sign_offer, reference.sign_offer):
+@pytest.mark.parametrize("kept", [False, True])
+def test_values_from_2_to_the_96th_on_are_counted(dtype: torch.dtype, size: float, expected: int, kept: bool) -> None:
+    residual = torch.zeros(COUNT, dtype=dtype) if kept else None
+    x, spoilt = _huge(dtype, size), _huge(dtype, size)
+    spoilt[3] = float("nan")
+    for of in (kernels, reference):
         bits, sums = torch.zeros(-(-COUNT // 64), dtype=torch.int64), torch.zeros(ROWS, dtype=torch.float64)
-        assert sign(_huge(dtype, size), None, bits, sums, ROW) == expected
-        spoilt = _huge(dtype, size)
-        spoilt[3] = float("nan")
-        assert sign(spoilt, None, bits, sums, ROW) == 1  # elements count, then
         highs, lows, ones = sums, sums.clone(), torch.zeros(ROWS, dtype=torch.int64)
-        points = kernels.points_offer if sign is kernels.sign_offer else reference.points_offer
-        assert points(_huge(dtype, size), None, bits, highs, lows, ones, ROW) == 2 * expected
+        assert of.sign_offer(x, residual, bits, sums, ROW) == expected
+        assert of.sign_offer(x, residual, bits, None, ROW) == expected
+        assert of.sign_offer(spoilt, residual, bits, sums, ROW) == expected + 1
+        assert of.points_offer(x, residual, bits, highs, lows, ones, ROW) == expected
+    for left in (kernels.lowrank_left, reference_lowrank.lowrank_left):
+        factors = torch.ones(2 * 20, dtype=dtype), torch.zeros(2 * 10, dtype=dtype)
+        assert left(x, residual, 10, *factors) == expected
+    for offer in (kernels.record_offer, reference_records.record_offer):
+        records = torch.zeros(ROWS * kernels.record_bytes(ROW), dtype=torch.uint8)
+        assert [offer(x, residual, records, ROW, rule=rule) for rule in ("l1", "l2")] == [expected] * 2
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+def test_what_may_be_larger_than_x_is_cut_at_half_of_that(dtype: torch.dtype) -> None:
+    """Global feedback, where the other ranks have another sign, and the product of two factors."""
+    bits, steps = torch.zeros(-(-COUNT // 64), dtype=torch.int64), torch.full((ROWS,), 2.0**95)
+    left, right = torch.full((10,), 2.0**60, dtype=dtype), torch.full((20,), -(2.0**60), dtype=dtype)
+    found = []
+    oracles = reference.sign_decode, reference_lowrank.lowrank_decode
+    for sign, lowrank in ((kernels.sign_decode, kernels.lowrank_decode), oracles):
+        for decode in ("sign", "lowrank"):
+            grad, residual = _huge(dtype, 7e28), torch.zeros(COUNT, dtype=dtype)
+            if decode == "sign":
+                sign(bits, steps, ROW, grad, residual, feedback="global")
+            else:
+                lowrank(left, right, 10, grad, residual)
+            assert float(residual.abs().max()) == 2.0**95
+            found.append((grad, residual))
+    assert all(same_bits(a, b) for mine, oracle in zip(found[:2], found[2:]) for a, b in zip(mine, oracle))
+
+
+@pytest.mark.parametrize("scale", [1.0, 3.0])
+def test_products_that_float16_cannot_hold_stay(scale: float) -> None:
+    left, right = torch.full((10,), 300.0), torch.full((20,), 400.0)
+    for decode in (kernels.lowrank_decode, reference_lowrank.lowrank_decode):
+        grad, residual = torch.full((COUNT,), 49984.0).half(), torch.full((COUNT,), 70000.0)
+        decode(left, right, 10, grad, residual, scale=scale)
+        assert bool((grad == 65504).all())
+        assert torch.allclose(residual, torch.full((COUNT,), 119984 - 65504 / scale))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)

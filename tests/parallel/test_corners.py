@@ -60,3 +60,8 @@ def test_other_operations_are_refused_without_attach_too(found) -> None:
 def test_ranks_that_resume_at_different_steps_are_refused(found) -> None:
     for text in value(found, "one rank resumes"):
         assert "MismatchError" in text and "rank 0 at step 0, rank 1 at step 7" in text
+
+
+def test_ranks_that_resume_with_different_buckets_are_refused(found) -> None:
+    for text in value(found, "one rank has other buckets"):
+        assert "MismatchError" in text and "the buckets differ between ranks, on rank(s) 1 from the others" in text

@@ -7,14 +7,16 @@
 //                in the arithmetic type; the 32 lanes are combined as in hvc/tree.h
 //   right[c][j]  the sum over i of X[i][j] left[c][i]: blocks of 256 rows, each added in order from 0; then the blocks
 //                in order
-//   the product  components in order: left[0][i] right[0][j], and the others added to it
+//   the product  components in order: left[0][i] right[0][j], and the others added to it; cut off where the result, which
+//                is `scale` times it, would leave float16
 //   dot, norm    of two lines: float64, blocks of 1024 elements with 32 lanes as above, the blocks in order from 0
 //
 // No multiplication is fused with an addition.
 #pragma once
 #include <cmath>
+#include <type_traits>
 
-#include "hvc/half.h"
+#include "hvc/kept.h"
 #include "hvc/philox.h"
 #include "hvc/tree.h"
 
@@ -52,6 +54,13 @@ HVC_RULE float uniform(const Stream& stream, int64_t index) {
 // are its squared norms before and after what those span was taken out.
 template <class W> HVC_RULE double normalising(double before, double after) {
   return after > kDependent<W> * kDependent<W> * before ? 1 / sqrt(after) : 0;
+}
+
+// What a product may be, so that the result is a number of the gradient's type; what is cut off stays in the residual.
+template <class T> HVC_RULE Work<T> most_sent(double scale) {
+  constexpr double kLargestHalf = 65504;
+  if (!std::is_same<T, Half>::value) return infinity<Work<T>>;
+  return Work<T>(scale > 1 ? kLargestHalf / scale : kLargestHalf);
 }
 
 }  // namespace hvc

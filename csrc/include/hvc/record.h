@@ -10,6 +10,7 @@
 #pragma once
 #include <cmath>
 
+#include "hvc/kept.h"
 #include "hvc/sign.h"
 #include "hvc/tree.h"
 

@@ -41,15 +41,6 @@ template <class W> HVC_RULE W combine_lanes(W* lanes) {
   return lanes[0];
 }
 
-HVC_RULE int64_t row_elements(const Units& u, int64_t row) {
-  const int64_t rest = u.count - row * u.row_length;
-  return rest < u.row_length ? rest : u.row_length;
-}
-
-// Whether the mean of so many magnitudes is a float32 that can also be added up, and taken from what ranks keep,
-// without passing the largest one. NaN does not fit.
-HVC_RULE bool step_fits(double sum, int64_t elements) { return sum <= 0x1p126 * double(elements); }
-
 HVC_RULE double canonical(double sum) {
   return sum == sum ? sum : bit_cast<double>(uint64_t(0x7ff8000000000000u));
 }

@@ -9,6 +9,7 @@ import horovod.torch as hvd
 import torch
 from torch import Tensor, nn
 
+from horovod_compress.plan import Plan
 from tests.support.rank import check
 from tests.support.training import digest, farthest, gathered, loss_of, net, optimizer_for, weights
 
@@ -196,3 +197,21 @@ def one_rank_resumes() -> str:
 
 
 check("one rank resumes", one_rank_resumes)
+
+
+def one_rank_has_other_buckets() -> str:
+    """As a checkpoint of another schedule would leave them."""
+    model = net()
+    optimizer, compression = optimizer_for(model, "none", True, timeout=5.0)
+    if RANK == 1:
+        reducer = compression._reducer
+        tensors = [tensor for bucket in reducer.plan.buckets for tensor in bucket.tensors]
+        reducer.replan(Plan.of([([tensor], 1) for tensor in tensors]))
+        compression.load_state_dict(compression.state_dict())
+    loss_of(model, 0).backward()
+    text = refused(optimizer.step)
+    compression.close()
+    return text
+
+
+check("one rank has other buckets", one_rank_has_other_buckets)

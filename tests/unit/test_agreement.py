@@ -1,0 +1,71 @@
+"""What ranks compare before they exchange anything: their step, their buckets, and what else they are told to."""
+
+from __future__ import annotations
+
+import pytest
+
+from horovod_compress.errors import MismatchError
+from horovod_compress.plan import Plan
+from horovod_compress.reducer import Reducer
+from horovod_compress.schedule import make_plan
+from tests.support.local import Fleet, all_same, random_grads, spec
+
+WORLD = 3
+TENSORS = [spec("a", 40), spec("b", 9, 30), spec("c", 70)]
+
+
+def _fleet() -> Fleet:
+    return Fleet(WORLD, TENSORS, "marsit", schedule="layerwise", timeout=5.0)
+
+
+def _replan(fleet: Fleet, rank: int, schedule: str | Plan) -> None:
+    """Let one rank go on with other buckets, as a state of its own would; the order of tensors stays."""
+    reducer = fleet.reducers[rank]
+    reducer.replan(make_plan(schedule, fleet.tensors, 0, fleet.methods.number))
+    reducer.resume(reducer.next_step())
+
+
+def _texts(fleet: Fleet) -> list[str]:
+    """Return what every rank says of a step that cannot be."""
+    steps = [reducer.next_step() for reducer in fleet.reducers]
+    fleet.offer(random_grads(WORLD, TENSORS))
+
+    def text(reducer: Reducer, step: int) -> str:
+        with pytest.raises(MismatchError) as caught:
+            reducer.result(0, step)
+        return str(caught.value)
+
+    return [text(reducer, step) for reducer, step in zip(fleet.reducers, steps)]
+
+
+def test_buckets_that_differ_are_told_from_frames_that_are_corrupt() -> None:
+    """The number of buckets differs too, and so does what the first one holds."""
+    with _fleet() as fleet:
+        _replan(fleet, 1, "single")
+        for rank, text in enumerate(_texts(fleet)):
+            assert f"rank {rank}: the buckets differ between ranks, on rank(s) 1 from the others" in text
+            assert "schedule=" in text and "load_state_dict()" in text
+
+
+def test_as_many_buckets_that_hold_other_tensors_differ() -> None:
+    ours, other = (Plan.of([(TENSORS[:n], 1), (TENSORS[n:], 1)]) for n in (1, 2))
+    with Fleet(WORLD, TENSORS, "none", schedule=ours, timeout=5.0) as fleet:
+        _replan(fleet, 2, other)
+        assert all("on rank(s) 2 from the others" in text for text in _texts(fleet))
+
+
+def test_steps_that_differ_come_first() -> None:
+    with _fleet() as fleet:
+        _replan(fleet, 1, "single")
+        fleet.reducers[1].resume(7)
+        for text in _texts(fleet):
+            assert "rank 0 at step 0, rank 1 at step 7, rank 2 at step 0" in text
+
+
+def test_equal_buckets_are_accepted_again_after_a_resume() -> None:
+    with _fleet() as fleet:
+        for number in range(3):
+            for rank in range(WORLD):
+                assert fleet.reducers[rank].wait_idle(5.0)
+                _replan(fleet, rank, "single" if number % 2 else "layerwise")
+            assert all_same(fleet.step(random_grads(WORLD, TENSORS, seed=number)))
