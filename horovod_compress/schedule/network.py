@@ -26,7 +26,7 @@ from ..wire import HEADER_BYTES
 #: What TCP over Ethernet leaves of a link's rate: 1448 bytes of data in a frame that occupies 1538.
 GOODPUT = 1448 / 1538
 #: Processor's seconds that Gloo and the exchange thread need to send and receive a message, beyond its bytes: an
-#: estimate, measured between processes of one machine. ``hvd-compress plan --measure`` does without it.
+#: estimate. ``hvd-compress plan --measure`` does without it.
 MESSAGE_SECONDS = 60e-6
 #: Bytes that say how long a gathered payload is.
 LENGTH_BYTES = 8
