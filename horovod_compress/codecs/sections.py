@@ -1,7 +1,8 @@
-"""What the methods share that send positions with a value for each: one section per tensor, gathered.
+"""What the methods share that send positions: one section per tensor, gathered.
 
 A payload is a table of int32, the bytes of each tensor's section, and then the sections, laid out as
-``hvc/values.h`` says. Each method says how values are written, and what is left of them.
+``hvc/values.h`` says. Each method says how values are written, and what is left of them; or how a section
+is written and read, if it is of another kind.
 """
 
 from __future__ import annotations
@@ -56,6 +57,8 @@ class Sections(Codec):
 
     algebra: ClassVar[Algebra] = Algebra.GATHER
     local_is_scratch: ClassVar[bool] = True
+    #: What a section says, in words.
+    said: ClassVar[str] = "positions and values"
 
     def __post_init__(self) -> None:
         check_density(self.density)
@@ -69,7 +72,7 @@ class Sections(Codec):
             if (room := self._room(tensor, bucket)) >= 1 << 31:  # the table says lengths as int32
                 raise ConfigError(
                     f"{self.name} writes less than 2^31 bytes for a tensor, {tensor.name} with {tensor.count} elements "
-                    f"may take {room} at density {self.density:g}; choose a lower density"
+                    f"may take {room} at density {self.share_sent():g}; choose a lower density"
                 )
 
     def _room(self, tensor: TensorSpec, bucket: Bucket) -> int:
@@ -89,9 +92,13 @@ class Sections(Codec):
 
     # ---- layout ----
 
+    def share_sent(self) -> float:
+        """Return of which share of a tensor's elements the positions are sent."""
+        return self.density
+
     def most(self, tensor: TensorSpec) -> int:
         """Return k: of how many elements of a tensor the positions are sent at most."""
-        return share(self.density, tensor.count)
+        return share(self.share_sent(), tensor.count)
 
     def parameter(self, tensor: TensorSpec) -> int:
         """Return the parameter of the Golomb code: how many bits of a gap are written plainly."""
@@ -134,20 +141,24 @@ class Sections(Codec):
         lengths = payload[:at].view(torch.int32)
         lengths.zero_()  # sparse gradients, which Horovod reduces itself, have no section
         for position in work.present():
-            own = work.memo["places"][position]
-            length = kernels.values_encode(
-                work.local["positions"][own],
-                work.memo["kept"][position],
-                work.local["values"][own],
-                work.memo["parameters"][position],
-                tensors[position].count,
-                payload[at:],
-                form=work.memo["form"],
-                mean=self.mean(work, position),
-            )
+            length = self.write(work, position, payload[at:])
             lengths[position] = length
             at += length
         work.used = at
+
+    def write(self, work: Work, position: int, out: Tensor) -> int:
+        """Write the section of one tensor; return its bytes."""
+        own = work.memo["places"][position]
+        return kernels.values_encode(
+            work.local["positions"][own],
+            work.memo["kept"][position],
+            work.local["values"][own],
+            work.memo["parameters"][position],
+            work.bucket.tensors[position].count,
+            out,
+            form=work.memo["form"],
+            mean=self.mean(work, position),
+        )
 
     def keeps(self, work: Work, position: int) -> dict[str, Any]:
         """Return what :func:`kernels.values_decode` has to know of momentum that is kept here."""
@@ -156,26 +167,35 @@ class Sections(Codec):
     def decode(self, work: Work, key: Key, gain: float) -> None:
         sections = [cut(payload, len(work.bucket.tensors)) for payload in work.gathered]
         for position in work.present():
-            wrong = kernels.values_decode(
-                [of_rank[position] for of_rank in sections],
-                key.rank,
-                work.memo["parameters"][position],
-                work.grad(position),
-                work.residual_of(position),
-                gain / work.world,
-                form=work.memo["form"],
-                **self.keeps(work, position),
-            )
+            wrong = self.read(work, position, [of_rank[position] for of_rank in sections], key.rank, gain / work.world)
             if wrong:
                 name = work.bucket.tensors[position].name
                 raise CorruptFrameError(
-                    f"rank {key.rank}: {wrong} malformed range(s) of positions and values for {name} (step {key.step}, "
+                    f"rank {key.rank}: {wrong} malformed range(s) of {self.said} for {name} (step {key.step}, "
                     f"bucket {key.bucket}); check that every rank runs the same version of horovod-compress"
                 )
             self._put_back(work, position)
             work.saturate(position, gain)
             if momenta := work.momenta.get(position):
                 self._clear(work, position, momenta)
+
+    def read(self, work: Work, position: int, sections: list[Tensor], rank: int, scale: float) -> int:
+        """Decode the sections of all ranks for one tensor; return how many ranges are malformed.
+
+        Args:
+            rank: of this rank, whose own section leaves the residual.
+            scale: what sums over ranks are multiplied by.
+        """
+        return kernels.values_decode(
+            sections,
+            rank,
+            work.memo["parameters"][position],
+            work.grad(position),
+            work.residual_of(position),
+            scale,
+            form=work.memo["form"],
+            **self.keeps(work, position),
+        )
 
     def _put_back(self, work: Work, position: int) -> None:
         """Return to the residual what a clamp took, where decoding leaves nothing of a value that was sent."""
