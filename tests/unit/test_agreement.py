@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 
 from horovod_compress.errors import MismatchError
 from horovod_compress.plan import Plan
-from horovod_compress.reducer import Reducer
 from horovod_compress.schedule import make_plan
 from tests.support.local import Fleet, all_same, random_grads, spec
 
@@ -26,16 +27,19 @@ def _replan(fleet: Fleet, rank: int, schedule: str | Plan) -> None:
 
 
 def _texts(fleet: Fleet) -> list[str]:
-    """Return what every rank says of a step that cannot be."""
-    steps = [reducer.next_step() for reducer in fleet.reducers]
-    fleet.offer(random_grads(WORLD, TENSORS))
+    """Return what every rank says of a step that cannot be, at an offer already or at the result."""
+    grads = random_grads(WORLD, TENSORS)
 
-    def text(reducer: Reducer, step: int) -> str:
+    def text(rank: int) -> str:
+        reducer = fleet.reducers[rank]
         with pytest.raises(MismatchError) as caught:
+            for index, tensor in enumerate(TENSORS):
+                step = reducer.offer(index, grads[rank][tensor.name])
             reducer.result(0, step)
         return str(caught.value)
 
-    return [text(reducer, step) for reducer, step in zip(fleet.reducers, steps)]
+    with ThreadPoolExecutor(WORLD) as pool:
+        return list(pool.map(text, range(WORLD)))
 
 
 def test_buckets_that_differ_are_told_from_frames_that_are_corrupt() -> None:
