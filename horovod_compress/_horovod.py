@@ -41,8 +41,8 @@ def _allgather(tensor: torch.Tensor, name: str, process_set: Any, seconds: float
     while not hvd.poll(handle):
         if deadline.passed():
             raise ExchangeError(
-                f"rank {hvd.rank()}: not every rank joined the handshake within {seconds:g} s; every "
-                f"rank must create the same compression objects in the same order"
+                f"rank {hvd.rank()}: not every rank joined {name.rpartition('.')[0]} within {seconds:g} s; every "
+                f"rank must create the same compression objects, and use them, in the same order"
             )
         time.sleep(_POLL_SECONDS)
     return hvd.synchronize(handle)

@@ -42,12 +42,8 @@ def save(reducer: Reducer, methods: Methods) -> dict[str, Any]:
     }
 
 
-def load(reducer: Reducer, methods: Methods, state: Mapping[str, Any], residuals: str) -> None:
-    """Restore what :func:`save` returned.
-
-    Args:
-        residuals: "restore", or "reset" to go on with empty residuals, as after a change of the
-            number of ranks.
+def check(reducer: Reducer, methods: Methods, state: Mapping[str, Any], residuals: str) -> None:
+    """Refuse a state that :func:`load` could not restore, whatever the buckets.
 
     Raises:
         ConfigError: the state is not of this method, rank, number of ranks or model.
@@ -62,23 +58,37 @@ def load(reducer: Reducer, methods: Methods, state: Mapping[str, Any], residuals
     step = state.get("step")
     if not isinstance(step, int) or not 0 <= step < 1 << 32:
         raise ConfigError(f"the saved step should be a whole number from 0 to {(1 << 32) - 1}, got {step!r}")
-    kept = {**reducer.states(), "table": reducer.tables()}
     if residuals == "restore":
         again = 'load it on the rank it was saved on, or pass residuals="reset"'
         _expect("number of ranks", reducer.world, state.get("world"), again)
         _expect("rank", reducer.rank, state.get("rank"), again)
+        _check_kept(reducer.states(), state["state"])
+
+
+def load(reducer: Reducer, methods: Methods, state: Mapping[str, Any], residuals: str) -> None:
+    """Restore what :func:`save` returned.
+
+    Args:
+        residuals: "restore", or "reset" to go on with empty residuals, as after a change of the
+            number of ranks.
+
+    Raises:
+        ConfigError: the state is not of this method, rank, number of ranks, model or plan.
+    """
+    check(reducer, methods, state, residuals)
+    kept = {**reducer.states(), "table": reducer.tables()}
+    if residuals == "restore":
         if reducer.tables():
             _expect("plan", reducer.plan.fingerprint(), state.get("plan"), 'or pass residuals="reset"')
+        _check_kept({"table": reducer.tables()}, {"table": state["tables"]})
         saved = {**state["state"], "table": state["tables"]}
-        for kind in sorted({*kept, *saved}):
-            _check_alike(kind, kept.get(kind, {}), saved.get(kind, {}))
     for kind, tensors in kept.items():
         for name, tensor in tensors.items():
             if residuals == "reset":
                 tensor.zero_()
             else:
                 tensor.copy_(saved[kind][name])
-    reducer.resume(step)
+    reducer.resume(state["step"])
 
 
 def saved_plan(state: Mapping[str, Any]) -> Plan:
@@ -94,6 +104,11 @@ def saved_plan(state: Mapping[str, Any]) -> Plan:
 
 def _copies(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {name: tensor.clone() for name, tensor in tensors.items()}
+
+
+def _check_kept(kept: Mapping[str, Mapping[str, Tensor]], saved: Mapping[str, Mapping[str, Tensor]]) -> None:
+    for kind in sorted({*kept, *saved}):
+        _check_alike(kind, kept.get(kind, {}), saved.get(kind, {}))
 
 
 def _check_alike(kind: str, kept: Mapping[str, Tensor], saved: Mapping[str, Tensor]) -> None:

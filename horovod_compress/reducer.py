@@ -106,7 +106,7 @@ class Reducer:
 
     def _codec_of(self, bucket: Bucket) -> Codec:
         codec = self._codecs[bucket.method]
-        return LeftPlain(codec) if bucket.plain else codec
+        return LeftPlain(codec, bool(codec.state(bucket))) if bucket.plain else codec
 
     def replan(self, plan: Plan) -> None:
         """Go on with other buckets, between two steps; every rank has to.
@@ -352,7 +352,9 @@ class Reducer:
         bad = self._preludes(station, round_, key, deadline)
         if not bad.count:
             bad = self._payload(station, round_, key, deadline)
-        if self.watch:
+        if self.watch and bad.count:
+            self.watch.spoil()  # the round was cut short
+        elif self.watch:
             self.watch.exchanged(bucket.index, time.perf_counter() - began)
         self.metrics.bytes_dense += 8 * bucket.count * (self.world - 1) / self.world
         self._decoder.put(partial(self._complete, station, round_, key, bad, self._verifying()))
@@ -417,7 +419,7 @@ class Reducer:
                 round_.codec.decode(round_.work, key, gain)
         with self.metrics.timed("decode"):
             station.write_back()
-        if self.watch:
+        if self.watch and not bad.count:
             self.watch.decoded(key.bucket, station.decoding + time.perf_counter() - began)
         if verifying:
             self._hashes[key.bucket] = self._hash(station)

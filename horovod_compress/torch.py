@@ -16,7 +16,6 @@ or, to compress weight updates instead of gradients:
 from __future__ import annotations
 
 import atexit
-import itertools
 import logging
 import os
 import weakref
@@ -144,7 +143,8 @@ class Compression:
         if is_adaptive(schedule):
             first = self._reducer.options.warmup_steps
             self._tuner = Tuner(self._reducer, str(schedule), self._share, self._methods, first)
-            self._tuning_name = f"hvc.tuning.{next(_numbers)}"  # ranks make compressions in one order
+            # Not a number of this process: others may have made more compressions, or fewer.
+            self._tuning_name = f"hvc.tuning.{self._reducer.plan.fingerprint()}"
         _open.add(self)
         recording.follow(self._reducer, hvd.rank(), self.method)
 
@@ -271,6 +271,11 @@ class Compression:
                 "adaptive schedules hide exchanges behind the backward pass, and there is none to hide behind when "
                 'updates are exchanged; choose a fixed schedule such as "size:25MB"'
             )
+        if any(bucket.plain for bucket in self._running().plan.buckets):
+            raise ConfigError(
+                "this plan leaves buckets uncompressed, which was chosen for gradients; give update mode a fixed schedule "
+                'such as "size:25MB"'
+            )
         if self._running().options.nonfinite == "zero":
             raise ConfigError(
                 'nonfinite="zero" has no meaning for weight updates: momentum and local weights would stay as they '
@@ -331,14 +336,16 @@ class Compression:
     def state_dict(self) -> dict[str, Any]:
         """Return this rank's step and residuals; each rank saves its own, between two steps."""
         self._check_between_steps()
-        tuned = {"tuned": self._tuner.done} if self._tuner else {}
+        tuned = {"tuned": self._tuner.chosen} if self._tuner else {}
         return checkpoint.save(self._running(), self._methods) | tuned
 
     def load_state_dict(self, state: Mapping[str, Any], residuals: str = "restore") -> None:
         """Restore a state; see :func:`horovod_compress.checkpoint.load`."""
         self._check_between_steps()
         if self._tuner:
-            self._tuner.resume(checkpoint.saved_plan(state), bool(state.get("tuned")))
+            checkpoint.check(self._running(), self._methods, state, residuals)  # before anything is changed
+            same = state.get("world") == self._running().world
+            self._tuner.resume(checkpoint.saved_plan(state), same and bool(state.get("tuned")))
             self._take_order()
         checkpoint.load(self._running(), self._methods, state, residuals)
         self._settled = -1
@@ -577,8 +584,6 @@ _TAKEN = (
 _NO_ADASUM = (
     "op=hvd.Adasum is not supported: it combines parameter updates, not gradients; use op=hvd.Average"
 )
-
-_numbers = itertools.count()
 
 _open: weakref.WeakSet[Compression] = weakref.WeakSet()
 

@@ -12,19 +12,18 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from .codecs.dense import Dense
 from .drift import Drift
 from .errors import ConfigError
 from .methods import Methods
 from .plan import Plan, TensorSpec
 from .reducer import Reducer
-from .schedule import ADAPTIVE, OPTIONAL
+from .schedule import ADAPTIVE, OPTIONAL, check_number
 from .schedule.trial import BucketCost, Choice, Job, Measured, Tuning
 from .watch import Watch
 
 #: Steps of a trial: the first one, which pays for new buffers, and those that are measured.
 TRIAL_STEPS = 3
-#: Below so many elements, a megabyte of float32, there is little to gain for schedule="auto".
+#: Below so many elements there is little to gain for schedule="auto".
 LEAST_ELEMENTS = 1 << 18
 
 #: Shows a value to all ranks and returns every rank's, in rank order.
@@ -64,14 +63,20 @@ class Tuner:
         self._idle = reducer.world == 1 or not numbers or (schedule == OPTIONAL and self._stands_aside(len(numbers)))
         self.done = self._idle
         self._drift: Drift | None = None
-        self._watch_on()
+        self._reducer.watch = None
+
+    @property
+    def chosen(self) -> bool:
+        """Whether buckets were chosen, and not only left as they were."""
+        return self.done and not self._idle
 
     def _stands_aside(self, methods: int) -> bool:
         """Return whether there is nothing to choose here, or no way to."""
-        small = self._reducer.plan.count < LEAST_ELEMENTS
-        return methods > 1 or small or bool(self._reducer.tables())
+        plan = self._reducer.plan
+        dtypes = {bucket.dtype for bucket in plan.buckets if bucket.compressed}  # a bucket holds one
+        return methods > 1 or len(dtypes) > 1 or plan.count < LEAST_ELEMENTS or bool(self._reducer.tables())
 
-    def _watch_on(self) -> None:
+    def _watch_anew(self) -> None:
         self._reducer.watch = None if self.done else Watch(self._reducer.plan)
 
     def begin_step(self) -> bool:
@@ -80,10 +85,13 @@ class Tuner:
         if self._idle or step == self._step or step < self._first:
             return False
         self._step = step
-        watch = self._reducer.watch
-        if self.done or watch is None:
+        if self.done:
             self._look(step)
             return False
+        if self._reducer.watch is None:
+            self._watch_anew()
+        watch = self._reducer.watch
+        assert watch is not None
         enough = watch.steps() >= TRIAL_STEPS
         watch.begin()  # ends the step before
         if enough:
@@ -103,12 +111,12 @@ class Tuner:
         self._reducer.replan(plan)
         self.done = self._idle or done
         self._tuning, self._step, self._drift = None, -1, None
-        self._watch_on()
+        self._reducer.watch = None
 
     def stop(self) -> None:
         """Leave the buckets as they are from now on."""
         self._idle = self.done = True
-        self._watch_on()
+        self._reducer.watch = None
 
     def _look(self, step: int) -> None:
         """Choose again if the network has changed; the ranks come to the same end."""
@@ -121,23 +129,29 @@ class Tuner:
         if self._drift.look(self._share(self._drift.seconds(step))):
             if self._reducer.rank == 0:
                 _log.warning(
-                    "the exchanges of a step take %.1f ms now and took %.1f ms when buckets were chosen: choosing again",
+                    "the exchanges of a step take %.1f ms now and took %.1f ms when buckets were chosen, as the network "
+                    "or the method's rounds have changed: choosing again",
                     1e3 * self._drift.last, 1e3 * (self._drift.first or 0.0),
                 )  # fmt: skip
             self.done, self._tuning, self._drift, self._began, self._cpu = False, None, None, step, 0.0
-            self._watch_on()
+            self._reducer.watch = None
 
     def _decide(self, watch: Watch) -> None:
         began = time.thread_time()
         of_ranks = self._share(watch.buckets())
         decision = self._next(watch, of_ranks) if self._reducer.rank == 0 else None
         told: _Decision = self._share(decision)[0]
+        if told.problem and self._schedule == OPTIONAL:
+            if self._reducer.rank == 0:
+                _log.warning("schedule auto leaves the buckets as they are: %s", told.problem)
+            self.stop()
+            return
         if told.problem:
             raise ConfigError(f"rank 0 could not choose buckets: {told.problem}")
         if told.plan is not None:
             self._reducer.replan(Plan.from_document(told.plan))
         self.done = told.done
-        self._watch_on()
+        self._watch_anew()
         if self._reducer.watch:
             self._reducer.watch.begin()
         self._cpu += time.thread_time() - began
@@ -182,8 +196,7 @@ class Tuner:
         return next(self._tuning)
 
     def _may_be_plain(self) -> bool:
-        codec = self._methods.codecs[self._method]
-        return not isinstance(codec, Dense) and self._methods.may_be_plain(self._method)
+        return self._methods.may_be_plain(self._method)
 
     def _plan(self, choice: Choice) -> Plan:
         """Return the plan of some groups, with the uncompressed buckets behind them as they are."""
@@ -193,6 +206,7 @@ class Tuner:
             first += number
         small = [(bucket.tensors, 0) for bucket in self._reducer.plan.buckets if not bucket.compressed]
         found = Plan.of([*cut, *small])
+        check_number(found)
         for bucket in found.buckets:
             self._methods.check_bucket(bucket)
         return found

@@ -20,6 +20,7 @@ class Watch:
     def __init__(self, plan: Plan) -> None:
         self._plan = plan
         self._begins: list[float] = []
+        self._spoiled: set[int] = set()  # of these
         self._offers: list[tuple[int, float]] = []
         self._exchanges: dict[int, list[float]] = defaultdict(list)
         self._decodes: dict[int, list[float]] = defaultdict(list)
@@ -27,6 +28,10 @@ class Watch:
     def begin(self) -> None:
         """Mark that a step's first gradient is there."""
         self._begins.append(time.perf_counter())
+
+    def spoil(self) -> None:
+        """Mark that the step under way does not count, as rounds with values that are not finite are cut short."""
+        self._spoiled.add(len(self._begins) - 1)
 
     def offered(self, index: int) -> None:
         """Mark that a tensor, by its place in the plan, was taken in."""
@@ -39,20 +44,21 @@ class Watch:
         self._decodes[bucket].append(seconds)
 
     def steps(self) -> int:
-        """Return how many steps have begun."""
-        return len(self._begins)
+        """Return how many steps have begun that count; the same on every rank."""
+        return len(self._begins) - len(self._spoiled)
 
     def step_seconds(self) -> float:
         """Return the shortest time between the beginnings of two steps: what disturbs only makes it longer.
 
         The first step is left out, as it pays for new buffers.
         """
-        return min(after - before for before, after in list(zip(self._begins, self._begins[1:]))[1:])
+        taken = [after - before for before, after in zip(self._begins, self._begins[1:])]
+        return min(seconds for number, seconds in enumerate(taken) if number and number not in self._spoiled)
 
     def order(self) -> list[int]:
         """Return the tensors, by place in the plan, as they arrive."""
-        seconds = self._arrivals()
-        return sorted(range(len(seconds)), key=lambda index: seconds[index])
+        seconds, offered = self._arrivals(), {index for index, _ in self._offers}
+        return sorted(range(len(seconds)), key=lambda index: (seconds[index], index not in offered))
 
     def arrivals(self, tensors: Sequence[TensorSpec]) -> Arrivals:
         """Return when these tensors, and all before them, were there after the first of a step, medians over steps."""
@@ -67,7 +73,9 @@ class Watch:
             begun = bisect_right(self._begins, at)
             if begun:
                 found[index].append(at - self._begins[begun - 1])
-        return [median(seconds) if seconds else 0.0 for seconds in found]
+        known = [median(seconds) for seconds in found if seconds]
+        # What never arrives in backward, as sparse gradients do not, is counted in at the end.
+        return [median(seconds) if seconds else max(known, default=0.0) for seconds in found]
 
     def buckets(self) -> list[BucketCost]:
         """Return the costs of every bucket that was exchanged, the lowest over steps."""

@@ -37,6 +37,9 @@ class Dense(Codec):
     def law(self) -> Law:
         return Law(unbiased=True, conserves=True, epsilon=self.epsilon, bound="rounding only")
 
+    def may_be_plain(self) -> bool:
+        return False  # it is as plain as can be
+
     def wire_dtype(self, bucket: Bucket) -> torch.dtype:
         raise NotImplementedError
 

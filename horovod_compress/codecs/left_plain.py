@@ -21,9 +21,11 @@ class LeftPlain(Codec):
 
     Args:
         codec: the method; one that :meth:`~horovod_compress.codecs.base.Codec.may_be_plain`.
+        keeps: whether it keeps something for the elements of the bucket.
     """
 
     codec: Codec
+    keeps: bool
 
     name: ClassVar[str] = "left plain"
     algebra: ClassVar[Algebra] = Algebra.SUM
@@ -40,7 +42,7 @@ class LeftPlain(Codec):
 
     def at(self, step: int) -> Codec:
         # A residual is of float32 at least, and would be rounded to the gradients' own type.
-        return Uncompressed() if self.codec.feedback() == "none" else FullPrecision()
+        return FullPrecision() if self.keeps else Uncompressed()
 
     def variants(self) -> tuple[Codec, ...]:
         return (self.at(0),)

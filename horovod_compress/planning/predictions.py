@@ -189,4 +189,4 @@ def _cell_document(case: Case, cell: Cell) -> dict[str, Any]:
     start = {"method": cell.method, "ranks": cell.ranks, "available": cell.available}
     if cell.timeline is None:
         return start | {"problem": cell.problem}
-    return start | timeline_document(case, cell.timeline, cell.method) | {"loses_nothing": cell.lossless}
+    return start | timeline_document(case, cell.timeline, cell.method) | {"unbiased_or_conserving": cell.lossless}

@@ -44,12 +44,21 @@ def make_plan(
         ConfigError: the schedule is unknown, or a given plan does not fit the tensors.
     """
     plan = _plan(schedule, tensors, min_elements, method)
+    check_number(plan)
+    return plan
+
+
+def check_number(plan: Plan) -> None:
+    """Refuse a plan of too many buckets.
+
+    Raises:
+        ConfigError: there are more than a key has room for.
+    """
     if len(plan.buckets) > MAX_BUCKETS:
         raise ConfigError(
             f"a plan should have at most {MAX_BUCKETS} buckets, this one has {len(plan.buckets)}; "
             f'choose schedule="size:25MB"'
         )
-    return plan
 
 
 def _plan(

@@ -54,10 +54,10 @@ class _Search:
 
     def kinds(self) -> list[Costs]:
         """Return the costs of compressed buckets, and those of plain ones where they may be."""
-        compressed = costs_of([cost for cost in self.costs if not cost.plain])
-        if not self.job.may_be_plain:
-            return [compressed]
-        return [compressed, costs_of([cost for cost in self.costs if cost.plain], like=compressed)]
+        shown = [cost for cost in self.costs if cost.elements]
+        compressed = costs_of([cost for cost in shown if not cost.plain])
+        plain = [cost for cost in shown if cost.plain]
+        return [compressed, costs_of(plain, like=compressed)] if plain else [compressed]
 
 
 def tune(job: Job) -> Tuning:
@@ -72,7 +72,7 @@ def tune(job: Job) -> Tuning:
         if choice in search.found:
             break
         yield from search.measure(choice)
-    if job.may_be_plain:
+    if len(search.kinds()) > 1:
         yield from _all_plain(search, whole.arrivals)
     yield from _move_cuts(search, counts)
     return _kept(search)

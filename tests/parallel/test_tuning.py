@@ -16,7 +16,7 @@ CASES = [f"{name} {schedule} {attach}" for name in ("net", "odd") for schedule i
 
 @pytest.fixture(scope="module", params=[2, pytest.param(4, marks=pytest.mark.slow)])
 def found(request: pytest.FixtureRequest) -> list[dict[str, Any]]:
-    job = run_ranks(request.param, "tuning.py", timeout=240)
+    job = run_ranks(request.param, "tuning.py", timeout=240, env={"HOROVOD_DYNAMIC_PROCESS_SETS": "1"})
     for report in job.reports:
         errors = {name: case["traceback"] for name, case in report.items() if case["error"]}
         assert not errors, errors
@@ -41,6 +41,10 @@ def test_buckets_are_tried_and_then_chosen(found, case: str) -> None:
 
 def test_a_checkpoint_goes_on_with_the_chosen_buckets(found) -> None:
     assert [report["resumed"] for report in found] == [[True, True, True]] * len(found)
+
+
+def test_ranks_that_made_other_compressions_before_meet_all_the_same(found) -> None:
+    assert [report["beside a process set"] for report in found] == [1] * len(found)
 
 
 def test_update_mode_is_refused(found) -> None:

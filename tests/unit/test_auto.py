@@ -12,7 +12,7 @@ from horovod_compress.schedule import auto, layerfusion, mergecomp
 from horovod_compress.schedule.costs import Affine, Arrivals, Costs, step_seconds
 from horovod_compress.schedule.trial import BucketCost, Choice, Job, Measured, Tuning
 
-MOST_TRIALS = 15
+MOST_TRIALS = 12
 
 
 @dataclass
@@ -128,6 +128,14 @@ def test_slow_networks_never_carry_a_whole_step_uncompressed() -> None:
     slow.run(auto.tune(Job(40, may_be_plain=True)))
     uncompressed = [sum(choice.counts[place] for place in choice.plain) for choice in tried]
     assert 0 < max(uncompressed) <= 8
+
+
+def test_empty_tensors_are_planned_for_too() -> None:
+    for counts in [(300_000, 0), (0, 300_000), (0, 0, 5), (1000, 0, 0, 2000)]:
+        here = machine(random.Random(2), len(counts))
+        here.arrivals = Arrivals(counts, here.arrivals.seconds)
+        found = here.run(auto.tune(Job(len(counts), may_be_plain=True)))
+        assert sum(found.counts) == len(counts)
 
 
 def test_neighbours_cover_the_same_tensors() -> None:

@@ -95,6 +95,26 @@ def renamed_state(state: dict[str, Any]) -> dict[str, Any]:
 check("resumed", resumed)
 
 
+def beside_a_process_set() -> Any:
+    """Ranks outside a process set make fewer compressions that look for buckets; the next one is of all."""
+    chosen = hvd.add_process_set([0])
+    model = net()
+    optimizer, compression = optimizer_for(model, "topk", True, schedule="auto", prefix="alone.", process_set=chosen)
+    train(model, optimizer, range(2))
+    if compression:
+        compression.close()
+    model = net()
+    optimizer, compression = optimizer_for(model, "topk", True, schedule="auto", prefix="all.")
+    train(model, optimizer, range(6))
+    assert compression is not None
+    compression.close()
+    hvd.remove_process_set(chosen)
+    return len(set(gathered(digest(model.parameters()))))
+
+
+check("beside a process set", beside_a_process_set)
+
+
 def refused() -> str:
     model = net()
     named = list(model.named_parameters())
