@@ -266,11 +266,12 @@ def test_bytes_are_the_formula() -> None:
                     assert [r.metrics.document()["bytes_sent"] for r in fleet.reducers] == [sent] * world
 
 
-def test_a_norm_beyond_float32_is_nan_on_every_rank() -> None:
-    """The 1-norm of numbers near the largest: not finite, and neither is the result, anywhere."""
+def test_a_norm_beyond_float32_is_cut_at_its_largest_number() -> None:
+    """The 1-norm of numbers near the largest: no element is beyond the scale, so results keep their law."""
     with Fleet(2, [spec("w", 100)], "global_qsgd", norm=1) as fleet:
         results = fleet.step([{"w": torch.full((100,), 3e38)}] * 2)
-        assert all_same(results) and bool(results[0]["w"].isnan().all())
+        assert all_same(results)
+        torch.testing.assert_close(results[0]["w"], torch.full((100,), 3e38), rtol=0.02, atol=0.0)
 
 
 # ---- refusals ----

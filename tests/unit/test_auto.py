@@ -12,7 +12,7 @@ from horovod_compress.schedule import auto, layerfusion, mergecomp
 from horovod_compress.schedule.costs import Affine, Arrivals, Costs, step_seconds
 from horovod_compress.schedule.trial import BucketCost, Choice, Job, Measured, Tuning
 
-MOST_TRIALS = 12
+MOST_TRIALS = 15
 
 
 @dataclass
