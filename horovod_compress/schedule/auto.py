@@ -2,7 +2,8 @@
 
     1  measure one bucket, those of "size:25MB", and eight equal ones, some of them left uncompressed
     2  the best buckets by the costs of everything measured so far (see :mod:`.layerfusion`), each compressed or
-       not; measure them, and again, until they were measured before
+       not; measure them, and again with what this showed; and the best two buckets, in case that fixed costs are
+       higher than they look where processors are short
     3  all buckets uncompressed, where the model says that this comes near
     4  move cuts of the best ones, the last cut first: the buckets behind it hide least
     5  measure the best few once more, and keep what took the shortest step; nothing compressed if that costs little more
@@ -23,7 +24,7 @@ from .costs import Arrivals, Costs, step_seconds
 from .layerfusion import FINE, best_of, costs_of, even
 from .trial import BucketCost, Choice, Job, Measured, Tuning
 
-_ROUNDS = 3  # how often the model is asked again with what it proposed measured
+_ROUNDS = 2  # how often the model is asked again with what it proposed measured
 _MOVES = 4  # cuts that are moved at most
 _ATOMS = 128  # more tensors than that are planned for in bunches
 _FINALISTS = 3  # are measured twice
@@ -73,6 +74,8 @@ def tune(job: Job) -> Tuning:
         if choice in search.found:
             break
         yield from search.measure(choice)
+    if job.count > 1:
+        yield from search.measure(two(whole.arrivals, search.kinds()[0]))
     if len(search.kinds()) > 1:
         yield from _all_plain(search, whole.arrivals)
     yield from _move_cuts(search, counts)
@@ -127,6 +130,13 @@ def proposed(arrivals: Arrivals, kinds: Sequence[Costs]) -> Choice:
     cuts = [0, *(ends[cut - 1] for cut in accumulate(groups))]
     counts = tuple(stop - start for start, stop in zip(cuts, cuts[1:]))
     return Choice(counts, frozenset(place for place, kind in enumerate(found) if kind))
+
+
+def two(arrivals: Arrivals, costs: Costs) -> Choice:
+    """Return the best two compressed buckets by the cost model."""
+    count = len(arrivals.counts)
+    every = ((cut, count - cut) for cut in range(1, count))
+    return Choice(min(every, key=lambda groups: step_seconds(arrivals, groups, costs)))
 
 
 def _all_plain(search: _Search, arrivals: Arrivals) -> Generator[Choice, Measured, None]:
