@@ -25,7 +25,7 @@ from .layerfusion import FINE, best_of, costs_of, even
 from .trial import BucketCost, Choice, Job, Measured, Tuning
 
 _ROUNDS = 2  # how often the model is asked again with what it proposed measured
-_MOVES = 4  # cuts that are moved at most
+_MOVES = 3  # cuts that are moved at most
 _ATOMS = 128  # more tensors than that are planned for in bunches
 _FINALISTS = 3  # are measured twice
 _NEAR = 1.1  # the model is trusted to tell what takes this much longer
@@ -42,6 +42,9 @@ class _Search:
         self.job = job
         self.found: dict[Choice, Measured] = {}
         self.costs: list[BucketCost] = []
+        self.usual = Choice((job.count,))
+        #: What the choice is among at last; empty for all.
+        self.final: list[Choice] = []
 
     def measure(self, choice: Choice) -> Trying:
         if choice not in self.found:
@@ -52,7 +55,7 @@ class _Search:
 
     def best(self) -> Choice:
         """Return the choice with the shortest step."""
-        return min(self.found, key=lambda choice: self.found[choice].step)
+        return min(self.final or self.found, key=lambda choice: self.found[choice].step)
 
     def kinds(self) -> list[Costs]:
         """Return the costs of compressed buckets, and those of plain ones where they may be."""
@@ -67,7 +70,8 @@ def tune(job: Job) -> Tuning:
     search = _Search(job)
     whole = yield from search.measure(Choice((job.count,)))
     counts = whole.arrivals.counts
-    yield from search.measure(Choice(tuple(usual(counts))))
+    search.usual = Choice(tuple(usual(counts)))
+    yield from search.measure(search.usual)
     yield from search.measure(probe(counts, job.may_be_plain))
     for _ in range(_ROUNDS):
         choice = proposed(whole.arrivals, search.kinds())
@@ -171,14 +175,16 @@ def _move_cuts(search: _Search, counts: Sequence[int]) -> Generator[Choice, Meas
 
 
 def _run_off(search: _Search) -> Generator[Choice, Measured, None]:
-    """Measure the best choices again: the first of many is often one that was lucky."""
+    """Measure the best choices and the usual buckets again: the first of many is often one that was lucky."""
     ranked = sorted(search.found, key=lambda choice: search.found[choice].step)
     if len(ranked) == 1:
         return
-    for choice in ranked[:_FINALISTS]:
+    final = dict.fromkeys([*ranked[:_FINALISTS], search.usual])
+    for choice in final:
         again = yield choice
         first = search.found[choice]
         search.found[choice] = replace(first, step=(first.step + again.step) / 2)
+    search.final = list(final)
 
 
 def neighbours(choice: Choice, counts: Sequence[int]) -> Iterator[Choice]:
@@ -209,7 +215,8 @@ def _middle(counts: Sequence[int], start: int, stop: int) -> int:
 def _kept(search: _Search) -> Choice:
     best = search.best()
     limit = PLAIN_BONUS * search.found[best].step
-    plain = [c for c in search.found if len(c.plain) == len(c.counts) and search.found[c].step <= limit]
+    among = search.final or search.found
+    plain = [c for c in among if len(c.plain) == len(c.counts) and search.found[c].step <= limit]
     kept = min(plain, key=lambda choice: search.found[choice].step, default=best)
     return replace(kept, why=_why(search, kept))
 
