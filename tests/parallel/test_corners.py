@@ -13,7 +13,7 @@ from tests.support.jobs import run_ranks
 
 @pytest.fixture(scope="module")
 def found() -> list[dict[str, Any]]:
-    return run_ranks(2, "corners.py", timeout=110).reports
+    return run_ranks(2, "corners.py", timeout=240).reports
 
 
 def value(found: list[dict[str, Any]], name: str) -> list[Any]:

@@ -44,7 +44,7 @@ INVALID = {
 
 @pytest.fixture(scope="module")
 def found() -> list[dict[str, Any]]:
-    job = run_ranks(WORLD, "handshake.py", timeout=90)
+    job = run_ranks(WORLD, "handshake.py", timeout=200)
     for report in job.reports:
         assert not [case["traceback"] for case in report.values() if case["error"]]
     return [{name: case["value"] for name, case in report.items()} for report in job.reports]

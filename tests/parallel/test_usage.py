@@ -28,7 +28,7 @@ COMPARED = [
 
 @pytest.fixture(scope="module")
 def found() -> list[dict[str, Any]]:
-    job = run_ranks(WORLD, "usage.py", timeout=110, env={"HOROVOD_DYNAMIC_PROCESS_SETS": "1"})
+    job = run_ranks(WORLD, "usage.py", timeout=240, env={"HOROVOD_DYNAMIC_PROCESS_SETS": "1"})
     return job.reports
 
 
