@@ -3,8 +3,8 @@
     python -m benchmarks.predictions --where lab --json all.json --plot plots
 
 Steps are measured as benchmarks.step does, for every number of ranks and every rate. In one or few of these cells
-(--fit) two numbers are fitted for each method: what the processor's measured seconds are to be multiplied by, and
-what a message costs. All other cells are predicted with them, and not looked at before. Hosts of the lab share the
+(--fit) two numbers are fitted, the same for all methods: what the processor's measured seconds are to be multiplied by,
+and what a message costs. All other cells are predicted with them, and not looked at before. Hosts of the lab share the
 cores of this machine, which the model knows as cores per rank.
 """
 
@@ -38,6 +38,7 @@ from horovod_compress.schedule.prediction import Predictor, World
 METHODS = "none,marsit,topk density=0.01,global_qsgd"
 SCHEDULES = "size:25MB,layerwise"
 #: What is tried in the fit: factors of the processor's seconds, and seconds of a message.
+NEAR = 0.2  # a prediction that is useful
 PACES = tuple(2 ** (exponent / 4) for exponent in range(-4, 17))
 MESSAGES = tuple(10e-6 * 2 ** (exponent / 2) for exponent in range(17))
 COLUMNS = ("ranks", "rate", "method", "fitted", "model ms", "error", "predicted ms", "error", "measured ms [q1-q3]")
@@ -141,16 +142,20 @@ class Method:
         world = World(point["ranks"], link, cores, exchange, pace)
         return Predictor(shapes.load(point["model"]), codec, world, point["t1_seconds"]).usual(schedule).step
 
-    def fit(self, cells: Sequence[tuple[int, str]]) -> tuple[float, float | None]:
-        """Return pace and seconds of a message with the least squared logarithms of errors in some cells."""
-        known = [point for point in self.points if (point["ranks"], point["rate"]) in cells]
-        if not known:
-            return 1.0, None
 
-        def misfit(pair: tuple[float, float]) -> float:
-            return sum(math.log(self.predict(point, *pair) / point["median_seconds"]) ** 2 for point in known)
+def fitted(methods: Sequence[Method], cells: Sequence[tuple[int, str]]) -> tuple[float, float | None]:
+    """Return pace and seconds of a message with the least squared logarithms of errors in some cells.
 
-        return min(itertools.product(PACES, MESSAGES), key=misfit)
+    Both are the machine's, not a method's: two numbers of its own for each method would fit these cells and nothing else.
+    """
+    known = [(m, point) for m in methods for point in m.points if (point["ranks"], point["rate"]) in cells]
+    if not known:
+        return 1.0, None
+
+    def misfit(pair: tuple[float, float]) -> float:
+        return sum(math.log(method.predict(point, *pair) / point["median_seconds"]) ** 2 for method, point in known)
+
+    return min(itertools.product(PACES, MESSAGES), key=misfit)
 
 
 def _options(name: str) -> tuple[Any, str, str]:
@@ -162,12 +167,13 @@ def _options(name: str) -> tuple[Any, str, str]:
 def compared(points: Sequence[Record], fit: Sequence[tuple[int, str]], latency: float) -> list[Record]:
     """Return the points with predictions and their errors."""
     found = []
-    for name in dict.fromkeys(_method(point) for point in points):
-        method = Method(name, [point for point in points if _method(point) == name], latency)
-        print(f"fitting {name}", file=sys.stderr, flush=True)
-        pace, message = method.fit(fit)
+    names = dict.fromkeys(_method(point) for point in points)
+    methods = [Method(name, [point for point in points if _method(point) == name], latency) for name in names]
+    print("fitting", file=sys.stderr, flush=True)
+    pace, message = fitted(methods, fit)
+    for method in methods:
         for point in method.points:
-            model, fitted = method.predict(point, 1.0, None), method.predict(point, pace, message)
+            model, predicted = method.predict(point, 1.0, None), method.predict(point, pace, message)
             found.append(
                 point
                 | {
@@ -176,8 +182,8 @@ def compared(points: Sequence[Record], fit: Sequence[tuple[int, str]], latency: 
                     "message_seconds": message,
                     "model_seconds": model,
                     "model_error": model / point["median_seconds"] - 1,
-                    "predicted_seconds": fitted,
-                    "predicted_error": fitted / point["median_seconds"] - 1,
+                    "predicted_seconds": predicted,
+                    "predicted_error": predicted / point["median_seconds"] - 1,
                 }
             )
     return sorted(found, key=lambda point: (point["ranks"], -rate(point["rate"])))
@@ -203,7 +209,7 @@ def text(points: Sequence[Record]) -> str:
         for point in points
     ]  # fmt: skip
     fits = {
-        f"{label(_method(p))}: processor x {p['pace']:.2f}, message {milliseconds(p['message_seconds'])} ms"
+        f"processor x {p['pace']:.2f}, message {milliseconds(p['message_seconds'])} ms"
         for p in points
         if p["message_seconds"] is not None
     }
@@ -219,7 +225,8 @@ def summary(points: Sequence[Record]) -> str:
     parts = []
     for name, key in (("model", "model_error"), ("predicted", "predicted_error")):
         errors = sorted(abs(point[key]) for point in held)
-        parts.append(f"{name} {errors[len(errors) // 2]:.0%}, at most {errors[-1]:.0%}")
+        near = sum(error <= NEAR for error in errors)
+        parts.append(f"{name} {errors[len(errors) // 2]:.0%}, at most {errors[-1]:.0%}, {near} within {NEAR:.0%}")
     return f"error of {len(held)} steps that were not fitted to, median: {'; '.join(parts)}"
 
 
