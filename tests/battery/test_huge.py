@@ -16,7 +16,12 @@ from tests.support.local import Fleet, all_same, random_grads, spec
 from tests.support.samples import Sample
 
 WORLD, BEFORE, AFTER = 3, 4, 40
-HUGE = [(torch.float32, 3e38), (torch.bfloat16, 3e38), (torch.float64, 1e308), (torch.float16, 6e4)]
+HUGE = [
+    (torch.float32, 3e38),
+    (torch.float16, 6e4),
+    pytest.param(torch.bfloat16, 3e38, marks=pytest.mark.slow),
+    pytest.param(torch.float64, 1e308, marks=pytest.mark.slow),
+]
 #: Results of ordinary gradients are below; a few methods add up what waited for many steps.
 ORDINARY = 100.0
 
