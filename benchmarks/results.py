@@ -15,6 +15,9 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from horovod_compress.planning.text import milliseconds as milliseconds
+from horovod_compress.planning.text import table as table
+
 Record = dict[str, Any]
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -138,17 +141,6 @@ def plain(value: Any) -> Any:
 # ---- tables -----------------------------------------------------------------------------------
 
 
-def table(headings: Sequence[str], rows: Sequence[Sequence[str]], left: int = 1) -> str:
-    """Return aligned text; the first `left` columns are words, the others numbers."""
-    widths = [max(map(len, column)) for column in zip(headings, *rows)]
-
-    def line(cells: Sequence[str]) -> str:
-        padded = (c.ljust(w) if i < left else c.rjust(w) for i, (c, w) in enumerate(zip(cells, widths)))
-        return "  ".join(padded).rstrip()
-
-    return "\n".join([line(headings), "  ".join("-" * width for width in widths), *map(line, rows)])
-
-
 def size_text(count: float) -> str:
     """Return a number of bytes in the unit that leaves a short number."""
     for unit in ("B", "kB", "MB"):
@@ -156,14 +148,6 @@ def size_text(count: float) -> str:
             return f"{count:.3g} {unit}"
         count /= 1000
     return f"{count:.3g} GB"
-
-
-def milliseconds(seconds: float | None) -> str:
-    """Return a time with three digits, "-" for None."""
-    if seconds is None:
-        return "-"
-    value = 1000 * seconds
-    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
 def near_square(count: int) -> tuple[int, int]:

@@ -56,6 +56,7 @@ class Tuner:
         self._reducer, self._schedule, self._share, self._methods = reducer, schedule, share, methods
         self._first = first
         self._tuning: Tuning | None = None
+        self._before = reducer.plan  # what a search that fails goes back to
         self._tensors: list[TensorSpec] = []  # in the order of arrival on rank 0
         self._step, self._began, self._cpu = -1, reducer.step, 0.0
         numbers = {bucket.method for bucket in reducer.plan.buckets if bucket.compressed}
@@ -134,6 +135,7 @@ class Tuner:
                     1e3 * self._drift.last, 1e3 * (self._drift.first or 0.0),
                 )  # fmt: skip
             self.done, self._tuning, self._drift, self._began, self._cpu = False, None, None, step, 0.0
+            self._before = self._reducer.plan
             self._reducer.watch = None
 
     def _decide(self, watch: Watch) -> None:
@@ -143,7 +145,8 @@ class Tuner:
         told: _Decision = self._share(decision)[0]
         if told.problem and self._schedule == OPTIONAL:
             if self._reducer.rank == 0:
-                _log.warning("schedule auto leaves the buckets as they are: %s", told.problem)
+                _log.warning("schedule auto goes back to the buckets it began with: %s", told.problem)
+            self._reducer.replan(self._before)  # the last trial's may be the slowest of all
             self.stop()
             return
         if told.problem:
@@ -192,11 +195,8 @@ class Tuner:
         compressed = {tensor.name for bucket in plan.buckets if bucket.compressed for tensor in bucket.tensors}
         self._tensors = [tensors[index] for index in watch.order() if tensors[index].name in compressed]
         name, _, argument = self._schedule.partition(":")
-        self._tuning = ADAPTIVE[name].tune(Job(len(self._tensors), argument, self._may_be_plain()))
+        self._tuning = ADAPTIVE[name].tune(Job(len(self._tensors), argument, self._methods.may_be_plain(self._method)))
         return next(self._tuning)
-
-    def _may_be_plain(self) -> bool:
-        return self._methods.may_be_plain(self._method)
 
     def _plan(self, choice: Choice) -> Plan:
         """Return the plan of some groups, with the uncompressed buckets behind them as they are."""

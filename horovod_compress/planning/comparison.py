@@ -16,7 +16,8 @@ from ..schedule.costs import Arrivals, Costs, step_seconds
 from ..schedule.layerfusion import costs_of
 from ..schedule.trial import BucketCost
 from .predictions import Case, Found, case_document, name_of
-from .report import milliseconds, place_text, table
+from .report import place_text
+from .text import milliseconds, table
 
 NOTES = """\
 model:    predicted from bytes, link and the codec's costs, before anything was sent

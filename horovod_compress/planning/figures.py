@@ -18,7 +18,8 @@ from matplotlib.patches import Patch
 from ..schedule.compute import FORWARD_SHARE
 from ..schedule.prediction import Timeline
 from .predictions import Case, Cell, Found, name_of
-from .report import milliseconds, place_text
+from .report import place_text
+from .text import milliseconds
 
 # Okabe and Ito's colours, told apart with any colour vision; yellow is left out as too pale.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000")

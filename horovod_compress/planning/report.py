@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from ..schedule.prediction import Slot, Timeline
 from .predictions import PLAIN, Case, Cell, Found, name_of
+from .text import milliseconds, table
 
 _MOST_ROWS = 40  # buckets that are listed; --json has all
 #: A method whose step is not this much shorter than without compression does not pay.
@@ -13,22 +14,6 @@ LEAST_GAIN = 1.05
 NOTES = """\
 ready, begin, end, decoded: milliseconds after the begin of the step: the last gradient is there; encoding and exchange
 begin and end; the result is there. MB sent: by one rank in one step. T1/TN: compute / step, the scaling factor."""
-
-
-def table(headings: Sequence[str], rows: Sequence[Sequence[str]], left: int = 1) -> str:
-    """Return aligned text; the first ``left`` columns are words, the others numbers."""
-    widths = [max(map(len, column)) for column in zip(headings, *rows)]
-
-    def line(cells: Sequence[str]) -> str:
-        padded = (c.ljust(w) if i < left else c.rjust(w) for i, (c, w) in enumerate(zip(cells, widths)))
-        return "  ".join(padded).rstrip()
-
-    return "\n".join([line(headings), "  ".join("-" * width for width in widths), *map(line, rows)])
-
-
-def milliseconds(seconds: float) -> str:
-    value = 1e3 * seconds
-    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
 def rate_text(rate: float) -> str:

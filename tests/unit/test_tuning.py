@@ -268,19 +268,25 @@ def test_auto_leaves_the_buckets_where_it_cannot_choose(monkeypatch: pytest.Monk
         assert all(tuner.done for tuner in Job(fleet, "auto").tuners)
 
 
-def test_auto_leaves_the_buckets_where_a_search_fails(monkeypatch: pytest.MonkeyPatch, caplog: Any) -> None:
+@pytest.mark.parametrize("trials", [0, 2])
+def test_auto_goes_back_to_its_first_buckets_where_a_search_fails(
+    monkeypatch: pytest.MonkeyPatch, caplog: Any, trials: int
+) -> None:
     with Fleet(WORLD, TENSORS, "topk", schedule="auto") as fleet:
         job = Job(fleet, "auto")
 
         def refuse(bucket: Any) -> None:
             raise ConfigError("too large")
 
-        monkeypatch.setattr(type(fleet.methods), "check_bucket", lambda methods, bucket: refuse(bucket))
         before = fleet.reducers[0].plan
+        for number in range((1 + trials) * TRIAL_STEPS):
+            job.step(number)
+        assert (fleet.reducers[0].plan is before) == (trials == 0)
+        monkeypatch.setattr(type(fleet.methods), "check_bucket", lambda methods, bucket: refuse(bucket))
         for number in range(8):
             assert job.same(job.step(number))
-        assert all(tuner.done for tuner in job.tuners) and fleet.reducers[0].plan is before
-        assert caplog.text.count("leaves the buckets as they are: ConfigError: too large") == 1
+        assert all(tuner.done for tuner in job.tuners) and {r.plan for r in fleet.reducers} == {before}
+        assert caplog.text.count("goes back to the buckets it began with: ConfigError: too large") == 1
 
 
 # ---- what is measured ----
