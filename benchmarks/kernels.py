@@ -327,6 +327,7 @@ def values(a: Arrays) -> Iterable[Case]:
     yield kernel_case("sample_offer 1 %", 8 * n, "sample_offer", a.grad, a.residual, sample, key)
     yield kernel_case("sample_offer no residual", 4 * n, "sample_offer", a.grad, None, sample, key)
     yield kernel_case("sample_decode 1 %", 16 * n, "sample_decode", sample, a.work, a.left, key, 0.25)
+    yield kernel_case("sample_decode no residual", 4 * n, "sample_decode", sample, a.work, None, key, 0.25, weighted=True)
 
 
 def numpy_sparse_decode(a: Arrays) -> None:

@@ -65,7 +65,7 @@ def start(
     handshake.check(documents)
     plan = Plan.from_document(documents[0].plan)
     transport = _connect_all(meeting, documents[0].meeting, own, process_set, seconds)
-    return methods, Reducer(plan, methods.codecs, transport, chooser(options.exchange), options)
+    return methods, Reducer(plan, methods.codecs, transport, chooser(options.exchange, transport.adds), options)
 
 
 def specs(named: Sequence[tuple[str, nn.Parameter]]) -> list[TensorSpec]:

@@ -24,7 +24,8 @@ from .arrivals import Part
 from .codecs.base import Codec
 from .codecs.left_plain import LeftPlain
 from .collectives import gather
-from .collectives.base import Collective, Exchange, FramePool
+from .collectives.base import Exchange, FramePool
+from .collectives.choose import Choose
 from .deadline import Deadline
 from .decoder import Decoder
 from .errors import (
@@ -68,7 +69,7 @@ class Reducer:
         plan: Plan,
         codecs: Sequence[Codec],
         transport: Transport,
-        collective: Callable[[Codec, int, int], Collective],
+        collective: Choose,
         options: Options,
     ) -> None:
         self.options, self.transport = options, transport

@@ -14,7 +14,7 @@ from .codecs.base import Algebra, Codec, Regions, Work
 from .codecs.dense import Uncompressed
 from .collectives import everywhere, ragged
 from .collectives.base import Collective, Exchange, Reduction
-from .collectives.choose import for_prelude
+from .collectives.choose import Choose, for_prelude
 from .collectives.layout import Layout, Piece
 from .errors import HorovodCompressError
 from .keys import Key
@@ -130,7 +130,7 @@ class Station:
         codec: Codec,
         rank: int,
         world: int,
-        collective: Callable[[Codec, int, int], Collective],
+        collective: Choose,
     ) -> None:
         codec.check_world(world)
         self.bucket, self._codec = bucket, codec
@@ -171,7 +171,7 @@ class Station:
         layout = Layout.of(regions, world, codec.records())
         nbytes = sum(tensor.nbytes for tensor in regions.values())
         preludes = tuple(_prelude(arrays, world) for arrays in shared)
-        collective = self._choose(codec, nbytes, world)
+        collective = self._choose(codec, nbytes, world, {region.dtype for region in regions.values()})
         if codec.algebra is Algebra.GATHER:
             assert self._inbox is not None
             return Round(codec, label, work, layout, collective, {}, {}, preludes, self._inbox.of(nbytes))

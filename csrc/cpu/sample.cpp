@@ -51,7 +51,7 @@ void sample_decode(const void* values, Dtype dtype, int64_t count, int64_t k, co
     if (k == 0) return;
     parallel_for(launch.threads, k, bytes, [&](int64_t, int64_t begin, int64_t end) {
       range(s, static_cast<const W*>(values), W(scale), weighted, static_cast<T*>(grad), static_cast<W*>(residual),
-            begin, end);
+            streams(count * int64_t(sizeof(T))), begin, end);
     });
   });
 }

@@ -75,23 +75,68 @@ int64_t offer_sample(const Sampling& s, const T* grad, const Work<T>* residual, 
   return nonfinite;
 }
 
+// Zeros and a few values, written around the cache: they are put together piece by piece, and no line of `out` is read.
+template <class T> class AroundCache {
+ public:
+  explicit AroundCache(T* out) : out_(out) {}
+  ~AroundCache() { stream_fence(); }
+
+  // Writes elements [begin, end), where the value of chosen place i is value(i).
+  template <class Value> void write(const Chosen& chosen, const Value& value) {
+    int64_t i = 0;
+    for (int64_t at = chosen.begin; at < chosen.end;) {
+      const int lead = to_cache_line(out_ + at, chosen.end - at);
+      const int64_t stop = lead ? at + lead : std::min(at + kPiece, chosen.end), start = i;
+      for (; i < chosen.number && chosen.places[i] < stop; ++i) piece_[chosen.places[i] - at] = value(i);
+      copy(out_ + at, stop - at);
+      for (int64_t j = start; j < i; ++j) piece_[chosen.places[j] - at] = T{};
+      at = stop;
+    }
+  }
+
+ private:
+  static constexpr int64_t kPiece = 4096;
+
+  void copy(T* into, int64_t count) const {
+    const int64_t lines = count * int64_t(sizeof(T)) / 64 * 64, rest = lines / int64_t(sizeof(T));
+    if (reinterpret_cast<uintptr_t>(into) % 64) return copy_rest(into, 0, count);
+    const char* from = reinterpret_cast<const char*>(piece_);
+    for (int64_t at = 0; at < lines; at += kWidth)
+      stream_vector(reinterpret_cast<char*>(into) + at, load_vector<Words>(from + at));
+    copy_rest(into, rest, count);
+  }
+  void copy_rest(T* into, int64_t first, int64_t last) const {
+    memcpy(static_cast<void*>(into + first), piece_ + first, size_t(last - first) * sizeof(T));
+  }
+
+  T* out_;
+  alignas(64) T piece_[kPiece] = {};
+};
+
 template <class T>
 void decode_sample(const Sampling& s, const Work<T>* values, Work<T> scale, bool weighted, T* grad,
-                   Work<T>* residual, int64_t first, int64_t last) {
+                   Work<T>* residual, bool streamed, int64_t first, int64_t last) {
   using W = Work<T>;
   Walker walker(s, first, last);
   Chosen chosen;
+  AroundCache<T> around(grad);
   for (const W* from = values + first; walker.next(chosen); from += chosen.number) {
+    const auto result = [&](int64_t i) {
+      const W value = weighted ? W(from[i] * W(chosen.sizes[i])) : from[i];
+      return from_work<T>(W(value * scale));
+    };
+    if (streamed && !residual) {
+      around.write(chosen, result);
+      continue;
+    }
     if (residual)
       each_element(chosen, [&](int64_t i, int count) {
         store(residual + i, load(grad + i, count) + load(residual + i, count), count);
       });
     memset(static_cast<void*>(grad + chosen.begin), 0, size_t(chosen.end - chosen.begin) * sizeof(T));
     for (int64_t i = 0; i < chosen.number; ++i) {
-      const int64_t place = chosen.places[i];
-      const W value = weighted ? W(from[i] * W(chosen.sizes[i])) : from[i];
-      grad[place] = from_work<T>(W(value * scale));
-      if (residual) residual[place] = 0;
+      grad[chosen.places[i]] = result(i);
+      if (residual) residual[chosen.places[i]] = 0;
     }
   }
 }

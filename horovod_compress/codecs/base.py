@@ -157,6 +157,8 @@ class Codec:
     samples: ClassVar[tuple[dict[str, Any], ...]] = ({},)
     #: Whether values that are not finite are counted in ``begin`` or ``encode``, not in ``offer``.
     counts_late: ClassVar[bool] = False
+    #: Whether payloads merge by nothing but the addition of their numbers, in whatever order.
+    adds_up: ClassVar[bool] = False
     #: Whether local arrays hold nothing from one round to the next, so that rounds of other kinds may
     #: use the same memory.
     local_is_scratch: ClassVar[bool] = False

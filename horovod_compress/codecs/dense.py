@@ -32,6 +32,7 @@ class Dense(Codec):
     """Exchange of plain numbers, of a type that the subclass chooses."""
 
     algebra: ClassVar[Algebra] = Algebra.SUM
+    adds_up: ClassVar[bool] = True
     epsilon: ClassVar[float] = 2.0**-23
 
     def law(self) -> Law:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Collection
+from typing import Protocol
+
+import torch
 
 from ..codecs.base import Algebra, Codec
 from ..errors import ConfigError
-from . import everywhere, fold, ragged, ring
+from . import everywhere, fold, native, ragged, ring
 from .base import Collective
 
 _FITTING = {Algebra.SUM: (ring, fold), Algebra.MERGE: (ring, fold), Algebra.FOLD: (fold,)}
@@ -21,18 +24,31 @@ def fitting(algebra: Algebra) -> list[str]:
     return [collective.name for collective in _FITTING[algebra]]
 
 
-def chooser(exchange: str) -> Callable[[Codec, int, int], Collective]:
-    """Return a function from (codec, payload bytes, ranks) to a collective.
+class Choose(Protocol):
+    """Picks a collective for a bucket."""
+
+    def __call__(self, codec: Codec, nbytes: int, world: int, dtypes: Collection[torch.dtype] = ()) -> Collective:
+        """Return the collective of a payload.
+
+        Args:
+            dtypes: of the payload's regions; without them it is not left to the transport.
+        """
+
+
+def chooser(exchange: str, adds: Collection[torch.dtype] = ()) -> Choose:
+    """Return a function that picks collectives.
 
     Args:
         exchange: "ring", "fold" or "auto".
+        adds: what the transport can add up itself.
     """
 
-    def choose(codec: Codec, nbytes: int, world: int) -> Collective:
+    def choose(codec: Codec, nbytes: int, world: int, dtypes: Collection[torch.dtype] = ()) -> Collective:
         fit = _FITTING[codec.algebra]
         if exchange == "auto":
-            small = world > 2 and nbytes < _SMALL_BYTES and fold in fit
-            return fold if small else fit[0]
+            if nbytes < _SMALL_BYTES:
+                return fold if world > 2 and fold in fit else fit[0]
+            return native if codec.adds_up and dtypes and set(dtypes) <= set(adds) else fit[0]
         for collective in fit:
             if collective.name == exchange:
                 return collective

@@ -53,8 +53,13 @@ class Segment:
 
 @dataclass(frozen=True)
 class Layout:
-    """The segments of every chunk of one payload."""
+    """The segments of every chunk of one payload.
 
+    Attributes:
+        regions: the payload that is cut.
+    """
+
+    regions: Mapping[str, Tensor]
     chunks: tuple[tuple[Segment, ...], ...]
     segment_bytes: int  # the largest segment
     most_segments: int  # of any chunk
@@ -69,7 +74,7 @@ class Layout:
         parts = [(name, tensor, (records or {}).get(name, 1)) for name, tensor in regions.items()]
         chunks = tuple(_segments([_share(part, index, world) for part in parts]) for index in range(world))
         segments = [segment for chunk in chunks for segment in chunk]
-        return cls(chunks, max(s.nbytes for s in segments), max(len(c) for c in chunks))
+        return cls(regions, chunks, max(s.nbytes for s in segments), max(len(c) for c in chunks))
 
 
 @dataclass(frozen=True)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Protocol
 
+import torch
 from torch import Tensor
 
 from ..deadline import Deadline
@@ -30,12 +32,23 @@ class Transport(Protocol):
     rank: int
     size: int
     name: str
+    #: The types of numbers that :meth:`add_up` takes.
+    adds: Collection[torch.dtype]
 
     def send(self, data: Tensor, to: int) -> Pending:
         """Start to send ``uint8`` data, which must not change before the wait returns."""
 
     def receive(self, data: Tensor, frm: int) -> Pending:
         """Start to receive exactly ``data.numel()`` bytes into ``data``."""
+
+    def add_up(self, data: Tensor, deadline: Deadline) -> None:
+        """Write the sum over all ranks over ``data``, the same bits on every rank, and return then.
+
+        Every rank has to call it, between the same messages.
+
+        Raises:
+            PeerError: a peer is gone, or the deadline passed.
+        """
 
     def abort(self, note: dict) -> None:
         """Break every connection, so that every peer that waits for this rank fails at once.

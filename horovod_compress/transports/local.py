@@ -6,6 +6,7 @@ import queue
 import threading
 import time
 
+import torch
 from torch import Tensor
 
 from ..deadline import Deadline
@@ -32,6 +33,7 @@ class LocalTransport:
     """One rank's end of a :class:`Hub`."""
 
     name = "local"
+    adds: frozenset[torch.dtype] = frozenset()
 
     def __init__(self, hub: Hub, rank: int) -> None:
         self._hub, self.rank, self.size = hub, rank, hub.size
@@ -42,6 +44,9 @@ class LocalTransport:
 
     def receive(self, data: Tensor, frm: int) -> _Receipt:
         return _Receipt(self._hub, data, frm, self.rank)
+
+    def add_up(self, data: Tensor, deadline: Deadline) -> None:
+        raise NotImplementedError("threads have no engine that adds up; `adds` says so")
 
     def abort(self, note: dict) -> None:
         self._hub.notes.setdefault(self.rank, note)

@@ -20,6 +20,7 @@ PHASES = {
     "in backward": ("offer", -1),
     "encode": ("encode", -1),
     "mid-ring": ("hop", 1),
+    "sum": ("hop", 0),
     "between": ("hop", 2),
     "gathering": ("hop", 4),
     "decode": ("decode", -1),

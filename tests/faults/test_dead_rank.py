@@ -51,3 +51,9 @@ def test_killed_in_update_mode(nursery: Nursery, phase: str, victim: int, method
 def test_killed_in_fold(nursery: Nursery) -> None:
     survivors = strike(nursery, "kill", "encode", 1, "attached", exchange="fold")
     check_survivors(survivors, 1, "attached", 0.0, SECONDS)
+
+
+@pytest.mark.parametrize("victim", [0, 2])
+def test_killed_in_the_transport_s_own_sum(nursery: Nursery, victim: int) -> None:
+    survivors = strike(nursery, "kill", "sum", victim, "attached", method="none", exchange="auto", width=8192)
+    check_survivors(survivors, victim, "attached", 0.0, SECONDS)

@@ -22,3 +22,8 @@ def test_frozen(nursery: Nursery, phase: str, victim: int, path: str) -> None:
 @pytest.mark.parametrize(("phase", "victim", "path"), [case for case in ALL if case not in FEW])
 def test_frozen_anywhere(nursery: Nursery, phase: str, victim: int, path: str) -> None:
     check_survivors(strike(nursery, "stop", phase, victim, path), victim, path, EARLIEST, LATEST)
+
+
+def test_frozen_in_the_transport_s_own_sum(nursery: Nursery) -> None:
+    survivors = strike(nursery, "stop", "sum", 2, "attached", method="none", exchange="auto", width=8192)
+    check_survivors(survivors, 2, "attached", EARLIEST, LATEST)

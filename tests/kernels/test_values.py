@@ -196,6 +196,15 @@ def test_samples_do_not_depend_on_threads() -> None:
         torch.set_num_threads(before)
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_large_samples_without_a_residual_go_around_the_cache(dtype: torch.dtype) -> None:
+    """From 8 MiB on, whatever the alignment and the size of the blocks."""
+    count = (8 << 20) // dtype.itemsize + 4111
+    for k, shift in ((count // 100, 5), (3, 0)):
+        values, grad = tame(k, work(dtype), 3), tame(count, dtype, 1)
+        compare("sample_decode", values, grad, None, KEY, 0.5, shift=shift, weighted=True)
+
+
 def test_every_element_is_as_likely() -> None:
     """100 elements in 7 blocks of 14 or 15, in 3500 draws: each within 5 standard deviations."""
     grad, values, seen = torch.arange(100.0), torch.zeros(7), torch.zeros(100)

@@ -30,6 +30,7 @@ DEFAULTS: dict[str, Any] = {
     "path": "attached",  # or stock, or update
     "method": "marsit",
     "exchange": "ring",
+    "width": 256,  # of the model: 64 times that many elements in each bucket
     "timeout": 4.0,
     "sleep": 8.0,
     "close": True,
@@ -89,8 +90,9 @@ def arm(compression: hvc.Compression, case: dict[str, Any]) -> None:
 def build(case: dict[str, Any]) -> tuple[nn.Module, hvc.Compression, Callable[[], None]]:
     """Return the model, the compression and a function that trains one step."""
     torch.manual_seed(1)
+    width = case["width"]
     # Two buckets of one tensor each: the first is exchanged while backward still runs.
-    model = nn.Sequential(nn.Linear(64, 256, bias=False), nn.Tanh(), nn.Linear(256, 64, bias=False))
+    model = nn.Sequential(nn.Linear(64, width, bias=False), nn.Tanh(), nn.Linear(width, 64, bias=False))
     make = getattr(hvc.Compression, case["method"])
     compression = make(
         model.named_parameters(),
