@@ -1,7 +1,7 @@
 """The transport's own all-reduce: for payloads of plain numbers, which every engine can add up.
 
-Its loops are not in Python, and its bytes are neither framed nor checked again. So the small all-gather of the
-non-finite counts goes first: its frames show that all ranks mean the same exchange.
+Its loops are not in Python, and its bytes are neither framed nor checked again. A small all-gather of the non-finite
+counts goes beside it: its frames show that all ranks mean the same exchange.
 """
 
 from __future__ import annotations
@@ -34,16 +34,14 @@ def run(exchange: Exchange, layout: Layout, reduction: Reduction) -> Bad:
     world = transport.size
     if world == 1:
         return exchange.bad
-    _, bad = gather.run(exchange, _NO_DATA)
-    if bad.count:
-        return bad  # every rank knows it, and nobody needs the sum
-    chunks = needed(transport.rank, world)
-    for chunk in chunks:
+    for chunk in needed(transport.rank, world):
         reduction.prepare(chunk)
     exchange.note("hop", 0)
-    for values in layout.regions.values():
-        transport.add_up(values, exchange.deadline)
-        exchange.bytes_sent += 2 * (values.nbytes - values.nbytes // world)
-    for chunk in chunks:
+    sums = [transport.add_up(values, exchange.deadline) for values in layout.regions.values()]
+    exchange.bytes_sent += sum(2 * (values.nbytes - values.nbytes // world) for values in layout.regions.values())
+    _, bad = gather.run(exchange, _NO_DATA)
+    for pending in sums:
+        pending.wait(exchange.deadline)
+    for chunk in order(transport.rank, world):
         reduction.complete(chunk, bad)
     return bad

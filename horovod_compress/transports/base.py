@@ -41,13 +41,10 @@ class Transport(Protocol):
     def receive(self, data: Tensor, frm: int) -> Pending:
         """Start to receive exactly ``data.numel()`` bytes into ``data``."""
 
-    def add_up(self, data: Tensor, deadline: Deadline) -> None:
-        """Write the sum over all ranks over ``data``, the same bits on every rank, and return then.
+    def add_up(self, data: Tensor, deadline: Deadline) -> Pending:
+        """Start to write the sum over all ranks over ``data``, the same bits on every rank.
 
-        Every rank has to call it, between the same messages.
-
-        Raises:
-            PeerError: a peer is gone, or the deadline passed.
+        Every rank has to call it, in the same order. It is no message: others go on beside it.
         """
 
     def abort(self, note: dict) -> None:

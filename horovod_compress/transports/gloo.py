@@ -150,10 +150,10 @@ class GlooTransport:
             self._pending.add(transfer)
         return transfer
 
-    def add_up(self, data: Tensor, deadline: Deadline) -> None:
+    def add_up(self, data: Tensor, deadline: Deadline) -> _Transfer:
         options = dist.AllreduceOptions()
         options.timeout = _seconds_left(deadline)
-        self._begin(lambda group: group.allreduce([data], options), (self.rank - 1) % self.size).wait(deadline)
+        return self._begin(lambda group: group.allreduce([data], options), (self.rank - 1) % self.size)
 
     def _transfers(self) -> list[_Transfer]:
         with self._lock:

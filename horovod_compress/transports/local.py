@@ -45,7 +45,7 @@ class LocalTransport:
     def receive(self, data: Tensor, frm: int) -> _Receipt:
         return _Receipt(self._hub, data, frm, self.rank)
 
-    def add_up(self, data: Tensor, deadline: Deadline) -> None:
+    def add_up(self, data: Tensor, deadline: Deadline) -> _Receipt:
         raise NotImplementedError("threads have no engine that adds up; `adds` says so")
 
     def abort(self, note: dict) -> None:
