@@ -49,8 +49,7 @@ uint64_t hash64(const void* data, int64_t bytes, uint64_t seed, Launch launch) {
   const Scratch<uint64_t> hashes(blocks, launch), result(1, launch);
   start(hash_blocks_kernel, blocks * kWarp, launch, static_cast<const uint8_t*>(data), bytes, blocks,
         hashes.get());
-  chain_kernel<<<1, 1, 0, stream_of(launch)>>>(hashes.get(), blocks, bytes, seed, result.get());
-  check(cudaGetLastError(), "kernel launch");
+  start_blocks(chain_kernel, 1, 1, launch, hashes.get(), blocks, bytes, seed, result.get());
   uint64_t hash = 0;
   check(cudaMemcpyAsync(&hash, result.get(), sizeof hash, cudaMemcpyDeviceToHost, stream_of(launch)),
         "cudaMemcpyAsync");

@@ -195,13 +195,11 @@ template <int kSides, class T>
 void find_cuts(const Input<T>& in, Search<Key<Work<T>>>* searches, Launch launch) {
   using K = Key<Work<T>>;
   const Scratch<int64_t> counts(kSides * kBins, launch);
-  begin_kernel<K><<<1, kSides, 0, stream_of(launch)>>>(searches, in.k);
-  check(cudaGetLastError(), "kernel launch");
+  start_blocks(begin_kernel<K>, 1, kSides, launch, searches, in.k);
   for (int shift = int(8 * sizeof(K)) - kDigitBits; shift >= 0; shift -= kDigitBits) {
     clear(counts.get(), kSides * kBins * int64_t(sizeof(int64_t)), launch);
     start(digits_kernel<kSides, T>, std::min<int64_t>(in.count, 1 << 20), launch, in, searches, shift, counts.get());
-    choose_kernel<K><<<1, kSides, 0, stream_of(launch)>>>(searches, shift, counts.get());
-    check(cudaGetLastError(), "kernel launch");
+    start_blocks(choose_kernel<K>, 1, kSides, launch, searches, shift, counts.get());
   }
 }
 
@@ -219,8 +217,7 @@ void select_largest(const Input<T>& in, Kept<Work<T>> first_side, Kept<Work<T>> 
   prefix_sums(tallies.get(), before.get(), kinds + 1, launch);
   start(compact_kernel<kSides, T>, chunks * kWarp, launch, in, searches.get(), chunks, before.get(), first_side,
         second_side);
-  sizes_kernel<K><<<1, 1, 0, stream_of(launch)>>>(searches.get(), kSides, chunks, before.get(), sizes);
-  check(cudaGetLastError(), "kernel launch");
+  start_blocks(sizes_kernel<K>, 1, 1, launch, searches.get(), kSides, chunks, before.get(), sizes);
 }
 
 template <class T> void count_bad(const Input<T>& in, int64_t* nonfinite, Launch launch) {
@@ -263,9 +260,8 @@ void binary_select(const void* grad, const void* residual, Dtype dtype, int64_t 
     select_largest<kApart>(in, positive, negative, sizes.get(), launch);
     count_bad(in, results.get() + 1, launch);
     start(sums_kernel<W>, 2 * blocks * kWarp, launch, positive, negative, sizes.get(), blocks, sums.get());
-    winner_kernel<W><<<1, 1, 0, stream_of(launch)>>>(sums.get(), blocks, sizes.get(), static_cast<W*>(mean),
-                                                      results.get());
-    check(cudaGetLastError(), "kernel launch");
+    start_blocks(winner_kernel<W>, 1, 1, launch, sums.get(), blocks, sizes.get(), static_cast<W*>(mean),
+                 results.get());
     start(copy_kernel, k, launch, positive.positions, negative.positions, results.get(), positions);
   });
   fetch(found, static_cast<const int64_t*>(results.get()), 2, launch);

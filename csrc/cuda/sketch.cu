@@ -215,8 +215,7 @@ template <class W> void find_bound(const SketchTable<W>& s, int64_t k, Bound* bo
     clear(bins.get(), kBins * int64_t(sizeof(int64_t)), launch);
     // Every block adds all its bins at its end: rather few blocks.
     start(histogram_kernel<W>, std::min<int64_t>(s.units, 1 << 18), launch, s, bound, digit * kDigitBits, bins.get());
-    choose_kernel<<<1, 1, 0, stream_of(launch)>>>(bins.get(), bound);
-    check(cudaGetLastError(), "kernel launch");
+    start_blocks(choose_kernel, 1, 1, launch, bins.get(), bound);
   }
 }
 

@@ -1,0 +1,15 @@
+// The runtime's functions that are no kernels.
+#pragma once
+#include <cstddef>
+
+enum cudaError_t { cudaSuccess = 0 };
+enum cudaMemcpyKind { cudaMemcpyHostToDevice, cudaMemcpyDeviceToHost, cudaMemcpyDeviceToDevice };
+using cudaStream_t = void*;
+
+inline const char* cudaGetErrorString(cudaError_t) { return "no error"; }
+inline cudaError_t cudaGetDeviceCount(int* count) { return *count = 1, cudaSuccess; }
+inline cudaError_t cudaStreamSynchronize(cudaStream_t) { return cudaSuccess; }
+cudaError_t cudaMallocAsync(void** memory, size_t bytes, cudaStream_t);
+cudaError_t cudaFreeAsync(void* memory, cudaStream_t);
+cudaError_t cudaMemsetAsync(void* memory, int value, size_t bytes, cudaStream_t);
+cudaError_t cudaMemcpyAsync(void* into, const void* from, size_t bytes, cudaMemcpyKind, cudaStream_t);
