@@ -114,7 +114,8 @@ __global__ void compact_kernel(Input<T> in, const Search<Key<Work<T>>>* searches
   const unsigned lower = (1u << lane_index()) - 1;
   for (int64_t chunk = first_warp(); chunk < chunks; chunk += warp_stride()) {
     for (int side = 0; side < kSides; ++side) {
-      const Kept<Work<T>>& out = side == 0 ? first_side : second_side;
+      int32_t* const positions = side == 0 ? first_side.positions : second_side.positions;
+      Work<T>* const values = side == 0 ? first_side.values : second_side.values;
       const int64_t *larger = before + 2 * side * chunks, *equal = larger + chunks;
       const auto cut = searches[side];
       int64_t above = larger[chunk] - larger[0], ties = equal[chunk] - equal[0];
@@ -127,8 +128,8 @@ __global__ void compact_kernel(Input<T> in, const Search<Key<Work<T>>>* searches
         const int64_t tie = ties + __popc(is_tie & lower);
         const int64_t place = above + __popc(is_above & lower) + min(tie, cut.rank);
         if (mine && (key > cut.key || (key == cut.key && tie < cut.rank))) {
-          out.positions[place] = int32_t(i);
-          out.values[place] = x;
+          positions[place] = int32_t(i);
+          values[place] = x;
         }
         above += __popc(is_above);
         ties += __popc(is_tie);
