@@ -47,6 +47,7 @@ template <class Use> __device__ void each_drawn(const Stream& s, int64_t offset,
   const Groups groups = groups_of(offset, count);
   for (int64_t group = groups.first + first_item(); group < groups.last; group += item_stride()) {
     const EightDraws random = draw(s, group);
+#pragma unroll
     for (int i = 0; i < kDrawsPerGroup; ++i) {
       const int64_t element = group * kDrawsPerGroup + i - offset;
       if (element >= 0 && element < count) use(element, random[i]);

@@ -3,6 +3,8 @@
 #include <cuda_runtime.h>
 
 #include <algorithm>
+#include <array>
+#include <mutex>
 #include <stdexcept>
 #include <string>
 
@@ -42,13 +44,36 @@ inline void clear(void* memory, int64_t bytes, Launch launch) {
   if (bytes > 0) check(cudaMemsetAsync(memory, 0, size_t(bytes), stream_of(launch)), "cudaMemsetAsync");
 }
 
+// Scratch memory comes from a pool of its own for each device, which gives nothing back: after the first steps no kernel
+// waits for the driver.
+inline cudaMemPool_t memory_pool() {
+  constexpr int kDevices = 64;
+  static std::array<cudaMemPool_t, kDevices> pools{};
+  static std::array<std::once_flag, kDevices> made;
+  int device = 0;
+  check(cudaGetDevice(&device), "cudaGetDevice");
+  if (device >= kDevices) throw std::runtime_error("more than 64 CUDA devices");
+  std::call_once(made[size_t(device)], [&] {
+    cudaMemPoolProps wanted{};
+    wanted.allocType = cudaMemAllocationTypePinned;
+    wanted.location.type = cudaMemLocationTypeDevice;
+    wanted.location.id = device;
+    cudaMemPool_t pool;
+    check(cudaMemPoolCreate(&pool, &wanted), "cudaMemPoolCreate");
+    uint64_t kept = ~uint64_t(0);
+    check(cudaMemPoolSetAttribute(pool, cudaMemPoolAttrReleaseThreshold, &kept), "cudaMemPoolSetAttribute");
+    pools[size_t(device)] = pool;
+  });
+  return pools[size_t(device)];
+}
+
 // Memory that lives until the work queued so far is done.
 template <class T> class Scratch {
  public:
   Scratch(int64_t count, Launch launch) : stream_(stream_of(launch)) {
     if (count > 0)
-      check(cudaMallocAsync(reinterpret_cast<void**>(&data_), size_t(count) * sizeof(T), stream_),
-            "cudaMallocAsync");
+      check(cudaMallocFromPoolAsync(reinterpret_cast<void**>(&data_), size_t(count) * sizeof(T), memory_pool(), stream_),
+            "cudaMallocFromPoolAsync");
   }
   Scratch(const Scratch&) = delete;
   Scratch& operator=(const Scratch&) = delete;

@@ -19,7 +19,7 @@ template <class T> struct QsgdEncode {
 };
 
 struct QsgdFold {
-  const uint8_t* const* parts;
+  PartList<uint8_t> parts;
   int64_t part_count, blocks;
   QsgdShape shape;
   Stream key;
@@ -150,8 +150,8 @@ void qsgd_encode(const void* grad, Dtype dtype, int64_t count, QsgdShape shape, 
 void qsgd_fold(const uint8_t* const* parts, int64_t part_count, int64_t blocks, QsgdShape shape, const Stream* key,
                int64_t offset, uint8_t* out, Launch launch) {
   if (blocks == 0) return;
-  const Parts list(parts, part_count, launch);
-  start(fold_kernel, blocks * kWarp, launch, QsgdFold{list.get(), part_count, blocks, shape, *key, offset, out});
+  const Parts<uint8_t> listed(parts, part_count, launch);
+  start(fold_kernel, blocks * kWarp, launch, QsgdFold{listed.list(), part_count, blocks, shape, *key, offset, out});
 }
 
 void qsgd_decode(const uint8_t* records, Dtype dtype, int64_t count, QsgdShape shape, double scale, void* grad,

@@ -26,6 +26,32 @@ __host__ __device__ inline Blocks blocks_of(int64_t count, int64_t row_length) {
   return {per_row, count / row_length * per_row + ceil_div(count % row_length, kBlock)};
 }
 
+// A warp's part of consecutive elements: lane by lane, as the sums and the votes want them, with this many loads of each
+// lane under way. Loads of 16 bytes would put neighbours into one lane, and need an alignment that gradients lack.
+constexpr int kInFlight = 4;
+
+template <class T> struct Loaded {
+  Work<T> x[kInFlight];  // 0 behind the end
+};
+template <class T>
+__device__ Loaded<T> load_groups(const T* grad, const Work<T>* residual, int64_t begin, int64_t end) {
+  Loaded<T> loaded;
+  T x[kInFlight];
+#pragma unroll
+  for (int k = 0; k < kInFlight; ++k) {
+    const int64_t i = begin + k * kWarp + lane_index();
+    x[k] = i < end ? grad[i] : T{};
+    loaded.x[k] = residual && i < end ? residual[i] : Work<T>(0);
+  }
+#pragma unroll
+  for (int k = 0; k < kInFlight; ++k) {
+    const bool inside = begin + k * kWarp + lane_index() < end;
+    const Work<T> mine = to_work(x[k]);
+    loaded.x[k] = !inside ? Work<T>(0) : residual ? mine + loaded.x[k] : mine;
+  }
+  return loaded;
+}
+
 // Writes 32 bits from element `begin` on, in cleared memory where rows do not begin at a multiple of 32.
 __device__ inline void put_bits(uint32_t* halves, int64_t begin, uint32_t bits, bool whole_halves) {
   const int shift = int(begin % kWarp);

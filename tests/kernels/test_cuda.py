@@ -332,7 +332,7 @@ class TestBits:
                     same("merge_bits", words(count, 1), words(count, 2), m - k, k, KEY, word_offset=word_offset)
 
     def test_majority(self, same: Same) -> None:
-        for parts in (1, 2, 3, 8, 33):
+        for parts in (1, 2, 3, 8, 64, 65):
             for count in (0, 1, 64, 1000, 100_001):
                 same("majority_fold", [bits(count, p) for p in range(parts)], bits(count, 99), count)
 

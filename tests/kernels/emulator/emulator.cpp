@@ -172,7 +172,7 @@ constexpr size_t kGuard = 256;
 constexpr unsigned char kPoison = 0xa5;
 }  // namespace
 
-cudaError_t cudaMallocAsync(void** memory, size_t bytes, cudaStream_t) {
+cudaError_t cudaMallocFromPoolAsync(void** memory, size_t bytes, cudaMemPool_t, cudaStream_t) {
   auto* begin = static_cast<unsigned char*>(std::malloc(bytes + 2 * kGuard));
   memset(begin, kPoison, bytes + 2 * kGuard);
   memcpy(begin, &bytes, sizeof bytes);
