@@ -8,6 +8,7 @@ them nor what threads do at the same time.
 from __future__ import annotations
 
 import ast
+import os
 import re
 import subprocess
 import sys
@@ -31,8 +32,10 @@ Same = Callable[..., Any]
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDER = Path(loader.__file__).resolve().parents[1]
-#: Around the sizes of words, warps, blocks of a sum and superblocks.
-LENGTHS = (0, 1, 31, 33, 63, 64, 65, 257, 1000, 1023, 1025, 8191, 8193, 65_537)
+#: Around the sizes of words, warps and blocks of a sum.
+SHORT = (0, 1, 31, 33, 64, 257, 1025, 4097)
+#: And of superblocks.
+LENGTHS = (*SHORT, 63, 65, 1000, 1023, 8191, 65_537)
 #: Beyond what an emulated kernel does in reasonable time.
 LONG = (65_535, 300_001, (1 << 20) + 1)
 
@@ -63,13 +66,19 @@ def same(target: Target) -> Same:
 
 
 @pytest.fixture
-def lengths(target: Target) -> tuple[int, ...]:
-    return (*LENGTHS, *LONG) if target.name == "cuda" else LENGTHS
+def lengths(target: Target, request: pytest.FixtureRequest) -> tuple[int, ...]:
+    """Few where every kernel is slow: under compute-sanitizer, and emulated in the tests of every day."""
+    if os.environ.get("HVC_TEST_LENGTHS") == "short":
+        return SHORT
+    if target.name == "cuda":
+        return (*LENGTHS, *LONG)
+    return LENGTHS if request.node.get_closest_marker("slow") else SHORT
 
 
 @pytest.fixture
 def every_length(target: Target) -> tuple[int, ...]:
-    return EVERY_LENGTH if target.name == "cuda" else (*range(0, 258, 9), *LENGTHS[8:13])
+    short = target.name != "cuda" or os.environ.get("HVC_TEST_LENGTHS") == "short"
+    return (*range(0, 258, 9), *SHORT[5:]) if short else EVERY_LENGTH
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -121,6 +130,8 @@ class TestNumbers:
         kind = work(dtype)
         for rows, columns in ((2, 3), (31, 33), (1, 1), (257, 100), (1025, 40), (40, 2049)):
             count = rows * columns
+            if count > 10 * lengths[-1]:
+                continue
             for rank in (1, 9) if count > 10_000 else (1, 4, 9):
                 left, right = tame(rank * rows, kind, 1), tame(rank * columns, kind, 2)
                 for make in (numbers, tame):
