@@ -416,6 +416,50 @@ def assert_counts_agree(same: Same, name: str, *arguments: Any, **options: Any) 
     assert counts[0] == counts[1], name
 
 
+# ---- streams ------------------------------------------------------------------------------------
+
+
+@no_gpu
+@pytest.mark.gpu
+class TestStreams:
+    """Kernels run on torch's current stream, and those that do not wait in a graph as well."""
+
+    def test_a_step_in_a_graph(self) -> None:
+        count = 100_003
+        grad, residual = tame(count, torch.float32, 1), tame(count, torch.float32, 2)
+        expected, device = sign_step([grad.clone(), residual.clone()]), [grad.cuda(), residual.cuda()]
+        sign_step([part.clone() for part in device])
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            captured = sign_step(device)
+        for _ in range(2):
+            device[0].copy_(grad)
+            device[1].copy_(residual)
+            graph.replay()
+            assert [bool((a == b.cpu()).all()) for a, b in zip(expected, captured)] == [True] * 3
+
+    def test_another_stream(self) -> None:
+        grad, residual = tame(100_003, torch.float32, 1), tame(100_003, torch.float32, 2)
+        expected = sign_step([grad.clone(), residual.clone()])
+        with torch.cuda.stream(torch.cuda.Stream()):
+            found = sign_step([grad.cuda(), residual.cuda()])
+            torch.cuda.current_stream().synchronize()
+        assert [bool((a == b.cpu()).all()) for a, b in zip(expected, found)] == [True] * 3
+
+
+def sign_step(pair: list[Tensor]) -> list[Tensor]:
+    """What a rank does with a tensor in a step of a method with signs; return everything that is written."""
+    grad, residual = pair
+    count = grad.numel()
+    bits_of = torch.zeros(kernels.word_count(count), dtype=torch.int64, device=grad.device)
+    steps = torch.full((1,), 0.01, device=grad.device)
+    kernels.sign_offer(grad, residual, bits_of, None, count, key=KEY)
+    kernels.majority_fold([bits_of, bits_of], bits_of, count)
+    kernels.sign_decode(bits_of, steps, count, grad, residual, feedback="global")
+    return [bits_of, grad, residual]
+
+
 # ---- nothing is left out ------------------------------------------------------------------------
 
 #: Entry points that are for host memory, or say something about the processor.
