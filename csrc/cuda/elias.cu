@@ -1,5 +1,5 @@
-// QSGD with Elias codes: a warp writes the stream of a range, a thread reads it. Ranks are added one after the other, so
-// their order is kept.
+// QSGD with Elias codes: a warp writes the stream of a range, a thread reads it. Ranks are added one after the other,
+// so their order is kept.
 #include "hvc/elias.h"
 
 #include "blocks_of_codes.h"

@@ -44,8 +44,8 @@ inline void clear(void* memory, int64_t bytes, Launch launch) {
   if (bytes > 0) check(cudaMemsetAsync(memory, 0, size_t(bytes), stream_of(launch)), "cudaMemsetAsync");
 }
 
-// Scratch memory comes from a pool of its own for each device, which gives nothing back: after the first steps no kernel
-// waits for the driver.
+// Scratch memory comes from a pool of its own for each device, which gives nothing back: after the first steps no
+// kernel waits for the driver.
 inline cudaMemPool_t memory_pool() {
   constexpr int kDevices = 64;
   static std::array<cudaMemPool_t, kDevices> pools{};
@@ -71,9 +71,9 @@ inline cudaMemPool_t memory_pool() {
 template <class T> class Scratch {
  public:
   Scratch(int64_t count, Launch launch) : stream_(stream_of(launch)) {
-    if (count > 0)
-      check(cudaMallocFromPoolAsync(reinterpret_cast<void**>(&data_), size_t(count) * sizeof(T), memory_pool(), stream_),
-            "cudaMallocFromPoolAsync");
+    if (count <= 0) return;
+    auto** memory = reinterpret_cast<void**>(&data_);
+    check(cudaMallocFromPoolAsync(memory, size_t(count) * sizeof(T), memory_pool(), stream_), "cudaMallocFromPoolAsync");
   }
   Scratch(const Scratch&) = delete;
   Scratch& operator=(const Scratch&) = delete;

@@ -186,8 +186,8 @@ void lowrank_start(const void* kept, Dtype dtype, int64_t columns, int64_t rank,
   const int64_t blocks = std::min<int64_t>(rank, 1 << 16);
   visit_work(dtype, [&](auto type) {
     using W = typename decltype(type)::type;
-    start_blocks(start_kernel<W>, blocks, kLineThreads, launch, static_cast<const W*>(kept), columns, rank, *key, offset,
-                 static_cast<W*>(right));
+    start_blocks(start_kernel<W>, blocks, kLineThreads, launch, static_cast<const W*>(kept), columns, rank, *key,
+                 offset, static_cast<W*>(right));
   });
 }
 

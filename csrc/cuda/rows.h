@@ -26,8 +26,8 @@ __host__ __device__ inline Blocks blocks_of(int64_t count, int64_t row_length) {
   return {per_row, count / row_length * per_row + ceil_div(count % row_length, kBlock)};
 }
 
-// A warp's part of consecutive elements: lane by lane, as the sums and the votes want them, with this many loads of each
-// lane under way. Loads of 16 bytes would put neighbours into one lane, and need an alignment that gradients lack.
+// A warp's part of consecutive elements: lane by lane, as the sums and the votes want them, with this many loads of
+// each lane under way. Loads of 16 bytes would put neighbours into one lane, and need an alignment that gradients lack.
 constexpr int kInFlight = 4;
 
 template <class T> struct Loaded {
@@ -87,7 +87,8 @@ template <bool kLargest> __global__ void units_kernel(Units units, const double*
   constexpr int64_t kBlocks = kSuperblock / kBlock;
   for (int64_t unit = first_warp(); unit < units.total; unit += warp_stride()) {
     const int64_t row = unit / units.per_row * blocks.per_row, begin = row + unit % units.per_row * kBlocks;
-    const double found = in_order<kLargest>(of_blocks, begin, min(min(begin + kBlocks, row + blocks.per_row), blocks.total));
+    const int64_t end = min(min(begin + kBlocks, row + blocks.per_row), blocks.total);
+    const double found = in_order<kLargest>(of_blocks, begin, end);
     if (lane_index() == 0) of_units[unit] = found;
   }
 }

@@ -1,4 +1,5 @@
-// Sections of positions with values: a thread codes a range. Ranks are added one after the other, so their order is kept.
+// Sections of positions with values: a thread codes a range. Ranks are added one after the other, so their order is
+// kept.
 #include "hvc/values.h"
 
 #include "hvc/dense.h"

@@ -348,9 +348,16 @@ class TestBits:
                 same("majority_fold", [bits(count, p) for p in range(parts)], bits(count, 99), count)
 
     def test_hash(self, same: Same) -> None:
-        for count in (0, 1, 7, 8, 16_383, 16_384, 100_003):
+        for count in (0, 1, 7, 8, 16_383, 16_384, 100_003, 32 << 14, (33 << 14) + 5):
             same("hash64", words(kernels.word_count(8 * count), 1).view(torch.uint8)[:count], 77)
 
+
+    def test_rows_of_many_superblocks(self, same: Same) -> None:
+        count = (1 << 21) + 65_536 + 5
+        grad = tame(count, torch.float32, 1)
+        for power, kind in ((0, torch.float32), (2, torch.float64)):
+            same("norm_offer", grad, poison(1, kind), count, power=power)
+        same("sign_offer", grad, None, poison(kernels.word_count(count), torch.int64), poison(1, torch.float64), count)
 
     def test_triad(self, same: Same) -> None:
         for count in (0, 1, 255, 1025):
