@@ -160,6 +160,9 @@ uint64_t hash64(Address data, int64_t bytes, uint64_t seed, Address launch) {
 #include "bind_quantise.h"
 #include "bind_sketch.h"
 #include "bind_sparse.h"
+// These two use what the ones above define.
+#include "bind_elias.h"
+#include "bind_values.h"
 
 void define_kernels(py::module_& module) {
   using unlocked = py::call_guard<py::gil_scoped_release>;
@@ -188,6 +191,8 @@ void define_kernels(py::module_& module) {
   module.def("triad", &triad, unlocked());
   module.def("hash64", &hash64, unlocked());
   define_sparse_kernels(module);
+  define_elias(module);
+  define_values(module);
 }
 
 }  // namespace

@@ -16,16 +16,10 @@ std::array<uint32_t, 4> philox4x32(const std::array<uint32_t, 4>& counter, const
   return {c.c0, c.c1, c.c2, c.c3};
 }
 
-// The kernels that have no CUDA text.
-#include "bind_elias.h"
-#include "bind_values.h"
-
 }  // namespace
 
 PYBIND11_MODULE(_cpu, module, py::mod_gil_not_used()) {
   define_kernels(module);
-  define_elias(module);
-  define_values(module);
   module.def("crc32c", &crc32c, py::call_guard<py::gil_scoped_release>());
   module.def("crc32c_copy", &crc32c_copy, py::call_guard<py::gil_scoped_release>());
   module.def("philox4x32", &philox4x32);

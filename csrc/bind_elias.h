@@ -1,4 +1,4 @@
-// The part of bind_cpu.cpp for Elias codes; included there, inside its namespace.
+// The part of bind.h for Elias codes; included there, inside its namespace.
 
 std::pair<int64_t, int64_t> elias_encode(Address grad, int dtype, int64_t count, int bits, int64_t block, int power,
                                          const KeyWords& key, int64_t offset, Address out, Address launch) {
@@ -10,12 +10,12 @@ std::pair<int64_t, int64_t> elias_encode(Address grad, int dtype, int64_t count,
 }
 
 int64_t elias_decode(const std::vector<std::pair<Address, int64_t>>& sections, int dtype, int64_t count, int bits,
-                     int64_t block, double scale, Address grad, Address launch) {
+                     int64_t block, double scale, Address grad, Address counter, Address launch) {
   std::vector<hvc::Section> list;
   for (const auto& [data, bytes] : sections) list.push_back({at<uint8_t>(data), bytes});
   int64_t wrong = 0;
   hvc::elias_decode(list.data(), int64_t(list.size()), hvc::Dtype(dtype), count, qsgd_shape(bits, block, 0), scale,
-                    at<void>(grad), &wrong, launch_of(launch));
+                    at<void>(grad), counter ? at<int64_t>(counter) : &wrong, launch_of(launch));
   return wrong;
 }
 

@@ -1,4 +1,4 @@
-// The part of bind_cpu.cpp that sends positions with values, and samples; included there, inside its namespace.
+// The part of bind.h that sends positions with values, and samples; included there, inside its namespace.
 
 int64_t values_encode(Address positions, int64_t kept, Address values, Address mean, int dtype, int form,
                       int64_t count, int parameter, Address out, Address launch) {
@@ -8,22 +8,22 @@ int64_t values_encode(Address positions, int64_t kept, Address values, Address m
 
 int64_t values_decode(const std::vector<std::pair<Address, int64_t>>& sections, int64_t own, int form, int parameter,
                       int dtype, int64_t count, double scale, Address grad, Address residual, Address momentum,
-                      double factor, bool masking, Address launch) {
+                      double factor, bool masking, Address counter, Address launch) {
   std::vector<hvc::Section> list;
   for (const auto& [data, bytes] : sections) list.push_back({at<uint8_t>(data), bytes});
   int64_t wrong = 0;
   hvc::values_decode(list.data(), int64_t(list.size()), own, hvc::ValueForm(form), parameter, hvc::Dtype(dtype), count,
-                     scale, at<void>(grad), at<void>(residual), at<void>(momentum), factor, masking, &wrong,
-                     launch_of(launch));
+                     scale, at<void>(grad), at<void>(residual), at<void>(momentum), factor, masking,
+                     counter ? at<int64_t>(counter) : &wrong, launch_of(launch));
   return wrong;
 }
 
 int64_t sample_offer(Address grad, Address residual, int dtype, int64_t count, int64_t k, const KeyWords& key,
-                     int64_t first, Address values, Address launch) {
+                     int64_t first, Address values, Address counter, Address launch) {
   const hvc::Stream stream = stream_of(key);
   int64_t nonfinite = 0;
   hvc::sample_offer(at<void>(grad), at<void>(residual), hvc::Dtype(dtype), count, k, &stream, first, at<void>(values),
-                    &nonfinite, launch_of(launch));
+                    counter ? at<int64_t>(counter) : &nonfinite, launch_of(launch));
   return nonfinite;
 }
 

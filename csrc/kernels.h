@@ -100,8 +100,9 @@ void qsgd_fold(const uint8_t* const* parts, int64_t part_count, int64_t blocks, 
 void qsgd_decode(const uint8_t* records, Dtype dtype, int64_t count, QsgdShape shape, double scale, void* grad,
                  Launch launch);
 
-// elias.cpp: the same codes in sections as hvc/elias.h describes them. Encoding returns the bytes written; decoding
-// adds the sections in their order, `wrong` counts malformed ranges.
+// elias.cpp, elias.cu: the same codes in sections as hvc/elias.h describes them. Encoding returns the bytes written and
+// waits for its stream on CUDA, `nonfinite` is host memory; decoding adds the sections in their order, `wrong` counts
+// malformed ranges.
 int64_t elias_encode(const void* grad, Dtype dtype, int64_t count, QsgdShape shape, const Stream* key, int64_t offset,
                      uint8_t* out, int64_t* nonfinite, Launch launch);
 void elias_decode(const Section* sections, int64_t section_count, Dtype dtype, int64_t count, QsgdShape shape,
@@ -136,17 +137,18 @@ void binary_decode(const Section* sections, int64_t section_count, int64_t own, 
 void binary_clear(const Section* section, int parameter, Dtype dtype, int64_t count, void* tensor, int64_t* wrong,
                   Launch launch);
 
-// values.cpp: sections as hvc/values.h describes them; `wrong` counts malformed ranges. Encoding returns the bytes
-// written, -1 if the positions do not ascend below `count`; `mean` is for kSigns only. With momentum, which needs a
-// residual and kFullValues, what is kept is u = factor u + grad and residual = x + factor u.
+// values.cpp, values.cu: sections as hvc/values.h describes them; `wrong` counts malformed ranges. Encoding returns the
+// bytes written, -1 if the positions do not ascend below `count`, and waits for its stream on CUDA; `mean` is for
+// kSigns only. With momentum, which needs a residual and kFullValues, what is kept is u = factor u + grad and
+// residual = x + factor u.
 int64_t values_encode(const int32_t* positions, int64_t kept, const void* values, const void* mean, Dtype dtype,
                       ValueForm form, int64_t count, int parameter, uint8_t* out, Launch launch);
 void values_decode(const Section* sections, int64_t section_count, int64_t own, ValueForm form, int parameter,
                    Dtype dtype, int64_t count, double scale, void* grad, void* residual, void* momentum,
                    double factor, bool masking, int64_t* wrong, Launch launch);
 
-// sample.cpp: one element of each of k blocks, the block i of [floor(count i / k), floor(count (i + 1) / k)); draws
-// `first` to `first` + k - 1 of the key decide which
+// sample.cpp, sample.cu: one element of each of k blocks, the block i of [floor(count i / k),
+// floor(count (i + 1) / k)); draws `first` to `first` + k - 1 of the key decide which
 void sample_offer(const void* grad, const void* residual, Dtype dtype, int64_t count, int64_t k, const Stream* key,
                   int64_t first, void* values, int64_t* nonfinite, Launch launch);
 void sample_decode(const void* values, Dtype dtype, int64_t count, int64_t k, const Stream* key, int64_t first,

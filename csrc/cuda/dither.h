@@ -22,11 +22,32 @@ __device__ inline EightDraws draw(const Stream& s, int64_t group) {
   return {{r.c0, r.c1, r.c2, r.c3}};
 }
 
+// The draws of eight elements of a stream, of which the first need not begin a group: two groups, moved down.
+__device__ inline EightDraws draw_from(const Stream& s, int64_t element) {
+  const int64_t group = element / kDrawsPerGroup;
+  const int shift = int(element % kDrawsPerGroup);
+  const EightDraws low = draw(s, group);
+  if (shift == 0) return low;
+  const EightDraws high = draw(s, group + 1);
+  uint32_t words[8];
+#pragma unroll
+  for (int i = 0; i < 4; ++i) words[i] = low.words[i], words[i + 4] = high.words[i];
+#pragma unroll
+  for (int i = 0; i < 6; ++i) words[i] = shift & 4 ? words[i + 2] : words[i];
+#pragma unroll
+  for (int i = 0; i < 5; ++i) words[i] = shift & 2 ? words[i + 1] : words[i];
+  EightDraws moved;
+#pragma unroll
+  for (int i = 0; i < 4; ++i) moved.words[i] = shift & 1 ? words[i] >> 16 | words[i + 1] << 16 : words[i];
+  return moved;
+}
+
 // Calls use(element, random) for the elements of [0, count) in this thread's groups.
 template <class Use> __device__ void each_drawn(const Stream& s, int64_t offset, int64_t count, const Use& use) {
   const Groups groups = groups_of(offset, count);
   for (int64_t group = groups.first + first_item(); group < groups.last; group += item_stride()) {
     const EightDraws random = draw(s, group);
+#pragma unroll
     for (int i = 0; i < kDrawsPerGroup; ++i) {
       const int64_t element = group * kDrawsPerGroup + i - offset;
       if (element >= 0 && element < count) use(element, random[i]);

@@ -2,7 +2,7 @@
 #include "hvc/golomb.h"
 
 #include "hvc/half.h"
-#include "launch.h"
+#include "positions.h"
 #include "scan.h"
 #include "visit.h"
 
@@ -16,39 +16,10 @@ struct Layout {
 
 // ---- encoding ---------------------------------------------------------------------------------------------
 
-// The first of the positions that is not below a bound.
-__device__ int64_t first_from(const int32_t* positions, int64_t kept, int64_t bound) {
-  int64_t low = 0, high = kept;
-  while (low < high) {
-    const int64_t middle = (low + high) / 2;
-    if (positions[middle] < bound)
-      low = middle + 1;
-    else
-      high = middle;
-  }
-  return low;
-}
-
-// Calls gap(elements between) for each position of a range.
-template <class Gap>
-__device__ void each_gap(const int32_t* positions, int64_t kept, const Layout& l, int64_t range, const Gap& gap) {
-  int64_t next = range * range_elements(l.parameter);
-  const int64_t end = next + range_elements(l.parameter);
-  for (int64_t i = first_from(positions, kept, next); i < kept && positions[i] < end; ++i) {
-    gap(uint32_t(positions[i] - next));
-    next = int64_t(positions[i]) + 1;
-  }
-}
-
-__global__ void validate_kernel(const int32_t* positions, int64_t kept, int64_t count, int64_t* bad) {
-  for (int64_t i = first_item(); i < kept; i += item_stride())
-    add_count(bad, positions[i] <= (i == 0 ? -1 : positions[i - 1]) || positions[i] >= count);
-}
-
 __global__ void measure_kernel(const int32_t* positions, int64_t kept, Layout l, int64_t* lengths) {
   for (int64_t range = first_item(); range < l.ranges; range += item_stride()) {
     int64_t bits = 0;
-    each_gap(positions, kept, l, range, [&](uint32_t gap) { bits += (gap >> l.parameter) + 1 + l.parameter; });
+    each_gap(positions, kept, l.parameter, range, [&](uint32_t gap) { bits += bits_of_gap(gap, l.parameter); });
     lengths[range] = ceil_div(bits, 8);
   }
 }
@@ -57,7 +28,7 @@ __global__ void encode_kernel(const int32_t* positions, int64_t kept, Layout l, 
                               const int64_t* offsets, uint8_t* out) {
   for (int64_t range = first_item(); range < l.ranges; range += item_stride()) {
     StreamWriter writer(out + streams_begin(l.value_bytes, l.ranges) + offsets[range]);
-    each_gap(positions, kept, l, range, [&](uint32_t gap) { writer.put_code(gap, l.parameter); });
+    each_gap(positions, kept, l.parameter, range, [&](uint32_t gap) { writer.put_code(gap, l.parameter); });
     writer.finish();
     store_bytes(out + l.value_bytes + 4 * range, uint32_t(lengths[range]));
   }
@@ -69,8 +40,6 @@ __global__ void lengths_kernel(Section s, Layout l, int64_t* lengths) {
   for (int64_t range = first_item(); range < l.ranges; range += item_stride())
     lengths[range] = stream_bytes(s, l.value_bytes, range);
 }
-
-__global__ void count_kernel(int64_t* total, int64_t count) { add_count(total, count); }
 
 // Calls body(position) for each position of a readable section.
 template <class Body>
@@ -124,8 +93,7 @@ void find_offsets(const Section& s, const Layout& l, int64_t* lengths, int64_t* 
 // A section without room for its lengths is known here; its ranges are counted as malformed.
 bool readable(const Section& s, const Layout& l, int64_t* wrong, Launch launch) {
   if (!too_short(s, l.value_bytes, l.ranges)) return true;
-  count_kernel<<<1, 1, 0, stream_of(launch)>>>(wrong, std::max<int64_t>(l.ranges, 1));
-  check(cudaGetLastError(), "kernel launch");
+  start_blocks(count_kernel, 1, 1, launch, wrong, std::max<int64_t>(l.ranges, 1));
   return false;
 }
 

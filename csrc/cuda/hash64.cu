@@ -33,10 +33,18 @@ __global__ void hash_blocks_kernel(const uint8_t* data, int64_t bytes, int64_t b
   }
 }
 
+// One warp: each chaining waits for the one before, but 32 hashes are loaded at once.
 __global__ void chain_kernel(const uint64_t* hashes, int64_t blocks, int64_t bytes, uint64_t seed, uint64_t* out) {
   uint64_t hash = hash_mix(seed);
-  for (int64_t block = 0; block < blocks; ++block) hash = hash_chain(hash, hashes[block]);
-  *out = hash_chain(hash, uint64_t(bytes));
+  for (int64_t first = 0; first < blocks; first += kWarp) {
+    const int64_t left = blocks - first;
+    const uint64_t mine = lane_index() < left ? hashes[first + lane_index()] : 0;
+    for (int lane = 0; lane < kWarp; ++lane) {
+      const uint64_t next = __shfl_sync(kAllLanes, mine, lane);
+      hash = lane < left ? hash_chain(hash, next) : hash;
+    }
+  }
+  if (lane_index() == 0) *out = hash_chain(hash, uint64_t(bytes));
 }
 
 }  // namespace
@@ -49,8 +57,7 @@ uint64_t hash64(const void* data, int64_t bytes, uint64_t seed, Launch launch) {
   const Scratch<uint64_t> hashes(blocks, launch), result(1, launch);
   start(hash_blocks_kernel, blocks * kWarp, launch, static_cast<const uint8_t*>(data), bytes, blocks,
         hashes.get());
-  chain_kernel<<<1, 1, 0, stream_of(launch)>>>(hashes.get(), blocks, bytes, seed, result.get());
-  check(cudaGetLastError(), "kernel launch");
+  start_blocks(chain_kernel, 1, kWarp, launch, hashes.get(), blocks, bytes, seed, result.get());
   uint64_t hash = 0;
   check(cudaMemcpyAsync(&hash, result.get(), sizeof hash, cudaMemcpyDeviceToHost, stream_of(launch)),
         "cudaMemcpyAsync");

@@ -3,6 +3,8 @@
 #include <cuda_runtime.h>
 
 #include <algorithm>
+#include <array>
+#include <mutex>
 #include <stdexcept>
 #include <string>
 
@@ -20,26 +22,58 @@ inline void check(cudaError_t status, const char* what) {
 
 inline cudaStream_t stream_of(Launch launch) { return static_cast<cudaStream_t>(launch.stream); }
 
+// Starts so many blocks of threads. Through the runtime's function and not <<<>>>, which is no C++: the tests run these
+// texts without a GPU.
+template <class... Parameters, class... Arguments>
+void start_blocks(void (*kernel)(Parameters...), int64_t blocks, int threads, Launch launch, Arguments... arguments) {
+  cudaLaunchConfig_t grid{};
+  grid.gridDim = dim3(unsigned(blocks));
+  grid.blockDim = dim3(unsigned(threads));
+  grid.stream = stream_of(launch);
+  check(cudaLaunchKernelEx(&grid, kernel, arguments...), "kernel launch");
+}
+
 // Starts `kernel` with about one thread per item; kernels loop, so a grid of a million blocks is enough for all.
 template <class... Parameters, class... Arguments>
 void start(void (*kernel)(Parameters...), int64_t items, Launch launch, Arguments... arguments) {
   if (items == 0) return;
-  const auto blocks = unsigned(std::min<int64_t>(ceil_div(items, kThreads), 1 << 20));
-  kernel<<<blocks, kThreads, 0, stream_of(launch)>>>(arguments...);
-  check(cudaGetLastError(), "kernel launch");
+  start_blocks(kernel, std::min<int64_t>(ceil_div(items, kThreads), 1 << 20), kThreads, launch, arguments...);
 }
 
 inline void clear(void* memory, int64_t bytes, Launch launch) {
   if (bytes > 0) check(cudaMemsetAsync(memory, 0, size_t(bytes), stream_of(launch)), "cudaMemsetAsync");
 }
 
+// Scratch memory comes from a pool of its own for each device, which gives nothing back: after the first steps no
+// kernel waits for the driver.
+inline cudaMemPool_t memory_pool() {
+  constexpr int kDevices = 64;
+  static std::array<cudaMemPool_t, kDevices> pools{};
+  static std::array<std::once_flag, kDevices> made;
+  int device = 0;
+  check(cudaGetDevice(&device), "cudaGetDevice");
+  if (device >= kDevices) throw std::runtime_error("more than 64 CUDA devices");
+  std::call_once(made[size_t(device)], [&] {
+    cudaMemPoolProps wanted{};
+    wanted.allocType = cudaMemAllocationTypePinned;
+    wanted.location.type = cudaMemLocationTypeDevice;
+    wanted.location.id = device;
+    cudaMemPool_t pool;
+    check(cudaMemPoolCreate(&pool, &wanted), "cudaMemPoolCreate");
+    uint64_t kept = ~uint64_t(0);
+    check(cudaMemPoolSetAttribute(pool, cudaMemPoolAttrReleaseThreshold, &kept), "cudaMemPoolSetAttribute");
+    pools[size_t(device)] = pool;
+  });
+  return pools[size_t(device)];
+}
+
 // Memory that lives until the work queued so far is done.
 template <class T> class Scratch {
  public:
   Scratch(int64_t count, Launch launch) : stream_(stream_of(launch)) {
-    if (count > 0)
-      check(cudaMallocAsync(reinterpret_cast<void**>(&data_), size_t(count) * sizeof(T), stream_),
-            "cudaMallocAsync");
+    if (count <= 0) return;
+    auto** memory = reinterpret_cast<void**>(&data_);
+    check(cudaMallocFromPoolAsync(memory, size_t(count) * sizeof(T), memory_pool(), stream_), "cudaMallocFromPoolAsync");
   }
   Scratch(const Scratch&) = delete;
   Scratch& operator=(const Scratch&) = delete;

@@ -183,12 +183,11 @@ Matrix<T> matrix(const void* grad, const void* residual, int64_t rows, int64_t c
 
 void lowrank_start(const void* kept, Dtype dtype, int64_t columns, int64_t rank, const Stream* key, int64_t offset,
                    void* right, Launch launch) {
-  const auto blocks = unsigned(std::min<int64_t>(rank, 1 << 16));
+  const int64_t blocks = std::min<int64_t>(rank, 1 << 16);
   visit_work(dtype, [&](auto type) {
     using W = typename decltype(type)::type;
-    start_kernel<W><<<blocks, kLineThreads, 0, stream_of(launch)>>>(static_cast<const W*>(kept), columns, rank, *key,
-                                                                    offset, static_cast<W*>(right));
-    check(cudaGetLastError(), "kernel launch");
+    start_blocks(start_kernel<W>, blocks, kLineThreads, launch, static_cast<const W*>(kept), columns, rank, *key,
+                 offset, static_cast<W*>(right));
   });
 }
 
@@ -207,9 +206,8 @@ void lowrank_orthonormalise(void* lines, Dtype dtype, int64_t count, int64_t ran
   const Scratch<double> block_sums(ceil_div(count, kBlock), launch);
   visit_work(dtype, [&](auto type) {
     using W = typename decltype(type)::type;
-    orthonormalise_kernel<W>
-        <<<1, kLineThreads, 0, stream_of(launch)>>>(static_cast<W*>(lines), count, rank, block_sums.get());
-    check(cudaGetLastError(), "kernel launch");
+    start_blocks(orthonormalise_kernel<W>, 1, kLineThreads, launch, static_cast<W*>(lines), count, rank,
+                 block_sums.get());
   });
 }
 

@@ -1,6 +1,6 @@
 // The majority of many bit vectors, counted without unpacking a bit.
 #include "hvc/majority.h"
-#include "launch.h"
+#include "parts.h"
 
 namespace hvc {
 namespace {
@@ -8,7 +8,7 @@ namespace {
 // ---- kernels ----------------------------------------------------------------------------------------------
 
 // A thread counts 64 lanes. Planes above `levels` stay 0; the loops are unrolled to keep them in registers.
-__global__ void fold_kernel(const uint64_t* const* parts, int64_t part_count, int levels, int64_t count,
+__global__ void fold_kernel(PartList<uint64_t> parts, int64_t part_count, int levels, int64_t count,
                             uint64_t* out) {
   for (int64_t word = first_item(); word < words_for(count); word += item_stride()) {
     uint64_t planes[kMaxPlanes] = {};
@@ -42,13 +42,8 @@ int bit_length(int64_t value) {
 
 void majority_fold(const uint64_t* const* parts, int64_t part_count, int64_t count, uint64_t* out, Launch launch) {
   if (count == 0) return;
-  const Scratch<const uint64_t*> addresses(part_count, launch);
-  // From pageable memory: CUDA has taken its own copy of the list when this returns.
-  check(cudaMemcpyAsync(addresses.get(), parts, size_t(part_count) * sizeof *parts, cudaMemcpyHostToDevice,
-                        stream_of(launch)),
-        "cudaMemcpyAsync");
-  start(fold_kernel, words_for(count), launch, static_cast<const uint64_t* const*>(addresses.get()), part_count,
-        bit_length(part_count), count, out);
+  const Parts<uint64_t> addresses(parts, part_count, launch);
+  start(fold_kernel, words_for(count), launch, addresses.list(), part_count, bit_length(part_count), count, out);
 }
 
 }  // namespace hvc

@@ -39,7 +39,7 @@ struct OctaveMerge {
 };
 
 struct OctaveFold {
-  const uint8_t* const* parts;
+  PartList<uint8_t> parts;
   int64_t part_count, count;
   Octaves octaves;
   Stream key;
@@ -124,8 +124,8 @@ void octave_fold(const uint8_t* const* parts, int64_t part_count, int64_t count,
                  int64_t offset, uint8_t* out, Launch launch) {
   const Groups groups = groups_of(offset, count);
   if (count == 0) return;
-  const Parts list(parts, part_count, launch);
-  const OctaveFold f{list.get(), part_count, count, octaves_of(8, headroom), *key, offset, out};
+  const Parts<uint8_t> listed(parts, part_count, launch);
+  const OctaveFold f{listed.list(), part_count, count, octaves_of(8, headroom), *key, offset, out};
   start(fold_kernel, groups.last - groups.first, launch, f);
 }
 

@@ -1,7 +1,7 @@
 // Signs with two values per row: the fused offer, and the fused decode of all ranks.
 #include "hvc/kept.h"
 #include "hvc/sign.h"
-#include "launch.h"
+#include "parts.h"
 #include "rows.h"
 #include "visit.h"
 
@@ -19,9 +19,9 @@ template <class T> struct PointsOffer {
 };
 
 template <class T> struct PointsDecode {
-  const uint64_t* const* bits;
-  const float* const* highs;
-  const float* const* lows;  // or none
+  PartList<uint64_t> bits;
+  PartList<float> highs, lows;
+  bool has_lows;
   int64_t ranks, own, count, row_length;
   double scale;
   T* grad;
@@ -42,16 +42,21 @@ template <class T> __global__ void points_offer_kernel(PointsOffer<T> o) {
     const int64_t end = begin + kBlock < row_end ? begin + kBlock : row_end;
     W high = 0, low = 0;
     int64_t ones = 0;
-    for (int64_t group = begin; group < end; group += kWarp) {
-      const int64_t i = group + lane_index();
-      const W x = i < end ? offered(o.grad, o.residual, i) : W(0);
-      const bool bit = i < end && sign_bit(x);
-      const uint32_t bits = __ballot_sync(kAllLanes, bit);
-      if (lane_index() == 0) put_bits(o.halves, group, bits, o.whole_halves);
-      high += bit ? magnitude(x) : W(0);
-      low += bit ? W(0) : magnitude(x);
-      ones += __popc(bits);
-      nonfinite += !can_be_kept(x);
+    for (int64_t groups = begin; groups < end; groups += kInFlight * kWarp) {
+      const Loaded<T> loaded = load_groups(o.grad, o.residual, groups, end);
+#pragma unroll
+      for (int k = 0; k < kInFlight; ++k) {
+        const int64_t group = groups + k * kWarp;
+        if (group >= end) break;
+        const W x = loaded.x[k];
+        const bool bit = group + lane_index() < end && sign_bit(x);
+        const uint32_t bits = __ballot_sync(kAllLanes, bit);
+        if (lane_index() == 0) put_bits(o.halves, group, bits, o.whole_halves);
+        high += bit ? magnitude(x) : W(0);
+        low += bit ? W(0) : magnitude(x);
+        ones += __popc(bits);
+        nonfinite += !can_be_kept(x);
+      }
     }
     high = combine_warp(high);
     low = combine_warp(low);
@@ -67,7 +72,7 @@ template <class T> __device__ Work<T> sent(const PointsDecode<T>& d, int64_t ran
   using W = Work<T>;
   const W high = d.highs[rank][row];
   const bool bit = d.bits[rank][i / kWordBits] >> (i % kWordBits) & 1;
-  return bit ? high : d.lows ? W(d.lows[rank][row]) : -high;
+  return bit ? high : d.has_lows ? W(d.lows[rank][row]) : -high;
 }
 
 template <class T> __global__ void points_decode_kernel(PointsDecode<T> d) {
@@ -79,13 +84,6 @@ template <class T> __global__ void points_decode_kernel(PointsDecode<T> d) {
     for (int64_t rank = 1; rank < d.ranks; ++rank) total += sent(d, rank, row, i);
     d.grad[i] = from_work<T>(total * W(d.scale));
   }
-}
-
-// From pageable memory: CUDA has taken its own copy of the list when this returns.
-template <class P> void copy_list(const P* from, int64_t count, P* into, Launch launch) {
-  check(cudaMemcpyAsync(into, from, size_t(count) * sizeof(P),
-                        cudaMemcpyHostToDevice, stream_of(launch)),
-        "cudaMemcpyAsync");
 }
 
 }  // namespace
@@ -122,15 +120,12 @@ void points_decode(const uint64_t* const* bits, const float* const* highs, const
                    int64_t own, Dtype dtype, int64_t count, int64_t row_length, double scale, void* grad,
                    void* residual, Launch launch) {
   if (count == 0) return;
-  const Scratch<const uint64_t*> bits_at(ranks, launch);
-  const Scratch<const float*> highs_at(ranks, launch), lows_at(lows ? ranks : 0, launch);
-  copy_list(bits, ranks, bits_at.get(), launch);
-  copy_list(highs, ranks, highs_at.get(), launch);
-  if (lows) copy_list(lows, ranks, lows_at.get(), launch);
+  const Parts<uint64_t> bits_at(bits, ranks, launch);
+  const Parts<float> highs_at(highs, ranks, launch), lows_at(lows, lows ? ranks : 0, launch);
   visit(dtype, [&](auto type) {
     using T = typename decltype(type)::type;
-    const PointsDecode<T> decode{bits_at.get(), highs_at.get(), lows_at.get(), ranks, own, count, row_length, scale,
-                                 static_cast<T*>(grad), static_cast<Work<T>*>(residual)};
+    const PointsDecode<T> decode{bits_at.list(), highs_at.list(), lows_at.list(), lows != nullptr, ranks, own, count,
+                                 row_length, scale, static_cast<T*>(grad), static_cast<Work<T>*>(residual)};
     start(points_decode_kernel<T>, count, launch, decode);
   });
 }

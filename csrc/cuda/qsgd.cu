@@ -1,9 +1,7 @@
 // QSGD with packed codes: records of a norm and codes, made, averaged and decoded. A warp takes a record.
 #include "hvc/qsgd.h"
 
-#include "dither.h"
-#include "hvc/golomb.h"
-#include "hvc/tree.h"
+#include "blocks_of_codes.h"
 #include "parts.h"
 #include "visit.h"
 
@@ -21,7 +19,7 @@ template <class T> struct QsgdEncode {
 };
 
 struct QsgdFold {
-  const uint8_t* const* parts;
+  PartList<uint8_t> parts;
   int64_t part_count, blocks;
   QsgdShape shape;
   Stream key;
@@ -68,44 +66,14 @@ __device__ inline int32_t code_at(const uint8_t* codes, int64_t i, int bits) {
 
 __device__ inline float norm_at(const uint8_t* record) { return bit_cast<float>(load_bytes<uint32_t>(record)); }
 
-__device__ inline void put_norm(uint8_t* record, float norm) {
-  if (lane_index() == 0) store_bytes(record, bit_cast<uint32_t>(norm));
-}
-
-// The norm of value(0) to value(count - 1), in the order of hvc/tree.h; every lane gets it. Not finite counts as 0.
-template <class Value> __device__ float norm_of(Power power, int64_t count, const Value& value) {
-  double largest = 0, squares = 0;
-  for (int64_t block = 0; block < count; block += kBlock) {
-    double sum = 0;
-    for (int64_t i = block + lane_index(); i < min(block + kBlock, count); i += kWarp) {
-      const auto x = value(i);
-      const double size = !is_finite(x) ? 0.0 : x < 0 ? -double(x) : double(x);
-      largest = max(largest, size);
-      sum += size * size;
-    }
-    for (int half = kWarp / 2; half > 0; half /= 2) sum += __shfl_down_sync(kAllLanes, sum, half);
-    squares += __shfl_sync(kAllLanes, sum, 0);
-  }
-  for (int half = kWarp / 2; half > 0; half /= 2) largest = max(largest, __shfl_xor_sync(kAllLanes, largest, half));
-  return power == kMaximum ? norm_at_least(largest) : norm_from_squares(squares, largest);
-}
-
 // Writes the codes of value(0) to value(count - 1), and codes 0 up to the end of the block: a lane takes eight.
 template <class W, class Value>
 __device__ void put_codes(const QsgdShape& shape, int64_t count, float norm, const Stream& key, int64_t offset,
                           uint8_t* codes, const Value& value) {
-  const float limit = level_limit(levels_of(shape.bits));
-  const Scaling<W> scaling = scaling_for(W(norm), W(limit));
-  for (int64_t first = lane_index() * kPacked; first < shape.block; first += kWarp * kPacked) {
-    const EightDraws random = draw(key, (offset + first) / kDrawsPerGroup);
-    uint64_t bytes = 0;
-    for (int i = 0; i < kPacked && first + i < count; ++i) {
-      const int32_t code = level_of(scaled(W(value(first + i)), scaling), limit, random[i]);
-      bytes |= uint64_t(uint8_t(code)) << (8 * i);
-    }
+  each_eight_codes<W>(shape, count, norm, key, offset, value, [&](int64_t first, uint64_t bytes) {
     const uint64_t packed = pack_eight_as(shape.bits, bytes);
     for (int i = 0; i < shape.bits; ++i) codes[first / kPacked * shape.bits + i] = uint8_t(packed >> (8 * i));
-  }
+  });
 }
 
 // ---- kernels ----------------------------------------------------------------------------------------------
@@ -182,8 +150,8 @@ void qsgd_encode(const void* grad, Dtype dtype, int64_t count, QsgdShape shape, 
 void qsgd_fold(const uint8_t* const* parts, int64_t part_count, int64_t blocks, QsgdShape shape, const Stream* key,
                int64_t offset, uint8_t* out, Launch launch) {
   if (blocks == 0) return;
-  const Parts list(parts, part_count, launch);
-  start(fold_kernel, blocks * kWarp, launch, QsgdFold{list.get(), part_count, blocks, shape, *key, offset, out});
+  const Parts<uint8_t> listed(parts, part_count, launch);
+  start(fold_kernel, blocks * kWarp, launch, QsgdFold{listed.list(), part_count, blocks, shape, *key, offset, out});
 }
 
 void qsgd_decode(const uint8_t* records, Dtype dtype, int64_t count, QsgdShape shape, double scale, void* grad,

@@ -1,6 +1,6 @@
 // Signs with a scale for each block: the fused offer, the fold of all ranks' records, and the fused decode.
 #include "hvc/record.h"
-#include "launch.h"
+#include "parts.h"
 #include "rows.h"
 #include "visit.h"
 
@@ -17,7 +17,7 @@ template <class T> struct RecordOffer {
 };
 
 template <class W> struct RecordFold {
-  const uint8_t* const* parts;
+  PartList<uint8_t> parts;
   int64_t ranks, count, block;
   ScaleRule rule;
   const W* kept;
@@ -141,14 +141,10 @@ void record_offer(const void* grad, const void* residual, Dtype dtype, int64_t c
 void record_fold(const uint8_t* const* parts, int64_t ranks, Dtype dtype, int64_t count, int64_t block, ScaleRule rule,
                  const void* kept, void* left, uint8_t* out, Launch launch) {
   if (count == 0) return;
-  const Scratch<const uint8_t*> parts_at(ranks, launch);
-  // From pageable memory: CUDA has taken its own copy of the list when this returns.
-  check(cudaMemcpyAsync(parts_at.get(), parts, size_t(ranks) * sizeof *parts, cudaMemcpyHostToDevice,
-                        stream_of(launch)),
-        "cudaMemcpyAsync");
+  const Parts<uint8_t> listed(parts, ranks, launch);
   visit_work(dtype, [&](auto type) {
     using W = typename decltype(type)::type;
-    const RecordFold<W> o{parts_at.get(), ranks, count, block, rule, static_cast<const W*>(kept),
+    const RecordFold<W> o{listed.list(), ranks, count, block, rule, static_cast<const W*>(kept),
                           static_cast<W*>(left), out};
     start(record_fold_kernel<W>, ceil_div(count, block) * kWarp, launch, o);
   });

@@ -15,10 +15,8 @@ template <class T> struct Input {
   int64_t count, k;
 
   // A zero stands for NaN: neither is ever kept.
-  __device__ Work<T> at(int64_t i) const {
-    const Work<T> x = offered(i);
-    return x > 0 || x < 0 ? x : Work<T>(0);
-  }
+  static __device__ Work<T> kept(Work<T> x) { return x > 0 || x < 0 ? x : Work<T>(0); }
+  __device__ Work<T> at(int64_t i) const { return kept(offered(i)); }
   __device__ Work<T> offered(int64_t i) const {
     return residual ? Work<T>(to_work(grad[i]) + residual[i]) : Work<T>(to_work(grad[i]));
   }
@@ -44,25 +42,22 @@ template <class W> struct Kept {
 
 // ---- kernels ----------------------------------------------------------------------------------------------
 
-template <class T> __global__ void nonfinite_kernel(Input<T> in, int64_t* nonfinite) {
-  int64_t bad = 0;
-  for (int64_t i = first_item(); i < in.count; i += item_stride()) bad += !is_finite(in.offered(i));
-  add_count(nonfinite, bad);
-}
-
 template <class K> __global__ void begin_kernel(Search<K>* searches, int64_t k) {
   searches[threadIdx.x] = {0, k, false};
 }
 
-// Counts the next digit of keys that agree with the search so far.
+// Counts the next digit of keys that agree with the search so far, and, where that is asked for, what is not finite.
 template <int kSides, class T>
-__global__ void digits_kernel(Input<T> in, const Search<Key<Work<T>>>* searches, int shift, int64_t* counts) {
+__global__ void digits_kernel(Input<T> in, const Search<Key<Work<T>>>* searches, int shift, int64_t* counts,
+                              int64_t* nonfinite) {
   using K = Key<Work<T>>;
   __shared__ unsigned found[kSides * kBins];
   for (int i = int(threadIdx.x); i < kSides * kBins; i += kThreads) found[i] = 0;
   __syncthreads();
+  int64_t bad = 0;
   for (int64_t i = first_item(); i < in.count; i += item_stride()) {
-    const Work<T> x = in.at(i);
+    const Work<T> given = in.offered(i), x = in.kept(given);
+    bad += !is_finite(given);
     const K key = key_of(x);
     const int side = side_of<kSides>(x);
     const K above = K(~uint64_t(0) << shift << kDigitBits);
@@ -71,6 +66,7 @@ __global__ void digits_kernel(Input<T> in, const Search<Key<Work<T>>>* searches,
   }
   __syncthreads();
   for (int i = int(threadIdx.x); i < kSides * kBins; i += kThreads) add_count(counts + i, found[i]);
+  if (nonfinite) add_count(nonfinite, bad);
 }
 
 template <class K> __global__ void choose_kernel(Search<K>* searches, int shift, const int64_t* counts) {
@@ -114,7 +110,8 @@ __global__ void compact_kernel(Input<T> in, const Search<Key<Work<T>>>* searches
   const unsigned lower = (1u << lane_index()) - 1;
   for (int64_t chunk = first_warp(); chunk < chunks; chunk += warp_stride()) {
     for (int side = 0; side < kSides; ++side) {
-      const Kept<Work<T>>& out = side == 0 ? first_side : second_side;
+      int32_t* const positions = side == 0 ? first_side.positions : second_side.positions;
+      Work<T>* const values = side == 0 ? first_side.values : second_side.values;
       const int64_t *larger = before + 2 * side * chunks, *equal = larger + chunks;
       const auto cut = searches[side];
       int64_t above = larger[chunk] - larger[0], ties = equal[chunk] - equal[0];
@@ -127,8 +124,8 @@ __global__ void compact_kernel(Input<T> in, const Search<Key<Work<T>>>* searches
         const int64_t tie = ties + __popc(is_tie & lower);
         const int64_t place = above + __popc(is_above & lower) + min(tie, cut.rank);
         if (mine && (key > cut.key || (key == cut.key && tie < cut.rank))) {
-          out.positions[place] = int32_t(i);
-          out.values[place] = x;
+          positions[place] = int32_t(i);
+          values[place] = x;
         }
         above += __popc(is_above);
         ties += __popc(is_tie);
@@ -192,39 +189,33 @@ __global__ void copy_kernel(const int32_t* positive, const int32_t* negative, co
 // ---- launchers --------------------------------------------------------------------------------------------
 
 template <int kSides, class T>
-void find_cuts(const Input<T>& in, Search<Key<Work<T>>>* searches, Launch launch) {
+void find_cuts(const Input<T>& in, Search<Key<Work<T>>>* searches, int64_t* nonfinite, Launch launch) {
   using K = Key<Work<T>>;
   const Scratch<int64_t> counts(kSides * kBins, launch);
-  begin_kernel<K><<<1, kSides, 0, stream_of(launch)>>>(searches, in.k);
-  check(cudaGetLastError(), "kernel launch");
+  start_blocks(begin_kernel<K>, 1, kSides, launch, searches, in.k);
   for (int shift = int(8 * sizeof(K)) - kDigitBits; shift >= 0; shift -= kDigitBits) {
     clear(counts.get(), kSides * kBins * int64_t(sizeof(int64_t)), launch);
-    start(digits_kernel<kSides, T>, std::min<int64_t>(in.count, 1 << 20), launch, in, searches, shift, counts.get());
-    choose_kernel<K><<<1, kSides, 0, stream_of(launch)>>>(searches, shift, counts.get());
-    check(cudaGetLastError(), "kernel launch");
+    start(digits_kernel<kSides, T>, std::min<int64_t>(in.count, 1 << 20), launch, in, searches, shift, counts.get(),
+          shift + kDigitBits == int(8 * sizeof(K)) ? nonfinite : nullptr);
+    start_blocks(choose_kernel<K>, 1, kSides, launch, searches, shift, counts.get());
   }
 }
 
-// Writes what each side keeps, and how many: sizes[side].
+// Writes what each side keeps, and how many: sizes[side]. Adds to what is not finite.
 template <int kSides, class T>
 void select_largest(const Input<T>& in, Kept<Work<T>> first_side, Kept<Work<T>> second_side, int64_t* sizes,
-                    Launch launch) {
+                    int64_t* nonfinite, Launch launch) {
   using K = Key<Work<T>>;
   const int64_t chunks = ceil_div(in.count, kChunk), kinds = 2 * kSides * chunks;
   const Scratch<Search<K>> searches(kSides, launch);
   const Scratch<int64_t> tallies(kinds + 1, launch), before(kinds + 1, launch);
-  find_cuts<kSides>(in, searches.get(), launch);
+  find_cuts<kSides>(in, searches.get(), nonfinite, launch);
   clear(tallies.get() + kinds, sizeof(int64_t), launch);
   start(tally_kernel<kSides, T>, chunks * kWarp, launch, in, searches.get(), chunks, tallies.get());
   prefix_sums(tallies.get(), before.get(), kinds + 1, launch);
   start(compact_kernel<kSides, T>, chunks * kWarp, launch, in, searches.get(), chunks, before.get(), first_side,
         second_side);
-  sizes_kernel<K><<<1, 1, 0, stream_of(launch)>>>(searches.get(), kSides, chunks, before.get(), sizes);
-  check(cudaGetLastError(), "kernel launch");
-}
-
-template <class T> void count_bad(const Input<T>& in, int64_t* nonfinite, Launch launch) {
-  start(nonfinite_kernel<T>, std::min<int64_t>(in.count, 1 << 20), launch, in, nonfinite);
+  start_blocks(sizes_kernel<K>, 1, 1, launch, searches.get(), kSides, chunks, before.get(), sizes);
 }
 
 template <class T> Input<T> input(const void* grad, const void* residual, int64_t count, int64_t k) {
@@ -241,8 +232,7 @@ void top_select(const void* grad, const void* residual, Dtype dtype, int64_t cou
     using T = typename decltype(type)::type;
     const auto in = input<T>(grad, residual, count, k);
     const Kept<Work<T>> kept{positions, static_cast<Work<T>*>(values)};
-    select_largest<kTogether>(in, kept, kept, results.get(), launch);
-    count_bad(in, results.get() + 1, launch);
+    select_largest<kTogether>(in, kept, kept, results.get(), results.get() + 1, launch);
   });
   fetch(found, static_cast<const int64_t*>(results.get()), 2, launch);
 }
@@ -260,12 +250,10 @@ void binary_select(const void* grad, const void* residual, Dtype dtype, int64_t 
     const Scratch<W> values(2 * k, launch);
     const auto in = input<T>(grad, residual, count, k);
     const Kept<W> positive{chosen.get(), values.get()}, negative{chosen.get() + k, values.get() + k};
-    select_largest<kApart>(in, positive, negative, sizes.get(), launch);
-    count_bad(in, results.get() + 1, launch);
+    select_largest<kApart>(in, positive, negative, sizes.get(), results.get() + 1, launch);
     start(sums_kernel<W>, 2 * blocks * kWarp, launch, positive, negative, sizes.get(), blocks, sums.get());
-    winner_kernel<W><<<1, 1, 0, stream_of(launch)>>>(sums.get(), blocks, sizes.get(), static_cast<W*>(mean),
-                                                      results.get());
-    check(cudaGetLastError(), "kernel launch");
+    start_blocks(winner_kernel<W>, 1, 1, launch, sums.get(), blocks, sizes.get(), static_cast<W*>(mean),
+                 results.get());
     start(copy_kernel, k, launch, positive.positions, negative.positions, results.get(), positions);
   });
   fetch(found, static_cast<const int64_t*>(results.get()), 2, launch);

@@ -48,11 +48,19 @@ template <class W> __device__ bool own_bit(W x, const Coins& coins, int64_t i) {
 
 // ---- kernels ----------------------------------------------------------------------------------------------
 
+// A warp votes on several halves of words, and as many lanes write them.
 template <class T> __global__ void pack_kernel(const T* x, int64_t count, uint32_t* halves) {
-  for (int64_t half = first_warp(); half < 2 * words_for(count); half += warp_stride()) {
-    const int64_t i = half * kWarp + lane_index();
-    const uint32_t bits = __ballot_sync(kAllLanes, i < count && sign_bit(to_work(x[i])));
-    if (lane_index() == 0) halves[half] = bits;
+  const int64_t all = 2 * words_for(count);
+  for (int64_t half = first_warp() * kInFlight; half < all; half += warp_stride() * kInFlight) {
+    const Loaded<T> loaded = load_groups<T>(x, nullptr, half * kWarp, count);
+    uint32_t mine = 0;
+#pragma unroll
+    for (int k = 0; k < kInFlight; ++k) {
+      const int64_t i = (half + k) * kWarp + lane_index();
+      const uint32_t bits = __ballot_sync(kAllLanes, i < count && sign_bit(loaded.x[k]));
+      mine = lane_index() == k ? bits : mine;
+    }
+    if (lane_index() < kInFlight && half + lane_index() < all) halves[half + lane_index()] = mine;
   }
 }
 
@@ -66,13 +74,18 @@ template <class T> __global__ void offer_kernel(Offer<T> o) {
     const int64_t begin = row + block % blocks.per_row * kBlock;
     const int64_t end = begin + kBlock < row_end ? begin + kBlock : row_end;
     Work<T> sum = 0;
-    for (int64_t group = begin; group < end; group += kWarp) {
-      const int64_t i = group + lane_index();
-      const Work<T> x = i < end ? offered(o.grad, o.residual, i) : Work<T>(0);
-      const uint32_t bits = __ballot_sync(kAllLanes, i < end && own_bit(x, o.coins, i));
-      if (lane_index() == 0) put_bits(o.halves, group, bits, o.whole_halves);
-      sum += magnitude(x);
-      nonfinite += !can_be_kept(x);
+    for (int64_t groups = begin; groups < end; groups += kInFlight * kWarp) {
+      const Loaded<T> loaded = load_groups(o.grad, o.residual, groups, end);
+#pragma unroll
+      for (int k = 0; k < kInFlight; ++k) {
+        const int64_t group = groups + k * kWarp, i = group + lane_index();
+        if (group >= end) break;
+        const Work<T> x = loaded.x[k];
+        const uint32_t bits = __ballot_sync(kAllLanes, i < end && own_bit(x, o.coins, i));
+        if (lane_index() == 0) put_bits(o.halves, group, bits, o.whole_halves);
+        sum += magnitude(x);
+        nonfinite += !can_be_kept(x);
+      }
     }
     sum = combine_warp(sum);
     if (o.block_sums && lane_index() == 0) o.block_sums[block] = double(sum);
@@ -80,22 +93,37 @@ template <class T> __global__ void offer_kernel(Offer<T> o) {
   add_count(o.nonfinite, nonfinite);
 }
 
+template <class T> __device__ Work<T> left_of(const Decode<T>& d, Work<T> x, bool bit, Work<T> step, int64_t i) {
+  using W = Work<T>;
+  W left = x;
+  if (d.feedback != kFeedbackMomentum) {
+    const bool kept = d.feedback == kFeedbackGlobal ? bit : own_bit(x, d.coins, i);
+    left = x - signed_step(kept, step);
+    if (d.feedback == kFeedbackGlobal) left = cut_off(left, most_left<W>);  // others' signs may add to it
+  }
+  return left * W(d.decay);
+}
+
+// A warp takes several halves of words, each read by all its lanes at once.
 template <class T> __global__ void decode_kernel(Decode<T> d) {
   using W = Work<T>;
-  for (int64_t i = first_item(); i < d.count; i += item_stride()) {
-    const bool bit = d.bits[i / kWordBits] >> (i % kWordBits) & 1;
-    const W step = d.steps[row_of(i, d.row_length, d.count)];
-    if (d.feedback != kFeedbackNone) {
-      const W x = offered(d.grad, d.residual, i);
-      W left = x;
-      if (d.feedback != kFeedbackMomentum) {
-        const bool kept = d.feedback == kFeedbackGlobal ? bit : own_bit(x, d.coins, i);
-        left = x - signed_step(kept, step);
-        if (d.feedback == kFeedbackGlobal) left = cut_off(left, most_left<W>);  // others' signs may add to it
-      }
-      d.residual[i] = left * W(d.decay);
+  constexpr int64_t kElements = kInFlight * kWarp;
+  const auto* halves = reinterpret_cast<const uint32_t*>(d.bits);
+  const bool keeps = d.feedback != kFeedbackNone;
+  for (int64_t begin = first_warp() * kElements; begin < d.count; begin += warp_stride() * kElements) {
+    const Loaded<T> loaded = load_groups<T>(d.grad, d.residual, begin, keeps ? d.count : begin);
+    uint32_t bits[kInFlight];
+#pragma unroll
+    for (int k = 0; k < kInFlight; ++k) bits[k] = begin + k * kWarp < d.count ? halves[begin / kWarp + k] : 0;
+#pragma unroll
+    for (int k = 0; k < kInFlight; ++k) {
+      const int64_t i = begin + k * kWarp + lane_index();
+      if (i >= d.count) break;
+      const bool bit = bits[k] >> lane_index() & 1;
+      const W step = d.steps[row_of(i, d.row_length, d.count)];
+      if (keeps) d.residual[i] = left_of(d, loaded.x[k], bit, step, i);
+      d.grad[i] = from_work<T>(signed_step(bit, step * W(d.scale)));
     }
-    d.grad[i] = from_work<T>(signed_step(bit, step * W(d.scale)));
   }
 }
 
@@ -115,7 +143,7 @@ template <class T> void run_offer(Offer<T> offer, double* sums, Launch launch) {
 void sign_pack(const void* x, Dtype dtype, int64_t count, uint64_t* bits, Launch launch) {
   visit(dtype, [&](auto type) {
     using T = typename decltype(type)::type;
-    start(pack_kernel<T>, 2 * words_for(count) * kWarp, launch, static_cast<const T*>(x), count,
+    start(pack_kernel<T>, ceil_div(2 * words_for(count), kInFlight) * kWarp, launch, static_cast<const T*>(x), count,
           reinterpret_cast<uint32_t*>(bits));
   });
 }
@@ -157,7 +185,7 @@ void sign_decode(const uint64_t* bits, const float* steps, Dtype dtype, int64_t 
                            coins,
                            static_cast<T*>(grad),
                            static_cast<Work<T>*>(residual)};
-    start(decode_kernel<T>, count, launch, decode);
+    start(decode_kernel<T>, ceil_div(count, kInFlight), launch, decode);
   });
 }
 

@@ -89,11 +89,27 @@ template <class W> struct SketchTable {
   int64_t span_count, units;
 };
 
-template <class W> __device__ Int<W> estimate_bits(const SketchTable<W>& s, const Walk* walks, const BlockBits& bits,
+// Loops over rows have a length that the compiler knows: their arrays stay in registers.
+struct Walks {
+  Walk of_row[kSketchRows];
+};
+__device__ inline Walks walks_of(const SketchMap& map, uint64_t layer) {
+  Walks walks{};
+#pragma unroll
+  for (int row = 0; row < kSketchRows; ++row)
+    if (row < map.rows) walks.of_row[row] = walk_of(map, row, layer);
+  return walks;
+}
+
+template <class W> __device__ Int<W> estimate_bits(const SketchTable<W>& s, const Walks& walks, const BlockBits& bits,
                                                    const Element& e) {
-  Int<W> order[kSketchRows];
-  for (int row = 0; row < s.map.rows; ++row)
-    order[row] = order_of(negated_if(is_negated(row, bits, e), s.table[cell_of(s.map, row, walks[row], bits, e)]));
+  Int<W> order[kSketchRows] = {};
+#pragma unroll
+  for (int row = 0; row < kSketchRows; ++row) {
+    if (row >= s.map.rows) continue;
+    const W cell = s.table[cell_of(s.map, row, walks.of_row[row], bits, e)];
+    order[row] = order_of(negated_if(is_negated(row, bits, e), cell));
+  }
   return bits_of_order<W>(median(order, s.map.rows));
 }
 
@@ -104,8 +120,7 @@ template <class W, class Use> __device__ void each_of_unit(const SketchTable<W>&
   const int64_t end = min(begin + kSketchBlock, span.start + span.count);
   Element e = element_of(s.map, uint64_t(begin));
   const BlockBits bits = block_bits(s.map.key, e.block);
-  Walk walks[kSketchRows];
-  for (int row = 0; row < s.map.rows; ++row) walks[row] = walk_of(s.map, row, e.layer);
+  const Walks walks = walks_of(s.map, e.layer);
   for (int64_t position = begin; position < end; ++position, ++e.lane)
     use(position, estimate_bits(s, walks, bits, e));
 }
@@ -114,8 +129,7 @@ template <class W> __global__ void estimate_kernel(SketchTable<W> s, const int64
                                                    W* estimates) {
   for (int64_t i = first_item(); i < count; i += item_stride()) {
     const Element e = element_of(s.map, uint64_t(positions[i]));
-    Walk walks[kSketchRows];
-    for (int row = 0; row < s.map.rows; ++row) walks[row] = walk_of(s.map, row, e.layer);
+    const Walks walks = walks_of(s.map, e.layer);
     estimates[i] = bit_cast<W>(estimate_bits(s, walks, block_bits(s.map.key, e.block), e));
   }
 }
@@ -215,8 +229,7 @@ template <class W> void find_bound(const SketchTable<W>& s, int64_t k, Bound* bo
     clear(bins.get(), kBins * int64_t(sizeof(int64_t)), launch);
     // Every block adds all its bins at its end: rather few blocks.
     start(histogram_kernel<W>, std::min<int64_t>(s.units, 1 << 18), launch, s, bound, digit * kDigitBits, bins.get());
-    choose_kernel<<<1, 1, 0, stream_of(launch)>>>(bins.get(), bound);
-    check(cudaGetLastError(), "kernel launch");
+    start_blocks(choose_kernel, 1, 1, launch, bins.get(), bound);
   }
 }
 

@@ -120,7 +120,7 @@ def qsgd_decode(records: Tensor, grad: Tensor, *, bits: int, block: int, scale: 
         native.qsgd_decode(records_at, code, count, bits, block, scale, grad_at, launch)
 
 
-# ---- Elias codes: CPU only ----------------------------------------------------------------------
+# ---- Elias codes --------------------------------------------------------------------------------
 
 
 def elias_bound(count: int, *, bits: int, block: int) -> int:
@@ -135,19 +135,19 @@ def elias_bound(count: int, *, bits: int, block: int) -> int:
 def elias_encode(
     grad: Tensor, out: Tensor, key: Key, *, bits: int, block: int, norm: int, offset: int = 0
 ) -> tuple[int, int]:
-    """Write a tensor's section; return its bytes, and how many elements are not finite.
+    """Write a tensor's section; return its bytes, and how many elements are not finite. Waits for them on CUDA.
 
     Args:
         out: uint8, at least :func:`elias_bound` of them.
     """
-    native, launch = _host(grad)
+    native, device, launch = backend(grad)
     count, code = grad.numel(), dtype_code("grad", grad)
     _check_shape(bits, block, norm)
     bound = elias_bound(count, bits=bits, block=block)
     if out.numel() < bound:
         raise ValueError(f"out must hold at least {bound} bytes, got {out.numel()}")
-    grad_at = checked("grad", grad, grad.dtype, count, -1)
-    out_at = checked("out", out, torch.uint8, out.numel(), -1)
+    grad_at = checked("grad", grad, grad.dtype, count, device)
+    out_at = checked("out", out, torch.uint8, out.numel(), device)
     check_apart("out", out, "grad", grad)
     stream = draw_stream(key, offset, row_count(count, block) * block)
     if ORACLE:
@@ -157,24 +157,26 @@ def elias_encode(
     return int(used), int(bad)
 
 
-def elias_decode(sections: Sequence[Tensor], grad: Tensor, *, bits: int, block: int, scale: float) -> int:
+def elias_decode(sections: Sequence[Tensor], grad: Tensor, *, bits: int, block: int, scale: float) -> int | Tensor:
     """Write the sum of ``(level * scale) * norm`` over the sections, in their order, over ``grad``.
 
     Returns:
-        The number of malformed ranges of all sections. If it is not 0, ``grad`` holds anything.
+        The number of malformed ranges of all sections, a tensor on CUDA. If it is not 0, ``grad`` holds anything.
     """
-    native, launch = _host(grad)
+    native, device, launch = backend(grad)
     count, code = grad.numel(), dtype_code("grad", grad)
     _check_shape(bits, block, 0)
     _check_parts(sections)
-    grad_at = checked("grad", grad, grad.dtype, count, -1)
+    grad_at = checked("grad", grad, grad.dtype, count, device)
     sections_at = [
-        (checked(f"sections[{i}]", section, torch.uint8, section.numel(), -1), section.numel())
+        (checked(f"sections[{i}]", section, torch.uint8, section.numel(), device), section.numel())
         for i, section in enumerate(sections)
     ]
     if ORACLE:
         return int(ORACLE.elias_decode(sections, grad, bits=bits, block=block, scale=scale))
-    return int(native.elias_decode(sections_at, code, count, bits, block, scale, grad_at, launch))
+    counter, counter_at = counter_for(device)
+    counted: int = native.elias_decode(sections_at, code, count, bits, block, scale, grad_at, counter_at, launch)
+    return counted if counter is None else counter
 
 
 # ---- beside the kernels of dithering ------------------------------------------------------------
@@ -224,14 +226,6 @@ def octave_fold(parts: Sequence[Tensor], out: Tensor, key: Key, *, headroom: int
 
 
 # ---- legality -----------------------------------------------------------------------------------
-
-
-def _host(tensor: Tensor) -> tuple[ModuleType, int]:
-    """Return the module and the number of threads; Elias codes have no CUDA text."""
-    if not tensor.is_cpu:
-        raise ValueError(f"tensors must be on the CPU, got one on {tensor.device}")
-    native, _, launch = backend(tensor)
-    return native, launch
 
 
 def _check_shape(bits: int, block: int, norm: int) -> None:

@@ -2,7 +2,7 @@
 
 Sections are laid out as ``hvc/values.h`` says, samples drawn as ``hvc/sample.h`` says. Positions are
 ``torch.int32``. Throughout, ``x = grad + residual`` in the dtype of the arithmetic: float64 for
-float64 gradients, else float32. CPU only.
+float64 gradients, else float32.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from ..keys import Key
-from .legality import MAX_DRAWS, MAX_PARTS, REFERENCE, backend, check_apart, checked, dtype_code, work_dtype
+from .legality import MAX_DRAWS, MAX_PARTS, REFERENCE, backend, check_apart, checked, counter_for, dtype_code, work_dtype
 from .sparse import MAX_ELEMENTS, MAX_PARAMETER, golomb_bound, golomb_ranges
 
 ORACLE: ModuleType | None = None
@@ -24,14 +24,6 @@ if REFERENCE:
 
 #: How values are sent: in the dtype of the arithmetic, in 16 bits, or as a sign of one mean.
 FORMS = {"full": 0, "float16": 1, "bfloat16": 2, "signs": 3}
-
-
-def _host(tensor: Tensor) -> tuple[ModuleType, int]:
-    """Return the module and the number of threads; these kernels have no CUDA text."""
-    if not tensor.is_cpu:
-        raise ValueError(f"tensors must be on the CPU, got one on {tensor.device}")
-    native, _, launch = backend(tensor)
-    return native, launch
 
 
 # ---- positions with values ----------------------------------------------------------------------
@@ -64,6 +56,8 @@ def values_encode(
 ) -> int:
     """Write the section of the first ``kept`` positions, which must ascend, and values; return its bytes.
 
+    Waits for its stream on CUDA.
+
     Args:
         values: float32 or float64, one for each position; rounded to nearest even where the form is
             narrower, and to the largest number where that would be infinite.
@@ -72,7 +66,7 @@ def values_encode(
         out: uint8, at least :func:`values_bound` of them.
         mean: one element like the values, for "signs" only: what all of them count as.
     """
-    native, launch = _host(positions)
+    native, device, launch = backend(positions)
     _check_form(form)
     _check_shape(b, elements)
     if values.dtype not in (torch.float32, torch.float64):
@@ -84,10 +78,10 @@ def values_encode(
     bound = values_bound(kept, elements, b, values.element_size(), form=form)
     if out.numel() < bound:
         raise ValueError(f"out must hold at least {bound} bytes, got {out.numel()}")
-    positions_at = checked("positions", positions, torch.int32, positions.numel(), -1)
-    values_at = checked("values", values, values.dtype, positions.numel(), -1)
-    mean_at = 0 if mean is None else checked("mean", mean, values.dtype, 1, -1)
-    out_at = checked("out", out, torch.uint8, out.numel(), -1)
+    positions_at = checked("positions", positions, torch.int32, positions.numel(), device)
+    values_at = checked("values", values, values.dtype, positions.numel(), device)
+    mean_at = 0 if mean is None else checked("mean", mean, values.dtype, 1, device)
+    out_at = checked("out", out, torch.uint8, out.numel(), device)
     check_apart("out", out, "positions", positions)
     check_apart("out", out, "values", values)
     if ORACLE:
@@ -112,7 +106,7 @@ def values_decode(
     momentum: Tensor | None = None,
     factor: float = 0.0,
     masking: bool = True,
-) -> int:
+) -> int | Tensor:
     """Turn the sections of all ranks into the result, in place over ``grad``, and update the residual.
 
     ``grad`` becomes the sum of the sections, added in the order of the list, times ``scale``; the
@@ -125,10 +119,10 @@ def values_decode(
         form: with momentum "full", since nothing of ``x`` is left where it was sent.
 
     Returns:
-        The number of malformed ranges of all sections. If it is not 0, what is overwritten holds
-        anything.
+        The number of malformed ranges of all sections, a tensor on CUDA. If it is not 0, what is
+        overwritten holds anything.
     """
-    native, launch = _host(grad)
+    native, device, launch = backend(grad)
     count, code, kind = grad.numel(), dtype_code("grad", grad), work_dtype(grad.dtype)
     _check_form(form)
     _check_shape(b, count)
@@ -140,15 +134,15 @@ def values_decode(
         raise ValueError('momentum needs a residual and the form "full"')
     if not math.isfinite(factor) or (momentum is None and factor != 0):
         raise ValueError(f"factor must be finite, and 0 without momentum, got {factor}")
-    grad_at = checked("grad", grad, grad.dtype, count, -1)
-    residual_at = 0 if residual is None else checked("residual", residual, kind, count, -1)
-    momentum_at = 0 if momentum is None else checked("momentum", momentum, kind, count, -1)
+    grad_at = checked("grad", grad, grad.dtype, count, device)
+    residual_at = 0 if residual is None else checked("residual", residual, kind, count, device)
+    momentum_at = 0 if momentum is None else checked("momentum", momentum, kind, count, device)
     named = [(n, t) for n, t in (("grad", grad), ("residual", residual), ("momentum", momentum)) if t is not None]
     for index, (name, tensor) in enumerate(named):
         for other_name, other in named[:index]:
             check_apart(name, tensor, other_name, other)
     sections_at = [
-        (checked(f"sections[{i}]", section, torch.uint8, section.numel(), -1), section.numel())
+        (checked(f"sections[{i}]", section, torch.uint8, section.numel(), device), section.numel())
         for i, section in enumerate(sections)
     ]
     if ORACLE:
@@ -156,7 +150,9 @@ def values_decode(
         return int(ORACLE.values_decode(sections, own, b, grad, residual, scale, **options))
     shape = (FORMS[form], b, code, count, float(scale))
     kept = (residual_at, momentum_at, float(factor), bool(masking))
-    return int(native.values_decode(sections_at, own, *shape, grad_at, *kept, launch))
+    counter, counter_at = counter_for(device)
+    counted: int = native.values_decode(sections_at, own, *shape, grad_at, *kept, counter_at, launch)
+    return counted if counter is None else counter
 
 
 def _check_form(form: str) -> None:
@@ -174,7 +170,7 @@ def _check_shape(b: int, count: int) -> None:
 # ---- samples ------------------------------------------------------------------------------------
 
 
-def sample_offer(grad: Tensor, residual: Tensor | None, values: Tensor, key: Key, *, first: int = 0) -> int:
+def sample_offer(grad: Tensor, residual: Tensor | None, values: Tensor, key: Key, *, first: int = 0) -> int | Tensor:
     """Write ``x`` at one element of each of as many blocks as there are values; return how many of all are not finite.
 
     Args:
@@ -182,17 +178,20 @@ def sample_offer(grad: Tensor, residual: Tensor | None, values: Tensor, key: Key
         key: names the random bits; ranks that are to choose alike must use the same one.
         first: which draw of that stream the first value's is.
     """
-    native, launch = _host(grad)
-    shape, words = _checked_sample(grad, values, key, first)
-    grad_at = checked("grad", grad, grad.dtype, grad.numel(), -1)
+    native, device, launch = backend(grad)
+    shape, words = _checked_sample(grad, values, key, first, device)
+    grad_at = checked("grad", grad, grad.dtype, grad.numel(), device)
     residual_at = 0
     if residual is not None:
-        residual_at = checked("residual", residual, values.dtype, grad.numel(), -1)
+        residual_at = checked("residual", residual, values.dtype, grad.numel(), device)
         check_apart("values", values, "residual", residual)
     check_apart("values", values, "grad", grad)
     if ORACLE:
         return int(ORACLE.sample_offer(grad, residual, values, key, first=first))
-    return int(native.sample_offer(grad_at, residual_at, *shape, words, first, values.data_ptr(), launch))
+    counter, counter_at = counter_for(device)
+    outputs = (values.data_ptr(), counter_at)
+    counted: int = native.sample_offer(grad_at, residual_at, *shape, words, first, *outputs, launch)
+    return counted if counter is None else counter
 
 
 def sample_decode(
@@ -210,12 +209,12 @@ def sample_decode(
     Args:
         weighted: multiply each value by the size of its block first, which makes the result unbiased.
     """
-    native, launch = _host(grad)
-    shape, words = _checked_sample(grad, values, key, first)
-    grad_at = checked("grad", grad, grad.dtype, grad.numel(), -1)
+    native, device, launch = backend(grad)
+    shape, words = _checked_sample(grad, values, key, first, device)
+    grad_at = checked("grad", grad, grad.dtype, grad.numel(), device)
     residual_at = 0
     if residual is not None:
-        residual_at = checked("residual", residual, values.dtype, grad.numel(), -1)
+        residual_at = checked("residual", residual, values.dtype, grad.numel(), device)
         check_apart("residual", residual, "grad", grad)
         check_apart("values", values, "residual", residual)
     check_apart("values", values, "grad", grad)
@@ -227,7 +226,7 @@ def sample_decode(
 
 
 def _checked_sample(
-    grad: Tensor, values: Tensor, key: Key, first: int
+    grad: Tensor, values: Tensor, key: Key, first: int, device: int
 ) -> tuple[tuple[int, int, int], tuple[int, int, int, int, int]]:
     """Return dtype, elements and blocks, and the words of the key."""
     count, k = grad.numel(), values.numel()
@@ -237,5 +236,5 @@ def _checked_sample(
         raise ValueError(f"values must hold {min(count, 1)} to {count} elements, one for each block, got {k}")
     if first < 0 or first + k > MAX_DRAWS // 2:
         raise ValueError(f"draws must lie in [0, {MAX_DRAWS // 2}), got {first} + {k}")
-    checked("values", values, work_dtype(grad.dtype), k, -1)
+    checked("values", values, work_dtype(grad.dtype), k, device)
     return (code, count, k), key.words()

@@ -1,9 +1,18 @@
-"""CUDA gives the bits of the CPU."""
+"""CUDA gives the bits of the CPU: on a GPU where there is one, and emulated everywhere.
+
+The emulation compiles the same texts with g++ and runs the threads of a block as fibers: it shows
+what the texts compute, with every thread in another order as well, but neither what nvcc makes of
+them nor what threads do at the same time.
+"""
 
 from __future__ import annotations
 
+import ast
+import os
+import re
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,50 +21,70 @@ import torch
 from torch import Tensor
 
 from horovod_compress import kernels
-from horovod_compress.kernels import loader
+from horovod_compress.kernels import legality, loader
 
-from .support import DTYPES, KEY, bits, differences, numbers, poison, tame, words, work
+from . import emulator
+from .parity import Target
+from .support import DTYPES, KEY, bits, numbers, poison, tame, words, work
+from .support import LENGTHS as EVERY_LENGTH
 
-LENGTHS = (0, 1, 31, 32, 33, 63, 64, 65, 1000, 1023, 1024, 1025, 65_535, 65_537, 300_001)
+Same = Callable[..., Any]
+
+ROOT = Path(__file__).resolve().parents[2]
 FOLDER = Path(loader.__file__).resolve().parents[1]
+#: Around the sizes of words, warps and blocks of a sum.
+SHORT = (0, 1, 31, 33, 64, 257, 1025, 4097)
+#: And of superblocks.
+LENGTHS = (*SHORT, 63, 65, 1000, 1023, 8191, 65_537)
+#: Beyond what an emulated kernel does in reasonable time.
+LONG = (65_535, 300_001, (1 << 20) + 1)
 
-gpu = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
+no_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+no_compiler = pytest.mark.skipif(not emulator.compiler(), reason="needs a C++ compiler")
+TARGETS = [
+    pytest.param((Target("emulated", "cpu"), 0), id="emulated", marks=no_compiler),
+    pytest.param((Target("emulated", "cpu"), 1), id="emulated-backwards", marks=[no_compiler, pytest.mark.slow]),
+    pytest.param((Target("emulated", "cpu"), 2), id="emulated-shuffled", marks=[no_compiler, pytest.mark.slow]),
+    pytest.param((Target("cuda", "cuda"), None), id="cuda", marks=[no_gpu, pytest.mark.gpu]),
+]
 
 
-def same(name: str, *arguments: Any, **options: Any) -> None:
-    """Run a kernel on the CPU and on CUDA with equal arguments."""
+@pytest.fixture(params=TARGETS)
+def target(request: pytest.FixtureRequest) -> Iterator[Target]:
+    """Where the CUDA texts run, and in which order if they are emulated."""
+    target, order = request.param
+    if order is not None:
+        emulator.order(order)
+    yield target
+    if order is not None:
+        emulator.order(0)
 
-    def to(value: Any, device: str) -> Any:
-        if isinstance(value, list):
-            return [to(part, device) for part in value]
-        # One element further on, so that nothing is aligned by accident.
-        if not isinstance(value, Tensor):
-            return value
-        memory = torch.empty(value.numel() + 1, dtype=value.dtype, device=device)
-        return memory[1:].copy_(value)
 
-    def integers(result: Any) -> Any:
-        if isinstance(result, tuple):
-            return result
-        return None if result is None else int(result)
+@pytest.fixture
+def same(target: Target) -> Same:
+    return target.same
 
-    results, finals = [], []
-    for device in ("cpu", "cuda"):
-        placed = to(list(arguments), device)
-        placed_options = {key: to(value, device) for key, value in options.items()}
-        result = getattr(kernels, name)(*placed, **placed_options)
-        results.append(integers(result))
-        finals.append([value.cpu() for value in [*placed, *placed_options.values()] if isinstance(value, Tensor)])
-    assert results[0] == results[1], name
-    assert [differences(a, b) for a, b in zip(*finals)] == [0] * len(finals[0]), name
+
+@pytest.fixture
+def lengths(target: Target, request: pytest.FixtureRequest) -> tuple[int, ...]:
+    """Few where every kernel is slow: under compute-sanitizer, and emulated in the tests of every day."""
+    if os.environ.get("HVC_TEST_LENGTHS") == "short":
+        return SHORT
+    if target.name == "cuda":
+        return (*LENGTHS, *LONG)
+    return LENGTHS if request.node.get_closest_marker("slow") else SHORT
+
+
+@pytest.fixture
+def every_length(target: Target) -> tuple[int, ...]:
+    short = target.name != "cuda" or os.environ.get("HVC_TEST_LENGTHS") == "short"
+    return (*range(0, 258, 9), *SHORT[5:]) if short else EVERY_LENGTH
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 class TestNumbers:
-    pytestmark = gpu
-
-    def test_sign(self, dtype: torch.dtype) -> None:
-        for count in LENGTHS:
+    def test_sign(self, dtype: torch.dtype, same: Same, lengths: tuple[int, ...]) -> None:
+        for count in lengths:
             for row_length in {max(count, 1), 7, 100, 1024, 65_600}:
                 rows, size = -(-count // row_length), kernels.word_count(count)
                 grad, residual = numbers(count, dtype, count), numbers(count, work(dtype), count + 1)
@@ -69,8 +98,8 @@ class TestNumbers:
                     same("sign_decode", bits(count, 2), steps, row_length, grad, residual, **rule)
                 same("sign_unpack", bits(count, 2), steps, row_length, poison(count, dtype), scale=-1.5)
 
-    def test_points(self, dtype: torch.dtype) -> None:
-        for count in LENGTHS:
+    def test_points(self, dtype: torch.dtype, same: Same, lengths: tuple[int, ...]) -> None:
+        for count in lengths:
             for row_length in {max(count, 1), 7, 100, 1024, 65_600}:
                 rows, size = -(-count // row_length), kernels.word_count(count)
                 grad, residual = numbers(count, dtype, count), numbers(count, work(dtype), count + 1)
@@ -81,9 +110,9 @@ class TestNumbers:
                 for low in (None, lows):
                     same("points_decode", sent, highs, low, row_length, 1, grad, residual, scale=0.3)
 
-    def test_records(self, dtype: torch.dtype) -> None:
+    def test_records(self, dtype: torch.dtype, same: Same, lengths: tuple[int, ...]) -> None:
         kind = work(dtype)
-        for count in LENGTHS:
+        for count in lengths:
             for block in (64, 2048):
                 blocks = -(-count // block)
                 room = [poison(blocks * kernels.record_bytes(block), torch.uint8) for _ in range(4)]
@@ -97,11 +126,13 @@ class TestNumbers:
                 scales = tame(blocks, torch.float32, 3)
                 same("record_decode", room[0], scales, grad, residual, block, scale=0.3)
 
-    def test_lowrank(self, dtype: torch.dtype) -> None:
+    def test_lowrank(self, dtype: torch.dtype, same: Same, lengths: tuple[int, ...]) -> None:
         kind = work(dtype)
         for rows, columns in ((2, 3), (31, 33), (1, 1), (257, 100), (1025, 40), (40, 2049)):
             count = rows * columns
-            for rank in (1, 4, 9):
+            if count > 10 * lengths[-1]:
+                continue
+            for rank in (1, 9) if count > 10_000 else (1, 4, 9):
                 left, right = tame(rank * rows, kind, 1), tame(rank * columns, kind, 2)
                 for make in (numbers, tame):
                     grad, residual = make(count, dtype, 3), make(count, kind, 4)
@@ -113,8 +144,8 @@ class TestNumbers:
                     same("lowrank_orthonormalise", lines, rank)
                     same("lowrank_start", lines, poison(lines.numel(), kind), rank, KEY, offset=rows)
 
-    def test_dense(self, dtype: torch.dtype) -> None:
-        for count in LENGTHS:
+    def test_dense(self, dtype: torch.dtype, same: Same, lengths: tuple[int, ...]) -> None:
+        for count in lengths:
             grad, residual = numbers(count, dtype, count), numbers(count, work(dtype), count + 1)
             for out in DTYPES:
                 same("dense_offer", grad, residual, poison(count, out))
@@ -122,8 +153,8 @@ class TestNumbers:
                 same("dense_decode", grad, poison(count, out), scale=0.3, residual=left)
             same("dense_add", grad, numbers(count, dtype, 4))
 
-    def test_dither(self, dtype: torch.dtype) -> None:
-        for count in LENGTHS:
+    def test_dither(self, dtype: torch.dtype, same: Same, lengths: tuple[int, ...]) -> None:
+        for count in lengths:
             for row_length in {max(count, 1), 100, 2048}:
                 grad, rows = numbers(count, dtype, count), -(-count // row_length)
                 same("norm_offer", grad, poison(rows, work(dtype)), row_length)
@@ -143,12 +174,13 @@ class TestNumbers:
                         rest = {"bits": bits, "headroom": 3, "scale": 0.3}
                         same("octave_decode", codes, norms, row_length, poison(count, dtype), **rest)
 
-    def test_quantise(self, dtype: torch.dtype) -> None:
-        for count in LENGTHS:
+    def test_quantise(self, dtype: torch.dtype, same: Same, lengths: tuple[int, ...]) -> None:
+        for count in lengths:
             for bits, block, norm in ((8, 512, 0), (3, 64, 2), (5, 1152, 2), (2, 8192, 0)):
                 rule, blocks = {"bits": bits, "block": block}, -(-count // block)
                 grad, size = numbers(count, dtype, count), blocks * kernels.qsgd_record_bytes(**rule)
-                same("qsgd_encode", grad, poison(size, torch.uint8), KEY, **rule, norm=norm, offset=128)
+                for offset in (128, count % 13):
+                    same("qsgd_encode", grad, poison(size, torch.uint8), KEY, **rule, norm=norm, offset=offset)
                 parts = [poison(size, torch.uint8) for _ in range(3)]
                 for rank, part in enumerate(parts):
                     kernels.qsgd_encode(tame(count, dtype, rank), part, KEY.at(rank=rank), **rule, norm=norm)
@@ -164,9 +196,9 @@ class TestNumbers:
                 rest = {"bits": 8, "levels": 1, "bounds": largest / 2}
                 same("level_encode", grad, largest, row_length, codes_of, KEY, **rest)
 
-    def test_sketch(self, dtype: torch.dtype) -> None:
+    def test_sketch(self, dtype: torch.dtype, same: Same, lengths: tuple[int, ...]) -> None:
         kind = work(dtype)
-        for count in LENGTHS:
+        for count in lengths:
             for rows, columns in ((1, 32), (3, 1072), (5, kernels.sketch_columns(count // 3))):
                 grad, residual, momentum = numbers(count, dtype, 1), numbers(count, kind, 2), numbers(count, kind, 3)
                 table, nasty = tame(rows * columns, kind, 4), numbers(rows * columns, kind, 5)
@@ -184,7 +216,7 @@ class TestNumbers:
             same("absorb", numbers(count, dtype, 1), numbers(count, kind, 2))
             same("absorb", numbers(count, dtype, 1), numbers(count, kind, 2), numbers(count, kind, 3), 0.9)
 
-    def test_sketch_of_many_layers(self, dtype: torch.dtype) -> None:
+    def test_sketch_of_many_layers(self, dtype: torch.dtype, same: Same, lengths: tuple[int, ...]) -> None:
         """Across layer 65,536, with few layers and with more than are prepared together."""
         columns, border = 32, 65_536 * 32
         for offset, count in ((border - 128, 300), (0, border + 100)):
@@ -194,9 +226,9 @@ class TestNumbers:
         given = (poison(k, torch.int64), poison(k, work(dtype)))
         same("sketch_top", tame(3 * columns, work(dtype), 2), 3, KEY, spans, k, *given)
 
-    def test_selection(self, dtype: torch.dtype) -> None:
+    def test_selection(self, dtype: torch.dtype, same: Same, lengths: tuple[int, ...]) -> None:
         kind = work(dtype)
-        for count in LENGTHS:
+        for count in lengths:
             grad, residual = numbers(count, dtype, count), tame(count, kind, count + 1)
             for x, left in ((grad, residual), (tame(count, dtype, 1).round(), None), (grad * 0, None)):
                 for k in {min(count, 1), count // 100, count}:
@@ -204,9 +236,9 @@ class TestNumbers:
                     same("binary_select", x, left, k, poison(k, torch.int32), poison(1, kind))
             same("count_nonfinite", grad)
 
-    def test_sections(self, dtype: torch.dtype) -> None:
+    def test_sections(self, dtype: torch.dtype, same: Same, lengths: tuple[int, ...]) -> None:
         kind = work(dtype)
-        for count in LENGTHS:
+        for count in lengths:
             for b in (0, 3, 20):
                 positions = torch.arange(0, count, 1 + count % 7, dtype=torch.int32)
                 kept, mean = positions.numel(), torch.full((1,), 0.3, dtype=kind)
@@ -222,24 +254,265 @@ class TestNumbers:
                     same("binary_clear", bytes_, b, tame(count, dtype, 1))
 
 
-class TestBits:
-    pytestmark = gpu
+    def test_elias(self, dtype: torch.dtype, same: Same, lengths: tuple[int, ...]) -> None:
+        for count in lengths:
+            for bits, block, norm in ((8, 512, 0), (3, 64, 2), (2, 8192, 0), (5, 1152, 2)):
+                rule = {"bits": bits, "block": block}
+                room = kernels.elias_bound(count, **rule)
+                sections = []
+                for rank, grad in enumerate((numbers(count, dtype, 1), tame(count, dtype, 2), spiked(count, dtype))):
+                    options = {**rule, "norm": norm, "offset": 8 * (count % 3) + rank}
+                    same("elias_encode", grad, poison(room, torch.uint8), KEY, **options)
+                    section = poison(room, torch.uint8)
+                    used, _ = kernels.elias_encode(grad, section, KEY, **options)
+                    sections.append(section[:used])
+                same("elias_decode", sections[1:], poison(count, dtype), **rule, scale=0.3)
 
-    def test_random(self) -> None:
+    def test_values(self, dtype: torch.dtype, same: Same, lengths: tuple[int, ...]) -> None:
+        kind = work(dtype)
+        for count in lengths:
+            for form in ("full", "float16", "bfloat16", "signs"):
+                b, mean = (0, 3, 7, 20)[count % 4], torch.full((1,), 0.3, dtype=kind) if form == "signs" else None
+                sections = []
+                for rank, step in enumerate((1 + count % 7, 1, 97)):
+                    positions = torch.arange(min(rank, count), count, step, dtype=torch.int32)
+                    kept, values = positions.numel(), numbers(positions.numel(), kind, rank)
+                    room = kernels.values_bound(kept, count, b, kind.itemsize, form=form)
+                    given = (positions, max(kept - rank, 0), values, b, count)
+                    same("values_encode", *given, poison(room, torch.uint8), form=form, mean=mean)
+                    section = poison(room, torch.uint8)
+                    used = kernels.values_encode(*given, section, form=form, mean=mean)
+                    sections.append(section[: used + rank])
+                given = (sections, count % 3, b, tame(count, dtype, 1))
+                same("values_decode", *given, tame(count, kind, 2), 0.3, form=form)
+                same("values_decode", *given, None, 0.3, form=form)
+
+    def test_values_with_momentum(self, dtype: torch.dtype, same: Same, lengths: tuple[int, ...]) -> None:
+        kind = work(dtype)
+        for count in lengths:
+            positions = torch.arange(0, count, 1 + count % 5, dtype=torch.int32)
+            kept, values = positions.numel(), tame(positions.numel(), kind, 4)
+            section = poison(kernels.values_bound(kept, count, 2, kind.itemsize), torch.uint8)
+            kernels.values_encode(positions, kept, values, 2, count, section)
+            for masking in (False, True):
+                given = ([section, section.clone()], 1, 2, numbers(count, dtype, 1), numbers(count, kind, 2), 0.5)
+                rule = {"momentum": numbers(count, kind, 3), "factor": 0.9, "masking": masking}
+                same("values_decode", *given, **rule)
+
+    def test_samples(self, dtype: torch.dtype, same: Same, every_length: tuple[int, ...]) -> None:
+        kind = work(dtype)
+        for count in every_length:
+            for k in {min(count, 1), -(-count // 100), -(-count // 3), count}:
+                grad, residual, values = numbers(count, dtype, 1), numbers(count, kind, 2), tame(k, kind, 3)
+                for kept in (None, residual):
+                    same("sample_offer", grad, kept, poison(k, kind), KEY, first=count % 5)
+                    same("sample_decode", values, grad, kept, KEY, 0.3, first=count % 5, weighted=bool(k % 2))
+
+    def test_short_and_misaligned(self, dtype: torch.dtype, same: Same, every_length: tuple[int, ...]) -> None:
+        """The kernels of every step at every length around a word, a warp and a block; memory is shifted by each call."""
+        kind = work(dtype)
+        for count in every_length:
+            size = kernels.word_count(count)
+            grad, residual, row = numbers(count, dtype, count), numbers(count, kind, count + 1), max(count, 1)
+            rows = -(-count // row)
+            same("sign_offer", grad, residual, poison(size, torch.int64), poison(rows, torch.float64), row, key=KEY)
+            same("sign_pack", grad, poison(size, torch.int64))
+            steps = tame(rows, torch.float32, 1)
+            same("sign_decode", bits(count, 2), steps, row, grad, residual, feedback="own", key=KEY)
+            same("dense_offer", grad, residual, poison(count, kind))
+            same("dense_add", grad, numbers(count, dtype, 4))
+            norms = tame(rows, kind, 1).abs()
+            same("level_encode", grad, norms, row, poison(count, torch.uint8), KEY, bits=8, levels=31, offset=count)
+            k = count // 3
+            same("top_select", grad, residual, k, poison(k, torch.int32), poison(k, kind))
+
+
+def spiked(count: int, dtype: torch.dtype) -> Tensor:
+    """Few numbers far from zero: long gaps."""
+    x = torch.zeros(count, dtype=dtype)
+    x[count // 3 :: 5000] = 1.0
+    return x
+
+
+class TestBits:
+    def test_random(self, same: Same) -> None:
         for count in (0, 1, 2, 3, 100, 10_001):
             for word_offset in (0, 1, (1 << 32) + 1):
                 for k, m in ((0, 1), (1, 1), (1, 2), (1, 3), (63, 64), (1, (1 << 62) - 1)):
                     same("bernoulli_words", poison(count, torch.int64), k, m, KEY, word_offset=word_offset)
                     same("merge_bits", words(count, 1), words(count, 2), m - k, k, KEY, word_offset=word_offset)
 
-    def test_majority(self) -> None:
-        for parts in (1, 2, 3, 8, 33):
+    def test_majority(self, same: Same) -> None:
+        for parts in (1, 2, 3, 8, 64, 65):
             for count in (0, 1, 64, 1000, 100_001):
                 same("majority_fold", [bits(count, p) for p in range(parts)], bits(count, 99), count)
 
-    def test_hash(self) -> None:
-        for count in (0, 1, 7, 8, 16_383, 16_384, 100_003):
+    def test_hash(self, same: Same) -> None:
+        for count in (0, 1, 7, 8, 16_383, 16_384, 100_003, 32 << 14, (33 << 14) + 5):
             same("hash64", words(kernels.word_count(8 * count), 1).view(torch.uint8)[:count], 77)
+
+
+    def test_rows_of_many_superblocks(self, same: Same) -> None:
+        count = (1 << 21) + 65_536 + 5
+        grad = tame(count, torch.float32, 1)
+        for power, kind in ((0, torch.float32), (2, torch.float64)):
+            same("norm_offer", grad, poison(1, kind), count, power=power)
+        same("sign_offer", grad, None, poison(kernels.word_count(count), torch.int64), poison(1, torch.float64), count)
+
+    def test_triad(self, same: Same) -> None:
+        for count in (0, 1, 255, 1025):
+            inputs = [numbers(count, torch.float32, seed) for seed in (1, 2)]
+            same("triad", poison(count, torch.float32), *inputs, 0.3)
+
+
+class TestMalformed:
+    """What other ranks send is not trusted: the same number of ranges is found wrong, and nothing outside is read."""
+
+    def test_elias(self, same: Same) -> None:
+        count, rule = 20_000, {"bits": 4, "block": 256}
+        section = poison(kernels.elias_bound(count, **rule), torch.uint8)
+        used, _ = kernels.elias_encode(tame(count, torch.float32, 1), section, KEY, **rule, norm=2)
+        for broken in breakages(section[:used]):
+            assert_counts_agree(same, "elias_decode", [broken], count, **rule, scale=1.0)
+
+    @pytest.mark.parametrize("form", ["full", "float16", "bfloat16", "signs"])
+    def test_values(self, same: Same, form: str) -> None:
+        count, b = 20_000, 1
+        positions = torch.arange(0, count, 3, dtype=torch.int32)
+        values, mean = tame(positions.numel(), torch.float32, 1), torch.ones(1) if form == "signs" else None
+        section = poison(kernels.values_bound(positions.numel(), count, b, 4, form=form), torch.uint8)
+        used = kernels.values_encode(positions, positions.numel(), values, b, count, section, form=form, mean=mean)
+        for broken in breakages(section[:used]):
+            assert_counts_agree(same, "values_decode", [broken], 0, b, count, None, 1.0, form=form)
+
+    def test_positions_that_do_not_ascend(self, target: Target) -> None:
+        given = {"mean": torch.ones(1, device=target.device), "form": "signs"}
+        out = torch.zeros(1000, dtype=torch.uint8, device=target.device)
+        for positions in ([1, 1], [3, 2], [-1, 4], [5, 100]):
+            at = torch.tensor(positions, dtype=torch.int32, device=target.device)
+            values = torch.ones(2, device=target.device)
+            with target.chosen(), pytest.raises(ValueError, match="positions must ascend"):
+                kernels.values_encode(at, 2, values, 0, 100, out, **given)
+
+
+def breakages(section: Tensor) -> Iterator[Tensor]:
+    """Sections with a flipped bit, cut off, or with lengths that lead outside."""
+    size = section.numel()
+    for bit in range(0, 8 * size, max(1, 8 * size // 60)):
+        flipped = section.clone()
+        flipped[bit // 8] ^= 1 << bit % 8
+        yield flipped
+    yield from (section[:0], section[:3], section[: size // 2], section[: size - 1])
+    far = section.clone()
+    far[:8] = 255
+    yield far
+
+
+def assert_counts_agree(same: Same, name: str, *arguments: Any, **options: Any) -> None:
+    """Compare what a decoder returns; its outputs hold anything. The count of elements stands for the gradient."""
+    target: Target = same.__self__  # type: ignore[attr-defined]
+    counts = []
+    for device in ("cpu", target.device):
+        moved = [[part.to(device) for part in value] if isinstance(value, list) else value for value in arguments]
+        grad = [torch.zeros(value, device=device) if value == 20_000 else value for value in moved]
+        if len(counts) == 0:
+            counts.append(int(getattr(kernels, name)(*grad, **options)))
+            continue
+        with target.chosen():
+            counts.append(int(getattr(kernels, name)(*grad, **options)))
+    assert counts[0] == counts[1], name
+
+
+# ---- streams ------------------------------------------------------------------------------------
+
+
+@no_gpu
+@pytest.mark.gpu
+class TestStreams:
+    """Kernels run on torch's current stream, and those that do not wait in a graph as well."""
+
+    def test_a_step_in_a_graph(self) -> None:
+        count = 100_003
+        grad, residual = tame(count, torch.float32, 1), tame(count, torch.float32, 2)
+        expected, device = sign_step([grad.clone(), residual.clone()]), [grad.cuda(), residual.cuda()]
+        sign_step([part.clone() for part in device])
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            captured = sign_step(device)
+        for _ in range(2):
+            device[0].copy_(grad)
+            device[1].copy_(residual)
+            graph.replay()
+            assert [bool((a == b.cpu()).all()) for a, b in zip(expected, captured)] == [True] * 3
+
+    def test_another_stream(self) -> None:
+        grad, residual = tame(100_003, torch.float32, 1), tame(100_003, torch.float32, 2)
+        expected = sign_step([grad.clone(), residual.clone()])
+        with torch.cuda.stream(torch.cuda.Stream()):
+            found = sign_step([grad.cuda(), residual.cuda()])
+            torch.cuda.current_stream().synchronize()
+        assert [bool((a == b.cpu()).all()) for a, b in zip(expected, found)] == [True] * 3
+
+
+def sign_step(pair: list[Tensor]) -> list[Tensor]:
+    """What a rank does with a tensor in a step of a method with signs; return everything that is written."""
+    grad, residual = pair
+    count = grad.numel()
+    bits_of = torch.zeros(kernels.word_count(count), dtype=torch.int64, device=grad.device)
+    steps = torch.full((1,), 0.01, device=grad.device)
+    kernels.sign_offer(grad, residual, bits_of, None, count, key=KEY)
+    kernels.majority_fold([bits_of, bits_of], bits_of, count)
+    kernels.sign_decode(bits_of, steps, count, grad, residual, feedback="global")
+    return [bits_of, grad, residual]
+
+
+# ---- nothing is left out ------------------------------------------------------------------------
+
+#: Entry points that are for host memory, or say something about the processor.
+HOST_ONLY = {"crc32c", "crc32c_copy", "instruction_set"}
+
+
+def entry_points() -> set[str]:
+    """Return the names in the one list of kernels."""
+    text = re.sub(r"//.*", "", (ROOT / "csrc" / "kernels.h").read_text())
+    return set(re.findall(r"^[\w:]+ \**(\w+)\([^;]*\);", text.replace("const char* ", "char "), re.MULTILINE))
+
+
+def test_every_kernel_has_a_cuda_text_and_is_bound_on_both_sides() -> None:
+    names = entry_points()
+    assert len(names) > 40 and HOST_ONLY < names
+    shared = "".join(path.read_text() for path in (ROOT / "csrc").glob("bind*.h"))
+    texts = "".join(path.read_text() for path in (ROOT / "csrc" / "cuda").glob("*.cu"))
+    bound = set(re.findall(r'module\.def\("(\w+)"', shared))
+    defined = set(re.findall(r"^\w+ (\w+)\(const|^\w+ (\w+)\(\w+\*? \w+", texts, re.MULTILINE))
+    defined = {name for pair in defined for name in pair if name}
+    assert names - HOST_ONLY - bound == set(), "kernels that bind.h does not bind for both modules"
+    assert bound - names == set(), "bindings of what kernels.h does not list"
+    assert names - HOST_ONLY - defined == set(), "kernels without a CUDA text"
+
+
+@no_compiler
+def test_every_kernel_is_in_the_emulated_module() -> None:
+    with Target("emulated", "cpu").chosen():
+        assert legality.backend(torch.zeros(1))[0] is emulator.load() is not loader.load("_cpu")
+    assert entry_points() - HOST_ONLY - set(dir(emulator.load())) == set()
+
+
+@pytest.mark.skipif(not list(FOLDER.glob("_cuda*.so")), reason="the CUDA extension is not built")
+def test_every_kernel_is_in_the_built_module() -> None:
+    assert entry_points() - HOST_ONLY - set(dir(loader.load("_cuda"))) == set()
+
+
+def test_every_kernel_is_compared_here() -> None:
+    tree = ast.parse(Path(__file__).read_text())
+    calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)]
+    compared = {
+        call.args[0].value
+        for call in calls
+        if call.func.id == "same" and call.args and isinstance(call.args[0], ast.Constant)  # type: ignore[attr-defined]
+    }
+    assert entry_points() - HOST_ONLY - compared == set(), "kernels that no test here compares with the CPU"
 
 
 @pytest.mark.skipif(not list(FOLDER.glob("_cuda*.so")), reason="the CUDA extension is not built")

@@ -1,0 +1,228 @@
+"""Checks every CUDA kernel against the CPU, then times it beside the GPU's own copy, torch and CuPy.
+
+`wrong` counts elements that differ from the CPU's in any bit; any makes the run fail. Times are those of CUDA
+events around one call, on arrays that take turns and together are larger than the cache. GB/s counts every array
+once for each time it is read and once for each time it is written; `of copy` is that as a fraction of what a copy
+of the same run reaches. Calls that give a number to the host wait for it, and their time holds the wait.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from benchmarks import gpu_cases, results
+from benchmarks.gpu_cases import Arguments, Case, Inputs
+from benchmarks.results import Record, spread, table
+from horovod_compress import kernels
+
+NO_GPU = """\
+No CUDA device is visible here, so nothing was measured.
+  Run this on a machine with an NVIDIA GPU, with a torch that has CUDA (torch.version.cuda is {version}) and with
+  the kernels built there: HVC_CUDA=1 make setup
+  Without a GPU, pytest tests/kernels/test_cuda.py compares the same texts with the CPU in an emulation."""
+NO_KERNELS = """\
+{error}
+  Build them on this machine: HVC_CUDA=1 make setup"""
+CACHES = 4  # how many times the cache the arrays of a case take together
+WARM_UP = 3
+
+
+@dataclass
+class Timed:
+    """One line of the table."""
+
+    name: str
+    bytes_moved: int
+    wrong: int | None
+    seconds: list[float] = field(default_factory=list)
+
+
+# ---- without a GPU ----------------------------------------------------------------------------
+
+
+def unavailable() -> str | None:
+    """Return why nothing can be measured here, or None."""
+    if not torch.cuda.is_available():
+        return NO_GPU.format(version=torch.version.cuda)
+    try:
+        kernels.triad(*(torch.zeros(1, device="cuda") for _ in range(3)), 1.0)
+    except ImportError as error:
+        return NO_KERNELS.format(error=error)
+    return None
+
+
+# ---- wrong elements ---------------------------------------------------------------------------
+
+
+def placed(value: Any, device: str) -> Any:
+    """Return a copy of an argument on a device."""
+    if isinstance(value, (list, tuple)):
+        return type(value)(placed(part, device) for part in value)
+    return value.to(device, copy=True) if isinstance(value, Tensor) else value
+
+
+def tensors(value: Any) -> list[Tensor]:
+    if isinstance(value, (list, tuple)):
+        return [tensor for part in value for tensor in tensors(part)]
+    return [value] if isinstance(value, Tensor) else []
+
+
+def differences(a: Tensor, b: Tensor) -> int:
+    """Count elements that are not the same bits."""
+    integers = {8: torch.int64, 4: torch.int32, 2: torch.int16, 1: torch.uint8}[a.element_size()]
+    return int((a.view(integers) != b.view(integers)).sum())
+
+
+def whole(value: Any) -> Any:
+    """Return a result as numbers; counts are tensors on CUDA."""
+    if isinstance(value, tuple):
+        return tuple(int(part) for part in value)
+    return None if value is None else int(value)
+
+
+def wrong_elements(case: Case, count: int, device: str = "cuda") -> int:
+    """Return how many elements a kernel writes on CUDA that it does not write on the CPU."""
+    given = case.make(Inputs(count))
+    finals, found = [], []
+    for place in ("cpu", device):
+        positional, named = placed(given.positional, place), placed(dict_items(given), place)
+        found.append(whole(getattr(kernels, case.kernel)(*positional, **dict(named))))
+        finals.append([tensor.cpu() for tensor in tensors([positional, [pair[1] for pair in named]])])
+    return int(found[0] != found[1]) + sum(differences(a, b) for a, b in zip(*finals))
+
+
+def dict_items(given: Arguments) -> list[tuple[str, Any]]:
+    return list(given.named.items())
+
+
+# ---- time -------------------------------------------------------------------------------------
+
+
+def turns(given: Arguments, cache: int) -> int:
+    """Return how many copies of the arguments are needed for arrays larger than the cache."""
+    size = sum(tensor.nbytes for tensor in tensors([given.positional, list(given.named.values())]))
+    return max(2, -(-CACHES * cache // max(size, 1))) if size < CACHES * cache else 2
+
+
+def timed(runs: Sequence[Callable[[], object]], repeat: int) -> list[float]:
+    """Return the seconds of ``repeat`` calls, the runs taking turns."""
+    for index in range(WARM_UP):
+        runs[index % len(runs)]()
+    pairs = []
+    for index in range(repeat):
+        before, after = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        before.record()
+        runs[index % len(runs)]()
+        after.record()
+        pairs.append((before, after))
+    torch.cuda.synchronize()
+    return [before.elapsed_time(after) / 1000 for before, after in pairs]
+
+
+def kernel_runs(case: Case, count: int, cache: int) -> tuple[list[Callable[[], object]], int]:
+    """Return calls of a kernel that take turns, and the bytes that each of them moves."""
+    given = case.make(Inputs(count))
+    runs = []
+    for _ in range(min(turns(given, cache), 64)):
+        positional, named = placed(given.positional, "cuda"), dict(placed(dict_items(given), "cuda"))
+        runs.append(partial(getattr(kernels, case.kernel), *positional, **named))
+    return runs, given.bytes_moved
+
+
+def measured(options: argparse.Namespace) -> list[Timed]:
+    """Check and time all cases; the copy is the first."""
+    cache = int(getattr(torch.cuda.get_device_properties(0), "L2_cache_size", 64 << 20))
+    lines = []
+    for name, bytes_moved, runs in gpu_cases.peers(options.count):
+        if name == gpu_cases.COPY or options.filter in name:
+            lines.append(Timed(name, bytes_moved, None, timed(runs, options.repeat)))
+    for case in gpu_cases.CASES:
+        if options.filter not in case.name:
+            continue
+        wrong = wrong_elements(case, min(options.count, options.check_count))
+        runs, bytes_moved = kernel_runs(case, options.count, cache)
+        lines.append(Timed(case.name, bytes_moved, wrong, timed(runs, options.repeat)))
+        del runs
+        torch.cuda.empty_cache()
+    return lines
+
+
+# ---- reporting --------------------------------------------------------------------------------
+
+
+def report(lines: Sequence[Timed], kind: str) -> list[Record]:
+    """Print the table and return its lines as records."""
+    copy = next(line for line in lines if line.name == gpu_cases.COPY)
+    limit = copy.bytes_moved / spread(copy.seconds).median
+    rows, records = [], []
+    for line in lines:
+        found = spread(line.seconds)
+        rate = line.bytes_moved / found.median
+        shown = "-" if line.wrong is None else str(line.wrong)
+        rows.append([line.name, f"{1e6 * found.median:.1f}", f"{rate / 1e9:.1f}", f"{rate / limit:.2f}", shown])
+        records.append(
+            {
+                "bench": "gpu",
+                "name": line.name,
+                "device": kind,
+                "bytes": line.bytes_moved,
+                "median_seconds": found.median,
+                "min_seconds": min(line.seconds),
+                "spread_seconds": found.q3 - found.q1,
+                "repeats": len(line.seconds),
+                "bytes_per_second": rate,
+                "fraction_of_copy": rate / limit,
+                "wrong": line.wrong,
+            }
+        )
+    print(table(["kernel", "median us", "GB/s", "of copy", "wrong"], rows))
+    return records
+
+
+def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.gpu", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--count", type=int, default=25_000_000, help="float32 elements (default 25 million)")
+    parser.add_argument("--check-count", type=int, default=1_000_003, help="elements compared (default 1,000,003)")
+    parser.add_argument("--repeat", type=int, default=30, help="measurements of each case (default 30)")
+    parser.add_argument("--filter", default="", help="only cases whose name contains this, and the copy")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="append JSON lines to FILE")
+    options = parser.parse_args(argv)
+    if min(options.count, options.check_count, options.repeat) < 1:
+        parser.error("--count, --check-count and --repeat must be at least 1")
+    return options
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Return 0 if all is right, 1 if an element is wrong, 2 if there is nothing to measure with."""
+    options = arguments(argv)
+    if reason := unavailable():
+        print(reason, file=sys.stderr)
+        return 2
+    kind = torch.cuda.get_device_name(0)
+    print(f"{kind}, CUDA {torch.version.cuda}, {options.count:,} float32")
+    lines = measured(options)
+    records = report(lines, kind)
+    if options.json:
+        facts = {"device": kind, "cuda": torch.version.cuda, "count": options.count}
+        results.append_json(options.json, [results.header("gpu", argv, **facts), *records])
+    bad = [line.name for line in lines if line.wrong]
+    if bad:
+        print(f"wrong results: {', '.join(bad)}", file=sys.stderr)
+    return 1 if bad else 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,385 @@
+"""What `benchmarks.gpu` runs: one case for every kernel, and the same jobs in torch and CuPy."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import cache, partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from horovod_compress import kernels
+from horovod_compress.keys import SAMPLE, SKETCH, Key
+
+KEY = Key(seed=1, step=2, bucket=3, rank=4)
+BLOCK, QSGD_BLOCK, RANKS, COMPONENTS = 2048, 512, 4, 4
+KEPT_ONE_IN, SKETCH_ROWS, SKETCH_SHARE = 100, 5, 50
+COPY = "torch copy_"
+
+
+@dataclass
+class Arguments:
+    """What a kernel is called with, on the CPU, and the bytes that one call reads and writes."""
+
+    positional: tuple[Any, ...]
+    bytes_moved: int
+    named: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Case:
+    name: str
+    kernel: str
+    make: Callable[[Inputs], Arguments]
+
+
+@cache
+def normal(count: int, seed: int) -> Tensor:
+    return torch.randn(count, generator=torch.Generator().manual_seed(seed))
+
+
+class Inputs:
+    """Arrays on the CPU that cases are made of."""
+
+    def __init__(self, count: int) -> None:
+        self.count, self.words = count, kernels.word_count(count)
+        self.grad, self.residual = normal(count, 1), normal(count, 2)
+        self.kept = max(1, count // KEPT_ONE_IN)
+        self.parameter = kernels.golomb_parameter(self.kept, count)
+
+    def floats(self, count: int | None = None) -> Tensor:
+        return torch.zeros(self.count if count is None else count)
+
+    def doubles(self, count: int = 1) -> Tensor:
+        return torch.zeros(count, dtype=torch.float64)
+
+    def bytes(self, count: int) -> Tensor:
+        return torch.zeros(count, dtype=torch.uint8)
+
+    def bits(self, seed: int = 1) -> Tensor:
+        vector = torch.zeros(self.words, dtype=torch.int64)
+        kernels.bernoulli_words(vector, 1, 2, KEY.at(hop=seed))
+        if self.count % 64:
+            vector[-1] &= (1 << self.count % 64) - 1
+        return vector
+
+    def codes(self, seed: int = 1) -> Tensor:
+        out = self.bytes(self.count)
+        norm = self.grad.abs().max().view(1)
+        kernels.octave_encode(self.grad, norm, self.count, out, KEY.at(rank=seed), bits=8, headroom=3)
+        return out
+
+    def norms(self) -> Tensor:
+        return torch.full((-(-self.count // BLOCK),), 6.0)
+
+    def chosen(self) -> tuple[Tensor, Tensor]:
+        """Return the positions and values of the largest elements."""
+        positions, values = torch.zeros(self.kept, dtype=torch.int32), torch.zeros(self.kept)
+        kernels.top_select(self.grad, None, self.kept, positions, values)
+        return positions, values
+
+
+# ---- cases ------------------------------------------------------------------------------------
+
+
+def sign_offer(a: Inputs) -> Arguments:
+    outputs = (torch.zeros(a.words, dtype=torch.int64), a.doubles(), a.count)
+    return Arguments((a.grad, a.residual, *outputs), 8 * a.count + 8 * a.words, {"key": KEY})
+
+
+def sign_decode(a: Inputs) -> Arguments:
+    given = (a.bits(), torch.full((1,), 0.01), a.count, a.grad, a.residual)
+    return Arguments(given, 16 * a.count + 8 * a.words, {"feedback": "own", "key": KEY})
+
+
+def points_offer(a: Inputs) -> Arguments:
+    outputs = (torch.zeros(a.words, dtype=torch.int64), a.doubles(), a.doubles(), torch.zeros(1, dtype=torch.int64))
+    return Arguments((a.grad, a.residual, *outputs, a.count), 8 * a.count + 8 * a.words)
+
+
+def points_decode(a: Inputs) -> Arguments:
+    steps = [torch.full((1,), 0.01 * (rank + 1)) for rank in range(RANKS)]
+    sent = [a.bits(rank) for rank in range(RANKS)]
+    moved = 16 * a.count + 8 * RANKS * a.words
+    return Arguments((sent, steps, None, a.count, 0, a.grad, a.residual), moved, {"scale": 0.25})
+
+
+def majority(a: Inputs) -> Arguments:
+    parts = [a.bits(rank) for rank in range(8)]
+    return Arguments((parts, torch.zeros_like(parts[0]), a.count), 72 * a.words)
+
+
+def merge(a: Inputs) -> Arguments:
+    return Arguments((a.bits(1), a.bits(2), 2, 1, KEY), 24 * a.words)
+
+
+def level_encode(a: Inputs, bits: int) -> Arguments:
+    kind, size = {4: (torch.uint8, -(-a.count // 2)), 8: (torch.uint8, a.count), 16: (torch.int16, a.count)}[bits]
+    codes, rule = torch.zeros(size, dtype=kind), {"bits": bits, "levels": (1 << bits - 1) // 4 - (bits > 4)}
+    return Arguments((a.grad, a.norms(), BLOCK, codes, KEY), 4 * a.count + codes.nbytes, rule)
+
+
+def level_decode(a: Inputs) -> Arguments:
+    return Arguments((a.codes(), a.norms(), BLOCK, a.floats()), 5 * a.count, {"bits": 8, "scale": 0.01})
+
+
+def octave_encode(a: Inputs) -> Arguments:
+    given = (a.grad, a.norms(), BLOCK, a.bytes(a.count), KEY)
+    return Arguments(given, 5 * a.count, {"bits": 8, "headroom": 3})
+
+
+def octave_decode(a: Inputs) -> Arguments:
+    rule = {"bits": 8, "headroom": 3, "scale": 0.3}
+    return Arguments((a.codes(), a.norms(), BLOCK, a.floats()), 5 * a.count, rule)
+
+
+def octave_fold(a: Inputs) -> Arguments:
+    parts = [a.codes(rank) for rank in range(RANKS)]
+    return Arguments((parts, a.bytes(a.count), KEY), (RANKS + 1) * a.count, {"headroom": 3})
+
+
+def records_of(a: Inputs, bits: int, seed: int) -> Tensor:
+    out = a.bytes(-(-a.count // QSGD_BLOCK) * kernels.qsgd_record_bytes(bits, QSGD_BLOCK))
+    kernels.qsgd_encode(a.grad, out, KEY.at(rank=seed), bits=bits, block=QSGD_BLOCK, norm=0)
+    return out
+
+
+def qsgd(a: Inputs, what: str, bits: int) -> Arguments:
+    rule = {"bits": bits, "block": QSGD_BLOCK}
+    records = records_of(a, bits, 1)
+    if what == "decode":
+        return Arguments((records, a.floats()), 4 * a.count + records.nbytes, rule | {"scale": 0.01})
+    if what == "encode":
+        return Arguments((a.grad, torch.zeros_like(records), KEY), 4 * a.count + records.nbytes, rule | {"norm": 0})
+    parts = [records_of(a, bits, rank) for rank in range(RANKS)]
+    return Arguments((parts, torch.zeros_like(records), KEY), (RANKS + 1) * records.nbytes, rule | {"norm": 0})
+
+
+def elias(a: Inputs, what: str) -> Arguments:
+    rule = {"bits": 2, "block": QSGD_BLOCK}
+    room = a.bytes(kernels.elias_bound(a.count, **rule))
+    used, _ = kernels.elias_encode(a.grad, room, KEY, **rule, norm=2)
+    if what == "encode":
+        return Arguments((a.grad, torch.zeros_like(room), KEY), 4 * a.count + used, rule | {"norm": 2})
+    return Arguments(([room[:used]] * RANKS, a.floats()), 4 * a.count + RANKS * used, rule | {"scale": 0.01})
+
+
+def selection(a: Inputs, mean: bool) -> Arguments:
+    outputs = (torch.zeros(a.kept, dtype=torch.int32), a.floats(1 if mean else a.kept))
+    return Arguments((a.grad, a.residual, a.kept, *outputs), 8 * a.count + 8 * a.kept)
+
+
+def binary_section(a: Inputs) -> tuple[Tensor, Tensor]:
+    positions, _ = a.chosen()
+    out = a.bytes(kernels.golomb_bound(a.kept, a.count, a.parameter, 4))
+    used = kernels.binary_encode(positions, a.kept, torch.ones(1), a.parameter, a.count, out)
+    return positions, out[:used]
+
+
+def binary(a: Inputs, what: str) -> Arguments:
+    positions, section = binary_section(a)
+    if what == "encode":
+        out = a.bytes(kernels.golomb_bound(a.kept, a.count, a.parameter, 4))
+        return Arguments((positions, a.kept, torch.ones(1), a.parameter, a.count, out), 4 * a.kept + section.nbytes)
+    if what == "clear":
+        return Arguments((section, a.parameter, a.grad), section.nbytes + 4 * a.kept)
+    given = ([section] * RANKS, 0, a.parameter, a.grad, a.residual, 0.25)
+    return Arguments(given, 16 * a.count + RANKS * section.nbytes)
+
+
+def values(a: Inputs, what: str) -> Arguments:
+    positions, kept = a.chosen()
+    out = a.bytes(kernels.values_bound(a.kept, a.count, a.parameter, 4))
+    given = (positions, a.kept, kept, a.parameter, a.count)
+    used = kernels.values_encode(*given, out)
+    if what == "encode":
+        return Arguments((*given, torch.zeros_like(out)), 8 * a.kept + used)
+    decoded = ([out[:used]] * RANKS, 0, a.parameter, a.grad, a.residual, 0.25)
+    return Arguments(decoded, 16 * a.count + RANKS * used)
+
+
+def sample(a: Inputs, what: str) -> Arguments:
+    key, kept = KEY.at(purpose=SAMPLE), a.floats(a.kept)
+    if what == "offer":
+        return Arguments((a.grad, a.residual, kept, key), 8 * a.count + 4 * a.kept)
+    return Arguments((kept, a.grad, a.residual, key, 0.25), 16 * a.count + 4 * a.kept)
+
+
+def table_of(a: Inputs) -> tuple[Tensor, Key]:
+    key = KEY.at(purpose=SKETCH)
+    table = a.floats(SKETCH_ROWS * kernels.sketch_columns(max(32, a.count // SKETCH_SHARE)))
+    kernels.sketch_encode(a.grad, None, table, SKETCH_ROWS, key)
+    return table, key
+
+
+def sketch(a: Inputs, what: str) -> Arguments:
+    table, key = table_of(a)
+    positions = torch.arange(a.kept) * KEPT_ONE_IN
+    if what == "encode":
+        return Arguments((a.grad, a.residual, torch.zeros_like(table), SKETCH_ROWS, key), 8 * a.count + table.nbytes)
+    if what == "top":
+        given = (table, SKETCH_ROWS, key, [(0, a.count)], a.kept, torch.zeros_like(positions), a.floats(a.kept))
+        return Arguments(given, table.nbytes + 12 * a.kept)
+    if what == "estimate":
+        given = (table, SKETCH_ROWS, key, positions, a.floats(a.kept))
+        return Arguments(given, 4 * a.kept * (SKETCH_ROWS + 3))
+    return Arguments((table, SKETCH_ROWS, key, positions), 4 * a.kept * (SKETCH_ROWS + 2))
+
+
+def lowrank(a: Inputs, what: str) -> Arguments:
+    rows = max(1, math.isqrt(a.count))
+    columns = a.count // rows
+    size = rows * columns
+    grad, residual = a.grad[:size], a.residual[:size]
+    left, right = normal(COMPONENTS * rows, 3), normal(COMPONENTS * columns, 4)
+    if what == "left":
+        return Arguments((grad, residual, rows, right, torch.zeros_like(left)), 8 * size)
+    if what == "right":
+        return Arguments((grad, residual, rows, left, torch.zeros_like(right)), 8 * size)
+    if what == "decode":
+        return Arguments((left, right, rows, grad, residual), 16 * size, {"scale": 0.25})
+    if what == "orthonormalise":
+        return Arguments((left, COMPONENTS), 8 * left.numel())
+    return Arguments((right, torch.zeros_like(right), COMPONENTS, KEY), 8 * right.numel())
+
+
+def signs_of(a: Inputs, seed: int) -> Tensor:
+    out = a.bytes(-(-a.count // BLOCK) * kernels.record_bytes(BLOCK))
+    kernels.record_offer(normal(a.count, seed), None, out, BLOCK, rule="l2")
+    return out
+
+
+def record(a: Inputs, what: str) -> Arguments:
+    made = signs_of(a, 1)
+    if what == "offer":
+        return Arguments((a.grad, a.residual, torch.zeros_like(made), BLOCK), 8 * a.count + made.nbytes, {"rule": "l2"})
+    if what == "decode":
+        return Arguments((made, a.norms(), a.grad, a.residual, BLOCK), 16 * a.count + made.nbytes)
+    parts = [signs_of(a, 1 + rank % 2) for rank in range(RANKS)]
+    given = (parts, a.residual, a.floats(), torch.zeros_like(made), BLOCK)
+    return Arguments(given, 16 * a.count + (RANKS + 1) * made.nbytes, {"rule": "l2"})
+
+
+def dense(a: Inputs, what: str) -> Arguments:
+    half = a.grad.half()
+    if what == "offer":
+        return Arguments((a.grad, a.residual, torch.zeros_like(half)), 10 * a.count)
+    if what == "decode":
+        return Arguments((half, a.floats()), 10 * a.count, {"scale": 0.25, "residual": a.residual})
+    return Arguments((a.grad, a.residual), 12 * a.count)
+
+
+def moments(a: Inputs) -> Arguments:
+    rows = -(-a.count // BLOCK)
+    return Arguments((a.grad, a.floats(rows), a.doubles(rows), BLOCK), 4 * a.count)
+
+
+CASES = (
+    Case("triad", "triad", lambda a: Arguments((a.floats(), a.grad, a.residual, 0.5), 12 * a.count)),
+    Case(
+        "sign_pack",
+        "sign_pack",
+        lambda a: Arguments((a.grad, torch.zeros(a.words, dtype=torch.int64)), 4 * a.count + 8 * a.words),
+    ),
+    Case("sign_offer", "sign_offer", sign_offer),
+    Case("sign_decode", "sign_decode", sign_decode),
+    Case(
+        "sign_unpack",
+        "sign_unpack",
+        lambda a: Arguments((a.bits(), torch.ones(1), a.count, a.floats()), 4 * a.count + 8 * a.words),
+    ),
+    Case("points_offer", "points_offer", points_offer),
+    Case("points_decode of 4", "points_decode", points_decode),
+    Case("merge_bits p=1/3", "merge_bits", merge),
+    Case("bernoulli_words p=1/7", "bernoulli_words", lambda a: Arguments((a.bits(), 1, 7, KEY), 8 * a.words)),
+    Case("majority_fold of 8", "majority_fold", majority),
+    Case("dense_offer to float16", "dense_offer", partial(dense, what="offer")),
+    Case("dense_add", "dense_add", partial(dense, what="add")),
+    Case("dense_decode of float16", "dense_decode", partial(dense, what="decode")),
+    Case("absorb", "absorb", lambda a: Arguments((a.grad, a.residual), 16 * a.count)),
+    Case("norm_offer blocks", "norm_offer", lambda a: Arguments((a.grad, a.norms(), BLOCK), 4 * a.count)),
+    Case("moments_offer blocks", "moments_offer", moments),
+    Case("level_encode 8 bits", "level_encode", partial(level_encode, bits=8)),
+    Case("level_encode 4 bits", "level_encode", partial(level_encode, bits=4)),
+    Case("level_add 8 bits", "level_add", lambda a: Arguments((a.codes(1), a.codes(2)), 3 * a.count, {"bits": 8})),
+    Case("level_decode 8 bits", "level_decode", level_decode),
+    Case("octave_encode 8 bits", "octave_encode", octave_encode),
+    Case(
+        "octave_merge 8 bits",
+        "octave_merge",
+        lambda a: Arguments((a.codes(1), a.codes(2), KEY), 3 * a.count, {"bits": 8}),
+    ),
+    Case("octave_fold of 4", "octave_fold", octave_fold),
+    Case("octave_decode 8 bits", "octave_decode", octave_decode),
+    Case("qsgd_encode 8 bits", "qsgd_encode", partial(qsgd, what="encode", bits=8)),
+    Case("qsgd_encode 3 bits", "qsgd_encode", partial(qsgd, what="encode", bits=3)),
+    Case("qsgd_fold of 4", "qsgd_fold", partial(qsgd, what="fold", bits=8)),
+    Case("qsgd_decode 8 bits", "qsgd_decode", partial(qsgd, what="decode", bits=8)),
+    Case("elias_encode", "elias_encode", partial(elias, what="encode")),
+    Case("elias_decode of 4", "elias_decode", partial(elias, what="decode")),
+    Case("top_select 1%", "top_select", partial(selection, mean=False)),
+    Case("binary_select 1%", "binary_select", partial(selection, mean=True)),
+    Case("binary_encode 1%", "binary_encode", partial(binary, what="encode")),
+    Case("binary_decode of 4", "binary_decode", partial(binary, what="decode")),
+    Case("binary_clear 1%", "binary_clear", partial(binary, what="clear")),
+    Case("values_encode 1%", "values_encode", partial(values, what="encode")),
+    Case("values_decode of 4", "values_decode", partial(values, what="decode")),
+    Case("sample_offer 1%", "sample_offer", partial(sample, what="offer")),
+    Case("sample_decode 1%", "sample_decode", partial(sample, what="decode")),
+    Case("sketch_encode", "sketch_encode", partial(sketch, what="encode")),
+    Case("sketch_top 1%", "sketch_top", partial(sketch, what="top")),
+    Case("sketch_estimate 1%", "sketch_estimate", partial(sketch, what="estimate")),
+    Case("sketch_clear 1%", "sketch_clear", partial(sketch, what="clear")),
+    Case("lowrank_start of 4", "lowrank_start", partial(lowrank, what="start")),
+    Case("lowrank_left of 4", "lowrank_left", partial(lowrank, what="left")),
+    Case("lowrank_orthonormalise of 4", "lowrank_orthonormalise", partial(lowrank, what="orthonormalise")),
+    Case("lowrank_right of 4", "lowrank_right", partial(lowrank, what="right")),
+    Case("lowrank_decode of 4", "lowrank_decode", partial(lowrank, what="decode")),
+    Case("record_offer", "record_offer", partial(record, what="offer")),
+    Case("record_fold of 4", "record_fold", partial(record, what="fold")),
+    Case("record_decode", "record_decode", partial(record, what="decode")),
+    Case("hash64", "hash64", lambda a: Arguments((a.grad.view(torch.uint8),), 4 * a.count)),
+)
+
+
+# ---- the same in torch and CuPy -----------------------------------------------------------------
+
+Runs = list[Callable[[], object]]
+
+
+def peers(count: int) -> Iterator[tuple[str, int, Runs]]:
+    """Name, bytes and calls of what others have; the copy, the yardstick, is the first."""
+    pairs = [(normal(count, seed).cuda(), normal(count, seed).cuda()) for seed in (1, 2)]
+    out = torch.empty(count, device="cuda")
+    k = max(1, count // KEPT_ONE_IN)
+    yield COPY, 8 * count, [partial(b.copy_, a) for a, b in pairs]
+    yield "torch add", 12 * count, [partial(torch.add, a, b, out=out) for a, b in pairs]
+    yield "torch to float16", 6 * count, [a.half for a, _ in pairs]
+    yield "torch norm", 4 * count, [partial(torch.linalg.vector_norm, a) for a, _ in pairs]
+    yield "torch sign step", 24 * count, [partial(sign_step, a, b, out) for a, b in pairs]
+    yield "torch topk 1%", 8 * count, [partial(top, a, b, k) for a, b in pairs]
+    with suppress(ImportError):
+        import cupy
+
+        arrays = [cupy.from_dlpack(a) for a, _ in pairs]
+        yield "cupy packbits(x >= 0)", 4 * count + count // 8, [partial(packed, cupy, x) for x in arrays]
+
+
+def sign_step(grad: Tensor, residual: Tensor, out: Tensor) -> None:
+    """What sign_offer and sign_decode do, without the packing."""
+    x = torch.add(grad, residual)
+    step = torch.linalg.vector_norm(x, ord=1) / x.numel()
+    torch.sign(x, out=out).mul_(step)
+    torch.sub(x, out, out=x)
+
+
+def top(grad: Tensor, residual: Tensor, k: int) -> Tensor:
+    return torch.topk(torch.add(grad, residual).abs_(), k, sorted=False).indices
+
+
+def packed(cupy: Any, x: Any) -> Any:
+    return cupy.packbits(x >= 0)

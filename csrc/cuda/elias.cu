@@ -1,0 +1,274 @@
+// QSGD with Elias codes: a warp writes the stream of a range, a thread reads it. Ranks are added one after the other,
+// so their order is kept.
+#include "hvc/elias.h"
+
+#include "blocks_of_codes.h"
+#include "positions.h"
+#include "scan.h"
+#include "visit.h"
+
+namespace hvc {
+namespace {
+
+// The sizes of a tensor's section.
+struct Layout {
+  int64_t count, block, blocks, ranges, length;  // `length`: elements of a whole range
+
+  __host__ __device__ int64_t head() const { return 4 * ranges + kNormBytes * blocks; }
+  __device__ int64_t elements(int64_t range) const { return min(length, count - range * length); }
+};
+
+template <class T> struct Quantise {
+  const T* grad;
+  Layout l;
+  QsgdShape shape;
+  Stream key;
+  int64_t offset;
+  uint8_t* norms;
+  uint64_t* codes;  // eight to a word; whole blocks
+  int64_t* nonfinite;
+};
+
+struct Levels {
+  Section section;
+  Layout l;
+  int32_t levels;
+  double scale;
+};
+
+// ---- encoding ---------------------------------------------------------------------------------------------
+
+template <class T> __global__ void quantise_kernel(Quantise<T> q) {
+  using W = Work<T>;
+  const int64_t block = q.l.block;
+  int64_t bad = 0;
+  for (int64_t i = first_warp(); i < q.l.blocks; i += warp_stride()) {
+    const T* x = q.grad + i * block;
+    const int64_t count = min(block, q.l.count - i * block);
+    const auto value = [&](int64_t j) { return W(to_work(x[j])); };
+    for (int64_t j = lane_index(); j < count; j += kWarp) bad += !is_finite(x[j]);
+    const float norm = norm_of(q.shape.norm, count, value);
+    put_norm(q.norms + kNormBytes * i, norm);
+    each_eight_codes<W>(q.shape, count, norm, q.key, q.offset + i * block, value,
+                        [&](int64_t first, uint64_t bytes) { q.codes[(i * block + first) / kPacked] = bytes; });
+  }
+  add_count(q.nonfinite, bad);
+}
+
+// The sum, and the largest, of what the lanes before this one hold; `all` is that of all lanes.
+__device__ int sum_before(int mine, int& all) {
+  int sum = mine;
+  for (int step = 1; step < kWarp; step *= 2) {
+    const int other = __shfl_up_sync(kAllLanes, sum, step);
+    if (lane_index() >= step) sum += other;
+  }
+  all = __shfl_sync(kAllLanes, sum, kWarp - 1);
+  return sum - mine;
+}
+__device__ int largest_before(int mine, int none, int& all) {
+  int most = max(mine, none);
+  for (int step = 1; step < kWarp; step *= 2) most = max(most, __shfl_up_sync(kAllLanes, most, step));
+  all = __shfl_sync(kAllLanes, most, kWarp - 1);
+  const int before = __shfl_up_sync(kAllLanes, most, 1);
+  return lane_index() == 0 ? none : before;
+}
+
+// Calls use(level, elements from the last level that is not 0) for the levels of a word that are not 0.
+template <class Use> __device__ void each_level(uint64_t eight, int first, int last, const Use& use) {
+  while (eight != 0) {
+    const int i = lowest_one(eight) / 8;
+    use(int32_t(int8_t(eight >> (8 * i))), uint32_t(first + i - last));
+    last = first + i;
+    eight &= i == 7 ? 0 : ~uint64_t(0) << (8 * (i + 1));
+  }
+}
+
+__device__ int bits_of(int32_t level, uint32_t gap) {
+  return 2 * highest_bit(gap) + 1 + 1 + 2 * highest_bit(uint32_t(level < 0 ? -level : level)) + 1;
+}
+
+// Bits into cleared memory, of which other lanes write the rest of the first and of the last word.
+class SharedWriter {
+ public:
+  __device__ SharedWriter(uint8_t* base, int64_t bit) {
+    const auto address = reinterpret_cast<uintptr_t>(base);
+    const int64_t at = bit + 8 * int64_t(address % 4);
+    word_ = reinterpret_cast<unsigned*>(address - address % 4) + at / 32;
+    filled_ = int(at % 32);
+  }
+  // At most 32 bits.
+  __device__ void put(uint32_t bits, int length) {
+    pending_ |= uint64_t(bits) << filled_;
+    filled_ += length;
+    if (filled_ < 32) return;
+    atomicOr(word_++, unsigned(pending_));
+    pending_ >>= 32;
+    filled_ -= 32;
+  }
+  __device__ void put(const Gamma& code) { put(code.bits, code.length); }
+  __device__ void finish() {
+    if (pending_ != 0) atomicOr(word_, unsigned(pending_));
+  }
+
+ private:
+  unsigned* word_;
+  uint64_t pending_ = 0;
+  int filled_;
+};
+
+// Calls lane(word, its first element, the last level before it, the lane's first bit) for every eight codes of a range;
+// returns the bits of its stream and the last element whose level is not 0, or -1.
+template <class Lane> __device__ int2 each_word(const uint64_t* words, int elements, const Lane& lane) {
+  int at = 0, last = -1;
+  for (int group = 0; group < elements; group += kWarp * kPacked) {
+    const int first = group + kPacked * lane_index();
+    const uint64_t eight = first < elements ? words[first / kPacked] : 0;
+    const int mine = eight == 0 ? -1 : first + (63 - __clzll(static_cast<long long>(eight))) / 8;
+    int next, all, bits = 0;
+    const int before = largest_before(mine, last, next);
+    each_level(eight, first, before, [&](int32_t level, uint32_t gap) { bits += bits_of(level, gap); });
+    lane(eight, first, before, at + sum_before(bits, all));
+    last = next;
+    at += all;
+  }
+  return {at, last};
+}
+
+// Where the stream ends after the levels: with a code for the elements that are left.
+__device__ int tail_bits(int elements, int last) {
+  return last + 1 == elements ? 0 : 2 * highest_bit(uint32_t(elements - last)) + 1;
+}
+
+__global__ void measure_kernel(const uint64_t* codes, Layout l, int64_t* lengths) {
+  for (int64_t range = first_warp(); range <= l.ranges; range += warp_stride()) {
+    if (range == l.ranges) {
+      if (lane_index() == 0) lengths[range] = 0;
+      return;
+    }
+    const int elements = int(l.elements(range));
+    const int2 end = each_word(codes + range * (l.length / kPacked), elements, [](uint64_t, int, int, int) {});
+    if (lane_index() == 0) lengths[range] = ceil_div(end.x + tail_bits(elements, end.y), 8);
+  }
+}
+
+// `begins` counts bytes from the first stream.
+__global__ void streams_kernel(const uint64_t* codes, Layout l, const int64_t* begins, uint8_t* out) {
+  for (int64_t range = first_warp(); range < l.ranges; range += warp_stride()) {
+    const int elements = int(l.elements(range));
+    uint8_t* stream = out + l.head() + begins[range];
+    const auto lane = [&](uint64_t eight, int first, int before, int bit) {
+      if (eight == 0) return;
+      SharedWriter writer(stream, bit);
+      each_level(eight, first, before, [&](int32_t level, uint32_t gap) {
+        const Gamma size = gamma_of(uint32_t(level < 0 ? -level : level));
+        writer.put(gamma_of(gap));
+        writer.put(uint32_t(level < 0) | size.bits << 1, 1 + size.length);
+      });
+      writer.finish();
+    };
+    const int2 end = each_word(codes + range * (l.length / kPacked), elements, lane);
+    if (lane_index() != 0) continue;
+    SharedWriter writer(stream, end.x);
+    if (end.y + 1 != elements) writer.put(gamma_of(uint32_t(elements - end.y)));
+    const int over = (end.x + tail_bits(elements, end.y)) % 8;
+    if (over != 0) writer.put((1u << (8 - over)) - 1, 8 - over);
+    writer.finish();
+    store_bytes(out + 4 * range, uint32_t(begins[range + 1] - begins[range]));
+  }
+}
+
+// ---- decoding ---------------------------------------------------------------------------------------------
+
+__global__ void lengths_kernel(Levels s, int64_t* lengths) {
+  for (int64_t range = first_item(); range < s.l.ranges; range += item_stride())
+    lengths[range] = load_bytes<uint32_t>(s.section.data + 4 * range);
+}
+
+template <class W> __global__ void add_kernel(Levels s, const int64_t* begins, W* sums, int64_t* wrong) {
+  int64_t malformed = 0;
+  const uint8_t* norms = s.section.data + 4 * s.l.ranges;
+  for (int64_t range = first_item(); range < s.l.ranges; range += item_stride()) {
+    const int64_t at = s.l.head() + begins[range], bytes = load_bytes<uint32_t>(s.section.data + 4 * range);
+    if (at + bytes > s.section.bytes) {
+      ++malformed;
+      continue;
+    }
+    EliasReader reader(s.section.data + at, bytes, s.l.elements(range), s.levels);
+    const int64_t begin = range * s.l.length;
+    int64_t position, end = 0;
+    int32_t level;
+    float norm = 0;
+    while (reader.next(position, level)) {
+      if (position >= end) {
+        const int64_t block = (begin + position) / s.l.block;
+        norm = bit_cast<float>(load_bytes<uint32_t>(norms + kNormBytes * block));
+        end = (block + 1) * s.l.block - begin;
+      }
+      sums[begin + position] += level_value(level, W(s.scale), W(norm));
+    }
+    malformed += reader.malformed();
+  }
+  add_count(wrong, malformed);
+}
+
+template <class T> __global__ void settle_kernel(const Work<T>* sums, int64_t count, T* grad) {
+  for (int64_t i = first_item(); i < count; i += item_stride()) grad[i] = from_work<T>(sums[i]);
+}
+
+// ---- launchers --------------------------------------------------------------------------------------------
+
+Layout layout_of(int64_t count, int64_t block) {
+  return {count, block, ceil_div(count, block), elias_ranges(count, block), blocks_in_range(block) * block};
+}
+
+}  // namespace
+
+// Waits for its stream: its results are numbers for the host, `nonfinite` among them.
+int64_t elias_encode(const void* grad, Dtype dtype, int64_t count, QsgdShape shape, const Stream* key, int64_t offset,
+                     uint8_t* out, int64_t* nonfinite, Launch launch) {
+  const Layout l = layout_of(count, shape.block);
+  const Scratch<uint64_t> codes(l.blocks * (l.block / kPacked), launch);
+  // Behind the places of the streams how many elements are not finite: fetched together with the bytes of all streams.
+  const Scratch<int64_t> begins(l.ranges + 2, launch);
+  int64_t *total = begins.get() + l.ranges, *bad = total + 1;
+  clear(bad, sizeof(int64_t), launch);
+  visit(dtype, [&](auto type) {
+    using T = typename decltype(type)::type;
+    start(quantise_kernel<T>, l.blocks * kWarp, launch,
+          Quantise<T>{static_cast<const T*>(grad), l, shape, *key, offset, out + 4 * l.ranges, codes.get(), bad});
+  });
+  start(measure_kernel, (l.ranges + 1) * kWarp, launch, codes.get(), l, begins.get());
+  prefix_sums(begins.get(), begins.get(), l.ranges + 1, launch);
+  int64_t found[2];
+  fetch(found, static_cast<const int64_t*>(total), 2, launch);
+  clear(out + l.head(), found[0], launch);
+  start(streams_kernel, l.ranges * kWarp, launch, codes.get(), l, begins.get(), out);
+  *nonfinite = found[1];
+  return l.head() + found[0];
+}
+
+void elias_decode(const Section* sections, int64_t section_count, Dtype dtype, int64_t count, QsgdShape shape,
+                  double scale, void* grad, int64_t* wrong, Launch launch) {
+  clear(wrong, sizeof *wrong, launch);
+  const Layout l = layout_of(count, shape.block);
+  const Scratch<int64_t> begins(l.ranges, launch);
+  visit(dtype, [&](auto type) {
+    using T = typename decltype(type)::type;
+    using W = Work<T>;
+    const Scratch<W> sums(count, launch);
+    clear(sums.get(), count * int64_t(sizeof(W)), launch);
+    for (int64_t i = 0; i < section_count; ++i) {
+      if (sections[i].bytes < l.head()) {
+        start_blocks(count_kernel, 1, 1, launch, wrong, l.ranges);
+        continue;
+      }
+      const Levels s{sections[i], l, levels_of(shape.bits), scale};
+      start(lengths_kernel, l.ranges, launch, s, begins.get());
+      prefix_sums(begins.get(), begins.get(), l.ranges, launch);
+      start(add_kernel<W>, l.ranges, launch, s, begins.get(), sums.get(), wrong);
+    }
+    start(settle_kernel<T>, count, launch, sums.get(), count, static_cast<T*>(grad));
+  });
+}
+
+}  // namespace hvc

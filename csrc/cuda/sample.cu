@@ -1,0 +1,101 @@
+// Samples that all ranks draw alike: offered and decoded.
+#include "hvc/sample.h"
+
+#include "hvc/half.h"
+#include "launch.h"
+#include "visit.h"
+
+namespace hvc {
+namespace {
+
+struct Sampling {
+  int64_t count, k;
+  Stream key;
+  int64_t first;
+};
+
+// ---- helpers ----------------------------------------------------------------------------------------------
+
+struct Choice {
+  int64_t place, size;
+};
+
+__device__ Choice choice_of(const Sampling& s, int64_t index) {
+  const Blocks block = blocks_from(s.count, s.k, index);
+  const int64_t number = s.first + index;
+  const Counter r = sample_draws(s.key, uint64_t(number / kDrawsPerSampleGroup));
+  const int word = int(number % kDrawsPerSampleGroup);
+  const uint32_t draw = word < 2 ? (word == 0 ? r.c0 : r.c1) : (word == 2 ? r.c2 : r.c3);
+  return {block.begin + chosen_of(draw, block.size), block.size};
+}
+
+template <class T> __device__ Work<T> offered(const T* grad, const Work<T>* residual, int64_t i) {
+  const Work<T> x = to_work(grad[i]);
+  return residual ? x + residual[i] : x;
+}
+
+// ---- kernels ----------------------------------------------------------------------------------------------
+
+template <class T>
+__global__ void nonfinite_kernel(const T* grad, const Work<T>* residual, int64_t count, int64_t* nonfinite) {
+  int64_t bad = 0;
+  for (int64_t i = first_item(); i < count; i += item_stride()) bad += !is_finite(offered(grad, residual, i));
+  add_count(nonfinite, bad);
+}
+
+template <class T>
+__global__ void choose_kernel(Sampling s, const T* grad, const Work<T>* residual, Work<T>* values) {
+  for (int64_t i = first_item(); i < s.k; i += item_stride())
+    values[i] = offered(grad, residual, choice_of(s, i).place);
+}
+
+template <class T> __global__ void settle_kernel(T* grad, Work<T>* residual, int64_t count) {
+  for (int64_t i = first_item(); i < count; i += item_stride()) {
+    if (residual) residual[i] = offered(grad, residual, i);
+    grad[i] = T{};
+  }
+}
+
+template <class T>
+__global__ void place_kernel(Sampling s, const Work<T>* values, Work<T> scale, bool weighted, T* grad,
+                             Work<T>* residual) {
+  using W = Work<T>;
+  for (int64_t i = first_item(); i < s.k; i += item_stride()) {
+    const Choice choice = choice_of(s, i);
+    const W value = weighted ? W(values[i] * W(choice.size)) : values[i];
+    grad[choice.place] = from_work<T>(W(value * scale));
+    if (residual) residual[choice.place] = 0;
+  }
+}
+
+}  // namespace
+
+// ---- launchers --------------------------------------------------------------------------------------------
+
+void sample_offer(const void* grad, const void* residual, Dtype dtype, int64_t count, int64_t k, const Stream* key,
+                  int64_t first, void* values, int64_t* nonfinite, Launch launch) {
+  clear(nonfinite, sizeof *nonfinite, launch);
+  const Sampling s{count, k, *key, first};
+  visit(dtype, [&](auto type) {
+    using T = typename decltype(type)::type;
+    const T* x = static_cast<const T*>(grad);
+    const auto* kept = static_cast<const Work<T>*>(residual);
+    start(nonfinite_kernel<T>, count, launch, x, kept, count, nonfinite);
+    start(choose_kernel<T>, k, launch, s, x, kept, static_cast<Work<T>*>(values));
+  });
+}
+
+void sample_decode(const void* values, Dtype dtype, int64_t count, int64_t k, const Stream* key, int64_t first,
+                   double scale, bool weighted, void* grad, void* residual, Launch launch) {
+  const Sampling s{count, k, *key, first};
+  visit(dtype, [&](auto type) {
+    using T = typename decltype(type)::type;
+    using W = Work<T>;
+    T* out = static_cast<T*>(grad);
+    W* kept = static_cast<W*>(residual);
+    start(settle_kernel<T>, count, launch, out, kept, count);
+    start(place_kernel<T>, k, launch, s, static_cast<const W*>(values), W(scale), weighted, out, kept);
+  });
+}
+
+}  // namespace hvc

@@ -1,0 +1,133 @@
+// What the kernels use of CUDA, for g++: threads of a block are fibers of one thread, streams are done at once.
+//
+// Lanes of a warp meet at shuffles, votes and barriers, and nowhere else: between them a fiber runs alone. A shuffle or
+// vote that not all lanes of a warp reach ends the process, as what a GPU then does is undefined. Memory that kernels
+// ask for is poisoned and has guards around it. Rules that a GPU computes with instructions of its own (see the few
+// places with __CUDA_ARCH__ in csrc/include/hvc) are those of the CPU here.
+#pragma once
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <tuple>
+#include <type_traits>
+#include <utility>
+
+#include "cuda_runtime_api.h"
+
+#define __global__
+#define __device__
+#define __host__
+#define __shared__ static
+
+// ---- where a thread is --------------------------------------------------------------------------------------
+
+struct dim3 {
+  dim3(unsigned x = 1, unsigned y = 1, unsigned z = 1) : x(x), y(y), z(z) {}
+  unsigned x, y, z;
+};
+struct int2 {
+  int x, y;
+};
+
+inline dim3 threadIdx(0), blockIdx(0), blockDim, gridDim;
+
+// ---- starting kernels ---------------------------------------------------------------------------------------
+
+struct cudaLaunchConfig_t {
+  dim3 gridDim, blockDim;
+  size_t dynamicSmemBytes;
+  cudaStream_t stream;
+};
+
+namespace emulator {
+
+using Body = void (*)(void*);
+void run_grid(dim3 grid, dim3 block, Body body, void* argument);
+
+}  // namespace emulator
+
+template <class... Parameters, class... Arguments>
+cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t* config, void (*kernel)(Parameters...), Arguments&&... given) {
+  auto call = [kernel, arguments = std::tuple<Parameters...>(std::forward<Arguments>(given)...)] {
+    std::apply(kernel, arguments);
+  };
+  using Call = decltype(call);
+  emulator::run_grid(config->gridDim, config->blockDim, [](void* body) { (*static_cast<Call*>(body))(); }, &call);
+  return cudaSuccess;
+}
+
+// ---- where threads meet -------------------------------------------------------------------------------------
+
+namespace emulator {
+
+// Waits until all lanes of the warp have called this with the same name; returns what each of them brought.
+const uint64_t* meet_warp(const char* name, uint64_t value);
+void meet_block();
+
+template <class V> uint64_t packed(V value) {
+  static_assert(sizeof(V) <= 8, "at most 64 bits travel between lanes");
+  uint64_t bits = 0;
+  memcpy(&bits, &value, sizeof value);
+  return bits;
+}
+template <class V> V unpacked(uint64_t bits) {
+  V value;
+  memcpy(&value, &bits, sizeof value);
+  return value;
+}
+
+constexpr unsigned kLanesOfWarp = 32;
+inline unsigned lane() { return threadIdx.x % kLanesOfWarp; }
+
+// Lanes outside the warp give the caller's own value.
+template <class V> V fetch_lane(const char* name, V value, unsigned from) {
+  const uint64_t* all = meet_warp(name, packed(value));
+  return from < kLanesOfWarp ? unpacked<V>(all[from]) : value;
+}
+
+}  // namespace emulator
+
+inline void __syncthreads() { emulator::meet_block(); }
+inline void __syncwarp() { emulator::meet_warp("__syncwarp", 0); }
+inline unsigned __ballot_sync(unsigned, bool vote) {
+  const uint64_t* all = emulator::meet_warp("__ballot_sync", vote);
+  unsigned bits = 0;
+  for (unsigned i = 0; i < emulator::kLanesOfWarp; ++i) bits |= unsigned(all[i] != 0) << i;
+  return bits;
+}
+template <class V> V __shfl_sync(unsigned, V value, int from) {
+  return emulator::fetch_lane("__shfl_sync", value, unsigned(from) % emulator::kLanesOfWarp);
+}
+template <class V> V __shfl_down_sync(unsigned, V value, int step) {
+  return emulator::fetch_lane("__shfl_down_sync", value, emulator::lane() + unsigned(step));
+}
+template <class V> V __shfl_up_sync(unsigned, V value, int step) {
+  return emulator::fetch_lane("__shfl_up_sync", value, emulator::lane() - unsigned(step));
+}
+template <class V> V __shfl_xor_sync(unsigned, V value, int mask) {
+  return emulator::fetch_lane("__shfl_xor_sync", value, emulator::lane() ^ unsigned(mask));
+}
+
+// ---- arithmetic ---------------------------------------------------------------------------------------------
+
+template <class I> I atomicAdd(I* at, I value) { return std::exchange(*at, I(*at + value)); }
+template <class I> I atomicOr(I* at, I value) { return std::exchange(*at, I(*at | value)); }
+template <class I> I atomicAnd(I* at, I value) { return std::exchange(*at, I(*at & value)); }
+template <class I> I atomicMax(I* at, I value) { return std::exchange(*at, *at < value ? value : *at); }
+
+inline int __popc(unsigned bits) { return __builtin_popcount(bits); }
+inline int __clz(int bits) { return bits == 0 ? 32 : __builtin_clz(unsigned(bits)); }
+inline int __clzll(long long bits) { return bits == 0 ? 64 : __builtin_clzll(static_cast<unsigned long long>(bits)); }
+
+// Of a number and a NaN CUDA takes the number.
+template <class A, class B> std::common_type_t<A, B> min(A a, B b) {
+  using Both = std::common_type_t<A, B>;
+  if constexpr (std::is_floating_point<Both>::value) return std::fmin(Both(a), Both(b));
+  return Both(b) < Both(a) ? Both(b) : Both(a);
+}
+template <class A, class B> std::common_type_t<A, B> max(A a, B b) {
+  using Both = std::common_type_t<A, B>;
+  if constexpr (std::is_floating_point<Both>::value) return std::fmax(Both(a), Both(b));
+  return Both(a) < Both(b) ? Both(b) : Both(a);
+}

@@ -1,0 +1,81 @@
+"""The GPU benchmark without a GPU: its cases, its table, and what it says where there is none."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from benchmarks import gpu, gpu_cases  # noqa: E402
+from benchmarks.gpu import Timed  # noqa: E402
+from horovod_compress import kernels  # noqa: E402
+
+ROOT = Path(__file__).resolve().parents[2]
+HOST_ONLY = {"crc32c", "crc32c_copy", "instruction_set"}
+
+
+def test_every_kernel_has_a_case() -> None:
+    text = re.sub(r"//.*", "", (ROOT / "csrc" / "kernels.h").read_text())
+    names = set(re.findall(r"^\w+ (\w+)\(", text, re.MULTILINE)) - HOST_ONLY
+    assert len(names) > 40
+    assert names - {case.kernel for case in gpu_cases.CASES} == set()
+
+
+def test_names_of_cases_differ() -> None:
+    names = [case.name for case in gpu_cases.CASES]
+    assert len(set(names)) == len(names)
+
+
+@pytest.mark.parametrize("case", gpu_cases.CASES, ids=lambda case: case.name)
+def test_arguments_are_legal_and_nothing_depends_on_the_run(case: gpu_cases.Case) -> None:
+    assert gpu.wrong_elements(case, 3001, device="cpu") == 0
+
+
+def test_wrong_elements_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    case = next(case for case in gpu_cases.CASES if case.name == "dense_add")
+    right, calls = kernels.dense_add, []
+
+    def wrong_the_second_time(into: torch.Tensor, other: torch.Tensor) -> None:
+        right(into, other)
+        calls.append(1)
+        if len(calls) == 2:
+            into[3:5] += 1
+
+    monkeypatch.setattr(kernels, "dense_add", wrong_the_second_time)
+    assert gpu.wrong_elements(case, 100, device="cpu") == 2
+
+
+def test_the_table_compares_with_the_copy(capsys: pytest.CaptureFixture[str]) -> None:
+    lines = [Timed(gpu_cases.COPY, 8000, None, [1e-6] * 3), Timed("dense_add", 12000, 0, [3e-6, 2e-6, 1e-6])]
+    records = gpu.report(lines, "a GPU")
+    assert [record["fraction_of_copy"] for record in records] == pytest.approx([1.0, 0.75])
+    assert records[1]["wrong"] == 0 and records[1]["repeats"] == 3 and records[1]["device"] == "a GPU"
+    last = capsys.readouterr().out.splitlines()[-1].split()
+    assert last == ["dense_add", "2.0", "6.0", "0.75", "0"]
+    json.dumps(records)
+
+
+def test_arrays_of_a_case_are_larger_than_the_cache() -> None:
+    given = gpu_cases.Arguments((torch.zeros(250), [torch.zeros(250)]), 0, {"residual": torch.zeros(500)})
+    assert gpu.turns(given, 0) == 2
+    assert gpu.turns(given, 1000) == 2
+    assert gpu.turns(given, 10_000) == 10
+
+
+@pytest.mark.parametrize("words", [["--count", "0"], ["--repeat", "-1"], ["--check-count", "0"]])
+def test_refused_arguments(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stop:
+        gpu.main(words)
+    assert stop.value.code == 2 and "must be at least 1" in capsys.readouterr().err
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
+def test_without_a_gpu_it_says_what_to_do(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    assert gpu.main(["--json", str(tmp_path / "gpu.json")]) == 2
+    shown = capsys.readouterr()
+    assert shown.out == "" and "No CUDA device" in shown.err and "HVC_CUDA=1 make setup" in shown.err
+    assert not (tmp_path / "gpu.json").exists()

@@ -1,0 +1,72 @@
+"""The tools for CUDA machines, where there is none: what they run, read and say."""
+
+from __future__ import annotations
+
+import shutil
+
+import cuda_check
+import cuda_report
+import pytest
+
+REPORT = """\
+ptxas info    : 0 bytes gmem
+ptxas info    : Compiling entry function '_Z5firstPf' for 'sm_90'
+ptxas info    : Function properties for _Z5firstPf
+    0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads
+ptxas info    : Used 12 registers, used 0 barriers
+ptxas info    : Compile time = 1.234 ms
+ptxas info    : Compiling entry function '_Z6secondPf' for 'sm_80'
+ptxas info    : Function properties for _Z6secondPf
+    64 bytes stack frame, 8 bytes spill stores, 12 bytes spill loads
+ptxas info    : Used 255 registers, 64 bytes cumulative stack size, 352 bytes cmem[0]
+"""
+
+
+def test_reports_of_ptxas_are_read() -> None:
+    first, second = cuda_report.usages(REPORT)
+    assert first == cuda_report.Usage("_Z5firstPf", "90", 12, 0, 0) and not first.wasteful
+    assert second == cuda_report.Usage("_Z6secondPf", "80", 255, 64, 20) and second.wasteful
+    assert "sm_80" in cuda_report.table([first, second]) and "20 bytes of spills" in cuda_report.table([first, second])
+    assert cuda_report.table([first]) == ""
+
+
+def test_setup_is_where_flags_come_from() -> None:
+    setup = cuda_report.flags()
+    words = cuda_report.command(setup, "nvcc", ["80", "90"])
+    assert "--fmad=false" in words and "-Werror=all-warnings" in words and "-Xcompiler=-Werror" in words
+    assert [word for word in words if "gencode" in word] == [
+        "-gencode=arch=compute_80,code=sm_80",
+        "-gencode=arch=compute_90,code=sm_90",
+    ]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+@pytest.mark.skipif(not cuda_report.flags().find_nvcc(), reason="needs nvcc")
+def test_no_kernel_spills_or_uses_local_memory(capsys: pytest.CaptureFixture[str]) -> None:
+    """On the newest architecture that the datacenter GPUs of today have; the tool does all of them."""
+    assert cuda_report.main(["--arch", "90"]) == 0, capsys.readouterr()
+
+
+def test_the_report_says_what_is_missing(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(shutil, "which", lambda *_: None)
+    assert cuda_report.main([]) == 2
+    assert "nvcc was not found" in capsys.readouterr().err
+
+
+def test_steps_of_the_check() -> None:
+    assert cuda_check.command("memcheck", None) is None
+    words = cuda_check.command("racecheck", "/opt/compute-sanitizer")
+    assert words and words[:3] == ["/opt/compute-sanitizer", "--tool", "racecheck"] and "gpu" in words
+    assert cuda_check.environment("racecheck")["HVC_TEST_LENGTHS"] == "short"
+    assert "HVC_TEST_LENGTHS" not in cuda_check.environment("tests")
+
+
+def test_the_check_says_that_there_is_no_gpu(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(cuda_check, "has_gpu", lambda: False)
+    assert cuda_check.main([]) == 2
+    assert "no CUDA device" in capsys.readouterr().err
