@@ -1,10 +1,12 @@
-"""Every method learns the two tasks, with its defaults, on four ranks; a new codec is tested by being there."""
+"""Every method learns the two tasks as docs/choosing.md says, on four ranks; a new codec needs its rows there."""
 
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -13,28 +15,39 @@ pytest.importorskip("horovod.torch")
 from horovod_compress.codecs import registry
 from tests.support.jobs import ROOT
 
-#: How much worse than without compression a method's defaults may be after so few steps: a share of
-#: the accuracy, or of the loss. Not what a method is chosen by: that is in the methods' pages.
-TASKS = {"digits": 0.03, "text": 0.15}
+#: How much worse the first seed may be than documented: points of accuracy, or a share of the loss. The arithmetic of
+#: a step repeats on one machine, and not on another one.
+MARGINS = {"digits": 0.03, "text": 0.05}
+_HEADING = {"digits": "Digits:", "text": "Text:"}
 
-pytestmark = pytest.mark.slow
+
+def documented(task: str) -> dict[str, float]:
+    """Return what the first seed came to, by method and options as benchmarks/quality.py takes them."""
+    text = (Path(ROOT) / "docs" / "choosing.md").read_text()
+    table = text.partition(f"\n{_HEADING[task]}\n")[2].strip().partition("\n\n")[0]
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in table.splitlines()[2:]]
+    return {row[0].strip("`"): float(re.split(r"\s+", row[3])[0]) for row in rows}
 
 
-def final(task: str, method: str) -> float:
+CASES = [(task, words) for task in MARGINS for words in documented(task)]
+
+
+@pytest.mark.parametrize("task", MARGINS)
+def test_every_method_has_a_row(task: str) -> None:
+    # 16-bit floats round far below what a step changes; plain momentum is no method of its own.
+    known = {words.split()[0] for words in documented(task)} | {"fp16", "bf16"}
+    assert set(registry.available()) - known == set()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize(("task", "words"), CASES)
+def test_learns(task: str, words: str) -> None:
     command = [sys.executable, str(ROOT / "benchmarks" / "quality.py"), "--task", task, "--seeds", "1", "--json"]
-    done = subprocess.run([*command, "--run", method], capture_output=True, text=True, timeout=600, check=True)
+    if task == "text":
+        command += ["--lr", "0.0005"]
+    done = subprocess.run([*command, "--run", words], capture_output=True, text=True, timeout=800, check=True)
     record = json.loads(done.stdout.splitlines()[-1])
     assert record["ranks_identical"]
-    return float(record["mean"])
-
-
-@pytest.fixture(scope="module")
-def uncompressed() -> dict[str, float]:
-    return {task: final(task, "none") for task in TASKS}
-
-
-@pytest.mark.parametrize("method", [name for name in registry.available() if name != "none"])
-@pytest.mark.parametrize("task", TASKS)
-def test_learns(uncompressed: dict[str, float], task: str, method: str) -> None:
-    worse = uncompressed[task] - final(task, method)
-    assert (worse if task == "digits" else -worse) <= TASKS[task] * uncompressed[task]
+    worse = documented(task)[words] - record["mean"]
+    assert (worse if task == "digits" else -worse / documented(task)[words]) <= MARGINS[task]
