@@ -52,6 +52,7 @@ class Recording(Codec):
     name: ClassVar[str] = "onebit_adam"
     algebra: ClassVar[Algebra] = Algebra.FOLD
     summary: ClassVar[str] = "1 bit both ways: signs with scales of blocks, errors kept on both sides"
+    folded: ClassVar[frozenset[str]] = frozenset({"server", "left"})
 
     def feedback(self) -> Feedback:
         return "own"
@@ -124,7 +125,7 @@ class Recording(Codec):
         owned = self._owned(work, position, rank)
         for part in (slice(0, owned.start), slice(owned.stop, kept.numel())):
             if bool(kept[part].any()):
-                residual[part].add_(kept[part], alpha=work.world)
+                residual[part].add_(kept[part].to(residual.device), alpha=work.world)
                 kept[part].zero_()
 
     def encode(self, work: Work, key: Key) -> None:
