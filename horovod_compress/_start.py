@@ -8,7 +8,7 @@ from typing import Any
 import horovod.torch as hvd
 from torch import nn
 
-from . import handshake
+from . import device, handshake
 from ._horovod import allgather_object
 from .codecs.base import Codec
 from .collectives.choose import chooser
@@ -63,7 +63,7 @@ def start(
         document = handshake.refusal(error)
     documents = allgather_object(document, "hvc.handshake", process_set, seconds)
     handshake.check(documents)
-    plan = Plan.from_document(documents[0].plan)
+    plan = Plan.from_document(documents[0].plan).placed(tensors)
     transport = _connect_all(meeting, documents[0].meeting, own, process_set, seconds)
     return methods, Reducer(plan, methods.codecs, transport, chooser(options.exchange), options)
 
@@ -72,7 +72,7 @@ def specs(named: Sequence[tuple[str, nn.Parameter]]) -> list[TensorSpec]:
     """Return the tensors to reduce in backward order.
 
     Raises:
-        ConfigError: these are no named parameters, a name occurs twice, or a dtype is not supported.
+        ConfigError: these are no named parameters, a name occurs twice, or a dtype or a device is not supported.
     """
     tensors = []
     for pair in named:
@@ -87,7 +87,7 @@ def specs(named: Sequence[tuple[str, nn.Parameter]]) -> list[TensorSpec]:
         dtype = str(parameter.dtype).removeprefix("torch.")
         if dtype not in _DTYPES:
             raise ConfigError(f"parameter {name} is {dtype}; supported are {', '.join(_DTYPES)}")
-        tensors.append(TensorSpec(name, tuple(parameter.shape), dtype))
+        tensors.append(TensorSpec(name, tuple(parameter.shape), dtype, _device_of(name, parameter)))
     names = [tensor.name for tensor in tensors]
     if len(set(names)) != len(names):
         twice = next(name for name in names if names.count(name) > 1)
@@ -95,6 +95,13 @@ def specs(named: Sequence[tuple[str, nn.Parameter]]) -> list[TensorSpec]:
     if not tensors:
         raise ConfigError("named_parameters holds no parameter that needs a gradient")
     return tensors
+
+
+def _device_of(name: str, parameter: nn.Parameter) -> str:
+    where = parameter.device
+    if where.type not in device.KINDS:
+        raise ConfigError(f"parameter {name} is on {where}; gradients can be reduced on {' and '.join(device.KINDS)}")
+    return str(where)
 
 
 def _check_options(methods: Methods, options: Options, world: int) -> None:

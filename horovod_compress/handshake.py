@@ -55,7 +55,9 @@ def fields(
     shown |= methods.config()
     shown["number of parameters"] = len(tensors)
     for index, tensor in enumerate(tensors):
-        shown[f"parameter {index}"] = f"{tensor.name} {list(tensor.shape)} {tensor.dtype}"
+        kind = tensor.device.partition(":")[0]  # ranks number their GPUs in their own ways
+        on = "" if kind == "cpu" else f" on {kind}"
+        shown[f"parameter {index}"] = f"{tensor.name} {list(tensor.shape)} {tensor.dtype}{on}"
     return shown
 
 

@@ -104,12 +104,12 @@ class Recording(Codec):
 
     # ---- one round ----
 
-    def offer(self, work: Work, position: int, key: Key) -> int:
+    def offer(self, work: Work, position: int, key: Key) -> int | Tensor:
         self._settle(work, position, key.rank)
         own = work.memo["records"][position]
         records = work.regions["records"][own.start * self._record : own.stop * self._record]
         given = (work.grad(position), work.residual_of(position), records, self.block)
-        return int(kernels.record_offer(*given, rule=self.scale))
+        return kernels.record_offer(*given, rule=self.scale)
 
     def _settle(self, work: Work, position: int, rank: int) -> None:
         """Move what this rank kept as the owner of elements that it does not own into its residual.

@@ -1,0 +1,151 @@
+"""Devices of buckets: where plans put them, what is counted there, and what a device that stands still leads to."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from horovod_compress import device, handshake
+from horovod_compress.codecs.dense import Dense
+from horovod_compress.codecs.marsit import Marsit
+from horovod_compress.deadline import Deadline
+from horovod_compress.errors import ConfigError, ExchangeError
+from horovod_compress.methods import parse
+from horovod_compress.options import Options
+from horovod_compress.plan import Plan, TensorSpec
+from horovod_compress.schedule import make_plan
+from tests.battery.kept import kept, same
+from tests.support.apart import Apart, everything_apart
+from tests.support.local import Fleet, random_grads, spec
+
+TENSORS = [spec("a", 70, 33), spec("b", 5)]
+
+
+def on(name: str, where: str, dtype: str = "float32") -> TensorSpec:
+    return TensorSpec(name, (4, 4), dtype, where)
+
+
+def test_buckets_are_of_one_device() -> None:
+    tensors = [on("a", "cpu"), on("b", "cuda:1"), on("c", "cuda:1"), on("d", "cuda:1", "float16"), on("e", "cpu")]
+    plan = make_plan("single", tensors, 0)
+    assert [(b.device, [t.name for t in b.tensors]) for b in plan.buckets] == [
+        ("cpu", ["a"]), ("cuda:1", ["b", "c"]), ("cuda:1", ["d"]), ("cpu", ["e"])
+    ]  # fmt: skip
+
+
+def test_plans_say_nothing_of_devices() -> None:
+    """One made for the CPU is saved, compared and resumed as it always was, and serves a GPU too."""
+    here, there = ([on("a", where), on("b", where)] for where in ("cpu", "cuda:0"))
+    plan, gpu = make_plan("single", here, 0), make_plan("single", there, 0)
+    assert plan.document() == gpu.document() and plan.fingerprint() == gpu.fingerprint() == "75f75883f206394c"
+    assert "cuda" not in str(gpu.document())
+    placed = make_plan(Plan.from_document(plan.document()), there, 0)
+    assert [bucket.device for bucket in placed.buckets] == ["cuda:0"]
+    assert plan.placed(here) is plan
+
+
+def test_a_bucket_of_two_devices_is_refused() -> None:
+    plan = make_plan("single", [on("a", "cpu"), on("b", "cpu")], 0)
+    with pytest.raises(ConfigError, match="bucket 0 .* one device, it holds .'cpu', 'cuda:0'."):
+        make_plan(plan, [on("a", "cpu"), on("b", "cuda:0")], 0)
+
+
+def test_two_gpus_of_one_rank_are_refused() -> None:
+    from horovod_compress.reducer import _devices_of
+
+    plan = make_plan("single", [on("a", "cuda:0"), on("b", "cuda:1")], 0)
+    with pytest.raises(ConfigError, match="one GPU, these are on cuda:0, cuda:1"):
+        _devices_of(plan)
+    assert _devices_of(make_plan("single", [on("a", "cuda:0"), on("b", "cpu")], 0)) == ["cpu", "cuda:0"]
+
+
+def test_ranks_compare_the_kind_of_device() -> None:
+    methods, _ = parse("marsit", {})
+
+    def shown(where: str) -> str:
+        return handshake.fields(methods, Options(), [on("a", where)], "gloo", 2)["parameter 0"]
+
+    assert shown("cuda:0") == shown("cuda:3") == "a [4, 4] float32 on cuda"
+    assert shown("cpu") == "a [4, 4] float32"
+
+
+def test_a_gradient_elsewhere_is_refused() -> None:
+    with Fleet(1, TENSORS, "none") as fleet:
+        with pytest.raises(ConfigError, match="gradient of a is on meta, its parameter was on cpu"):
+            fleet.reducers[0].offer(0, torch.zeros(70, 33, device="meta"))
+
+
+@pytest.mark.parametrize("apart", [False, True])
+def test_counts_may_be_tensors(apart: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a GPU nobody waits for a count before the bucket is full; then all are read at once."""
+
+    def steps() -> tuple[list[Any], Any, list[int], list[list[str]]]:
+        with Fleet(2, TENSORS, "marsit", full_precision_every=0, nonfinite="propagate") as fleet:
+            results, names = [], []
+            for number in range(3):
+                grads = random_grads(2, TENSORS, seed=number)
+                if number == 1:
+                    grads[1]["b"][2] = float("nan")
+                results.append(fleet.step(grads))
+                if number == 1:
+                    names = [list(reducer.stations[0].bad_names) for reducer in fleet.reducers]
+            return results, kept(fleet), [r.metrics.nonfinite for r in fleet.reducers], names
+
+    numbers = steps()
+    for kind in (Marsit, Dense):
+        offer = kind.offer
+
+        def counted(self: Any, *arguments: Any, _offer: Any = offer) -> Tensor:
+            return torch.tensor([_offer(self, *arguments)])
+
+        monkeypatch.setattr(kind, "offer", counted)
+    if apart:
+        with everything_apart():
+            tensors = steps()
+    else:
+        tensors = steps()
+    assert all(same(a, b) for a, b in zip(numbers[0], tensors[0], strict=True)) and same(numbers[1], tensors[1])
+    assert numbers[2:] == tensors[2:] == ([1, 1], [[], ["b"]])
+
+
+class Frozen(Apart):
+    """A device whose copies never end."""
+
+    def wait(self, mark: int, deadline: Deadline) -> None:
+        while not deadline.passed():
+            threading.Event().wait(0.01)
+        raise ExchangeError(f"the device did not finish within {deadline.seconds:g} s")
+
+
+def test_a_device_that_stands_still_fails_every_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+    with everything_apart():
+        made = [Apart(), Frozen()]
+        monkeypatch.setattr(device, "of", lambda name: made.pop())
+        with Fleet(2, TENSORS, "marsit", timeout=0.5) as fleet:
+            step = fleet.offer(random_grads(2, TENSORS))
+            for reducer in fleet.reducers:
+                with pytest.raises(ExchangeError, match="did not finish within 0.5 s|rank 0 (is gone|did not answer)"):
+                    reducer.result(0, step)
+
+
+def test_the_same_buckets_in_other_plans_keep_their_state() -> None:
+    """Replanning copies what is kept between devices' arrays too."""
+    tensors = [spec("a", 70, 33), spec("b", 5), spec("c", 4000)]
+    plans = [make_plan(schedule, tensors, 0) for schedule in ("single", "layerwise")]
+
+    def steps() -> tuple[list[Any], Any]:
+        with Fleet(2, tensors, "onebit_adam", schedule="single") as fleet:
+            results = [fleet.step(random_grads(2, tensors, seed=0))]
+            for reducer in fleet.reducers:
+                reducer.replan(plans[1])
+            results.append(fleet.step(random_grads(2, tensors, seed=1)))
+            return results, kept(fleet)
+
+    plain, left = steps()
+    with everything_apart():
+        staged, left_there = steps()
+    assert all(same(a, b) for a, b in zip(plain, staged, strict=True)) and same(left, left_there)
