@@ -65,6 +65,14 @@ class Host:
         """Return a context in which a thread does the decoder's work."""
         return contextlib.nullcontext()
 
+    def moving(self) -> contextlib.AbstractContextManager[Any]:
+        """Return a context in which a thread queues transfers between devices."""
+        return contextlib.nullcontext()
+
+    def stream(self) -> int:
+        """Return the address of the stream that this thread queues on."""
+        return 0
+
     # ---- order ----
 
     def mark(self) -> Mark:
@@ -75,6 +83,10 @@ class Host:
 
     def after(self, *marks: Mark) -> None:
         """Let what this thread queues from now on run after some marks; None stands for no mark."""
+
+    def reached(self, mark: Mark) -> bool:
+        """Return whether what was queued before a mark is done."""
+        return True
 
     def wait(self, mark: Mark, deadline: Deadline) -> None:
         """Wait until what was queued before a mark is done.
@@ -92,7 +104,7 @@ class Host:
 
 
 class Cuda(Host):
-    """One CUDA device, with a stream for the exchange thread and one for the decoder's."""
+    """One CUDA device, with a stream for the exchange thread, one for the decoder's and one for transfers."""
 
     apart = True
 
@@ -100,7 +112,7 @@ class Cuda(Host):
         super().__init__(name)
         if self.where.index is None:
             self.where = torch.device("cuda", torch.cuda.current_device())
-        self._exchange, self._decode = (torch.cuda.Stream(self.where) for _ in range(2))
+        self._exchange, self._decode, self._move = (torch.cuda.Stream(self.where) for _ in range(3))
 
     def host_zeros(self, count: int, dtype: torch.dtype) -> Tensor:
         # Copies from and to other memory of the host stop the thread that queues them.
@@ -117,6 +129,12 @@ class Cuda(Host):
 
     def decoding(self) -> contextlib.AbstractContextManager[Any]:
         return self._on(self._decode)
+
+    def moving(self) -> contextlib.AbstractContextManager[Any]:
+        return self._on(self._move)
+
+    def stream(self) -> int:
+        return int(self._current().cuda_stream)
 
     @contextlib.contextmanager
     def _on(self, stream: Any) -> Any:
@@ -142,9 +160,12 @@ class Cuda(Host):
             if mark is not None:
                 self._current().wait_event(mark)
 
+    def reached(self, mark: Mark) -> bool:
+        return bool(mark.query())
+
     def wait(self, mark: Mark, deadline: Deadline) -> None:
         # Not mark.synchronize(), which knows no bound: a peer may have left a transfer on this stream for ever.
-        while not mark.query():
+        while not self.reached(mark):
             if deadline.passed():
                 raise ExchangeError(
                     f"{self.name} did not finish its work on a bucket within {deadline.seconds:g} s; if it is only "

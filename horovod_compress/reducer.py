@@ -109,8 +109,11 @@ class Reducer:
         self._hashes = torch.zeros(len(self.stations), dtype=torch.int64)
 
     def _station(self, bucket: Bucket) -> Station:
-        where = self._devices[bucket.device]
-        return Station(bucket, self._codec_of(bucket), self.rank, self.world, self._choose, where, where.apart)
+        where, link = self._devices[bucket.device], getattr(self.transport, "link", None)
+        if link and link.where is not where:
+            link = None
+        staged = where.apart and not link
+        return Station(bucket, self._codec_of(bucket), self.rank, self.world, self._choose, where, staged, link)
 
     @contextlib.contextmanager
     def _on_devices(self, work: str) -> Iterator[None]:

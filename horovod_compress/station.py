@@ -12,7 +12,7 @@ from . import kernels
 from .arrivals import Part, decoded_by_chunk, encoded_by_chunk
 from .codecs.base import Algebra, Codec, Regions, Work
 from .codecs.dense import Uncompressed
-from .collectives import everywhere, ragged
+from .collectives import everywhere, on_device, ragged
 from .collectives.base import Collective, Exchange, Reduction
 from .collectives.choose import for_prelude
 from .collectives.layout import Layout, Piece
@@ -22,6 +22,7 @@ from .errors import HorovodCompressError
 from .keys import Key
 from .plan import Bucket
 from .staging import StagedGather, Staging
+from .transports.nccl import Link
 from .wire import Bad
 
 
@@ -57,7 +58,7 @@ class Round:
     to_encode: dict[int, list[Part]]  # what has to be encoded before each chunk is sent
     parts: dict[int, list[Part]]  # what each chunk makes ready to be decoded
     preludes: tuple[Prelude, ...]
-    inbox: ragged.Inbox | None  # where payloads are gathered
+    inbox: ragged.Inbox | on_device.Mailbox | None  # where payloads are gathered
     staging: Staging | None  # where the payload is exchanged from host memory of its own
     gather: StagedGather | None  # likewise, where payloads are gathered
 
@@ -86,6 +87,9 @@ class Round:
             reduction = _CodecReduction(self.codec, key, self.to_encode, self.parts, due, ready)
             return self.collective.run(exchange, self.layout, _around(self.staging, reduction, exchange.deadline))
         own = self.work.regions["payload"][: self.work.used]
+        if isinstance(self.inbox, on_device.Mailbox):
+            bad, self.work.gathered = self.inbox.run(exchange, own)
+            return bad
         if self.gather is None:
             bad, self.work.gathered = ragged.run(exchange, own, self.inbox)
             return bad
@@ -152,10 +156,12 @@ class Station:
         collective: Callable[[Codec, int, int], Collective],
         device: Host = _CPU,
         staged: bool = False,
+        link: Link | None = None,
     ) -> None:
         codec.check_world(world)
         self.bucket, self._codec, self.device = bucket, codec, device
         self._staged = staged and world > 1  # whether payloads are exchanged from copies in host memory
+        self._link = link if world > 1 else None  # or from where they are
         self._rank, self._world, self._choose = rank, world, collective
         self.grads: list[Tensor | None] = [None] * len(bucket.tensors)  # flat
         self._originals: list[Tensor | None] = []
@@ -213,6 +219,8 @@ class Station:
         nbytes = sum(tensor.nbytes for tensor in regions.values())
         preludes = tuple(self._prelude(arrays) for arrays in shared)
         collective = self._choose(codec, nbytes, world)
+        if self._link and codec.algebra is not Algebra.GATHER:
+            collective = on_device.of(collective)
         if codec.algebra is Algebra.GATHER:
             assert self._inbox is not None
             layout, inbox = Layout.of(regions, world, codec.records()), self._inbox.of(nbytes)
@@ -241,14 +249,19 @@ class Station:
         nbytes = _nbytes({name: (array.dtype, array.numel()) for name, array in arrays.items()})
         host = self.device.host_zeros(nbytes, torch.uint8) if self._staged else None
         staging = self._staging(arrays, host, collective.needed(self._rank, self._world), {})
+        collective = on_device.of(collective) if self._link else collective
         return Prelude(Layout.of(staging.host if staging else arrays, chunks), collective, staging)
 
-    def _inbox_for(self, variants: Sequence[Codec]) -> tuple[ragged.Inbox | None, StagedGather | None]:
+    def _inbox_for(
+        self, variants: Sequence[Codec]
+    ) -> tuple[ragged.Inbox | on_device.Mailbox | None, StagedGather | None]:
         """Return memory for the largest payloads that are gathered."""
         regions = [codec.regions(self.bucket) for codec in variants if codec.algebra is Algebra.GATHER]
         sizes = [sum(dtype.itemsize * count for dtype, count in arrays.values()) for arrays in regions]
         if not sizes:
             return None, None
+        if self._link:
+            return on_device.Mailbox(self._link, max(sizes)), None
         inbox = ragged.Inbox(self._rank, self._world, max(sizes))
         staged = StagedGather(self.device, self._rank, self._world, max(sizes)) if self._staged else None
         return inbox, staged
