@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from .deadline import Deadline
-from .errors import ExchangeError
+from .errors import ConfigError, ExchangeError
 
 #: How long a thread sleeps between two looks at a mark: a copy of a chunk takes about as long.
 _POLL_SECONDS = 20e-6
@@ -178,6 +178,18 @@ class Cuda(Host):
 
     def rest(self) -> None:
         torch.cuda.synchronize(self.where)
+
+
+def check(names: Iterable[str]) -> list[str]:
+    """Return the devices of a rank's gradients, each once.
+
+    Raises:
+        ConfigError: there are several GPUs among them.
+    """
+    found = sorted(set(names))
+    if sum(name != "cpu" for name in found) > 1:
+        raise ConfigError(f"the gradients of a rank should be on one GPU, these are on {', '.join(found)}")
+    return found
 
 
 def of(name: str) -> Host:

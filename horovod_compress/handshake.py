@@ -30,12 +30,14 @@ class Document:
             the others need not wait for it.
         plan: rank 0's plan, which every rank uses.
         meeting: where rank 0's store listens.
+        gpu: names the GPU that this rank's gradients are on, if they all are and NCCL can be used here.
     """
 
     fields: dict[str, Any]
     refusal: str | None = None
     plan: list[dict] | None = None
     meeting: tuple[str, int] | None = None
+    gpu: str | None = None
 
 
 def fields(

@@ -76,7 +76,7 @@ class Reducer:
         devices: Callable[[str], Host] | None = None,
     ) -> None:
         self.options, self.transport = options, transport
-        self._devices = {name: (devices or device.of)(name) for name in _devices_of(plan)}
+        self._devices = {name: (devices or device.of)(name) for name in device.check(b.device for b in plan.buckets)}
         self._codecs, self._choose = codecs, collective
         self.rank, self.world = transport.rank, transport.size
         self.step = 0
@@ -727,18 +727,6 @@ class Reducer:
             time.sleep(0.001)
         self._raise_failure()
         return self.idle()
-
-
-def _devices_of(plan: Plan) -> list[str]:
-    """Return the devices of a plan's buckets.
-
-    Raises:
-        ConfigError: there are several GPUs among them.
-    """
-    names = sorted({bucket.device for bucket in plan.buckets})
-    if sum(name != "cpu" for name in names) > 1:
-        raise ConfigError(f"the gradients of a rank should be on one GPU, these are on {', '.join(names)}")
-    return names
 
 
 def _after(where: Host, mark: Mark, task: Callable[[], None]) -> None:

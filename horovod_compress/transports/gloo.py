@@ -28,6 +28,8 @@ from ..errors import ConfigError, ExchangeError, PeerError
 
 _TAG = 0x48564346  # one ordered stream per pair of ranks
 _NEVER_TAG = _TAG + 1
+_WATCH_TAG = _TAG + 2
+_EVER = timedelta(days=365)
 _NOTE_SECONDS = 0.5
 _POLL_SECONDS = 0.05
 
@@ -133,12 +135,28 @@ class GlooTransport:
     def receive(self, data: Tensor, frm: int) -> _Transfer:
         return self._start("recv", data, frm)
 
-    def _start(self, what: str, data: Tensor, peer: int) -> _Transfer:
+    def watch(self, peer: int) -> threading.Event:
+        """Return what is set when the connection to a peer breaks, whichever end breaks it."""
+        lost = threading.Event()
+        transfer = self._start("recv", torch.zeros(1, dtype=torch.uint8), peer, _WATCH_TAG)
+
+        def look() -> None:
+            work = transfer.work
+            with contextlib.suppress(RuntimeError):
+                if work is not None:
+                    work.wait(_EVER)  # nobody ever sends this
+            transfer.work = None
+            lost.set()
+
+        threading.Thread(target=look, name="hvc-watch", daemon=True).start()
+        return lost
+
+    def _start(self, what: str, data: Tensor, peer: int, tag: int = _TAG) -> _Transfer:
         group = self._group
         if group is None:
             raise PeerError(peer, False, "this transport was aborted or closed")
         try:
-            transfer = _Transfer(getattr(group, what)([data], peer, _TAG), peer)
+            transfer = _Transfer(getattr(group, what)([data], peer, tag), peer)
         except RuntimeError as error:
             raise PeerError(peer, False, _first_line(error)) from None
         with self._lock:

@@ -55,12 +55,9 @@ def test_a_bucket_of_two_devices_is_refused() -> None:
 
 
 def test_two_gpus_of_one_rank_are_refused() -> None:
-    from horovod_compress.reducer import _devices_of
-
-    plan = make_plan("single", [on("a", "cuda:0"), on("b", "cuda:1")], 0)
-    with pytest.raises(ConfigError, match="one GPU, these are on cuda:0, cuda:1"):
-        _devices_of(plan)
-    assert _devices_of(make_plan("single", [on("a", "cuda:0"), on("b", "cpu")], 0)) == ["cpu", "cuda:0"]
+    with pytest.raises(ConfigError, match="one GPU, these are on cpu, cuda:0, cuda:1"):
+        device.check(["cuda:1", "cpu", "cuda:0"])
+    assert device.check(["cuda:0", "cpu", "cuda:0"]) == ["cpu", "cuda:0"]
 
 
 def test_ranks_compare_the_kind_of_device() -> None:
