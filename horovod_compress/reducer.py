@@ -680,6 +680,20 @@ class Reducer:
             self._compared = (_signed(value), what)
             self._agreed = False
 
+    def scale_kept(self, factor: float) -> None:
+        """Multiply all that is kept, between two steps: gradients are so much larger from now on.
+
+        Raises:
+            ConfigError: a step is under way.
+        """
+        if not self.wait_idle(self.options.timeout):
+            raise ConfigError(f"rank {self.rank}: a gradient scaler is updated between two steps only; one is under way")
+        with torch.no_grad():
+            for kept in (*self.states().values(), self.tables()):
+                for tensor in kept.values():
+                    tensor.mul_(factor)
+        self._rest()
+
     def clear_where_sent(self, index: int, momenta: Sequence[Tensor]) -> None:
         """Let a method empty these where this rank's payload carried a value: momentum masking.
 
