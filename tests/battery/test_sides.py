@@ -15,7 +15,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from horovod_compress import arrivals, device, wire
+from horovod_compress import arrivals, wire
 from tests.battery.cases import each_case
 from tests.support.apart import Apart, everything_apart
 from tests.support.local import random_grads, spec
@@ -93,8 +93,7 @@ def watched() -> Iterator[list[str]]:
 def test_every_kernel_works_on_one_side(case: Sample, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(arrivals, "MIN_ELEMENTS", 0)
     for exchange in case.exchanges():
-        with everything_apart(), watched() as found:
-            monkeypatch.setattr(device, "of", lambda name: Sided())
+        with everything_apart(Sided), watched() as found:
             with case.fleet(2, TENSORS, exchange=exchange) as fleet:
                 for step in range(3):
                     fleet.step(random_grads(2, TENSORS, seed=step))

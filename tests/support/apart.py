@@ -7,7 +7,7 @@ wait that is missing shows in the results.
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 from unittest import mock
@@ -65,8 +65,12 @@ class Apart(Host):
 
 
 @contextmanager
-def everything_apart() -> Iterator[None]:
-    """Let reducers that are made now stage the payloads of CPU gradients."""
+def everything_apart(make: Callable[[], Apart] = Apart) -> Iterator[None]:
+    """Let reducers that are made now stage the payloads of CPU gradients.
+
+    Args:
+        make: makes a reducer's device.
+    """
     run = station.Prelude.run
 
     def finished(prelude: station.Prelude, *arguments: Any) -> Any:
@@ -76,5 +80,5 @@ def everything_apart() -> Iterator[None]:
         where.after(where.mark())
         return bad
 
-    with mock.patch.object(device, "of", lambda name: Apart()), mock.patch.object(station.Prelude, "run", finished):
+    with mock.patch.object(device, "of", lambda name: make()), mock.patch.object(station.Prelude, "run", finished):
         yield

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -118,10 +120,8 @@ class Frozen(Apart):
         raise ExchangeError(f"the device did not finish within {deadline.seconds:g} s")
 
 
-def test_a_device_that_stands_still_fails_every_rank(monkeypatch: pytest.MonkeyPatch) -> None:
-    with everything_apart():
-        made = [Apart(), Frozen()]
-        monkeypatch.setattr(device, "of", lambda name: made.pop())
+def test_a_device_that_stands_still_fails_every_rank() -> None:
+    with everything_apart([Apart(), Frozen()].pop):
         with Fleet(2, TENSORS, "marsit", timeout=0.5) as fleet:
             step = fleet.offer(random_grads(2, TENSORS))
             for reducer in fleet.reducers:
@@ -146,3 +146,112 @@ def test_the_same_buckets_in_other_plans_keep_their_state() -> None:
     with everything_apart():
         staged, left_there = steps()
     assert all(same(a, b) for a, b in zip(plain, staged, strict=True)) and same(left, left_there)
+
+
+# ---- the rules of streams, with a stand-in for torch.cuda ----------------------------------------
+
+
+class Stream:
+    """Keeps what it was told, in order."""
+
+    def __init__(self, name: str) -> None:
+        self.name, self.told = name, []  # type: ignore[var-annotated]
+        self.cuda_stream = id(self)
+
+    def wait_event(self, event: Event) -> None:
+        self.told.append(("after", event.at))
+
+
+class Event:
+    """Where its stream was."""
+
+    looks = 0
+
+    def record(self, stream: Stream) -> None:
+        stream.told.append("mark")
+        self.at = (stream.name, len(stream.told))
+
+    def query(self) -> bool:
+        self.looks += 1
+        return self.looks > 3
+
+
+class FakeCuda:
+    """The few parts of torch.cuda that devices use."""
+
+    Event = Event
+
+    def __init__(self) -> None:
+        self.made: list[Stream] = []
+        self.current = [Stream("training")]
+        self.devices: list[Any] = []
+
+    def Stream(self, where: torch.device) -> Stream:
+        self.made.append(Stream(f"own {len(self.made)}"))
+        return self.made[-1]
+
+    def current_stream(self, where: torch.device) -> Stream:
+        return self.current[-1]
+
+    @contextlib.contextmanager
+    def stream(self, stream: Stream) -> Iterator[None]:
+        self.current.append(stream)
+        yield
+        self.current.pop()
+
+    @contextlib.contextmanager
+    def device(self, where: torch.device) -> Iterator[None]:
+        self.devices.append(where)
+        yield
+
+
+@pytest.fixture
+def cuda(monkeypatch: pytest.MonkeyPatch) -> FakeCuda:
+    made = FakeCuda()
+    for name in ("Event", "Stream", "current_stream", "stream", "device"):
+        monkeypatch.setattr(torch.cuda, name, getattr(made, name))
+    return made
+
+
+def test_each_thread_has_a_stream_and_a_device(cuda: FakeCuda) -> None:
+    where = device.of("cuda:1")
+    assert where.apart and where.where == torch.device("cuda", 1)
+    seen = []
+    for context in (where.exchanging, where.decoding, where.moving):
+        with context():
+            seen.append(where.stream())
+    assert len(set(seen)) == 3 == len(cuda.made) and where.stream() == cuda.current[0].cuda_stream
+    assert cuda.devices == [torch.device("cuda", 1)] * 3
+
+
+def test_one_mark_for_each_stream_that_offers(cuda: FakeCuda) -> None:
+    where, marks = device.of("cuda:0"), {}  # type: ignore[var-annotated]
+    other = Stream("other")
+    for stream in (cuda.current[0], other, cuda.current[0]):
+        with cuda.stream(stream):
+            where.note(marks)
+    assert len(marks) == 2
+    with where.exchanging():
+        where.after(*marks.values())
+        where.after(None)
+        assert cuda.made[0].told == [("after", ("training", 2)), ("after", ("other", 1))]
+
+
+def test_waiting_looks_until_the_mark_or_the_deadline(cuda: FakeCuda) -> None:
+    where = device.of("cuda:0")
+    mark = where.mark()
+    where.wait(mark, Deadline(5.0))
+    assert mark.looks == 4
+    with pytest.raises(ExchangeError, match="cuda:0 did not finish its work on a bucket within 0 s"):
+        where.wait(where.mark(), Deadline(0.0))
+
+
+def test_memory_is_kept_for_both_threads(cuda: FakeCuda) -> None:
+    class Recorded:
+        streams: list[Stream] = []
+
+        def record_stream(self, stream: Stream) -> None:
+            self.streams.append(stream)
+
+    device.of("cuda:0").keep([Recorded()])  # type: ignore[list-item]
+    assert Recorded.streams == cuda.made[:2]
