@@ -31,6 +31,7 @@ from .base import Pending, Transport
 _POLL_SECONDS = 50e-6
 #: A peer that has closed may have sent all of its part: so long does the rest have to arrive.
 _GRACE_SECONDS = 1.0
+_ABORT_SECONDS = 0.5
 
 
 def why_not() -> str | None:
@@ -82,6 +83,7 @@ class Link:
     ) -> None:
         self.where, self.rank, self.size = where, rank, size
         self._library, self._communicator, self._lost = library, communicator, lost
+        self._lock = threading.Lock()  # no communicator may be aborted while it is being called
         self._left = (rank - 1) % size
         self._scratch = where.zeros(0, torch.uint8)
 
@@ -128,12 +130,14 @@ class Link:
 
     def _group(self, calls: Sequence[tuple[Callable[..., None], Tensor, int]]) -> None:
         stream, kind = self.where.stream(), self._library.NCCL_UINT8
-        self._library.groupStart()
-        try:
-            for call, data, peer in calls:
-                call(data.data_ptr(), data.numel(), kind, peer, stream)
-        finally:
-            self._library.groupEnd()
+        with self._lock:
+            self._call("send")  # it may have been aborted in between
+            self._library.groupStart()
+            try:
+                for call, data, peer in calls:
+                    call(data.data_ptr(), data.numel(), kind, peer, stream)
+            finally:
+                self._library.groupEnd()
 
     def finish(self, deadline: Deadline) -> None:
         """Return when everything that this thread's stream follows on is done.
@@ -154,13 +158,27 @@ class Link:
         self._check()
 
     def _check(self) -> None:
-        communicator = self._communicator
-        if communicator is None:
-            raise PeerError(self._left, False, "this transport was aborted or closed")
-        try:
-            communicator.check_async_error()
-        except RuntimeError as error:
-            raise PeerError(self._left, False, f"NCCL: {error}") from None
+        with self._lock:
+            check = self._call("check_async_error")
+            try:
+                check()
+            except RuntimeError as error:
+                raise PeerError(self._left, False, f"NCCL: {error}") from None
+
+    def meet(self, deadline: Deadline) -> None:
+        """Exchange a byte with every peer: NCCL connects at the first transfer, and waits for that without a bound.
+
+        Raises:
+            PeerError: a peer does not come.
+        """
+        peers = [peer for peer in range(self.size) if peer != self.rank]
+        given, taken = (self.where.zeros(self.size, torch.uint8) for _ in range(2))
+        sends, receives = ([(data[peer : peer + 1], peer) for peer in peers] for data in (given, taken))
+        self.where.rest()
+        transfer = Transfer(sends, receives)
+        self.run([transfer])
+        self.where.after(transfer.done)
+        self.finish(deadline)
 
     def abort(self) -> None:
         """End all transfers, done or not; safe to call twice, and from any thread.
@@ -168,9 +186,15 @@ class Link:
         Not ``destroy``, not even at the end: that waits for transfers, and with them for peers that may be gone.
         """
         communicator, self._communicator = self._communicator, None
-        if communicator is not None:
+        if communicator is None:
+            return
+        held = self._lock.acquire(timeout=_ABORT_SECONDS)  # a call that hangs is what an abort is for
+        try:
             with contextlib.suppress(RuntimeError):
                 communicator.abort()
+        finally:
+            if held:
+                self._lock.release()
 
 
 class NcclTransport:
@@ -219,7 +243,10 @@ def connect(library: Any, identity: tuple[int, ...], where: Host, tokens: Transp
     def join() -> None:
         try:
             with where.moving():
-                joined.append(library.NcclCommunicator(tokens.size, identity, tokens.rank))
+                communicator = library.NcclCommunicator(tokens.size, identity, tokens.rank)
+                link = Link(library, communicator, where, tokens.rank, tokens.size, **rest)
+                link.meet(Deadline(seconds))
+                joined.append(link)
         except Exception as error:
             joined.append(error)
 
@@ -233,7 +260,8 @@ def connect(library: Any, identity: tuple[int, ...], where: Host, tokens: Transp
         )
     if isinstance(joined[0], Exception):
         raise ExchangeError(f'rank {tokens.rank}: NCCL: {joined[0]}; NCCL_DEBUG=INFO says why, and transport="gloo" does without')
-    return Link(library, joined[0], where, tokens.rank, tokens.size, **rest)
+    found: Link = joined[0]
+    return found
 
 
 def together(link: Link, ranks: Sequence[Iterable[Transfer]]) -> None:

@@ -145,9 +145,37 @@ def test_a_refusal_is_told() -> None:
 
 
 def test_a_link_is_made_of_what_joined() -> None:
-    library = nccl.World(3).library()
-    link = connect(library, IDENTITY, Host(), SimpleNamespace(rank=2, size=3), 5.0, lost=lambda: False)
-    assert (link.rank, link.size) == (2, 3)
+    """And every pair of ranks has met by then."""
+    shared = nccl.World(3)
+
+    def join(rank: int) -> Link:
+        tokens = SimpleNamespace(rank=rank, size=3)
+        return connect(shared.library(), IDENTITY, Host(), tokens, 5.0, lost=lambda: False)
+
+    with ThreadPoolExecutor(3) as pool:
+        links = list(pool.map(join, range(3)))
+    assert [(link.rank, link.size) for link in links] == [(rank, 3) for rank in range(3)]
+    assert all(link._library.groups == 1 for link in links)
+
+
+def test_an_abort_does_not_wait_for_a_call_that_hangs() -> None:
+    link, communicator = a_link()
+    hung, go_on = threading.Event(), threading.Event()
+
+    def hangs() -> None:
+        hung.set()
+        go_on.wait(10.0)
+
+    communicator._library.groupEnd = hangs  # type: ignore[method-assign]
+    data = torch.zeros(4, dtype=torch.uint8)
+    thread = threading.Thread(target=lambda: link.run([Transfer(sends=[(data, 0)])]), daemon=True)
+    thread.start()
+    assert hung.wait(5.0)
+    began = time.monotonic()
+    link.abort()
+    assert communicator.aborted and time.monotonic() - began < 3.0
+    go_on.set()
+    thread.join(5.0)
 
 
 # ---- who uses it --------------------------------------------------------------------------------
