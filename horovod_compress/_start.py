@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import horovod.torch as hvd
+import torch
 from torch import nn
 
-from . import handshake
+from . import device, handshake
 from ._horovod import allgather_object
 from .codecs.base import Codec
 from .collectives.choose import chooser
 from .errors import ConfigError, ExchangeError, HorovodCompressError
+from .kernels import loader
 from .methods import Methods, numbered, parse
 from .options import Options
 from .plan import Plan, TensorSpec
 from .reducer import Reducer
 from .schedule import OPTIONAL, is_adaptive, make_plan
-from .transports import gloo
+from .transports import gloo, nccl
 from .transports.base import Transport
 from .transports.local import Hub
 
@@ -44,10 +48,11 @@ def start(
         methods, options = parse(method, given)
         seconds = options.timeout
         tensors = specs(named)
-        kind = _transport_kind(options, world)
+        kind = _transport_kind(options, world, tensors)
         own = gloo.own_address(one_host=hvd.local_size() == hvd.size())
         methods.check_used(tensors)
-        document = handshake.Document(handshake.fields(methods, options, tensors, kind, world))
+        shown = handshake.fields(methods, options, tensors, kind, world)
+        document = handshake.Document(shown, gpu=_gpu(tensors, kind))
         if rank == 0:
             plan = make_plan(options.schedule, tensors, options.min_elements, methods.number)
             if isinstance(options.schedule, Plan):
@@ -56,23 +61,25 @@ def start(
             _check_buckets(methods, plan, options)
             if world > 1:
                 meeting = gloo.Meeting(None, own, seconds)
-            document = handshake.Document(
-                document.fields, None, plan.document(), meeting.address if meeting else None
-            )
+            address = meeting.address if meeting else None
+            document = replace(document, plan=plan.document(), meeting=address)
     except HorovodCompressError as error:
         document = handshake.refusal(error)
     documents = allgather_object(document, "hvc.handshake", process_set, seconds)
     handshake.check(documents)
-    plan = Plan.from_document(documents[0].plan)
-    transport = _connect_all(meeting, documents[0].meeting, own, process_set, seconds)
-    return methods, Reducer(plan, methods.codecs, transport, chooser(options.exchange, transport.adds), options)
+    plan = Plan.from_document(documents[0].plan).placed(tensors)
+    where = device.of(plan.buckets[0].device) if _through_nccl(documents, kind) else None
+    transport = _connect_all(meeting, documents[0].meeting, own, process_set, seconds, where)
+    devices = (lambda name: where) if where else None
+    choose = chooser(options.exchange, transport.adds)
+    return methods, Reducer(plan, methods.codecs, transport, choose, options, devices)
 
 
 def specs(named: Sequence[tuple[str, nn.Parameter]]) -> list[TensorSpec]:
     """Return the tensors to reduce in backward order.
 
     Raises:
-        ConfigError: these are no named parameters, a name occurs twice, or a dtype is not supported.
+        ConfigError: these are no named parameters, a name occurs twice, or a dtype or a device is not supported.
     """
     tensors = []
     for pair in named:
@@ -87,7 +94,7 @@ def specs(named: Sequence[tuple[str, nn.Parameter]]) -> list[TensorSpec]:
         dtype = str(parameter.dtype).removeprefix("torch.")
         if dtype not in _DTYPES:
             raise ConfigError(f"parameter {name} is {dtype}; supported are {', '.join(_DTYPES)}")
-        tensors.append(TensorSpec(name, tuple(parameter.shape), dtype))
+        tensors.append(TensorSpec(name, tuple(parameter.shape), dtype, _device_of(name, parameter)))
     names = [tensor.name for tensor in tensors]
     if len(set(names)) != len(names):
         twice = next(name for name in names if names.count(name) > 1)
@@ -95,6 +102,13 @@ def specs(named: Sequence[tuple[str, nn.Parameter]]) -> list[TensorSpec]:
     if not tensors:
         raise ConfigError("named_parameters holds no parameter that needs a gradient")
     return tensors
+
+
+def _device_of(name: str, parameter: nn.Parameter) -> str:
+    where = parameter.device
+    if where.type not in device.KINDS:
+        raise ConfigError(f"parameter {name} is on {where}; gradients can be reduced on {' and '.join(device.KINDS)}")
+    return str(where)
 
 
 def _check_options(methods: Methods, options: Options, world: int) -> None:
@@ -118,7 +132,17 @@ def _check_buckets(methods: Methods, plan: Plan, options: Options) -> None:
             )
 
 
-def _transport_kind(options: Options, world: int) -> str:
+def _transport_kind(options: Options, world: int, tensors: Sequence[TensorSpec]) -> str:
+    """Return the transport that this rank is to use, or "auto" where that depends on the others' GPUs."""
+    devices = device.check(tensor.device for tensor in tensors)
+    if devices != ["cpu"]:
+        _check_kernels()
+    on_gpu = "cpu" not in devices
+    if options.transport == "nccl":
+        if not on_gpu:
+            raise ConfigError('transport="nccl" is for gradients on GPUs, and some are on the CPU: use transport="auto"')
+        if world > 1 and (reason := nccl.why_not()):
+            raise ConfigError(f'transport="nccl" cannot be used here: {reason}; or use transport="gloo"')
     if world == 1:
         return "local"
     if options.transport == "local":
@@ -128,11 +152,55 @@ def _transport_kind(options: Options, world: int) -> str:
         )
     if not gloo.available():
         raise ConfigError("this torch was built without Gloo, which moves the bytes between ranks")
-    return "gloo"
+    return options.transport if on_gpu else "gloo"
+
+
+def _check_kernels() -> None:
+    """Refuse gradients on GPUs where there are no kernels for them.
+
+    Raises:
+        ConfigError: says why there are none.
+    """
+    if loader.choice():
+        raise ConfigError(f"HVC_KERNELS={loader.choice()} runs on the CPU only, and gradients are on a GPU; unset it")
+    try:
+        loader.load("_cuda")
+    except ImportError as error:
+        raise ConfigError(f"gradients are on a GPU: {error}") from None
+
+
+def _gpu(tensors: Sequence[TensorSpec], kind: str) -> str | None:
+    """Return a name of this rank's GPU that no other one has, or None if NCCL is out of the question."""
+    if kind not in ("auto", "nccl") or nccl.why_not():
+        return None
+    found = torch.cuda.get_device_properties(torch.device(tensors[0].device))
+    return f"{socket.gethostname()} {found.uuid}"
+
+
+def _through_nccl(documents: Sequence[handshake.Document], kind: str) -> bool:
+    """Return whether payloads go through NCCL; every rank comes to the same end.
+
+    Raises:
+        ConfigError: they should, and two ranks share a GPU.
+    """
+    gpus = [document.gpu for document in documents]
+    able = None not in gpus and len(set(gpus)) == len(gpus)
+    if kind == "nccl" and not able:
+        twice = [rank for rank, gpu in enumerate(gpus) if gpus.count(gpu) > 1]
+        raise ConfigError(
+            f'transport="nccl" takes a GPU for each rank, ranks {", ".join(map(str, twice))} share one: choose it by '
+            f'torch.cuda.set_device(hvd.local_rank()) before the model is made, or use transport="gloo"'
+        )
+    return able and kind in ("auto", "nccl")
 
 
 def _connect_all(
-    meeting: gloo.Meeting | None, address: tuple[str, int] | None, own: str, process_set: Any, seconds: float
+    meeting: gloo.Meeting | None,
+    address: tuple[str, int] | None,
+    own: str,
+    process_set: Any,
+    seconds: float,
+    where: device.Host | None,
 ) -> Transport:
     """Connect, and return when every rank has: a rank that closes early must not fail one that is late.
 
@@ -144,13 +212,40 @@ def _connect_all(
         transport = _connect(meeting, address, own, process_set, seconds)
     except HorovodCompressError as error:
         problem = str(error)
+    transport = _all_or_none(transport, problem, "hvc.connected", process_set, seconds)
+    return _link(transport, where, process_set, seconds) if where else transport
+
+
+def _all_or_none(
+    transport: Transport | None, problem: str | None, name: str, process_set: Any, seconds: float
+) -> Transport:
     # Connecting has a bound of its own, which another rank may use up before it answers here.
-    problems = allgather_object(problem, "hvc.connected", process_set, 2 * seconds)
+    problems = allgather_object(problem, name, process_set, 2 * seconds)
     if transport is None or any(problems):
         if transport:
             transport.close()
         raise ExchangeError(next(text for text in problems if text))
     return transport
+
+
+def _link(tokens: Transport, where: device.Host, process_set: Any, seconds: float) -> Transport:
+    """Join NCCL's communicator; ranks come here together, as joining would wait for a late one for ever.
+
+    Raises:
+        ExchangeError: some rank could not join; every rank says which.
+    """
+    library = nccl.api()
+    mine = library.get_unique_id() if tokens.rank == 0 else None
+    identity = allgather_object(mine, "hvc.nccl", process_set, seconds)[0]
+    transport, problem = None, None
+    try:
+        lost = tokens.watch((tokens.rank - 1) % tokens.size)  # type: ignore[attr-defined]
+        link = nccl.connect(library, identity, where, tokens, seconds, lost=lost.is_set)
+        transport = nccl.NcclTransport(tokens, link)
+    except HorovodCompressError as error:
+        problem = str(error)
+        tokens.close()
+    return _all_or_none(transport, problem, "hvc.linked", process_set, seconds)
 
 
 def _connect(

@@ -168,8 +168,6 @@ def _gloo() -> str:
 
 
 def _nccl() -> str:
-    if importlib.util.find_spec("horovod_compress.transports.nccl") is None:
-        raise Unavailable("not in this version")
     if importlib.util.find_spec("cupy") is None:
         raise Unavailable("CuPy is not installed: pip install cupy-cuda13x")
     # torch first: it brings the libnccl that CuPy then finds in the process.

@@ -20,10 +20,15 @@ class Decoder:
     Args:
         failed: called on the decoder's thread with the first error of a task; later tasks are
             left out then.
+        within: returns a context that all tasks run in.
     """
 
-    def __init__(self, failed: Callable[[BaseException], None]) -> None:
-        self._failed = failed
+    def __init__(
+        self,
+        failed: Callable[[BaseException], None],
+        within: Callable[[], contextlib.AbstractContextManager[object]] = contextlib.nullcontext,
+    ) -> None:
+        self._failed, self._within = failed, within
         self._leaves_out = False
         self._tasks: queue.SimpleQueue[Task | threading.Event | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="hvc-decode", daemon=True)
@@ -54,7 +59,7 @@ class Decoder:
             self._thread.join(seconds)
 
     def _run(self) -> None:
-        with torch.no_grad():
+        with torch.no_grad(), self._within():
             while (task := self._tasks.get()) is not None:
                 if isinstance(task, threading.Event):
                     task.set()

@@ -30,12 +30,14 @@ class Document:
             the others need not wait for it.
         plan: rank 0's plan, which every rank uses.
         meeting: where rank 0's store listens.
+        gpu: names the GPU that this rank's gradients are on, if they all are and NCCL can be used here.
     """
 
     fields: dict[str, Any]
     refusal: str | None = None
     plan: list[dict] | None = None
     meeting: tuple[str, int] | None = None
+    gpu: str | None = None
 
 
 def fields(
@@ -55,7 +57,9 @@ def fields(
     shown |= methods.config()
     shown["number of parameters"] = len(tensors)
     for index, tensor in enumerate(tensors):
-        shown[f"parameter {index}"] = f"{tensor.name} {list(tensor.shape)} {tensor.dtype}"
+        kind = tensor.device.partition(":")[0]  # ranks number their GPUs in their own ways
+        on = "" if kind == "cpu" else f" on {kind}"
+        shown[f"parameter {index}"] = f"{tensor.name} {list(tensor.shape)} {tensor.dtype}{on}"
     return shown
 
 

@@ -11,7 +11,7 @@ from .errors import ConfigError
 from .plan import Plan
 
 EXCHANGES = ("auto", "ring", "fold")
-TRANSPORTS = ("auto", "gloo", "local")
+TRANSPORTS = ("auto", "gloo", "nccl", "local")
 NONFINITE = ("propagate", "raise", "zero")
 
 
@@ -23,7 +23,8 @@ class Options:
         schedule: "auto", "layerfusion" or "mergecomp", which measure the job and choose; "layerwise", "single",
             "size:25MB", or a :class:`~horovod_compress.plan.Plan`.
         exchange: "ring", "fold", or "auto" to choose per bucket.
-        transport: "gloo"; "auto" takes what fits the gradients' device.
+        transport: "gloo"; "nccl" for gradients on GPUs, one for each rank; "auto" takes NCCL where that is so and CuPy
+            is installed, else Gloo. With Gloo payloads of GPUs go through host memory.
         seed: of all random bits; equal on every rank.
         timeout: seconds that one bucket's exchange may take, from its first prelude to the end of its
             payload, waiting for slower ranks included.

@@ -6,7 +6,7 @@ import hashlib
 import json
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from .errors import ConfigError
@@ -17,11 +17,17 @@ ALIGNMENT = 64
 
 @dataclass(frozen=True)
 class TensorSpec:
-    """One parameter as the plan sees it."""
+    """One parameter as the plan sees it.
+
+    Attributes:
+        device: where this rank has it, such as "cpu" or "cuda:1". It is no part of what ranks compare or of what is
+            saved: a plan serves whatever device the gradients are on.
+    """
 
     name: str
     shape: tuple[int, ...]
     dtype: str
+    device: str = field(default="cpu", compare=False)
 
     @property
     def count(self) -> int:
@@ -69,6 +75,11 @@ class Bucket:
     def dtype(self) -> str:
         return self.tensors[0].dtype
 
+    @property
+    def device(self) -> str:
+        """Return where this rank has the tensors."""
+        return self.tensors[0].device
+
 
 @dataclass(frozen=True)
 class Plan:
@@ -78,14 +89,14 @@ class Plan:
 
     @classmethod
     def of(cls, groups: Iterable[tuple[Sequence[TensorSpec], int] | tuple[Sequence[TensorSpec], int, bool]]) -> Plan:
-        """Build a plan from (tensors, number of the method) groups, cut further where the dtype changes.
+        """Build a plan from (tensors, number of the method) groups, cut further where dtype or device change.
 
         False and True will do for 0, not compressed, and 1, the only method. A third part says whether the
         group travels uncompressed nevertheless.
         """
         buckets: list[Bucket] = []
         for tensors, method, *plain in groups:
-            for run in _same_dtype(tensors):
+            for run in _runs(tensors):
                 buckets.append(Bucket(len(buckets), tuple(run), int(method), any(plain)))
         return cls(tuple(buckets))
 
@@ -142,6 +153,25 @@ class Plan:
         text = json.dumps(self.document(), sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
+    def placed(self, tensors: Iterable[TensorSpec]) -> Plan:
+        """Return the same plan with the devices that this rank has these tensors on.
+
+        Raises:
+            ConfigError: a bucket would hold tensors of several devices.
+        """
+        device = {tensor.name: tensor.device for tensor in tensors}
+        buckets = []
+        for bucket in self.buckets:
+            moved = tuple(replace(t, device=device.get(t.name, t.device)) for t in bucket.tensors)
+            if len(found := {tensor.device for tensor in moved}) > 1:
+                raise ConfigError(
+                    f"bucket {bucket.index} of the plan should hold tensors of one device, it holds {sorted(found)}; "
+                    f"make the plan from this model where it is trained"
+                )
+            buckets.append(replace(bucket, tensors=moved))
+        same = all(a.tensors[0].device == b.tensors[0].device for a, b in zip(buckets, self.buckets))
+        return self if same else Plan(tuple(buckets))
+
     def check_covers(self, tensors: Sequence[TensorSpec]) -> None:
         """Refuse a plan that does not hold exactly these tensors, once each.
 
@@ -167,11 +197,11 @@ class Plan:
             raise ConfigError(f"the plan holds tensors that the model does not have: {extra[:5]}")
 
 
-def _same_dtype(tensors: Sequence[TensorSpec]) -> list[list[TensorSpec]]:
-    """Cut a list where the dtype changes: a bucket is one flat buffer of one dtype."""
+def _runs(tensors: Sequence[TensorSpec]) -> list[list[TensorSpec]]:
+    """Cut a list where dtype or device change: a bucket is one flat buffer of one dtype on one device."""
     runs: list[list[TensorSpec]] = []
     for tensor in tensors:
-        if not runs or runs[-1][0].dtype != tensor.dtype:
+        if not runs or (runs[-1][0].dtype, runs[-1][0].device) != (tensor.dtype, tensor.device):
             runs.append([])
         runs[-1].append(tensor)
     return runs

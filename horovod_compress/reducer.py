@@ -11,15 +11,16 @@ residual is still there should the bucket turn out not to be finite.
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
 import torch
 from torch import Tensor
 
-from . import kernels
+from . import device, kernels
 from .arrivals import Part
 from .codecs.base import Codec
 from .codecs.left_plain import LeftPlain
@@ -28,6 +29,7 @@ from .collectives.base import Exchange, FramePool
 from .collectives.choose import Choose
 from .deadline import Deadline
 from .decoder import Decoder
+from .device import Host, Mark
 from .errors import (
     ConfigError,
     CorruptFrameError,
@@ -62,6 +64,7 @@ class Reducer:
         transport: to the other ranks; the reducer closes it.
         collective: picks how a bucket's payloads become one.
         options: as given to the factory.
+        devices: makes the device of a name; tests have devices of their own.
     """
 
     def __init__(
@@ -71,8 +74,10 @@ class Reducer:
         transport: Transport,
         collective: Choose,
         options: Options,
+        devices: Callable[[str], Host] | None = None,
     ) -> None:
         self.options, self.transport = options, transport
+        self._devices = {name: (devices or device.of)(name) for name in device.check(b.device for b in plan.buckets)}
         self._codecs, self._choose = codecs, collective
         self.rank, self.world = transport.rank, transport.size
         self.step = 0
@@ -92,18 +97,36 @@ class Reducer:
         self._closing = False
         self._agreed = False  # whether the ranks compared their steps since the start or a resume
         self._compared: tuple[int, str] = (0, "")  # what else they compare then, and what it stands for
-        self._decoder = Decoder(self._decoder_failed)
+        self._decoder = Decoder(self._decoder_failed, lambda: self._on_devices("decoding"))
         self._broken: HorovodCompressError | None = None  # what the decoder failed with
         self._thread = threading.Thread(target=self._run, name="hvc-exchange", daemon=True)
         self._thread.start()
 
     def _take_plan(self, plan: Plan) -> None:
         self.plan = plan
-        self.stations = [
-            Station(bucket, self._codec_of(bucket), self.rank, self.world, self._choose) for bucket in plan.buckets
-        ]
+        self.stations = [self._station(bucket) for bucket in plan.buckets]
+        self._rest()  # memory is zero before a thread of another stream looks at it
         self._where = [(s, p) for s in self.stations for p in range(len(s.bucket.tensors))]
         self._hashes = torch.zeros(len(self.stations), dtype=torch.int64)
+
+    def _station(self, bucket: Bucket) -> Station:
+        where, link = self._devices[bucket.device], getattr(self.transport, "link", None)
+        if link and link.where is not where:
+            link = None
+        staged = where.apart and not link
+        return Station(bucket, self._codec_of(bucket), self.rank, self.world, self._choose, where, staged, link)
+
+    @contextlib.contextmanager
+    def _on_devices(self, work: str) -> Iterator[None]:
+        """Do one thread's work, "exchanging" or "decoding", on its own streams."""
+        with contextlib.ExitStack() as stack:
+            for where in self._devices.values():
+                stack.enter_context(getattr(where, work)())
+            yield
+
+    def _rest(self) -> None:
+        for where in self._devices.values():
+            where.rest()
 
     def _codec_of(self, bucket: Bucket) -> Codec:
         codec = self._codecs[bucket.method]
@@ -119,6 +142,8 @@ class Reducer:
                 whole buckets.
         """
         self._check_replan(plan)
+        plan = plan.placed(tensor for bucket in self.plan.buckets for tensor in bucket.tensors)
+        self._rest()
         kept, step = self.states(), self.next_step()
         with self._changed:
             self._take_plan(plan)
@@ -127,6 +152,7 @@ class Reducer:
                     tensor.copy_(kept[kind][name])
             for station in self.stations:
                 station.finished = step - 1
+            self._rest()
             self._changed.notify_all()
 
     def _check_replan(self, plan: Plan) -> None:
@@ -164,7 +190,7 @@ class Reducer:
             ExchangeError: an earlier exchange failed.
         """
         station, position = self._where[index]
-        self._check_fits(station.bucket.tensors[position], grad)
+        self._check_fits(station.bucket.tensors[position], grad, station.device)
         self._claim(station, position)
         step = station.finished + 1  # not self.step: the last bucket may still be under way
         self.recorder.note(step, station.bucket.index, "offer")
@@ -183,16 +209,16 @@ class Reducer:
         self._claim(station, position)
         self._count_in(station, position, 0)
 
-    def _check_fits(self, tensor: TensorSpec, grad: Tensor) -> None:
+    def _check_fits(self, tensor: TensorSpec, grad: Tensor, where: Host) -> None:
         if tuple(grad.shape) != tensor.shape or str(grad.dtype) != f"torch.{tensor.dtype}":
             raise ConfigError(
                 f"rank {self.rank}: the gradient of {tensor.name} should be {tensor.dtype} of shape "
                 f"{tensor.shape}, got {grad.dtype} of shape {tuple(grad.shape)}"
             )
-        if grad.device.type != "cpu":
+        if grad.device != where.where:
             raise ConfigError(
-                f"rank {self.rank}: the gradient of {tensor.name} is on {grad.device}; this build "
-                f"reduces CPU gradients only"
+                f"rank {self.rank}: the gradient of {tensor.name} is on {grad.device}, its parameter was on {where.where} "
+                f"when the compression was made; move the model to its device before"
             )
 
     def _claim(self, station: Station, position: int) -> None:
@@ -207,7 +233,7 @@ class Reducer:
                     f"after each backward pass"
                 )
 
-    def _count_in(self, station: Station, position: int, nonfinite: int) -> None:
+    def _count_in(self, station: Station, position: int, nonfinite: int | Tensor) -> None:
         with self._changed:
             station.count_in(position, nonfinite)
             if station.full:
@@ -279,7 +305,7 @@ class Reducer:
 
     def _run(self) -> None:
         try:
-            with torch.no_grad():
+            with torch.no_grad(), self._on_devices("exchanging"):
                 while self._one_step():
                     pass
         except PeerError as error:
@@ -349,6 +375,7 @@ class Reducer:
             self._hashes[bucket.index] = self._hash(station)
             return
         round_, deadline = station.round(self.step), Deadline(self.options.timeout)
+        station.take_over(deadline)
         began = time.perf_counter()
         bad = self._preludes(station, round_, key, deadline)
         if not bad.count:
@@ -358,7 +385,7 @@ class Reducer:
         elif self.watch:
             self.watch.exchanged(bucket.index, time.perf_counter() - began)
         self.metrics.bytes_dense += 8 * bucket.count * (self.world - 1) / self.world
-        self._decoder.put(partial(self._complete, station, round_, key, bad, self._verifying()))
+        self._decode_later(station, partial(self._complete, station, round_, key, bad, self._verifying()))
 
     def _preludes(self, station: Station, round_: Round, key: Key, deadline: Deadline) -> Bad:
         """Run the exchanges before the payload's; return the non-finite count over all ranks.
@@ -372,7 +399,7 @@ class Reducer:
                 station.add_bad(round_.codec.begin(number, round_.work, key))
             exchange = self._new_exchange(bucket, codec_id(f"prelude {number}"), station.bad, deadline)
             with self.metrics.timed("exchange", where=(key.step, station.bucket, f"prelude {number}")):
-                bad = prelude.collective.run(exchange, prelude.layout, round_.before(key))
+                bad = prelude.run(exchange, round_.before(key))
             self.metrics.bytes_sent += exchange.bytes_sent
             if bad.count:
                 break
@@ -391,12 +418,17 @@ class Reducer:
                 round_.encode_parts(parts, key)
 
         def ready(parts: list[Part]) -> None:
-            self._decoder.put(partial(self._decode, station, round_, key, parts))
+            self._decode_later(station, partial(self._decode, station, round_, key, parts))
 
         with self.metrics.timed("exchange", where=where):
             bad = round_.exchange(exchange, key, due, ready)
         self.metrics.bytes_sent += exchange.bytes_sent
         return bad
+
+    def _decode_later(self, station: Station, task: Callable[[], None]) -> None:
+        """Give the decoder's thread a task that follows on what this thread has queued."""
+        mark = station.device.mark()
+        self._decoder.put(task if mark is None else partial(_after, station.device, mark, task))
 
     # ---- the decoder's thread ----
 
@@ -482,7 +514,8 @@ class Reducer:
         round_ = station.round(key.step)
         exchange = self._new_exchange(bucket, codec_id(round_.label), Bad())
         began = time.perf_counter()
-        with torch.no_grad():
+        with torch.no_grad(), station.device.exchanging():
+            station.device.after(station.decoded)
             round_.exchange(exchange, key, nothing, nothing)
         seconds = time.perf_counter() - began
         self.metrics.bytes_sent += exchange.bytes_sent
@@ -620,6 +653,7 @@ class Reducer:
 
     def resume(self, step: int) -> None:
         """Go on at a step, between two steps; every rank has to."""
+        self._rest()  # a state was loaded, on whatever stream
         with self._changed:
             self.step, self._agreed = step, False
             for station in self.stations:
@@ -647,6 +681,20 @@ class Reducer:
             self._compared = (_signed(value), what)
             self._agreed = False
 
+    def scale_kept(self, factor: float) -> None:
+        """Multiply all that is kept, between two steps: gradients are so much larger from now on.
+
+        Raises:
+            ConfigError: a step is under way.
+        """
+        if not self.wait_idle(self.options.timeout):
+            raise ConfigError(f"rank {self.rank}: a gradient scaler is updated between two steps only; one is under way")
+        with torch.no_grad():
+            for kept in (*self.states().values(), self.tables()):
+                for tensor in kept.values():
+                    tensor.mul_(factor)
+        self._rest()
+
     def clear_where_sent(self, index: int, momenta: Sequence[Tensor]) -> None:
         """Let a method empty these where this rank's payload carried a value: momentum masking.
 
@@ -660,6 +708,7 @@ class Reducer:
         """Return what is kept for every element: by what it is, then by tensor; these are views."""
         found: dict[str, dict[str, Tensor]] = {}
         for station in self.stations:
+            station.device.after(station.decoded)
             for kind, kept in station.state.items():
                 for position, tensor in enumerate(station.bucket.tensors):
                     found.setdefault(kind, {})[tensor.name] = kept[station.span(position)]
@@ -667,6 +716,8 @@ class Reducer:
 
     def tables(self) -> dict[str, Tensor]:
         """Return what is kept for whole buckets, by bucket and name."""
+        for station in self.stations:
+            station.device.after(station.decoded)
         return {f"{s.bucket.index} {name}": table for s in self.stations for name, table in s.tables.items()}
 
     def residuals(self) -> dict[str, Tensor]:
@@ -691,6 +742,12 @@ class Reducer:
             time.sleep(0.001)
         self._raise_failure()
         return self.idle()
+
+
+def _after(where: Host, mark: Mark, task: Callable[[], None]) -> None:
+    """Do a task whose work on a device follows on a mark."""
+    where.after(mark)
+    task()
 
 
 def _signed(bits: int) -> int:

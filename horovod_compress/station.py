@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -12,18 +12,23 @@ from . import kernels
 from .arrivals import Part, decoded_by_chunk, encoded_by_chunk
 from .codecs.base import Algebra, Codec, Regions, Work
 from .codecs.dense import Uncompressed
-from .collectives import everywhere, ragged
+from .collectives import everywhere, on_device, ragged
 from .collectives.base import Collective, Exchange, Reduction
 from .collectives.choose import Choose, for_prelude
 from .collectives.layout import Layout, Piece
+from .deadline import Deadline
+from .device import Host, Mark
 from .errors import HorovodCompressError
 from .keys import Key
 from .plan import Bucket
+from .staging import StagedGather, Staging
+from .transports.nccl import Link
 from .wire import Bad
 
 
 #: Gradients below are never refused for being too large: half of what hvc/kept.h allows with a residual.
 _HUGE = 2.0**95
+_CPU = Host()
 #: Takes parts of a bucket.
 Take = Callable[[list[Part]], None]
 
@@ -34,6 +39,11 @@ class Prelude:
 
     layout: Layout
     collective: Collective
+    staging: Staging | None  # where it is exchanged from host memory of its own
+
+    def run(self, exchange: Exchange, reduction: Reduction) -> Bad:
+        """Exchange the arrays; return the non-finite count over all ranks, which is that of a whole bucket."""
+        return self.collective.run(exchange, self.layout, _around(self.staging, reduction, exchange.deadline))
 
 
 @dataclass(frozen=True)
@@ -48,7 +58,9 @@ class Round:
     to_encode: dict[int, list[Part]]  # what has to be encoded before each chunk is sent
     parts: dict[int, list[Part]]  # what each chunk makes ready to be decoded
     preludes: tuple[Prelude, ...]
-    inbox: ragged.Inbox | None  # where payloads are gathered
+    inbox: ragged.Inbox | on_device.Mailbox | None  # where payloads are gathered
+    staging: Staging | None  # where the payload is exchanged from host memory of its own
+    gather: StagedGather | None  # likewise, where payloads are gathered
 
     def encode(self, key: Key) -> dict[int, int] | None:
         """Finish the payload, but for the parts that are encoded while earlier ones are on their way."""
@@ -73,9 +85,16 @@ class Round:
         """
         if self.inbox is None:
             reduction = _CodecReduction(self.codec, key, self.to_encode, self.parts, due, ready)
-            return self.collective.run(exchange, self.layout, reduction)
+            return self.collective.run(exchange, self.layout, _around(self.staging, reduction, exchange.deadline))
         own = self.work.regions["payload"][: self.work.used]
-        bad, self.work.gathered = ragged.run(exchange, own, self.inbox)
+        if isinstance(self.inbox, on_device.Mailbox):
+            bad, self.work.gathered = self.inbox.run(exchange, own)
+            return bad
+        if self.gather is None:
+            bad, self.work.gathered = ragged.run(exchange, own, self.inbox)
+            return bad
+        bad, gathered = ragged.run(exchange, self.gather.fetch(own, exchange.deadline), self.inbox)
+        self.work.gathered = self.gather.put(own, gathered)
         return bad
 
     def before(self, key: Key) -> Reduction:
@@ -91,6 +110,10 @@ class Round:
         for part in parts:
             if self.work.grads[part.position] is not None:
                 self.codec.decode_part(self.work, part.position, part.start, part.stop, key, gain)
+
+
+def _around(staging: Staging | None, reduction: Reduction, deadline: Deadline) -> Reduction:
+    return staging.around(reduction, deadline) if staging else reduction
 
 
 @dataclass(frozen=True)
@@ -131,21 +154,26 @@ class Station:
         rank: int,
         world: int,
         collective: Choose,
+        device: Host = _CPU,
+        staged: bool = False,
+        link: Link | None = None,
     ) -> None:
         codec.check_world(world)
-        self.bucket, self._codec = bucket, codec
+        self.bucket, self._codec, self.device = bucket, codec, device
+        self._staged = staged and world > 1  # whether payloads are exchanged from copies in host memory
+        self._link = link if world > 1 else None  # or from where they are
         self._rank, self._world, self._choose = rank, world, collective
         self.grads: list[Tensor | None] = [None] * len(bucket.tensors)  # flat
         self._originals: list[Tensor | None] = []
         self._claimed: list[bool] = []
         #: What is kept from step to step, for every element and for the bucket as a whole.
-        self.state = {name: torch.zeros(bucket.padded, dtype=d) for name, d in codec.state(bucket).items()}
-        self.tables = _allocate(codec.tables(bucket))
+        self.state = self._allocate({n: (d, bucket.padded) for n, d in codec.state(bucket).items()}, _folded(codec))
+        self.tables = self._allocate(codec.tables(bucket))
         self._momenta: dict[int, list[Tensor]] = {}
-        payload = _allocate_for(codec.variants(), bucket)
+        payload = self._payload_for(codec.variants())
         # A bucket has one round at a time, so the kinds of rounds share what is not kept between them.
-        self._scratch = _scratch_for(codec.variants(), bucket)
-        self._inbox = self._inbox_for(codec.variants())
+        self._scratch = device.zeros(_scratch_nbytes(codec.variants(), bucket), torch.uint8)
+        self._inbox, self._gather = self._inbox_for(codec.variants())
         labels = _labels(codec.variants())
         self._rounds = {c: self._make_round(c, labels[c], payload, self.state) for c in codec.variants()}
         self._plain: Round | None = None
@@ -153,43 +181,97 @@ class Station:
         self._is_plain = False
         #: The last step whose result is ready.
         self.finished = -1
+        #: How far that is on a device, for whoever goes on with it.
+        self.decoded: Mark = None
+        self._offered: dict[int, Mark] = {}  # how far the streams are that gradients were offered on
         #: What the results of this step are multiplied by, see Codec.decode; None if not yet known.
         self.gain: float | None = 1.0
         self._reset()
 
-    def _make_round(self, codec: Codec, label: str, payload: Tensor, state: dict[str, Tensor]) -> Round:
+    # ---- memory ----
+
+    def _allocate(self, regions: Regions, on_host: Collection[str] = ()) -> dict[str, Tensor]:
+        """Return arrays on the device, but for some that payloads are merged with where they are exchanged."""
+        staged = on_host if self._staged else ()
+        return {
+            name: torch.zeros(count, dtype=dtype) if name in staged else self.device.zeros(count, dtype)
+            for name, (dtype, count) in regions.items()
+        }
+
+    def _payload_for(self, codecs: Sequence[Codec]) -> _Payload:
+        """Return memory for the largest payload; the rounds of a method share it."""
+        nbytes = max(_nbytes(codec.regions(self.bucket)) for codec in codecs)
+        reduced = [_nbytes(c.regions(self.bucket)) for c in codecs if c.algebra is not Algebra.GATHER]
+        host = self.device.host_zeros(max(reduced, default=0), torch.uint8) if self._staged else None
+        return _Payload(self.device.zeros(nbytes, torch.uint8), host)
+
+    def _make_round(self, codec: Codec, label: str, payload: _Payload, state: dict[str, Tensor]) -> Round:
         world = self._world
-        regions = _carve(payload, codec.regions(self.bucket))
+        regions = _carve(payload.memory, codec.regions(self.bucket))
         arrays = codec.local(self.bucket)
-        local = _carve(self._scratch, arrays) if codec.local_is_scratch else _allocate(arrays)
-        shared = [_allocate(arrays) for arrays in codec.preludes(self.bucket)]
+        local = _carve(self._scratch, arrays) if codec.local_is_scratch else self._allocate(arrays, codec.folded)
+        shared = [self._allocate(arrays) for arrays in codec.preludes(self.bucket)]
         every = {name: array for arrays in shared for name, array in arrays.items()}
         own = {name: kept for name, kept in state.items() if name in self._codec.sees(codec, self.bucket)}
         work = Work(self.bucket, world, self.grads, own, self.tables, regions, every, local)
         work.momenta = self._momenta
         codec.prepare(work)
-        layout = Layout.of(regions, world, codec.records())
         nbytes = sum(tensor.nbytes for tensor in regions.values())
-        preludes = tuple(_prelude(arrays, world) for arrays in shared)
+        preludes = tuple(self._prelude(arrays) for arrays in shared)
         collective = self._choose(codec, nbytes, world, {region.dtype for region in regions.values()})
+        if self._link and codec.algebra is not Algebra.GATHER:
+            collective = on_device.of(collective)
         if codec.algebra is Algebra.GATHER:
             assert self._inbox is not None
-            return Round(codec, label, work, layout, collective, {}, {}, preludes, self._inbox.of(nbytes))
-        to_encode = encoded_by_chunk(codec, work, collective.needed(self._rank, world))
+            layout, inbox = Layout.of(regions, world, codec.records()), self._inbox.of(nbytes)
+            return Round(codec, label, work, layout, collective, {}, {}, preludes, inbox, None, self._gather)
+        order = collective.needed(self._rank, world)
+        staging = self._staging(regions, payload.host, order, codec.records())
+        layout = Layout.of(staging.host if staging else regions, world, codec.records())
+        to_encode = encoded_by_chunk(codec, work, order)
         parts = decoded_by_chunk(codec, work, collective.order(self._rank, world))
-        return Round(codec, label, work, layout, collective, to_encode, parts, preludes, None)
+        return Round(codec, label, work, layout, collective, to_encode, parts, preludes, None, staging, None)
 
-    def _inbox_for(self, variants: Sequence[Codec]) -> ragged.Inbox | None:
+    def _staging(
+        self, arrays: dict[str, Tensor], host: Tensor | None, order: list[int], records: dict[str, int]
+    ) -> Staging | None:
+        """Return the copy of some arrays in host memory, if they are exchanged from there."""
+        if host is None:
+            return None
+        regions = {name: (array.dtype, array.numel()) for name, array in arrays.items()}
+        return Staging(self.device, arrays, _carve(host, regions), order, records)
+
+    def _prelude(self, arrays: dict[str, Tensor]) -> Prelude:
+        # Larger elements first, so that every array is aligned within a frame.
+        arrays = dict(sorted(arrays.items(), key=lambda named: -named[1].element_size()))
+        collective = for_prelude(sum(array.nbytes for array in arrays.values()), self._world)
+        chunks = 1 if collective is everywhere else self._world
+        nbytes = _nbytes({name: (array.dtype, array.numel()) for name, array in arrays.items()})
+        host = self.device.host_zeros(nbytes, torch.uint8) if self._staged else None
+        staging = self._staging(arrays, host, collective.needed(self._rank, self._world), {})
+        collective = on_device.of(collective) if self._link else collective
+        return Prelude(Layout.of(staging.host if staging else arrays, chunks), collective, staging)
+
+    def _inbox_for(
+        self, variants: Sequence[Codec]
+    ) -> tuple[ragged.Inbox | on_device.Mailbox | None, StagedGather | None]:
         """Return memory for the largest payloads that are gathered."""
         regions = [codec.regions(self.bucket) for codec in variants if codec.algebra is Algebra.GATHER]
         sizes = [sum(dtype.itemsize * count for dtype, count in arrays.values()) for arrays in regions]
-        return ragged.Inbox(self._rank, self._world, max(sizes)) if sizes else None
+        if not sizes:
+            return None, None
+        if self._link:
+            return on_device.Mailbox(self._link, max(sizes)), None
+        inbox = ragged.Inbox(self._rank, self._world, max(sizes))
+        staged = StagedGather(self.device, self._rank, self._world, max(sizes)) if self._staged else None
+        return inbox, staged
 
     def _reset(self) -> None:
         number = len(self.grads)
         self.grads[:] = [None] * number
         self._originals = [None] * number
         self._started = self._count = 0
+        self._counts: list[tuple[int, Tensor]] = []  # of values that are not finite, not read yet
         #: Seconds that parts of the result took to decode so far.
         self.decoding = 0.0
         #: Whether the exchange has begun.
@@ -218,7 +300,8 @@ class Station:
     def _plain_round(self) -> Round:
         if self._plain is None:
             codec = Uncompressed()
-            self._plain = self._make_round(codec, codec.name, _allocate_for((codec,), self.bucket), {})
+            self._plain = self._make_round(codec, codec.name, self._payload_for((codec,)), {})
+            self.device.rest()
         return self._plain
 
     def set_turn(self, number: int | None, plain: bool) -> None:
@@ -261,11 +344,22 @@ class Station:
         self._started += 1
         return True
 
-    def offer(self, position: int, grad: Tensor, key: Key, zero_nonfinite: bool) -> int:
-        """Hand one gradient to the codec; return how many of its values are not finite."""
+    def offer(self, position: int, grad: Tensor, key: Key, zero_nonfinite: bool) -> int | Tensor:
+        """Hand one gradient to the codec; return how many of its values are not finite.
+
+        That is a tensor on a device whose streams nobody has to wait for yet.
+        """
+        self.device.after(self.decoded)
         flat = grad.contiguous().view(-1)  # reshape() may give a view with gaps
         round_ = self.round(key.step)
         self.grads[position], self._originals[position] = flat, grad
+        self.device.keep((flat, grad))
+        count = self._hand(round_, position, key, zero_nonfinite)
+        self.device.note(self._offered)
+        return count
+
+    def _hand(self, round_: Round, position: int, key: Key, zero_nonfinite: bool) -> int | Tensor:
+        flat = round_.work.grad(position)
         if zero_nonfinite and round_.codec.counts_late and kernels.count_nonfinite(flat):
             flat.nan_to_num_(nan=0.0, posinf=0.0, neginf=0.0)
         count = round_.codec.offer(round_.work, position, key)
@@ -277,10 +371,29 @@ class Station:
             count = round_.codec.offer(round_.work, position, key)
         return count
 
-    def count_in(self, position: int, nonfinite: int = 0) -> None:
+    def count_in(self, position: int, nonfinite: int | Tensor = 0) -> None:
         """Finish an offer."""
         self._count += 1
-        self.add_bad({position: nonfinite} if nonfinite else None)
+        if isinstance(nonfinite, Tensor):
+            self._counts.append((position, nonfinite))
+        else:
+            self.add_bad({position: nonfinite} if nonfinite else None)
+
+    def take_over(self, deadline: Deadline) -> None:
+        """Let this thread go on with a full bucket: after its offers, and with their counts as numbers.
+
+        Raises:
+            ExchangeError: the device did not come to its counts before the deadline.
+        """
+        self.device.after(*self._offered.values())
+        if not self._counts:
+            return
+        positions, counts = zip(*self._counts)
+        self.device.keep(counts)
+        found = self.device.host_zeros(len(counts), torch.int64)
+        self.device.copy(found, torch.cat([count.view(1) for count in counts]))  # one copy for all
+        self.device.wait(self.device.mark(), deadline)
+        self.add_bad({position: number for position, number in zip(positions, found.tolist()) if number})
 
     def add_bad(self, counts: dict[int, int] | None) -> None:
         """Note values of this rank that are not finite, by position."""
@@ -295,7 +408,8 @@ class Station:
                 grad.copy_(flat.view(grad.shape))
 
     def finish(self, step: int) -> None:
-        """Mark the results of a step as ready."""
+        """Mark the results of a step as ready, but for what is queued on the device."""
+        self.decoded = self.device.mark()
         self.finished = step
         self._started = self._count = 0
         self.taken = False
@@ -304,6 +418,7 @@ class Station:
         """Return one result and forget it."""
         grad = self._originals[position]
         assert grad is not None
+        self.device.after(self.decoded)
         self.grads[position] = self._originals[position] = None
         return grad
 
@@ -322,26 +437,22 @@ def nothing(parts: list[Part]) -> None:
     """Take no notice."""
 
 
-def _allocate_for(codecs: Sequence[Codec], bucket: Bucket) -> Tensor:
-    """Return memory for the largest payload; the rounds of a method share it."""
-    return torch.zeros(max(_nbytes(codec.regions(bucket)) for codec in codecs), dtype=torch.uint8)
+@dataclass(frozen=True)
+class _Payload:
+    """Memory for payloads, and that of their copies in host memory, where there are any."""
+
+    memory: Tensor
+    host: Tensor | None
 
 
-def _scratch_for(codecs: Sequence[Codec], bucket: Bucket) -> Tensor:
-    """Return memory for the largest local arrays that hold nothing between rounds."""
-    sizes = [_nbytes(codec.local(bucket)) for codec in codecs if codec.local_is_scratch]
-    return torch.zeros(max(sizes, default=0), dtype=torch.uint8)
+def _folded(codec: Codec) -> set[str]:
+    """Return the state that payloads are merged with."""
+    return {name for variant in codec.variants() for name in variant.folded}
 
 
-def _allocate(regions: Regions) -> dict[str, Tensor]:
-    return {name: torch.zeros(count, dtype=dtype) for name, (dtype, count) in regions.items()}
-
-
-def _prelude(arrays: dict[str, Tensor], world: int) -> Prelude:
-    # Larger elements first, so that every array is aligned within a frame.
-    arrays = dict(sorted(arrays.items(), key=lambda named: -named[1].element_size()))
-    collective = for_prelude(sum(array.nbytes for array in arrays.values()), world)
-    return Prelude(Layout.of(arrays, 1 if collective is everywhere else world), collective)
+def _scratch_nbytes(codecs: Sequence[Codec], bucket: Bucket) -> int:
+    """Return the size of the largest local arrays that hold nothing between rounds."""
+    return max((_nbytes(codec.local(bucket)) for codec in codecs if codec.local_is_scratch), default=0)
 
 
 def _nbytes(regions: Regions) -> int:

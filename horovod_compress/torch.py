@@ -127,6 +127,7 @@ class Compression:
         self._settled = -1  # the step whose sparse gradients were looked for
         self._in_updates = False
         self._tuner: Tuner | None = None
+        self._follows, self._scale = False, 0.0  # a gradient scaler, and its scale in the last step; 0 for not known
         if not process_set.included():
             self._parameters: list[nn.Parameter] = []
             return
@@ -242,6 +243,37 @@ class Compression:
         self._optimizer = optimizer
         return optimizer
 
+    def follow(self, scaler: Any) -> Any:
+        """Let what waits here follow the scale of a gradient scaler; return the scaler.
+
+            scaler = compression.follow(torch.amp.GradScaler())
+
+        Gradients come here multiplied by the scale, and so residuals are kept. When the scale changes, they are
+        multiplied by what it changed by, or what was not sent before would count as too much or too little.
+
+        Raises:
+            ConfigError: updates are exchanged, which are not scaled; or this follows a scaler already.
+        """
+        if self._in_updates or self._follows:
+            raise ConfigError(
+                "follow() takes the gradient scaler of one optimizer, once; in update mode nothing is scaled, leave it out"
+            )
+        if not self._reducer:
+            return scaler
+        stock, self._follows, self._scale = scaler.update, True, float(scaler.get_scale())
+
+        def update(new_scale: Any = None) -> None:
+            stock(new_scale)
+            self._rescale(float(scaler.get_scale()))
+
+        scaler.update = update
+        return scaler
+
+    def _rescale(self, scale: float) -> None:
+        if scale != self._scale and self._scale > 0:
+            self._running().scale_kept(scale / self._scale)
+        self._scale = scale
+
     # ---- update mode ----
 
     def begin_updates(self) -> Reducer:
@@ -337,7 +369,8 @@ class Compression:
         """Return this rank's step and residuals; each rank saves its own, between two steps."""
         self._check_between_steps()
         tuned = {"tuned": self._tuner.chosen} if self._tuner else {}
-        return checkpoint.save(self._running(), self._methods) | tuned
+        scaled = {"scale": self._scale} if self._follows else {}
+        return checkpoint.save(self._running(), self._methods) | tuned | scaled
 
     def load_state_dict(self, state: Mapping[str, Any], residuals: str = "restore") -> None:
         """Restore a state; see :func:`horovod_compress.checkpoint.load`."""
@@ -348,7 +381,7 @@ class Compression:
             self._tuner.resume(checkpoint.saved_plan(state), same and bool(state.get("tuned")))
             self._take_order()
         checkpoint.load(self._running(), self._methods, state, residuals)
-        self._settled = -1
+        self._settled, self._scale = -1, float(state.get("scale", 0.0))
 
     def _check_between_steps(self) -> None:
         if self._under_way:

@@ -48,7 +48,7 @@ class Exchange:
         self.reducer, self.parameters = reducer, parameters
         self._masking = masking
         self.base = [torch.empty_like(parameter) for parameter in parameters]
-        self._updates = [torch.empty(p.shape, dtype=p.dtype) for p in parameters]
+        self._updates = [torch.empty(p.shape, dtype=p.dtype, device=p.device) for p in parameters]
         self._dense = 0.0
 
     def remember(self) -> None:

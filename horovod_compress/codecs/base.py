@@ -162,6 +162,9 @@ class Codec:
     #: Whether local arrays hold nothing from one round to the next, so that rounds of other kinds may
     #: use the same memory.
     local_is_scratch: ClassVar[bool] = False
+    #: The state and the local arrays that merging and folding work with, if any. They are where payloads are
+    #: exchanged, which may be the host while all else is on a GPU.
+    folded: ClassVar[frozenset[str]] = frozenset()
 
     def law(self) -> Law:
         """Return what the method promises with these options."""
@@ -286,11 +289,11 @@ class Codec:
     def prepare(self, work: Work) -> None:
         """Fill what stays the same in every step; called once per bucket."""
 
-    def offer(self, work: Work, position: int, key: Key) -> int:
+    def offer(self, work: Work, position: int, key: Key) -> int | Tensor:
         """Take in the gradient of one tensor.
 
         Returns:
-            The number of non-finite values.
+            The number of non-finite values; on a GPU it may be one element there, which spares a wait.
         """
         raise NotImplementedError
 

@@ -124,7 +124,7 @@ class Dgc(Sections):
 
 def _cut_down(grad: Tensor, most: float) -> None:
     """Scale a gradient to at most a length; one that is not finite is left to be counted."""
-    square = torch.zeros(1, dtype=torch.float64)
+    square = torch.zeros(1, dtype=torch.float64, device=grad.device)
     if grad.numel() and not kernels.norm_offer(grad, square, grad.numel(), power=2):
         length = math.sqrt(float(square))
         if length > most:

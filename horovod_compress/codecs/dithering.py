@@ -94,14 +94,16 @@ class Dithering(Codec):
 
     # ---- norms ----
 
-    def offer(self, work: Work, position: int, key: Key) -> int:
+    def offer(self, work: Work, position: int, key: Key) -> int | Tensor:
         tensor, own = work.bucket.tensors[position], work.memo["parts"][position]
         if not tensor.count:
             return 0
         row, parts = self._row(tensor), work.local["parts"][own]
-        nonfinite = int(kernels.norm_offer(work.grad(position), parts, row, power=self._power()))
+        nonfinite = kernels.norm_offer(work.grad(position), parts, row, power=self._power())
+        if not self._power():
+            return nonfinite
         # Powers that float64 cannot hold would make every element of the block NaN, and nobody would count it.
-        return nonfinite or int(bool(self._power()) and not bool(parts.isfinite().all()))
+        return int(nonfinite) or int(not bool(parts.isfinite().all()))
 
     def begin(self, number: int, work: Work, key: Key) -> None:
         parts, norms = work.local["parts"], work.shared["norms"]
@@ -143,8 +145,11 @@ class Dithering(Codec):
     def _make_scales(self, work: Work) -> None:
         """Take the root by square roots: NumPy's are right to the last bit on every machine, torch's are not."""
         norms = work.shared["norms"]
-        for _ in range(self._power().bit_length() - 1):
-            np.sqrt(norms.numpy(), out=norms.numpy())
+        if self._power() > 1:
+            roots = norms.cpu()  # the same memory, if it is on the CPU
+            for _ in range(self._power().bit_length() - 1):
+                np.sqrt(roots.numpy(), out=roots.numpy())
+            norms.copy_(roots)
         scales = work.local["scales"].copy_(norms)
         if self._power() and scales.dtype is torch.float32:
             scales.clamp_(max=torch.finfo(torch.float32).max)  # no element is larger

@@ -46,7 +46,7 @@ class EfSignSgd(GatheredSigns):
     def local(self, bucket: Bucket) -> Regions:
         return {name: (torch.float64, self._groups(bucket)) for name in ("sums", "sizes")}
 
-    def offer(self, work: Work, position: int, key: Key) -> int:
+    def offer(self, work: Work, position: int, key: Key) -> int | Tensor:
         return kernels.sign_offer(
             work.grad(position),
             work.residual_of(position),

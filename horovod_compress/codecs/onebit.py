@@ -48,7 +48,7 @@ class OneBit(GatheredSigns):
         floats = {name: (torch.float64, self._groups(bucket)) for name in ("highs", "lows", "sizes")}
         return floats | {"ones": (torch.int64, self._groups(bucket))}
 
-    def offer(self, work: Work, position: int, key: Key) -> int:
+    def offer(self, work: Work, position: int, key: Key) -> int | Tensor:
         own = work.memo["groups"][position]
         return kernels.points_offer(
             work.grad(position),

@@ -52,6 +52,7 @@ class Recording(Codec):
     name: ClassVar[str] = "onebit_adam"
     algebra: ClassVar[Algebra] = Algebra.FOLD
     summary: ClassVar[str] = "1 bit both ways: signs with scales of blocks, errors kept on both sides"
+    folded: ClassVar[frozenset[str]] = frozenset({"server", "left"})
 
     def feedback(self) -> Feedback:
         return "own"
@@ -103,12 +104,12 @@ class Recording(Codec):
 
     # ---- one round ----
 
-    def offer(self, work: Work, position: int, key: Key) -> int:
+    def offer(self, work: Work, position: int, key: Key) -> int | Tensor:
         self._settle(work, position, key.rank)
         own = work.memo["records"][position]
         records = work.regions["records"][own.start * self._record : own.stop * self._record]
         given = (work.grad(position), work.residual_of(position), records, self.block)
-        return int(kernels.record_offer(*given, rule=self.scale))
+        return kernels.record_offer(*given, rule=self.scale)
 
     def _settle(self, work: Work, position: int, rank: int) -> None:
         """Move what this rank kept as the owner of elements that it does not own into its residual.
@@ -124,7 +125,7 @@ class Recording(Codec):
         owned = self._owned(work, position, rank)
         for part in (slice(0, owned.start), slice(owned.stop, kept.numel())):
             if bool(kept[part].any()):
-                residual[part].add_(kept[part], alpha=work.world)
+                residual[part].add_(kept[part].to(residual.device), alpha=work.world)
                 kept[part].zero_()
 
     def encode(self, work: Work, key: Key) -> None:

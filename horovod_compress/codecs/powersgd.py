@@ -131,15 +131,15 @@ class PowerSgd(Codec):
 
     # ---- one round ----
 
-    def offer(self, work: Work, position: int, key: Key) -> int:
+    def offer(self, work: Work, position: int, key: Key) -> int | Tensor:
         share: Share = work.memo["shares"][position]
         grad, residual = work.grad(position), work.residual_of(position)
         if not share.rank:
-            return int(kernels.dense_offer(grad, None, work.regions["values"][share.values]))
+            return kernels.dense_offer(grad, None, work.regions["values"][share.values])
         start = work.local["start"][share.right]
         drawn = key.at(rank=0, purpose=FACTOR)
         kernels.lowrank_start(work.tables["factor"][share.right], start, share.rank, drawn, offset=share.right.start)
-        return int(kernels.lowrank_left(grad, residual, share.rows, start, work.shared["left"][share.left]))
+        return kernels.lowrank_left(grad, residual, share.rows, start, work.shared["left"][share.left])
 
     def begin(self, number: int, work: Work, key: Key) -> None:
         for share, grad in zip(work.memo["shares"], work.grads):

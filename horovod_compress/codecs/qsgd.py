@@ -92,11 +92,11 @@ class Packed(_Form):
     def regions(self, bucket: Bucket) -> Regions:
         return {"records": (torch.uint8, self._record() * sum(self._blocks(tensor) for tensor in bucket.tensors))}
 
-    def offer(self, work: Work, position: int, key: Key) -> int:
+    def offer(self, work: Work, position: int, key: Key) -> int | Tensor:
         """Write the records of a tensor at once: nothing of other ranks has to be known."""
         own = self._places(work, position, 0, work.bucket.tensors[position].count)
         records, rule = work.regions["records"][own], self._offer_rule(work, position)
-        return int(kernels.qsgd_encode(work.grad(position), records, key.at(purpose=DITHER), **rule))
+        return kernels.qsgd_encode(work.grad(position), records, key.at(purpose=DITHER), **rule)
 
     def fold(self, region: str, start: int, into: Tensor, others: Sequence[Tensor], key: Key) -> None:
         ranks = [*others[: key.rank], into, *others[key.rank :]]
@@ -172,13 +172,13 @@ class Elias(_Form):
         return bad
 
     def encode(self, work: Work, key: Key) -> None:
-        payload = work.regions["payload"].numpy()
+        payload = work.regions["payload"]
         at = table = LENGTH_BYTES * len(work.bucket.tensors)
-        lengths = work.regions["payload"][:table].view(torch.int32)
+        lengths = payload[:table].view(torch.int32)
         lengths.zero_()  # sparse gradients, which Horovod reduces itself, have no section
         for position in work.present():
             used, start = work.memo["used"][position], table + work.memo["rooms"][position].start
-            payload[at : at + used] = payload[start : start + used]  # NumPy moves what overlaps
+            _move(payload, start, at, used)
             lengths[position] = used
             at += used
         work.used = at
@@ -188,7 +188,7 @@ class Elias(_Form):
         scale = gain / (work.world * self.levels)
         for position in work.present():
             parts = [of_rank[position] for of_rank in sections]
-            wrong = kernels.elias_decode(parts, work.grad(position), **self._rule(), scale=scale)
+            wrong = int(kernels.elias_decode(parts, work.grad(position), **self._rule(), scale=scale))
             if wrong:
                 name = work.bucket.tensors[position].name
                 raise CorruptFrameError(
@@ -202,6 +202,15 @@ class Elias(_Form):
             for block in one.split(self.block):
                 total += self.variance(block.numel(), self._norm_of(block), float(block.abs().sum()))
         return total / len(x) ** 2
+
+
+def _move(payload: Tensor, start: int, at: int, nbytes: int) -> None:
+    """Move bytes of a payload to where they may overlap."""
+    if payload.is_cpu:
+        memory = payload.numpy()
+        memory[at : at + nbytes] = memory[start : start + nbytes]  # NumPy moves what overlaps
+    elif at != start:
+        payload[at : at + nbytes] = payload[start : start + nbytes].clone()
 
 
 @register

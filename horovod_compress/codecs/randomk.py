@@ -125,7 +125,7 @@ class RandomK(Codec):
         if "zeros" not in work.memo:  # few jobs have momenta here
             longest = max(tensor.count for tensor in work.bucket.tensors)
             values = work.regions["values"]
-            work.memo["zeros"] = (torch.zeros_like(values), torch.zeros(longest, dtype=values.dtype))
+            work.memo["zeros"] = (torch.zeros_like(values), values.new_zeros(longest))
         own, (values, nothing) = work.memo["places"][position], work.memo["zeros"]
         for momentum in momenta:
             if momentum.dtype is nothing.dtype:  # as if it were a residual: 0 at the places, unchanged elsewhere
@@ -136,7 +136,7 @@ class RandomK(Codec):
 
     def _spread(self, work: Work, position: int, values: Tensor, key: Key) -> Tensor:
         """Return values at the places of this round, 0 elsewhere."""
-        whole = torch.zeros(work.bucket.tensors[position].count, dtype=values.dtype)
+        whole = values.new_zeros(work.bucket.tensors[position].count)
         kernels.sample_decode(values, whole, None, _shared(key), 1.0, first=work.memo["places"][position].start)
         return whole
 

@@ -167,7 +167,8 @@ class Sections(Codec):
     def decode(self, work: Work, key: Key, gain: float) -> None:
         sections = [cut(payload, len(work.bucket.tensors)) for payload in work.gathered]
         for position in work.present():
-            wrong = self.read(work, position, [of_rank[position] for of_rank in sections], key.rank, gain / work.world)
+            mine = [of_rank[position] for of_rank in sections]
+            wrong = int(self.read(work, position, mine, key.rank, gain / work.world))
             if wrong:
                 name = work.bucket.tensors[position].name
                 raise CorruptFrameError(
@@ -179,7 +180,7 @@ class Sections(Codec):
             if momenta := work.momenta.get(position):
                 self._clear(work, position, momenta)
 
-    def read(self, work: Work, position: int, sections: list[Tensor], rank: int, scale: float) -> int:
+    def read(self, work: Work, position: int, sections: list[Tensor], rank: int, scale: float) -> int | Tensor:
         """Decode the sections of all ranks for one tensor; return how many ranges are malformed.
 
         Args:

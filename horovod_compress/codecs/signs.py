@@ -122,7 +122,7 @@ class Signs(Codec):
 
     # ---- one round ----
 
-    def offer(self, work: Work, position: int, key: Key) -> int:
+    def offer(self, work: Work, position: int, key: Key) -> int | Tensor:
         tensor, span = work.bucket.tensors[position], work.span(position)
         steps = work.memo["steps"][position]
         return kernels.sign_offer(

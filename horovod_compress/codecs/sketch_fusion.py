@@ -111,7 +111,7 @@ class _Sketching(Codec):
 def _places(work: Work, positions: Tensor) -> list[Places]:
     """Share sorted positions of a bucket out among its tensors: which of them, and where in the tensor."""
     present = work.present()
-    starts = torch.tensor([work.bucket.offsets[p] for p in present] + [work.bucket.padded])
+    starts = torch.tensor([work.bucket.offsets[p] for p in present] + [work.bucket.padded], device=positions.device)
     bounds = torch.searchsorted(positions, starts).tolist()
     found = []
     for position, first, last in zip(present, bounds, bounds[1:]):
@@ -251,7 +251,7 @@ class InSketch(_Sketching):
 
     def _put_back(self, work: Work, position: int, inside: Tensor, rest: Tensor, key: Key) -> None:
         """Return to the table what a clamp took from values that were read from it."""
-        whole = torch.zeros(work.bucket.tensors[position].count, dtype=rest.dtype)
+        whole = torch.zeros(work.bucket.tensors[position].count, dtype=rest.dtype, device=rest.device)
         whole[inside] = rest
         kernels.sketch_encode(whole, None, work.tables["error"], self.rows, key, offset=work.bucket.offsets[position])
 

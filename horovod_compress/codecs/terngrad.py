@@ -110,13 +110,13 @@ class TernGrad(Dithering):
         for position, tensor in enumerate(work.bucket.tensors):
             work.local["sizes"][position] = max(1, tensor.count)
 
-    def offer(self, work: Work, position: int, key: Key) -> int:
+    def offer(self, work: Work, position: int, key: Key) -> int | Tensor:
         tensor = work.bucket.tensors[position]
         if not self.clip or not tensor.count:
             return super().offer(work, position, key)
         own = slice(position, position + 1)
         moments = (work.local["parts"][own], work.local["squares"][own])
-        return int(kernels.moments_offer(work.grad(position), *moments, tensor.count))
+        return kernels.moments_offer(work.grad(position), *moments, tensor.count)
 
     def begin(self, number: int, work: Work, key: Key) -> None:
         if self.clip:
@@ -126,8 +126,9 @@ class TernGrad(Dithering):
     def _limit(self, work: Work) -> None:
         """Find where the own gradients are cut off; what is cut off does not widen the scale."""
         squares, sizes, bounds = (work.local[name] for name in ("squares", "sizes", "bounds"))
-        sigma = np.sqrt(squares.numpy() / sizes.numpy())
-        bounds.copy_(torch.from_numpy(np.where(squares.numpy() < _SMALL, np.inf, self.clip * sigma)))
+        sums = squares.cpu().numpy()
+        sigma = np.sqrt(sums / sizes.cpu().numpy())
+        bounds.copy_(torch.from_numpy(np.where(sums < _SMALL, np.inf, self.clip * sigma)))
         torch.minimum(work.local["parts"], bounds, out=work.local["parts"])
 
     # ---- codes ----

@@ -33,6 +33,7 @@ def run(exchange: Exchange, layout: Layout, reduction: Reduction) -> Bad:
     into = dict(zip(peers, exchange.pool.take("everywhere in", len(peers), segment.nbytes)))
     out = exchange.pool.take("everywhere out", 1, segment.nbytes)[0]
     receives = {peer: transport.receive(into[peer].frame(segment.nbytes), peer) for peer in peers}
+    reduction.prepare(0)
     frame = out.pack(exchange.address(transport.rank, REDUCE, 0, 0, 0), exchange.bad, segment.data)
     sends = [transport.send(frame, peer) for peer in peers]
     exchange.bytes_sent += frame.numel() * len(peers)

@@ -66,7 +66,7 @@ def _plan(
 ) -> Plan:
     if isinstance(schedule, Plan):
         schedule.check_covers(tensors)
-        return schedule
+        return schedule.placed(tensors)
     name, _, argument = str(schedule).partition(":")
     if name in ADAPTIVE:
         ADAPTIVE[name].check(argument)

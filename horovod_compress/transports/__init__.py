@@ -1,1 +1,1 @@
-"""What moves bytes: ``gloo`` between processes, ``local`` between threads of one process."""
+"""What moves bytes: ``gloo`` between processes, ``nccl`` between GPUs, ``local`` between threads of one process."""

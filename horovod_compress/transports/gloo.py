@@ -28,6 +28,8 @@ from ..errors import ConfigError, ExchangeError, PeerError
 
 _TAG = 0x48564346  # one ordered stream per pair of ranks
 _NEVER_TAG = _TAG + 1
+_WATCH_TAG = _TAG + 2
+_EVER = timedelta(days=365)
 _NOTE_SECONDS = 0.5
 _POLL_SECONDS = 0.05
 
@@ -135,8 +137,24 @@ class GlooTransport:
     def receive(self, data: Tensor, frm: int) -> _Transfer:
         return self._start("recv", data, frm)
 
-    def _start(self, what: str, data: Tensor, peer: int) -> _Transfer:
-        return self._begin(lambda group: getattr(group, what)([data], peer, _TAG), peer)
+    def watch(self, peer: int) -> threading.Event:
+        """Return what is set when the connection to a peer breaks, whichever end breaks it."""
+        lost = threading.Event()
+        transfer = self._start("recv", torch.zeros(1, dtype=torch.uint8), peer, _WATCH_TAG)
+
+        def look() -> None:
+            work = transfer.work
+            with contextlib.suppress(RuntimeError):
+                if work is not None:
+                    work.wait(_EVER)  # nobody ever sends this
+            transfer.work = None
+            lost.set()
+
+        threading.Thread(target=look, name="hvc-watch", daemon=True).start()
+        return lost
+
+    def _start(self, what: str, data: Tensor, peer: int, tag: int = _TAG) -> _Transfer:
+        return self._begin(lambda group: getattr(group, what)([data], peer, tag), peer)
 
     def _begin(self, call: Callable[[Any], Any], peer: int) -> _Transfer:
         group = self._group

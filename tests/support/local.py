@@ -13,6 +13,7 @@ from torch import Tensor
 
 from horovod_compress.codecs.base import Codec
 from horovod_compress.collectives.choose import chooser
+from horovod_compress.device import Host
 from horovod_compress.methods import Methods, parse
 from horovod_compress.plan import Plan, TensorSpec
 from horovod_compress.reducer import Reducer
@@ -65,6 +66,8 @@ class Fleet:
     Args:
         tensors: in plan order.
         method: a codec, the name of one, or several.
+        wrap: makes a rank's transport of the local one.
+        devices: returns what makes the devices of a rank with a transport, None for the usual ones.
         options: the codec's own and the common ones.
     """
 
@@ -75,6 +78,7 @@ class Fleet:
         method: str | Codec | Methods = "marsit",
         *,
         wrap: Callable[[Transport], Transport] = lambda transport: transport,
+        devices: Callable[[Transport], Callable[[str], Host] | None] = lambda transport: None,
         **options: Any,
     ) -> None:
         self.world, self.tensors = world, list(tensors)
@@ -86,11 +90,12 @@ class Fleet:
             Reducer(
                 self.plan,
                 self.methods.codecs,
-                wrap(transport),
+                transport,
                 chooser(self.options.exchange),
                 self.options,
+                devices(transport),
             )
-            for transport in Hub(world).transports()
+            for transport in map(wrap, Hub(world).transports())
         ]
         self._index = {name: index for index, name in enumerate(self.plan.names())}
 

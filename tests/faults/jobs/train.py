@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import sys
@@ -15,6 +16,7 @@ import torch
 from torch import nn
 
 import horovod_compress.torch as hvc
+from tests.support.apart import everything_apart
 from tests.support.rank import arguments, mark, report
 from tests.support.training import digest
 
@@ -34,6 +36,7 @@ DEFAULTS: dict[str, Any] = {
     "timeout": 4.0,
     "sleep": 8.0,
     "close": True,
+    "staged": False,  # payloads are exchanged from copies, as those of a GPU are
     "leave": False,  # at once, without the exit handlers, when all is said
     "catch": True,  # False: let errors end the program
 }
@@ -146,6 +149,11 @@ def train(case: dict[str, Any], step: Callable[[], None], done: list[int]) -> No
 
 def main() -> None:
     case = DEFAULTS | arguments()
+    with everything_apart() if case["staged"] else contextlib.nullcontext():
+        run(case)
+
+
+def run(case: dict[str, Any]) -> None:
     hvd.init()
     model, compression, train_step = build(case)
     weights = [digest(model.parameters())]

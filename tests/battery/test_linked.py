@@ -1,0 +1,104 @@
+"""The collectives over GPU memory give the bits of those between hosts; a stand-in for NCCL moves the bytes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from horovod_compress import arrivals
+from horovod_compress.codecs.base import Algebra
+from horovod_compress.device import Host
+from horovod_compress.transports.base import Transport
+from horovod_compress.transports.nccl import Link, NcclTransport
+from tests.battery.cases import each_case
+from tests.battery.kept import Kept, kept, same
+from tests.support import nccl
+from tests.support.local import Fleet, random_grads, spec
+from tests.support.samples import Sample
+
+TENSORS = [spec("a", 70, 336), spec("b", 5), spec("empty", 0), spec("c", 9001), spec("d", 40, 64), spec("e")]
+MIXED = [spec("x", 30, 70), spec("y", 129, dtype=torch.float16), spec("z", 77, dtype=torch.float64), spec("empty", 0)]
+STEPS = 3
+
+
+def linked(world: int) -> dict[str, Any]:
+    """Return what lets a fleet exchange payloads through the stand-in."""
+    shared = nccl.World(world)
+
+    def wrap(tokens: Transport) -> Transport:
+        library = shared.library()
+        communicator = library.NcclCommunicator(world, (0,) * 128, tokens.rank)
+        return NcclTransport(tokens, Link(library, communicator, Host(), tokens.rank, world))
+
+    return {"wrap": wrap, "devices": lambda transport: lambda name: transport.link.where}
+
+
+def _run(case: Sample, world: int, tensors: list, **options: Any) -> tuple[list[Kept], Kept, Fleet]:
+    with case.fleet(world, tensors, **options) as fleet:
+        results = [fleet.step(random_grads(world, tensors, seed=number)) for number in range(STEPS)]
+        for reducer in fleet.reducers:
+            assert reducer.wait_idle(5.0)
+        return results, kept(fleet), fleet
+
+
+def _check(case: Sample, world: int, tensors: list, **options: Any) -> None:
+    results, left, fleet = _run(case, world, tensors, **options)
+    linked_results, left_there, linked_fleet = _run(case, world, tensors, **options, **linked(world))
+    assert all(same(a, b) for a, b in zip(results, linked_results, strict=True)) and same(left, left_there)
+    for one, other in zip(fleet.reducers, linked_fleet.reducers):
+        for mine, theirs in zip(one.stations, other.stations):
+            _same_payloads(case, mine, theirs)
+        groups = other.transport.link._library.groups
+        assert groups > 0 if world > 1 else groups == 0
+
+
+def _same_payloads(case: Sample, mine: Any, theirs: Any) -> None:
+    """Compare the consensus bytes of the last step, which methods of sums multiply by something afterwards."""
+    a, b = mine.round(STEPS - 1).work, theirs.round(STEPS - 1).work
+    if case.codec().at(STEPS - 1).algebra is Algebra.GATHER:
+        assert all(torch.equal(x, y) for x, y in zip(a.gathered, b.gathered, strict=True))
+    else:
+        for name, region in a.regions.items():
+            assert torch.equal(region.view(torch.uint8), b.regions[name].view(torch.uint8)), name
+
+
+@each_case()
+@pytest.mark.parametrize("world", [1, 2, 3, 4])
+def test_payloads_on_a_device_give_the_same_bits(case: Sample, world: int) -> None:
+    for exchange in case.exchanges() if world in case.worlds(world) else []:
+        _check(case, world, TENSORS, exchange=exchange)
+
+
+@each_case()
+def test_several_buckets_and_dtypes(case: Sample) -> None:
+    _check(case, 3, MIXED, schedule="layerwise")
+
+
+@each_case(long=True)
+@pytest.mark.parametrize("world", [2, 3])
+def test_many_segments_parts_and_folded_preludes(case: Sample, world: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(arrivals, "MIN_ELEMENTS", 0)
+    monkeypatch.setattr("horovod_compress.collectives.choose._SMALL_BYTES", 0)
+    monkeypatch.setattr("horovod_compress.collectives.layout.MIN_SEGMENT_BYTES", 512)
+    for exchange in case.exchanges() if world in case.worlds(world) else []:
+        _check(case, world, TENSORS, exchange=exchange)
+
+
+@each_case()
+def test_values_that_are_not_finite(case: Sample) -> None:
+    """Every rank gets NaN, keeps what it has, and goes on."""
+
+    def run(**options: Any) -> tuple[list[Kept], Kept]:
+        with case.fleet(2, MIXED, timeout=10.0, **options) as fleet:
+            results = []
+            for step in range(3):
+                grads = random_grads(2, MIXED, seed=step)
+                if step == 1:
+                    grads[1]["x"].view(-1)[7] = float("inf")
+                results.append(fleet.step(grads))
+            return results, kept(fleet)
+
+    (plain, left), (there, left_there) = run(), run(**linked(2))
+    assert all(same(a, b) for a, b in zip(plain, there, strict=True)) and same(left, left_there)

@@ -1,0 +1,113 @@
+"""No kernel is given memory of the device together with memory of the host, while payloads are staged.
+
+On the CPU that would go unnoticed, and on a GPU it is refused.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from horovod_compress import arrivals, wire
+from tests.battery.cases import each_case
+from tests.support.apart import Apart, everything_apart
+from tests.support.local import random_grads, spec
+from tests.support.samples import Sample
+
+TENSORS = [spec("a", 70, 336), spec("b", 5), spec("c", 9001)]
+DEVICE, HOST = "device", "host"
+
+
+class Sided(Apart):
+    """Knows which memory is whose."""
+
+    spans: list[tuple[int, int, str]] = []
+
+    @classmethod
+    def note_memory(cls, tensor: Tensor, side: str) -> Tensor:
+        cls.spans.append((tensor.data_ptr(), tensor.data_ptr() + tensor.nbytes, side))
+        return tensor
+
+    def zeros(self, count: int, dtype: torch.dtype) -> Tensor:
+        return self.note_memory(super().zeros(count, dtype), DEVICE)
+
+    def host_zeros(self, count: int, dtype: torch.dtype) -> Tensor:
+        return self.note_memory(super().host_zeros(count, dtype), HOST)
+
+
+def side_of(tensor: Tensor) -> str | None:
+    """Return whose memory it is, None for what neither has allocated: gradients, and what codecs make in between."""
+    at = tensor.data_ptr()
+    return next((side for start, end, side in Sided.spans if tensor.nbytes and start <= at < end), None)
+
+
+@contextmanager
+def watched() -> Iterator[list[str]]:
+    """Yield what kernels are given that they should not be."""
+    found: list[str] = []
+    local = threading.local()
+    modules = [m for name, m in sys.modules.items() if name.startswith("horovod_compress.kernels") and m]
+    before = [(m, n, getattr(m, n)) for m in modules for n in ("backend", "checked") if hasattr(m, n)]
+
+    def watching(real: Callable[..., Any]) -> Callable[..., Any]:
+        def checked(name: str, tensor: Tensor, *rest: Any) -> Any:
+            if name in ("data", "src", "dst"):  # of checksums, which are the host's only
+                return real(name, tensor, *rest)
+            sides = local.sides = {**getattr(local, "sides", {}), name: side_of(tensor)}
+            if {DEVICE, HOST} <= set(sides.values()):
+                found.append(f"{sides}")
+            return real(name, tensor, *rest)
+
+        def backend(tensor: Tensor) -> Any:  # the first call of every kernel
+            local.sides = {"": side_of(tensor)}
+            return real(tensor)
+
+        return checked if real.__name__ == "checked" else backend
+
+    buffer = wire.FrameBuffer.__init__
+
+    def framed(self: wire.FrameBuffer, capacity: int) -> None:
+        buffer(self, capacity)
+        Sided.note_memory(self.memory, HOST)
+
+    try:
+        for module, name, real in before:
+            setattr(module, name, watching(real))
+        wire.FrameBuffer.__init__ = framed  # type: ignore[method-assign]
+        yield found
+    finally:
+        wire.FrameBuffer.__init__ = buffer  # type: ignore[method-assign]
+        for module, name, real in before:
+            setattr(module, name, real)
+        Sided.spans.clear()
+
+
+@each_case()
+def test_every_kernel_works_on_one_side(case: Sample, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(arrivals, "MIN_ELEMENTS", 0)
+    for exchange in case.exchanges():
+        with everything_apart(Sided), watched() as found:
+            with case.fleet(2, TENSORS, exchange=exchange) as fleet:
+                for step in range(3):
+                    fleet.step(random_grads(2, TENSORS, seed=step))
+                assert {side for _, _, side in Sided.spans} == {DEVICE, HOST}
+        assert not found, found[:3]
+
+
+def test_the_watch_sees_what_it_must() -> None:
+    """The positive control."""
+    from horovod_compress import kernels
+
+    with watched() as found:
+        where = Sided()
+        kernels.dense_add(where.zeros(8, torch.float32), where.zeros(8, torch.float32))
+        assert not found
+        kernels.dense_add(where.zeros(8, torch.float32), where.host_zeros(8, torch.float32))
+        assert len(found) == 1

@@ -1,0 +1,113 @@
+"""Payloads that are exchanged from copies in host memory give the bits and the messages of those that are not."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+from typing import Any
+
+import pytest
+import torch
+
+from horovod_compress import arrivals
+from horovod_compress.transports.base import Transport
+from tests.battery.cases import each_case
+from tests.battery.kept import Kept, kept, same
+from tests.support.apart import Apart, everything_apart
+from tests.support.local import Fleet, random_grads, spec
+from tests.support.samples import Sample
+
+# A long tensor among small ones; rows that are no multiple of a word; an empty tensor; a scalar; another dtype.
+TENSORS = [spec("a", 70, 336), spec("b", 5), spec("empty", 0), spec("c", 9001), spec("d", 40, 64), spec("e")]
+MIXED = [spec("x", 30, 70), spec("y", 129, dtype=torch.float16), spec("z", 77, dtype=torch.float64), spec("empty", 0)]
+STEPS = 3
+
+
+def _run(case: Sample, world: int, tensors: list, **options: Any) -> tuple[list[Kept], Kept, list[list[str]]]:
+    """Return results, what is kept, and a digest of every message of every rank, in order."""
+    sent: list[list[str]] = [[] for _ in range(world)]
+
+    def wrap(transport: Transport) -> Transport:
+        send = transport.send
+
+        def listening(data: torch.Tensor, to: int) -> object:
+            sent[transport.rank].append(f"{to} {hashlib.sha256(data.numpy()).hexdigest()}")
+            return send(data, to)
+
+        transport.send = listening  # type: ignore[method-assign, assignment]
+        return transport
+
+    with case.fleet(world, tensors, wrap=wrap, **options) as fleet:
+        results = [fleet.step(random_grads(world, tensors, seed=number)) for number in range(STEPS)]
+        for reducer in fleet.reducers:
+            assert reducer.wait_idle(5.0)
+        return results, kept(fleet), sent
+
+
+def _apart(fleet: Fleet) -> list[Apart]:
+    return [where for reducer in fleet.reducers for where in reducer._devices.values() if isinstance(where, Apart)]
+
+
+def _check(case: Sample, world: int, tensors: list, **options: Any) -> None:
+    results, left, sent = _run(case, world, tensors, **options)
+    with everything_apart():
+        staged, left_there, sent_there = _run(case, world, tensors, **options)
+    assert all(same(a, b) for a, b in zip(results, staged, strict=True))
+    assert same(left, left_there) and sent == sent_there
+    assert world == 1 or sum(map(len, sent))
+
+
+@each_case()
+@pytest.mark.parametrize("world", [1, 2, 3, 4])
+def test_staged_payloads_give_the_same_bits(case: Sample, world: int) -> None:
+    for exchange in case.exchanges() if world in case.worlds(world) else []:
+        _check(case, world, TENSORS, exchange=exchange)
+
+
+@each_case()
+def test_staged_payloads_of_several_buckets_and_dtypes(case: Sample) -> None:
+    _check(case, 3, MIXED, schedule="layerwise")
+
+
+@each_case(long=True)
+@pytest.mark.parametrize("world", [2, 3])
+def test_chunks_are_staged_in_time(case: Sample, world: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Encoding and decoding in parts, with preludes that are folded too."""
+    monkeypatch.setattr(arrivals, "MIN_ELEMENTS", 0)
+    monkeypatch.setattr("horovod_compress.collectives.choose._SMALL_BYTES", 0)
+    for exchange in case.exchanges() if world in case.worlds(world) else []:
+        _check(case, world, TENSORS, exchange=exchange)
+
+
+@each_case()
+def test_staged_values_that_are_not_finite(case: Sample) -> None:
+    """Every rank gets NaN, keeps what it has, and goes on."""
+
+    def run() -> tuple[list[Kept], Kept]:
+        with case.fleet(2, MIXED, timeout=10.0) as fleet:
+            results = []
+            for step in range(3):
+                grads = random_grads(2, MIXED, seed=step)
+                if step == 1:
+                    grads[1]["x"].view(-1)[7] = float("inf")
+                results.append(fleet.step(grads))
+            return results, kept(fleet)
+
+    plain, left = run()
+    with everything_apart():
+        staged, left_there = run()
+    assert all(same(a, b) for a, b in zip(plain, staged, strict=True)) and same(left, left_there)
+    assert bool(torch.isnan(staged[1][0]["x"]).all())
+
+
+def test_staging_copies_the_payload_and_no_more() -> None:
+    """The positive control: bits are what is copied, to the host and back."""
+    tensors = [spec("a", 64 * 512)]
+    with everything_apart(), Fleet(2, tensors, "marsit", full_precision_every=0, step_size=1.0) as fleet:
+        fleet.step(random_grads(2, tensors))
+        for where in _apart(fleet):
+            assert where.copied == 2 * 64 * 512 // 8
+        assert len(_apart(fleet)) == 2
+    with contextlib.ExitStack() as nothing, Fleet(2, tensors, "marsit") as fleet:
+        assert nothing and not _apart(fleet)  # gradients of the CPU are exchanged from where they are packed
+        assert all(round_.staging is None for r in fleet.reducers for round_ in r.stations[0]._rounds.values())

@@ -1,0 +1,40 @@
+"""Real jobs with the model on a device: four processes that share it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+pytest.importorskip("horovod.torch")
+pytest.importorskip("sklearn")
+
+from tests.support.jobs import run_ranks
+
+WORLD = 4
+METHODS = ("none", "marsit", "topk", "sketch_fusion")
+needs_gpu = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
+
+
+@pytest.fixture(scope="module", params=["cpu", pytest.param("cuda:0", marks=needs_gpu)])
+def found(request: pytest.FixtureRequest) -> tuple[str, list[dict[str, Any]]]:
+    """Return the reports; on the CPU payloads are staged as if it were another device."""
+    job = run_ranks(WORLD, "device.py", timeout=300, arguments={"device": request.param})
+    for report in job.reports:
+        errors = {name: case["traceback"] for name, case in report.items() if case["error"]}
+        assert not errors, errors
+    return request.param, [{name: case["value"] for name, case in report.items()} for report in job.reports]
+
+
+@pytest.mark.parametrize("task", ["digits", "text"])
+@pytest.mark.parametrize("method", METHODS)
+def test_ranks_that_share_a_device_stay_together(found: tuple[str, list[dict[str, Any]]], task: str, method: str) -> None:
+    device, reports = found
+    first = reports[0][f"{task} {method}"]
+    for report in reports:
+        mine = report[f"{task} {method}"]
+        assert mine["digests"] == first["digests"] and mine["finite"] and mine["staged"]
+        assert mine["stats"]["verified"] == len(set(mine["digests"])) - 1 == 6
+        assert mine["stats"]["nonfinite"] == 0 and mine["stats"]["bytes_sent"] > 0
+        assert set(mine["devices"]) <= {device.partition(":")[0]}

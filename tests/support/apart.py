@@ -1,0 +1,84 @@
+"""A device whose payloads are staged, made of the CPU: the reducer's code for GPUs, without one.
+
+Copies are done when somebody waits for them, and not before: until then there is rubbish where they go. So a
+wait that is missing shows in the results.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+from unittest import mock
+
+import torch
+from torch import Tensor
+
+from horovod_compress import device, station
+from horovod_compress.deadline import Deadline
+from horovod_compress.device import Host
+
+_RUBBISH = 0xA5
+
+
+class Apart(Host):
+    """The CPU as if it were another device."""
+
+    apart = True
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._lock = threading.Lock()
+        self._queued: list[tuple[Tensor, Tensor]] = []
+        self._done = 0
+        #: Bytes that were copied.
+        self.copied = 0
+
+    def mark(self) -> int:
+        with self._lock:
+            return len(self._queued)
+
+    def note(self, marks: dict[int, int]) -> None:
+        marks[threading.get_ident()] = self.mark()
+
+    def after(self, *marks: int | None) -> None:
+        with self._lock:
+            for mark in marks:
+                while mark is not None and self._done < mark:
+                    self._copy_next()
+
+    def wait(self, mark: int, deadline: Deadline) -> None:
+        self.after(mark)
+
+    def copy(self, into: Tensor, frm: Tensor) -> None:
+        into.view(torch.uint8).fill_(_RUBBISH)
+        with self._lock:
+            self._queued.append((into, frm))
+
+    def _copy_next(self) -> None:
+        into, frm = self._queued[self._done]
+        self._queued[self._done] = (into[:0], frm[:0])  # tests of many steps must not keep all of them
+        into.copy_(frm)
+        self.copied += frm.nbytes
+        self._done += 1
+
+
+@contextmanager
+def everything_apart(make: Callable[[], Apart] = Apart) -> Iterator[None]:
+    """Let reducers that are made now stage the payloads of CPU gradients.
+
+    Args:
+        make: makes a reducer's device.
+    """
+    run = station.Prelude.run
+
+    def finished(prelude: station.Prelude, *arguments: Any) -> Any:
+        """Kernels of the same thread follow on its copies; here they would run at once."""
+        bad = run(prelude, *arguments)
+        where = prelude.staging.device if prelude.staging else Host()
+        where.after(where.mark())
+        return bad
+
+    with mock.patch.object(device, "of", lambda name: make()), mock.patch.object(station.Prelude, "run", finished):
+        yield

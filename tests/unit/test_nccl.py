@@ -1,0 +1,381 @@
+"""The link between GPUs: what ends a wait, who may use it, and many ranks on one communicator."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from horovod_compress import device
+from horovod_compress.codecs.base import Codec
+from horovod_compress.codecs.registry import create
+from horovod_compress.collectives import fold, ring
+from horovod_compress.collectives.choose import chooser
+from horovod_compress.deadline import Deadline
+from horovod_compress.device import Host
+from horovod_compress.errors import ConfigError, ExchangeError, PeerError
+from horovod_compress.handshake import Document
+from horovod_compress.keys import Key
+from horovod_compress.options import Options
+from horovod_compress.plan import Bucket, TensorSpec
+from horovod_compress.station import Round, Station, nothing
+from horovod_compress.station import _CodecReduction as CodecReduction
+from horovod_compress.transports import gloo
+from horovod_compress.transports.nccl import Link, NcclTransport, Transfer, connect, together, why_not
+from horovod_compress.wire import Bad
+from tests.support import nccl
+from tests.support.local import Fleet, random_grads, spec
+
+IDENTITY = (0,) * 128
+TENSORS = [spec("a", 70, 336), spec("b", 5), spec("c", 9001)]
+gpu = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available() or bool(why_not()), reason="needs a GPU and CuPy")]
+
+
+# ---- waiting ------------------------------------------------------------------------------------
+
+
+class Endless(Host):
+    """A device on which nothing ends."""
+
+    def reached(self, mark: object) -> bool:
+        return False
+
+
+def a_link(where: Host | None = None, **rest: Any) -> tuple[Link, nccl.Communicator]:
+    library = nccl.World(3).library()
+    communicator = library.NcclCommunicator(3, IDENTITY, 1)
+    return Link(library, communicator, where or Host(), 1, 3, **rest), communicator
+
+
+def test_a_transfer_that_is_done_needs_no_time() -> None:
+    a_link()[0].finish(Deadline(0.0))
+
+
+def test_a_transfer_that_does_not_end_is_late() -> None:
+    link, _ = a_link(Endless())
+    began = time.monotonic()
+    with pytest.raises(PeerError) as caught:
+        link.finish(Deadline(0.2))
+    assert 0.2 <= time.monotonic() - began < 1.0
+    assert (caught.value.peer, caught.value.late) == (0, True)
+
+
+def test_a_lost_neighbour_ends_a_wait_before_its_deadline() -> None:
+    link, _ = a_link(Endless(), lost=lambda: True)
+    began = time.monotonic()
+    with pytest.raises(PeerError) as caught:
+        link.finish(Deadline(30.0))
+    assert 0.9 <= time.monotonic() - began < 3.0 and not caught.value.late
+
+
+def test_a_neighbour_that_closed_may_have_sent_all() -> None:
+    class Slow(Host):
+        looks = 0
+
+        def reached(self, mark: object) -> bool:
+            self.looks += 1
+            return self.looks > 5
+
+    a_link(Slow(), lost=lambda: True)[0].finish(Deadline(30.0))
+
+
+def test_an_error_of_nccl_ends_a_wait() -> None:
+    link, communicator = a_link(Endless())
+    communicator._library.world.broken.set()
+    with pytest.raises(PeerError, match="NCCL: NCCL_ERROR_SYSTEM_ERROR"):
+        link.finish(Deadline(30.0))
+
+
+def test_an_aborted_link_refuses_everything() -> None:
+    link, communicator = a_link(Endless())
+    link.abort()
+    link.abort()
+    assert communicator.aborted
+    data = torch.zeros(4, dtype=torch.uint8)
+    for use in (lambda: link.finish(Deadline(30.0)), lambda: link.run([Transfer(sends=[(data, 0)])])):
+        with pytest.raises(PeerError, match="aborted or closed"):
+            use()
+
+
+def test_a_rank_that_fails_ends_the_exchanges_of_all() -> None:
+    shared = nccl.World(3)
+
+    def wrap(tokens: Any) -> NcclTransport:
+        library = shared.library()
+        link = Link(library, library.NcclCommunicator(3, IDENTITY, tokens.rank), Host(), tokens.rank, 3)
+        if tokens.rank == 2:
+            def refuse() -> None:
+                raise nccl.NcclError("NCCL_ERROR_UNHANDLED_CUDA_ERROR: no luck")
+
+            library.groupStart = refuse
+        return NcclTransport(tokens, link)
+
+    devices = lambda transport: lambda name: transport.link.where  # noqa: E731
+    with Fleet(3, TENSORS, "marsit", timeout=5.0, wrap=wrap, devices=devices) as fleet:
+        step = fleet.offer(random_grads(3, TENSORS))
+        for reducer in fleet.reducers:
+            with pytest.raises(ExchangeError, match="no luck|has aborted|is gone|stopped"):
+                reducer.result(0, step)
+
+
+# ---- joining ------------------------------------------------------------------------------------
+
+
+def test_joining_has_a_bound() -> None:
+    library = SimpleNamespace(NcclCommunicator=lambda *_: threading.Event().wait(5.0))
+    began = time.monotonic()
+    with pytest.raises(ExchangeError, match="not all of 3 ranks joined NCCL's communicator within 0.2 s"):
+        connect(library, IDENTITY, Host(), SimpleNamespace(rank=1, size=3), 0.2)
+    assert time.monotonic() - began < 1.0
+
+
+def test_a_refusal_is_told() -> None:
+    def refuse(*_: object) -> None:
+        raise nccl.NcclError("NCCL_ERROR_INVALID_USAGE: invalid usage")
+
+    with pytest.raises(ExchangeError, match='rank 1: NCCL: NCCL_ERROR_INVALID_USAGE.*transport="gloo"'):
+        connect(SimpleNamespace(NcclCommunicator=refuse), IDENTITY, Host(), SimpleNamespace(rank=1, size=3), 5.0)
+
+
+def test_a_link_is_made_of_what_joined() -> None:
+    """And every pair of ranks has met by then."""
+    shared = nccl.World(3)
+
+    def join(rank: int) -> Link:
+        tokens = SimpleNamespace(rank=rank, size=3)
+        return connect(shared.library(), IDENTITY, Host(), tokens, 5.0, lost=lambda: False)
+
+    with ThreadPoolExecutor(3) as pool:
+        links = list(pool.map(join, range(3)))
+    assert [(link.rank, link.size) for link in links] == [(rank, 3) for rank in range(3)]
+    assert all(link._library.groups == 1 for link in links)
+
+
+def test_an_abort_does_not_wait_for_a_call_that_hangs() -> None:
+    link, communicator = a_link()
+    hung, go_on = threading.Event(), threading.Event()
+
+    def hangs() -> None:
+        hung.set()
+        go_on.wait(10.0)
+
+    communicator._library.groupEnd = hangs  # type: ignore[method-assign]
+    data = torch.zeros(4, dtype=torch.uint8)
+    thread = threading.Thread(target=lambda: link.run([Transfer(sends=[(data, 0)])]), daemon=True)
+    thread.start()
+    assert hung.wait(5.0)
+    began = time.monotonic()
+    link.abort()
+    assert communicator.aborted and time.monotonic() - began < 3.0
+    go_on.set()
+    thread.join(5.0)
+
+
+# ---- who uses it --------------------------------------------------------------------------------
+
+
+def on(where: str) -> list[TensorSpec]:
+    return [TensorSpec("a", (4, 4), "float32", where)]
+
+
+@pytest.fixture
+def start(monkeypatch: pytest.MonkeyPatch) -> Any:
+    pytest.importorskip("horovod.torch")
+    from horovod_compress import _start
+
+    monkeypatch.setattr(_start, "_check_kernels", lambda: None)
+    return _start
+
+
+def test_gradients_of_the_cpu_go_through_gloo(start: Any) -> None:
+    assert start._transport_kind(Options(), 2, on("cpu")) == "gloo"
+    assert start._transport_kind(Options(), 1, on("cuda:0")) == "local"
+    assert start._transport_kind(Options(), 2, on("cuda:0")) == "auto"
+    assert start._transport_kind(Options(), 2, [*on("cuda:0"), *on("cpu")]) == "gloo"
+    assert start._transport_kind(Options(transport="gloo"), 2, on("cuda:0")) == "gloo"
+    with pytest.raises(ConfigError, match="for gradients on GPUs"):
+        start._transport_kind(Options(transport="nccl"), 2, on("cpu"))
+
+
+def test_what_nccl_lacks_is_told(start: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(start.nccl, "why_not", lambda: "CuPy is not installed")
+    with pytest.raises(ConfigError, match='"nccl" cannot be used here: CuPy is not installed; or use transport="gloo"'):
+        start._transport_kind(Options(transport="nccl"), 2, on("cuda:0"))
+    assert start._gpu(on("cuda:0"), "auto") is None
+
+
+@pytest.mark.parametrize(
+    ("gpus", "auto"), [(["h a", "h b"], True), (["h a", "i a"], True), (["h a", "h a"], False), (["h a", None], False)]
+)
+def test_auto_takes_nccl_where_every_rank_has_a_gpu(start: Any, gpus: list[str | None], auto: bool) -> None:
+    documents = [Document({}, gpu=gpu) for gpu in gpus]
+    assert start._through_nccl(documents, "auto") is auto
+    assert start._through_nccl(documents, "gloo") is False
+    if auto:
+        assert start._through_nccl(documents, "nccl") is True
+
+
+def test_ranks_that_share_a_gpu_are_named(start: Any) -> None:
+    documents = [Document({}, gpu=gpu) for gpu in ("h a", "h b", "h a")]
+    with pytest.raises(ConfigError, match="ranks 0, 2 share one.*set_device"):
+        start._through_nccl(documents, "nccl")
+
+
+def test_kernels_that_are_missing_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("horovod.torch")
+    from horovod_compress import _start
+
+    def missing(name: str) -> None:
+        raise ImportError(f"{name} does not load")
+
+    monkeypatch.setattr(_start.loader, "load", missing)
+    monkeypatch.setattr(_start.loader, "choice", lambda: "")
+    with pytest.raises(ConfigError, match="gradients are on a GPU: _cuda does not load"):
+        _start._transport_kind(Options(), 2, on("cuda:0"))
+    monkeypatch.setattr(_start.loader, "choice", lambda: "reference")
+    with pytest.raises(ConfigError, match="HVC_KERNELS=reference runs on the CPU only"):
+        _start._transport_kind(Options(), 2, on("cuda:0"))
+
+
+# ---- a connection that breaks ---------------------------------------------------------------------
+
+
+@pytest.fixture
+def pair() -> Iterator[list[gloo.GlooTransport]]:
+    meeting = gloo.Meeting(None, "127.0.0.1", 10.0)
+
+    def join(rank: int) -> gloo.GlooTransport:
+        met = gloo.Meeting(meeting.address, "127.0.0.1", 10.0) if rank else meeting
+        return gloo.GlooTransport(met, rank, 2, "127.0.0.1", 10.0)
+
+    with ThreadPoolExecutor(2) as pool:
+        both = list(pool.map(join, range(2)))
+    yield both
+    for transport in both:
+        transport.close()
+
+
+@pytest.mark.parametrize("end", ["abort", "close"])
+def test_a_watch_sees_a_connection_break(pair: list[gloo.GlooTransport], end: str) -> None:
+    lost = pair[0].watch(1)
+    assert not lost.wait(0.3)
+    given, taken = torch.arange(9, dtype=torch.uint8), torch.zeros(9, dtype=torch.uint8)
+    moved = [pair[1].send(given, 0), pair[0].receive(taken, 1)]  # it is in nobody's way
+    for pending in moved:
+        pending.wait(Deadline(5.0))
+    assert torch.equal(given, taken)
+    pair[1].watch(0)
+    pair[1].abort({"why": "a test"}) if end == "abort" else pair[1].close()
+    assert lost.wait(3.0)
+
+
+def test_a_watch_ends_with_its_own_transport(pair: list[gloo.GlooTransport]) -> None:
+    lost = pair[0].watch(1)
+    pair[0].close()
+    assert lost.wait(3.0)
+
+
+# ---- many ranks on one communicator ---------------------------------------------------------------
+
+
+class Member:
+    """One of several ranks that one thread plays."""
+
+    def __init__(self, rank: int, world: int, codec: Codec, exchange: str, where: Host, link: Link) -> None:
+        self.link = Link(link._library, link._communicator, where, rank, world)
+        bucket = Bucket(0, tuple(TENSORS))
+        self.station = Station(bucket, codec, rank, world, chooser(exchange), where, False, self.link)
+        self.key = Key(0, 0, 0, rank)
+
+    @property
+    def round(self) -> Round:
+        return self.station.round(0)
+
+    def offer(self, grads: dict[str, Tensor]) -> None:
+        for position, tensor in enumerate(TENSORS):
+            self.station.claim(position, 1.0)
+            grad = grads[tensor.name].clone().to(self.link.where.where)
+            assert not int(self.station.offer(position, grad, self.key, False))
+            self.station.count_in(position)
+        self.station.take_over(Deadline(10.0))
+
+    def prelude(self, number: int) -> Iterator[Transfer]:
+        self.round.codec.begin(number, self.round.work, self.key)
+        prelude = self.round.preludes[number]
+        return prelude.collective.steps(self.link, prelude.layout, self.round.before(self.key), Bad())
+
+    def payload(self) -> Iterator[Transfer]:
+        self.round.codec.encode(self.round.work, self.key)
+        reduction = CodecReduction(self.round.codec, self.key, {}, {}, nothing, nothing)
+        return self.round.collective.steps(self.link, self.round.layout, reduction, Bad())
+
+
+def consensus(codec: Codec, world: int, exchange: str, where: Host, link: Link) -> list[dict[str, Tensor]]:
+    """Return every rank's consensus bytes, with all ranks' transfers through one communicator of one rank."""
+    members = [Member(rank, world, codec, exchange, where, link) for rank in range(world)]
+    with where.exchanging():
+        for member, grads in zip(members, random_grads(world, TENSORS)):
+            member.offer(grads)
+        for number in range(len(members[0].round.preludes)):
+            together(link, [member.prelude(number) for member in members])
+        together(link, [member.payload() for member in members])
+        link.finish(Deadline(20.0))
+        return [{n: r.cpu() for n, r in member.round.work.regions.items()} for member in members]
+
+
+def over_local(method: str, world: int, exchange: str, **options: Any) -> list[dict[str, Tensor]]:
+    with Fleet(world, TENSORS, method, exchange=exchange, **options) as fleet:
+        fleet.step(random_grads(world, TENSORS))
+        return [dict(reducer.stations[0].round(0).work.regions) for reducer in fleet.reducers]
+
+
+VIRTUAL = [
+    ("none", "ring", {}), ("none", "fold", {}), ("fp16", "ring", {}), ("bf16", "fold", {}),
+    ("marsit", "ring", {"full_precision_every": 0}), ("marsit", "fold", {"full_precision_every": 0}),
+    ("signsgd", "fold", {}), ("global_qsgd", "ring", {"bits": 8}), ("qsgd", "fold", {}), ("natural", "fold", {}),
+    ("terngrad", "ring", {}),
+]  # fmt: skip
+
+
+def check_virtual(method: str, exchange: str, options: dict[str, Any], world: int, where: Host, link: Link) -> None:
+    codec = create(method, **options)
+    expected = over_local(method, world, exchange, **options)
+    found = consensus(codec.at(0), world, exchange, where, link)
+    for mine, theirs in zip(found, expected, strict=True):
+        for name, region in theirs.items():
+            assert torch.equal(mine[name].view(torch.uint8), region.view(torch.uint8)), (method, exchange, name)
+
+
+@pytest.mark.parametrize("world", [2, 3, 4])
+@pytest.mark.parametrize(("method", "exchange", "options"), VIRTUAL)
+def test_virtual_ranks_come_to_the_bytes_of_local(method: str, exchange: str, options: dict[str, Any], world: int) -> None:
+    library = nccl.World(1).library()
+    link = Link(library, library.NcclCommunicator(1, IDENTITY, 0), Host(), 0, 1)
+    check_virtual(method, exchange, options, world, link.where, link)
+    assert library.groups > 0
+
+
+class TestOnGpu:
+    pytestmark = gpu
+
+    @pytest.fixture(scope="class")
+    def link(self) -> Iterator[Link]:
+        from horovod_compress.transports.nccl import api
+
+        library, where = api(), device.of("cuda:0")
+        link = connect(library, library.get_unique_id(), where, SimpleNamespace(rank=0, size=1), 60.0)
+        yield link
+        link.abort()
+
+    @pytest.mark.parametrize("world", [2, 3, 4])
+    @pytest.mark.parametrize(("method", "exchange", "options"), VIRTUAL)
+    def test_virtual_ranks(self, link: Link, method: str, exchange: str, options: dict[str, Any], world: int) -> None:
+        torch.cuda.set_device(0)
+        check_virtual(method, exchange, options, world, link.where, link)
