@@ -37,7 +37,7 @@ class BitWriter {
 
  private:
   void flush() {
-    if (__builtin_expect(zeros_ != 0, 0)) pending_ |= zeros_ & coins_->word(word_);
+    if (__builtin_expect(zeros_ != 0, 0) && coins_) pending_ |= zeros_ & coins_->word(word_);
     if (shared_)
       head_ = pending_;
     else
