@@ -65,7 +65,7 @@ def _same_payloads(case: Sample, mine: Any, theirs: Any) -> None:
 
 
 @each_case()
-@pytest.mark.parametrize("world", [1, 2, 3, 4])
+@pytest.mark.parametrize("world", [3, *(pytest.param(world, marks=pytest.mark.slow) for world in (1, 2, 4))])
 def test_payloads_on_a_device_give_the_same_bits(case: Sample, world: int) -> None:
     for exchange in case.exchanges() if world in case.worlds(world) else []:
         _check(case, world, TENSORS, exchange=exchange)

@@ -58,7 +58,7 @@ def _check(case: Sample, world: int, tensors: list, **options: Any) -> None:
 
 
 @each_case()
-@pytest.mark.parametrize("world", [1, 2, 3, 4])
+@pytest.mark.parametrize("world", [3, *(pytest.param(world, marks=pytest.mark.slow) for world in (1, 2, 4))])
 def test_staged_payloads_give_the_same_bits(case: Sample, world: int) -> None:
     for exchange in case.exchanges() if world in case.worlds(world) else []:
         _check(case, world, TENSORS, exchange=exchange)
