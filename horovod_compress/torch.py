@@ -127,7 +127,8 @@ class Compression:
         self._settled = -1  # the step whose sparse gradients were looked for
         self._in_updates = False
         self._tuner: Tuner | None = None
-        self._follows, self._scale = False, 0.0  # a gradient scaler, and its scale in the last step; 0 for not known
+        self._scaler: Any = None  # the gradient scaler that is followed
+        self._scale, self._bridged = 0.0, False  # of what is kept, 0 for not known; whether that is the scaler's
         if not process_set.included():
             self._parameters: list[nn.Parameter] = []
             return
@@ -249,30 +250,37 @@ class Compression:
             scaler = compression.follow(torch.amp.GradScaler())
 
         Gradients come here multiplied by the scale, and so residuals are kept. When the scale changes, they are
-        multiplied by what it changed by, or what was not sent before would count as too much or too little.
+        multiplied by what it changed by, or what was not sent before would count as too much or too little. States of
+        both may be loaded in any order, before or after this. Save the scaler by its ``state_dict()``.
 
         Raises:
             ConfigError: updates are exchanged, which are not scaled; or this follows a scaler already.
         """
-        if self._in_updates or self._follows:
+        if self._in_updates or self._scaler is not None:
             raise ConfigError(
                 "follow() takes the gradient scaler of one optimizer, once; in update mode nothing is scaled, leave it out"
             )
         if not self._reducer:
             return scaler
-        stock, self._follows, self._scale = scaler.update, True, float(scaler.get_scale())
+        stock, self._scaler = scaler.update, scaler
 
         def update(new_scale: Any = None) -> None:
+            before = float(scaler.get_scale())
             stock(new_scale)
-            self._rescale(float(scaler.get_scale()))
+            self._rescale(before, float(scaler.get_scale()))
 
         scaler.update = update
         return scaler
 
-    def _rescale(self, scale: float) -> None:
-        if scale != self._scale and self._scale > 0:
-            self._running().scale_kept(scale / self._scale)
-        self._scale = scale
+    def _rescale(self, before: float, after: float) -> None:
+        if after != before and before > 0:
+            self._running().scale_kept(after / before)
+        self._scale = after
+
+    def _bridge(self) -> None:
+        """Before the first step, or the first after a resume: what is kept may be of another scale than the scaler's."""
+        self._bridged = True
+        self._rescale(self._scale, float(self._scaler.get_scale()))
 
     # ---- update mode ----
 
@@ -298,6 +306,8 @@ class Compression:
         """
         if self._in_updates or self._optimizer is not None or self._calls or self._running().step:
             raise ConfigError(_TAKEN)
+        if self._scaler is not None:
+            raise ConfigError("this compression follows a gradient scaler, and updates are not scaled; leave follow() out")
         if self._tuner and self._running().options.schedule != OPTIONAL:
             raise ConfigError(
                 "adaptive schedules hide exchanges behind the backward pass, and there is none to hide behind when "
@@ -369,7 +379,7 @@ class Compression:
         """Return this rank's step and residuals; each rank saves its own, between two steps."""
         self._check_between_steps()
         tuned = {"tuned": self._tuner.chosen} if self._tuner else {}
-        scaled = {"scale": self._scale} if self._follows else {}
+        scaled = {"scale": self._scale} if self._scaler is not None else {}
         return checkpoint.save(self._running(), self._methods) | tuned | scaled
 
     def load_state_dict(self, state: Mapping[str, Any], residuals: str = "restore") -> None:
@@ -381,7 +391,7 @@ class Compression:
             self._tuner.resume(checkpoint.saved_plan(state), same and bool(state.get("tuned")))
             self._take_order()
         checkpoint.load(self._running(), self._methods, state, residuals)
-        self._settled, self._scale = -1, float(state.get("scale", 0.0))
+        self._settled, self._scale, self._bridged = -1, float(state.get("scale", 0.0)), False
 
     def _check_between_steps(self) -> None:
         if self._under_way:
@@ -477,7 +487,9 @@ class Compression:
         return True
 
     def _begin_step(self) -> None:
-        """Let an adaptive schedule choose other buckets, while nothing is under way."""
+        """While nothing is under way, let an adaptive schedule choose other buckets."""
+        if self._scaler is not None and not self._bridged and not self._under_way:
+            self._bridge()
         if self._tuner and not self._under_way and self._tuner.begin_step():
             self._take_order()
 

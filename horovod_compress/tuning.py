@@ -74,8 +74,8 @@ class Tuner:
     def _stands_aside(self, methods: int) -> bool:
         """Return whether there is nothing to choose here, or no way to."""
         plan = self._reducer.plan
-        dtypes = {bucket.dtype for bucket in plan.buckets if bucket.compressed}  # a bucket holds one
-        return methods > 1 or len(dtypes) > 1 or plan.count < LEAST_ELEMENTS or bool(self._reducer.tables())
+        kinds = {(bucket.dtype, bucket.device) for bucket in plan.buckets if bucket.compressed}  # a bucket holds one
+        return methods > 1 or len(kinds) > 1 or plan.count < LEAST_ELEMENTS or bool(self._reducer.tables())
 
     def _watch_anew(self) -> None:
         self._reducer.watch = None if self.done else Watch(self._reducer.plan)

@@ -19,12 +19,13 @@ hvd.init()
 torch.set_num_threads(1)
 
 
-def scaled(method: str, follow: bool, overflow: int = -1, saved: bool = False) -> list[str]:
+def scaled(method: str, follow: bool, overflow: int = -1, saved: str = "") -> list[str]:
     """Train with a scale that doubles every other step, and return the weights after each.
 
     Args:
         overflow: a step in which one rank's gradients are infinite.
-        saved: begin again from a checkpoint, half way.
+        saved: begin again from a checkpoint, half way, and load what in which order: "scaler", "compression", or
+            "neither scaler", whose scale is another then.
     """
     model, digests = net(), []
     optimizer, compression = optimizer_for(model, method, True, **METHODS[method])
@@ -43,9 +44,13 @@ def scaled(method: str, follow: bool, overflow: int = -1, saved: bool = False) -
             assert compression
             renamed = rename(state["compression"], "again.")
             optimizer.load_state_dict(inner)
+            if saved == "compression":
+                compression.load_state_dict(renamed)
             scaler = compression.follow(again)
-            scaler.load_state_dict(state["scaler"])
-            compression.load_state_dict(renamed)
+            if saved != "neither scaler":
+                scaler.load_state_dict(state["scaler"])
+            if saved != "compression":
+                compression.load_state_dict(renamed)
         optimizer.zero_grad()
         factor = float("inf") if step == overflow and hvd.rank() == 1 else 1.0
         scaler.scale(loss_of(model, step) * factor).backward()
@@ -83,7 +88,7 @@ def scaler_of(method: str) -> dict[str, Any]:
         "plain": plain(method),
         "followed": scaled(method, True),
         "left": scaled(method, False),
-        "resumed": scaled(method, True, saved=True),
+        "resumed": [scaled(method, True, saved=order) for order in ("scaler", "compression", "neither scaler")],
         "skipped": scaled(method, True, overflow=3),
     }
 
@@ -95,6 +100,11 @@ def refusals() -> list[str]:
     compression.follow(torch.amp.GradScaler("cpu"))
     try:
         compression.follow(torch.amp.GradScaler("cpu"))
+    except hvc.ConfigError as error:
+        found.append(str(error))
+    try:
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        hvc.DistributedUpdateOptimizer(optimizer, list(model.named_parameters()), compression)
     except hvc.ConfigError as error:
         found.append(str(error))
     compression.close()
