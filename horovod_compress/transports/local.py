@@ -20,7 +20,7 @@ class Hub:
 
     def __init__(self, size: int) -> None:
         self.size = size
-        self.links = {(a, b): queue.SimpleQueue() for a in range(size) for b in range(size)}
+        self.links, self.sums = _links(size), _links(size)  # messages, and what is added up
         self.notes: dict[int, dict] = {}
         self.gone = [threading.Event() for _ in range(size)]
 
@@ -29,11 +29,15 @@ class Hub:
         return [LocalTransport(self, rank) for rank in range(self.size)]
 
 
+def _links(size: int) -> dict[tuple[int, int], queue.SimpleQueue]:
+    return {(a, b): queue.SimpleQueue() for a in range(size) for b in range(size)}
+
+
 class LocalTransport:
     """One rank's end of a :class:`Hub`."""
 
     name = "local"
-    adds: frozenset[torch.dtype] = frozenset()
+    adds = frozenset({torch.float32, torch.float64})
 
     def __init__(self, hub: Hub, rank: int) -> None:
         self._hub, self.rank, self.size = hub, rank, hub.size
@@ -43,10 +47,12 @@ class LocalTransport:
         return _Sent()
 
     def receive(self, data: Tensor, frm: int) -> _Receipt:
-        return _Receipt(self._hub, data, frm, self.rank)
+        return _Receipt(self._hub, self._hub.links, data, frm, self.rank)
 
-    def add_up(self, data: Tensor, deadline: Deadline) -> _Receipt:
-        raise NotImplementedError("threads have no engine that adds up; `adds` says so")
+    def add_up(self, data: Tensor, deadline: Deadline) -> _Sum:
+        for peer in range(self.size):
+            self._hub.sums[self.rank, peer].put(data.view(torch.uint8).clone())
+        return _Sum(self._hub, data, self.rank)
 
     def abort(self, note: dict) -> None:
         self._hub.notes.setdefault(self.rank, note)
@@ -67,12 +73,26 @@ class _Sent:
         pass  # the data was copied when it was sent
 
 
-class _Receipt:
-    def __init__(self, hub: Hub, data: Tensor, frm: int, to: int) -> None:
-        self._hub, self._data, self._frm, self._to = hub, data, frm, to
+class _Sum:
+    """The sum over all ranks, in rank order."""
+
+    def __init__(self, hub: Hub, data: Tensor, rank: int) -> None:
+        self._hub, self._data, self._rank = hub, data, rank
 
     def wait(self, deadline: Deadline) -> None:
-        link, gone = self._hub.links[self._frm, self._to], self._hub.gone[self._frm]
+        total, part = torch.zeros_like(self._data), torch.empty_like(self._data)
+        for peer in range(self._hub.size):
+            _Receipt(self._hub, self._hub.sums, part.view(torch.uint8), peer, self._rank).wait(deadline)
+            total += part
+        self._data.copy_(total)
+
+
+class _Receipt:
+    def __init__(self, hub: Hub, links: dict, data: Tensor, frm: int, to: int) -> None:
+        self._hub, self._links, self._data, self._frm, self._to = hub, links, data, frm, to
+
+    def wait(self, deadline: Deadline) -> None:
+        link, gone = self._links[self._frm, self._to], self._hub.gone[self._frm]
         while True:
             closed = gone.is_set()  # read first: what was sent before is still delivered
             try:

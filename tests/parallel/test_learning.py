@@ -29,13 +29,20 @@ def documented(task: str) -> dict[str, float]:
     return {row[0].strip("`"): float(re.split(r"\s+", row[3])[0]) for row in rows}
 
 
-CASES = [(task, words) for task in MARGINS for words in documented(task)]
+def learning(task: str) -> dict[str, float]:
+    """Return the rows that learn: where training fails, its end is chance, and a codec may do anything."""
+    rows = documented(task)
+    least = {"digits": rows["none"] - 0.05, "text": 0.0}[task]
+    return {words: value for words, value in rows.items() if value >= least}
+
+
+CASES = [(task, words) for task in MARGINS for words in learning(task)]
 
 
 @pytest.mark.parametrize("task", MARGINS)
-def test_every_method_has_a_row(task: str) -> None:
-    # 16-bit floats round far below what a step changes; plain momentum is no method of its own.
-    known = {words.split()[0] for words in documented(task)} | {"fp16", "bf16"}
+def test_every_method_has_a_row_that_learns(task: str) -> None:
+    # 16-bit floats round far below what a step changes.
+    known = {words.split()[0] for words in learning(task)} | {"fp16", "bf16"}
     assert set(registry.available()) - known == set()
 
 

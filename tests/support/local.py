@@ -91,7 +91,7 @@ class Fleet:
                 self.plan,
                 self.methods.codecs,
                 transport,
-                chooser(self.options.exchange),
+                chooser(self.options.exchange, transport.adds),
                 self.options,
                 devices(transport),
             )
