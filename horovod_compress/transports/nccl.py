@@ -84,12 +84,13 @@ class Link:
         self.where, self.rank, self.size = where, rank, size
         self._library, self._communicator, self._lost = library, communicator, lost
         self._lock = threading.Lock()  # no communicator may be aborted while it is being called
+        self._ending = threading.Lock()  # nor twice
         self._left = (rank - 1) % size
-        self._scratch = where.zeros(0, torch.uint8)
+        self._scratch: Tensor | None = None
 
     def scratch(self, nbytes: int) -> Tensor:
         """Return memory on the device for what arrives; the same for every call, so for one exchange at a time."""
-        if self._scratch.numel() < nbytes:
+        if self._scratch is None or self._scratch.numel() < nbytes:
             self.where.rest()
             self._scratch = self.where.zeros(nbytes, torch.uint8)
             self.where.rest()
@@ -185,7 +186,8 @@ class Link:
 
         Not ``destroy``, not even at the end: that waits for transfers, and with them for peers that may be gone.
         """
-        communicator, self._communicator = self._communicator, None
+        with self._ending:
+            communicator, self._communicator = self._communicator, None
         if communicator is None:
             return
         held = self._lock.acquire(timeout=_ABORT_SECONDS)  # a call that hangs is what an abort is for
@@ -236,36 +238,55 @@ class NcclTransport:
 def connect(library: Any, identity: tuple[int, ...], where: Host, tokens: Transport, seconds: float, **rest: Any) -> Link:
     """Join the communicator; every rank has to be about to.
 
+    A communicator that is not returned is aborted, however late it comes: CuPy destroys one that is dropped as it
+    is, and that may wait for peers for ever.
+
     Args:
         identity: rank 0's ``get_unique_id()``.
 
     Raises:
         ExchangeError: not every rank joined in time, or NCCL refused.
     """
-    joined: list[Any] = []
+    deadline, given_up = Deadline(seconds), threading.Event()
+    made: list[Link] = []
+    ended: list[Exception | None] = []
 
     def join() -> None:
+        problem = None
         try:
             with where.moving():
                 communicator = library.NcclCommunicator(tokens.size, identity, tokens.rank)
-                link = Link(library, communicator, where, tokens.rank, tokens.size, **rest)
-                link.meet(Deadline(seconds))
-                joined.append(link)
+                made.append(Link(library, communicator, where, tokens.rank, tokens.size, **rest))
+                if not given_up.is_set():
+                    made[0].meet(deadline)
         except Exception as error:
-            joined.append(error)
+            problem = error
+            _abort(made)
+        ended.append(problem)
+        if given_up.is_set():
+            _abort(made)
 
     thread = threading.Thread(target=join, name="hvc-nccl", daemon=True)  # the call has no bound of its own
     thread.start()
-    thread.join(seconds)
-    if not joined:
+    try:
+        thread.join(seconds)
+    finally:
+        if not ended:
+            given_up.set()  # before the abort: a link that is made from now on is aborted by its thread
+            _abort(made)
+    if given_up.is_set():
         raise ExchangeError(
             f"rank {tokens.rank}: not all of {tokens.size} ranks joined NCCL's communicator within {seconds:g} s; "
             f'NCCL_DEBUG=INFO says why, and transport="gloo" does without'
         )
-    if isinstance(joined[0], Exception):
-        raise ExchangeError(f'rank {tokens.rank}: NCCL: {joined[0]}; NCCL_DEBUG=INFO says why, and transport="gloo" does without')
-    found: Link = joined[0]
-    return found
+    if ended[0]:
+        raise ExchangeError(f'rank {tokens.rank}: NCCL: {ended[0]}; NCCL_DEBUG=INFO says why, and transport="gloo" does without')
+    return made[0]
+
+
+def _abort(links: Iterable[Link]) -> None:
+    for link in links:
+        link.abort()
 
 
 def together(link: Link, ranks: Sequence[Iterable[Transfer]]) -> None:

@@ -144,6 +144,66 @@ def test_a_refusal_is_told() -> None:
         connect(SimpleNamespace(NcclCommunicator=refuse), IDENTITY, Host(), SimpleNamespace(rank=1, size=3), 5.0)
 
 
+def communicators(shared: nccl.World, timeout: float = 3.0) -> int:
+    """Return how many communicators were made, once none of them is left without an abort."""
+    end = time.monotonic() + timeout
+    while shared.left() and time.monotonic() < end:
+        time.sleep(0.01)
+    assert shared.left() == 0
+    return len(shared.made)
+
+
+def join_alone(library: Any, seconds: float, where: Host | None = None) -> Link:
+    return connect(library, IDENTITY, where or Host(), SimpleNamespace(rank=1, size=3), seconds)
+
+
+def test_a_communicator_whose_peers_do_not_come_is_aborted() -> None:
+    shared = nccl.World(3)
+    began = time.monotonic()
+    with pytest.raises(ExchangeError, match="not all of 3 ranks joined"):
+        join_alone(shared.library(), 0.2)  # the call for the bytes of the others does not return
+    assert communicators(shared) == 1 and time.monotonic() - began < 3.0
+    shared = nccl.World(3)
+    for peer in (0, 2):
+        shared.links[peer, 1].put(b"\0")
+    with pytest.raises(ExchangeError, match="joined|did not end"):
+        join_alone(shared.library(), 0.2, Endless())
+    assert communicators(shared) == 1
+
+
+def test_a_communicator_that_refuses_a_byte_is_aborted() -> None:
+    shared = nccl.World(3)
+    library = shared.library()
+
+    def refuse() -> None:
+        raise nccl.NcclError("NCCL_ERROR_UNHANDLED_CUDA_ERROR: no luck")
+
+    library.groupStart = refuse  # type: ignore[method-assign]
+    with pytest.raises(ExchangeError, match="no luck"):
+        join_alone(library, 5.0)
+    assert shared.left() == 0 and len(shared.made) == 1
+
+
+def test_a_communicator_that_comes_too_late_is_aborted() -> None:
+    shared, come = nccl.World(3), threading.Event()
+    library = shared.library()
+    make = library.NcclCommunicator
+
+    def late(*arguments: Any) -> nccl.Communicator:
+        assert come.wait(10.0)
+        return make(*arguments)
+
+    library.NcclCommunicator = late  # type: ignore[method-assign]
+    with pytest.raises(ExchangeError, match="not all of 3 ranks joined"):
+        join_alone(library, 0.1)
+    assert not shared.made
+    come.set()
+    end = time.monotonic() + 3.0
+    while not shared.made and time.monotonic() < end:
+        time.sleep(0.01)
+    assert communicators(shared) == 1 and library.groups == 0
+
+
 def test_a_link_is_made_of_what_joined() -> None:
     """And every pair of ranks has met by then."""
     shared = nccl.World(3)
@@ -156,6 +216,7 @@ def test_a_link_is_made_of_what_joined() -> None:
         links = list(pool.map(join, range(3)))
     assert [(link.rank, link.size) for link in links] == [(rank, 3) for rank in range(3)]
     assert all(link._library.groups == 1 for link in links)
+    assert shared.left() == 3  # the control of the tests above: nobody aborted these
 
 
 def test_an_abort_does_not_wait_for_a_call_that_hangs() -> None:
