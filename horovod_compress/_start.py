@@ -239,8 +239,9 @@ def _link(tokens: Transport, where: device.Host, process_set: Any, seconds: floa
     identity = allgather_object(mine, "hvc.nccl", process_set, seconds)[0]
     transport, problem = None, None
     try:
-        lost = tokens.watch((tokens.rank - 1) % tokens.size)  # type: ignore[attr-defined]
-        link = nccl.connect(library, identity, where, tokens, seconds, lost=lost.is_set)
+        peers = set(range(tokens.size)) - {tokens.rank}
+        broken = {peer: tokens.watch(peer) for peer in peers}  # type: ignore[attr-defined]
+        link = nccl.connect(library, identity, where, tokens, seconds, broken=broken)
         transport = nccl.NcclTransport(tokens, link)
     except HorovodCompressError as error:
         problem = str(error)

@@ -28,6 +28,7 @@ from horovod_compress.plan import Bucket, TensorSpec
 from horovod_compress.station import Round, Station, nothing
 from horovod_compress.station import _CodecReduction as CodecReduction
 from horovod_compress.transports import gloo
+from horovod_compress.transports.base import Broken
 from horovod_compress.transports.nccl import Link, NcclTransport, Transfer, connect, together, why_not
 from horovod_compress.wire import Bad
 from tests.support import nccl
@@ -67,12 +68,55 @@ def test_a_transfer_that_does_not_end_is_late() -> None:
     assert (caught.value.peer, caught.value.late) == (0, True)
 
 
-def test_a_lost_neighbour_ends_a_wait_before_its_deadline() -> None:
-    link, _ = a_link(Endless(), lost=lambda: True)
+def lost(noted: bool = False) -> Broken:
+    broken = Broken()
+    broken.noted = noted
+    broken.set()
+    return broken
+
+
+@pytest.mark.parametrize("peer", [0, 2])
+def test_a_lost_peer_ends_a_wait_before_its_deadline(peer: int) -> None:
+    link, _ = a_link(Endless(), broken={0: Broken(), 2: Broken()} | {peer: lost()})
     began = time.monotonic()
     with pytest.raises(PeerError) as caught:
         link.finish(Deadline(30.0))
-    assert 0.9 <= time.monotonic() - began < 3.0 and not caught.value.late
+    assert 0.9 <= time.monotonic() - began < 3.0
+    assert (caught.value.peer, caught.value.late) == (peer, False)
+
+
+def test_a_peer_that_aborted_has_nothing_more_to_send() -> None:
+    link, _ = a_link(Endless(), broken={0: lost(), 2: lost(noted=True)})
+    began = time.monotonic()
+    with pytest.raises(PeerError) as caught:
+        link.finish(Deadline(30.0))
+    assert time.monotonic() - began < 0.8 and caught.value.peer == 2
+
+
+def test_only_so_many_transfers_are_queued_at_a_time() -> None:
+    class Counting(Host):
+        """A device that ends its oldest transfer when somebody waits."""
+
+        queued = ended = most = 0
+        stands = False
+
+        def mark(self) -> int:
+            self.queued += 1
+            self.most = max(self.most, self.queued - self.ended)
+            return self.queued
+
+        def reached(self, mark: int) -> bool:
+            self.ended += self.ended < mark and not self.stands
+            return self.ended >= mark
+
+    where = Counting()
+    link, _ = a_link(where)
+    link.run((Transfer() for _ in range(300)), Deadline(30.0))
+    assert (where.queued, where.most) == (300, 64)
+    where.stands, began = True, time.monotonic()
+    with pytest.raises(PeerError, match="did not end") as caught:
+        link.run((Transfer() for _ in range(300)), Deadline(0.2))
+    assert caught.value.late and time.monotonic() - began < 2.0 and where.queued == 364
 
 
 def test_a_neighbour_that_closed_may_have_sent_all() -> None:
@@ -83,7 +127,7 @@ def test_a_neighbour_that_closed_may_have_sent_all() -> None:
             self.looks += 1
             return self.looks > 5
 
-    a_link(Slow(), lost=lambda: True)[0].finish(Deadline(30.0))
+    a_link(Slow(), broken={0: lost()})[0].finish(Deadline(30.0))
 
 
 def test_an_error_of_nccl_ends_a_wait() -> None:
@@ -99,7 +143,7 @@ def test_an_aborted_link_refuses_everything() -> None:
     link.abort()
     assert communicator.aborted
     data = torch.zeros(4, dtype=torch.uint8)
-    for use in (lambda: link.finish(Deadline(30.0)), lambda: link.run([Transfer(sends=[(data, 0)])])):
+    for use in (lambda: link.finish(Deadline(30.0)), lambda: link.run([Transfer(sends=[(data, 0)])], Deadline(30.0))):
         with pytest.raises(PeerError, match="aborted or closed"):
             use()
 
@@ -210,7 +254,7 @@ def test_a_link_is_made_of_what_joined() -> None:
 
     def join(rank: int) -> Link:
         tokens = SimpleNamespace(rank=rank, size=3)
-        return connect(shared.library(), IDENTITY, Host(), tokens, 5.0, lost=lambda: False)
+        return connect(shared.library(), IDENTITY, Host(), tokens, 5.0, broken={})
 
     with ThreadPoolExecutor(3) as pool:
         links = list(pool.map(join, range(3)))
@@ -229,7 +273,7 @@ def test_an_abort_does_not_wait_for_a_call_that_hangs() -> None:
 
     communicator._library.groupEnd = hangs  # type: ignore[method-assign]
     data = torch.zeros(4, dtype=torch.uint8)
-    thread = threading.Thread(target=lambda: link.run([Transfer(sends=[(data, 0)])]), daemon=True)
+    thread = threading.Thread(target=lambda: link.run([Transfer(sends=[(data, 0)])], Deadline(30.0)), daemon=True)
     thread.start()
     assert hung.wait(5.0)
     began = time.monotonic()
@@ -325,8 +369,8 @@ def pair() -> Iterator[list[gloo.GlooTransport]]:
 
 @pytest.mark.parametrize("end", ["abort", "close"])
 def test_a_watch_sees_a_connection_break(pair: list[gloo.GlooTransport], end: str) -> None:
-    lost = pair[0].watch(1)
-    assert not lost.wait(0.3)
+    broken = pair[0].watch(1)
+    assert not broken.wait(0.3)
     given, taken = torch.arange(9, dtype=torch.uint8), torch.zeros(9, dtype=torch.uint8)
     moved = [pair[1].send(given, 0), pair[0].receive(taken, 1)]  # it is in nobody's way
     for pending in moved:
@@ -334,13 +378,13 @@ def test_a_watch_sees_a_connection_break(pair: list[gloo.GlooTransport], end: st
     assert torch.equal(given, taken)
     pair[1].watch(0)
     pair[1].abort({"why": "a test"}) if end == "abort" else pair[1].close()
-    assert lost.wait(3.0)
+    assert broken.wait(3.0) and broken.noted is (end == "abort")
 
 
 def test_a_watch_ends_with_its_own_transport(pair: list[gloo.GlooTransport]) -> None:
-    lost = pair[0].watch(1)
+    broken = pair[0].watch(1)
     pair[0].close()
-    assert lost.wait(3.0)
+    assert broken.wait(3.0)
 
 
 # ---- many ranks on one communicator ---------------------------------------------------------------
