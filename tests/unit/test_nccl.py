@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 from typing import Any
@@ -347,6 +347,104 @@ def test_kernels_that_are_missing_are_told(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(_start.loader, "choice", lambda: "reference")
     with pytest.raises(ConfigError, match="HVC_KERNELS=reference runs on the CPU only"):
         _start._transport_kind(Options(), 2, on("cuda:0"))
+
+
+class Tokens:
+    """A rank's transport for tokens."""
+
+    def __init__(self, rank: int, size: int) -> None:
+        self.rank, self.size, self.closed = rank, size, False
+
+    def watch(self, peer: int) -> Broken:
+        return Broken()
+
+    def close(self) -> None:
+        self.closed = True
+
+
+class Gathers:
+    """Horovod's all-gathers, between threads; from the one of a given name on they run out of time."""
+
+    def __init__(self, size: int, late: str = "") -> None:
+        self.size, self.late = size, late
+        self._met = threading.Barrier(size)
+        self._values: dict[tuple[str, int], Any] = {}
+
+    def __call__(self, value: Any, name: str, rank: int, seconds: float) -> list[Any]:
+        if name == self.late:
+            raise ExchangeError(f"not every rank joined {name}")
+        self._values[name, rank] = value
+        self._met.wait(10.0)
+        return [self._values[name, other] for other in range(self.size)]
+
+
+def link_all(
+    start: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    tokens: list[Tokens],
+    shared: nccl.World,
+    identity: Callable[[], Any] = lambda: IDENTITY,
+    late: str = "",
+) -> list[Any]:
+    """Return each rank's transport or error; a rank is its own process set here."""
+
+    def api() -> nccl.Library:
+        library = shared.library()
+        library.get_unique_id = identity  # type: ignore[attr-defined]
+        return library
+
+    monkeypatch.setattr(start, "allgather_object", Gathers(len(tokens), late))
+    monkeypatch.setattr(start.nccl, "api", api)
+
+    def link(mine: Tokens) -> Any:
+        try:
+            return start._link(mine, Host(), mine.rank, 1.0)
+        except Exception as error:
+            return error
+
+    with ThreadPoolExecutor(len(tokens)) as pool:
+        return list(pool.map(link, tokens))
+
+
+def test_all_ranks_link(start: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    tokens, shared = [Tokens(rank, 3) for rank in range(3)], nccl.World(3)
+    linked = link_all(start, monkeypatch, tokens, shared)
+    assert [type(transport) for transport in linked] == [NcclTransport] * 3, linked
+    assert not any(mine.closed for mine in tokens) and shared.left() == 3
+
+
+def check_failed(found: list[Any], tokens: list[Tokens], shared: nccl.World, text: str) -> None:
+    assert [type(error) for error in found] == [ExchangeError] * 3, found
+    assert all(text in str(error) for error in found), found
+    assert all(mine.closed for mine in tokens) and shared.left() == 0
+
+
+def test_a_rank_without_an_identity_stops_all(start: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse() -> None:
+        raise nccl.NcclError("NCCL_ERROR_SYSTEM_ERROR: no interface")
+
+    tokens, shared = [Tokens(rank, 3) for rank in range(3)], nccl.World(3)
+    found = link_all(start, monkeypatch, tokens, shared, identity=refuse)
+    check_failed(found, tokens, shared, "rank 0: NCCL_ERROR_SYSTEM_ERROR: no interface")
+
+
+def test_a_peer_that_went_before_the_link_stops_all(start: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    tokens, shared = [Tokens(rank, 3) for rank in range(3)], nccl.World(3)
+
+    def gone(peer: int) -> Broken:
+        raise PeerError(peer, False, "Connection reset by peer")
+
+    for mine in tokens[1:]:
+        mine.watch = gone  # type: ignore[method-assign]
+    found = link_all(start, monkeypatch, tokens, shared)
+    check_failed(found, tokens, shared, "rank 1: rank 0 is gone: Connection reset by peer; rank 2: rank 0 is gone")
+    assert str(found[0]).startswith("rank 0: not all of 3 ranks joined")
+
+
+@pytest.mark.parametrize("late", ["hvc.nccl", "hvc.linked"])
+def test_a_link_that_is_not_agreed_on_leaves_nothing_open(start: Any, late: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    tokens, shared = [Tokens(rank, 3) for rank in range(3)], nccl.World(3)
+    check_failed(link_all(start, monkeypatch, tokens, shared, late=late), tokens, shared, f"not every rank joined {late}")
 
 
 # ---- a connection that breaks ---------------------------------------------------------------------
