@@ -173,7 +173,8 @@ def test_a_rank_that_fails_ends_the_exchanges_of_all() -> None:
 
 
 def test_joining_has_a_bound() -> None:
-    library = SimpleNamespace(NcclCommunicator=lambda *_: threading.Event().wait(5.0))
+    made = nccl.Communicator(nccl.World(3).library(), 1)
+    library = SimpleNamespace(NcclCommunicator=lambda *_: threading.Event().wait(2.0) or made)
     began = time.monotonic()
     with pytest.raises(ExchangeError, match="not all of 3 ranks joined NCCL's communicator within 0.2 s"):
         connect(library, IDENTITY, Host(), SimpleNamespace(rank=1, size=3), 0.2)
