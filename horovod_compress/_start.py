@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 import horovod.torch as hvd
 import torch
@@ -15,7 +16,7 @@ from . import device, handshake
 from ._horovod import allgather_object
 from .codecs.base import Codec
 from .collectives.choose import chooser
-from .errors import ConfigError, ExchangeError, HorovodCompressError
+from .errors import ConfigError, ExchangeError, HorovodCompressError, PeerError
 from .kernels import loader
 from .methods import Methods, numbered, parse
 from .options import Options
@@ -28,6 +29,10 @@ from .transports.local import Hub
 
 _DTYPES = ("float32", "float64", "float16", "bfloat16")
 _DEFAULT_SECONDS = Options().timeout
+#: So many ranks' problems are told; more of them say the same, as a rule.
+_TOLD = 4
+
+T = TypeVar("T")
 
 
 def start(
@@ -207,25 +212,37 @@ def _connect_all(
     Raises:
         ExchangeError: some rank could not connect; every rank says which.
     """
-    transport, problem = None, None
-    try:
-        transport = _connect(meeting, address, own, process_set, seconds)
-    except HorovodCompressError as error:
-        problem = str(error)
-    transport = _all_or_none(transport, problem, "hvc.connected", process_set, seconds)
+    with contextlib.ExitStack() as undo:
+        transport, problem = _attempt(lambda: _connect(meeting, address, own, process_set, seconds))
+        if transport:
+            undo.callback(transport.close)
+        # Connecting has a bound of its own, which another rank may use up before it answers here.
+        _check_all(allgather_object(problem, "hvc.connected", process_set, 2 * seconds))
+        undo.pop_all()
+    assert transport is not None
     return _link(transport, where, process_set, seconds) if where else transport
 
 
-def _all_or_none(
-    transport: Transport | None, problem: str | None, name: str, process_set: Any, seconds: float
-) -> Transport:
-    # Connecting has a bound of its own, which another rank may use up before it answers here.
-    problems = allgather_object(problem, name, process_set, 2 * seconds)
-    if transport is None or any(problems):
-        if transport:
-            transport.close()
-        raise ExchangeError(next(text for text in problems if text))
-    return transport
+def _attempt(work: Callable[[], T]) -> tuple[T | None, str | None]:
+    """Return what this rank's part of something gives, or what stood against it, in words for every rank."""
+    try:
+        return work(), None
+    except PeerError as error:
+        return None, f"rank {error.peer} is gone: {error}"
+    except (HorovodCompressError, ImportError, RuntimeError) as error:  # NcclError is the last
+        return None, str(error)
+
+
+def _check_all(problems: Sequence[str | None]) -> None:
+    """Stop where some rank has a problem.
+
+    Raises:
+        ExchangeError: says which rank has which.
+    """
+    told = [f"rank {rank}: {text.removeprefix(f'rank {rank}: ')}" for rank, text in enumerate(problems) if text]
+    if told:
+        more = f"; and {len(told) - _TOLD} more" if len(told) > _TOLD else ""
+        raise ExchangeError("; ".join(told[:_TOLD]) + more)
 
 
 def _link(tokens: Transport, where: device.Host, process_set: Any, seconds: float) -> Transport:
@@ -234,18 +251,31 @@ def _link(tokens: Transport, where: device.Host, process_set: Any, seconds: floa
     Raises:
         ExchangeError: some rank could not join; every rank says which.
     """
+    with contextlib.ExitStack() as undo:
+        undo.callback(tokens.close)
+        found, problem = _attempt(lambda: _identity(tokens.rank))
+        found_by_all = allgather_object((found, problem), "hvc.nccl", process_set, seconds)
+        _check_all([problem for _, problem in found_by_all])
+        link, problem = _attempt(lambda: _join(found_by_all[0][0], where, tokens, seconds))
+        if link:
+            undo.callback(link.abort)
+        else:
+            undo.close()  # at once: other ranks may be waiting for this one
+        _check_all(allgather_object(problem, "hvc.linked", process_set, 2 * seconds))
+        undo.pop_all()
+    assert link is not None
+    return nccl.NcclTransport(tokens, link)
+
+
+def _identity(rank: int) -> tuple[int, ...] | None:
     library = nccl.api()
-    mine = library.get_unique_id() if tokens.rank == 0 else None
-    identity = allgather_object(mine, "hvc.nccl", process_set, seconds)[0]
-    transport, problem = None, None
-    try:
-        lost = tokens.watch((tokens.rank - 1) % tokens.size)  # type: ignore[attr-defined]
-        link = nccl.connect(library, identity, where, tokens, seconds, lost=lost.is_set)
-        transport = nccl.NcclTransport(tokens, link)
-    except HorovodCompressError as error:
-        problem = str(error)
-        tokens.close()
-    return _all_or_none(transport, problem, "hvc.linked", process_set, seconds)
+    return library.get_unique_id() if rank == 0 else None
+
+
+def _join(identity: tuple[int, ...], where: device.Host, tokens: Transport, seconds: float) -> nccl.Link:
+    peers = set(range(tokens.size)) - {tokens.rank}
+    broken = {peer: tokens.watch(peer) for peer in peers}  # type: ignore[attr-defined]
+    return nccl.connect(nccl.api(), identity, where, tokens, seconds, broken=broken)
 
 
 def _connect(

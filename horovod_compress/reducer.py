@@ -54,6 +54,9 @@ _CLOSE_SECONDS = 1.0
 _TELL_SECONDS = 0.5
 _LOOK_SECONDS = 1.0
 
+#: What belongs to reducers whose device did not come to rest: its memory may still be written.
+_UNRESTED: list[object] = []
+
 
 class Reducer:
     """Reduces the gradients of one plan, step after step.
@@ -95,6 +98,7 @@ class Reducer:
         #: Called from the exchange thread if the training thread does not come for a failure.
         self.on_unseen: Callable[[str], None] = lambda text: None
         self._closing = False
+        self._closed = False
         self._agreed = False  # whether the ranks compared their steps since the start or a resume
         self._compared: tuple[int, str] = (0, "")  # what else they compare then, and what it stands for
         self._decoder = Decoder(self._decoder_failed, lambda: self._on_devices("decoding"))
@@ -517,6 +521,9 @@ class Reducer:
         with torch.no_grad(), station.device.exchanging():
             station.device.after(station.decoded)
             round_.exchange(exchange, key, nothing, nothing)
+            mark = station.device.mark()  # payloads are still copied back, where the next step encodes its own
+            station.device.wait(mark, exchange.deadline)
+            station.decoded = mark
         seconds = time.perf_counter() - began
         self.metrics.bytes_sent += exchange.bytes_sent
         return seconds
@@ -644,6 +651,22 @@ class Reducer:
         self.transport.close()
         self._join()
         self._decoder.close(_CLOSE_SECONDS)
+        if not (self._closed or self._comes_to_rest()):
+            _UNRESTED.append((self.stations, self.transport))
+        self._closed = True
+
+    def _comes_to_rest(self) -> bool:
+        """Wait until nothing is queued on our streams: the allocator knows only of the one that memory was asked for on."""
+        deadline = Deadline(_CLOSE_SECONDS)
+        try:
+            for where in self._devices.values():
+                for own in (where.exchanging, where.decoding, where.moving):
+                    with own():
+                        where.wait(where.mark(), deadline)
+        except (ExchangeError, RuntimeError):  # CUDA's errors are the latter
+            return False
+        queueing = self._thread.is_alive() or self._decoder.alive()
+        return not (queueing and any(where.apart for where in self._devices.values()))
 
     def _join(self) -> None:
         if self._thread is not threading.current_thread():

@@ -183,6 +183,8 @@ class Station:
         self.finished = -1
         #: How far that is on a device, for whoever goes on with it.
         self.decoded: Mark = None
+        # Where their counts are fetched to, once for all steps: memory that a device copies to takes long to get.
+        self._fetched = device.host_zeros(len(bucket.tensors) if device.apart else 0, torch.int64)
         self._offered: dict[int, Mark] = {}  # how far the streams are that gradients were offered on
         #: What the results of this step are multiplied by, see Codec.decode; None if not yet known.
         self.gain: float | None = 1.0
@@ -390,9 +392,12 @@ class Station:
             return
         positions, counts = zip(*self._counts)
         self.device.keep(counts)
-        found = self.device.host_zeros(len(counts), torch.int64)
-        self.device.copy(found, torch.cat([count.view(1) for count in counts]))  # one copy for all
-        self.device.wait(self.device.mark(), deadline)
+        found = torch.cat([count.view(1) for count in counts])
+        if self.device.apart:
+            row = self._fetched[: len(counts)]
+            self.device.copy(row, found)  # one copy for all
+            self.device.wait(self.device.mark(), deadline)
+            found = row
         self.add_bad({position: number for position, number in zip(positions, found.tolist()) if number})
 
     def add_bad(self, counts: dict[int, int] | None) -> None:

@@ -57,7 +57,7 @@ class OnDevice:
         bad, _ = _agree(exchange, nbytes, alike=True)
         if bad.count:
             return bad
-        link.run(_counted(exchange, self.steps(link, layout, reduction, bad)))
+        link.run(_counted(exchange, self.steps(link, layout, reduction, bad)), exchange.deadline)
         link.finish(exchange.deadline)
         return bad
 
@@ -233,7 +233,7 @@ class Mailbox:
                     f"{self.capacity} are possible; check that every rank runs the same version"
                 )
         payloads = [self._places[peer][:size] if peer in self._places else own for peer, size in enumerate(sizes)]
-        link.run(_counted(exchange, gather_steps(link, own, payloads)))
+        link.run(_counted(exchange, gather_steps(link, own, payloads)), exchange.deadline)
         link.finish(exchange.deadline)
         return bad, payloads
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Collection
 from typing import Protocol
 
@@ -20,6 +21,13 @@ class Pending(Protocol):
         Raises:
             PeerError: the peer is gone, or the deadline passed.
         """
+
+
+class Broken(threading.Event):
+    """Set when the connection to a peer broke."""
+
+    #: Whether the peer left a note before, and so has nothing more to send.
+    noted = False
 
 
 class Transport(Protocol):

@@ -25,6 +25,7 @@ from torch import Tensor
 
 from ..deadline import Deadline
 from ..errors import ConfigError, ExchangeError, PeerError
+from .base import Broken
 
 _TAG = 0x48564346  # one ordered stream per pair of ranks
 _NEVER_TAG = _TAG + 1
@@ -137,9 +138,13 @@ class GlooTransport:
     def receive(self, data: Tensor, frm: int) -> _Transfer:
         return self._start("recv", data, frm)
 
-    def watch(self, peer: int) -> threading.Event:
-        """Return what is set when the connection to a peer breaks, whichever end breaks it."""
-        lost = threading.Event()
+    def watch(self, peer: int) -> Broken:
+        """Return what is set when the connection to a peer breaks, whichever end breaks it.
+
+        Raises:
+            PeerError: it is broken.
+        """
+        broken, store = Broken(), self._store
         transfer = self._start("recv", torch.zeros(1, dtype=torch.uint8), peer, _WATCH_TAG)
 
         def look() -> None:
@@ -148,10 +153,11 @@ class GlooTransport:
                 if work is not None:
                     work.wait(_EVER)  # nobody ever sends this
             transfer.work = None
-            lost.set()
+            broken.noted = _has_note(store, peer)  # one that aborts leaves it before it breaks its connections
+            broken.set()
 
         threading.Thread(target=look, name="hvc-watch", daemon=True).start()
-        return lost
+        return broken
 
     def _start(self, what: str, data: Tensor, peer: int, tag: int = _TAG) -> _Transfer:
         return self._begin(lambda group: getattr(group, what)([data], peer, tag), peer)
@@ -243,6 +249,12 @@ class _Transfer:
 def _seconds_left(deadline: Deadline) -> timedelta:
     """Return what Gloo takes for a timeout: zero would be none at all."""
     return timedelta(milliseconds=max(1, int(deadline.left() * 1000)))
+
+
+def _has_note(store: Any, rank: int) -> bool:
+    found: list[bool] = []
+    _within(_NOTE_SECONDS, lambda: found.append(store.check([f"abort/{rank}"])))
+    return any(found)
 
 
 def _within(seconds: float, call: Callable[[], object]) -> None:

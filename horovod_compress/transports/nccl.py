@@ -16,7 +16,8 @@ import importlib
 import importlib.util
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -26,12 +27,14 @@ from torch import Tensor
 from ..deadline import Deadline
 from ..device import Host, Mark
 from ..errors import ExchangeError, PeerError
-from .base import Pending, Transport
+from .base import Broken, Pending, Transport
 
 _POLL_SECONDS = 50e-6
 #: A peer that has closed may have sent all of its part: so long does the rest have to arrive.
 _GRACE_SECONDS = 1.0
 _ABORT_SECONDS = 0.5
+#: So many transfers may be queued at a time: a launch waits, without a bound, while CUDA's own queue is full.
+_QUEUED = 64
 
 
 def why_not() -> str | None:
@@ -75,33 +78,42 @@ class Link:
         library: has ``groupStart``, ``groupEnd`` and ``NCCL_UINT8``, as ``cupy.cuda.nccl`` does.
         communicator: a ``NcclCommunicator``, or what has its methods.
         where: the device; its stream for moving is the communicator's.
-        lost: returns whether a neighbour is gone, as far as anybody knows.
+        broken: by peer, whether its connection for tokens is.
     """
 
     def __init__(
-        self, library: Any, communicator: Any, where: Host, rank: int, size: int, lost: Callable[[], bool] = lambda: False
+        self, library: Any, communicator: Any, where: Host, rank: int, size: int, broken: Mapping[int, Broken] | None = None
     ) -> None:
         self.where, self.rank, self.size = where, rank, size
-        self._library, self._communicator, self._lost = library, communicator, lost
+        self._library, self._communicator, self._broken = library, communicator, broken or {}
         self._lock = threading.Lock()  # no communicator may be aborted while it is being called
+        self._ending = threading.Lock()  # nor twice
         self._left = (rank - 1) % size
-        self._scratch = where.zeros(0, torch.uint8)
+        self._scratch: Tensor | None = None
 
     def scratch(self, nbytes: int) -> Tensor:
         """Return memory on the device for what arrives; the same for every call, so for one exchange at a time."""
-        if self._scratch.numel() < nbytes:
+        if self._scratch is None or self._scratch.numel() < nbytes:
             self.where.rest()
             self._scratch = self.where.zeros(nbytes, torch.uint8)
             self.where.rest()
         return self._scratch[:nbytes]
 
-    def run(self, steps: Iterable[Transfer]) -> None:
-        """Queue transfers as they are asked for."""
+    def run(self, steps: Iterable[Transfer], deadline: Deadline) -> None:
+        """Queue transfers as they are asked for, but only so many before the first of them is done.
+
+        Raises:
+            PeerError: a peer is gone, or the deadline passed.
+        """
+        queued: deque[Mark] = deque(maxlen=_QUEUED)
         for transfer in steps:
+            if len(queued) == _QUEUED:
+                self._wait(queued[0], deadline)
             pairs: list[tuple[Callable[..., None], Tensor, int]] = []
             pairs += ((self._call("send"), *send) for send in transfer.sends)
             pairs += ((self._call("recv"), *receive) for receive in transfer.receives)
             self.start(pairs, [transfer])
+            queued.append(transfer.done)
 
     def start(self, calls: Sequence[tuple[Callable[..., None], Tensor, int]], transfers: Sequence[Transfer]) -> None:
         """Queue the sends and receives of some transfers as one group.
@@ -145,13 +157,17 @@ class Link:
         Raises:
             PeerError: a peer is gone, or the deadline passed.
         """
-        mark, alarm = self.where.mark(), None
+        self._wait(self.where.mark(), deadline)
+
+    def _wait(self, mark: Mark, deadline: Deadline) -> None:
+        ends: dict[int, Deadline] = {}
         while not self.where.reached(mark):
             self._check()
-            if alarm is None and self._lost():
-                alarm = Deadline(_GRACE_SECONDS)
-            if alarm and alarm.passed():
-                raise PeerError(self._left, False, "its connection broke during a transfer through NCCL")
+            for peer, broken in self._broken.items():
+                if peer not in ends and broken.is_set():
+                    ends[peer] = Deadline(0.0 if broken.noted else _GRACE_SECONDS)
+                if peer in ends and ends[peer].passed():
+                    raise PeerError(peer, False, "its connection broke during a transfer through NCCL")
             if deadline.passed():
                 raise PeerError(self._left, True, "a transfer through NCCL did not end")
             time.sleep(_POLL_SECONDS)
@@ -176,7 +192,7 @@ class Link:
         sends, receives = ([(data[peer : peer + 1], peer) for peer in peers] for data in (given, taken))
         self.where.rest()
         transfer = Transfer(sends, receives)
-        self.run([transfer])
+        self.run([transfer], deadline)
         self.where.after(transfer.done)
         self.finish(deadline)
 
@@ -185,7 +201,8 @@ class Link:
 
         Not ``destroy``, not even at the end: that waits for transfers, and with them for peers that may be gone.
         """
-        communicator, self._communicator = self._communicator, None
+        with self._ending:
+            communicator, self._communicator = self._communicator, None
         if communicator is None:
             return
         held = self._lock.acquire(timeout=_ABORT_SECONDS)  # a call that hangs is what an abort is for
@@ -236,36 +253,55 @@ class NcclTransport:
 def connect(library: Any, identity: tuple[int, ...], where: Host, tokens: Transport, seconds: float, **rest: Any) -> Link:
     """Join the communicator; every rank has to be about to.
 
+    A communicator that is not returned is aborted, however late it comes: CuPy destroys one that is dropped as it
+    is, and that may wait for peers for ever.
+
     Args:
         identity: rank 0's ``get_unique_id()``.
 
     Raises:
         ExchangeError: not every rank joined in time, or NCCL refused.
     """
-    joined: list[Any] = []
+    deadline, given_up = Deadline(seconds), threading.Event()
+    made: list[Link] = []
+    ended: list[Exception | None] = []
 
     def join() -> None:
+        problem = None
         try:
             with where.moving():
                 communicator = library.NcclCommunicator(tokens.size, identity, tokens.rank)
-                link = Link(library, communicator, where, tokens.rank, tokens.size, **rest)
-                link.meet(Deadline(seconds))
-                joined.append(link)
+                made.append(Link(library, communicator, where, tokens.rank, tokens.size, **rest))
+                if not given_up.is_set():
+                    made[0].meet(deadline)
         except Exception as error:
-            joined.append(error)
+            problem = error
+            _abort(made)
+        ended.append(problem)
+        if given_up.is_set():
+            _abort(made)
 
     thread = threading.Thread(target=join, name="hvc-nccl", daemon=True)  # the call has no bound of its own
     thread.start()
-    thread.join(seconds)
-    if not joined:
+    try:
+        thread.join(seconds)
+    finally:
+        if not ended:
+            given_up.set()  # before the abort: a link that is made from now on is aborted by its thread
+            _abort(made)
+    if given_up.is_set():
         raise ExchangeError(
             f"rank {tokens.rank}: not all of {tokens.size} ranks joined NCCL's communicator within {seconds:g} s; "
             f'NCCL_DEBUG=INFO says why, and transport="gloo" does without'
         )
-    if isinstance(joined[0], Exception):
-        raise ExchangeError(f'rank {tokens.rank}: NCCL: {joined[0]}; NCCL_DEBUG=INFO says why, and transport="gloo" does without')
-    found: Link = joined[0]
-    return found
+    if ended[0]:
+        raise ExchangeError(f'rank {tokens.rank}: NCCL: {ended[0]}; NCCL_DEBUG=INFO says why, and transport="gloo" does without')
+    return made[0]
+
+
+def _abort(links: Iterable[Link]) -> None:
+    for link in links:
+        link.abort()
 
 
 def together(link: Link, ranks: Sequence[Iterable[Transfer]]) -> None:

@@ -52,6 +52,7 @@ def _check(case: Sample, world: int, tensors: list, **options: Any) -> None:
             _same_payloads(case, mine, theirs)
         groups = other.transport.link._library.groups
         assert groups > 0 if world > 1 else groups == 0
+        assert other.transport.link._library.world.left() == 0
 
 
 def _same_payloads(case: Sample, mine: Any, theirs: Any) -> None:

@@ -21,6 +21,11 @@ class World:
         self.size = size
         self.links = {(a, b): queue.SimpleQueue() for a in range(size) for b in range(size)}
         self.broken = threading.Event()
+        self.made: list[Communicator] = []
+
+    def left(self) -> int:
+        """Return how many communicators were never aborted: CuPy would destroy them, which may wait for ever."""
+        return sum(not communicator.aborted for communicator in self.made)
 
     def library(self) -> Library:
         return Library(self)
@@ -77,6 +82,7 @@ class Communicator:
     def __init__(self, library: Library, rank: int) -> None:
         self._library, self._rank = library, rank
         self.aborted = False
+        library.world.made.append(self)
 
     def send(self, address: int, count: int, kind: int, peer: int, stream: int) -> None:
         assert kind == Library.NCCL_UINT8 and address and count > 0

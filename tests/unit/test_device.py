@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -19,6 +20,7 @@ from horovod_compress.errors import ConfigError, ExchangeError
 from horovod_compress.methods import parse
 from horovod_compress.options import Options
 from horovod_compress.plan import Plan, TensorSpec
+from horovod_compress.reducer import Reducer
 from horovod_compress.schedule import make_plan
 from tests.battery.kept import kept, same
 from tests.support.apart import Apart, everything_apart
@@ -78,6 +80,15 @@ def test_a_gradient_elsewhere_is_refused() -> None:
             fleet.reducers[0].offer(0, torch.zeros(70, 33, device="meta"))
 
 
+def _tensor_counts(kind: Any) -> Callable[..., Tensor]:
+    offer = kind.offer
+
+    def counted(self: Any, *arguments: Any) -> Tensor:
+        return torch.tensor([offer(self, *arguments)])
+
+    return counted
+
+
 @pytest.mark.parametrize("apart", [False, True])
 def test_counts_may_be_tensors(apart: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """On a GPU nobody waits for a count before the bucket is full; then all are read at once."""
@@ -96,12 +107,7 @@ def test_counts_may_be_tensors(apart: bool, monkeypatch: pytest.MonkeyPatch) -> 
 
     numbers = steps()
     for kind in (Marsit, Dense):
-        offer = kind.offer
-
-        def counted(self: Any, *arguments: Any, _offer: Any = offer) -> Tensor:
-            return torch.tensor([_offer(self, *arguments)])
-
-        monkeypatch.setattr(kind, "offer", counted)
+        monkeypatch.setattr(kind, "offer", _tensor_counts(kind))
     if apart:
         with everything_apart():
             tensors = steps()
@@ -127,6 +133,77 @@ def test_a_device_that_stands_still_fails_every_rank() -> None:
             for reducer in fleet.reducers:
                 with pytest.raises(ExchangeError, match="did not finish within 0.5 s|rank 0 (is gone|did not answer)"):
                     reducer.result(0, step)
+
+
+def test_a_device_rests_before_its_memory_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    kept_alive: list[Any] = []
+    monkeypatch.setattr("horovod_compress.reducer._UNRESTED", kept_alive)
+    wheres = [Apart(), Apart()]
+    with everything_apart(list(wheres).pop):
+        with Fleet(2, TENSORS, "marsit") as fleet:
+            fleet.step(random_grads(2, TENSORS))
+            late = [torch.zeros(3) for _ in wheres]
+            for where, into in zip(wheres, late):
+                where.copy(into, torch.ones(3))
+    assert all(torch.equal(into, torch.ones(3)) for into in late) and not kept_alive
+
+
+def test_a_device_that_does_not_rest_keeps_its_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    kept_alive: list[Any] = []
+    monkeypatch.setattr("horovod_compress.reducer._UNRESTED", kept_alive)
+    with everything_apart(Frozen):
+        fleet = Fleet(1, TENSORS, "marsit")
+        with fleet:
+            pass
+        stations = fleet.reducers[0].stations
+        fleet.reducers[0].close()
+    assert [held for held, _ in kept_alive] == [stations]
+    with Fleet(2, TENSORS, "marsit") as fleet:
+        pass
+    assert len(kept_alive) == 1
+
+
+@pytest.mark.parametrize("method", ["none", "marsit", "onebit_adam", "topk"])
+def test_a_timed_exchange_is_over_before_the_next_step(method: str) -> None:
+    def steps() -> tuple[list[Any], Any, list[Reducer]]:
+        with Fleet(2, TENSORS, method) as fleet, ThreadPoolExecutor(2) as pool:
+            results = []
+            for number in range(3):
+                results.append(fleet.step(random_grads(2, TENSORS, seed=number)))
+                assert all(reducer.wait_idle(5.0) for reducer in fleet.reducers)
+                assert all(seconds > 0 for seconds in pool.map(lambda r: r.time_exchange(0), fleet.reducers))
+                for where in (where for r in fleet.reducers for where in r._devices.values()):
+                    assert not isinstance(where, Apart) or where._done == len(where._queued)
+            return results, kept(fleet), fleet.reducers
+
+    plain, left, _ = steps()
+    with everything_apart():
+        staged, left_there, reducers = steps()
+    assert all(same(a, b) for a, b in zip(plain, staged, strict=True)) and same(left, left_there)
+    assert all(r.stations[0].decoded == r._devices["cpu"].mark() for r in reducers)
+
+
+def test_counts_are_fetched_to_memory_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Giving(Apart):
+        given = 0
+
+        def host_zeros(self, count: int, dtype: torch.dtype) -> Tensor:
+            self.given += 1
+            return super().host_zeros(count, dtype)
+
+    monkeypatch.setattr(Marsit, "offer", _tensor_counts(Marsit))
+    with everything_apart(Giving):
+        with Fleet(2, TENSORS, "marsit", full_precision_every=0, nonfinite="propagate") as fleet:
+            fleet.step(random_grads(2, TENSORS, seed=0))
+            wheres = [r._devices["cpu"] for r in fleet.reducers]
+            before = [where.given for where in wheres]  # type: ignore[attr-defined]
+            for number, bad in ((1, ["b"]), (2, [])):
+                grads = random_grads(2, TENSORS, seed=number)
+                if bad:
+                    grads[1]["b"][2] = float("nan")
+                fleet.step(grads)
+                assert fleet.reducers[1].stations[0].bad_names == bad
+            assert [where.given for where in wheres] == before  # type: ignore[attr-defined]
 
 
 def test_the_same_buckets_in_other_plans_keep_their_state() -> None:

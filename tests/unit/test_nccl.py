@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 from typing import Any
@@ -28,6 +28,7 @@ from horovod_compress.plan import Bucket, TensorSpec
 from horovod_compress.station import Round, Station, nothing
 from horovod_compress.station import _CodecReduction as CodecReduction
 from horovod_compress.transports import gloo
+from horovod_compress.transports.base import Broken
 from horovod_compress.transports.nccl import Link, NcclTransport, Transfer, connect, together, why_not
 from horovod_compress.wire import Bad
 from tests.support import nccl
@@ -67,12 +68,55 @@ def test_a_transfer_that_does_not_end_is_late() -> None:
     assert (caught.value.peer, caught.value.late) == (0, True)
 
 
-def test_a_lost_neighbour_ends_a_wait_before_its_deadline() -> None:
-    link, _ = a_link(Endless(), lost=lambda: True)
+def lost(noted: bool = False) -> Broken:
+    broken = Broken()
+    broken.noted = noted
+    broken.set()
+    return broken
+
+
+@pytest.mark.parametrize("peer", [0, 2])
+def test_a_lost_peer_ends_a_wait_before_its_deadline(peer: int) -> None:
+    link, _ = a_link(Endless(), broken={0: Broken(), 2: Broken()} | {peer: lost()})
     began = time.monotonic()
     with pytest.raises(PeerError) as caught:
         link.finish(Deadline(30.0))
-    assert 0.9 <= time.monotonic() - began < 3.0 and not caught.value.late
+    assert 0.9 <= time.monotonic() - began < 3.0
+    assert (caught.value.peer, caught.value.late) == (peer, False)
+
+
+def test_a_peer_that_aborted_has_nothing_more_to_send() -> None:
+    link, _ = a_link(Endless(), broken={0: lost(), 2: lost(noted=True)})
+    began = time.monotonic()
+    with pytest.raises(PeerError) as caught:
+        link.finish(Deadline(30.0))
+    assert time.monotonic() - began < 0.8 and caught.value.peer == 2
+
+
+def test_only_so_many_transfers_are_queued_at_a_time() -> None:
+    class Counting(Host):
+        """A device that ends its oldest transfer when somebody waits."""
+
+        queued = ended = most = 0
+        stands = False
+
+        def mark(self) -> int:
+            self.queued += 1
+            self.most = max(self.most, self.queued - self.ended)
+            return self.queued
+
+        def reached(self, mark: int) -> bool:
+            self.ended += self.ended < mark and not self.stands
+            return self.ended >= mark
+
+    where = Counting()
+    link, _ = a_link(where)
+    link.run((Transfer() for _ in range(300)), Deadline(30.0))
+    assert (where.queued, where.most) == (300, 64)
+    where.stands, began = True, time.monotonic()
+    with pytest.raises(PeerError, match="did not end") as caught:
+        link.run((Transfer() for _ in range(300)), Deadline(0.2))
+    assert caught.value.late and time.monotonic() - began < 2.0 and where.queued == 364
 
 
 def test_a_neighbour_that_closed_may_have_sent_all() -> None:
@@ -83,7 +127,7 @@ def test_a_neighbour_that_closed_may_have_sent_all() -> None:
             self.looks += 1
             return self.looks > 5
 
-    a_link(Slow(), lost=lambda: True)[0].finish(Deadline(30.0))
+    a_link(Slow(), broken={0: lost()})[0].finish(Deadline(30.0))
 
 
 def test_an_error_of_nccl_ends_a_wait() -> None:
@@ -99,7 +143,7 @@ def test_an_aborted_link_refuses_everything() -> None:
     link.abort()
     assert communicator.aborted
     data = torch.zeros(4, dtype=torch.uint8)
-    for use in (lambda: link.finish(Deadline(30.0)), lambda: link.run([Transfer(sends=[(data, 0)])])):
+    for use in (lambda: link.finish(Deadline(30.0)), lambda: link.run([Transfer(sends=[(data, 0)])], Deadline(30.0))):
         with pytest.raises(PeerError, match="aborted or closed"):
             use()
 
@@ -129,7 +173,8 @@ def test_a_rank_that_fails_ends_the_exchanges_of_all() -> None:
 
 
 def test_joining_has_a_bound() -> None:
-    library = SimpleNamespace(NcclCommunicator=lambda *_: threading.Event().wait(5.0))
+    made = nccl.Communicator(nccl.World(3).library(), 1)
+    library = SimpleNamespace(NcclCommunicator=lambda *_: threading.Event().wait(2.0) or made)
     began = time.monotonic()
     with pytest.raises(ExchangeError, match="not all of 3 ranks joined NCCL's communicator within 0.2 s"):
         connect(library, IDENTITY, Host(), SimpleNamespace(rank=1, size=3), 0.2)
@@ -144,18 +189,79 @@ def test_a_refusal_is_told() -> None:
         connect(SimpleNamespace(NcclCommunicator=refuse), IDENTITY, Host(), SimpleNamespace(rank=1, size=3), 5.0)
 
 
+def communicators(shared: nccl.World, timeout: float = 3.0) -> int:
+    """Return how many communicators were made, once none of them is left without an abort."""
+    end = time.monotonic() + timeout
+    while shared.left() and time.monotonic() < end:
+        time.sleep(0.01)
+    assert shared.left() == 0
+    return len(shared.made)
+
+
+def join_alone(library: Any, seconds: float, where: Host | None = None) -> Link:
+    return connect(library, IDENTITY, where or Host(), SimpleNamespace(rank=1, size=3), seconds)
+
+
+def test_a_communicator_whose_peers_do_not_come_is_aborted() -> None:
+    shared = nccl.World(3)
+    began = time.monotonic()
+    with pytest.raises(ExchangeError, match="not all of 3 ranks joined"):
+        join_alone(shared.library(), 0.2)  # the call for the bytes of the others does not return
+    assert communicators(shared) == 1 and time.monotonic() - began < 3.0
+    shared = nccl.World(3)
+    for peer in (0, 2):
+        shared.links[peer, 1].put(b"\0")
+    with pytest.raises(ExchangeError, match="joined|did not end"):
+        join_alone(shared.library(), 0.2, Endless())
+    assert communicators(shared) == 1
+
+
+def test_a_communicator_that_refuses_a_byte_is_aborted() -> None:
+    shared = nccl.World(3)
+    library = shared.library()
+
+    def refuse() -> None:
+        raise nccl.NcclError("NCCL_ERROR_UNHANDLED_CUDA_ERROR: no luck")
+
+    library.groupStart = refuse  # type: ignore[method-assign]
+    with pytest.raises(ExchangeError, match="no luck"):
+        join_alone(library, 5.0)
+    assert shared.left() == 0 and len(shared.made) == 1
+
+
+def test_a_communicator_that_comes_too_late_is_aborted() -> None:
+    shared, come = nccl.World(3), threading.Event()
+    library = shared.library()
+    make = library.NcclCommunicator
+
+    def late(*arguments: Any) -> nccl.Communicator:
+        assert come.wait(10.0)
+        return make(*arguments)
+
+    library.NcclCommunicator = late  # type: ignore[method-assign]
+    with pytest.raises(ExchangeError, match="not all of 3 ranks joined"):
+        join_alone(library, 0.1)
+    assert not shared.made
+    come.set()
+    end = time.monotonic() + 3.0
+    while not shared.made and time.monotonic() < end:
+        time.sleep(0.01)
+    assert communicators(shared) == 1 and library.groups == 0
+
+
 def test_a_link_is_made_of_what_joined() -> None:
     """And every pair of ranks has met by then."""
     shared = nccl.World(3)
 
     def join(rank: int) -> Link:
         tokens = SimpleNamespace(rank=rank, size=3)
-        return connect(shared.library(), IDENTITY, Host(), tokens, 5.0, lost=lambda: False)
+        return connect(shared.library(), IDENTITY, Host(), tokens, 5.0, broken={})
 
     with ThreadPoolExecutor(3) as pool:
         links = list(pool.map(join, range(3)))
     assert [(link.rank, link.size) for link in links] == [(rank, 3) for rank in range(3)]
     assert all(link._library.groups == 1 for link in links)
+    assert shared.left() == 3  # the control of the tests above: nobody aborted these
 
 
 def test_an_abort_does_not_wait_for_a_call_that_hangs() -> None:
@@ -168,7 +274,7 @@ def test_an_abort_does_not_wait_for_a_call_that_hangs() -> None:
 
     communicator._library.groupEnd = hangs  # type: ignore[method-assign]
     data = torch.zeros(4, dtype=torch.uint8)
-    thread = threading.Thread(target=lambda: link.run([Transfer(sends=[(data, 0)])]), daemon=True)
+    thread = threading.Thread(target=lambda: link.run([Transfer(sends=[(data, 0)])], Deadline(30.0)), daemon=True)
     thread.start()
     assert hung.wait(5.0)
     began = time.monotonic()
@@ -244,6 +350,104 @@ def test_kernels_that_are_missing_are_told(monkeypatch: pytest.MonkeyPatch) -> N
         _start._transport_kind(Options(), 2, on("cuda:0"))
 
 
+class Tokens:
+    """A rank's transport for tokens."""
+
+    def __init__(self, rank: int, size: int) -> None:
+        self.rank, self.size, self.closed = rank, size, False
+
+    def watch(self, peer: int) -> Broken:
+        return Broken()
+
+    def close(self) -> None:
+        self.closed = True
+
+
+class Gathers:
+    """Horovod's all-gathers, between threads; from the one of a given name on they run out of time."""
+
+    def __init__(self, size: int, late: str = "") -> None:
+        self.size, self.late = size, late
+        self._met = threading.Barrier(size)
+        self._values: dict[tuple[str, int], Any] = {}
+
+    def __call__(self, value: Any, name: str, rank: int, seconds: float) -> list[Any]:
+        if name == self.late:
+            raise ExchangeError(f"not every rank joined {name}")
+        self._values[name, rank] = value
+        self._met.wait(10.0)
+        return [self._values[name, other] for other in range(self.size)]
+
+
+def link_all(
+    start: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    tokens: list[Tokens],
+    shared: nccl.World,
+    identity: Callable[[], Any] = lambda: IDENTITY,
+    late: str = "",
+) -> list[Any]:
+    """Return each rank's transport or error; a rank is its own process set here."""
+
+    def api() -> nccl.Library:
+        library = shared.library()
+        library.get_unique_id = identity  # type: ignore[attr-defined]
+        return library
+
+    monkeypatch.setattr(start, "allgather_object", Gathers(len(tokens), late))
+    monkeypatch.setattr(start.nccl, "api", api)
+
+    def link(mine: Tokens) -> Any:
+        try:
+            return start._link(mine, Host(), mine.rank, 1.0)
+        except Exception as error:
+            return error
+
+    with ThreadPoolExecutor(len(tokens)) as pool:
+        return list(pool.map(link, tokens))
+
+
+def test_all_ranks_link(start: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    tokens, shared = [Tokens(rank, 3) for rank in range(3)], nccl.World(3)
+    linked = link_all(start, monkeypatch, tokens, shared)
+    assert [type(transport) for transport in linked] == [NcclTransport] * 3, linked
+    assert not any(mine.closed for mine in tokens) and shared.left() == 3
+
+
+def check_failed(found: list[Any], tokens: list[Tokens], shared: nccl.World, text: str) -> None:
+    assert [type(error) for error in found] == [ExchangeError] * 3, found
+    assert all(text in str(error) for error in found), found
+    assert all(mine.closed for mine in tokens) and shared.left() == 0
+
+
+def test_a_rank_without_an_identity_stops_all(start: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse() -> None:
+        raise nccl.NcclError("NCCL_ERROR_SYSTEM_ERROR: no interface")
+
+    tokens, shared = [Tokens(rank, 3) for rank in range(3)], nccl.World(3)
+    found = link_all(start, monkeypatch, tokens, shared, identity=refuse)
+    check_failed(found, tokens, shared, "rank 0: NCCL_ERROR_SYSTEM_ERROR: no interface")
+
+
+def test_a_peer_that_went_before_the_link_stops_all(start: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    tokens, shared = [Tokens(rank, 3) for rank in range(3)], nccl.World(3)
+
+    def gone(peer: int) -> Broken:
+        raise PeerError(peer, False, "Connection reset by peer")
+
+    for mine in tokens[1:]:
+        mine.watch = gone  # type: ignore[method-assign]
+    found = link_all(start, monkeypatch, tokens, shared)
+    check_failed(found, tokens, shared, "rank 1: rank 0 is gone: Connection reset by peer; rank 2: rank 0 is gone")
+    assert str(found[0]).startswith("rank 0: not all of 3 ranks joined")
+
+
+@pytest.mark.parametrize("late", ["hvc.nccl", "hvc.linked"])
+def test_a_link_that_is_not_agreed_on_leaves_nothing_open(start: Any, late: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    tokens, shared = [Tokens(rank, 3) for rank in range(3)], nccl.World(3)
+    check_failed(link_all(start, monkeypatch, tokens, shared, late=late), tokens, shared, f"not every rank joined {late}")
+
+
 # ---- a connection that breaks ---------------------------------------------------------------------
 
 
@@ -264,8 +468,8 @@ def pair() -> Iterator[list[gloo.GlooTransport]]:
 
 @pytest.mark.parametrize("end", ["abort", "close"])
 def test_a_watch_sees_a_connection_break(pair: list[gloo.GlooTransport], end: str) -> None:
-    lost = pair[0].watch(1)
-    assert not lost.wait(0.3)
+    broken = pair[0].watch(1)
+    assert not broken.wait(0.3)
     given, taken = torch.arange(9, dtype=torch.uint8), torch.zeros(9, dtype=torch.uint8)
     moved = [pair[1].send(given, 0), pair[0].receive(taken, 1)]  # it is in nobody's way
     for pending in moved:
@@ -273,13 +477,13 @@ def test_a_watch_sees_a_connection_break(pair: list[gloo.GlooTransport], end: st
     assert torch.equal(given, taken)
     pair[1].watch(0)
     pair[1].abort({"why": "a test"}) if end == "abort" else pair[1].close()
-    assert lost.wait(3.0)
+    assert broken.wait(3.0) and broken.noted is (end == "abort")
 
 
 def test_a_watch_ends_with_its_own_transport(pair: list[gloo.GlooTransport]) -> None:
-    lost = pair[0].watch(1)
+    broken = pair[0].watch(1)
     pair[0].close()
-    assert lost.wait(3.0)
+    assert broken.wait(3.0)
 
 
 # ---- many ranks on one communicator ---------------------------------------------------------------
