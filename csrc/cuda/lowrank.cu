@@ -187,7 +187,7 @@ Matrix<T> matrix(const void* grad, const void* residual, int64_t rows, int64_t c
 
 void lowrank_start(const void* kept, Dtype dtype, int64_t columns, int64_t rank, const Stream* key, int64_t offset,
                    void* right, Launch launch) {
-  const int64_t blocks = std::min<int64_t>(rank, 1 << 16);
+  const int64_t blocks = std::min(rank, kMostBlocks);
   visit_work(dtype, [&](auto type) {
     using W = typename decltype(type)::type;
     start_blocks(start_kernel<W>, blocks, kLineThreads, launch, static_cast<const W*>(kept), columns, rank, *key,
