@@ -129,9 +129,9 @@ def calls_for(seconds: float) -> int:
 def measure(runs: Sequence[Callable[[], object]], repeat: int, calls: int) -> list[float]:
     """Return the seconds of one call, ``repeat`` times the mean of so many."""
     turn, pairs = cycle(runs), []
-    # The GPU is kept busy while the first calls are queued: an idle one would wait for Python between two events.
-    torch.cuda._sleep(BUSY_CYCLES)
     for _ in range(repeat):
+        # The GPU is kept busy while the calls are queued: an idle one would wait for Python between two events.
+        torch.cuda._sleep(BUSY_CYCLES)
         before, after = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         before.record()
         for _ in range(calls):
