@@ -380,6 +380,28 @@ class TestBits:
             same("norm_offer", grad, poison(1, kind), count, power=power)
         same("sign_offer", grad, None, poison(kernels.word_count(count), torch.int64), poison(1, torch.float64), count)
 
+    def test_sections_of_many_ranges(self, same: Same) -> None:
+        """More than the threads of an emulated grid in kernels with a thread for each range."""
+        count, b, kind = 250_001, 0, torch.float32
+        positions, mean = torch.arange(0, count, 7, dtype=torch.int32), torch.full((1,), 0.3)
+        kept, values = positions.numel(), tame(positions.numel(), kind, 1)
+        assert -(-count // 2048) > 3 * 32
+        section = poison(kernels.golomb_bound(kept, count, b, 4), torch.uint8)
+        same("binary_encode", positions, kept, mean, b, count, section)
+        kernels.binary_encode(positions, kept, mean, b, count, section)
+        same("binary_decode", [section, section], 1, b, tame(count, kind, 2), tame(count, kind, 3), 0.3)
+        same("binary_clear", section, b, tame(count, kind, 2))
+        section = poison(kernels.values_bound(kept, count, b, 4), torch.uint8)
+        same("values_encode", positions, kept, values, b, count, section)
+        used = kernels.values_encode(positions, kept, values, b, count, section)
+        same("values_decode", [section[:used]] * 2, 1, b, tame(count, kind, 2), tame(count, kind, 3), 0.3)
+        count, rule = 800_001, {"bits": 2, "block": 64}
+        assert -(-count // 8192) > 3 * 32
+        section = poison(kernels.elias_bound(count, **rule), torch.uint8)
+        same("elias_encode", tame(count, kind, 1), section, KEY, **rule, norm=2)
+        used, _ = kernels.elias_encode(tame(count, kind, 1), section, KEY, **rule, norm=2)
+        same("elias_decode", [section[:used]], poison(count, kind), **rule, scale=0.3)
+
     def test_triad(self, same: Same) -> None:
         for count in (0, 1, 255, 1025):
             inputs = [numbers(count, torch.float32, seed) for seed in (1, 2)]
