@@ -22,11 +22,8 @@ CSRC = ROOT / "csrc"
 BUILD = ROOT / "build" / "emulated"
 #: Grids have three blocks at most: so every kernel's loop goes round in tensors of some thousand elements.
 GRID = ("-DHVC_MOST_BLOCKS=3",)
-FLAGS = (
-    "-O1", "-std=c++17", "-fPIC", "-fvisibility=hidden", "-ffp-contract=off", "-U_FORTIFY_SOURCE",
-    *("-x", "c++"),
-    *GRID,
-)
+LANGUAGE = ("-std=c++17", "-x", "c++")
+FLAGS = ("-O1", *LANGUAGE, "-fPIC", "-fvisibility=hidden", "-ffp-contract=off", "-U_FORTIFY_SOURCE", *GRID)
 WARNINGS = ("-Wall", "-Wextra", "-Werror", "-Wno-unknown-pragmas", "-Wno-unused-function")
 FOLDERS = (HERE / "include", CSRC, CSRC / "include", Path(pybind11.get_include()), Path(sysconfig.get_path("include")))
 
