@@ -1,7 +1,8 @@
 """Checks every CUDA kernel against the CPU, then times it beside the GPU's own copy, torch and CuPy.
 
 `wrong` counts elements that differ from the CPU's in any bit; any makes the run fail. Times are those of CUDA
-events around one call, on arrays that take turns and together are larger than the cache. GB/s counts every array
+events around one call, of short ones around several, on arrays that take turns and together are larger than the
+cache. GB/s counts every array
 once for each time it is read and once for each time it is written; `of copy` is that as a fraction of what a copy
 of the same run reaches. Calls that give a number to the host wait for it, and their time holds the wait.
 """
@@ -9,10 +10,12 @@ of the same run reaches. Calls that give a number to the host wait for it, and t
 from __future__ import annotations
 
 import argparse
+import math
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +39,9 @@ NO_KERNELS = """\
   Build them on this machine: HVC_CUDA=1 make setup"""
 CACHES = 4  # how many times the cache the arrays of a case take together
 WARM_UP = 3
+LONG = 1e-3  # seconds between two events that hide what Python needs to queue a call
+MOST_CALLS = 100  # between two events
+BUSY_CYCLES = 20_000_000  # of a GPU's clock: some 10 ms
 
 
 @dataclass
@@ -115,19 +121,33 @@ def turns(given: Arguments, cache: int) -> int:
     return max(2, -(-CACHES * cache // max(size, 1))) if size < CACHES * cache else 2
 
 
-def timed(runs: Sequence[Callable[[], object]], repeat: int) -> list[float]:
-    """Return the seconds of ``repeat`` calls, the runs taking turns."""
-    for index in range(WARM_UP):
-        runs[index % len(runs)]()
-    pairs = []
-    for index in range(repeat):
+def calls_for(seconds: float) -> int:
+    """Return how many calls of so many seconds are timed together."""
+    return max(1, min(MOST_CALLS, math.ceil(LONG / max(seconds, 1e-9))))
+
+
+def measure(runs: Sequence[Callable[[], object]], repeat: int, calls: int) -> list[float]:
+    """Return the seconds of one call, ``repeat`` times the mean of so many."""
+    turn, pairs = cycle(runs), []
+    for _ in range(repeat):
+        # The GPU is kept busy while the calls are queued: an idle one would wait for Python between two events.
+        torch.cuda._sleep(BUSY_CYCLES)
         before, after = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         before.record()
-        runs[index % len(runs)]()
+        for _ in range(calls):
+            next(turn)()
         after.record()
         pairs.append((before, after))
     torch.cuda.synchronize()
-    return [before.elapsed_time(after) / 1000 for before, after in pairs]
+    return [before.elapsed_time(after) / 1000 / calls for before, after in pairs]
+
+
+def timed(runs: Sequence[Callable[[], object]], repeat: int) -> list[float]:
+    """Return the seconds of a call, measured ``repeat`` times, the runs taking turns."""
+    for index in range(WARM_UP):
+        runs[index % len(runs)]()
+    torch.cuda.synchronize()
+    return measure(runs, repeat, calls_for(min(measure(runs, WARM_UP, 1))))
 
 
 def kernel_runs(case: Case, count: int, cache: int) -> tuple[list[Callable[[], object]], int]:

@@ -10,7 +10,9 @@ hvc::Launch launch_of(Address stream) { return {0, at<void>(stream)}; }
 
 int device_count() {
   int count = 0;
-  return cudaGetDeviceCount(&count) == cudaSuccess ? count : 0;
+  if (cudaGetDeviceCount(&count) == cudaSuccess) return count;
+  cudaGetLastError();  // so that nobody later takes it for an error of his own
+  return 0;
 }
 
 }  // namespace

@@ -1,7 +1,8 @@
 """Compiles the CUDA kernels with warnings as errors, and reads what they use of a GPU. Needs nvcc, and no GPU.
 
 The machine code of every architecture is made with the flags of setup.py. A kernel that spills registers
-or keeps arrays in local memory pays for it with memory traffic that nobody asked for: any is listed and
+or keeps arrays in local memory pays for it with memory traffic that nobody asked for, and one that starts
+with 1,024 threads in a block and uses more than 64 registers cannot be started at all: any is listed and
 makes the run fail. Results are kept in build/cuda_report, so that a second run compiles what changed.
 """
 
@@ -23,6 +24,7 @@ from types import ModuleType
 
 ROOT = Path(__file__).resolve().parents[1]
 REPORTS = ROOT / "build" / "cuda_report"
+REGISTERS = 65_536  # that the threads of a block share
 
 
 @dataclass(frozen=True)
@@ -34,10 +36,16 @@ class Usage:
     registers: int
     stack: int
     spills: int  # bytes of stores and loads
+    threads: int = 256  # of a block
 
     @property
     def wasteful(self) -> bool:
         return self.stack > 0 or self.spills > 0
+
+    @property
+    def too_large(self) -> bool:
+        """A block of it does not fit into a GPU: registers are given out in eights."""
+        return -(-self.registers // 8) * 8 * self.threads > REGISTERS
 
 
 def flags() -> ModuleType:
@@ -68,11 +76,21 @@ def sources() -> list[Path]:
     return sorted((ROOT / "csrc" / "cuda").glob("*.cu"))
 
 
+def wide_kernels(text: str) -> set[str]:
+    """Return the names of the kernels that a source starts with 1,024 threads in a block."""
+    return set(re.findall(r"start_blocks\((\w+)[^;]*?, kLineThreads,", text))
+
+
 def digest(paths: Iterable[Path], words: Sequence[str]) -> str:
     found = hashlib.sha256("\0".join(words).encode())
     for path in paths:
         found.update(path.read_bytes())
     return found.hexdigest()[:16]
+
+
+def version(nvcc: str) -> str:
+    """An upgraded compiler behind the same name makes other code."""
+    return subprocess.run([nvcc, "--version"], capture_output=True, text=True, check=True).stdout
 
 
 def report_of(source: Path, words: Sequence[str]) -> str:
@@ -82,7 +100,7 @@ def report_of(source: Path, words: Sequence[str]) -> str:
         RuntimeError: it does not compile without a warning.
     """
     headers = sorted((ROOT / "csrc").rglob("*.h"))
-    kept = REPORTS / f"{source.stem}.{digest([source, *headers], words)}.txt"
+    kept = REPORTS / f"{source.stem}.{digest([source, *headers], [*words, version(words[0])])}.txt"
     if not kept.exists():
         REPORTS.mkdir(parents=True, exist_ok=True)
         done = subprocess.run(
@@ -99,15 +117,16 @@ def report_of(source: Path, words: Sequence[str]) -> str:
 # ---- reading ----------------------------------------------------------------------------------
 
 
-def usages(report: str) -> list[Usage]:
-    """Return the kernels of a report of ``ptxas -v``, one for each architecture."""
+def usages(report: str, wide: Iterable[str] = ()) -> list[Usage]:
+    """Return the kernels of a report of ``ptxas -v``, one for each architecture; ``wide`` have 1,024 threads."""
     found = []
     pattern = (
         r"Compiling entry function '(\S+)' for 'sm_(\w+)'.*?(\d+) bytes stack frame, (\d+) bytes spill stores, "
         r"(\d+) bytes spill loads.*?Used (\d+) registers"
     )
     for kernel, architecture, stack, stores, loads, registers in re.findall(pattern, report, re.DOTALL):
-        found.append(Usage(kernel, architecture, int(registers), int(stack), int(stores) + int(loads)))
+        threads = 1024 if any(f"{len(name)}{name}" in kernel for name in wide) else 256
+        found.append(Usage(kernel, architecture, int(registers), int(stack), int(stores) + int(loads), threads))
     return found
 
 
@@ -122,11 +141,14 @@ def readable(kernel: str) -> str:
 
 
 def table(found: Sequence[Usage]) -> str:
-    """Return the most that the kernels of a source use, and every wasteful one."""
+    """Return a line for every kernel that is wasteful or too large; none is an empty text."""
     lines = []
     for usage in sorted(found, key=lambda one: (one.kernel, one.architecture)):
         if usage.wasteful:
             spent = f"{usage.stack} bytes of local memory, {usage.spills} bytes of spills"
+            lines.append(f"  sm_{usage.architecture} {readable(usage.kernel)}: {spent}")
+        if usage.too_large:
+            spent = f"{usage.registers} registers for each of {usage.threads} threads cannot be started"
             lines.append(f"  sm_{usage.architecture} {readable(usage.kernel)}: {spent}")
     return "\n".join(lines)
 
@@ -152,16 +174,16 @@ def main(argv: Sequence[str] | None = None) -> int:
         except RuntimeError as error:
             print(error, file=sys.stderr)
             return 1
-    wasteful = 0
+    wrong = 0
     for source, report in zip(sources(), reports):
-        found = usages(report)
+        found = usages(report, wide_kernels(source.read_text()))
         most = max(usage.registers for usage in found)
         print(f"{source.name:14s} {len(found):4d} kernels, at most {most:3d} registers")
-        wasteful += sum(usage.wasteful for usage in found)
+        wrong += sum(usage.wasteful or usage.too_large for usage in found)
         if lines := table(found):
             print(lines)
-    print(f"architectures {', '.join(chosen)}: {wasteful} kernel(s) with spills or local memory")
-    return 1 if wasteful else 0
+    print(f"architectures {', '.join(chosen)}: {wrong} kernel(s) with spills or local memory, or too large")
+    return 1 if wrong else 0
 
 
 if __name__ == "__main__":

@@ -113,29 +113,39 @@ template <class T> class AroundCache {
   alignas(64) T piece_[kPiece] = {};
 };
 
+// What element i of the chosen ones becomes; `values` are theirs.
 template <class T>
-void decode_sample(const Sampling& s, const Work<T>* values, Work<T> scale, bool weighted, T* grad,
-                   Work<T>* residual, bool streamed, int64_t first, int64_t last) {
+HVC_INLINE T sample_result(const Chosen& chosen, const Work<T>* values, Work<T> scale, bool weighted, int64_t i) {
   using W = Work<T>;
+  const W value = weighted ? W(values[i] * W(chosen.sizes[i])) : values[i];
+  return from_work<T>(W(value * scale));
+}
+
+// Only here is a piece of zeros made and a fence set: smaller tensors, and those with a residual, need neither.
+template <class T>
+void decode_around_cache(const Sampling& s, const Work<T>* values, Work<T> scale, bool weighted, T* grad,
+                         int64_t first, int64_t last) {
   Walker walker(s, first, last);
   Chosen chosen;
   AroundCache<T> around(grad);
-  for (const W* from = values + first; walker.next(chosen); from += chosen.number) {
-    const auto result = [&](int64_t i) {
-      const W value = weighted ? W(from[i] * W(chosen.sizes[i])) : from[i];
-      return from_work<T>(W(value * scale));
-    };
-    if (streamed && !residual) {
-      around.write(chosen, result);
-      continue;
-    }
+  for (const Work<T>* from = values + first; walker.next(chosen); from += chosen.number)
+    around.write(chosen, [&](int64_t i) { return sample_result<T>(chosen, from, scale, weighted, i); });
+}
+
+template <class T>
+void decode_sample(const Sampling& s, const Work<T>* values, Work<T> scale, bool weighted, T* grad,
+                   Work<T>* residual, bool streamed, int64_t first, int64_t last) {
+  if (streamed && !residual) return decode_around_cache(s, values, scale, weighted, grad, first, last);
+  Walker walker(s, first, last);
+  Chosen chosen;
+  for (const Work<T>* from = values + first; walker.next(chosen); from += chosen.number) {
     if (residual)
       each_element(chosen, [&](int64_t i, int count) {
         store(residual + i, load(grad + i, count) + load(residual + i, count), count);
       });
     memset(static_cast<void*>(grad + chosen.begin), 0, size_t(chosen.end - chosen.begin) * sizeof(T));
     for (int64_t i = 0; i < chosen.number; ++i) {
-      grad[chosen.places[i]] = result(i);
+      grad[chosen.places[i]] = sample_result<T>(chosen, from, scale, weighted, i);
       if (residual) residual[chosen.places[i]] = 0;
     }
   }

@@ -263,9 +263,9 @@ void elias_decode(const Section* sections, int64_t section_count, Dtype dtype, i
         continue;
       }
       const Levels s{sections[i], l, levels_of(shape.bits), scale};
-      start(lengths_kernel, l.ranges, launch, s, begins.get());
+      start_spread(lengths_kernel, l.ranges, launch, s, begins.get());
       prefix_sums(begins.get(), begins.get(), l.ranges, launch);
-      start(add_kernel<W>, l.ranges, launch, s, begins.get(), sums.get(), wrong);
+      start_spread(add_kernel<W>, l.ranges, launch, s, begins.get(), sums.get(), wrong);
     }
     start(settle_kernel<T>, count, launch, sums.get(), count, static_cast<T*>(grad));
   });

@@ -86,7 +86,7 @@ Layout layout_of(int value_bytes, int parameter, int64_t count) {
 
 // Where the stream of each range begins.
 void find_offsets(const Section& s, const Layout& l, int64_t* lengths, int64_t* offsets, Launch launch) {
-  start(lengths_kernel, l.ranges, launch, s, l, lengths);
+  start_spread(lengths_kernel, l.ranges, launch, s, l, lengths);
   prefix_sums(lengths, offsets, l.ranges, launch);
 }
 
@@ -108,14 +108,14 @@ int64_t binary_encode(const int32_t* positions, int64_t kept, const void* mean, 
   clear(bad, sizeof(int64_t), launch);
   clear(lengths.get() + l.ranges, sizeof(int64_t), launch);
   start(validate_kernel, kept, launch, positions, kept, count, bad);
-  start(measure_kernel, l.ranges, launch, positions, kept, l, lengths.get());
+  start_spread(measure_kernel, l.ranges, launch, positions, kept, l, lengths.get());
   prefix_sums(lengths.get(), offsets.get(), l.ranges + 1, launch);
   int64_t found[2];
   fetch(found, static_cast<const int64_t*>(total), 2, launch);
   if (found[1] != 0) return -1;
   check(cudaMemcpyAsync(out, mean, size_t(value_bytes), cudaMemcpyDeviceToDevice, stream_of(launch)),
         "cudaMemcpyAsync");
-  start(encode_kernel, l.ranges, launch, positions, kept, l, lengths.get(), offsets.get(), out);
+  start_spread(encode_kernel, l.ranges, launch, positions, kept, l, lengths.get(), offsets.get(), out);
   return streams_begin(value_bytes, l.ranges) + found[0];
 }
 
@@ -133,12 +133,12 @@ void binary_decode(const Section* sections, int64_t section_count, int64_t own, 
     for (int64_t i = 0; i < section_count; ++i) {
       if (!readable(sections[i], l, wrong, launch)) continue;
       find_offsets(sections[i], l, lengths.get(), offsets.get(), launch);
-      start(add_kernel<W>, l.ranges, launch, sections[i], l, offsets.get(), sums.get(), wrong);
+      start_spread(add_kernel<W>, l.ranges, launch, sections[i], l, offsets.get(), sums.get(), wrong);
     }
     start(settle_kernel<T>, count, launch, sums.get(), count, W(scale), static_cast<T*>(grad), kept);
     if (!kept || too_short(sections[own], l.value_bytes, l.ranges)) return;
     find_offsets(sections[own], l, lengths.get(), offsets.get(), launch);
-    start(subtract_kernel<W>, l.ranges, launch, sections[own], l, offsets.get(), kept);
+    start_spread(subtract_kernel<W>, l.ranges, launch, sections[own], l, offsets.get(), kept);
   });
 }
 
@@ -151,7 +151,7 @@ void binary_clear(const Section* section, int parameter, Dtype dtype, int64_t co
     if (!readable(*section, l, wrong, launch)) return;
     const Scratch<int64_t> lengths(l.ranges, launch), offsets(l.ranges, launch);
     find_offsets(*section, l, lengths.get(), offsets.get(), launch);
-    start(clear_kernel<T>, l.ranges, launch, *section, l, offsets.get(), static_cast<T*>(tensor), wrong);
+    start_spread(clear_kernel<T>, l.ranges, launch, *section, l, offsets.get(), static_cast<T*>(tensor), wrong);
   });
 }
 

@@ -16,8 +16,18 @@ constexpr int kThreads = 256;
 constexpr int kWarp = 32;
 constexpr unsigned kAllLanes = 0xffffffffu;
 
+// The most blocks of a grid. The tests make it small, so that every kernel's loop goes round.
+#ifndef HVC_MOST_BLOCKS
+#define HVC_MOST_BLOCKS (1 << 20)
+#endif
+constexpr int64_t kMostBlocks = HVC_MOST_BLOCKS;
+
+// The runtime keeps an error until somebody asks for it, and CUB would take it for one of its own: after memory that
+// was not there, the next call must find none.
 inline void check(cudaError_t status, const char* what) {
-  if (status != cudaSuccess) throw std::runtime_error(std::string(what) + ": " + cudaGetErrorString(status));
+  if (status == cudaSuccess) return;
+  cudaGetLastError();
+  throw std::runtime_error(std::string(what) + ": " + cudaGetErrorString(status));
 }
 
 inline cudaStream_t stream_of(Launch launch) { return static_cast<cudaStream_t>(launch.stream); }
@@ -37,7 +47,15 @@ void start_blocks(void (*kernel)(Parameters...), int64_t blocks, int threads, La
 template <class... Parameters, class... Arguments>
 void start(void (*kernel)(Parameters...), int64_t items, Launch launch, Arguments... arguments) {
   if (items == 0) return;
-  start_blocks(kernel, std::min<int64_t>(ceil_div(items, kThreads), 1 << 20), kThreads, launch, arguments...);
+  start_blocks(kernel, std::min(ceil_div(items, kThreads), kMostBlocks), kThreads, launch, arguments...);
+}
+
+// The same for long work on few items, such as a thread for each range of a section: small blocks, which many of the
+// GPU's multiprocessors share.
+template <class... Parameters, class... Arguments>
+void start_spread(void (*kernel)(Parameters...), int64_t items, Launch launch, Arguments... arguments) {
+  if (items == 0) return;
+  start_blocks(kernel, std::min(ceil_div(items, kWarp), kMostBlocks), kWarp, launch, arguments...);
 }
 
 inline void clear(void* memory, int64_t bytes, Launch launch) {
@@ -73,7 +91,8 @@ template <class T> class Scratch {
   Scratch(int64_t count, Launch launch) : stream_(stream_of(launch)) {
     if (count <= 0) return;
     auto** memory = reinterpret_cast<void**>(&data_);
-    check(cudaMallocFromPoolAsync(memory, size_t(count) * sizeof(T), memory_pool(), stream_), "cudaMallocFromPoolAsync");
+    const size_t bytes = size_t(count) * sizeof(T);
+    check(cudaMallocFromPoolAsync(memory, bytes, memory_pool(), stream_), "cudaMallocFromPoolAsync");
   }
   Scratch(const Scratch&) = delete;
   Scratch& operator=(const Scratch&) = delete;

@@ -104,6 +104,7 @@ template <class T> __global__ void lowrank_decode_kernel(Product<T> o) {
 
 // ---- lines: one thread block for all of them, as each waits for those before ---------------------------------------
 
+// The most that a block may have: then a thread has 64 registers at most, which the compiler must be told.
 constexpr int kLineThreads = 1024;
 
 template <class W> __device__ double line_scale(const W* line, int64_t count) {
@@ -145,7 +146,9 @@ template <class W> __device__ void scale_line(W* line, double scale, int64_t cou
   for (int64_t i = threadIdx.x; i < count; i += blockDim.x) line[i] = scale == 0 ? W(0) : W(double(line[i]) * scale);
 }
 
-template <class W> __global__ void orthonormalise_kernel(W* lines, int64_t count, int64_t rank, double* block_sums) {
+template <class W>
+__global__ void __launch_bounds__(kLineThreads)
+    orthonormalise_kernel(W* lines, int64_t count, int64_t rank, double* block_sums) {
   for (int64_t c = 0; c < rank; ++c) {
     W* line = lines + c * count;
     const double scale = line_scale(line, count);
@@ -163,7 +166,8 @@ template <class W> __global__ void orthonormalise_kernel(W* lines, int64_t count
 }
 
 template <class W>
-__global__ void start_kernel(const W* kept, int64_t columns, int64_t rank, Stream key, int64_t offset, W* right) {
+__global__ void __launch_bounds__(kLineThreads)
+    start_kernel(const W* kept, int64_t columns, int64_t rank, Stream key, int64_t offset, W* right) {
   for (int64_t c = blockIdx.x; c < rank; c += gridDim.x) {
     const int64_t begin = c * columns;
     const double scale = line_scale(kept + begin, columns);
@@ -183,7 +187,7 @@ Matrix<T> matrix(const void* grad, const void* residual, int64_t rows, int64_t c
 
 void lowrank_start(const void* kept, Dtype dtype, int64_t columns, int64_t rank, const Stream* key, int64_t offset,
                    void* right, Launch launch) {
-  const int64_t blocks = std::min<int64_t>(rank, 1 << 16);
+  const int64_t blocks = std::min(rank, kMostBlocks);
   visit_work(dtype, [&](auto type) {
     using W = typename decltype(type)::type;
     start_blocks(start_kernel<W>, blocks, kLineThreads, launch, static_cast<const W*>(kept), columns, rank, *key,

@@ -18,6 +18,11 @@ template <class P> class Parts {
  public:
   Parts(const P* const* parts, int64_t count, Launch launch) : memory_(count > kFewParts ? count : 0, launch) {
     if (count > kFewParts) {
+      cudaStreamCaptureStatus capture;
+      check(cudaStreamIsCapturing(stream_of(launch), &capture), "cudaStreamIsCapturing");
+      // Replays would copy from a list that is no longer there.
+      if (capture != cudaStreamCaptureStatusNone)
+        throw std::runtime_error("a CUDA graph cannot hold a call with the parts of more than 64 ranks");
       // From pageable memory: CUDA has taken its own copy of the list when this returns.
       check(cudaMemcpyAsync(memory_.get(), parts, size_t(count) * sizeof *parts, cudaMemcpyHostToDevice,
                             stream_of(launch)),

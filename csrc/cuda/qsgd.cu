@@ -108,7 +108,8 @@ __global__ void fold_kernel(QsgdFold f) {
       float total = 0;
       for (int64_t part = 0; part < f.part_count; ++part) {
         const uint8_t* record = f.parts[part] + at;
-        const float value = float(code_at(record + kNormBytes, j, f.shape.bits)) * fold_unit(norm_at(record), power, levels);
+        const float unit = fold_unit(norm_at(record), power, levels);
+        const float value = float(code_at(record + kNormBytes, j, f.shape.bits)) * unit;
         total = part == 0 ? value : total + value;
       }
       return total;

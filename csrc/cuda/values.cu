@@ -177,14 +177,14 @@ int64_t encode(const Given& g, const W* values, const W* mean, ValueForm form, u
   int64_t *total = begins.get() + ranges, *bad = total + 1;
   clear(bad, sizeof(int64_t), launch);
   start(validate_kernel, g.kept, launch, g.positions, g.kept, g.count, bad);
-  start(measure_kernel, ranges + 1, launch, g, r, form, int(sizeof(W)));
+  start_spread(measure_kernel, ranges + 1, launch, g, r, form, int(sizeof(W)));
   prefix_sums(begins.get(), begins.get(), ranges + 1, launch);
   int64_t found[2];
   fetch(found, static_cast<const int64_t*>(total), 2, launch);
   if (found[1] != 0) return -1;
   if (form == kSigns)
     check(cudaMemcpyAsync(out, mean, sizeof(W), cudaMemcpyDeviceToDevice, stream_of(launch)), "cudaMemcpyAsync");
-  start(streams_kernel, ranges, launch, g, r, out + head_bytes(form, sizeof(W)), out + head);
+  start_spread(streams_kernel, ranges, launch, g, r, out + head_bytes(form, sizeof(W)), out + head);
   with_form(form, [&](auto f) { start(values_kernel<f(), W>, ranges * kWarp, launch, r, values, out + head); });
   return head + found[0];
 }
@@ -196,7 +196,7 @@ template <class W> bool find_ranges(const Reading& r, int64_t* begins, int64_t* 
     if (wrong) start_blocks(count_kernel, 1, 1, launch, wrong, std::max<int64_t>(r.ranges, 1));
     return false;
   }
-  start(lengths_kernel<W>, r.ranges, launch, r, begins);
+  start_spread(lengths_kernel<W>, r.ranges, launch, r, begins);
   prefix_sums(begins, begins, r.ranges, launch);
   return true;
 }
@@ -231,11 +231,11 @@ void values_decode(const Section* sections, int64_t section_count, int64_t own, 
     with_form(form, [&](auto f) {
       for (int64_t i = 0; i < section_count; ++i)
         if (find_ranges<W>(reading(i), begins.get(), wrong, launch))
-          start(add_kernel<f(), W>, ranges, launch, reading(i), begins.get(), sums.get(), wrong);
+          start_spread(add_kernel<f(), W>, ranges, launch, reading(i), begins.get(), sums.get(), wrong);
       start(settle_kernel<T>, count, launch,
             Settle<T>{sums.get(), count, W(scale), static_cast<T*>(grad), kept, velocity, W(factor)});
       if (kept && find_ranges<W>(reading(own), begins.get(), nullptr, launch))
-        start(take_out_kernel<f(), W>, ranges, launch, reading(own), begins.get(),
+        start_spread(take_out_kernel<f(), W>, ranges, launch, reading(own), begins.get(),
               TakeOut<W>{kept, velocity, W(factor), masking});
     });
   });

@@ -44,11 +44,12 @@ def _bfloat16_bits(values: np.ndarray) -> np.ndarray:
 
 
 def _round_to_odd(values: np.ndarray) -> np.ndarray:
-    """Narrow float64 to float32 so that one more rounding gives what a single one would."""
+    """Narrow float64 to float32 so that one more rounding gives what a single one would; NaN has one payload."""
     nearest = values.astype(np.float32)
     bits = nearest.view(np.uint32).copy()
     bits -= np.abs(nearest.astype(np.float64)) > np.abs(values)
     bits[nearest.astype(np.float64) != values] |= 1
+    bits[np.isnan(values)] = 0x7FFFFFFF
     rounded: np.ndarray = bits.view(np.float32)
     return rounded
 
@@ -417,8 +418,8 @@ def level_decode(
 def octave_encode(
     grad: Tensor, norms: Tensor, row_length: int, codes: Tensor, key: Key, *, bits: int, headroom: int, offset: int = 0
 ) -> None:
-    z = _scaled(grad, norms, row_length, 1.0).view(np.uint32).astype(np.int64)
-    random = draws(key, offset, z.size)
+    x = _scaled(grad, norms, row_length, 1.0)
+    z, random = x.view(np.uint32).astype(np.int64), draws(key, offset, x.size)
     smallest = min((1 << (bits - 1)) - 1, headroom + 96)
     size = np.minimum(z & 0x7FFFFFFF, 0x3F800000)
     below = size < (127 + headroom - smallest) << 23
@@ -426,7 +427,7 @@ def octave_encode(
     tiny = np.where(below, size, 0).astype(np.uint32).view(np.float32)
     chance = np.rint(tiny * np.float32(2.0 ** (16 + smallest - headroom))).astype(np.int64)
     exponent = np.where(below, np.where(random < chance, smallest, 0), large)
-    sign = np.where((z >> 31 == 1) & (exponent > 0), 1 << (bits - 1), 0)
+    sign = np.where((x < 0) & (exponent > 0), 1 << (bits - 1), 0)
     _pack_codes(codes, exponent | sign, bits)
 
 

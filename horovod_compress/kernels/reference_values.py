@@ -19,11 +19,11 @@ _NARROW = {"float16": torch.float16, "bfloat16": torch.bfloat16}
 
 @_quiet
 def _rounded(x: np.ndarray, dtype: torch.dtype) -> Tensor:
-    """Round to a 16-bit type; what would be infinite or is NaN becomes the largest number of its sign."""
+    """Round to a 16-bit type; what would be infinite becomes the largest number of its sign, NaN that without one."""
     narrow = torch.empty(x.size, dtype=dtype)
     store(narrow, x)
     most = torch.full((x.size,), torch.finfo(dtype).max, dtype=dtype)
-    return torch.where(narrow.isfinite(), narrow, torch.where(narrow.signbit(), -most, most))
+    return torch.where(narrow.isfinite(), narrow, torch.where(torch.from_numpy(x < 0), -most, most))
 
 
 def _coded(x: np.ndarray, form: str) -> bytes:

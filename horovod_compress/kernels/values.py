@@ -15,7 +15,17 @@ import torch
 from torch import Tensor
 
 from ..keys import Key
-from .legality import MAX_DRAWS, MAX_PARTS, REFERENCE, backend, check_apart, checked, counter_for, dtype_code, work_dtype
+from .legality import (
+    MAX_DRAWS,
+    MAX_PARTS,
+    REFERENCE,
+    backend,
+    check_apart,
+    checked,
+    counter_for,
+    dtype_code,
+    work_dtype,
+)
 from .sparse import MAX_ELEMENTS, MAX_PARAMETER, golomb_bound, golomb_ranges
 
 ORACLE: ModuleType | None = None
@@ -204,7 +214,7 @@ def sample_decode(
     first: int = 0,
     weighted: bool = False,
 ) -> None:
-    """Write ``value * scale`` at the chosen elements of ``grad`` and 0 elsewhere; the residual becomes ``x``, and 0 there.
+    """Write ``value * scale`` at the chosen elements of ``grad``, 0 elsewhere; the residual becomes ``x``, and 0 there.
 
     Args:
         weighted: multiply each value by the size of its block first, which makes the result unbiased.

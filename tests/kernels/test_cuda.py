@@ -10,6 +10,7 @@ from __future__ import annotations
 import ast
 import os
 import re
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -25,7 +26,7 @@ from horovod_compress.kernels import legality, loader
 
 from . import emulator
 from .parity import Target
-from .support import DTYPES, KEY, bits, numbers, poison, tame, words, work
+from .support import DTYPES, KEY, bits, numbers, oracle, poison, tame, words, work
 from .support import LENGTHS as EVERY_LENGTH
 
 Same = Callable[..., Any]
@@ -253,7 +254,6 @@ class TestNumbers:
                 for bytes_ in (section, flipped, section[:-1], section[:3]):
                     same("binary_clear", bytes_, b, tame(count, dtype, 1))
 
-
     def test_elias(self, dtype: torch.dtype, same: Same, lengths: tuple[int, ...]) -> None:
         for count in lengths:
             for bits, block, norm in ((8, 512, 0), (3, 64, 2), (2, 8192, 0), (5, 1152, 2)):
@@ -309,7 +309,7 @@ class TestNumbers:
                     same("sample_decode", values, grad, kept, KEY, 0.3, first=count % 5, weighted=bool(k % 2))
 
     def test_short_and_misaligned(self, dtype: torch.dtype, same: Same, every_length: tuple[int, ...]) -> None:
-        """The kernels of every step at every length around a word, a warp and a block; memory is shifted by each call."""
+        """The kernels of every step at every length around a word, a warp and a block; each call shifts memory."""
         kind = work(dtype)
         for count in every_length:
             size = kernels.word_count(count)
@@ -325,6 +325,28 @@ class TestNumbers:
             same("level_encode", grad, norms, row, poison(count, torch.uint8), KEY, bits=8, levels=31, offset=count)
             k = count // 3
             same("top_select", grad, residual, k, poison(k, torch.int32), poison(k, kind))
+
+    def test_signs_of_nan(self, dtype: torch.dtype, same: Same) -> None:
+        """A GPU's arithmetic loses them: a NaN of either sign is the same code on every processor, a positive one."""
+        nan = torch.full((16,), float("nan"), dtype=dtype)
+        integers = {8: torch.int64, 4: torch.int32, 2: torch.int16}[dtype.itemsize]
+        negative = (nan.view(integers) | torch.iinfo(integers).min).view(dtype)
+        assert negative.isnan().all() and negative.signbit().all() and not nan.signbit().any()
+        kind, positions, norms = work(dtype), torch.arange(16, dtype=torch.int32), torch.ones(1, dtype=work(dtype))
+        for values in (nan, negative):
+            for width in (4, 8):
+                codes = torch.zeros(kernels.code_layout(width, 16)[1], dtype=torch.uint8)
+                for encode in (kernels.octave_encode, oracle("octave_encode")):
+                    encode(values, norms, 16, codes, KEY, bits=width, headroom=3)
+                    assert codes.tolist() == [0x33 if width == 4 else 3] * codes.numel()
+                same("octave_encode", values, norms, 16, codes, KEY, bits=width, headroom=3)
+            for form, most in (("float16", 0x7BFF), ("bfloat16", 0x7F7F)):
+                section = poison(kernels.values_bound(16, 16, 0, kind.itemsize, form=form), torch.uint8)
+                given = (positions, 16, values.to(kind), 0, 16)
+                for encode in (kernels.values_encode, oracle("values_encode")):
+                    used = encode(*given, section, form=form)
+                    assert section[used - 32 : used].clone().view(torch.int16).tolist() == [most] * 16
+                same("values_encode", *given, section, form=form)
 
 
 def spiked(count: int, dtype: torch.dtype) -> Tensor:
@@ -351,13 +373,34 @@ class TestBits:
         for count in (0, 1, 7, 8, 16_383, 16_384, 100_003, 32 << 14, (33 << 14) + 5):
             same("hash64", words(kernels.word_count(8 * count), 1).view(torch.uint8)[:count], 77)
 
-
     def test_rows_of_many_superblocks(self, same: Same) -> None:
         count = (1 << 21) + 65_536 + 5
         grad = tame(count, torch.float32, 1)
         for power, kind in ((0, torch.float32), (2, torch.float64)):
             same("norm_offer", grad, poison(1, kind), count, power=power)
         same("sign_offer", grad, None, poison(kernels.word_count(count), torch.int64), poison(1, torch.float64), count)
+
+    def test_sections_of_many_ranges(self, same: Same) -> None:
+        """More than the threads of an emulated grid in kernels with a thread for each range."""
+        count, b, kind = 250_001, 0, torch.float32
+        positions, mean = torch.arange(0, count, 7, dtype=torch.int32), torch.full((1,), 0.3)
+        kept, values = positions.numel(), tame(positions.numel(), kind, 1)
+        assert -(-count // 2048) > 3 * 32
+        section = poison(kernels.golomb_bound(kept, count, b, 4), torch.uint8)
+        same("binary_encode", positions, kept, mean, b, count, section)
+        kernels.binary_encode(positions, kept, mean, b, count, section)
+        same("binary_decode", [section, section], 1, b, tame(count, kind, 2), tame(count, kind, 3), 0.3)
+        same("binary_clear", section, b, tame(count, kind, 2))
+        section = poison(kernels.values_bound(kept, count, b, 4), torch.uint8)
+        same("values_encode", positions, kept, values, b, count, section)
+        used = kernels.values_encode(positions, kept, values, b, count, section)
+        same("values_decode", [section[:used]] * 2, 1, b, tame(count, kind, 2), tame(count, kind, 3), 0.3)
+        count, rule = 800_001, {"bits": 2, "block": 64}
+        assert -(-count // 8192) > 3 * 32
+        section = poison(kernels.elias_bound(count, **rule), torch.uint8)
+        same("elias_encode", tame(count, kind, 1), section, KEY, **rule, norm=2)
+        used, _ = kernels.elias_encode(tame(count, kind, 1), section, KEY, **rule, norm=2)
+        same("elias_decode", [section[:used]], poison(count, kind), **rule, scale=0.3)
 
     def test_triad(self, same: Same) -> None:
         for count in (0, 1, 255, 1025):
@@ -446,6 +489,32 @@ class TestStreams:
             graph.replay()
             assert [bool((a == b.cpu()).all()) for a, b in zip(expected, captured)] == [True] * 3
 
+    def test_scratch_memory_and_a_scan_in_a_graph(self) -> None:
+        """Norms need memory for sums of superblocks, sections prefix sums over their ranges."""
+        count, b = 100_003, 0
+        grad, residual = tame(count, torch.float32, 1), tame(count, torch.float32, 2)
+        section = section_of(torch.arange(0, count, 3, dtype=torch.int32), b, count)
+        expected = decode_step([grad.clone(), residual.clone()], section, b)
+        device, sent = [grad.cuda(), residual.cuda()], section.cuda()
+        decode_step([part.clone() for part in device], sent, b)
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            captured = decode_step(device, sent, b)
+        for _ in range(2):
+            device[0].copy_(grad)
+            device[1].copy_(residual)
+            graph.replay()
+            assert [bool((a == b.cpu()).all()) for a, b in zip(expected, captured)] == [True] * 4
+
+    def test_parts_of_many_ranks_are_refused_in_a_graph(self) -> None:
+        parts = [torch.zeros(2, dtype=torch.int64, device="cuda") for _ in range(65)]
+        kernels.majority_fold(parts, parts[0], 128)
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with pytest.raises(RuntimeError, match="more than 64 ranks"), torch.cuda.graph(graph):
+            kernels.majority_fold(parts, parts[0], 128)
+
     def test_another_stream(self) -> None:
         grad, residual = tame(100_003, torch.float32, 1), tame(100_003, torch.float32, 2)
         expected = sign_step([grad.clone(), residual.clone()])
@@ -465,6 +534,21 @@ def sign_step(pair: list[Tensor]) -> list[Tensor]:
     kernels.majority_fold([bits_of, bits_of], bits_of, count)
     kernels.sign_decode(bits_of, steps, count, grad, residual, feedback="global")
     return [bits_of, grad, residual]
+
+
+def section_of(positions: Tensor, b: int, count: int) -> Tensor:
+    section = torch.zeros(kernels.values_bound(positions.numel(), count, b, 4), dtype=torch.uint8)
+    values = tame(positions.numel(), torch.float32, 3)
+    return section[: kernels.values_encode(positions, positions.numel(), values, b, count, section)]
+
+
+def decode_step(pair: list[Tensor], section: Tensor, b: int) -> list[Tensor]:
+    """Take norms, then decode a section; return everything that is written, and the number of malformed ranges."""
+    grad, residual = pair
+    norms = torch.zeros(2, dtype=torch.float64, device=grad.device)
+    kernels.norm_offer(grad, norms, 65_600, power=2)
+    wrong = kernels.values_decode([section, section], 1, b, grad, residual, 0.5)
+    return [norms, grad, residual, torch.as_tensor(wrong).reshape(1)]
 
 
 # ---- nothing is left out ------------------------------------------------------------------------
@@ -497,6 +581,37 @@ def test_every_kernel_is_in_the_emulated_module() -> None:
     with Target("emulated", "cpu").chosen():
         assert legality.backend(torch.zeros(1))[0] is emulator.load() is not loader.load("_cpu")
     assert entry_points() - HOST_ONLY - set(dir(emulator.load())) == set()
+
+
+MEETINGS = """
+#include <cuda_runtime.h>
+
+__global__ void meet(int bad) {
+  if (bad == 1 && threadIdx.x == 7) {
+    __shfl_sync(~0u, 1, 0);
+  } else {
+    __shfl_sync(~0u, 2, 0);
+  }
+  if (bad == 2 && threadIdx.x == 7) {
+    __syncthreads();
+  } else {
+    __syncthreads();
+  }
+}
+int main() {
+  cudaLaunchConfig_t grid{};
+  grid.blockDim = dim3(64);
+  return cudaLaunchKernelEx(&grid, meet, BAD);
+}
+"""
+
+
+@no_compiler
+@pytest.mark.parametrize("bad, what", [(0, ""), (1, "lanes of a warp meet"), (2, "threads of a block meet")])
+def test_the_emulation_finds_threads_that_meet_in_different_lines(bad: int, what: str, tmp_path: Path) -> None:
+    done = emulator.ran(MEETINGS.replace("BAD", str(bad)), tmp_path)
+    assert done.returncode == (-signal.SIGABRT if bad else 0), done.stderr
+    assert what in done.stderr and ("different places" in done.stderr) == bool(bad)
 
 
 @pytest.mark.skipif(not list(FOLDER.glob("_cuda*.so")), reason="the CUDA extension is not built")

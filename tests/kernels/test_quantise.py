@@ -322,7 +322,9 @@ REFUSED = {
     "headroom must be": lambda: kernels.octave_fold([poison(9, U8)], poison(9, U8), KEY, headroom=0),
     "grad must be float32": lambda: kernels.qsgd_decode(poison(36, U8), poison(4, U8), bits=4, block=64, scale=1.0),
     "out must hold at least": lambda: kernels.elias_encode(torch.ones(64), poison(30, U8), KEY, **SHAPE),
-    "must be on the CPU or the current CUDA device": lambda: kernels.elias_encode(torch.ones(4, device="meta"), poison(99, U8), KEY, **SHAPE),
+    "must be on the CPU or the current CUDA device": lambda: kernels.elias_encode(
+        torch.ones(4, device="meta"), poison(99, U8), KEY, **SHAPE
+    ),
     "bounds must be": lambda: kernels.level_encode(
         torch.ones(4), torch.ones(1), 4, poison(4, U8), KEY, bits=8, levels=1, bounds=torch.ones(2)
     ),

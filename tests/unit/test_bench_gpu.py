@@ -66,6 +66,40 @@ def test_arrays_of_a_case_are_larger_than_the_cache() -> None:
     assert gpu.turns(given, 10_000) == 10
 
 
+def test_short_calls_are_timed_together() -> None:
+    assert gpu.calls_for(2e-3) == 1 and gpu.calls_for(0.4e-3) == 3
+    assert gpu.calls_for(1e-7) == gpu.calls_for(0.0) == gpu.MOST_CALLS
+
+
+class FakeEvent:
+    """Takes the time of a clock that every call moves on by 10 microseconds."""
+
+    now = 0.0
+
+    def __init__(self, enable_timing: bool) -> None:
+        assert enable_timing
+
+    def record(self) -> None:
+        self.at = FakeEvent.now
+
+    def elapsed_time(self, after: FakeEvent) -> float:
+        return 1000 * (after.at - self.at)
+
+
+def test_the_time_is_that_of_one_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    called: list[int] = []
+
+    def run(index: int) -> None:
+        FakeEvent.now += 1e-5
+        called.append(index)
+
+    monkeypatch.setattr(torch.cuda, "Event", FakeEvent)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    monkeypatch.setattr(torch.cuda, "_sleep", lambda cycles: None)
+    assert gpu.timed([lambda: run(0), lambda: run(1)], 4) == pytest.approx([1e-5] * 4)
+    assert len(called) == 2 * gpu.WARM_UP + 4 * 100 and called[-100:].count(0) == 50
+
+
 @pytest.mark.parametrize("words", [["--count", "0"], ["--repeat", "-1"], ["--check-count", "0"]])
 def test_refused_arguments(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as stop:

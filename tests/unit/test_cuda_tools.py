@@ -30,6 +30,19 @@ def test_reports_of_ptxas_are_read() -> None:
     assert cuda_report.table([first]) == ""
 
 
+def test_a_kernel_with_too_many_registers_for_its_threads_is_found() -> None:
+    wide = cuda_report.wide_kernels("start_blocks(second<W>, blocks, kLineThreads, launch); start_blocks(first, 1, 1);")
+    assert wide == {"second"}
+    first, second = cuda_report.usages(REPORT.replace("255", "66").replace("12 reg", "66 reg"), wide)
+    assert (first.threads, second.threads) == (256, 1024) and second.too_large and not first.too_large
+    assert "cannot be started" in cuda_report.table([second]) and cuda_report.table([first]) == ""
+    assert not cuda_report.Usage("third", "75", 64, 0, 0, 1024).too_large
+    assert cuda_report.wide_kernels((cuda_report.ROOT / "csrc" / "cuda" / "lowrank.cu").read_text()) == {
+        "orthonormalise_kernel",
+        "start_kernel",
+    }
+
+
 def test_setup_is_where_flags_come_from() -> None:
     setup = cuda_report.flags()
     words = cuda_report.command(setup, "nvcc", ["80", "90"])

@@ -39,14 +39,15 @@ HVC_RULE Half to_half(float value) {
   return {uint16_t(half | sign)};
 }
 
-// float64 to float32 rounded to odd: a second rounding to a narrower type then gives what one rounding would.
+// float64 to float32 rounded to odd: a second rounding to a narrower type then gives what one rounding would. NaN has
+// no sign and one payload: what is left of them in narrowing depends on the processor.
 HVC_RULE float round_to_odd(double value) {
   const float nearest = float(value);
   const double wide = double(nearest);
   const uint32_t bits = bit_cast<uint32_t>(nearest);
   const double magnitude = value < 0 ? -value : value, wide_magnitude = wide < 0 ? -wide : wide;
   const uint32_t toward_zero = wide_magnitude > magnitude ? bits - 1u : bits;
-  return bit_cast<float>(wide == value ? bits : toward_zero | 1u);
+  return bit_cast<float>(wide == value ? bits : value == value ? toward_zero | 1u : 0x7fffffffu);
 }
 
 // to_work: element to arithmetic type. from_work: arithmetic type to element.

@@ -26,9 +26,10 @@ HVC_RULE Octaves octaves_of(int bits, int headroom) {
 }
 
 // `z` is x / norm. Adding random bits below the mantissa carries into the exponent with the probability that makes
-// the two neighbouring powers of two unbiased. Below the smallest level the neighbours are it and 0.
+// the two neighbouring powers of two unbiased. Below the smallest level the neighbours are it and 0. NaN counts as 1:
+// its sign is no result, as processors give it one or another.
 HVC_RULE uint32_t octave_of(float z, const Octaves& o, uint32_t sign_bit, uint32_t random) {
-  const uint32_t all = bit_cast<uint32_t>(z), size = all & 0x7fffffffu;
+  const uint32_t size = bit_cast<uint32_t>(z) & 0x7fffffffu;
   const uint32_t a = size < 0x3f800000u ? size : 0x3f800000u;
   const uint32_t large = uint32_t(127 + o.headroom) - ((a + (random << 7) + 64u) >> 23);
   // Masks and no branches: loops over this are vectors.
@@ -36,7 +37,7 @@ HVC_RULE uint32_t octave_of(float z, const Octaves& o, uint32_t sign_bit, uint32
   const uint32_t chance = uint32_t(nearest(bit_cast<float>(a & below) * o.stretch));
   const uint32_t small = uint32_t(o.smallest) & (0u - uint32_t(random < chance));
   const uint32_t e = (below & small) | (~below & large);
-  return e | (sign_bit & (0u - (uint32_t(e != 0u) & all >> 31)));
+  return e | (sign_bit & (0u - (uint32_t(e != 0u) & uint32_t(z < 0))));
 }
 
 // The factor of a code, to be multiplied by 1 / ranks and then by the norm: a subnormal norm loses nothing so.

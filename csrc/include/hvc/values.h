@@ -30,14 +30,15 @@ HVC_RULE void store_short(uint8_t* into, uint16_t value) {
   into[1] = uint8_t(value >> 8);
 }
 
-// Rounded to nearest even; what would be infinite is the largest number: the residual keeps the rest.
+// Rounded to nearest even; what would be infinite is the largest number: the residual keeps the rest. The sign is that
+// of a comparison, which gives none to NaN: its own depends on the processor.
 template <class W> HVC_RULE Half half_of(W value) {
   const Half h = from_work<Half>(value);
-  return is_finite(h) ? h : Half{uint16_t((h.bits & 0x8000u) | 0x7bffu)};
+  return is_finite(h) ? h : Half{uint16_t(value < 0 ? 0xfbffu : 0x7bffu)};
 }
 template <class W> HVC_RULE BFloat16 bfloat16_of(W value) {
   const BFloat16 h = from_work<BFloat16>(value);
-  return is_finite(h) ? h : BFloat16{uint16_t((h.bits & 0x8000u) | 0x7f7fu)};
+  return is_finite(h) ? h : BFloat16{uint16_t(value < 0 ? 0xff7fu : 0x7f7fu)};
 }
 
 // One value of a range, by the form. `scale` is the section's mean.

@@ -20,7 +20,10 @@ HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[2]
 CSRC = ROOT / "csrc"
 BUILD = ROOT / "build" / "emulated"
-FLAGS = ("-O1", "-std=c++17", "-fPIC", "-fvisibility=hidden", "-ffp-contract=off", "-U_FORTIFY_SOURCE", "-x", "c++")
+#: Grids have three blocks at most: so every kernel's loop goes round in tensors of some thousand elements.
+GRID = ("-DHVC_MOST_BLOCKS=3",)
+LANGUAGE = ("-std=c++17", "-x", "c++")
+FLAGS = ("-O1", *LANGUAGE, "-fPIC", "-fvisibility=hidden", "-ffp-contract=off", "-U_FORTIFY_SOURCE", *GRID)
 WARNINGS = ("-Wall", "-Wextra", "-Werror", "-Wno-unknown-pragmas", "-Wno-unused-function")
 FOLDERS = (HERE / "include", CSRC, CSRC / "include", Path(pybind11.get_include()), Path(sysconfig.get_path("include")))
 
@@ -78,6 +81,15 @@ def load() -> ModuleType:
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
+
+
+def ran(text: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    """Compile a program with kernels in it, and run it."""
+    (folder / "program.cu").write_text(text)
+    program = folder / "program"
+    includes = [f"-I{path}" for path in FOLDERS]
+    run([*FLAGS, *WARNINGS, *includes, str(folder / "program.cu"), str(HERE / "emulator.cpp"), "-o", str(program)])
+    return subprocess.run([str(program)], capture_output=True, text=True, check=False)
 
 
 def order(number: int) -> None:

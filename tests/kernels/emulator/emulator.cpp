@@ -15,10 +15,13 @@ namespace {
 
 constexpr size_t kStackBytes = 64 << 10;
 
-[[noreturn]] void fail(const char* what, const char* name = "") {
-  std::fprintf(stderr, "emulated CUDA: %s %s\n", what, name);
+[[noreturn]] void fail(const char* what, Place place = {"", 0}) {
+  std::fprintf(stderr, "emulated CUDA: %s %s", what, place.name);
+  std::fprintf(stderr, place.line ? " in line %d\n" : "\n", place.line);
   std::abort();
 }
+
+bool same(Place a, Place b) { return a.line == b.line && strcmp(a.name, b.name) == 0; }
 
 // ---- fibers -------------------------------------------------------------------------------------------------
 
@@ -32,7 +35,7 @@ struct Fiber {
 // What the lanes of a warp bring; results of one meeting live until the one after the next.
 struct Meeting {
   uint64_t brought[kLanesOfWarp], results[2][kLanesOfWarp];
-  const char* name = nullptr;
+  Place place{"", 0};
   unsigned arrived = 0, number = 0;
 };
 
@@ -44,7 +47,8 @@ struct Machine {
   Body body = nullptr;
   void* argument = nullptr;
   unsigned threads = 0, live = 0, current = 0;
-  unsigned at_barrier = 0, barrier = 0;
+  unsigned at_barrier = 0;
+  Place barrier{"", 0};
   std::minstd_rand random;
   int shuffled = 0;
 } machine;
@@ -106,7 +110,7 @@ void run_block() {
       moved = true;
       resume(thread);
     }
-    if (!moved) fail("threads wait for others that never come, at", machine.warps[0].name ? machine.warps[0].name : "");
+    if (!moved) fail("threads wait for others that never come, at", machine.warps[0].place);
   }
 }
 
@@ -138,12 +142,12 @@ void run_grid(dim3 grid, dim3 block, Body body, void* argument) {
   }
 }
 
-const uint64_t* meet_warp(const char* name, uint64_t value) {
+const uint64_t* meet_warp(Place place, uint64_t value) {
   const unsigned first = machine.current - machine.current % kLanesOfWarp;
-  if (first + kLanesOfWarp > machine.threads) fail("less than a warp meets at", name);
+  if (first + kLanesOfWarp > machine.threads) fail("less than a warp meets at", place);
   Meeting& warp = machine.warps[first / kLanesOfWarp];
-  if (warp.arrived != 0 && strcmp(warp.name, name) != 0) fail("lanes of a warp meet at different places, one is", name);
-  warp.name = name;
+  if (warp.arrived != 0 && !same(warp.place, place)) fail("lanes of a warp meet at different places, one is", place);
+  warp.place = place;
   warp.brought[machine.current - first] = value;
   const unsigned parity = warp.number % 2;
   if (++warp.arrived < kLanesOfWarp) {
@@ -157,7 +161,10 @@ const uint64_t* meet_warp(const char* name, uint64_t value) {
   return warp.results[parity];
 }
 
-void meet_block() {
+void meet_block(Place place) {
+  if (machine.at_barrier != 0 && !same(machine.barrier, place))
+    fail("threads of a block meet at different places, one is", place);
+  machine.barrier = place;
   if (++machine.at_barrier < machine.live) return wait();
   machine.at_barrier = 0;
   wake(0, machine.threads);

@@ -1,7 +1,8 @@
 // What the kernels use of CUDA, for g++: threads of a block are fibers of one thread, streams are done at once.
 //
 // Lanes of a warp meet at shuffles, votes and barriers, and nowhere else: between them a fiber runs alone. A shuffle or
-// vote that not all lanes of a warp reach ends the process, as what a GPU then does is undefined. Memory that kernels
+// vote that not all lanes of a warp reach, or not in the same line, ends the process, as what a GPU then does is
+// undefined; so does a barrier that threads of a block reach in different lines. Memory that kernels
 // ask for is poisoned and has guards around it. Rules that a GPU computes with instructions of its own (see the few
 // places with __CUDA_ARCH__ in csrc/include/hvc) are those of the CPU here.
 #pragma once
@@ -19,6 +20,7 @@
 #define __device__
 #define __host__
 #define __shared__ static
+#define __launch_bounds__(threads)
 
 // ---- where a thread is --------------------------------------------------------------------------------------
 
@@ -61,9 +63,13 @@ cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t* config, void (*kernel)(
 
 namespace emulator {
 
-// Waits until all lanes of the warp have called this with the same name; returns what each of them brought.
-const uint64_t* meet_warp(const char* name, uint64_t value);
-void meet_block();
+// Waits until all lanes of the warp have called this at the same place; returns what each of them brought.
+struct Place {
+  const char* name;
+  int line;
+};
+const uint64_t* meet_warp(Place place, uint64_t value);
+void meet_block(Place place);
 
 template <class V> uint64_t packed(V value) {
   static_assert(sizeof(V) <= 8, "at most 64 bits travel between lanes");
@@ -81,32 +87,32 @@ constexpr unsigned kLanesOfWarp = 32;
 inline unsigned lane() { return threadIdx.x % kLanesOfWarp; }
 
 // Lanes outside the warp give the caller's own value.
-template <class V> V fetch_lane(const char* name, V value, unsigned from) {
-  const uint64_t* all = meet_warp(name, packed(value));
+template <class V> V fetch_lane(Place place, V value, unsigned from) {
+  const uint64_t* all = meet_warp(place, packed(value));
   return from < kLanesOfWarp ? unpacked<V>(all[from]) : value;
 }
 
 }  // namespace emulator
 
-inline void __syncthreads() { emulator::meet_block(); }
-inline void __syncwarp() { emulator::meet_warp("__syncwarp", 0); }
-inline unsigned __ballot_sync(unsigned, bool vote) {
-  const uint64_t* all = emulator::meet_warp("__ballot_sync", vote);
+inline void __syncthreads(int line = __builtin_LINE()) { emulator::meet_block({"__syncthreads", line}); }
+inline void __syncwarp(int line = __builtin_LINE()) { emulator::meet_warp({"__syncwarp", line}, 0); }
+inline unsigned __ballot_sync(unsigned, bool vote, int line = __builtin_LINE()) {
+  const uint64_t* all = emulator::meet_warp({"__ballot_sync", line}, vote);
   unsigned bits = 0;
   for (unsigned i = 0; i < emulator::kLanesOfWarp; ++i) bits |= unsigned(all[i] != 0) << i;
   return bits;
 }
-template <class V> V __shfl_sync(unsigned, V value, int from) {
-  return emulator::fetch_lane("__shfl_sync", value, unsigned(from) % emulator::kLanesOfWarp);
+template <class V> V __shfl_sync(unsigned, V value, int from, int line = __builtin_LINE()) {
+  return emulator::fetch_lane({"__shfl_sync", line}, value, unsigned(from) % emulator::kLanesOfWarp);
 }
-template <class V> V __shfl_down_sync(unsigned, V value, int step) {
-  return emulator::fetch_lane("__shfl_down_sync", value, emulator::lane() + unsigned(step));
+template <class V> V __shfl_down_sync(unsigned, V value, int step, int line = __builtin_LINE()) {
+  return emulator::fetch_lane({"__shfl_down_sync", line}, value, emulator::lane() + unsigned(step));
 }
-template <class V> V __shfl_up_sync(unsigned, V value, int step) {
-  return emulator::fetch_lane("__shfl_up_sync", value, emulator::lane() - unsigned(step));
+template <class V> V __shfl_up_sync(unsigned, V value, int step, int line = __builtin_LINE()) {
+  return emulator::fetch_lane({"__shfl_up_sync", line}, value, emulator::lane() - unsigned(step));
 }
-template <class V> V __shfl_xor_sync(unsigned, V value, int mask) {
-  return emulator::fetch_lane("__shfl_xor_sync", value, emulator::lane() ^ unsigned(mask));
+template <class V> V __shfl_xor_sync(unsigned, V value, int mask, int line = __builtin_LINE()) {
+  return emulator::fetch_lane({"__shfl_xor_sync", line}, value, emulator::lane() ^ unsigned(mask));
 }
 
 // ---- arithmetic ---------------------------------------------------------------------------------------------
