@@ -35,6 +35,12 @@ def linked(world: int) -> dict[str, Any]:
     return {"wrap": wrap, "devices": lambda transport: lambda name: transport.link.where}
 
 
+def _over_the_ring(transport: Transport) -> Transport:
+    """Let nothing be added up by the transport itself, which rounds in another order; NCCL's does not."""
+    transport.adds = frozenset()
+    return transport
+
+
 def _run(case: Sample, world: int, tensors: list, **options: Any) -> tuple[list[Kept], Kept, Fleet]:
     with case.fleet(world, tensors, **options) as fleet:
         results = [fleet.step(random_grads(world, tensors, seed=number)) for number in range(STEPS)]
@@ -44,7 +50,7 @@ def _run(case: Sample, world: int, tensors: list, **options: Any) -> tuple[list[
 
 
 def _check(case: Sample, world: int, tensors: list, **options: Any) -> None:
-    results, left, fleet = _run(case, world, tensors, **options)
+    results, left, fleet = _run(case, world, tensors, **options, wrap=_over_the_ring)
     linked_results, left_there, linked_fleet = _run(case, world, tensors, **options, **linked(world))
     assert all(same(a, b) for a, b in zip(results, linked_results, strict=True)) and same(left, left_there)
     for one, other in zip(fleet.reducers, linked_fleet.reducers):

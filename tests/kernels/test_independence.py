@@ -218,6 +218,7 @@ def test_the_instruction_set_changes_nothing(override: str) -> None:
     assert theirs == [*digests(3000), *large_digests()]
 
 
+@pytest.mark.slow
 def test_the_number_of_threads_changes_nothing() -> None:
     """Large enough that three threads all get work, at borders inside words."""
     found = {}

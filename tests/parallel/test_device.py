@@ -17,7 +17,8 @@ METHODS = ("none", "marsit", "topk", "sketch_fusion")
 needs_gpu = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 
 
-@pytest.fixture(scope="module", params=["cpu", pytest.param("cuda:0", marks=needs_gpu)])
+# The CPU as a device is in test_staged.py by default, with smaller models.
+@pytest.fixture(scope="module", params=[pytest.param("cpu", marks=pytest.mark.slow), pytest.param("cuda:0", marks=needs_gpu)])
 def found(request: pytest.FixtureRequest) -> tuple[str, list[dict[str, Any]]]:
     """Return the reports; on the CPU payloads are staged as if it were another device."""
     job = run_ranks(WORLD, "device.py", timeout=300, arguments={"device": request.param})
