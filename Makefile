@@ -55,10 +55,10 @@ demo: environment
 	@$(VENV)/python examples/demo.py $(ARGS)
 
 test: environment
-	@$(VENV)/python -m pytest -m "not slow" $(ARGS)
+	@$(VENV)/python tools/run_tests.py -m "not slow" $(ARGS)
 
 test-all: environment
-	@$(VENV)/python -m pytest $(ARGS)
+	@$(VENV)/python tools/run_tests.py $(ARGS)
 
 bench: environment
 	@$(VENV)/python -m benchmarks.short $(ARGS)

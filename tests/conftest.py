@@ -12,6 +12,8 @@ ROOT = str(Path(__file__).resolve().parents[1])
 if ROOT not in sys.path:
     sys.path.insert(0, ROOT)
 
+JOBS = (Path(__file__).parent / "parallel", Path(__file__).parent / "faults")
+
 try:
     from hypothesis import HealthCheck, settings
 except ImportError:
@@ -26,6 +28,13 @@ else:
         suppress_health_check=[HealthCheck.too_slow],
     )
     settings.load_profile("tests")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark what must run alone."""
+    for item in items:
+        if any(folder in item.path.parents for folder in JOBS):
+            item.add_marker("jobs")
 
 
 @pytest.fixture(autouse=True)

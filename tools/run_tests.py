@@ -1,0 +1,56 @@
+"""Runs the tests in two parts: those of one process side by side, then those that start jobs, one after another.
+
+A test of one process keeps one core busy, so as many run at a time as there are cores. A job of several ranks
+has deadlines and silent ranks, and measures: nothing else may run beside it. Arguments are pytest's own, also
+`-m`, `-k` and paths.
+
+    python tools/run_tests.py -m "not slow" -k marsit
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+
+PASSED, FAILED, NO_TESTS = 0, 1, 5  # pytest's exit statuses
+MOST_WORKERS = 8  # a worker holds torch and its samples: about 1 GB
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run both parts and return pytest's exit status for the whole."""
+    parser = argparse.ArgumentParser(allow_abbrev=False, add_help=False)
+    parser.add_argument("-m", dest="markers", default="")
+    options, others = parser.parse_known_args(arguments)
+    chosen = f"({options.markers}) and " if options.markers else ""
+    workers = str(min(MOST_WORKERS, len(os.sched_getaffinity(0))))
+    return run_parts(
+        [
+            # One file stays in one worker: what its fixtures build is built once.
+            ["-m", f"{chosen}not jobs", "-n", workers, "--dist", "loadfile", *others],
+            ["-m", f"{chosen}jobs", *others],
+        ],
+        lambda part: subprocess.run([sys.executable, "-m", "pytest", *part]).returncode,
+    )
+
+
+def run_parts(parts: Sequence[Sequence[str]], run: Callable[[Sequence[str]], int]) -> int:
+    """Run each part, also after failures, and return the status of the whole.
+
+    A part without tests is no failure (`-k` may choose from the other alone), all parts without tests are one.
+    Anything but failed tests, such as an interruption or a wrong argument, ends the run.
+    """
+    statuses = []
+    for part in parts:
+        statuses.append(run(part))
+        if statuses[-1] not in (PASSED, FAILED, NO_TESTS):
+            return statuses[-1]
+    if FAILED in statuses:
+        return FAILED
+    return PASSED if PASSED in statuses else NO_TESTS
+
+
+if __name__ == "__main__":
+    sys.exit(main())
