@@ -32,7 +32,7 @@ class Options:
             residuals stay as they were), "raise" (on every rank) or "zero" (those values count
             as 0; what only overflows in a 16-bit payload is propagated).
         verify_every: compare a hash of all results across ranks every so many steps; 0 never.
-        min_elements: smaller tensors share one uncompressed bucket.
+        min_elements: smaller tensors share an uncompressed bucket, one for each dtype and device.
         warmup_steps: exchange so many steps as they are, in full precision, before the method begins.
     """
 

@@ -36,7 +36,7 @@ class TensorSpec:
 
 @dataclass(frozen=True)
 class Bucket:
-    """Consecutive tensors that are fused into one flat buffer.
+    """Tensors of one kind that are fused into one flat buffer, in the order in which they are expected.
 
     Attributes:
         index: position in the plan, which is the order of exchange.

@@ -18,7 +18,7 @@ from .methods import Methods
 from .plan import Plan, TensorSpec
 from .reducer import Reducer
 from .schedule import ADAPTIVE, OPTIONAL, check_number
-from .schedule.mixed import Cut, cut
+from .schedule.mixed import Grouped, as_buckets
 from .schedule.trial import BucketCost, Choice, Job, Measured, Tuning
 from .watch import Watch
 
@@ -59,7 +59,7 @@ class Tuner:
         self._tuning: Tuning | None = None
         self._before = reducer.plan  # what a search that fails goes back to
         self._tensors: list[TensorSpec] = []  # in the order of arrival on rank 0
-        self._cut: Cut | None = None  # rank 0's choice that is tried
+        self._tried: Grouped | None = None  # rank 0's choice
         self._step, self._began, self._cpu = -1, reducer.step, 0.0
         compressed = any(bucket.compressed for bucket in reducer.plan.buckets)
         self._idle = reducer.world == 1 or not compressed or (schedule == OPTIONAL and self._stands_aside())
@@ -88,7 +88,8 @@ class Tuner:
         if self.done:
             self._look(step)
             return False
-        if self._reducer.watch is None:
+        if self._reducer.watch is None:  # a search begins
+            self._before, self._began, self._cpu = self._reducer.plan, step, 0.0
             self._watch_anew()
         watch = self._reducer.watch
         assert watch is not None
@@ -108,10 +109,20 @@ class Tuner:
             return
         for bucket in plan.buckets:
             self._methods.check_bucket(bucket)
-        self._reducer.replan(plan)
-        self.done = self._idle or done
+        fits = self._schedule != OPTIONAL or self._is_of_these_devices(plan)
+        if fits:
+            self._reducer.replan(plan)
+        self.done = self._idle or (done and fits)
         self._tuning, self._step, self._drift = None, -1, None
         self._reducer.watch = None
+
+    def _is_of_these_devices(self, plan: Plan) -> bool:
+        """Return whether no bucket would hold tensors that are on several devices now."""
+        try:
+            plan.placed(tensor for bucket in self._reducer.plan.buckets for tensor in bucket.tensors)
+        except ConfigError:
+            return False
+        return True
 
     def stop(self) -> None:
         """Leave the buckets as they are from now on."""
@@ -133,8 +144,7 @@ class Tuner:
                     "or the method's rounds have changed: choosing again",
                     1e3 * self._drift.last, 1e3 * (self._drift.first or 0.0),
                 )  # fmt: skip
-            self.done, self._tuning, self._drift, self._began, self._cpu = False, None, None, step, 0.0
-            self._before = self._reducer.plan
+            self.done, self._tuning, self._drift = False, None, None
             self._reducer.watch = None
 
     def _decide(self, watch: Watch) -> None:
@@ -174,15 +184,16 @@ class Tuner:
     def _next(self, watch: Watch, of_ranks: Sequence[Mapping[int, BucketCost]]) -> _Decision:
         try:
             choice, done = self._advance(watch, of_ranks)
-            self._cut = self._as_buckets(choice)
-            return _Decision(self._cut.plan.document(), done, choice.why)
+            self._tried = self._as_buckets(choice)
+            return _Decision(self._tried.plan.document(), done, choice.why)
         except Exception as error:  # told to every rank, which raises it
             return _Decision(None, True, problem=f"{type(error).__name__}: {error}")
 
     def _advance(self, watch: Watch, of_ranks: Sequence[Mapping[int, BucketCost]]) -> tuple[Choice, bool]:
-        if self._tuning is None or self._cut is None:
+        if self._tuning is None:
             return self._start(watch), False
-        costs = self._cut.costs(least(of_ranks))
+        assert self._tried is not None
+        costs = self._tried.costs(over_ranks(of_ranks))
         measured = Measured(watch.step_seconds(), watch.arrivals(self._tensors), costs)
         try:
             return self._tuning.send(measured), False
@@ -195,29 +206,30 @@ class Tuner:
         tensors = [(tensor, bucket) for bucket in plan.buckets for tensor in bucket.tensors]
         arrived = [tensors[index] for index in watch.order()]
         self._tensors = [tensor for tensor, bucket in arrived if bucket.compressed]
-        may_be_plain = all(self._methods.may_be_plain(b.method) for b in plan.buckets if b.compressed)
+        methods = {bucket.method for bucket in plan.buckets if bucket.compressed}
+        reducing = {method for method in methods if not self._methods.is_dense(method)}
+        may_be_plain = bool(reducing) and all(map(self._methods.may_be_plain, reducing))
         name, _, argument = self._schedule.partition(":")
         self._tuning = ADAPTIVE[name].tune(Job(len(self._tensors), argument, may_be_plain))
         return next(self._tuning)
 
-    def _as_buckets(self, choice: Choice) -> Cut:
+    def _as_buckets(self, choice: Choice) -> Grouped:
         """Return the buckets of a choice, with those of small tensors behind them as they are."""
         buckets = self._reducer.plan.buckets
         methods = {tensor.name: bucket.method for bucket in buckets for tensor in bucket.tensors}
-        small = [(bucket.tensors, 0, False) for bucket in buckets if not bucket.compressed]
-        found = cut(choice, self._tensors, methods, small)
+        small = [bucket.tensors for bucket in buckets if not bucket.compressed]
+        found = as_buckets(choice, self._tensors, methods.__getitem__, self._methods.may_be_plain, small)
         check_number(found.plan)
         for bucket in found.plan.buckets:
             self._methods.check_bucket(bucket)
         return found
 
 
-def least(of_ranks: Sequence[Mapping[int, BucketCost]]) -> dict[int, BucketCost]:
+def over_ranks(of_ranks: Sequence[Mapping[int, BucketCost]]) -> dict[int, BucketCost]:
     """Return each bucket's costs on the rank that waited for nobody, and the slowest decoding."""
-    everywhere = [bucket for bucket in of_ranks[0] if all(bucket in costs for costs in of_ranks)]
-    return {bucket: _least_of([costs[bucket] for costs in of_ranks]) for bucket in everywhere}
-
-
-def _least_of(every: Sequence[BucketCost]) -> BucketCost:
-    exchange, decode = min(one.exchange for one in every), max(one.decode for one in every)
-    return BucketCost(every[0].elements, exchange, decode, every[0].plain)
+    found = {}
+    for bucket, one in of_ranks[0].items():
+        exchange = min(costs[bucket].exchange for costs in of_ranks)
+        decode = max(costs[bucket].decode for costs in of_ranks)
+        found[bucket] = BucketCost(one.elements, exchange, decode, one.plain)
+    return found

@@ -23,29 +23,33 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run both parts and return pytest's exit status for the whole."""
     parser = argparse.ArgumentParser(allow_abbrev=False, add_help=False)
     parser.add_argument("-m", dest="markers", default="")
+    parser.add_argument("-n", dest="workers", default=str(min(MOST_WORKERS, len(os.sched_getaffinity(0)))))
     options, others = parser.parse_known_args(arguments)
     chosen = f"({options.markers}) and " if options.markers else ""
-    workers = str(min(MOST_WORKERS, len(os.sched_getaffinity(0))))
     return run_parts(
         [
             # One file stays in one worker: what its fixtures build is built once.
-            ["-m", f"{chosen}not jobs", "-n", workers, "--dist", "loadfile", *others],
+            ["-m", f"{chosen}not jobs", "-n", options.workers, "--dist", "loadfile", *others],
             ["-m", f"{chosen}jobs", *others],
         ],
         lambda part: subprocess.run([sys.executable, "-m", "pytest", *part]).returncode,
+        stops=any(other == "-x" or other.startswith(("--exitfirst", "--maxfail")) for other in others),
     )
 
 
-def run_parts(parts: Sequence[Sequence[str]], run: Callable[[Sequence[str]], int]) -> int:
-    """Run each part, also after failures, and return the status of the whole.
+def run_parts(parts: Sequence[Sequence[str]], run: Callable[[Sequence[str]], int], stops: bool = False) -> int:
+    """Run each part and return the status of the whole.
 
     A part without tests is no failure (`-k` may choose from the other alone), all parts without tests are one.
     Anything but failed tests, such as an interruption or a wrong argument, ends the run.
+
+    Args:
+        stops: failed tests end the run too.
     """
     statuses = []
     for part in parts:
         statuses.append(run(part))
-        if statuses[-1] not in (PASSED, FAILED, NO_TESTS):
+        if statuses[-1] not in (PASSED, FAILED, NO_TESTS) or (stops and statuses[-1] == FAILED):
             return statuses[-1]
     if FAILED in statuses:
         return FAILED

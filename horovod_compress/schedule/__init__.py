@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from ..errors import ConfigError
 from ..plan import Plan, TensorSpec
 from . import auto, layerfusion, layerwise, mergecomp, single, size
+from .mixed import by_kind
 
 #: What fits the bucket's place in a key, less one for the verification's frames.
 MAX_BUCKETS = (1 << 16) - 1
@@ -37,8 +38,8 @@ def make_plan(
 
     Args:
         schedule: a name such as ``"layerwise"``, ``"single"`` or ``"size:25MB"``, or a plan, which is taken as it is.
-        min_elements: smaller tensors share one uncompressed bucket, which travels last.
-        method: returns the number of the method of a parameter; a bucket has one method.
+        min_elements: smaller tensors share one uncompressed bucket for each dtype and device, which travel last.
+        method: returns the number of the method of a parameter; a bucket has one method, dtype and device.
 
     Raises:
         ConfigError: the schedule is unknown, or a given plan does not fit the tensors.
@@ -77,11 +78,8 @@ def _plan(
             f'got {schedule!r}; an example is schedule="size:25MB"'
         )
     small = [tensor for tensor in tensors if tensor.count < min_elements]
-    of_method: dict[int, list[TensorSpec]] = {}
-    for tensor in tensors:
-        if tensor.count >= min_elements:
-            of_method.setdefault(method(tensor.name), []).append(tensor)
-    groups = [(g, number) for number, own in of_method.items() for g in _SCHEDULES[name].group(own, argument)]
+    large = by_kind((tensor for tensor in tensors if tensor.count >= min_elements), method)
+    groups = [(g, number) for (number, _, _), own in large.items() for g in _SCHEDULES[name].group(own, argument)]
     place = {tensor.name: index for index, tensor in enumerate(tensors)}
     groups.sort(key=lambda group: place[group[0][-1].name])  # by when its last gradient is there
-    return Plan.of(groups + ([(small, 0)] if small else []))
+    return Plan.of(groups + [(own, 0) for own in by_kind(small, lambda name: 0).values()])

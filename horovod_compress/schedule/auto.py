@@ -6,8 +6,8 @@
        higher than they look where processors are short
     3  all buckets uncompressed, where the model says that this comes near
     4  move cuts of the best ones, the last cut first: the buckets behind it hide least
-    5  measure the best few once more, and keep what took the shortest step; of steps that are as good as equal one with
-       nothing compressed, or else the one with the least work
+    5  measure the best few once more, and keep what took the shortest step; of steps that are as good as equal the
+       shortest one with nothing compressed, or else the one with the least work
 
 After MergeComp's search (arXiv:2103.15195), which measures only, and Sketch-Fusion's layer fusion, which computes
 only; the mixture is ours.
@@ -184,7 +184,7 @@ def _run_off(search: _Search) -> Generator[Choice, Measured, None]:
     for choice in final:
         again = yield choice
         first = search.found[choice]
-        search.found[choice] = replace(first, step=(first.step + again.step) / 2)
+        search.found[choice] = replace(first, step=(first.step + again.step) / 2, buckets=[*first.buckets, *again.buckets])
     search.final = list(final)
 
 
@@ -219,23 +219,24 @@ def _kept(search: _Search) -> Choice:
     A plan that hides a long exchange behind the backward pass is the worse one as soon as that pass is shorter.
     """
     limit = ALIKE * search.found[search.best()].step
-    alike = [c for c in search.final or search.found if search.found[c].step <= limit]
-    plain = [c for c in alike if len(c.plain) == len(c.counts)]
-    kept = min(plain or alike, key=lambda choice: _busy(search.found[choice]))
+    alike = {c: search.found[c] for c in search.final or search.found if search.found[c].step <= limit}
+    plain = [choice for choice in alike if len(choice.plain) == len(choice.counts)]
+    kept = min(plain, key=lambda c: alike[c].step) if plain else min(alike, key=lambda c: _busy(alike[c]))
     return replace(kept, why=_why(search, kept))
 
 
 def _busy(measured: Measured) -> float:
-    """Return the seconds that the exchange and the decoder's thread work for a step."""
+    """Return the seconds that the exchange and the decoder's thread work, in as many steps as were measured."""
     return sum(bucket.exchange + bucket.decode for bucket in measured.buckets)
 
 
 def _why(search: _Search, kept: Choice) -> str:
-    """Return what a step took under the choice, and under the best of each kind."""
+    """Return what a step took under the choice, and under the best of each kind that was measured as often."""
+    among = search.final or list(search.found)
     kinds = {
-        "all compressed": [c for c in search.found if not c.plain],
-        "some compressed": [c for c in search.found if 0 < len(c.plain) < len(c.counts)],
-        "none compressed": [c for c in search.found if len(c.plain) == len(c.counts)],
+        "all compressed": [c for c in among if not c.plain],
+        "some compressed": [c for c in among if 0 < len(c.plain) < len(c.counts)],
+        "none compressed": [c for c in among if len(c.plain) == len(c.counts)],
     }
     least = {name: min(search.found[c].step for c in choices) for name, choices in kinds.items() if choices}
     told = ", ".join(f"{name} {1e3 * seconds:.1f}" for name, seconds in least.items())

@@ -29,7 +29,7 @@ class Job:
 
 @dataclass(frozen=True)
 class Choice:
-    """Buckets to try or to keep.
+    """Groups of tensors to try or to keep; a group is a bucket, or several where its tensors are of several kinds.
 
     Attributes:
         counts: how many consecutive tensors each holds.
@@ -44,7 +44,7 @@ class Choice:
 
 @dataclass(frozen=True)
 class BucketCost:
-    """Seconds of one bucket: the shortest over steps, without waiting for slower ranks where that can be told."""
+    """Seconds of one bucket, or of all buckets of a group: the shortest over steps, without waiting for slower ranks where that can be told."""
 
     elements: int
     exchange: float
@@ -59,7 +59,7 @@ class Measured:
     Attributes:
         step: seconds from the first gradient of a step to the first of the next one, on rank 0.
         arrivals: when gradients were there after the first one, on rank 0.
-        buckets: in plan order.
+        buckets: of each group in order, but for those of which nothing was exchanged.
     """
 
     step: float

@@ -11,7 +11,7 @@ pytest.importorskip("horovod.torch")
 from tests.support.jobs import run_ranks
 
 CASES = [f"{name} {schedule} {attach}" for name in ("net", "odd") for schedule in ("auto", "layerfusion", "mergecomp")
-         for attach in (False, True)]  # fmt: skip
+         for attach in (False, True)] + ["layers auto True"]  # fmt: skip
 
 
 @pytest.fixture(scope="module", params=[2, pytest.param(4, marks=pytest.mark.slow)])

@@ -39,17 +39,25 @@ def test_plan_laws(tensors: list[TensorSpec], schedule: str, min_elements: int) 
         ends = [offset + t.count for offset, t in zip(bucket.offsets, bucket.tensors)]
         assert all(offset % ALIGNMENT == 0 for offset in (*bucket.offsets, bucket.padded))
         assert all(end <= start < end + ALIGNMENT for end, start in zip(ends, (*bucket.offsets[1:], bucket.padded)))
-    # Order is kept among large and among small tensors, and small ones come last.
-    large = [t.name for t in tensors if t.count >= min_elements]
-    assert plan.names() == large + [t.name for t in tensors if t.count < min_elements]
+    # Order is kept inside of buckets, and among those of each kind by their last tensors; small ones come last.
+    place = {t.name: number for number, t in enumerate(tensors)}
+    inside = [[place[t.name] for t in bucket.tensors] for bucket in plan.buckets]
+    assert all(places == sorted(places) for places in inside)
+    compressed = [bucket.compressed for bucket in plan.buckets]
+    assert compressed == sorted(compressed, reverse=True)
+    for kind in (True, False):
+        last = [places[-1] for places, bucket in zip(inside, plan.buckets) if bucket.compressed == kind]
+        assert last == sorted(last)
+    if schedule == "single":
+        assert len(plan.buckets) == len({(t.dtype, t.count >= min_elements) for t in tensors})
     again = Plan.from_document(json.loads(json.dumps(plan.document())))
     assert again == plan and again.fingerprint() == plan.fingerprint()
 
 
-def test_single_cuts_only_where_the_dtype_changes() -> None:
+def test_single_has_one_bucket_for_each_dtype() -> None:
     kinds = [torch.float32, torch.float32, torch.float16, torch.float32]
     plan = make_plan("single", [spec(str(i), 10, dtype=kind) for i, kind in enumerate(kinds)], 0)
-    assert [[t.name for t in bucket.tensors] for bucket in plan.buckets] == [["0", "1"], ["2"], ["3"]]
+    assert [[t.name for t in bucket.tensors] for bucket in plan.buckets] == [["2"], ["0", "1", "3"]]
 
 
 def test_layerwise_and_size() -> None:

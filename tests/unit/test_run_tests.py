@@ -28,10 +28,25 @@ def test_the_status_of_the_whole(statuses, whole, ran):
     assert len(statuses) - len(left) == ran
 
 
+def test_a_run_that_stops_at_failures_stops_after_a_part_with_one():
+    ran = []
+    assert run_tests.run_parts(["first", "second"], lambda part: ran.append(part) or 1, stops=True) == 1
+    assert ran == ["first"]
+
+
+@pytest.mark.parametrize(("given", "stops"), [(["-x"], True), (["--maxfail=2"], True), (["-k", "x"], False)])
+def test_what_stops_a_run_and_who_gets_workers(monkeypatch, given, stops):
+    seen = []
+    monkeypatch.setattr(run_tests, "run_parts", lambda parts, run, stops: seen.append((parts, stops)) or 0)
+    run_tests.main([*given, "-n", "3"])
+    (of_one, jobs), stopped = seen[0]
+    assert of_one[2:6] == ["-n", "3", "--dist", "loadfile"] and "-n" not in jobs and stopped is stops
+
+
 @pytest.mark.parametrize(("given", "chosen"), [([], ""), (["-m", "not slow"], "(not slow) and ")])
 def test_every_test_belongs_to_one_part(monkeypatch, given, chosen):
     seen = []
-    monkeypatch.setattr(run_tests, "run_parts", lambda parts, run: seen.extend(parts) or 0)
+    monkeypatch.setattr(run_tests, "run_parts", lambda parts, run, stops: seen.extend(parts) or 0)
     assert run_tests.main([*given, "-k", "marsit", "tests/unit"]) == 0
     assert [part[:2] for part in seen] == [["-m", f"{chosen}not jobs"], ["-m", f"{chosen}jobs"]]
     assert all(part[-3:] == ["-k", "marsit", "tests/unit"] for part in seen)

@@ -284,6 +284,81 @@ def test_tensors_of_several_methods_and_dtypes_are_planned_together(schedule: st
         assert {bucket.method for bucket in plan.buckets} == {1, 2}
 
 
+def test_plain_numbers_beside_a_method_do_not_forbid_uncompressed_buckets() -> None:
+    methods = per_layer({"layer[0-3].*": "none", "*": "topk"})
+    with Fleet(WORLD, TENSORS, methods, schedule="auto") as fleet:
+        job, plain = Job(fleet, "auto"), set()
+        for number in range(50):
+            assert job.same(job.step(number))
+            plain |= {(bucket.method, bucket.plain) for bucket in fleet.reducers[0].plan.buckets}
+        assert job.tuners[0].chosen and plain == {(1, False), (2, False), (2, True)}
+
+
+@pytest.mark.parametrize("schedule", ["auto", "layerfusion", "mergecomp:2"])
+def test_a_kind_that_is_never_exchanged_and_one_of_nothing_take_part(schedule: str) -> None:
+    """Sparse gradients are skipped on every rank; tensors without elements are offered."""
+    dense = [*TENSORS, spec("empty", 0, dtype=torch.float64)]
+    with Fleet(WORLD, [spec("sparse", 30, 30, dtype=torch.float16), *dense], "topk", schedule=schedule) as fleet:
+        job = Job(fleet, schedule)
+
+        def step(rank: int) -> dict[str, torch.Tensor]:
+            job.tuners[rank].begin_step()
+            reducer = fleet.reducers[rank]
+            index = {name: place for place, name in enumerate(reducer.plan.names())}
+            at = [reducer.offer(index[name], grad) for name, grad in grads[rank].items()][0]
+            reducer.settle(at - 1)
+            reducer.skip(index["sparse"])
+            return {name: reducer.result(index[name], at).clone() for name in grads[rank]}
+
+        for number in range(50):
+            grads = random_grads(WORLD, dense, seed=number)
+            assert job.same(list(job._pool.map(step, range(WORLD))))
+            if all(tuner.done for tuner in job.tuners):
+                break
+        assert all(tuner.chosen for tuner in job.tuners)
+
+
+def test_a_chosen_plan_of_several_kinds_is_gone_on_with() -> None:
+    tensors = [spec(t.name, *t.shape, dtype=torch.float16) if n % 2 else t for n, t in enumerate(TENSORS)]
+    with Fleet(WORLD, tensors, "topk", schedule="auto") as fleet:
+        job = Job(fleet, "auto")
+        _until_done(job)
+        saved = Plan.from_document(fleet.reducers[0].plan.document())
+        for reducer, tuner in zip(fleet.reducers, job.tuners):
+            reducer.replan(Plan.of([([tensor], 1) for tensor in tensors]))
+            tuner.resume(saved, True)
+            assert tuner.chosen and reducer.plan == saved
+        assert job.same(job.step(0))
+
+
+def test_a_saved_plan_whose_buckets_lie_on_several_devices_now_is_searched_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(plan: Plan, tensors: object) -> Plan:
+        raise ConfigError("several devices")
+
+    for schedule in ("auto", "layerfusion"):
+        with Fleet(WORLD, TENSORS, "topk", schedule=schedule) as fleet:
+            job, before = Job(fleet, schedule), fleet.reducers[0].plan
+            with monkeypatch.context() as elsewhere:
+                elsewhere.setattr(Plan, "placed", refuse)
+                if schedule == "auto":
+                    job.tuners[0].resume(Plan.of([(TENSORS, 1)]), True)
+                else:
+                    with pytest.raises(ConfigError, match="several devices"):
+                        job.tuners[0].resume(Plan.of([(TENSORS, 1)]), True)
+            assert not job.tuners[0].done and fleet.reducers[0].plan is before
+
+
+def test_a_search_after_a_resume_counts_its_own_steps(caplog: Any) -> None:
+    caplog.set_level("INFO", "horovod_compress")
+    with Fleet(WORLD, TENSORS, "topk", schedule="layerfusion") as fleet:
+        job = Job(fleet, "layerfusion")
+        for reducer, tuner in zip(fleet.reducers, job.tuners):
+            tuner.resume(reducer.plan, False)
+            reducer.resume(5000)
+        _until_done(job)
+        assert f" in {3 * TRIAL_STEPS} steps" in caplog.text
+
+
 def test_nothing_is_left_uncompressed_where_one_of_the_methods_has_to_compress() -> None:
     methods = per_layer({"layer[0-3].*": "topk", "*": "signsgd"})
     with Fleet(WORLD, TENSORS, methods, schedule="auto") as fleet:
