@@ -64,7 +64,7 @@ def test_a_transfer_that_does_not_end_is_late() -> None:
     began = time.monotonic()
     with pytest.raises(PeerError) as caught:
         link.finish(Deadline(0.2))
-    assert 0.2 <= time.monotonic() - began < 1.0
+    assert 0.2 <= time.monotonic() - began < 5.0
     assert (caught.value.peer, caught.value.late) == (0, True)
 
 
@@ -178,7 +178,7 @@ def test_joining_has_a_bound() -> None:
     began = time.monotonic()
     with pytest.raises(ExchangeError, match="not all of 3 ranks joined NCCL's communicator within 0.2 s"):
         connect(library, IDENTITY, Host(), SimpleNamespace(rank=1, size=3), 0.2)
-    assert time.monotonic() - began < 1.0
+    assert time.monotonic() - began < 1.8
 
 
 def test_a_refusal_is_told() -> None:
