@@ -133,9 +133,13 @@ class HorovodWheel:
         # Neither the jobs of the make that runs us nor a user's other generator suit Horovod's build.
         dropped = ("MAKEFLAGS", "MFLAGS", "MAKELEVEL", "CMAKE_GENERATOR")
         inherited = {name: value for name, value in os.environ.items() if name not in dropped}
+        options = dict(self.facts.options)
+        # CUDA_HOME: where torch looks, and both have to find the same.
+        cuda = {"CUDA_HOME": home} if (home := options.get("HOROVOD_CUDA_HOME")) else {}
         return {
             **inherited,
-            **dict(self.facts.options),
+            **options,
+            **cuda,
             "PATH": f"{self.venv.programs}{os.pathsep}{os.environ.get('PATH', '')}",
             "HOROVOD_CMAKE": str(cmake),
             "CMAKE_POLICY_VERSION_MINIMUM": "3.5",  # CMake 4 refuses the bundled Gloo's own, older, minimum
