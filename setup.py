@@ -89,8 +89,14 @@ def cuda_toolchain(nvcc: str) -> Toolchain:
     return Toolchain(
         compiler=(nvcc,),
         compile_flags=(*CUDA_FLAGS, *architecture_flags(nvcc), *sanitize, *include_flags()),
-        link_flags=(*CUDA_LINK_FLAGS, *sanitize),
+        link_flags=(*CUDA_LINK_FLAGS, *library_flags(nvcc), *sanitize),
     )
+
+
+def library_flags(nvcc: str) -> tuple[str, ...]:
+    """NVIDIA's packages have their libraries in lib, and their nvcc looks for lib64."""
+    folder = Path(nvcc).parent.parent / "lib"
+    return (f"-L{folder}",) if (folder / "libcudart_static.a").exists() else ()
 
 
 def find_nvcc() -> str | None:
