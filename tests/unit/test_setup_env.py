@@ -468,7 +468,8 @@ def test_modules_are_current_only_with_file_and_stamp(package, tmp_path):
 def make_packages(venv: Path) -> Path:
     """NVIDIA's packages, as far as they are looked for."""
     site = venv / "lib" / "python3.11" / "site-packages" / "nvidia"
-    for name in (*(f"cu13/{name}" for name in cuda_compiler._FILES), "nccl/include/nccl.h", "nccl/lib/libnccl.so.2"):
+    runtime = [f"cu13/{name}" for name in (*cuda_compiler._FILES, "lib/libcudart.so.13")]
+    for name in (*runtime, "nccl/include/nccl.h", "nccl/lib/libnccl.so.2"):
         (site / name).parent.mkdir(parents=True, exist_ok=True)
         (site / name).touch()
     script = f"echo '#$ TOP={site}/cu13/bin/..' >&2; echo release 13.0"
@@ -568,15 +569,39 @@ def test_nvcc_of_the_machine_is_enough(no_nvcc, tmp_path):
 def test_horovod_gets_nccl_where_torch_has_cuda(no_nvcc, tmp_path):
     nvcc = make_packages(tmp_path / ".venv")
     setup = FakeSetup(tmp_path, WITH_CUDA, cuda=True)
-    options = setup.gpu_operations(WITH_CUDA)
-    assert options["HOROVOD_GPU_OPERATIONS"] == "NCCL"
-    assert options["HOROVOD_CUDA_HOME"] == str(nvcc.parents[1])
-    home = Path(options["HOROVOD_NCCL_HOME"])
-    assert (home / "include" / "nccl.h").exists() and (home / "lib" / "libnccl.so").resolve().name == "libnccl.so.2"
-    assert gpu_operations.nccl_home(setup.venv) == home, "a second run finds the links of the first"
-    assert horovod_wheel.build_options({**options, "HOROVOD_GPU_OPERATIONS": "MPI"})["HOROVOD_NCCL_LINK"] == "SHARED"
-    assert setup.gpu_operations(INSPECTION) == {}
-    assert FakeSetup(tmp_path, WITH_CUDA, cuda=False).gpu_operations(WITH_CUDA) == {}
+    variables = setup.horovod_environment(WITH_CUDA)
+    assert variables["HOROVOD_GPU_OPERATIONS"] == "NCCL" and variables["HOROVOD_NCCL_LINK"] == "SHARED"
+    assert variables["HOROVOD_CUDA_HOME"] == variables["CUDA_HOME"] == str(nvcc.parents[1])
+    assert setup.horovod_environment(WITH_CUDA) == variables, "a second run finds the links of the first"
+    assert setup.horovod_environment(INSPECTION) == setup.environment
+    assert FakeSetup(tmp_path, WITH_CUDA, cuda=False).horovod_environment(WITH_CUDA) == setup.environment
+
+
+def test_libraries_have_the_names_that_linkers_look_for(no_nvcc, tmp_path):
+    venv = VirtualEnvironment(tmp_path / ".venv", CommandRunner(tmp_path / "log"))
+    links = gpu_operations.link_folder(venv, make_packages(venv.folder))
+    assert (links / "include" / "nccl.h").exists()
+    found = {path.name: path.resolve().name for path in (links / "lib").iterdir()}
+    assert found == {
+        "libnccl.so": "libnccl.so.2",
+        "libcudart.so": "libcudart.so.13",
+        "libcudart_static.a": "libcudart_static.a",
+    }
+
+
+def test_runtime_of_the_machine_is_left_to_its_own_nvcc(no_nvcc, tmp_path):
+    venv = VirtualEnvironment(tmp_path / ".venv", CommandRunner(tmp_path / "log"))
+    make_packages(venv.folder)
+    links = gpu_operations.link_folder(venv, make_program(tmp_path, "nvcc", ""))
+    assert [path.name for path in (links / "lib").iterdir()] == ["libnccl.so"]
+
+
+def test_what_the_user_says_of_gpu_operations_wins(no_nvcc, tmp_path):
+    make_packages(tmp_path / ".venv")
+    own = {"HOROVOD_GPU_OPERATIONS": "MPI", "LIBRARY_PATH": "/site/lib"}
+    variables = FakeSetup(tmp_path, WITH_CUDA, cuda=True, environment=own).horovod_environment(WITH_CUDA)
+    assert variables["HOROVOD_GPU_OPERATIONS"] == "MPI"
+    assert variables["LIBRARY_PATH"].split(os.pathsep) == [variables["CMAKE_LIBRARY_PATH"], "/site/lib"]
 
 
 @pytest.mark.parametrize(

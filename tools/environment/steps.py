@@ -83,14 +83,15 @@ class Setup:
         return self.install_requirements(self.inspect())
 
     def install_horovod(self, inspection: Inspection) -> None:
-        facts = collect_facts(inspection, {**self.gpu_operations(inspection), **self.environment})
+        environment = self.horovod_environment(inspection)
+        facts = collect_facts(inspection, environment)
         installed = self.venv.folder / "horovod-wheel"
         if inspection.horovod and installed.exists() and installed.read_text() == facts.key():
             return
         self.check_machine(inspection)
         installed.unlink(missing_ok=True)
         cache = WheelCache(default_folder())
-        wheel, is_new = HorovodWheel(cache, self.venv, self.runner, facts).get()
+        wheel, is_new = HorovodWheel(cache, self.venv, self.runner, facts, environment).get()
         self.venv.install_wheel(wheel)
         if not self.venv.runs("import torch; from horovod.torch import mpi_lib_v2"):
             cache.discard(facts.key())
@@ -98,12 +99,13 @@ class Setup:
             raise EnvironmentProblem(f"{wheel.name} was installed, but Horovod's library does not load.{again}")
         installed.write_text(facts.key())
 
-    def gpu_operations(self, inspection: Inspection) -> dict[str, str]:
-        """Horovod's options for NCCL, where CUDA=1 and a torch with CUDA ask for them."""
+    def horovod_environment(self, inspection: Inspection) -> Mapping[str, str]:
+        """With NCCL operations where CUDA=1 and a torch with CUDA ask for them; what the user says of them wins."""
         nvcc = cuda_compiler.find_nvcc(self.environment, self.venv)
         if not (self.cuda and inspection.torch_cuda and nvcc):
-            return {}
-        return gpu_operations.build_options(self.venv, nvcc)
+            return self.environment
+        variables = gpu_operations.build_variables(self.venv, nvcc, self.environment)
+        return {**variables, **self.environment, "LIBRARY_PATH": variables["LIBRARY_PATH"]}
 
     def install_package(self, inspection: Inspection) -> None:
         package = PackageInstall(ROOT, self.venv, inspection, self.environment)
