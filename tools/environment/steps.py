@@ -127,8 +127,8 @@ def _cuda_environment(environment: Mapping[str, str], inspection: Inspection) ->
         )
     if inspection.torch_cuda and not inspection.torch_cuda.startswith("13."):
         raise EnvironmentProblem(
-            f"torch {inspection.torch} is built for CUDA {inspection.torch_cuda}, and CUDA=1 installs packages of CUDA 13:\n"
-            "choose a torch for CUDA 13 with TORCH=, or go without:  make setup CUDA=0"
+            f"torch {inspection.torch} is built for CUDA {inspection.torch_cuda}, and CUDA=1 installs packages of "
+            "CUDA 13:\nchoose a torch for CUDA 13 with TORCH=, or go without:  make setup CUDA=0"
         )
     return {**environment, "HVC_CUDA": "1"}
 
