@@ -18,7 +18,6 @@ from .planning import comparison
 from .planning.comparison import Trial
 from .planning.predictions import Case, predicted
 from .planning.standin import TILE, Gradients, Pace, StandIn, calibrate, untouched_memory
-from .schedule.trial import BucketCost
 from .torch import Compression
 from .tuning import least
 from .watch import Watch
@@ -123,8 +122,8 @@ class _Bench:
         before = compression.stats()["bytes_sent"]
         seconds = [self._step(model, optimizer.step) for _ in range(self._repeat)]
         sent = (compression.stats()["bytes_sent"] - before) / self._repeat
-        buckets: list[BucketCost] = least(hvd.allgather_object(watch.buckets(), name="plan.buckets"))
+        buckets = least(hvd.allgather_object(watch.buckets(), name="plan.buckets"))
         hvd.barrier()  # nobody closes while another rank is still under way
         compression.close()
         first, middle, third = statistics.quantiles(seconds, n=4, method="inclusive")
-        return Trial(schedule, plan, middle, (first, third), sent, tuple(buckets))
+        return Trial(schedule, plan, middle, (first, third), sent, tuple(buckets.values()))

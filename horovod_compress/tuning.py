@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,6 +18,7 @@ from .methods import Methods
 from .plan import Plan, TensorSpec
 from .reducer import Reducer
 from .schedule import ADAPTIVE, OPTIONAL, check_number
+from .schedule.mixed import Cut, cut
 from .schedule.trial import BucketCost, Choice, Job, Measured, Tuning
 from .watch import Watch
 
@@ -58,10 +59,10 @@ class Tuner:
         self._tuning: Tuning | None = None
         self._before = reducer.plan  # what a search that fails goes back to
         self._tensors: list[TensorSpec] = []  # in the order of arrival on rank 0
+        self._cut: Cut | None = None  # rank 0's choice that is tried
         self._step, self._began, self._cpu = -1, reducer.step, 0.0
-        numbers = {bucket.method for bucket in reducer.plan.buckets if bucket.compressed}
-        self._method = max(numbers, default=0)  # there is one
-        self._idle = reducer.world == 1 or not numbers or (schedule == OPTIONAL and self._stands_aside(len(numbers)))
+        compressed = any(bucket.compressed for bucket in reducer.plan.buckets)
+        self._idle = reducer.world == 1 or not compressed or (schedule == OPTIONAL and self._stands_aside())
         self.done = self._idle
         self._drift: Drift | None = None
         self._reducer.watch = None
@@ -71,11 +72,9 @@ class Tuner:
         """Whether buckets were chosen, and not only left as they were."""
         return self.done and not self._idle
 
-    def _stands_aside(self, methods: int) -> bool:
+    def _stands_aside(self) -> bool:
         """Return whether there is nothing to choose here, or no way to."""
-        plan = self._reducer.plan
-        kinds = {(bucket.dtype, bucket.device) for bucket in plan.buckets if bucket.compressed}  # a bucket holds one
-        return methods > 1 or len(kinds) > 1 or plan.count < LEAST_ELEMENTS or bool(self._reducer.tables())
+        return self._reducer.plan.count < LEAST_ELEMENTS or bool(self._reducer.tables())
 
     def _watch_anew(self) -> None:
         self._reducer.watch = None if self.done else Watch(self._reducer.plan)
@@ -172,17 +171,19 @@ class Tuner:
 
     # ---- rank 0 ----
 
-    def _next(self, watch: Watch, of_ranks: Sequence[Sequence[BucketCost]]) -> _Decision:
+    def _next(self, watch: Watch, of_ranks: Sequence[Mapping[int, BucketCost]]) -> _Decision:
         try:
             choice, done = self._advance(watch, of_ranks)
-            return _Decision(self._plan(choice).document(), done, choice.why)
+            self._cut = self._as_buckets(choice)
+            return _Decision(self._cut.plan.document(), done, choice.why)
         except Exception as error:  # told to every rank, which raises it
             return _Decision(None, True, problem=f"{type(error).__name__}: {error}")
 
-    def _advance(self, watch: Watch, of_ranks: Sequence[Sequence[BucketCost]]) -> tuple[Choice, bool]:
-        if self._tuning is None:
+    def _advance(self, watch: Watch, of_ranks: Sequence[Mapping[int, BucketCost]]) -> tuple[Choice, bool]:
+        if self._tuning is None or self._cut is None:
             return self._start(watch), False
-        measured = Measured(watch.step_seconds(), watch.arrivals(self._tensors), least(of_ranks))
+        costs = self._cut.costs(least(of_ranks))
+        measured = Measured(watch.step_seconds(), watch.arrivals(self._tensors), costs)
         try:
             return self._tuning.send(measured), False
         except StopIteration as end:
@@ -191,32 +192,32 @@ class Tuner:
     def _start(self, watch: Watch) -> Choice:
         """Begin with the order in which gradients came in the first steps."""
         plan = self._reducer.plan
-        tensors = [tensor for bucket in plan.buckets for tensor in bucket.tensors]
-        compressed = {tensor.name for bucket in plan.buckets if bucket.compressed for tensor in bucket.tensors}
-        self._tensors = [tensors[index] for index in watch.order() if tensors[index].name in compressed]
+        tensors = [(tensor, bucket) for bucket in plan.buckets for tensor in bucket.tensors]
+        arrived = [tensors[index] for index in watch.order()]
+        self._tensors = [tensor for tensor, bucket in arrived if bucket.compressed]
+        may_be_plain = all(self._methods.may_be_plain(b.method) for b in plan.buckets if b.compressed)
         name, _, argument = self._schedule.partition(":")
-        self._tuning = ADAPTIVE[name].tune(Job(len(self._tensors), argument, self._methods.may_be_plain(self._method)))
+        self._tuning = ADAPTIVE[name].tune(Job(len(self._tensors), argument, may_be_plain))
         return next(self._tuning)
 
-    def _plan(self, choice: Choice) -> Plan:
-        """Return the plan of some groups, with the uncompressed buckets behind them as they are."""
-        cut, first = [], 0
-        for place, number in enumerate(choice.counts):
-            cut.append((self._tensors[first : first + number], self._method, place in choice.plain))
-            first += number
-        small = [(bucket.tensors, 0) for bucket in self._reducer.plan.buckets if not bucket.compressed]
-        found = Plan.of([*cut, *small])
-        check_number(found)
-        for bucket in found.buckets:
+    def _as_buckets(self, choice: Choice) -> Cut:
+        """Return the buckets of a choice, with those of small tensors behind them as they are."""
+        buckets = self._reducer.plan.buckets
+        methods = {tensor.name: bucket.method for bucket in buckets for tensor in bucket.tensors}
+        small = [(bucket.tensors, 0, False) for bucket in buckets if not bucket.compressed]
+        found = cut(choice, self._tensors, methods, small)
+        check_number(found.plan)
+        for bucket in found.plan.buckets:
             self._methods.check_bucket(bucket)
         return found
 
 
-def least(of_ranks: Sequence[Sequence[BucketCost]]) -> list[BucketCost]:
+def least(of_ranks: Sequence[Mapping[int, BucketCost]]) -> dict[int, BucketCost]:
     """Return each bucket's costs on the rank that waited for nobody, and the slowest decoding."""
-    return [
-        BucketCost(
-            every[0].elements, min(one.exchange for one in every), max(one.decode for one in every), every[0].plain
-        )
-        for every in zip(*of_ranks)
-    ]
+    everywhere = [bucket for bucket in of_ranks[0] if all(bucket in costs for costs in of_ranks)]
+    return {bucket: _least_of([costs[bucket] for costs in of_ranks]) for bucket in everywhere}
+
+
+def _least_of(every: Sequence[BucketCost]) -> BucketCost:
+    exchange, decode = min(one.exchange for one in every), max(one.decode for one in every)
+    return BucketCost(every[0].elements, exchange, decode, every[0].plain)

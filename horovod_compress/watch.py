@@ -77,15 +77,15 @@ class Watch:
         # What never arrives in backward, as sparse gradients do not, is counted in at the end.
         return [median(seconds) if seconds else max(known, default=0.0) for seconds in found]
 
-    def buckets(self) -> list[BucketCost]:
-        """Return the costs of every bucket that was exchanged, the lowest over steps."""
-        return [
-            BucketCost(
+    def buckets(self) -> dict[int, BucketCost]:
+        """Return the costs of every bucket of a method that was exchanged, by number, the lowest over steps."""
+        return {
+            bucket.index: BucketCost(
                 bucket.count, _least(self._exchanges[bucket.index]), _least(self._decodes[bucket.index]), bucket.plain
             )
             for bucket in self._plan.buckets
             if bucket.compressed and self._exchanges.get(bucket.index) and self._decodes.get(bucket.index)
-        ]
+        }
 
 
 def _least(values: list[float]) -> float:

@@ -81,11 +81,6 @@ def _plan(
     for tensor in tensors:
         if tensor.count >= min_elements:
             of_method.setdefault(method(tensor.name), []).append(tensor)
-    if is_adaptive(schedule) and schedule != OPTIONAL and len(of_method) > 1:
-        raise ConfigError(
-            f'schedule="{schedule}" serves one method for all parameters, these have {len(of_method)}; choose a fixed '
-            f'schedule such as "size:25MB"'
-        )
     groups = [(g, number) for number, own in of_method.items() for g in _SCHEDULES[name].group(own, argument)]
     place = {tensor.name: index for index, tensor in enumerate(tensors)}
     groups.sort(key=lambda group: place[group[0][-1].name])  # by when its last gradient is there

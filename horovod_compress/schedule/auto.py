@@ -6,7 +6,8 @@
        higher than they look where processors are short
     3  all buckets uncompressed, where the model says that this comes near
     4  move cuts of the best ones, the last cut first: the buckets behind it hide least
-    5  measure the best few once more, and keep what took the shortest step; nothing compressed if that costs little more
+    5  measure the best few once more, and keep what took the shortest step; of steps that are as good as equal one with
+       nothing compressed, or else the one with the least work
 
 After MergeComp's search (arXiv:2103.15195), which measures only, and Sketch-Fusion's layer fusion, which computes
 only; the mixture is ours.
@@ -29,8 +30,8 @@ _MOVES = 3  # cuts that are moved at most
 _ATOMS = 128  # more tensors than that are planned for in bunches
 _FINALISTS = 3  # are measured twice
 _NEAR = 1.1  # the model is trusted to tell what takes this much longer
-#: Without compression a step may take this much longer than with it, and is kept: it learns no worse.
-PLAIN_BONUS = 1.02
+#: Steps that differ by less are as good as equal, as what is measured differs by more from step to step.
+ALIKE = 1.02
 
 Trying = Generator[Choice, Measured, Measured]
 
@@ -213,12 +214,20 @@ def _middle(counts: Sequence[int], start: int, stop: int) -> int:
 
 
 def _kept(search: _Search) -> Choice:
-    best = search.best()
-    limit = PLAIN_BONUS * search.found[best].step
-    among = search.final or search.found
-    plain = [c for c in among if len(c.plain) == len(c.counts) and search.found[c].step <= limit]
-    kept = min(plain, key=lambda choice: search.found[choice].step, default=best)
+    """Return what learns no worse, of the choices that are as good as the best, and else what keeps threads least busy.
+
+    A plan that hides a long exchange behind the backward pass is the worse one as soon as that pass is shorter.
+    """
+    limit = ALIKE * search.found[search.best()].step
+    alike = [c for c in search.final or search.found if search.found[c].step <= limit]
+    plain = [c for c in alike if len(c.plain) == len(c.counts)]
+    kept = min(plain or alike, key=lambda choice: _busy(search.found[choice]))
     return replace(kept, why=_why(search, kept))
+
+
+def _busy(measured: Measured) -> float:
+    """Return the seconds that the exchange and the decoder's thread work for a step."""
+    return sum(bucket.exchange + bucket.decode for bucket in measured.buckets)
 
 
 def _why(search: _Search, kept: Choice) -> str:

@@ -119,6 +119,14 @@ def test_a_fast_network_gets_no_compression_and_a_slow_one_does_and_says_why() -
     assert not found.plain and "all compressed" in found.why
 
 
+@pytest.mark.parametrize(("longer", "kept"), [(1.01, (4,)), (1.03, (1, 1, 1, 1))])
+def test_of_steps_that_are_as_good_as_equal_that_with_less_work_is_kept(longer: float, kept: tuple[int, ...]) -> None:
+    come, search = Arrivals((10,) * 4, (0.0,) * 4), auto._Search(Job(4))
+    search.found[Choice((4,))] = Measured(longer, come, [BucketCost(40, 0.1, 0.1)])
+    search.found[Choice((1, 1, 1, 1))] = Measured(1.0, come, [BucketCost(10, 0.2, 0.0)] * 4)
+    assert auto._kept(search).counts == kept
+
+
 def test_slow_networks_never_carry_a_whole_step_uncompressed() -> None:
     counts, seconds = (400_000,) * 40, tuple(0.001 * place for place in range(40))
     slow = Machine(Arrivals(counts, seconds), Costs(Affine(1e-3, 1e-9), Affine(0, 1e-9)), Costs(Affine(1e-3, 4e-8), Affine(0, 0)))

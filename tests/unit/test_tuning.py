@@ -253,19 +253,45 @@ def test_a_given_plan_may_leave_buckets_uncompressed_where_the_method_allows_it(
 
 
 def test_auto_leaves_the_buckets_where_it_cannot_choose(monkeypatch: pytest.MonkeyPatch) -> None:
-    mixed = [*TENSORS, spec("half", 30, 30, dtype=torch.float16)]
-    for method, tensors in (
-        (per_layer({"layer1*": "topk", "*": "none"}), TENSORS), ("powersgd", TENSORS), ("topk", mixed),
-    ):  # fmt: skip
-        with Fleet(WORLD, tensors, method, schedule="auto") as fleet:
-            job = Job(fleet, "auto")
-            assert all(tuner.done for tuner in job.tuners) and job.same(job.step(0))
-            before = fleet.reducers[0].plan
-            job.tuners[0].resume(before, False)
-            assert job.tuners[0].done and not job.tuners[0].chosen and fleet.reducers[0].plan is before
+    with Fleet(WORLD, TENSORS, "powersgd", schedule="auto") as fleet:
+        job = Job(fleet, "auto")
+        assert all(tuner.done for tuner in job.tuners) and job.same(job.step(0))
+        before = fleet.reducers[0].plan
+        job.tuners[0].resume(before, False)
+        assert job.tuners[0].done and not job.tuners[0].chosen and fleet.reducers[0].plan is before
     monkeypatch.setattr(tuning, "LEAST_ELEMENTS", 1 << 18)
     with Fleet(WORLD, TENSORS, "topk", schedule="auto") as fleet:
         assert all(tuner.done for tuner in Job(fleet, "auto").tuners)
+
+
+@pytest.mark.parametrize("schedule", ["auto", "layerfusion", "mergecomp:2"])
+def test_tensors_of_several_methods_and_dtypes_are_planned_together(schedule: str) -> None:
+    tensors = [spec(t.name, *t.shape, dtype=torch.float16) if n % 2 else t for n, t in enumerate(TENSORS)]
+    methods = per_layer({"layer[0-3].*": "topk", "*": "marsit"})
+    with Fleet(WORLD, tensors, methods, schedule=schedule, verify_every=1) as fleet:
+        job = Job(fleet, schedule)
+        before, waited = fleet.plan, []
+        for number in range(50):
+            assert job.same(job.step(number))
+            waited.append(len(fleet.reducers[0].plan.buckets))
+            if all(tuner.done for tuner in job.tuners):
+                break
+        assert all(tuner.chosen for tuner in job.tuners) and len(set(waited)) > 1
+        plan = fleet.reducers[0].plan
+        assert {t.name: b.method for b in plan.buckets for t in b.tensors} == {
+            t.name: b.method for b in before.buckets for t in b.tensors
+        }
+        assert {bucket.method for bucket in plan.buckets} == {1, 2}
+
+
+def test_nothing_is_left_uncompressed_where_one_of_the_methods_has_to_compress() -> None:
+    methods = per_layer({"layer[0-3].*": "topk", "*": "signsgd"})
+    with Fleet(WORLD, TENSORS, methods, schedule="auto") as fleet:
+        job = Job(fleet, "auto")
+        for number in range(50):
+            assert job.same(job.step(number))
+            assert not any(bucket.plain for bucket in fleet.reducers[0].plan.buckets)
+        assert all(tuner.chosen for tuner in job.tuners)
 
 
 @pytest.mark.parametrize("trials", [0, 2])
@@ -385,10 +411,16 @@ def test_random_models_with_random_orders_get_one_plan_on_all_ranks(models: int)
     """Every rank has an order of its own in every step; a shared parameter is one tensor, unused ones come last."""
     for model in range(models):
         draw = random.Random(model)
-        tensors = [spec(f"p{number}", draw.randint(1, 60), draw.randint(1, 40)) for number in range(draw.randint(1, 14))]
+        dtypes = draw.choice([[torch.float32], [torch.float32, torch.float16]])
+        tensors = [
+            spec(f"p{number}", draw.randint(1, 60), draw.randint(1, 40), dtype=draw.choice(dtypes))
+            for number in range(draw.randint(1, 14))
+        ]
         names = [tensor.name for tensor in tensors]
         unused = draw.sample(names, draw.randint(0, len(names) // 2))
-        method, schedule = draw.choice(["topk", "marsit", "qsgd", "none"]), draw.choice(["auto", "layerfusion", "mergecomp:2"])
+        several = per_layer({"p[02468]": "topk", "*": "marsit"})
+        method = draw.choice(["topk", "marsit", "qsgd", "none", several])
+        schedule = draw.choice(["auto", "layerfusion", "mergecomp:2"])
 
         def order(rank: int) -> list[str]:
             mine = [name for name in names if name not in unused]
@@ -437,5 +469,3 @@ def test_names_and_arguments() -> None:
     for bad in ("mergecomp:0", "mergecomp:x", "layerfusion:3"):
         with pytest.raises(ConfigError, match="takes"):
             Fleet(1, TENSORS, "none", schedule=bad)
-    with pytest.raises(ConfigError, match="serves one method for all parameters, these have 2"):
-        Fleet(1, TENSORS, per_layer({"layer1*": "topk", "*": "none"}), schedule="layerfusion")

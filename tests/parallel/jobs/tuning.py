@@ -35,7 +35,7 @@ class Odd(nn.Module):
         return second(first(x).tanh()) + first(second(x).tanh())
 
 
-def tuned(make: Any, schedule: str, method: str, attach: bool) -> dict[str, Any]:
+def tuned(make: Any, schedule: str, method: Any, attach: bool) -> dict[str, Any]:
     model = make()
     optimizer, compression = optimizer_for(model, method, attach, schedule=schedule)
     assert compression is not None
@@ -58,6 +58,8 @@ for name, make in (("net", net), ("odd", Odd)):
     for schedule in ("auto", "layerfusion", "mergecomp"):
         for attach in (False, True):
             check(f"{name} {schedule} {attach}", lambda: tuned(make, schedule, "topk", attach))
+
+check("layers auto True", lambda: tuned(net, "auto", {"3.*": "topk", "*": "marsit"}, True))
 
 
 def resumed() -> Any:
