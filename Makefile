@@ -3,8 +3,10 @@
 # Which Python creates .venv, and which torch goes into it (a version, a path or an address, as pip takes it).
 PYTHON ?= python3
 TORCH ?= torch==2.13.0
-# Extras of pyproject.toml to install; `make EXTRAS=test,demo,plot,cuda setup` adds CuPy and NCCL.
+# Extras of pyproject.toml to install.
 EXTRAS ?= test,demo,plot
+# 1 adds what GPUs need, and .venv remembers it; 0 ends that.
+CUDA ?=
 # What `make lab` measures.
 LAB := --ranks 4 --rates 1gbit,100mbit --sizes 10MB,100MB --repeat 4 --budget 150 \
   --methods "horovod fp32,horovod fp16,headroom,none auto,fp16 auto,global_qsgd,marsit ring,marsit fold,marsit auto"
@@ -34,9 +36,15 @@ help:
 	  'PYTHON=$(PYTHON)' 'Python that creates .venv' \
 	  'EXTRAS=$(EXTRAS)' 'extras of pyproject.toml to install (also: cuda, tensorboard)' \
 	  'ARGS=$(ARGS)' 'further arguments for demo and test; bench takes only --out FOLDER; for lab, instead of its own' \
+	  'CUDA=$(CUDA)' '1: for GPUs, see below; 0: no longer (default: as it was given last)' \
 	  'HVC_CUDA=0|1' 'never build the CUDA module, or insist on it (default: where nvcc is found)' \
 	  'HVC_SANITIZE=address' 'build the compiled modules with sanitizers' \
 	  'HOROVOD_...' 'build options of Horovod itself, such as HOROVOD_GPU_OPERATIONS=NCCL'
+	@echo
+	@echo "make setup CUDA=1 adds CuPy, NCCL and the CUDA module, compiled with the machine's nvcc or with NVIDIA's packages"
+	@echo "of one, and builds Horovod with NCCL operations where torch has CUDA:"
+	@echo "  make setup CUDA=1"
+	@echo "  make setup CUDA=1 TORCH=torch==2.13.0    any torch for CUDA 13"
 	@echo
 	@echo "Horovod is built once and kept in $${XDG_CACHE_HOME:-~/.cache}/horovod-compress/wheels."
 
@@ -49,7 +57,7 @@ environment:
 	  echo "make setup cannot go on: $(PYTHON) was not found." >&2; \
 	  echo "  Debian, Ubuntu:  sudo apt-get install python3 python3-venv python3-dev" >&2; \
 	  echo "  Fedora:          sudo dnf install python3 python3-devel" >&2; exit 1; }
-	@$(PYTHON) tools/setup_env.py --torch '$(TORCH)' --extras '$(EXTRAS)'
+	@$(PYTHON) tools/setup_env.py --torch '$(TORCH)' --extras '$(EXTRAS)' --cuda '$(CUDA)'
 
 demo: environment
 	@$(VENV)/python examples/demo.py $(ARGS)

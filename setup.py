@@ -1,6 +1,7 @@
 """Builds the two extension modules; everything else about the package is in pyproject.toml.
 
-`_cpu` is always built, `_cuda` where nvcc is found. Neither needs torch, so one build serves every torch version.
+`_cpu` is always built, `_cuda` where nvcc is found, on the machine or among Python's packages. Neither needs torch, so
+one build serves every torch version.
 
 Environment: HVC_CUDA=0 never builds `_cuda`, HVC_CUDA=1 makes a missing nvcc an error; HVC_SANITIZE=address,undefined
 builds with sanitizers; CXX, CXXFLAGS, LDFLAGS, CUDACXX and CUDA_HOME mean what they usually mean.
@@ -41,6 +42,16 @@ CUDA_FLAGS = ("-O3", "-std=c++17", "--fmad=false", "-lineinfo", "-Xcompiler=" + 
 # The CUDA runtime inside `_cuda` stays private: torch brings its own copy into the same process.
 CUDA_LINK_FLAGS = ("-cudart=static", "-Xcompiler=-fopenmp", "-Xlinker=--exclude-libs,ALL")
 
+# nvcc as NVIDIA publishes it for Python, and a file of each package that it needs here: cicc, its headers, the runtime
+# and CUB. Found without those it came for somebody else, and builds nothing of ours.
+NVCC_PACKAGE = (
+    "bin/nvcc",
+    "nvvm/bin/cicc",
+    "include/crt/host_config.h",
+    "lib/libcudart_static.a",
+    "include/cccl/cub/cub.cuh",
+)
+
 
 @dataclass(frozen=True)
 class Toolchain:
@@ -78,14 +89,25 @@ def cuda_toolchain(nvcc: str) -> Toolchain:
     return Toolchain(
         compiler=(nvcc,),
         compile_flags=(*CUDA_FLAGS, *architecture_flags(nvcc), *sanitize, *include_flags()),
-        link_flags=(*CUDA_LINK_FLAGS, *sanitize),
+        link_flags=(*CUDA_LINK_FLAGS, *library_flags(nvcc), *sanitize),
     )
+
+
+def library_flags(nvcc: str) -> tuple[str, ...]:
+    """NVIDIA's packages have their libraries in lib, and their nvcc looks for lib64."""
+    folder = Path(nvcc).parent.parent / "lib"
+    return (f"-L{folder}",) if (folder / "libcudart_static.a").exists() else ()
 
 
 def find_nvcc() -> str | None:
     home = os.environ.get("CUDA_HOME")
     candidates = [os.environ.get("CUDACXX"), home and f"{home}/bin/nvcc", "nvcc", "/usr/local/cuda/bin/nvcc"]
-    return next((found for name in candidates if name and (found := shutil.which(name))), None)
+    return next((found for name in candidates if name and (found := shutil.which(name))), None) or packaged_nvcc()
+
+
+def packaged_nvcc() -> str | None:
+    home = Path(sysconfig.get_path("platlib"), "nvidia", "cu13")
+    return str(home / "bin" / "nvcc") if all((home / name).exists() for name in NVCC_PACKAGE) else None
 
 
 def architecture_flags(nvcc: str) -> tuple[str, ...]:
@@ -115,7 +137,9 @@ def cuda_wanted() -> bool:
     if choice not in ("", "0", "1"):
         raise CompileError(f"HVC_CUDA is {choice!r}: expected 0 (never), 1 (required) or nothing (where nvcc is found)")
     if choice == "1" and not find_nvcc():
-        raise CompileError("HVC_CUDA=1, but nvcc was not found: put it in PATH, or set CUDACXX or CUDA_HOME")
+        raise CompileError(
+            "HVC_CUDA=1, but nvcc was not found: put it in PATH, or set CUDACXX or CUDA_HOME; make setup CUDA=1 brings one"
+        )
     has_sources = (ROOT / "csrc" / "bind_cuda.cpp").exists()
     return choice != "0" and has_sources and find_nvcc() is not None
 

@@ -32,11 +32,11 @@ from horovod_compress import kernels
 NO_GPU = """\
 No CUDA device is visible here, so nothing was measured.
   Run this on a machine with an NVIDIA GPU, with a torch that has CUDA (torch.version.cuda is {version}) and with
-  the kernels built there: HVC_CUDA=1 make setup
+  the kernels built there: make setup CUDA=1
   Without a GPU, pytest tests/kernels/test_cuda.py compares the same texts with the CPU in an emulation."""
 NO_KERNELS = """\
 {error}
-  Build them on this machine: HVC_CUDA=1 make setup"""
+  Build them on this machine: make setup CUDA=1"""
 CACHES = 4  # how many times the cache the arrays of a case take together
 WARM_UP = 3
 LONG = 1e-3  # seconds between two events that hide what Python needs to queue a call

@@ -19,6 +19,11 @@ STALL_WARNING = (
     "Horovod's stall check is inert under its Gloo controller: it will not report a rank that waits. "
     "Exchanges of horovod-compress end at their own deadline instead (option timeout=)."
 )
+HOROVOD_WARNING = (
+    "Horovod was built without CUDA: what it is given on a GPU, as by broadcast_parameters, it copies to the host and "
+    "reads without waiting for the copy. Call it before the model moves to the GPU, or run make setup CUDA=1."
+)
+CUDA_TORCH, CUDA_TENSORS = "a PyTorch for CUDA 13", "CUDA tensors"
 
 
 @dataclass(frozen=True)
@@ -46,6 +51,7 @@ class Report:
     torch: list[Item]
     environment: dict[str, str] = field(default_factory=dict)
     warnings: list[str] = field(default_factory=list)
+    missing_for_gpus: list[str] = field(default_factory=list)  # no problem where gradients are on CPUs
 
     def problems(self) -> list[str]:
         """What keeps a job from running here."""
@@ -75,9 +81,20 @@ class Report:
             lines += ["", f"{title}:", *(item.text() for item in items)]
         variables = [f"{name}={value}" for name, value in self.environment.items()] or ["no HVC_* variable is set"]
         lines += ["", "Environment:", *(f"    {line}" for line in variables), ""]
-        notes = [f"Warning: {text}" for text in self.warnings] + [f"Problem: {text}" for text in self.problems()]
-        lines += [textwrap.fill(note, width=100, subsequent_indent=" " * 9) for note in notes]
+        lines += [textwrap.fill(note, width=100, subsequent_indent=" " * 9) for note in self._notes()]
         return "\n".join(lines)
+
+    def _notes(self) -> list[str]:
+        notes = {"Note:   ": self._gpus(), "Warning:": self.warnings, "Problem:": self.problems()}
+        return [f"{kind} {text}" for kind, texts in notes.items() for text in texts]
+
+    def _gpus(self) -> list[str]:
+        if not self.missing_for_gpus:
+            return []
+        # The command first: it must not be broken over two lines.
+        command = f"make setup CUDA=1{' TORCH=torch==VERSION' if CUDA_TORCH in self.missing_for_gpus else ''}"
+        lacking = ", ".join(self.missing_for_gpus)
+        return [f"{command}, in the folder of the sources, adds what gradients on GPUs also need: {lacking}."]
 
 
 def _complete(items: list[Item]) -> bool:
@@ -101,7 +118,8 @@ def collect(environment: Mapping[str, str]) -> Report:
         horovod=horovod,
         torch=[attempt("PyTorch", _torch)],
         environment={name: environment[name] for name in sorted(environment) if name.startswith("HVC_")},
-        warnings=[STALL_WARNING] if any(item.name == "Gloo controller" for item in horovod) else [],
+        warnings=horovod_warnings(horovod),
+        missing_for_gpus=missing_for_gpus(),
     )
 
 
@@ -143,7 +161,7 @@ def _cpu() -> str:
 
 def _cuda() -> str:
     if importlib.util.find_spec("horovod_compress._cuda") is None:
-        raise Unavailable("not built: needs nvcc; HVC_CUDA=1 when installing says what is missing")
+        raise Unavailable("not built: make setup CUDA=1")
     loader = importlib.import_module("horovod_compress.kernels.loader")
     count = loader.load("_cuda").device_count()
     if count == 0:
@@ -168,16 +186,37 @@ def _gloo() -> str:
 
 
 def _nccl() -> str:
-    if importlib.util.find_spec("cupy") is None:
-        raise Unavailable("CuPy is not installed: pip install cupy-cuda13x")
-    # torch first: it brings the libnccl that CuPy then finds in the process.
-    cuda = importlib.import_module("torch").cuda
-    nccl = importlib.import_module("cupy.cuda.nccl")
-    if not nccl.available:
-        raise Unavailable("libnccl was not found: pip install nvidia-nccl-cu13")
-    if not cuda.is_available():
+    library = _nccl_library()
+    if not importlib.import_module("torch").cuda.is_available():
         raise Unavailable("no device found")
-    return f"NCCL {nccl.get_version()}"
+    return library
+
+
+def _nccl_library() -> str:
+    nccl = importlib.import_module("horovod_compress.transports.nccl")
+    if reason := nccl.why_not():
+        raise Unavailable(reason)
+    return f"NCCL {nccl.api().get_version()}"
+
+
+# ---- GPUs -------------------------------------------------------------------------------------
+
+
+def missing_for_gpus() -> list[str]:
+    """What gradients on a GPU need and this installation lacks; whether there is a GPU is another question."""
+    found = {
+        CUDA_TORCH: attempt("", _cuda_of_torch).available,
+        "the CUDA kernels": importlib.util.find_spec("horovod_compress._cuda") is not None,
+        "CuPy with NCCL": attempt("", _nccl_library).available,
+    }
+    return [name for name, present in found.items() if not present]
+
+
+def _cuda_of_torch() -> str:
+    release = importlib.import_module("torch").version.cuda
+    if not release:
+        raise Unavailable("CPU only")
+    return str(release)
 
 
 # ---- methods, Horovod, PyTorch ----------------------------------------------------------------
@@ -201,9 +240,17 @@ def horovod_items() -> list[Item]:
     module = importlib.import_module("horovod.torch")
     controllers = {"Gloo": bool(module.gloo_built()), "MPI": bool(module.mpi_built())}
     built = [Item(f"{name} controller", True) for name, present in controllers.items() if present]
-    optional = {"NCCL operations": bool(module.nccl_built()), "CUDA tensors": bool(module.cuda_built())}
+    optional = {"NCCL operations": bool(module.nccl_built()), CUDA_TENSORS: bool(module.cuda_built())}
     extras = [Item(name, present, "" if present else "not needed on CPUs", False) for name, present in optional.items()]
     return [found, framework, *(built or [Item("controller", False, "neither Gloo nor MPI")]), *extras]
+
+
+def horovod_warnings(horovod: list[Item]) -> list[str]:
+    """What Horovod does not say by itself."""
+    found = {item.name: item.available for item in horovod}
+    waits = found.get(CUDA_TENSORS, True) or not attempt("", _cuda_of_torch).available
+    warnings = {STALL_WARNING: "Gloo controller" in found, HOROVOD_WARNING: not waits}
+    return [text for text, holds in warnings.items() if holds]
 
 
 def _horovod_torch() -> str:

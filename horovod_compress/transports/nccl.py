@@ -40,7 +40,7 @@ _QUEUED = 64
 def why_not() -> str | None:
     """Return what is missing here for NCCL, in words, or None if nothing is."""
     if importlib.util.find_spec("cupy") is None:
-        return "CuPy is not installed: pip install cupy-cuda13x"
+        return "CuPy is not installed: make setup CUDA=1, or pip install cupy-cuda13x"
     try:
         found = api()
     except Exception as error:  # a broken installation fails in many ways

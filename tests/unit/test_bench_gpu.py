@@ -111,5 +111,5 @@ def test_refused_arguments(words: list[str], capsys: pytest.CaptureFixture[str])
 def test_without_a_gpu_it_says_what_to_do(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     assert gpu.main(["--json", str(tmp_path / "gpu.json")]) == 2
     shown = capsys.readouterr()
-    assert shown.out == "" and "No CUDA device" in shown.err and "HVC_CUDA=1 make setup" in shown.err
+    assert shown.out == "" and "No CUDA device" in shown.err and "make setup CUDA=1" in shown.err
     assert not (tmp_path / "gpu.json").exists()

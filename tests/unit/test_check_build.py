@@ -110,6 +110,43 @@ def test_this_installation_is_described(monkeypatch):
     assert report.warnings == [check_build.STALL_WARNING]
 
 
+def test_what_gpus_lack_is_said_with_its_remedy():
+    lacking = ["the CUDA kernels", "CuPy with NCCL"]
+    report = without(missing_for_gpus=lacking)
+    text = " ".join(report.as_text().split())
+    assert "Note: make setup CUDA=1, in the folder" in text and "also need: the CUDA kernels, CuPy with NCCL." in text
+    assert not report.problems()
+    assert json.loads(report.as_json())["missing_for_gpus"] == lacking
+    assert "make setup CUDA=1 TORCH=" in without(missing_for_gpus=[check_build.CUDA_TORCH]).as_text()
+    assert "GPUs" not in COMPLETE.as_text()
+
+
+def no_cuda() -> str:
+    raise Unavailable("CPU only")
+
+
+@pytest.mark.parametrize("check", ["_cuda_of_torch", "_nccl_library"])
+def test_what_gpus_need_is_looked_for(monkeypatch, check):
+    monkeypatch.setattr(check_build.importlib.util, "find_spec", lambda name: object())
+    for name in ("_cuda_of_torch", "_nccl_library"):
+        monkeypatch.setattr(check_build, name, lambda: "found")
+    assert check_build.missing_for_gpus() == []
+    monkeypatch.setattr(check_build, check, no_cuda)
+    assert len(check_build.missing_for_gpus()) == 1
+    monkeypatch.setattr(check_build.importlib.util, "find_spec", lambda name: None)
+    assert "the CUDA kernels" in check_build.missing_for_gpus()
+
+
+@pytest.mark.parametrize(
+    ("torch", "tensors", "warned"), [("13.0", False, True), ("13.0", True, False), (None, False, False)]
+)
+def test_horovod_that_does_not_wait_for_gpus_is_warned_of(monkeypatch, torch, tensors, warned):
+    monkeypatch.setattr(check_build, "_cuda_of_torch", lambda: torch or no_cuda())
+    found = check_build.horovod_warnings([Item("Horovod", True), Item(check_build.CUDA_TENSORS, tensors, "", False)])
+    assert (check_build.HOROVOD_WARNING in found) is warned
+    assert check_build.horovod_warnings([Item("Horovod", False)]) == []
+
+
 def test_verb_is_added_by_adding_a_file(monkeypatch, tmp_path, capsys):
     (tmp_path / "count_bits.py").write_text(
         '"""Counts bits, 100% of them.\n\nAnd explains."""\n'

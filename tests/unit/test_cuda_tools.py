@@ -67,6 +67,14 @@ def test_setup_is_where_flags_come_from() -> None:
     ]
 
 
+def test_libraries_are_found_where_packages_of_nvcc_have_them(tmp_path: Path) -> None:
+    (tmp_path / "lib").mkdir()
+    (tmp_path / "lib" / "libcudart_static.a").touch()
+    program = "import cuda_report as r; print(*(r.flags().library_flags(name) for name in sys.argv[1:]))"
+    done = tool(f"{tmp_path}/bin/nvcc", f"{tmp_path}/toolkit/bin/nvcc", "nvcc", program=program)
+    assert done.stdout == f"('-L{tmp_path}/lib',) () ()\n", done.stderr
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 def test_no_kernel_spills_or_uses_local_memory() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import dataclasses
+import importlib.util
 import io
 import os
 import stat
@@ -15,14 +16,15 @@ from pathlib import Path
 import pytest
 import setup_env
 
-from environment import horovod_wheel, inspect_environment, prerequisites
+from environment import cuda_compiler, gpu_operations, horovod_wheel, inspect_environment, prerequisites, steps
 from environment.cmake import cmake_version
 from environment.file_lock import file_lock
 from environment.logged_command import CommandRunner, StepFailed, probable_cause
 from environment.package_install import PackageInstall
 from environment.prerequisites import PrerequisitesMissing
 from environment.progress import Display, clock_text, describe, parse_percent
-from environment.virtual_environment import Inspection, VirtualEnvironment
+from environment.steps import Setup
+from environment.virtual_environment import EnvironmentProblem, Inspection, VirtualEnvironment
 from environment.wheel_cache import BuildFacts, WheelCache, default_folder
 
 FACTS = BuildFacts(
@@ -36,6 +38,19 @@ FACTS = BuildFacts(
     options=(("HOROVOD_WITH_GLOO", "1"),),
     recipe="",
 )
+INSPECTION = Inspection(
+    python=[3, 11],
+    abi="",
+    suffix=".so",
+    include="",
+    pip="",
+    torch="2.13.0+cpu",
+    torch_cuda=None,
+    horovod="",
+    package="0.1.0",
+    unmet=[],
+)
+WITH_CUDA = dataclasses.replace(INSPECTION, torch="2.13.0", torch_cuda="13.0")
 
 
 def make_program(folder: Path, name: str, script: str) -> Path:
@@ -412,10 +427,8 @@ def package(tmp_path) -> PackageInstall:
     for name in ("setup.py", "pyproject.toml", "csrc/cpu/sign.cpp", "csrc/include/hvc/sign.h"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(name)
-    inspection = Inspection(
-        python=[3, 11], abi="", suffix=".so", include="", pip="", torch="", horovod="", package="0.1.0", unmet=[]
-    )
-    return PackageInstall(tmp_path, VirtualEnvironment(tmp_path / ".venv", CommandRunner(tmp_path / "log")), inspection)
+    venv = VirtualEnvironment(tmp_path / ".venv", CommandRunner(tmp_path / "log"))
+    return PackageInstall(tmp_path, venv, INSPECTION, os.environ)
 
 
 def test_modules_follow_contents_and_not_times(package, tmp_path):
@@ -447,3 +460,193 @@ def test_modules_are_current_only_with_file_and_stamp(package, tmp_path):
     assert package.is_current()
     stamp.write_text("of another time")
     assert not package.is_current()
+
+
+# ---- CUDA=1 -----------------------------------------------------------------------------------
+
+
+def make_packages(venv: Path) -> Path:
+    """NVIDIA's packages, as far as they are looked for."""
+    site = venv / "lib" / "python3.11" / "site-packages" / "nvidia"
+    runtime = [f"cu13/{name}" for name in (*cuda_compiler._FILES, "lib/libcudart.so.13")]
+    for name in (*runtime, "nccl/include/nccl.h", "nccl/lib/libnccl.so.2"):
+        (site / name).parent.mkdir(parents=True, exist_ok=True)
+        (site / name).touch()
+    script = f"echo '#$ TOP={site}/cu13/bin/..' >&2; echo release 13.0"
+    return make_program(site / "cu13" / "bin", "nvcc", script)
+
+
+class FakeSetup(Setup):
+    """A set-up in which nothing is installed or built: it only writes down what would be."""
+
+    def __init__(self, tmp_path: Path, found: Inspection, **choices) -> None:
+        runner = CommandRunner(tmp_path / "log")
+        super().__init__(VirtualEnvironment(tmp_path / ".venv", runner), runner, "torch", ["test"], **choices)
+        self.found = found
+        self.wanted: list[str] = []
+        self.venv.folder.mkdir(exist_ok=True)
+        (self.venv.folder / "location").write_text(str(self.venv.folder))
+
+    def inspect(self) -> Inspection:
+        self.wanted = [*self.extras, *self._compiler]
+        return self.found
+
+
+@pytest.fixture
+def no_nvcc(monkeypatch, tmp_path) -> None:
+    """A machine without nvcc; /usr/local/cuda may be there all the same."""
+    which = cuda_compiler.shutil.which
+
+    def without_toolkit(name: str, path: str | None) -> str | None:
+        return None if name == "/usr/local/cuda/bin/nvcc" else which(name, path=path)
+
+    monkeypatch.setattr(cuda_compiler.shutil, "which", without_toolkit)
+    for name in ("CUDACXX", "CUDA_HOME", "HVC_CUDA", *(name for name in os.environ if name.startswith("HOROVOD_"))):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("PATH", str(tmp_path))
+
+
+def test_nvcc_of_the_machine_comes_first(no_nvcc, tmp_path):
+    venv = VirtualEnvironment(tmp_path / ".venv", CommandRunner(tmp_path / "log"))
+    assert cuda_compiler.find_nvcc(os.environ, venv) is None
+    packaged = make_packages(venv.folder)
+    assert cuda_compiler.find_nvcc(os.environ, venv) == packaged
+    own = make_program(tmp_path, "nvcc", "")
+    assert cuda_compiler.find_nvcc(os.environ, venv) == own
+    other = make_program(tmp_path / "toolkit" / "bin", "nvcc", "")
+    assert cuda_compiler.find_nvcc({"CUDA_HOME": str(tmp_path / "toolkit")}, venv) == other
+
+
+@pytest.mark.parametrize("lost", cuda_compiler._FILES)
+def test_nvcc_without_all_that_it_needs_is_none(no_nvcc, tmp_path, lost):
+    venv = VirtualEnvironment(tmp_path / ".venv", CommandRunner(tmp_path / "log"))
+    packaged = make_packages(venv.folder)
+    (packaged.parents[1] / lost).unlink()
+    assert cuda_compiler.find_nvcc(os.environ, venv) is None
+
+
+def test_setup_py_looks_for_the_same_files():
+    tree = ast.parse((Path(setup_env.__file__).parents[1] / "setup.py").read_text())
+    assigned = [node for node in tree.body if isinstance(node, ast.Assign) and node.targets[0].id == "NVCC_PACKAGE"]
+    assert ast.literal_eval(assigned[0].value) == cuda_compiler._FILES
+
+
+def test_modules_follow_the_nvcc_of_the_packages(package, tmp_path, monkeypatch):
+    monkeypatch.setattr(cuda_compiler, "find_on_machine", lambda environment: None)
+    before = package.fingerprint()
+    make_packages(tmp_path / ".venv")
+    assert package.fingerprint() != before
+
+
+def test_compiler_is_of_the_cuda_of_torch():
+    assert cuda_compiler.requirement("13.2").endswith("==13.2.*")
+    assert cuda_compiler.requirement(None).endswith("==13.0.*")
+    assert inspect_environment.is_judged_by_version(cuda_compiler.requirement(None))
+
+
+def test_headers_are_those_of_the_compiler_itself(tmp_path):
+    packaged = make_packages(tmp_path)
+    wrapper = make_program(tmp_path, "nvcc", f'exec {packaged} "$@"')
+    assert cuda_compiler.home_of(wrapper) == packaged.parents[1]
+    with pytest.raises(EnvironmentProblem, match="does not say where its headers are: no licence"):
+        cuda_compiler.home_of(make_program(tmp_path, "nvcc", "echo no licence >&2"))
+
+
+def test_one_switch_adds_everything(no_nvcc, tmp_path):
+    setup = FakeSetup(tmp_path, INSPECTION, cuda=True)
+    setup.install_cuda(INSPECTION)
+    assert setup.wanted == ["test", "cuda", cuda_compiler.requirement(None)]
+    assert setup.environment["HVC_CUDA"] == "1"
+
+
+def test_nvcc_of_the_machine_is_enough(no_nvcc, tmp_path):
+    make_program(tmp_path, "nvcc", "")
+    setup = FakeSetup(tmp_path, INSPECTION, cuda=True)
+    setup.install_cuda(INSPECTION)
+    assert setup.wanted == ["test", "cuda"]
+
+
+def test_horovod_gets_nccl_where_torch_has_cuda(no_nvcc, tmp_path):
+    nvcc = make_packages(tmp_path / ".venv")
+    setup = FakeSetup(tmp_path, WITH_CUDA, cuda=True)
+    variables = setup.horovod_environment(WITH_CUDA)
+    assert variables["HOROVOD_GPU_OPERATIONS"] == "NCCL" and variables["HOROVOD_NCCL_LINK"] == "SHARED"
+    assert variables["HOROVOD_CUDA_HOME"] == variables["CUDA_HOME"] == str(nvcc.parents[1])
+    assert setup.horovod_environment(WITH_CUDA) == variables, "a second run finds the links of the first"
+    assert setup.horovod_environment(INSPECTION) == setup.environment
+    assert FakeSetup(tmp_path, WITH_CUDA, cuda=False).horovod_environment(WITH_CUDA) == setup.environment
+
+
+def test_libraries_have_the_names_that_linkers_look_for(no_nvcc, tmp_path):
+    venv = VirtualEnvironment(tmp_path / ".venv", CommandRunner(tmp_path / "log"))
+    links = gpu_operations.link_folder(venv, make_packages(venv.folder))
+    assert (links / "include" / "nccl.h").exists()
+    found = {path.name: path.resolve().name for path in (links / "lib").iterdir()}
+    assert found == {
+        "libnccl.so": "libnccl.so.2",
+        "libcudart.so": "libcudart.so.13",
+        "libcudart_static.a": "libcudart_static.a",
+    }
+
+
+def test_runtime_of_the_machine_is_left_to_its_own_nvcc(no_nvcc, tmp_path):
+    venv = VirtualEnvironment(tmp_path / ".venv", CommandRunner(tmp_path / "log"))
+    make_packages(venv.folder)
+    links = gpu_operations.link_folder(venv, make_program(tmp_path, "nvcc", ""))
+    assert [path.name for path in (links / "lib").iterdir()] == ["libnccl.so"]
+
+
+def test_what_the_user_says_of_gpu_operations_wins(no_nvcc, tmp_path):
+    make_packages(tmp_path / ".venv")
+    own = {"HOROVOD_GPU_OPERATIONS": "MPI", "LIBRARY_PATH": "/site/lib"}
+    variables = FakeSetup(tmp_path, WITH_CUDA, cuda=True, environment=own).horovod_environment(WITH_CUDA)
+    assert variables["HOROVOD_GPU_OPERATIONS"] == "MPI"
+    assert variables["LIBRARY_PATH"].split(os.pathsep) == [variables["CMAKE_LIBRARY_PATH"], "/site/lib"]
+
+
+@pytest.mark.parametrize(
+    ("inspection", "variables", "message"),
+    [
+        (INSPECTION, {"HVC_CUDA": "0"}, "leave one of them out"),
+        (dataclasses.replace(WITH_CUDA, torch_cuda="12.6"), {}, "built for CUDA 12.6.*\n.*choose a torch for CUDA 13"),
+    ],
+)
+def test_what_excludes_the_switch_is_refused(inspection, variables, message):
+    with pytest.raises(EnvironmentProblem, match=message):
+        steps._cuda_environment(variables, inspection)
+
+
+def test_switch_holds_until_it_is_turned_off(tmp_path):
+    venv = VirtualEnvironment(tmp_path, CommandRunner(tmp_path / "log"))
+    choices = (None, True, None, False, None)
+    assert [venv.remember_cuda(choice) for choice in choices] == [False, True, True, False, False]
+
+
+def test_variable_of_that_name_with_another_meaning_is_refused(capsys):
+    with pytest.raises(SystemExit):
+        steps._parse(["--cuda", "/opt/cuda"])
+    assert "CUDA is '/opt/cuda': expected 1, 0 or nothing" in capsys.readouterr().err
+    assert steps._setup(steps._parse([])).cuda is None
+    assert steps._setup(steps._parse(["--cuda", "0"])).cuda is False
+
+
+@pytest.mark.parametrize(("inspection", "said"), [(INSPECTION, True), (WITH_CUDA, False)])
+def test_torch_without_cuda_is_said(monkeypatch, tmp_path, capsys, inspection, said):
+    setup = FakeSetup(tmp_path, inspection, cuda=True, environment={})
+    setup.machine_checked = True
+    monkeypatch.setattr(setup.venv, "works", lambda: True)
+    for step in ("install_cuda", "install_horovod", "install_package"):
+        monkeypatch.setattr(setup, step, lambda found: found)
+    assert setup.run()
+    assert ("torch 2.13.0+cpu is a build for CPUs" in capsys.readouterr().out) is said
+
+
+def test_cuda_of_torch_is_read_and_not_imported(monkeypatch, tmp_path):
+    (tmp_path / "torch").mkdir()
+    (tmp_path / "torch" / "__init__.py").write_text("raise ImportError('seconds')")
+    (tmp_path / "torch" / "version.py").write_text("from typing import Optional\ncuda: Optional[str] = '13.0'\n")
+    spec = importlib.util.spec_from_file_location("torch", tmp_path / "torch" / "__init__.py")
+    monkeypatch.setattr(inspect_environment.importlib.util, "find_spec", lambda name: spec)
+    assert inspect_environment.cuda_of_torch() == "13.0"
+    monkeypatch.setattr(inspect_environment.importlib.util, "find_spec", lambda name: None)
+    assert inspect_environment.cuda_of_torch() is None

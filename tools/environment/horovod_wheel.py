@@ -93,6 +93,7 @@ class HorovodWheel:
     venv: VirtualEnvironment
     runner: CommandRunner
     facts: BuildFacts
+    environment: Mapping[str, str]
 
     def get(self) -> tuple[Path, bool]:
         """The wheel, and whether it had to be built now."""
@@ -132,11 +133,11 @@ class HorovodWheel:
     def _environment(self, cmake: Path) -> dict[str, str]:
         # Neither the jobs of the make that runs us nor a user's other generator suit Horovod's build.
         dropped = ("MAKEFLAGS", "MFLAGS", "MAKELEVEL", "CMAKE_GENERATOR")
-        inherited = {name: value for name, value in os.environ.items() if name not in dropped}
+        inherited = {name: value for name, value in self.environment.items() if name not in dropped}
         return {
             **inherited,
             **dict(self.facts.options),
-            "PATH": f"{self.venv.programs}{os.pathsep}{os.environ.get('PATH', '')}",
+            "PATH": f"{self.venv.programs}{os.pathsep}{self.environment.get('PATH', '')}",
             "HOROVOD_CMAKE": str(cmake),
             "CMAKE_POLICY_VERSION_MINIMUM": "3.5",  # CMake 4 refuses the bundled Gloo's own, older, minimum
             "MAKEFLAGS": f"-j{parallel_jobs()}",

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import argparse
 import importlib.metadata
+import importlib.util
 import json
+import runpy
 import sys
 import sysconfig
 from pathlib import Path
@@ -37,6 +39,13 @@ def installed_version(name: str) -> str | None:
         return importlib.metadata.version(name)
     except importlib.metadata.PackageNotFoundError:
         return None
+
+
+def cuda_of_torch() -> str | None:
+    """The CUDA release that the installed torch was built with; read, because importing torch takes seconds."""
+    found = importlib.util.find_spec("torch")
+    written = Path(found.origin or "").parent / "version.py" if found else None
+    return runpy.run_path(str(written)).get("cuda") if written and written.exists() else None
 
 
 def is_met(text: str, extras: frozenset[str] = frozenset({""}), seen: set[str] | None = None) -> bool:
@@ -85,6 +94,7 @@ def main() -> None:
         "include": sysconfig.get_path("include"),
         "pip": pip.__version__,
         "torch": installed_version("torch"),
+        "torch_cuda": cuda_of_torch(),
         "horovod": installed_version("horovod"),
         "package": installed_version("horovod-compress"),
         "unmet": unmet(requirements, arguments.already),

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import hashlib
-import os
-import shutil
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+from environment.cuda_compiler import find_nvcc
 from environment.prerequisites import find_compiler
 from environment.virtual_environment import Inspection, VirtualEnvironment
 
@@ -16,8 +15,11 @@ _VARIABLES = ("HVC_CUDA", "HVC_SANITIZE", "CXX", "CXXFLAGS", "LDFLAGS", "CUDACXX
 
 
 class PackageInstall:
-    def __init__(self, root: Path, venv: VirtualEnvironment, inspection: Inspection) -> None:
+    def __init__(
+        self, root: Path, venv: VirtualEnvironment, inspection: Inspection, environment: Mapping[str, str]
+    ) -> None:
         self._root = root
+        self._environment = environment
         self._venv = venv
         self._inspection = inspection
         # Beside the modules it describes, and one per Python, as they are.
@@ -34,7 +36,8 @@ class PackageInstall:
         fingerprint = self.fingerprint()
         self._stamp.unlink(missing_ok=True)
         arguments = ("-v", "--no-build-isolation", "--no-deps", "--no-index", "--editable", str(self._root))
-        self._venv.run_pip("install", *arguments, title="Compiling and installing horovod-compress")
+        title = "Compiling and installing horovod-compress"
+        self._venv.run_pip("install", *arguments, title=title, environment=self._environment)
         self._stamp.parent.mkdir(exist_ok=True)
         self._stamp.write_text(fingerprint)
 
@@ -53,19 +56,13 @@ class PackageInstall:
             yield str(path.relative_to(self._root)).encode()
             yield path.read_bytes()
         for name in _VARIABLES:
-            yield f"{name}={os.environ.get(name, '')}".encode()
+            yield f"{name}={self._environment.get(name, '')}".encode()
         yield _version(find_compiler())
-        yield _version(_find_nvcc())
+        nvcc = find_nvcc(self._environment, self._venv)
+        yield _version([str(nvcc)] if nvcc else None)
 
     def _sources(self) -> Iterator[Path]:
         return (path for path in (self._root / "csrc").rglob("*") if path.is_file())
-
-
-def _find_nvcc() -> list[str] | None:
-    """As setup.py looks for it."""
-    home = os.environ.get("CUDA_HOME")
-    names = (os.environ.get("CUDACXX"), home and f"{home}/bin/nvcc", "nvcc", "/usr/local/cuda/bin/nvcc")
-    return next(([found] for name in names if name and (found := shutil.which(name))), None)
 
 
 def _version(command: list[str] | None) -> bytes:

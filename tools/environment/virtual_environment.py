@@ -6,7 +6,7 @@ import json
 import shutil
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -25,6 +25,7 @@ class Inspection:
     include: str
     pip: str
     torch: str | None
+    torch_cuda: str | None  # such as "13.0"; None for a build for CPUs
     horovod: str | None
     package: str | None
     unmet: list[str]
@@ -46,6 +47,7 @@ class VirtualEnvironment:
         self._unfinished = folder / "installation-unfinished"
         self._location = folder / "location"
         self._torch_requirement = folder / "torch-requirement"
+        self._cuda_wanted = folder / "cuda-wanted"
 
     def pip(self, *arguments: str) -> list[str]:
         quiet = ("--disable-pip-version-check", "--no-input")
@@ -72,6 +74,18 @@ class VirtualEnvironment:
     def _is_moved(self) -> bool:
         return self._location.exists() and self._location.read_text() != str(self.folder)
 
+    def remember_cuda(self, choice: bool | None) -> bool:
+        """Whether CUDA=1 holds here: as chosen now, else as chosen last, so that `make test` undoes nothing."""
+        if choice is True:
+            self._cuda_wanted.touch()
+        elif choice is False:
+            self._cuda_wanted.unlink(missing_ok=True)
+        return self._cuda_wanted.exists()
+
+    def package_folder(self, name: str) -> Path | None:
+        """Where the files of a package are, if they are there."""
+        return next(self.folder.glob(f"lib/python*/site-packages/{name}"), None)
+
     def inspect(self, project: Path, extras: Sequence[str], also: Sequence[str]) -> Inspection:
         command: list[str | Path] = [*self._isolated, _HERE / "inspect_environment.py", project]
         command += [f"--extra={name}" for name in extras] + [f"--also={text}" for text in also]
@@ -97,11 +111,11 @@ class VirtualEnvironment:
         arguments = ("--no-deps", "--no-index", "--force-reinstall", str(wheel))
         self.run_pip("install", *arguments, title=f"Installing {wheel.name}")
 
-    def run_pip(self, *arguments: str, title: str) -> None:
+    def run_pip(self, *arguments: str, title: str, environment: Mapping[str, str] | None = None) -> None:
         """Runs a pip that changes the environment; an interruption of it is repaired at the next start."""
         self._unfinished.touch()
         try:
-            self._runner.run(self.pip(*arguments), title=title)
+            self._runner.run(self.pip(*arguments), title=title, environment=environment)
         except StepFailed as failure:
             # A pip that ended by itself has undone what it had begun; one that was killed has not.
             if failure.status > 0:
