@@ -117,6 +117,20 @@ def points_offer(a: Inputs) -> Arguments:
     return Arguments((a.grad, a.residual, *outputs, a.count), 8 * a.count + 8 * a.words)
 
 
+def points_together(a: Inputs, what: str) -> Arguments:
+    grads, residuals = in_pieces(a.grad), in_pieces(a.residual)
+    rows = [grad.numel() for grad in grads]
+    words = [kernels.word_count(row) for row in rows]
+    if what == "offer":
+        made = [[torch.zeros(1, dtype=kind) for _ in grads] for kind in (torch.float64, torch.float64, torch.int64)]
+        return Arguments((grads, residuals, list(a.bits().split(words)), *made, rows), 8 * a.count + 8 * a.words)
+    steps = [torch.full((len(grads),), 0.01 * (rank + 1)) for rank in range(RANKS)]
+    sent = [a.bits(rank) for rank in range(RANKS)]
+    places = {"first_words": [sum(words[:i]) for i in range(len(words))], "first_rows": list(range(len(rows)))}
+    moved = 16 * a.count + 8 * RANKS * a.words
+    return Arguments((sent, steps, None, rows, 0, grads, residuals), moved, {**places, "scale": 0.25})
+
+
 def points_decode(a: Inputs) -> Arguments:
     steps = [torch.full((1,), 0.01 * (rank + 1)) for rank in range(RANKS)]
     sent = [a.bits(rank) for rank in range(RANKS)]
@@ -319,6 +333,8 @@ CASES = (
     ),
     Case("points_offer", "points_offer", points_offer),
     Case("points_decode of 4", "points_decode", points_decode),
+    Case(f"points_offer_all of {TENSORS}", "points_offer_all", partial(points_together, what="offer")),
+    Case(f"points_decode_all of {TENSORS}, 4 ranks", "points_decode_all", partial(points_together, what="decode")),
     Case("merge_bits p=1/3", "merge_bits", merge),
     Case("bernoulli_words p=1/7", "bernoulli_words", lambda a: Arguments((a.bits(), 1, 7, KEY), 8 * a.words)),
     Case("majority_fold of 8", "majority_fold", majority),

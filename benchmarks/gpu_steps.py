@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from horovod_compress import shapes
-from horovod_compress.codecs.base import Codec
+from horovod_compress.codecs.base import Algebra, Codec
 from horovod_compress.codecs.marsit import Marsit
 from horovod_compress.collectives import ring
 from horovod_compress.device import Host
@@ -56,6 +56,8 @@ class LocalStep:
             station.count_waiting(station.offer_waiting(key))
         round_ = station.round(self._step)
         round_.encode(key)
+        if round_.codec.algebra is Algebra.GATHER:
+            round_.work.gathered = [round_.work.regions["payload"][: round_.work.used]]
         round_.codec.decode(round_.work, key, 1.0)
         station.finish(self._step)
         self._step += 1

@@ -66,6 +66,25 @@ void points_decode(const uint64_t* const* bits, const float* const* highs, const
                    int64_t own, Dtype dtype, int64_t count, int64_t row_length, double scale, void* grad,
                    void* residual, Launch launch);
 
+// The same for all tensors of a bucket. What every rank sent lies in arrays for the whole bucket, in which a tensor's part
+// begins at `first_word` and `first_row`.
+struct PointsOffered {
+  const void *grad, *residual;
+  int64_t count, row_length;
+  uint64_t* bits;
+  double *highs, *lows;
+  int64_t* ones;
+};
+struct PointsDecoded {
+  int64_t count, row_length, first_word, first_row;
+  void *grad, *residual;
+};
+void points_offer_all(const PointsOffered* tensors, int64_t tensor_count, Dtype dtype, int64_t* nonfinite,
+                      Launch launch);
+void points_decode_all(const PointsDecoded* tensors, int64_t tensor_count, const uint64_t* const* bits,
+                       const float* const* highs, const float* const* lows, int64_t ranks, int64_t own, Dtype dtype,
+                       double scale, Launch launch);
+
 // merge.cpp, merge.cu: probability numerator / denominator, denominator <= 2^62
 void merge_bits(uint64_t* into, const uint64_t* other, int64_t words, uint64_t numerator, uint64_t denominator,
                 const Stream* key, int64_t word_offset, Launch launch);

@@ -248,7 +248,7 @@ class Reducer:
     def _offer_waiting(self, station: Station) -> None:
         """Hand a bucket's gradients to the codec that waited for the last one; the thread that brought it does."""
         key = self._key(station)
-        with self.metrics.timed("offer", where=(key.step, station.bucket)), torch.no_grad():
+        with self.metrics.timed("offer", where=(key.step, station.bucket, "all that waited")), torch.no_grad():
             counts = station.offer_waiting(key)
         with self._changed:
             station.count_waiting(counts)

@@ -59,6 +59,11 @@ __device__ Loaded<T> load_groups(const T* grad, const Work<T>* residual, int64_t
   return loaded;
 }
 
+// Rows that end with whole halves share none with the next one.
+__device__ inline bool has_whole_halves(int64_t count, int64_t row_length) {
+  return row_length % kWarp == 0 || row_length >= count;
+}
+
 // Writes 32 bits from element `begin` on, in cleared memory where rows do not begin at a multiple of 32.
 __device__ inline void put_bits(uint32_t* halves, int64_t begin, uint32_t bits, bool whole_halves) {
   const int shift = int(begin % kWarp);

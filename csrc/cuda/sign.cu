@@ -44,11 +44,6 @@ template <class W> __device__ bool own_bit(W x, const Coins& coins, int64_t word
   return random_word(coins.stream, word_offset + i / kWordBits, 0) >> (i % kWordBits) & 1;
 }
 
-// Rows that end with whole halves share none with the next one.
-__device__ inline bool has_whole_halves(int64_t count, int64_t row_length) {
-  return row_length % kWarp == 0 || row_length >= count;
-}
-
 // ---- kernels ----------------------------------------------------------------------------------------------
 
 // A warp votes on several halves of words, and as many lanes write them.
@@ -208,7 +203,9 @@ void sign_offer(const void* grad, const void* residual, Dtype dtype, int64_t cou
 
 void sign_offer_all(const SignOffered* tensors, int64_t tensor_count, Dtype dtype, int64_t ranks, const Stream* key,
                     int64_t* nonfinite, Launch launch) {
-  const bool steps = tensor_count > 0 && tensors[0].steps;
+  // An array without elements may have no address.
+  const bool steps =
+      std::any_of(tensors, tensors + tensor_count, [](const SignOffered& tensor) { return tensor.steps != nullptr; });
   const auto put = [&](int64_t i) {
     return Step{tensors[i].steps, tensors[i].count, tensors[i].row_length, ranks};
   };

@@ -19,7 +19,7 @@ constexpr size_t kMostBytes = 32764;
 #else
 constexpr size_t kMostBytes = kFewBytes;
 #endif
-constexpr size_t kBeside = 256;  // for arguments that are the same for all items
+constexpr size_t kBeside = 256;  // for arguments that are the same for all items, as a rule
 
 template <class Item, int kRoom> struct Table {
   static constexpr int room = kRoom;
@@ -45,8 +45,8 @@ template <class Item, int kRoom> struct Table {
   }
 };
 
-template <class Item> constexpr int room_in(size_t bytes) {
-  return int((bytes - kBeside - 2 * sizeof(int64_t)) / (sizeof(Item) + sizeof(int64_t)));
+template <class Item> constexpr int room_in(size_t bytes, size_t beside) {
+  return int((bytes - beside - 2 * sizeof(int64_t)) / (sizeof(Item) + sizeof(int64_t)));
 }
 
 template <class Item, int kRoom, class ItemOf, class UnitsOf, class Run>
@@ -62,10 +62,10 @@ void fill(int64_t first, int64_t count, ItemOf item, UnitsOf units, Run run) {
 
 // Calls `run` with a table of all items and 0; only if they do not fit into one, with several and the first of each.
 // `item` and `units` say what item i is, and how many units it has.
-template <class Item, class ItemOf, class UnitsOf, class Run>
+template <class Item, size_t kOthers = kBeside, class ItemOf, class UnitsOf, class Run>
 void in_tables(int64_t count, ItemOf item, UnitsOf units, Run run) {
-  constexpr int kFew = room_in<Item>(kFewBytes), kMost = room_in<Item>(kMostBytes);
-  static_assert(sizeof(Table<Item, kMost>) + kBeside <= kMostBytes, "a table fits into the arguments of a kernel");
+  constexpr int kFew = room_in<Item>(kFewBytes, kOthers), kMost = room_in<Item>(kMostBytes, kOthers);
+  static_assert(sizeof(Table<Item, kMost>) + kOthers <= kMostBytes, "a table fits into the arguments of a kernel");
   if (count == 1) return fill<Item, 1>(0, 1, item, units, run);
   if (count <= kFew) return fill<Item, kFew>(0, count, item, units, run);
   for (int64_t first = 0; first < count; first += kMost)

@@ -38,7 +38,7 @@ from .legality import (
     work_dtype,
 )
 from .lowrank import lowrank_decode, lowrank_left, lowrank_orthonormalise, lowrank_right, lowrank_start
-from .points import points_decode, points_offer
+from .points import points_decode, points_decode_all, points_offer, points_offer_all
 from .quantise import (
     elias_bound,
     elias_decode,
@@ -119,7 +119,9 @@ __all__ = [
     "sample_decode",
     "sample_offer",
     "points_decode",
+    "points_decode_all",
     "points_offer",
+    "points_offer_all",
     "qsgd_decode",
     "qsgd_encode",
     "qsgd_fold",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cache
 from types import ModuleType
 
@@ -90,6 +91,13 @@ def check_apart(name: str, first: Tensor, other_name: str, second: Tensor) -> No
     a, b = first.data_ptr(), second.data_ptr()
     if a < b + second.nbytes and b < a + first.nbytes:
         raise ValueError(f"{name} and {other_name} must not overlap")
+
+
+def check_lengths(number: int, **lists: Sequence[object] | None) -> None:
+    """Refuse lists, one item for each gradient, that are not as long as these."""
+    for name, given in lists.items():
+        if given is not None and len(given) != number:
+            raise ValueError(f"{name} must hold one item for each of {number} gradients, got {len(given)}")
 
 
 def row_count(count: int, row_length: int) -> int:

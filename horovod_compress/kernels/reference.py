@@ -354,6 +354,33 @@ def points_decode(
     store(grad, total * x.dtype.type(scale))
 
 
+def points_offer_all(
+    grads: Sequence[Tensor], residuals: Sequence[Tensor] | None, *each: Sequence[Any]
+) -> Tensor:
+    given = zip(grads, residuals or [None] * len(grads), *each)
+    return torch.tensor([points_offer(*one) for one in given], dtype=torch.int64)
+
+
+def points_decode_all(
+    bits: Sequence[Tensor],
+    highs: Sequence[Tensor],
+    lows: Sequence[Tensor] | None,
+    row_lengths: Sequence[int],
+    own: int,
+    grads: Sequence[Tensor],
+    residuals: Sequence[Tensor],
+    *,
+    first_words: Sequence[int],
+    first_rows: Sequence[int],
+    scale: float = 1.0,
+) -> None:
+    for grad, residual, row_length, word, row in zip(grads, residuals, row_lengths, first_words, first_rows):
+        rows = slice(row, row - (-grad.numel() // row_length))
+        sent = [part[word : word - (-grad.numel() // 64)] for part in bits]
+        values = [[part[rows] for part in side] if side else None for side in (highs, lows)]
+        points_decode(sent, *values, row_length, own, grad, residual, scale=scale)
+
+
 # ---- dithering ----------------------------------------------------------------------------------
 
 

@@ -17,6 +17,7 @@ from .legality import (
     REFERENCE,
     backend,
     check_apart,
+    check_lengths,
     checked,
     dtype_code,
     row_count,
@@ -64,7 +65,7 @@ def sign_offer_all(
     """
     number = len(grads)
     offsets = word_offsets or [0] * number
-    _check_lengths(number, residuals=residuals, bits=bits, steps=steps, row_lengths=row_lengths, word_offsets=offsets)
+    check_lengths(number, residuals=residuals, bits=bits, steps=steps, row_lengths=row_lengths, word_offsets=offsets)
     if not number:
         return torch.zeros(0, dtype=torch.int64)
     if ranks < 1:
@@ -109,7 +110,7 @@ def sign_decode_all(
     """
     number = len(grads)
     offsets = word_offsets or [0] * number
-    _check_lengths(number, bits=bits, steps=steps, row_lengths=row_lengths, residuals=residuals, word_offsets=offsets)
+    check_lengths(number, bits=bits, steps=steps, row_lengths=row_lengths, residuals=residuals, word_offsets=offsets)
     if not number:
         return
     native, device, launch = backend(grads[0])
@@ -138,7 +139,7 @@ def sign_decode_all(
 def dense_offer_all(grads: Sequence[Tensor], residuals: Sequence[Tensor] | None, outs: Sequence[Tensor]) -> Tensor:
     """Do :func:`.dense_offer` for several tensors, all to one dtype; return the count of each."""
     number = len(grads)
-    _check_lengths(number, residuals=residuals, outs=outs)
+    check_lengths(number, residuals=residuals, outs=outs)
     if not number:
         return torch.zeros(0, dtype=torch.int64)
     native, device, launch = backend(grads[0])
@@ -166,7 +167,7 @@ def dense_decode_all(
 ) -> None:
     """Do :func:`.dense_decode` for several tensors, all from one dtype."""
     number = len(grads)
-    _check_lengths(number, payloads=payloads, residuals=residuals)
+    check_lengths(number, payloads=payloads, residuals=residuals)
     if not number:
         return
     native, device, launch = backend(grads[0])
@@ -188,9 +189,3 @@ def dense_decode_all(
         REFERENCE.dense_decode_all(payloads, grads, scale=scale, residuals=residuals)
     else:
         native.dense_decode_all(rows, code, scale, grad_code, launch)
-
-
-def _check_lengths(number: int, **lists: Sequence[object] | None) -> None:
-    for name, given in lists.items():
-        if given is not None and len(given) != number:
-            raise ValueError(f"{name} must hold one item for each of {number} gradients, got {len(given)}")

@@ -366,6 +366,21 @@ class TestNumbers:
                 same("sign_decode_all", sent, steps, rows, offered.grads, offered.residuals, **rule)
             same("sign_decode_all", sent, steps, rows, offered.grads, None, feedback="none", scale=-1.5)
 
+    def test_points_together(self, dtype: torch.dtype, same: Same, lengths: tuple[int, ...]) -> None:
+        for given in ((0, 1, 63, 64, 65, 0, 1023, 1024, 1025, *lengths, 0), (70_001, 3), (1000,), (0, 0)):
+            rows = [(max(count, 1), 7, 100, 1024, 65_600)[i % 5] for i, count in enumerate(given)]
+            offered = Offered(given, rows, dtype)
+            made = [offered.steps(kind) for kind in (torch.float64, torch.float64, torch.int64)]
+            for residuals in (offered.residuals, None):
+                same("points_offer_all", offered.grads, residuals, offered.bits(), *made, rows)
+            sizes = [kernels.word_count(n) for n in given], [-(-n // row) for n, row in zip(given, rows)]
+            places = [[3 + sum(part[:i]) for i in range(len(given))] for part in sizes]
+            sent = [words(3 + sum(sizes[0]), rank) for rank in range(3)]
+            highs, lows = ([tame(3 + sum(sizes[1]), torch.float32, first + rank) for rank in range(3)] for first in (1, 9))
+            rule = {"first_words": places[0], "first_rows": places[1], "scale": 0.3}
+            for low in (None, lows):
+                same("points_decode_all", sent, highs, low, rows, 1, offered.grads, offered.residuals, **rule)
+
     def test_plain_numbers_together(self, dtype: torch.dtype, same: Same, lengths: tuple[int, ...]) -> None:
         for given in ((0, 1, 63, 64, 65, 0, 1023, 1024, 1025, *lengths, 0), (70_001, 3), (1000,), (), (0, 0)):
             offered = Offered(given, [1] * len(given), dtype)
@@ -601,6 +616,23 @@ class TestStreams:
             graph.replay()
             assert [bool((a == b.cpu()).all()) for a, b in zip(expected, captured)] == [True] * 3
 
+    def test_a_bucket_in_a_graph(self) -> None:
+        """Rows of one superblock and of several; the table is among what the graph holds."""
+        counts = (100_003, 0, 65, 7, 70_001)
+        grads, residuals = ([tame(n, torch.float32, seed + n) for n in counts] for seed in (1, 2))
+        expected = bucket_step([g.clone() for g in grads], [r.clone() for r in residuals])
+        there = [part.cuda() for part in grads], [part.cuda() for part in residuals]
+        bucket_step(*([part.clone() for part in parts] for parts in there))
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            captured = bucket_step(*there)
+        for _ in range(2):
+            for part, value in zip((*there[0], *there[1]), (*grads, *residuals)):
+                part.copy_(value)
+            graph.replay()
+            assert all(bool((a == b.cpu()).all()) for a, b in zip(expected, captured, strict=True))
+
     def test_scratch_memory_and_a_scan_in_a_graph(self) -> None:
         """Norms need memory for sums of superblocks, sections prefix sums over their ranges."""
         count, b = 100_003, 0
@@ -646,6 +678,16 @@ def sign_step(pair: list[Tensor]) -> list[Tensor]:
     kernels.majority_fold([bits_of, bits_of], bits_of, count)
     kernels.sign_decode(bits_of, steps, count, grad, residual, feedback="global")
     return [bits_of, grad, residual]
+
+
+def bucket_step(grads: list[Tensor], residuals: list[Tensor]) -> list[Tensor]:
+    """The same with all tensors of a bucket at once, with measured steps."""
+    where, rows = grads[0].device, [max(1, grad.numel()) for grad in grads]
+    sent = [torch.zeros(kernels.word_count(grad.numel()), dtype=torch.int64, device=where) for grad in grads]
+    steps = [torch.zeros(min(grad.numel(), 1), device=where) for grad in grads]
+    counts = kernels.sign_offer_all(grads, residuals, sent, steps, rows, key=KEY)
+    kernels.sign_decode_all(sent, steps, rows, grads, residuals, feedback="own", key=KEY)
+    return [*sent, *steps, *grads, *residuals, counts]
 
 
 def section_of(positions: Tensor, b: int, count: int) -> Tensor:

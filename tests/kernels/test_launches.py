@@ -16,7 +16,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from benchmarks.gpu_steps import LocalStep, buckets
 from horovod_compress.codecs.base import Codec, Work
+from horovod_compress.codecs.ef_signsgd import EfSignSgd
 from horovod_compress.codecs.marsit import Marsit
+from horovod_compress.codecs.onebit import OneBit
 from horovod_compress.deadline import Deadline
 from horovod_compress.device import Host
 from horovod_compress.keys import Key
@@ -117,6 +119,16 @@ def test_a_step_in_full_precision() -> None:
         expected, _ = two_steps(Marsit(full_precision_every=1), bucket, Host())
         found, started = on_a_device(Marsit(full_precision_every=1), bucket)
         assert all(map(same_bits, expected, found)) and started == Started(2, 1, [])
+
+
+@pytest.mark.parametrize(("codec", "memsets", "operations"), [(EfSignSgd("row"), 2, 0), (OneBit("row"), 3, 8)])
+def test_a_step_of_gathered_signs(codec: Codec, memsets: int, operations: int) -> None:
+    """Torch's operations are on all values of a bucket at once."""
+    for bucket in BUCKETS:
+        expected, _ = two_steps(codec, bucket, Host())
+        found, started = on_a_device(codec, bucket)
+        assert all(map(same_bits, expected, found))
+        assert (started.kernels, started.memsets, len(started.operations)) == (3, memsets, operations)
 
 
 def test_one_by_one_costs_launches_for_every_tensor() -> None:

@@ -38,6 +38,24 @@ def test_signs(dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
+def test_points(dtype: torch.dtype) -> None:
+    grads = [numbers(count, dtype, count) for count in COUNTS]
+    residuals = [numbers(count, work(dtype), count + 1) for count in COUNTS]
+    words = [kernels.word_count(count) for count in COUNTS]
+    made = [outputs(GROUPS, kind) for kind in (torch.float64, torch.float64, torch.int64)]
+    for kept in (residuals, None):
+        compare("points_offer_all", grads, kept, outputs(words, torch.int64), *made, ROWS, shift=1)
+    places = {
+        "first_words": [2 + sum(words[:i]) for i in range(len(COUNTS))],
+        "first_rows": [sum(GROUPS[:i]) for i in range(len(COUNTS))],
+    }
+    sent = [bits(64 * (2 + sum(words)), rank) for rank in range(3)]
+    highs, lows = ([tame(sum(GROUPS), torch.float32, first + rank) for rank in range(3)] for first in (1, 9))
+    for low in (None, lows):
+        compare("points_decode_all", sent, highs, low, ROWS, 1, grads, residuals, scale=0.3, **places)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
 def test_plain_numbers(dtype: torch.dtype) -> None:
     grads = [numbers(count, dtype, count) for count in COUNTS]
     residuals = [numbers(count, work(dtype), count + 1) for count in COUNTS]
@@ -80,6 +98,12 @@ REFUSED: dict[str, tuple[str, Callable[[], object]]] = {
     "residuals without feedback": (
         "feedback must be",
         lambda: kernels.sign_decode_all([_w(1)], [_f(1)], [9], [_f(9)], [_f(9)], feedback="none"),
+    ),
+    "rows behind the end": (
+        "rows must lie within the 1 of the bucket",
+        lambda: kernels.points_decode_all(
+            [_w(1)], [_f(1)], None, [8], 0, [_f(9)], [_f(9)], first_words=[0], first_rows=[0]
+        ),
     ),
     "outputs of several dtypes": (
         "out must be",
