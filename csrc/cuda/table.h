@@ -12,12 +12,11 @@
 namespace hvc {
 namespace {
 
-// What the arguments of a kernel may take, in bytes: of every kernel, and of one that CUDA 12.1 or later has compiled.
-constexpr size_t kFewBytes = 4096;
+// The bytes that the arguments of a kernel may take, which CUDA 12.1 made more of.
 #if CUDART_VERSION >= 12010
-constexpr size_t kMostBytes = 32764;
+constexpr size_t kArgumentBytes = 32764;
 #else
-constexpr size_t kMostBytes = kFewBytes;
+constexpr size_t kArgumentBytes = 4096;
 #endif
 constexpr size_t kBeside = 256;  // for arguments that are the same for all items, as a rule
 
@@ -45,9 +44,10 @@ template <class Item, int kRoom> struct Table {
   }
 };
 
-template <class Item> constexpr int room_in(size_t bytes, size_t beside) {
-  return int((bytes - beside - 2 * sizeof(int64_t)) / (sizeof(Item) + sizeof(int64_t)));
-}
+// How many items there is room for beside other arguments.
+template <class Item, size_t kOthers>
+constexpr int kMostItems =
+    int((kArgumentBytes - kOthers - 2 * sizeof(int64_t)) / (sizeof(Item) + sizeof(int64_t)));
 
 template <class Item, int kRoom, class ItemOf, class UnitsOf, class Run>
 void fill(int64_t first, int64_t count, ItemOf item, UnitsOf units, Run run) {
@@ -64,10 +64,9 @@ void fill(int64_t first, int64_t count, ItemOf item, UnitsOf units, Run run) {
 // `item` and `units` say what item i is, and how many units it has.
 template <class Item, size_t kOthers = kBeside, class ItemOf, class UnitsOf, class Run>
 void in_tables(int64_t count, ItemOf item, UnitsOf units, Run run) {
-  constexpr int kFew = room_in<Item>(kFewBytes, kOthers), kMost = room_in<Item>(kMostBytes, kOthers);
-  static_assert(sizeof(Table<Item, kMost>) + kOthers <= kMostBytes, "a table fits into the arguments of a kernel");
+  constexpr int kMost = kMostItems<Item, kOthers>;
+  static_assert(sizeof(Table<Item, kMost>) + kOthers <= kArgumentBytes, "a table fits into the arguments of a kernel");
   if (count == 1) return fill<Item, 1>(0, 1, item, units, run);
-  if (count <= kFew) return fill<Item, kFew>(0, count, item, units, run);
   for (int64_t first = 0; first < count; first += kMost)
     fill<Item, kMost>(first, std::min<int64_t>(kMost, count - first), item, units, run);
 }
