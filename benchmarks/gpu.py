@@ -253,7 +253,8 @@ def report(lines: Sequence[Timed], kind: str) -> list[Record]:
     print(table(["kernel", "median us", "GB/s", "of copy", "wrong"], rows))
     for line in lines:
         if line.started:
-            print(f"{line.name} in {len(gpu_steps.ENDS)} buckets: {line.started[0]} launches, {line.started[1]} memsets")
+            launches, memsets = line.started
+            print(f"{line.name} in {len(gpu_steps.ENDS)} buckets: {launches} launches, {memsets} memsets")
     return records
 
 

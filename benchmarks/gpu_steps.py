@@ -1,6 +1,7 @@
 """What one rank does with ResNet-50's gradients in a step of Marsit but for the exchange, on any device.
 
-The 161 tensors are in four buckets, as MergeComp makes at most. Stations and codec are the package's own, in a world of one.
+The 161 tensors are in four buckets, as MergeComp makes at most. Stations and codec are the package's own, in a
+world of one.
 """
 
 from __future__ import annotations

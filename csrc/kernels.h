@@ -66,8 +66,8 @@ void points_decode(const uint64_t* const* bits, const float* const* highs, const
                    int64_t own, Dtype dtype, int64_t count, int64_t row_length, double scale, void* grad,
                    void* residual, Launch launch);
 
-// The same for all tensors of a bucket. What every rank sent lies in arrays for the whole bucket, in which a tensor's part
-// begins at `first_word` and `first_row`.
+// The same for all tensors of a bucket. What every rank sent lies in arrays for the whole bucket, in which a tensor's
+// part begins at `first_word` and `first_row`.
 struct PointsOffered {
   const void *grad, *residual;
   int64_t count, row_length;

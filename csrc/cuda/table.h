@@ -71,7 +71,7 @@ void in_tables(int64_t count, ItemOf item, UnitsOf units, Run run) {
     fill<Item, kMost>(first, std::min<int64_t>(kMost, count - first), item, units, run);
 }
 
-// Clears arrays, those that lie one behind the other at once: `array` returns the address of number i, `bytes` its size.
+// Clears arrays, those that lie one behind the other at once: `array` says where number i is, `bytes` how long.
 template <class Array, class Bytes> void clear_all(int64_t count, Array array, Bytes bytes, Launch launch) {
   char *begin = nullptr, *end = nullptr;
   for (int64_t i = 0; i < count; ++i) {

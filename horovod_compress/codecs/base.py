@@ -370,7 +370,9 @@ class Codec:
         Returns:
             The numbers of non-finite values, one for each tensor, where the gradients are.
         """
-        return torch.cat([torch.as_tensor(self.offer(work, position, key)).view(1) for position in positions])
+        counts = [self.offer(work, position, key) for position in positions]
+        where = [work.grad(position).device for position in positions]
+        return torch.cat([torch.as_tensor(count, device=at).view(1) for count, at in zip(counts, where)])
 
     def offers_together(self) -> bool:
         """Return whether :meth:`offer_all` is anything but :meth:`offer` for one tensor after the other."""

@@ -106,9 +106,13 @@ def row_count(count: int, row_length: int) -> int:
     return -(-count // row_length)
 
 
-def word_stream(key: Key | None, word_offset: int, words: int) -> tuple[int, int, int, int, int] | None:
+def check_words(word_offset: int, words: int) -> None:
     if word_offset < 0 or word_offset + words > MAX_WORDS:
         raise ValueError(f"words must lie in [0, {MAX_WORDS}), got {word_offset} + {words}")
+
+
+def word_stream(key: Key | None, word_offset: int, words: int) -> tuple[int, int, int, int, int] | None:
+    check_words(word_offset, words)
     return None if key is None else key.words()
 
 

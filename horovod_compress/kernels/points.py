@@ -107,8 +107,7 @@ def points_offer_all(
     row_lengths: Sequence[int],
 ) -> Tensor:
     """Do :func:`points_offer` for all tensors of a bucket at once; return the count of each."""
-    lists = {"residuals": residuals, "bits": bits, "highs": highs, "lows": lows, "ones": ones, "row_lengths": row_lengths}
-    check_lengths(len(grads), **lists)
+    check_lengths(len(grads), residuals=residuals, bits=bits, highs=highs, lows=lows, ones=ones, row_lengths=row_lengths)
     if not grads:
         return torch.zeros(0, dtype=torch.int64)
     native, device, launch = backend(grads[0])
@@ -125,7 +124,8 @@ def points_offer_all(
         check_apart("highs", highs[i], "lows", lows[i])
         tensors.append((grad_at, residual_at, count, row_length, bits_at, *sums_at, ones_at))
     if REFERENCE:
-        return REFERENCE.points_offer_all(grads, residuals, bits, highs, lows, ones, row_lengths)
+        found: Tensor = REFERENCE.points_offer_all(grads, residuals, bits, highs, lows, ones, row_lengths)
+        return found
     counts = torch.empty(len(grads), dtype=torch.int64, device=grads[0].device)
     native.points_offer_all(tensors, code, counts.data_ptr(), launch)
     return counts

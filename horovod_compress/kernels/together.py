@@ -18,11 +18,11 @@ from .legality import (
     backend,
     check_apart,
     check_lengths,
+    check_words,
     checked,
     dtype_code,
     row_count,
     word_count,
-    word_stream,
     work_dtype,
 )
 
@@ -72,21 +72,22 @@ def sign_offer_all(
         raise ValueError(f"ranks must be at least 1, got {ranks}")
     native, device, launch = backend(grads[0])
     dtype, code = grads[0].dtype, dtype_code("grad", grads[0])
-    rows, stream = [], None
+    rows = []
     for i, (grad, row_length) in enumerate(zip(grads, row_lengths)):
         count = grad.numel()
         words = word_count(count)
         groups = row_count(count, row_length)
-        stream = word_stream(key, offsets[i], words)
+        check_words(offsets[i], words)
         grad_at = checked("grad", grad, dtype, count, device)
         bits_at = checked("bits", bits[i], torch.int64, words, device)
         residual_at = checked("residual", residuals[i], work_dtype(dtype), count, device) if residuals else 0
         steps_at = checked("steps", steps[i], torch.float32, groups, device) if steps else 0
         rows.append((grad_at, residual_at, count, row_length, offsets[i], bits_at, steps_at))
     if REFERENCE:
-        return REFERENCE.sign_offer_all(grads, residuals, bits, steps, row_lengths, ranks, key, offsets)
+        found: Tensor = REFERENCE.sign_offer_all(grads, residuals, bits, steps, row_lengths, ranks, key, offsets)
+        return found
     counts = torch.empty(number, dtype=torch.int64, device=grads[0].device)
-    native.sign_offer_all(rows, code, ranks, stream, counts.data_ptr(), launch)
+    native.sign_offer_all(rows, code, ranks, key and key.words(), counts.data_ptr(), launch)
     return counts
 
 
@@ -115,12 +116,12 @@ def sign_decode_all(
         return
     native, device, launch = backend(grads[0])
     dtype, code, rule = grads[0].dtype, dtype_code("grad", grads[0]), feedback_code(feedback, residuals is not None)
-    rows, stream = [], None
+    rows = []
     for i, (grad, row_length) in enumerate(zip(grads, row_lengths)):
         count = grad.numel()
         words = word_count(count)
         groups = row_count(count, row_length)
-        stream = word_stream(key, offsets[i], words)
+        check_words(offsets[i], words)
         bits_at = checked("bits", bits[i], torch.int64, words, device)
         steps_at = checked("steps", steps[i], torch.float32, groups, device)
         grad_at = checked("grad", grad, dtype, count, device)
@@ -133,7 +134,7 @@ def sign_decode_all(
         options = {"feedback": feedback, "decay": decay, "scale": scale, "key": key}
         REFERENCE.sign_decode_all(bits, steps, row_lengths, grads, residuals, word_offsets=offsets, **options)
     else:
-        native.sign_decode_all(rows, code, rule, decay, scale, stream, launch)
+        native.sign_decode_all(rows, code, rule, decay, scale, key and key.words(), launch)
 
 
 def dense_offer_all(grads: Sequence[Tensor], residuals: Sequence[Tensor] | None, outs: Sequence[Tensor]) -> Tensor:
@@ -156,7 +157,8 @@ def dense_offer_all(grads: Sequence[Tensor], residuals: Sequence[Tensor] | None,
         check_apart("out", out, "grad", grad)
         rows.append((grad_at, residual_at, count, out_at))
     if REFERENCE:
-        return REFERENCE.dense_offer_all(grads, residuals, outs)
+        found: Tensor = REFERENCE.dense_offer_all(grads, residuals, outs)
+        return found
     counts = torch.empty(number, dtype=torch.int64, device=grads[0].device)
     native.dense_offer_all(rows, *codes, counts.data_ptr(), launch)
     return counts

@@ -376,7 +376,8 @@ class TestNumbers:
             sizes = [kernels.word_count(n) for n in given], [-(-n // row) for n, row in zip(given, rows)]
             places = [[3 + sum(part[:i]) for i in range(len(given))] for part in sizes]
             sent = [words(3 + sum(sizes[0]), rank) for rank in range(3)]
-            highs, lows = ([tame(3 + sum(sizes[1]), torch.float32, first + rank) for rank in range(3)] for first in (1, 9))
+            size = 3 + sum(sizes[1])
+            highs, lows = ([tame(size, torch.float32, first + rank) for rank in range(3)] for first in (1, 9))
             rule = {"first_words": places[0], "first_rows": places[1], "scale": 0.3}
             for low in (None, lows):
                 same("points_decode_all", sent, highs, low, rows, 1, offered.grads, offered.residuals, **rule)

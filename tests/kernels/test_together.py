@@ -73,7 +73,10 @@ def _w(count: int) -> Tensor:
 
 
 REFUSED: dict[str, tuple[str, Callable[[], object]]] = {
-    "too few bits": ("bits must hold one item for each of 2", lambda: kernels.sign_offer_all([_f(9)] * 2, None, [_w(1)], None, [9, 9])),
+    "too few bits": (
+        "bits must hold one item for each of 2",
+        lambda: kernels.sign_offer_all([_f(9)] * 2, None, [_w(1)], None, [9, 9]),
+    ),
     "too few residuals": (
         "residuals must hold",
         lambda: kernels.sign_offer_all([_f(9)] * 2, [_f(9)], [_w(1)] * 2, None, [9, 9]),

@@ -73,7 +73,9 @@ def test_the_launch_follows_on_every_stream_that_gradients_come_from(monkeypatch
     assert {"mark of first", "mark of second", "mark of MainThread"} <= set(followed)
 
 
-@pytest.mark.parametrize(("codec", "device", "zero"), [(Marsit(0), Host(), False), (Marsit(0), Streams(), True), (TopK(), Streams(), False)])
+@pytest.mark.parametrize(
+    ("codec", "device", "zero"), [(Marsit(0), Host(), False), (Marsit(0), Streams(), True), (TopK(), Streams(), False)]
+)
 def test_others_do_not_wait(codec: Codec, device: Host, zero: bool) -> None:
     """On the CPU, where a count is wanted at once, and with methods that have no form for several tensors."""
     station = Station(Bucket(0, tuple(TENSORS)), codec, 0, 1, lambda *_: ring, device)
