@@ -138,6 +138,7 @@ template <class T, class Table> __global__ void decode_kernel(const __grid_const
         if (keeps) d.residual[i] = left_of(d, rule, loaded.x[k], bit, step, i);
         d.grad[i] = from_work<T>(signed_step(bit, step * W(rule.scale)));
       }
+      if (kMost == kElements) break;  // told to the compiler, which would keep registers for another round
     }
   }
 }
