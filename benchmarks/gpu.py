@@ -24,10 +24,11 @@ from torch import Tensor
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from benchmarks import gpu_cases, results
+from benchmarks import gpu_cases, gpu_steps, results
 from benchmarks.gpu_cases import Arguments, Case, Inputs
 from benchmarks.results import Record, spread, table
-from horovod_compress import kernels
+from horovod_compress import device, kernels
+from horovod_compress.device import Host
 
 NO_GPU = """\
 No CUDA device is visible here, so nothing was measured.
@@ -52,6 +53,8 @@ class Timed:
     bytes_moved: int
     wrong: int | None
     seconds: list[float] = field(default_factory=list)
+    #: Kernels and memsets of one call, where they are counted.
+    started: tuple[int, int] | None = None
 
 
 # ---- without a GPU ----------------------------------------------------------------------------
@@ -94,6 +97,8 @@ def whole(value: Any) -> Any:
     """Return a result as numbers; counts are tensors on CUDA."""
     if isinstance(value, tuple):
         return tuple(int(part) for part in value)
+    if isinstance(value, Tensor) and value.numel() != 1:
+        return value.tolist()
     return None if value is None else int(value)
 
 
@@ -175,7 +180,44 @@ def measured(options: argparse.Namespace) -> list[Timed]:
         lines.append(Timed(case.name, bytes_moved, wrong, timed(runs, options.repeat)))
         del runs
         torch.cuda.empty_cache()
+    if options.filter in gpu_steps.NAME:
+        lines.append(whole_step(options.repeat))
     return lines
+
+
+# ---- a whole step -----------------------------------------------------------------------------
+
+
+def local_steps(where: Host) -> list[gpu_steps.LocalStep]:
+    return [gpu_steps.LocalStep(bucket, where) for bucket in gpu_steps.buckets()]
+
+
+def wrong_in_steps(there: Host) -> int:
+    """Return how many elements two steps write on a device that they do not write on the CPU."""
+    runs = [local_steps(where) for where in (Host(), there)]
+    for steps in runs * 2:
+        gpu_steps.whole_step(steps)
+    pairs = zip(*([tensor.cpu() for step in steps for tensor in step.written()] for steps in runs))
+    return sum(differences(a, b) for a, b in pairs)
+
+
+def started_by(run: Callable[[], object]) -> tuple[int, int]:
+    """Return how many kernels and memsets a call starts, torch's own among them."""
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+        run()
+        torch.cuda.synchronize()
+    names = [event.name for event in profile.events() if event.device_type is torch.autograd.DeviceType.CUDA]
+    memsets = sum(name.startswith("Memset") for name in names)
+    return len(names) - memsets - sum(name.startswith("Memcpy") for name in names), memsets
+
+
+def whole_step(repeat: int) -> Timed:
+    """Check and time what a rank does in a step, and count what it starts."""
+    where = device.of("cuda")
+    wrong = wrong_in_steps(where)
+    runs = [partial(gpu_steps.whole_step, local_steps(where)) for _ in range(2)]
+    moved = sum(step.bytes_moved for step in runs[0].args[0])
+    return Timed(gpu_steps.NAME, moved, wrong, timed(runs, repeat), started_by(runs[0]))
 
 
 # ---- reporting --------------------------------------------------------------------------------
@@ -204,9 +246,15 @@ def report(lines: Sequence[Timed], kind: str) -> list[Record]:
                 "bytes_per_second": rate,
                 "fraction_of_copy": rate / limit,
                 "wrong": line.wrong,
+                "launches": line.started and line.started[0],
+                "memsets": line.started and line.started[1],
             }
         )
     print(table(["kernel", "median us", "GB/s", "of copy", "wrong"], rows))
+    for line in lines:
+        if line.started:
+            launches, memsets = line.started
+            print(f"{line.name} in {len(gpu_steps.ENDS)} buckets: {launches} launches, {memsets} memsets")
     return records
 
 

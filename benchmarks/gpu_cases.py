@@ -17,6 +17,7 @@ from horovod_compress.keys import SAMPLE, SKETCH, Key
 
 KEY = Key(seed=1, step=2, bucket=3, rank=4)
 BLOCK, QSGD_BLOCK, RANKS, COMPONENTS = 2048, 512, 4, 4
+TENSORS = 161  # as many as ResNet-50 has
 KEPT_ONE_IN, SKETCH_ROWS, SKETCH_SHARE = 100, 5, 50
 COPY = "torch copy_"
 
@@ -96,9 +97,38 @@ def sign_decode(a: Inputs) -> Arguments:
     return Arguments(given, 16 * a.count + 8 * a.words, {"feedback": "own", "key": KEY})
 
 
+def in_pieces(array: Tensor) -> list[Tensor]:
+    """Return the tensors of a bucket as long as an array: of whole words each, so that their bits do not meet."""
+    return list(array.split(-(-array.numel() // (TENSORS * 64)) * 64))
+
+
+def signs_together(a: Inputs, what: str) -> Arguments:
+    grads, residuals = in_pieces(a.grad), in_pieces(a.residual)
+    rows, steps = [grad.numel() for grad in grads], [torch.full((1,), 0.01) for _ in grads]
+    sent = list(a.bits().split([kernels.word_count(row) for row in rows]))
+    if what == "offer":
+        return Arguments((grads, residuals, sent, steps, rows), 8 * a.count + 8 * a.words, {"key": KEY})
+    moved = 16 * a.count + 8 * a.words
+    return Arguments((sent, steps, rows, grads, residuals), moved, {"feedback": "own", "key": KEY})
+
+
 def points_offer(a: Inputs) -> Arguments:
     outputs = (torch.zeros(a.words, dtype=torch.int64), a.doubles(), a.doubles(), torch.zeros(1, dtype=torch.int64))
     return Arguments((a.grad, a.residual, *outputs, a.count), 8 * a.count + 8 * a.words)
+
+
+def points_together(a: Inputs, what: str) -> Arguments:
+    grads, residuals = in_pieces(a.grad), in_pieces(a.residual)
+    rows = [grad.numel() for grad in grads]
+    words = [kernels.word_count(row) for row in rows]
+    if what == "offer":
+        made = [[torch.zeros(1, dtype=kind) for _ in grads] for kind in (torch.float64, torch.float64, torch.int64)]
+        return Arguments((grads, residuals, list(a.bits().split(words)), *made, rows), 8 * a.count + 8 * a.words)
+    steps = [torch.full((len(grads),), 0.01 * (rank + 1)) for rank in range(RANKS)]
+    sent = [a.bits(rank) for rank in range(RANKS)]
+    places = {"first_words": [sum(words[:i]) for i in range(len(words))], "first_rows": list(range(len(rows)))}
+    moved = 16 * a.count + 8 * RANKS * a.words
+    return Arguments((sent, steps, None, rows, 0, grads, residuals), moved, {**places, "scale": 0.25})
 
 
 def points_decode(a: Inputs) -> Arguments:
@@ -273,6 +303,13 @@ def dense(a: Inputs, what: str) -> Arguments:
     return Arguments((a.grad, a.residual), 12 * a.count)
 
 
+def dense_together(a: Inputs, what: str) -> Arguments:
+    grads, residuals, half = in_pieces(a.grad), in_pieces(a.residual), in_pieces(a.grad.half())
+    if what == "offer":
+        return Arguments((grads, residuals, half), 10 * a.count)
+    return Arguments((half, grads), 10 * a.count, {"scale": 0.25, "residuals": residuals})
+
+
 def moments(a: Inputs) -> Arguments:
     rows = -(-a.count // BLOCK)
     return Arguments((a.grad, a.floats(rows), a.doubles(rows), BLOCK), 4 * a.count)
@@ -287,6 +324,8 @@ CASES = (
     ),
     Case("sign_offer", "sign_offer", sign_offer),
     Case("sign_decode", "sign_decode", sign_decode),
+    Case(f"sign_offer_all of {TENSORS}", "sign_offer_all", partial(signs_together, what="offer")),
+    Case(f"sign_decode_all of {TENSORS}", "sign_decode_all", partial(signs_together, what="decode")),
     Case(
         "sign_unpack",
         "sign_unpack",
@@ -294,12 +333,16 @@ CASES = (
     ),
     Case("points_offer", "points_offer", points_offer),
     Case("points_decode of 4", "points_decode", points_decode),
+    Case(f"points_offer_all of {TENSORS}", "points_offer_all", partial(points_together, what="offer")),
+    Case(f"points_decode_all of {TENSORS}, 4 ranks", "points_decode_all", partial(points_together, what="decode")),
     Case("merge_bits p=1/3", "merge_bits", merge),
     Case("bernoulli_words p=1/7", "bernoulli_words", lambda a: Arguments((a.bits(), 1, 7, KEY), 8 * a.words)),
     Case("majority_fold of 8", "majority_fold", majority),
     Case("dense_offer to float16", "dense_offer", partial(dense, what="offer")),
     Case("dense_add", "dense_add", partial(dense, what="add")),
     Case("dense_decode of float16", "dense_decode", partial(dense, what="decode")),
+    Case(f"dense_offer_all of {TENSORS}", "dense_offer_all", partial(dense_together, what="offer")),
+    Case(f"dense_decode_all of {TENSORS}", "dense_decode_all", partial(dense_together, what="decode")),
     Case("absorb", "absorb", lambda a: Arguments((a.grad, a.residual), 16 * a.count)),
     Case("norm_offer blocks", "norm_offer", lambda a: Arguments((a.grad, a.norms(), BLOCK), 4 * a.count)),
     Case("moments_offer blocks", "moments_offer", moments),

@@ -59,6 +59,31 @@ void sign_decode(Address bits, Address steps, int dtype, int64_t count, int64_t 
                    at<void>(residual), launch_of(launch));
 }
 
+// All tensors of a bucket at once: addresses and numbers of each, in the order of the members in kernels.h.
+template <size_t kMembers> using Rows = std::vector<std::array<int64_t, kMembers>>;
+
+void sign_offer_all(const Rows<7>& rows, int dtype, int64_t ranks, const std::optional<KeyWords>& key,
+                    Address counters, Address launch) {
+  const MaybeStream stream(key);
+  std::vector<hvc::SignOffered> tensors;
+  for (const auto& [grad, residual, count, row_length, word_offset, bits, steps] : rows)
+    tensors.push_back({at<void>(grad), at<void>(residual), count, row_length, word_offset, at<uint64_t>(bits),
+                       at<float>(steps)});
+  hvc::sign_offer_all(tensors.data(), int64_t(tensors.size()), hvc::Dtype(dtype), ranks, stream.pointer(),
+                      at<int64_t>(counters), launch_of(launch));
+}
+
+void sign_decode_all(const Rows<7>& rows, int dtype, int feedback, double decay, double scale,
+                     const std::optional<KeyWords>& key, Address launch) {
+  const MaybeStream stream(key);
+  std::vector<hvc::SignDecoded> tensors;
+  for (const auto& [bits, steps, count, row_length, word_offset, grad, residual] : rows)
+    tensors.push_back({at<uint64_t>(bits), at<float>(steps), count, row_length, word_offset, at<void>(grad),
+                       at<void>(residual)});
+  hvc::sign_decode_all(tensors.data(), int64_t(tensors.size()), hvc::Dtype(dtype), hvc::Feedback(feedback), decay,
+                       scale, stream.pointer(), launch_of(launch));
+}
+
 void sign_unpack(Address bits, Address steps, int dtype, int64_t count, int64_t row_length, double scale,
                  Address out, Address launch) {
   hvc::sign_unpack(at<uint64_t>(bits), at<float>(steps), hvc::Dtype(dtype), count, row_length, scale,
@@ -100,6 +125,22 @@ void dense_decode(Address payload, int payload_dtype, int64_t count, double scal
                   Address residual, Address launch) {
   hvc::dense_decode(at<void>(payload), hvc::Dtype(payload_dtype), count, scale, at<void>(grad),
                     hvc::Dtype(grad_dtype), at<void>(residual), launch_of(launch));
+}
+
+void dense_offer_all(const Rows<4>& rows, int dtype, int out_dtype, Address counters, Address launch) {
+  std::vector<hvc::DenseOffered> tensors;
+  for (const auto& [grad, residual, count, out] : rows)
+    tensors.push_back({at<void>(grad), at<void>(residual), count, at<void>(out)});
+  hvc::dense_offer_all(tensors.data(), int64_t(tensors.size()), hvc::Dtype(dtype), hvc::Dtype(out_dtype),
+                       at<int64_t>(counters), launch_of(launch));
+}
+
+void dense_decode_all(const Rows<4>& rows, int payload_dtype, double scale, int grad_dtype, Address launch) {
+  std::vector<hvc::DenseDecoded> tensors;
+  for (const auto& [payload, count, grad, residual] : rows)
+    tensors.push_back({at<void>(payload), count, at<void>(grad), at<void>(residual)});
+  hvc::dense_decode_all(tensors.data(), int64_t(tensors.size()), hvc::Dtype(payload_dtype), scale,
+                        hvc::Dtype(grad_dtype), launch_of(launch));
 }
 
 int64_t norm_offer(Address grad, int dtype, int64_t count, int64_t row_length, int power, Address norms,
@@ -174,6 +215,8 @@ void define_kernels(py::module_& module) {
   module.def("sign_pack", &sign_pack, unlocked());
   module.def("sign_offer", &sign_offer, unlocked());
   module.def("sign_decode", &sign_decode, unlocked());
+  module.def("sign_offer_all", &sign_offer_all, unlocked());
+  module.def("sign_decode_all", &sign_decode_all, unlocked());
   module.def("sign_unpack", &sign_unpack, unlocked());
   module.def("merge_bits", &merge_bits, unlocked());
   module.def("bernoulli_words", &bernoulli_words, unlocked());
@@ -181,6 +224,8 @@ void define_kernels(py::module_& module) {
   module.def("dense_offer", &dense_offer, unlocked());
   module.def("dense_add", &dense_add, unlocked());
   module.def("dense_decode", &dense_decode, unlocked());
+  module.def("dense_offer_all", &dense_offer_all, unlocked());
+  module.def("dense_decode_all", &dense_decode_all, unlocked());
   module.def("norm_offer", &norm_offer, unlocked());
   module.def("level_encode", &level_encode, unlocked());
   module.def("level_add", &level_add, unlocked());

@@ -38,6 +38,25 @@ void sign_decode(const uint64_t* bits, const float* steps, Dtype dtype, int64_t 
 void sign_unpack(const uint64_t* bits, const float* steps, Dtype dtype, int64_t count, int64_t row_length,
                  double scale, void* out, Launch launch);
 
+// The same for all tensors of a bucket, on CUDA in one launch of each kernel. An offer writes `steps` in the place of
+// sums, as hvc/tree.h says, and a count for each tensor. Tensors of a bucket have one type and no memory in common.
+struct SignOffered {
+  const void *grad, *residual;
+  int64_t count, row_length, word_offset;
+  uint64_t* bits;
+  float* steps;
+};
+struct SignDecoded {
+  const uint64_t* bits;
+  const float* steps;
+  int64_t count, row_length, word_offset;
+  void *grad, *residual;
+};
+void sign_offer_all(const SignOffered* tensors, int64_t tensor_count, Dtype dtype, int64_t ranks, const Stream* key,
+                    int64_t* nonfinite, Launch launch);
+void sign_decode_all(const SignDecoded* tensors, int64_t tensor_count, Dtype dtype, Feedback feedback, double decay,
+                     double scale, const Stream* key, Launch launch);
+
 // points.cpp, points.cu: two values per row, `highs` for bit 1 and `lows` for bit 0, of which a rank sends one per
 // element. The offer writes sums of |x| and the number of elements of the high side, per row. Decoding adds the
 // values of all ranks in rank order, and keeps what the own ones lack; without `lows` they are -highs.
@@ -46,6 +65,25 @@ void points_offer(const void* grad, const void* residual, Dtype dtype, int64_t c
 void points_decode(const uint64_t* const* bits, const float* const* highs, const float* const* lows, int64_t ranks,
                    int64_t own, Dtype dtype, int64_t count, int64_t row_length, double scale, void* grad,
                    void* residual, Launch launch);
+
+// The same for all tensors of a bucket. What every rank sent lies in arrays for the whole bucket, in which a tensor's
+// part begins at `first_word` and `first_row`.
+struct PointsOffered {
+  const void *grad, *residual;
+  int64_t count, row_length;
+  uint64_t* bits;
+  double *highs, *lows;
+  int64_t* ones;
+};
+struct PointsDecoded {
+  int64_t count, row_length, first_word, first_row;
+  void *grad, *residual;
+};
+void points_offer_all(const PointsOffered* tensors, int64_t tensor_count, Dtype dtype, int64_t* nonfinite,
+                      Launch launch);
+void points_decode_all(const PointsDecoded* tensors, int64_t tensor_count, const uint64_t* const* bits,
+                       const float* const* highs, const float* const* lows, int64_t ranks, int64_t own, Dtype dtype,
+                       double scale, Launch launch);
 
 // merge.cpp, merge.cu: probability numerator / denominator, denominator <= 2^62
 void merge_bits(uint64_t* into, const uint64_t* other, int64_t words, uint64_t numerator, uint64_t denominator,
@@ -56,12 +94,26 @@ void bernoulli_words(uint64_t* out, int64_t words, uint64_t numerator, uint64_t 
 // majority.cpp, majority.cu
 void majority_fold(const uint64_t* const* parts, int64_t part_count, int64_t count, uint64_t* out, Launch launch);
 
-// dense.cpp, dense.cu
+// dense.cpp, dense.cu: the forms for all tensors of a bucket as above
 void dense_offer(const void* grad, const void* residual, Dtype dtype, int64_t count, void* out, Dtype out_dtype,
                  int64_t* nonfinite, Launch launch);
 void dense_add(void* into, const void* other, Dtype dtype, int64_t count, Launch launch);
 void dense_decode(const void* payload, Dtype payload_dtype, int64_t count, double scale, void* grad,
                   Dtype grad_dtype, void* residual, Launch launch);
+struct DenseOffered {
+  const void *grad, *residual;
+  int64_t count;
+  void* out;
+};
+struct DenseDecoded {
+  const void* payload;
+  int64_t count;
+  void *grad, *residual;
+};
+void dense_offer_all(const DenseOffered* tensors, int64_t tensor_count, Dtype dtype, Dtype out_dtype,
+                     int64_t* nonfinite, Launch launch);
+void dense_decode_all(const DenseDecoded* tensors, int64_t tensor_count, Dtype payload_dtype, double scale,
+                      Dtype grad_dtype, Launch launch);
 void absorb(void* grad, void* residual, void* momentum, double factor, Dtype dtype, int64_t count, Launch launch);
 void triad(float* a, const float* b, const float* c, float s, int64_t count, Launch launch);
 

@@ -9,24 +9,14 @@ later ones are. All of this is known before the first step.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 
-from .codecs.base import Codec, Work
+from .codecs.base import Codec, Part, Work
 from .collectives.layout import chunk_bounds
 
 #: Below this many elements a bucket is encoded and decoded in one go: the parts would cost more than they hide.
 MIN_ELEMENTS = 1 << 18
 #: Parts are cut so that a chunk holds about so many.
 _PARTS_PER_CHUNK = 4
-
-
-@dataclass(frozen=True)
-class Part:
-    """Elements ``start`` to ``stop`` of the tensor at ``position`` of a bucket."""
-
-    position: int
-    start: int
-    stop: int
 
 
 def decoded_by_chunk(codec: Codec, work: Work, order: list[int]) -> dict[int, list[Part]]:

@@ -21,8 +21,7 @@ import torch
 from torch import Tensor
 
 from . import device, kernels
-from .arrivals import Part
-from .codecs.base import Codec
+from .codecs.base import Codec, Part
 from .codecs.left_plain import LeftPlain
 from .collectives import gather
 from .collectives.base import Exchange, FramePool
@@ -240,8 +239,20 @@ class Reducer:
     def _count_in(self, station: Station, position: int, nonfinite: int | Tensor) -> None:
         with self._changed:
             station.count_in(position, nonfinite)
+            is_last = station.waits
             if station.full:
                 self._changed.notify_all()
+        if is_last:
+            self._offer_waiting(station)
+
+    def _offer_waiting(self, station: Station) -> None:
+        """Hand a bucket's gradients to the codec that waited for the last one; the thread that brought it does."""
+        key = self._key(station)
+        with self.metrics.timed("offer", where=(key.step, station.bucket, "all that waited")), torch.no_grad():
+            counts = station.offer_waiting(key)
+        with self._changed:
+            station.count_waiting(counts)
+            self._changed.notify_all()
 
     def result(self, index: int, step: int, gain: float | None = None) -> Tensor:
         """Wait for one result and return it: the gradient tensor that was offered, overwritten.

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from . import kernels
-from .arrivals import Part, decoded_by_chunk, encoded_by_chunk
-from .codecs.base import Algebra, Codec, Regions, Work
+from .arrivals import decoded_by_chunk, encoded_by_chunk
+from .codecs.base import Algebra, Codec, Part, Regions, Work
 from .codecs.dense import Uncompressed
 from .collectives import everywhere, on_device, ragged
 from .collectives.base import Collective, Exchange, Reduction
@@ -62,6 +62,12 @@ class Round:
     staging: Staging | None  # where the payload is exchanged from host memory of its own
     gather: StagedGather | None  # likewise, where payloads are gathered
 
+    def offer(self, position: int, key: Key) -> int | Tensor:
+        """Hand one gradient to the codec."""
+        if self.work.together:
+            return self.codec.offer_all(self.work, [position], key)
+        return self.codec.offer(self.work, position, key)
+
     def encode(self, key: Key) -> dict[int, int] | None:
         """Finish the payload, but for the parts that are encoded while earlier ones are on their way."""
         if not self.to_encode:
@@ -107,9 +113,8 @@ class Round:
 
     def decode(self, parts: list[Part], key: Key, gain: float) -> None:
         """Decode parts of the result; those of sparse gradients are left out."""
-        for part in parts:
-            if self.work.grads[part.position] is not None:
-                self.codec.decode_part(self.work, part.position, part.start, part.stop, key, gain)
+        present = [part for part in parts if self.work.grads[part.position] is not None]
+        self.codec.decode_parts(self.work, present, key, gain)
 
 
 def _around(staging: Staging | None, reduction: Reduction, deadline: Deadline) -> Reduction:
@@ -216,7 +221,7 @@ class Station:
         every = {name: array for arrays in shared for name, array in arrays.items()}
         own = {name: kept for name, kept in state.items() if name in self._codec.sees(codec, self.bucket)}
         work = Work(self.bucket, world, self.grads, own, self.tables, regions, every, local)
-        work.momenta = self._momenta
+        work.momenta, work.together = self._momenta, self.device.apart and codec.offers_together()
         codec.prepare(work)
         nbytes = sum(tensor.nbytes for tensor in regions.values())
         preludes = tuple(self._prelude(arrays) for arrays in shared)
@@ -273,7 +278,8 @@ class Station:
         self.grads[:] = [None] * number
         self._originals = [None] * number
         self._started = self._count = 0
-        self._counts: list[tuple[int, Tensor]] = []  # of values that are not finite, not read yet
+        self._waiting: list[int] = []  # offered, and to be handed to the codec with the last one
+        self._counts: list[tuple[list[int], Tensor]] = []  # of values that are not finite, not read yet
         #: Seconds that parts of the result took to decode so far.
         self.decoding = 0.0
         #: Whether the exchange has begun.
@@ -287,7 +293,12 @@ class Station:
     @property
     def full(self) -> bool:
         """Whether every tensor of the bucket was offered, and the bucket waits for its exchange."""
-        return self._count == len(self.grads) and not self.taken
+        return self._count == len(self.grads) and not self.taken and not self._waiting
+
+    @property
+    def waits(self) -> bool:
+        """Whether every tensor was offered, and the codec has not been given those that waited for the last one."""
+        return self._count == len(self.grads) and bool(self._waiting)
 
     @property
     def busy(self) -> bool:
@@ -349,35 +360,54 @@ class Station:
     def offer(self, position: int, grad: Tensor, key: Key, zero_nonfinite: bool) -> int | Tensor:
         """Hand one gradient to the codec; return how many of its values are not finite.
 
-        That is a tensor on a device whose streams nobody has to wait for yet.
+        That is a tensor on a device whose streams nobody has to wait for yet. A codec that takes in all tensors
+        of a bucket at once is given this one with the last one, by :meth:`offer_waiting`.
         """
         self.device.after(self.decoded)
         flat = grad.contiguous().view(-1)  # reshape() may give a view with gaps
         round_ = self.round(key.step)
         self.grads[position], self._originals[position] = flat, grad
         self.device.keep((flat, grad))
-        count = self._hand(round_, position, key, zero_nonfinite)
+        count: int | Tensor = 0
+        if round_.work.together and not zero_nonfinite:
+            self._waiting.append(position)
+        else:
+            count = self._hand(round_, position, key, zero_nonfinite)
         self.device.note(self._offered)
         return count
+
+    def offer_waiting(self, key: Key) -> Tensor:
+        """Hand all gradients that waited to the codec, after the streams that they come from."""
+        self.device.after(*self._offered.values())
+        self._waiting.sort()
+        round_ = self.round(key.step)
+        counts = round_.codec.offer_all(round_.work, self._waiting, key)
+        self.device.note(self._offered)
+        return counts
+
+    def count_waiting(self, counts: Tensor) -> None:
+        """Finish the offers that waited."""
+        self._counts.append((self._waiting, counts))
+        self._waiting = []
 
     def _hand(self, round_: Round, position: int, key: Key, zero_nonfinite: bool) -> int | Tensor:
         flat = round_.work.grad(position)
         if zero_nonfinite and round_.codec.counts_late and kernels.count_nonfinite(flat):
             flat.nan_to_num_(nan=0.0, posinf=0.0, neginf=0.0)
-        count = round_.codec.offer(round_.work, position, key)
+        count = round_.offer(position, key)
         if count and zero_nonfinite:
             flat.nan_to_num_(nan=0.0, posinf=0.0, neginf=0.0)
-            count = round_.codec.offer(round_.work, position, key)
+            count = round_.offer(position, key)
         if count and zero_nonfinite:  # finite, but too large for this method
             flat.masked_fill_(flat.abs() >= min(_HUGE, torch.finfo(flat.dtype).max), 0.0)
-            count = round_.codec.offer(round_.work, position, key)
+            count = round_.offer(position, key)
         return count
 
     def count_in(self, position: int, nonfinite: int | Tensor = 0) -> None:
         """Finish an offer."""
         self._count += 1
         if isinstance(nonfinite, Tensor):
-            self._counts.append((position, nonfinite))
+            self._counts.append(([position], nonfinite))
         else:
             self.add_bad({position: nonfinite} if nonfinite else None)
 
@@ -390,11 +420,12 @@ class Station:
         self.device.after(*self._offered.values())
         if not self._counts:
             return
-        positions, counts = zip(*self._counts)
+        positions = [position for some, _ in self._counts for position in some]
+        counts = [count.view(-1) for _, count in self._counts]
         self.device.keep(counts)
-        found = torch.cat([count.view(1) for count in counts])
+        found = counts[0] if len(counts) == 1 else torch.cat(counts)
         if self.device.apart:
-            row = self._fetched[: len(counts)]
+            row = self._fetched[: len(positions)]
             self.device.copy(row, found)  # one copy for all
             self.device.wait(self.device.mark(), deadline)
             found = row

@@ -60,6 +60,22 @@ void dense_decode(const void* payload, Dtype payload_dtype, int64_t count, doubl
   });
 }
 
+void dense_offer_all(const DenseOffered* tensors, int64_t tensor_count, Dtype dtype, Dtype out_dtype,
+                     int64_t* nonfinite, Launch launch) {
+  for (int64_t i = 0; i < tensor_count; ++i) {
+    const DenseOffered& t = tensors[i];
+    dense_offer(t.grad, t.residual, dtype, t.count, t.out, out_dtype, nonfinite + i, launch);
+  }
+}
+
+void dense_decode_all(const DenseDecoded* tensors, int64_t tensor_count, Dtype payload_dtype, double scale,
+                      Dtype grad_dtype, Launch launch) {
+  for (int64_t i = 0; i < tensor_count; ++i) {
+    const DenseDecoded& t = tensors[i];
+    dense_decode(t.payload, payload_dtype, t.count, scale, t.grad, grad_dtype, t.residual, launch);
+  }
+}
+
 void absorb(void* grad, void* residual, void* momentum, double factor, Dtype dtype, int64_t count, Launch launch) {
   visit(dtype, [&](auto type) {
     using T = typename decltype(type)::type;

@@ -109,4 +109,31 @@ void points_decode(const uint64_t* const* bits, const float* const* highs, const
   });
 }
 
+void points_offer_all(const PointsOffered* tensors, int64_t tensor_count, Dtype dtype, int64_t* nonfinite,
+                      Launch launch) {
+  for (int64_t i = 0; i < tensor_count; ++i) {
+    const PointsOffered& t = tensors[i];
+    points_offer(t.grad, t.residual, dtype, t.count, t.row_length, t.bits, t.highs, t.lows, t.ones, nonfinite + i,
+                 launch);
+  }
+}
+
+void points_decode_all(const PointsDecoded* tensors, int64_t tensor_count, const uint64_t* const* bits,
+                       const float* const* highs, const float* const* lows, int64_t ranks, int64_t own, Dtype dtype,
+                       double scale, Launch launch) {
+  const auto number = size_t(ranks);
+  std::vector<const uint64_t*> bits_of(number);
+  std::vector<const float*> highs_of(number), lows_of(number);
+  for (int64_t i = 0; i < tensor_count; ++i) {
+    const PointsDecoded& t = tensors[i];
+    for (size_t rank = 0; rank < number; ++rank) {
+      bits_of[rank] = bits[rank] + t.first_word;
+      highs_of[rank] = highs[rank] + t.first_row;
+      if (lows) lows_of[rank] = lows[rank] + t.first_row;
+    }
+    points_decode(bits_of.data(), highs_of.data(), lows ? lows_of.data() : nullptr, ranks, own, dtype, t.count,
+                  t.row_length, scale, t.grad, t.residual, launch);
+  }
+}
+
 }  // namespace hvc

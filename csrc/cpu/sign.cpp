@@ -1,4 +1,5 @@
 // One bit per element: packing, the fused offer, the fused decode.
+#include <algorithm>
 #include <memory>
 #include <vector>
 
@@ -128,6 +129,29 @@ void sign_decode(const uint64_t* bits, const float* steps, Dtype dtype, int64_t 
                            streams(count * int64_t(sizeof(T)))};
     run_decode(decode, launch.threads);
   });
+}
+
+void sign_offer_all(const SignOffered* tensors, int64_t tensor_count, Dtype dtype, int64_t ranks, const Stream* key,
+                    int64_t* nonfinite, Launch launch) {
+  std::vector<double> sums;
+  for (int64_t i = 0; i < tensor_count; ++i) {
+    const SignOffered& t = tensors[i];
+    sums.resize(t.steps ? size_t(ceil_div(t.count, t.row_length)) : 0);
+    sign_offer(t.grad, t.residual, dtype, t.count, t.row_length, key, t.word_offset, t.bits,
+               t.steps ? sums.data() : nullptr, nonfinite + i, launch);
+    const DefaultRounding rounding;
+    for (int64_t row = 0; row < int64_t(sums.size()); ++row)
+      t.steps[row] = step_of(sums[size_t(row)], std::min(t.row_length, t.count - row * t.row_length), ranks);
+  }
+}
+
+void sign_decode_all(const SignDecoded* tensors, int64_t tensor_count, Dtype dtype, Feedback feedback, double decay,
+                     double scale, const Stream* key, Launch launch) {
+  for (int64_t i = 0; i < tensor_count; ++i) {
+    const SignDecoded& t = tensors[i];
+    sign_decode(t.bits, t.steps, dtype, t.count, t.row_length, feedback, decay, scale, key, t.word_offset, t.grad,
+                t.residual, launch);
+  }
 }
 
 void sign_unpack(const uint64_t* bits, const float* steps, Dtype dtype, int64_t count, int64_t row_length,

@@ -1,33 +1,76 @@
 // Plain numbers: offer, add, decode. And the triad that measures the memory.
 #include "hvc/dense.h"
-#include "launch.h"
+#include "rows.h"
 #include "visit.h"
 
 namespace hvc {
 namespace {
 
+template <class Out, class T> struct Offered {
+  const T* grad;
+  const Work<T>* residual;
+  int64_t count;
+  Out* out;
+};
+
+template <class Out, class T> struct Decoded {
+  const T* payload;
+  int64_t count;
+  Out* grad;
+  Work<Out>* residual;
+};
+
 // ---- kernels ----------------------------------------------------------------------------------------------
 
-template <class Out, class T>
-__global__ void offer_kernel(const T* grad, const Work<T>* residual, int64_t count, Out* out, int64_t* nonfinite) {
-  int64_t bad = 0;
-  for (int64_t i = first_item(); i < count; i += item_stride()) {
-    const Work<T> x = to_work(grad[i]);
-    out[i] = from_work<Out>(residual ? x + residual[i] : x);
-    bad += !is_finite(out[i]);
+template <class Out, class T, class Table>
+__global__ void offer_kernel(const __grid_constant__ Table table, int64_t* nonfinite) {
+  constexpr int64_t kElements = kInFlight * kWarp, kMost = in_one_go(Table::room > 1);
+  for (int64_t unit = first_warp(); unit < table.units(); unit += warp_stride()) {
+    const int item = table.item_of(unit);
+    const Offered<Out, T>& o = table.items[item];
+    const int64_t first = (unit - table.begins[item]) * kMost, last = min(first + kMost, o.count);
+    int64_t bad = 0;
+    for (int64_t begin = first; begin < last; begin += kElements) {
+      const Loaded<T> loaded = load_groups<T>(o.grad, o.residual, begin, last);
+#pragma unroll
+      for (int k = 0; k < kInFlight; ++k) {
+        const int64_t i = begin + k * kWarp + lane_index();
+        if (i >= last) break;
+        const Out out = from_work<Out>(loaded.x[k]);
+        o.out[i] = out;
+        bad += !is_finite(out);
+      }
+    }
+    add_count(nonfinite + item, bad);
   }
-  add_count(nonfinite, bad);
 }
 
 template <class T> __global__ void add_kernel(T* into, const T* other, int64_t count) {
   for (int64_t i = first_item(); i < count; i += item_stride()) into[i] = dense_sum(into[i], other[i]);
 }
 
-template <class Out, class T> __global__ void decode_kernel(const T* payload, int64_t count, Wider<T, Out> factor,
-                                                            Out* grad, Work<Out>* residual) {
-  for (int64_t i = first_item(); i < count; i += item_stride()) {
-    grad[i] = dense_scaled<Out>(payload[i], factor);
-    if (residual) residual[i] = 0;
+template <class Out, class T, class Table>
+__global__ void decode_kernel(const __grid_constant__ Table table, Wider<T, Out> factor) {
+  constexpr int64_t kElements = kInFlight * kWarp, kMost = in_one_go(Table::room > 1);
+  for (int64_t unit = first_warp(); unit < table.units(); unit += warp_stride()) {
+    const int item = table.item_of(unit);
+    const Decoded<Out, T>& d = table.items[item];
+    const int64_t first = (unit - table.begins[item]) * kMost, last = min(first + kMost, d.count);
+    for (int64_t begin = first; begin < last; begin += kElements) {
+      T values[kInFlight];
+#pragma unroll
+      for (int k = 0; k < kInFlight; ++k) {
+        const int64_t i = begin + k * kWarp + lane_index();
+        values[k] = i < last ? d.payload[i] : T{};
+      }
+#pragma unroll
+      for (int k = 0; k < kInFlight; ++k) {
+        const int64_t i = begin + k * kWarp + lane_index();
+        if (i >= last) break;
+        d.grad[i] = dense_scaled<Out>(values[k], factor);
+        if (d.residual) d.residual[i] = 0;
+      }
+    }
   }
 }
 
@@ -49,17 +92,31 @@ __global__ void triad_kernel(float* a, const float* b, const float* c, float s, 
 
 // ---- launchers --------------------------------------------------------------------------------------------
 
-void dense_offer(const void* grad, const void* residual, Dtype dtype, int64_t count, void* out, Dtype out_dtype,
-                 int64_t* nonfinite, Launch launch) {
-  clear(nonfinite, sizeof *nonfinite, launch);
+void dense_offer_all(const DenseOffered* tensors, int64_t tensor_count, Dtype dtype, Dtype out_dtype,
+                     int64_t* nonfinite, Launch launch) {
+  clear(nonfinite, tensor_count * int64_t(sizeof *nonfinite), launch);
+  const auto units = [&](int64_t i) { return ceil_div(tensors[i].count, in_one_go(tensor_count > 1)); };
   visit(dtype, [&](auto type) {
     using T = typename decltype(type)::type;
     visit(out_dtype, [&](auto out_type) {
       using Out = typename decltype(out_type)::type;
-      start(offer_kernel<Out, T>, count, launch, static_cast<const T*>(grad),
-            static_cast<const Work<T>*>(residual), count, static_cast<Out*>(out), nonfinite);
+      const auto item = [&](int64_t i) {
+        const DenseOffered& t = tensors[i];
+        return Offered<Out, T>{static_cast<const T*>(t.grad), static_cast<const Work<T>*>(t.residual), t.count,
+                               static_cast<Out*>(t.out)};
+      };
+      in_tables<Offered<Out, T>>(tensor_count, item, units, [&](const auto& table, int64_t first) {
+        start(offer_kernel<Out, T, std::decay_t<decltype(table)>>, table.units() * kWarp, launch, table,
+              nonfinite + first);
+      });
     });
   });
+}
+
+void dense_offer(const void* grad, const void* residual, Dtype dtype, int64_t count, void* out, Dtype out_dtype,
+                 int64_t* nonfinite, Launch launch) {
+  const DenseOffered tensor{grad, residual, count, out};
+  dense_offer_all(&tensor, 1, dtype, out_dtype, nonfinite, launch);
 }
 
 void dense_add(void* into, const void* other, Dtype dtype, int64_t count, Launch launch) {
@@ -69,16 +126,30 @@ void dense_add(void* into, const void* other, Dtype dtype, int64_t count, Launch
   });
 }
 
-void dense_decode(const void* payload, Dtype payload_dtype, int64_t count, double factor, void* grad,
-                  Dtype grad_dtype, void* residual, Launch launch) {
+void dense_decode_all(const DenseDecoded* tensors, int64_t tensor_count, Dtype payload_dtype, double factor,
+                      Dtype grad_dtype, Launch launch) {
+  const auto units = [&](int64_t i) { return ceil_div(tensors[i].count, in_one_go(tensor_count > 1)); };
   visit(payload_dtype, [&](auto type) {
     using T = typename decltype(type)::type;
     visit(grad_dtype, [&](auto grad_type) {
       using Out = typename decltype(grad_type)::type;
-      start(decode_kernel<Out, T>, count, launch, static_cast<const T*>(payload), count, Wider<T, Out>(factor),
-            static_cast<Out*>(grad), static_cast<Work<Out>*>(residual));
+      const auto item = [&](int64_t i) {
+        const DenseDecoded& t = tensors[i];
+        return Decoded<Out, T>{static_cast<const T*>(t.payload), t.count, static_cast<Out*>(t.grad),
+                               static_cast<Work<Out>*>(t.residual)};
+      };
+      in_tables<Decoded<Out, T>>(tensor_count, item, units, [&](const auto& table, int64_t) {
+        start(decode_kernel<Out, T, std::decay_t<decltype(table)>>, table.units() * kWarp, launch, table,
+              Wider<T, Out>(factor));
+      });
     });
   });
+}
+
+void dense_decode(const void* payload, Dtype payload_dtype, int64_t count, double factor, void* grad,
+                  Dtype grad_dtype, void* residual, Launch launch) {
+  const DenseDecoded tensor{payload, count, grad, residual};
+  dense_decode_all(&tensor, 1, payload_dtype, factor, grad_dtype, launch);
 }
 
 void absorb(void* grad, void* residual, void* momentum, double factor, Dtype dtype, int64_t count, Launch launch) {

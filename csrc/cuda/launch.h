@@ -35,7 +35,8 @@ inline cudaStream_t stream_of(Launch launch) { return static_cast<cudaStream_t>(
 // Starts so many blocks of threads. Through the runtime's function and not <<<>>>, which is no C++: the tests run these
 // texts without a GPU.
 template <class... Parameters, class... Arguments>
-void start_blocks(void (*kernel)(Parameters...), int64_t blocks, int threads, Launch launch, Arguments... arguments) {
+void start_blocks(void (*kernel)(Parameters...), int64_t blocks, int threads, Launch launch,
+                  const Arguments&... arguments) {
   cudaLaunchConfig_t grid{};
   grid.gridDim = dim3(unsigned(blocks));
   grid.blockDim = dim3(unsigned(threads));
@@ -45,7 +46,7 @@ void start_blocks(void (*kernel)(Parameters...), int64_t blocks, int threads, La
 
 // Starts `kernel` with about one thread per item; kernels loop, so a grid of a million blocks is enough for all.
 template <class... Parameters, class... Arguments>
-void start(void (*kernel)(Parameters...), int64_t items, Launch launch, Arguments... arguments) {
+void start(void (*kernel)(Parameters...), int64_t items, Launch launch, const Arguments&... arguments) {
   if (items == 0) return;
   start_blocks(kernel, std::min(ceil_div(items, kThreads), kMostBlocks), kThreads, launch, arguments...);
 }
@@ -53,7 +54,7 @@ void start(void (*kernel)(Parameters...), int64_t items, Launch launch, Argument
 // The same for long work on few items, such as a thread for each range of a section: small blocks, which many of the
 // GPU's multiprocessors share.
 template <class... Parameters, class... Arguments>
-void start_spread(void (*kernel)(Parameters...), int64_t items, Launch launch, Arguments... arguments) {
+void start_spread(void (*kernel)(Parameters...), int64_t items, Launch launch, const Arguments&... arguments) {
   if (items == 0) return;
   start_blocks(kernel, std::min(ceil_div(items, kWarp), kMostBlocks), kWarp, launch, arguments...);
 }

@@ -1,7 +1,10 @@
 // Rows of elements on CUDA: the tree of hvc/tree.h in blocks that warps sum, and bits that warps vote on.
 #pragma once
+#include <vector>
+
 #include "hvc/tree.h"
 #include "launch.h"
+#include "table.h"
 
 namespace hvc {
 namespace {
@@ -30,6 +33,10 @@ __host__ __device__ inline Blocks blocks_of(int64_t count, int64_t row_length) {
 // each lane under way. Loads of 16 bytes would put neighbours into one lane, and need an alignment that gradients lack.
 constexpr int kInFlight = 4;
 
+// How many elements of no particular order a warp takes in one go: more where there are several tensors, as it looks
+// for theirs first.
+__host__ __device__ constexpr int64_t in_one_go(bool several) { return (several ? 4 : 1) * kInFlight * kWarp; }
+
 template <class T> struct Loaded {
   Work<T> x[kInFlight];  // 0 behind the end
 };
@@ -50,6 +57,11 @@ __device__ Loaded<T> load_groups(const T* grad, const Work<T>* residual, int64_t
     loaded.x[k] = !inside ? Work<T>(0) : residual ? mine + loaded.x[k] : mine;
   }
   return loaded;
+}
+
+// Rows that end with whole halves share none with the next one.
+__device__ inline bool has_whole_halves(int64_t count, int64_t row_length) {
+  return row_length % kWarp == 0 || row_length >= count;
 }
 
 // Writes 32 bits from element `begin` on, in cleared memory where rows do not begin at a multiple of 32.
@@ -82,33 +94,75 @@ template <bool kLargest> __device__ double in_order(const double* values, int64_
   return total;
 }
 
-template <bool kLargest> __global__ void units_kernel(Units units, const double* of_blocks, double* of_units) {
-  const Blocks blocks = blocks_of(units.count, units.row_length);
+// What is added up of a tensor, or searched for the largest: of every row `parts_per_row` parts, so many at a time.
+template <class Put> struct Adding {
+  const double* parts;
+  int64_t parts_per_row, parts_total, at_a_time, groups_per_row;
+  Put put;  // takes what was found of each group
+};
+
+template <bool kLargest, class Table> __global__ void add_kernel(const __grid_constant__ Table table) {
+  for (int64_t unit = first_warp(); unit < table.units(); unit += warp_stride()) {
+    const int item = table.item_of(unit);
+    const auto& a = table.items[item];
+    const int64_t group = unit - table.begins[item], row = group / a.groups_per_row * a.parts_per_row;
+    const int64_t begin = row + group % a.groups_per_row * a.at_a_time;
+    const int64_t end = min(min(begin + a.at_a_time, row + a.parts_per_row), a.parts_total);
+    const double found = in_order<kLargest>(a.parts, begin, end);
+    if (lane_index() == 0) a.put(group, canonical(found));
+  }
+}
+
+// A number for each row, as it is found.
+template <class Out> struct Plain {
+  Out* out;
+  __device__ void operator()(int64_t row, double found) const { out[row] = Out(found); }
+};
+
+template <bool kLargest, class Put, class ItemOf, class UnitsOf>
+void add_all(int64_t count, ItemOf item, UnitsOf units, Launch launch) {
+  in_tables<Adding<Put>>(count, item, units, [&](const auto& table, int64_t) {
+    start(add_kernel<kLargest, std::decay_t<decltype(table)>>, table.units() * kWarp, launch, table);
+  });
+}
+
+// Sums of rows, or the largest, from those of their blocks, in the order of the tree: for all tensors at once.
+// `units` is the shape of a tensor, `first_block` says where its blocks are among those of all, `put` takes its sums.
+template <bool kLargest, class Put, class UnitsOf, class FirstBlock, class PutOf>
+void add_blocks(int64_t count, UnitsOf units, const double* of_blocks, FirstBlock first_block, PutOf put,
+                Launch launch) {
   constexpr int64_t kBlocks = kSuperblock / kBlock;
-  for (int64_t unit = first_warp(); unit < units.total; unit += warp_stride()) {
-    const int64_t row = unit / units.per_row * blocks.per_row, begin = row + unit % units.per_row * kBlocks;
-    const int64_t end = min(min(begin + kBlocks, row + blocks.per_row), blocks.total);
-    const double found = in_order<kLargest>(of_blocks, begin, end);
-    if (lane_index() == 0) of_units[unit] = found;
+  std::vector<int64_t> first_unit(size_t(count) + 1);
+  bool long_rows = false;
+  for (int64_t i = 0; i < count; ++i) {
+    first_unit[size_t(i) + 1] = first_unit[size_t(i)] + units(i).total;
+    long_rows |= units(i).per_row > 1;
   }
+  const Scratch<double> of_units(long_rows ? first_unit[size_t(count)] : 0, launch);
+  const auto blocks = [&](int64_t i) { return blocks_of(units(i).count, units(i).row_length); };
+  const auto rows = [&](int64_t i) { return ceil_div(units(i).count, units(i).row_length); };
+  if (long_rows) {
+    const auto item = [&](int64_t i) {
+      return Adding<Plain<double>>{of_blocks + first_block(i), blocks(i).per_row, blocks(i).total, kBlocks,
+                                   units(i).per_row, {of_units.get() + first_unit[size_t(i)]}};
+    };
+    add_all<kLargest, Plain<double>>(count, item, [&](int64_t i) { return units(i).total; }, launch);
+  }
+  // A row of one superblock has its sum with that of the superblock.
+  const auto item = [&](int64_t i) {
+    const int64_t per_row = long_rows ? units(i).per_row : blocks(i).per_row;
+    return Adding<Put>{long_rows ? of_units.get() + first_unit[size_t(i)] : of_blocks + first_block(i), per_row,
+                       long_rows ? units(i).total : blocks(i).total, per_row, 1, put(i)};
+  };
+  add_all<kLargest, Put>(count, item, rows, launch);
 }
 
-template <bool kLargest, class Out> __global__ void rows_kernel(Units units, const double* of_units, Out* out) {
-  const int64_t rows = ceil_div(units.count, units.row_length);
-  for (int64_t row = first_warp(); row < rows; row += warp_stride()) {
-    const int64_t begin = row * units.per_row, end = min(begin + units.per_row, units.total);
-    const double found = in_order<kLargest>(of_units, begin, end);
-    if (lane_index() == 0) out[row] = Out(canonical(found));
-  }
-}
-
-// Sums of rows, or the largest, from those of their blocks, in the order of the tree.
+// The same for one tensor.
 template <bool kLargest = false, class Out>
 void add_blocks(const Units& units, const double* of_blocks, Out* out, Launch launch) {
-  const Scratch<double> of_units(units.total, launch);
-  start(units_kernel<kLargest>, units.total * kWarp, launch, units, of_blocks, of_units.get());
-  const int64_t rows = ceil_div(units.count, units.row_length);
-  start(rows_kernel<kLargest, Out>, rows * kWarp, launch, units, of_units.get(), out);
+  add_blocks<kLargest, Plain<Out>>(
+      1, [&](int64_t) { return units; }, of_blocks, [](int64_t) { return int64_t(0); },
+      [&](int64_t) { return Plain<Out>{out}; }, launch);
 }
 
 }  // namespace

@@ -12,38 +12,36 @@ namespace {
 
 // A key that may be absent, passed by value.
 struct Coins {
-  explicit Coins(const Stream* key, int64_t word_offset)
-      : present(key != nullptr), stream(key ? *key : Stream{}), word_offset(word_offset) {}
+  explicit Coins(const Stream* key) : present(key != nullptr), stream(key ? *key : Stream{}) {}
   bool present;
   Stream stream;
-  int64_t word_offset;
 };
 
-template <class T> struct Offer {
+// What differs between the tensors of a bucket, at an offer and in decoding, and what all have in common.
+template <class T> struct Offered {
   const T* grad;
   const Work<T>* residual;
-  int64_t count, row_length;
-  Coins coins;
+  int64_t count, row_length, word_offset;
   uint32_t* halves;  // the bits, 32 at a time: what a warp votes on
-  bool whole_halves;
-  double* block_sums;
-  int64_t* nonfinite;
 };
 
-template <class T> struct Decode {
-  const uint64_t* bits;
+template <class T> struct Decoded {
+  const uint32_t* halves;
   const float* steps;
-  int64_t count, row_length;
-  Feedback feedback;
-  double decay, scale;
-  Coins coins;
+  int64_t count, row_length, word_offset;
   T* grad;
   Work<T>* residual;
 };
 
-template <class W> __device__ bool own_bit(W x, const Coins& coins, int64_t i) {
+struct Rule {
+  Feedback feedback;
+  double decay, scale;
+  Coins coins;
+};
+
+template <class W> __device__ bool own_bit(W x, const Coins& coins, int64_t word_offset, int64_t i) {
   if (!coins.present || x != 0) return sign_bit(x);
-  return random_word(coins.stream, coins.word_offset + i / kWordBits, 0) >> (i % kWordBits) & 1;
+  return random_word(coins.stream, word_offset + i / kWordBits, 0) >> (i % kWordBits) & 1;
 }
 
 // ---- kernels ----------------------------------------------------------------------------------------------
@@ -65,15 +63,18 @@ template <class T> __global__ void pack_kernel(const T* x, int64_t count, uint32
 }
 
 // A warp sums a block of 1024 elements, lane by lane, as the tree says.
-template <class T> __global__ void offer_kernel(Offer<T> o) {
-  const Blocks blocks = blocks_of(o.count, o.row_length);
-  int64_t nonfinite = 0;
-  for (int64_t block = first_warp(); block < blocks.total; block += warp_stride()) {
-    const int64_t row = block / blocks.per_row * o.row_length;
-    const int64_t row_end = row + o.row_length < o.count ? row + o.row_length : o.count;
-    const int64_t begin = row + block % blocks.per_row * kBlock;
-    const int64_t end = begin + kBlock < row_end ? begin + kBlock : row_end;
+template <class T, class Table>
+__global__ void offer_kernel(const __grid_constant__ Table table, Coins coins, double* block_sums,
+                             int64_t* nonfinite) {
+  for (int64_t unit = first_warp(); unit < table.units(); unit += warp_stride()) {
+    const int item = table.item_of(unit);
+    const Offered<T>& o = table.items[item];
+    const int64_t block = unit - table.begins[item], per_row = ceil_div(o.row_length, kBlock);
+    const int64_t row = block / per_row * o.row_length, begin = row + block % per_row * kBlock;
+    const int64_t end = min(min(begin + kBlock, row + o.row_length), o.count);
+    const bool whole_halves = has_whole_halves(o.count, o.row_length);
     Work<T> sum = 0;
+    int64_t bad = 0;
     for (int64_t groups = begin; groups < end; groups += kInFlight * kWarp) {
       const Loaded<T> loaded = load_groups(o.grad, o.residual, groups, end);
 #pragma unroll
@@ -81,61 +82,106 @@ template <class T> __global__ void offer_kernel(Offer<T> o) {
         const int64_t group = groups + k * kWarp, i = group + lane_index();
         if (group >= end) break;
         const Work<T> x = loaded.x[k];
-        const uint32_t bits = __ballot_sync(kAllLanes, i < end && own_bit(x, o.coins, i));
-        if (lane_index() == 0) put_bits(o.halves, group, bits, o.whole_halves);
+        const uint32_t bits = __ballot_sync(kAllLanes, i < end && own_bit(x, coins, o.word_offset, i));
+        if (lane_index() == 0) put_bits(o.halves, group, bits, whole_halves);
         sum += magnitude(x);
-        nonfinite += !can_be_kept(x);
+        bad += !can_be_kept(x);
       }
     }
     sum = combine_warp(sum);
-    if (o.block_sums && lane_index() == 0) o.block_sums[block] = double(sum);
+    if (block_sums && lane_index() == 0) block_sums[unit] = double(sum);
+    add_count(nonfinite + item, bad);
   }
-  add_count(o.nonfinite, nonfinite);
 }
 
-template <class T> __device__ Work<T> left_of(const Decode<T>& d, Work<T> x, bool bit, Work<T> step, int64_t i) {
+// The step of each row, from its sum.
+struct Step {
+  float* steps;
+  int64_t count, row_length, ranks;
+  __device__ void operator()(int64_t row, double sum) const {
+    steps[row] = step_of(sum, min(row_length, count - row * row_length), ranks);
+  }
+};
+
+template <class T>
+__device__ Work<T> left_of(const Decoded<T>& d, const Rule& rule, Work<T> x, bool bit, Work<T> step, int64_t i) {
   using W = Work<T>;
   W left = x;
-  if (d.feedback != kFeedbackMomentum) {
-    const bool kept = d.feedback == kFeedbackGlobal ? bit : own_bit(x, d.coins, i);
+  if (rule.feedback != kFeedbackMomentum) {
+    const bool kept = rule.feedback == kFeedbackGlobal ? bit : own_bit(x, rule.coins, d.word_offset, i);
     left = x - signed_step(kept, step);
-    if (d.feedback == kFeedbackGlobal) left = cut_off(left, most_left<W>);  // others' signs may add to it
+    if (rule.feedback == kFeedbackGlobal) left = cut_off(left, most_left<W>);  // others' signs may add to it
   }
-  return left * W(d.decay);
+  return left * W(rule.decay);
 }
 
 // A warp takes several halves of words, each read by all its lanes at once.
-template <class T> __global__ void decode_kernel(Decode<T> d) {
+template <class T, class Table> __global__ void decode_kernel(const __grid_constant__ Table table, Rule rule) {
   using W = Work<T>;
-  constexpr int64_t kElements = kInFlight * kWarp;
-  const auto* halves = reinterpret_cast<const uint32_t*>(d.bits);
-  const bool keeps = d.feedback != kFeedbackNone;
-  for (int64_t begin = first_warp() * kElements; begin < d.count; begin += warp_stride() * kElements) {
-    const Loaded<T> loaded = load_groups<T>(d.grad, d.residual, begin, keeps ? d.count : begin);
-    uint32_t bits[kInFlight];
+  constexpr int64_t kElements = kInFlight * kWarp, kMost = in_one_go(Table::room > 1);
+  const bool keeps = rule.feedback != kFeedbackNone;
+  for (int64_t unit = first_warp(); unit < table.units(); unit += warp_stride()) {
+    const int item = table.item_of(unit);
+    const Decoded<T>& d = table.items[item];
+    const int64_t first = (unit - table.begins[item]) * kMost, last = min(first + kMost, d.count);
+    for (int64_t begin = first; begin < last; begin += kElements) {
+      const Loaded<T> loaded = load_groups<T>(d.grad, d.residual, begin, keeps ? last : begin);
+      uint32_t bits[kInFlight];
 #pragma unroll
-    for (int k = 0; k < kInFlight; ++k) bits[k] = begin + k * kWarp < d.count ? halves[begin / kWarp + k] : 0;
+      for (int k = 0; k < kInFlight; ++k) bits[k] = begin + k * kWarp < last ? d.halves[begin / kWarp + k] : 0;
 #pragma unroll
-    for (int k = 0; k < kInFlight; ++k) {
-      const int64_t i = begin + k * kWarp + lane_index();
-      if (i >= d.count) break;
-      const bool bit = bits[k] >> lane_index() & 1;
-      const W step = d.steps[row_of(i, d.row_length, d.count)];
-      if (keeps) d.residual[i] = left_of(d, loaded.x[k], bit, step, i);
-      d.grad[i] = from_work<T>(signed_step(bit, step * W(d.scale)));
+      for (int k = 0; k < kInFlight; ++k) {
+        const int64_t i = begin + k * kWarp + lane_index();
+        if (i >= last) break;
+        const bool bit = bits[k] >> lane_index() & 1;
+        const W step = d.steps[row_of(i, d.row_length, d.count)];
+        if (keeps) d.residual[i] = left_of(d, rule, loaded.x[k], bit, step, i);
+        d.grad[i] = from_work<T>(signed_step(bit, step * W(rule.scale)));
+      }
+      if (kMost == kElements) break;  // told to the compiler, which would keep registers for another round
     }
   }
 }
 
 // ---- launchers --------------------------------------------------------------------------------------------
 
-template <class T> void run_offer(Offer<T> offer, double* sums, Launch launch) {
-  const Units units = units_of(offer.count, offer.row_length);
-  const int64_t blocks = blocks_of(offer.count, offer.row_length).total;
-  const Scratch<double> block_sums(sums ? blocks : 0, launch);
-  offer.block_sums = block_sums.get();
-  start(offer_kernel<T>, blocks * kWarp, launch, offer);
-  if (sums) add_blocks(units, block_sums.get(), sums, launch);
+// Writes bits and counts of all tensors, and the sums of their blocks where somebody wants them.
+template <class T>
+void run_offer(const SignOffered* tensors, int64_t tensor_count, const Stream* key, double* block_sums,
+               const std::vector<int64_t>& first_block, int64_t* nonfinite, Launch launch) {
+  const auto words = [&](int64_t i) { return words_for(tensors[i].count) * int64_t(sizeof(uint64_t)); };
+  clear(nonfinite, tensor_count * int64_t(sizeof *nonfinite), launch);
+  clear_all(tensor_count, [&](int64_t i) { return tensors[i].bits; }, words, launch);
+  const auto item = [&](int64_t i) {
+    const SignOffered& t = tensors[i];
+    return Offered<T>{static_cast<const T*>(t.grad), static_cast<const Work<T>*>(t.residual), t.count, t.row_length,
+                      t.word_offset, reinterpret_cast<uint32_t*>(t.bits)};
+  };
+  const auto blocks = [&](int64_t i) { return first_block[size_t(i) + 1] - first_block[size_t(i)]; };
+  in_tables<Offered<T>>(tensor_count, item, blocks, [&](const auto& table, int64_t first) {
+    double* sums = block_sums ? block_sums + first_block[size_t(first)] : nullptr;
+    start(offer_kernel<T, std::decay_t<decltype(table)>>, table.units() * kWarp, launch, table, Coins(key), sums,
+          nonfinite + first);
+  });
+}
+
+// An offer, and what becomes of the sums of each tensor's rows: `put` takes them, if there is one.
+template <class Put, class PutOf>
+void offer_all(const SignOffered* tensors, int64_t tensor_count, Dtype dtype, const Stream* key, bool adds, PutOf put,
+               int64_t* nonfinite, Launch launch) {
+  const auto units = [&](int64_t i) { return units_of(tensors[i].count, tensors[i].row_length); };
+  std::vector<int64_t> first_block(size_t(tensor_count) + 1);
+  for (int64_t i = 0; i < tensor_count; ++i)
+    first_block[size_t(i) + 1] =
+        first_block[size_t(i)] + blocks_of(tensors[i].count, tensors[i].row_length).total;
+  const Scratch<double> block_sums(adds ? first_block.back() : 0, launch);
+  visit(dtype, [&](auto type) {
+    using T = typename decltype(type)::type;
+    run_offer<T>(tensors, tensor_count, key, block_sums.get(), first_block, nonfinite, launch);
+  });
+  if (adds)
+    add_blocks<false, Put>(
+        tensor_count, units, block_sums.get(), [&](int64_t i) { return first_block[size_t(i)]; }, put, launch);
 }
 
 }  // namespace
@@ -151,42 +197,45 @@ void sign_pack(const void* x, Dtype dtype, int64_t count, uint64_t* bits, Launch
 void sign_offer(const void* grad, const void* residual, Dtype dtype, int64_t count, int64_t row_length,
                 const Stream* key, int64_t word_offset, uint64_t* bits, double* sums, int64_t* nonfinite,
                 Launch launch) {
-  clear(nonfinite, sizeof *nonfinite, launch);
-  clear(bits, words_for(count) * int64_t(sizeof *bits), launch);
+  const SignOffered tensor{grad, residual, count, row_length, word_offset, bits, nullptr};
+  const auto put = [&](int64_t) { return Plain<double>{sums}; };
+  offer_all<Plain<double>>(&tensor, 1, dtype, key, sums != nullptr, put, nonfinite, launch);
+}
+
+void sign_offer_all(const SignOffered* tensors, int64_t tensor_count, Dtype dtype, int64_t ranks, const Stream* key,
+                    int64_t* nonfinite, Launch launch) {
+  // An array without elements may have no address.
+  const bool steps =
+      std::any_of(tensors, tensors + tensor_count, [](const SignOffered& tensor) { return tensor.steps != nullptr; });
+  const auto put = [&](int64_t i) {
+    return Step{tensors[i].steps, tensors[i].count, tensors[i].row_length, ranks};
+  };
+  offer_all<Step>(tensors, tensor_count, dtype, key, steps, put, nonfinite, launch);
+}
+
+void sign_decode_all(const SignDecoded* tensors, int64_t tensor_count, Dtype dtype, Feedback feedback, double decay,
+                     double scale, const Stream* key, Launch launch) {
+  const Rule rule{feedback, decay, scale, Coins(key)};
   visit(dtype, [&](auto type) {
     using T = typename decltype(type)::type;
-    const bool whole_halves = row_length % kWarp == 0 || row_length >= count;
-    const Offer<T> offer{static_cast<const T*>(grad),
-                         static_cast<const Work<T>*>(residual),
-                         count,
-                         row_length,
-                         Coins(key, word_offset),
-                         reinterpret_cast<uint32_t*>(bits),
-                         whole_halves,
-                         nullptr,
-                         nonfinite};
-    run_offer(offer, sums, launch);
+    const auto item = [&](int64_t i) {
+      const SignDecoded& t = tensors[i];
+      return Decoded<T>{reinterpret_cast<const uint32_t*>(t.bits), t.steps, t.count, t.row_length, t.word_offset,
+                        static_cast<T*>(t.grad), static_cast<Work<T>*>(t.residual)};
+    };
+    const int64_t most = in_one_go(tensor_count > 1);
+    const auto units = [&](int64_t i) { return ceil_div(tensors[i].count, most); };
+    in_tables<Decoded<T>>(tensor_count, item, units, [&](const auto& table, int64_t) {
+      start(decode_kernel<T, std::decay_t<decltype(table)>>, table.units() * kWarp, launch, table, rule);
+    });
   });
 }
 
 void sign_decode(const uint64_t* bits, const float* steps, Dtype dtype, int64_t count, int64_t row_length,
                  Feedback feedback, double decay, double scale, const Stream* key, int64_t word_offset, void* grad,
                  void* residual, Launch launch) {
-  visit(dtype, [&](auto type) {
-    using T = typename decltype(type)::type;
-    const Coins coins(key, word_offset);
-    const Decode<T> decode{bits,
-                           steps,
-                           count,
-                           row_length,
-                           feedback,
-                           decay,
-                           scale,
-                           coins,
-                           static_cast<T*>(grad),
-                           static_cast<Work<T>*>(residual)};
-    start(decode_kernel<T>, ceil_div(count, kInFlight), launch, decode);
-  });
+  const SignDecoded tensor{bits, steps, count, row_length, word_offset, grad, residual};
+  sign_decode_all(&tensor, 1, dtype, feedback, decay, scale, key, launch);
 }
 
 void sign_unpack(const uint64_t* bits, const float* steps, Dtype dtype, int64_t count, int64_t row_length,

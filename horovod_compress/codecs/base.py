@@ -68,6 +68,15 @@ def clamped(values: Tensor, limit: float) -> Tensor | None:
     return rest
 
 
+@dataclass(frozen=True)
+class Part:
+    """Elements ``start`` to ``stop`` of the tensor at ``position`` of a bucket."""
+
+    position: int
+    start: int
+    stop: int
+
+
 @dataclass
 class Work:
     """What a codec works on: one bucket's arrays on one rank. The reducer owns it.
@@ -85,6 +94,7 @@ class Work:
         memo: what ``Codec.prepare`` derived from the bucket.
         momenta: by position, momentum buffers of the optimizer, to be emptied where this rank's
             payload carried a value.
+        together: whether gradients are taken in by ``offer_all``, as on a device, and not one by one.
     """
 
     bucket: Bucket
@@ -99,6 +109,7 @@ class Work:
     used: int = 0
     gathered: list[Tensor] = field(default_factory=list)
     momenta: dict[int, list[Tensor]] = field(default_factory=dict)
+    together: bool = False
 
     def present(self) -> list[int]:
         """Return the positions of the tensors that were offered: sparse gradients are not."""
@@ -140,8 +151,8 @@ class Work:
 class Codec:
     """One method. Stateless: its fields are its options, and all it may know is in its arguments.
 
-    The reducer calls ``offer`` once per tensor as gradients arrive, ``encode`` when the bucket is
-    full, then runs the collective with ``merge`` or ``fold``, then calls ``decode``. Equal
+    The reducer calls ``offer`` once per tensor as gradients arrive, or on a device ``offer_all`` once for
+    all, ``encode`` when the bucket is full, then runs the collective with ``merge`` or ``fold``, then calls ``decode``. Equal
     arguments give equal bytes on every rank and device.
 
     A method that has to know something of all ranks before it can encode, such as a global norm,
@@ -165,6 +176,13 @@ class Codec:
     #: The state and the local arrays that merging and folding work with, if any. They are where payloads are
     #: exchanged, which may be the host while all else is on a GPU.
     folded: ClassVar[frozenset[str]] = frozenset()
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        """Take back the forms for several tensors from a class that has only a form of its own for one."""
+        super().__init_subclass__(**options)
+        for one, several in (("offer", "offer_all"), ("decode_part", "decode_parts")):
+            if one in cls.__dict__ and several not in cls.__dict__:
+                setattr(cls, several, getattr(Codec, several))
 
     def law(self) -> Law:
         """Return what the method promises with these options."""
@@ -339,8 +357,31 @@ class Codec:
             key: this rank's key, as given to ``offer``.
             gain: 1 for the mean over ranks, the number of ranks for the sum.
         """
-        for position in work.present():
-            self.decode_part(work, position, 0, work.bucket.tensors[position].count, key, gain)
+        parts = [Part(position, 0, work.bucket.tensors[position].count) for position in work.present()]
+        self.decode_parts(work, parts, key, gain)
+
+    # ---- all tensors of a bucket at once: optional, for kernels that are one launch then and not one for each ----
+
+    def offer_all(self, work: Work, positions: Sequence[int], key: Key) -> Tensor:
+        """Take in the gradients of several tensors of the bucket, as :meth:`offer` does one by one.
+
+        A method with a form of its own gets the gradients of a device by it, when the bucket is full.
+
+        Returns:
+            The numbers of non-finite values, one for each tensor, where the gradients are.
+        """
+        counts = [self.offer(work, position, key) for position in positions]
+        where = [work.grad(position).device for position in positions]
+        return torch.cat([torch.as_tensor(count, device=at).view(1) for count, at in zip(counts, where)])
+
+    def offers_together(self) -> bool:
+        """Return whether :meth:`offer_all` is anything but :meth:`offer` for one tensor after the other."""
+        return type(self).offer_all is not Codec.offer_all
+
+    def decode_parts(self, work: Work, parts: Sequence[Part], key: Key, gain: float) -> None:
+        """Do what :meth:`decode_part` does, for several parts of the bucket."""
+        for part in parts:
+            self.decode_part(work, part.position, part.start, part.stop, key, gain)
 
     # ---- encoding while earlier chunks are on their way: optional; needs those of decoding in parts too ----
 

@@ -11,6 +11,7 @@ methods use for full-precision rounds and small tensors, then with the residual 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -20,7 +21,7 @@ from torch import Tensor
 from .. import kernels
 from ..keys import Key
 from ..plan import Bucket, TensorSpec
-from .base import Algebra, Codec, Law, Regions, Work, dtype_of, work_dtype
+from .base import Algebra, Codec, Law, Part, Regions, Work, dtype_of, work_dtype
 from .registry import register
 
 #: Parts of a tensor start at whole cache lines and vector registers.
@@ -51,6 +52,11 @@ class Dense(Codec):
         out = work.regions["values"][work.span(position)]
         return kernels.dense_offer(work.grad(position), work.residual_of(position), out)
 
+    def offer_all(self, work: Work, positions: Sequence[int], key: Key) -> Tensor:
+        spans = [work.span(position) for position in positions]
+        grads, outs = [work.grad(position) for position in positions], [work.regions["values"][span] for span in spans]
+        return kernels.dense_offer_all(grads, _kept_of(work, spans), outs)
+
     def merge(
         self, region: str, start: int, into: Tensor, other: Tensor, weights: tuple[int, int], key: Key
     ) -> None:
@@ -71,6 +77,22 @@ class Dense(Codec):
             scale=gain / work.world,
             residual=None if residual is None else residual[part],
         )
+
+    def decode_parts(self, work: Work, parts: Sequence[Part], key: Key, gain: float) -> None:
+        firsts = [work.span(part.position).start for part in parts]
+        spans = [slice(first + part.start, first + part.stop) for first, part in zip(firsts, parts)]
+        kernels.dense_decode_all(
+            [work.regions["values"][span] for span in spans],
+            [work.grad(part.position)[part.start : part.stop] for part in parts],
+            scale=gain / work.world,
+            residuals=_kept_of(work, spans),
+        )
+
+
+def _kept_of(work: Work, spans: Sequence[slice]) -> list[Tensor] | None:
+    """Return the residual of some elements of the bucket, if there is one."""
+    kept = work.state.get("residual")
+    return None if kept is None else [kept[span] for span in spans]
 
 
 @register

@@ -11,6 +11,7 @@ group of d elements, so signs need no coins for zeros and lose nothing for good.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -55,5 +56,12 @@ class EfSignSgd(GatheredSigns):
             work.memo["lengths"][position],
         )
 
+    def offer_all(self, work: Work, positions: Sequence[int], key: Key) -> Tensor:
+        """Take in several gradients, and write their values at once."""
+        values, groups = self._values(work, work.regions["payload"], 0), work.memo["groups"]
+        steps = [values[groups[position]] for position in positions]
+        lengths = [work.memo["lengths"][position] for position in positions]
+        return kernels.sign_offer_all(*self._offered(work, positions), steps, lengths)
+
     def _means(self, work: Work) -> list[Tensor]:
-        return [work.local["sums"].div_(work.local["sizes"])]
+        return [] if work.together else [work.local["sums"].div_(work.local["sizes"])]

@@ -6,6 +6,7 @@ Its length depends on the bucket alone.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import ClassVar
 
 import torch
@@ -81,7 +82,7 @@ class GatheredSigns(Codec):
         work.used = payload.numel()
 
     def _means(self, work: Work) -> list[Tensor]:
-        """Return the values of all groups, as this rank's offers found them."""
+        """Return the values of all groups, as this rank's offers found them; those that are not in the payload yet."""
         raise NotImplementedError
 
     def decode(self, work: Work, key: Key, gain: float) -> None:
@@ -93,17 +94,25 @@ class GatheredSigns(Codec):
                     f"(step {key.step}, bucket {key.bucket}); check that every rank runs the same version of horovod-compress"
                 )
         arrays = [[self._values(work, payload, n) for payload in work.gathered] for n in range(self.values)]
-        for position in work.present():
-            own, residual = work.memo["groups"][position], work.residual_of(position)
-            assert residual is not None
-            highs, *lows = [[values[own] for values in array] for array in arrays]
-            kernels.points_decode(
-                [self._bits(work, payload, position) for payload in work.gathered],
-                highs,
-                lows[0] if lows else None,
-                work.memo["lengths"][position],
-                key.rank,
-                work.grad(position),
-                residual,
-                scale=gain / work.world,
-            )
+        present, words_end = work.present(), work.bucket.padded // WORD * _WORD_BYTES
+        highs, *lows = arrays
+        kernels.points_decode_all(
+            [payload[:words_end].view(torch.int64) for payload in work.gathered],
+            highs,
+            lows[0] if lows else None,
+            [work.memo["lengths"][position] for position in present],
+            key.rank,
+            [work.grad(position) for position in present],
+            [work.state["residual"][work.span(position)] for position in present],
+            first_words=[work.span(position).start // WORD for position in present],
+            first_rows=[work.memo["groups"][position].start for position in present],
+            scale=gain / work.world,
+        )
+
+    def _offered(self, work: Work, positions: Sequence[int]) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
+        """Return gradients, residuals and bits of some tensors."""
+        return (
+            [work.grad(position) for position in positions],
+            [work.state["residual"][work.span(position)] for position in positions],
+            [self._bits(work, work.regions["payload"], position) for position in positions],
+        )

@@ -12,6 +12,7 @@ paper has them for each column of a weight matrix, which is an output row here.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -57,6 +58,12 @@ class OneBit(GatheredSigns):
             *(work.local[name][own] for name in ("highs", "lows", "ones")),
             work.memo["lengths"][position],
         )
+
+    def offer_all(self, work: Work, positions: Sequence[int], key: Key) -> Tensor:
+        groups = [work.memo["groups"][position] for position in positions]
+        found = [[work.local[name][own] for own in groups] for name in ("highs", "lows", "ones")]
+        lengths = [work.memo["lengths"][position] for position in positions]
+        return kernels.points_offer_all(*self._offered(work, positions), *found, lengths)
 
     def _means(self, work: Work) -> list[Tensor]:
         highs, lows, ones = (work.local[name] for name in ("highs", "lows", "ones"))

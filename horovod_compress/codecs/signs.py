@@ -17,7 +17,7 @@ from .. import kernels
 from ..errors import ConfigError
 from ..keys import TIE, ZERO_SIGN, Key
 from ..plan import Bucket, TensorSpec
-from .base import Codec, Regions, Work
+from .base import Codec, Part, Regions, Work
 
 #: A step group covers at least so many elements: its 32 bits then cost 1/8 bit per element at most.
 MIN_STEP_GROUP = 256
@@ -135,8 +135,27 @@ class Signs(Codec):
             word_offset=span.start // WORD,
         )
 
+    def offer_all(self, work: Work, positions: Sequence[int], key: Key) -> Tensor:
+        """Take in several gradients, and write their steps at once."""
+        spans, steps = [words(work.span(position)) for position in positions], work.memo["steps"]
+        return kernels.sign_offer_all(
+            [work.grad(position) for position in positions],
+            self._kept_of(work, [work.span(position) for position in positions]),
+            [work.regions["bits"][span] for span in spans],
+            [work.regions["steps"][steps[position]] for position in positions] if self._measured() else None,
+            [self.step_group(work.bucket.tensors[position]) for position in positions],
+            ranks=work.world,
+            key=self._zero_key(key),
+            word_offsets=[span.start for span in spans],
+        )
+
+    def _kept_of(self, work: Work, spans: Sequence[slice]) -> list[Tensor] | None:
+        """Return what is kept for some elements of the bucket, if anything is."""
+        kept = work.state.get(self.kept)
+        return None if kept is None else [kept[span] for span in spans]
+
     def encode(self, work: Work, key: Key) -> None:
-        if self._measured():
+        if self._measured() and not work.together:
             work.regions["steps"].copy_(work.local["sums"].div_(work.local["sizes"]))
 
     def granule(self, tensor: TensorSpec) -> int:
@@ -155,20 +174,24 @@ class Signs(Codec):
         return words(slice(first + start, first + stop)), slice(step + start // group, step - (-stop // group))
 
     def decode_part(self, work: Work, position: int, start: int, stop: int, key: Key, gain: float) -> None:
-        bits, own = self._parts(work, position, start, stop)
+        # Of this class: a subclass whose form for one part ends here may have the one for several call that.
+        Signs.decode_parts(self, work, [Part(position, start, stop)], key, gain)
+
+    def decode_parts(self, work: Work, parts: Sequence[Part], key: Key, gain: float) -> None:
+        places = [self._parts(work, part.position, part.start, part.stop) for part in parts]
+        firsts = [work.span(part.position).start for part in parts]
         steps = work.regions["steps"] if self._measured() else work.local["fixed"]
-        part, kept = slice(start, stop), work.state_of(self.kept, position)
-        kernels.sign_decode(
-            work.regions["bits"][bits],
-            steps[own],
-            self.step_group(work.bucket.tensors[position]),
-            work.grad(position)[part],
-            None if kept is None else kept[part],
+        kernels.sign_decode_all(
+            [work.regions["bits"][bits] for bits, _ in places],
+            [steps[own] for _, own in places],
+            [self.step_group(work.bucket.tensors[part.position]) for part in parts],
+            [work.grad(part.position)[part.start : part.stop] for part in parts],
+            self._kept_of(work, [slice(at + part.start, at + part.stop) for at, part in zip(firsts, parts)]),
             feedback=self._rule(),
             decay=self._decay(),
             scale=gain,
             key=self._zero_key(key),
-            word_offset=bits.start,
+            word_offsets=[bits.start for bits, _ in places],
         )
 
     def _rule(self) -> kernels.Feedback:

@@ -13,7 +13,6 @@ elements is then a one-element tensor on the device, and only ``int()`` of it wa
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal
 
 import torch
 from torch import Tensor
@@ -39,7 +38,7 @@ from .legality import (
     work_dtype,
 )
 from .lowrank import lowrank_decode, lowrank_left, lowrank_orthonormalise, lowrank_right, lowrank_start
-from .points import points_decode, points_offer
+from .points import points_decode, points_decode_all, points_offer, points_offer_all
 from .quantise import (
     elias_bound,
     elias_decode,
@@ -63,6 +62,14 @@ from .sparse import (
     golomb_parameter,
     top_select,
 )
+from .together import (
+    Feedback,
+    dense_decode_all,
+    dense_offer_all,
+    feedback_code,
+    sign_decode_all,
+    sign_offer_all,
+)
 from .values import sample_decode, sample_offer, values_bound, values_decode, values_encode
 
 __all__ = [
@@ -77,7 +84,9 @@ __all__ = [
     "crc32c_copy",
     "dense_add",
     "dense_decode",
+    "dense_decode_all",
     "dense_offer",
+    "dense_offer_all",
     "elias_bound",
     "elias_decode",
     "elias_encode",
@@ -110,13 +119,17 @@ __all__ = [
     "sample_decode",
     "sample_offer",
     "points_decode",
+    "points_decode_all",
     "points_offer",
+    "points_offer_all",
     "qsgd_decode",
     "qsgd_encode",
     "qsgd_fold",
     "qsgd_record_bytes",
     "sign_decode",
+    "sign_decode_all",
     "sign_offer",
+    "sign_offer_all",
     "sign_pack",
     "sign_unpack",
     "sketch_clear",
@@ -132,9 +145,6 @@ __all__ = [
     "word_count",
 ]
 
-Feedback = Literal["none", "global", "own", "momentum"]
-
-_FEEDBACK = {"none": 0, "global": 1, "own": 2, "momentum": 3}
 #: Powers of |x| that a norm may add up; 0 stands for the maximum.
 POWERS = (0, 1, 2, 4)
 
@@ -225,12 +235,7 @@ def sign_decode(
     count = grad.numel()
     words = word_count(count)
     code = dtype_code("grad", grad)
-    rule = _FEEDBACK.get(feedback)
-    if rule is None or (rule == 0) != (residual is None):
-        raise ValueError(
-            f'feedback must be "global", "own" or "momentum" with a residual, or "none" with residual None, '
-            f"got {feedback!r} with {'no' if residual is None else 'a'} residual"
-        )
+    rule = feedback_code(feedback, residual is not None)
     rows = row_count(count, row_length)
     bits_at = checked("bits", bits, torch.int64, words, device)
     steps_at = checked("steps", steps, torch.float32, rows, device)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cache
 from types import ModuleType
 
@@ -92,15 +93,26 @@ def check_apart(name: str, first: Tensor, other_name: str, second: Tensor) -> No
         raise ValueError(f"{name} and {other_name} must not overlap")
 
 
+def check_lengths(number: int, **lists: Sequence[object] | None) -> None:
+    """Refuse lists, one item for each gradient, that are not as long as these."""
+    for name, given in lists.items():
+        if given is not None and len(given) != number:
+            raise ValueError(f"{name} must hold one item for each of {number} gradients, got {len(given)}")
+
+
 def row_count(count: int, row_length: int) -> int:
     if row_length < 1:
         raise ValueError(f"row_length must be at least 1, got {row_length}")
     return -(-count // row_length)
 
 
-def word_stream(key: Key | None, word_offset: int, words: int) -> tuple[int, int, int, int, int] | None:
+def check_words(word_offset: int, words: int) -> None:
     if word_offset < 0 or word_offset + words > MAX_WORDS:
         raise ValueError(f"words must lie in [0, {MAX_WORDS}), got {word_offset} + {words}")
+
+
+def word_stream(key: Key | None, word_offset: int, words: int) -> tuple[int, int, int, int, int] | None:
+    check_words(word_offset, words)
     return None if key is None else key.words()
 
 

@@ -270,6 +270,45 @@ def sign_decode(
     store(grad, decoded * x.dtype.type(scale))
 
 
+@_quiet
+def sign_offer_all(
+    grads: Sequence[Tensor],
+    residuals: Sequence[Tensor] | None,
+    bits: Sequence[Tensor],
+    steps: Sequence[Tensor] | None,
+    row_lengths: Sequence[int],
+    ranks: int = 1,
+    key: Key | None = None,
+    word_offsets: Sequence[int] | None = None,
+) -> Tensor:
+    counts = []
+    for i, (grad, row_length) in enumerate(zip(grads, row_lengths)):
+        residual = residuals[i] if residuals else None
+        sums = torch.zeros(steps[i].numel(), dtype=torch.float64) if steps else None
+        offset = word_offsets[i] if word_offsets else 0
+        counts.append(sign_offer(grad, residual, bits[i], sums, row_length, key=key, word_offset=offset))
+        if steps and sums is not None:
+            first = np.arange(sums.numel()) * row_length
+            sizes = np.minimum(row_length, grad.numel() - first)
+            steps[i].numpy()[:] = sums.numpy() / (sizes * ranks)
+    return torch.tensor(counts, dtype=torch.int64)
+
+
+def sign_decode_all(
+    bits: Sequence[Tensor],
+    steps: Sequence[Tensor],
+    row_lengths: Sequence[int],
+    grads: Sequence[Tensor],
+    residuals: Sequence[Tensor] | None,
+    *,
+    word_offsets: Sequence[int] | None = None,
+    **options: Any,
+) -> None:
+    for i, (grad, row_length) in enumerate(zip(grads, row_lengths)):
+        residual, offset = residuals[i] if residuals else None, word_offsets[i] if word_offsets else 0
+        sign_decode(bits[i], steps[i], row_length, grad, residual, word_offset=offset, **options)
+
+
 def sign_unpack(bits: Tensor, steps: Tensor, row_length: int, out: Tensor, *, scale: float = 1.0) -> None:
     sign_decode(bits, steps, row_length, out, None, feedback="none", scale=scale)
 
@@ -313,6 +352,33 @@ def points_decode(
         total += values
     residual.numpy()[:] = x - sent[own]
     store(grad, total * x.dtype.type(scale))
+
+
+def points_offer_all(
+    grads: Sequence[Tensor], residuals: Sequence[Tensor] | None, *each: Sequence[Any]
+) -> Tensor:
+    given = zip(grads, residuals or [None] * len(grads), *each)
+    return torch.tensor([points_offer(*one) for one in given], dtype=torch.int64)
+
+
+def points_decode_all(
+    bits: Sequence[Tensor],
+    highs: Sequence[Tensor],
+    lows: Sequence[Tensor] | None,
+    row_lengths: Sequence[int],
+    own: int,
+    grads: Sequence[Tensor],
+    residuals: Sequence[Tensor],
+    *,
+    first_words: Sequence[int],
+    first_rows: Sequence[int],
+    scale: float = 1.0,
+) -> None:
+    for grad, residual, row_length, word, row in zip(grads, residuals, row_lengths, first_words, first_rows):
+        rows = slice(row, row - (-grad.numel() // row_length))
+        sent = [part[word : word - (-grad.numel() // 64)] for part in bits]
+        values = [[part[rows] for part in side] if side else None for side in (highs, lows)]
+        points_decode(sent, *values, row_length, own, grad, residual, scale=scale)
 
 
 # ---- dithering ----------------------------------------------------------------------------------
@@ -473,6 +539,18 @@ def dense_decode(payload: Tensor, grad: Tensor, *, scale: float, residual: Tenso
     store(grad, load(payload).astype(work) * work(scale))
     if residual is not None:
         residual.numpy()[:] = 0
+
+
+def dense_offer_all(grads: Sequence[Tensor], residuals: Sequence[Tensor] | None, outs: Sequence[Tensor]) -> Tensor:
+    given = zip(grads, residuals or [None] * len(grads), outs)
+    return torch.tensor([dense_offer(*each) for each in given], dtype=torch.int64)
+
+
+def dense_decode_all(
+    payloads: Sequence[Tensor], grads: Sequence[Tensor], *, scale: float, residuals: Sequence[Tensor] | None = None
+) -> None:
+    for i, (payload, grad) in enumerate(zip(payloads, grads)):
+        dense_decode(payload, grad, scale=scale, residual=residuals[i] if residuals else None)
 
 
 def triad(a: Tensor, b: Tensor, c: Tensor, s: float) -> None:

@@ -91,6 +91,8 @@ def place(value: Any, device: str, shift: int, placed: list[Placed]) -> Any:
 
 
 def integers(result: Any) -> Any:
+    if isinstance(result, Tensor) and result.dim() and result.numel() != 1:
+        return result.tolist()
     if isinstance(result, tuple):
         return tuple(int(part) for part in result)
     return None if result is None else int(result)

@@ -13,7 +13,7 @@ import re
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +26,7 @@ from horovod_compress.kernels import legality, loader
 
 from . import emulator
 from .parity import Target
-from .support import DTYPES, KEY, bits, numbers, oracle, poison, tame, words, work
+from .support import DTYPES, KEY, bits, differences, numbers, oracle, poison, tame, words, work
 from .support import LENGTHS as EVERY_LENGTH
 
 Same = Callable[..., Any]
@@ -349,6 +349,75 @@ class TestNumbers:
                 same("values_encode", *given, section, form=form)
 
 
+    def test_signs_together(self, dtype: torch.dtype, same: Same, lengths: tuple[int, ...]) -> None:
+        """Tensors of every kind in one launch: empty ones, rows within words, rows of several superblocks."""
+        counts = (0, 1, 63, 64, 65, 0, 1023, 1024, 1025, *lengths, 0)
+        for given in (counts, counts[:3], counts[4:5], (), (0, 0), (70_001, 3)):
+            rows = [(max(count, 1), 7, 100, 1024, 65_600)[i % 5] for i, count in enumerate(given)]
+            offered, places = Offered(given, rows, dtype), [7 * i for i in range(len(given))]
+            for residuals, key in ((offered.residuals, KEY), (None, None)):
+                rule: dict[str, Any] = {"key": key, "word_offsets": places}
+                outputs = (offered.bits(), offered.steps())
+                same("sign_offer_all", offered.grads, residuals, *outputs, rows, ranks=3, **rule)
+                same("sign_offer_all", offered.grads, residuals, offered.bits(), None, rows, key=key)
+            sent, steps = offered.sent()
+            for feedback in ("global", "own", "momentum"):
+                rule = {"feedback": feedback, "scale": 0.3, "decay": 0.9, "key": KEY, "word_offsets": places}
+                same("sign_decode_all", sent, steps, rows, offered.grads, offered.residuals, **rule)
+            same("sign_decode_all", sent, steps, rows, offered.grads, None, feedback="none", scale=-1.5)
+
+    def test_points_together(self, dtype: torch.dtype, same: Same, lengths: tuple[int, ...]) -> None:
+        for given in ((0, 1, 63, 64, 65, 0, 1023, 1024, 1025, *lengths, 0), (70_001, 3), (1000,), (0, 0)):
+            rows = [(max(count, 1), 7, 100, 1024, 65_600)[i % 5] for i, count in enumerate(given)]
+            offered = Offered(given, rows, dtype)
+            made = [offered.steps(kind) for kind in (torch.float64, torch.float64, torch.int64)]
+            for residuals in (offered.residuals, None):
+                same("points_offer_all", offered.grads, residuals, offered.bits(), *made, rows)
+            sizes = [kernels.word_count(n) for n in given], [-(-n // row) for n, row in zip(given, rows)]
+            places = [[3 + sum(part[:i]) for i in range(len(given))] for part in sizes]
+            sent = [words(3 + sum(sizes[0]), rank) for rank in range(3)]
+            size = 3 + sum(sizes[1])
+            highs, lows = ([tame(size, torch.float32, first + rank) for rank in range(3)] for first in (1, 9))
+            rule = {"first_words": places[0], "first_rows": places[1], "scale": 0.3}
+            for low in (None, lows):
+                same("points_decode_all", sent, highs, low, rows, 1, offered.grads, offered.residuals, **rule)
+
+    def test_plain_numbers_together(self, dtype: torch.dtype, same: Same, lengths: tuple[int, ...]) -> None:
+        for given in ((0, 1, 63, 64, 65, 0, 1023, 1024, 1025, *lengths, 0), (70_001, 3), (1000,), (), (0, 0)):
+            offered = Offered(given, [1] * len(given), dtype)
+            for out in DTYPES:
+                for residuals in (offered.residuals, None):
+                    same("dense_offer_all", offered.grads, residuals, [poison(n, out) for n in given])
+                left = [numbers(n, work(out), n) for n in given]
+                results = [poison(n, out) for n in given]
+                same("dense_decode_all", offered.grads, results, scale=0.3, residuals=left)
+                same("dense_decode_all", offered.grads, results, scale=-2.0)
+
+
+class Offered:
+    """What tensors of a bucket are offered with."""
+
+    def __init__(self, counts: Sequence[int], row_lengths: Sequence[int], dtype: torch.dtype) -> None:
+        self.counts, self.row_lengths = counts, row_lengths
+        self.grads = [numbers(count, dtype, seed) for seed, count in enumerate(counts)]
+        self.residuals = [numbers(count, work(dtype), seed + 1) for seed, count in enumerate(counts)]
+        for grad, residual in zip(self.grads, self.residuals):
+            residual[::3] = -grad[::3].to(work(dtype))
+
+    def bits(self) -> list[Tensor]:
+        return [poison(kernels.word_count(count), torch.int64) for count in self.counts]
+
+    def steps(self, dtype: torch.dtype = torch.float32) -> list[Tensor]:
+        return [poison(rows, dtype) for rows in self._rows()]
+
+    def sent(self) -> tuple[list[Tensor], list[Tensor]]:
+        """Return bits and steps to decode."""
+        return [bits(n, 2) for n in self.counts], [tame(rows, torch.float32, rows) for rows in self._rows()]
+
+    def _rows(self) -> list[int]:
+        return [-(-n // row) for n, row in zip(self.counts, self.row_lengths)]
+
+
 def spiked(count: int, dtype: torch.dtype) -> Tensor:
     """Few numbers far from zero: long gaps."""
     x = torch.zeros(count, dtype=dtype)
@@ -466,6 +535,65 @@ def assert_counts_agree(same: Same, name: str, *arguments: Any, **options: Any) 
     assert counts[0] == counts[1], name
 
 
+# ---- all tensors of a bucket at once ------------------------------------------------------------
+
+#: More than the arguments of two launches have room for, whatever the kernel.
+MANY = 1201
+
+
+class TestTogether:
+    def test_more_tensors_than_a_launch_has_room_for(self, same: Same) -> None:
+        counts = [5 * i % 71 for i in range(MANY)]
+        counts[7], counts[-1] = 3000, 1025
+        rows = [(max(count, 1), 7, 64)[i % 3] for i, count in enumerate(counts)]
+        offered = Offered(counts, rows, torch.float32)
+        rule: dict[str, Any] = {"key": KEY, "word_offsets": [3 * i for i in range(MANY)]}
+        outputs = (offered.bits(), offered.steps())
+        found = same("sign_offer_all", offered.grads, offered.residuals, *outputs, rows, ranks=2, **rule)
+        assert len(found) == MANY and any(found)
+        rule["feedback"] = "own"
+        sent, steps = offered.sent()
+        same("sign_decode_all", sent, steps, rows, offered.grads, offered.residuals, **rule)
+        same("dense_offer_all", offered.grads, offered.residuals, [poison(count, torch.float16) for count in counts])
+        same("dense_decode_all", offered.grads, [poison(count, torch.float32) for count in counts], scale=0.5)
+
+    def test_together_is_one_by_one(self, target: Target) -> None:
+        counts = [0, 1, 63, 64, 65, 1023, 1024, 1025, 70_001, 5]
+        rows = [max(count, 1) if i % 2 else 100 for i, count in enumerate(counts)]
+        offered = Offered(counts, rows, torch.float32)
+
+        def there(parts: list[Tensor]) -> list[Tensor]:
+            return [part.to(target.device, copy=True) for part in parts]
+
+        grads, residuals, alone, together = map(
+            there, (offered.grads, offered.residuals, offered.bits(), offered.bits())
+        )
+        sums, steps = there(offered.steps(torch.float64)), there(offered.steps())
+        with target.chosen():
+            found = kernels.sign_offer_all(grads, residuals, together, steps, rows, ranks=3, key=KEY)
+            each = [kernels.sign_offer(*one, key=KEY) for one in zip(grads, residuals, alone, sums, rows)]
+        assert found.tolist() == list(map(int, each)) and any(found.tolist())
+        for i, (count, row) in enumerate(zip(counts, rows)):
+            sizes = torch.tensor([min(row, count - at) for at in range(0, count, row)], dtype=torch.float64)
+            expected = (sums[i].cpu() / (3 * sizes)).float()
+            assert torch.equal(alone[i], together[i]) and differences(expected, steps[i].cpu()) == 0
+
+    def test_the_bits_of_tensors_that_lie_one_behind_the_other(self, target: Target) -> None:
+        """They are cleared together; what lies between and around them stays as it is."""
+        counts, rows = [100, 30, 65, 640], [7, 30, 64, 33]
+        offered = Offered(counts, rows, torch.float32)
+        memory = poison(40, torch.int64).to(target.device)
+        expected = memory.cpu().clone()
+        starts = (3, 5, 10, 12)
+        with target.chosen():
+            grads = [grad.to(target.device) for grad in offered.grads]
+            places = [memory[at : at + kernels.word_count(n)] for at, n in zip(starts, counts)]
+            kernels.sign_offer_all(grads, None, places, None, rows)
+        for at, n, grad in zip(starts, counts, offered.grads):
+            kernels.sign_pack(grad, expected[at : at + kernels.word_count(n)])
+        assert torch.equal(memory.cpu(), expected)
+
+
 # ---- streams ------------------------------------------------------------------------------------
 
 
@@ -488,6 +616,23 @@ class TestStreams:
             device[1].copy_(residual)
             graph.replay()
             assert [bool((a == b.cpu()).all()) for a, b in zip(expected, captured)] == [True] * 3
+
+    def test_a_bucket_in_a_graph(self) -> None:
+        """Rows of one superblock and of several; the table is among what the graph holds."""
+        counts = (100_003, 0, 65, 7, 70_001)
+        grads, residuals = ([tame(n, torch.float32, seed + n) for n in counts] for seed in (1, 2))
+        expected = bucket_step([g.clone() for g in grads], [r.clone() for r in residuals])
+        there = [part.cuda() for part in grads], [part.cuda() for part in residuals]
+        bucket_step(*([part.clone() for part in parts] for parts in there))
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            captured = bucket_step(*there)
+        for _ in range(2):
+            for part, value in zip((*there[0], *there[1]), (*grads, *residuals)):
+                part.copy_(value)
+            graph.replay()
+            assert all(bool((a == b.cpu()).all()) for a, b in zip(expected, captured, strict=True))
 
     def test_scratch_memory_and_a_scan_in_a_graph(self) -> None:
         """Norms need memory for sums of superblocks, sections prefix sums over their ranges."""
@@ -534,6 +679,16 @@ def sign_step(pair: list[Tensor]) -> list[Tensor]:
     kernels.majority_fold([bits_of, bits_of], bits_of, count)
     kernels.sign_decode(bits_of, steps, count, grad, residual, feedback="global")
     return [bits_of, grad, residual]
+
+
+def bucket_step(grads: list[Tensor], residuals: list[Tensor]) -> list[Tensor]:
+    """The same with all tensors of a bucket at once, with measured steps."""
+    where, rows = grads[0].device, [max(1, grad.numel()) for grad in grads]
+    sent = [torch.zeros(kernels.word_count(grad.numel()), dtype=torch.int64, device=where) for grad in grads]
+    steps = [torch.zeros(min(grad.numel(), 1), device=where) for grad in grads]
+    counts = kernels.sign_offer_all(grads, residuals, sent, steps, rows, key=KEY)
+    kernels.sign_decode_all(sent, steps, rows, grads, residuals, feedback="own", key=KEY)
+    return [*sent, *steps, *grads, *residuals, counts]
 
 
 def section_of(positions: Tensor, b: int, count: int) -> Tensor:

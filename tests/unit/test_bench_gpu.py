@@ -10,9 +10,11 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from benchmarks import gpu, gpu_cases  # noqa: E402
+from benchmarks import gpu, gpu_cases, gpu_steps  # noqa: E402
 from benchmarks.gpu import Timed  # noqa: E402
+from benchmarks.gpu_steps import buckets  # noqa: E402
 from horovod_compress import kernels  # noqa: E402
+from horovod_compress.device import Host  # noqa: E402
 
 ROOT = Path(__file__).resolve().parents[2]
 HOST_ONLY = {"crc32c", "crc32c_copy", "instruction_set"}
@@ -57,6 +59,28 @@ def test_the_table_compares_with_the_copy(capsys: pytest.CaptureFixture[str]) ->
     last = capsys.readouterr().out.splitlines()[-1].split()
     assert last == ["dense_add", "2.0", "6.0", "0.75", "0"]
     json.dumps(records)
+
+
+def test_launches_of_a_step_are_told(capsys: pytest.CaptureFixture[str]) -> None:
+    lines = [Timed(gpu_cases.COPY, 8000, None, [1e-6]), Timed("a step", 8000, 0, [1e-6], (12, 8))]
+    records = gpu.report(lines, "a GPU")
+    assert (records[1]["launches"], records[1]["memsets"]) == (12, 8) and records[0]["launches"] is None
+    assert capsys.readouterr().out.splitlines()[-1] == "a step in 4 buckets: 12 launches, 8 memsets"
+
+
+def test_a_step_is_compared(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gpu_steps, "buckets", lambda: buckets(shrink=8)[:2])
+    assert gpu.wrong_in_steps(Host()) == 0
+    decode, calls = kernels.sign_decode_all, []
+
+    def wrong_in_the_end(*given: object, **rule: object) -> None:
+        decode(*given, **rule)  # type: ignore[arg-type]
+        calls.append(1)
+        if len(calls) == 8:  # the last bucket of the second run's second step
+            given[3][0].add_(1)  # type: ignore[index]
+
+    monkeypatch.setattr(kernels, "sign_decode_all", wrong_in_the_end)
+    assert gpu.wrong_in_steps(Host()) > 0
 
 
 def test_arrays_of_a_case_are_larger_than_the_cache() -> None:

@@ -508,6 +508,8 @@ class Member:
             grad = grads[tensor.name].clone().to(self.link.where.where)
             assert not int(self.station.offer(position, grad, self.key, False))
             self.station.count_in(position)
+        if self.station.waits:
+            self.station.count_waiting(self.station.offer_waiting(self.key))
         self.station.take_over(Deadline(10.0))
 
     def prelude(self, number: int) -> Iterator[Transfer]:

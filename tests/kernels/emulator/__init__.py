@@ -95,3 +95,10 @@ def ran(text: str, folder: Path) -> subprocess.CompletedProcess[str]:
 def order(number: int) -> None:
     """Choose the order of threads and blocks: 0 forwards, 1 backwards, more at random."""
     ctypes.CDLL(str(build())).emulator_order(number)
+
+
+def started() -> tuple[int, int]:
+    """Return how many kernels were started so far, and how many memsets."""
+    library = ctypes.CDLL(str(build()))
+    library.emulator_launches.restype = library.emulator_memsets.restype = ctypes.c_long
+    return library.emulator_launches(), library.emulator_memsets()

@@ -13,7 +13,7 @@
 namespace emulator {
 namespace {
 
-constexpr size_t kStackBytes = 64 << 10;
+constexpr size_t kStackBytes = 96 << 10;  // a kernel's arguments may take a third
 
 [[noreturn]] void fail(const char* what, Place place = {"", 0}) {
   std::fprintf(stderr, "emulated CUDA: %s %s", what, place.name);
@@ -51,6 +51,7 @@ struct Machine {
   Place barrier{"", 0};
   std::minstd_rand random;
   int shuffled = 0;
+  long launches = 0, memsets = 0;
 } machine;
 
 void leave() {
@@ -128,6 +129,7 @@ void wake(unsigned first, unsigned last) {
 void run_grid(dim3 grid, dim3 block, Body body, void* argument) {
   if (grid.x == 0 || block.x == 0 || block.x > 1024) fail("a grid of no blocks, or blocks of no or too many threads");
   while (machine.fibers.size() < block.x) machine.fibers.push_back(new_fiber());
+  ++machine.launches;
   machine.body = body;
   machine.argument = argument;
   machine.threads = block.x;
@@ -200,12 +202,17 @@ cudaError_t cudaFreeAsync(void* memory, cudaStream_t) {
 }
 
 cudaError_t cudaMemsetAsync(void* memory, int value, size_t bytes, cudaStream_t) {
+  ++emulator::machine.memsets;
   return memset(memory, value, bytes), cudaSuccess;
 }
 
 cudaError_t cudaMemcpyAsync(void* into, const void* from, size_t bytes, cudaMemcpyKind, cudaStream_t) {
   return memmove(into, from, bytes), cudaSuccess;
 }
+
+// How many kernels were started, and how many memsets.
+extern "C" __attribute__((visibility("default"))) long emulator_launches() { return emulator::machine.launches; }
+extern "C" __attribute__((visibility("default"))) long emulator_memsets() { return emulator::machine.memsets; }
 
 // 0: threads and blocks in order; 1: backwards; more: blocks backwards, threads in a random order.
 extern "C" __attribute__((visibility("default"))) void emulator_order(int order) {

@@ -20,6 +20,7 @@
 #define __device__
 #define __host__
 #define __shared__ static
+#define __grid_constant__
 #define __launch_bounds__(threads)
 
 // ---- where a thread is --------------------------------------------------------------------------------------

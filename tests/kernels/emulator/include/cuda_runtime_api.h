@@ -2,6 +2,8 @@
 #pragma once
 #include <cstddef>
 
+#define CUDART_VERSION 12010
+
 enum cudaError_t { cudaSuccess = 0 };
 enum cudaStreamCaptureStatus { cudaStreamCaptureStatusNone = 0 };
 enum cudaMemcpyKind { cudaMemcpyHostToDevice, cudaMemcpyDeviceToHost, cudaMemcpyDeviceToDevice };

@@ -1,0 +1,80 @@
+"""What one rank does with ResNet-50's gradients in a step of Marsit but for the exchange, on any device.
+
+The 161 tensors are in four buckets, as MergeComp makes at most. Stations and codec are the package's own, in a
+world of one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from horovod_compress import shapes
+from horovod_compress.codecs.base import Algebra, Codec
+from horovod_compress.codecs.marsit import Marsit
+from horovod_compress.collectives import ring
+from horovod_compress.device import Host
+from horovod_compress.keys import Key
+from horovod_compress.plan import Bucket, TensorSpec
+from horovod_compress.station import Station
+
+NAME = "local step of marsit, resnet50"
+#: Where a bucket ends, counted in tensors.
+ENDS = (22, 75, 131, 161)
+MARSIT = Marsit(full_precision_every=0)
+
+
+def buckets(shrink: int = 1) -> list[Bucket]:
+    """Return ResNet-50's tensors in backward order, every side divided by a number."""
+    tensors = [
+        TensorSpec(tensor.name, tuple(-(-size // shrink) for size in tensor.shape), "float32")
+        for tensor in shapes.load("resnet50").backward()
+    ]
+    begins = (0, *ENDS)
+    return [Bucket(index, tuple(tensors[a:b])) for index, (a, b) in enumerate(zip(begins, ENDS))]
+
+
+class LocalStep:
+    """One bucket on one device; calling it takes the gradients through a step.
+
+    They are overwritten by the result, which is what the next step begins with.
+    """
+
+    def __init__(self, bucket: Bucket, device: Host, codec: Codec = MARSIT) -> None:
+        self.station = Station(bucket, codec, 0, 1, lambda *_: ring, device)
+        generator = torch.Generator().manual_seed(bucket.index)
+        self.grads = [torch.randn(tensor.shape, generator=generator).to(device.where) for tensor in bucket.tensors]
+        self._step = 0
+
+    def __call__(self) -> None:
+        station, key = self.station, Key(1, self._step, self.station.bucket.index, 0)
+        for position, grad in enumerate(self.grads):
+            station.claim(position, 1.0)
+            station.count_in(position, station.offer(position, grad, key, False))
+        if station.waits:
+            station.count_waiting(station.offer_waiting(key))
+        round_ = station.round(self._step)
+        round_.encode(key)
+        if round_.codec.algebra is Algebra.GATHER:
+            round_.work.gathered = [round_.work.regions["payload"][: round_.work.used]]
+        round_.codec.decode(round_.work, key, 1.0)
+        station.finish(self._step)
+        self._step += 1
+
+    def written(self) -> list[Tensor]:
+        """Return all that a step writes."""
+        sent = self.station.round(self._step).work.regions
+        return [*self.grads, *sent.values(), *self.station.state.values()]
+
+    @property
+    def bytes_moved(self) -> int:
+        """Bytes that a step reads and writes: a gradient twice and a residual three times, and bits."""
+        return int(24.25 * self.station.bucket.count)
+
+
+def whole_step(steps: Sequence[LocalStep]) -> None:
+    """Take all buckets through a step."""
+    for step in steps:
+        step()

@@ -1,0 +1,159 @@
+"""What a bucket on a device costs in launches, counted where the emulated runtime starts kernels.
+
+The step is the station's and the codec's own, with the CPU as the device. Torch's own operations are counted
+too: on a GPU each is a launch.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from benchmarks.gpu_steps import LocalStep, buckets
+from horovod_compress.codecs.base import Codec, Work
+from horovod_compress.codecs.ef_signsgd import EfSignSgd
+from horovod_compress.codecs.marsit import Marsit
+from horovod_compress.codecs.onebit import OneBit
+from horovod_compress.deadline import Deadline
+from horovod_compress.device import Host
+from horovod_compress.keys import Key
+from horovod_compress.plan import Bucket
+from tests.support.local import same_bits
+
+from . import emulator
+from .parity import Target
+
+pytestmark = pytest.mark.skipif(not emulator.compiler(), reason="needs a C++ compiler")
+
+BUCKETS = buckets(shrink=6)
+#: Views, and memory that is not written.
+FREE = {"view", "slice", "empty", "alias", "detach", "select", "as_strided"}
+
+
+class Device(Host):
+    """The CPU as a device: gradients wait there until all of a bucket have come."""
+
+    apart = True
+
+
+class Operations(TorchDispatchMode):
+    """Notes what torch computes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: list[str] = []
+
+    def __torch_dispatch__(self, function: Any, types: Any, given: Any = (), named: Any = None) -> Any:
+        if (name := function.overloadpacket.__name__) not in FREE:
+            self.names.append(name)
+        return function(*given, **(named or {}))
+
+
+@dataclass
+class Started:
+    """What a step started."""
+
+    kernels: int
+    memsets: int
+    operations: list[str]
+
+
+def two_steps(codec: Codec, bucket: Bucket, device: Host) -> tuple[list[Tensor], Started]:
+    """Take a bucket through two steps; return all that was written, and what the second one started."""
+    step = LocalStep(bucket, device, codec)
+    with torch.no_grad():
+        step()
+        before = emulator.started()
+        with Operations() as operations:
+            step()
+        kernels, memsets = (b - a for a, b in zip(before, emulator.started()))
+    return step.written(), Started(kernels, memsets, operations.names)
+
+
+def on_a_device(codec: Codec, bucket: Bucket) -> tuple[list[Tensor], Started]:
+    with Target("emulated", "cpu").chosen():
+        return two_steps(codec, bucket, Device())
+
+
+class OneByOne(Marsit):
+    """Marsit as if it had no forms for several tensors."""
+
+    def offer(self, work: Work, position: int, key: Key) -> int | Tensor:
+        return super().offer(work, position, key)
+
+    def decode_part(self, work: Work, position: int, start: int, stop: int, key: Key, gain: float) -> None:
+        super().decode_part(work, position, start, stop, key, gain)
+
+
+@pytest.mark.parametrize("zeros", ["random", "positive"])
+@pytest.mark.parametrize(("step_size", "kernels"), [("row", 3), ("tensor", 3), (0.01, 2)])
+def test_a_step_of_marsit(step_size: str | float, kernels: int, zeros: str) -> None:
+    """A launch each for bits, steps and results, one more if rows have several superblocks; counts and bits are cleared."""
+    assert sum(len(bucket.tensors) for bucket in BUCKETS) == 161 and len(BUCKETS) == 4
+    for bucket in BUCKETS:
+        codec = Marsit(full_precision_every=0, step_size=step_size, zeros=zeros)
+        expected, _ = two_steps(codec, bucket, Host())
+        found, started = on_a_device(codec, bucket)
+        assert all(map(same_bits, expected, found))
+        long = step_size == "tensor" and max(tensor.count for tensor in bucket.tensors) > 65_536
+        assert started == Started(kernels + long, 2, []) and started.kernels <= 4
+
+
+def test_a_step_with_long_rows() -> None:
+    """The most launches there are."""
+    bucket = Bucket(0, buckets(shrink=3)[0].tensors[:3])
+    assert max(tensor.count for tensor in bucket.tensors) > 65_536
+    codec = Marsit(full_precision_every=0, step_size="tensor")
+    expected, _ = two_steps(codec, bucket, Host())
+    found, started = on_a_device(codec, bucket)
+    assert all(map(same_bits, expected, found)) and started == Started(4, 2, [])
+
+
+def test_a_step_in_full_precision() -> None:
+    for bucket in BUCKETS:
+        expected, _ = two_steps(Marsit(full_precision_every=1), bucket, Host())
+        found, started = on_a_device(Marsit(full_precision_every=1), bucket)
+        assert all(map(same_bits, expected, found)) and started == Started(2, 1, [])
+
+
+@pytest.mark.parametrize(("codec", "memsets", "operations"), [(EfSignSgd("row"), 2, 0), (OneBit("row"), 3, 8)])
+def test_a_step_of_gathered_signs(codec: Codec, memsets: int, operations: int) -> None:
+    """Torch's operations are on all values of a bucket at once."""
+    for bucket in BUCKETS:
+        expected, _ = two_steps(codec, bucket, Host())
+        found, started = on_a_device(codec, bucket)
+        assert all(map(same_bits, expected, found))
+        assert (started.kernels, started.memsets, len(started.operations)) == (3, memsets, operations)
+
+
+def test_one_by_one_costs_launches_for_every_tensor() -> None:
+    """The control: what is counted is what is started. The bits are the same."""
+    for bucket in BUCKETS[:2]:
+        together, _ = on_a_device(Marsit(full_precision_every=0), bucket)
+        found, started = on_a_device(OneByOne(full_precision_every=0), bucket)
+        assert all(map(same_bits, together, found))
+        assert started.kernels == 3 * len(bucket.tensors) and started.memsets == 2 * len(bucket.tensors)
+        assert started.operations == ["div_", "copy_"]
+
+
+def test_counts_of_a_bucket_come_in_one_piece() -> None:
+    """Nothing has to be put together before they are copied to the host."""
+    step = LocalStep(BUCKETS[0], Device())
+    step.grads[3].view(-1)[5] = float("nan")
+    station, key = step.station, Key(1, 0, 0, 0)
+    for position, grad in enumerate(step.grads):
+        station.claim(position, 1.0)
+        station.count_in(position, station.offer(position, grad, key, False))
+        assert not station.full
+    assert station.waits
+    station.count_waiting(station.offer_waiting(key))
+    assert station.full and not station.waits
+    with Operations() as operations:
+        station.take_over(Deadline(10.0))
+    assert operations.names == ["copy_"]
+    assert station.bad.count == 1 and station.bad_names == [BUCKETS[0].tensors[3].name]

@@ -1,0 +1,133 @@
+"""All tensors of a bucket at once: every kernel against the reference, and what is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+from horovod_compress import kernels
+
+from .support import DTYPES, KEY, bits, compare, numbers, poison, tame, work
+
+COUNTS = (0, 1, 63, 64, 65, 0, 1023, 1024, 1025, 5000, 0)
+ROWS = [(max(count, 1), 7, 100, 1024)[i % 4] for i, count in enumerate(COUNTS)]
+GROUPS = [-(-count // row) for count, row in zip(COUNTS, ROWS)]
+PLACES = [7 * i for i in range(len(COUNTS))]
+
+
+def outputs(sizes: list[int], dtype: torch.dtype) -> list[Tensor]:
+    return [poison(size, dtype) for size in sizes]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_signs(dtype: torch.dtype) -> None:
+    grads = [numbers(count, dtype, count) for count in COUNTS]
+    residuals = [numbers(count, work(dtype), count + 1) for count in COUNTS]
+    words = [kernels.word_count(count) for count in COUNTS]
+    steps = [tame(size, torch.float32, size) for size in GROUPS]
+    for kept, key in ((residuals, KEY), (None, None)):
+        made = (outputs(words, torch.int64), outputs(GROUPS, torch.float32))
+        rule = {"ranks": 3, "key": key, "word_offsets": PLACES}
+        compare("sign_offer_all", grads, kept, *made, ROWS, shift=1, **rule)
+        compare("sign_offer_all", grads, kept, made[0], None, ROWS, key=key)
+        feedback = {"feedback": "own" if kept else "none", "decay": 0.9, "key": key, "word_offsets": PLACES}
+        compare("sign_decode_all", [bits(n, 2) for n in COUNTS], steps, ROWS, grads, kept, scale=0.3, **feedback)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_points(dtype: torch.dtype) -> None:
+    grads = [numbers(count, dtype, count) for count in COUNTS]
+    residuals = [numbers(count, work(dtype), count + 1) for count in COUNTS]
+    words = [kernels.word_count(count) for count in COUNTS]
+    made = [outputs(GROUPS, kind) for kind in (torch.float64, torch.float64, torch.int64)]
+    for kept in (residuals, None):
+        compare("points_offer_all", grads, kept, outputs(words, torch.int64), *made, ROWS, shift=1)
+    places = {
+        "first_words": [2 + sum(words[:i]) for i in range(len(COUNTS))],
+        "first_rows": [sum(GROUPS[:i]) for i in range(len(COUNTS))],
+    }
+    sent = [bits(64 * (2 + sum(words)), rank) for rank in range(3)]
+    highs, lows = ([tame(sum(GROUPS), torch.float32, first + rank) for rank in range(3)] for first in (1, 9))
+    for low in (None, lows):
+        compare("points_decode_all", sent, highs, low, ROWS, 1, grads, residuals, scale=0.3, **places)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_plain_numbers(dtype: torch.dtype) -> None:
+    grads = [numbers(count, dtype, count) for count in COUNTS]
+    residuals = [numbers(count, work(dtype), count + 1) for count in COUNTS]
+    for kept in (residuals, None):
+        compare("dense_offer_all", grads, kept, outputs(list(COUNTS), torch.float16), shift=1)
+        compare("dense_decode_all", [tame(n, torch.bfloat16, n) for n in COUNTS], grads, scale=0.3, residuals=kept)
+
+
+def _f(count: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    return torch.zeros(count, dtype=dtype)
+
+
+def _w(count: int) -> Tensor:
+    return torch.zeros(count, dtype=torch.int64)
+
+
+REFUSED: dict[str, tuple[str, Callable[[], object]]] = {
+    "too few bits": (
+        "bits must hold one item for each of 2",
+        lambda: kernels.sign_offer_all([_f(9)] * 2, None, [_w(1)], None, [9, 9]),
+    ),
+    "too few residuals": (
+        "residuals must hold",
+        lambda: kernels.sign_offer_all([_f(9)] * 2, [_f(9)], [_w(1)] * 2, None, [9, 9]),
+    ),
+    "several dtypes": (
+        "grad must be a contiguous torch.float32",
+        lambda: kernels.sign_offer_all([_f(9), _f(9, torch.float64)], None, [_w(1), _w(1)], None, [9, 9]),
+    ),
+    "a word too few in the second": (
+        "bits must be",
+        lambda: kernels.sign_offer_all([_f(9), _f(65)], None, [_w(1), _w(1)], None, [9, 9]),
+    ),
+    "a step too few": (
+        "steps must be",
+        lambda: kernels.sign_offer_all([_f(9)], None, [_w(1)], [_f(1)], [8]),
+    ),
+    "no ranks": ("ranks must be", lambda: kernels.sign_offer_all([_f(9)], None, [_w(1)], None, [9], ranks=0)),
+    "a place outside": (
+        "words must lie",
+        lambda: kernels.sign_offer_all([_f(9)], None, [_w(1)], None, [9], word_offsets=[-1]),
+    ),
+    "residuals without feedback": (
+        "feedback must be",
+        lambda: kernels.sign_decode_all([_w(1)], [_f(1)], [9], [_f(9)], [_f(9)], feedback="none"),
+    ),
+    "rows behind the end": (
+        "rows must lie within the 1 of the bucket",
+        lambda: kernels.points_decode_all(
+            [_w(1)], [_f(1)], None, [8], 0, [_f(9)], [_f(9)], first_words=[0], first_rows=[0]
+        ),
+    ),
+    "outputs of several dtypes": (
+        "out must be",
+        lambda: kernels.dense_offer_all([_f(9)] * 2, None, [_f(9), _f(9, torch.float16)]),
+    ),
+    "payloads of several dtypes": (
+        "payload must be",
+        lambda: kernels.dense_decode_all([_f(9), _f(9, torch.float16)], [_f(9), _f(9)], scale=1.0),
+    ),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_refused(case: str) -> None:
+    message, call = REFUSED[case]
+    with pytest.raises(ValueError, match=message):
+        call()
+
+
+def test_no_tensors_are_no_work() -> None:
+    assert kernels.sign_offer_all([], None, [], None, []).numel() == 0
+    kernels.sign_decode_all([], [], [], [], None, feedback="none")
+    assert kernels.dense_offer_all([], None, []).numel() == 0
+    kernels.dense_decode_all([], [], scale=1.0)

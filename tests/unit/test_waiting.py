@@ -1,0 +1,145 @@
+"""Gradients on a device that wait for the last one of their bucket."""
+
+from __future__ import annotations
+
+import random
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+import torch
+
+from horovod_compress.codecs.base import Codec, Part, Work
+from horovod_compress.codecs.dense import Momentum, Uncompressed
+from horovod_compress.codecs.marsit import Marsit
+from horovod_compress.codecs.topk import TopK
+from horovod_compress.collectives import ring
+from horovod_compress.device import Host
+from horovod_compress.keys import Key
+from horovod_compress.plan import Bucket
+from horovod_compress.station import Station
+from tests.battery.kept import kept, same
+from tests.support.apart import everything_apart
+from tests.support.local import Fleet, all_same, random_grads, spec
+
+TENSORS = [spec("a", 30, 70), spec("b", 5), spec("empty", 0), spec("c", 901), spec("e")]
+KEY = Key(1, 0, 0, 0)
+
+
+class Streams(Host):
+    """A device that notes what follows on what; every thread has a stream."""
+
+    apart = True
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.followed: list[Any] = []
+
+    def note(self, marks: dict[int, Any]) -> None:
+        name = threading.current_thread().name
+        marks[hash(name)] = f"mark of {name}"
+
+    def after(self, *marks: Any) -> None:
+        self.followed.extend(marks)
+
+
+def _offer(station: Station, position: int, zero: bool = False) -> None:
+    tensor = station.bucket.tensors[position]
+    station.claim(position, 1.0)
+    station.count_in(position, station.offer(position, torch.ones(tensor.shape), KEY, zero))
+
+
+def test_the_launch_follows_on_every_stream_that_gradients_come_from(monkeypatch: pytest.MonkeyPatch) -> None:
+    where = Streams()
+    station = Station(Bucket(0, tuple(TENSORS)), Marsit(0), 0, 1, lambda *_: ring, where)
+    followed: list[Any] = []
+    together = Marsit.offer_all
+
+    def watched(codec: Marsit, work: Work, positions: list[int], key: Key) -> Any:
+        followed.extend(where.followed)
+        assert positions == list(range(len(TENSORS)))
+        return together(codec, work, positions, key)
+
+    monkeypatch.setattr(Marsit, "offer_all", watched)
+    for name, positions in (("first", (4, 1)), ("second", (0, 2))):
+        thread = threading.Thread(target=lambda mine=positions: [_offer(station, p) for p in mine], name=name)
+        thread.start()
+        thread.join()
+    _offer(station, 3)
+    assert station.waits and not station.full and not followed
+    station.count_waiting(station.offer_waiting(KEY))
+    assert station.full and not station.waits
+    assert {"mark of first", "mark of second", "mark of MainThread"} <= set(followed)
+
+
+@pytest.mark.parametrize(
+    ("codec", "device", "zero"), [(Marsit(0), Host(), False), (Marsit(0), Streams(), True), (TopK(), Streams(), False)]
+)
+def test_others_do_not_wait(codec: Codec, device: Host, zero: bool) -> None:
+    """On the CPU, where a count is wanted at once, and with methods that have no form for several tensors."""
+    station = Station(Bucket(0, tuple(TENSORS)), codec, 0, 1, lambda *_: ring, device)
+    for position in range(len(TENSORS)):
+        _offer(station, position, zero)
+    assert station.full and not station.waits
+
+
+def _run(options: dict[str, Any], sparse: str | None = None, threads: int = 0) -> tuple[list, Any]:
+    """Return results and what is kept after some steps with tensors in any order, perhaps from several threads."""
+    shuffled, results = random.Random(3), []
+    with Fleet(2, TENSORS, "marsit", full_precision_every=3, **options) as fleet:
+        for number in range(4):
+            copies = random_grads(2, TENSORS, seed=number)
+            names = [tensor.name for tensor in TENSORS if tensor.name != sparse]
+            order = shuffled.sample(names, len(names))
+            for reducer, mine in zip(fleet.reducers, copies):
+                if threads:
+                    with ThreadPoolExecutor(threads) as pool:
+                        list(pool.map(lambda name, r=reducer, m=mine: r.offer(fleet._index[name], m[name]), order))
+                else:
+                    for name in order:
+                        reducer.offer(fleet._index[name], mine[name])
+                if sparse:
+                    reducer.skip(fleet._index[sparse])
+            results.append([{n: r.result(fleet._index[n], number) for n in names} for r in fleet.reducers])
+            assert all_same(results[-1])
+        for reducer in fleet.reducers:
+            assert reducer.wait_idle(5.0)
+        return results, kept(fleet)
+
+
+@pytest.mark.parametrize("schedule", ["single", "layerwise", "size:2KB"])
+@pytest.mark.parametrize(("sparse", "threads"), [(None, 0), ("c", 0), (None, 4)])
+def test_order_and_threads_change_nothing(schedule: str, sparse: str | None, threads: int) -> None:
+    """Whoever comes last, a gradient that Horovod reduces itself among them, brings the bucket on its way."""
+    results, left = _run({"schedule": schedule}, sparse)
+    with everything_apart():
+        waited, left_there = _run({"schedule": schedule}, sparse, threads)
+    assert all(same(a, b) for a, b in zip(results, waited, strict=True)) and same(left, left_there)
+
+
+@pytest.mark.parametrize("nonfinite", ["zero", "raise", "propagate"])
+def test_values_that_are_not_finite_are_found_in_their_tensor(nonfinite: str) -> None:
+    grads = random_grads(2, TENSORS)
+    grads[1]["c"].view(-1)[7] = float("nan")
+    with everything_apart(), Fleet(2, TENSORS, "marsit", full_precision_every=0, nonfinite=nonfinite) as fleet:
+        step = fleet.offer(grads)
+        if nonfinite == "raise":
+            with pytest.raises(Exception, match="not finite.*on this rank in c;"):
+                fleet.reducers[1].result(fleet._index["a"], step)
+            return
+        found = [r.result(fleet._index["c"], step) for r in fleet.reducers]
+        assert all(bool(result.isnan().all()) == (nonfinite == "propagate") for result in found)
+
+
+def test_a_class_with_a_form_of_its_own_for_one_tensor_has_no_other_for_several() -> None:
+    seen = []
+
+    class Own(Uncompressed):
+        def decode_part(self, work: Work, position: int, start: int, stop: int, key: Key, gain: float) -> None:
+            seen.append(Part(position, start, stop))
+
+    assert Uncompressed().offers_together() and Own().offers_together() and not Momentum().offers_together()
+    parts = [Part(0, 0, 5), Part(1, 3, 4)]
+    Own().decode_parts(Work(Bucket(0, tuple(TENSORS)), 1, []), parts, KEY, 1.0)
+    assert seen == parts
