@@ -6,7 +6,7 @@ TORCH ?= torch==2.13.0
 # Extras of pyproject.toml to install.
 EXTRAS ?= test,demo,plot
 # 1 adds what GPUs need, and .venv remembers it; 0 ends that.
-CUDA ?=
+CUDA :=
 # What `make lab` measures.
 LAB := --ranks 4 --rates 1gbit,100mbit --sizes 10MB,100MB --repeat 4 --budget 150 \
   --methods "horovod fp32,horovod fp16,headroom,none auto,fp16 auto,global_qsgd,marsit ring,marsit fold,marsit auto"
@@ -44,7 +44,7 @@ help:
 	@echo "make setup CUDA=1 adds CuPy, NCCL and the CUDA module, compiled with the machine's nvcc or with NVIDIA's packages"
 	@echo "of one, and builds Horovod with NCCL operations where torch has CUDA:"
 	@echo "  make setup CUDA=1"
-	@echo "  make setup CUDA=1 TORCH=torch==2.13.0    any torch for CUDA 13"
+	@echo "  make setup CUDA=1 TORCH=/path/to/torch.whl    any torch for CUDA 13"
 	@echo
 	@echo "Horovod is built once and kept in $${XDG_CACHE_HOME:-~/.cache}/horovod-compress/wheels."
 

@@ -161,7 +161,7 @@ def _cpu() -> str:
 
 def _cuda() -> str:
     if importlib.util.find_spec("horovod_compress._cuda") is None:
-        raise Unavailable("not built: make setup CUDA=1")
+        raise Unavailable("not built: make setup CUDA=1, or install with nvcc and HVC_CUDA=1")
     loader = importlib.import_module("horovod_compress.kernels.loader")
     count = loader.load("_cuda").device_count()
     if count == 0:
@@ -219,6 +219,12 @@ def _cuda_of_torch() -> str:
     return str(release)
 
 
+def _device_of_torch() -> str:
+    if not importlib.import_module("torch").cuda.is_available():
+        raise Unavailable("no device found")
+    return "a device"
+
+
 # ---- methods, Horovod, PyTorch ----------------------------------------------------------------
 
 
@@ -248,7 +254,7 @@ def horovod_items() -> list[Item]:
 def horovod_warnings(horovod: list[Item]) -> list[str]:
     """What Horovod does not say by itself."""
     found = {item.name: item.available for item in horovod}
-    waits = found.get(CUDA_TENSORS, True) or not attempt("", _cuda_of_torch).available
+    waits = found.get(CUDA_TENSORS, True) or not attempt("", _device_of_torch).available
     warnings = {STALL_WARNING: "Gloo controller" in found, HOROVOD_WARNING: not waits}
     return [text for text, holds in warnings.items() if holds]
 

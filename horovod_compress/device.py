@@ -57,6 +57,10 @@ class Host:
 
     # ---- threads ----
 
+    def offering(self) -> contextlib.AbstractContextManager[Any]:
+        """Return a context in which the training thread hands gradients to a codec, whatever device it is on."""
+        return contextlib.nullcontext()
+
     def exchanging(self) -> contextlib.AbstractContextManager[Any]:
         """Return a context in which a thread does the exchange thread's work."""
         return contextlib.nullcontext()
@@ -123,6 +127,9 @@ class Cuda(Host):
         for tensor in tensors:
             tensor.record_stream(self._exchange)
             tensor.record_stream(self._decode)
+
+    def offering(self) -> contextlib.AbstractContextManager[Any]:
+        return torch.cuda.device(self.where)
 
     def exchanging(self) -> contextlib.AbstractContextManager[Any]:
         return self._on(self._exchange)

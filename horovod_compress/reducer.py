@@ -248,8 +248,13 @@ class Reducer:
     def _offer_waiting(self, station: Station) -> None:
         """Hand a bucket's gradients to the codec that waited for the last one; the thread that brought it does."""
         key = self._key(station)
-        with self.metrics.timed("offer", where=(key.step, station.bucket, "all that waited")), torch.no_grad():
-            counts = station.offer_waiting(key)
+        where = (key.step, station.bucket, "all that waited")
+        with self.metrics.timed("offer", where=where), torch.no_grad(), station.device.offering():
+            try:
+                counts = station.offer_waiting(key)
+            except BaseException as error:
+                station.refused = error  # for whoever waits for the bucket all the same
+                raise
         with self._changed:
             station.count_waiting(counts)
             self._changed.notify_all()
@@ -299,6 +304,12 @@ class Reducer:
         return [name for s in self.stations if s.finished < step and not s.full for name in s.missing()]
 
     def _check_all_offered(self, step: int) -> None:
+        for station in self.stations:
+            if station.refused:
+                raise ExchangeError(
+                    f"rank {self.rank}: the gradients of bucket {station.bucket.index} could not be taken in: "
+                    f"{station.refused}; restart the job from a checkpoint"
+                ) from station.refused
         if missing := self.missing(step):
             raise ConfigError(
                 f"rank {self.rank}: no gradient was offered in step {step} for "

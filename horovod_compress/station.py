@@ -279,6 +279,7 @@ class Station:
         self._originals = [None] * number
         self._started = self._count = 0
         self._waiting: list[int] = []  # offered, and to be handed to the codec with the last one
+        self.refused: BaseException | None = None  # why the codec could not take them
         self._counts: list[tuple[list[int], Tensor]] = []  # of values that are not finite, not read yet
         #: Seconds that parts of the result took to decode so far.
         self.decoding = 0.0

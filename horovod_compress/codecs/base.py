@@ -152,8 +152,8 @@ class Codec:
     """One method. Stateless: its fields are its options, and all it may know is in its arguments.
 
     The reducer calls ``offer`` once per tensor as gradients arrive, or on a device ``offer_all`` once for
-    all, ``encode`` when the bucket is full, then runs the collective with ``merge`` or ``fold``, then calls ``decode``. Equal
-    arguments give equal bytes on every rank and device.
+    all, ``encode`` when the bucket is full, then runs the collective with ``merge`` or ``fold``, then calls
+    ``decode``. Equal arguments give equal bytes on every rank and device.
 
     A method that has to know something of all ranks before it can encode, such as a global norm,
     has *preludes*: exchanges of arrays of their own, before the payload's, in order.
@@ -178,11 +178,16 @@ class Codec:
     folded: ClassVar[frozenset[str]] = frozenset()
 
     def __init_subclass__(cls, **options: Any) -> None:
-        """Take back the forms for several tensors from a class that has only a form of its own for one."""
+        """Take back the forms for several tensors where what belongs to them is redefined, and they are not."""
         super().__init_subclass__(**options)
-        for one, several in (("offer", "offer_all"), ("decode_part", "decode_parts")):
-            if one in cls.__dict__ and several not in cls.__dict__:
+        for one, several in (("offer", "offer_all"), ("encode", "offer_all"), ("decode_part", "decode_parts")):
+            if cls._place_of(one) < cls._place_of(several):
                 setattr(cls, several, getattr(Codec, several))
+
+    @classmethod
+    def _place_of(cls, name: str) -> int:
+        """Return how far up the classes the definition of a method is."""
+        return next(place for place, base in enumerate(cls.__mro__) if name in vars(base))
 
     def law(self) -> Law:
         """Return what the method promises with these options."""

@@ -157,6 +157,9 @@ class Signs(Codec):
     def encode(self, work: Work, key: Key) -> None:
         if self._measured() and not work.together:
             work.regions["steps"].copy_(work.local["sums"].div_(work.local["sizes"]))
+        elif self._measured():
+            for position in set(range(len(work.grads))) - set(work.present()):
+                work.regions["steps"][work.memo["steps"][position]].zero_()  # nothing was offered: no old step is sent
 
     def granule(self, tensor: TensorSpec) -> int:
         group = self.step_group(tensor)

@@ -366,6 +366,18 @@ class TestNumbers:
                 same("sign_decode_all", sent, steps, rows, offered.grads, offered.residuals, **rule)
             same("sign_decode_all", sent, steps, rows, offered.grads, None, feedback="none", scale=-1.5)
 
+    def test_more_tensors_than_a_table_holds(self, dtype: torch.dtype, same: Same) -> None:
+        counts = [i % 5 * 13 for i in range(1203)]
+        rows = [(max(count, 1), 7)[i % 2] for i, count in enumerate(counts)]
+        offered = Offered(counts, rows, dtype)
+        same("sign_offer_all", offered.grads, offered.residuals, offered.bits(), offered.steps(), rows, ranks=3, key=KEY)
+        sent, steps = offered.sent()
+        rule = {"feedback": "own", "scale": 0.3, "decay": 0.9, "key": KEY, "word_offsets": counts}
+        same("sign_decode_all", sent, steps, rows, offered.grads, offered.residuals, **rule)
+        made = [offered.steps(kind) for kind in (torch.float64, torch.float64, torch.int64)]
+        same("points_offer_all", offered.grads, offered.residuals, offered.bits(), *made, rows)
+        same("dense_offer_all", offered.grads, offered.residuals, [poison(n, torch.float32) for n in counts])
+
     def test_points_together(self, dtype: torch.dtype, same: Same, lengths: tuple[int, ...]) -> None:
         for given in ((0, 1, 63, 64, 65, 0, 1023, 1024, 1025, *lengths, 0), (70_001, 3), (1000,), (0, 0)):
             rows = [(max(count, 1), 7, 100, 1024, 65_600)[i % 5] for i, count in enumerate(given)]

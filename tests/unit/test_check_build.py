@@ -100,6 +100,7 @@ def test_methods_come_from_the_registry(monkeypatch):
 
 def test_this_installation_is_described(monkeypatch):
     monkeypatch.setenv("HVC_TEST_ONLY", "yes")
+    monkeypatch.setattr(check_build, "_device_of_torch", no_cuda)
     report = check_build.collect({"HVC_TEST_ONLY": "yes", "HOME": "/nowhere"})
     kernels = {item.name: item for item in report.kernels}
     assert kernels["CPU"].available
@@ -141,7 +142,7 @@ def test_what_gpus_need_is_looked_for(monkeypatch, check):
     ("torch", "tensors", "warned"), [("13.0", False, True), ("13.0", True, False), (None, False, False)]
 )
 def test_horovod_that_does_not_wait_for_gpus_is_warned_of(monkeypatch, torch, tensors, warned):
-    monkeypatch.setattr(check_build, "_cuda_of_torch", lambda: torch or no_cuda())
+    monkeypatch.setattr(check_build, "_device_of_torch", lambda: torch or no_cuda())
     found = check_build.horovod_warnings([Item("Horovod", True), Item(check_build.CUDA_TENSORS, tensors, "", False)])
     assert (check_build.HOROVOD_WARNING in found) is warned
     assert check_build.horovod_warnings([Item("Horovod", False)]) == []

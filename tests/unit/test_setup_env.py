@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import contextlib
 import dataclasses
 import importlib.util
 import io
@@ -616,10 +617,51 @@ def test_what_excludes_the_switch_is_refused(inspection, variables, message):
         steps._cuda_environment(variables, inspection)
 
 
-def test_switch_holds_until_it_is_turned_off(tmp_path):
-    venv = VirtualEnvironment(tmp_path, CommandRunner(tmp_path / "log"))
+def whole_run(tmp_path: Path, monkeypatch, choice: bool | None, *, moved: bool = False, fails: bool = False) -> bool:
+    """Run a set-up, and return whether it was one for GPUs."""
+    setup = FakeSetup(tmp_path, INSPECTION, cuda=choice)
+    if moved:
+        (setup.venv.folder / "location").write_text("/elsewhere")
+    monkeypatch.setattr(setup.venv, "works", lambda: not moved)
+    monkeypatch.setattr(setup.venv, "create", lambda: (setup.venv.folder / "cuda-wanted").unlink(missing_ok=True))
+    monkeypatch.setattr(setup, "check_machine", lambda inspection: None)
+    monkeypatch.setattr(setup, "install_package", lambda inspection: None)
+
+    def build(inspection: Inspection) -> None:
+        if fails:
+            raise EnvironmentProblem("no NCCL")
+
+    monkeypatch.setattr(setup, "install_horovod", build)
+    with pytest.raises(EnvironmentProblem) if fails else contextlib.nullcontext():
+        setup.run()
+    return bool(setup.cuda)
+
+
+def test_switch_holds_until_it_is_turned_off(no_nvcc, monkeypatch, tmp_path):
     choices = (None, True, None, False, None)
-    assert [venv.remember_cuda(choice) for choice in choices] == [False, True, True, False, False]
+    assert [whole_run(tmp_path, monkeypatch, choice) for choice in choices] == [False, True, True, False, False]
+
+
+def test_switch_survives_a_folder_that_is_made_anew_and_no_failure(no_nvcc, monkeypatch, tmp_path):
+    assert whole_run(tmp_path, monkeypatch, True, fails=True) and not whole_run(tmp_path, monkeypatch, None)
+    assert whole_run(tmp_path, monkeypatch, True) and whole_run(tmp_path, monkeypatch, None, moved=True)
+    assert whole_run(tmp_path, monkeypatch, None)
+
+
+def test_a_compiler_of_another_cuda_than_torch_is_refused(no_nvcc, tmp_path):
+    make_program(tmp_path, "nvcc", "echo 'Cuda compilation tools, release 12.4, V12.4.131'")
+    with pytest.raises(EnvironmentProblem, match="is of CUDA 12.4, and torch 2.13.0 is built for CUDA 13.0"):
+        FakeSetup(tmp_path, WITH_CUDA, cuda=True).install_cuda(WITH_CUDA)
+    FakeSetup(tmp_path, INSPECTION, cuda=True).install_cuda(INSPECTION)  # a torch for CPUs goes with any
+
+
+def test_a_variable_of_the_environment_is_no_choice(tmp_path):
+    makefile = Path(__file__).parents[2]
+    told = [
+        subprocess.run(["make", "-n", "setup", *given], cwd=makefile, env=os.environ | {"CUDA": "/opt/cuda"}, capture_output=True, text=True)
+        for given in ([], ["CUDA=1"])
+    ]
+    assert "--cuda ''" in told[0].stdout and "--cuda '1'" in told[1].stdout
 
 
 def test_variable_of_that_name_with_another_meaning_is_refused(capsys):

@@ -16,6 +16,7 @@ from horovod_compress.codecs.marsit import Marsit
 from horovod_compress.codecs.topk import TopK
 from horovod_compress.collectives import ring
 from horovod_compress.device import Host
+from horovod_compress.errors import ExchangeError
 from horovod_compress.keys import Key
 from horovod_compress.plan import Bucket
 from horovod_compress.station import Station
@@ -48,6 +49,54 @@ def _offer(station: Station, position: int, zero: bool = False) -> None:
     tensor = station.bucket.tensors[position]
     station.claim(position, 1.0)
     station.count_in(position, station.offer(position, torch.ones(tensor.shape), KEY, zero))
+
+
+def test_a_bucket_that_cannot_be_taken_in_is_an_error_for_whoever_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*given: Any) -> None:
+        raise RuntimeError("out of memory")
+
+    with everything_apart(), Fleet(2, TENSORS, "marsit", full_precision_every=0) as fleet:
+        monkeypatch.setattr(Marsit, "offer_all", refuse)
+        reducer, grads = fleet.reducers[0], random_grads(2, TENSORS)[0]
+        *first, last = reducer.plan.names()
+        steps = [reducer.offer(reducer.plan.names().index(name), grads[name]) for name in first]
+        with pytest.raises(RuntimeError, match="out of memory"):
+            reducer.offer(len(first), grads[last])
+        with pytest.raises(ExchangeError, match="bucket 0 could not be taken in: out of memory; restart"):
+            reducer.result(0, steps[0])
+
+
+class _Clip:
+    def offer(self, work: Work, position: int, key: Key) -> Any:
+        work.grad(position).clamp_(-1, 1)
+        return super().offer(work, position, key)  # type: ignore[misc]
+
+
+def test_what_a_class_redefines_holds_on_devices_too() -> None:
+    class Mixed(_Clip, Marsit):
+        pass
+
+    class Encodes(Marsit):
+        def encode(self, work: Work, key: Key) -> None:
+            super().encode(work, key)
+
+    class Further(Mixed):
+        pass
+
+    assert not Mixed(0).offers_together() and not Encodes(0).offers_together() and not Further(0).offers_together()
+    assert Marsit(0).offers_together() and Uncompressed().offers_together()
+
+
+def test_no_old_steps_are_sent_for_tensors_that_are_not_there() -> None:
+    with everything_apart(), Fleet(2, TENSORS, "marsit", full_precision_every=0, step_size="tensor") as fleet:
+        station = fleet.reducers[0].stations[0]
+        fleet.step(random_grads(2, TENSORS))
+        work = station.round(1).work
+        work.grads[:] = [None if t.name == "a" else torch.ones(t.count) for t in station.bucket.tensors]
+        work.regions["steps"].fill_(3.0)
+        station.round(1).codec.encode(work, KEY)
+        a = [t.name for t in station.bucket.tensors].index("a")
+        assert not work.regions["steps"][work.memo["steps"][a]].any() and work.regions["steps"].any()
 
 
 def test_the_launch_follows_on_every_stream_that_gradients_come_from(monkeypatch: pytest.MonkeyPatch) -> None:

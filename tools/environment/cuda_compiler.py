@@ -36,6 +36,13 @@ def find_on_machine(environment: Mapping[str, str]) -> Path | None:
     return next((Path(found) for name in names if name and (found := shutil.which(name, path=path))), None)
 
 
+def release_of(nvcc: Path) -> str | None:
+    """Such as "13.0"; None where it does not say."""
+    result = subprocess.run([str(nvcc), "--version"], capture_output=True, text=True)
+    found = re.search(r"release (\d+\.\d+)", result.stdout)
+    return found[1] if found else None
+
+
 def find_in(venv: VirtualEnvironment) -> Path | None:
     home = venv.package_folder("nvidia/cu13")
     return home / _FILES[0] if home and all((home / name).exists() for name in _FILES) else None

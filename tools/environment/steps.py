@@ -44,16 +44,18 @@ class Setup:
 
     def run(self) -> bool:
         """Brings everything up to date; returns whether anything had to be done."""
+        if self.cuda is None:
+            self.cuda = self.venv.remembers_cuda()
         if not self.venv.works():
             self.check_machine(None)
             self.venv.create()
         self.venv.repair()
-        self.cuda = self.venv.remember_cuda(self.cuda)
         inspection = self.install_requirements(self.inspect())
         if self.cuda:
             inspection = self.install_cuda(inspection)
         self.install_horovod(inspection)
         self.install_package(inspection)
+        self.venv.remember_cuda(self.cuda)  # not before all of it is there: a set-up that failed is not tried for ever
         if self.cuda and self.machine_checked and not inspection.torch_cuda:
             print(_CPU_TORCH.format(torch=inspection.torch), flush=True)
         return self.machine_checked
@@ -78,7 +80,9 @@ class Setup:
         """CuPy, NCCL and, where the machine has no nvcc, NVIDIA's: after torch, because they follow its CUDA."""
         self.environment = _cuda_environment(self.environment, inspection)
         self.extras = list(dict.fromkeys([*self.extras, "cuda"]))
-        if not cuda_compiler.find_on_machine(self.environment):
+        if nvcc := cuda_compiler.find_on_machine(self.environment):
+            _check_release(nvcc, inspection)
+        else:
             self._compiler = [cuda_compiler.requirement(inspection.torch_cuda)]
         return self.install_requirements(self.inspect())
 
@@ -131,6 +135,20 @@ def _cuda_environment(environment: Mapping[str, str], inspection: Inspection) ->
             "CUDA 13:\nchoose a torch for CUDA 13 with TORCH=, or go without:  make setup CUDA=0"
         )
     return {**environment, "HVC_CUDA": "1"}
+
+
+def _check_release(nvcc: Path, inspection: Inspection) -> None:
+    """Refuse a compiler with which Horovod would be built for another CUDA than torch.
+
+    Raises:
+        EnvironmentProblem: It is of another major release.
+    """
+    release, wanted = cuda_compiler.release_of(nvcc), inspection.torch_cuda
+    if release and wanted and release.split(".")[0] != wanted.split(".")[0]:
+        raise EnvironmentProblem(
+            f"{nvcc} is of CUDA {release}, and torch {inspection.torch} is built for CUDA {wanted}:\n"
+            "set CUDACXX to an nvcc of the same major release, or go without:  make setup CUDA=0"
+        )
 
 
 def run_from_command_line(arguments: Sequence[str]) -> int:

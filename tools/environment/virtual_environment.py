@@ -74,13 +74,15 @@ class VirtualEnvironment:
     def _is_moved(self) -> bool:
         return self._location.exists() and self._location.read_text() != str(self.folder)
 
-    def remember_cuda(self, choice: bool | None) -> bool:
-        """Whether CUDA=1 holds here: as chosen now, else as chosen last, so that `make test` undoes nothing."""
-        if choice is True:
-            self._cuda_wanted.touch()
-        elif choice is False:
-            self._cuda_wanted.unlink(missing_ok=True)
+    def remembers_cuda(self) -> bool:
+        """Whether CUDA=1 was chosen last, so that `make test` undoes nothing."""
         return self._cuda_wanted.exists()
+
+    def remember_cuda(self, choice: bool) -> None:
+        if choice:
+            self._cuda_wanted.touch()
+        else:
+            self._cuda_wanted.unlink(missing_ok=True)
 
     def package_folder(self, name: str) -> Path | None:
         """Where the files of a package are, if they are there."""
