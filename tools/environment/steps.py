@@ -178,7 +178,6 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--cuda", default="", help="1: CuPy, NCCL and CUDA kernels, also later on; 0: no more")
     options = parser.parse_args(arguments)
     if options.cuda not in ("", "0", "1"):
-        # Sites set a variable of this name to other things: an empty one on the command line overrides it.
         parser.error(f"CUDA is {options.cuda!r}: expected 1, 0 or nothing, as in  make setup CUDA=")
     return options
 
