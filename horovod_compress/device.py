@@ -4,7 +4,7 @@ On the CPU a call has done its work when it returns. On a GPU it has only queued
 the thread that made it; so what one thread queues and another one reads has to be ordered. The rules:
 
 - the training thread offers on the stream that it is on, and that stream is noted;
-- the exchange thread and the decoder's thread have a stream of their own each;
+- the exchange thread and the decoding thread have a stream of their own each;
 - a *mark* is a point of a stream: whoever takes over from it lets its own stream go on *after* the mark,
   which stops no thread; only before the CPU reads what a stream writes does a thread *wait* for a mark.
 
@@ -66,7 +66,7 @@ class Host:
         return contextlib.nullcontext()
 
     def decoding(self) -> contextlib.AbstractContextManager[Any]:
-        """Return a context in which a thread does the decoder's work."""
+        """Return a context in which a thread decodes."""
         return contextlib.nullcontext()
 
     def moving(self) -> contextlib.AbstractContextManager[Any]:
@@ -108,7 +108,7 @@ class Host:
 
 
 class Cuda(Host):
-    """One CUDA device, with a stream for the exchange thread, one for the decoder's and one for transfers."""
+    """One CUDA device, with a stream for the exchange thread, one for decoding and one for transfers."""
 
     apart = True
 

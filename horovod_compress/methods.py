@@ -10,7 +10,7 @@ from typing import Any
 from .codecs import registry
 from .codecs.base import Codec
 from .codecs.by_step import described, method, warmed
-from .codecs.dense import Dense, Uncompressed
+from .codecs.dense import Uncompressed
 from .errors import ConfigError
 from .options import Options
 from .plan import Bucket, Plan, TensorSpec
@@ -100,9 +100,9 @@ class Methods:
         """Return whether buckets of a method may travel uncompressed in any step."""
         return number > 0 and self._own()[number - 1].may_be_plain()
 
-    def is_dense(self, number: int) -> bool:
-        """Return whether a method sends plain numbers, so that nothing is gained by leaving its buckets uncompressed."""
-        return number > 0 and isinstance(self._own()[number - 1], Dense)
+    def is_plain(self, number: int) -> bool:
+        """Return whether a method compresses nothing, so that nothing is gained by leaving its buckets uncompressed."""
+        return number > 0 and isinstance(self._own()[number - 1], Uncompressed)
 
     def check_used(self, tensors: Sequence[TensorSpec]) -> None:
         """Refuse a pattern that no parameter takes its method from; "*" may be left with none.

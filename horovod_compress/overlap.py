@@ -13,7 +13,7 @@ class StepOverlap(NamedTuple):
 
     Attributes:
         busy: at least one bucket was between the beginning of its exchange and its result.
-        hidden: the part of these before the last gradient of their step was taken in.
+        hidden: the part of these before the last gradient of their step was offered.
     """
 
     busy: float
@@ -31,7 +31,7 @@ class Overlap:
     A bucket is *busy* from when the exchange thread begins with it, all its gradients being there, until its result
     can be fetched: preludes, encoding, exchange with the waiting for slower ranks, decoding, and the comparison of
     results where one is due. Times in which several buckets are busy count once. What lies before the last gradient
-    of the step was taken in is *hidden*: the training thread was still in the backward pass. So a single bucket
+    of the step was offered is *hidden*: the training thread was still in the backward pass. So a single bucket
     hides nothing, by definition, and the first of many buckets hides most. Skipped tensors are no gradients.
 
     It costs a look at the clock for each gradient, and two for each bucket.
@@ -43,11 +43,11 @@ class Overlap:
         self._spans: list[tuple[float, float]] = []
 
     def offered(self, step: int) -> None:
-        """Mark that a gradient was taken in, on the thread of the backward pass."""
+        """Mark that a gradient was offered, on the thread of the backward pass."""
         self._last_offer[step] = time.perf_counter()
 
     def delivered(self, began: float, ended: float) -> None:
-        """Mark a bucket's exchange and result, in order, on the decoder's thread."""
+        """Mark a bucket's exchange and result, in order, on the decoding thread."""
         self._spans.append((began, ended))
 
     def finish(self, step: int) -> StepOverlap:

@@ -1,8 +1,9 @@
 """The reducer: owns buckets, residuals, buffers, the step counter and the exchange thread.
 
 It is the only stateful object of the package. Gradients are offered in any order, from autograd's
-thread; the exchange thread takes buckets in plan order as soon as each is full, while backward
-still runs; results are fetched at the end of the step. Nothing but ``result`` blocks.
+thread, and taken in by a thread of their own; the exchange thread takes buckets in plan order as soon
+as each is full, while backward still runs; results are fetched at the end of the step. Nothing but
+``result`` blocks.
 
 A gradient is held from its offer to its result and then overwritten in place: the residual rules
 read it a second time at decoding, so no copy of ``gradient + residual`` is ever made, and the old
@@ -27,7 +28,6 @@ from .collectives import gather
 from .collectives.base import Exchange, FramePool
 from .collectives.choose import Choose
 from .deadline import Deadline
-from .decoder import Decoder
 from .device import Host, Mark
 from .errors import (
     ConfigError,
@@ -47,6 +47,7 @@ from .station import Round, Station, nothing
 from .transports.base import Transport
 from .watch import Watch
 from .wire import Bad, codec_id
+from .worker import Worker
 
 _NOTES_SECONDS = 1.0
 _CLOSE_SECONDS = 1.0
@@ -100,8 +101,9 @@ class Reducer:
         self._closed = False
         self._agreed = False  # whether the ranks compared their steps since the start or a resume
         self._compared: tuple[int, str] = (0, "")  # what else they compare then, and what it stands for
-        self._decoder = Decoder(self._decoder_failed, lambda: self._on_devices("decoding"))
-        self._broken: HorovodCompressError | None = None  # what the decoder failed with
+        self._taker = Worker("hvc-offer", partial(self._worker_failed, "taking in gradients"))
+        self._decoder = Worker("hvc-decode", partial(self._worker_failed, "decoding"), lambda: self._on_devices("decoding"))
+        self._broken: HorovodCompressError | None = None  # what one of these failed with
         self._thread = threading.Thread(target=self._run, name="hvc-exchange", daemon=True)
         self._thread.start()
 
@@ -154,7 +156,7 @@ class Reducer:
                 for name, tensor in tensors.items():
                     tensor.copy_(kept[kind][name])
             for station in self.stations:
-                station.finished = step - 1
+                station.resume(step)
             self._rest()
             self._changed.notify_all()
 
@@ -179,7 +181,7 @@ class Reducer:
     # ---- the training thread ----
 
     def offer(self, index: int, grad: Tensor) -> int:
-        """Take in one gradient; never blocks.
+        """Hand over one gradient; never blocks.
 
         Args:
             index: of the tensor, in plan order.
@@ -190,21 +192,18 @@ class Reducer:
 
         Raises:
             ConfigError: the gradient does not fit, or was offered before in this step.
-            ExchangeError: an earlier exchange failed.
+            ExchangeError: an earlier exchange failed, or an earlier gradient could not be taken in.
         """
         station, position = self._where[index]
         self._check_fits(station.bucket.tensors[position], grad, station.device)
         self._claim(station, position)
-        step = station.finished + 1  # not self.step: the last bucket may still be under way
-        self.recorder.note(step, station.bucket.index, "offer")
-        where = (step, station.bucket, station.bucket.tensors[position].name)
-        with self.metrics.timed("offer", where=where), torch.no_grad():
-            count = station.offer(position, grad, self._key(station), self.options.nonfinite == "zero")
-        self.overlap.offered(step)
-        self._count_in(station, position, count)
-        if self.watch:
-            self.watch.offered(index)
-        return step
+        key = self._key(station)  # not of self.step: the last bucket may still be under way
+        self.overlap.offered(key.step)
+        if station.device.apart:  # queued on the stream that the gradient comes from
+            self._take_in(index, grad, key)
+        else:
+            self._taker.put(partial(self._take_in_later, index, grad, key))
+        return key.step
 
     def skip(self, index: int) -> None:
         """Count a tensor in that has no dense gradient in this step, on any rank."""
@@ -310,13 +309,15 @@ class Reducer:
                     f"rank {self.rank}: the gradients of bucket {station.bucket.index} could not be taken in: "
                     f"{station.refused}; restart the job from a checkpoint"
                 ) from station.refused
+        if self._closing:
+            raise ExchangeError(f"rank {self.rank}: this compression was closed while results were awaited")
         if missing := self.missing(step):
             raise ConfigError(
                 f"rank {self.rank}: no gradient was offered in step {step} for "
                 f"{len(missing)} parameter(s): {', '.join(missing[:5])}; give named_parameters with "
                 f"exactly the parameters of this optimizer"
             )
-        if not (self._thread.is_alive() and self._decoder.alive()):
+        if not (self._thread.is_alive() and self._taker.alive() and self._decoder.alive()):
             raise ExchangeError(f"rank {self.rank}: a thread of the reducer is gone; this is a bug")
 
     def _raise_failure(self) -> None:
@@ -326,6 +327,31 @@ class Reducer:
 
     def _key(self, station: Station) -> Key:
         return Key(self.options.seed, station.finished + 1, station.bucket.index, self.rank)
+
+    # ---- the thread that takes in gradients; on a device, the training thread ----
+
+    def _take_in(self, index: int, grad: Tensor, key: Key) -> None:
+        station, position = self._where[index]
+        self.recorder.note(key.step, key.bucket, "offer")
+        where = (key.step, station.bucket, station.bucket.tensors[position].name)
+        with self.metrics.timed("offer", where=where), torch.no_grad():
+            count = station.offer(position, grad, key, self.options.nonfinite == "zero")
+        if watch := self.watch:
+            watch.offered(index)
+        self._count_in(station, position, count)  # last: another step may begin then
+
+    def _take_in_later(self, index: int, grad: Tensor, key: Key) -> None:
+        """Do so on the thread for it, where an error has no traceback that leads to the gradient."""
+        try:
+            self._take_in(index, grad, key)
+        except HorovodCompressError:
+            raise
+        except Exception as error:
+            station, position = self._where[index]
+            raise ExchangeError(
+                f"rank {self.rank}: the gradient of {station.bucket.tensors[position].name}, in bucket {key.bucket} of step "
+                f"{key.step}, could not be taken in: {type(error).__name__}: {error}; restart the job from a checkpoint"
+            ) from error
 
     # ---- the exchange thread ----
 
@@ -395,7 +421,7 @@ class Reducer:
                 trace("step", began, ended, step, None, found)
 
     def _exchange(self, station: Station) -> None:
-        """Run a bucket's exchange; its result is decoded on the decoder's thread, as it arrives."""
+        """Run a bucket's exchange; its result is decoded on the decoding thread, as it arrives."""
         bucket, key = station.bucket, self._key(station)
         if all(grad is None for grad in station.grads):  # sparse gradients only, which Horovod reduces itself
             self._hashes[bucket.index] = self._hash(station)
@@ -452,11 +478,11 @@ class Reducer:
         return bad
 
     def _decode_later(self, station: Station, task: Callable[[], None]) -> None:
-        """Give the decoder's thread a task that follows on what this thread has queued."""
+        """Give the decoding thread a task that follows on what this thread has queued."""
         mark = station.device.mark()
         self._decoder.put(task if mark is None else partial(_after, station.device, mark, task))
 
-    # ---- the decoder's thread ----
+    # ---- the decoding thread ----
 
     def _decode(self, station: Station, round_: Round, key: Key, parts: list[Part]) -> None:
         gain = self._gain_of(station)
@@ -476,6 +502,8 @@ class Reducer:
             self.recorder.note(key.step, key.bucket, "decode")
             with self.metrics.timed("decode", where=(key.step, station.bucket)):
                 round_.codec.decode(round_.work, key, gain)
+        if not bad.count:
+            station.note_emptied()
         with self.metrics.timed("decode"):
             station.write_back()
         if self.watch and not bad.count:
@@ -483,9 +511,9 @@ class Reducer:
         if verifying:
             self._hashes[key.bucket] = self._hash(station)
 
-    def _decoder_failed(self, error: BaseException) -> None:
+    def _worker_failed(self, work: str, error: BaseException) -> None:
         """Let the exchange thread fail, and with it this rank and the others."""
-        text = f"rank {self.rank}: {type(error).__name__} in decoding: {error}"
+        text = f"rank {self.rank}: {type(error).__name__} in {work}: {error}"
         failure = error if isinstance(error, HorovodCompressError) else ExchangeError(text)
         with self._changed:
             self._broken = failure
@@ -647,6 +675,7 @@ class Reducer:
         self._fail(failure)
 
     def _fail(self, failure: HorovodCompressError) -> None:
+        self._taker.leave_out()
         self._decoder.leave_out()
         self.recorder.dump(self.rank, str(failure))
         failure.__cause__ = None
@@ -669,10 +698,12 @@ class Reducer:
         with self._changed:
             self._closing = True
             self._changed.notify_all()
+        self._taker.leave_out()
         self._join()
         self.transport.close()
         self._join()
-        self._decoder.close(_CLOSE_SECONDS)
+        for worker in (self._taker, self._decoder):
+            worker.close(_CLOSE_SECONDS)
         if not (self._closed or self._comes_to_rest()):
             _UNRESTED.append((self.stations, self.transport))
         self._closed = True
@@ -702,7 +733,7 @@ class Reducer:
         with self._changed:
             self.step, self._agreed = step, False
             for station in self.stations:
-                station.finished = step - 1
+                station.resume(step)
 
     def next_steps(self, turn: int | None = None, *, plain: bool = False) -> None:
         """Choose what the coming steps exchange; every rank has to, between two steps.

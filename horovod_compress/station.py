@@ -175,7 +175,7 @@ class Station:
         self.state = self._allocate({n: (d, bucket.padded) for n, d in codec.state(bucket).items()}, _folded(codec))
         self.tables = self._allocate(codec.tables(bucket))
         self._momenta: dict[int, list[Tensor]] = {}
-        payload = self._payload_for(codec.variants())
+        self._payload = payload = self._payload_for(codec.variants())
         # A bucket has one round at a time, so the kinds of rounds share what is not kept between them.
         self._scratch = device.zeros(_scratch_nbytes(codec.variants(), bucket), torch.uint8)
         self._inbox, self._gather = self._inbox_for(codec.variants())
@@ -184,6 +184,9 @@ class Station:
         self._plain: Round | None = None
         self._turn: int | None = None  # see :meth:`set_turn`
         self._is_plain = False
+        self._nothing_waits = False  # see :meth:`note_emptied`
+        if codec.plain_when_empty(bucket):
+            self._make_plain()
         #: The last step whose result is ready.
         self.finished = -1
         #: How far that is on a device, for whoever goes on with it.
@@ -307,16 +310,14 @@ class Station:
         return self._started > 0
 
     def round(self, step: int) -> Round:
-        if self._is_plain:
-            return self._plain_round()
+        if self._plain and (self._is_plain or self._nothing_waits):
+            return self._plain
         return self._rounds[self._codec.at(step if self._turn is None else self._turn)]
 
-    def _plain_round(self) -> Round:
-        if self._plain is None:
-            codec = Uncompressed()
-            self._plain = self._make_round(codec, codec.name, self._payload_for((codec,)), {})
-            self.device.rest()
-        return self._plain
+    def _make_plain(self) -> None:
+        codec = Uncompressed()
+        fits = self._payload.holds(_nbytes(codec.regions(self.bucket)))
+        self._plain = self._make_round(codec, codec.name, self._payload if fits else self._payload_for((codec,)), {})
 
     def set_turn(self, number: int | None, plain: bool) -> None:
         """Choose what the coming steps exchange; between two steps, on every rank alike.
@@ -325,7 +326,23 @@ class Station:
             number: stands for the step where a method's rounds differ by it; None for the step.
             plain: exchange what is offered as it is, without this method and its state.
         """
+        if plain and not self._plain:
+            self._make_plain()
+            self.device.rest()  # between two steps nothing is under way
         self._turn, self._is_plain = number, plain
+
+    def note_emptied(self) -> None:
+        """Take note that a round went well on every rank, after which nothing waits where every round sends all of it."""
+        if self._is_plain or self._nothing_waits or not self._codec.plain_when_empty(self.bucket):
+            return
+        if all(grad is not None for grad in self.grads):  # what was skipped may wait
+            self._nothing_waits = True
+            # A gradient of -0 plus this is -0: a job that goes on from a checkpoint, and adds it once more, has equal bits.
+            self.state["residual"].fill_(-0.0)
+
+    def resume(self, step: int) -> None:
+        """Go on at a step, with whatever was loaded."""
+        self.finished, self._nothing_waits = step - 1, False
 
     def set_momenta(self, position: int, momenta: list[Tensor]) -> None:
         """See :attr:`horovod_compress.codecs.base.Work.momenta`; flat, one element per gradient element."""
@@ -480,6 +497,10 @@ class _Payload:
 
     memory: Tensor
     host: Tensor | None
+
+    def holds(self, nbytes: int) -> bool:
+        """Return whether a payload fits, and its copy."""
+        return nbytes <= self.memory.numel() and (self.host is None or nbytes <= self.host.numel())
 
 
 def _folded(codec: Codec) -> set[str]:

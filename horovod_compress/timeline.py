@@ -1,6 +1,6 @@
 """Recorded times as events in Chrome's trace format, which chrome://tracing and Perfetto open.
 
-Rows of one compression, top down: steps with their overlap, backward, wait, the decoder's thread, then one row for
+Rows of one compression, top down: steps with their overlap, backward, wait, the decoding thread, then one row for
 each bucket. Two spans of a row are apart, or one lies within the other: what viewers ask for.
 
 To lay timelines of several ranks, and Horovod's own, beside each other in one file:
@@ -115,7 +115,7 @@ class _Timeline:
         self._span(_DECODE, record, f"bucket {_index(record)}")
 
     def _result(self, record: Record) -> None:
-        """Add what is left of the decoding when the exchange is over; the parts before are in the decoder's row."""
+        """Add what is left of the decoding when the exchange is over; the parts before are in the row of decoding."""
         row = self._row(record)
         began = self._exchanged.pop(row, None)
         if began is not None and began >= record.began:

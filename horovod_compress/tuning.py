@@ -207,7 +207,7 @@ class Tuner:
         arrived = [tensors[index] for index in watch.order()]
         self._tensors = [tensor for tensor, bucket in arrived if bucket.compressed]
         methods = {bucket.method for bucket in plan.buckets if bucket.compressed}
-        reducing = {method for method in methods if not self._methods.is_dense(method)}
+        reducing = {method for method in methods if not self._methods.is_plain(method)}
         may_be_plain = bool(reducing) and all(map(self._methods.may_be_plain, reducing))
         name, _, argument = self._schedule.partition(":")
         self._tuning = ADAPTIVE[name].tune(Job(len(self._tensors), argument, may_be_plain))

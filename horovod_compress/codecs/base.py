@@ -221,6 +221,10 @@ class Codec:
         law = self.law()
         return (law.unbiased or law.conserves) and self.plain() is None and not self.keeps_to_itself()
 
+    def plain_when_empty(self, bucket: Bucket) -> bool:
+        """Return whether rounds send gradients as they are while nothing waits, as after every round of such a method."""
+        return False
+
     def takes_over(self) -> bool:
         """Return whether what waits in the residual of every element is sent in time, whoever left it there."""
         return self.feedback() != "none"

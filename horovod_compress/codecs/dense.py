@@ -39,9 +39,6 @@ class Dense(Codec):
     def law(self) -> Law:
         return Law(unbiased=True, conserves=True, epsilon=self.epsilon, bound="rounding only")
 
-    def may_be_plain(self) -> bool:
-        return False  # it is as plain as can be
-
     def wire_dtype(self, bucket: Bucket) -> torch.dtype:
         raise NotImplementedError
 
@@ -102,6 +99,9 @@ class Uncompressed(Dense):
 
     name: ClassVar[str] = "none"
     summary: ClassVar[str] = "no compression: the gradient's own type"
+
+    def may_be_plain(self) -> bool:
+        return False  # it is as plain as can be
 
     def wire_dtype(self, bucket: Bucket) -> torch.dtype:
         return dtype_of(bucket)

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import torch
 
 from ..plan import Bucket
-from .base import Algebra, Codec
+from .base import Algebra, Codec, dtype_of, work_dtype
 from .dense import FullPrecision, Uncompressed
 
 
@@ -43,6 +43,9 @@ class LeftPlain(Codec):
     def at(self, step: int) -> Codec:
         # A residual is of float32 at least, and would be rounded to the gradients' own type.
         return FullPrecision() if self.keeps else Uncompressed()
+
+    def plain_when_empty(self, bucket: Bucket) -> bool:
+        return self.keeps and dtype_of(bucket) is work_dtype(bucket)
 
     def variants(self) -> tuple[Codec, ...]:
         return (self.at(0),)

@@ -6,7 +6,10 @@ counts goes beside it: its frames show that all ranks mean the same exchange.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
+from torch import Tensor
 
 from ..wire import Bad
 from . import gather, ring
@@ -14,6 +17,9 @@ from .base import Exchange, Reduction
 from .layout import Layout
 
 name = "native"
+
+#: From here on an array is added up in two parts at once, which Gloo has threads for.
+LARGE_BYTES = 1 << 20
 
 _NO_DATA = torch.zeros(0, dtype=torch.uint8)
 
@@ -28,6 +34,11 @@ def needed(rank: int, world: int) -> list[int]:
     return ring.needed(rank, world)
 
 
+def _parts(values: Tensor) -> Sequence[Tensor]:
+    """Cut a large array in two: while one part waits for a neighbour, the other one goes on."""
+    return values.chunk(2) if values.nbytes >= LARGE_BYTES else (values,)
+
+
 def run(exchange: Exchange, layout: Layout, reduction: Reduction) -> Bad:
     """See :class:`.base.Collective`."""
     transport = exchange.transport
@@ -37,7 +48,7 @@ def run(exchange: Exchange, layout: Layout, reduction: Reduction) -> Bad:
     for chunk in needed(transport.rank, world):
         reduction.prepare(chunk)
     exchange.note("hop", 0)
-    sums = [transport.add_up(values, exchange.deadline) for values in layout.regions.values()]
+    sums = [transport.add_up(part, exchange.deadline) for values in layout.regions.values() for part in _parts(values)]
     exchange.bytes_sent += sum(2 * (values.nbytes - values.nbytes // world) for values in layout.regions.values())
     _, bad = gather.run(exchange, _NO_DATA)
     for pending in sums:

@@ -226,7 +226,7 @@ def _kept(search: _Search) -> Choice:
 
 
 def _busy(measured: Measured) -> float:
-    """Return the seconds that the exchange and the decoder's thread work, in as many steps as were measured."""
+    """Return the seconds that the exchange and the decoding thread work, in as many steps as were measured."""
     return sum(bucket.exchange + bucket.decode for bucket in measured.buckets)
 
 

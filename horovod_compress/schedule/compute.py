@@ -21,16 +21,16 @@ def arrivals(table: Table, seconds: float, offer: Callable[[int], float] = lambd
 
     Args:
         seconds: of a step's compute, forward and backward.
-        offer: seconds that taking in a gradient of so many elements costs. The backward pass waits for it: it
-            happens in the hook of the gradient, on the thread that starts the layers behind.
+        offer: seconds that taking in a gradient of so many elements costs, one after the other on a thread that the
+            backward pass does not wait for; a gradient is there when it was taken in.
     """
     total = sum(tensor.macs for tensor in table.tensors) or 1
     counts, times = [], []
-    done, offered = FORWARD_SHARE * seconds, 0.0
+    done, taken = FORWARD_SHARE * seconds, 0.0
     for layer in reversed(table.layers()):
         done += (1 - FORWARD_SHARE) * seconds * layer.macs / total
         for tensor in reversed(layer.tensors):
-            offered += offer(tensor.count)
+            taken = max(done, taken) + offer(tensor.count)
             counts.append(tensor.count)
-            times.append(done + offered)
+            times.append(taken)
     return Arrivals(tuple(counts), tuple(times))

@@ -1,7 +1,7 @@
 """What a step costs under a choice of buckets: the model that schedules are chosen by.
 
 Gradients arrive one after the other; each bucket then takes its turn on the exchange thread (encoding and
-exchange) and after that on the decoder's thread. Both costs are taken to be affine in the bucket's elements.
+exchange) and after that on the decoding thread. Both costs are taken to be affine in the bucket's elements.
 
     start_i = max(end of the exchange of bucket i-1, arrival of the last gradient of bucket i)
     end of the exchange_i = start_i + a + k n_i
@@ -35,7 +35,7 @@ class Costs:
 
     Attributes:
         exchange: encoding and exchange, on the exchange thread.
-        decode: on the decoder's thread.
+        decode: on the decoding thread.
     """
 
     exchange: Affine

@@ -95,7 +95,7 @@ class Kind:
         return FORMULAS[part.collective](cargo, world.ranks, self._link) if world.ranks > 1 else NOTHING
 
     def decode(self, bucket: Bucket) -> float:
-        """Return the seconds on the decoder's thread."""
+        """Return the seconds on the decoding thread."""
         return self._processor.decoding(bucket.count, self._world.ranks)
 
 

@@ -35,10 +35,10 @@ class Processor:
     """Seconds of a bucket on one core, affine in its elements, and what else was found.
 
     Attributes:
-        offer: taking in a tensor's gradient, on the training thread.
+        offer: taking in a tensor's gradient, on a thread of its own.
         encode: preludes and payload, on the exchange thread.
         merge: reducing one further payload into an own one, on the exchange thread; 0 for gathered ones.
-        decode: on the decoder's thread; of gathered payloads without what each of them adds.
+        decode: on the decoding thread; of gathered payloads without what each of them adds.
         decode_each: what every rank's gathered payload adds to that.
         copy: seconds for a byte that is sent and received: checksums and copies of frames.
         filled: which part of a gathered payload's room is used, for normally distributed gradients.

@@ -11,7 +11,7 @@ import torch
 from horovod_compress import arrivals
 from horovod_compress.codecs import registry
 from horovod_compress.codecs.base import Codec, Work
-from horovod_compress.decoder import Decoder
+from horovod_compress.worker import Worker
 from horovod_compress.errors import ExchangeError
 from horovod_compress.plan import Bucket, TensorSpec
 from tests.support.local import Fleet, random_grads, spec
@@ -90,7 +90,7 @@ def test_a_failure_between_two_chunks_is_final(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_a_decoder_that_is_gone_keeps_nobody_waiting() -> None:
-    decoder = Decoder(lambda error: None)
+    decoder = Worker("test", lambda error: None)
     decoder.close(5.0)
     decoder.drain()
     assert not decoder.alive()
@@ -98,7 +98,7 @@ def test_a_decoder_that_is_gone_keeps_nobody_waiting() -> None:
 
 def test_what_nobody_wants_any_more_is_left_out() -> None:
     begun, go, done = threading.Event(), threading.Event(), []
-    decoder = Decoder(lambda error: None)
+    decoder = Worker("test", lambda error: None)
     decoder.put(lambda: (begun.set(), go.wait(5.0), done.append(1)))  # type: ignore[arg-type, return-value]
     decoder.put(lambda: done.append(2))
     begun.wait(5.0)
@@ -110,7 +110,7 @@ def test_what_nobody_wants_any_more_is_left_out() -> None:
 
 
 def test_an_error_in_telling_an_error_does_not_end_the_decoder() -> None:
-    decoder = Decoder(lambda error: 1 // 0)  # type: ignore[arg-type, return-value]
+    decoder = Worker("test", lambda error: 1 // 0)  # type: ignore[arg-type, return-value]
     decoder.put(lambda: 1 // 0)  # type: ignore[arg-type, return-value]
     decoder.drain()
     assert decoder.alive()
@@ -120,7 +120,7 @@ def test_an_error_in_telling_an_error_does_not_end_the_decoder() -> None:
 def test_the_decoder_keeps_the_order_and_stops_at_an_error() -> None:
     done: list[int] = []
     errors: list[BaseException] = []
-    decoder = Decoder(errors.append)
+    decoder = Worker("test", errors.append)
     for number in range(100):
         decoder.put(lambda number=number: done.append(number))  # type: ignore[misc]
     decoder.drain()

@@ -19,9 +19,10 @@ TENSORS = [spec("a", 70, 336), spec("b", 5), spec("empty", 0), spec("c", 9001), 
 PLAIN = {"none": ({}, 0), "marsit": ({"full_precision_every": 2}, 0), "momentum": ({}, 0)}
 
 
-@pytest.fixture(autouse=True)
-def small_ones_too(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+@pytest.fixture(autouse=True, params=[1 << 20, 0], ids=["whole", "in two parts"])
+def small_ones_too(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Iterator[None]:
     monkeypatch.setattr("horovod_compress.collectives.choose._SMALL_BYTES", 0)
+    monkeypatch.setattr("horovod_compress.collectives.native.LARGE_BYTES", request.param)
     yield
 
 

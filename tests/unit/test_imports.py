@@ -18,7 +18,7 @@ LAYERS = [
     {"torch", "update", "update_schedule", "adam", "_start", "_horovod", "_headroom", "cli", "verbs", "checkpoint", "handshake", "check_build", "elastic", "planning", "_plan_trial"},
     {"reducer", "station", "tuning", "trace"},
     {"arrivals", "codecs", "collectives", "plan", "schedule", "options", "feedback", "methods", "watch", "timeline", "shapes", "staging"},
-    {"kernels", "transports", "wire", "keys", "deadline", "decoder", "metrics", "drift", "overlap", "device"},
+    {"kernels", "transports", "wire", "keys", "deadline", "worker", "metrics", "drift", "overlap", "device"},
     {"errors", "_cpu", "_cuda"},
 ]
 LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}

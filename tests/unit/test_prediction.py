@@ -60,9 +60,15 @@ def test_layers_take_what_their_multiply_adds_are_of_the_backward_pass() -> None
     assert come.seconds[-1] == pytest.approx(0.33) and list(come.seconds) == sorted(come.seconds)
 
 
-def test_the_backward_pass_waits_for_offers() -> None:
+def test_gradients_are_taken_in_beside_the_backward_pass() -> None:
     late, usual = arrivals(TABLE, 0.33, lambda elements: 0.001), arrivals(TABLE, 0.33)
-    assert [a - b for a, b in zip(late.seconds, usual.seconds)] == pytest.approx([0.001 * n for n in range(1, 7)])
+    assert [a - b for a, b in zip(late.seconds, usual.seconds)] == pytest.approx([0.001, 0.002] * 3)
+
+
+def test_gradients_wait_for_those_before_them_to_be_taken_in() -> None:
+    come = arrivals(TABLE, 0.33, lambda elements: 0.5)
+    first = 0.11 + 0.22 * 300 / 1100
+    assert list(come.seconds) == pytest.approx([first + 0.5 * n for n in range(1, 7)])
 
 
 # ---- steps ------------------------------------------------------------------------------------

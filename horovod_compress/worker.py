@@ -1,4 +1,4 @@
-"""A thread that decodes results while the exchange thread goes on with the next chunk or bucket."""
+"""A thread for work that others need not wait for: taking in gradients, decoding results."""
 
 from __future__ import annotations
 
@@ -14,24 +14,26 @@ Task = Callable[[], None]
 _LOOK_SECONDS = 1.0
 
 
-class Decoder:
+class Worker:
     """Runs tasks one after the other, in the order in which they were given.
 
     Args:
-        failed: called on the decoder's thread with the first error of a task; later tasks are
+        name: of the thread.
+        failed: called on this thread with the first error of a task; later tasks are
             left out then.
         within: returns a context that all tasks run in.
     """
 
     def __init__(
         self,
+        name: str,
         failed: Callable[[BaseException], None],
         within: Callable[[], contextlib.AbstractContextManager[object]] = contextlib.nullcontext,
     ) -> None:
         self._failed, self._within = failed, within
         self._leaves_out = False
         self._tasks: queue.SimpleQueue[Task | threading.Event | None] = queue.SimpleQueue()
-        self._thread = threading.Thread(target=self._run, name="hvc-decode", daemon=True)
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
     def put(self, task: Task) -> None:
@@ -70,7 +72,7 @@ class Decoder:
     def _run_one(self, task: Task) -> None:
         try:
             task()
-        except BaseException as error:  # the training thread waits for the result, whatever happened
+        except BaseException as error:  # somebody waits for what comes of it, whatever happened
             self._leaves_out = True
             with contextlib.suppress(Exception):  # this thread has to go on: others wait for it to drain
                 self._failed(error)

@@ -1,0 +1,102 @@
+"""Gradients are taken in by a thread of their own, which the backward pass does not wait for."""
+
+from __future__ import annotations
+
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
+
+import pytest
+import torch
+
+from horovod_compress.errors import ExchangeError
+from horovod_compress.station import Station
+from tests.support.apart import everything_apart
+from tests.support.local import Fleet, random_grads, spec
+
+TENSORS = [spec("a", 70, 33), spec("b", 2001), spec("c", 5)]
+SOON = 10.0
+
+
+@pytest.mark.parametrize("apart", [False, True])
+def test_which_thread_takes_gradients_in(apart: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where taking in is only queueing, it is the caller's, whose stream the gradient comes from."""
+    names = set()
+    offer = Station.offer
+
+    def noted(*given: object) -> object:
+        names.add(threading.current_thread().name)
+        return offer(*given)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(Station, "offer", noted)
+    with everything_apart() if apart else nullcontext(), Fleet(2, TENSORS, "marsit") as fleet:
+        fleet.step(random_grads(2, TENSORS))
+    assert names == {threading.current_thread().name if apart else "hvc-offer"}
+
+
+def test_the_caller_goes_on_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    go, taken, offer = threading.Event(), [], Station.offer
+
+    def slow(*given: object) -> object:
+        assert go.wait(SOON)
+        taken.append(1)
+        return offer(*given)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(Station, "offer", slow)
+    grads = random_grads(2, TENSORS)
+    with Fleet(2, TENSORS, "none") as fleet:
+        step = fleet.offer([{name: grad.clone() for name, grad in mine.items()} for mine in grads])
+        assert not taken and all(reducer.missing(step) == [] for reducer in fleet.reducers)
+        go.set()
+        found = [reducer.result(0, step) for reducer in fleet.reducers]
+    assert torch.equal(*found) and torch.allclose(found[0], (grads[0]["a"] + grads[1]["a"]) / 2)
+
+
+def test_an_error_in_taking_in_ends_the_step_on_every_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+    offer = Station.offer
+
+    def fails(station: Station, position: int, *given: object) -> object:
+        if station._rank == 1 and station.bucket.tensors[position].name == "c":  # the last one
+            raise ValueError("no such gradient")
+        return offer(station, position, *given)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(Station, "offer", fails)
+    with Fleet(3, TENSORS, "marsit") as fleet:
+        began = time.monotonic()
+        step = fleet.offer(random_grads(3, TENSORS))
+        for reducer in fleet.reducers:
+            with pytest.raises(ExchangeError, match="gradient of c, in bucket 0 of step 0, could not be taken in: ValueError: no such gradient"):
+                reducer.result(0, step)
+        assert time.monotonic() - began < SOON
+
+
+def test_closing_leaves_out_what_was_not_taken_in(monkeypatch: pytest.MonkeyPatch) -> None:
+    go, begun, taken = threading.Event(), threading.Event(), []
+
+    def slow(station: Station, position: int, *given: object) -> int:
+        begun.set()
+        assert go.wait(SOON)
+        taken.append(position)
+        return 0
+
+    monkeypatch.setattr(Station, "offer", slow)
+    with Fleet(1, TENSORS, "none") as fleet:
+        fleet.offer(random_grads(1, TENSORS))
+        assert begun.wait(SOON)
+        fleet.reducers[0].close()
+        go.set()
+        fleet.reducers[0]._taker.drain()
+    assert len(taken) == 1
+
+
+def test_who_waits_while_another_thread_closes_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    go = threading.Event()
+    monkeypatch.setattr(Station, "offer", lambda *given: 0 if go.wait(SOON) else 0)
+    with Fleet(1, TENSORS, "none") as fleet, ThreadPoolExecutor(1) as pool:
+        step = fleet.offer(random_grads(1, TENSORS))
+        waiting = pool.submit(fleet.reducers[0].result, 0, step)
+        fleet.reducers[0].close()
+        with pytest.raises(ExchangeError, match="was closed"):
+            waiting.result(SOON)
+        go.set()
