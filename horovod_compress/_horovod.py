@@ -48,6 +48,19 @@ def _allgather(tensor: torch.Tensor, name: str, process_set: Any, seconds: float
     return hvd.synchronize(handle)
 
 
+def owner_of_token() -> torch.Tensor:
+    """Return a tensor whose ``grad`` is a token of one element to hand to Horovod: an owner in C++, which a token has to have.
+
+    The thread that gives up a tensor's last reference from C++ takes Python's lock, in PyTorch from 2.10. When Horovod 0.28
+    ends, for whatever reason, its thread gives up all tensors with Horovod's lock taken, and a thread that hands over the
+    next tensor waits for that one with Python's lock taken: the process stands still for ever. Gradients have their
+    parameters for owners.
+    """
+    owner = torch.empty(1)
+    owner.grad = torch.empty(1)
+    return owner
+
+
 def in_backward() -> bool:
     """Return whether this thread is inside a backward pass."""
     return torch._C._current_graph_task_id() != -1

@@ -29,7 +29,15 @@ from torch import Tensor, nn
 
 from . import checkpoint
 from . import trace as recording
-from ._horovod import allgather_object, calling_optimizer, end_all_waits, forget_step, in_backward, waits_for_tokens
+from ._horovod import (
+    allgather_object,
+    calling_optimizer,
+    end_all_waits,
+    forget_step,
+    in_backward,
+    owner_of_token,
+    waits_for_tokens,
+)
 from ._start import start
 from .codecs import registry
 from .codecs.base import Codec
@@ -139,7 +147,7 @@ class Compression:
         self._methods, self._reducer = start(method, self._named, options, self._process_set)
         self._reducer.on_unseen = self._wake
         self._reducer.gain = None  # the first token that comes back tells, or attach()
-        self._tokens = [torch.empty(1) for _ in self._reducer.plan.names()]
+        self._owners = [owner_of_token() for _ in self._reducer.plan.names()]
         self._take_order()
         schedule = self._reducer.options.schedule
         if is_adaptive(schedule):
@@ -197,12 +205,10 @@ class Compression:
         if self._in_updates:
             raise ConfigError(_TAKEN)
         if self._is_repeat():
-            self._find(tensor)
-            return torch.ones(1), tensor
+            return self._token(self._find(tensor)), tensor
         self._begin_step()
         index = self._find(tensor)
-        token = self._tokens[index].fill_(_token(self._running().rank))
-        return token, (index, self._offer(index, tensor))
+        return self._token(index), (index, self._offer(index, tensor))
 
     def decompress(self, tensor: Tensor, ctx: Any) -> Tensor:
         """Return the result for a token; other tensors pass through."""
@@ -524,6 +530,11 @@ class Compression:
             grad = self._parameters[index].grad
             if name in missing and grad is not None and grad.is_sparse:
                 reducer.skip(index)
+
+    def _token(self, index: int) -> Tensor:
+        token = self._owners[index].grad
+        assert token is not None
+        return token.fill_(_token(self._running().rank))
 
     def _gain_of(self, token: float) -> float:
         """Return what Horovod's operation made of the ranks' tokens: the mean or the sum."""

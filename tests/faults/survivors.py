@@ -54,7 +54,7 @@ def strike(nursery: Nursery, fault: str, phase: str, victim: int, path: str, **m
     """Run a job in which one rank comes to harm, and return its survivors."""
     event, hop = PHASES[phase]
     case = {"fault": fault, "event": event, "hop": hop, "victim": victim, "path": path, "timeout": TIMEOUT}
-    env = {"HOROVOD_GLOO_TIMEOUT_SECONDS": str(round(TIMEOUT))} if (fault, path) == ("stop", "stock") else {}
+    env = {"HOROVOD_GLOO_TIMEOUT_SECONDS": str(round(TIMEOUT))} if path == "stock" else {}
     ranks = nursery.run(WORLD, "train.py", case | {"leave": True} | more, victims=[victim], env=env)
     assert "fault" in ranks[victim].marks, f"the victim was never harmed: {ranks[victim].output}"
     fault_at = float(ranks[victim].marks["fault"])

@@ -117,3 +117,14 @@ def test_end_after_a_failure(nursery: Nursery) -> None:
         assert rank.status == 0, rank
         assert "Fatal Python error" not in rank.output and "terminate called" not in rank.output
     assert max(rank.seconds for rank in ranks[1:]) < 25.0
+
+
+@pytest.mark.parametrize("owned", [True, False])
+def test_tokens_at_horovod_s_end(nursery: Nursery, owned: bool) -> None:
+    """Tokens without an owner in C++, the control, let Horovod's thread and this one wait for each other for ever."""
+    first = nursery.run(2, "tokens.py", {"owned": owned}, bound=12.0 if owned else 4.0)[0]
+    if owned:
+        assert first.report["ended"] and first.report["count"] > 100, first
+    else:
+        assert (first.status, first.report) == (None, None), first
+        assert "in _allreduce_async" in first.output, first.output

@@ -12,6 +12,7 @@ handlers; what the fork saves is three seconds of imports per rank.
 from __future__ import annotations
 
 import contextlib
+import faulthandler
 import json
 import os
 import runpy
@@ -26,6 +27,7 @@ import torch._dynamo  # noqa: F401  torch's optimizers import it at their first 
 import horovod_compress.torch  # noqa: F401  the imports that this process is for
 
 _POLL_SECONDS = 0.01
+_TELL_SECONDS = 0.2
 
 
 def main() -> None:
@@ -55,6 +57,7 @@ def become(rank: dict[str, Any]) -> None:
     null = os.open(os.devnull, os.O_RDONLY)
     for at, to in ((null, 0), (output, 1), (output, 2)):
         os.dup2(at, to)
+    faulthandler.register(signal.SIGUSR1)
 
 
 def watch(pids: list[int], victims: set[int], bound: float) -> list[dict[str, Any]]:
@@ -70,6 +73,10 @@ def watch(pids: list[int], victims: set[int], bound: float) -> list[dict[str, An
                     code = os.waitstatus_to_exitcode(status)
                     ended[rank] = {"status": code, "seconds": time.monotonic() - began, "pid": pid}
         time.sleep(_POLL_SECONDS)
+    if late := expected - set(ended):
+        for rank in late:  # says where it is, into its output
+            os.kill(pids[rank], signal.SIGUSR1)
+        time.sleep(_TELL_SECONDS)
     for rank, pid in enumerate(pids):
         if rank not in ended:
             with contextlib.suppress(ProcessLookupError):

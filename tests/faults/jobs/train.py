@@ -175,6 +175,7 @@ def run(case: dict[str, Any]) -> None:
     found = {"first": tried(lambda: train(case, step, done)), "steps": len(done)}
     if found["first"]["error"]:
         found["again"] = tried(step)
+    found["owned"] = all(compression._token(index)._use_count() > 1 for index in range(2))
     found |= {"last": weights[-1], "left": digest(model.parameters())}
     if case["close"]:
         found["close"] = tried(compression.close)
