@@ -49,15 +49,15 @@ def _allgather(tensor: torch.Tensor, name: str, process_set: Any, seconds: float
 
 
 def owner_of_token() -> torch.Tensor:
-    """Return a tensor whose ``grad`` is a token of one element to hand to Horovod: an owner in C++, which a token has to have.
+    """Return a tensor that owns, as its ``grad``, a one-element token for Horovod.
 
-    The thread that gives up a tensor's last reference from C++ takes Python's lock, in PyTorch from 2.10. When Horovod 0.28
-    ends, for whatever reason, its thread gives up all tensors with Horovod's lock taken, and a thread that hands over the
-    next tensor waits for that one with Python's lock taken: the process stands still for ever. Gradients have their
-    parameters for owners.
+    From PyTorch 2.10 on, the thread that drops the last C++ reference beside that of the Python wrapper takes Python's
+    lock. When Horovod 0.28 ends, for whatever reason, its thread drops all tensors with Horovod's lock taken, while the
+    thread that hands over the next one waits for that lock with Python's lock taken: without an owner the process stands
+    still for ever. Dense gradients have their parameters for owners.
     """
-    owner = torch.empty(1)
-    owner.grad = torch.empty(1)
+    owner = torch.empty(1, dtype=torch.float32, device="cpu")
+    owner.grad = torch.empty_like(owner)
     return owner
 
 

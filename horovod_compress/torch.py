@@ -534,12 +534,12 @@ class Compression:
     def _token(self, index: int) -> Tensor:
         token = self._owners[index].grad
         assert token is not None
-        return token.fill_(_token(self._running().rank))
+        return token.fill_(_value_of_token(self._running().rank))
 
     def _gain_of(self, token: float) -> float:
         """Return what Horovod's operation made of the ranks' tokens: the mean or the sum."""
         world = self._running().world
-        total = sum(_token(rank) for rank in range(world))
+        total = sum(_value_of_token(rank) for rank in range(world))
         for gain in (1.0, float(world)):
             if abs(token - total * gain / world) < 1e-3:
                 return gain
@@ -586,8 +586,8 @@ def trace(path: str | os.PathLike[str], steps: int | range | None = None, *, eve
     return found
 
 
-def _token(rank: int) -> float:
-    """Return a rank's token. They differ, so that no other operation gives their mean or sum."""
+def _value_of_token(rank: int) -> float:
+    """Return the value of a rank's tokens. They differ, so that no other operation gives their mean or sum."""
     return 3.0 if rank else 1.0
 
 

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
+import torch
 
 from .ranks import Nursery, Rank
 from .survivors import PATHS, WORLD, blames
@@ -119,12 +120,13 @@ def test_end_after_a_failure(nursery: Nursery) -> None:
     assert max(rank.seconds for rank in ranks[1:]) < 25.0
 
 
-@pytest.mark.parametrize("owned", [True, False])
+@pytest.mark.parametrize("owned", [True, pytest.param(False, marks=pytest.mark.skipif(
+    torch.__version__ < (2, 10), reason="only PyTorch from 2.10 on takes Python's lock there"))])  # fmt: skip
 def test_tokens_at_horovod_s_end(nursery: Nursery, owned: bool) -> None:
     """Tokens without an owner in C++, the control, let Horovod's thread and this one wait for each other for ever."""
     first = nursery.run(2, "tokens.py", {"owned": owned}, bound=12.0 if owned else 4.0)[0]
     if owned:
-        assert first.report["ended"] and first.report["count"] > 100, first
+        assert first.report and first.report["ended"] and first.report["count"] > 100, first
     else:
         assert (first.status, first.report) == (None, None), first
         assert "in _allreduce_async" in first.output, first.output
