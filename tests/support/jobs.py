@@ -144,6 +144,8 @@ def _environment(
         "PYTHONUNBUFFERED": "1",
         "OMP_NUM_THREADS": "1",  # ranks share the cores of one machine
         "HOROVOD_CYCLE_TIME": "0.2",
+        # Of many small all-reduces Horovod's Gloo stalls in one for 10 s or more now and then, on a busy machine.
+        "HOROVOD_GLOO_TIMEOUT_SECONDS": "120",
         _MARK: mark,
         _FOLDER: str(folder),
         _ARGUMENTS: json.dumps(dict(arguments or {})),
