@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from .needs import LabError
-from .rates import Rate
+from .rates import MOST_PIECE, Rate
 
 SWITCH = "switch"
 SWITCH_ADDRESS = "10.77.0.254"
@@ -91,7 +91,9 @@ def limit(hosts: list[Host], rate: Rate | None, delay: float) -> None:
     Raises:
         LabError: this kernel has no tbf, or no netem for the delay.
     """
+    piece = rate.piece if rate else MOST_PIECE
     for host in hosts:
+        command(*host.enter("ip", "link", "set", "dev", INTERFACE, "gso_max_size", str(piece)))
         for enter, device in ((host.enter, INTERFACE), (_here, host.port)):
             subprocess.run(enter("tc", "qdisc", "del", "dev", device, "root"), capture_output=True, check=False)
             late = delay if device == INTERFACE else 0.0  # once on the way, where the packet leaves its host

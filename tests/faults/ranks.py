@@ -21,8 +21,11 @@ from horovod.runner.gloo_run import create_run_env_vars, create_slot_env_vars
 from horovod.runner.http.http_server import RendezvousServer
 
 from tests.support.jobs import ROOT
+from tests.support.yields import sleeping_yields
 
 JOBS = Path(__file__).parent / "jobs"
+
+_MOST_RANKS = 4
 
 
 @dataclass(frozen=True)
@@ -56,7 +59,7 @@ class Nursery:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
-            env=os.environ | settings,
+            env=os.environ | settings | sleeping_yields(_MOST_RANKS),
             start_new_session=True,
         )
 

@@ -17,6 +17,8 @@ from typing import Any
 
 import psutil
 
+from .yields import sleeping_yields
+
 ROOT = Path(__file__).resolve().parents[2]
 JOBS = ROOT / "tests" / "parallel" / "jobs"
 
@@ -101,7 +103,7 @@ def run_ranks(
     path = Path(script) if Path(script).is_absolute() else JOBS / script
     with tempfile.TemporaryDirectory(prefix="hvc-job-") as name:
         folder, mark = Path(name), uuid.uuid4().hex
-        environment = _environment(folder, mark, arguments, env)
+        environment = _environment(world, folder, mark, arguments, env)
         with (folder / "output").open("wb") as output:
             process = subprocess.Popen(
                 [sys.executable, str(_horovodrun()), "-np", str(world), sys.executable, str(path)],
@@ -136,7 +138,7 @@ def run_ranks(
 
 
 def _environment(
-    folder: Path, mark: str, arguments: Mapping[str, Any] | None, env: Mapping[str, str] | None
+    world: int, folder: Path, mark: str, arguments: Mapping[str, Any] | None, env: Mapping[str, str] | None
 ) -> dict[str, str]:
     path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
     ours = {
@@ -144,13 +146,11 @@ def _environment(
         "PYTHONUNBUFFERED": "1",
         "OMP_NUM_THREADS": "1",  # ranks share the cores of one machine
         "HOROVOD_CYCLE_TIME": "0.2",
-        # Of many small all-reduces Horovod's Gloo stalls in one for 10 s or more now and then, on a busy machine.
-        "HOROVOD_GLOO_TIMEOUT_SECONDS": "120",
         _MARK: mark,
         _FOLDER: str(folder),
         _ARGUMENTS: json.dumps(dict(arguments or {})),
     }
-    return os.environ | ours | dict(env or {})
+    return os.environ | ours | sleeping_yields(world) | dict(env or {})
 
 
 def _horovodrun() -> Path:

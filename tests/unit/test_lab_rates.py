@@ -28,6 +28,14 @@ def test_a_burst_covers_the_timer_and_no_more() -> None:
     assert all(Rate.parse(text).queue > 2 * Rate.parse(text).burst for text in ("10mbit", "1gbit", "10gbit"))
 
 
+def test_a_piece_passes_a_burst_whole() -> None:
+    """A token bucket cuts up what is longer than its burst, and a piece's segments have headers."""
+    assert Rate.parse("10gbit").piece == Rate.parse("1gbit").piece == 64 * 1024
+    for text in ("10mbit", "300mbit", "500mbit"):
+        rate = Rate.parse(text)
+        assert rate.burst // 2 < rate.piece < rate.burst - rate.piece // 1448 * 66
+
+
 def test_delays() -> None:
     assert [parse_delay(text) for text in ("5ms", "200us", "1s")] == pytest.approx([5e-3, 200e-6, 1.0])
     with pytest.raises(ValueError, match="such as 5ms"):
