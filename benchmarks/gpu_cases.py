@@ -19,6 +19,7 @@ KEY = Key(seed=1, step=2, bucket=3, rank=4)
 BLOCK, QSGD_BLOCK, RANKS, COMPONENTS = 2048, 512, 4, 4
 TENSORS = 161  # as many as ResNet-50 has
 KEPT_ONE_IN, SKETCH_ROWS, SKETCH_SHARE = 100, 5, 50
+LEVELS, OCTAVES = {"levels": 31}, {"headroom": 3}
 COPY = "torch copy_"
 
 
@@ -315,6 +316,31 @@ def moments(a: Inputs) -> Arguments:
     return Arguments((a.grad, a.floats(rows), a.doubles(rows), BLOCK), 4 * a.count)
 
 
+def norms_together(a: Inputs, moments: bool) -> Arguments:
+    grads = in_pieces(a.grad)
+    norms, squares = ([torch.zeros(1, dtype=kind) for _ in grads] for kind in (torch.float32, torch.float64))
+    return Arguments((grads, norms, *([squares] if moments else []), [grad.numel() for grad in grads]), 4 * a.count)
+
+
+def codes_together(a: Inputs, what: str, rule: dict[str, int]) -> Arguments:
+    grads, codes, rule = in_pieces(a.grad), in_pieces(a.codes()), {"bits": 8, **rule}
+    norms, rows = [torch.full((1,), 6.0) for _ in grads], [grad.numel() for grad in grads]
+    if what == "encode":
+        return Arguments((grads, norms, rows, codes, KEY), 5 * a.count, rule)
+    return Arguments((codes, norms, rows, grads), 5 * a.count, {**rule, "scale": 0.01})
+
+
+def qsgd_together(a: Inputs, what: str) -> Arguments:
+    grads, rule = in_pieces(a.grad), {"bits": 8, "block": QSGD_BLOCK}
+    size = kernels.qsgd_record_bytes(**rule)
+    records = [a.bytes(-(-grad.numel() // QSGD_BLOCK) * size) for grad in grads]
+    moved = 4 * a.count + sum(part.nbytes for part in records)
+    if what == "encode":
+        return Arguments((grads, records, KEY), moved, {**rule, "norm": 0})
+    kernels.qsgd_encode_all(grads, records, KEY, **rule, norm=0)
+    return Arguments((records, grads), moved, {**rule, "scale": 0.01})
+
+
 CASES = (
     Case("triad", "triad", lambda a: Arguments((a.floats(), a.grad, a.residual, 0.5), 12 * a.count)),
     Case(
@@ -346,10 +372,14 @@ CASES = (
     Case("absorb", "absorb", lambda a: Arguments((a.grad, a.residual), 16 * a.count)),
     Case("norm_offer blocks", "norm_offer", lambda a: Arguments((a.grad, a.norms(), BLOCK), 4 * a.count)),
     Case("moments_offer blocks", "moments_offer", moments),
+    Case(f"norm_offer_all of {TENSORS}", "norm_offer_all", partial(norms_together, moments=False)),
+    Case(f"moments_offer_all of {TENSORS}", "moments_offer_all", partial(norms_together, moments=True)),
     Case("level_encode 8 bits", "level_encode", partial(level_encode, bits=8)),
     Case("level_encode 4 bits", "level_encode", partial(level_encode, bits=4)),
     Case("level_add 8 bits", "level_add", lambda a: Arguments((a.codes(1), a.codes(2)), 3 * a.count, {"bits": 8})),
     Case("level_decode 8 bits", "level_decode", level_decode),
+    Case(f"level_encode_all of {TENSORS}", "level_encode_all", partial(codes_together, what="encode", rule=LEVELS)),
+    Case(f"level_decode_all of {TENSORS}", "level_decode_all", partial(codes_together, what="decode", rule={})),
     Case("octave_encode 8 bits", "octave_encode", octave_encode),
     Case(
         "octave_merge 8 bits",
@@ -358,10 +388,14 @@ CASES = (
     ),
     Case("octave_fold of 4", "octave_fold", octave_fold),
     Case("octave_decode 8 bits", "octave_decode", octave_decode),
+    Case(f"octave_encode_all of {TENSORS}", "octave_encode_all", partial(codes_together, what="encode", rule=OCTAVES)),
+    Case(f"octave_decode_all of {TENSORS}", "octave_decode_all", partial(codes_together, what="decode", rule=OCTAVES)),
     Case("qsgd_encode 8 bits", "qsgd_encode", partial(qsgd, what="encode", bits=8)),
     Case("qsgd_encode 3 bits", "qsgd_encode", partial(qsgd, what="encode", bits=3)),
     Case("qsgd_fold of 4", "qsgd_fold", partial(qsgd, what="fold", bits=8)),
     Case("qsgd_decode 8 bits", "qsgd_decode", partial(qsgd, what="decode", bits=8)),
+    Case(f"qsgd_encode_all of {TENSORS}", "qsgd_encode_all", partial(qsgd_together, what="encode")),
+    Case(f"qsgd_decode_all of {TENSORS}", "qsgd_decode_all", partial(qsgd_together, what="decode")),
     Case("elias_encode", "elias_encode", partial(elias, what="encode")),
     Case("elias_decode of 4", "elias_decode", partial(elias, what="decode")),
     Case("top_select 1%", "top_select", partial(selection, mean=False)),

@@ -56,6 +56,8 @@ class LocalStep:
         if station.waits:
             station.count_waiting(station.offer_waiting(key))
         round_ = station.round(self._step)
+        for number in range(len(round_.preludes)):
+            round_.codec.begin(number, round_.work, key)
         round_.encode(key)
         if round_.codec.algebra is Algebra.GATHER:
             round_.work.gathered = [round_.work.regions["payload"][: round_.work.used]]

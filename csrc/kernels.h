@@ -118,11 +118,26 @@ void absorb(void* grad, void* residual, void* momentum, double factor, Dtype dty
 void triad(float* a, const float* b, const float* c, float s, int64_t count, Launch launch);
 
 // norm.cpp, norm.cu: one norm per row: of the arithmetic type for kMaximum, else float64. Moments are the norms for
-// kMaximum and for kPower2 in one pass.
+// kMaximum and for kPower2 in one pass. The forms for all tensors of a bucket here and below as above.
 void norm_offer(const void* grad, Dtype dtype, int64_t count, int64_t row_length, Power power, void* norms,
                 int64_t* nonfinite, Launch launch);
 void moments_offer(const void* grad, Dtype dtype, int64_t count, int64_t row_length, void* largest, double* squares,
                    int64_t* nonfinite, Launch launch);
+struct NormOffered {
+  const void* grad;
+  int64_t count, row_length;
+  void* norms;
+};
+struct MomentsOffered {
+  const void* grad;
+  int64_t count, row_length;
+  void* largest;
+  double* squares;
+};
+void norm_offer_all(const NormOffered* tensors, int64_t tensor_count, Dtype dtype, Power power, int64_t* nonfinite,
+                    Launch launch);
+void moments_offer_all(const MomentsOffered* tensors, int64_t tensor_count, Dtype dtype, int64_t* nonfinite,
+                       Launch launch);
 
 // level.cpp, level.cu: codes of 4 bits (two to a byte, row_length even), 8 or 16 bits; levels < 2^(bits-1). |x| counts
 // as the bound of its row at most, where there are bounds.
@@ -132,6 +147,20 @@ void level_encode(const void* grad, const void* norms, const void* bounds, Dtype
 void level_add(void* into, const void* other, int64_t count, int bits, Launch launch);
 void level_decode(const void* codes, const void* norms, int64_t count, int64_t row_length, int bits, double scale,
                   void* grad, Dtype dtype, Launch launch);
+struct LevelEncoded {
+  const void *grad, *norms, *bounds;
+  int64_t count, row_length, offset;
+  void* codes;
+};
+struct LevelDecoded {
+  const void *codes, *norms;
+  int64_t count, row_length;
+  void* grad;
+};
+void level_encode_all(const LevelEncoded* tensors, int64_t tensor_count, Dtype dtype, int bits, int32_t levels,
+                      const Stream* key, Launch launch);
+void level_decode_all(const LevelDecoded* tensors, int64_t tensor_count, int bits, double scale, Dtype dtype,
+                      Launch launch);
 
 // octave.cpp, octave.cu: codes of 4 bits (two to a byte, row_length even) or 8; 1 <= headroom < 2^(bits-1). The fold
 // makes of the codes of all parts, 8 bits each, those of their mean; `out` may be one of the parts.
@@ -143,6 +172,21 @@ void octave_fold(const uint8_t* const* parts, int64_t part_count, int64_t count,
                  int64_t offset, uint8_t* out, Launch launch);
 void octave_decode(const uint8_t* codes, const void* norms, int64_t count, int64_t row_length, int bits,
                    int32_t headroom, double scale, void* grad, Dtype dtype, Launch launch);
+struct OctaveEncoded {
+  const void *grad, *norms;
+  int64_t count, row_length, offset;
+  uint8_t* codes;
+};
+struct OctaveDecoded {
+  const uint8_t* codes;
+  const void* norms;
+  int64_t count, row_length;
+  void* grad;
+};
+void octave_encode_all(const OctaveEncoded* tensors, int64_t tensor_count, Dtype dtype, int bits, int32_t headroom,
+                       const Stream* key, Launch launch);
+void octave_decode_all(const OctaveDecoded* tensors, int64_t tensor_count, int bits, int32_t headroom, double scale,
+                       Dtype dtype, Launch launch);
 
 // qsgd.cpp, qsgd.cu: one record for every block, as hvc/qsgd.h says; `out` of a fold may be one of the parts
 void qsgd_encode(const void* grad, Dtype dtype, int64_t count, QsgdShape shape, const Stream* key, int64_t offset,
@@ -151,6 +195,20 @@ void qsgd_fold(const uint8_t* const* parts, int64_t part_count, int64_t blocks, 
                int64_t offset, uint8_t* out, Launch launch);
 void qsgd_decode(const uint8_t* records, Dtype dtype, int64_t count, QsgdShape shape, double scale, void* grad,
                  Launch launch);
+struct QsgdEncoded {
+  const void* grad;
+  int64_t count, offset;
+  uint8_t* records;
+};
+struct QsgdDecoded {
+  const uint8_t* records;
+  int64_t count;
+  void* grad;
+};
+void qsgd_encode_all(const QsgdEncoded* tensors, int64_t tensor_count, Dtype dtype, QsgdShape shape, const Stream* key,
+                     int64_t* nonfinite, Launch launch);
+void qsgd_decode_all(const QsgdDecoded* tensors, int64_t tensor_count, Dtype dtype, QsgdShape shape, double scale,
+                     Launch launch);
 
 // elias.cpp, elias.cu: the same codes in sections as hvc/elias.h describes them. Encoding returns the bytes written and
 // waits for its stream on CUDA, `nonfinite` is host memory; decoding adds the sections in their order, `wrong` counts

@@ -77,9 +77,7 @@ class Round:
 
     def encode_parts(self, parts: list[Part], key: Key) -> None:
         """Encode parts; those of sparse gradients are left out."""
-        for part in parts:
-            if self.work.grads[part.position] is not None:
-                self.codec.encode_part(self.work, part.position, part.start, part.stop, key)
+        self.codec.encode_parts(self.work, self._present(parts), key)
 
     def exchange(self, exchange: Exchange, key: Key, due: Take, ready: Take) -> Bad:
         """Exchange the payload; return the non-finite count over all ranks.
@@ -113,8 +111,10 @@ class Round:
 
     def decode(self, parts: list[Part], key: Key, gain: float) -> None:
         """Decode parts of the result; those of sparse gradients are left out."""
-        present = [part for part in parts if self.work.grads[part.position] is not None]
-        self.codec.decode_parts(self.work, present, key, gain)
+        self.codec.decode_parts(self.work, self._present(parts), key, gain)
+
+    def _present(self, parts: list[Part]) -> list[Part]:
+        return [part for part in parts if self.work.grads[part.position] is not None]
 
 
 def _around(staging: Staging | None, reduction: Reduction, deadline: Deadline) -> Reduction:

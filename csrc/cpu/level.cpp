@@ -91,4 +91,20 @@ void level_decode(const void* codes, const void* norms, int64_t count, int64_t r
   });
 }
 
+void level_encode_all(const LevelEncoded* tensors, int64_t tensor_count, Dtype dtype, int bits, int32_t levels,
+                      const Stream* key, Launch launch) {
+  for (int64_t i = 0; i < tensor_count; ++i) {
+    const LevelEncoded& t = tensors[i];
+    level_encode(t.grad, t.norms, t.bounds, dtype, t.count, t.row_length, bits, levels, key, t.offset, t.codes, launch);
+  }
+}
+
+void level_decode_all(const LevelDecoded* tensors, int64_t tensor_count, int bits, double scale, Dtype dtype,
+                      Launch launch) {
+  for (int64_t i = 0; i < tensor_count; ++i) {
+    const LevelDecoded& t = tensors[i];
+    level_decode(t.codes, t.norms, t.count, t.row_length, bits, scale, t.grad, dtype, launch);
+  }
+}
+
 }  // namespace hvc

@@ -73,4 +73,20 @@ void moments_offer(const void* grad, Dtype dtype, int64_t count, int64_t row_len
   });
 }
 
+void norm_offer_all(const NormOffered* tensors, int64_t tensor_count, Dtype dtype, Power power, int64_t* nonfinite,
+                    Launch launch) {
+  for (int64_t i = 0; i < tensor_count; ++i) {
+    const NormOffered& t = tensors[i];
+    norm_offer(t.grad, dtype, t.count, t.row_length, power, t.norms, nonfinite + i, launch);
+  }
+}
+
+void moments_offer_all(const MomentsOffered* tensors, int64_t tensor_count, Dtype dtype, int64_t* nonfinite,
+                       Launch launch) {
+  for (int64_t i = 0; i < tensor_count; ++i) {
+    const MomentsOffered& t = tensors[i];
+    moments_offer(t.grad, dtype, t.count, t.row_length, t.largest, t.squares, nonfinite + i, launch);
+  }
+}
+
 }  // namespace hvc

@@ -96,4 +96,20 @@ void octave_decode(const uint8_t* codes, const void* norms, int64_t count, int64
   });
 }
 
+void octave_encode_all(const OctaveEncoded* tensors, int64_t tensor_count, Dtype dtype, int bits, int32_t headroom,
+                       const Stream* key, Launch launch) {
+  for (int64_t i = 0; i < tensor_count; ++i) {
+    const OctaveEncoded& t = tensors[i];
+    octave_encode(t.grad, t.norms, dtype, t.count, t.row_length, bits, headroom, key, t.offset, t.codes, launch);
+  }
+}
+
+void octave_decode_all(const OctaveDecoded* tensors, int64_t tensor_count, int bits, int32_t headroom, double scale,
+                       Dtype dtype, Launch launch) {
+  for (int64_t i = 0; i < tensor_count; ++i) {
+    const OctaveDecoded& t = tensors[i];
+    octave_decode(t.codes, t.norms, t.count, t.row_length, bits, headroom, scale, t.grad, dtype, launch);
+  }
+}
+
 }  // namespace hvc

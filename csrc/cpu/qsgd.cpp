@@ -79,4 +79,20 @@ void qsgd_decode(const uint8_t* records, Dtype dtype, int64_t count, QsgdShape s
   });
 }
 
+void qsgd_encode_all(const QsgdEncoded* tensors, int64_t tensor_count, Dtype dtype, QsgdShape shape, const Stream* key,
+                     int64_t* nonfinite, Launch launch) {
+  for (int64_t i = 0; i < tensor_count; ++i) {
+    const QsgdEncoded& t = tensors[i];
+    qsgd_encode(t.grad, dtype, t.count, shape, key, t.offset, t.records, nonfinite + i, launch);
+  }
+}
+
+void qsgd_decode_all(const QsgdDecoded* tensors, int64_t tensor_count, Dtype dtype, QsgdShape shape, double scale,
+                     Launch launch) {
+  for (int64_t i = 0; i < tensor_count; ++i) {
+    const QsgdDecoded& t = tensors[i];
+    qsgd_decode(t.records, dtype, t.count, shape, scale, t.grad, launch);
+  }
+}
+
 }  // namespace hvc

@@ -42,26 +42,45 @@ __device__ inline EightDraws draw_from(const Stream& s, int64_t element) {
   return moved;
 }
 
-// Calls use(element, random) for the elements of [0, count) in this thread's groups.
-template <class Use> __device__ void each_drawn(const Stream& s, int64_t offset, int64_t count, const Use& use) {
+// The units of work on `count` elements: a warp takes a group for every lane in one go.
+__host__ __device__ inline int64_t drawn_units(int64_t offset, int64_t count) {
   const Groups groups = groups_of(offset, count);
-  for (int64_t group = groups.first + first_item(); group < groups.last; group += item_stride()) {
-    const EightDraws random = draw(s, group);
+  return count == 0 ? 0 : ceil_div(groups.last - groups.first, kWarp);
+}
+
+// Calls use(element, random) for the elements of [0, count) in this lane's group of a unit.
+template <class Use>
+__device__ void each_drawn(const Stream& s, int64_t offset, int64_t count, int64_t unit, const Use& use) {
+  const Groups groups = groups_of(offset, count);
+  const int64_t group = groups.first + unit * kWarp + lane_index();
+  if (group >= groups.last) return;
+  const EightDraws random = draw(s, group);
 #pragma unroll
-    for (int i = 0; i < kDrawsPerGroup; ++i) {
-      const int64_t element = group * kDrawsPerGroup + i - offset;
-      if (element >= 0 && element < count) use(element, random[i]);
-    }
+  for (int i = 0; i < kDrawsPerGroup; ++i) {
+    const int64_t element = group * kDrawsPerGroup + i - offset;
+    if (element >= 0 && element < count) use(element, random[i]);
   }
 }
 
+// The same for all units.
+template <class Use> __device__ void each_drawn(const Stream& s, int64_t offset, int64_t count, const Use& use) {
+  for (int64_t unit = first_warp(); unit < drawn_units(offset, count); unit += warp_stride())
+    each_drawn(s, offset, count, unit, use);
+}
+
 // Two codes share a byte, and so may two threads where the stream's groups do not begin at even elements.
-__device__ inline void put_nibble(uint8_t* codes, int64_t element, uint32_t code) {
+__device__ inline void put_half(uint8_t* codes, int64_t element, uint32_t code) {
   const auto address = reinterpret_cast<uintptr_t>(codes + element / 2);
   const int shift = int(address % 4) * 8 + int(element % 2) * 4;
   auto* word = reinterpret_cast<unsigned int*>(address - address % 4);
   atomicAnd(word, ~(15u << shift));
   atomicOr(word, (code & 15u) << shift);
+}
+
+// The last of `count` codes has a byte to itself if the number is odd: the other half is 0.
+__device__ inline void put_nibble(uint8_t* codes, int64_t element, int64_t count, uint32_t code) {
+  put_half(codes, element, code);
+  if (element + 1 == count && element % 2 == 0) put_half(codes, count, 0);
 }
 __device__ inline uint32_t nibble(const uint8_t* codes, int64_t element) {
   return codes[element / 2] >> (4 * (element % 2)) & 15u;

@@ -2,51 +2,58 @@
 #include "hvc/level.h"
 
 #include "dither.h"
+#include "rows.h"
 #include "visit.h"
 
 namespace hvc {
 namespace {
 
-template <class T> struct LevelEncode {
+template <class T> struct Encoded {
   const T* grad;
   const Work<T>* norms;
   const Work<T>* bounds;
-  int64_t count, row_length;
-  int bits;
-  int32_t levels;
-  Stream key;
-  int64_t offset;
+  int64_t count, row_length, offset;
   void* codes;
 };
 
-template <class T> struct LevelDecode {
+template <class T> struct Decoded {
   const void* codes;
   const Work<T>* norms;
   int64_t count, row_length;
-  int bits;
-  double scale;
   T* grad;
+};
+
+// What the tensors of a bucket have in common.
+struct Rule {
+  int bits;
+  int32_t levels;
+  Stream key;
 };
 
 // ---- kernels ----------------------------------------------------------------------------------------------
 
-template <class T> __global__ void encode_kernel(LevelEncode<T> e) {
-  const float most = level_limit(e.levels);
-  each_drawn(e.key, e.offset, e.count, [&](int64_t i, uint32_t random) {
-    const int64_t row = i / e.row_length;
-    const Scaling<Work<T>> scaling = scaling_for(e.norms[row], Work<T>(most));
-    const float limit = e.bounds ? bounded_limit(most, e.bounds[row], scaling) : most;
-    const int32_t code = level_of(scaled(Work<T>(to_work(e.grad[i])), scaling), limit, random);
-    if (e.bits == 4)
-      put_nibble(static_cast<uint8_t*>(e.codes), i, uint32_t(code));
-    else if (e.bits == 8)
-      static_cast<int8_t*>(e.codes)[i] = int8_t(code);
-    else
-      static_cast<int16_t*>(e.codes)[i] = int16_t(code);
-  });
+template <class T, class Table>
+__global__ void encode_kernel(const __grid_constant__ Table table, const __grid_constant__ Rule rule) {
+  const float most = level_limit(rule.levels);
+  for (int64_t unit = first_warp(); unit < table.units(); unit += warp_stride()) {
+    const int item = table.item_of(unit);
+    const Encoded<T>& e = table.items[item];
+    each_drawn(rule.key, e.offset, e.count, unit - table.begins[item], [&](int64_t i, uint32_t random) {
+      const int64_t row = row_of(i, e.row_length, e.count);
+      const Scaling<Work<T>> scaling = scaling_for(e.norms[row], Work<T>(most));
+      const float limit = e.bounds ? bounded_limit(most, e.bounds[row], scaling) : most;
+      const int32_t code = level_of(scaled(Work<T>(to_work(e.grad[i])), scaling), limit, random);
+      if (rule.bits == 4)
+        put_nibble(static_cast<uint8_t*>(e.codes), i, e.count, uint32_t(code));
+      else if (rule.bits == 8)
+        static_cast<int8_t*>(e.codes)[i] = int8_t(code);
+      else
+        static_cast<int16_t*>(e.codes)[i] = int16_t(code);
+    });
+  }
 }
 
-__global__ void add_kernel(void* into, const void* other, int64_t count, int bits) {
+__global__ void add_codes_kernel(void* into, const void* other, int64_t count, int bits) {
   for (int64_t i = first_item(); i < count; i += item_stride()) {
     if (bits == 16) {
       auto* sums = static_cast<uint16_t*>(into);
@@ -66,43 +73,75 @@ __device__ inline int32_t code_at(const void* codes, int64_t i, int bits) {
   return i % 2 != 0 ? odd_nibble(both) : even_nibble(both);
 }
 
-template <class T> __global__ void decode_kernel(LevelDecode<T> d) {
+template <class T, class Table>
+__global__ void decode_kernel(const __grid_constant__ Table table, int bits, double scale) {
   using W = Work<T>;
-  for (int64_t i = first_item(); i < d.count; i += item_stride())
-    d.grad[i] = from_work<T>(level_value(code_at(d.codes, i, d.bits), W(d.scale), d.norms[i / d.row_length]));
+  constexpr int64_t kMost = in_one_go(Table::room > 1);
+  for (int64_t unit = first_warp(); unit < table.units(); unit += warp_stride()) {
+    const int item = table.item_of(unit);
+    const Decoded<T>& d = table.items[item];
+    const int64_t first = (unit - table.begins[item]) * kMost;
+    each_loaded(
+        first, min(first + kMost, d.count), [&](int64_t i) { return code_at(d.codes, i, bits); },
+        [&](int64_t i, int32_t code) {
+          d.grad[i] = from_work<T>(level_value(code, W(scale), d.norms[row_of(i, d.row_length, d.count)]));
+        });
+  }
 }
 
 }  // namespace
 
 // ---- launchers --------------------------------------------------------------------------------------------
 
-void level_encode(const void* grad, const void* norms, const void* bounds, Dtype dtype, int64_t count,
-                  int64_t row_length, int bits, int32_t levels, const Stream* key, int64_t offset, void* codes,
-                  Launch launch) {
-  const Groups groups = groups_of(offset, count);
-  if (count == 0) return;
-  if (bits == 4) clear(codes, (count + 1) / 2, launch);
+void level_encode_all(const LevelEncoded* tensors, int64_t tensor_count, Dtype dtype, int bits, int32_t levels,
+                      const Stream* key, Launch launch) {
+  const auto units = [&](int64_t i) { return drawn_units(tensors[i].offset, tensors[i].count); };
   visit(dtype, [&](auto type) {
     using T = typename decltype(type)::type;
     using W = Work<T>;
-    const LevelEncode<T> e{static_cast<const T*>(grad), static_cast<const W*>(norms), static_cast<const W*>(bounds),
-                           count, row_length, bits, levels, *key, offset, codes};
-    start(encode_kernel<T>, groups.last - groups.first, launch, e);
+    const auto item = [&](int64_t i) {
+      const LevelEncoded& t = tensors[i];
+      return Encoded<T>{static_cast<const T*>(t.grad), static_cast<const W*>(t.norms), static_cast<const W*>(t.bounds),
+                        t.count, t.row_length, t.offset, t.codes};
+    };
+    in_tables<Encoded<T>>(tensor_count, item, units, [&](const auto& table, int64_t) {
+      start(encode_kernel<T, std::decay_t<decltype(table)>>, table.units() * kWarp, launch, table,
+            Rule{bits, levels, *key});
+    });
   });
 }
 
+void level_encode(const void* grad, const void* norms, const void* bounds, Dtype dtype, int64_t count,
+                  int64_t row_length, int bits, int32_t levels, const Stream* key, int64_t offset, void* codes,
+                  Launch launch) {
+  const LevelEncoded tensor{grad, norms, bounds, count, row_length, offset, codes};
+  level_encode_all(&tensor, 1, dtype, bits, levels, key, launch);
+}
+
 void level_add(void* into, const void* other, int64_t count, int bits, Launch launch) {
-  start(add_kernel, count, launch, into, other, count, bits);
+  start(add_codes_kernel, count, launch, into, other, count, bits);
+}
+
+void level_decode_all(const LevelDecoded* tensors, int64_t tensor_count, int bits, double scale, Dtype dtype,
+                      Launch launch) {
+  const auto units = [&](int64_t i) { return ceil_div(tensors[i].count, in_one_go(tensor_count > 1)); };
+  visit(dtype, [&](auto type) {
+    using T = typename decltype(type)::type;
+    const auto item = [&](int64_t i) {
+      const LevelDecoded& t = tensors[i];
+      return Decoded<T>{t.codes, static_cast<const Work<T>*>(t.norms), t.count, t.row_length,
+                        static_cast<T*>(t.grad)};
+    };
+    in_tables<Decoded<T>>(tensor_count, item, units, [&](const auto& table, int64_t) {
+      start(decode_kernel<T, std::decay_t<decltype(table)>>, table.units() * kWarp, launch, table, bits, scale);
+    });
+  });
 }
 
 void level_decode(const void* codes, const void* norms, int64_t count, int64_t row_length, int bits, double scale,
                   void* grad, Dtype dtype, Launch launch) {
-  visit(dtype, [&](auto type) {
-    using T = typename decltype(type)::type;
-    const LevelDecode<T> d{codes, static_cast<const Work<T>*>(norms), count, row_length, bits, scale,
-                           static_cast<T*>(grad)};
-    start(decode_kernel<T>, count, launch, d);
-  });
+  const LevelDecoded tensor{codes, norms, count, row_length, grad};
+  level_decode_all(&tensor, 1, bits, scale, dtype, launch);
 }
 
 }  // namespace hvc

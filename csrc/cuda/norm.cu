@@ -6,6 +6,11 @@
 namespace hvc {
 namespace {
 
+template <class T> struct Offered {
+  const T* grad;
+  int64_t count, row_length;
+};
+
 // What a pass finds of every block; absent where it is not wanted.
 struct Found {
   double *largest, *sums;
@@ -20,17 +25,19 @@ __device__ inline double largest_of_warp(double lane) {
 }
 
 // A warp takes a block of 1024 elements of a row, lane by lane as hvc/tree.h says; a maximum needs no order.
-template <Power kPower, bool kLargest, class T>
-__global__ void blocks_kernel(const T* x, int64_t count, int64_t row_length, Found found) {
-  const Blocks blocks = blocks_of(count, row_length);
-  int64_t bad = 0;
-  for (int64_t block = first_warp(); block < blocks.total; block += warp_stride()) {
-    const int64_t row = block / blocks.per_row * row_length, begin = row + block % blocks.per_row * kBlock;
-    const int64_t end = min(min(begin + kBlock, row + row_length), count);
+template <Power kPower, bool kLargest, class T, class Table>
+__global__ void blocks_kernel(const __grid_constant__ Table table, Found found) {
+  for (int64_t unit = first_warp(); unit < table.units(); unit += warp_stride()) {
+    const int item = table.item_of(unit);
+    const Offered<T>& o = table.items[item];
+    const int64_t block = unit - table.begins[item], per_row = ceil_div(o.row_length, kBlock);
+    const int64_t row = block / per_row * o.row_length, begin = row + block % per_row * kBlock;
+    const int64_t end = min(min(begin + kBlock, row + o.row_length), o.count);
     double largest = 0, sum = 0;
+    int64_t bad = 0;
 #pragma unroll kInFlight
     for (int64_t i = begin + lane_index(); i < end; i += kWarp) {
-      const T value = x[i];
+      const T value = o.grad[i];
       const bool finite = is_finite(value);
       bad += !finite;
       if (kPower != kMaximum) sum += power_of<kPower>(value);
@@ -38,56 +45,88 @@ __global__ void blocks_kernel(const T* x, int64_t count, int64_t row_length, Fou
     }
     if (kPower != kMaximum) sum = combine_warp(sum);
     if (kLargest) largest = largest_of_warp(largest);
+    add_count(found.nonfinite + item, bad);
     if (lane_index() != 0) continue;
-    if (kPower != kMaximum) found.sums[block] = sum;
-    if (kLargest) found.largest[block] = largest;
+    if (kPower != kMaximum) found.sums[unit] = sum;
+    if (kLargest) found.largest[unit] = largest;
   }
-  add_count(found.nonfinite, bad);
 }
 
 // ---- launchers --------------------------------------------------------------------------------------------
 
-// One pass for the largest |x| and for the sum of a power, or for one of them.
-template <Power kPower, bool kLargest, class T>
-void run(const T* x, int64_t count, int64_t row_length, Work<T>* largest, double* sums, int64_t* nonfinite,
-         Launch launch) {
-  clear(nonfinite, sizeof *nonfinite, launch);
-  const int64_t blocks = blocks_of(count, row_length).total;
-  const Units units = units_of(count, row_length);
-  const Scratch<double> block_largest(kLargest ? blocks : 0, launch);
-  const Scratch<double> block_sums(kPower != kMaximum ? blocks : 0, launch);
-  start(blocks_kernel<kPower, kLargest, T>, blocks * kWarp, launch, x, count, row_length,
-        Found{block_largest.get(), block_sums.get(), nonfinite});
-  if (kLargest) add_blocks<true>(units, block_largest.get(), largest, launch);
-  if (kPower != kMaximum) add_blocks(units, block_sums.get(), sums, launch);
+// One pass for the largest |x| and for the sum of a power, or for one of them: `tensor` says where of each.
+template <Power kPower, bool kLargest, class T, class TensorOf>
+void run(int64_t tensor_count, TensorOf tensor, int64_t* nonfinite, Launch launch) {
+  clear(nonfinite, tensor_count * int64_t(sizeof *nonfinite), launch);
+  const auto units = [&](int64_t i) { return units_of(tensor(i).count, tensor(i).row_length); };
+  const auto blocks = [&](int64_t i) { return blocks_of(tensor(i).count, tensor(i).row_length).total; };
+  std::vector<int64_t> first_block(size_t(tensor_count) + 1);
+  for (int64_t i = 0; i < tensor_count; ++i) first_block[size_t(i) + 1] = first_block[size_t(i)] + blocks(i);
+  const Scratch<double> largest(kLargest ? first_block.back() : 0, launch);
+  const Scratch<double> sums(kPower != kMaximum ? first_block.back() : 0, launch);
+  const auto item = [&](int64_t i) {
+    return Offered<T>{static_cast<const T*>(tensor(i).grad), tensor(i).count, tensor(i).row_length};
+  };
+  in_tables<Offered<T>>(tensor_count, item, blocks, [&](const auto& table, int64_t first) {
+    const int64_t at = first_block[size_t(first)];
+    const Found found{kLargest ? largest.get() + at : nullptr, kPower != kMaximum ? sums.get() + at : nullptr,
+                      nonfinite + first};
+    start(blocks_kernel<kPower, kLargest, T, std::decay_t<decltype(table)>>, table.units() * kWarp, launch, table,
+          found);
+  });
+  const auto begin = [&](int64_t i) { return first_block[size_t(i)]; };
+  using Largest = Plain<Work<T>>;
+  using Sum = Plain<double>;
+  if (kLargest)
+    add_blocks<true, Largest>(
+        tensor_count, units, largest.get(), begin,
+        [&](int64_t i) { return Largest{static_cast<Work<T>*>(tensor(i).largest)}; }, launch);
+  if (kPower != kMaximum)
+    add_blocks<false, Sum>(
+        tensor_count, units, sums.get(), begin, [&](int64_t i) { return Sum{tensor(i).squares}; }, launch);
 }
 
 }  // namespace
 
-void norm_offer(const void* grad, Dtype dtype, int64_t count, int64_t row_length, Power power, void* norms,
-                int64_t* nonfinite, Launch launch) {
+void norm_offer_all(const NormOffered* tensors, int64_t tensor_count, Dtype dtype, Power power, int64_t* nonfinite,
+                    Launch launch) {
+  // Norms are the one or the other of two moments.
+  const auto tensor = [&](int64_t i) {
+    const NormOffered& t = tensors[i];
+    return MomentsOffered{t.grad, t.count, t.row_length, t.norms, static_cast<double*>(t.norms)};
+  };
   visit(dtype, [&](auto type) {
     using T = typename decltype(type)::type;
-    const T* x = static_cast<const T*>(grad);
-    double* sums = static_cast<double*>(norms);
     if (power == kMaximum)
-      run<kMaximum, true>(x, count, row_length, static_cast<Work<T>*>(norms), nullptr, nonfinite, launch);
+      run<kMaximum, true, T>(tensor_count, tensor, nonfinite, launch);
     else if (power == kPower1)
-      run<kPower1, false>(x, count, row_length, nullptr, sums, nonfinite, launch);
+      run<kPower1, false, T>(tensor_count, tensor, nonfinite, launch);
     else if (power == kPower2)
-      run<kPower2, false>(x, count, row_length, nullptr, sums, nonfinite, launch);
+      run<kPower2, false, T>(tensor_count, tensor, nonfinite, launch);
     else
-      run<kPower4, false>(x, count, row_length, nullptr, sums, nonfinite, launch);
+      run<kPower4, false, T>(tensor_count, tensor, nonfinite, launch);
   });
+}
+
+void moments_offer_all(const MomentsOffered* tensors, int64_t tensor_count, Dtype dtype, int64_t* nonfinite,
+                       Launch launch) {
+  const auto tensor = [&](int64_t i) { return tensors[i]; };
+  visit(dtype, [&](auto type) {
+    using T = typename decltype(type)::type;
+    run<kPower2, true, T>(tensor_count, tensor, nonfinite, launch);
+  });
+}
+
+void norm_offer(const void* grad, Dtype dtype, int64_t count, int64_t row_length, Power power, void* norms,
+                int64_t* nonfinite, Launch launch) {
+  const NormOffered tensor{grad, count, row_length, norms};
+  norm_offer_all(&tensor, 1, dtype, power, nonfinite, launch);
 }
 
 void moments_offer(const void* grad, Dtype dtype, int64_t count, int64_t row_length, void* largest, double* squares,
                    int64_t* nonfinite, Launch launch) {
-  visit(dtype, [&](auto type) {
-    using T = typename decltype(type)::type;
-    run<kPower2, true>(static_cast<const T*>(grad), count, row_length, static_cast<Work<T>*>(largest), squares,
-                       nonfinite, launch);
-  });
+  const MomentsOffered tensor{grad, count, row_length, largest, squares};
+  moments_offer_all(&tensor, 1, dtype, nonfinite, launch);
 }
 
 }  // namespace hvc

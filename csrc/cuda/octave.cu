@@ -3,30 +3,36 @@
 
 #include "dither.h"
 #include "parts.h"
+#include "rows.h"
 #include "visit.h"
 
 namespace hvc {
 namespace {
 
-template <class T> struct OctaveEncode {
+template <class T> struct Encoded {
   const T* grad;
   const Work<T>* norms;
-  int64_t count, row_length;
-  int bits;
-  Octaves octaves;
-  Stream key;
-  int64_t offset;
+  int64_t count, row_length, offset;
   uint8_t* codes;
 };
 
-template <class T> struct OctaveDecode {
+template <class T> struct Decoded {
   const uint8_t* codes;
   const Work<T>* norms;
   int64_t count, row_length;
+  T* grad;
+};
+
+// What the tensors of a bucket have in common.
+struct EncodeRule {
+  int bits;
+  Octaves octaves;
+  Stream key;
+};
+struct DecodeRule {
   int bits;
   int32_t headroom;
   double scale;
-  T* grad;
 };
 
 struct OctaveMerge {
@@ -50,21 +56,26 @@ struct OctaveFold {
 __device__ inline uint32_t code_at(const uint8_t* codes, int64_t i, int bits) {
   return bits == 4 ? nibble(codes, i) : codes[i];
 }
-__device__ inline void put_code(uint8_t* codes, int64_t i, int bits, uint32_t code) {
+__device__ inline void put_code(uint8_t* codes, int64_t i, int64_t count, int bits, uint32_t code) {
   if (bits == 4)
-    put_nibble(codes, i, code);
+    put_nibble(codes, i, count, code);
   else
     codes[i] = uint8_t(code);
 }
 
 // ---- kernels ----------------------------------------------------------------------------------------------
 
-template <class T> __global__ void encode_kernel(OctaveEncode<T> e) {
-  each_drawn(e.key, e.offset, e.count, [&](int64_t i, uint32_t random) {
-    const Scaling<Work<T>> scaling = scaling_for(e.norms[i / e.row_length], Work<T>(1));
-    const float z = scaled(Work<T>(to_work(e.grad[i])), scaling);
-    put_code(e.codes, i, e.bits, octave_of(z, e.octaves, 1u << (e.bits - 1), random));
-  });
+template <class T, class Table>
+__global__ void encode_kernel(const __grid_constant__ Table table, const __grid_constant__ EncodeRule rule) {
+  for (int64_t unit = first_warp(); unit < table.units(); unit += warp_stride()) {
+    const int item = table.item_of(unit);
+    const Encoded<T>& e = table.items[item];
+    each_drawn(rule.key, e.offset, e.count, unit - table.begins[item], [&](int64_t i, uint32_t random) {
+      const Scaling<Work<T>> scaling = scaling_for(e.norms[row_of(i, e.row_length, e.count)], Work<T>(1));
+      const float z = scaled(Work<T>(to_work(e.grad[i])), scaling);
+      put_code(e.codes, i, e.count, rule.bits, octave_of(z, rule.octaves, 1u << (rule.bits - 1), random));
+    });
+  }
 }
 
 __global__ void merge_kernel(OctaveMerge m) {
@@ -72,7 +83,7 @@ __global__ void merge_kernel(OctaveMerge m) {
     const uint32_t a = code_at(m.into, i, m.bits), b = code_at(m.other, i, m.bits);
     const uint32_t sign_bit = 1u << (m.bits - 1);
     const OctavePair<uint32_t> pair = octave_pair(a, b, sign_bit);
-    put_code(m.into, i, m.bits, octave_merge(a, b, pair, 1u << pair.trials, random, sign_bit));
+    put_code(m.into, i, m.count, m.bits, octave_merge(a, b, pair, 1u << pair.trials, random, sign_bit));
   });
 }
 
@@ -87,11 +98,20 @@ __global__ void fold_kernel(OctaveFold f) {
   });
 }
 
-template <class T> __global__ void decode_kernel(OctaveDecode<T> d) {
+template <class T, class Table>
+__global__ void decode_kernel(const __grid_constant__ Table table, DecodeRule rule) {
   using W = Work<T>;
-  for (int64_t i = first_item(); i < d.count; i += item_stride()) {
-    const float factor = octave_value(code_at(d.codes, i, d.bits), 1u << (d.bits - 1), d.headroom);
-    d.grad[i] = from_work<T>((W(factor) * W(d.scale)) * d.norms[i / d.row_length]);
+  constexpr int64_t kMost = in_one_go(Table::room > 1);
+  for (int64_t unit = first_warp(); unit < table.units(); unit += warp_stride()) {
+    const int item = table.item_of(unit);
+    const Decoded<T>& d = table.items[item];
+    const int64_t first = (unit - table.begins[item]) * kMost;
+    each_loaded(
+        first, min(first + kMost, d.count), [&](int64_t i) { return code_at(d.codes, i, rule.bits); },
+        [&](int64_t i, uint32_t code) {
+          const float factor = octave_value(code, 1u << (rule.bits - 1), rule.headroom);
+          d.grad[i] = from_work<T>((W(factor) * W(rule.scale)) * d.norms[row_of(i, d.row_length, d.count)]);
+        });
   }
 }
 
@@ -99,44 +119,64 @@ template <class T> __global__ void decode_kernel(OctaveDecode<T> d) {
 
 // ---- launchers --------------------------------------------------------------------------------------------
 
-void octave_encode(const void* grad, const void* norms, Dtype dtype, int64_t count, int64_t row_length, int bits,
-                   int32_t headroom, const Stream* key, int64_t offset, uint8_t* codes, Launch launch) {
-  const Groups groups = groups_of(offset, count);
-  if (count == 0) return;
-  if (bits == 4) clear(codes, (count + 1) / 2, launch);
+void octave_encode_all(const OctaveEncoded* tensors, int64_t tensor_count, Dtype dtype, int bits, int32_t headroom,
+                       const Stream* key, Launch launch) {
+  const auto units = [&](int64_t i) { return drawn_units(tensors[i].offset, tensors[i].count); };
   visit(dtype, [&](auto type) {
     using T = typename decltype(type)::type;
-    const OctaveEncode<T> e{static_cast<const T*>(grad), static_cast<const Work<T>*>(norms), count, row_length, bits,
-                            octaves_of(bits, headroom), *key, offset, codes};
-    start(encode_kernel<T>, groups.last - groups.first, launch, e);
+    const auto item = [&](int64_t i) {
+      const OctaveEncoded& t = tensors[i];
+      return Encoded<T>{static_cast<const T*>(t.grad), static_cast<const Work<T>*>(t.norms), t.count, t.row_length,
+                        t.offset, t.codes};
+    };
+    in_tables<Encoded<T>>(tensor_count, item, units, [&](const auto& table, int64_t) {
+      start(encode_kernel<T, std::decay_t<decltype(table)>>, table.units() * kWarp, launch, table,
+            EncodeRule{bits, octaves_of(bits, headroom), *key});
+    });
   });
+}
+
+void octave_encode(const void* grad, const void* norms, Dtype dtype, int64_t count, int64_t row_length, int bits,
+                   int32_t headroom, const Stream* key, int64_t offset, uint8_t* codes, Launch launch) {
+  const OctaveEncoded tensor{grad, norms, count, row_length, offset, codes};
+  octave_encode_all(&tensor, 1, dtype, bits, headroom, key, launch);
 }
 
 void octave_merge(uint8_t* into, const uint8_t* other, int64_t bytes, int bits, const Stream* key, int64_t offset,
                   Launch launch) {
   const int64_t count = bytes * 8 / bits;
-  const Groups groups = groups_of(offset, count);
-  if (count == 0) return;
-  start(merge_kernel, groups.last - groups.first, launch, OctaveMerge{into, other, count, bits, *key, offset});
+  start(merge_kernel, drawn_units(offset, count) * kWarp, launch, OctaveMerge{into, other, count, bits, *key, offset});
 }
 
 void octave_fold(const uint8_t* const* parts, int64_t part_count, int64_t count, int32_t headroom, const Stream* key,
                  int64_t offset, uint8_t* out, Launch launch) {
-  const Groups groups = groups_of(offset, count);
   if (count == 0) return;
   const Parts<uint8_t> listed(parts, part_count, launch);
   const OctaveFold f{listed.list(), part_count, count, octaves_of(8, headroom), *key, offset, out};
-  start(fold_kernel, groups.last - groups.first, launch, f);
+  start(fold_kernel, drawn_units(offset, count) * kWarp, launch, f);
+}
+
+void octave_decode_all(const OctaveDecoded* tensors, int64_t tensor_count, int bits, int32_t headroom, double scale,
+                       Dtype dtype, Launch launch) {
+  const auto units = [&](int64_t i) { return ceil_div(tensors[i].count, in_one_go(tensor_count > 1)); };
+  visit(dtype, [&](auto type) {
+    using T = typename decltype(type)::type;
+    const auto item = [&](int64_t i) {
+      const OctaveDecoded& t = tensors[i];
+      return Decoded<T>{t.codes, static_cast<const Work<T>*>(t.norms), t.count, t.row_length,
+                        static_cast<T*>(t.grad)};
+    };
+    in_tables<Decoded<T>>(tensor_count, item, units, [&](const auto& table, int64_t) {
+      start(decode_kernel<T, std::decay_t<decltype(table)>>, table.units() * kWarp, launch, table,
+            DecodeRule{bits, headroom, scale});
+    });
+  });
 }
 
 void octave_decode(const uint8_t* codes, const void* norms, int64_t count, int64_t row_length, int bits,
                    int32_t headroom, double scale, void* grad, Dtype dtype, Launch launch) {
-  visit(dtype, [&](auto type) {
-    using T = typename decltype(type)::type;
-    const OctaveDecode<T> d{codes, static_cast<const Work<T>*>(norms), count, row_length, bits, headroom, scale,
-                            static_cast<T*>(grad)};
-    start(decode_kernel<T>, count, launch, d);
-  });
+  const OctaveDecoded tensor{codes, norms, count, row_length, grad};
+  octave_decode_all(&tensor, 1, bits, headroom, scale, dtype, launch);
 }
 
 }  // namespace hvc

@@ -3,19 +3,28 @@
 
 #include "blocks_of_codes.h"
 #include "parts.h"
+#include "rows.h"
 #include "visit.h"
 
 namespace hvc {
 namespace {
 
-template <class T> struct QsgdEncode {
+template <class T> struct Encoded {
   const T* grad;
+  int64_t count, offset;
+  uint8_t* records;
+};
+
+template <class T> struct Decoded {
+  const uint8_t* records;
   int64_t count;
+  T* grad;
+};
+
+// What the tensors of a bucket have in common.
+struct Rule {
   QsgdShape shape;
   Stream key;
-  int64_t offset;
-  uint8_t* records;
-  int64_t* nonfinite;
 };
 
 struct QsgdFold {
@@ -25,14 +34,6 @@ struct QsgdFold {
   Stream key;
   int64_t offset;
   uint8_t* out;
-};
-
-template <class T> struct QsgdDecode {
-  const uint8_t* records;
-  int64_t count;
-  QsgdShape shape;
-  double scale;
-  T* grad;
 };
 
 // ---- codes ------------------------------------------------------------------------------------------------
@@ -64,6 +65,12 @@ __device__ inline int32_t code_at(const uint8_t* codes, int64_t i, int bits) {
   return signed_code(word >> shift & ((1u << bits) - 1u), bits);
 }
 
+// A code with its norm.
+struct Code {
+  int32_t level;
+  float norm;
+};
+
 __device__ inline float norm_at(const uint8_t* record) { return bit_cast<float>(load_bytes<uint32_t>(record)); }
 
 // Writes the codes of value(0) to value(count - 1), and codes 0 up to the end of the block: a lane takes eight.
@@ -78,21 +85,25 @@ __device__ void put_codes(const QsgdShape& shape, int64_t count, float norm, con
 
 // ---- kernels ----------------------------------------------------------------------------------------------
 
-template <class T> __global__ void encode_kernel(QsgdEncode<T> e) {
+template <class T, class Table>
+__global__ void encode_kernel(const __grid_constant__ Table table, const __grid_constant__ Rule rule,
+                              int64_t* nonfinite) {
   using W = Work<T>;
-  const int64_t block = e.shape.block, bytes = record_bytes(block, e.shape.bits);
-  int64_t bad = 0;
-  for (int64_t i = first_warp(); i < ceil_div(e.count, block); i += warp_stride()) {
-    const T* x = e.grad + i * block;
-    const int64_t count = min(block, e.count - i * block);
+  const int64_t block = rule.shape.block, bytes = record_bytes(block, rule.shape.bits);
+  for (int64_t unit = first_warp(); unit < table.units(); unit += warp_stride()) {
+    const int item = table.item_of(unit);
+    const Encoded<T>& e = table.items[item];
+    const int64_t i = unit - table.begins[item], begin = i * block, count = min(block, e.count - begin);
+    const T* x = e.grad + begin;
     const auto value = [&](int64_t j) { return W(to_work(x[j])); };
+    int64_t bad = 0;
     for (int64_t j = lane_index(); j < count; j += kWarp) bad += !is_finite(x[j]);
-    const float norm = norm_of(e.shape.norm, count, value);
+    add_count(nonfinite + item, bad);
+    const float norm = norm_of(rule.shape.norm, count, value);
     uint8_t* record = e.records + i * bytes;
     put_norm(record, norm);
-    put_codes<W>(e.shape, count, norm, e.key, e.offset + i * block, record + kNormBytes, value);
+    put_codes<W>(rule.shape, count, norm, rule.key, e.offset + begin, record + kNormBytes, value);
   }
-  add_count(e.nonfinite, bad);
 }
 
 // Sums are found twice, for the norm and for the codes: a block has no place to be kept.
@@ -124,13 +135,23 @@ __global__ void fold_kernel(QsgdFold f) {
   }
 }
 
-template <class T> __global__ void decode_kernel(QsgdDecode<T> d) {
+template <class T, class Table>
+__global__ void decode_kernel(const __grid_constant__ Table table, QsgdShape shape, double scale) {
   using W = Work<T>;
-  const int64_t block = d.shape.block, bytes = record_bytes(block, d.shape.bits);
-  for (int64_t i = first_item(); i < d.count; i += item_stride()) {
-    const uint8_t* record = d.records + i / block * bytes;
-    const int32_t code = code_at(record + kNormBytes, i % block, d.shape.bits);
-    d.grad[i] = from_work<T>(level_value(code, W(d.scale), W(norm_at(record))));
+  constexpr int64_t kMost = in_one_go(Table::room > 1);
+  const int64_t bytes = record_bytes(shape.block, shape.bits);
+  for (int64_t unit = first_warp(); unit < table.units(); unit += warp_stride()) {
+    const int item = table.item_of(unit);
+    const Decoded<T>& d = table.items[item];
+    const int64_t first = (unit - table.begins[item]) * kMost;
+    const auto load = [&](int64_t i) {
+      const int64_t block = row_of(i, shape.block, d.count);
+      const uint8_t* record = d.records + block * bytes;
+      return Code{code_at(record + kNormBytes, i - block * shape.block, shape.bits), norm_at(record)};
+    };
+    each_loaded(first, min(first + kMost, d.count), load, [&](int64_t i, const Code& code) {
+      d.grad[i] = from_work<T>(level_value(code.level, W(scale), W(code.norm)));
+    });
   }
 }
 
@@ -138,14 +159,27 @@ template <class T> __global__ void decode_kernel(QsgdDecode<T> d) {
 
 // ---- launchers --------------------------------------------------------------------------------------------
 
-void qsgd_encode(const void* grad, Dtype dtype, int64_t count, QsgdShape shape, const Stream* key, int64_t offset,
-                 uint8_t* records, int64_t* nonfinite, Launch launch) {
-  clear(nonfinite, sizeof *nonfinite, launch);
+void qsgd_encode_all(const QsgdEncoded* tensors, int64_t tensor_count, Dtype dtype, QsgdShape shape, const Stream* key,
+                     int64_t* nonfinite, Launch launch) {
+  clear(nonfinite, tensor_count * int64_t(sizeof *nonfinite), launch);
+  const auto units = [&](int64_t i) { return ceil_div(tensors[i].count, shape.block); };
   visit(dtype, [&](auto type) {
     using T = typename decltype(type)::type;
-    const QsgdEncode<T> e{static_cast<const T*>(grad), count, shape, *key, offset, records, nonfinite};
-    start(encode_kernel<T>, ceil_div(count, shape.block) * kWarp, launch, e);
+    const auto item = [&](int64_t i) {
+      const QsgdEncoded& t = tensors[i];
+      return Encoded<T>{static_cast<const T*>(t.grad), t.count, t.offset, t.records};
+    };
+    in_tables<Encoded<T>>(tensor_count, item, units, [&](const auto& table, int64_t first) {
+      start(encode_kernel<T, std::decay_t<decltype(table)>>, table.units() * kWarp, launch, table, Rule{shape, *key},
+            nonfinite + first);
+    });
   });
+}
+
+void qsgd_encode(const void* grad, Dtype dtype, int64_t count, QsgdShape shape, const Stream* key, int64_t offset,
+                 uint8_t* records, int64_t* nonfinite, Launch launch) {
+  const QsgdEncoded tensor{grad, count, offset, records};
+  qsgd_encode_all(&tensor, 1, dtype, shape, key, nonfinite, launch);
 }
 
 void qsgd_fold(const uint8_t* const* parts, int64_t part_count, int64_t blocks, QsgdShape shape, const Stream* key,
@@ -155,12 +189,25 @@ void qsgd_fold(const uint8_t* const* parts, int64_t part_count, int64_t blocks, 
   start(fold_kernel, blocks * kWarp, launch, QsgdFold{listed.list(), part_count, blocks, shape, *key, offset, out});
 }
 
-void qsgd_decode(const uint8_t* records, Dtype dtype, int64_t count, QsgdShape shape, double scale, void* grad,
-                 Launch launch) {
+void qsgd_decode_all(const QsgdDecoded* tensors, int64_t tensor_count, Dtype dtype, QsgdShape shape, double scale,
+                     Launch launch) {
+  const auto units = [&](int64_t i) { return ceil_div(tensors[i].count, in_one_go(tensor_count > 1)); };
   visit(dtype, [&](auto type) {
     using T = typename decltype(type)::type;
-    start(decode_kernel<T>, count, launch, QsgdDecode<T>{records, count, shape, scale, static_cast<T*>(grad)});
+    const auto item = [&](int64_t i) {
+      const QsgdDecoded& t = tensors[i];
+      return Decoded<T>{t.records, t.count, static_cast<T*>(t.grad)};
+    };
+    in_tables<Decoded<T>>(tensor_count, item, units, [&](const auto& table, int64_t) {
+      start(decode_kernel<T, std::decay_t<decltype(table)>>, table.units() * kWarp, launch, table, shape, scale);
+    });
   });
+}
+
+void qsgd_decode(const uint8_t* records, Dtype dtype, int64_t count, QsgdShape shape, double scale, void* grad,
+                 Launch launch) {
+  const QsgdDecoded tensor{records, count, grad};
+  qsgd_decode_all(&tensor, 1, dtype, shape, scale, launch);
 }
 
 }  // namespace hvc

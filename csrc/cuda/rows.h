@@ -37,6 +37,24 @@ constexpr int kInFlight = 4;
 // for theirs first.
 __host__ __device__ constexpr int64_t in_one_go(bool several) { return (several ? 4 : 1) * kInFlight * kWarp; }
 
+// Calls use(i, load(i)) for a lane's part of the elements of [first, last), with several loads under way.
+template <class Load, class Use>
+__device__ void each_loaded(int64_t first, int64_t last, const Load& load, const Use& use) {
+  for (int64_t begin = first; begin < last; begin += kInFlight * kWarp) {
+    decltype(load(first)) values[kInFlight];
+#pragma unroll
+    for (int k = 0; k < kInFlight; ++k) {
+      const int64_t i = begin + k * kWarp + lane_index();
+      if (i < last) values[k] = load(i);
+    }
+#pragma unroll
+    for (int k = 0; k < kInFlight; ++k) {
+      const int64_t i = begin + k * kWarp + lane_index();
+      if (i < last) use(i, values[k]);
+    }
+  }
+}
+
 template <class T> struct Loaded {
   Work<T> x[kInFlight];  // 0 behind the end
 };
@@ -155,14 +173,6 @@ void add_blocks(int64_t count, UnitsOf units, const double* of_blocks, FirstBloc
                        long_rows ? units(i).total : blocks(i).total, per_row, 1, put(i)};
   };
   add_all<kLargest, Put>(count, item, rows, launch);
-}
-
-// The same for one tensor.
-template <bool kLargest = false, class Out>
-void add_blocks(const Units& units, const double* of_blocks, Out* out, Launch launch) {
-  add_blocks<kLargest, Plain<Out>>(
-      1, [&](int64_t) { return units; }, of_blocks, [](int64_t) { return int64_t(0); },
-      [&](int64_t) { return Plain<Out>{out}; }, launch);
 }
 
 }  // namespace

@@ -147,6 +147,15 @@ class Work:
             self.grad(position).clamp_(-self.limit(), self.limit())
 
 
+#: Methods of a codec, and their forms for several tensors.
+_FORMS = (
+    ("offer", "offer_all"),
+    ("encode", "offer_all"),
+    ("encode_part", "encode_parts"),
+    ("decode_part", "decode_parts"),
+)
+
+
 @dataclass(frozen=True)
 class Codec:
     """One method. Stateless: its fields are its options, and all it may know is in its arguments.
@@ -180,7 +189,7 @@ class Codec:
     def __init_subclass__(cls, **options: Any) -> None:
         """Take back the forms for several tensors where what belongs to them is redefined, and they are not."""
         super().__init_subclass__(**options)
-        for one, several in (("offer", "offer_all"), ("encode", "offer_all"), ("decode_part", "decode_parts")):
+        for one, several in _FORMS:
             if cls._place_of(one) < cls._place_of(several):
                 setattr(cls, several, getattr(Codec, several))
 
@@ -334,8 +343,7 @@ class Codec:
         """
         if self.encodes_in_parts:
             self.encode_first(work, key)
-            for position in work.present():
-                self.encode_part(work, position, 0, work.bucket.tensors[position].count, key)
+            self.encode_parts(work, _whole(work), key)
         return None
 
     def merge(
@@ -366,8 +374,7 @@ class Codec:
             key: this rank's key, as given to ``offer``.
             gain: 1 for the mean over ranks, the number of ranks for the sum.
         """
-        parts = [Part(position, 0, work.bucket.tensors[position].count) for position in work.present()]
-        self.decode_parts(work, parts, key, gain)
+        self.decode_parts(work, _whole(work), key, gain)
 
     # ---- all tensors of a bucket at once: optional, for kernels that are one launch then and not one for each ----
 
@@ -386,6 +393,11 @@ class Codec:
     def offers_together(self) -> bool:
         """Return whether :meth:`offer_all` is anything but :meth:`offer` for one tensor after the other."""
         return type(self).offer_all is not Codec.offer_all
+
+    def encode_parts(self, work: Work, parts: Sequence[Part], key: Key) -> None:
+        """Do what :meth:`encode_part` does, for several parts of the bucket."""
+        for part in parts:
+            self.encode_part(work, part.position, part.start, part.stop, key)
 
     def decode_parts(self, work: Work, parts: Sequence[Part], key: Key, gain: float) -> None:
         """Do what :meth:`decode_part` does, for several parts of the bucket."""
@@ -422,3 +434,8 @@ class Codec:
             start: a multiple of the granule; ``stop`` is one too, or the end of the tensor.
         """
         raise NotImplementedError
+
+
+def _whole(work: Work) -> list[Part]:
+    """Return all of the tensors that were offered."""
+    return [Part(position, 0, work.bucket.tensors[position].count) for position in work.present()]

@@ -6,6 +6,7 @@ norms of rows over all ranks, or the norm of the bucket.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import numpy as np
@@ -15,13 +16,13 @@ from torch import Tensor
 from .. import kernels
 from ..keys import DITHER, Key
 from ..plan import Bucket, TensorSpec
-from .base import Codec, Regions, Work, work_dtype
+from .base import Codec, Part, Regions, Work, work_dtype
 
 #: Blocks are whole chunks of the kernels; a scale of 32 bits then costs 1/8 bit per element at most.
 BLOCK_UNIT = 256
 
-#: Codes or a gradient, the scales, and how many elements share one.
-Scaled = tuple[Tensor, Tensor, int]
+#: Of parts of tensors the codes or the gradients, the scales, and how many elements share one.
+Scaled = tuple[list[Tensor], list[Tensor], list[int]]
 
 
 def whole(value: Any) -> bool:
@@ -95,15 +96,33 @@ class Dithering(Codec):
     # ---- norms ----
 
     def offer(self, work: Work, position: int, key: Key) -> int | Tensor:
-        tensor, own = work.bucket.tensors[position], work.memo["parts"][position]
-        if not tensor.count:
-            return 0
-        row, parts = self._row(tensor), work.local["parts"][own]
+        row, parts = self._row(work.bucket.tensors[position]), self._rows_of("parts", work, position)
         nonfinite = kernels.norm_offer(work.grad(position), parts, row, power=self._power())
-        if not self._power():
+        if not self._may_overflow(work):
             return nonfinite
-        # Powers that float64 cannot hold would make every element of the block NaN, and nobody would count it.
         return int(nonfinite) or int(not bool(parts.isfinite().all()))
+
+    def offer_all(self, work: Work, positions: Sequence[int], key: Key) -> Tensor:
+        if self._may_overflow(work):
+            return super().offer_all(work, positions, key)
+        return kernels.norm_offer_all(
+            [work.grad(position) for position in positions],
+            [self._rows_of("parts", work, position) for position in positions],
+            [self._row(work.bucket.tensors[position]) for position in positions],
+            power=self._power(),
+        )
+
+    def _may_overflow(self, work: Work) -> bool:
+        """Return whether there are numbers whose powers float64 cannot hold.
+
+        They would make every element of a block NaN, and nobody would count it.
+        """
+        return self._power() > 0 and work_dtype(work.bucket) is torch.float64
+
+    def _rows_of(self, name: str, work: Work, position: int) -> Tensor:
+        """Return what a local array holds for the rows of one tensor: nothing, if it is empty."""
+        tensor, first = work.bucket.tensors[position], work.memo["parts"][position].start
+        return work.local[name][first : first - (-tensor.count // self._row(tensor))]
 
     def begin(self, number: int, work: Work, key: Key) -> None:
         parts, norms = work.local["parts"], work.shared["norms"]
@@ -136,11 +155,13 @@ class Dithering(Codec):
         self._make_scales(work)
 
     def encode_part(self, work: Work, position: int, start: int, stop: int, key: Key) -> None:
-        if start == stop:
-            return
-        codes = work.regions["codes"][self._places(work, position, start, stop)]
-        offset = work.span(position).start + start
-        self._encode(work, position, self._scaled(work, position, start, stop), codes, key.at(purpose=DITHER), offset)
+        Dithering.encode_parts(self, work, [Part(position, start, stop)], key)
+
+    def encode_parts(self, work: Work, parts: Sequence[Part], key: Key) -> None:
+        grads, scales, rows = self._scaled(work, parts)
+        offsets = [work.span(part.position).start + part.start for part in parts]
+        positions, given = [part.position for part in parts], (grads, scales, rows)
+        self._encode(work, positions, given, self._codes(work, parts), key.at(purpose=DITHER), offsets)
 
     def _make_scales(self, work: Work) -> None:
         """Take the root by square roots: NumPy's are right to the last bit on every machine, torch's are not."""
@@ -154,17 +175,26 @@ class Dithering(Codec):
         if self._power() and scales.dtype is torch.float32:
             scales.clamp_(max=torch.finfo(torch.float32).max)  # no element is larger
 
-    def _scaled(self, work: Work, position: int, start: int, stop: int) -> Scaled:
-        """Return elements ``start`` to ``stop`` of a gradient, and their scales."""
-        row = self._row(work.bucket.tensors[position])
-        scales = work.local["scales"][self._of_tensor(work, position)]
-        return work.grad(position)[start:stop], scales[start // row : -(-stop // row)], row
+    def _scaled(self, work: Work, parts: Sequence[Part]) -> Scaled:
+        """Return parts of the gradients, and their scales."""
+        rows = [self._row(work.bucket.tensors[part.position]) for part in parts]
+        grads = [work.grad(part.position)[part.start : part.stop] for part in parts]
+        every = work.local["scales"]
+        firsts = [self._of_tensor(work, part.position).start for part in parts]
+        own = zip(parts, firsts, rows)
+        return grads, [every[at + part.start // row : at - (-part.stop // row)] for part, at, row in own], rows
 
-    def _encode(self, work: Work, position: int, given: Scaled, codes: Tensor, key: Key, offset: int) -> None:
-        """Write the codes of a part of a tensor.
+    def _codes(self, work: Work, parts: Sequence[Part]) -> list[Tensor]:
+        places = [self._places(work, part.position, part.start, part.stop) for part in parts]
+        return [work.regions["codes"][place] for place in places]
+
+    def _encode(
+        self, work: Work, positions: Sequence[int], given: Scaled, codes: list[Tensor], key: Key, offsets: list[int]
+    ) -> None:
+        """Write the codes of parts of tensors.
 
         Args:
-            offset: where the part lies in the bucket, for random bits.
+            offsets: where the parts lie in the bucket, for random bits.
         """
         raise NotImplementedError
 
@@ -176,13 +206,13 @@ class Dithering(Codec):
         return {"codes": (codes.start, codes.stop)}  # scales are known since the prelude
 
     def decode_part(self, work: Work, position: int, start: int, stop: int, key: Key, gain: float) -> None:
-        if start == stop:
-            return
-        codes = work.regions["codes"][self._places(work, position, start, stop)]
-        grad, scales, row = self._scaled(work, position, start, stop)
-        self._decode((codes, scales, row), grad, work.world, gain)
+        Dithering.decode_parts(self, work, [Part(position, start, stop)], key, gain)
 
-    def _decode(self, given: Scaled, grad: Tensor, world: int, gain: float) -> None:
+    def decode_parts(self, work: Work, parts: Sequence[Part], key: Key, gain: float) -> None:
+        grads, scales, rows = self._scaled(work, parts)
+        self._decode((self._codes(work, parts), scales, rows), grads, work.world, gain)
+
+    def _decode(self, given: Scaled, grads: list[Tensor], world: int, gain: float) -> None:
         raise NotImplementedError
 
 

@@ -68,15 +68,18 @@ class Standard(_Form):
                 f"have to fit in {self.bits} bits; choose {advice}"
             )
 
-    def _encode(self, work: Work, position: int, given: Scaled, codes: Tensor, key: Key, offset: int) -> None:
-        kernels.level_encode(*given, codes, key, bits=self.bits, levels=self.levels(work.world), offset=offset)
+    def _encode(
+        self, work: Work, positions: Sequence[int], given: Scaled, codes: list[Tensor], key: Key, offsets: list[int]
+    ) -> None:
+        levels = self.levels(work.world)
+        kernels.level_encode_all(*given, codes, key, bits=self.bits, levels=levels, offsets=offsets)
 
     def _merge_codes(self, start: int, into: Tensor, other: Tensor, key: Key) -> None:
         kernels.level_add(into, other, bits=self.bits)
 
-    def _decode(self, given: Scaled, grad: Tensor, world: int, gain: float) -> None:
+    def _decode(self, given: Scaled, grads: list[Tensor], world: int, gain: float) -> None:
         scale = gain / (self.levels(world) * world)
-        kernels.level_decode(*given, grad, bits=self.bits, scale=scale)
+        kernels.level_decode_all(*given, grads, bits=self.bits, scale=scale)
 
 
 @dataclass(frozen=True)
@@ -98,8 +101,11 @@ class Exponential(_Form):
                 f"got {world}; choose bits=8"
             )
 
-    def _encode(self, work: Work, position: int, given: Scaled, codes: Tensor, key: Key, offset: int) -> None:
-        kernels.octave_encode(*given, codes, key, bits=self.bits, headroom=self.headroom(work.world), offset=offset)
+    def _encode(
+        self, work: Work, positions: Sequence[int], given: Scaled, codes: list[Tensor], key: Key, offsets: list[int]
+    ) -> None:
+        headroom = self.headroom(work.world)
+        kernels.octave_encode_all(*given, codes, key, bits=self.bits, headroom=headroom, offsets=offsets)
 
     def fold(self, region: str, start: int, into: Tensor, others: Sequence[Tensor], key: Key) -> None:
         """Merge neighbours, then neighbours of these, and so on: ceil(log2 M) merges for each rank at most.
@@ -123,9 +129,9 @@ class Exponential(_Form):
         offset = start * (2 if self.bits == 4 else 1)
         kernels.octave_merge(into, other, key, bits=self.bits, offset=offset)
 
-    def _decode(self, given: Scaled, grad: Tensor, world: int, gain: float) -> None:
+    def _decode(self, given: Scaled, grads: list[Tensor], world: int, gain: float) -> None:
         headroom = self.headroom(world)
-        kernels.octave_decode(*given, grad, bits=self.bits, headroom=headroom, scale=gain / world)
+        kernels.octave_decode_all(*given, grads, bits=self.bits, headroom=headroom, scale=gain / world)
 
 
 @register

@@ -60,8 +60,10 @@ class Natural(Dithering):
 
     # ---- codes ----
 
-    def _encode(self, work: Work, position: int, given: Scaled, codes: Tensor, key: Key, offset: int) -> None:
-        kernels.octave_encode(*given, codes, key, bits=self.bits, headroom=_HEADROOM, offset=offset)
+    def _encode(
+        self, work: Work, positions: Sequence[int], given: Scaled, codes: list[Tensor], key: Key, offsets: list[int]
+    ) -> None:
+        kernels.octave_encode_all(*given, codes, key, bits=self.bits, headroom=_HEADROOM, offsets=offsets)
 
     def fold(self, region: str, start: int, into: Tensor, others: Sequence[Tensor], key: Key) -> None:
         if region == "norms":
@@ -70,8 +72,8 @@ class Natural(Dithering):
         ranks = [*others[: key.rank], into, *others[key.rank :]]
         kernels.octave_fold(ranks, into, key.at(hop=1, purpose=DITHER), headroom=_HEADROOM, offset=start)
 
-    def _decode(self, given: Scaled, grad: Tensor, world: int, gain: float) -> None:
-        kernels.octave_decode(*given, grad, bits=self.bits, headroom=_HEADROOM, scale=gain)
+    def _decode(self, given: Scaled, grads: list[Tensor], world: int, gain: float) -> None:
+        kernels.octave_decode_all(*given, grads, bits=self.bits, headroom=_HEADROOM, scale=gain)
 
 
 def _power_of_two(value: float, most: float) -> float:

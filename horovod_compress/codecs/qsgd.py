@@ -26,7 +26,7 @@ from ..errors import ConfigError, CorruptFrameError
 from ..kernels.quantise import BLOCK_UNIT, MOST_BLOCK
 from ..keys import DITHER, Key
 from ..plan import Bucket, TensorSpec
-from .base import Algebra, Codec, Law, Regions, Work
+from .base import Algebra, Codec, Law, Part, Regions, Work
 from .dithering import whole
 from .registry import register
 from .sections import LENGTH_BYTES, cut, slices
@@ -59,9 +59,12 @@ class _Form(Codec):
     def prepare(self, work: Work) -> None:
         work.memo["blocks"] = slices([self._blocks(tensor) for tensor in work.bucket.tensors])
 
+    def _offset(self, work: Work, position: int) -> int:
+        """Return which element of the bucket's random bits the first one of a tensor is."""
+        return int(work.memo["blocks"][position].start) * self.block
+
     def _offer_rule(self, work: Work, position: int) -> dict[str, int]:
-        first = work.memo["blocks"][position].start
-        return self._rule() | {"norm": self._power(), "offset": first * self.block}
+        return self._rule() | {"norm": self._power(), "offset": self._offset(work, position)}
 
     def _norm_of(self, block: Tensor) -> float:
         return float(block.abs().max() if self.norm == "max" else block.square().sum().sqrt())
@@ -98,6 +101,17 @@ class Packed(_Form):
         records, rule = work.regions["records"][own], self._offer_rule(work, position)
         return kernels.qsgd_encode(work.grad(position), records, key.at(purpose=DITHER), **rule)
 
+    def offer_all(self, work: Work, positions: Sequence[int], key: Key) -> Tensor:
+        spans = [self._places(work, position, 0, work.bucket.tensors[position].count) for position in positions]
+        return kernels.qsgd_encode_all(
+            [work.grad(position) for position in positions],
+            [work.regions["records"][span] for span in spans],
+            key.at(purpose=DITHER),
+            **self._rule(),
+            norm=self._power(),
+            offsets=[self._offset(work, position) for position in positions],
+        )
+
     def fold(self, region: str, start: int, into: Tensor, others: Sequence[Tensor], key: Key) -> None:
         ranks = [*others[: key.rank], into, *others[key.rank :]]
         offset = start // self._record() * self.block
@@ -117,8 +131,13 @@ class Packed(_Form):
         return slice((first + start // self.block) * size, (first - (-stop // self.block)) * size)
 
     def decode_part(self, work: Work, position: int, start: int, stop: int, key: Key, gain: float) -> None:
-        records = work.regions["records"][self._places(work, position, start, stop)]
-        kernels.qsgd_decode(records, work.grad(position)[start:stop], **self._rule(), scale=gain / self.levels)
+        Packed.decode_parts(self, work, [Part(position, start, stop)], key, gain)
+
+    def decode_parts(self, work: Work, parts: Sequence[Part], key: Key, gain: float) -> None:
+        spans = [self._places(work, part.position, part.start, part.stop) for part in parts]
+        records = [work.regions["records"][span] for span in spans]
+        grads = [work.grad(part.position)[part.start : part.stop] for part in parts]
+        kernels.qsgd_decode_all(records, grads, **self._rule(), scale=gain / self.levels)
 
     def error_bound(self, x: Sequence[Tensor]) -> float:
         """Bound both roundings; the mean of the rounded blocks has a norm and magnitudes no larger than given here."""

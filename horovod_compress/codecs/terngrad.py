@@ -111,12 +111,17 @@ class TernGrad(Dithering):
             work.local["sizes"][position] = max(1, tensor.count)
 
     def offer(self, work: Work, position: int, key: Key) -> int | Tensor:
-        tensor = work.bucket.tensors[position]
-        if not self.clip or not tensor.count:
+        if not self.clip:
             return super().offer(work, position, key)
-        own = slice(position, position + 1)
-        moments = (work.local["parts"][own], work.local["squares"][own])
-        return kernels.moments_offer(work.grad(position), *moments, tensor.count)
+        largest, squares = (self._rows_of(name, work, position) for name in ("parts", "squares"))
+        return kernels.moments_offer(work.grad(position), largest, squares, self._row(work.bucket.tensors[position]))
+
+    def offer_all(self, work: Work, positions: Sequence[int], key: Key) -> Tensor:
+        if not self.clip:
+            return super().offer_all(work, positions, key)
+        largest, squares = ([self._rows_of(name, work, p) for p in positions] for name in ("parts", "squares"))
+        rows = [self._row(work.bucket.tensors[position]) for position in positions]
+        return kernels.moments_offer_all([work.grad(position) for position in positions], largest, squares, rows)
 
     def begin(self, number: int, work: Work, key: Key) -> None:
         if self.clip:
@@ -133,12 +138,14 @@ class TernGrad(Dithering):
 
     # ---- codes ----
 
-    def _encode(self, work: Work, position: int, given: Scaled, codes: Tensor, key: Key, offset: int) -> None:
-        bounds = work.local["bounds"][self._of_tensor(work, position)] if self.clip else None
-        kernels.level_encode(*given, codes, key, bits=self.bits, levels=1, offset=offset, bounds=bounds)
+    def _encode(
+        self, work: Work, positions: Sequence[int], given: Scaled, codes: list[Tensor], key: Key, offsets: list[int]
+    ) -> None:
+        bounds = [self._rows_of("bounds", work, position) for position in positions] if self.clip else None
+        kernels.level_encode_all(*given, codes, key, bits=self.bits, levels=1, offsets=offsets, bounds=bounds)
 
     def _merge_codes(self, start: int, into: Tensor, other: Tensor, key: Key) -> None:
         kernels.level_add(into, other, bits=self.bits)
 
-    def _decode(self, given: Scaled, grad: Tensor, world: int, gain: float) -> None:
-        kernels.level_decode(*given, grad, bits=self.bits, scale=gain / world)
+    def _decode(self, given: Scaled, grads: list[Tensor], world: int, gain: float) -> None:
+        kernels.level_decode_all(*given, grads, bits=self.bits, scale=gain / world)

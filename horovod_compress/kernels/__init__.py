@@ -21,9 +21,12 @@ from ..keys import Key
 from .legality import (
     CPU,
     MAX_PARTS,
+    POWERS,
     REFERENCE,
     backend,
     check_apart,
+    check_levels,
+    check_octaves,
     check_odds,
     check_one_of,
     checked,
@@ -70,6 +73,16 @@ from .together import (
     sign_decode_all,
     sign_offer_all,
 )
+from .together_quantise import (
+    level_decode_all,
+    level_encode_all,
+    moments_offer_all,
+    norm_offer_all,
+    octave_decode_all,
+    octave_encode_all,
+    qsgd_decode_all,
+    qsgd_encode_all,
+)
 from .values import sample_decode, sample_offer, values_bound, values_decode, values_encode
 
 __all__ = [
@@ -102,12 +115,18 @@ __all__ = [
     "majority_fold",
     "level_add",
     "level_decode",
+    "level_decode_all",
     "level_encode",
+    "level_encode_all",
     "merge_bits",
     "moments_offer",
+    "moments_offer_all",
     "norm_offer",
+    "norm_offer_all",
     "octave_decode",
+    "octave_decode_all",
     "octave_encode",
+    "octave_encode_all",
     "octave_fold",
     "octave_merge",
     "philox4x32",
@@ -123,7 +142,9 @@ __all__ = [
     "points_offer",
     "points_offer_all",
     "qsgd_decode",
+    "qsgd_decode_all",
     "qsgd_encode",
+    "qsgd_encode_all",
     "qsgd_fold",
     "qsgd_record_bytes",
     "sign_decode",
@@ -144,9 +165,6 @@ __all__ = [
     "values_encode",
     "word_count",
 ]
-
-#: Powers of |x| that a norm may add up; 0 stands for the maximum.
-POWERS = (0, 1, 2, 4)
 
 
 # ---- one bit per element ----------------------------------------------------------------------
@@ -380,9 +398,7 @@ def level_encode(
     native, device, launch = backend(grad)
     count = grad.numel()
     dtype = dtype_code("grad", grad)
-    check_one_of("bits", bits, (4, 8, 16))
-    if not 1 <= levels < 1 << (bits - 1):
-        raise ValueError(f"levels must be in [1, {1 << (bits - 1)}), got {levels}")
+    check_levels(bits, levels)
     rows = row_count(count, row_length)
     grad_at = checked("grad", grad, grad.dtype, count, device)
     norms_at = checked("norms", norms, work_dtype(grad.dtype), rows, device)
@@ -446,7 +462,7 @@ def octave_encode(
     native, device, launch = backend(grad)
     count = grad.numel()
     dtype = dtype_code("grad", grad)
-    _octaves(bits, headroom)
+    check_octaves(bits, headroom)
     grad_at = checked("grad", grad, grad.dtype, count, device)
     norms_at = checked("norms", norms, work_dtype(grad.dtype), row_count(count, row_length), device)
     codes_at = checked_codes(codes, bits, count, row_length, device)
@@ -487,7 +503,7 @@ def octave_decode(
     native, device, launch = backend(grad)
     count = grad.numel()
     dtype = dtype_code("grad", grad)
-    _octaves(bits, headroom)
+    check_octaves(bits, headroom)
     grad_at = checked("grad", grad, grad.dtype, count, device)
     norms_at = checked("norms", norms, work_dtype(grad.dtype), row_count(count, row_length), device)
     codes_at = checked_codes(codes, bits, count, row_length, device)
@@ -496,13 +512,6 @@ def octave_decode(
         REFERENCE.octave_decode(codes, norms, row_length, grad, bits=bits, headroom=headroom, scale=scale)
     else:
         native.octave_decode(codes_at, norms_at, count, row_length, bits, headroom, scale, grad_at, dtype, launch)
-
-
-def _octaves(bits: int, headroom: int) -> None:
-    check_one_of("bits", bits, (4, 8))
-    most = min(1 << (bits - 1), 32) - 1
-    if not 1 <= headroom <= most:
-        raise ValueError(f"headroom must be in [1, {most}], got {headroom}")
 
 
 # ---- plain numbers ----------------------------------------------------------------------------

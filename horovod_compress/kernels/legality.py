@@ -17,6 +17,8 @@ MAX_PARTS = 65535
 MAX_WEIGHT = 1 << 62
 MAX_WORDS = 1 << 33  # the group index is 32 bits wide, and a group holds two words
 MAX_DRAWS = 1 << 35  # and a word 16 random bits for each of four elements
+#: Powers of |x| that a norm may add up; 0 stands for the maximum.
+POWERS = (0, 1, 2, 4)
 
 REFERENCE: ModuleType | None = None
 if loader.choice() == "reference":
@@ -133,6 +135,19 @@ def draw_stream(key: Key, offset: int, count: int) -> tuple[int, int, int, int, 
 def check_one_of(name: str, value: int, allowed: tuple[int, ...]) -> None:
     if value not in allowed:
         raise ValueError(f"{name} must be one of {', '.join(map(str, allowed))}, got {value!r}")
+
+
+def check_levels(bits: int, levels: int) -> None:
+    check_one_of("bits", bits, (4, 8, 16))
+    if not 1 <= levels < 1 << (bits - 1):
+        raise ValueError(f"levels must be in [1, {1 << (bits - 1)}), got {levels}")
+
+
+def check_octaves(bits: int, headroom: int) -> None:
+    check_one_of("bits", bits, (4, 8))
+    most = min(1 << (bits - 1), 32) - 1
+    if not 1 <= headroom <= most:
+        raise ValueError(f"headroom must be in [1, {most}], got {headroom}")
 
 
 def checked_codes(codes: Tensor, bits: int, count: int, row_length: int, device: int) -> int:

@@ -41,7 +41,7 @@ NORM_BYTES = 4
 
 def qsgd_record_bytes(bits: int, block: int) -> int:
     """Return the bytes of a record: the norm and the codes of a block."""
-    _check_shape(bits, block, 0)
+    check_shape(bits, block, 0)
     return NORM_BYTES + block * bits // 8
 
 
@@ -58,7 +58,7 @@ def qsgd_encode(
     """
     native, device, launch = backend(grad)
     count, code = grad.numel(), dtype_code("grad", grad)
-    _check_shape(bits, block, norm)
+    check_shape(bits, block, norm)
     blocks = row_count(count, block)
     grad_at = checked("grad", grad, grad.dtype, count, device)
     records_at = checked("records", records, torch.uint8, blocks * qsgd_record_bytes(bits, block), device)
@@ -91,7 +91,7 @@ def qsgd_fold(
         offset: which element of the stream the first one is.
     """
     native, device, launch = backend(out)
-    _check_shape(bits, block, norm)
+    check_shape(bits, block, norm)
     _check_parts(parts)
     size, rest = divmod(out.numel(), qsgd_record_bytes(bits, block))
     if rest:
@@ -109,7 +109,7 @@ def qsgd_decode(records: Tensor, grad: Tensor, *, bits: int, block: int, scale: 
     """Write ``(code * scale) * norm`` over ``grad``."""
     native, device, launch = backend(grad)
     count, code = grad.numel(), dtype_code("grad", grad)
-    _check_shape(bits, block, 0)
+    check_shape(bits, block, 0)
     nbytes = row_count(count, block) * qsgd_record_bytes(bits, block)
     grad_at = checked("grad", grad, grad.dtype, count, device)
     records_at = checked("records", records, torch.uint8, nbytes, device)
@@ -125,7 +125,7 @@ def qsgd_decode(records: Tensor, grad: Tensor, *, bits: int, block: int, scale: 
 
 def elias_bound(count: int, *, bits: int, block: int) -> int:
     """Return the most bytes that the section of a tensor takes: ``2 * bits - 1`` bits for each element."""
-    _check_shape(bits, block, 0)
+    check_shape(bits, block, 0)
     length = max(1, ELIAS_RANGE // block) * block
     ranges, rest = divmod(count, length)
     streams = ranges * -(-(2 * bits - 1) * length // 8) + -(-(2 * bits - 1) * rest // 8)
@@ -142,7 +142,7 @@ def elias_encode(
     """
     native, device, launch = backend(grad)
     count, code = grad.numel(), dtype_code("grad", grad)
-    _check_shape(bits, block, norm)
+    check_shape(bits, block, norm)
     bound = elias_bound(count, bits=bits, block=block)
     if out.numel() < bound:
         raise ValueError(f"out must hold at least {bound} bytes, got {out.numel()}")
@@ -165,7 +165,7 @@ def elias_decode(sections: Sequence[Tensor], grad: Tensor, *, bits: int, block: 
     """
     native, device, launch = backend(grad)
     count, code = grad.numel(), dtype_code("grad", grad)
-    _check_shape(bits, block, 0)
+    check_shape(bits, block, 0)
     _check_parts(sections)
     grad_at = checked("grad", grad, grad.dtype, count, device)
     sections_at = [
@@ -228,7 +228,7 @@ def octave_fold(parts: Sequence[Tensor], out: Tensor, key: Key, *, headroom: int
 # ---- legality -----------------------------------------------------------------------------------
 
 
-def _check_shape(bits: int, block: int, norm: int) -> None:
+def check_shape(bits: int, block: int, norm: int) -> None:
     if not 2 <= bits <= 8:
         raise ValueError(f"bits must be in [2, 8], got {bits}")
     if not BLOCK_UNIT <= block <= MOST_BLOCK or block % BLOCK_UNIT:

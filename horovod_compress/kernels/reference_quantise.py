@@ -10,7 +10,21 @@ from torch import Tensor
 
 from ..keys import Key
 from .legality import work_dtype
-from .reference import _quiet, _scaled, _store_multiples, _unpack_codes, draws, load, norm_offer, row_sums, store
+from .reference import (
+    _quiet,
+    _scaled,
+    _store_multiples,
+    _unpack_codes,
+    draws,
+    level_decode,
+    level_encode,
+    load,
+    norm_offer,
+    octave_decode,
+    octave_encode,
+    row_sums,
+    store,
+)
 
 ELIAS_RANGE = 8192
 NORM_BYTES = 4
@@ -211,8 +225,6 @@ def elias_decode(sections: Sequence[Tensor], grad: Tensor, *, bits: int, block: 
 
 @_quiet
 def octave_fold(parts: Sequence[Tensor], out: Tensor, key: Key, *, headroom: int, offset: int = 0) -> None:
-    from .reference import octave_encode
-
     sums = None
     for part in parts:
         found = _unpack_codes(part, part.numel(), 8)
@@ -222,3 +234,98 @@ def octave_fold(parts: Sequence[Tensor], out: Tensor, key: Key, *, headroom: int
     assert sums is not None
     mean = torch.from_numpy(sums * (np.float32(1) / np.float32(len(parts))))
     octave_encode(mean, torch.ones(1), max(1, mean.numel()), out, key, bits=8, headroom=headroom, offset=offset)
+
+
+# ---- all tensors of a bucket --------------------------------------------------------------------
+
+
+def norm_offer_all(
+    grads: Sequence[Tensor], norms: Sequence[Tensor], row_lengths: Sequence[int], *, power: int = 0
+) -> Tensor:
+    given = zip(grads, norms, row_lengths)
+    return torch.tensor([norm_offer(*each, power=power) for each in given], dtype=torch.int64)
+
+
+def moments_offer_all(
+    grads: Sequence[Tensor], largest: Sequence[Tensor], squares: Sequence[Tensor], row_lengths: Sequence[int]
+) -> Tensor:
+    given = zip(grads, largest, squares, row_lengths)
+    return torch.tensor([moments_offer(*each) for each in given], dtype=torch.int64)
+
+
+def level_encode_all(
+    grads: Sequence[Tensor],
+    norms: Sequence[Tensor],
+    row_lengths: Sequence[int],
+    codes: Sequence[Tensor],
+    key: Key,
+    *,
+    offsets: Sequence[int] | None = None,
+    bounds: Sequence[Tensor] | None = None,
+    **rule: int,
+) -> None:
+    for i, each in enumerate(zip(grads, norms, row_lengths, codes)):
+        bound, offset = bounds[i] if bounds else None, offsets[i] if offsets else 0
+        level_encode(*each, key, offset=offset, bounds=bound, **rule)
+
+
+def level_decode_all(
+    codes: Sequence[Tensor],
+    norms: Sequence[Tensor],
+    row_lengths: Sequence[int],
+    grads: Sequence[Tensor],
+    *,
+    bits: int,
+    scale: float,
+) -> None:
+    for each in zip(codes, norms, row_lengths, grads):
+        level_decode(*each, bits=bits, scale=scale)
+
+
+def octave_encode_all(
+    grads: Sequence[Tensor],
+    norms: Sequence[Tensor],
+    row_lengths: Sequence[int],
+    codes: Sequence[Tensor],
+    key: Key,
+    *,
+    offsets: Sequence[int] | None = None,
+    **rule: int,
+) -> None:
+    for i, each in enumerate(zip(grads, norms, row_lengths, codes)):
+        octave_encode(*each, key, offset=offsets[i] if offsets else 0, **rule)
+
+
+def octave_decode_all(
+    codes: Sequence[Tensor],
+    norms: Sequence[Tensor],
+    row_lengths: Sequence[int],
+    grads: Sequence[Tensor],
+    *,
+    bits: int,
+    headroom: int,
+    scale: float,
+) -> None:
+    for each in zip(codes, norms, row_lengths, grads):
+        octave_decode(*each, bits=bits, headroom=headroom, scale=scale)
+
+
+def qsgd_encode_all(
+    grads: Sequence[Tensor],
+    records: Sequence[Tensor],
+    key: Key,
+    *,
+    offsets: Sequence[int] | None = None,
+    **rule: int,
+) -> Tensor:
+    firsts = offsets or [0] * len(grads)
+    given = zip(grads, records, firsts)
+    counts = [qsgd_encode(grad, into, key, offset=first, **rule) for grad, into, first in given]
+    return torch.tensor(counts, dtype=torch.int64)
+
+
+def qsgd_decode_all(
+    records: Sequence[Tensor], grads: Sequence[Tensor], *, bits: int, block: int, scale: float
+) -> None:
+    for each in zip(records, grads):
+        qsgd_decode(*each, bits=bits, block=block, scale=scale)

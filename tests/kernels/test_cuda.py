@@ -405,6 +405,45 @@ class TestNumbers:
                 same("dense_decode_all", offered.grads, results, scale=0.3, residuals=left)
                 same("dense_decode_all", offered.grads, results, scale=-2.0)
 
+    def test_norms_together(self, dtype: torch.dtype, same: Same, lengths: tuple[int, ...]) -> None:
+        for given in ((*ODD, *lengths, 0), (70_001, 3), (1000,), (), (0, 0)):
+            rows = [(max(count, 1), 7, 100, 1024, 65_600)[i % 5] for i, count in enumerate(given)]
+            offered = Offered(given, rows, dtype)
+            for power in (0, 1, 2, 4):
+                kind = torch.float64 if power else work(dtype)
+                same("norm_offer_all", offered.grads, offered.steps(kind), rows, power=power)
+            largest, squares = offered.steps(work(dtype)), offered.steps(torch.float64)
+            same("moments_offer_all", offered.grads, largest, squares, rows)
+
+    def test_codes_together(self, dtype: torch.dtype, same: Same, lengths: tuple[int, ...]) -> None:
+        for given in ((*ODD, *lengths, 0), (70_001, 3), (1000,), (), (0, 0)):
+            rows = [(max(count, 1), 100, 2048)[i % 3] for i, count in enumerate(given)]
+            offered, places = Offered(given, rows, dtype), [7 * i for i in range(len(given))]
+            norms, bounds = ([part.abs().to(work(dtype)) for part in offered.sent(seed)[1]] for seed in (0, 1))
+            for bits, levels in ((4, 3), (8, 31), (16, 999)):
+                codes, sent = offered.codes(bits), [words(len(part), 3).to(part.dtype) for part in offered.codes(bits)]
+                encoded, decoded = (offered.grads, norms, rows, codes, KEY), (sent, norms, rows, offered.grads)
+                same("level_encode_all", *encoded, bits=bits, levels=levels, offsets=places)
+                same("level_encode_all", *encoded, bits=bits, levels=levels, bounds=bounds)
+                same("level_decode_all", *decoded, bits=bits, scale=0.3)
+                if bits < 16:
+                    same("octave_encode_all", *encoded, bits=bits, headroom=3, offsets=places)
+                    same("octave_decode_all", *decoded, bits=bits, headroom=3, scale=0.3)
+
+    def test_records_together(self, dtype: torch.dtype, same: Same, lengths: tuple[int, ...]) -> None:
+        for given in ((*ODD, *lengths, 0), (70_001, 3), (1000,), (), (0, 0)):
+            offered, places = Offered(given, [1] * len(given), dtype), [13 * i for i in range(len(given))]
+            for bits, block, norm in ((8, 512, 0), (3, 64, 2)):
+                rule = {"bits": bits, "block": block}
+                room = [poison(-(-n // block) * kernels.qsgd_record_bytes(**rule), torch.uint8) for n in given]
+                same("qsgd_encode_all", offered.grads, room, KEY, **rule, norm=norm, offsets=places)
+                kernels.qsgd_encode_all([tame(n, dtype, n) for n in given], room, KEY, **rule, norm=norm)
+                same("qsgd_decode_all", room, offered.grads, **rule, scale=0.3)
+
+
+#: Tensors of a bucket: empty ones, and around the sizes of words, warps and blocks.
+ODD = (0, 1, 63, 64, 65, 0, 1023, 1024, 1025)
+
 
 class Offered:
     """What tensors of a bucket are offered with."""
@@ -422,9 +461,13 @@ class Offered:
     def steps(self, dtype: torch.dtype = torch.float32) -> list[Tensor]:
         return [poison(rows, dtype) for rows in self._rows()]
 
-    def sent(self) -> tuple[list[Tensor], list[Tensor]]:
+    def codes(self, width: int) -> list[Tensor]:
+        layouts = [kernels.code_layout(width, count) for count in self.counts]
+        return [poison(size, kind) for kind, size in layouts]
+
+    def sent(self, seed: int = 0) -> tuple[list[Tensor], list[Tensor]]:
         """Return bits and steps to decode."""
-        return [bits(n, 2) for n in self.counts], [tame(rows, torch.float32, rows) for rows in self._rows()]
+        return [bits(n, 2) for n in self.counts], [tame(rows, torch.float32, rows + seed) for rows in self._rows()]
 
     def _rows(self) -> list[int]:
         return [-(-n // row) for n, row in zip(self.counts, self.row_lengths)]
@@ -569,6 +612,58 @@ class TestTogether:
         same("dense_offer_all", offered.grads, offered.residuals, [poison(count, torch.float16) for count in counts])
         same("dense_decode_all", offered.grads, [poison(count, torch.float32) for count in counts], scale=0.5)
 
+    def test_more_quantised_tensors_than_a_launch_has_room_for(self, same: Same) -> None:
+        counts = [5 * i % 71 for i in range(MANY)]
+        counts[7], counts[-1] = 70_001, 1025
+        rows, places = [(max(count, 1), 64)[i % 2] for i, count in enumerate(counts)], [3 * i for i in range(MANY)]
+        offered = Offered(counts, rows, torch.float32)
+        found = same("norm_offer_all", offered.grads, offered.steps(), rows)
+        assert len(found) == MANY and any(found)
+        same("moments_offer_all", offered.grads, offered.steps(), offered.steps(torch.float64), rows)
+        norms = [part.abs() for part in offered.sent()[1]]
+        given = (offered.grads, norms, rows, offered.codes(4), KEY)
+        same("level_encode_all", *given, bits=4, levels=3, offsets=places, bounds=norms)
+        same("octave_encode_all", *given, bits=4, headroom=3, offsets=places)
+        sent = [words(len(part), 3).to(part.dtype) for part in offered.codes(8)]
+        same("level_decode_all", sent, norms, rows, offered.grads, bits=8, scale=0.3)
+        same("octave_decode_all", sent, norms, rows, offered.grads, bits=8, headroom=3, scale=0.3)
+        rule = {"bits": 5, "block": 64}
+        records = [poison(-(-n // 64) * kernels.qsgd_record_bytes(**rule), torch.uint8) for n in counts]
+        same("qsgd_encode_all", offered.grads, records, KEY, **rule, norm=2, offsets=places)
+        kernels.qsgd_encode_all(offered.grads, records, KEY, **rule, norm=2)
+        same("qsgd_decode_all", records, offered.grads, **rule, scale=0.3)
+
+    def test_quantised_together_is_one_by_one(self, target: Target) -> None:
+        """On the CPU too, as both are compared with it."""
+        counts = [0, 1, 63, 64, 65, 1023, 1024, 1025, 70_001, 5]
+        rows, places = [max(n, 1) if i % 2 else 100 for i, n in enumerate(counts)], [9 * i for i in range(len(counts))]
+        offered = Offered(counts, rows, torch.float32)
+        norms, room = [part.abs() for part in offered.sent()[1]], {"bits": 8, "block": 64}
+        records = [poison(-(-n // 64) * kernels.qsgd_record_bytes(**room), torch.uint8) for n in counts]
+        results = [poison(n, torch.float32) for n in counts]
+        several: list[tuple[str, list[Any], dict[str, Any]]] = [
+            ("norm_offer", [offered.grads, offered.steps(), rows], {}),
+            ("moments_offer", [offered.grads, offered.steps(), offered.steps(torch.float64), rows], {}),
+            ("level_encode", [offered.grads, norms, rows, offered.codes(4), KEY], {"bits": 4, "levels": 3}),
+            ("octave_encode", [offered.grads, norms, rows, offered.codes(4), KEY], {"bits": 4, "headroom": 3}),
+            ("qsgd_encode", [offered.grads, records, KEY], {**room, "norm": 0}),
+            ("level_decode", [offered.codes(8), norms, rows, results], {"bits": 8, "scale": 0.3}),
+            ("octave_decode", [offered.codes(8), norms, rows, results], {"bits": 8, "headroom": 3, "scale": 0.3}),
+            ("qsgd_decode", [records, results], {**room, "scale": 0.3}),
+        ]
+        for name, given, rule in several:
+            alone, together = ([there(value, target.device) for value in given] for _ in range(2))
+            drawn = "encode" in name
+            with target.chosen():
+                found = getattr(kernels, f"{name}_all")(*together, **rule, **({"offsets": places} if drawn else {}))
+                each = [
+                    getattr(kernels, name)(*one(alone, i), **rule, **({"offset": places[i]} if drawn else {}))
+                    for i in range(len(counts))
+                ]
+            assert found is None or found.tolist() == list(map(int, each)), name
+            assert not any(differences(a, b) for a, b in zip(parts(alone), parts(together), strict=True)), name
+            assert any(differences(a, b) for a, b in zip(parts(given), parts(together), strict=True)), name
+
     def test_together_is_one_by_one(self, target: Target) -> None:
         counts = [0, 1, 63, 64, 65, 1023, 1024, 1025, 70_001, 5]
         rows = [max(count, 1) if i % 2 else 100 for i, count in enumerate(counts)]
@@ -604,6 +699,23 @@ class TestTogether:
         for at, n, grad in zip(starts, counts, offered.grads):
             kernels.sign_pack(grad, expected[at : at + kernels.word_count(n)])
         assert torch.equal(memory.cpu(), expected)
+
+
+def there(value: Any, device: str) -> Any:
+    """Return a copy of an argument, on a device."""
+    if not isinstance(value, list):
+        return value
+    return [part.to(device, copy=True) if isinstance(part, Tensor) else part for part in value]
+
+
+def one(arguments: list[Any], i: int) -> list[Any]:
+    """Return what of the arguments for several tensors is for one of them."""
+    return [value[i] if isinstance(value, list) else value for value in arguments]
+
+
+def parts(arguments: list[Any]) -> list[Tensor]:
+    """Return the tensors among arguments, on the CPU."""
+    return [part.cpu() for value in arguments if isinstance(value, list) for part in value if isinstance(part, Tensor)]
 
 
 # ---- streams ------------------------------------------------------------------------------------

@@ -17,8 +17,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from benchmarks.gpu_steps import LocalStep, buckets
 from horovod_compress.codecs.base import Codec, Work
 from horovod_compress.codecs.ef_signsgd import EfSignSgd
+from horovod_compress.codecs.global_qsgd import Exponential, Standard
 from horovod_compress.codecs.marsit import Marsit
+from horovod_compress.codecs.natural import Natural
 from horovod_compress.codecs.onebit import OneBit
+from horovod_compress.codecs.qsgd import Packed
+from horovod_compress.codecs.terngrad import TernGrad
 from horovod_compress.deadline import Deadline
 from horovod_compress.device import Host
 from horovod_compress.keys import Key
@@ -90,6 +94,29 @@ class OneByOne(Marsit):
         super().decode_part(work, position, start, stop, key, gain)
 
 
+class StandardOneByOne(Standard):
+    """The same for the norms and codes of Global-QSGD."""
+
+    def offer(self, work: Work, position: int, key: Key) -> int | Tensor:
+        return super().offer(work, position, key)
+
+    def encode_part(self, work: Work, position: int, start: int, stop: int, key: Key) -> None:
+        super().encode_part(work, position, start, stop, key)
+
+    def decode_part(self, work: Work, position: int, start: int, stop: int, key: Key, gain: float) -> None:
+        super().decode_part(work, position, start, stop, key, gain)
+
+
+class PackedOneByOne(Packed):
+    """The same for the records of QSGD."""
+
+    def offer(self, work: Work, position: int, key: Key) -> int | Tensor:
+        return super().offer(work, position, key)
+
+    def decode_part(self, work: Work, position: int, start: int, stop: int, key: Key, gain: float) -> None:
+        super().decode_part(work, position, start, stop, key, gain)
+
+
 @pytest.mark.parametrize("zeros", ["random", "positive"])
 @pytest.mark.parametrize(("step_size", "kernels"), [("row", 3), ("tensor", 3), (0.01, 2)])
 def test_a_step_of_marsit(step_size: str | float, kernels: int, zeros: str) -> None:
@@ -129,6 +156,56 @@ def test_a_step_of_gathered_signs(codec: Codec, memsets: int, operations: int) -
         found, started = on_a_device(codec, bucket)
         assert all(map(same_bits, expected, found))
         assert (started.kernels, started.memsets, len(started.operations)) == (3, memsets, operations)
+
+
+#: Codecs with what a step starts: kernels if rows are short, and if some have several superblocks.
+QUANTISED = [
+    (Standard(8, "max", 2048), 4, 4),
+    (Standard(4, "max", 0), 4, 5),
+    (Standard(16, 2, 256), 4, 4),
+    (Exponential(4, "max", 0), 4, 5),
+    (Exponential(8, "max", 2048), 4, 4),
+    (Natural(), 4, 5),
+    (TernGrad(), 5, 7),
+    (TernGrad(clip=0, bits=4), 4, 5),
+    (Packed(8, 512, "max"), 2, 2),
+    (Packed(5, 320, 2), 2, 2),
+]
+
+
+@pytest.mark.parametrize(("codec", "short", "long"), QUANTISED, ids=lambda value: repr(value))
+def test_a_step_of_quantised_numbers(codec: Codec, short: int, long: int) -> None:
+    """A launch each for blocks, their norms, codes and results; nothing but counts is cleared.
+
+    Torch's operations are on the norms of a bucket, as many whatever the number of tensors.
+    """
+    seen = set()
+    for bucket in [*BUCKETS, Bucket(0, BUCKETS[0].tensors[:1]), Bucket(0, buckets(shrink=3)[0].tensors[:3])]:
+        expected, _ = two_steps(codec, bucket, Host())
+        found, started = on_a_device(codec, bucket)
+        assert all(map(same_bits, expected, found))
+        longest = max(tensor.count for tensor in bucket.tensors)
+        assert (started.kernels, started.memsets) == (long if longest > 65_536 else short, 1)
+        seen.add(tuple(started.operations))
+    assert len(seen) == 1
+
+
+@pytest.mark.parametrize(
+    ("codec", "one_by_one", "kernels"),
+    [
+        (Standard(8, "max", 2048), StandardOneByOne(8, "max", 2048), 4),
+        (Packed(8, 512, "max"), PackedOneByOne(8, 512, "max"), 2),
+    ],
+    ids=["standard", "packed"],
+)
+def test_numbers_quantised_one_by_one_cost_launches_for_every_tensor(
+    codec: Codec, one_by_one: Codec, kernels: int
+) -> None:
+    for bucket in BUCKETS[:2]:
+        together, _ = on_a_device(codec, bucket)
+        found, started = on_a_device(one_by_one, bucket)
+        assert all(map(same_bits, together, found))
+        assert started.kernels == kernels * len(bucket.tensors) and started.memsets == len(bucket.tensors)
 
 
 def test_one_by_one_costs_launches_for_every_tensor() -> None:

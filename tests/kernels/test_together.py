@@ -10,7 +10,7 @@ from torch import Tensor
 
 from horovod_compress import kernels
 
-from .support import DTYPES, KEY, bits, compare, numbers, poison, tame, work
+from .support import DTYPES, KEY, bits, compare, numbers, poison, tame, words, work
 
 COUNTS = (0, 1, 63, 64, 65, 0, 1023, 1024, 1025, 5000, 0)
 ROWS = [(max(count, 1), 7, 100, 1024)[i % 4] for i, count in enumerate(COUNTS)]
@@ -64,12 +64,59 @@ def test_plain_numbers(dtype: torch.dtype) -> None:
         compare("dense_decode_all", [tame(n, torch.bfloat16, n) for n in COUNTS], grads, scale=0.3, residuals=kept)
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_norms(dtype: torch.dtype) -> None:
+    grads = [numbers(count, dtype, count) for count in COUNTS]
+    for power in kernels.POWERS:
+        kind = torch.float64 if power else work(dtype)
+        compare("norm_offer_all", grads, outputs(GROUPS, kind), ROWS, shift=1, power=power)
+    compare("moments_offer_all", grads, outputs(GROUPS, work(dtype)), outputs(GROUPS, torch.float64), ROWS, shift=1)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("bits", [4, 8, 16])
+def test_codes(dtype: torch.dtype, bits: int) -> None:
+    rows = [row + row % 2 for row in ROWS]
+    groups = [-(-count // row) for count, row in zip(COUNTS, rows)]
+    grads = [numbers(count, dtype, count) for count in COUNTS]
+    norms, bounds = ([tame(size, work(dtype), size + first).abs() for size in groups] for first in (0, 1))
+    layouts = [kernels.code_layout(bits, count) for count in COUNTS]
+    codes = [poison(size, kind) for kind, size in layouts]
+    sent = [words(size, size).to(kind) for kind, size in layouts]
+    given, rule = (grads, norms, rows, codes, KEY), {"bits": bits, "levels": 3}
+    compare("level_encode_all", *given, shift=1, **rule, offsets=PLACES)
+    compare("level_encode_all", *given, **rule, bounds=bounds)
+    compare("level_decode_all", sent, norms, rows, grads, shift=1, bits=bits, scale=0.3)
+    if bits < 16:
+        compare("octave_encode_all", *given, shift=1, bits=bits, headroom=3, offsets=PLACES)
+        compare("octave_encode_all", *given, bits=bits, headroom=3)
+        compare("octave_decode_all", sent, norms, rows, grads, shift=1, bits=bits, headroom=3, scale=0.3)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("bits", "block", "norm"), [(8, 512, 0), (3, 64, 2)])
+def test_records(dtype: torch.dtype, bits: int, block: int, norm: int) -> None:
+    rule = {"bits": bits, "block": block}
+    sizes = [-(-count // block) * kernels.qsgd_record_bytes(**rule) for count in COUNTS]
+    grads = [numbers(count, dtype, count) for count in COUNTS]
+    compare("qsgd_encode_all", grads, outputs(sizes, torch.uint8), KEY, shift=1, **rule, norm=norm, offsets=PLACES)
+    compare("qsgd_encode_all", grads, outputs(sizes, torch.uint8), KEY, **rule, norm=norm)
+    sent = [tame(count, dtype, count) for count in COUNTS]
+    records = outputs(sizes, torch.uint8)
+    kernels.qsgd_encode_all(sent, records, KEY, **rule, norm=norm)
+    compare("qsgd_decode_all", records, grads, shift=1, **rule, scale=0.3)
+
+
 def _f(count: int, dtype: torch.dtype = torch.float32) -> Tensor:
     return torch.zeros(count, dtype=dtype)
 
 
 def _w(count: int) -> Tensor:
     return torch.zeros(count, dtype=torch.int64)
+
+
+def _b(count: int) -> Tensor:
+    return torch.zeros(count, dtype=torch.uint8)
 
 
 REFUSED: dict[str, tuple[str, Callable[[], object]]] = {
@@ -116,6 +163,51 @@ REFUSED: dict[str, tuple[str, Callable[[], object]]] = {
         "payload must be",
         lambda: kernels.dense_decode_all([_f(9), _f(9, torch.float16)], [_f(9), _f(9)], scale=1.0),
     ),
+    "too few norms": ("norms must hold", lambda: kernels.norm_offer_all([_f(9)] * 2, [_f(1)], [9, 9])),
+    "a norm too few": ("norms must be", lambda: kernels.norm_offer_all([_f(9)], [_f(1)], [8])),
+    "a power of five": ("power must be", lambda: kernels.norm_offer_all([_f(9)], [_f(1)], [9], power=5)),
+    "squares of float32": (
+        "squares must be",
+        lambda: kernels.moments_offer_all([_f(9)], [_f(1)], [_f(1)], [9]),
+    ),
+    "a level too many": (
+        "levels must be",
+        lambda: kernels.level_encode_all([_f(9)], [_f(1)], [9], [_b(5)], KEY, bits=4, levels=8),
+    ),
+    "a code too few": (
+        "codes must be",
+        lambda: kernels.level_encode_all([_f(9)], [_f(1)], [9], [_b(8)], KEY, bits=8, levels=3),
+    ),
+    "bounds of one of two": (
+        "bounds must hold",
+        lambda: kernels.level_encode_all(
+            [_f(9)] * 2, [_f(1)] * 2, [9] * 2, [_b(9)] * 2, KEY, bits=8, levels=3, bounds=[_f(1)]
+        ),
+    ),
+    "elements before the stream": (
+        "elements must lie",
+        lambda: kernels.octave_encode_all([_f(9)], [_f(1)], [9], [_b(9)], KEY, bits=8, headroom=3, offsets=[-1]),
+    ),
+    "odd rows of halves": (
+        "row_length must be even",
+        lambda: kernels.octave_decode_all([_b(5)], [_f(2)], [7], [_f(9)], bits=4, headroom=3, scale=1.0),
+    ),
+    "no headroom": (
+        "headroom must be",
+        lambda: kernels.octave_decode_all([_b(9)], [_f(1)], [9], [_f(9)], bits=8, headroom=0, scale=1.0),
+    ),
+    "codes of three bits": (
+        "bits must be",
+        lambda: kernels.level_decode_all([_b(9)], [_f(1)], [9], [_f(9)], bits=3, scale=1.0),
+    ),
+    "a record too few": (
+        "records must be",
+        lambda: kernels.qsgd_encode_all([_f(65)], [_b(68)], KEY, bits=8, block=64, norm=0),
+    ),
+    "blocks of three": (
+        "block must be",
+        lambda: kernels.qsgd_decode_all([_b(68)], [_f(9)], bits=8, block=3, scale=1.0),
+    ),
 }
 
 
@@ -131,3 +223,11 @@ def test_no_tensors_are_no_work() -> None:
     kernels.sign_decode_all([], [], [], [], None, feedback="none")
     assert kernels.dense_offer_all([], None, []).numel() == 0
     kernels.dense_decode_all([], [], scale=1.0)
+    assert kernels.norm_offer_all([], [], []).numel() == 0
+    assert kernels.moments_offer_all([], [], [], []).numel() == 0
+    kernels.level_encode_all([], [], [], [], KEY, bits=8, levels=3)
+    kernels.level_decode_all([], [], [], [], bits=8, scale=1.0)
+    kernels.octave_encode_all([], [], [], [], KEY, bits=8, headroom=3)
+    kernels.octave_decode_all([], [], [], [], bits=8, headroom=3, scale=1.0)
+    assert kernels.qsgd_encode_all([], [], KEY, bits=8, block=64, norm=0).numel() == 0
+    kernels.qsgd_decode_all([], [], bits=8, block=64, scale=1.0)

@@ -12,9 +12,12 @@ import torch
 
 from horovod_compress.codecs.base import Codec, Part, Work
 from horovod_compress.codecs.dense import Momentum, Uncompressed
+from horovod_compress.codecs.global_qsgd import Standard
 from horovod_compress.codecs.marsit import Marsit
+from horovod_compress.codecs.natural import Natural
 from horovod_compress.codecs.topk import TopK
 from horovod_compress.collectives import ring
+from horovod_compress.deadline import Deadline
 from horovod_compress.device import Host
 from horovod_compress.errors import ExchangeError
 from horovod_compress.keys import Key
@@ -188,7 +191,30 @@ def test_a_class_with_a_form_of_its_own_for_one_tensor_has_no_other_for_several(
         def decode_part(self, work: Work, position: int, start: int, stop: int, key: Key, gain: float) -> None:
             seen.append(Part(position, start, stop))
 
+    class OwnCodes(Natural):
+        def encode_part(self, work: Work, position: int, start: int, stop: int, key: Key) -> None:
+            seen.append(Part(position, start, stop))
+
     assert Uncompressed().offers_together() and Own().offers_together() and not Momentum().offers_together()
-    parts = [Part(0, 0, 5), Part(1, 3, 4)]
-    Own().decode_parts(Work(Bucket(0, tuple(TENSORS)), 1, []), parts, KEY, 1.0)
-    assert seen == parts
+    parts, work = [Part(0, 0, 5), Part(1, 3, 4)], Work(Bucket(0, tuple(TENSORS)), 1, [])
+    Own().decode_parts(work, parts, KEY, 1.0)
+    assert OwnCodes().offers_together()
+    OwnCodes().encode_parts(work, parts, KEY)
+    assert seen == [*parts, *parts]
+
+
+@pytest.mark.parametrize("norm", [1, 2, 4])
+def test_powers_that_float64_cannot_hold_are_found_in_their_tensor(norm: int) -> None:
+    tensors = [spec(name, 300, dtype=torch.float64) for name in "abc"]
+    found = []
+    for where in (Host(), Streams()):
+        station = Station(Bucket(0, tuple(tensors)), Standard(8, norm, 256), 0, 1, lambda *_: ring, where)
+        for position, size in enumerate((1.0, 1.7e308, 1e300)):
+            station.claim(position, 1.0)
+            grad = torch.full((300,), size, dtype=torch.float64)
+            station.count_in(position, station.offer(position, grad, KEY, False))
+        if station.waits:
+            station.count_waiting(station.offer_waiting(KEY))
+        station.take_over(Deadline(10.0))
+        found.append((station.bad.count, station.bad_names))
+    assert found[0] == found[1] == ((1, ["b"]) if norm == 1 else (2, ["b", "c"]))
