@@ -1,6 +1,6 @@
-"""What one rank does with ResNet-50's gradients in a step of Marsit but for the exchange, on any device.
+"""What one rank does with ResNet-50's gradients in a step but for the exchange, on any device; of Marsit by default.
 
-The 161 tensors are in four buckets, as MergeComp makes at most. Stations and codec are the package's own, in a
+The 161 tensors are in four buckets, as MergeComp makes at most. Stations and codecs are the package's own, in a
 world of one.
 """
 

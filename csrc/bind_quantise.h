@@ -63,8 +63,8 @@ void moments_offer_all(const Rows<5>& rows, int dtype, Address counters, Address
 void level_encode_all(const Rows<7>& rows, int dtype, int bits, int levels, const KeyWords& key, Address launch) {
   const hvc::Stream stream = stream_of(key);
   std::vector<hvc::LevelEncoded> tensors;
-  for (const auto& [grad, norms, bounds, count, row_length, offset, codes] : rows)
-    tensors.push_back({at<void>(grad), at<void>(norms), at<void>(bounds), count, row_length, offset, at<void>(codes)});
+  for (const auto& [grad, norms, count, row_length, offset, codes, bounds] : rows)
+    tensors.push_back({at<void>(grad), at<void>(norms), count, row_length, offset, at<void>(codes), at<void>(bounds)});
   hvc::level_encode_all(tensors.data(), int64_t(tensors.size()), hvc::Dtype(dtype), bits, levels, &stream,
                         launch_of(launch));
 }

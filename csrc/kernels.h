@@ -148,9 +148,10 @@ void level_add(void* into, const void* other, int64_t count, int bits, Launch la
 void level_decode(const void* codes, const void* norms, int64_t count, int64_t row_length, int bits, double scale,
                   void* grad, Dtype dtype, Launch launch);
 struct LevelEncoded {
-  const void *grad, *norms, *bounds;
+  const void *grad, *norms;
   int64_t count, row_length, offset;
   void* codes;
+  const void* bounds;  // or null
 };
 struct LevelDecoded {
   const void *codes, *norms;

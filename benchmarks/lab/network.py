@@ -89,7 +89,7 @@ def limit(hosts: list[Host], rate: Rate | None, delay: float) -> None:
         delay: seconds that each packet waits on its way from one host to another.
 
     Raises:
-        LabError: this kernel has no tbf, or no netem for the delay.
+        LabError: this kernel has no tbf, no netem for the delay, or no limit of what a host hands over at once.
     """
     piece = rate.piece if rate else MOST_PIECE
     for host in hosts:

@@ -114,7 +114,7 @@ void level_encode_all(const LevelEncoded* tensors, int64_t tensor_count, Dtype d
 void level_encode(const void* grad, const void* norms, const void* bounds, Dtype dtype, int64_t count,
                   int64_t row_length, int bits, int32_t levels, const Stream* key, int64_t offset, void* codes,
                   Launch launch) {
-  const LevelEncoded tensor{grad, norms, bounds, count, row_length, offset, codes};
+  const LevelEncoded tensor{grad, norms, count, row_length, offset, codes, bounds};
   level_encode_all(&tensor, 1, dtype, bits, levels, key, launch);
 }
 

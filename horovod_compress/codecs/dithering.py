@@ -80,10 +80,9 @@ class Dithering(Codec):
             start = parts[-1].stop
         work.memo["parts"] = parts
 
-    def _of_tensor(self, work: Work, position: int) -> slice:
-        """Return where the scales of one tensor lie: the bucket's only one, or one for each of its rows."""
-        own: slice = slice(0, 1) if self._one_scale() else work.memo["parts"][position]
-        return own
+    def _first_scale(self, work: Work, position: int) -> int:
+        """Return where the scales of one tensor begin: the bucket's only one, or one for each of its rows."""
+        return 0 if self._one_scale() else int(work.memo["parts"][position].start)
 
     def _places(self, work: Work, position: int, start: int, stop: int) -> slice:
         """Return where the codes of elements ``start`` to ``stop`` of a tensor lie.
@@ -155,6 +154,7 @@ class Dithering(Codec):
         self._make_scales(work)
 
     def encode_part(self, work: Work, position: int, start: int, stop: int, key: Key) -> None:
+        # Of this class: a subclass whose form for one part ends here may have the one for several call that.
         Dithering.encode_parts(self, work, [Part(position, start, stop)], key)
 
     def encode_parts(self, work: Work, parts: Sequence[Part], key: Key) -> None:
@@ -180,7 +180,7 @@ class Dithering(Codec):
         rows = [self._row(work.bucket.tensors[part.position]) for part in parts]
         grads = [work.grad(part.position)[part.start : part.stop] for part in parts]
         every = work.local["scales"]
-        firsts = [self._of_tensor(work, part.position).start for part in parts]
+        firsts = [self._first_scale(work, part.position) for part in parts]
         own = zip(parts, firsts, rows)
         return grads, [every[at + part.start // row : at - (-part.stop // row)] for part, at, row in own], rows
 
@@ -206,7 +206,7 @@ class Dithering(Codec):
         return {"codes": (codes.start, codes.stop)}  # scales are known since the prelude
 
     def decode_part(self, work: Work, position: int, start: int, stop: int, key: Key, gain: float) -> None:
-        Dithering.decode_parts(self, work, [Part(position, start, stop)], key, gain)
+        Dithering.decode_parts(self, work, [Part(position, start, stop)], key, gain)  # as in encode_part
 
     def decode_parts(self, work: Work, parts: Sequence[Part], key: Key, gain: float) -> None:
         grads, scales, rows = self._scaled(work, parts)

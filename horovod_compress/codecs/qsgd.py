@@ -131,6 +131,7 @@ class Packed(_Form):
         return slice((first + start // self.block) * size, (first - (-stop // self.block)) * size)
 
     def decode_part(self, work: Work, position: int, start: int, stop: int, key: Key, gain: float) -> None:
+        # Of this class: a subclass whose form for one part ends here may have the one for several call that.
         Packed.decode_parts(self, work, [Part(position, start, stop)], key, gain)
 
     def decode_parts(self, work: Work, parts: Sequence[Part], key: Key, gain: float) -> None:

@@ -127,9 +127,13 @@ def check_odds(numerator: int, denominator: int) -> None:
 
 
 def draw_stream(key: Key, offset: int, count: int) -> tuple[int, int, int, int, int]:
+    check_draws(offset, count)
+    return key.words()
+
+
+def check_draws(offset: int, count: int) -> None:
     if offset < 0 or offset + count > MAX_DRAWS:
         raise ValueError(f"elements must lie in [0, {MAX_DRAWS}), got {offset} + {count}")
-    return key.words()
 
 
 def check_one_of(name: str, value: int, allowed: tuple[int, ...]) -> None:

@@ -14,13 +14,13 @@ from .legality import (
     REFERENCE,
     backend,
     check_apart,
+    check_draws,
     check_lengths,
     check_levels,
     check_octaves,
     check_one_of,
     checked,
     checked_codes,
-    draw_stream,
     dtype_code,
     row_count,
     work_dtype,
@@ -111,11 +111,11 @@ def level_encode_all(
         bounds: of each tensor; None for no bounds.
     """
     check_levels(bits, levels)
-    check_lengths(len(grads), bounds=bounds)
-    rows = _to_encode(grads, norms, row_lengths, codes, key, bits, offsets)
-    if not rows:
+    check_lengths(len(grads), norms=norms, row_lengths=row_lengths, codes=codes, offsets=offsets, bounds=bounds)
+    if not grads:
         return
     native, device, launch = backend(grads[0])
+    code, rows = _to_encode(grads, norms, row_lengths, codes, bits, offsets, device)
     limits = [0] * len(rows)
     if bounds:
         sizes = [norm.numel() for norm in norms]
@@ -124,8 +124,8 @@ def level_encode_all(
         options = {"bits": bits, "levels": levels, "offsets": offsets, "bounds": bounds}
         ORACLE.level_encode_all(grads, norms, row_lengths, codes, key, **options)
         return
-    bounded = [(*row[:2], limit, *row[2:]) for row, limit in zip(rows, limits)]
-    native.level_encode_all(bounded, dtype_code("grad", grads[0]), bits, levels, key.words(), launch)
+    bounded = [(*row, limit) for row, limit in zip(rows, limits)]
+    native.level_encode_all(bounded, code, bits, levels, key.words(), launch)
 
 
 def level_decode_all(
@@ -139,14 +139,15 @@ def level_decode_all(
 ) -> None:
     """Do :func:`.level_decode` for several tensors."""
     check_one_of("bits", bits, (4, 8, 16))
-    rows = _to_decode(codes, norms, row_lengths, grads, bits)
-    if not rows:
+    check_lengths(len(grads), codes=codes, norms=norms, row_lengths=row_lengths)
+    if not grads:
         return
-    native, _, launch = backend(grads[0])
+    native, device, launch = backend(grads[0])
+    code, rows = _to_decode(codes, norms, row_lengths, grads, bits, device)
     if ORACLE:
         ORACLE.level_decode_all(codes, norms, row_lengths, grads, bits=bits, scale=scale)
     else:
-        native.level_decode_all(rows, bits, scale, dtype_code("grad", grads[0]), launch)
+        native.level_decode_all(rows, bits, scale, code, launch)
 
 
 def octave_encode_all(
@@ -166,15 +167,16 @@ def octave_encode_all(
         offsets: of each tensor; None for 0.
     """
     check_octaves(bits, headroom)
-    rows = _to_encode(grads, norms, row_lengths, codes, key, bits, offsets)
-    if not rows:
+    check_lengths(len(grads), norms=norms, row_lengths=row_lengths, codes=codes, offsets=offsets)
+    if not grads:
         return
-    native, _, launch = backend(grads[0])
+    native, device, launch = backend(grads[0])
+    code, rows = _to_encode(grads, norms, row_lengths, codes, bits, offsets, device)
     if ORACLE:
         options = {"bits": bits, "headroom": headroom, "offsets": offsets}
         ORACLE.octave_encode_all(grads, norms, row_lengths, codes, key, **options)
     else:
-        native.octave_encode_all(rows, dtype_code("grad", grads[0]), bits, headroom, key.words(), launch)
+        native.octave_encode_all(rows, code, bits, headroom, key.words(), launch)
 
 
 def octave_decode_all(
@@ -189,14 +191,15 @@ def octave_decode_all(
 ) -> None:
     """Do :func:`.octave_decode` for several tensors."""
     check_octaves(bits, headroom)
-    rows = _to_decode(codes, norms, row_lengths, grads, bits)
-    if not rows:
+    check_lengths(len(grads), codes=codes, norms=norms, row_lengths=row_lengths)
+    if not grads:
         return
-    native, _, launch = backend(grads[0])
+    native, device, launch = backend(grads[0])
+    code, rows = _to_decode(codes, norms, row_lengths, grads, bits, device)
     if ORACLE:
         ORACLE.octave_decode_all(codes, norms, row_lengths, grads, bits=bits, headroom=headroom, scale=scale)
     else:
-        native.octave_decode_all(rows, bits, headroom, scale, dtype_code("grad", grads[0]), launch)
+        native.octave_decode_all(rows, bits, headroom, scale, code, launch)
 
 
 def _to_encode(
@@ -204,33 +207,34 @@ def _to_encode(
     norms: Sequence[Tensor],
     row_lengths: Sequence[int],
     codes: Sequence[Tensor],
-    key: Key,
     bits: int,
     offsets: Sequence[int] | None,
-) -> list[Row]:
-    """Check what is encoded."""
-    check_lengths(len(grads), norms=norms, row_lengths=row_lengths, codes=codes, offsets=offsets)
-    rows: list[Row] = []
-    device = backend(grads[0])[1] if grads else -1
+    device: int,
+) -> tuple[int, list[Row]]:
+    """Check what is encoded; return its dtype's code and what the kernel takes."""
+    code, rows = dtype_code("grad", grads[0]), []
     for i, (grad, row_length) in enumerate(zip(grads, row_lengths)):
         offset = offsets[i] if offsets else 0
-        draw_stream(key, offset, grad.numel())
+        check_draws(offset, grad.numel())
         grad_at, norms_at, codes_at = _scaled(grad, norms[i], row_length, codes[i], bits, grads[0].dtype, device)
         rows.append((grad_at, norms_at, grad.numel(), row_length, offset, codes_at))
-    return rows
+    return code, rows
 
 
 def _to_decode(
-    codes: Sequence[Tensor], norms: Sequence[Tensor], row_lengths: Sequence[int], grads: Sequence[Tensor], bits: int
-) -> list[Row]:
-    """Check what is decoded."""
-    check_lengths(len(grads), codes=codes, norms=norms, row_lengths=row_lengths)
-    rows: list[Row] = []
-    device = backend(grads[0])[1] if grads else -1
-    for grad, norm, row_length, code in zip(grads, norms, row_lengths, codes):
-        grad_at, norms_at, codes_at = _scaled(grad, norm, row_length, code, bits, grads[0].dtype, device)
+    codes: Sequence[Tensor],
+    norms: Sequence[Tensor],
+    row_lengths: Sequence[int],
+    grads: Sequence[Tensor],
+    bits: int,
+    device: int,
+) -> tuple[int, list[Row]]:
+    """Check what is decoded; return the dtype's code and what the kernel takes."""
+    code, rows = dtype_code("grad", grads[0]), []
+    for grad, norm, row_length, sent in zip(grads, norms, row_lengths, codes):
+        grad_at, norms_at, codes_at = _scaled(grad, norm, row_length, sent, bits, grads[0].dtype, device)
         rows.append((codes_at, norms_at, grad.numel(), row_length, grad_at))
-    return rows
+    return code, rows
 
 
 def _scaled(
@@ -274,7 +278,7 @@ def qsgd_encode_all(
     for i, (grad, into) in enumerate(zip(grads, records)):
         count, offset = grad.numel(), offsets[i] if offsets else 0
         blocks = row_count(count, block)
-        draw_stream(key, offset, blocks * block)
+        check_draws(offset, blocks * block)
         grad_at = checked("grad", grad, dtype, count, device)
         records_at = checked("records", into, torch.uint8, blocks * size, device)
         check_apart("records", into, "grad", grad)

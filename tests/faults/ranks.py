@@ -25,7 +25,7 @@ from tests.support.yields import sleeping_yields
 
 JOBS = Path(__file__).parent / "jobs"
 
-_MOST_RANKS = 4
+_MOST_RANKS = 4  # of the jobs here; all are forks of one process, which has one environment
 
 
 @dataclass(frozen=True)

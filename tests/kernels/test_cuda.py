@@ -700,6 +700,24 @@ class TestTogether:
             kernels.sign_pack(grad, expected[at : at + kernels.word_count(n)])
         assert torch.equal(memory.cpu(), expected)
 
+    @pytest.mark.parametrize("rule", [("level", {"levels": 3}), ("octave", {"headroom": 3})])
+    def test_halves_of_tensors_in_one_word(self, target: Target, rule: tuple[str, dict[str, int]]) -> None:
+        """The last of an odd number of codes has its byte for itself; those of neighbours lie in the same word."""
+        counts, (name, options) = [1, 3, 5, 7, 9, 101, 4, 1001, 1], rule
+        offered = Offered(counts, [max(counts)] * len(counts), torch.float32)
+        sizes = [-(-count // 2) for count in counts]
+        starts = [3 + sum(sizes[:i]) for i in range(len(counts))]
+        memory = poison(sum(sizes) + 7, torch.uint8).to(target.device)
+        expected = memory.cpu().clone()
+        norms, rows = [torch.ones(1)] * len(counts), [max(counts) + 1] * len(counts)
+        with target.chosen():
+            grads, near = ([part.to(target.device) for part in parts] for parts in (offered.grads, norms))
+            codes = [memory[at : at + size] for at, size in zip(starts, sizes)]
+            getattr(kernels, f"{name}_encode_all")(grads, near, rows, codes, KEY, bits=4, **options)
+        for at, size, grad in zip(starts, sizes, offered.grads):
+            getattr(kernels, f"{name}_encode")(grad, norms[0], rows[0], expected[at : at + size], KEY, bits=4, **options)
+        assert torch.equal(memory.cpu(), expected)
+
 
 def there(value: Any, device: str) -> Any:
     """Return a copy of an argument, on a device."""

@@ -119,6 +119,11 @@ def _b(count: int) -> Tensor:
     return torch.zeros(count, dtype=torch.uint8)
 
 
+def _bytes(tensor: Tensor) -> Tensor:
+    """Return as many bytes as a tensor has elements, in its own memory."""
+    return tensor.view(torch.uint8)[: tensor.numel()]
+
+
 REFUSED: dict[str, tuple[str, Callable[[], object]]] = {
     "too few bits": (
         "bits must hold one item for each of 2",
@@ -173,6 +178,20 @@ REFUSED: dict[str, tuple[str, Callable[[], object]]] = {
     "a level too many": (
         "levels must be",
         lambda: kernels.level_encode_all([_f(9)], [_f(1)], [9], [_b(5)], KEY, bits=4, levels=8),
+    ),
+    "integers": (
+        "grad must be float32, float64",
+        lambda: kernels.level_encode_all([_b(9)], [_f(1)], [9], [_b(9)], KEY, bits=8, levels=3),
+    ),
+    "codes over a gradient": (
+        "overlap",
+        lambda: kernels.octave_encode_all([own := _f(9)], [_f(1)], [9], [_bytes(own)], KEY, bits=8, headroom=3),
+    ),
+    "a gradient of another dtype": (
+        "grad must be a contiguous torch.float32",
+        lambda: kernels.level_decode_all(
+            [_b(9)] * 2, [_f(1)] * 2, [9] * 2, [_f(9), _f(9, torch.float16)], bits=8, scale=1.0
+        ),
     ),
     "a code too few": (
         "codes must be",

@@ -41,12 +41,20 @@ def test_a_job_that_hangs_is_ended_with_all_its_processes() -> None:
     assert len(seen) == 2 and not any(p.is_running() and p.status() != "zombie" for p in seen)
 
 
-def test_yields_sleep_where_ranks_outnumber_the_cores(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(os, "cpu_count", lambda: 3)
+@pytest.mark.skipif(sys.platform != "linux", reason="LD_PRELOAD is Linux's")
+def test_yields_sleep_where_ranks_leave_no_core(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 1, 2})
     monkeypatch.setenv("LD_PRELOAD", "")
-    assert sleeping_yields(3) == {}
-    text = "import os, time; b = time.monotonic(); [os.sched_yield() for _ in range(100)]; print(time.monotonic() - b)"
-    run = [sys.executable, "-c", text]
-    took = float(subprocess.run(run, env=os.environ | sleeping_yields(4), capture_output=True, check=True).stdout)
-    control = min(float(subprocess.run(run, capture_output=True, check=True).stdout) for _ in range(3))
-    assert control < 0.01 <= took
+    assert sleeping_yields(2) == {}
+    assert switches(sleeping_yields(3)) >= 100 > switches({})
+    assert all(report["sleeping yields"] for report in run_ranks(3, "hello.py").reports)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(64)))
+    assert not any(report["sleeping yields"] for report in run_ranks(3, "hello.py").reports)
+
+
+def switches(environment: dict[str, str]) -> int:
+    """Return how often a process that yields a hundred times goes to sleep."""
+    usage = "resource.getrusage(resource.RUSAGE_SELF).ru_nvcsw"
+    text = f"import os, resource; b = {usage}; [os.sched_yield() for _ in range(100)]; print({usage} - b)"
+    run = subprocess.run([sys.executable, "-c", text], env=os.environ | environment, capture_output=True, check=True)
+    return int(run.stdout)

@@ -1,39 +1,40 @@
-"""What makes jobs of more ranks than cores last a third as long, and keeps them from standing still.
+"""What makes jobs with a rank for every core last a third as long, and keeps them from standing still.
 
-Horovod waits for a result in a loop around ``sched_yield``. Where ranks outnumber the cores, those loops take
+Horovod waits for a result in a loop around ``sched_yield``. Where ranks leave no core free, those loops take
 the processor from the threads that would bring the result: rounds of small all-reduces that take 0.7 s otherwise
 took 2.3 s with three ranks on two cores, and now and then one all-reduce of 4 bytes took 3 to 30 s, after which
-Horovod's Gloo gives up. So there ``sched_yield`` sleeps for a moment; all else is Horovod's own.
+Horovod's Gloo gives up. So there ``sched_yield`` sleeps for a moment, for all of a rank; nothing else is changed.
 """
 
 from __future__ import annotations
 
-import hashlib
+import atexit
 import os
 import shutil
 import subprocess
 import sys
+import tempfile
 from functools import cache
 from pathlib import Path
 
-_SOURCE = Path(__file__).with_name("yields.cpp")
-_BUILD = Path(__file__).resolve().parents[2] / "build" / "yields"
+SOURCE = Path(__file__).with_suffix(".c")
 
 
 def sleeping_yields(world: int) -> dict[str, str]:
-    """Return what the environment of a job's ranks needs for it; nothing where every rank has a core."""
-    if sys.platform != "linux" or world <= (os.cpu_count() or 1):
+    """Return what the environment of a job's ranks needs for it; nothing where a core is left, or without a compiler."""
+    if sys.platform != "linux" or world < len(os.sched_getaffinity(0)):
         return {}
-    return {"LD_PRELOAD": " ".join(filter(None, [os.environ.get("LD_PRELOAD"), str(_library())]))}
+    library = _library()
+    return {"LD_PRELOAD": " ".join(filter(None, [os.environ.get("LD_PRELOAD"), library]))} if library else {}
 
 
 @cache
-def _library() -> Path:
-    target = _BUILD / f"{hashlib.sha256(_SOURCE.read_bytes()).hexdigest()[:16]}.so"
-    if not target.exists():
-        _BUILD.mkdir(parents=True, exist_ok=True)
-        made = target.with_suffix(f".{os.getpid()}")
-        compiler = shutil.which(os.environ.get("CXX", "") or "c++") or "c++"
-        subprocess.run([compiler, "-shared", "-fPIC", "-O2", str(_SOURCE), "-o", str(made)], check=True)
-        made.replace(target)
+def _library() -> str:
+    folder = tempfile.mkdtemp(prefix="hvc-yields-")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    compiler = shutil.which(os.environ.get("CXX", "") or "c++")
+    if compiler is None or set(folder) & set(" :"):  # which part the names in LD_PRELOAD
+        return ""
+    target = f"{folder}/yields.so"
+    subprocess.run([compiler, "-x", "c", "-shared", "-fPIC", "-O2", str(SOURCE), "-o", target], check=True)
     return target
