@@ -10,6 +10,7 @@ import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from statistics import mean
 from typing import Any
 
 from .drift import Drift
@@ -31,6 +32,14 @@ LEAST_ELEMENTS = 1 << 18
 Share = Callable[[Any], list[Any]]
 
 _log = logging.getLogger("horovod_compress")
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What one rank saw in a trial: the seconds of each step, and the costs of each bucket."""
+
+    steps: list[float]
+    buckets: Mapping[int, BucketCost]
 
 
 @dataclass(frozen=True)
@@ -149,7 +158,7 @@ class Tuner:
 
     def _decide(self, watch: Watch) -> None:
         began = time.thread_time()
-        of_ranks = self._share(watch.buckets())
+        of_ranks = self._share(Seen(watch.step_seconds(), watch.buckets()))
         decision = self._next(watch, of_ranks) if self._reducer.rank == 0 else None
         told: _Decision = self._share(decision)[0]
         if told.problem and self._schedule == OPTIONAL:
@@ -172,16 +181,14 @@ class Tuner:
 
     def _tell(self, why: str) -> None:
         plan = self._reducer.plan
-        sizes = ", ".join(f"{len(b.tensors)}{' uncompressed' if b.plain else ''}" for b in plan.buckets[:12])
         _log.info(
-            "schedule %s chose %d bucket(s) in %d steps and %.2f s of processor time; tensors in each: %s%s%s",
-            self._schedule, len(plan.buckets), self._step - self._began, self._cpu, sizes,
-            ", ..." if len(plan.buckets) > 12 else "", f". {why}" if why else "",
+            "schedule %s chose %d bucket(s) in %d steps and %.2f s of processor time; tensors in each: %s%s",
+            self._schedule, len(plan.buckets), self._step - self._began, self._cpu, _sizes(plan), f". {why}" if why else "",
         )  # fmt: skip
 
     # ---- rank 0 ----
 
-    def _next(self, watch: Watch, of_ranks: Sequence[Mapping[int, BucketCost]]) -> _Decision:
+    def _next(self, watch: Watch, of_ranks: Sequence[Seen]) -> _Decision:
         try:
             choice, done = self._advance(watch, of_ranks)
             self._tried = self._as_buckets(choice)
@@ -189,12 +196,16 @@ class Tuner:
         except Exception as error:  # told to every rank, which raises it
             return _Decision(None, True, problem=f"{type(error).__name__}: {error}")
 
-    def _advance(self, watch: Watch, of_ranks: Sequence[Mapping[int, BucketCost]]) -> tuple[Choice, bool]:
+    def _advance(self, watch: Watch, of_ranks: Sequence[Seen]) -> tuple[Choice, bool]:
         if self._tuning is None:
             return self._start(watch), False
         assert self._tried is not None
-        costs = self._tried.costs(over_ranks(of_ranks))
-        measured = Measured(watch.step_seconds(), watch.arrivals(self._tensors), costs)
+        costs = self._tried.costs(over_ranks([seen.buckets for seen in of_ranks]))
+        measured = Measured(step_over_ranks(of_ranks), watch.arrivals(self._tensors), costs)
+        _log.debug(
+            "schedule %s tried %d bucket(s): %.1f ms from first gradient to last result; tensors in each: %s",
+            self._schedule, len(self._reducer.plan.buckets), 1e3 * measured.step, _sizes(self._reducer.plan),
+        )  # fmt: skip
         try:
             return self._tuning.send(measured), False
         except StopIteration as end:
@@ -223,6 +234,20 @@ class Tuner:
         for bucket in found.plan.buckets:
             self._methods.check_bucket(bucket)
         return found
+
+
+def _sizes(plan: Plan) -> str:
+    """Return how many tensors each bucket holds, for people."""
+    sizes = [f"{len(bucket.tensors)}{' uncompressed' if bucket.plain else ''}" for bucket in plan.buckets[:12]]
+    return ", ".join([*sizes, "..."] if len(plan.buckets) > 12 else sizes)
+
+
+def step_over_ranks(of_ranks: Sequence[Seen]) -> float:
+    """Return the seconds of a step: the mean over ranks, as any one waits for others now more, now less.
+
+    Of several steps the shortest counts: what disturbs only makes one longer.
+    """
+    return min(mean(seconds) for seconds in zip(*(seen.steps for seen in of_ranks), strict=True))
 
 
 def over_ranks(of_ranks: Sequence[Mapping[int, BucketCost]]) -> dict[int, BucketCost]:

@@ -24,6 +24,7 @@ class Watch:
         self._offers: list[tuple[int, float]] = []
         self._exchanges: dict[int, list[float]] = defaultdict(list)
         self._decodes: dict[int, list[float]] = defaultdict(list)
+        self._ends: list[float] = []  # of decodings
 
     def begin(self) -> None:
         """Mark that a step's first gradient is there."""
@@ -42,18 +43,24 @@ class Watch:
 
     def decoded(self, bucket: int, seconds: float) -> None:
         self._decodes[bucket].append(seconds)
+        self._ends.append(time.perf_counter())
 
     def steps(self) -> int:
         """Return how many steps have begun that count; the same on every rank."""
         return len(self._begins) - len(self._spoiled)
 
-    def step_seconds(self) -> float:
-        """Return the shortest time between the beginnings of two steps: what disturbs only makes it longer.
+    def step_seconds(self) -> list[float]:
+        """Return the times from the first gradient of a step to its last result on this rank, of the steps that count.
 
-        The first step is left out, as it pays for new buffers.
+        So what comes between two steps, as loading the next batch, is no noise here. The first step is left out, as
+        it pays for new buffers.
         """
-        taken = [after - before for before, after in zip(self._begins, self._begins[1:])]
-        return min(seconds for number, seconds in enumerate(taken) if number and number not in self._spoiled)
+        steps = list(zip(self._begins, self._begins[1:]))
+        return [self._end(*step) - step[0] for number, step in enumerate(steps) if number and number not in self._spoiled]
+
+    def _end(self, begin: float, next_begin: float) -> float:
+        """Return when a step's last result was there; without any, as with sparse gradients only, when the next step began."""
+        return max((end for end in self._ends if begin < end < next_begin), default=next_begin)
 
     def order(self) -> list[int]:
         """Return the tensors, by place in the plan, as they arrive."""

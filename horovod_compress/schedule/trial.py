@@ -57,7 +57,7 @@ class Measured:
     """What some steps with one choice of buckets took.
 
     Attributes:
-        step: seconds from the first gradient of a step to the first of the next one, on rank 0.
+        step: seconds from the first gradient of a step to its last result, mean over ranks, the shortest over steps.
         arrivals: when gradients were there after the first one, on rank 0.
         buckets: of each group in order, but for those of which nothing was exchanged.
     """

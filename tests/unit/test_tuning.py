@@ -422,6 +422,36 @@ def test_what_is_never_offered_comes_last() -> None:
         assert seconds[-1] == seconds[-2] > 0
 
 
+def test_a_step_ends_with_its_last_result(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = 0.0
+    monkeypatch.setattr("horovod_compress.watch.time.perf_counter", lambda: clock)
+    with Fleet(2, TENSORS, "topk", schedule="auto") as fleet:
+        watch = Watch(fleet.plan)
+        for begin, *ends in [(0, 5, 6), (10, 11, 13), (14, 15), (30, 31), (40,), (50,)]:
+            clock = begin
+            watch.begin()
+            for bucket, clock in enumerate(ends):
+                watch.decoded(bucket, 0.1)
+            if begin == 30:
+                watch.spoil()
+    # The first pays for buffers, the fourth is spoiled, the fifth had no result of ours, the last goes on.
+    assert watch.step_seconds() == [3, 1, 10]
+
+
+def test_a_step_is_the_mean_over_ranks_and_the_shortest_counts() -> None:
+    seen = [tuning.Seen([1.0, 5.0], {}), tuning.Seen([4.0, 3.0], {})]
+    assert tuning.step_over_ranks(seen) == 2.5
+    with pytest.raises(ValueError):
+        tuning.step_over_ranks([*seen, tuning.Seen([1.0], {})])
+
+
+def test_every_trial_is_told_to_who_wants_to_know(caplog: pytest.LogCaptureFixture) -> None:
+    with Fleet(WORLD, TENSORS, "topk", schedule="auto") as fleet, caplog.at_level("DEBUG", "horovod_compress"):
+        _until_done(Job(fleet, "auto"))
+    trials = [record.getMessage() for record in caplog.records if "tried" in record.getMessage()]
+    assert len(trials) >= 5 and "tried 1 bucket(s): " in trials[0] and trials[0].endswith("tensors in each: 9")
+
+
 def test_nothing_is_marked_before_the_search_begins() -> None:
     with Fleet(WORLD, TENSORS, "topk", schedule="auto", warmup_steps=4) as fleet:
         job = Job(fleet, "auto")
