@@ -19,7 +19,7 @@ from .planning.comparison import Trial
 from .planning.predictions import Case, predicted
 from .planning.standin import TILE, Gradients, Pace, StandIn, calibrate, untouched_memory
 from .torch import Compression
-from .tuning import over_ranks
+from .tuning import costs_over_ranks
 from .watch import Watch
 
 _WARM_UP = 2
@@ -122,7 +122,7 @@ class _Bench:
         before = compression.stats()["bytes_sent"]
         seconds = [self._step(model, optimizer.step) for _ in range(self._repeat)]
         sent = (compression.stats()["bytes_sent"] - before) / self._repeat
-        buckets = over_ranks(hvd.allgather_object(watch.buckets(), name="plan.buckets"))
+        buckets = costs_over_ranks(hvd.allgather_object(watch.buckets(), name="plan.buckets"))
         hvd.barrier()  # nobody closes while another rank is still under way
         compression.close()
         first, middle, third = statistics.quantiles(seconds, n=4, method="inclusive")

@@ -35,8 +35,8 @@ _log = logging.getLogger("horovod_compress")
 
 
 @dataclass(frozen=True)
-class Seen:
-    """What one rank saw in a trial: the seconds of each step, and the costs of each bucket."""
+class RankTrial:
+    """What a rank measured in a trial: the seconds of the steps that count, and what each bucket costs."""
 
     steps: list[float]
     buckets: Mapping[int, BucketCost]
@@ -158,7 +158,7 @@ class Tuner:
 
     def _decide(self, watch: Watch) -> None:
         began = time.thread_time()
-        of_ranks = self._share(Seen(watch.step_seconds(), watch.buckets()))
+        of_ranks = self._share(RankTrial(watch.step_seconds(), watch.buckets()))
         decision = self._next(watch, of_ranks) if self._reducer.rank == 0 else None
         told: _Decision = self._share(decision)[0]
         if told.problem and self._schedule == OPTIONAL:
@@ -188,7 +188,7 @@ class Tuner:
 
     # ---- rank 0 ----
 
-    def _next(self, watch: Watch, of_ranks: Sequence[Seen]) -> _Decision:
+    def _next(self, watch: Watch, of_ranks: Sequence[RankTrial]) -> _Decision:
         try:
             choice, done = self._advance(watch, of_ranks)
             self._tried = self._as_buckets(choice)
@@ -196,11 +196,11 @@ class Tuner:
         except Exception as error:  # told to every rank, which raises it
             return _Decision(None, True, problem=f"{type(error).__name__}: {error}")
 
-    def _advance(self, watch: Watch, of_ranks: Sequence[Seen]) -> tuple[Choice, bool]:
+    def _advance(self, watch: Watch, of_ranks: Sequence[RankTrial]) -> tuple[Choice, bool]:
         if self._tuning is None:
             return self._start(watch), False
         assert self._tried is not None
-        costs = self._tried.costs(over_ranks([seen.buckets for seen in of_ranks]))
+        costs = self._tried.costs(costs_over_ranks([trial.buckets for trial in of_ranks]))
         measured = Measured(step_over_ranks(of_ranks), watch.arrivals(self._tensors), costs)
         _log.debug(
             "schedule %s tried %d bucket(s): %.1f ms from first gradient to last result; tensors in each: %s",
@@ -242,15 +242,16 @@ def _sizes(plan: Plan) -> str:
     return ", ".join([*sizes, "..."] if len(plan.buckets) > 12 else sizes)
 
 
-def step_over_ranks(of_ranks: Sequence[Seen]) -> float:
-    """Return the seconds of a step: the mean over ranks, as any one waits for others now more, now less.
+def step_over_ranks(of_ranks: Sequence[RankTrial]) -> float:
+    """Return the seconds of a step: the mean over ranks, and of several steps the shortest.
 
-    Of several steps the shortest counts: what disturbs only makes one longer.
+    Where ranks share processors, the mean differs least from step to step: one rank's gain is another one's loss. A
+    rank that comes late adds its lateness to the others' seconds, in the step that it happens in.
     """
-    return min(mean(seconds) for seconds in zip(*(seen.steps for seen in of_ranks), strict=True))
+    return min(mean(seconds) for seconds in zip(*(trial.steps for trial in of_ranks), strict=True))
 
 
-def over_ranks(of_ranks: Sequence[Mapping[int, BucketCost]]) -> dict[int, BucketCost]:
+def costs_over_ranks(of_ranks: Sequence[Mapping[int, BucketCost]]) -> dict[int, BucketCost]:
     """Return each bucket's costs on the rank that waited for nobody, and the slowest decoding."""
     found = {}
     for bucket, one in of_ranks[0].items():

@@ -15,7 +15,7 @@ from .schedule.trial import BucketCost
 
 
 class Watch:
-    """The times of the steps since it was made. Every mark is one append, from whichever thread it happens on."""
+    """The times of the steps since it was made. Marks are appended, from whichever thread they happen on."""
 
     def __init__(self, plan: Plan) -> None:
         self._plan = plan
@@ -24,7 +24,7 @@ class Watch:
         self._offers: list[tuple[int, float]] = []
         self._exchanges: dict[int, list[float]] = defaultdict(list)
         self._decodes: dict[int, list[float]] = defaultdict(list)
-        self._ends: list[float] = []  # of decodings
+        self._results: list[float] = []  # when buckets were decoded
 
     def begin(self) -> None:
         """Mark that a step's first gradient is there."""
@@ -43,24 +43,25 @@ class Watch:
 
     def decoded(self, bucket: int, seconds: float) -> None:
         self._decodes[bucket].append(seconds)
-        self._ends.append(time.perf_counter())
+        self._results.append(time.perf_counter())
 
     def steps(self) -> int:
         """Return how many steps have begun that count; the same on every rank."""
         return len(self._begins) - len(self._spoiled)
 
     def step_seconds(self) -> list[float]:
-        """Return the times from the first gradient of a step to its last result on this rank, of the steps that count.
+        """Return the seconds of the steps that count, from first gradient to last result; as many on every rank.
 
-        So what comes between two steps, as loading the next batch, is no noise here. The first step is left out, as
-        it pays for new buffers.
+        What comes between two steps, as loading the next batch, is left out, as no choice of buckets changes it. So
+        is the first step, as it pays for new buffers.
         """
         steps = list(zip(self._begins, self._begins[1:]))
-        return [self._end(*step) - step[0] for number, step in enumerate(steps) if number and number not in self._spoiled]
+        counted = [step for number, step in enumerate(steps) if number and number not in self._spoiled]
+        return [self._last_result(begin, after) - begin for begin, after in counted]
 
-    def _end(self, begin: float, next_begin: float) -> float:
-        """Return when a step's last result was there; without any, as with sparse gradients only, when the next step began."""
-        return max((end for end in self._ends if begin < end < next_begin), default=next_begin)
+    def _last_result(self, begin: float, after: float) -> float:
+        """Return when a step's last result was there; the next step's begin without any, so that there is a number."""
+        return max((at for at in self._results if begin < at < after), default=after)
 
     def order(self) -> list[int]:
         """Return the tensors, by place in the plan, as they arrive."""

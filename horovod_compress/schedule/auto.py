@@ -30,8 +30,8 @@ _MOVES = 3  # cuts that are moved at most
 _ATOMS = 128  # more tensors than that are planned for in bunches
 _FINALISTS = 3  # are measured twice
 _NEAR = 1.1  # the model is trusted to tell what takes this much longer
-#: Steps that differ by less are as good as equal, as what is measured differs by more from step to step.
-ALIKE = 1.02
+#: Steps, from first gradient to last result, that differ by less are as good as equal: noise is of that size.
+ALIKE = 1.01
 
 Trying = Generator[Choice, Measured, Measured]
 

@@ -1,11 +1,11 @@
-"""MergeComp: buckets found by measuring whole steps, without a model of method or network (arXiv:2103.15195).
+"""MergeComp: buckets found by measuring steps, without a model of method or network (arXiv:2103.15195).
 
     y = 1: one bucket. For y = 2, 3, ... up to max_groups: search the place of one more cut, where the time of a
     step as a function of that place is taken to fall and then rise; stop when the gain is below alpha
 
 What we changed: the paper tries every combination of the y - 2 cuts before; here they stay where they were found,
-so that a search takes tens of steps and not thousands. Compressor state is carried over from trial to trial, where
-the paper's code clears it.
+so that a search takes tens of steps and not thousands. A step is timed from its first gradient to its last result.
+Compressor state is carried over from trial to trial, where the paper's code clears it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from ..errors import ConfigError
 from .trial import Choice, Job, Measured, Tuning
 
 MAX_GROUPS = 4
-ALPHA = 0.03  # a gain below this share of the step does not pay for another bucket
+ALPHA = 0.03  # a gain below this share, of the time from first gradient to last result, is not worth another bucket
 _CELLS = 12  # a cut is placed to about 1/12 of the tensors between its neighbours
 
 Trying = Generator[Choice, Measured, float]

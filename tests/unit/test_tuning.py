@@ -3,23 +3,30 @@
 from __future__ import annotations
 
 import random
+import re
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
 from horovod_compress.codecs.registry import available, codec_class
+from horovod_compress.deadline import Deadline
 from horovod_compress.errors import ConfigError
 from horovod_compress.methods import per_layer
 from horovod_compress.plan import Plan
 from horovod_compress.schedule import is_adaptive, mergecomp
 from horovod_compress.schedule.trial import Job as Wanted
+from horovod_compress.schedule.trial import Measured
 from horovod_compress import drift, tuning
-from horovod_compress.tuning import TRIAL_STEPS, Tuner
+from horovod_compress.tuning import TRIAL_STEPS, RankTrial, Tuner
 from horovod_compress.watch import Watch
+from tests.support.apart import Apart, everything_apart
 from tests.support.local import Fleet, random_grads, spec
 
 WORLD = 3
@@ -88,7 +95,7 @@ def test_ranks_agree_in_every_step_and_choose_in_time(schedule: str, method: str
             assert len(plans) == 1
             if all(tuner.done for tuner in job.tuners):
                 break
-        assert number < 50 and all(tuner.done for tuner in job.tuners)
+        assert number < 50 and all(tuner.chosen for tuner in job.tuners)
         assert sorted(fleet.reducers[0].plan.names()) == sorted(spec.name for spec in TENSORS)
         assert fleet.reducers[0].watch is None  # nothing is measured any more
         before = fleet.reducers[0].plan
@@ -423,33 +430,92 @@ def test_what_is_never_offered_comes_last() -> None:
 
 
 def test_a_step_ends_with_its_last_result(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock = 0.0
-    monkeypatch.setattr("horovod_compress.watch.time.perf_counter", lambda: clock)
-    with Fleet(2, TENSORS, "topk", schedule="auto") as fleet:
-        watch = Watch(fleet.plan)
-        for begin, *ends in [(0, 5, 6), (10, 11, 13), (14, 15), (30, 31), (40,), (50,)]:
-            clock = begin
-            watch.begin()
-            for bucket, clock in enumerate(ends):
-                watch.decoded(bucket, 0.1)
-            if begin == 30:
-                watch.spoil()
-    # The first pays for buffers, the fourth is spoiled, the fifth had no result of ours, the last goes on.
+    now = 0.0
+    monkeypatch.setattr("horovod_compress.watch.time", SimpleNamespace(perf_counter=lambda: now))
+    watch = Watch(Plan.of([(TENSORS, 1)]))
+    for begin, results in [(0, [5, 6]), (10, [11, 13]), (14, [15]), (30, [31]), (40, []), (50, [])]:
+        now = begin
+        watch.begin()
+        for now in results:
+            watch.decoded(0, 0.1)
+        if begin == 30:
+            watch.spoil()
+    # The first pays for buffers, the fourth is spoiled, the fifth had no result, the last goes on.
     assert watch.step_seconds() == [3, 1, 10]
 
 
 def test_a_step_is_the_mean_over_ranks_and_the_shortest_counts() -> None:
-    seen = [tuning.Seen([1.0, 5.0], {}), tuning.Seen([4.0, 3.0], {})]
-    assert tuning.step_over_ranks(seen) == 2.5
+    trials = [RankTrial([1.0, 5.0], {}), RankTrial([4.0, 3.0], {})]
+    assert tuning.step_over_ranks(trials) == 2.5
     with pytest.raises(ValueError):
-        tuning.step_over_ranks([*seen, tuning.Seen([1.0], {})])
+        tuning.step_over_ranks([*trials, RankTrial([1.0], {})])
+
+
+@pytest.mark.parametrize(("late", "others_wait"), [([0, 1, 2], 0.0), ([0], 2 / 3), ([1, 2], 1 / 3)])
+def test_what_lies_between_steps_counts_only_where_ranks_differ_in_it(
+    monkeypatch: pytest.MonkeyPatch, late: list[int], others_wait: float
+) -> None:
+    found: list[float] = []
+    monkeypatch.setattr(tuning, "Measured", lambda step, *rest: found.append(step) or Measured(step, *rest))
+    with Fleet(WORLD, TENSORS, "topk", schedule="layerfusion") as fleet:
+        job = Job(fleet, "layerfusion")
+        for tuner in (job.tuners[rank] for rank in late):
+            monkeypatch.setattr(tuner, "begin_step", partial(_later, tuner.begin_step))
+        _until_done(job)
+    assert len(found) >= 2 and all(-0.02 < step - _LATE * others_wait < 0.08 for step in found)
+
+
+_LATE = 0.24
+
+
+def _later(begin_step: Callable[[], bool]) -> bool:
+    time.sleep(_LATE)
+    return begin_step()
+
+
+def test_a_device_s_work_is_part_of_a_decoding() -> None:
+    class Slow(Apart):
+        """Queues what is asked of it, and does it when somebody waits."""
+
+        slow = False
+
+        def wait(self, mark: int, deadline: Deadline) -> None:
+            time.sleep(0.02 if self.slow else 0.0)
+            super().wait(mark, deadline)
+
+    with everything_apart(Slow), Fleet(2, TENSORS, "topk", schedule="single") as fleet:
+        found = []
+        for Slow.slow in (False, True):
+            watch = fleet.reducers[0].watch = Watch(fleet.plan)
+            for number in range(3):
+                watch.begin()
+                fleet.step(random_grads(2, TENSORS, seed=number))
+            found.append(min(cost.decode for cost in watch.buckets().values()))
+    assert found[0] < 0.02 <= found[1]
+
+
+def test_spoiled_steps_of_a_trial_are_left_out_on_every_rank() -> None:
+    with Fleet(WORLD, TENSORS, "global_qsgd", schedule="auto") as fleet:
+        job = Job(fleet, "auto")
+        for number in range(60):
+            grads = random_grads(WORLD, TENSORS, seed=number)
+            if number in (3, 9, 14, 20):  # the first of trials, and measured ones
+                grads[number % WORLD][TENSORS[0].name][0, 0] = float("nan")
+            job.take(grads)
+            if job.tuners[0].done:
+                break
+        assert all(tuner.chosen for tuner in job.tuners)
 
 
 def test_every_trial_is_told_to_who_wants_to_know(caplog: pytest.LogCaptureFixture) -> None:
     with Fleet(WORLD, TENSORS, "topk", schedule="auto") as fleet, caplog.at_level("DEBUG", "horovod_compress"):
         _until_done(Job(fleet, "auto"))
-    trials = [record.getMessage() for record in caplog.records if "tried" in record.getMessage()]
-    assert len(trials) >= 5 and "tried 1 bucket(s): " in trials[0] and trials[0].endswith("tensors in each: 9")
+    told = [record.getMessage() for record in caplog.records]
+    trials = [text for text in told if " tried " in text]
+    steps = int(re.search(r"in (\d+) steps", told[-1])[1])  # type: ignore[index]
+    assert len(trials) == steps // TRIAL_STEPS - 1  # the first steps show the order of the tensors only
+    assert "tried 1 bucket(s): " in trials[0] and trials[0].endswith("tensors in each: 9")
+    assert all(float(re.search(r"([0-9.]+) ms", text)[1]) > 0 for text in trials)  # type: ignore[index]
 
 
 def test_nothing_is_marked_before_the_search_begins() -> None:
@@ -534,12 +600,13 @@ def test_random_models_with_random_orders_get_one_plan_on_all_ranks(models: int)
 
         with Fleet(2, tensors, method, schedule=schedule, min_elements=draw.choice([0, 300]), verify_every=1) as fleet:
             job = Job(fleet, schedule)
+            stood_aside = job.tuners[0].done
             for number in range(55):
                 assert job.same(job.step(number, order)), model
                 assert len({reducer.plan.fingerprint() for reducer in fleet.reducers}) == 1, model
                 if all(tuner.done for tuner in job.tuners):
                     break
-            assert all(tuner.done for tuner in job.tuners) and number < 50, (model, schedule)
+            assert all(tuner.chosen or stood_aside for tuner in job.tuners) and number < 50, (model, schedule)
             assert sorted(fleet.reducers[0].plan.names()) == sorted(names)
 
 

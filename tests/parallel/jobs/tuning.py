@@ -46,7 +46,7 @@ def tuned(make: Any, schedule: str, method: Any, attach: bool) -> dict[str, Any]
     by_rank = gathered(digests)
     found = {
         "steps": [list(step) for step in zip(*by_rank)],
-        "chosen": compression._tuner.done,  # type: ignore[union-attr]
+        "chosen": compression._tuner.chosen,  # type: ignore[union-attr]
         "verified": compression.stats()["verified"],
         "plans": len(set(plan for _, plan in digests)),
     }
