@@ -21,7 +21,7 @@ from itertools import accumulate
 
 from ..errors import ConfigError
 from . import size
-from .costs import Arrivals, Costs, step_seconds
+from .costs import Arrivals, Costs, Step, adjusted, step_seconds
 from .layerfusion import FINE, best_of, costs_of, even
 from .trial import BucketCost, Choice, Job, Measured, Tuning
 
@@ -59,11 +59,16 @@ class _Search:
         return min(self.final or self.found, key=lambda choice: self.found[choice].step)
 
     def kinds(self) -> list[Costs]:
-        """Return the costs of compressed buckets, and those of plain ones where they may be."""
+        """Return the costs of compressed buckets, and those of plain ones where they may be, as steps show them."""
         shown = [cost for cost in self.costs if cost.elements]
         compressed = costs_of([cost for cost in shown if not cost.plain])
         plain = [cost for cost in shown if cost.plain]
-        return [compressed, costs_of(plain, like=compressed)] if plain else [compressed]
+        found = [compressed, costs_of(plain, like=compressed)] if plain else [compressed]
+        steps = []
+        for choice, measured in self.found.items():
+            places = [int(bool(plain) and place in choice.plain) for place in range(len(choice.counts))]
+            steps.append(Step(choice.counts, places, measured.step))
+        return adjusted(found, self.found[Choice((self.job.count,))].arrivals, steps)
 
 
 def tune(job: Job) -> Tuning:

@@ -8,13 +8,15 @@ exchange) and after that on the decoding thread. Both costs are taken to be affi
     end of the decoding_i = max(end of the exchange_i, end of the decoding_{i-1}) + b + l n_i
     step = end of the decoding of the last bucket
 
-This is MergeComp's objective (arXiv:2103.15195) with decoding as a third stage of its own.
+This is MergeComp's objective (arXiv:2103.15195) with decoding as a third stage of its own. Where the threads share
+processors with each other, or with those of other ranks, steps of many buckets take longer than this; see
+:func:`adjusted`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import median
 
 
@@ -72,6 +74,48 @@ def step_seconds(arrivals: Arrivals, groups: Sequence[int], costs: Costs | Seque
         decoded = max(sent, decoded) + kind.decode(elements)
         first = stop
     return decoded
+
+
+@dataclass(frozen=True)
+class Step:
+    """A step that was measured.
+
+    Attributes:
+        groups: how many consecutive tensors each bucket held.
+        kinds: the place of each bucket's costs.
+        seconds: from first gradient to last result.
+    """
+
+    groups: Sequence[int]
+    kinds: Sequence[int]
+    seconds: float
+
+
+def adjusted(kinds: Sequence[Costs], arrivals: Arrivals, steps: Sequence[Step]) -> list[Costs]:
+    """Return costs with the fixed part of exchanges raised by what makes the model come nearest to measured steps.
+
+    What a bucket shows of itself is the least that it takes. In a step its threads wait for processors that others
+    keep busy, and for ranks that do.
+    """
+    most = max(step.seconds for step in steps) / _LEAST_BUCKETS
+    return min(
+        ([_raised(costs, most * (place / _STEPS) ** 2) for costs in kinds] for place in range(_STEPS + 1)),
+        key=lambda raised: sum(_miss(raised, arrivals, step) for step in steps),
+    )
+
+
+_LEAST_BUCKETS = 8  # at most so much is added that these alone would take as long as the longest step
+_STEPS = 16  # amounts that are tried, small ones the closest
+
+
+def _raised(costs: Costs, seconds: float) -> Costs:
+    return replace(costs, exchange=Affine(costs.exchange.fixed + seconds, costs.exchange.each))
+
+
+def _miss(kinds: Sequence[Costs], arrivals: Arrivals, step: Step) -> float:
+    """Return by which share of a step the model misses it."""
+    found = step_seconds(arrivals, step.groups, [kinds[kind] for kind in step.kinds])
+    return abs(found - step.seconds) / step.seconds
 
 
 def fitted(points: Sequence[tuple[float, float]], fixed: float | None = None) -> Affine:

@@ -17,7 +17,7 @@ from itertools import accumulate
 import numpy as np
 
 from ..errors import ConfigError
-from .costs import Arrivals, Costs, fitted
+from .costs import Arrivals, Costs, Step, adjusted, fitted
 from .trial import BucketCost, Choice, Job, Tuning
 
 FINE = 8  # buckets of the measurement that shows fixed costs
@@ -123,9 +123,13 @@ def tune(job: Job) -> Tuning:
 
     All of them are compressed.
     """
-    coarse = yield Choice((job.count,))
-    fine = yield Choice(tuple(even(coarse.arrivals.counts, FINE)))
-    return Choice(tuple(best(coarse.arrivals, costs_of([*coarse.buckets, *fine.buckets]))))
+    whole = Choice((job.count,))
+    coarse = yield whole
+    eighths = Choice(tuple(even(coarse.arrivals.counts, FINE)))
+    fine = yield eighths
+    shown = costs_of([*coarse.buckets, *fine.buckets])
+    steps = [Step(choice.counts, [0] * len(choice.counts), m.step) for choice, m in ((whole, coarse), (eighths, fine))]
+    return Choice(tuple(best(coarse.arrivals, adjusted([shown], coarse.arrivals, steps)[0])))
 
 
 def check(argument: str) -> None:

@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from horovod_compress.schedule.costs import Affine, Arrivals, Costs, fitted, step_seconds
+from horovod_compress.schedule.costs import Affine, Arrivals, Costs, Step, adjusted, fitted, step_seconds
 from horovod_compress.schedule.layerfusion import best, best_of, even, greedy
 
 
@@ -95,6 +95,37 @@ def test_costs_are_fitted_through_disturbed_points() -> None:
     assert downhill.fixed == 0 and downhill(1e7) == pytest.approx(0.1)
     with pytest.raises(ValueError, match="no measured costs"):
         fitted([])
+
+
+def _steps(arrivals: Arrivals, costs: Costs, more: float) -> list[Step]:
+    """Return what steps take where a bucket takes more than it shows."""
+    dear = Costs(Affine(costs.exchange.fixed + more, costs.exchange.each), costs.decode)
+    tried = [even(arrivals.counts, number) for number in (1, 3, 8, 20)]
+    return [Step(groups, [0] * len(groups), step_seconds(arrivals, groups, dear)) for groups in tried]
+
+
+def test_costs_are_raised_by_what_steps_take_longer() -> None:
+    draw = random.Random(11)
+    for _ in range(50):
+        arrivals, costs = _case(draw, 40)
+        longest = max(step.seconds for step in _steps(arrivals, costs, 0.0))
+        assert adjusted([costs], arrivals, _steps(arrivals, costs, 0.0)) == [costs]  # nothing to add
+        steps = _steps(arrivals, costs, 0.05 * longest)
+        found = adjusted([costs], arrivals, steps)[0]
+        assert found.exchange.each == costs.exchange.each and found.decode == costs.decode
+        missed = [abs(step_seconds(arrivals, step.groups, found) / step.seconds - 1) for step in steps]
+        assert max(missed) < 0.1
+
+
+def test_plans_by_raised_costs_have_fewer_buckets() -> None:
+    arrivals = Arrivals((10_000,) * 100, tuple(0.001 * place for place in range(100)))
+    costs = Costs(Affine(1e-4, 1e-7), Affine(0, 1e-8))
+    before = best(arrivals, costs)
+    steps = _steps(arrivals, costs, 0.01)
+    after = best(arrivals, adjusted([costs], arrivals, steps)[0])
+    dear = Costs(Affine(1e-4 + 0.01, 1e-7), costs.decode)
+    assert len(after) < len(before) / 2
+    assert step_seconds(arrivals, after, dear) <= 1.02 * step_seconds(arrivals, best(arrivals, dear), dear)
 
 
 def test_even_groups() -> None:
