@@ -506,9 +506,9 @@ class Reducer:
             station.note_emptied()
         with self.metrics.timed("decode"):
             station.write_back()
-        if self.watch and not bad.count:
-            station.device.wait(station.device.mark(), Deadline(self.options.timeout))  # a device has it queued only
-            self.watch.decoded(key.bucket, station.decoding + time.perf_counter() - began)
+        if (watch := self.watch) and not bad.count:
+            station.device.wait(station.device.mark(), Deadline(self.options.timeout))  # until then it is only queued
+            watch.decoded(key.bucket, station.decoding + time.perf_counter() - began)
         if verifying:
             self._hashes[key.bucket] = self._hash(station)
 

@@ -2,8 +2,8 @@
 
     1  measure one bucket, those of "size:25MB", and eight equal ones, some of them left uncompressed
     2  the best buckets by the costs of everything measured so far (see :mod:`.layerfusion`), each compressed or
-       not; measure them, and again with what this showed; and the best two buckets, in case that fixed costs are
-       higher than they look where processors are short
+       not; measure them, and again with what this showed; and the best two buckets, in case that a bucket costs
+       more still in a step where processors are short
     3  all buckets uncompressed, where the model says that this comes near
     4  move cuts of the best ones, the last cut first: the buckets behind it hide least
     5  measure the best few once more, and keep what took the shortest step; of steps that are as good as equal the
@@ -86,8 +86,9 @@ def tune(job: Job) -> Tuning:
         yield from search.measure(choice)
     if job.count > 1:
         yield from search.measure(two(whole.arrivals, search.kinds()[0]))
-    if len(search.kinds()) > 1:
-        yield from _all_plain(search, whole.arrivals)
+    kinds = search.kinds()
+    if len(kinds) > 1:
+        yield from _all_plain(search, whole.arrivals, *kinds)
     yield from _move_cuts(search, counts)
     yield from _run_off(search)
     return _kept(search)
@@ -149,9 +150,10 @@ def two(arrivals: Arrivals, costs: Costs) -> Choice:
     return Choice(min(every, key=lambda groups: step_seconds(arrivals, groups, costs)))
 
 
-def _all_plain(search: _Search, arrivals: Arrivals) -> Generator[Choice, Measured, None]:
+def _all_plain(
+    search: _Search, arrivals: Arrivals, compressed: Costs, plain: Costs
+) -> Generator[Choice, Measured, None]:
     """Try without any compression, where the model says that this takes little longer."""
-    compressed, plain = search.kinds()
     without = proposed(arrivals, [plain])
     without = Choice(without.counts, frozenset(range(len(without.counts))))
     least = min(_predicted(arrivals, choice, compressed, plain) for choice in search.found)

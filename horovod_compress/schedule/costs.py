@@ -91,21 +91,21 @@ class Step:
     seconds: float
 
 
+_AMOUNTS = 17  # that are tried, small ones the closest
+_MOST = 1 / 8  # of the longest step, that may be added to a bucket
+
+
 def adjusted(kinds: Sequence[Costs], arrivals: Arrivals, steps: Sequence[Step]) -> list[Costs]:
     """Return costs with the fixed part of exchanges raised by what makes the model come nearest to measured steps.
 
     What a bucket shows of itself is the least that it takes. In a step its threads wait for processors that others
-    keep busy, and for ranks that do.
+    keep busy, and for ranks that do. What all steps take longer whatever their buckets, as when a rank is always
+    late, is taken for such a cost too: few steps do not tell them apart, and too few buckets cost less than too many.
     """
-    most = max(step.seconds for step in steps) / _LEAST_BUCKETS
-    return min(
-        ([_raised(costs, most * (place / _STEPS) ** 2) for costs in kinds] for place in range(_STEPS + 1)),
-        key=lambda raised: sum(_miss(raised, arrivals, step) for step in steps),
-    )
-
-
-_LEAST_BUCKETS = 8  # at most so much is added that these alone would take as long as the longest step
-_STEPS = 16  # amounts that are tried, small ones the closest
+    most = _MOST * max(step.seconds for step in steps)
+    amounts = [most * (number / (_AMOUNTS - 1)) ** 2 for number in range(_AMOUNTS)]
+    choices = ([_raised(costs, amount) for costs in kinds] for amount in amounts)
+    return min(choices, key=lambda raised: sum(_miss(raised, arrivals, step) for step in steps))
 
 
 def _raised(costs: Costs, seconds: float) -> Costs:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import random
 import time
+from dataclasses import replace
 
 import pytest
 
@@ -113,6 +114,8 @@ def test_costs_are_raised_by_what_steps_take_longer() -> None:
         steps = _steps(arrivals, costs, 0.05 * longest)
         found = adjusted([costs], arrivals, steps)[0]
         assert found.exchange.each == costs.exchange.each and found.decode == costs.decode
+        shorter = [replace(step, seconds=0.9 * step.seconds) for step in _steps(arrivals, costs, 0.0)]
+        assert adjusted([costs], arrivals, shorter) == [costs]
         missed = [abs(step_seconds(arrivals, step.groups, found) / step.seconds - 1) for step in steps]
         assert max(missed) < 0.1
 
