@@ -119,7 +119,7 @@ def greedy(arrivals: Arrivals, costs: Costs) -> list[int]:
 
 
 def tune(job: Job) -> Tuning:
-    """Measure two choices of buckets of unlike sizes, and return the best one by the costs that they and their steps show.
+    """Measure two choices of buckets of unlike sizes, and return the best one by what they and their steps cost.
 
     All of them are compressed.
     """
