@@ -85,7 +85,13 @@ def markdown(records: Sequence[Record]) -> str:
     lines = ["| method and options | mean | against none | each seed | float32 / bytes |", "|---|---|---|---|---|"]
     for record in records:
         difference = against(record["mean"], base, record["task"])
-        said = "" if record["name"] == "none" else f"{difference:+.2f}{unit}" if unit != " %" else f"{difference:+.1f}{unit}"
+        said = (
+            ""
+            if record["name"] == "none"
+            else f"{difference:+.2f}{unit}"
+            if unit != " %"
+            else f"{difference:+.1f}{unit}"
+        )
         if difference < -LIMITS[record["task"]]:
             said = f"**{said}**"
         seeds = " ".join(f"{value:.4f}" for value in record["finals"])
@@ -127,7 +133,9 @@ def _row(panel: Axes, place: int, values: Sequence[float], worst: float) -> None
     middle = mean(values)
     if middle < worst:
         said = f"{middle:.0f}" if math.isfinite(middle) else "diverged"
-        panel.annotate(f"\u2190 {said}", (worst, place), xytext=(4, 0), textcoords="offset points", va="center", fontsize=8)
+        panel.annotate(
+            f"\u2190 {said}", (worst, place), xytext=(4, 0), textcoords="offset points", va="center", fontsize=8
+        )
         return
     panel.scatter(values, [place] * len(values), s=14, color=COLOURS[1], alpha=0.7, linewidths=0)
     panel.plot([middle] * 2, [place - 0.3, place + 0.3], color=COLOURS[2], linewidth=2)

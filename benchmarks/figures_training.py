@@ -57,9 +57,7 @@ def _step_bar(panel: Axes, place: int, record: Record) -> None:
     if measured:
         end = max(step, 1000 * record["q3_seconds"])
         panel.plot([1000 * record["q1_seconds"], end], [place, place], color=GREY, linewidth=1.2)
-    panel.annotate(
-        _said(record), (end, place), xytext=(4, 0), textcoords="offset points", va="center", fontsize=8.5
-    )
+    panel.annotate(_said(record), (end, place), xytext=(4, 0), textcoords="offset points", va="center", fontsize=8.5)
 
 
 def _said(record: Record) -> str:

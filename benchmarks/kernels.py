@@ -259,7 +259,9 @@ def quantising(a: Arrays) -> Iterable[Case]:
     bounded = (a.grad, a.norm, n, a.packed.clone(), KEY)
     bound = {"bits": 4, "levels": 1, "bounds": a.norm / 2}
     yield kernel_case("level_encode ternary", 9 * n // 2, "level_encode", *bounded, **bound)
-    yield kernel_case(f"octave_fold of {ranks}", (ranks + 1) * n, "octave_fold", parts, a.bytes.clone(), KEY, headroom=3)
+    yield kernel_case(
+        f"octave_fold of {ranks}", (ranks + 1) * n, "octave_fold", parts, a.bytes.clone(), KEY, headroom=3
+    )
 
 
 def elias(a: Arrays) -> Iterable[Case]:
@@ -327,7 +329,9 @@ def values(a: Arrays) -> Iterable[Case]:
     yield kernel_case("sample_offer 1 %", 8 * n, "sample_offer", a.grad, a.residual, sample, key)
     yield kernel_case("sample_offer no residual", 4 * n, "sample_offer", a.grad, None, sample, key)
     yield kernel_case("sample_decode 1 %", 16 * n, "sample_decode", sample, a.work, a.left, key, 0.25)
-    yield kernel_case("sample_decode no residual", 4 * n, "sample_decode", sample, a.work, None, key, 0.25, weighted=True)
+    yield kernel_case(
+        "sample_decode no residual", 4 * n, "sample_decode", sample, a.work, None, key, 0.25, weighted=True
+    )
 
 
 def numpy_sparse_decode(a: Arrays) -> None:

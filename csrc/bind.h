@@ -40,8 +40,8 @@ void sign_pack(Address x, int dtype, int64_t count, Address bits, Address launch
 }
 
 int64_t sign_offer(Address grad, Address residual, int dtype, int64_t count, int64_t row_length,
-                   const std::optional<KeyWords>& key, int64_t word_offset, Address bits, Address sums,
-                   Address counter, Address launch) {
+                   const std::optional<KeyWords>& key, int64_t word_offset, Address bits, Address sums, Address counter,
+                   Address launch) {
   const MaybeStream stream(key);
   int64_t nonfinite = 0;
   hvc::sign_offer(at<void>(grad), at<void>(residual), hvc::Dtype(dtype), count, row_length, stream.pointer(),
@@ -50,25 +50,24 @@ int64_t sign_offer(Address grad, Address residual, int dtype, int64_t count, int
   return nonfinite;
 }
 
-void sign_decode(Address bits, Address steps, int dtype, int64_t count, int64_t row_length, int feedback,
-                 double decay, double scale, const std::optional<KeyWords>& key, int64_t word_offset, Address grad,
-                 Address residual, Address launch) {
+void sign_decode(Address bits, Address steps, int dtype, int64_t count, int64_t row_length, int feedback, double decay,
+                 double scale, const std::optional<KeyWords>& key, int64_t word_offset, Address grad, Address residual,
+                 Address launch) {
   const MaybeStream stream(key);
-  hvc::sign_decode(at<uint64_t>(bits), at<float>(steps), hvc::Dtype(dtype), count, row_length,
-                   hvc::Feedback(feedback), decay, scale, stream.pointer(), word_offset, at<void>(grad),
-                   at<void>(residual), launch_of(launch));
+  hvc::sign_decode(at<uint64_t>(bits), at<float>(steps), hvc::Dtype(dtype), count, row_length, hvc::Feedback(feedback),
+                   decay, scale, stream.pointer(), word_offset, at<void>(grad), at<void>(residual), launch_of(launch));
 }
 
 // All tensors of a bucket at once: addresses and numbers of each, in the order of the members in kernels.h.
 template <size_t kMembers> using Rows = std::vector<std::array<int64_t, kMembers>>;
 
-void sign_offer_all(const Rows<7>& rows, int dtype, int64_t ranks, const std::optional<KeyWords>& key,
-                    Address counters, Address launch) {
+void sign_offer_all(const Rows<7>& rows, int dtype, int64_t ranks, const std::optional<KeyWords>& key, Address counters,
+                    Address launch) {
   const MaybeStream stream(key);
   std::vector<hvc::SignOffered> tensors;
   for (const auto& [grad, residual, count, row_length, word_offset, bits, steps] : rows)
-    tensors.push_back({at<void>(grad), at<void>(residual), count, row_length, word_offset, at<uint64_t>(bits),
-                       at<float>(steps)});
+    tensors.push_back(
+        {at<void>(grad), at<void>(residual), count, row_length, word_offset, at<uint64_t>(bits), at<float>(steps)});
   hvc::sign_offer_all(tensors.data(), int64_t(tensors.size()), hvc::Dtype(dtype), ranks, stream.pointer(),
                       at<int64_t>(counters), launch_of(launch));
 }
@@ -78,16 +77,16 @@ void sign_decode_all(const Rows<7>& rows, int dtype, int feedback, double decay,
   const MaybeStream stream(key);
   std::vector<hvc::SignDecoded> tensors;
   for (const auto& [bits, steps, count, row_length, word_offset, grad, residual] : rows)
-    tensors.push_back({at<uint64_t>(bits), at<float>(steps), count, row_length, word_offset, at<void>(grad),
-                       at<void>(residual)});
+    tensors.push_back(
+        {at<uint64_t>(bits), at<float>(steps), count, row_length, word_offset, at<void>(grad), at<void>(residual)});
   hvc::sign_decode_all(tensors.data(), int64_t(tensors.size()), hvc::Dtype(dtype), hvc::Feedback(feedback), decay,
                        scale, stream.pointer(), launch_of(launch));
 }
 
-void sign_unpack(Address bits, Address steps, int dtype, int64_t count, int64_t row_length, double scale,
-                 Address out, Address launch) {
-  hvc::sign_unpack(at<uint64_t>(bits), at<float>(steps), hvc::Dtype(dtype), count, row_length, scale,
-                   at<void>(out), launch_of(launch));
+void sign_unpack(Address bits, Address steps, int dtype, int64_t count, int64_t row_length, double scale, Address out,
+                 Address launch) {
+  hvc::sign_unpack(at<uint64_t>(bits), at<float>(steps), hvc::Dtype(dtype), count, row_length, scale, at<void>(out),
+                   launch_of(launch));
 }
 
 void merge_bits(Address into, Address other, int64_t words, uint64_t numerator, uint64_t denominator,
@@ -112,8 +111,8 @@ void majority_fold(const std::vector<Address>& parts, int64_t count, Address out
 int64_t dense_offer(Address grad, Address residual, int dtype, int64_t count, Address out, int out_dtype,
                     Address counter, Address launch) {
   int64_t nonfinite = 0;
-  hvc::dense_offer(at<void>(grad), at<void>(residual), hvc::Dtype(dtype), count, at<void>(out),
-                   hvc::Dtype(out_dtype), counter ? at<int64_t>(counter) : &nonfinite, launch_of(launch));
+  hvc::dense_offer(at<void>(grad), at<void>(residual), hvc::Dtype(dtype), count, at<void>(out), hvc::Dtype(out_dtype),
+                   counter ? at<int64_t>(counter) : &nonfinite, launch_of(launch));
   return nonfinite;
 }
 
@@ -123,8 +122,8 @@ void dense_add(Address into, Address other, int dtype, int64_t count, Address la
 
 void dense_decode(Address payload, int payload_dtype, int64_t count, double scale, Address grad, int grad_dtype,
                   Address residual, Address launch) {
-  hvc::dense_decode(at<void>(payload), hvc::Dtype(payload_dtype), count, scale, at<void>(grad),
-                    hvc::Dtype(grad_dtype), at<void>(residual), launch_of(launch));
+  hvc::dense_decode(at<void>(payload), hvc::Dtype(payload_dtype), count, scale, at<void>(grad), hvc::Dtype(grad_dtype),
+                    at<void>(residual), launch_of(launch));
 }
 
 void dense_offer_all(const Rows<4>& rows, int dtype, int out_dtype, Address counters, Address launch) {
@@ -162,14 +161,14 @@ void level_add(Address into, Address other, int64_t count, int bits, Address lau
   hvc::level_add(at<void>(into), at<void>(other), count, bits, launch_of(launch));
 }
 
-void level_decode(Address codes, Address norms, int64_t count, int64_t row_length, int bits, double scale,
-                  Address grad, int dtype, Address launch) {
-  hvc::level_decode(at<void>(codes), at<void>(norms), count, row_length, bits, scale, at<void>(grad),
-                    hvc::Dtype(dtype), launch_of(launch));
+void level_decode(Address codes, Address norms, int64_t count, int64_t row_length, int bits, double scale, Address grad,
+                  int dtype, Address launch) {
+  hvc::level_decode(at<void>(codes), at<void>(norms), count, row_length, bits, scale, at<void>(grad), hvc::Dtype(dtype),
+                    launch_of(launch));
 }
 
-void octave_encode(Address grad, Address norms, int dtype, int64_t count, int64_t row_length, int bits,
-                   int headroom, const KeyWords& key, int64_t offset, Address codes, Address launch) {
+void octave_encode(Address grad, Address norms, int dtype, int64_t count, int64_t row_length, int bits, int headroom,
+                   const KeyWords& key, int64_t offset, Address codes, Address launch) {
   const hvc::Stream stream = stream_of(key);
   hvc::octave_encode(at<void>(grad), at<void>(norms), hvc::Dtype(dtype), count, row_length, bits, headroom, &stream,
                      offset, at<uint8_t>(codes), launch_of(launch));

@@ -19,8 +19,8 @@ void lowrank_orthonormalise(Address lines, int dtype, int64_t count, int64_t ran
   hvc::lowrank_orthonormalise(at<void>(lines), hvc::Dtype(dtype), count, rank, launch_of(launch));
 }
 
-void lowrank_right(Address grad, Address residual, int dtype, int64_t rows, int64_t columns, int64_t rank,
-                   Address left, Address right, Address launch) {
+void lowrank_right(Address grad, Address residual, int dtype, int64_t rows, int64_t columns, int64_t rank, Address left,
+                   Address right, Address launch) {
   hvc::lowrank_right(at<void>(grad), at<void>(residual), hvc::Dtype(dtype), rows, columns, rank, at<void>(left),
                      at<void>(right), launch_of(launch));
 }

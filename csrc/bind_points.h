@@ -9,17 +9,17 @@ int64_t points_offer(Address grad, Address residual, int dtype, int64_t count, i
                      Address highs, Address lows, Address ones, Address counter, Address launch) {
   int64_t nonfinite = 0;
   hvc::points_offer(at<void>(grad), at<void>(residual), hvc::Dtype(dtype), count, row_length, at<uint64_t>(bits),
-                    at<double>(highs), at<double>(lows), at<int64_t>(ones),
-                    counter ? at<int64_t>(counter) : &nonfinite, launch_of(launch));
+                    at<double>(highs), at<double>(lows), at<int64_t>(ones), counter ? at<int64_t>(counter) : &nonfinite,
+                    launch_of(launch));
   return nonfinite;
 }
 
 void points_decode(const std::vector<Address>& bits, const std::vector<Address>& highs,
                    const std::vector<Address>& lows, int64_t own, int dtype, int64_t count, int64_t row_length,
                    double scale, Address grad, Address residual, Address launch) {
-  hvc::points_decode(addresses<uint64_t>(bits), addresses<float>(highs), addresses<float>(lows),
-                     int64_t(bits.size()), own, hvc::Dtype(dtype), count, row_length, scale, at<void>(grad),
-                     at<void>(residual), launch_of(launch));
+  hvc::points_decode(addresses<uint64_t>(bits), addresses<float>(highs), addresses<float>(lows), int64_t(bits.size()),
+                     own, hvc::Dtype(dtype), count, row_length, scale, at<void>(grad), at<void>(residual),
+                     launch_of(launch));
 }
 
 void points_offer_all(const Rows<8>& rows, int dtype, Address counters, Address launch) {

@@ -105,8 +105,7 @@ void qsgd_encode_all(const Rows<4>& rows, int dtype, int bits, int64_t block, in
 
 void qsgd_decode_all(const Rows<3>& rows, int dtype, int bits, int64_t block, double scale, Address launch) {
   std::vector<hvc::QsgdDecoded> tensors;
-  for (const auto& [records, count, grad] : rows)
-    tensors.push_back({at<uint8_t>(records), count, at<void>(grad)});
+  for (const auto& [records, count, grad] : rows) tensors.push_back({at<uint8_t>(records), count, at<void>(grad)});
   hvc::qsgd_decode_all(tensors.data(), int64_t(tensors.size()), hvc::Dtype(dtype), qsgd_shape(bits, block, 0), scale,
                        launch_of(launch));
 }

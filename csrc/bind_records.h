@@ -1,7 +1,7 @@
 // The part of bind.h for signs with a scale for each block; included there, inside its namespace.
 
-int64_t record_offer(Address grad, Address residual, int dtype, int64_t count, int64_t block, int rule,
-                     Address records, Address counter, Address launch) {
+int64_t record_offer(Address grad, Address residual, int dtype, int64_t count, int64_t block, int rule, Address records,
+                     Address counter, Address launch) {
   int64_t nonfinite = 0;
   hvc::record_offer(at<void>(grad), at<void>(residual), hvc::Dtype(dtype), count, block, hvc::ScaleRule(rule),
                     at<uint8_t>(records), counter ? at<int64_t>(counter) : &nonfinite, launch_of(launch));
@@ -16,8 +16,8 @@ void record_fold(const std::vector<Address>& parts, int dtype, int64_t count, in
                    launch_of(launch));
 }
 
-void record_decode(Address records, Address scales, int dtype, int64_t count, int64_t block, double scale,
-                   Address grad, Address residual, Address launch) {
+void record_decode(Address records, Address scales, int dtype, int64_t count, int64_t block, double scale, Address grad,
+                   Address residual, Address launch) {
   hvc::record_decode(at<uint8_t>(records), at<float>(scales), hvc::Dtype(dtype), count, block, scale, at<void>(grad),
                      at<void>(residual), launch_of(launch));
 }

@@ -13,12 +13,10 @@ int64_t sketch_encode(Address grad, Address residual, Address momentum, double f
 }
 
 int64_t sketch_top(Address table, int dtype, int rows, int64_t places, const KeyWords& key,
-                   const std::vector<int64_t>& spans, int64_t k, Address positions, Address estimates,
-                   Address launch) {
+                   const std::vector<int64_t>& spans, int64_t k, Address positions, Address estimates, Address launch) {
   const hvc::Stream stream = stream_of(key);
   return hvc::sketch_top(at<void>(table), hvc::Dtype(dtype), rows, places, &stream, spans.data(),
-                         int64_t(spans.size() / 2), k, at<int64_t>(positions), at<void>(estimates),
-                         launch_of(launch));
+                         int64_t(spans.size() / 2), k, at<int64_t>(positions), at<void>(estimates), launch_of(launch));
 }
 
 void sketch_estimate(Address table, int dtype, int rows, int64_t places, const KeyWords& key, Address positions,
@@ -35,8 +33,7 @@ void sketch_clear(Address table, int dtype, int rows, int64_t places, const KeyW
                     launch_of(launch));
 }
 
-void absorb(Address grad, Address residual, Address momentum, double factor, int dtype, int64_t count,
-            Address launch) {
+void absorb(Address grad, Address residual, Address momentum, double factor, int dtype, int64_t count, Address launch) {
   hvc::absorb(at<void>(grad), at<void>(residual), at<void>(momentum), factor, hvc::Dtype(dtype), count,
               launch_of(launch));
 }

@@ -23,15 +23,13 @@ int64_t binary_encode(Address positions, int64_t kept, Address mean, int value_b
                             at<uint8_t>(out), launch_of(launch));
 }
 
-int64_t binary_decode(const std::vector<std::pair<Address, int64_t>>& sections, int64_t own, int parameter,
-                      int dtype, int64_t count, double scale, Address grad, Address residual, Address counter,
-                      Address launch) {
+int64_t binary_decode(const std::vector<std::pair<Address, int64_t>>& sections, int64_t own, int parameter, int dtype,
+                      int64_t count, double scale, Address grad, Address residual, Address counter, Address launch) {
   std::vector<hvc::Section> list;
   for (const auto& [data, bytes] : sections) list.push_back({at<uint8_t>(data), bytes});
   int64_t wrong = 0;
-  hvc::binary_decode(list.data(), int64_t(list.size()), own, parameter, hvc::Dtype(dtype), count, scale,
-                     at<void>(grad), at<void>(residual), counter ? at<int64_t>(counter) : &wrong,
-                     launch_of(launch));
+  hvc::binary_decode(list.data(), int64_t(list.size()), own, parameter, hvc::Dtype(dtype), count, scale, at<void>(grad),
+                     at<void>(residual), counter ? at<int64_t>(counter) : &wrong, launch_of(launch));
   return wrong;
 }
 

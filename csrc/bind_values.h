@@ -1,7 +1,7 @@
 // The part of bind.h that sends positions with values, and samples; included there, inside its namespace.
 
-int64_t values_encode(Address positions, int64_t kept, Address values, Address mean, int dtype, int form,
-                      int64_t count, int parameter, Address out, Address launch) {
+int64_t values_encode(Address positions, int64_t kept, Address values, Address mean, int dtype, int form, int64_t count,
+                      int parameter, Address out, Address launch) {
   return hvc::values_encode(at<int32_t>(positions), kept, at<void>(values), at<void>(mean), hvc::Dtype(dtype),
                             hvc::ValueForm(form), count, parameter, at<uint8_t>(out), launch_of(launch));
 }

@@ -35,8 +35,8 @@ void sign_offer(const void* grad, const void* residual, Dtype dtype, int64_t cou
 void sign_decode(const uint64_t* bits, const float* steps, Dtype dtype, int64_t count, int64_t row_length,
                  Feedback feedback, double decay, double scale, const Stream* key, int64_t word_offset, void* grad,
                  void* residual, Launch launch);
-void sign_unpack(const uint64_t* bits, const float* steps, Dtype dtype, int64_t count, int64_t row_length,
-                 double scale, void* out, Launch launch);
+void sign_unpack(const uint64_t* bits, const float* steps, Dtype dtype, int64_t count, int64_t row_length, double scale,
+                 void* out, Launch launch);
 
 // The same for all tensors of a bucket, on CUDA in one launch of each kernel. An offer writes `steps` in the place of
 // sums, as hvc/tree.h says, and a count for each tensor. Tensors of a bucket have one type and no memory in common.
@@ -98,8 +98,8 @@ void majority_fold(const uint64_t* const* parts, int64_t part_count, int64_t cou
 void dense_offer(const void* grad, const void* residual, Dtype dtype, int64_t count, void* out, Dtype out_dtype,
                  int64_t* nonfinite, Launch launch);
 void dense_add(void* into, const void* other, Dtype dtype, int64_t count, Launch launch);
-void dense_decode(const void* payload, Dtype payload_dtype, int64_t count, double scale, void* grad,
-                  Dtype grad_dtype, void* residual, Launch launch);
+void dense_decode(const void* payload, Dtype payload_dtype, int64_t count, double scale, void* grad, Dtype grad_dtype,
+                  void* residual, Launch launch);
 struct DenseOffered {
   const void *grad, *residual;
   int64_t count;
@@ -236,8 +236,8 @@ void sketch_clear(void* table, Dtype dtype, int rows, int64_t places, const Stre
 // k <= count; waits for its stream on CUDA
 void top_select(const void* grad, const void* residual, Dtype dtype, int64_t count, int64_t k, int32_t* positions,
                 void* values, int64_t* found, Launch launch);
-void binary_select(const void* grad, const void* residual, Dtype dtype, int64_t count, int64_t k,
-                   int32_t* positions, void* mean, int64_t* found, Launch launch);
+void binary_select(const void* grad, const void* residual, Dtype dtype, int64_t count, int64_t k, int32_t* positions,
+                   void* mean, int64_t* found, Launch launch);
 
 // golomb.cpp, golomb.cu: sections as hvc/golomb.h describes them; `wrong` counts malformed ranges. Encoding returns
 // the bytes written, -1 if the positions do not ascend below `count`, and waits for its stream on CUDA.
@@ -255,8 +255,8 @@ void binary_clear(const Section* section, int parameter, Dtype dtype, int64_t co
 int64_t values_encode(const int32_t* positions, int64_t kept, const void* values, const void* mean, Dtype dtype,
                       ValueForm form, int64_t count, int parameter, uint8_t* out, Launch launch);
 void values_decode(const Section* sections, int64_t section_count, int64_t own, ValueForm form, int parameter,
-                   Dtype dtype, int64_t count, double scale, void* grad, void* residual, void* momentum,
-                   double factor, bool masking, int64_t* wrong, Launch launch);
+                   Dtype dtype, int64_t count, double scale, void* grad, void* residual, void* momentum, double factor,
+                   bool masking, int64_t* wrong, Launch launch);
 
 // sample.cpp, sample.cu: one element of each of k blocks, the block i of [floor(count i / k),
 // floor(count (i + 1) / k)); draws `first` to `first` + k - 1 of the key decide which
@@ -284,10 +284,10 @@ void lowrank_decode(const void* left, const void* right, Dtype dtype, int64_t ro
 // residual.
 void record_offer(const void* grad, const void* residual, Dtype dtype, int64_t count, int64_t block, ScaleRule rule,
                   uint8_t* records, int64_t* nonfinite, Launch launch);
-void record_fold(const uint8_t* const* parts, int64_t ranks, Dtype dtype, int64_t count, int64_t block,
-                 ScaleRule rule, const void* kept, void* left, uint8_t* out, Launch launch);
-void record_decode(const uint8_t* records, const float* scales, Dtype dtype, int64_t count, int64_t block,
-                   double scale, void* grad, void* residual, Launch launch);
+void record_fold(const uint8_t* const* parts, int64_t ranks, Dtype dtype, int64_t count, int64_t block, ScaleRule rule,
+                 const void* kept, void* left, uint8_t* out, Launch launch);
+void record_decode(const uint8_t* records, const float* scales, Dtype dtype, int64_t count, int64_t block, double scale,
+                   void* grad, void* residual, Launch launch);
 
 // hash64.cpp, hash64.cu: waits for its stream on CUDA
 uint64_t hash64(const void* data, int64_t bytes, uint64_t seed, Launch launch);

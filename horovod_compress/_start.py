@@ -145,7 +145,9 @@ def _transport_kind(options: Options, world: int, tensors: Sequence[TensorSpec])
     on_gpu = "cpu" not in devices
     if options.transport == "nccl":
         if not on_gpu:
-            raise ConfigError('transport="nccl" is for gradients on GPUs, and some are on the CPU: use transport="auto"')
+            raise ConfigError(
+                'transport="nccl" is for gradients on GPUs, and some are on the CPU: use transport="auto"'
+            )
         if world > 1 and (reason := nccl.why_not()):
             raise ConfigError(f'transport="nccl" cannot be used here: {reason}; or use transport="gloo"')
     if world == 1:

@@ -98,7 +98,9 @@ def saved_plan(state: Mapping[str, Any]) -> Plan:
         ConfigError: the state does not say.
     """
     if not isinstance(state.get("buckets"), list):
-        raise ConfigError("the saved compression state does not say which buckets were in use; save it again with this version")
+        raise ConfigError(
+            "the saved compression state does not say which buckets were in use; save it again with this version"
+        )
     return Plan.from_document(state["buckets"])
 
 

@@ -89,8 +89,7 @@ def _by_value(values: Sequence[Any]) -> str:
     for rank, value in enumerate(values):
         ranks.setdefault(repr(value), []).append(rank)
     return ", ".join(
-        f"rank{'s' if len(who) > 1 else ''} {', '.join(map(str, who))} = {value}"
-        for value, who in ranks.items()
+        f"rank{'s' if len(who) > 1 else ''} {', '.join(map(str, who))} = {value}" for value, who in ranks.items()
     )
 
 

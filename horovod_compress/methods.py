@@ -87,7 +87,9 @@ class Methods:
             ConfigError: says what would do.
         """
         if not 0 <= bucket.method < len(self.codecs):
-            raise ConfigError(f"bucket {bucket.index} has method number {bucket.method}; there are {len(self.codecs)} here")
+            raise ConfigError(
+                f"bucket {bucket.index} has method number {bucket.method}; there are {len(self.codecs)} here"
+            )
         if bucket.plain and not self.may_be_plain(bucket.method):
             raise ConfigError(
                 f"bucket {bucket.index} of the plan is left uncompressed, which would change what {self.name} makes of "

@@ -102,7 +102,9 @@ class Reducer:
         self._agreed = False  # whether the ranks compared their steps since the start or a resume
         self._compared: tuple[int, str] = (0, "")  # what else they compare then, and what it stands for
         self._taker = Worker("hvc-offer", partial(self._worker_failed, "taking in gradients"))
-        self._decoder = Worker("hvc-decode", partial(self._worker_failed, "decoding"), lambda: self._on_devices("decoding"))
+        self._decoder = Worker(
+            "hvc-decode", partial(self._worker_failed, "decoding"), lambda: self._on_devices("decoding")
+        )
         self._broken: HorovodCompressError | None = None  # what one of these failed with
         self._thread = threading.Thread(target=self._run, name="hvc-exchange", daemon=True)
         self._thread.start()
@@ -167,7 +169,9 @@ class Reducer:
         before, after = ({t.name: b.method for b in p.buckets for t in b.tensors} for p in (self.plan, plan))
         if before != after:
             name = next(name for name in before if before[name] != after[name])
-            raise ConfigError(f"rank {self.rank}: {name} has another method in the new buckets; what is kept for it would be lost")
+            raise ConfigError(
+                f"rank {self.rank}: {name} has another method in the new buckets; what is kept for it would be lost"
+            )
         if self.tables():
             raise ConfigError(
                 f"rank {self.rank}: this method keeps {', '.join(sorted(self.tables())[:3])} for whole buckets, which "
@@ -587,7 +591,9 @@ class Reducer:
         Raises:
             MismatchError: names each rank's step, or the ranks that are in the minority.
         """
-        mine = torch.tensor([self.step, _signed(int(self.plan.fingerprint(), 16)), self._compared[0]], dtype=torch.int64)
+        mine = torch.tensor(
+            [self.step, _signed(int(self.plan.fingerprint(), 16)), self._compared[0]], dtype=torch.int64
+        )
         exchange = self._new_exchange(0, codec_id("agree"), Bad())  # nothing here may depend on the plan
         exchange.step = 0
         found, _ = gather.run(exchange, mine.view(torch.uint8))
@@ -765,7 +771,9 @@ class Reducer:
             ConfigError: a step is under way.
         """
         if not self.wait_idle(self.options.timeout):
-            raise ConfigError(f"rank {self.rank}: a gradient scaler is updated between two steps only; one is under way")
+            raise ConfigError(
+                f"rank {self.rank}: a gradient scaler is updated between two steps only; one is under way"
+            )
         with torch.no_grad():
             for kept in (*self.states().values(), self.tables()):
                 for tensor in kept.values():

@@ -313,7 +313,9 @@ class Compression:
         if self._in_updates or self._optimizer is not None or self._calls or self._running().step:
             raise ConfigError(_TAKEN)
         if self._scaler is not None:
-            raise ConfigError("this compression follows a gradient scaler, and updates are not scaled; leave follow() out")
+            raise ConfigError(
+                "this compression follows a gradient scaler, and updates are not scaled; leave follow() out"
+            )
         if self._tuner and self._running().options.schedule != OPTIONAL:
             raise ConfigError(
                 "adaptive schedules hide exchanges behind the backward pass, and there is none to hide behind when "
@@ -372,14 +374,18 @@ class Compression:
             ``overlap_seconds`` it is made of: see :class:`horovod_compress.overlap.Overlap`.
         """
         reducer = self._running()
-        return reducer.metrics.document() | reducer.overlap.document() | {
-            "residual_norm": reducer.residual_norm(),
-            "buckets": len(reducer.plan.buckets),
-            "collectives": sorted({station.collective(reducer.step) for station in reducer.stations}),
-            "plain_buckets": sum(bucket.plain for bucket in reducer.plan.buckets),
-            "tuned": self._tuner is None or self._tuner.done,
-            "method": self.method,
-        }
+        return (
+            reducer.metrics.document()
+            | reducer.overlap.document()
+            | {
+                "residual_norm": reducer.residual_norm(),
+                "buckets": len(reducer.plan.buckets),
+                "collectives": sorted({station.collective(reducer.step) for station in reducer.stations}),
+                "plain_buckets": sum(bucket.plain for bucket in reducer.plan.buckets),
+                "tuned": self._tuner is None or self._tuner.done,
+                "method": self.method,
+            }
+        )
 
     def state_dict(self) -> dict[str, Any]:
         """Return this rank's step and residuals; each rank saves its own, between two steps."""
@@ -421,9 +427,7 @@ class Compression:
 
     def _running(self) -> Reducer:
         if self._reducer is None:
-            raise ConfigError(
-                f"rank {hvd.rank()} is not in this compression's process set, or the start failed"
-            )
+            raise ConfigError(f"rank {hvd.rank()} is not in this compression's process set, or the start failed")
         return self._reducer
 
     def _wake(self, failure: str) -> None:
@@ -623,8 +627,7 @@ def _factory(method: str) -> Callable[..., Compression]:
     make.__name__, make.__qualname__ = method, f"Compression.{method}"
     own = ", ".join(registry.option_names(method)) or "none"
     make.__doc__ = (
-        f"{codec.__doc__}\n\n    Options of its own: {own}. Common options: {', '.join(Options.names())}, "
-        f"process_set."
+        f"{codec.__doc__}\n\n    Options of its own: {own}. Common options: {', '.join(Options.names())}, process_set."
     )
     return make
 
@@ -637,9 +640,7 @@ _TAKEN = (
     "hvd.DistributedOptimizer"
 )
 
-_NO_ADASUM = (
-    "op=hvd.Adasum is not supported: it combines parameter updates, not gradients; use op=hvd.Average"
-)
+_NO_ADASUM = "op=hvd.Adasum is not supported: it combines parameter updates, not gradients; use op=hvd.Average"
 
 _open: weakref.WeakSet[Compression] = weakref.WeakSet()
 

@@ -103,9 +103,7 @@ def report_of(source: Path, words: Sequence[str]) -> str:
     kept = REPORTS / f"{source.stem}.{digest([source, *headers], [*words, version(words[0])])}.txt"
     if not kept.exists():
         REPORTS.mkdir(parents=True, exist_ok=True)
-        done = subprocess.run(
-            [*words, str(source), "-o", os.devnull], capture_output=True, text=True, check=False
-        )
+        done = subprocess.run([*words, str(source), "-o", os.devnull], capture_output=True, text=True, check=False)
         if done.returncode != 0:
             raise RuntimeError(f"{source.name} does not compile without warnings:\n{done.stdout}{done.stderr}")
         made = kept.with_suffix(f".{os.getpid()}")

@@ -54,7 +54,9 @@ class Lab:
         self.ranks, self.slots = ranks, slots
         hosts = -(-ranks // slots) if slots > 0 else 0
         if not 1 <= hosts <= MOST_HOSTS:
-            raise ValueError(f"a lab has 1 to {MOST_HOSTS} hosts, with {ranks} ranks and {slots} on a host it would have {hosts}")
+            raise ValueError(
+                f"a lab has 1 to {MOST_HOSTS} hosts, with {ranks} ranks and {slots} on a host it would have {hosts}"
+            )
         self._rate, self._delay = Rate.parse(rate) if rate else None, parse_delay(delay) if delay else 0.0
         self._congestion = congestion
         self._names = [f"lab{number}" for number in range(hosts)]

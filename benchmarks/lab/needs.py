@@ -33,7 +33,11 @@ def namespaces() -> list[str]:
             f"the network lab needs {', '.join(missing)}; install them, on Debian and Ubuntu with: "
             f"apt-get install {packages}"
         )
-    command = [_find("unshare") or "unshare", *([] if os.geteuid() == 0 else ["--user", "--map-root-user"]), *_NAMESPACES]
+    command = [
+        _find("unshare") or "unshare",
+        *([] if os.geteuid() == 0 else ["--user", "--map-root-user"]),
+        *_NAMESPACES,
+    ]
     tried = subprocess.run([*command, "true"], capture_output=True, text=True, check=False)
     if tried.returncode:
         raise LabError(

@@ -28,8 +28,7 @@ template <bool kCopy> HVC_RULE uint64_t take_word(const uint8_t* from, uint8_t* 
 }
 
 // `crc` is the bare register in all of these.
-template <bool kCopy>
-HVC_RULE uint32_t crc_bytes(const uint8_t* from, uint8_t* into, int64_t bytes, uint32_t crc) {
+template <bool kCopy> HVC_RULE uint32_t crc_bytes(const uint8_t* from, uint8_t* into, int64_t bytes, uint32_t crc) {
   for (int64_t i = 0; i < bytes; ++i) {
     if (kCopy) into[i] = from[i];
     crc = crc >> 8 ^ kTables.entry[0][(crc ^ from[i]) & 0xff];

@@ -41,8 +41,8 @@ void dense_add(void* into, const void* other, Dtype dtype, int64_t count, Launch
   });
 }
 
-void dense_decode(const void* payload, Dtype payload_dtype, int64_t count, double factor, void* grad,
-                  Dtype grad_dtype, void* residual, Launch launch) {
+void dense_decode(const void* payload, Dtype payload_dtype, int64_t count, double factor, void* grad, Dtype grad_dtype,
+                  void* residual, Launch launch) {
   visit(payload_dtype, [&](auto type) {
     visit(grad_dtype, [&](auto grad_type) {
       using T = typename decltype(type)::type;
@@ -51,10 +51,8 @@ void dense_decode(const void* payload, Dtype payload_dtype, int64_t count, doubl
       const bool streamed = streams(count * int64_t(sizeof(Out)));
       const int64_t bytes = count * int64_t(sizeof(T) + sizeof(Out) + sizeof(Work<Out>));
       parallel_for(launch.threads, count, bytes, [&](int64_t, int64_t first, int64_t last) {
-        range(static_cast<const T*>(payload), Wider<T, Out>(factor), static_cast<Out*>(grad), streamed, first,
-              last);
-        if (residual)
-          memset(static_cast<Work<Out>*>(residual) + first, 0, size_t(last - first) * sizeof(Work<Out>));
+        range(static_cast<const T*>(payload), Wider<T, Out>(factor), static_cast<Out*>(grad), streamed, first, last);
+        if (residual) memset(static_cast<Work<Out>*>(residual) + first, 0, size_t(last - first) * sizeof(Work<Out>));
       });
     });
   });

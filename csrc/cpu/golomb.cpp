@@ -44,9 +44,8 @@ template <class W> SectionCursor<W> cursor_at(const Section& section, int parame
   return {section, readable, readable ? section_value<W>(section) : W(0), offset, {}};
 }
 
-template <class W>
-std::vector<SectionCursor<W>> cursors_at(const Section* sections, int64_t number, int parameter, int64_t count,
-                                         int64_t range) {
+template <class W> std::vector<SectionCursor<W>> cursors_at(const Section* sections, int64_t number, int parameter,
+                                                            int64_t count, int64_t range) {
   std::vector<SectionCursor<W>> cursors;
   for (int64_t i = 0; i < number; ++i) cursors.push_back(cursor_at<W>(sections[i], parameter, count, range));
   return cursors;
@@ -105,8 +104,8 @@ void binary_decode(const Section* sections, int64_t section_count, int64_t own, 
   visit(dtype, [&](auto type) {
     using T = typename decltype(type)::type;
     using W = Work<T>;
-    const SparseDecode<T> d{sections, section_count, own, parameter, count, W(scale), static_cast<T*>(grad),
-                            static_cast<W*>(residual)};
+    const SparseDecode<T> d{
+        sections, section_count, own, parameter, count, W(scale), static_cast<T*>(grad), static_cast<W*>(residual)};
     const auto decode = HVC_CHOOSE(decode_ranges<T>);
     const int64_t bytes = 2 * count * int64_t(sizeof(T) + sizeof(W));
     if (ranges == 0)

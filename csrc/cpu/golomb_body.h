@@ -35,9 +35,8 @@ HVC_INLINE void settle(T* grad, Work<T>* residual, const Work<T>* sums, Work<T> 
   if (i < count) group(i, int(count - i));
 }
 
-template <class T>
-HVC_INLINE void decode_tile(const SparseDecode<T>& d, std::vector<SectionCursor<Work<T>>>& cursors, int64_t begin,
-                            int64_t end) {
+template <class T> HVC_INLINE void decode_tile(const SparseDecode<T>& d, std::vector<SectionCursor<Work<T>>>& cursors,
+                                               int64_t begin, int64_t end) {
   alignas(64) Work<T> sums[kTile];
   int32_t places[kTile];
   int64_t found = 0;

@@ -100,8 +100,7 @@ template <Test test> HVC_INLINE uint32_t vector_mask(Native<double>::Vector v, N
 #endif
 
 // Lane i is `yes` where bit i of the mask is 1, else `no`.
-template <class W> HVC_INLINE typename Native<W>::Vector vector_select(uint32_t mask,
-                                                                       typename Native<W>::Vector yes,
+template <class W> HVC_INLINE typename Native<W>::Vector vector_select(uint32_t mask, typename Native<W>::Vector yes,
                                                                        typename Native<W>::Vector no) {
 #if HVC_WIDTH == 64
   if constexpr (sizeof(W) == 4)
@@ -170,8 +169,7 @@ template <Test test, class W> HVC_INLINE uint32_t mask_of(const Lanes<W>& a, W b
 
 template <class W> HVC_INLINE Lanes<W> select(uint32_t mask, const Lanes<W>& yes, const Lanes<W>& no) {
   Lanes<W> a;
-  for (int i = 0; i < a.kParts; ++i)
-    a.part[i] = vector_select<W>(mask >> (i * a.kPerPart), yes.part[i], no.part[i]);
+  for (int i = 0; i < a.kParts; ++i) a.part[i] = vector_select<W>(mask >> (i * a.kPerPart), yes.part[i], no.part[i]);
   return a;
 }
 
@@ -208,8 +206,7 @@ HVC_INLINE Lanes<float> load(const Half* from) {
   return a;
 #elif HVC_WIDTH == 32
   Lanes<float> a;
-  for (int i = 0; i < 4; ++i)
-    a.part[i] = (Native<float>::Vector)_mm256_cvtph_ps(load_vector<__m128i>(from + 8 * i));
+  for (int i = 0; i < 4; ++i) a.part[i] = (Native<float>::Vector)_mm256_cvtph_ps(load_vector<__m128i>(from + 8 * i));
   return a;
 #else
   float wide[kLanes];

@@ -43,9 +43,8 @@ namespace {
 
 // Runs body(first element, last element) on shares of [0, count).
 template <class Body> void share(int64_t count, int64_t bytes, int threads, const Body& body) {
-  parallel_for(threads, ceil_div(count, kShare), bytes, [&](int64_t, int64_t first, int64_t last) {
-    body(first * kShare, std::min(last * kShare, count));
-  });
+  parallel_for(threads, ceil_div(count, kShare), bytes,
+               [&](int64_t, int64_t first, int64_t last) { body(first * kShare, std::min(last * kShare, count)); });
 }
 
 }  // namespace
@@ -56,8 +55,14 @@ void level_encode(const void* grad, const void* norms, const void* bounds, Dtype
   visit(dtype, [&](auto type) {
     using T = typename decltype(type)::type;
     using W = Work<T>;
-    const LevelEncode<T> e{static_cast<const T*>(grad), static_cast<const W*>(norms), static_cast<const W*>(bounds),
-                           row_length, levels, key, offset, codes};
+    const LevelEncode<T> e{static_cast<const T*>(grad),
+                           static_cast<const W*>(norms),
+                           static_cast<const W*>(bounds),
+                           row_length,
+                           levels,
+                           key,
+                           offset,
+                           codes};
     const auto range = bits == 4   ? HVC_CHOOSE(encode<4, T>)
                        : bits == 8 ? HVC_CHOOSE(encode<8, T>)
                                    : HVC_CHOOSE(encode<16, T>);
@@ -82,7 +87,7 @@ void level_decode(const void* codes, const void* norms, int64_t count, int64_t r
   visit(dtype, [&](auto type) {
     using T = typename decltype(type)::type;
     const int64_t bytes = count * int64_t(sizeof(T));
-    const LevelDecode<T> d{codes, static_cast<const Work<T>*>(norms), row_length, scale, static_cast<T*>(grad),
+    const LevelDecode<T> d{codes,         static_cast<const Work<T>*>(norms), row_length, scale, static_cast<T*>(grad),
                            streams(bytes)};
     const auto range = bits == 4   ? HVC_CHOOSE(decode<4, T>)
                        : bits == 8 ? HVC_CHOOSE(decode<8, T>)

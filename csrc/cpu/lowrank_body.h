@@ -89,8 +89,7 @@ HVC_INLINE void right_of_rows(const RightOf<T>& o, int64_t row, int64_t begin, i
   if (j < end) add(j, int(end - j));
 }
 
-template <bool kResidual, class T>
-void right_tile(const RightOf<T>& o, int64_t begin, int64_t end, Work<T>* sums) {
+template <bool kResidual, class T> void right_tile(const RightOf<T>& o, int64_t begin, int64_t end, Work<T>* sums) {
   using W = Work<T>;
   constexpr int kRows = 4;
   for (int64_t block = 0; block < o.x.rows; block += kRowBlock) {

@@ -66,8 +66,7 @@ class Counter {
   int levels_ = 0;
 };
 
-void fold(const uint64_t* const* parts, int64_t part_count, int64_t count, uint64_t* out, int64_t first,
-          int64_t last) {
+void fold(const uint64_t* const* parts, int64_t part_count, int64_t count, uint64_t* out, int64_t first, int64_t last) {
   for (int64_t word = first; word < last; word += kTile) {
     const int64_t words = std::min<int64_t>(kTile, last - word);
     Counter counter;

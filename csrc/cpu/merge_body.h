@@ -44,8 +44,7 @@ template <class Use> HVC_INLINE void each_bernoulli(const Digits& p, const Strea
                                                     int64_t first, int64_t last, const Use& use) {
   const Schedule schedule(stream);
   int64_t word = first;
-  for (; word < last && (word + word_offset) % 2 != 0; ++word)
-    use(word, bernoulli_word(p, stream, word_offset + word));
+  for (; word < last && (word + word_offset) % 2 != 0; ++word) use(word, bernoulli_word(p, stream, word_offset + word));
   for (; word + kWordsPerPairs <= last; word += kWordsPerPairs) {
     Words low, high;
     bernoulli_vectors(schedule, p, word_offset + word, low, high);
@@ -55,8 +54,7 @@ template <class Use> HVC_INLINE void each_bernoulli(const Digits& p, const Strea
   for (; word < last; ++word) use(word, bernoulli_word(p, stream, word_offset + word));
 }
 
-void bernoulli(uint64_t* out, const Digits& p, const Stream& stream, int64_t word_offset, int64_t first,
-               int64_t last) {
+void bernoulli(uint64_t* out, const Digits& p, const Stream& stream, int64_t word_offset, int64_t first, int64_t last) {
   each_bernoulli(p, stream, word_offset, first, last,
                  [&](int64_t word, auto random) { store_vector(out + word, random); });
 }

@@ -31,9 +31,8 @@ template <Power kPower, class T> int64_t run(const T* x, const Units& units, voi
   const std::unique_ptr<double[]> parts(new double[size_t(units.total)]);
   const auto range = HVC_CHOOSE(norms<kPower, T>);
   std::atomic<int64_t> nonfinite{0};
-  parallel_for(threads, units.total, units.count * int64_t(sizeof(T)), [&](int64_t, int64_t first, int64_t last) {
-    nonfinite += range(x, units, parts.get(), first, last);
-  });
+  parallel_for(threads, units.total, units.count * int64_t(sizeof(T)),
+               [&](int64_t, int64_t first, int64_t last) { nonfinite += range(x, units, parts.get(), first, last); });
   if (kPower == kMaximum)
     join(units, parts.get(), true, static_cast<Work<T>*>(out));
   else

@@ -50,9 +50,8 @@ namespace {
 
 // Runs body(first, last) on shares of [0, count): threads take whole chunks.
 template <class Body> void share(int64_t count, int64_t bytes, int threads, const Body& body) {
-  parallel_for(threads, ceil_div(count, kShare), bytes, [&](int64_t, int64_t first, int64_t last) {
-    body(first * kShare, std::min(last * kShare, count));
-  });
+  parallel_for(threads, ceil_div(count, kShare), bytes,
+               [&](int64_t, int64_t first, int64_t last) { body(first * kShare, std::min(last * kShare, count)); });
 }
 
 }  // namespace
@@ -61,8 +60,8 @@ void octave_encode(const void* grad, const void* norms, Dtype dtype, int64_t cou
                    int32_t headroom, const Stream* key, int64_t offset, uint8_t* codes, Launch launch) {
   visit(dtype, [&](auto type) {
     using T = typename decltype(type)::type;
-    const OctaveEncode<T> e{static_cast<const T*>(grad), static_cast<const Work<T>*>(norms), row_length, headroom,
-                            key, offset, codes};
+    const OctaveEncode<T> e{
+        static_cast<const T*>(grad), static_cast<const Work<T>*>(norms), row_length, headroom, key, offset, codes};
     const auto range = bits == 4 ? HVC_CHOOSE(encode<4, T>) : HVC_CHOOSE(encode<8, T>);
     share(count, 4 * count * int64_t(sizeof(T)), launch.threads,
           [&](int64_t first, int64_t last) { range(e, first, last); });
@@ -80,8 +79,7 @@ void octave_fold(const uint8_t* const* parts, int64_t part_count, int64_t count,
                  int64_t offset, uint8_t* out, Launch launch) {
   const OctaveFold f{parts, part_count, headroom, key, offset, out};
   const auto range = HVC_CHOOSE(fold);
-  share(count, (8 + part_count) * count, launch.threads,
-        [&](int64_t first, int64_t last) { range(f, first, last); });
+  share(count, (8 + part_count) * count, launch.threads, [&](int64_t first, int64_t last) { range(f, first, last); });
 }
 
 void octave_decode(const uint8_t* codes, const void* norms, int64_t count, int64_t row_length, int bits,
@@ -89,8 +87,8 @@ void octave_decode(const uint8_t* codes, const void* norms, int64_t count, int64
   visit(dtype, [&](auto type) {
     using T = typename decltype(type)::type;
     const int64_t bytes = count * int64_t(sizeof(T));
-    const OctaveDecode<T> d{codes, static_cast<const Work<T>*>(norms), row_length, headroom, scale,
-                            static_cast<T*>(grad), streams(bytes)};
+    const OctaveDecode<T> d{
+        codes, static_cast<const Work<T>*>(norms), row_length, headroom, scale, static_cast<T*>(grad), streams(bytes)};
     const auto range = bits == 4 ? HVC_CHOOSE(decode<4, T>) : HVC_CHOOSE(decode<8, T>);
     share(count, 2 * bytes, launch.threads, [&](int64_t first, int64_t last) { range(d, first, last); });
   });

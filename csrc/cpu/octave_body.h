@@ -27,9 +27,8 @@ template <int kBits, class T> void decode(const OctaveDecode<T>& d, int64_t firs
     const W norm = d.norms[row], scale = W(d.scale);
     const uint8_t* from = kBits == 4 ? codes : d.codes + begin;
     if (kBits == 4) unpack_codes(d.codes + begin / 2, codes, count);
-    each_element(count, [&](int i) {
-      values[i] = (W(octave_value(from[i], 1u << (kBits - 1), d.headroom)) * scale) * norm;
-    });
+    each_element(count,
+                 [&](int i) { values[i] = (W(octave_value(from[i], 1u << (kBits - 1), d.headroom)) * scale) * norm; });
     put_part(d.grad + begin, values, count, d.streamed);
   });
   stream_fence();
@@ -57,8 +56,8 @@ HVC_INLINE void merge_codes(uint16_t* a, const uint16_t* b, const uint16_t* rand
   }
 }
 
-template <int kBits> void merge(uint8_t* into, const uint8_t* other, const Stream& key, int64_t offset, int64_t first,
-                                int64_t last) {
+template <int kBits>
+void merge(uint8_t* into, const uint8_t* other, const Stream& key, int64_t offset, int64_t first, int64_t last) {
   constexpr int kPerByte = 8 / kBits;
   Draws draws(key);
   alignas(64) uint16_t a[kChunk] = {}, b[kChunk] = {};

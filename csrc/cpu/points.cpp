@@ -100,8 +100,15 @@ void points_decode(const uint64_t* const* bits, const float* const* highs, const
                    void* residual, Launch launch) {
   visit(dtype, [&](auto type) {
     using T = typename decltype(type)::type;
-    const PointsDecode<T> decode{bits,  highs, lows, ranks, own, units_of(count, row_length),
-                                 scale, static_cast<T*>(grad), static_cast<Work<T>*>(residual)};
+    const PointsDecode<T> decode{bits,
+                                 highs,
+                                 lows,
+                                 ranks,
+                                 own,
+                                 units_of(count, row_length),
+                                 scale,
+                                 static_cast<T*>(grad),
+                                 static_cast<Work<T>*>(residual)};
     const auto range = HVC_CHOOSE(points_decode<T>);
     const int64_t bytes = count * int64_t(2 * sizeof(T) + 2 * sizeof(Work<T>));
     parallel_for(launch.threads, decode.units.total, bytes,

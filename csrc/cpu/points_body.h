@@ -20,9 +20,9 @@ template <class T> HVC_INLINE void points_offer_group(const T* grad, const Work<
   writer.put(ones, 0, count);
 }
 
-template <bool kResidual, class T>
-HVC_INLINE void points_offer_block(const PointsOffer<T>& o, int64_t begin, int64_t end, BitWriter& writer,
-                                   Sides<Work<T>>& sides) {
+template <bool kResidual, class T> HVC_INLINE void points_offer_block(const PointsOffer<T>& o, int64_t begin,
+                                                                      int64_t end, BitWriter& writer,
+                                                                      Sides<Work<T>>& sides) {
   sides.highs = sides.lows = broadcast(Work<T>(0));
   const auto group = [&](int64_t i, int count) __attribute__((always_inline)) {
     points_offer_group(o.grad + i, kResidual ? o.residual + i : nullptr, count, writer, sides);

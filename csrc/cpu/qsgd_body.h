@@ -71,9 +71,8 @@ HVC_INLINE float norm_at(const uint8_t* record) {
 }
 
 // Writes the record of a block with a norm for its codes and one that is written: for a sum that of the mean.
-template <class T>
-HVC_INLINE void put_record(const QsgdShape& shape, uint8_t* record, float norm, float written, const T* x,
-                           int64_t count, Draws& draws, int64_t offset) {
+template <class T> HVC_INLINE void put_record(const QsgdShape& shape, uint8_t* record, float norm, float written,
+                                              const T* x, int64_t count, Draws& draws, int64_t offset) {
   memcpy(record, &written, sizeof written);
   uint8_t* into = record + sizeof written;
   quantise_block(shape, x, count, norm, draws, offset, [&](const int8_t* codes, int chunk) {

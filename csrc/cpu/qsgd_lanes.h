@@ -16,9 +16,8 @@ template <class T> HVC_INLINE float norm_of(Power power, const T* x, int64_t cou
 }
 
 // Calls put(codes, chunk) for every chunk of a block; behind `count` elements there are codes 0 up to its end.
-template <class T, class Put>
-HVC_INLINE void quantise_block(const QsgdShape& shape, const T* x, int64_t count, float norm, Draws& draws,
-                               int64_t offset, const Put& put) {
+template <class T, class Put> HVC_INLINE void quantise_block(const QsgdShape& shape, const T* x, int64_t count,
+                                                             float norm, Draws& draws, int64_t offset, const Put& put) {
   alignas(64) float z[kChunk];
   alignas(64) int8_t codes[kChunk];
   const float limit = level_limit(levels_of(shape.bits));

@@ -48,8 +48,8 @@ void record_offer(const void* grad, const void* residual, Dtype dtype, int64_t c
                   uint8_t* records, int64_t* nonfinite, Launch launch) {
   visit(dtype, [&](auto type) {
     using T = typename decltype(type)::type;
-    const RecordOffer<T> o{static_cast<const T*>(grad), static_cast<const Work<T>*>(residual), count, block, rule,
-                           records};
+    const RecordOffer<T> o{
+        static_cast<const T*>(grad), static_cast<const Work<T>*>(residual), count, block, rule, records};
     const auto range = HVC_CHOOSE(record_offer<T>);
     std::vector<int64_t> counts(size_t(std::max(launch.threads, 1)));
     const int64_t bytes = count * int64_t(sizeof(T) + (residual ? sizeof(Work<T>) : 0));
@@ -71,12 +71,12 @@ void record_fold(const uint8_t* const* parts, int64_t ranks, Dtype dtype, int64_
   });
 }
 
-void record_decode(const uint8_t* records, const float* scales, Dtype dtype, int64_t count, int64_t block,
-                   double scale, void* grad, void* residual, Launch launch) {
+void record_decode(const uint8_t* records, const float* scales, Dtype dtype, int64_t count, int64_t block, double scale,
+                   void* grad, void* residual, Launch launch) {
   visit(dtype, [&](auto type) {
     using T = typename decltype(type)::type;
-    const RecordDecode<T> o{records, scales, count, block, scale, static_cast<T*>(grad),
-                            static_cast<Work<T>*>(residual)};
+    const RecordDecode<T> o{
+        records, scales, count, block, scale, static_cast<T*>(grad), static_cast<Work<T>*>(residual)};
     const auto range = HVC_CHOOSE(record_decode<T>);
     parallel_for(launch.threads, ceil_div(count, block), count * int64_t(2 * sizeof(T) + 2 * sizeof(Work<T>)),
                  [&](int64_t, int64_t first, int64_t last) { range(o, first, last); });

@@ -58,9 +58,9 @@ template <class T> int64_t record_offer(const RecordOffer<T>& o, int64_t first, 
 }
 
 // The mean of what the ranks sent, and what the owner kept: written, with its signs, and its terms for the scale.
-template <ScaleRule kRule, class W>
-HVC_INLINE Lanes<double> fold_group(const RecordFold<W>& o, int64_t at, const W* shares, int64_t begin, int64_t i,
-                                    int count) {
+template <ScaleRule kRule, class W> HVC_INLINE Lanes<double> fold_group(const RecordFold<W>& o, int64_t at,
+                                                                        const W* shares, int64_t begin, int64_t i,
+                                                                        int count) {
   const auto sent = [&](int64_t rank) __attribute__((always_inline)) {
     return select(record_bits(o.parts[rank] + at, i - begin), broadcast(shares[rank]), broadcast(-shares[rank]));
   };

@@ -33,8 +33,8 @@ void sample_offer(const void* grad, const void* residual, Dtype dtype, int64_t c
     const int64_t bytes = count * int64_t(sizeof(T) + (residual ? sizeof(W) : 0));
     if (k == 0) return;
     parallel_for(launch.threads, k, bytes, [&](int64_t, int64_t begin, int64_t end) {
-      total += range(s, static_cast<const T*>(grad), static_cast<const W*>(residual), static_cast<W*>(values), begin,
-                     end);
+      total +=
+          range(s, static_cast<const T*>(grad), static_cast<const W*>(residual), static_cast<W*>(values), begin, end);
     });
   });
   *nonfinite = total;

@@ -54,9 +54,8 @@ template <class Group> HVC_INLINE void each_element(const Chosen& chosen, const 
 }
 
 // Returns how many elements are not finite.
-template <class T>
-int64_t offer_sample(const Sampling& s, const T* grad, const Work<T>* residual, Work<T>* values, int64_t first,
-                     int64_t last) {
+template <class T> int64_t offer_sample(const Sampling& s, const T* grad, const Work<T>* residual, Work<T>* values,
+                                        int64_t first, int64_t last) {
   using W = Work<T>;
   Walker walker(s, first, last);
   Chosen chosen;
@@ -122,9 +121,8 @@ HVC_INLINE T sample_result(const Chosen& chosen, const Work<T>* values, Work<T> 
 }
 
 // Only here is a piece of zeros made and a fence set: smaller tensors, and those with a residual, need neither.
-template <class T>
-void decode_around_cache(const Sampling& s, const Work<T>* values, Work<T> scale, bool weighted, T* grad,
-                         int64_t first, int64_t last) {
+template <class T> void decode_around_cache(const Sampling& s, const Work<T>* values, Work<T> scale, bool weighted,
+                                            T* grad, int64_t first, int64_t last) {
   Walker walker(s, first, last);
   Chosen chosen;
   AroundCache<T> around(grad);
@@ -132,9 +130,8 @@ void decode_around_cache(const Sampling& s, const Work<T>* values, Work<T> scale
     around.write(chosen, [&](int64_t i) { return sample_result<T>(chosen, from, scale, weighted, i); });
 }
 
-template <class T>
-void decode_sample(const Sampling& s, const Work<T>* values, Work<T> scale, bool weighted, T* grad,
-                   Work<T>* residual, bool streamed, int64_t first, int64_t last) {
+template <class T> void decode_sample(const Sampling& s, const Work<T>* values, Work<T> scale, bool weighted, T* grad,
+                                      Work<T>* residual, bool streamed, int64_t first, int64_t last) {
   if (streamed && !residual) return decode_around_cache(s, values, scale, weighted, grad, first, last);
   Walker walker(s, first, last);
   Chosen chosen;

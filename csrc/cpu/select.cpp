@@ -38,11 +38,11 @@ template <class W> struct Candidates {
 namespace hvc {
 namespace {
 
-constexpr int64_t kSampled = 1 << 16;   // elements of a sample, at most
-constexpr int64_t kSampledOneIn = 32;   // of so many elements one is sampled, at most
-constexpr int64_t kRun = 16;            // consecutive elements of a sample: a cache line
-constexpr int64_t kSlack = 64;          // elements behind a list that whole vectors may write
-constexpr int kDigitBits = 11;          // bits of a key that one histogram resolves
+constexpr int64_t kSampled = 1 << 16;    // elements of a sample, at most
+constexpr int64_t kSampledOneIn = 32;    // of so many elements one is sampled, at most
+constexpr int64_t kRun = 16;             // consecutive elements of a sample: a cache line
+constexpr int64_t kSlack = 64;           // elements behind a list that whole vectors may write
+constexpr int kDigitBits = 11;           // bits of a key that one histogram resolves
 constexpr int64_t kHeldBytes = 1 << 27;  // memory that stays with its thread between calls, at most
 
 // ---- memory -----------------------------------------------------------------------------------------------
@@ -181,8 +181,7 @@ template <class T> void take_sample(const Input<T>& in, Candidates<Work<T>>& lis
 
 // A bound that `factor` times k elements of that side are expected to pass, and some more for luck. The list holds
 // the sample.
-template <int kSides, class T>
-Work<T> suggest(const Input<T>& in, const Part<Work<T>>& part, int side, double factor) {
+template <int kSides, class T> Work<T> suggest(const Input<T>& in, const Part<Work<T>>& part, int side, double factor) {
   const int64_t sampled = std::min(kSampled, in.count / kSampledOneIn);
   const double expected = double(in.k) * double(sampled) / double(std::max<int64_t>(in.count, 1));
   const auto rank = int64_t(factor * expected + 3 * std::sqrt(expected) + 4);
@@ -311,8 +310,8 @@ void top_select(const void* grad, const void* residual, Dtype dtype, int64_t cou
   });
 }
 
-void binary_select(const void* grad, const void* residual, Dtype dtype, int64_t count, int64_t k,
-                   int32_t* positions, void* mean, int64_t* found, Launch launch) {
+void binary_select(const void* grad, const void* residual, Dtype dtype, int64_t count, int64_t k, int32_t* positions,
+                   void* mean, int64_t* found, Launch launch) {
   const Memory memory;
   visit(dtype, [&](auto type) {
     using T = typename decltype(type)::type;

@@ -57,9 +57,8 @@ HVC_INLINE int64_t sift_elements(const Input<T>& in, const Work<T>* above, int64
   return i;
 }
 
-template <int kSides, class T>
-int64_t sift(const Input<T>& in, const Work<T>* above, int64_t first, int64_t last, Candidates<Work<T>>& list,
-             int64_t& nonfinite) {
+template <int kSides, class T> int64_t sift(const Input<T>& in, const Work<T>* above, int64_t first, int64_t last,
+                                            Candidates<Work<T>>& list, int64_t& nonfinite) {
   return in.residual ? sift_elements<kSides, true>(in, above, first, last, list, nonfinite)
                      : sift_elements<kSides, false>(in, above, first, last, list, nonfinite);
 }

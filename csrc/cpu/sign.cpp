@@ -79,8 +79,7 @@ template <class T> int64_t run_offer(Offer<T> o, double* sums, int threads) {
 template <class T> void run_decode(const Decode<T>& d, int threads) {
   const auto range = HVC_CHOOSE(decode<T>);
   const int64_t bytes = d.units.count * int64_t(2 * sizeof(T) + (d.residual ? 2 * sizeof(Work<T>) : 0));
-  parallel_for(threads, d.units.total, bytes,
-               [&](int64_t, int64_t first, int64_t last) { range(d, first, last); });
+  parallel_for(threads, d.units.total, bytes, [&](int64_t, int64_t first, int64_t last) { range(d, first, last); });
 }
 
 }  // namespace
@@ -154,8 +153,8 @@ void sign_decode_all(const SignDecoded* tensors, int64_t tensor_count, Dtype dty
   }
 }
 
-void sign_unpack(const uint64_t* bits, const float* steps, Dtype dtype, int64_t count, int64_t row_length,
-                 double scale, void* out, Launch launch) {
+void sign_unpack(const uint64_t* bits, const float* steps, Dtype dtype, int64_t count, int64_t row_length, double scale,
+                 void* out, Launch launch) {
   sign_decode(bits, steps, dtype, count, row_length, kFeedbackNone, 1, scale, nullptr, 0, out, nullptr, launch);
 }
 

@@ -15,9 +15,9 @@ template <bool kCoin, class T> HVC_INLINE void offer_group(const T* grad, const 
   writer.put(ones, zeros, count);
 }
 
-template <bool kCoin, bool kResidual, class T>
-HVC_INLINE Work<T> offer_block(const T* grad, const Work<T>* residual, int64_t count, BitWriter& writer,
-                               int64_t& nonfinite) {
+template <bool kCoin, bool kResidual, class T> HVC_INLINE Work<T> offer_block(const T* grad, const Work<T>* residual,
+                                                                              int64_t count, BitWriter& writer,
+                                                                              int64_t& nonfinite) {
   Lanes<Work<T>> sums = broadcast(Work<T>(0));
   int64_t i = 0;
   for (; i + kLanes <= count; i += kLanes)
@@ -27,8 +27,7 @@ HVC_INLINE Work<T> offer_block(const T* grad, const Work<T>* residual, int64_t c
   return combine(sums);
 }
 
-template <bool kCoin, bool kResidual, class T>
-OfferResult offer_units(const Offer<T>& o, int64_t first, int64_t last) {
+template <bool kCoin, bool kResidual, class T> OfferResult offer_units(const Offer<T>& o, int64_t first, int64_t last) {
   Coins coins(kCoin ? *o.key : Stream{}, o.word_offset);
   BitWriter writer(o.bits, unit_begin(o.units, first), &coins);
   OfferResult result{};
@@ -45,8 +44,7 @@ OfferResult offer_units(const Offer<T>& o, int64_t first, int64_t last) {
 }
 
 template <class T> OfferResult offer(const Offer<T>& o, int64_t first, int64_t last) {
-  if (o.key)
-    return o.residual ? offer_units<true, true>(o, first, last) : offer_units<true, false>(o, first, last);
+  if (o.key) return o.residual ? offer_units<true, true>(o, first, last) : offer_units<true, false>(o, first, last);
   return o.residual ? offer_units<false, true>(o, first, last) : offer_units<false, false>(o, first, last);
 }
 
@@ -58,8 +56,7 @@ HVC_INLINE uint32_t own_bits(const Lanes<W>& x, int64_t begin, int count, bool h
 }
 
 template <Feedback kFeedback, bool kStream, class T>
-HVC_INLINE void decode_group(const Decode<T>& d, int64_t begin, int count, Work<T> step, Work<T> out,
-                             Coins& coins) {
+HVC_INLINE void decode_group(const Decode<T>& d, int64_t begin, int count, Work<T> step, Work<T> out, Coins& coins) {
   using W = Work<T>;
   const uint32_t bits = bits_at(d.bits, begin, count);
   T* grad = d.grad + begin;

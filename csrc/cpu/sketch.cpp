@@ -267,9 +267,14 @@ void sketch_encode(const void* grad, const void* residual, const void* momentum,
   visit(dtype, [&](auto type) {
     using T = typename decltype(type)::type;
     using W = Work<T>;
-    const SketchEncode<T> e{static_cast<const T*>(grad), static_cast<const W*>(residual),
-                            static_cast<const W*>(momentum), factor, count, offset,
-                            {rows, uint32_t(places), *key}, static_cast<W*>(table)};
+    const SketchEncode<T> e{static_cast<const T*>(grad),
+                            static_cast<const W*>(residual),
+                            static_cast<const W*>(momentum),
+                            factor,
+                            count,
+                            offset,
+                            {rows, uint32_t(places), *key},
+                            static_cast<W*>(table)};
     const auto range = HVC_CHOOSE(encode<T>);
     const bool large = places * kSketchBlock * int64_t(sizeof(T)) >= kSharedLayer;
     *nonfinite = large ? encode_layers(e, launch.threads, range) : encode_rows(e, launch.threads, range);

@@ -151,8 +151,7 @@ template <class W> HVC_INLINE void add_block(W* cells, const W* x, uint32_t sign
 }
 
 // Adds blocks [first, last) of the bucket to rows [first_row, last_row); returns how many x are not finite.
-template <class T>
-int64_t encode(const SketchEncode<T>& e, int first_row, int last_row, int64_t first, int64_t last) {
+template <class T> int64_t encode(const SketchEncode<T>& e, int first_row, int last_row, int64_t first, int64_t last) {
   using W = Work<T>;
   Places<W> places(e.map, first_row, last_row);
   alignas(64) W x[kRun * kSketchBlock];

@@ -67,8 +67,7 @@ template <ValueForm kForm, class W> int64_t encode(const Given& given, const W* 
   return i == given.kept ? begin - out : -1;
 }
 
-template <class W>
-int64_t encode_as(ValueForm form, const Given& given, const W* values, const W* mean, uint8_t* out) {
+template <class W> int64_t encode_as(ValueForm form, const Given& given, const W* values, const W* mean, uint8_t* out) {
   switch (form) {
     case kFullValues:
       return encode<kFullValues>(given, values, mean, out);
@@ -97,15 +96,25 @@ int64_t values_encode(const int32_t* positions, int64_t kept, const void* values
 }
 
 void values_decode(const Section* sections, int64_t section_count, int64_t own, ValueForm form, int parameter,
-                   Dtype dtype, int64_t count, double scale, void* grad, void* residual, void* momentum,
-                   double factor, bool masking, int64_t* wrong, Launch launch) {
+                   Dtype dtype, int64_t count, double scale, void* grad, void* residual, void* momentum, double factor,
+                   bool masking, int64_t* wrong, Launch launch) {
   std::atomic<int64_t> total{0};
   const int64_t ranges = ranges_for(count, parameter);
   visit(dtype, [&](auto type) {
     using T = typename decltype(type)::type;
     using W = Work<T>;
-    const ValueDecode<T> d{sections, section_count, own, form, parameter, count, W(scale), static_cast<T*>(grad),
-                           static_cast<W*>(residual), static_cast<W*>(momentum), W(factor), masking};
+    const ValueDecode<T> d{sections,
+                           section_count,
+                           own,
+                           form,
+                           parameter,
+                           count,
+                           W(scale),
+                           static_cast<T*>(grad),
+                           static_cast<W*>(residual),
+                           static_cast<W*>(momentum),
+                           W(factor),
+                           masking};
     const auto decode = HVC_CHOOSE(decode_values<T>);
     const int64_t bytes = 2 * count * int64_t(sizeof(T) + sizeof(W) * (momentum ? 2 : 1));
     if (ranges == 0)

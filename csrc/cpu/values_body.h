@@ -80,9 +80,8 @@ template <class T> HVC_INLINE void take_out(const ValueDecode<T>& d, int64_t beg
   }
 }
 
-template <class T>
-HVC_INLINE void decode_tile(const ValueDecode<T>& d, std::vector<ValueCursor<Work<T>>>& cursors, int64_t begin,
-                            int64_t end) {
+template <class T> HVC_INLINE void decode_tile(const ValueDecode<T>& d, std::vector<ValueCursor<Work<T>>>& cursors,
+                                               int64_t begin, int64_t end) {
   using W = Work<T>;
   alignas(64) W sums[kTile];
   Sent<W> sent;

@@ -146,8 +146,8 @@ void dense_decode_all(const DenseDecoded* tensors, int64_t tensor_count, Dtype p
   });
 }
 
-void dense_decode(const void* payload, Dtype payload_dtype, int64_t count, double factor, void* grad,
-                  Dtype grad_dtype, void* residual, Launch launch) {
+void dense_decode(const void* payload, Dtype payload_dtype, int64_t count, double factor, void* grad, Dtype grad_dtype,
+                  void* residual, Launch launch) {
   const DenseDecoded tensor{payload, count, grad, residual};
   dense_decode_all(&tensor, 1, payload_dtype, factor, grad_dtype, launch);
 }
@@ -156,8 +156,8 @@ void absorb(void* grad, void* residual, void* momentum, double factor, Dtype dty
   visit(dtype, [&](auto type) {
     using T = typename decltype(type)::type;
     using W = Work<T>;
-    start(absorb_kernel<T>, count, launch, static_cast<T*>(grad), static_cast<W*>(residual),
-          static_cast<W*>(momentum), W(factor), count);
+    start(absorb_kernel<T>, count, launch, static_cast<T*>(grad), static_cast<W*>(residual), static_cast<W*>(momentum),
+          W(factor), count);
   });
 }
 

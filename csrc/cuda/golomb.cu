@@ -42,9 +42,8 @@ __global__ void lengths_kernel(Section s, Layout l, int64_t* lengths) {
 }
 
 // Calls body(position) for each position of a readable section.
-template <class Body>
-__device__ void each_position(const Section& s, const Layout& l, const int64_t* offsets, int64_t* wrong,
-                              const Body& body) {
+template <class Body> __device__ void each_position(const Section& s, const Layout& l, const int64_t* offsets,
+                                                    int64_t* wrong, const Body& body) {
   int64_t malformed = 0;
   for (int64_t range = first_item(); range < l.ranges; range += item_stride()) {
     GolombReader reader = reader_of(s, l.value_bytes, l.parameter, l.count, range, offsets[range]);
@@ -54,8 +53,7 @@ __device__ void each_position(const Section& s, const Layout& l, const int64_t* 
   if (wrong) add_count(wrong, malformed);
 }
 
-template <class W>
-__global__ void add_kernel(Section s, Layout l, const int64_t* offsets, W* sums, int64_t* wrong) {
+template <class W> __global__ void add_kernel(Section s, Layout l, const int64_t* offsets, W* sums, int64_t* wrong) {
   const W value = section_value<W>(s);
   each_position(s, l, offsets, wrong, [&](int64_t position) { sums[position] += value; });
 }

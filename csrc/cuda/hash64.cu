@@ -25,8 +25,7 @@ __global__ void hash_blocks_kernel(const uint8_t* data, int64_t bytes, int64_t b
     const int64_t begin = block * kHashBlockBytes;
     const int64_t end = begin + kHashBlockBytes < bytes ? begin + kHashBlockBytes : bytes;
     uint64_t state = hash_lane_start(lane_index());
-    for (int64_t at = begin + 8 * lane_index(); at < end; at += 8 * kWarp)
-      hash_absorb(state, word_at(data, at, end));
+    for (int64_t at = begin + 8 * lane_index(); at < end; at += 8 * kWarp) hash_absorb(state, word_at(data, at, end));
     uint64_t hash = 0;
     for (int lane = 0; lane < kWarp; ++lane) hash = hash_chain(hash, __shfl_sync(kAllLanes, state, lane));
     if (lane_index() == 0) hashes[block] = hash;
@@ -55,8 +54,7 @@ __global__ void chain_kernel(const uint64_t* hashes, int64_t blocks, int64_t byt
 uint64_t hash64(const void* data, int64_t bytes, uint64_t seed, Launch launch) {
   const int64_t blocks = ceil_div(bytes, kHashBlockBytes);
   const Scratch<uint64_t> hashes(blocks, launch), result(1, launch);
-  start(hash_blocks_kernel, blocks * kWarp, launch, static_cast<const uint8_t*>(data), bytes, blocks,
-        hashes.get());
+  start(hash_blocks_kernel, blocks * kWarp, launch, static_cast<const uint8_t*>(data), bytes, blocks, hashes.get());
   start_blocks(chain_kernel, 1, kWarp, launch, hashes.get(), blocks, bytes, seed, result.get());
   uint64_t hash = 0;
   check(cudaMemcpyAsync(&hash, result.get(), sizeof hash, cudaMemcpyDeviceToHost, stream_of(launch)),

@@ -34,9 +34,9 @@ inline cudaStream_t stream_of(Launch launch) { return static_cast<cudaStream_t>(
 
 // Starts so many blocks of threads. Through the runtime's function and not <<<>>>, which is no C++: the tests run these
 // texts without a GPU.
-template <class... Parameters, class... Arguments>
-void start_blocks(void (*kernel)(Parameters...), int64_t blocks, int threads, Launch launch,
-                  const Arguments&... arguments) {
+template <class... Parameters, class... Arguments> void start_blocks(void (*kernel)(Parameters...), int64_t blocks,
+                                                                     int threads, Launch launch,
+                                                                     const Arguments&... arguments) {
   cudaLaunchConfig_t grid{};
   grid.gridDim = dim3(unsigned(blocks));
   grid.blockDim = dim3(unsigned(threads));

@@ -101,8 +101,13 @@ void level_encode_all(const LevelEncoded* tensors, int64_t tensor_count, Dtype d
     using W = Work<T>;
     const auto item = [&](int64_t i) {
       const LevelEncoded& t = tensors[i];
-      return Encoded<T>{static_cast<const T*>(t.grad), static_cast<const W*>(t.norms), static_cast<const W*>(t.bounds),
-                        t.count, t.row_length, t.offset, t.codes};
+      return Encoded<T>{static_cast<const T*>(t.grad),
+                        static_cast<const W*>(t.norms),
+                        static_cast<const W*>(t.bounds),
+                        t.count,
+                        t.row_length,
+                        t.offset,
+                        t.codes};
     };
     in_tables<Encoded<T>>(tensor_count, item, units, [&](const auto& table, int64_t) {
       start(encode_kernel<T, std::decay_t<decltype(table)>>, table.units() * kWarp, launch, table,
@@ -129,8 +134,7 @@ void level_decode_all(const LevelDecoded* tensors, int64_t tensor_count, int bit
     using T = typename decltype(type)::type;
     const auto item = [&](int64_t i) {
       const LevelDecoded& t = tensors[i];
-      return Decoded<T>{t.codes, static_cast<const Work<T>*>(t.norms), t.count, t.row_length,
-                        static_cast<T*>(t.grad)};
+      return Decoded<T>{t.codes, static_cast<const Work<T>*>(t.norms), t.count, t.row_length, static_cast<T*>(t.grad)};
     };
     in_tables<Decoded<T>>(tensor_count, item, units, [&](const auto& table, int64_t) {
       start(decode_kernel<T, std::decay_t<decltype(table)>>, table.units() * kWarp, launch, table, bits, scale);

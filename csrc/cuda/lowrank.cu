@@ -146,8 +146,7 @@ template <class W> __device__ void scale_line(W* line, double scale, int64_t cou
   for (int64_t i = threadIdx.x; i < count; i += blockDim.x) line[i] = scale == 0 ? W(0) : W(double(line[i]) * scale);
 }
 
-template <class W>
-__global__ void __launch_bounds__(kLineThreads)
+template <class W> __global__ void __launch_bounds__(kLineThreads)
     orthonormalise_kernel(W* lines, int64_t count, int64_t rank, double* block_sums) {
   for (int64_t c = 0; c < rank; ++c) {
     W* line = lines + c * count;
@@ -158,15 +157,13 @@ __global__ void __launch_bounds__(kLineThreads)
     for (int64_t k = 0; k < 2 * c; ++k) {
       const W* other = lines + k % c * count;
       const double share = line_dot(other, line, count, block_sums);
-      for (int64_t i = threadIdx.x; i < count; i += blockDim.x)
-        line[i] = W(double(line[i]) - double(other[i]) * share);
+      for (int64_t i = threadIdx.x; i < count; i += blockDim.x) line[i] = W(double(line[i]) - double(other[i]) * share);
     }
     scale_line(line, normalising<W>(before, line_dot(line, line, count, block_sums)), count);
   }
 }
 
-template <class W>
-__global__ void __launch_bounds__(kLineThreads)
+template <class W> __global__ void __launch_bounds__(kLineThreads)
     start_kernel(const W* kept, int64_t columns, int64_t rank, Stream key, int64_t offset, W* right) {
   for (int64_t c = blockIdx.x; c < rank; c += gridDim.x) {
     const int64_t begin = c * columns;

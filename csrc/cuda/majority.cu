@@ -8,8 +8,7 @@ namespace {
 // ---- kernels ----------------------------------------------------------------------------------------------
 
 // A thread counts 64 lanes. Planes above `levels` stay 0; the loops are unrolled to keep them in registers.
-__global__ void fold_kernel(PartList<uint64_t> parts, int64_t part_count, int levels, int64_t count,
-                            uint64_t* out) {
+__global__ void fold_kernel(PartList<uint64_t> parts, int64_t part_count, int levels, int64_t count, uint64_t* out) {
   for (int64_t word = first_item(); word < words_for(count); word += item_stride()) {
     uint64_t planes[kMaxPlanes] = {};
     for (int64_t part = 0; part < part_count; ++part) {

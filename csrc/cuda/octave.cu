@@ -92,14 +92,12 @@ __global__ void fold_kernel(OctaveFold f) {
   const float share = 1.0f / float(f.part_count);
   each_drawn(f.key, f.offset, f.count, [&](int64_t i, uint32_t random) {
     float sum = octave_value(f.parts[0][i], 0x80, f.octaves.headroom);
-    for (int64_t part = 1; part < f.part_count; ++part)
-      sum += octave_value(f.parts[part][i], 0x80, f.octaves.headroom);
+    for (int64_t part = 1; part < f.part_count; ++part) sum += octave_value(f.parts[part][i], 0x80, f.octaves.headroom);
     f.out[i] = uint8_t(octave_of(sum * share, f.octaves, 0x80, random));
   });
 }
 
-template <class T, class Table>
-__global__ void decode_kernel(const __grid_constant__ Table table, DecodeRule rule) {
+template <class T, class Table> __global__ void decode_kernel(const __grid_constant__ Table table, DecodeRule rule) {
   using W = Work<T>;
   constexpr int64_t kMost = in_one_go(Table::room > 1);
   for (int64_t unit = first_warp(); unit < table.units(); unit += warp_stride()) {
@@ -126,8 +124,12 @@ void octave_encode_all(const OctaveEncoded* tensors, int64_t tensor_count, Dtype
     using T = typename decltype(type)::type;
     const auto item = [&](int64_t i) {
       const OctaveEncoded& t = tensors[i];
-      return Encoded<T>{static_cast<const T*>(t.grad), static_cast<const Work<T>*>(t.norms), t.count, t.row_length,
-                        t.offset, t.codes};
+      return Encoded<T>{static_cast<const T*>(t.grad),
+                        static_cast<const Work<T>*>(t.norms),
+                        t.count,
+                        t.row_length,
+                        t.offset,
+                        t.codes};
     };
     in_tables<Encoded<T>>(tensor_count, item, units, [&](const auto& table, int64_t) {
       start(encode_kernel<T, std::decay_t<decltype(table)>>, table.units() * kWarp, launch, table,
@@ -163,8 +165,7 @@ void octave_decode_all(const OctaveDecoded* tensors, int64_t tensor_count, int b
     using T = typename decltype(type)::type;
     const auto item = [&](int64_t i) {
       const OctaveDecoded& t = tensors[i];
-      return Decoded<T>{t.codes, static_cast<const Work<T>*>(t.norms), t.count, t.row_length,
-                        static_cast<T*>(t.grad)};
+      return Decoded<T>{t.codes, static_cast<const Work<T>*>(t.norms), t.count, t.row_length, static_cast<T*>(t.grad)};
     };
     in_tables<Decoded<T>>(tensor_count, item, units, [&](const auto& table, int64_t) {
       start(decode_kernel<T, std::decay_t<decltype(table)>>, table.units() * kWarp, launch, table,

@@ -36,9 +36,9 @@ __host__ __device__ constexpr int64_t points_in_one_go(bool several) { return (s
 // ---- kernels ----------------------------------------------------------------------------------------------
 
 // A warp sums both sides of a block of 1024 elements, lane by lane, as the tree says.
-template <class T, class Table>
-__global__ void points_offer_kernel(const __grid_constant__ Table table, double* block_highs, double* block_lows,
-                                    int64_t* nonfinite) {
+template <class T, class Table> __global__ void points_offer_kernel(const __grid_constant__ Table table,
+                                                                    double* block_highs, double* block_lows,
+                                                                    int64_t* nonfinite) {
   using W = Work<T>;
   for (int64_t unit = first_warp(); unit < table.units(); unit += warp_stride()) {
     const int item = table.item_of(unit);
@@ -83,9 +83,8 @@ __device__ Work<T> sent_by(const Sent& sent, int64_t rank, const Decoded<T>& d, 
   return bit ? high : sent.has_lows ? W(sent.lows[rank][d.first_row + row]) : -high;
 }
 
-template <class T, class Table>
-__global__ void points_decode_kernel(const __grid_constant__ Table table, const __grid_constant__ Sent sent,
-                                     double scale) {
+template <class T, class Table> __global__ void points_decode_kernel(const __grid_constant__ Table table,
+                                                                     const __grid_constant__ Sent sent, double scale) {
   using W = Work<T>;
   constexpr int64_t kMost = points_in_one_go(Table::room > 1);
   for (int64_t unit = first_warp(); unit < table.units(); unit += warp_stride()) {
@@ -124,8 +123,12 @@ void points_offer_all(const PointsOffered* tensors, int64_t tensor_count, Dtype 
     using T = typename decltype(type)::type;
     const auto item = [&](int64_t i) {
       const PointsOffered& t = tensors[i];
-      return Offered<T>{static_cast<const T*>(t.grad), static_cast<const Work<T>*>(t.residual), t.count, t.row_length,
-                        reinterpret_cast<uint32_t*>(t.bits), t.ones};
+      return Offered<T>{static_cast<const T*>(t.grad),
+                        static_cast<const Work<T>*>(t.residual),
+                        t.count,
+                        t.row_length,
+                        reinterpret_cast<uint32_t*>(t.bits),
+                        t.ones};
     };
     in_tables<Offered<T>>(tensor_count, item, blocks, [&](const auto& table, int64_t first) {
       const int64_t at = first_block[size_t(first)];
@@ -152,12 +155,11 @@ void points_decode_all(const PointsDecoded* tensors, int64_t tensor_count, const
     using T = typename decltype(type)::type;
     const auto item = [&](int64_t i) {
       const PointsDecoded& t = tensors[i];
-      return Decoded<T>{t.count, t.row_length, t.first_word, t.first_row, static_cast<T*>(t.grad),
-                        static_cast<Work<T>*>(t.residual)};
+      return Decoded<T>{
+          t.count, t.row_length, t.first_word, t.first_row, static_cast<T*>(t.grad), static_cast<Work<T>*>(t.residual)};
     };
     in_tables<Decoded<T>, sizeof(Sent) + kBeside>(tensor_count, item, units, [&](const auto& table, int64_t) {
-      start(points_decode_kernel<T, std::decay_t<decltype(table)>>, table.units() * kWarp, launch, table, sent,
-            scale);
+      start(points_decode_kernel<T, std::decay_t<decltype(table)>>, table.units() * kWarp, launch, table, sent, scale);
     });
   });
 }

@@ -74,9 +74,9 @@ struct Code {
 __device__ inline float norm_at(const uint8_t* record) { return bit_cast<float>(load_bytes<uint32_t>(record)); }
 
 // Writes the codes of value(0) to value(count - 1), and codes 0 up to the end of the block: a lane takes eight.
-template <class W, class Value>
-__device__ void put_codes(const QsgdShape& shape, int64_t count, float norm, const Stream& key, int64_t offset,
-                          uint8_t* codes, const Value& value) {
+template <class W, class Value> __device__ void put_codes(const QsgdShape& shape, int64_t count, float norm,
+                                                          const Stream& key, int64_t offset, uint8_t* codes,
+                                                          const Value& value) {
   each_eight_codes<W>(shape, count, norm, key, offset, value, [&](int64_t first, uint64_t bytes) {
     const uint64_t packed = pack_eight_as(shape.bits, bytes);
     for (int i = 0; i < shape.bits; ++i) codes[first / kPacked * shape.bits + i] = uint8_t(packed >> (8 * i));
@@ -85,9 +85,8 @@ __device__ void put_codes(const QsgdShape& shape, int64_t count, float norm, con
 
 // ---- kernels ----------------------------------------------------------------------------------------------
 
-template <class T, class Table>
-__global__ void encode_kernel(const __grid_constant__ Table table, const __grid_constant__ Rule rule,
-                              int64_t* nonfinite) {
+template <class T, class Table> __global__ void encode_kernel(const __grid_constant__ Table table,
+                                                              const __grid_constant__ Rule rule, int64_t* nonfinite) {
   using W = Work<T>;
   const int64_t block = rule.shape.block, bytes = record_bytes(block, rule.shape.bits);
   for (int64_t unit = first_warp(); unit < table.units(); unit += warp_stride()) {

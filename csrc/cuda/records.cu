@@ -132,8 +132,8 @@ void record_offer(const void* grad, const void* residual, Dtype dtype, int64_t c
   clear(nonfinite, sizeof *nonfinite, launch);
   visit(dtype, [&](auto type) {
     using T = typename decltype(type)::type;
-    const RecordOffer<T> o{static_cast<const T*>(grad), static_cast<const Work<T>*>(residual), count, block, rule,
-                           records, nonfinite};
+    const RecordOffer<T> o{
+        static_cast<const T*>(grad), static_cast<const Work<T>*>(residual), count, block, rule, records, nonfinite};
     start(record_offer_kernel<T>, ceil_div(count, block) * kWarp, launch, o);
   });
 }
@@ -144,18 +144,18 @@ void record_fold(const uint8_t* const* parts, int64_t ranks, Dtype dtype, int64_
   const Parts<uint8_t> listed(parts, ranks, launch);
   visit_work(dtype, [&](auto type) {
     using W = typename decltype(type)::type;
-    const RecordFold<W> o{listed.list(), ranks, count, block, rule, static_cast<const W*>(kept),
+    const RecordFold<W> o{listed.list(),         ranks, count, block, rule, static_cast<const W*>(kept),
                           static_cast<W*>(left), out};
     start(record_fold_kernel<W>, ceil_div(count, block) * kWarp, launch, o);
   });
 }
 
-void record_decode(const uint8_t* records, const float* scales, Dtype dtype, int64_t count, int64_t block,
-                   double scale, void* grad, void* residual, Launch launch) {
+void record_decode(const uint8_t* records, const float* scales, Dtype dtype, int64_t count, int64_t block, double scale,
+                   void* grad, void* residual, Launch launch) {
   visit(dtype, [&](auto type) {
     using T = typename decltype(type)::type;
-    const RecordDecode<T> o{records, scales, count, block, scale, static_cast<T*>(grad),
-                            static_cast<Work<T>*>(residual)};
+    const RecordDecode<T> o{
+        records, scales, count, block, scale, static_cast<T*>(grad), static_cast<Work<T>*>(residual)};
     start(record_decode_kernel<T>, count, launch, o);
   });
 }

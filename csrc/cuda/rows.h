@@ -161,16 +161,24 @@ void add_blocks(int64_t count, UnitsOf units, const double* of_blocks, FirstBloc
   const auto rows = [&](int64_t i) { return ceil_div(units(i).count, units(i).row_length); };
   if (long_rows) {
     const auto item = [&](int64_t i) {
-      return Adding<Plain<double>>{of_blocks + first_block(i), blocks(i).per_row, blocks(i).total, kBlocks,
-                                   units(i).per_row, {of_units.get() + first_unit[size_t(i)]}};
+      return Adding<Plain<double>>{of_blocks + first_block(i),
+                                   blocks(i).per_row,
+                                   blocks(i).total,
+                                   kBlocks,
+                                   units(i).per_row,
+                                   {of_units.get() + first_unit[size_t(i)]}};
     };
     add_all<kLargest, Plain<double>>(count, item, [&](int64_t i) { return units(i).total; }, launch);
   }
   // A row of one superblock has its sum with that of the superblock.
   const auto item = [&](int64_t i) {
     const int64_t per_row = long_rows ? units(i).per_row : blocks(i).per_row;
-    return Adding<Put>{long_rows ? of_units.get() + first_unit[size_t(i)] : of_blocks + first_block(i), per_row,
-                       long_rows ? units(i).total : blocks(i).total, per_row, 1, put(i)};
+    return Adding<Put>{long_rows ? of_units.get() + first_unit[size_t(i)] : of_blocks + first_block(i),
+                       per_row,
+                       long_rows ? units(i).total : blocks(i).total,
+                       per_row,
+                       1,
+                       put(i)};
   };
   add_all<kLargest, Put>(count, item, rows, launch);
 }

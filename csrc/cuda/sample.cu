@@ -43,8 +43,7 @@ __global__ void nonfinite_kernel(const T* grad, const Work<T>* residual, int64_t
   add_count(nonfinite, bad);
 }
 
-template <class T>
-__global__ void choose_kernel(Sampling s, const T* grad, const Work<T>* residual, Work<T>* values) {
+template <class T> __global__ void choose_kernel(Sampling s, const T* grad, const Work<T>* residual, Work<T>* values) {
   for (int64_t i = first_item(); i < s.k; i += item_stride())
     values[i] = offered(grad, residual, choice_of(s, i).place);
 }
@@ -56,9 +55,8 @@ template <class T> __global__ void settle_kernel(T* grad, Work<T>* residual, int
   }
 }
 
-template <class T>
-__global__ void place_kernel(Sampling s, const Work<T>* values, Work<T> scale, bool weighted, T* grad,
-                             Work<T>* residual) {
+template <class T> __global__ void place_kernel(Sampling s, const Work<T>* values, Work<T> scale, bool weighted,
+                                                T* grad, Work<T>* residual) {
   using W = Work<T>;
   for (int64_t i = first_item(); i < s.k; i += item_stride()) {
     const Choice choice = choice_of(s, i);

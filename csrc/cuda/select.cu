@@ -47,9 +47,8 @@ template <class K> __global__ void begin_kernel(Search<K>* searches, int64_t k) 
 }
 
 // Counts the next digit of keys that agree with the search so far, and, where that is asked for, what is not finite.
-template <int kSides, class T>
-__global__ void digits_kernel(Input<T> in, const Search<Key<Work<T>>>* searches, int shift, int64_t* counts,
-                              int64_t* nonfinite) {
+template <int kSides, class T> __global__ void digits_kernel(Input<T> in, const Search<Key<Work<T>>>* searches,
+                                                             int shift, int64_t* counts, int64_t* nonfinite) {
   using K = Key<Work<T>>;
   __shared__ unsigned found[kSides * kBins];
   for (int i = int(threadIdx.x); i < kSides * kBins; i += kThreads) found[i] = 0;
@@ -104,9 +103,9 @@ __global__ void tally_kernel(Input<T> in, const Search<Key<Work<T>>>* searches, 
 }
 
 // `before` holds the tallies of all chunks before each, one kind after the other.
-template <int kSides, class T>
-__global__ void compact_kernel(Input<T> in, const Search<Key<Work<T>>>* searches, int64_t chunks,
-                               const int64_t* before, Kept<Work<T>> first_side, Kept<Work<T>> second_side) {
+template <int kSides, class T> __global__ void compact_kernel(Input<T> in, const Search<Key<Work<T>>>* searches,
+                                                              int64_t chunks, const int64_t* before,
+                                                              Kept<Work<T>> first_side, Kept<Work<T>> second_side) {
   const unsigned lower = (1u << lane_index()) - 1;
   for (int64_t chunk = first_warp(); chunk < chunks; chunk += warp_stride()) {
     for (int side = 0; side < kSides; ++side) {
@@ -135,9 +134,8 @@ __global__ void compact_kernel(Input<T> in, const Search<Key<Work<T>>>* searches
 }
 
 // How many each side keeps: `before` ends with the sum over all kinds.
-template <class K>
-__global__ void sizes_kernel(const Search<K>* searches, int sides, int64_t chunks, const int64_t* before,
-                             int64_t* sizes) {
+template <class K> __global__ void sizes_kernel(const Search<K>* searches, int sides, int64_t chunks,
+                                                const int64_t* before, int64_t* sizes) {
   for (int side = 0; side < sides; ++side) {
     const int64_t *larger = before + 2 * side * chunks, *equal = larger + chunks;
     sizes[side] = equal[0] - larger[0] + min(equal[chunks] - equal[0], searches[side].rank);
@@ -202,9 +200,9 @@ void find_cuts(const Input<T>& in, Search<Key<Work<T>>>* searches, int64_t* nonf
 }
 
 // Writes what each side keeps, and how many: sizes[side]. Adds to what is not finite.
-template <int kSides, class T>
-void select_largest(const Input<T>& in, Kept<Work<T>> first_side, Kept<Work<T>> second_side, int64_t* sizes,
-                    int64_t* nonfinite, Launch launch) {
+template <int kSides, class T> void select_largest(const Input<T>& in, Kept<Work<T>> first_side,
+                                                   Kept<Work<T>> second_side, int64_t* sizes, int64_t* nonfinite,
+                                                   Launch launch) {
   using K = Key<Work<T>>;
   const int64_t chunks = ceil_div(in.count, kChunk), kinds = 2 * kSides * chunks;
   const Scratch<Search<K>> searches(kSides, launch);
@@ -237,8 +235,8 @@ void top_select(const void* grad, const void* residual, Dtype dtype, int64_t cou
   fetch(found, static_cast<const int64_t*>(results.get()), 2, launch);
 }
 
-void binary_select(const void* grad, const void* residual, Dtype dtype, int64_t count, int64_t k,
-                   int32_t* positions, void* mean, int64_t* found, Launch launch) {
+void binary_select(const void* grad, const void* residual, Dtype dtype, int64_t count, int64_t k, int32_t* positions,
+                   void* mean, int64_t* found, Launch launch) {
   const int64_t blocks = ceil_div(k, kBlock);
   const Scratch<int64_t> results(3, launch), sizes(2, launch);
   const Scratch<int32_t> chosen(2 * k, launch);
@@ -252,8 +250,7 @@ void binary_select(const void* grad, const void* residual, Dtype dtype, int64_t 
     const Kept<W> positive{chosen.get(), values.get()}, negative{chosen.get() + k, values.get() + k};
     select_largest<kApart>(in, positive, negative, sizes.get(), results.get() + 1, launch);
     start(sums_kernel<W>, 2 * blocks * kWarp, launch, positive, negative, sizes.get(), blocks, sums.get());
-    start_blocks(winner_kernel<W>, 1, 1, launch, sums.get(), blocks, sizes.get(), static_cast<W*>(mean),
-                 results.get());
+    start_blocks(winner_kernel<W>, 1, 1, launch, sums.get(), blocks, sizes.get(), static_cast<W*>(mean), results.get());
     start(copy_kernel, k, launch, positive.positions, negative.positions, results.get(), positions);
   });
   fetch(found, static_cast<const int64_t*>(results.get()), 2, launch);

@@ -64,8 +64,7 @@ template <class T> __global__ void pack_kernel(const T* x, int64_t count, uint32
 
 // A warp sums a block of 1024 elements, lane by lane, as the tree says.
 template <class T, class Table>
-__global__ void offer_kernel(const __grid_constant__ Table table, Coins coins, double* block_sums,
-                             int64_t* nonfinite) {
+__global__ void offer_kernel(const __grid_constant__ Table table, Coins coins, double* block_sums, int64_t* nonfinite) {
   for (int64_t unit = first_warp(); unit < table.units(); unit += warp_stride()) {
     const int item = table.item_of(unit);
     const Offered<T>& o = table.items[item];
@@ -146,16 +145,20 @@ template <class T, class Table> __global__ void decode_kernel(const __grid_const
 // ---- launchers --------------------------------------------------------------------------------------------
 
 // Writes bits and counts of all tensors, and the sums of their blocks where somebody wants them.
-template <class T>
-void run_offer(const SignOffered* tensors, int64_t tensor_count, const Stream* key, double* block_sums,
-               const std::vector<int64_t>& first_block, int64_t* nonfinite, Launch launch) {
+template <class T> void run_offer(const SignOffered* tensors, int64_t tensor_count, const Stream* key,
+                                  double* block_sums, const std::vector<int64_t>& first_block, int64_t* nonfinite,
+                                  Launch launch) {
   const auto words = [&](int64_t i) { return words_for(tensors[i].count) * int64_t(sizeof(uint64_t)); };
   clear(nonfinite, tensor_count * int64_t(sizeof *nonfinite), launch);
   clear_all(tensor_count, [&](int64_t i) { return tensors[i].bits; }, words, launch);
   const auto item = [&](int64_t i) {
     const SignOffered& t = tensors[i];
-    return Offered<T>{static_cast<const T*>(t.grad), static_cast<const Work<T>*>(t.residual), t.count, t.row_length,
-                      t.word_offset, reinterpret_cast<uint32_t*>(t.bits)};
+    return Offered<T>{static_cast<const T*>(t.grad),
+                      static_cast<const Work<T>*>(t.residual),
+                      t.count,
+                      t.row_length,
+                      t.word_offset,
+                      reinterpret_cast<uint32_t*>(t.bits)};
   };
   const auto blocks = [&](int64_t i) { return first_block[size_t(i) + 1] - first_block[size_t(i)]; };
   in_tables<Offered<T>>(tensor_count, item, blocks, [&](const auto& table, int64_t first) {
@@ -166,14 +169,13 @@ void run_offer(const SignOffered* tensors, int64_t tensor_count, const Stream* k
 }
 
 // An offer, and what becomes of the sums of each tensor's rows: `put` takes them, if there is one.
-template <class Put, class PutOf>
-void offer_all(const SignOffered* tensors, int64_t tensor_count, Dtype dtype, const Stream* key, bool adds, PutOf put,
-               int64_t* nonfinite, Launch launch) {
+template <class Put, class PutOf> void offer_all(const SignOffered* tensors, int64_t tensor_count, Dtype dtype,
+                                                 const Stream* key, bool adds, PutOf put, int64_t* nonfinite,
+                                                 Launch launch) {
   const auto units = [&](int64_t i) { return units_of(tensors[i].count, tensors[i].row_length); };
   std::vector<int64_t> first_block(size_t(tensor_count) + 1);
   for (int64_t i = 0; i < tensor_count; ++i)
-    first_block[size_t(i) + 1] =
-        first_block[size_t(i)] + blocks_of(tensors[i].count, tensors[i].row_length).total;
+    first_block[size_t(i) + 1] = first_block[size_t(i)] + blocks_of(tensors[i].count, tensors[i].row_length).total;
   const Scratch<double> block_sums(adds ? first_block.back() : 0, launch);
   visit(dtype, [&](auto type) {
     using T = typename decltype(type)::type;
@@ -207,9 +209,7 @@ void sign_offer_all(const SignOffered* tensors, int64_t tensor_count, Dtype dtyp
   // An array without elements may have no address.
   const bool steps =
       std::any_of(tensors, tensors + tensor_count, [](const SignOffered& tensor) { return tensor.steps != nullptr; });
-  const auto put = [&](int64_t i) {
-    return Step{tensors[i].steps, tensors[i].count, tensors[i].row_length, ranks};
-  };
+  const auto put = [&](int64_t i) { return Step{tensors[i].steps, tensors[i].count, tensors[i].row_length, ranks}; };
   offer_all<Step>(tensors, tensor_count, dtype, key, steps, put, nonfinite, launch);
 }
 
@@ -220,8 +220,13 @@ void sign_decode_all(const SignDecoded* tensors, int64_t tensor_count, Dtype dty
     using T = typename decltype(type)::type;
     const auto item = [&](int64_t i) {
       const SignDecoded& t = tensors[i];
-      return Decoded<T>{reinterpret_cast<const uint32_t*>(t.bits), t.steps, t.count, t.row_length, t.word_offset,
-                        static_cast<T*>(t.grad), static_cast<Work<T>*>(t.residual)};
+      return Decoded<T>{reinterpret_cast<const uint32_t*>(t.bits),
+                        t.steps,
+                        t.count,
+                        t.row_length,
+                        t.word_offset,
+                        static_cast<T*>(t.grad),
+                        static_cast<Work<T>*>(t.residual)};
     };
     const int64_t most = in_one_go(tensor_count > 1);
     const auto units = [&](int64_t i) { return ceil_div(tensors[i].count, most); };
@@ -238,8 +243,8 @@ void sign_decode(const uint64_t* bits, const float* steps, Dtype dtype, int64_t 
   sign_decode_all(&tensor, 1, dtype, feedback, decay, scale, key, launch);
 }
 
-void sign_unpack(const uint64_t* bits, const float* steps, Dtype dtype, int64_t count, int64_t row_length,
-                 double scale, void* out, Launch launch) {
+void sign_unpack(const uint64_t* bits, const float* steps, Dtype dtype, int64_t count, int64_t row_length, double scale,
+                 void* out, Launch launch) {
   sign_decode(bits, steps, dtype, count, row_length, kFeedbackNone, 1, scale, nullptr, 0, out, nullptr, launch);
 }
 

@@ -53,9 +53,8 @@ template <class T> __device__ Work<T> x_at(const SketchEncode<T>& e, int64_t i) 
   return e.residual ? e.residual[i] + x : x;
 }
 
-template <class T>
-__global__ void encode_kernel(SketchEncode<T> e, const WalkBack* walks, int64_t first_layer, int64_t layers,
-                              int64_t* nonfinite) {
+template <class T> __global__ void encode_kernel(SketchEncode<T> e, const WalkBack* walks, int64_t first_layer,
+                                                 int64_t layers, int64_t* nonfinite) {
   using W = Work<T>;
   const int64_t columns = sketch_columns(e.map), places = e.map.places;
   const int64_t begin = e.offset / kSketchBlock, end = ceil_div(e.offset + e.count, kSketchBlock);
@@ -101,8 +100,8 @@ __device__ inline Walks walks_of(const SketchMap& map, uint64_t layer) {
   return walks;
 }
 
-template <class W> __device__ Int<W> estimate_bits(const SketchTable<W>& s, const Walks& walks, const BlockBits& bits,
-                                                   const Element& e) {
+template <class W>
+__device__ Int<W> estimate_bits(const SketchTable<W>& s, const Walks& walks, const BlockBits& bits, const Element& e) {
   Int<W> order[kSketchRows] = {};
 #pragma unroll
   for (int row = 0; row < kSketchRows; ++row) {
@@ -121,12 +120,11 @@ template <class W, class Use> __device__ void each_of_unit(const SketchTable<W>&
   Element e = element_of(s.map, uint64_t(begin));
   const BlockBits bits = block_bits(s.map.key, e.block);
   const Walks walks = walks_of(s.map, e.layer);
-  for (int64_t position = begin; position < end; ++position, ++e.lane)
-    use(position, estimate_bits(s, walks, bits, e));
+  for (int64_t position = begin; position < end; ++position, ++e.lane) use(position, estimate_bits(s, walks, bits, e));
 }
 
-template <class W> __global__ void estimate_kernel(SketchTable<W> s, const int64_t* positions, int64_t count,
-                                                   W* estimates) {
+template <class W>
+__global__ void estimate_kernel(SketchTable<W> s, const int64_t* positions, int64_t count, W* estimates) {
   for (int64_t i = first_item(); i < count; i += item_stride()) {
     const Element e = element_of(s.map, uint64_t(positions[i]));
     const Walks walks = walks_of(s.map, e.layer);
@@ -135,8 +133,7 @@ template <class W> __global__ void estimate_kernel(SketchTable<W> s, const int64
 }
 
 // Threads that clear the same cell write the same.
-template <class W>
-__global__ void clear_kernel(W* table, SketchMap map, const int64_t* positions, int64_t count) {
+template <class W> __global__ void clear_kernel(W* table, SketchMap map, const int64_t* positions, int64_t count) {
   for (int64_t i = first_item(); i < count * map.rows; i += item_stride()) {
     const Element e = element_of(map, uint64_t(positions[i / map.rows]));
     const int row = int(i % map.rows);
@@ -154,8 +151,7 @@ struct Bound {
   int64_t prefix, rank;
 };
 
-template <class W>
-__global__ void histogram_kernel(SketchTable<W> s, const Bound* bound, int shift, int64_t* bins) {
+template <class W> __global__ void histogram_kernel(SketchTable<W> s, const Bound* bound, int shift, int64_t* bins) {
   __shared__ unsigned counts[kBins];
   for (int bin = int(threadIdx.x); bin < kBins; bin += int(blockDim.x)) counts[bin] = 0;
   __syncthreads();
@@ -166,8 +162,7 @@ __global__ void histogram_kernel(SketchTable<W> s, const Bound* bound, int shift
       if (upper >> kDigitBits == prefix) atomicAdd(&counts[upper & (kBins - 1)], 1u);
     });
   __syncthreads();
-  for (int bin = int(threadIdx.x); bin < kBins; bin += int(blockDim.x))
-    add_count(bins + bin, counts[bin]);
+  for (int bin = int(threadIdx.x); bin < kBins; bin += int(blockDim.x)) add_count(bins + bin, counts[bin]);
 }
 
 __global__ void choose_kernel(const int64_t* bins, Bound* bound) {
@@ -195,9 +190,8 @@ template <class W> __global__ void count_kernel(SketchTable<W> s, const Bound* b
   }
 }
 
-template <class W>
-__global__ void write_kernel(SketchTable<W> s, const Bound* bound, const int64_t* before, int64_t* positions,
-                             W* estimates, int64_t* found) {
+template <class W> __global__ void write_kernel(SketchTable<W> s, const Bound* bound, const int64_t* before,
+                                                int64_t* positions, W* estimates, int64_t* found) {
   const int64_t limit = bound->prefix, ties = ties_of(*bound);
   for (int64_t unit = first_item(); unit <= s.units; unit += item_stride()) {
     int64_t above = before[unit] >> 32, equal = before[unit] & 0xffffffff;
@@ -262,8 +256,13 @@ void sketch_encode(const void* grad, const void* residual, const void* momentum,
     visit(dtype, [&](auto type) {
       using T = typename decltype(type)::type;
       using W = Work<T>;
-      const SketchEncode<T> e{static_cast<const T*>(grad), static_cast<const W*>(residual),
-                              static_cast<const W*>(momentum), W(factor), count, offset, map,
+      const SketchEncode<T> e{static_cast<const T*>(grad),
+                              static_cast<const W*>(residual),
+                              static_cast<const W*>(momentum),
+                              W(factor),
+                              count,
+                              offset,
+                              map,
                               static_cast<W*>(table)};
       start(encode_kernel<T>, sketch_columns(map) * rows, launch, e, walks.get(), layer, layers, nonfinite);
     });

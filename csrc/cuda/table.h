@@ -45,8 +45,7 @@ template <class Item, int kRoom> struct Table {
 };
 
 // How many items there is room for beside other arguments.
-template <class Item, size_t kOthers>
-constexpr int kMostItems =
+template <class Item, size_t kOthers> constexpr int kMostItems =
     int((kArgumentBytes - kOthers - 2 * sizeof(int64_t)) / (sizeof(Item) + sizeof(int64_t)));
 
 template <class Item, int kRoom, class ItemOf, class UnitsOf, class Run>

@@ -91,8 +91,7 @@ template <ValueForm kForm, class W> __global__ void values_kernel(Ranges r, cons
 
 template <class W> __global__ void lengths_kernel(Reading r, int64_t* bytes) {
   const ValueCursor<W> cursor = value_cursor<W>(r.section, r.form, r.parameter, r.count, 0);
-  for (int64_t range = first_item(); range < r.ranges; range += item_stride())
-    bytes[range] = cursor.range_bytes(range);
+  for (int64_t range = first_item(); range < r.ranges; range += item_stride()) bytes[range] = cursor.range_bytes(range);
 }
 
 // Calls use(position, value) for what a readable section holds. `begins` counts from the first range.
@@ -140,8 +139,7 @@ template <class T> __global__ void settle_kernel(Settle<T> s) {
 }
 
 // Takes what was sent out of what is kept. With momentum the values are exact: nothing of x is left.
-template <ValueForm kForm, class W>
-__global__ void take_out_kernel(Reading r, const int64_t* begins, TakeOut<W> t) {
+template <ValueForm kForm, class W> __global__ void take_out_kernel(Reading r, const int64_t* begins, TakeOut<W> t) {
   each_value<kForm, W>(r, begins, nullptr, [&](int64_t at, W value) {
     if (!t.momentum) {
       t.residual[at] -= value;
@@ -216,8 +214,8 @@ int64_t values_encode(const int32_t* positions, int64_t kept, const void* values
 }
 
 void values_decode(const Section* sections, int64_t section_count, int64_t own, ValueForm form, int parameter,
-                   Dtype dtype, int64_t count, double scale, void* grad, void* residual, void* momentum,
-                   double factor, bool masking, int64_t* wrong, Launch launch) {
+                   Dtype dtype, int64_t count, double scale, void* grad, void* residual, void* momentum, double factor,
+                   bool masking, int64_t* wrong, Launch launch) {
   clear(wrong, sizeof *wrong, launch);
   const int64_t ranges = ranges_for(count, parameter);
   const Scratch<int64_t> begins(ranges, launch);
@@ -236,7 +234,7 @@ void values_decode(const Section* sections, int64_t section_count, int64_t own, 
             Settle<T>{sums.get(), count, W(scale), static_cast<T*>(grad), kept, velocity, W(factor)});
       if (kept && find_ranges<W>(reading(own), begins.get(), nullptr, launch))
         start_spread(take_out_kernel<f(), W>, ranges, launch, reading(own), begins.get(),
-              TakeOut<W>{kept, velocity, W(factor), masking});
+                     TakeOut<W>{kept, velocity, W(factor), masking});
     });
   });
 }

@@ -346,9 +346,7 @@ class Codec:
             self.encode_parts(work, _whole(work), key)
         return None
 
-    def merge(
-        self, region: str, start: int, into: Tensor, other: Tensor, weights: tuple[int, int], key: Key
-    ) -> None:
+    def merge(self, region: str, start: int, into: Tensor, other: Tensor, weights: tuple[int, int], key: Key) -> None:
         """Merge two partial payloads of a region in place.
 
         Args:

@@ -118,7 +118,9 @@ class ByStep(Codec):
             codec.check_world(world)
 
 
-def by_step(when: Mapping[int, str | Codec] | Callable[[int], Hashable], methods: Mapping[Any, Any] | None = None) -> ByStep:
+def by_step(
+    when: Mapping[int, str | Codec] | Callable[[int], Hashable], methods: Mapping[Any, Any] | None = None
+) -> ByStep:
     """Return a method that changes during training.
 
         hvc.by_step({0: "none", 500: hvc.method("topk", density=0.01)})

@@ -54,9 +54,7 @@ class Dense(Codec):
         grads, outs = [work.grad(position) for position in positions], [work.regions["values"][span] for span in spans]
         return kernels.dense_offer_all(grads, _kept_of(work, spans), outs)
 
-    def merge(
-        self, region: str, start: int, into: Tensor, other: Tensor, weights: tuple[int, int], key: Key
-    ) -> None:
+    def merge(self, region: str, start: int, into: Tensor, other: Tensor, weights: tuple[int, int], key: Key) -> None:
         kernels.dense_add(into, other)
 
     def granule(self, tensor: TensorSpec) -> int:

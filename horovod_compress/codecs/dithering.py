@@ -133,9 +133,7 @@ class Dithering(Codec):
         else:
             norms.copy_(parts)
 
-    def merge(
-        self, region: str, start: int, into: Tensor, other: Tensor, weights: tuple[int, int], key: Key
-    ) -> None:
+    def merge(self, region: str, start: int, into: Tensor, other: Tensor, weights: tuple[int, int], key: Key) -> None:
         if region != "norms":
             self._merge_codes(start, into, other, key)
         elif self._power():

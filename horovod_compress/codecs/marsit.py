@@ -94,9 +94,7 @@ class Marsit(Signs):
 
     # ---- one round ----
 
-    def merge(
-        self, region: str, start: int, into: Tensor, other: Tensor, weights: tuple[int, int], key: Key
-    ) -> None:
+    def merge(self, region: str, start: int, into: Tensor, other: Tensor, weights: tuple[int, int], key: Key) -> None:
         if region == "steps":
             kernels.dense_add(into, other)
         else:

@@ -146,9 +146,7 @@ class PowerSgd(Codec):
             if grad is None:  # what an earlier step left
                 work.shared["left"][share.left] = 0
 
-    def merge(
-        self, region: str, start: int, into: Tensor, other: Tensor, weights: tuple[int, int], key: Key
-    ) -> None:
+    def merge(self, region: str, start: int, into: Tensor, other: Tensor, weights: tuple[int, int], key: Key) -> None:
         kernels.dense_add(into, other)
 
     def encode(self, work: Work, key: Key) -> None:

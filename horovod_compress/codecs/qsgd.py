@@ -171,7 +171,9 @@ class Elias(_Form):
     def check_bucket(self, bucket: Bucket) -> None:
         for tensor in bucket.tensors:
             if self._room(tensor) >= 1 << 31:
-                raise ConfigError(f'qsgd with coding="elias" takes sections of less than 2 GB; {tensor.name} is too large')
+                raise ConfigError(
+                    f'qsgd with coding="elias" takes sections of less than 2 GB; {tensor.name} is too large'
+                )
 
     def regions(self, bucket: Bucket) -> Regions:
         return {"payload": (torch.uint8, sum(LENGTH_BYTES + self._room(tensor) for tensor in bucket.tensors))}

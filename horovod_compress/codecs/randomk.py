@@ -102,9 +102,7 @@ class RandomK(Codec):
             if grad is None:  # a sparse gradient, which Horovod reduces itself
                 work.regions["values"][work.memo["places"][position]] = 0
 
-    def merge(
-        self, region: str, start: int, into: Tensor, other: Tensor, weights: tuple[int, int], key: Key
-    ) -> None:
+    def merge(self, region: str, start: int, into: Tensor, other: Tensor, weights: tuple[int, int], key: Key) -> None:
         kernels.dense_add(into, other)
 
     def decode(self, work: Work, key: Key, gain: float) -> None:

@@ -54,8 +54,7 @@ def create(name: str, **options: Any) -> Codec:
     codec = codec_class(name)
     if unknown := sorted(set(options) - set(option_names(name))):
         raise ConfigError(
-            f"{name} has no option {unknown[0]!r}; its own options are: "
-            f"{', '.join(option_names(name)) or 'none'}"
+            f"{name} has no option {unknown[0]!r}; its own options are: {', '.join(option_names(name)) or 'none'}"
         )
     return codec(**options)
 

@@ -167,9 +167,7 @@ class Dense(_Sketching):
             new = momentum[inside] * self.momentum + new
         return residual[inside] + new
 
-    def merge(
-        self, region: str, start: int, into: Tensor, other: Tensor, weights: tuple[int, int], key: Key
-    ) -> None:
+    def merge(self, region: str, start: int, into: Tensor, other: Tensor, weights: tuple[int, int], key: Key) -> None:
         kernels.dense_add(into, other)
 
     def decode(self, work: Work, key: Key, gain: float) -> None:
@@ -223,9 +221,7 @@ class InSketch(_Sketching):
             counts = {work.present()[0]: 1}
         return counts
 
-    def merge(
-        self, region: str, start: int, into: Tensor, other: Tensor, weights: tuple[int, int], key: Key
-    ) -> None:
+    def merge(self, region: str, start: int, into: Tensor, other: Tensor, weights: tuple[int, int], key: Key) -> None:
         kernels.dense_add(into, other)
 
     def decode(self, work: Work, key: Key, gain: float) -> None:

@@ -428,9 +428,7 @@ def level_add(into: Tensor, other: Tensor, *, bits: int) -> None:
         native.level_add(into_at, other_at, count, bits, launch)
 
 
-def level_decode(
-    codes: Tensor, norms: Tensor, row_length: int, grad: Tensor, *, bits: int, scale: float
-) -> None:
+def level_decode(codes: Tensor, norms: Tensor, row_length: int, grad: Tensor, *, bits: int, scale: float) -> None:
     """Write ``(code * scale) * norm`` over ``grad``."""
     native, device, launch = backend(grad)
     count = grad.numel()

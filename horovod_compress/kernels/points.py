@@ -107,7 +107,9 @@ def points_offer_all(
     row_lengths: Sequence[int],
 ) -> Tensor:
     """Do :func:`points_offer` for all tensors of a bucket at once; return the count of each."""
-    check_lengths(len(grads), residuals=residuals, bits=bits, highs=highs, lows=lows, ones=ones, row_lengths=row_lengths)
+    check_lengths(
+        len(grads), residuals=residuals, bits=bits, highs=highs, lows=lows, ones=ones, row_lengths=row_lengths
+    )
     if not grads:
         return torch.zeros(0, dtype=torch.int64)
     native, device, launch = backend(grads[0])

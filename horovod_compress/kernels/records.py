@@ -67,9 +67,7 @@ def record_offer(grad: Tensor, residual: Tensor | None, records: Tensor, block: 
     return counted if counter is None else counter
 
 
-def record_fold(
-    parts: Sequence[Tensor], kept: Tensor, left: Tensor, out: Tensor, block: int, *, rule: str
-) -> None:
+def record_fold(parts: Sequence[Tensor], kept: Tensor, left: Tensor, out: Tensor, block: int, *, rule: str) -> None:
     """Write the records of ``x``, the mean of what the ranks' records say plus ``kept``, and what they lack.
 
     ``x`` is added up in the order of the ranks, then ``kept``; ``left`` becomes ``x`` minus its own

@@ -354,9 +354,7 @@ def points_decode(
     store(grad, total * x.dtype.type(scale))
 
 
-def points_offer_all(
-    grads: Sequence[Tensor], residuals: Sequence[Tensor] | None, *each: Sequence[Any]
-) -> Tensor:
+def points_offer_all(grads: Sequence[Tensor], residuals: Sequence[Tensor] | None, *each: Sequence[Any]) -> Tensor:
     given = zip(grads, residuals or [None] * len(grads), *each)
     return torch.tensor([points_offer(*one) for one in given], dtype=torch.int64)
 
@@ -473,9 +471,7 @@ def _store_multiples(grad: Tensor, factors: np.ndarray, norms: Tensor, row_lengt
 
 
 @_quiet
-def level_decode(
-    codes: Tensor, norms: Tensor, row_length: int, grad: Tensor, *, bits: int, scale: float
-) -> None:
+def level_decode(codes: Tensor, norms: Tensor, row_length: int, grad: Tensor, *, bits: int, scale: float) -> None:
     factors = _signed(_unpack_codes(codes, grad.numel(), bits), bits)
     _store_multiples(grad, factors, norms, row_length, scale)
 

@@ -324,8 +324,6 @@ def qsgd_encode_all(
     return torch.tensor(counts, dtype=torch.int64)
 
 
-def qsgd_decode_all(
-    records: Sequence[Tensor], grads: Sequence[Tensor], *, bits: int, block: int, scale: float
-) -> None:
+def qsgd_decode_all(records: Sequence[Tensor], grads: Sequence[Tensor], *, bits: int, block: int, scale: float) -> None:
     for each in zip(records, grads):
         qsgd_decode(*each, bits=bits, block=block, scale=scale)

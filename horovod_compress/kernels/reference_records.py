@@ -49,9 +49,7 @@ def record_offer(grad: Tensor, residual: Tensor | None, records: Tensor, block: 
 
 
 @_quiet
-def record_fold(
-    parts: Sequence[Tensor], kept: Tensor, left: Tensor, out: Tensor, block: int, *, rule: str
-) -> None:
+def record_fold(parts: Sequence[Tensor], kept: Tensor, left: Tensor, out: Tensor, block: int, *, rule: str) -> None:
     all_parts = [_of(part, block) for part in parts]
     before, after = kept.numpy(), left.numpy()
     for index, own in enumerate(_blocks(before.size, block)):

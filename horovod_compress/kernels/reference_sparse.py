@@ -25,9 +25,7 @@ def _not_finite(x: np.ndarray) -> int:
 
 
 @_quiet
-def top_select(
-    grad: Tensor, residual: Tensor | None, k: int, positions: Tensor, values: Tensor
-) -> tuple[int, int]:
+def top_select(grad: Tensor, residual: Tensor | None, k: int, positions: Tensor, values: Tensor) -> tuple[int, int]:
     x = _offered(grad, residual)
     kept = _largest(np.abs(x), k)
     positions.numpy()[: kept.size] = kept
@@ -42,9 +40,7 @@ def _power_below(total: float) -> float:
 
 
 @_quiet
-def binary_select(
-    grad: Tensor, residual: Tensor | None, k: int, positions: Tensor, mean: Tensor
-) -> tuple[int, int]:
+def binary_select(grad: Tensor, residual: Tensor | None, k: int, positions: Tensor, mean: Tensor) -> tuple[int, int]:
     x = _offered(grad, residual)
     sides = [_largest(x, k), _largest(-x, k)]
     totals = [row_sums(x[side].astype(np.float64), max(side.size, 1)).sum() for side in sides]

@@ -32,9 +32,7 @@ MAX_STREAM = (1 << 32) - 1  # bytes of a range, counted in 32 bits
 # ---- selection --------------------------------------------------------------------------------
 
 
-def top_select(
-    grad: Tensor, residual: Tensor | None, k: int, positions: Tensor, values: Tensor
-) -> tuple[int, int]:
+def top_select(grad: Tensor, residual: Tensor | None, k: int, positions: Tensor, values: Tensor) -> tuple[int, int]:
     """Write the ``k`` elements of largest ``|x|``, in ascending order of their positions.
 
     Among equals the lower position is taken; zeros and NaN never are. On CUDA this waits for the
@@ -59,9 +57,7 @@ def top_select(
     return int(kept), int(nonfinite)
 
 
-def binary_select(
-    grad: Tensor, residual: Tensor | None, k: int, positions: Tensor, mean: Tensor
-) -> tuple[int, int]:
+def binary_select(grad: Tensor, residual: Tensor | None, k: int, positions: Tensor, mean: Tensor) -> tuple[int, int]:
     """Write the positions of the ``k`` largest or the ``k`` most negative elements, and their mean.
 
     The side is chosen whose mean, put in their place, removes more of the squared error: of two

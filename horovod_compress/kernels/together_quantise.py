@@ -292,9 +292,7 @@ def qsgd_encode_all(
     return counts
 
 
-def qsgd_decode_all(
-    records: Sequence[Tensor], grads: Sequence[Tensor], *, bits: int, block: int, scale: float
-) -> None:
+def qsgd_decode_all(records: Sequence[Tensor], grads: Sequence[Tensor], *, bits: int, block: int, scale: float) -> None:
     """Do :func:`.qsgd_decode` for several tensors."""
     check_shape(bits, block, 0)
     check_lengths(len(grads), records=records)

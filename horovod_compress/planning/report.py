@@ -106,7 +106,7 @@ def verdict(case: Case, found: Found, bare: Found) -> str:
     best, name = found.best, name_of(found.codec)
     usual = next((one for one in found.timelines if one.schedule == "size:25MB"), best)
     same = min(found.timelines[1:], key=lambda one: one.step, default=best)
-    said = f"Best: schedule=\"{best.schedule}\", {milliseconds(best.step)} ms a step"
+    said = f'Best: schedule="{best.schedule}", {milliseconds(best.step)} ms a step'
     if same.step < 1.01 * best.step:
         said += f'; "{same.schedule}" is as good'
     elif usual is not best:

@@ -32,7 +32,10 @@ def is_adaptive(schedule: str | Plan) -> bool:
 
 
 def make_plan(
-    schedule: str | Plan, tensors: Sequence[TensorSpec], min_elements: int, method: Callable[[str], int] = lambda name: 1
+    schedule: str | Plan,
+    tensors: Sequence[TensorSpec],
+    min_elements: int,
+    method: Callable[[str], int] = lambda name: 1,
 ) -> Plan:
     """Return the plan for tensors given in backward order.
 
@@ -62,9 +65,7 @@ def check_number(plan: Plan) -> None:
         )
 
 
-def _plan(
-    schedule: str | Plan, tensors: Sequence[TensorSpec], min_elements: int, method: Callable[[str], int]
-) -> Plan:
+def _plan(schedule: str | Plan, tensors: Sequence[TensorSpec], min_elements: int, method: Callable[[str], int]) -> Plan:
     if isinstance(schedule, Plan):
         schedule.check_covers(tensors)
         return schedule.placed(tensors)

@@ -191,7 +191,9 @@ def _run_off(search: _Search) -> Generator[Choice, Measured, None]:
     for choice in final:
         again = yield choice
         first = search.found[choice]
-        search.found[choice] = replace(first, step=(first.step + again.step) / 2, buckets=[*first.buckets, *again.buckets])
+        search.found[choice] = replace(
+            first, step=(first.step + again.step) / 2, buckets=[*first.buckets, *again.buckets]
+        )
     search.final = list(final)
 
 

@@ -61,9 +61,7 @@ def own_address(one_host: bool) -> str:
     except OSError as error:
         raise ConfigError(f"this host's name {name!r} does not resolve ({error}); {advice}") from None
     if address.startswith("127."):
-        raise ConfigError(
-            f"this host's name {name!r} resolves to {address}, which other hosts cannot reach; {advice}"
-        )
+        raise ConfigError(f"this host's name {name!r} resolves to {address}, which other hosts cannot reach; {advice}")
     return address
 
 
@@ -74,9 +72,7 @@ def _interface_address(interface: str) -> str:
     for entry in found.get(interface, []):
         if entry.family == socket.AF_INET:
             return entry.address
-    raise ConfigError(
-        f"HOROVOD_GLOO_IFACE={interface} has no IPv4 address; interfaces here: {', '.join(found)}"
-    )
+    raise ConfigError(f"HOROVOD_GLOO_IFACE={interface} has no IPv4 address; interfaces here: {', '.join(found)}")
 
 
 class Meeting:
@@ -86,9 +82,7 @@ class Meeting:
         host, port = address or (own, 0)
         limit = timedelta(seconds=seconds)
         try:
-            self.store = dist.TCPStore(
-                host, port, is_master=address is None, wait_for_workers=False, timeout=limit
-            )
+            self.store = dist.TCPStore(host, port, is_master=address is None, wait_for_workers=False, timeout=limit)
         except RuntimeError as error:
             verb = "reach" if address else "open"
             raise ExchangeError(
@@ -121,9 +115,7 @@ class GlooTransport:
         options._timeout = timedelta(seconds=seconds)
         try:
             options._devices = [dist.ProcessGroupGloo.create_device(hostname=own, lazy_init=False)]
-            self._group: Any = dist.ProcessGroupGloo(
-                dist.PrefixStore("hvc", self._store), rank, size, options
-            )
+            self._group: Any = dist.ProcessGroupGloo(dist.PrefixStore("hvc", self._store), rank, size, options)
         except RuntimeError as error:
             raise ExchangeError(
                 f"rank {rank}: not all of {size} ranks connected within {seconds:g} s: {_first_line(error)}"

@@ -82,7 +82,13 @@ class Link:
     """
 
     def __init__(
-        self, library: Any, communicator: Any, where: Host, rank: int, size: int, broken: Mapping[int, Broken] | None = None
+        self,
+        library: Any,
+        communicator: Any,
+        where: Host,
+        rank: int,
+        size: int,
+        broken: Mapping[int, Broken] | None = None,
     ) -> None:
         self.where, self.rank, self.size = where, rank, size
         self._library, self._communicator, self._broken = library, communicator, broken or {}
@@ -250,7 +256,9 @@ class NcclTransport:
         self._tokens.close()
 
 
-def connect(library: Any, identity: tuple[int, ...], where: Host, tokens: Transport, seconds: float, **rest: Any) -> Link:
+def connect(
+    library: Any, identity: tuple[int, ...], where: Host, tokens: Transport, seconds: float, **rest: Any
+) -> Link:
     """Join the communicator; every rank has to be about to.
 
     A communicator that is not returned is aborted, however late it comes: CuPy destroys one that is dropped as it
@@ -295,7 +303,9 @@ def connect(library: Any, identity: tuple[int, ...], where: Host, tokens: Transp
             f'NCCL_DEBUG=INFO says why, and transport="gloo" does without'
         )
     if ended[0]:
-        raise ExchangeError(f'rank {tokens.rank}: NCCL: {ended[0]}; NCCL_DEBUG=INFO says why, and transport="gloo" does without')
+        raise ExchangeError(
+            f'rank {tokens.rank}: NCCL: {ended[0]}; NCCL_DEBUG=INFO says why, and transport="gloo" does without'
+        )
     return made[0]
 
 

@@ -19,7 +19,6 @@ SMALL = 256 * 1024
 TENSORS = [spec("a", 50, 41), spec("b", 129), spec("c"), spec("d", 3, dtype=torch.float64)]
 
 
-
 def _size(regions: Regions) -> int:
     return sum(dtype.itemsize * count for dtype, count in regions.values())
 

@@ -13,7 +13,14 @@ from tests.battery.kept import Kept, kept, same
 from tests.support.local import random_grads, spec
 from tests.support.samples import Sample
 
-TENSORS = [spec("a", 70, 336), spec("b", 5), spec("empty", 0), spec("c", 9001), spec("y", 129, dtype=torch.float16), spec("e")]
+TENSORS = [
+    spec("a", 70, 336),
+    spec("b", 5),
+    spec("empty", 0),
+    spec("c", 9001),
+    spec("y", 129, dtype=torch.float16),
+    spec("e"),
+]
 LARGE = [spec("a", 1200, 700), spec("b", 700)]
 STEPS = 3
 
@@ -34,7 +41,11 @@ def _run(case: Sample, world: int, tensors: list, device: str, spoilt: int, **op
         for reducer in fleet.reducers:
             assert reducer.wait_idle(20.0)
         left = kept(fleet)
-        assert all(tensor.device.type == device.partition(":")[0] or "server" in name for mine in left for name, tensor in mine.items())
+        assert all(
+            tensor.device.type == device.partition(":")[0] or "server" in name
+            for mine in left
+            for name, tensor in mine.items()
+        )
         return results, [{name: tensor.cpu() for name, tensor in mine.items()} for mine in left]
 
 

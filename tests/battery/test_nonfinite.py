@@ -32,9 +32,7 @@ def _spoilt(grads: Grads, rank: int, value: float) -> Grads:
 def _of_bucket(fleet: Fleet, index: int) -> Grads:
     """Return copies of what every rank keeps for one bucket, its tables included."""
     names = [t.name for t in fleet.plan.buckets[index].tensors]
-    return [
-        {n: t.clone() for n, t in (kept_by(r, names) | r.stations[index].tables).items()} for r in fleet.reducers
-    ]
+    return [{n: t.clone() for n, t in (kept_by(r, names) | r.stations[index].tables).items()} for r in fleet.reducers]
 
 
 def _walk(case: Sample, hurt: Fleet, healthy: Fleet) -> None:
@@ -116,7 +114,9 @@ def test_odd_but_finite_numbers_are_not_counted(case: Sample) -> None:
 
 
 @each_case(lambda codec: type(codec) in REGISTERED)  # the toys would only need more lines
-@pytest.mark.parametrize(("dtype", "huge"), [(torch.float32, 2e38), (torch.float64, 2e39), (torch.float64, 1e308)], ids=str)
+@pytest.mark.parametrize(
+    ("dtype", "huge"), [(torch.float32, 2e38), (torch.float64, 2e39), (torch.float64, 1e308)], ids=str
+)
 def test_huge_numbers_do_no_lasting_harm(case: Sample, dtype: torch.dtype, huge: float) -> None:
     """What a huge step gives may be infinite or NaN; the steps after it are finite, and so is all that is kept."""
     tensors = [spec("b", 70, dtype=dtype), spec("a", 5, 40, dtype=dtype)]

@@ -112,9 +112,7 @@ class Steps(Codec):
         most = [float(x.abs().max()) for x in (self._x(work, p)[1] for p in work.present()) if x.numel()]
         work.shared["most"][0] = max(most, default=0.0)
 
-    def merge(
-        self, region: str, start: int, into: Tensor, other: Tensor, weights: tuple[int, int], key: Key
-    ) -> None:
+    def merge(self, region: str, start: int, into: Tensor, other: Tensor, weights: tuple[int, int], key: Key) -> None:
         if region == "most":
             torch.maximum(into, other, out=into)
         else:
@@ -147,5 +145,3 @@ class Steps(Codec):
 
 
 TOYS: tuple[type[Codec], ...] = (TopOne, Steps)
-
-

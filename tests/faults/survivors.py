@@ -42,8 +42,7 @@ class Stopwatch:
 
     def __str__(self) -> str:
         return (
-            f"{self.fault:5} {self.phase:12} rank {self.victim} {self.path:9} "
-            f"{self.first:6.2f} s to {self.last:5.2f} s"
+            f"{self.fault:5} {self.phase:12} rank {self.victim} {self.path:9} {self.first:6.2f} s to {self.last:5.2f} s"
         )
 
 

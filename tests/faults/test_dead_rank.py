@@ -40,7 +40,10 @@ def test_killed_anywhere(nursery: Nursery, phase: str, victim: int, path: str) -
     check_survivors(strike(nursery, "kill", phase, victim, path), victim, path, 0.0, SECONDS)
 
 
-@pytest.mark.parametrize(("phase", "victim", "method"), [("encode", 2, "marsit"), ("decode", 1, "sparse_binary"), ("encode", 3, "sketch_fusion")])
+@pytest.mark.parametrize(
+    ("phase", "victim", "method"),
+    [("encode", 2, "marsit"), ("decode", 1, "sparse_binary"), ("encode", 3, "sketch_fusion")],
+)
 def test_killed_in_update_mode(nursery: Nursery, phase: str, victim: int, method: str) -> None:
     """The weights are set back to those that all ranks have in common."""
     survivors = strike(nursery, "kill", phase, victim, "update", method=method, exchange="auto")

@@ -96,9 +96,7 @@ class Crew:
             self.faulty = Faulty(transport, action, number)
             return self.faulty
 
-        self.fleet = Fleet(
-            WORLD, TENSORS, wrap=wrap, exchange=exchange, timeout=TIMEOUT, verify_every=verify_every
-        )
+        self.fleet = Fleet(WORLD, TENSORS, wrap=wrap, exchange=exchange, timeout=TIMEOUT, verify_every=verify_every)
 
     def start(self, number: int) -> list[tuple[int, Mapping[str, Tensor]] | Exception]:
         """Offer the gradients of every rank, before any result is waited for."""

@@ -348,7 +348,6 @@ class TestNumbers:
                     assert section[used - 32 : used].clone().view(torch.int16).tolist() == [most] * 16
                 same("values_encode", *given, section, form=form)
 
-
     def test_signs_together(self, dtype: torch.dtype, same: Same, lengths: tuple[int, ...]) -> None:
         """Tensors of every kind in one launch: empty ones, rows within words, rows of several superblocks."""
         counts = (0, 1, 63, 64, 65, 0, 1023, 1024, 1025, *lengths, 0)
@@ -370,7 +369,9 @@ class TestNumbers:
         counts = [i % 5 * 13 for i in range(1203)]
         rows = [(max(count, 1), 7)[i % 2] for i, count in enumerate(counts)]
         offered = Offered(counts, rows, dtype)
-        same("sign_offer_all", offered.grads, offered.residuals, offered.bits(), offered.steps(), rows, ranks=3, key=KEY)
+        same(
+            "sign_offer_all", offered.grads, offered.residuals, offered.bits(), offered.steps(), rows, ranks=3, key=KEY
+        )
         sent, steps = offered.sent()
         rule = {"feedback": "own", "scale": 0.3, "decay": 0.9, "key": KEY, "word_offsets": counts}
         same("sign_decode_all", sent, steps, rows, offered.grads, offered.residuals, **rule)
@@ -715,7 +716,9 @@ class TestTogether:
             codes = [memory[at : at + size] for at, size in zip(starts, sizes)]
             getattr(kernels, f"{name}_encode_all")(grads, near, rows, codes, KEY, bits=4, **options)
         for at, size, grad in zip(starts, sizes, offered.grads):
-            getattr(kernels, f"{name}_encode")(grad, norms[0], rows[0], expected[at : at + size], KEY, bits=4, **options)
+            getattr(kernels, f"{name}_encode")(
+                grad, norms[0], rows[0], expected[at : at + size], KEY, bits=4, **options
+            )
         assert torch.equal(memory.cpu(), expected)
 
 

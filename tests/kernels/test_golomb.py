@@ -262,9 +262,7 @@ def test_flipped_bits() -> None:
 
 
 def _encode(positions: list[int], kept: int, b: int, elements: int, room: int) -> object:
-    return kernels.binary_encode(
-        torch.tensor(positions, dtype=I32), kept, torch.ones(1), b, elements, poison(room, U8)
-    )
+    return kernels.binary_encode(torch.tensor(positions, dtype=I32), kept, torch.ones(1), b, elements, poison(room, U8))
 
 
 def _decode(section: Tensor, own: int = 0, b: int = 1, residual: Tensor | None = None) -> object:

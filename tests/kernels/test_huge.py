@@ -81,6 +81,8 @@ def test_what_is_kept_with_momentum_is_bounded(dtype: torch.dtype) -> None:
         grad, residual, momentum = _huge(dtype, huge), _huge(dtype, huge), _huge(dtype, huge)
         absorb(grad, residual, momentum, 0.9)
         assert bool(residual.isfinite().all() and momentum.isfinite().all())
-        assert float(residual.abs().max()) == float(momentum.abs().max()) == 2.0 ** (126 if dtype.itemsize == 4 else 1022)
+        assert (
+            float(residual.abs().max()) == float(momentum.abs().max()) == 2.0 ** (126 if dtype.itemsize == 4 else 1022)
+        )
         found.append((residual, momentum))
     assert all(same_bits(a, b) for a, b in zip(*found))

@@ -74,7 +74,9 @@ def test_qsgd_fold(ranks: int) -> None:
     for count in (1, 64, 300, 1000, 9000):
         for more in range(7):
             shape = shape_of(count + more)
-            parts = [encoded(tame(count, torch.float32, rank) * 10.0 ** (rank - 2), rank, **shape) for rank in range(ranks)]
+            parts = [
+                encoded(tame(count, torch.float32, rank) * 10.0 ** (rank - 2), rank, **shape) for rank in range(ranks)
+            ]
             out = poison(parts[0].numel(), U8)
             compare("qsgd_fold", parts, out, KEY, **shape, offset=64 * more, shift=count + more)
 
@@ -102,7 +104,9 @@ def test_qsgd_fold_in_place() -> None:
     apart = poison(parts[0].numel(), U8)
     kernels.qsgd_fold(parts, apart, KEY, **shape)
     for into in parts:
-        kernels.qsgd_fold([part.clone() if part is not into else into for part in parts], (mine := into.clone()), KEY, **shape)
+        kernels.qsgd_fold(
+            [part.clone() if part is not into else into for part in parts], (mine := into.clone()), KEY, **shape
+        )
         copies = [part.clone() for part in parts]
         own = next(i for i, part in enumerate(parts) if part is into)
         kernels.qsgd_fold(copies, copies[own], KEY, **shape)
@@ -196,7 +200,7 @@ def test_a_stream_by_hand() -> None:
     x[0], x[3], x[4] = 7.0, -3.0, 1.0
     found = section(x, bits=4, block=64, norm=0)
     # gamma(1) + gamma(7); gamma(3) - gamma(3); gamma(1) + gamma(1); gamma(60) for the 59 zeros behind
-    text = "1" "0" "00111" + "011" "1" "011" + "1" "0" "1" + "00000100111"
+    text = "1000111" + "0111011" + "101" + "00000100111"
     text += "1" * (-len(text) % 8)
     stream = np.packbits(np.array([int(bit) for bit in text], dtype=np.uint8), bitorder="little").tobytes()
     expected = len(stream).to_bytes(4, "little") + np.float32(7).tobytes() + stream

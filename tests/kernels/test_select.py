@@ -177,17 +177,13 @@ REFUSED: dict[str, Callable[[], object]] = {
     ),
     "residual must be": lambda: _select(torch.ones(4), 2, poison(2, I32), poison(2, F32), torch.ones(3)),
     "positions and grad must not overlap": lambda: _select(X, 64, X.view(I32), poison(64, F32)),
-    "positions and residual must not overlap": lambda: _select(
-        torch.ones(64), 4, X.view(I32)[7:11], poison(4, F32), X
-    ),
+    "positions and residual must not overlap": lambda: _select(torch.ones(64), 4, X.view(I32)[7:11], poison(4, F32), X),
     "values and grad must not overlap": lambda: _select(X, 64, poison(64, I32), X),
     "values and positions must not overlap": lambda: _select(torch.ones(64), 4, X.view(I32)[:4], X[3:7]),
     "mean and grad must not overlap": lambda: kernels.binary_select(X, None, 2, poison(2, I32), X[5:6]),
     "grad must be float32": lambda: _select(poison(4, I32), 2, poison(2, I32), poison(2, F32)),
     "mean must be": lambda: kernels.binary_select(torch.ones(4), None, 2, poison(2, I32), poison(2, F32)),
-    "at most 2147483647": lambda: _select(
-        torch.zeros(1).expand(1 << 31), 2, poison(2, I32), poison(2, F32)
-    ),
+    "at most 2147483647": lambda: _select(torch.zeros(1).expand(1 << 31), 2, poison(2, I32), poison(2, F32)),
 }
 
 

@@ -144,7 +144,9 @@ def test_random_bytes(form: str) -> None:
         lengths = generator.integers(0, 200, (ranges, 2), dtype=np.uint32)
         lengths += (generator.random((ranges, 2)) < 0.1) * generator.integers(0, 1 << 32, (ranges, 2), dtype=np.uint32)
         body = generator.integers(0, 256, int(generator.integers(0, 2000)), dtype=np.uint8)
-        raw = np.concatenate([np.zeros(4 * (form == "signs"), dtype=np.uint8), lengths.reshape(-1).view(np.uint8), body])
+        raw = np.concatenate(
+            [np.zeros(4 * (form == "signs"), dtype=np.uint8), lengths.reshape(-1).view(np.uint8), body]
+        )
         raw = raw[: int(generator.integers(0, raw.size + 1))] if trial % 5 == 0 else raw
         guarded = [Guarded(torch.from_numpy(raw.copy()), trial % 64)]
         guarded += [Guarded(tame(count, torch.float32, trial), trial % 63) for _ in range(2)]

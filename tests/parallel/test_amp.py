@@ -40,7 +40,9 @@ def test_a_step_that_is_skipped_is_skipped_on_every_rank(found: list[dict[str, A
 
 
 def test_one_scaler_once(found: list[dict[str, Any]]) -> None:
-    assert all("once" in report["refusals"][0] and "updates are not scaled" in report["refusals"][1] for report in found)
+    assert all(
+        "once" in report["refusals"][0] and "updates are not scaled" in report["refusals"][1] for report in found
+    )
 
 
 @pytest.mark.parametrize("method", ["marsit", "topk"])

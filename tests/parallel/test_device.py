@@ -18,7 +18,9 @@ needs_gpu = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), 
 
 
 # The CPU as a device is in test_staged.py by default, with smaller models.
-@pytest.fixture(scope="module", params=[pytest.param("cpu", marks=pytest.mark.slow), pytest.param("cuda:0", marks=needs_gpu)])
+@pytest.fixture(
+    scope="module", params=[pytest.param("cpu", marks=pytest.mark.slow), pytest.param("cuda:0", marks=needs_gpu)]
+)
 def found(request: pytest.FixtureRequest) -> tuple[str, list[dict[str, Any]]]:
     """Return the reports; on the CPU payloads are staged as if it were another device."""
     job = run_ranks(WORLD, "device.py", timeout=300, arguments={"device": request.param})
@@ -30,7 +32,9 @@ def found(request: pytest.FixtureRequest) -> tuple[str, list[dict[str, Any]]]:
 
 @pytest.mark.parametrize("task", ["digits", "text"])
 @pytest.mark.parametrize("method", METHODS)
-def test_ranks_that_share_a_device_stay_together(found: tuple[str, list[dict[str, Any]]], task: str, method: str) -> None:
+def test_ranks_that_share_a_device_stay_together(
+    found: tuple[str, list[dict[str, Any]]], task: str, method: str
+) -> None:
     device, reports = found
     first = reports[0][f"{task} {method}"]
     for report in reports:

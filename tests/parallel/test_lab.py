@@ -170,7 +170,18 @@ def _heed_interrupts() -> None:
 @pytest.mark.parametrize("sign", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
 def test_killed_half_way_and_started_again(sign: signal.Signals, mark: str) -> None:
     """The fixture looks at what is left; here a job must be under way when the signal comes."""
-    words = [sys.executable, "-m", "benchmarks.lab", "--ranks", "2", "--rate", "1gbit", "--", "-m", "tests.support.busy"]
+    words = [
+        sys.executable,
+        "-m",
+        "benchmarks.lab",
+        "--ranks",
+        "2",
+        "--rate",
+        "1gbit",
+        "--",
+        "-m",
+        "tests.support.busy",
+    ]
     process = subprocess.Popen(
         words,
         cwd=ROOT,

@@ -15,7 +15,9 @@ SAMPLES = [sample.name for sample in samples()]
 CASES = [*SAMPLES, "per layer", "by step", "warm-up", "marsit every", "marsit small tensors plain"]
 
 
-@pytest.fixture(scope="module", params=[pytest.param(2, marks=pytest.mark.slow), pytest.param(3, marks=pytest.mark.slow), 4])
+@pytest.fixture(
+    scope="module", params=[pytest.param(2, marks=pytest.mark.slow), pytest.param(3, marks=pytest.mark.slow), 4]
+)
 def found(request: pytest.FixtureRequest) -> list[dict[str, Any]]:
     job = run_ranks(request.param, "methods.py", timeout=300)
     for report in job.reports:

@@ -36,7 +36,14 @@ def test_the_mean_of_all_ranks_equal_on_every_rank(found, name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "collective"), [("float32", "native"), ("float64", "native"), ("float16", "ring"), ("ring", "ring"), ("full precision round", "native")]
+    ("name", "collective"),
+    [
+        ("float32", "native"),
+        ("float64", "native"),
+        ("float16", "ring"),
+        ("ring", "ring"),
+        ("full precision round", "native"),
+    ],
 )
 def test_which_collective_is_taken(found, name: str, collective: str) -> None:
     for value in values(found, name):

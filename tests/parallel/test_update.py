@@ -11,7 +11,9 @@ pytest.importorskip("horovod.torch")
 from horovod_compress.codecs import registry
 from tests.support.jobs import run_ranks
 
-METHODS = [f"{name} {number}" for name in registry.available() for number in range(len(registry.codec_class(name).samples))]
+METHODS = [
+    f"{name} {number}" for name in registry.available() for number in range(len(registry.codec_class(name).samples))
+]
 
 
 @pytest.fixture(scope="module", params=[2, pytest.param(4, marks=pytest.mark.slow)])

@@ -75,7 +75,12 @@ def test_a_failure_between_two_chunks_is_final(monkeypatch: pytest.MonkeyPatch) 
             transport.receive = counting  # type: ignore[method-assign]
         return transport
 
-    options: dict[str, Any] = {"full_precision_every": 0, "exchange": "ring", "schedule": "layerwise", "min_elements": 0}
+    options: dict[str, Any] = {
+        "full_precision_every": 0,
+        "exchange": "ring",
+        "schedule": "layerwise",
+        "min_elements": 0,
+    }
     with Fleet(3, [spec("a", 64, 64), spec("b", 64, 64)], "marsit", wrap=wrap, timeout=10.0, **options) as fleet:
         fleet.step(random_grads(3, [spec("a", 64, 64), spec("b", 64, 64)]))
         assert checkpoint.save(fleet.reducers[1], fleet.methods)  # the control

@@ -193,11 +193,7 @@ def test_sum_is_the_mean_times_the_world(method: str) -> None:
                 means = mean.step(grads)
                 for t in tensors:
                     assert torch.equal(sums[0][t.name], 4 * means[0][t.name])
-            assert all(
-                same_bits(a[name], b[name])
-                for a, b in zip(mean.residuals(), total.residuals())
-                for name in a
-            )
+            assert all(same_bits(a[name], b[name]) for a, b in zip(mean.residuals(), total.residuals()) for name in a)
 
 
 def test_runs_repeat_and_seeds_and_steps_differ() -> None:

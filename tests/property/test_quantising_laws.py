@@ -39,7 +39,9 @@ def _samples(form: str, grads: list[Tensor], steps: int, copies: int = 1, **more
     method, options = FORMS[form]
     found = []
     given = [{"w": grad.repeat(copies)} for grad in grads]
-    with Fleet(len(grads), [spec("w", copies * grads[0].numel(), dtype=grads[0].dtype)], method, **options | more) as fleet:
+    with Fleet(
+        len(grads), [spec("w", copies * grads[0].numel(), dtype=grads[0].dtype)], method, **options | more
+    ) as fleet:
         for _ in range(steps):
             results = fleet.step(given)
             assert all_same(results)
@@ -214,7 +216,9 @@ def test_corners(form: str, world: int, dtype: torch.dtype) -> None:
     method, options = FORMS[form]
     tensors = [spec(f"t{count}", count, dtype=dtype) for count in (0, 1, 3, 63, 65, 255, 257, 600)]
     info = torch.finfo(dtype)
-    with Fleet(world, tensors, method, schedule="single", **options | {"norm": "max"} if method == "qsgd" else options) as fleet:
+    with Fleet(
+        world, tensors, method, schedule="single", **options | {"norm": "max"} if method == "qsgd" else options
+    ) as fleet:
         for fill in (0.0, -0.0, 2.0, -0.25):
             grads = [{t.name: torch.full(t.shape, fill, dtype=dtype) for t in tensors} for _ in range(world)]
             results = fleet.step(grads)

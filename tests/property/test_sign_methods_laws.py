@@ -88,11 +88,16 @@ def test_zeros_of_all_ranks_vote_alike() -> None:
 # ---- momentum ----
 
 
-@pytest.mark.parametrize("options", [{"step_size": "row"}, {"step_size": "tensor", "zeros": "positive"}, {"step_size": 0.1}])
+@pytest.mark.parametrize(
+    "options", [{"step_size": "row"}, {"step_size": "tensor", "zeros": "positive"}, {"step_size": 0.1}]
+)
 @pytest.mark.parametrize("world", [2, 3])
 def test_signum_without_momentum_is_signsgd(options: dict, world: int) -> None:
     tensors = [spec("a", 40, 30), spec("b", 77)]
-    with Fleet(world, tensors, "signsgd", **options) as plain, Fleet(world, tensors, "signum", beta=0, **options) as other:
+    with (
+        Fleet(world, tensors, "signsgd", **options) as plain,
+        Fleet(world, tensors, "signum", beta=0, **options) as other,
+    ):
         for number in range(4):
             grads = random_grads(world, tensors, seed=number)
             for grad in grads:

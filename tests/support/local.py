@@ -42,9 +42,7 @@ def local_ranks(world: int, run: Callable[[LocalTransport], T]) -> list[T]:
         except BaseException as error:
             errors[transport.rank] = error
 
-    threads = [
-        threading.Thread(target=one, args=(transport,), daemon=True) for transport in Hub(world).transports()
-    ]
+    threads = [threading.Thread(target=one, args=(transport,), daemon=True) for transport in Hub(world).transports()]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -83,9 +81,7 @@ class Fleet:
     ) -> None:
         self.world, self.tensors = world, list(tensors)
         self.methods, self.options = parse(method, {"schedule": "single", "timeout": 20.0} | options)
-        self.plan: Plan = make_plan(
-            self.options.schedule, self.tensors, self.options.min_elements, self.methods.number
-        )
+        self.plan: Plan = make_plan(self.options.schedule, self.tensors, self.options.min_elements, self.methods.number)
         self.reducers = [
             Reducer(
                 self.plan,
@@ -154,9 +150,7 @@ def random_grads(
     generator = torch.Generator().manual_seed(seed)
     return [
         {
-            t.name: (scale * torch.randn(t.shape, generator=generator, dtype=torch.float64)).to(
-                getattr(torch, t.dtype)
-            )
+            t.name: (scale * torch.randn(t.shape, generator=generator, dtype=torch.float64)).to(getattr(torch, t.dtype))
             for t in tensors
         }
         for _ in range(world)

@@ -117,7 +117,10 @@ def test_near_the_best_where_exchanges_take_longer_in_whole_steps_than_they_show
 def test_whole_steps_raise_the_costs_of_both_kinds(more: float) -> None:
     counts, seconds = (300_000,) * 80, tuple(0.002 * place for place in range(80))
     compressed, plain = Costs(Affine(2e-3, 2e-9), Affine(1e-3, 2e-9)), Costs(Affine(8e-3, 4e-8), Affine(2e-3, 1e-9))
-    here, search = Machine(Arrivals(counts, seconds), compressed, plain, more=more), auto._Search(Job(80, may_be_plain=True))
+    here, search = (
+        Machine(Arrivals(counts, seconds), compressed, plain, more=more),
+        auto._Search(Job(80, may_be_plain=True)),
+    )
     for choice in (Choice((80,)), Choice(tuple(auto.usual(counts))), auto.probe(counts, True)):
         search.found[choice] = here.measure(choice)
         search.costs += search.found[choice].buckets
@@ -159,7 +162,9 @@ def test_of_steps_that_are_as_good_as_equal_that_with_less_work_is_kept(longer: 
 
 def test_slow_networks_never_carry_a_whole_step_uncompressed() -> None:
     counts, seconds = (400_000,) * 40, tuple(0.001 * place for place in range(40))
-    slow = Machine(Arrivals(counts, seconds), Costs(Affine(1e-3, 1e-9), Affine(0, 1e-9)), Costs(Affine(1e-3, 4e-8), Affine(0, 0)))
+    slow = Machine(
+        Arrivals(counts, seconds), Costs(Affine(1e-3, 1e-9), Affine(0, 1e-9)), Costs(Affine(1e-3, 4e-8), Affine(0, 0))
+    )
     tried: list[Choice] = []
     measure = slow.measure
     slow.measure = lambda choice: tried.append(choice) or measure(choice)  # type: ignore[method-assign]

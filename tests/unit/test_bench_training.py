@@ -21,7 +21,13 @@ from benchmarks.peers import base
 from benchmarks.shapes import generate
 from horovod_compress.planning import standin
 
-PUBLISHED = {"resnet50": 25_557_032, "vgg16": 138_357_544, "bert_base": 109_482_240, "gpt2": 124_439_808, "mlp": 10_512_394}
+PUBLISHED = {
+    "resnet50": 25_557_032,
+    "vgg16": 138_357_544,
+    "bert_base": 109_482_240,
+    "gpt2": 124_439_808,
+    "mlp": 10_512_394,
+}
 TENSORS = {"resnet50": 161, "vgg16": 32, "bert_base": 199, "gpt2": 148, "mlp": 8}
 # Multiply-adds as torchvision documents them ("GFLOPS"), for one image.
 PUBLISHED_MACS = {"resnet50": 4.09e9, "vgg16": 15.47e9}

@@ -71,7 +71,9 @@ def test_what_was_loaded_is_sent(fleet: Fleet) -> None:
 def test_after_a_resume_zeros_keep_their_signs(fleet: Fleet) -> None:
     """As in a run that was not interrupted, which does not add the empty residual."""
     error(fleet, 1, KEPT)
-    negative = [{name: torch.full_like(grad, -0.0) for name, grad in mine.items()} for mine in random_grads(WORLD, TENSORS)]
+    negative = [
+        {name: torch.full_like(grad, -0.0) for name, grad in mine.items()} for mine in random_grads(WORLD, TENSORS)
+    ]
     whole = fleet.step(negative)
     fleet.resume(2)
     assert labels(fleet) == {"full precision"}

@@ -53,7 +53,8 @@ def test_a_group_is_one_bucket_for_each_of_its_kinds(seed: int) -> None:
         assert all(bucket.plain == (number in choice.plain and bucket.method == 1) for bucket in buckets)
         last = [place[bucket.tensors[-1].name] for bucket in buckets]
         assert last == sorted(last) and all(
-            [place[t.name] for t in bucket.tensors] == sorted(place[t.name] for t in bucket.tensors) for bucket in buckets
+            [place[t.name] for t in bucket.tensors] == sorted(place[t.name] for t in bucket.tensors)
+            for bucket in buckets
         )
 
 
@@ -70,7 +71,9 @@ def test_a_group_with_a_method_that_stays_counts_as_uncompressed_with_the_rest()
     tensors = [spec("a", 10), spec("b", 20)]
     found = as_buckets(Choice((2,), frozenset({0})), tensors, {"a": 1, "b": 2}.get, lambda method: method == 1)
     assert [bucket.plain for bucket in found.plan.buckets] == [True, False]
-    assert found.costs({0: BucketCost(10, 1.0, 0.5, True), 1: BucketCost(20, 1.0, 0.5)}) == [BucketCost(30, 2.0, 1.0, True)]
+    assert found.costs({0: BucketCost(10, 1.0, 0.5, True), 1: BucketCost(20, 1.0, 0.5)}) == [
+        BucketCost(30, 2.0, 1.0, True)
+    ]
 
 
 @pytest.mark.parametrize(("schedule", "buckets"), [("single", 2), ("auto", 2), ("layerwise", 100)])

@@ -36,7 +36,10 @@ from tests.support.local import Fleet, random_grads, spec
 
 IDENTITY = (0,) * 128
 TENSORS = [spec("a", 70, 336), spec("b", 5), spec("c", 9001)]
-gpu = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available() or bool(why_not()), reason="needs a GPU and CuPy")]
+gpu = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available() or bool(why_not()), reason="needs a GPU and CuPy"),
+]
 
 
 # ---- waiting ------------------------------------------------------------------------------------
@@ -155,6 +158,7 @@ def test_a_rank_that_fails_ends_the_exchanges_of_all() -> None:
         library = shared.library()
         link = Link(library, library.NcclCommunicator(3, IDENTITY, tokens.rank), Host(), tokens.rank, 3)
         if tokens.rank == 2:
+
             def refuse() -> None:
                 raise nccl.NcclError("NCCL_ERROR_UNHANDLED_CUDA_ERROR: no luck")
 
@@ -443,9 +447,13 @@ def test_a_peer_that_went_before_the_link_stops_all(start: Any, monkeypatch: pyt
 
 
 @pytest.mark.parametrize("late", ["hvc.nccl", "hvc.linked"])
-def test_a_link_that_is_not_agreed_on_leaves_nothing_open(start: Any, late: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_link_that_is_not_agreed_on_leaves_nothing_open(
+    start: Any, late: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     tokens, shared = [Tokens(rank, 3) for rank in range(3)], nccl.World(3)
-    check_failed(link_all(start, monkeypatch, tokens, shared, late=late), tokens, shared, f"not every rank joined {late}")
+    check_failed(
+        link_all(start, monkeypatch, tokens, shared, late=late), tokens, shared, f"not every rank joined {late}"
+    )
 
 
 # ---- a connection that breaks ---------------------------------------------------------------------
@@ -561,7 +569,9 @@ def check_virtual(method: str, exchange: str, options: dict[str, Any], world: in
 
 @pytest.mark.parametrize("world", [2, 3, 4])
 @pytest.mark.parametrize(("method", "exchange", "options"), VIRTUAL)
-def test_virtual_ranks_come_to_the_bytes_of_local(method: str, exchange: str, options: dict[str, Any], world: int) -> None:
+def test_virtual_ranks_come_to_the_bytes_of_local(
+    method: str, exchange: str, options: dict[str, Any], world: int
+) -> None:
     library = nccl.World(1).library()
     link = Link(library, library.NcclCommunicator(1, IDENTITY, 0), Host(), 0, 1)
     check_virtual(method, exchange, options, world, link.where, link)

@@ -42,9 +42,7 @@ class Centred(Uncompressed):
             assert work.shared["ranks"].tolist() == [work.world, sum(range(work.world))]
             work.shared["sums"][: x.numel()] = x - work.shared["least"].double()
 
-    def merge(
-        self, region: str, start: int, into: Tensor, other: Tensor, weights: tuple[int, int], key: Key
-    ) -> None:
+    def merge(self, region: str, start: int, into: Tensor, other: Tensor, weights: tuple[int, int], key: Key) -> None:
         if region == "least":
             torch.minimum(into, other, out=into)
         else:

@@ -658,7 +658,13 @@ def test_a_compiler_of_another_cuda_than_torch_is_refused(no_nvcc, tmp_path):
 def test_a_variable_of_the_environment_is_no_choice(tmp_path):
     makefile = Path(__file__).parents[2]
     told = [
-        subprocess.run(["make", "-n", "setup", *given], cwd=makefile, env=os.environ | {"CUDA": "/opt/cuda"}, capture_output=True, text=True)
+        subprocess.run(
+            ["make", "-n", "setup", *given],
+            cwd=makefile,
+            env=os.environ | {"CUDA": "/opt/cuda"},
+            capture_output=True,
+            text=True,
+        )
         for given in ([], ["CUDA=1"])
     ]
     assert "--cuda ''" in told[0].stdout and "--cuda '1'" in told[1].stdout

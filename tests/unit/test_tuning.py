@@ -117,7 +117,9 @@ def test_other_buckets_change_nothing_that_is_kept() -> None:
         for number in range(3):
             fleet.step(random_grads(2, TENSORS, seed=number))
         for groups in ([4, 5], [1] * 9, [9]):
-            before = [{k: {n: t.clone() for n, t in kept.items()} for k, kept in r.states().items()} for r in fleet.reducers]
+            before = [
+                {k: {n: t.clone() for n, t in kept.items()} for k, kept in r.states().items()} for r in fleet.reducers
+            ]
             cut, first = [], 0
             for count in groups:
                 cut.append((TENSORS[::-1][first : first + count], 1))
@@ -155,7 +157,9 @@ def test_methods_stay_and_small_tensors_stay_uncompressed(monkeypatch: pytest.Mo
             assert job.same(job.step(number))
         plan = fleet.reducers[0].plan
         assert job.tuners[0].done and {methods.codecs[b.method].name for b in plan.buckets} == {"topk", "none"}
-        assert {a.counts for a in seen} == {tuple(t.count for t in job.tuners[0]._tensors)}  # no other tensor is planned for
+        assert {a.counts for a in seen} == {
+            tuple(t.count for t in job.tuners[0]._tensors)
+        }  # no other tensor is planned for
         assert [b.compressed for b in plan.buckets][-1] is False and fleet.reducers[0].residual_norm() > 0
         with pytest.raises(ConfigError, match="another method"):
             fleet.reducers[0].replan(Plan.of([(tensors, 1)]))
@@ -243,13 +247,28 @@ def test_a_bucket_left_uncompressed_sends_what_waits_and_is_compressed_again_lat
 
 def test_which_methods_may_be_left_out() -> None:
     may = {name for name in available() if codec_class(name)().may_be_plain()}
-    assert may >= {"topk", "marsit", "ef_signsgd", "onebit", "qsgd", "global_qsgd", "natural", "terngrad", "sparse_binary", "fp16", "bf16"}
+    assert may >= {
+        "topk",
+        "marsit",
+        "ef_signsgd",
+        "onebit",
+        "qsgd",
+        "global_qsgd",
+        "natural",
+        "terngrad",
+        "sparse_binary",
+        "fp16",
+        "bf16",
+    }
     assert not may & {"signsgd", "signum", "onebit_adam", "none"}
 
 
 def test_a_given_plan_may_leave_buckets_uncompressed_where_the_method_allows_it() -> None:
     plan = Plan.of([(TENSORS[:3], 1, True), (TENSORS[3:], 1)])
-    assert Plan.from_document(plan.document()) == plan and plan.fingerprint() != Plan.of([(TENSORS[:3], 1), (TENSORS[3:], 1)]).fingerprint()
+    assert (
+        Plan.from_document(plan.document()) == plan
+        and plan.fingerprint() != Plan.of([(TENSORS[:3], 1), (TENSORS[3:], 1)]).fingerprint()
+    )
     with Fleet(2, TENSORS, "signsgd") as fleet, pytest.raises(ConfigError, match="left uncompressed"):
         fleet.methods.check_bucket(plan.buckets[0])
     with Fleet(2, TENSORS, "topk", schedule=plan, verify_every=1) as fleet:
@@ -338,7 +357,9 @@ def test_a_chosen_plan_of_several_kinds_is_gone_on_with() -> None:
         assert job.same(job.step(0))
 
 
-def test_a_saved_plan_whose_buckets_lie_on_several_devices_now_is_searched_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_saved_plan_whose_buckets_lie_on_several_devices_now_is_searched_anew(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     def refuse(plan: Plan, tensors: object) -> Plan:
         raise ConfigError("several devices")
 

@@ -7,7 +7,8 @@
 //                in the arithmetic type; the 32 lanes are combined as in hvc/tree.h
 //   right[c][j]  the sum over i of X[i][j] left[c][i]: blocks of 256 rows, each added in order from 0; then the blocks
 //                in order
-//   the product  components in order: left[0][i] right[0][j], and the others added to it; cut off where the result, which
+//   the product  components in order: left[0][i] right[0][j], and the others added to it; cut off where the result,
+//   which
 //                is `scale` times it, would leave float16
 //   dot, norm    of two lines: float64, blocks of 1024 elements with 32 lanes as above, the blocks in order from 0
 //

@@ -84,9 +84,8 @@ template <class V> HVC_RULE OctavePair<V> octave_pair(const V& a, const V& b, co
 // One code for the sum of two, without bias but for differences of 16 octaves or more, where the smaller one is
 // dropped. Of equal signs e1 - 1 with probability 2^-D, else e1; of opposite signs e1 + 1 with probability 2^-(D-1),
 // else e1, and zero where D = 0. The low D of 16 random bits decide; `power` is 2^trials.
-template <class V>
-HVC_RULE V octave_merge(const V& a, const V& b, const OctavePair<V>& p, const V& power, const V& random,
-                        const V& sign_bit) {
+template <class V> HVC_RULE V octave_merge(const V& a, const V& b, const OctavePair<V>& p, const V& power,
+                                           const V& random, const V& sign_bit) {
   const V zero = a ^ a, one = where_equal(zero, zero) & V(zero + 1), exponents = sign_bit - one;
   const V hit = where_equal(V(random & (power - one)), zero) & p.few & one;
   const V up = hit & p.equal_signs & ~where_equal(p.e1, one), down = hit & ~p.equal_signs;

@@ -13,7 +13,7 @@ constexpr int kDrawsPerSampleGroup = 4;
 
 // The blocks in order, without a division for each.
 struct Blocks {
-  int64_t begin, size;     // of the current block
+  int64_t begin, size;  // of the current block
   int64_t step, rest, part, k;
 };
 HVC_RULE Blocks blocks_from(int64_t count, int64_t k, int64_t index) {

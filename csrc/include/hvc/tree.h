@@ -41,9 +41,7 @@ template <class W> HVC_RULE W combine_lanes(W* lanes) {
   return lanes[0];
 }
 
-HVC_RULE double canonical(double sum) {
-  return sum == sum ? sum : bit_cast<double>(uint64_t(0x7ff8000000000000u));
-}
+HVC_RULE double canonical(double sum) { return sum == sum ? sum : bit_cast<double>(uint64_t(0x7ff8000000000000u)); }
 
 // What a row's sum of |x| is as a step: a rank's share in the mean over so many ranks of the mean of |x|.
 HVC_RULE float step_of(double sum, int64_t elements, int64_t ranks) {

@@ -100,9 +100,8 @@ template <class W> struct ValueCursor {
   HVC_RULE bool malformed() const { return reader.malformed() || index != number; }
 };
 
-template <class W>
-HVC_RULE ValueCursor<W> value_cursor(const Section& section, ValueForm form, int parameter, int64_t count,
-                                     int64_t range) {
+template <class W> HVC_RULE ValueCursor<W> value_cursor(const Section& section, ValueForm form, int parameter,
+                                                        int64_t count, int64_t range) {
   const int64_t begin = ranges_begin(form, sizeof(W), ranges_for(count, parameter));
   ValueCursor<W> cursor{section, form, parameter, count, section.bytes >= begin, W(0), begin, {}, nullptr, 0, 0};
   if (!cursor.readable) return cursor;

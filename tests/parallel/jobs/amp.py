@@ -14,7 +14,12 @@ from tests.support.rank import check
 from tests.support.training import digest, loss_of, net, optimizer_for, train
 
 STEPS = range(7)
-METHODS = {"marsit": {"full_precision_every": 4}, "topk": {"density": 0.1}, "onebit_adam": {}, "sketch_fusion": {"density": 0.1}}
+METHODS = {
+    "marsit": {"full_precision_every": 4},
+    "topk": {"density": 0.1},
+    "onebit_adam": {},
+    "sketch_fusion": {"density": 0.1},
+}
 hvd.init()
 torch.set_num_threads(1)
 

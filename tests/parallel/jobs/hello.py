@@ -20,8 +20,6 @@ if given.get("hang"):
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     time.sleep(600)
 sleeping = "yields.so" in Path("/proc/self/maps").read_text()
-rank.report(
-    {"rank": hvd.rank(), "size": hvd.size(), "given": given, "pid": os.getpid(), "sleeping yields": sleeping}
-)
+rank.report({"rank": hvd.rank(), "size": hvd.size(), "given": given, "pid": os.getpid(), "sleeping yields": sleeping})
 if given.get("status") and hvd.rank() == 1:
     sys.exit(given["status"])

@@ -89,7 +89,8 @@ def renamed_state(state: dict[str, Any]) -> dict[str, Any]:
     """Horovod wants other names for the parameters of a second optimizer."""
     kept = {kind: {f"again.{n}": t for n, t in tensors.items()} for kind, tensors in state["state"].items()}
     buckets = [
-        entry | {"tensors": [[f"again.{name}", *rest] for name, *rest in entry["tensors"]]} for entry in state["buckets"]
+        entry | {"tensors": [[f"again.{name}", *rest] for name, *rest in entry["tensors"]]}
+        for entry in state["buckets"]
     ]
     return state | {"state": kept, "buckets": buckets}
 

@@ -25,7 +25,12 @@ def normed(seed: int = 0) -> nn.Module:
 
 
 def wrapped(
-    model: nn.Module, method: str, kind: str = "sgd", delay: int | None = None, mode: dict[str, Any] | None = None, **options: Any
+    model: nn.Module,
+    method: str,
+    kind: str = "sgd",
+    delay: int | None = None,
+    mode: dict[str, Any] | None = None,
+    **options: Any,
 ) -> tuple[Any, hvc.Compression]:
     makers = {
         "sgd": lambda p: torch.optim.SGD(p, lr=0.05, momentum=0.9, weight_decay=1e-3),
@@ -34,7 +39,9 @@ def wrapped(
     }
     named = list(model.named_parameters())
     compression = hvc.Compression.create(method, named, **{"verify_every": 1, "timeout": 20.0} | options)
-    return hvc.DistributedUpdateOptimizer(makers[kind](model.parameters()), named, compression, delay, **mode or {}), compression
+    return hvc.DistributedUpdateOptimizer(
+        makers[kind](model.parameters()), named, compression, delay, **mode or {}
+    ), compression
 
 
 def one_step(model: nn.Module, optimizer: Any, step: int) -> None:
@@ -81,6 +88,7 @@ def as_gradients() -> float:
 
 def resumed(kind: str) -> bool:
     """6 steps = 4 steps (with Adam in the middle of a delay, as one is the warm-up) + save + load + 2 steps."""
+
     def run(steps: range, saved: dict[str, Any] | None) -> dict[str, Any]:
         model = normed()
         optimizer, compression = wrapped(model, "marsit", kind, 2, {"warmup_steps": 1}, full_precision_every=2)
@@ -90,7 +98,11 @@ def resumed(kind: str) -> bool:
             compression.load_state_dict(saved["compression"])
         for step in steps:
             one_step(model, optimizer, step)
-        found = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "compression": compression.state_dict()}
+        found = {
+            "model": model.state_dict(),
+            "optimizer": optimizer.state_dict(),
+            "compression": compression.state_dict(),
+        }
         compression.close()
         return {name: {**part} for name, part in found.items()}
 
@@ -223,7 +235,9 @@ class Odd(nn.Module):
 
 def odd(method: str, kind: str) -> dict[str, Any]:
     model = Odd()
-    optimizer, compression = wrapped(model, method, kind, 2, {"warmup_steps": 2} if kind == "adam" and method == "marsit" else None)
+    optimizer, compression = wrapped(
+        model, method, kind, 2, {"warmup_steps": 2} if kind == "adam" and method == "marsit" else None
+    )
     before, losses = weights(model), []
     for step in range(8):
         optimizer.zero_grad()
@@ -315,11 +329,13 @@ def closure_and_hooks() -> dict[str, Any]:
     optimizer.register_step_post_hook(lambda *given: calls.append(1))
     losses = []
     for step in range(3):
+
         def closure() -> torch.Tensor:
             optimizer.zero_grad()
             loss = model(batch(0, RANK)).square().mean()
             loss.backward()
             return loss
+
         losses.append(optimizer.step(closure).item())
     compression.close()
     return {"losses": losses, "calls": len(calls)}

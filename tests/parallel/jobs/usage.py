@@ -25,7 +25,13 @@ from tests.support.training import (
 hvd.init()
 torch.set_num_threads(1)
 RANK, SIZE = hvd.rank(), hvd.size()
-PATHS: list[tuple[str | None, bool]] = [(None, False), ("none", False), ("none", True), ("marsit", False), ("marsit", True)]
+PATHS: list[tuple[str | None, bool]] = [
+    (None, False),
+    ("none", False),
+    ("none", True),
+    ("marsit", False),
+    ("marsit", True),
+]
 MARSIT = dict(full_precision_every=3, compensation="global", schedule="size:10KB")
 
 Play = Callable[[str | None, bool], list[Tensor]]
@@ -38,9 +44,7 @@ def compare(play: Play) -> dict[str, Any]:
     return {
         "none": max(farthest(alone, found["none", attach]) for attach in (False, True)),
         "marsit": farthest(alone, found["marsit", True]),
-        "same paths": all(
-            digest(found[method, False]) == digest(found[method, True]) for method in ("none", "marsit")
-        ),
+        "same paths": all(digest(found[method, False]) == digest(found[method, True]) for method in ("none", "marsit")),
         "same ranks": all(len(set(gathered(digest(found[path])))) == 1 for path in PATHS),
         "moved": farthest(alone, weights(net())) if len(alone) == 6 and alone[0].dim() == 4 else None,
     }
