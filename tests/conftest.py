@@ -12,6 +12,8 @@ ROOT = str(Path(__file__).resolve().parents[1])
 if ROOT not in sys.path:
     sys.path.insert(0, ROOT)
 
+from tests.gpu import GpuTests  # noqa: E402  once `tests` can be imported
+
 JOBS = (Path(__file__).parent / "parallel", Path(__file__).parent / "faults")
 
 try:
@@ -28,6 +30,10 @@ else:
         suppress_health_check=[HealthCheck.too_slow],
     )
     settings.load_profile("tests")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.pluginmanager.register(GpuTests(), "gpu tests")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -14,17 +14,18 @@ from tests.support.samples import Sample, samples, samples_of
 CASES: list[Sample] = [*samples(), *(sample for toy in TOYS for sample in samples_of(toy))]
 
 
-def each_case(keep: Callable[[Codec], bool] = lambda codec: True, long: bool = False) -> Any:
+def each_case(keep: Callable[[Codec], bool] = lambda codec: True, cheap: bool = False) -> Any:
     """Return a decorator that runs a test for every sample, or for those whose codec is to be kept.
 
-    A claim that a method does not make is no test that could pass: it is left out, not skipped.
+    A claim that a method does not make is no test that could pass: it is left out, not skipped. `make test` takes
+    the first sample of each method, `make test-all` takes them all.
 
     Args:
-        long: the test takes a second or so: all samples of a method but the first are marked slow.
+        cheap: the test takes milliseconds: `make test` takes all samples too.
     """
     kept, seen = [], set()
     for case in (case for case in CASES if keep(case.codec())):
-        slow = long and case.method in seen
+        slow = not cheap and case.method in seen
         seen.add(case.method)
         kept.append(pytest.param(case, id=case.name, marks=[pytest.mark.slow] if slow else []))
     return pytest.mark.parametrize("case", kept, indirect=True)

@@ -40,7 +40,7 @@ def _load(fleet: Fleet, states: list[dict[str, Any]], residuals: str = "restore"
         checkpoint.load(reducer, fleet.methods, state, residuals)
 
 
-@each_case()
+@each_case(cheap=True)
 @pytest.mark.parametrize("at", [1, 2])
 def test_resume_is_exact(case: Sample, at: int) -> None:
     """Five steps equal some steps, a file, new reducers and the other steps."""
@@ -56,7 +56,7 @@ def test_resume_is_exact(case: Sample, at: int) -> None:
         assert all(same(a, b) for a, b in zip(whole, again, strict=True)) and same(left, kept(fleet))
 
 
-@each_case(keeps_anything)
+@each_case(keeps_anything, cheap=True)
 def test_without_what_was_kept_the_run_goes_elsewhere(case: Sample) -> None:
     """The control; and "reset" empties every kind of state and every table."""
     with _fleet(case) as fleet:
@@ -72,7 +72,7 @@ def test_without_what_was_kept_the_run_goes_elsewhere(case: Sample) -> None:
         assert not same(first, fleet.step(GRADS[2]))
 
 
-@each_case()
+@each_case(cheap=True)
 def test_the_state_of_another_method_or_sample_is_refused(case: Sample) -> None:
     with _fleet(case) as fleet:
         fleet.step(GRADS[0])
@@ -90,7 +90,7 @@ def test_the_state_of_another_method_or_sample_is_refused(case: Sample) -> None:
         _load(fleet, states)  # the control
 
 
-@each_case(keeps_anything)
+@each_case(keeps_anything, cheap=True)
 def test_state_that_lacks_a_part_is_refused(case: Sample) -> None:
     """Every kind of state and every table has to be there, and no other."""
     with _fleet(case) as fleet:

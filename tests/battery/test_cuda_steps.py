@@ -24,7 +24,7 @@ TENSORS = [
 LARGE = [spec("a", 1200, 700), spec("b", 700)]
 STEPS = 3
 
-pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
+pytestmark = pytest.mark.gpu
 
 
 def _run(case: Sample, world: int, tensors: list, device: str, spoilt: int, **options: Any) -> tuple[list[Kept], Kept]:
@@ -56,25 +56,25 @@ def _check(case: Sample, world: int, tensors: list, spoilt: int = -1, **options:
     assert all(same(a, b) for a, b in zip(results, there, strict=True)) and same(left, left_there)
 
 
-@each_case()
+@each_case(cheap=True)
 @pytest.mark.parametrize("world", [1, 2, 3])
 def test_steps(case: Sample, world: int) -> None:
     for exchange in case.exchanges() if world in case.worlds(world) else []:
         _check(case, world, TENSORS, exchange=exchange)
 
 
-@each_case()
+@each_case(cheap=True)
 def test_steps_in_parts(case: Sample) -> None:
     """Buckets large enough to be encoded and decoded in parts."""
     _check(case, 2, LARGE)
 
 
-@each_case()
+@each_case(cheap=True)
 def test_values_that_are_not_finite(case: Sample) -> None:
     _check(case, 2, TENSORS, spoilt=1, timeout=20.0)
 
 
-@each_case()
+@each_case(cheap=True)
 @pytest.mark.parametrize("nonfinite", ["zero"])
 def test_values_that_count_as_zero(case: Sample, nonfinite: str) -> None:
     _check(case, 2, TENSORS, spoilt=1, nonfinite=nonfinite)

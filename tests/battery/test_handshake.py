@@ -22,7 +22,7 @@ def _document(case: Sample) -> Document:
     return Document(json.loads(json.dumps(fields)))  # plain data: it travels as text
 
 
-@each_case()
+@each_case(cheap=True)
 def test_any_two_samples_refuse_each_other(case: Sample) -> None:
     handshake.check([_document(case), _document(case)])  # the control
     others = [other for other in samples_of(case.kind) if other != case]
@@ -31,7 +31,7 @@ def test_any_two_samples_refuse_each_other(case: Sample) -> None:
             handshake.check([_document(case), _document(other)])
 
 
-@each_case()
+@each_case(cheap=True)
 def test_options_are_all_shown_and_all_can_be_given(case: Sample) -> None:
     """No option is left out of the handshake or hides one that all methods share."""
     config = case.codec().config()

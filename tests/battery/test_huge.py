@@ -13,14 +13,13 @@ from tests.battery.cases import each_case
 from tests.battery.kept import kept
 from tests.battery.test_nonfinite import REGISTERED
 from tests.support.local import Fleet, all_same, random_grads, spec
+from tests.support.marks import slow
 from tests.support.samples import Sample
 
 WORLD, BEFORE, AFTER = 3, 4, 40
 HUGE = [
     (torch.float32, 3e38),
-    (torch.float16, 6e4),
-    pytest.param(torch.bfloat16, 3e38, marks=pytest.mark.slow),
-    pytest.param(torch.float64, 1e308, marks=pytest.mark.slow),
+    *slow((torch.float16, 6e4), (torch.bfloat16, 3e38), (torch.float64, 1e308)),
 ]
 #: Results of ordinary gradients are below; a few methods add up what waited for many steps.
 ORDINARY = 100.0

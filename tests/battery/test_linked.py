@@ -16,6 +16,7 @@ from tests.battery.cases import each_case
 from tests.battery.kept import Kept, kept, same
 from tests.support import nccl
 from tests.support.local import Fleet, random_grads, spec
+from tests.support.marks import slow
 from tests.support.samples import Sample
 
 TENSORS = [spec("a", 70, 336), spec("b", 5), spec("empty", 0), spec("c", 9001), spec("d", 40, 64), spec("e")]
@@ -72,7 +73,7 @@ def _same_payloads(case: Sample, mine: Any, theirs: Any) -> None:
 
 
 @each_case()
-@pytest.mark.parametrize("world", [3, *(pytest.param(world, marks=pytest.mark.slow) for world in (1, 2, 4))])
+@pytest.mark.parametrize("world", [3, *slow(1, 2, 4)])
 def test_payloads_on_a_device_give_the_same_bits(case: Sample, world: int) -> None:
     for exchange in case.exchanges() if world in case.worlds(world) else []:
         _check(case, world, TENSORS, exchange=exchange)
@@ -83,8 +84,8 @@ def test_several_buckets_and_dtypes(case: Sample) -> None:
     _check(case, 3, MIXED, schedule="layerwise")
 
 
-@each_case(long=True)
-@pytest.mark.parametrize("world", [2, 3])
+@each_case()
+@pytest.mark.parametrize("world", [3, *slow(2)])
 def test_many_segments_parts_and_folded_preludes(case: Sample, world: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(arrivals, "MIN_ELEMENTS", 0)
     monkeypatch.setattr("horovod_compress.collectives.choose._SMALL_BYTES", 0)

@@ -75,7 +75,7 @@ def test_a_bucket_is_nan_everywhere_and_leaves_no_trace(case: Sample) -> None:
                 assert anything(kept(hurt))  # or equality would say nothing
 
 
-@each_case()
+@each_case(cheap=True)
 def test_raise(case: Sample) -> None:
     """On every rank, for the bucket that is not finite; what is kept stays, and the next step works."""
     with case.fleet(WORLD, TENSORS, schedule="layerwise", nonfinite="raise") as fleet:
@@ -103,7 +103,7 @@ def test_zero(case: Sample) -> None:
         assert same(kept(hurt), kept(healthy))
 
 
-@each_case()
+@each_case(cheap=True)
 def test_odd_but_finite_numbers_are_not_counted(case: Sample) -> None:
     odd = torch.tensor([0.0, -0.0, 1e-45, -1e-45, 1e-39, 3e4, -3e4, 1.0] * 8)
     with case.fleet(2, [spec("a", 64)]) as fleet:

@@ -11,6 +11,7 @@ from horovod_compress.collectives import fold, ring
 from tests.battery.cases import each_case
 from tests.battery.kept import Kept, kept, same
 from tests.support.local import Fleet, random_grads, spec
+from tests.support.marks import slow
 from tests.support.samples import ANY_BUCKET, Sample
 
 # A long tensor among small ones; rows that are no multiple of a word; an empty tensor; a scalar.
@@ -35,7 +36,7 @@ def _used(fleet: Fleet) -> bool:
 
 
 @each_case(in_parts)
-@pytest.mark.parametrize("world", [2, 3, 4])
+@pytest.mark.parametrize("world", [3, *slow(2, 4)])
 def test_parts_give_the_bits_of_the_whole(case: Sample, world: int, monkeypatch: pytest.MonkeyPatch) -> None:
     for exchange in case.exchanges():
         whole, left, used = _run(case, world, exchange)

@@ -39,7 +39,7 @@ def _addresses(fleet: Fleet) -> list[int]:
     return found
 
 
-@each_case(long=True)
+@each_case()
 def test_buffers_stay_and_memory_is_flat(case: Sample) -> None:
     codec = case.codec()
     assert {codec.at(step) for step in range(WARM)} == set(codec.variants()), "every kind of round comes soon"

@@ -4,19 +4,15 @@ from __future__ import annotations
 
 import pytest
 
+from tests.support.marks import slow
+
 from .ranks import Nursery
 from .survivors import PATHS, PHASES, WORLD, check_survivors, strike
 
 SECONDS = 5.0
-FEW = [
-    ("in backward", 1, "attached"),
-    ("mid-ring", 2, "attached"),
-    ("between", 0, "attached"),
-    ("idle", 3, "attached"),
-    ("mid-ring", 2, "stock"),
-    ("idle", 0, "stock"),
-]
-ALL = [(phase, victim, path) for phase in PHASES for victim in (0, 2) for path in PATHS]
+FEW = [("mid-ring", 2, "attached"), ("idle", 0, "stock")]
+OTHERS = [("in backward", 1, "attached"), ("idle", 3, "attached")]
+ALL = [*OTHERS, *((phase, victim, path) for phase in PHASES for victim in (0, 2) for path in PATHS)]
 
 
 @pytest.mark.parametrize("path", PATHS)
@@ -42,7 +38,7 @@ def test_killed_anywhere(nursery: Nursery, phase: str, victim: int, path: str) -
 
 @pytest.mark.parametrize(
     ("phase", "victim", "method"),
-    [("encode", 2, "marsit"), ("decode", 1, "sparse_binary"), ("encode", 3, "sketch_fusion")],
+    [("encode", 2, "marsit"), *slow(("decode", 1, "sparse_binary"), ("encode", 3, "sketch_fusion"))],
 )
 def test_killed_in_update_mode(nursery: Nursery, phase: str, victim: int, method: str) -> None:
     """The weights are set back to those that all ranks have in common."""
@@ -53,12 +49,13 @@ def test_killed_in_update_mode(nursery: Nursery, phase: str, victim: int, method
         assert rank.report["left"] == rank.report["last"]
 
 
+@pytest.mark.slow
 def test_killed_in_fold(nursery: Nursery) -> None:
     survivors = strike(nursery, "kill", "encode", 1, "attached", exchange="fold")
     check_survivors(survivors, 1, "attached", 0.0, SECONDS)
 
 
-@pytest.mark.parametrize("victim", [0, 2])
+@pytest.mark.parametrize("victim", [0, *slow(2)])
 def test_killed_in_the_transport_s_own_sum(nursery: Nursery, victim: int) -> None:
     survivors = strike(nursery, "kill", "sum", victim, "attached", method="none", exchange="auto", width=8192)
     check_survivors(survivors, victim, "attached", 0.0, SECONDS)

@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from tests.support.marks import slow
+
 from .ranks import Nursery, Rank
 from .survivors import PATHS, WORLD, blames
 
@@ -16,7 +18,7 @@ def _fault_at(ranks: list[Rank], victim: int) -> float:
     return float(ranks[victim].marks["fault"])
 
 
-@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("path", ["attached", *slow("stock")])
 def test_silent_rank(nursery: Nursery, path: str) -> None:
     """A rank that is alive but does not step: Horovod would wait for it for ever."""
     case = {"fault": "sleep", "victim": 1, "path": path, "timeout": 2.0, "sleep": 6.0}
@@ -42,7 +44,7 @@ def test_late_but_in_time(nursery: Nursery) -> None:
         assert (rank.report["first"]["error"], rank.report["steps"]) == (None, 4)
 
 
-@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("path", ["stock", *slow("attached")])
 def test_corrupt_frame(nursery: Nursery, path: str) -> None:
     """Rank 1 sends its step to 3 peers, then 12 frames a step; the tenth of these is the hop from reducing to gathering of bucket 1."""
     case = {"fault": "flip", "victim": 1, "hop": 12, "path": path, "timeout": 20.0, "leave": True}
@@ -84,7 +86,7 @@ def test_users_own_error(nursery: Nursery) -> None:
         assert rank.number == 1 or "rank 1" in rank.output.splitlines()[-1] or blames(rank.output, 1)
 
 
-@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("path", slow(*PATHS))
 def test_interrupt_in_an_exchange(nursery: Nursery, path: str) -> None:
     """Ctrl-C while rank 3 is awaited: the rank ends at once, although its exchange has much time."""
     case = {
@@ -100,7 +102,7 @@ def test_interrupt_in_an_exchange(nursery: Nursery, path: str) -> None:
         assert "Fatal Python error" not in rank.output and "terminate called" not in rank.output
 
 
-@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("path", ["attached", *slow("stock")])
 def test_end_without_close(nursery: Nursery, path: str) -> None:
     case = {"catch": False, "path": path}
     ranks = nursery.run(WORLD, "train.py", case)
@@ -108,6 +110,7 @@ def test_end_without_close(nursery: Nursery, path: str) -> None:
         assert (rank.status, rank.output) == (0, "")
 
 
+@pytest.mark.slow
 def test_end_after_a_failure(nursery: Nursery) -> None:
     """Rank 0 freezes, and with it the store; neither close() nor the interpreter's end hangs on it."""
     case = {"fault": "stop", "victim": 0, "event": "hop", "hop": 1, "timeout": 3.0, "close": False}
@@ -120,6 +123,7 @@ def test_end_after_a_failure(nursery: Nursery) -> None:
     assert max(rank.seconds for rank in ranks[1:]) < 25.0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("owned", [True, pytest.param(False, marks=pytest.mark.skipif(
     torch.__version__ < (2, 10), reason="only PyTorch from 2.10 on takes Python's lock there"))])  # fmt: skip
 def test_tokens_at_horovod_s_end(nursery: Nursery, owned: bool) -> None:

@@ -40,13 +40,12 @@ LENGTHS = (*SHORT, 63, 65, 1000, 1023, 8191, 65_537)
 #: Beyond what an emulated kernel does in reasonable time.
 LONG = (65_535, 300_001, (1 << 20) + 1)
 
-no_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 no_compiler = pytest.mark.skipif(not emulator.compiler(), reason="needs a C++ compiler")
 TARGETS = [
     pytest.param((Target("emulated", "cpu"), 0), id="emulated", marks=no_compiler),
     pytest.param((Target("emulated", "cpu"), 1), id="emulated-backwards", marks=[no_compiler, pytest.mark.slow]),
     pytest.param((Target("emulated", "cpu"), 2), id="emulated-shuffled", marks=[no_compiler, pytest.mark.slow]),
-    pytest.param((Target("cuda", "cuda"), None), id="cuda", marks=[no_gpu, pytest.mark.gpu]),
+    pytest.param((Target("cuda", "cuda"), None), id="cuda", marks=pytest.mark.gpu),
 ]
 
 
@@ -742,7 +741,6 @@ def parts(arguments: list[Any]) -> list[Tensor]:
 # ---- streams ------------------------------------------------------------------------------------
 
 
-@no_gpu
 @pytest.mark.gpu
 class TestStreams:
     """Kernels run on torch's current stream, and those that do not wait in a graph as well."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-import torch
 
 pytest.importorskip("horovod.torch")
 pytest.importorskip("sklearn")
@@ -14,12 +13,11 @@ from tests.support.jobs import run_ranks
 
 WORLD = 4
 METHODS = ("none", "marsit", "topk", "sketch_fusion")
-needs_gpu = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 
 
 # The CPU as a device is in test_staged.py by default, with smaller models.
 @pytest.fixture(
-    scope="module", params=[pytest.param("cpu", marks=pytest.mark.slow), pytest.param("cuda:0", marks=needs_gpu)]
+    scope="module", params=[pytest.param("cpu", marks=pytest.mark.slow), pytest.param("cuda:0", marks=pytest.mark.gpu)]
 )
 def found(request: pytest.FixtureRequest) -> tuple[str, list[dict[str, Any]]]:
     """Return the reports; on the CPU payloads are staged as if it were another device."""

@@ -15,6 +15,7 @@ from horovod_compress.codecs import registry
 from horovod_compress.errors import ConfigError, CorruptFrameError
 from horovod_compress.keys import Key
 from tests.support.local import Fleet, all_same, one_tensor, random_grads, spec
+from tests.support.marks import slow
 
 FORMS: dict[str, tuple[str, dict[str, Any]]] = {
     "qsgd 8": ("qsgd", {"bits": 8}),
@@ -127,8 +128,9 @@ def test_natural_compression_is_in_the_class_of_one_eighth(world: int) -> None:
     assert share == pytest.approx(0.082, abs=0.01)
 
 
-@pytest.mark.parametrize("clip", [0, 2.5, 1.5])
-@pytest.mark.parametrize("world", [1, 2, 4])
+@pytest.mark.parametrize(
+    ("world", "clip"), [(1, 0), (4, 2.5), *slow((1, 2.5), (1, 1.5), (4, 0), (4, 1.5), (2, 0), (2, 2.5), (2, 1.5))]
+)
 def test_the_error_of_terngrad_is_known(world: int, clip: float) -> None:
     """(s |c|_1 - |c|^2) / M^2 from each rank, and what clipping took from the mean."""
     grads = one_tensor(world, 2048, seed=4)
@@ -154,7 +156,7 @@ def test_terngrad_is_unbiased_with_respect_to_the_clipped_value() -> None:
         bound = 2.5 * float(grad.double().square().mean().sqrt())
         clipped.append(grad.double().clamp(-bound, bound))
     assert float(clipped[0].max()) < 8.0
-    found = _samples("terngrad 16", grads, steps=4000, clip=2.5)
+    found = _samples("terngrad 16", grads, steps=1000, clip=2.5)
     error = (found.mean(0) - torch.stack(clipped).mean(0)).abs()
     assert bool((error <= _z(256) * found.std(0) / math.sqrt(len(found)) + 1e-3).all())
 

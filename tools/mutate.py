@@ -1,0 +1,287 @@
+"""Plants known faults, one at a time, and reports which tests notice.
+
+Run it after making the tests faster, or when you doubt them: a suite that lets one of these faults pass has lost
+something. Every fault is planted in a copy of the tree, in build/mutate, and the tests of that copy run until the
+first one fails. Without any fault all tests have to pass there: that is the control, and it runs first.
+
+    python tools/mutate.py                       every fault against `make test`: an hour on two cores
+    python tools/mutate.py --only ring           faults whose name contains a word
+    python tools/mutate.py -- -m "not jobs"      other arguments for pytest
+    python tools/mutate.py --json FILE           one record a line; a second run goes on where the first one stopped
+
+The exit status is 0 when every fault was noticed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+COPY = ROOT / "build" / "mutate"
+CONTROL = "control"
+_FAILED = re.compile(r"^(?:FAILED|ERROR) (\S+)", re.MULTILINE)
+
+
+@dataclass(frozen=True)
+class Fault:
+    """One change that no correct program has: `old`, which occurs once in `file`, becomes `new`."""
+
+    name: str
+    file: str
+    old: str
+    new: str
+
+    @property
+    def compiled(self) -> bool:
+        return self.file.startswith("csrc/") and not self.file.startswith("csrc/cuda/")
+
+
+FAULTS = (
+    # ---- kernels ----
+    Fault("kernel: a merged bit comes from the wrong rank", "csrc/cpu/merge_body.h", "& random));", "& ~random));"),
+    Fault("kernel: zeros of a gradient are always positive", "csrc/include/hvc/sign.h", "(x == 0 && coin)", "x == 0"),
+    Fault(
+        "kernel: what rounding took from a sparse value is lost",
+        "csrc/cpu/values_body.h",
+        "d.residual[at] -= sent.values[i];",
+        "d.residual[at] = 0;",
+    ),
+    Fault(
+        "kernel: two words share their random numbers on CUDA",
+        "csrc/cuda/merge.cu",
+        "- d.word_offset + 1, random.odd",
+        "- d.word_offset + 1, random.even",
+    ),
+    # ---- codecs ----
+    Fault(
+        "codec: a full-precision round comes one step late",
+        "horovod_compress/codecs/marsit.py",
+        "step % every == 0",
+        "step % every == 1",
+    ),
+    Fault(
+        "codec: a residual never fades",
+        "horovod_compress/codecs/marsit.py",
+        'self.residual_decay if self.compensation == "own" else 1.0',
+        "1.0",
+    ),
+    Fault(
+        "codec: ranks quantise on the smallest norm",
+        "horovod_compress/codecs/dithering.py",
+        "torch.maximum(into, other, out=into)",
+        "torch.minimum(into, other, out=into)",
+    ),
+    Fault(
+        "codec: an error feedback keeps its residual",
+        "horovod_compress/codecs/sections.py",
+        "            work.residual_of(position),\n            scale,",
+        "            None,\n            scale,",
+    ),
+    # ---- engine ----
+    Fault(
+        "engine: merges count every rank once",
+        "horovod_compress/station.py",
+        "weights = (1, weight)",
+        "weights = (1, 1)",
+    ),
+    Fault(
+        "engine: buckets with NaN are decoded in parts",
+        "horovod_compress/station.py",
+        "if chunk in self.parts and not bad.count:",
+        "if chunk in self.parts:",
+    ),
+    Fault(
+        "engine: parts are decoded before all of their chunks are there",
+        "horovod_compress/arrivals.py",
+        "return _by_chunk(codec, work, order, max)",
+        "return _by_chunk(codec, work, order, min)",
+    ),
+    Fault(
+        "engine: only the last tensor of a bucket is verified",
+        "horovod_compress/reducer.py",
+        "kernels.hash64(grad.view(torch.uint8), value)",
+        "kernels.hash64(grad.view(torch.uint8), station.bucket.index + 1)",
+    ),
+    Fault(
+        "engine: results of gradients that are not contiguous stay away",
+        "horovod_compress/station.py",
+        "flat.data_ptr() != grad.data_ptr()",
+        "flat.data_ptr() == grad.data_ptr()",
+    ),
+    Fault(
+        "engine: a saved state is loaded without what is kept",
+        "horovod_compress/checkpoint.py",
+        "tensor.copy_(saved[kind][name])",
+        "tensor.zero_()",
+    ),
+    Fault(
+        "engine: the last rank's options are not compared",
+        "horovod_compress/handshake.py",
+        "for document in documents]\n        if any",
+        "for document in documents[:-1]]\n        if any",
+    ),
+    Fault(
+        "engine: hops draw the same random numbers",
+        "horovod_compress/keys.py",
+        "self.purpose << 28 | self.hop << 8",
+        "self.purpose << 28",
+    ),
+    # ---- exchange ----
+    Fault(
+        "exchange: the ring says a payload holds one rank more",
+        "horovod_compress/collectives/ring.py",
+        "slot.hop + 1, slot.hop)",
+        "slot.hop + 2, slot.hop)",
+    ),
+    Fault(
+        "exchange: the ring forgets its own NaN",
+        "horovod_compress/collectives/ring.py",
+        "self._x.bad.plus(bad) if phase == REDUCE else bad",
+        "bad",
+    ),
+    Fault(
+        "exchange: gathered payloads are not in rank order",
+        "horovod_compress/collectives/ragged.py",
+        "[payloads[rank] for rank in range(transport.size)]",
+        "[payloads[rank] for rank in payloads]",
+    ),
+    Fault(
+        "exchange: a wrong checksum is accepted",
+        "horovod_compress/wire.py",
+        '        _field("checksum", crc, _CRC.unpack_from(self._bytes, _CRC_AT)[0], due)\n',
+        "",
+    ),
+    Fault(
+        "exchange: the owner of a chunk folds in the order of arrival",
+        "horovod_compress/collectives/fold.py",
+        "self._peers = [rank for rank in range(world) if rank != self._rank]",
+        "self._peers = _after(self._rank, world)",
+    ),
+    Fault(
+        "exchange: every wait has the whole time",
+        "horovod_compress/deadline.py",
+        "return max(0.0, self._end - time.monotonic())",
+        "return self.seconds",
+    ),
+)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    options = _parse(arguments)
+    chosen = [fault for fault in FAULTS if options.only in fault.name]
+    known = _known(options.json)
+    _copy_tree()
+    build()
+    records = [known.get(CONTROL) or _report(_measure(CONTROL, options), options)]
+    for fault in chosen:
+        record = known.get(fault.name)
+        if record is None:
+            with planted(fault):
+                record = _report(_measure(fault.name, options), options)
+        records.append(record)
+    control, *others = records
+    passed = [record["fault"] for record in others if record["noticed_by"] is None]
+    if control["noticed_by"]:
+        print(f"the control failed without any fault: {control['noticed_by']}")
+    print(
+        f"{len(others) - len(passed)} of {len(others)} faults noticed" + "".join(f"\n  not: {name}" for name in passed)
+    )
+    return 1 if passed or control["noticed_by"] else 0
+
+
+def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
+    )
+    parser.add_argument("--only", default="", help="faults whose name contains this")
+    parser.add_argument("--json", type=Path, help="append records to this file, and skip those it has")
+    parser.add_argument("pytest", nargs="*", default=["-m", "not slow"], help='pytest\'s arguments, after "--"')
+    return parser.parse_args(arguments)
+
+
+@contextmanager
+def planted(fault: Fault, tree: Path = COPY) -> Iterator[None]:
+    """Plant a fault in a copy of the tree, compiled where it has to be, and take it out again."""
+    path = tree / fault.file
+    healthy = path.read_text()
+    path.write_text(sick(fault, healthy))
+    try:
+        if fault.compiled:
+            build(tree)
+        yield
+    finally:
+        path.write_text(healthy)
+        if fault.compiled:
+            build(tree)
+
+
+def sick(fault: Fault, healthy: str) -> str:
+    """Return a file's text with the fault.
+
+    Raises:
+        ValueError: the line is not there, or not only once: the table of faults is older than the file.
+    """
+    if (found := healthy.count(fault.old)) != 1:
+        raise ValueError(f"{fault.name}: {fault.file} has {fault.old!r} {found} times, once was expected")
+    return healthy.replace(fault.old, fault.new)
+
+
+def build(tree: Path = COPY) -> None:
+    """Compile the CPU kernels of a tree; objects whose sources did not change are kept."""
+    command = [sys.executable, "setup.py", "-q", "build_ext", "--inplace"]
+    done = subprocess.run(command, cwd=tree, env=os.environ | {"HVC_CUDA": "0"}, capture_output=True, text=True)
+    if done.returncode:
+        raise SystemExit(f"{tree} does not compile:\n{done.stderr[-2000:]}")
+
+
+def _copy_tree() -> None:
+    """Bring the copy up to date; what was built there stays."""
+    listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    for name in filter(None, listed.split("\0")):
+        source, target = ROOT / name, COPY / name
+        if source.exists() and not (target.exists() and target.read_bytes() == source.read_bytes()):
+            target.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(source, target)
+
+
+def _measure(name: str, options: argparse.Namespace) -> dict[str, Any]:
+    """Run the copy's tests until one fails."""
+    began = time.monotonic()
+    command = [sys.executable, "tools/run_tests.py", "-x", "-q", "--no-header", *options.pytest]
+    done = subprocess.run(command, cwd=COPY, capture_output=True, text=True)
+    if done.returncode not in (0, 1):
+        raise SystemExit(f"the tests did not run: status {done.returncode}\n{(done.stdout + done.stderr)[-2000:]}")
+    failed = _FAILED.findall(done.stdout)
+    noticed = (failed[0] if failed else "a test that gave no name") if done.returncode else None
+    return {"fault": name, "noticed_by": noticed, "seconds": round(time.monotonic() - began, 1)}
+
+
+def _report(record: dict[str, Any], options: argparse.Namespace) -> dict[str, Any]:
+    outcome = record["noticed_by"] or ("all tests pass" if record["fault"] == CONTROL else "NOT NOTICED")
+    print(f"{record['seconds']:6.0f} s  {record['fault']}\n          {outcome}", flush=True)
+    if options.json:
+        with options.json.open("a") as file:
+            file.write(json.dumps(record) + "\n")
+    return record
+
+
+def _known(path: Path | None) -> dict[str, dict[str, Any]]:
+    if path is None or not path.exists():
+        return {}
+    return {record["fault"]: record for record in map(json.loads, path.read_text().splitlines())}
+
+
+if __name__ == "__main__":
+    sys.exit(main())
