@@ -21,6 +21,7 @@ def test_every_rank_reports_and_gets_the_arguments() -> None:
     assert job.pids == {report["rank"]: report["pid"] for report in job.reports}
 
 
+@pytest.mark.slow
 def test_a_rank_that_fails_is_seen() -> None:
     with pytest.raises(AssertionError, match="status"):
         run_ranks(2, "hello.py", arguments={"status": 3})
@@ -41,6 +42,7 @@ def test_a_job_that_hangs_is_ended_with_all_its_processes() -> None:
     assert len(seen) == 2 and not any(p.is_running() and p.status() != "zombie" for p in seen)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="LD_PRELOAD is Linux's")
 def test_yields_sleep_where_ranks_leave_no_core(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 1, 2})

@@ -19,6 +19,7 @@ from benchmarks.lab import Lab, LabError
 from benchmarks.lab.needs import namespaces
 from benchmarks.lab.rates import Rate
 from benchmarks.launch import JobFailed
+from tests.support.marks import slow
 
 ROOT = Path(__file__).resolve().parents[2]
 MEGABYTES = 2
@@ -99,6 +100,7 @@ def test_hosts_are_hosts_and_links_have_their_rate() -> None:
         assert max(seconds for *_, seconds in record["found"]) < 0.5 * limit
 
 
+@pytest.mark.slow
 def test_several_ranks_share_a_host() -> None:
     with Lab(3, slots=2) as lab:
         (record,) = lab.run("probe", ["-c", PROBE], 60).records
@@ -128,6 +130,7 @@ def test_what_the_kernel_lacks_is_refused_in_words() -> None:
         assert "does not offer the queueing discipline netem" in str(error)
 
 
+@pytest.mark.slow
 def test_two_labs_at_once() -> None:
     with Lab(2, "1gbit") as one, Lab(2, "100mbit") as other:
         code = ["-c", "import socket; print(socket.gethostbyname(socket.gethostname()))"]
@@ -136,6 +139,7 @@ def test_two_labs_at_once() -> None:
         assert other.describe()["rate"] == "100mbit"
 
 
+@pytest.mark.slow
 def test_a_job_is_stopped_at_once_and_its_words_are_not_the_next_one_s() -> None:
     with Lab(2) as lab:
         place = {"ranks": 2, "slots": 1, "environment": {}, "limit": 60.0}
@@ -147,6 +151,7 @@ def test_a_job_is_stopped_at_once_and_its_words_are_not_the_next_one_s() -> None
         assert lab.run("next", ["-c", "print('fine')"], 20).lines == ["fine", "fine"]
 
 
+@pytest.mark.slow
 def test_what_a_rank_leaves_running_ends_with_the_job(mark: str) -> None:
     script = "import subprocess; subprocess.Popen(['sleep', '1234']); print('left one')"
     with Lab(2) as lab:
@@ -167,7 +172,7 @@ def _heed_interrupts() -> None:
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
-@pytest.mark.parametrize("sign", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("sign", [signal.SIGTERM, *slow(signal.SIGKILL, signal.SIGINT)])
 def test_killed_half_way_and_started_again(sign: signal.Signals, mark: str) -> None:
     """The fixture looks at what is left; here a job must be under way when the signal comes."""
     words = [

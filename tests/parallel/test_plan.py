@@ -32,6 +32,7 @@ def test_two_ranks_measure_what_was_predicted(tmp_path: Path) -> None:
     assert Plan.load(tmp_path / "plan.json") == Plan.from_document(found["plan"])
 
 
+@pytest.mark.slow
 def test_what_rank_0_cannot_plan_is_an_error_on_all() -> None:
     argv = ["plan", "--measure", "--model", "mlp", "--method", "topk", "--exchange", "ring"]
     job = run_ranks(2, "headroom.py", arguments={"argv": argv})

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+import tempfile
+from collections.abc import Iterable
+from functools import cache
 from typing import Any
 
 import pytest
@@ -10,6 +12,7 @@ import pytest
 pytest.importorskip("horovod.torch")
 
 from tests.support.jobs import run_ranks
+from tests.support.marks import slow
 from tests.support.samples import ANY_BUCKET, keeps_anything, samples
 
 #: Every sample that keeps anything, in several buckets; and one method that does not.
@@ -19,21 +22,38 @@ KEEPING: dict[str, dict[str, Any]] = {
     if keeps_anything(sample.codec())
 }
 METHODS = KEEPING | {"none": {"codec": "none"}}
+QUICK = {
+    **{sample.name: METHODS[sample.name] for sample in samples(first=True) if sample.name in METHODS},
+    "none": METHODS["none"],
+}
 
 
-@pytest.fixture(scope="module")
-def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Any]]:
-    folder: Path = tmp_path_factory.mktemp("resume")
+def _each(methods: Iterable[str]) -> pytest.MarkDecorator:
+    """Run a test for each of these methods: `make test` in a job with the first sample of each, or else all."""
+    cases = [("quick", method) for method in methods if method in QUICK]
+    return pytest.mark.parametrize(
+        ("runs", "method"), [*cases, *slow(*(("all", method) for method in methods))], indirect=["runs"], ids=str
+    )
+
+
+@cache
+def jobs(which: str) -> dict[str, list[Any]]:
     found = {}
-    # The second job resumes in new processes: with the compression's state, and without.
-    for loads in (["nothing"], ["all", "without residuals"]):
-        given = {"folder": str(folder), "methods": METHODS, "loads": loads}
-        reports = run_ranks(2, "resume.py", timeout=300, arguments=given).reports
-        found |= {load: [report[load] for report in reports] for load in loads}
+    with tempfile.TemporaryDirectory() as folder:
+        # The second job resumes in new processes: with the compression's state, and without.
+        for loads in (["nothing"], ["all", "without residuals"]):
+            given = {"folder": folder, "methods": QUICK if which == "quick" else METHODS, "loads": loads}
+            reports = run_ranks(2, "resume.py", timeout=300, arguments=given).reports
+            found |= {load: [report[load] for report in reports] for load in loads}
     return found
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.fixture(params=["quick"])
+def runs(request: pytest.FixtureRequest) -> dict[str, list[Any]]:
+    return jobs(request.param)
+
+
+@_each(METHODS)
 def test_resume_is_exact(runs, method: str) -> None:
     for whole, resumed in zip(runs["nothing"], runs["all"]):
         assert whole[method]["middle"] == resumed[method]["middle"]
@@ -41,7 +61,7 @@ def test_resume_is_exact(runs, method: str) -> None:
         assert whole[method]["end"]["step"] == 20
 
 
-@pytest.mark.parametrize("method", METHODS)
+@_each(METHODS)
 def test_the_two_states_differ(runs, method: str) -> None:
     """Or equality would say nothing."""
     for whole in runs["nothing"]:
@@ -51,7 +71,7 @@ def test_the_two_states_differ(runs, method: str) -> None:
             assert whole[method]["middle"]["has residuals"] and whole[method]["end"]["has residuals"]
 
 
-@pytest.mark.parametrize("method", KEEPING)
+@_each(KEEPING)
 def test_without_the_compression_state_the_run_goes_elsewhere(runs, method: str) -> None:
     for whole, other in zip(runs["nothing"], runs["without residuals"]):
         assert whole[method]["end"]["weights"] != other[method]["end"]["weights"]
@@ -61,5 +81,5 @@ def test_residuals_belong_to_their_rank(runs) -> None:
     """Tables of a sum over ranks are the same on all; what is kept for each element is not."""
     own = {sample.name for sample in samples() if sample.codec().state(ANY_BUCKET)}
     assert own < set(KEEPING)
-    for method in KEEPING:
+    for method in KEEPING.keys() & QUICK.keys():
         assert len({report[method]["end"]["residuals"] for report in runs["nothing"]}) == 1 + (method in own)

@@ -13,6 +13,8 @@ from tests.support.samples import samples
 
 WORLD = 4
 
+pytestmark = pytest.mark.slow  # tests/battery/test_staged.py has the same in one process
+
 
 @pytest.fixture(scope="module")
 def found() -> list[dict[str, Any]]:

@@ -2,23 +2,33 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 import pytest
 
 pytest.importorskip("horovod.torch")
 
-from horovod_compress.codecs import registry
 from tests.support.jobs import run_ranks
+from tests.support.marks import slow
+from tests.support.samples import Sample, samples
 
-METHODS = [
-    f"{name} {number}" for name in registry.available() for number in range(len(registry.codec_class(name).samples))
+QUICK = (2, True)  # so many ranks, and the first sample of each method
+ALL = [(2, False), (4, False)]
+CASES = [
+    *((QUICK, sample) for sample in samples(first=True)),
+    *slow(*((job, sample) for job in ALL for sample in samples())),
 ]
 
 
-@pytest.fixture(scope="module", params=[2, pytest.param(4, marks=pytest.mark.slow)])
+@cache
+def job(world: int, first: bool) -> list[dict[str, Any]]:
+    return run_ranks(world, "update.py", timeout=300, arguments={"first": first}).reports
+
+
+@pytest.fixture(params=[QUICK, *slow((ALL[1],))], ids=str)
 def found(request: pytest.FixtureRequest) -> list[dict[str, Any]]:
-    return run_ranks(request.param, "update.py", timeout=300).reports
+    return job(*request.param)
 
 
 def value(found: list[dict[str, Any]], name: str) -> list[Any]:
@@ -27,8 +37,11 @@ def value(found: list[dict[str, Any]], name: str) -> list[Any]:
     return [report[name]["value"] for report in found]
 
 
-@pytest.mark.parametrize("name", METHODS)
-def test_ranks_differ_between_exchanges_and_agree_after_each(found, name: str) -> None:
+@pytest.mark.parametrize(
+    ("found", "sample"), CASES, indirect=["found"], ids=lambda value: getattr(value, "name", str(value))
+)
+def test_ranks_differ_between_exchanges_and_agree_after_each(found, sample: Sample) -> None:
+    name = f"{sample.method} {sample.number}"
     for mine in value(found, name):
         assert mine["verified"] and mine["moved"] > 1e-3
         warmup = 2 if name.startswith("marsit") and int(name.split()[1]) % 2 else 0  # Adam with marsit

@@ -106,7 +106,7 @@ def run_ranks(
         environment = _environment(world, folder, mark, arguments, env)
         with (folder / "output").open("wb") as output:
             process = subprocess.Popen(
-                [sys.executable, str(_horovodrun()), "-np", str(world), sys.executable, str(path)],
+                [sys.executable, str(_horovodrun()), "--gloo", "-np", str(world), sys.executable, str(path)],
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 stdin=subprocess.DEVNULL,

@@ -52,10 +52,10 @@ class Sample:
         return [e for e in EXCHANGES if not any(_refused(lambda: chooser(e)(kind, 1, 2)) for kind in kinds)]
 
 
-def samples() -> Iterator[Sample]:
-    """Return the samples of all registered methods."""
+def samples(first: bool = False) -> Iterator[Sample]:
+    """Return the samples of all registered methods, or only the first one of each."""
     for name in registry.available():
-        yield from samples_of(registry.codec_class(name))
+        yield from (sample for sample in samples_of(registry.codec_class(name)) if not (first and sample.number))
 
 
 def samples_of(kind: type[Codec]) -> Iterator[Sample]:

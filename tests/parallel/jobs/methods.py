@@ -8,7 +8,7 @@ import horovod.torch as hvd
 import torch
 
 import horovod_compress.torch as hvc
-from tests.support.rank import check
+from tests.support.rank import arguments, check
 from tests.support.samples import Sample, samples
 from tests.support.training import digest, farthest, gathered, net, optimizer_for, train, weights
 
@@ -54,7 +54,7 @@ def varied(sample: Sample) -> dict[str, Any]:
     } | sample.options
 
 
-for sample in samples():
+for sample in samples(first=arguments()["first"]):
     check(sample.name, lambda: compare(sample.method, **varied(sample)))
 MIXED = {"0.*": hvc.method("topk", density=0.1), "*.bias": "none", "*": hvc.by_step({0: "none", 2: "ef_signsgd"})}
 check("per layer", lambda: compare(MIXED))

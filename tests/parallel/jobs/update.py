@@ -10,8 +10,8 @@ import torch
 from torch import nn
 
 import horovod_compress.torch as hvc
-from horovod_compress.codecs import registry
-from tests.support.rank import check
+from tests.support.rank import arguments, check
+from tests.support.samples import samples
 from tests.support.training import batch, digest, farthest, gathered, net, optimizer_for, train, weights
 
 hvd.init()
@@ -375,11 +375,11 @@ def refusals() -> list[str]:
     return found
 
 
-for method in registry.available():
-    for number, sample in enumerate(registry.codec_class(method).samples):
-        heavy = sample.get("momentum", method == "dgc")
-        kind = "plain" if heavy else "adam" if number % 2 else "sgd"
-        check(f"{method} {number}", lambda: every_method(method, sample, kind))
+for sample in samples(first=arguments()["first"]):
+    method, options, number = sample.method, sample.options, sample.number
+    heavy = options.get("momentum", method == "dgc")
+    kind = "plain" if heavy else "adam" if number % 2 else "sgd"
+    check(f"{method} {number}", lambda: every_method(method, options, kind))
 check("as gradients", as_gradients)
 check("resumed sgd", lambda: resumed("sgd"))
 check("resumed adam", lambda: resumed("adam"))
