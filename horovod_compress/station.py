@@ -25,7 +25,6 @@ from .staging import StagedGather, Staging
 from .transports.nccl import Link
 from .wire import Bad
 
-
 #: Gradients below are never refused for being too large: half of what hvc/kept.h allows with a residual.
 _HUGE = 2.0**95
 _CPU = Host()

@@ -12,13 +12,13 @@ from typing import Any
 
 import pytest
 import torch
-from tests.support.local import Fleet, random_grads, same_bits, spec
 from torch import Tensor
 
 from horovod_compress.deadline import Deadline
 from horovod_compress.errors import CorruptFrameError, ExchangeError
 from horovod_compress.transports.base import Pending, Transport
 from horovod_compress.wire import Bad, FrameBuffer
+from tests.support.local import Fleet, random_grads, same_bits, spec
 
 WORLD = 4
 TIMEOUT = 1.0

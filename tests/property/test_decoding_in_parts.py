@@ -11,9 +11,9 @@ import torch
 from horovod_compress import arrivals
 from horovod_compress.codecs import registry
 from horovod_compress.codecs.base import Codec, Work
-from horovod_compress.worker import Worker
 from horovod_compress.errors import ExchangeError
 from horovod_compress.plan import Bucket, TensorSpec
+from horovod_compress.worker import Worker
 from tests.support.local import Fleet, random_grads, spec
 
 # A long tensor among small ones; rows that are no multiple of a word; an empty tensor; a scalar.

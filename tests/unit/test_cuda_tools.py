@@ -8,9 +8,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 import cuda_check
 import cuda_report
-import pytest
 
 TOOLS = Path(cuda_report.__file__).parent
 

@@ -15,8 +15,8 @@ import zipfile
 from pathlib import Path
 
 import pytest
-import setup_env
 
+import setup_env
 from environment import cuda_compiler, gpu_operations, horovod_wheel, inspect_environment, prerequisites, steps
 from environment.cmake import cmake_version
 from environment.file_lock import file_lock

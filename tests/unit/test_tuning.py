@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 import torch
 
+from horovod_compress import drift, tuning
 from horovod_compress.codecs.registry import available, codec_class
 from horovod_compress.deadline import Deadline
 from horovod_compress.errors import ConfigError
@@ -23,7 +24,6 @@ from horovod_compress.plan import Plan
 from horovod_compress.schedule import is_adaptive, mergecomp
 from horovod_compress.schedule.trial import Job as Wanted
 from horovod_compress.schedule.trial import Measured
-from horovod_compress import drift, tuning
 from horovod_compress.tuning import TRIAL_STEPS, RankTrial, Tuner
 from horovod_compress.watch import Watch
 from tests.support.apart import Apart, everything_apart
