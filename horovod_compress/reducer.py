@@ -31,7 +31,6 @@ from .deadline import Deadline
 from .device import Host, Mark
 from .errors import (
     ConfigError,
-    CorruptFrameError,
     ExchangeError,
     HorovodCompressError,
     MismatchError,

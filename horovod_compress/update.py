@@ -132,7 +132,7 @@ def _shares(second_moment: str, optimizer: torch.optim.Optimizer, method: str) -
     adam = type(optimizer) in FAMILY
     if second_moment == "shared" and not adam:
         raise ConfigError(f'second_moment="shared" is for Adam and AdamW, got {type(optimizer).__name__}')
-    return adam and (second_moment == "shared" or second_moment == "auto" and method in _SHARED_BY_DEFAULT)
+    return adam and (second_moment == "shared" or (second_moment == "auto" and method in _SHARED_BY_DEFAULT))
 
 
 def _in_plan_order(

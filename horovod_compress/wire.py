@@ -79,7 +79,7 @@ def codec_id(name: str) -> int:
 class FrameBuffer:
     """Memory for one frame: the header and up to ``capacity`` payload bytes."""
 
-    __slots__ = ("memory", "_bytes")
+    __slots__ = ("_bytes", "memory")
 
     def __init__(self, capacity: int) -> None:
         self.memory = torch.zeros(HEADER_BYTES + capacity, dtype=torch.uint8)

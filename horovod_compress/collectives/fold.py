@@ -49,7 +49,7 @@ class _Fold:
         self._sends: list[Pending] = []
 
     def run(self) -> Bad:
-        parts = self._post("fold in", {peer: self._rank for peer in self._peers})
+        parts = self._post("fold in", dict.fromkeys(self._peers, self._rank))
         results = self._post("fold results", {peer: peer for peer in self._peers})
         self._scatter()
         self._reduction.prepare(self._rank)

@@ -220,7 +220,7 @@ class GlooTransport:
 
 
 class _Transfer:
-    __slots__ = ("work", "_peer", "__weakref__")
+    __slots__ = ("__weakref__", "_peer", "work")
 
     def __init__(self, work: Any, peer: int) -> None:
         self.work, self._peer = work, peer

@@ -11,7 +11,6 @@ from collections.abc import Mapping
 from typing import Any
 
 import pytest
-import torch
 from torch import Tensor
 
 from horovod_compress.deadline import Deadline

@@ -16,7 +16,6 @@ from torch import Tensor
 from horovod_compress import device
 from horovod_compress.codecs.base import Codec
 from horovod_compress.codecs.registry import create
-from horovod_compress.collectives import fold, ring
 from horovod_compress.collectives.choose import chooser
 from horovod_compress.deadline import Deadline
 from horovod_compress.device import Host

@@ -22,7 +22,7 @@ import time
 from typing import Any
 
 import torch
-import torch._dynamo  # noqa: F401  torch's optimizers import it at their first use
+import torch._dynamo  # torch's optimizers import it at their first use
 
 import horovod_compress.torch  # noqa: F401  the imports that this process is for
 

@@ -313,7 +313,7 @@ def flipped(on_rank: int | None, attach: bool) -> str:
 
     def decode_wrongly(self: Any, work: Any, key: Any, gain: float) -> None:
         decode(self, work, key, gain)
-        if key.step == 2 and key.bucket == 3 and RANK == on_rank:
+        if key.step == 2 and key.bucket == 3 and on_rank == RANK:
             work.grads[0].view(torch.int32)[17 % work.grads[0].numel()] ^= 1
 
     FullPrecision.decode = decode_wrongly
