@@ -208,7 +208,7 @@ def compile_all(files: list[ObjectFile], workers: int | None) -> list[str]:
 
 
 def run(command: list[str], what: str) -> None:
-    result = subprocess.run(command, capture_output=True, text=True)
+    result = subprocess.run(command, capture_output=True, text=True, check=False)
     print(result.stdout + result.stderr, end="", flush=True)
     if result.returncode != 0:
         errors = [line for line in result.stderr.splitlines() if "error" in line] or result.stderr.splitlines()[-1:]
@@ -235,7 +235,7 @@ class BuildExtensions(build_ext):
             if name in built:
                 # Not get_ext_fullpath: in place, that is the target itself.
                 shutil.copyfile(Path(self.build_lib, self.get_ext_filename(name)), target.with_suffix(".new"))
-                os.replace(target.with_suffix(".new"), target)
+                target.with_suffix(".new").replace(target)
             else:
                 # A `_cuda` of an earlier build would speak of sources that are no longer these.
                 target.unlink(missing_ok=True)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import textwrap
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -83,7 +84,7 @@ def save_as(figure: Figure, path: Path) -> None:
         # No date: the same records give the same file.
         more: dict[str, Any] = {"metadata": {"Date": None}} if path.suffix == ".svg" else {"dpi": 150}
         figure.savefig(temporary, format=path.suffix[1:], **more)
-        os.replace(temporary, path)
+        temporary.replace(path)
     finally:
         temporary.unlink(missing_ok=True)
 
@@ -94,7 +95,7 @@ def apart(heights: Sequence[float], gap: float = LINE_GAP) -> list[float]:
     order = sorted(range(len(found)), key=lambda number: found[number])
     for _ in range(200):  # pushing one pair apart may push another together
         moved = False
-        for low, high in zip(order, order[1:]):
+        for low, high in pairwise(order):
             overlap = gap - (found[high] - found[low])
             if overlap > 1e-3:
                 found[high] += overlap / 2

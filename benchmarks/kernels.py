@@ -278,7 +278,7 @@ def elias(a: Arrays) -> Iterable[Case]:
             kernels.elias_encode(a.grad, out, KEY, **rule, norm=2)
 
         def decode(ranks: int, sent: Tensor = sent, rule: dict = rule) -> None:
-            kernels.elias_decode([sent] * ranks, a.out, **rule, **scale)
+            kernels.elias_decode([sent] * ranks, a.out, **rule, scale=0.01)
 
         check = against_reference("elias_encode", piece, small, KEY, **rule, norm=2)
         yield Case(f"elias_encode {bits} bits", 4 * n + used, encode, check)

@@ -203,8 +203,8 @@ def text(points: Sequence[Record]) -> str:
             str(point["ranks"]), point["rate"], label(point["name"]), "*" if point["fitted"] else "",
             milliseconds(point["model_seconds"]), f"{point['model_error']:+.0%}",
             milliseconds(point["predicted_seconds"]), f"{point['predicted_error']:+.0%}",
-            f"{milliseconds(point['median_seconds'])} "
-            f"[{milliseconds(point['q1_seconds'])}-{milliseconds(point['q3_seconds'])}]",
+            (f"{milliseconds(point['median_seconds'])} "
+             f"[{milliseconds(point['q1_seconds'])}-{milliseconds(point['q3_seconds'])}]"),
         ]
         for point in points
     ]  # fmt: skip

@@ -140,7 +140,7 @@ def attempt(name: str, check: Callable[[], str]) -> Item:
         return Item(name, True, check())
     except Unavailable as reason:
         return Item(name, False, str(reason))
-    except Exception as error:  # a broken installation must be reported, whatever way it breaks
+    except Exception as error:  # noqa: BLE001  a broken installation must be reported, whatever way it breaks
         # The reason stands in the first line: what follows it is for whoever debugs that package.
         first = (str(error).strip() or "no message").splitlines()[0]
         return Item(name, False, f"{type(error).__name__}: {first}")
@@ -231,7 +231,7 @@ def _device_of_torch() -> str:
 def method_items() -> list[Item]:
     try:
         names = importlib.import_module("horovod_compress.codecs.registry").available()
-    except Exception as error:
+    except Exception as error:  # noqa: BLE001  likewise
         return [Item("none", False, f"horovod_compress.codecs does not import: {type(error).__name__}: {error}")]
     return [Item(name, True) for name in names]
 

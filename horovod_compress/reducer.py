@@ -372,7 +372,7 @@ class Reducer:
                 self._fail(self._explain(error))
         except HorovodCompressError as error:
             self._stop(error)
-        except BaseException as error:  # anything else would leave the training thread waiting
+        except BaseException as error:  # noqa: BLE001  anything else would leave the training thread waiting
             text = f"rank {self.rank}: {type(error).__name__} during {self.recorder.last()}: {error}"
             self._stop(ExchangeError(text))
 

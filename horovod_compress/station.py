@@ -148,8 +148,10 @@ class _CodecReduction:
 
 
 class Station:
-    """The buffers and the state of one bucket. ``offer`` runs without the
-    reducer's lock, between ``claim`` and ``count_in``, which need it."""
+    """The buffers and the state of one bucket.
+
+    ``offer`` runs without the reducer's lock, between ``claim`` and ``count_in``, which need it.
+    """
 
     def __init__(
         self,

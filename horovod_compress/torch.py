@@ -650,5 +650,5 @@ def _close_all() -> None:
     for compression in list(_open):
         try:
             compression.close()
-        except Exception as error:  # the others are to be closed all the same
+        except Exception as error:  # noqa: BLE001  the others are to be closed all the same
             _log.warning("closing a compression at exit failed: %s", error)

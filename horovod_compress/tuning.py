@@ -193,7 +193,7 @@ class Tuner:
             choice, done = self._advance(watch, of_ranks)
             self._tried = self._as_buckets(choice)
             return _Decision(self._tried.plan.document(), done, choice.why)
-        except Exception as error:  # told to every rank, which raises it
+        except Exception as error:  # noqa: BLE001  told to every rank, which raises it
             return _Decision(None, True, problem=f"{type(error).__name__}: {error}")
 
     def _advance(self, watch: Watch, of_ranks: Sequence[RankTrial]) -> tuple[Choice, bool]:

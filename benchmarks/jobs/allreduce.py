@@ -1,6 +1,6 @@
-"""Times the mean of one tensor over all ranks, for every contestant in turn; runs on every rank.
+r"""Times the mean of one tensor over all ranks, for every contestant in turn; runs on every rank.
 
-    horovodrun -np 4 -H a:1,b:1,c:1,d:1 python -m benchmarks.jobs.allreduce --elements 25000000 \\
+    horovodrun -np 4 -H a:1,b:1,c:1,d:1 python -m benchmarks.jobs.allreduce --elements 25000000 \
         --method "horovod fp32" --method "marsit ring full_precision_every=0"
 
 A contestant that has an all-reduce of its own is called directly; the others reduce the gradient of

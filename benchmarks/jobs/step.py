@@ -1,6 +1,6 @@
-"""Times training steps of a stand-in model for every contestant in turn; runs on every rank.
+r"""Times training steps of a stand-in model for every contestant in turn; runs on every rank.
 
-    horovodrun -np 4 -H a:1,b:1,c:1,d:1 python -m benchmarks.jobs.step --model resnet50 \\
+    horovodrun -np 4 -H a:1,b:1,c:1,d:1 python -m benchmarks.jobs.step --model resnet50 \
         --method headroom --method "horovod fp32" --method "marsit full_precision_every=0"
 
 In every round each contestant takes a step with the stand-in compute, and one without, which is its

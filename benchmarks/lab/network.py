@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import tempfile
 import time
@@ -59,10 +58,14 @@ def _host(number: int, name: str) -> Host:
     return host
 
 
+def _namespace(process: int | str, kind: str) -> Path:
+    return Path(f"/proc/{process}/ns/{kind}").readlink()
+
+
 def _await_namespace(pid: int) -> None:
     """Wait until a process has left our network and host name for its own."""
     end = time.monotonic() + _READY_SECONDS
-    while any(os.readlink(f"/proc/{pid}/ns/{kind}") == os.readlink(f"/proc/self/ns/{kind}") for kind in ("net", "uts")):
+    while any(_namespace(pid, kind) == _namespace("self", kind) for kind in ("net", "uts")):
         if time.monotonic() > end:
             raise LabError("a host's namespace was not ready in time; is this machine overloaded?")
         time.sleep(0.005)

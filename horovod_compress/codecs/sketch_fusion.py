@@ -1,5 +1,7 @@
-"""Sketch-Fusion: gradients are added as count sketches, which also say where the large values are (JPDC 185,
-2024, 104811; the rule after Sketched-SGD, Ivkin et al., NeurIPS 2019, and FetchSGD, Rothchild et al., ICML 2020).
+"""Sketch-Fusion: gradients are added as count sketches, which also say where the large values are.
+
+JPDC 185, 2024, 104811; the rule after Sketched-SGD, Ivkin et al., NeurIPS 2019, and FetchSGD, Rothchild et al., ICML
+2020.
 
     u = momentum * u + gradient;  v = v + u         on each rank
     S = sum over ranks of sketch(v)                 the same table everywhere

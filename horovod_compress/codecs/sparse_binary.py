@@ -1,5 +1,6 @@
-"""Sparse Binary Compression: the positions of the largest values of one sign, and their mean (Sattler et al.,
-arXiv:1805.08768, IJCNN 2019).
+"""Sparse Binary Compression: the positions of the largest values of one sign, and their mean.
+
+Sattler et al., arXiv:1805.08768, IJCNN 2019.
 
     x = update + residual, for each tensor of d elements; k = ceil(density * d)
     P = the k largest x above 0; N = the k smallest below 0; fewer where there are fewer

@@ -242,7 +242,7 @@ def _save(figure: Figure, target: str, stem: str) -> list[Path]:
         more: dict[str, Any] = {"metadata": {"Date": None}} if each.suffix == ".svg" else {"dpi": 150}
         try:
             figure.savefig(temporary, format=each.suffix[1:], **more)
-            os.replace(temporary, each)
+            temporary.replace(each)
         finally:
             temporary.unlink(missing_ok=True)
     plt.close(figure)

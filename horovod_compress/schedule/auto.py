@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Generator, Iterator, Sequence
 from dataclasses import replace
-from itertools import accumulate
+from itertools import accumulate, pairwise
 
 from ..errors import ConfigError
 from . import size
@@ -139,7 +139,7 @@ def proposed(arrivals: Arrivals, kinds: Sequence[Costs]) -> Choice:
     )
     groups, found = best_of(together, kinds)
     cuts = [0, *(ends[cut - 1] for cut in accumulate(groups))]
-    counts = tuple(stop - start for start, stop in zip(cuts, cuts[1:]))
+    counts = tuple(stop - start for start, stop in pairwise(cuts))
     return Choice(counts, frozenset(place for place, kind in enumerate(found) if kind))
 
 

@@ -107,10 +107,10 @@ def document(arguments: argparse.Namespace, world: int, timings: list[dict[str, 
 def text(found: dict[str, Any]) -> str:
     """Return the same for people."""
     lines = [f"{found['elements']:,} float32 values, {found['ranks']} ranks; median of the slowest rank [spread]"]
-    for timing in found["timings"]:
-        lines.append(
-            f"  {timing['name']:14} {1e3 * timing['median_seconds']:9.1f} ms  [{1e3 * timing['spread_seconds']:.1f}]"
-        )
+    lines += [
+        f"  {timing['name']:14} {1e3 * timing['median_seconds']:9.1f} ms  [{1e3 * timing['spread_seconds']:.1f}]"
+        for timing in found["timings"]
+    ]
     lines.append(_pays(found) if found["pays"] else _does_not_pay(found))
     if "step_gain" in found:
         gain = found["step_gain"]

@@ -114,7 +114,7 @@ class Crew:
             if isinstance(offered, Exception):
                 ended.append(offered)
                 continue
-            step, mine = offered
+            step, _ = offered
             try:
                 found = {n: reducer.result(i, step) for i, n in enumerate(self.fleet.plan.names())}
                 ended.append({name: tensor.clone() for name, tensor in found.items()})

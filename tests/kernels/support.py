@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from math import inf, nan
 from typing import Any
 
 import numpy as np
@@ -53,8 +54,7 @@ def numbers(count: int, dtype: torch.dtype, seed: int) -> Tensor:
     patterns = torch.randint(low, high, (count,), generator=generator, dtype=torch.int64).to(integers).view(dtype)
     info = torch.finfo(dtype)
     special = torch.tensor(
-        [0.0, -0.0, 0.0, info.smallest_normal / 2, -info.smallest_normal / 4, info.max, info.min]
-        + [float("inf"), float("-inf"), float("nan")],
+        [0.0, -0.0, 0.0, info.smallest_normal / 2, -info.smallest_normal / 4, info.max, info.min, inf, -inf, nan],
         dtype=dtype,
     )
     kind = torch.rand(count, generator=generator)

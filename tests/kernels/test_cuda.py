@@ -907,7 +907,7 @@ int main() {
 
 
 @no_compiler
-@pytest.mark.parametrize("bad, what", [(0, ""), (1, "lanes of a warp meet"), (2, "threads of a block meet")])
+@pytest.mark.parametrize(("bad", "what"), [(0, ""), (1, "lanes of a warp meet"), (2, "threads of a block meet")])
 def test_the_emulation_finds_threads_that_meet_in_different_lines(bad: int, what: str, tmp_path: Path) -> None:
     done = emulator.ran(MEETINGS.replace("BAD", str(bad)), tmp_path)
     assert done.returncode == (-signal.SIGABRT if bad else 0), done.stderr

@@ -173,7 +173,7 @@ QUANTISED = [
 ]
 
 
-@pytest.mark.parametrize(("codec", "short", "long"), QUANTISED, ids=lambda value: repr(value))
+@pytest.mark.parametrize(("codec", "short", "long"), QUANTISED, ids=repr)
 def test_a_step_of_quantised_numbers(codec: Codec, short: int, long: int) -> None:
     """A launch each for blocks, their norms, codes and results; nothing but counts is cleared.
 

@@ -48,7 +48,7 @@ def test_works_as_with_horovod_alone(found, name: str) -> None:
         assert mine["moved"] is None or mine["moved"] > 1e-4
 
 
-@pytest.mark.parametrize("name, limit", [("float64", 1e-14), ("bfloat16", 0.0)])
+@pytest.mark.parametrize(("name", "limit"), [("float64", 1e-14), ("bfloat16", 0.0)])
 def test_dtypes(found, name: str, limit: float) -> None:
     for mine in value(found, name):
         assert mine["same paths"] and mine["same ranks"] and mine["none"] <= limit

@@ -1,5 +1,6 @@
-"""Marsit once more, from the paper's description: all ranks in one loop, in NumPy, without frames,
-threads, segments or compiled kernels. The package must give the same bits.
+"""Marsit once more, from the paper's description. The package must give the same bits.
+
+All ranks are in one loop, in NumPy, without frames, threads, segments or compiled kernels.
 
 Only the random words come from ``kernels.reference``, which is tested against published vectors.
 """
@@ -51,7 +52,7 @@ class MarsitReference:
             return self._full_precision(x)
         keys = [Key(self.seed, number, self.bucket, rank) for rank in range(self.world)]
         own = [self._own_bits(mine, key) for mine, key in zip(x, keys)]
-        merged = self._reduce(own, lambda into, other, weights, key, at: _merge(into, other, weights, key, at), keys)
+        merged = self._reduce(own, _merge, keys)
         steps = self._steps(x, keys)
         results = []
         first_word = first_step = 0

@@ -75,7 +75,7 @@ def test_ring_and_fold_have_the_same_distribution(world: int) -> None:
         chosen = pattern == code
         trials = int(chosen.sum()) * len(ring)
         ones = [int((samples[:, chosen] > 0).sum()) for samples in (ring, fold)]
-        p = bin(code).count("1") / world
+        p = code.bit_count() / world
         statistic += sum((count - trials * p) ** 2 / (trials * p * (1 - p)) for count in ones)
         freedom += 2
     assert freedom == 2 * (2**world - 2)

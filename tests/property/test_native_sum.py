@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
 from contextlib import nullcontext
 
 import pytest
@@ -20,10 +19,9 @@ PLAIN = {"none": ({}, 0), "marsit": ({"full_precision_every": 2}, 0), "momentum"
 
 
 @pytest.fixture(autouse=True, params=[1 << 20, 0], ids=["whole", "in two parts"])
-def small_ones_too(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Iterator[None]:
+def small_ones_too(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> None:
     monkeypatch.setattr("horovod_compress.collectives.choose._SMALL_BYTES", 0)
     monkeypatch.setattr("horovod_compress.collectives.native.LARGE_BYTES", request.param)
-    yield
 
 
 def fleet_of(world: int, method: str = "none", exchange: str = "auto", **options: object) -> Fleet:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -95,11 +96,10 @@ def test_the_start_of_the_step_before_comes_nearer() -> None:
     """On one matrix, again and again, the error comes down to that of the best product of this rank."""
     (grad,) = _matrices(1, 5)
     values = torch.linalg.svdvals(grad)
-    best, found = float(values[4:].square().sum()), []
+    best = float(values[4:].square().sum())
     with Fleet(1, TENSOR, "powersgd", error_feedback=False) as fleet:
-        for _ in range(80):
-            found.append(float((fleet.step([{"a": grad}])[0]["a"] - grad).square().sum()))
-    assert all(later <= before * (1 + 1e-12) for before, later in zip(found, found[1:]))
+        found = [float((fleet.step([{"a": grad}])[0]["a"] - grad).square().sum()) for _ in range(80)]
+    assert all(later <= before * (1 + 1e-12) for before, later in pairwise(found))
     assert found[0] > 1.1 * best and best * (1 - 1e-9) <= found[-1] < 1.02 * best
 
 

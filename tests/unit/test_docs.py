@@ -6,7 +6,6 @@ import dataclasses
 import difflib
 import re
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -92,14 +91,14 @@ def code_named(name: str) -> str:
 
 
 @pytest.fixture
-def cyclic(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
+def cyclic(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     """Put the codec of CONTRIBUTING.md where a file of its own would be."""
     module = ModuleType("horovod_compress.codecs.cyclic")
     module.__package__ = "horovod_compress.codecs"
     monkeypatch.setitem(sys.modules, module.__name__, module)
     monkeypatch.setattr(registry, "_CODECS", dict(registry._CODECS))
     exec(compile(code_named("horovod_compress/codecs/cyclic.py"), "cyclic.py", "exec"), module.__dict__)
-    yield module
+    return module
 
 
 def test_the_codec_of_the_walk_through_passes_its_own_test(cyclic: ModuleType) -> None:

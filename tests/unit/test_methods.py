@@ -47,7 +47,7 @@ def test_buckets_have_one_method_and_go_by_their_last_gradient() -> None:
     assert numbered(own, methods) == plan
     small = make_plan("single", tensors, 11, methods.number)
     assert [b.compressed for b in small.buckets] == [False] and numbered(small, methods) == small
-    with pytest.raises(ConfigError, match="bucket 0 of the plan holds parameters of different methods: a.w, a.b"):
+    with pytest.raises(ConfigError, match=r"bucket 0 of the plan holds parameters of different methods: a.w, a.b"):
         numbered(Plan.of([(tensors, True)]), methods)
 
 
@@ -64,7 +64,7 @@ def test_patterns_are_compared_in_order() -> None:
 
 @pytest.mark.parametrize("given", [None, {}, {1: "none"}, {"*": 3}, {"*": ("topk", {})}, "marsit"])
 def test_what_are_no_methods_by_pattern_is_refused(given: Any) -> None:
-    with pytest.raises(ConfigError, match="per_layer takes methods by pattern|should be a name or hvc.method"):
+    with pytest.raises(ConfigError, match=r"per_layer takes methods by pattern|should be a name or hvc.method"):
         per_layer(given)
 
 
@@ -82,7 +82,7 @@ def test_the_handshake_and_checkpoints_see_every_option() -> None:
         )
     ]
     assert all(a != b for index, a in enumerate(configs) for b in configs[:index])
-    with pytest.raises(ConfigError, match="per_layer has no option 'density'; its own are given in hvc.method"):
+    with pytest.raises(ConfigError, match=r"per_layer has no option 'density'; its own are given in hvc.method"):
         parse(per_layer(MIXED), {"density": 0.1})
 
 
@@ -193,7 +193,7 @@ def test_a_resume_goes_on_in_the_right_stage() -> None:
 
 
 @pytest.mark.parametrize(
-    "given, text",
+    ("given", "text"),
     [
         (({5: "topk"},), "whole numbers from 0 on"),
         (({0: "none", "5": "topk"},), "whole numbers from 0 on|not supported"),

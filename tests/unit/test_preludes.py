@@ -163,7 +163,7 @@ def test_a_silent_rank_is_late() -> None:
         grads = one_tensor(2, 64)
         fleet.step([{"w": grad} for grad in grads])
         step = fleet.reducers[0].offer(0, grads[0].clone())
-        with pytest.raises(ExchangeError, match="rank 1 did not answer within 0.3 s during prelude 0"):
+        with pytest.raises(ExchangeError, match=r"rank 1 did not answer within 0.3 s during prelude 0"):
             fleet.reducers[0].result(0, step)
 
 

@@ -70,7 +70,7 @@ class Job:
             reducer, mine = self.fleet.reducers[rank], grads[rank]
             index = {name: place for place, name in enumerate(reducer.plan.names())}
             names = order(rank) if order else list(mine)
-            step = [reducer.offer(index[name], mine[name]) for name in names][0]
+            step, *_ = [reducer.offer(index[name], mine[name]) for name in names]
             return {name: reducer.result(index[name], step).clone() for name in names}
 
         return list(self._pool.map(one, range(self.fleet.world)))
@@ -331,7 +331,7 @@ def test_a_kind_that_is_never_exchanged_and_one_of_nothing_take_part(schedule: s
             job.tuners[rank].begin_step()
             reducer = fleet.reducers[rank]
             index = {name: place for place, name in enumerate(reducer.plan.names())}
-            at = [reducer.offer(index[name], grad) for name, grad in grads[rank].items()][0]
+            at, *_ = [reducer.offer(index[name], grad) for name, grad in grads[rank].items()]
             reducer.settle(at - 1)
             reducer.skip(index["sparse"])
             return {name: reducer.result(index[name], at).clone() for name in grads[rank]}
@@ -441,7 +441,7 @@ def test_what_is_never_offered_comes_last() -> None:
     names = [tensor.name for tensor in TENSORS]
     with Fleet(2, TENSORS, "topk", schedule="auto") as fleet:
         watch = fleet.reducers[0].watch = Watch(fleet.plan)
-        for number in range(3):
+        for _ in range(3):
             watch.begin()
             for index in range(1, len(names)):  # the first one is sparse
                 watch.offered(index)
@@ -457,7 +457,7 @@ def test_a_step_ends_with_its_last_result(monkeypatch: pytest.MonkeyPatch) -> No
     for begin, results in [(0, [5, 6]), (10, [11, 13]), (14, [15]), (30, [31]), (40, []), (50, [])]:
         now = begin
         watch.begin()
-        for now in results:
+        for now in results:  # noqa: B007  the clock above reads it
             watch.decoded(0, 0.1)
         if begin == 30:
             watch.spoil()
@@ -468,7 +468,7 @@ def test_a_step_ends_with_its_last_result(monkeypatch: pytest.MonkeyPatch) -> No
 def test_a_step_is_the_mean_over_ranks_and_the_shortest_counts() -> None:
     trials = [RankTrial([1.0, 5.0], {}), RankTrial([4.0, 3.0], {})]
     assert tuning.step_over_ranks(trials) == 2.5
-    with pytest.raises(ValueError):
+    with pytest.raises(ValueError, match=r"zip\(\) argument 3 is shorter"):
         tuning.step_over_ranks([*trials, RankTrial([1.0], {})])
 
 

@@ -144,7 +144,7 @@ def test_step_hooks_are_called_once_before_and_after_a_load() -> None:
             counts[rank][part] += 1
 
         optimizer.register_step_post_hook(count)
-        for part in range(2):
+        for part in range(2):  # noqa: B007  count() reads it
             for parameter in named.values():
                 parameter.grad = torch.ones_like(parameter)
             optimizer.step()

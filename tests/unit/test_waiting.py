@@ -177,7 +177,7 @@ def test_values_that_are_not_finite_are_found_in_their_tensor(nonfinite: str) ->
     with everything_apart(), Fleet(2, TENSORS, "marsit", full_precision_every=0, nonfinite=nonfinite) as fleet:
         step = fleet.offer(grads)
         if nonfinite == "raise":
-            with pytest.raises(Exception, match="not finite.*on this rank in c;"):
+            with pytest.raises(Exception, match=r"not finite.*on this rank in c;"):
                 fleet.reducers[1].result(fleet._index["a"], step)
             return
         found = [r.result(fleet._index["c"], step) for r in fleet.reducers]

@@ -148,7 +148,7 @@ check("after NaN", lambda: [after_nan(attach) for attach in PATHS])
 
 def after_close() -> str:
     model = net()
-    optimizer, compression = optimizer_for(model, "none", True)
+    _, compression = optimizer_for(model, "none", True)
     compression.close()
     return refused(lambda: loss_of(model, 0).backward())
 

@@ -36,7 +36,7 @@ baseline = run(None, False)[0]
 
 
 def compare(method: Any, **options: Any) -> dict[str, Any]:
-    (stock, told), (attached, told_attached) = (run(method, attach, **options) for attach in (False, True))
+    (_, told), (attached, told_attached) = (run(method, attach, **options) for attach in (False, True))
     return {
         "stock": told["digests"],
         "attached": told_attached["digests"],

@@ -48,7 +48,7 @@ def tuned(make: Any, schedule: str, method: Any, attach: bool) -> dict[str, Any]
         "steps": [list(step) for step in zip(*by_rank)],
         "chosen": compression._tuner.chosen,  # type: ignore[union-attr]
         "verified": compression.stats()["verified"],
-        "plans": len(set(plan for _, plan in digests)),
+        "plans": len({plan for _, plan in digests}),
     }
     compression.close()
     return found

@@ -273,7 +273,7 @@ check("adasum attach", lambda: used_wrongly(net, loss_of, True, op=hvd.Adasum))
 
 def foreign_attach() -> str:
     model = net()
-    optimizer, compression = optimizer_for(model, "none")
+    _, compression = optimizer_for(model, "none")
     other = hvd.DistributedOptimizer(torch.optim.SGD(net().parameters(), lr=0.1))
     text = refusal(lambda: compression.attach(other))
     close_together(compression)
