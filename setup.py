@@ -138,7 +138,8 @@ def cuda_wanted() -> bool:
         raise CompileError(f"HVC_CUDA is {choice!r}: expected 0 (never), 1 (required) or nothing (where nvcc is found)")
     if choice == "1" and not find_nvcc():
         raise CompileError(
-            "HVC_CUDA=1, but nvcc was not found: put it in PATH, or set CUDACXX or CUDA_HOME; make setup CUDA=1 brings one"
+            "HVC_CUDA=1, but nvcc was not found: put it in PATH, or set CUDACXX or CUDA_HOME; "
+            "make setup CUDA=1 brings one"
         )
     has_sources = (ROOT / "csrc" / "bind_cuda.cpp").exists()
     return choice != "0" and has_sources and find_nvcc() is not None

@@ -507,7 +507,8 @@ def checksums(a: Arrays) -> Iterable[Case]:
 
 
 FAMILIES = (
-    yardsticks, one_bit, bit_vectors, dithering, quantising, sparse, values, dense, sketches, low_rank, records, checksums,
+    yardsticks, one_bit, bit_vectors, dithering, quantising, sparse, values, dense, sketches, low_rank, records,
+    checksums,
 )  # fmt: skip
 
 

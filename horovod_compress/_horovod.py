@@ -52,9 +52,9 @@ def owner_of_token() -> torch.Tensor:
     """Return a tensor that owns, as its ``grad``, a one-element token for Horovod.
 
     From PyTorch 2.10 on, the thread that drops the last C++ reference beside that of the Python wrapper takes Python's
-    lock. When Horovod 0.28 ends, for whatever reason, its thread drops all tensors with Horovod's lock taken, while the
-    thread that hands over the next one waits for that lock with Python's lock taken: without an owner the process stands
-    still for ever. Dense gradients have their parameters for owners.
+    lock. When Horovod 0.28 ends, for whatever reason, its thread drops all tensors with Horovod's lock taken, while
+    the thread that hands over the next one waits for that lock with Python's lock taken: without an owner the process
+    hangs. Dense gradients have their parameters for owners.
     """
     owner = torch.empty(1, dtype=torch.float32, device="cpu")
     owner.grad = torch.empty_like(owner)

@@ -222,8 +222,8 @@ class Reducer:
             )
         if grad.device != where.where:
             raise ConfigError(
-                f"rank {self.rank}: the gradient of {tensor.name} is on {grad.device}, its parameter was on {where.where} "
-                f"when the compression was made; move the model to its device before"
+                f"rank {self.rank}: the gradient of {tensor.name} is on {grad.device}, its parameter was on "
+                f"{where.where} when the compression was made; move the model to its device before"
             )
 
     def _claim(self, station: Station, position: int) -> None:
@@ -352,8 +352,9 @@ class Reducer:
         except Exception as error:
             station, position = self._where[index]
             raise ExchangeError(
-                f"rank {self.rank}: the gradient of {station.bucket.tensors[position].name}, in bucket {key.bucket} of step "
-                f"{key.step}, could not be taken in: {type(error).__name__}: {error}; restart the job from a checkpoint"
+                f"rank {self.rank}: the gradient of {station.bucket.tensors[position].name}, in bucket {key.bucket} of "
+                f"step {key.step}, could not be taken in: {type(error).__name__}: {error}; restart the job from a "
+                f"checkpoint"
             ) from error
 
     # ---- the exchange thread ----
@@ -606,8 +607,9 @@ class Reducer:
             )
         if odd := _minority(plans):
             raise MismatchError(
-                f"rank {self.rank}: the buckets differ between ranks, on rank(s) {odd} from the others; give every rank "
-                f"the same schedule=, and call load_state_dict() on every rank or on none, with states of the same step"
+                f"rank {self.rank}: the buckets differ between ranks, on rank(s) {odd} from the others; give every "
+                f"rank the same schedule=, and call load_state_dict() on every rank or on none, with states of the "
+                f"same step"
             )
         if odd := _minority(values):
             raise MismatchError(
@@ -715,7 +717,7 @@ class Reducer:
         self._closed = True
 
     def _comes_to_rest(self) -> bool:
-        """Wait until nothing is queued on our streams: the allocator knows only of the one that memory was asked for on."""
+        """Wait until nothing is queued on our streams: the allocator knows only of the one that asked for memory."""
         deadline = Deadline(_CLOSE_SECONDS)
         try:
             for where in self._devices.values():

@@ -333,12 +333,12 @@ class Station:
         self._turn, self._is_plain = number, plain
 
     def note_emptied(self) -> None:
-        """Take note that a round went well on every rank, after which nothing waits where every round sends all of it."""
+        """Take note that a round went well on every rank: nothing waits now, where every round sends all of it."""
         if self._is_plain or self._nothing_waits or not self._codec.plain_when_empty(self.bucket):
             return
         if all(grad is not None for grad in self.grads):  # what was skipped may wait
             self._nothing_waits = True
-            # A gradient of -0 plus this is -0: a job that goes on from a checkpoint, and adds it once more, has equal bits.
+            # A gradient of -0 plus this is -0: a job that goes on from a checkpoint, and adds it again, has equal bits.
             self.state["residual"].fill_(-0.0)
 
     def resume(self, step: int) -> None:

@@ -149,8 +149,8 @@ class Tuner:
         if self._drift.look(self._share(self._drift.seconds(step))):
             if self._reducer.rank == 0:
                 _log.warning(
-                    "the exchanges of a step take %.1f ms now and took %.1f ms when buckets were chosen, as the network "
-                    "or the method's rounds have changed: choosing again",
+                    "the exchanges of a step take %.1f ms now and took %.1f ms when buckets were chosen, as the "
+                    "network or the method's rounds have changed: choosing again",
                     1e3 * self._drift.last, 1e3 * (self._drift.first or 0.0),
                 )  # fmt: skip
             self.done, self._tuning, self._drift = False, None, None
@@ -183,7 +183,8 @@ class Tuner:
         plan = self._reducer.plan
         _log.info(
             "schedule %s chose %d bucket(s) in %d steps and %.2f s of processor time; tensors in each: %s%s",
-            self._schedule, len(plan.buckets), self._step - self._began, self._cpu, _sizes(plan), f". {why}" if why else "",
+            self._schedule, len(plan.buckets), self._step - self._began, self._cpu, _sizes(plan),
+            f". {why}" if why else "",
         )  # fmt: skip
 
     # ---- rank 0 ----

@@ -188,8 +188,8 @@ def congestion_control(hosts: list[Host], wanted: str | None) -> str:
     name = wanted or ("cubic" if "cubic" in allowed else "reno")
     if name not in allowed:
         raise LabError(
-            f"congestion control {name} is not allowed in network namespaces of this machine, only {', '.join(allowed)} "
-            f"are (sysctl net.ipv4.tcp_allowed_congestion_control)"
+            f"congestion control {name} is not allowed in network namespaces of this machine, "
+            f"only {', '.join(allowed)} are (sysctl net.ipv4.tcp_allowed_congestion_control)"
         )
     for host in hosts:
         command(*host.enter("sh", "-c", f"echo {name} > {_SYSCTL}/tcp_congestion_control"))

@@ -244,7 +244,8 @@ def sign_decode(
 
     With ``G = +-steps[row]`` and ``x = grad + residual``, "global" feedback keeps ``x - G``, "own"
     keeps ``x`` minus the step with the sign that :func:`sign_offer` gave it under the same key,
-    "momentum" keeps ``x`` itself, "none" keeps nothing. What is kept is multiplied by ``decay``. Then ``grad = G * scale``.
+    "momentum" keeps ``x`` itself, "none" keeps nothing. What is kept is multiplied by ``decay``. Then
+    ``grad = G * scale``.
 
     Args:
         steps: float32, one per ``row_length`` elements.

@@ -1,4 +1,4 @@
-"""QSGD's records and sections, moments, and means of powers of two in slow and readable NumPy; see :mod:`.reference`."""
+"""QSGD's records and sections, moments, and means of powers of two in slow, readable NumPy; see :mod:`.reference`."""
 
 from __future__ import annotations
 

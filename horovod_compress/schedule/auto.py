@@ -198,7 +198,7 @@ def _run_off(search: _Search) -> Generator[Choice, Measured, None]:
 
 
 def neighbours(choice: Choice, counts: Sequence[int]) -> Iterator[Choice]:
-    """Yield choices with one cut moved by half of the bucket behind or before it, or taken away; the last cuts first."""
+    """Yield choices with one cut moved by half of a bucket beside it, or taken away; the last cuts first."""
     ends = list(accumulate(choice.counts))
     for place in range(len(choice.counts) - 1, 0, -1):
         start, cut, end = ([0, *ends][place - 1], ends[place - 1], ends[place])

@@ -67,7 +67,8 @@ def as_buckets(
     Args:
         tensors: in the order in which their gradients arrive.
         method: returns the number of the method of a tensor, by name.
-        may_be_plain: returns whether buckets of a method can be left uncompressed; others of the group stay as they are.
+        may_be_plain: returns whether buckets of a method can be left uncompressed; others of the group stay as they
+            are.
         behind: the tensors of further buckets, which have no method.
     """
     runs: list[tuple[Sequence[TensorSpec], int, bool]] = []

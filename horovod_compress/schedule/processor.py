@@ -1,8 +1,8 @@
 """What a method costs on a processor: measured by a short run of its codec in this process.
 
 On one thread, a codec takes in, encodes, merges and decodes one tensor of each of two sizes; every part is
-then taken to be affine in the elements. The least of a few runs counts, as what disturbs only makes them longer. Gathered payloads are
-decoded for two numbers of ranks, as what that costs grows with them.
+then taken to be affine in the elements. The least of a few runs counts, as what disturbs only makes them longer.
+Gathered payloads are decoded for two numbers of ranks, as what that costs grows with them.
 """
 
 from __future__ import annotations

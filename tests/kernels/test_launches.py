@@ -120,7 +120,10 @@ class PackedOneByOne(Packed):
 @pytest.mark.parametrize("zeros", ["random", "positive"])
 @pytest.mark.parametrize(("step_size", "kernels"), [("row", 3), ("tensor", 3), (0.01, 2)])
 def test_a_step_of_marsit(step_size: str | float, kernels: int, zeros: str) -> None:
-    """A launch each for bits, steps and results, one more if rows have several superblocks; counts and bits are cleared."""
+    """A launch each for bits, steps and results, one more if rows have several superblocks.
+
+    Counts and bits are cleared.
+    """
     assert sum(len(bucket.tensors) for bucket in BUCKETS) == 161 and len(BUCKETS) == 4
     for bucket in BUCKETS:
         codec = Marsit(full_precision_every=0, step_size=step_size, zeros=zeros)

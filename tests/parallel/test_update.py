@@ -117,8 +117,9 @@ def test_closures_and_hooks(found) -> None:
 
 
 def test_what_cannot_work_is_refused(found) -> None:
-    expected = ["plain optimizer", "at least 1", "for Adam and AdamW", "6 parameters of the compression", "that the compression was made with",
-                "LBFGS", "serves one optimizer", "not saved by", "serves one optimizer", "before DistributedUpdateOptimizer",
+    expected = ["plain optimizer", "at least 1", "for Adam and AdamW", "6 parameters of the compression",
+                "that the compression was made with", "LBFGS", "serves one optimizer", "not saved by",
+                "serves one optimizer", "before DistributedUpdateOptimizer",
                 "does not serve", "has no meaning"]  # fmt: skip
     for mine in value(found, "refusals"):
         assert len(mine) == len(expected)

@@ -1,4 +1,4 @@
-"""What the transport adds up by itself: the same as over the ring but for rounding, equal on all ranks, in every mode."""
+"""What the transport adds up by itself: as over the ring but for rounding, equal on all ranks, in every mode."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""QSGD, TernGrad and natural compression through the real reducer: unbiased, within their variance, of the right size."""
+"""QSGD, TernGrad and natural compression through the real reducer: unbiased, within their variance, rightly sized."""
 
 from __future__ import annotations
 

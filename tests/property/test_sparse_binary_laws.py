@@ -114,7 +114,8 @@ def test_presets() -> None:
 
 
 def test_options() -> None:
-    for options in ({"density": 0}, {"density": 1.5}, {"density": True}, {"density": "1%"}, {"preset": 4}, {"preset": 1, "density": 0.1}):  # fmt: skip
+    wrong = ({"density": 0}, {"density": 1.5}, {"density": True}, {"density": "1%"}, {"preset": 4})
+    for options in (*wrong, {"preset": 1, "density": 0.1}):
         with pytest.raises(ConfigError):
             SparseBinary(**options)
 

@@ -51,7 +51,7 @@ def test_a_kernel_with_too_many_registers_for_its_threads_is_found() -> None:
 
 
 def tool(*arguments: str, program: str = "import cuda_report; sys.exit(cuda_report.main())", **environment: str) -> Any:
-    """Run the tool, or another program, in a process of its own: setup.py imports setuptools, which takes over distutils."""
+    """Run the tool, or another program, in its own process: setup.py imports setuptools, which takes over distutils."""
     command = [sys.executable, "-c", f"import sys; sys.path.insert(0, {str(TOOLS)!r}); {program}", *arguments]
     return subprocess.run(command, capture_output=True, text=True, env=os.environ | environment, check=False)
 

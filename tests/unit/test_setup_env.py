@@ -157,7 +157,8 @@ def test_wheel_without_its_library_is_recognised(tmp_path):
 
 def test_second_process_waits_for_the_lock_and_says_so(tmp_path):
     lock = tmp_path / "lock"
-    script = f"from environment.file_lock import file_lock\nwith file_lock(__import__('pathlib').Path({str(lock)!r}), 'busy'): print('mine')"
+    path = f"__import__('pathlib').Path({str(lock)!r})"
+    script = f"from environment.file_lock import file_lock\nwith file_lock({path}, 'busy'): print('mine')"
     environment = {**os.environ, "PYTHONPATH": str(Path(setup_env.__file__).parent)}
     with file_lock(lock, "busy"):
         second = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True, env=environment)
