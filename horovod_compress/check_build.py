@@ -109,6 +109,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def collect(environment: Mapping[str, str]) -> Report:
+    """Return everything that there is to report, each item checked by trying it."""
     horovod = horovod_items()
     return Report(
         version=package_version(),
@@ -124,6 +125,7 @@ def collect(environment: Mapping[str, str]) -> Report:
 
 
 def package_version() -> str:
+    """Return the installed version."""
     try:
         return importlib.metadata.version("horovod-compress")
     except importlib.metadata.PackageNotFoundError:
@@ -229,6 +231,7 @@ def _device_of_torch() -> str:
 
 
 def method_items() -> list[Item]:
+    """Return the registered methods, or why there are none."""
     try:
         names = importlib.import_module("horovod_compress.codecs.registry").available()
     except Exception as error:  # noqa: BLE001  likewise
@@ -237,6 +240,7 @@ def method_items() -> list[Item]:
 
 
 def horovod_items() -> list[Item]:
+    """Return Horovod, its PyTorch part and what that was built with, as far as they import."""
     found = attempt("Horovod", lambda: str(importlib.import_module("horovod").__version__))
     if not found.available:
         return [found]

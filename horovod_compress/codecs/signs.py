@@ -71,6 +71,7 @@ def check_step(step: object) -> None:
 
 
 def check_zeros(zeros: object) -> None:
+    """Refuse a rule for zeros that is none."""
     if zeros not in ("random", "positive"):
         raise ConfigError(f'zeros should be "random" or "positive", got {zeros!r}')
 
@@ -210,6 +211,7 @@ class Signs(Codec):
 
 
 def check_ties(ties: object) -> None:
+    """Refuse a rule for ties that is none."""
     if ties not in ("random", "positive"):
         raise ConfigError(f'ties should be "random" or "positive", got {ties!r}')
 

@@ -26,6 +26,7 @@ _ADVICE = {
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add what can be chosen about the measurement."""
     parser.add_argument("--elements", type=int, default=25_000_000, help="values of the gradient (default 25 million)")
     parser.add_argument("--method", default="marsit", help="the method to compare with (default marsit)")
     parser.add_argument("--repeat", type=int, default=7, help="measurements of each, at least 2 (default 7)")
