@@ -27,7 +27,6 @@ M: ranks; d: elements; k: elements sent. hvd-compress list --json has the option
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add nothing: the table has no choices."""
-    pass
 
 
 def run(arguments: argparse.Namespace) -> int:
