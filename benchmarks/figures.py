@@ -116,7 +116,7 @@ def name_lines(panel: Axes, fontsize: float = 8.5) -> None:
     right = max(x for x, _ in ends)
     points = panel.transData.transform([(right, y) for _, y in ends]) * 72 / figure.dpi
     heights = apart([y for _, y in points])
-    for line, (_, end), (_, y), height in zip(lines, ends, points, heights):
+    for line, (_, end), (_, y), height in zip(lines, ends, points, heights, strict=True):
         panel.annotate(
             line.get_label(),
             (right, end),
@@ -155,10 +155,10 @@ def bars(
     panel.barh(places, values, color=list(colours), height=0.72)
     ends = list(values)
     if spreads is not None:
-        for place, (low, high) in zip(places, spreads):
+        for place, (low, high) in zip(places, spreads, strict=True):
             panel.plot([low, high], [place, place], color=GREY, linewidth=1.2, label="_spread")
-        ends = [max(value, high) for value, (_, high) in zip(values, spreads)]
-    for place, value, end in zip(places, values, ends):
+        ends = [max(value, high) for value, (_, high) in zip(values, spreads, strict=True)]
+    for place, value, end in zip(places, values, ends, strict=True):
         panel.annotate(
             text(value),
             (end, place),

@@ -107,9 +107,9 @@ def draw_accuracy(runs: Sequence[Record], first: Record, folder: Path) -> list[P
         used.append(colour)
         for run in ours:
             if points := [(p["seconds"], scale * p["value"]) for p in run["curve"] if p["value"] is not None]:
-                panel.plot(*zip(*points), dash, color=colour, linewidth=0.7, alpha=0.45, label="_seed")
+                panel.plot(*zip(*points, strict=True), dash, color=colour, linewidth=0.7, alpha=0.45, label="_seed")
         if points := [(x, scale * y) for x, y in curves.median_line([run["curve"] for run in ours])]:
-            panel.plot(*zip(*points), dash, color=colour, linewidth=2.2, label=_short(label(method)))
+            panel.plot(*zip(*points, strict=True), dash, color=colour, linewidth=2.2, label=_short(label(method)))
         _mark(panel, [run["seconds_to_target"] for run in ours], scale * one["target"], colour)
     panel.axhline(scale * one["target"], color=GREY, linewidth=0.9, linestyle=":")
     panel.annotate(
@@ -140,7 +140,7 @@ def _name_at_the_edge(panel: Axes) -> None:
     figure.canvas.draw()  # the layout must be final before positions are measured
     ends = [(line.get_xdata()[-1], line.get_ydata()[-1]) for line in lines]
     points = panel.transData.transform(ends)[:, 1] * 72 / figure.dpi if ends else []
-    for line, end, y, height in zip(lines, ends, points, apart(points, LINE_GAP)):
+    for line, end, y, height in zip(lines, ends, points, apart(points, LINE_GAP), strict=True):
         name = panel.annotate(
             line.get_label(),
             (1, end[1]),

@@ -110,7 +110,7 @@ def wrong_elements(case: Case, count: int, device: str = "cuda") -> int:
         positional, named = placed(given.positional, place), placed(dict_items(given), place)
         found.append(whole(getattr(kernels, case.kernel)(*positional, **dict(named))))
         finals.append([tensor.cpu() for tensor in tensors([positional, [pair[1] for pair in named]])])
-    return int(found[0] != found[1]) + sum(differences(a, b) for a, b in zip(*finals))
+    return int(found[0] != found[1]) + sum(differences(a, b) for a, b in zip(*finals, strict=True))
 
 
 def dict_items(given: Arguments) -> list[tuple[str, Any]]:
@@ -197,7 +197,7 @@ def wrong_in_steps(there: Host) -> int:
     runs = [local_steps(where) for where in (Host(), there)]
     for steps in runs * 2:
         gpu_steps.whole_step(steps)
-    pairs = zip(*([tensor.cpu() for step in steps for tensor in step.written()] for steps in runs))
+    pairs = zip(*([tensor.cpu() for step in steps for tensor in step.written()] for steps in runs), strict=True)
     return sum(differences(a, b) for a, b in pairs)
 
 

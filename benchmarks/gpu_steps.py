@@ -33,7 +33,7 @@ def buckets(shrink: int = 1) -> list[Bucket]:
         for tensor in shapes.load("resnet50").backward()
     ]
     begins = (0, *ENDS)
-    return [Bucket(index, tuple(tensors[a:b])) for index, (a, b) in enumerate(zip(begins, ENDS))]
+    return [Bucket(index, tuple(tensors[a:b])) for index, (a, b) in enumerate(zip(begins, ENDS, strict=True))]
 
 
 class LocalStep:

@@ -129,7 +129,7 @@ def against_reference(name: str, *arguments: object, **options: object) -> Calla
         named = [{key: copied(value) for key, value in options.items()} for _ in range(2)]
         both = ((kernels, mine, named[0]), (oracle, theirs, named[1]))
         results = [getattr(module, name)(*args, **more) for module, args, more in both]
-        pairs = [*zip(mine, theirs), *zip(named[0].values(), named[1].values())]
+        pairs = [*zip(mine, theirs, strict=True), *zip(named[0].values(), named[1].values(), strict=True)]
         pairs = [(a, b) for a, b in pairs if isinstance(a, Tensor)]
         return int(results[0] != results[1]) + sum(differences(a, b) for a, b in pairs)
 
@@ -384,12 +384,14 @@ class Sketched:
 
     def torch_encode(self, a: Arrays) -> None:
         self.hash(a.count)
-        for cells, signs in zip(self.cells, self.signs):
+        for cells, signs in zip(self.cells, self.signs, strict=True):
             self.sums.index_add_(0, cells, torch.mul(a.grad, signs, out=a.out))
 
     def torch_top(self, a: Arrays) -> None:
         self.hash(a.count)
-        rows = [self.table.index_select(0, cells).mul_(signs) for cells, signs in zip(self.cells, self.signs)]
+        rows = [
+            self.table.index_select(0, cells).mul_(signs) for cells, signs in zip(self.cells, self.signs, strict=True)
+        ]
         estimates = torch.stack(rows).median(dim=0).values
         chosen = estimates.abs().topk(self.k, sorted=False).indices.sort().values
         torch.index_select(estimates, 0, chosen)

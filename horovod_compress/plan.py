@@ -169,7 +169,7 @@ class Plan:
                     f"make the plan from this model where it is trained"
                 )
             buckets.append(replace(bucket, tensors=moved))
-        same = all(a.tensors[0].device == b.tensors[0].device for a, b in zip(buckets, self.buckets))
+        same = all(a.tensors[0].device == b.tensors[0].device for a, b in zip(buckets, self.buckets, strict=True))
         return self if same else Plan(tuple(buckets))
 
     def check_covers(self, tensors: Sequence[TensorSpec]) -> None:

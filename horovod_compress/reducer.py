@@ -598,7 +598,7 @@ class Reducer:
         exchange.step = 0
         found, _ = gather.run(exchange, mine.view(torch.uint8))
         self.metrics.bytes_sent += exchange.bytes_sent
-        steps, plans, values = zip(*(data.view(torch.int64).tolist() for data in found))
+        steps, plans, values = zip(*(data.view(torch.int64).tolist() for data in found), strict=True)
         if len(set(steps)) > 1:
             told = ", ".join(f"rank {rank} at step {step}" for rank, step in enumerate(steps))
             raise MismatchError(

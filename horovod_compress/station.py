@@ -361,7 +361,7 @@ class Station:
         """Return the tensors that were not offered in the step under way."""
         if not self._started:
             return [tensor.name for tensor in self.bucket.tensors]
-        pairs = zip(self.bucket.tensors, self._claimed)
+        pairs = zip(self.bucket.tensors, self._claimed, strict=True)
         return [tensor.name for tensor, claimed in pairs if not claimed]
 
     def claim(self, position: int, gain: float | None) -> bool:
@@ -448,7 +448,7 @@ class Station:
             self.device.copy(row, found)  # one copy for all
             self.device.wait(self.device.mark(), deadline)
             found = row
-        self.add_bad({position: number for position, number in zip(positions, found.tolist()) if number})
+        self.add_bad({position: number for position, number in zip(positions, found.tolist(), strict=True) if number})
 
     def add_bad(self, counts: dict[int, int] | None) -> None:
         """Note values of this rank that are not finite, by position."""
@@ -458,7 +458,7 @@ class Station:
 
     def write_back(self) -> None:
         """Copy results to gradients that are not contiguous; all others were overwritten."""
-        for flat, grad in zip(self.grads, self._originals):
+        for flat, grad in zip(self.grads, self._originals, strict=True):
             if flat is not None and grad is not None and flat.data_ptr() != grad.data_ptr():
                 grad.copy_(flat.view(grad.shape))
 

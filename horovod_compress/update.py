@@ -145,7 +145,7 @@ def _in_plan_order(
     """
     named = {name: parameter for name, parameter in named_parameters if parameter.requires_grad}
     parameters: list[nn.Parameter] = compression.parameters()
-    if any(named.get(name) is not mine for name, mine in zip(compression.plan.names(), parameters)):
+    if any(named.get(name) is not mine for name, mine in zip(compression.plan.names(), parameters, strict=True)):
         raise ConfigError("named_parameters should be those that the compression was made with")
     known = {id(parameter) for parameter in parameters}
     if len(known) < len(parameters):

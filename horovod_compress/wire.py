@@ -120,7 +120,7 @@ class FrameBuffer:
         _field("checksum", crc, _CRC.unpack_from(self._bytes, _CRC_AT)[0], due)
         expected = due._replace(step=due.step & _MOST)
         if tuple(fields) != tuple(expected):
-            for name, want, got in zip(Address._fields, expected, fields):
+            for name, want, got in zip(Address._fields, expected, fields, strict=True):
                 _field(name, want, got, due)
         if any(self._bytes[48:_CRC_AT]):
             _field("reserved bytes", 0, bytes(self._bytes[48:_CRC_AT]).hex(), due)

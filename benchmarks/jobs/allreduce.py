@@ -206,9 +206,9 @@ def compete(elements: int, adapters: list[Adapter], repeat: int, warm_up: int) -
             if number == repeat - 1:
                 wrong[place] = judged(contestant)
             contestant.measure_exchange()
-    for contestant, count in zip(contestants, wrong):
+    for contestant, count in zip(contestants, wrong, strict=True):
         tell(record_of(contestant, count))
-    tell_wrong(size_text(4 * elements), [c.adapter.name for c, count in zip(contestants, wrong) if count])
+    tell_wrong(size_text(4 * elements), [c.adapter.name for c, count in zip(contestants, wrong, strict=True) if count])
     hvd.barrier()  # nobody closes while another rank is still under way
     for contestant in contestants:
         base.close(contestant.adapter)

@@ -75,7 +75,7 @@ def gathered(value: Any, name: str) -> list[Any]:
 
 def slowest(seconds: list[float], name: str) -> list[float]:
     """Return the largest of all ranks' values, place by place."""
-    return [max(values) for values in zip(*gathered(seconds, name))]
+    return [max(values) for values in zip(*gathered(seconds, name), strict=True)]
 
 
 def digest(tensors: Iterable[Tensor]) -> str:

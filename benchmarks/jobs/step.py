@@ -194,9 +194,9 @@ def compete(group: list[Adapter], number: int, bench: Bench, chosen: argparse.Na
             if turn == chosen.repeat - 1:
                 wrong[place] = contestant.wrong()
             contestant.forget()
-    for contestant, count in zip(contestants, wrong):
+    for contestant, count in zip(contestants, wrong, strict=True):
         tell(record_of(contestant, bench, number) | {"wrong": count})
-    tell_wrong(bench.table.model, [c.adapter.name for c, count in zip(contestants, wrong) if count])
+    tell_wrong(bench.table.model, [c.adapter.name for c, count in zip(contestants, wrong, strict=True) if count])
     hvd.barrier()  # nobody closes while another rank is still under way
     for contestant in contestants:
         base.close(contestant.adapter)

@@ -167,7 +167,7 @@ def difference(after: list[dict[str, int | str]], before: list[dict[str, int | s
     """Return what the links carried in between."""
     return [
         {key: value - old[key] if isinstance(value, int) else value for key, value in new.items()}  # type: ignore[operator]
-        for new, old in zip(after, before)
+        for new, old in zip(after, before, strict=True)
     ]
 
 

@@ -116,7 +116,7 @@ def vgg16() -> list[Row]:
             rows += conv(f"features.{place}", inputs, width, 3, size, bias=True)
             place, inputs = place + 2, width  # a ReLU stands between
         place, size = place + 1, size // 2  # the pooling
-    for place, ends in zip((0, 3, 6), ((inputs * size * size, 4096), (4096, 4096), (4096, 1000))):
+    for place, ends in zip((0, 3, 6), ((inputs * size * size, 4096), (4096, 4096), (4096, 1000)), strict=True):
         rows += linear(f"classifier.{place}", *ends)
     return rows
 

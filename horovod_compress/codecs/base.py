@@ -389,7 +389,7 @@ class Codec:
         """
         counts = [self.offer(work, position, key) for position in positions]
         where = [work.grad(position).device for position in positions]
-        return torch.cat([torch.as_tensor(count, device=at).view(1) for count, at in zip(counts, where)])
+        return torch.cat([torch.as_tensor(count, device=at).view(1) for count, at in zip(counts, where, strict=True)])
 
     def offers_together(self) -> bool:
         """Return whether :meth:`offer_all` is anything but :meth:`offer` for one tensor after the other."""

@@ -75,7 +75,7 @@ class Dense(Codec):
 
     def decode_parts(self, work: Work, parts: Sequence[Part], key: Key, gain: float) -> None:
         firsts = [work.span(part.position).start for part in parts]
-        spans = [slice(first + part.start, first + part.stop) for first, part in zip(firsts, parts)]
+        spans = [slice(first + part.start, first + part.stop) for first, part in zip(firsts, parts, strict=True)]
         kernels.dense_decode_all(
             [work.regions["values"][span] for span in spans],
             [work.grad(part.position)[part.start : part.stop] for part in parts],

@@ -141,7 +141,7 @@ class PowerSgd(Codec):
         return kernels.lowrank_left(grad, residual, share.rows, start, work.shared["left"][share.left])
 
     def begin(self, number: int, work: Work, key: Key) -> None:
-        for share, grad in zip(work.memo["shares"], work.grads):
+        for share, grad in zip(work.memo["shares"], work.grads, strict=True):
             if grad is None:  # what an earlier step left
                 work.shared["left"][share.left] = 0
 

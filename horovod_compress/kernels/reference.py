@@ -282,7 +282,7 @@ def sign_offer_all(
     word_offsets: Sequence[int] | None = None,
 ) -> Tensor:
     counts = []
-    for i, (grad, row_length) in enumerate(zip(grads, row_lengths)):
+    for i, (grad, row_length) in enumerate(zip(grads, row_lengths, strict=True)):
         residual = residuals[i] if residuals else None
         sums = torch.zeros(steps[i].numel(), dtype=torch.float64) if steps else None
         offset = word_offsets[i] if word_offsets else 0
@@ -304,7 +304,7 @@ def sign_decode_all(
     word_offsets: Sequence[int] | None = None,
     **options: Any,
 ) -> None:
-    for i, (grad, row_length) in enumerate(zip(grads, row_lengths)):
+    for i, (grad, row_length) in enumerate(zip(grads, row_lengths, strict=True)):
         residual, offset = residuals[i] if residuals else None, word_offsets[i] if word_offsets else 0
         sign_decode(bits[i], steps[i], row_length, grad, residual, word_offset=offset, **options)
 
@@ -355,7 +355,7 @@ def points_decode(
 
 
 def points_offer_all(grads: Sequence[Tensor], residuals: Sequence[Tensor] | None, *each: Sequence[Any]) -> Tensor:
-    given = zip(grads, residuals or [None] * len(grads), *each)
+    given = zip(grads, residuals or [None] * len(grads), *each, strict=True)
     return torch.tensor([points_offer(*one) for one in given], dtype=torch.int64)
 
 
@@ -372,7 +372,9 @@ def points_decode_all(
     first_rows: Sequence[int],
     scale: float = 1.0,
 ) -> None:
-    for grad, residual, row_length, word, row in zip(grads, residuals, row_lengths, first_words, first_rows):
+    for grad, residual, row_length, word, row in zip(
+        grads, residuals, row_lengths, first_words, first_rows, strict=True
+    ):
         rows = slice(row, row - (-grad.numel() // row_length))
         sent = [part[word : word - (-grad.numel() // 64)] for part in bits]
         values = [[part[rows] for part in side] if side else None for side in (highs, lows)]
@@ -538,14 +540,14 @@ def dense_decode(payload: Tensor, grad: Tensor, *, scale: float, residual: Tenso
 
 
 def dense_offer_all(grads: Sequence[Tensor], residuals: Sequence[Tensor] | None, outs: Sequence[Tensor]) -> Tensor:
-    given = zip(grads, residuals or [None] * len(grads), outs)
+    given = zip(grads, residuals or [None] * len(grads), outs, strict=True)
     return torch.tensor([dense_offer(*each) for each in given], dtype=torch.int64)
 
 
 def dense_decode_all(
     payloads: Sequence[Tensor], grads: Sequence[Tensor], *, scale: float, residuals: Sequence[Tensor] | None = None
 ) -> None:
-    for i, (payload, grad) in enumerate(zip(payloads, grads)):
+    for i, (payload, grad) in enumerate(zip(payloads, grads, strict=True)):
         dense_decode(payload, grad, scale=scale, residual=residuals[i] if residuals else None)
 
 

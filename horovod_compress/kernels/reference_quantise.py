@@ -242,14 +242,14 @@ def octave_fold(parts: Sequence[Tensor], out: Tensor, key: Key, *, headroom: int
 def norm_offer_all(
     grads: Sequence[Tensor], norms: Sequence[Tensor], row_lengths: Sequence[int], *, power: int = 0
 ) -> Tensor:
-    given = zip(grads, norms, row_lengths)
+    given = zip(grads, norms, row_lengths, strict=True)
     return torch.tensor([norm_offer(*each, power=power) for each in given], dtype=torch.int64)
 
 
 def moments_offer_all(
     grads: Sequence[Tensor], largest: Sequence[Tensor], squares: Sequence[Tensor], row_lengths: Sequence[int]
 ) -> Tensor:
-    given = zip(grads, largest, squares, row_lengths)
+    given = zip(grads, largest, squares, row_lengths, strict=True)
     return torch.tensor([moments_offer(*each) for each in given], dtype=torch.int64)
 
 
@@ -264,7 +264,7 @@ def level_encode_all(
     bounds: Sequence[Tensor] | None = None,
     **rule: int,
 ) -> None:
-    for i, each in enumerate(zip(grads, norms, row_lengths, codes)):
+    for i, each in enumerate(zip(grads, norms, row_lengths, codes, strict=True)):
         bound, offset = bounds[i] if bounds else None, offsets[i] if offsets else 0
         level_encode(*each, key, offset=offset, bounds=bound, **rule)
 
@@ -278,7 +278,7 @@ def level_decode_all(
     bits: int,
     scale: float,
 ) -> None:
-    for each in zip(codes, norms, row_lengths, grads):
+    for each in zip(codes, norms, row_lengths, grads, strict=True):
         level_decode(*each, bits=bits, scale=scale)
 
 
@@ -292,7 +292,7 @@ def octave_encode_all(
     offsets: Sequence[int] | None = None,
     **rule: int,
 ) -> None:
-    for i, each in enumerate(zip(grads, norms, row_lengths, codes)):
+    for i, each in enumerate(zip(grads, norms, row_lengths, codes, strict=True)):
         octave_encode(*each, key, offset=offsets[i] if offsets else 0, **rule)
 
 
@@ -306,7 +306,7 @@ def octave_decode_all(
     headroom: int,
     scale: float,
 ) -> None:
-    for each in zip(codes, norms, row_lengths, grads):
+    for each in zip(codes, norms, row_lengths, grads, strict=True):
         octave_decode(*each, bits=bits, headroom=headroom, scale=scale)
 
 
@@ -319,11 +319,11 @@ def qsgd_encode_all(
     **rule: int,
 ) -> Tensor:
     firsts = offsets or [0] * len(grads)
-    given = zip(grads, records, firsts)
+    given = zip(grads, records, firsts, strict=True)
     counts = [qsgd_encode(grad, into, key, offset=first, **rule) for grad, into, first in given]
     return torch.tensor(counts, dtype=torch.int64)
 
 
 def qsgd_decode_all(records: Sequence[Tensor], grads: Sequence[Tensor], *, bits: int, block: int, scale: float) -> None:
-    for each in zip(records, grads):
+    for each in zip(records, grads, strict=True):
         qsgd_decode(*each, bits=bits, block=block, scale=scale)

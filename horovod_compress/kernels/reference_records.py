@@ -43,7 +43,7 @@ def _of(records: Tensor, block: int) -> np.ndarray:
 @_quiet
 def record_offer(grad: Tensor, residual: Tensor | None, records: Tensor, block: int, *, rule: str) -> int:
     x = _offered(grad, residual)
-    for record, own in zip(_of(records, block), _blocks(x.size, block)):
+    for record, own in zip(_of(records, block), _blocks(x.size, block), strict=True):
         _write(record, x[own], rule)
     return too_large(x)
 

@@ -68,10 +68,10 @@ class Gradients:
     def __init__(self, table: Table, tile: Tensor) -> None:
         self._buffer, self._tile = torch.empty(table.count), tile
         ends = np.cumsum([tensor.count for tensor in table.tensors]).tolist()
-        self.starts = {tensor.name: end - tensor.count for tensor, end in zip(table.tensors, ends)}
+        self.starts = {tensor.name: end - tensor.count for tensor, end in zip(table.tensors, ends, strict=True)}
         self._views = {
             tensor.name: self._buffer[end - tensor.count : end].view(tensor.shape)
-            for tensor, end in zip(table.tensors, ends)
+            for tensor, end in zip(table.tensors, ends, strict=True)
         }
 
     def refill(self) -> None:

@@ -134,7 +134,7 @@ def proposed(arrivals: Arrivals, kinds: Sequence[Costs]) -> Choice:
     ends = list(accumulate(bunches))
     starts = [0, *ends[:-1]]
     together = Arrivals(
-        tuple(sum(arrivals.counts[start:end]) for start, end in zip(starts, ends)),
+        tuple(sum(arrivals.counts[start:end]) for start, end in zip(starts, ends, strict=True)),
         tuple(arrivals.seconds[end - 1] for end in ends),
     )
     groups, found = best_of(together, kinds)

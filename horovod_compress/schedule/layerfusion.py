@@ -102,7 +102,7 @@ def greedy(arrivals: Arrivals, costs: Costs) -> list[int]:
     groups: list[int] = []
     free = 0.0  # when the exchange thread is done with all buckets but the last
     elements, saved = 0, costs.exchange.fixed + costs.decode.fixed
-    for place, (count, arrived) in enumerate(zip(arrivals.counts, arrivals.seconds)):
+    for place, (count, arrived) in enumerate(zip(arrivals.counts, arrivals.seconds, strict=True)):
         if groups:
             start = max(free, arrivals.seconds[place - 1])
             if max(start, arrived) - start < saved:

@@ -50,7 +50,9 @@ class Grouped:
         found = []
         for place, group in enumerate(self.groups):
             if known := [of_buckets[bucket] for bucket in group if bucket in of_buckets]:
-                elements, exchange, decode = zip(*((one.elements, one.exchange, one.decode) for one in known))
+                elements, exchange, decode = zip(
+                    *((one.elements, one.exchange, one.decode) for one in known), strict=True
+                )
                 found.append(BucketCost(sum(elements), sum(exchange), sum(decode), place in self.plain))
         return found
 

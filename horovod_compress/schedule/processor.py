@@ -75,7 +75,12 @@ def measured(method: Codec, codec: Codec) -> Processor:
         each = Affine(0.0, 0.0)
         if codec.algebra is Algebra.GATHER:
             many = [_Run(method, codec, shape, _MANY).measure() for shape in _SHAPES]
-            each = fitted([(m["n"], max(0.0, m["decode"] - f["decode"]) / (_MANY - _FEW)) for m, f in zip(many, sizes)])
+            each = fitted(
+                [
+                    (m["n"], max(0.0, m["decode"] - f["decode"]) / (_MANY - _FEW))
+                    for m, f in zip(many, sizes, strict=True)
+                ]
+            )
 
     def cost(name: str) -> Affine:
         return fitted([(found["n"], found[name]) for found in sizes])

@@ -88,7 +88,7 @@ def text(found: list[dict[str, Any]]) -> str:
     """Return the same for people."""
     cells = [_COLUMNS, *(_line(one) for one in found)]
     widths = [max(len(row[column]) for row in cells) for column in range(len(_COLUMNS))]
-    lines = ["  ".join(word.ljust(width) for word, width in zip(row, widths)).rstrip() for row in cells]
+    lines = ["  ".join(word.ljust(width) for word, width in zip(row, widths, strict=True)).rstrip() for row in cells]
     return "\n".join([lines[0], "  ".join("-" * width for width in widths), *lines[1:], "", _NOTES])
 
 
