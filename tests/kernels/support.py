@@ -151,8 +151,8 @@ def compare(name: str, *arguments: Any, shift: int = 0, **options: Any) -> None:
         result, expected = result.tolist(), expected.tolist()
     assert result == expected, f"{name} returned {result}, the reference {expected}"
     assert all(part.intact() for part in guarded), f"{name} wrote outside its arguments"
-    pairs = [*zip(flat(placed), flat(plain))]
-    pairs += zip(flat(list(placed_options.values())), flat(list(plain_options.values())))
+    pairs = [*zip(flat(placed), flat(plain), strict=True)]
+    pairs += zip(flat(list(placed_options.values())), flat(list(plain_options.values())), strict=True)
     for position, (mine, theirs) in enumerate(pairs):
         if isinstance(mine, Tensor):
             wrong = differences(mine, theirs)

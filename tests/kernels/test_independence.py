@@ -145,7 +145,7 @@ def _sparse(dtype: torch.dtype, count: int) -> str:
     binary = kernels.binary_select(grad, residual, k, chosen[1], mean)
     finite = torch.full_like(mean, 0.3)
     sections = [poison(kernels.golomb_bound(k, count, b, kind.itemsize), torch.uint8) for _ in chosen]
-    for positions, section, found in zip(chosen, sections, (top, binary)):
+    for positions, section, found in zip(chosen, sections, (top, binary), strict=True):
         kernels.binary_encode(positions, found[0], finite, b, count, section)
     cleared = grad.clone()
     wrong = [kernels.binary_clear(sections[0], b, cleared)]

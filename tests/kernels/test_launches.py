@@ -75,7 +75,7 @@ def two_steps(codec: Codec, bucket: Bucket, device: Host) -> tuple[list[Tensor],
         before = emulator.started()
         with Operations() as operations:
             step()
-        kernels, memsets = (b - a for a, b in zip(before, emulator.started()))
+        kernels, memsets = (b - a for a, b in zip(before, emulator.started(), strict=True))
     return step.written(), Started(kernels, memsets, operations.names)
 
 

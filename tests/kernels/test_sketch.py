@@ -133,7 +133,7 @@ def test_threads_change_nothing(columns: int, dtype: torch.dtype) -> None:
             torch.set_num_threads(before)
     assert differences(found[0][2], found[0][3]) == 0
     for other in found[1:]:
-        assert [differences(a, b) for a, b in zip(found[0], other)] == [0] * 5
+        assert [differences(a, b) for a, b in zip(found[0], other, strict=True)] == [0] * 5
     if columns > 10_000 and dtype is torch.float32:
         expected = zeros(5, columns)
         reference_sketch.sketch_encode(x, None, expected, 5, KEY)

@@ -35,7 +35,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Any]]:
 
 @pytest.mark.parametrize("method", METHODS)
 def test_resume_is_exact(runs, method: str) -> None:
-    for whole, resumed in zip(runs["nothing"], runs["all"]):
+    for whole, resumed in zip(runs["nothing"], runs["all"], strict=True):
         assert whole[method]["middle"] == resumed[method]["middle"]
         assert whole[method]["end"] == resumed[method]["end"]
         assert whole[method]["end"]["step"] == 20
@@ -53,7 +53,7 @@ def test_the_two_states_differ(runs, method: str) -> None:
 
 @pytest.mark.parametrize("method", KEEPING)
 def test_without_the_compression_state_the_run_goes_elsewhere(runs, method: str) -> None:
-    for whole, other in zip(runs["nothing"], runs["without residuals"]):
+    for whole, other in zip(runs["nothing"], runs["without residuals"], strict=True):
         assert whole[method]["end"]["weights"] != other[method]["end"]["weights"]
 
 

@@ -77,7 +77,7 @@ def test_a_bucket_with_sparse_gradients() -> None:
     """They are counted in, and add nothing."""
     grads = random_grads(3, TENSORS)
     with fleet_of(3) as fleet:
-        for reducer, mine in zip(fleet.reducers, grads):
+        for reducer, mine in zip(fleet.reducers, grads, strict=True):
             for index, name in enumerate(fleet.plan.names()):
                 if name == "c":
                     reducer.skip(index)
@@ -110,7 +110,7 @@ def test_one_value_that_is_not_finite() -> None:
 def test_an_abort_amid_a_sum_ends_it_on_every_rank() -> None:
     grads = random_grads(3, TENSORS)
     with fleet_of(3) as fleet:
-        for reducer, mine in list(zip(fleet.reducers, grads))[:2]:
+        for reducer, mine in list(zip(fleet.reducers, grads, strict=True))[:2]:
             for index, name in enumerate(fleet.plan.names()):
                 step = reducer.offer(index, mine[name].clone())
         began = time.monotonic()

@@ -167,7 +167,7 @@ def test_the_scale_of_terngrad_is_that_of_all_ranks_for_each_tensor() -> None:
         fleet.step(grads)
         names = [t.name for t in fleet.plan.buckets[0].tensors]
         for reducer in fleet.reducers:
-            scales = dict(zip(names, reducer.stations[0].round(0).work.local["scales"].tolist()))
+            scales = dict(zip(names, reducer.stations[0].round(0).work.local["scales"].tolist(), strict=True))
             for name in names:
                 own = [m[name].double() for m in grads]
                 due = max(min(float(x.abs().max()), 2.5 * float(x.square().mean().sqrt())) for x in own)

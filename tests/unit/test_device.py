@@ -143,7 +143,7 @@ def test_a_device_rests_before_its_memory_is_given_up(monkeypatch: pytest.Monkey
         with Fleet(2, TENSORS, "marsit") as fleet:
             fleet.step(random_grads(2, TENSORS))
             late = [torch.zeros(3) for _ in wheres]
-            for where, into in zip(wheres, late):
+            for where, into in zip(wheres, late, strict=True):
                 where.copy(into, torch.ones(3))
     assert all(torch.equal(into, torch.ones(3)) for into in late) and not kept_alive
 

@@ -57,7 +57,7 @@ def test_batch_is_a_function_of_its_arguments(task) -> None:
     first = task.batch(7, 41, 1, 4, 8)
     task.batch(8, 0, 0, 4, 8)  # something else in between must not matter
     again = task.batch(7, 41, 1, 4, 8)
-    assert all(torch.equal(one, two) for one, two in zip(first, again))
+    assert all(torch.equal(one, two) for one, two in zip(first, again, strict=True))
 
 
 @pytest.mark.parametrize("other", [(8, 41, 1), (7, 42, 1), (7, 41, 2)])
@@ -76,7 +76,7 @@ def rows(pairs) -> list[tuple[float, ...]]:
     return [
         (*sample.flatten().tolist(), *target.flatten().tolist())
         for inputs, targets in pairs
-        for sample, target in zip(inputs, targets)
+        for sample, target in zip(inputs, targets, strict=True)
     ]
 
 

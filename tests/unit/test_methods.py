@@ -105,9 +105,9 @@ def test_another_method_from_a_step_on(changing: ByStep) -> None:
     with Fleet(2, TENSORS, changing) as fleet, Fleet(2, TENSORS, "none") as plain:
         found = [fleet.step(mine)[0]["head.weight"] for mine in grads]
         means = [plain.step(mine)[0]["head.weight"] for mine in grads]
-    assert [torch.equal(a, b) for a, b in zip(found, means)] == [True, True, False, False]
+    assert [torch.equal(a, b) for a, b in zip(found, means, strict=True)] == [True, True, False, False]
     with Fleet(2, TENSORS, "topk", density=0.1, warmup_steps=2) as fleet:
-        assert all(torch.equal(fleet.step(mine)[0]["head.weight"], was) for mine, was in zip(grads, found))
+        assert all(torch.equal(fleet.step(mine)[0]["head.weight"], was) for mine, was in zip(grads, found, strict=True))
 
 
 @pytest.mark.parametrize("later", ["none", "ef_signsgd", "topk"])
@@ -186,9 +186,9 @@ def test_a_resume_goes_on_in_the_right_stage() -> None:
             first.step(mine)
         saved = [checkpoint.save(reducer, first.methods) for reducer in first.reducers]
     with Fleet(2, TENSORS, changing) as second:
-        for reducer, state in zip(second.reducers, saved):
+        for reducer, state in zip(second.reducers, saved, strict=True):
             checkpoint.load(reducer, second.methods, state, "restore")
-        for mine, want in zip(grads[3:], wanted[3:]):
+        for mine, want in zip(grads[3:], wanted[3:], strict=True):
             assert all_same([*second.step(mine), want[0]])
 
 

@@ -534,7 +534,7 @@ def consensus(codec: Codec, world: int, exchange: str, where: Host, link: Link) 
     """Return every rank's consensus bytes, with all ranks' transfers through one communicator of one rank."""
     members = [Member(rank, world, codec, exchange, where, link) for rank in range(world)]
     with where.exchanging():
-        for member, grads in zip(members, random_grads(world, TENSORS)):
+        for member, grads in zip(members, random_grads(world, TENSORS), strict=True):
             member.offer(grads)
         for number in range(len(members[0].round.preludes)):
             together(link, [member.prelude(number) for member in members])

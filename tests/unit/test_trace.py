@@ -299,7 +299,7 @@ def test_a_single_bucket_hides_nothing(tmp_path: Path, schedule: str) -> None:
             for number in range(3):
                 grads = random_grads(2, TENSORS, seed=number)
                 for place, name in enumerate(fleet.plan.names()):
-                    steps = [r.offer(place, mine[name]) for r, mine in zip(fleet.reducers, grads)]
+                    steps = [r.offer(place, mine[name]) for r, mine in zip(fleet.reducers, grads, strict=True)]
                     time.sleep(0.01)  # a long backward pass
                 for reducer in fleet.reducers:
                     reducer.settle(steps[0])

@@ -127,7 +127,7 @@ def test_other_buckets_change_nothing_that_is_kept() -> None:
             plan = Plan.of(cut)
             for reducer in fleet.reducers:
                 reducer.replan(plan)
-            for reducer, was in zip(fleet.reducers, before):
+            for reducer, was in zip(fleet.reducers, before, strict=True):
                 now = reducer.states()
                 assert now.keys() == was.keys() and all(
                     torch.equal(now[kind][name], tensor) for kind, kept in was.items() for name, tensor in kept.items()
@@ -168,7 +168,9 @@ def test_methods_stay_and_small_tensors_stay_uncompressed(monkeypatch: pytest.Mo
 def test_a_search_waits_for_the_end_of_warm_up_and_for_something_to_choose() -> None:
     with Fleet(WORLD, TENSORS, "topk", schedule="layerfusion", warmup_steps=5) as fleet:
         job = Job(fleet, "layerfusion")
-        job.tuners = [Tuner(r, "layerfusion", t._share, fleet.methods, 5) for r, t in zip(fleet.reducers, job.tuners)]
+        job.tuners = [
+            Tuner(r, "layerfusion", t._share, fleet.methods, 5) for r, t in zip(fleet.reducers, job.tuners, strict=True)
+        ]
         for number in range(5 + 2 * TRIAL_STEPS):
             job.step(number)
             assert not job.tuners[0].done
@@ -186,7 +188,7 @@ def test_a_resume_into_the_middle_of_a_search_goes_on_searching() -> None:
         for number in range(3 * TRIAL_STEPS + 2):
             job.step(number)
         assert job.tuners[0].done
-        for tuner, reducer in zip(job.tuners, fleet.reducers):
+        for tuner, reducer in zip(job.tuners, fleet.reducers, strict=True):
             tuner.resume(reducer.plan, False)
             assert not tuner.done
         for number in range(3 * TRIAL_STEPS + 2):
@@ -200,7 +202,9 @@ def test_a_resume_into_the_middle_of_a_search_goes_on_searching() -> None:
 def _mean_of_all(fleet: Fleet, grads: list[dict[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
     """Return the mean of gradient + residual over ranks."""
     kept = [reducer.residuals() for reducer in fleet.reducers]
-    return {n: sum(g[n] + k[n].view(g[n].shape) for g, k in zip(grads, kept)) / fleet.world for n in grads[0]}
+    return {
+        n: sum(g[n] + k[n].view(g[n].shape) for g, k in zip(grads, kept, strict=True)) / fleet.world for n in grads[0]
+    }
 
 
 @pytest.mark.parametrize("warm", [0, 1])
@@ -350,7 +354,7 @@ def test_a_chosen_plan_of_several_kinds_is_gone_on_with() -> None:
         job = Job(fleet, "auto")
         _until_done(job)
         saved = Plan.from_document(fleet.reducers[0].plan.document())
-        for reducer, tuner in zip(fleet.reducers, job.tuners):
+        for reducer, tuner in zip(fleet.reducers, job.tuners, strict=True):
             reducer.replan(Plan.of([([tensor], 1) for tensor in tensors]))
             tuner.resume(saved, True)
             assert tuner.chosen and reducer.plan == saved
@@ -380,7 +384,7 @@ def test_a_search_after_a_resume_counts_its_own_steps(caplog: Any) -> None:
     caplog.set_level("INFO", "horovod_compress")
     with Fleet(WORLD, TENSORS, "topk", schedule="layerfusion") as fleet:
         job = Job(fleet, "layerfusion")
-        for reducer, tuner in zip(fleet.reducers, job.tuners):
+        for reducer, tuner in zip(fleet.reducers, job.tuners, strict=True):
             tuner.resume(reducer.plan, False)
             reducer.resume(5000)
         _until_done(job)
@@ -542,7 +546,9 @@ def test_every_trial_is_told_to_who_wants_to_know(caplog: pytest.LogCaptureFixtu
 def test_nothing_is_marked_before_the_search_begins() -> None:
     with Fleet(WORLD, TENSORS, "topk", schedule="auto", warmup_steps=4) as fleet:
         job = Job(fleet, "auto")
-        job.tuners = [Tuner(r, "auto", t._share, fleet.methods, 4) for r, t in zip(fleet.reducers, job.tuners)]
+        job.tuners = [
+            Tuner(r, "auto", t._share, fleet.methods, 4) for r, t in zip(fleet.reducers, job.tuners, strict=True)
+        ]
         for number in range(4):
             job.step(number)
             assert fleet.reducers[0].watch is None

@@ -144,7 +144,7 @@ def _run(options: dict[str, Any], sparse: str | None = None, threads: int = 0) -
             copies = random_grads(2, TENSORS, seed=number)
             names = [tensor.name for tensor in TENSORS if tensor.name != sparse]
             order = shuffled.sample(names, len(names))
-            for reducer, mine in zip(fleet.reducers, copies):
+            for reducer, mine in zip(fleet.reducers, copies, strict=True):
                 if threads:
                     with ThreadPoolExecutor(threads) as pool:
                         list(pool.map(lambda name, r=reducer, m=mine: r.offer(fleet._index[name], m[name]), order))

@@ -29,7 +29,7 @@ def run(method: Any, attach: bool, **options: Any) -> tuple[list[torch.Tensor], 
     by_rank = gathered(digests)
     if compression:
         compression.close()
-    return weights(model), {"digests": [list(step) for step in zip(*by_rank)], "stats": stats}
+    return weights(model), {"digests": [list(step) for step in zip(*by_rank, strict=True)], "stats": stats}
 
 
 baseline = run(None, False)[0]

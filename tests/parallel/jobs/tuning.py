@@ -45,7 +45,7 @@ def tuned(make: Any, schedule: str, method: Any, attach: bool) -> dict[str, Any]
         digests.append((digest(model.parameters()), compression.plan.fingerprint()))
     by_rank = gathered(digests)
     found = {
-        "steps": [list(step) for step in zip(*by_rank)],
+        "steps": [list(step) for step in zip(*by_rank, strict=True)],
         "chosen": compression._tuner.chosen,  # type: ignore[union-attr]
         "verified": compression.stats()["verified"],
         "plans": len({plan for _, plan in digests}),

@@ -138,7 +138,7 @@ def adam_learns(method: str) -> list[float]:
         optimizer.step()
         losses.append(loss.item())
     compression.close()
-    means = [sum(of_step) / len(of_step) for of_step in zip(*gathered(losses))]
+    means = [sum(of_step) / len(of_step) for of_step in zip(*gathered(losses), strict=True)]
     return [sum(part) / len(part) for part in (means[:5], means[-5:])]
 
 
@@ -248,7 +248,7 @@ def odd(method: str, kind: str) -> dict[str, Any]:
         losses.append(loss.item())
     compression.close()
     names = [name for name, _ in model.named_parameters()]
-    moved = {n: float((a - b).abs().max()) for n, a, b in zip(names, weights(model), before)}
+    moved = {n: float((a - b).abs().max()) for n, a, b in zip(names, weights(model), before, strict=True)}
     return {"moved": moved, "alike": all_alike(model), "losses": losses}
 
 

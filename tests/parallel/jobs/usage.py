@@ -208,10 +208,10 @@ def two_optimizers(method: str | None, attach: bool) -> list[Tensor]:
         for i, model in enumerate(models)
     ]
     for step in range(4):
-        for model, (optimizer, _) in zip(models, made):
+        for model, (optimizer, _) in zip(models, made, strict=True):
             optimizer.zero_grad()
             loss_of(model, step).backward()
-        for _, (optimizer, _) in zip(models, made):
+        for _, (optimizer, _) in zip(models, made, strict=True):
             optimizer.step()
     for _, compression in made:
         if compression:
