@@ -27,8 +27,7 @@ import horovod.torch as hvd
 import torch
 from torch import Tensor, nn
 
-from . import checkpoint
-from . import trace as recording
+from . import checkpoint, trace as recording
 from ._horovod import (
     allgather_object,
     calling_optimizer,

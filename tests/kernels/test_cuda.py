@@ -26,8 +26,7 @@ from horovod_compress.kernels import legality, loader
 
 from . import emulator
 from .parity import Target
-from .support import DTYPES, KEY, bits, differences, numbers, oracle, poison, tame, words, work
-from .support import LENGTHS as EVERY_LENGTH
+from .support import DTYPES, KEY, LENGTHS as EVERY_LENGTH, bits, differences, numbers, oracle, poison, tame, words, work
 
 Same = Callable[..., Any]
 

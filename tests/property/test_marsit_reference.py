@@ -8,8 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from tests.property.marsit_reference import MarsitReference
 from tests.support.local import Fleet, all_same, random_grads, same_bits, spec

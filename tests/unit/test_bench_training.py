@@ -16,8 +16,7 @@ import torch
 pytest.importorskip("horovod.torch")
 
 from benchmarks import accuracy, curves, overlap, shapes, step, training
-from benchmarks.jobs import rank
-from benchmarks.jobs import step as job
+from benchmarks.jobs import rank, step as job
 from benchmarks.peers import base
 from benchmarks.shapes import generate
 from horovod_compress.planning import standin

@@ -24,8 +24,7 @@ from horovod_compress.handshake import Document
 from horovod_compress.keys import Key
 from horovod_compress.options import Options
 from horovod_compress.plan import Bucket, TensorSpec
-from horovod_compress.station import Round, Station, nothing
-from horovod_compress.station import _CodecReduction as CodecReduction
+from horovod_compress.station import Round, Station, _CodecReduction as CodecReduction, nothing
 from horovod_compress.transports import gloo
 from horovod_compress.transports.base import Broken
 from horovod_compress.transports.nccl import Link, NcclTransport, Transfer, connect, together, why_not

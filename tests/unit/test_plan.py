@@ -7,8 +7,7 @@ import json
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from horovod_compress.errors import ConfigError
 from horovod_compress.plan import ALIGNMENT, Bucket, Plan, TensorSpec

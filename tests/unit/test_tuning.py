@@ -22,8 +22,7 @@ from horovod_compress.errors import ConfigError
 from horovod_compress.methods import per_layer
 from horovod_compress.plan import Plan
 from horovod_compress.schedule import is_adaptive, mergecomp
-from horovod_compress.schedule.trial import Job as Wanted
-from horovod_compress.schedule.trial import Measured
+from horovod_compress.schedule.trial import Job as Wanted, Measured
 from horovod_compress.tuning import TRIAL_STEPS, RankTrial, Tuner
 from horovod_compress.watch import Watch
 from tests.support.apart import Apart, everything_apart
