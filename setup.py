@@ -217,7 +217,7 @@ def run(command: list[str], what: str) -> None:
         raise CompileError(f"{what} did not compile{hint}\n  {''.join(errors[:1])}\n  command: {shlex.join(command)}")
 
 
-class BuildExtensions(build_ext):
+class BuildExtensions(build_ext):  # type: ignore[misc]
     """Compiles what changed, all sources at once, and replaces modules whole."""
 
     def build_extension(self, extension: Extension) -> None:

@@ -109,7 +109,8 @@ def apart(heights: Sequence[float], gap: float = LINE_GAP) -> list[float]:
 def name_lines(panel: Axes, fontsize: float = 8.5) -> None:
     """Name every line right of its last point, in its colour; the figure's layout must be final."""
     figure: Any = panel.figure
-    lines = [line for line in panel.get_lines() if len(line.get_xdata()) and not line.get_label().startswith("_")]
+    drawn: list[Any] = list(panel.get_lines())
+    lines = [line for line in drawn if len(line.get_xdata()) and not line.get_label().startswith("_")]
     ends = [(line.get_xdata()[-1], line.get_ydata()[-1]) for line in lines]
     if not lines:
         return

@@ -65,7 +65,8 @@ def unavailable() -> str | None:
     if not torch.cuda.is_available():
         return NO_GPU.format(version=torch.version.cuda)
     try:
-        kernels.triad(*(torch.zeros(1, device="cuda") for _ in range(3)), 1.0)
+        a, b, c = (torch.zeros(1, device="cuda") for _ in range(3))
+        kernels.triad(a, b, c, 1.0)
     except ImportError as error:
         return NO_KERNELS.format(error=error)
     return None
@@ -158,7 +159,7 @@ def timed(runs: Sequence[Callable[[], object]], repeat: int) -> list[float]:
 def kernel_runs(case: Case, count: int, cache: int) -> tuple[list[Callable[[], object]], int]:
     """Return calls of a kernel that take turns, and the bytes that each of them moves."""
     given = case.make(Inputs(count))
-    runs = []
+    runs: list[Callable[[], object]] = []
     for _ in range(min(turns(given, cache), 64)):
         positional, named = placed(given.positional, "cuda"), dict(placed(dict_items(given), "cuda"))
         runs.append(partial(getattr(kernels, case.kernel), *positional, **named))

@@ -23,6 +23,8 @@ from torch import Tensor
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from typing import Any
+
 from benchmarks import results
 from benchmarks.results import Record, processor, spread
 from horovod_compress import kernels
@@ -118,7 +120,7 @@ def differences(a: Tensor, b: Tensor) -> int:
 def against_reference(name: str, *arguments: object, **options: object) -> Callable[[], int]:
     """Return a check that runs a kernel and its reference on copies of the same arguments."""
 
-    def copied(value: object) -> object:
+    def copied(value: Any) -> Any:
         if isinstance(value, list):
             return [copied(part) for part in value]
         return value.clone() if isinstance(value, Tensor) else value
@@ -195,7 +197,7 @@ def points(a: Arrays) -> Iterable[Case]:
     yield Case("local step of onebit (points)", moved, lambda: points_step(a, sides))
 
 
-def points_step(a: Arrays, sides: tuple | None = None) -> None:
+def points_step(a: Arrays, sides: Any = None) -> None:
     if sides is None:
         kernels.sign_offer(a.work, a.left, a.bits, a.sums, a.count)
     else:
@@ -274,10 +276,10 @@ def elias(a: Arrays) -> Iterable[Case]:
         used_there, _ = kernels.elias_encode(piece, small, KEY, **rule, norm=2)
         sent, there, scale = out[:used].clone(), small[:used_there].clone(), {"scale": 0.01}
 
-        def encode(out: Tensor = out, rule: dict = rule) -> None:
+        def encode(out: Tensor = out, rule: dict[str, int] = rule) -> None:
             kernels.elias_encode(a.grad, out, KEY, **rule, norm=2)
 
-        def decode(ranks: int, sent: Tensor = sent, rule: dict = rule) -> None:
+        def decode(ranks: int, sent: Tensor = sent, rule: dict[str, int] = rule) -> None:
             kernels.elias_decode([sent] * ranks, a.out, **rule, scale=0.01)
 
         check = against_reference("elias_encode", piece, small, KEY, **rule, norm=2)
@@ -408,8 +410,8 @@ def sketches(a: Arrays) -> Iterable[Case]:
     rows, size = SKETCH_ROWS, min(n, CHECKED_BYTES)
     reads = rows * 4 * n  # of cells, from the cache where the table fits it
     table, piece, k = (s.sums, rows, s.key), slice(0, size), min(s.k, size)
-    encoded = (a.grad[piece], None, *table)
-    yield sketch_case("sketch_encode", 4 * n + 2 * reads, "sketch_encode", encoded, a.grad, None, *table)
+    plain = (a.grad[piece], None, *table)
+    yield sketch_case("sketch_encode", 4 * n + 2 * reads, "sketch_encode", plain, a.grad, None, *table)
     encoded = (a.grad[piece], a.residual[piece], *table)
     given = (a.grad, a.residual, *table)
     yield sketch_case("sketch_encode residual", 8 * n + 2 * reads, "sketch_encode", encoded, *given)
@@ -470,7 +472,7 @@ def low_rank(a: Arrays) -> Iterable[Case]:
         size = 4 * lines.numel() * (rank + 3)
         yield kernel_case(f"lowrank_orthonormalise rank {rank}", size, "lowrank_orthonormalise", lines, rank)
         yield Case(f"local step of powersgd (lowrank) {rank}", 32 * n, f.step)
-        yield Case(f"torch powersgd step (lowrank) {rank}", 32 * n, lambda f=f: f.torch_step(a.out))
+        yield Case(f"torch powersgd step (lowrank) {rank}", 32 * n, partial(f.torch_step, a.out))
 
 
 def records(a: Arrays) -> Iterable[Case]:

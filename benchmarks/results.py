@@ -29,7 +29,7 @@ class Spread(NamedTuple):
     median: float
     q1: float
     q3: float
-    count: int
+    count: int  # type: ignore[assignment]
 
 
 def spread(values: Sequence[float]) -> Spread:

@@ -117,7 +117,8 @@ def _name_lines(panel: Axes, against: Any) -> None:
     bytes the lines start far apart, so each name stands at the start of its line.
     """
     index = 0 if against is megabytes else -1
-    lines = [line for line in panel.get_lines() if len(line.get_xdata())]
+    drawn: list[Any] = list(panel.get_lines())
+    lines = [line for line in drawn if len(line.get_xdata())]
     anchors = [(line.get_xdata()[index], line.get_ydata()[index]) for line in lines]
     points = panel.transData.transform(anchors) * 72 / panel.figure.dpi
     way = 0 if index else _outwards(lines[0])
@@ -139,7 +140,7 @@ def _name_lines(panel: Axes, against: Any) -> None:
 
 def _outwards(line: Line2D) -> int:
     """Return the way from a line's start to where it never goes: 1 for up, -1 for down."""
-    heights = line.get_ydata()
+    heights: Any = line.get_ydata()
     return 1 if heights[-1] < heights[0] else -1
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pickle
 import sys
 import time
+from types import FrameType
 from typing import Any
 
 import horovod.torch as hvd
@@ -70,7 +71,8 @@ def waits_for_tokens(compression: Any) -> bool:
     """Return whether a thread is inside Horovod's wait for one of this compression's tokens."""
     wait = mpi_ops.synchronize.__code__
     for frame in sys._current_frames().values():
-        inside, at = False, frame
+        inside = False
+        at: FrameType | None = frame
         while at is not None:
             inside = inside or at.f_code is wait
             if inside and getattr(at.f_locals.get("self"), "_compression", None) is compression:

@@ -17,6 +17,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -847,7 +848,7 @@ def _minority(values: Sequence[int]) -> str:
     return ", ".join(str(rank) for rank, value in enumerate(values) if value != usual)
 
 
-def _told(notes: dict[int, dict]) -> str:
+def _told(notes: dict[int, dict[str, Any]]) -> str:
     """Return a sentence on what the ranks' notes say; one with a reason of its own comes first."""
     for rank, note in sorted(notes.items()):
         if "why" in note:

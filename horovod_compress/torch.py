@@ -213,7 +213,8 @@ class Compression:
         """Return the result for a token; other tensors pass through."""
         if not isinstance(ctx, tuple):
             return tensor if ctx is None else ctx
-        return self._result(*ctx, gain=self._gain_of(tensor.item()))
+        index, step = ctx
+        return self._result(index, step, gain=self._gain_of(tensor.item()))
 
     def attach(self, optimizer: Any) -> Any:
         """Let a stock optimizer hand its gradients over without tokens; return the optimizer.

@@ -46,7 +46,7 @@ class RankTrial:
 class _Decision:
     """What rank 0 tells the others: buckets to try or to keep, or why it cannot."""
 
-    plan: list[dict] | None
+    plan: list[dict[str, Any]] | None
     done: bool
     why: str = ""
     problem: str | None = None

@@ -312,5 +312,6 @@ class Schedule:
         self._compared = False
         if self._adam:
             self._adam.forget()
-        for base, saved in zip(self._exchange.base, state["base"], strict=True):
+        # None are saved right after an exchange: they are the weights.
+        for base, saved in zip(self._exchange.base, state["base"], strict=False):
             base.copy_(saved)

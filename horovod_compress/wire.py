@@ -62,7 +62,7 @@ class Address(NamedTuple):
 class Bad(NamedTuple):
     """How many non-finite values were offered, and 1 + the lowest rank that had one."""
 
-    count: int = 0
+    count: int = 0  # type: ignore[assignment]
     origin: int = 0
 
     def plus(self, other: Bad) -> Bad:
@@ -83,7 +83,7 @@ class FrameBuffer:
 
     def __init__(self, capacity: int) -> None:
         self.memory = torch.zeros(HEADER_BYTES + capacity, dtype=torch.uint8)
-        self._bytes = memoryview(self.memory.numpy())
+        self._bytes = memoryview(self.memory.numpy().data)
 
     def frame(self, length: int) -> Tensor:
         """Return the bytes of a frame with ``length`` payload bytes."""

@@ -84,7 +84,7 @@ class _Handed(torch.autograd.Function):
         return parameter.new_zeros(())
 
     @staticmethod
-    def backward(ctx: Any, output: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
+    def backward(ctx: Any, output: Tensor) -> tuple[Tensor, None]:
         # A new tensor over the same memory: autograd takes it over instead of copying it.
         return ctx.model.gradient.detach(), None
 
@@ -98,7 +98,7 @@ class OneTensor(nn.Module):
         self.gradient = gradient.view_as(self.weight)
 
     def forward(self, unused: Tensor) -> Tensor:
-        return _Handed.apply(self.weight, self)
+        return _Handed.apply(self.weight, self)  # type: ignore[no-untyped-call]
 
 
 # ---- contestants ------------------------------------------------------------------------------

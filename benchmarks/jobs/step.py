@@ -23,8 +23,8 @@ from torch import Tensor
 from benchmarks import peers, shapes
 from benchmarks.jobs.allreduce import LEAST, UNIT, fill_block
 from benchmarks.jobs.rank import NullOptimizer, digest, gathered, run_job, say, slowest, tell, tell_wrong, timed
-from benchmarks.peers import PeerError, base
-from benchmarks.peers.base import Adapter
+from benchmarks.peers import base
+from benchmarks.peers.base import Adapter, PeerError
 from benchmarks.results import Record, spread_fields
 from benchmarks.shapes import Table
 from horovod_compress.planning.standin import TILE, Gradients, Pace, StandIn, calibrate, untouched_memory

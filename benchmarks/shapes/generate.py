@@ -36,7 +36,7 @@ class Row(NamedTuple):
     macs: int  # multiply-adds of its layer for one sample
 
     @property
-    def count(self) -> int:
+    def count(self) -> int:  # type: ignore[override]
         return prod(self.shape)
 
 

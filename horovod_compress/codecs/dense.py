@@ -45,7 +45,7 @@ class Dense(Codec):
     def regions(self, bucket: Bucket) -> Regions:
         return {"values": (self.wire_dtype(bucket), bucket.padded)}
 
-    def offer(self, work: Work, position: int, key: Key) -> int:
+    def offer(self, work: Work, position: int, key: Key) -> int | Tensor:
         out = work.regions["values"][work.span(position)]
         return kernels.dense_offer(work.grad(position), work.residual_of(position), out)
 
@@ -149,7 +149,7 @@ class Momentum(Dense):
     def wire_dtype(self, bucket: Bucket) -> torch.dtype:
         return work_dtype(bucket)
 
-    def offer(self, work: Work, position: int, key: Key) -> int:
+    def offer(self, work: Work, position: int, key: Key) -> int | Tensor:
         out = work.regions["values"][work.span(position)]
         torch.mul(self._kept(work, position), self.momentum, out=out).add_(work.grad(position))
         nonfinite = int(kernels.count_nonfinite(out))

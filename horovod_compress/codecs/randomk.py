@@ -83,7 +83,7 @@ class RandomK(Codec):
         work.memo["places"] = slices([share(self.density, tensor.count) for tensor in work.bucket.tensors])
         work.memo["rest"] = [None] * len(work.bucket.tensors)
 
-    def offer(self, work: Work, position: int, key: Key) -> int:
+    def offer(self, work: Work, position: int, key: Key) -> int | Tensor:
         own = work.memo["places"][position]
         given = (work.grad(position), work.residual_of(position), work.regions["values"][own])
         nonfinite = kernels.sample_offer(*given, _shared(key), first=own.start)

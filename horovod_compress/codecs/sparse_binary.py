@@ -112,7 +112,7 @@ class SparseBinary(Sections):
             out,
         )
 
-    def read(self, work: Work, position: int, sections: list[Tensor], rank: int, scale: float) -> int:
+    def read(self, work: Work, position: int, sections: list[Tensor], rank: int, scale: float) -> int | Tensor:
         given = (work.memo["parameters"][position], work.grad(position), work.residual_of(position))
         return kernels.binary_decode(sections, rank, *given, scale)
 

@@ -105,7 +105,9 @@ class _Fold:
         self._sends.append(self._x.transport.send(frame, peer))
         self._x.bytes_sent += frame.numel()
 
-    def _take(self, posted: dict, phase: int, peer: int, chunk: int, number: int) -> FrameBuffer:
+    def _take(
+        self, posted: dict[tuple[int, int], tuple[Pending, FrameBuffer]], phase: int, peer: int, chunk: int, number: int
+    ) -> FrameBuffer:
         pending, frame = posted[peer, number]
         pending.wait(self._x.deadline)
         nbytes = self._layout.chunks[chunk][number].nbytes

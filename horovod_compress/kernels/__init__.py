@@ -87,12 +87,14 @@ from .values import sample_decode, sample_offer, values_bound, values_decode, va
 
 __all__ = [
     "RECORD_UNIT",
+    "Feedback",
     "absorb",
     "bernoulli_words",
     "binary_clear",
     "binary_decode",
     "binary_encode",
     "binary_select",
+    "code_layout",
     "count_nonfinite",
     "crc32c",
     "crc32c_copy",

@@ -21,10 +21,11 @@ MAX_DRAWS = 1 << 35  # and a word 16 random bits for each of four elements
 POWERS = (0, 1, 2, 4)
 
 REFERENCE: ModuleType | None = None
+CPU: ModuleType
 if loader.choice() == "reference":
-    from . import reference as REFERENCE
+    from . import reference
 
-    CPU = REFERENCE
+    REFERENCE = CPU = reference
 else:
     CPU = loader.load("_cpu")
 

@@ -355,7 +355,8 @@ def points_decode(
 
 
 def points_offer_all(grads: Sequence[Tensor], residuals: Sequence[Tensor] | None, *each: Sequence[Any]) -> Tensor:
-    given = zip(grads, residuals or [None] * len(grads), *each, strict=True)
+    mine: Sequence[Tensor | None] = residuals or [None] * len(grads)
+    given = zip(grads, mine, *each, strict=True)
     return torch.tensor([points_offer(*one) for one in given], dtype=torch.int64)
 
 
@@ -377,8 +378,8 @@ def points_decode_all(
     ):
         rows = slice(row, row - (-grad.numel() // row_length))
         sent = [part[word : word - (-grad.numel() // 64)] for part in bits]
-        values = [[part[rows] for part in side] if side else None for side in (highs, lows)]
-        points_decode(sent, *values, row_length, own, grad, residual, scale=scale)
+        high, low = [part[rows] for part in highs], [part[rows] for part in lows] if lows else None
+        points_decode(sent, high, low, row_length, own, grad, residual, scale=scale)
 
 
 # ---- dithering ----------------------------------------------------------------------------------
@@ -540,7 +541,8 @@ def dense_decode(payload: Tensor, grad: Tensor, *, scale: float, residual: Tenso
 
 
 def dense_offer_all(grads: Sequence[Tensor], residuals: Sequence[Tensor] | None, outs: Sequence[Tensor]) -> Tensor:
-    given = zip(grads, residuals or [None] * len(grads), outs, strict=True)
+    mine: Sequence[Tensor | None] = residuals or [None] * len(grads)
+    given = zip(grads, mine, outs, strict=True)
     return torch.tensor([dense_offer(*each) for each in given], dtype=torch.int64)
 
 

@@ -262,11 +262,12 @@ def level_encode_all(
     *,
     offsets: Sequence[int] | None = None,
     bounds: Sequence[Tensor] | None = None,
-    **rule: int,
+    bits: int,
+    levels: int,
 ) -> None:
     for i, each in enumerate(zip(grads, norms, row_lengths, codes, strict=True)):
         bound, offset = bounds[i] if bounds else None, offsets[i] if offsets else 0
-        level_encode(*each, key, offset=offset, bounds=bound, **rule)
+        level_encode(*each, key, offset=offset, bounds=bound, bits=bits, levels=levels)
 
 
 def level_decode_all(
@@ -290,10 +291,11 @@ def octave_encode_all(
     key: Key,
     *,
     offsets: Sequence[int] | None = None,
-    **rule: int,
+    bits: int,
+    headroom: int,
 ) -> None:
     for i, each in enumerate(zip(grads, norms, row_lengths, codes, strict=True)):
-        octave_encode(*each, key, offset=offsets[i] if offsets else 0, **rule)
+        octave_encode(*each, key, offset=offsets[i] if offsets else 0, bits=bits, headroom=headroom)
 
 
 def octave_decode_all(

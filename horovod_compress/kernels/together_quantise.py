@@ -212,7 +212,7 @@ def _to_encode(
     device: int,
 ) -> tuple[int, list[Row]]:
     """Check what is encoded; return its dtype's code and what the kernel takes."""
-    code, rows = dtype_code("grad", grads[0]), []
+    code, rows = dtype_code("grad", grads[0]), list[Row]()
     for i, (grad, row_length) in enumerate(zip(grads, row_lengths, strict=True)):
         offset = offsets[i] if offsets else 0
         check_draws(offset, grad.numel())
@@ -230,7 +230,7 @@ def _to_decode(
     device: int,
 ) -> tuple[int, list[Row]]:
     """Check what is decoded; return the dtype's code and what the kernel takes."""
-    code, rows = dtype_code("grad", grads[0]), []
+    code, rows = dtype_code("grad", grads[0]), list[Row]()
     for grad, norm, row_length, sent in zip(grads, norms, row_lengths, codes, strict=True):
         grad_at, norms_at, codes_at = _scaled(grad, norm, row_length, sent, bits, grads[0].dtype, device)
         rows.append((codes_at, norms_at, grad.numel(), row_length, grad_at))

@@ -186,8 +186,8 @@ def _make_room(panel: Axes, ranks: Sequence[int]) -> None:
 
 def _name_lines(panel: Axes, last: int) -> None:
     """Name every line at its end; names are pushed apart, and a thin line leads from each to its own."""
-    lines = panel.get_lines()
-    ends = [(float(line.get_xdata()[-1]), float(line.get_ydata()[-1])) for line in lines]  # type: ignore[index]
+    lines: list[Any] = list(panel.get_lines())
+    ends = [(float(line.get_xdata()[-1]), float(line.get_ydata()[-1])) for line in lines]
     dots = panel.get_figure().dpi  # type: ignore[union-attr]
     points = panel.transData.transform(ends) * 72 / dots
     low, high = panel.get_window_extent().y0 * 72 / dots, panel.get_window_extent().y1 * 72 / dots

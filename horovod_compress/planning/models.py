@@ -57,7 +57,7 @@ def _function(text: str) -> Callable[[], object]:
     function = getattr(module, name, None)
     if not callable(function):
         raise ConfigError(f"--model {text}: {module_name} has no function {name!r}")
-    return function  # type: ignore[no-any-return]
+    return function
 
 
 def _table(text: str, found: object) -> Table:

@@ -149,8 +149,8 @@ def costs_of(buckets: Sequence[BucketCost], like: Costs | None = None) -> Costs:
         like: has the fixed costs, where sizes differ too little to show them.
     """
     return Costs(
-        fitted([(one.elements, one.exchange) for one in buckets], like and like.exchange.fixed),
-        fitted([(one.elements, one.decode) for one in buckets], like and like.decode.fixed),
+        fitted([(one.elements, one.exchange) for one in buckets], like.exchange.fixed if like else None),
+        fitted([(one.elements, one.decode) for one in buckets], like.decode.fixed if like else None),
     )
 
 

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cache
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -59,7 +60,7 @@ class Processor:
     def scaled(self, factor: float) -> Processor:
         """Return the costs of a processor on which everything takes so many times as long."""
         parts = {name: getattr(self, name) for name in ("offer", "encode", "merge", "decode", "decode_each")}
-        scaled = {name: Affine(factor * cost.fixed, factor * cost.each) for name, cost in parts.items()}
+        scaled: dict[str, Any] = {name: Affine(factor * cost.fixed, factor * cost.each) for name, cost in parts.items()}
         return replace(self, copy=factor * self.copy, **scaled)
 
 

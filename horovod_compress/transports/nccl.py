@@ -244,11 +244,11 @@ class NcclTransport:
     def add_up(self, data: Tensor, deadline: Deadline) -> Pending:
         raise NotImplementedError("`adds` says that nothing is added up here")
 
-    def abort(self, note: dict) -> None:
+    def abort(self, note: dict[str, Any]) -> None:
         self.link.abort()  # first: the GPU may be waiting for a peer that waits for this rank
         self._tokens.abort(note)
 
-    def notes(self, seconds: float) -> dict[int, dict]:
+    def notes(self, seconds: float) -> dict[int, dict[str, Any]]:
         return self._tokens.notes(seconds)
 
     def close(self) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 import torch
 from torch import Tensor
@@ -30,7 +32,7 @@ def _chunks(regions: Regions, world: int, records: dict[str, int]) -> list[int]:
         record = records.get(name, 1)
         cuts = [count // record * index // world * record for index in range(world + 1)]
         sizes = [
-            size + dtype.itemsize * (stop - start) for size, start, stop in zip(sizes, cuts, cuts[1:], strict=True)
+            size + dtype.itemsize * (stop - start) for size, (start, stop) in zip(sizes, pairwise(cuts), strict=True)
         ]
     return sizes
 

@@ -81,7 +81,7 @@ class MarsitReference:
             for residual in mine:
                 residual[:] = 0
         starts = np.cumsum([0, *(64 * words for words in self.words)])
-        return [mean[start : start + count] for start, count in zip(starts, self.counts, strict=True)]
+        return [mean[start : start + count] for start, count in zip(starts[:-1], self.counts, strict=True)]
 
     def _flat(self, tensors: list[np.ndarray]) -> np.ndarray:
         return np.concatenate([np.pad(t, (0, 64 * w - t.size)) for t, w in zip(tensors, self.words, strict=True)])
