@@ -18,13 +18,15 @@ VENV := .venv/bin
 LAB_NEEDS := $(shell [ -x $(VENV)/python ] && [ "$$(id -u)" = 0 ] || echo environment)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup environment demo test test-all bench lab clean clean-all
+.PHONY: help setup environment demo test test-all lint format coverage bench lab clean clean-all
 
 help:
 	@echo "make setup      create .venv with torch, Horovod, the compiled modules and all tools (a second run is quick)"
 	@echo "make demo       train with and without compression, and compare; does the set-up first"
 	@echo "make test       run the tests, without the slow ones; does the set-up first"
 	@echo "make test-all   run all tests"
+	@echo "make lint       check format, types, stubs, spelling and links; make format mends what can be mended by itself"
+	@echo "make coverage   run the tests and show what of the package they do not reach"
 	@echo "make bench      time kernels, one tensor and training steps on this machine, a few minutes"
 	@echo "make lab        the same tensor between four hosts with slow links, made on this machine, some minutes;"
 	@echo "                needs root: make setup first, then sudo make lab"
@@ -67,6 +69,24 @@ test: environment
 
 test-all: environment
 	@$(VENV)/python tools/run_tests.py $(ARGS)
+
+# Only these three need the tools of the extra `lint`.
+lint format coverage: override EXTRAS := $(EXTRAS),lint
+
+lint: environment
+	@$(VENV)/python tools/lint.py
+
+format: environment
+	@$(VENV)/python tools/lint.py --fix
+
+# Of the tests' workers and the jobs' ranks too. What there is to see is the end of the list, not a limit to keep.
+coverage: environment
+	@mkdir -p build/coverage
+	@$(VENV)/python -m coverage erase
+	@$(VENV)/python -m coverage run tools/run_tests.py -m "not slow" $(ARGS)
+	@$(VENV)/python -m coverage combine --quiet
+	@echo "The least covered files, and all together:"
+	@$(VENV)/python -m coverage report --sort=cover --skip-covered | sed -n '1,22p;$$p'
 
 bench: environment
 	@$(VENV)/python -m benchmarks.short $(ARGS)

@@ -138,7 +138,8 @@ def cuda_wanted() -> bool:
         raise CompileError(f"HVC_CUDA is {choice!r}: expected 0 (never), 1 (required) or nothing (where nvcc is found)")
     if choice == "1" and not find_nvcc():
         raise CompileError(
-            "HVC_CUDA=1, but nvcc was not found: put it in PATH, or set CUDACXX or CUDA_HOME; make setup CUDA=1 brings one"
+            "HVC_CUDA=1, but nvcc was not found: put it in PATH, or set CUDACXX or CUDA_HOME; "
+            "make setup CUDA=1 brings one"
         )
     has_sources = (ROOT / "csrc" / "bind_cuda.cpp").exists()
     return choice != "0" and has_sources and find_nvcc() is not None
@@ -208,7 +209,7 @@ def compile_all(files: list[ObjectFile], workers: int | None) -> list[str]:
 
 
 def run(command: list[str], what: str) -> None:
-    result = subprocess.run(command, capture_output=True, text=True)
+    result = subprocess.run(command, capture_output=True, text=True, check=False)
     print(result.stdout + result.stderr, end="", flush=True)
     if result.returncode != 0:
         errors = [line for line in result.stderr.splitlines() if "error" in line] or result.stderr.splitlines()[-1:]
@@ -216,7 +217,7 @@ def run(command: list[str], what: str) -> None:
         raise CompileError(f"{what} did not compile{hint}\n  {''.join(errors[:1])}\n  command: {shlex.join(command)}")
 
 
-class BuildExtensions(build_ext):
+class BuildExtensions(build_ext):  # type: ignore[misc]
     """Compiles what changed, all sources at once, and replaces modules whole."""
 
     def build_extension(self, extension: Extension) -> None:
@@ -235,7 +236,7 @@ class BuildExtensions(build_ext):
             if name in built:
                 # Not get_ext_fullpath: in place, that is the target itself.
                 shutil.copyfile(Path(self.build_lib, self.get_ext_filename(name)), target.with_suffix(".new"))
-                os.replace(target.with_suffix(".new"), target)
+                target.with_suffix(".new").replace(target)
             else:
                 # A `_cuda` of an earlier build would speak of sources that are no longer these.
                 target.unlink(missing_ok=True)

@@ -94,7 +94,7 @@ def train(launcher: Launcher, method: str, seed: int, chosen: argparse.Namespace
     name = f"{method}, seed {seed}"
     outcome = launcher.run(name, train_arguments(method, seed, chosen), chosen.limit)
     if not outcome.records:
-        raise JobFailed(f"{name}: rank 0 told no record; log: {outcome.log}")
+        raise JobFailed("\n".join([f"{name}: rank 0 left no record; its last lines:", *outcome.lines[-5:]]))
     return run_record(method, seed, outcome.records[0], launcher.describe())
 
 

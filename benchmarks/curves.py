@@ -67,5 +67,5 @@ def automatic_target(baseline: Sequence[Curve], others: Sequence[Curve], metric:
 
 def median_line(curves: Sequence[Curve]) -> list[tuple[float, float]]:
     """Return the medians over curves of seconds and smoothed value, at every evaluation that all of them have."""
-    evaluations = zip(*(smoothed(curve) for curve in curves))
+    evaluations = zip(*(smoothed(curve) for curve in curves), strict=False)
     return [(median(seconds for seconds, _ in found), median(value for _, value in found)) for found in evaluations]

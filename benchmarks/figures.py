@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import textwrap
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -83,7 +84,7 @@ def save_as(figure: Figure, path: Path) -> None:
         # No date: the same records give the same file.
         more: dict[str, Any] = {"metadata": {"Date": None}} if path.suffix == ".svg" else {"dpi": 150}
         figure.savefig(temporary, format=path.suffix[1:], **more)
-        os.replace(temporary, path)
+        temporary.replace(path)
     finally:
         temporary.unlink(missing_ok=True)
 
@@ -94,7 +95,7 @@ def apart(heights: Sequence[float], gap: float = LINE_GAP) -> list[float]:
     order = sorted(range(len(found)), key=lambda number: found[number])
     for _ in range(200):  # pushing one pair apart may push another together
         moved = False
-        for low, high in zip(order, order[1:]):
+        for low, high in pairwise(order):
             overlap = gap - (found[high] - found[low])
             if overlap > 1e-3:
                 found[high] += overlap / 2
@@ -108,14 +109,15 @@ def apart(heights: Sequence[float], gap: float = LINE_GAP) -> list[float]:
 def name_lines(panel: Axes, fontsize: float = 8.5) -> None:
     """Name every line right of its last point, in its colour; the figure's layout must be final."""
     figure: Any = panel.figure
-    lines = [line for line in panel.get_lines() if len(line.get_xdata()) and not line.get_label().startswith("_")]
+    drawn: list[Any] = list(panel.get_lines())
+    lines = [line for line in drawn if len(line.get_xdata()) and not line.get_label().startswith("_")]
     ends = [(line.get_xdata()[-1], line.get_ydata()[-1]) for line in lines]
     if not lines:
         return
     right = max(x for x, _ in ends)
     points = panel.transData.transform([(right, y) for _, y in ends]) * 72 / figure.dpi
     heights = apart([y for _, y in points])
-    for line, (_, end), (_, y), height in zip(lines, ends, points, heights):
+    for line, (_, end), (_, y), height in zip(lines, ends, points, heights, strict=True):
         panel.annotate(
             line.get_label(),
             (right, end),
@@ -154,10 +156,10 @@ def bars(
     panel.barh(places, values, color=list(colours), height=0.72)
     ends = list(values)
     if spreads is not None:
-        for place, (low, high) in zip(places, spreads):
+        for place, (low, high) in zip(places, spreads, strict=True):
             panel.plot([low, high], [place, place], color=GREY, linewidth=1.2, label="_spread")
-        ends = [max(value, high) for value, (_, high) in zip(values, spreads)]
-    for place, value, end in zip(places, values, ends):
+        ends = [max(value, high) for value, (_, high) in zip(values, spreads, strict=True)]
+    for place, value, end in zip(places, values, ends, strict=True):
         panel.annotate(
             text(value),
             (end, place),

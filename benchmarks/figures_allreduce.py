@@ -49,7 +49,7 @@ def times(records: Sequence[Record], first: Record, folder: Path) -> list[Path]:
     figure, (panel,) = new_figure(title, notes(records, first), 9.6, 4.9)
     for name in _unique([r["name"] for r in records]):
         points = sorted((r["bytes"], r["median_seconds"]) for r in records if r["name"] == name)
-        sizes, medians = (list(column) for column in zip(*points))
+        sizes, medians = (list(column) for column in zip(*points, strict=True))
         colour, dash = style(name)
         panel.plot(sizes, medians, dash, color=colour, linewidth=1.7, marker="o", markersize=3.2, label=label(name))
     panel.set_xscale("log")
@@ -78,7 +78,7 @@ def speed_ups(records: Sequence[Record], first: Record, folder: Path) -> list[Pa
     title = f"Times faster than stock Horovod in float32: {size_text(size)}, {place['ranks']} ranks"
     width = 2.9 + 2.9 * len(with_base)
     figure, panels = new_figure(title, notes(records, first), max(8.5, width), 0.8 + 0.30 * len(names), len(with_base))
-    for number, (panel, here) in enumerate(zip(panels, with_base)):
+    for number, (panel, here) in enumerate(zip(panels, with_base, strict=True)):
         cell = {r["name"]: r for r in records if r["place"] == here}
         shown = [name for name in names if name in cell]
         values = [speed_up(cell[name], list(cell.values())) or 0.0 for name in shown]

@@ -108,7 +108,7 @@ def draw(records: Sequence[Record], path: Path) -> list[Path]:
     title = "How methods learn, against no compression"
     notes = NOTES.format(**LIMITS)
     figure, panels = new_figure(title, notes, 10.5, 0.9 + 0.25 * len(names), columns=len(tasks))
-    for panel, task in zip(panels, tasks):
+    for panel, task in zip(panels, tasks, strict=True):
         _panel(panel, task, names, group(records, task, "even"))
         panel.set_yticks(range(len(names)), [""] * len(names))
     panels[0].set_yticklabels([f"{name}  1/{str(ratios[name]).removesuffix('x')}" for name in names], fontsize=8.5)

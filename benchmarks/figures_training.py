@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 from matplotlib.axes import Axes
 
@@ -107,9 +108,9 @@ def draw_accuracy(runs: Sequence[Record], first: Record, folder: Path) -> list[P
         used.append(colour)
         for run in ours:
             if points := [(p["seconds"], scale * p["value"]) for p in run["curve"] if p["value"] is not None]:
-                panel.plot(*zip(*points), dash, color=colour, linewidth=0.7, alpha=0.45, label="_seed")
+                panel.plot(*zip(*points, strict=True), dash, color=colour, linewidth=0.7, alpha=0.45, label="_seed")
         if points := [(x, scale * y) for x, y in curves.median_line([run["curve"] for run in ours])]:
-            panel.plot(*zip(*points), dash, color=colour, linewidth=2.2, label=_short(label(method)))
+            panel.plot(*zip(*points, strict=True), dash, color=colour, linewidth=2.2, label=_short(label(method)))
         _mark(panel, [run["seconds_to_target"] for run in ours], scale * one["target"], colour)
     panel.axhline(scale * one["target"], color=GREY, linewidth=0.9, linestyle=":")
     panel.annotate(
@@ -131,16 +132,16 @@ def draw_accuracy(runs: Sequence[Record], first: Record, folder: Path) -> list[P
 
 def _name_at_the_edge(panel: Axes) -> None:
     """Name the thick lines right of the panel, where no thin line can run through a name."""
-    figure = panel.get_figure()
-    assert figure
-    lines = [line for line in panel.get_lines() if not str(line.get_label()).startswith("_")]
+    figure: Any = panel.get_figure()
+    drawn: list[Any] = list(panel.get_lines())
+    lines = [line for line in drawn if not str(line.get_label()).startswith("_")]
     engine = figure.get_layout_engine()
     left, bottom, width, height = engine.get()["rect"]
     engine.set(rect=(left, bottom, width - NAME_INCHES / figure.get_figwidth(), height))
     figure.canvas.draw()  # the layout must be final before positions are measured
     ends = [(line.get_xdata()[-1], line.get_ydata()[-1]) for line in lines]
-    points = panel.transData.transform(ends)[:, 1] * 72 / figure.dpi if ends else []
-    for line, end, y, height in zip(lines, ends, points, apart(points, LINE_GAP)):
+    points = [y for _, y in panel.transData.transform(ends) * 72 / figure.dpi] if ends else []
+    for line, end, y, height in zip(lines, ends, points, apart(points, LINE_GAP), strict=True):
         name = panel.annotate(
             line.get_label(),
             (1, end[1]),

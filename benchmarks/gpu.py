@@ -65,7 +65,8 @@ def unavailable() -> str | None:
     if not torch.cuda.is_available():
         return NO_GPU.format(version=torch.version.cuda)
     try:
-        kernels.triad(*(torch.zeros(1, device="cuda") for _ in range(3)), 1.0)
+        a, b, c = (torch.zeros(1, device="cuda") for _ in range(3))
+        kernels.triad(a, b, c, 1.0)
     except ImportError as error:
         return NO_KERNELS.format(error=error)
     return None
@@ -110,7 +111,7 @@ def wrong_elements(case: Case, count: int, device: str = "cuda") -> int:
         positional, named = placed(given.positional, place), placed(dict_items(given), place)
         found.append(whole(getattr(kernels, case.kernel)(*positional, **dict(named))))
         finals.append([tensor.cpu() for tensor in tensors([positional, [pair[1] for pair in named]])])
-    return int(found[0] != found[1]) + sum(differences(a, b) for a, b in zip(*finals))
+    return int(found[0] != found[1]) + sum(differences(a, b) for a, b in zip(*finals, strict=True))
 
 
 def dict_items(given: Arguments) -> list[tuple[str, Any]]:
@@ -158,7 +159,7 @@ def timed(runs: Sequence[Callable[[], object]], repeat: int) -> list[float]:
 def kernel_runs(case: Case, count: int, cache: int) -> tuple[list[Callable[[], object]], int]:
     """Return calls of a kernel that take turns, and the bytes that each of them moves."""
     given = case.make(Inputs(count))
-    runs = []
+    runs: list[Callable[[], object]] = []
     for _ in range(min(turns(given, cache), 64)):
         positional, named = placed(given.positional, "cuda"), dict(placed(dict_items(given), "cuda"))
         runs.append(partial(getattr(kernels, case.kernel), *positional, **named))
@@ -197,7 +198,7 @@ def wrong_in_steps(there: Host) -> int:
     runs = [local_steps(where) for where in (Host(), there)]
     for steps in runs * 2:
         gpu_steps.whole_step(steps)
-    pairs = zip(*([tensor.cpu() for step in steps for tensor in step.written()] for steps in runs))
+    pairs = zip(*([tensor.cpu() for step in steps for tensor in step.written()] for steps in runs), strict=True)
     return sum(differences(a, b) for a, b in pairs)
 
 

@@ -256,8 +256,7 @@ def sketch(a: Inputs, what: str) -> Arguments:
         given = (table, SKETCH_ROWS, key, [(0, a.count)], a.kept, torch.zeros_like(positions), a.floats(a.kept))
         return Arguments(given, table.nbytes + 12 * a.kept)
     if what == "estimate":
-        given = (table, SKETCH_ROWS, key, positions, a.floats(a.kept))
-        return Arguments(given, 4 * a.kept * (SKETCH_ROWS + 3))
+        return Arguments((table, SKETCH_ROWS, key, positions, a.floats(a.kept)), 4 * a.kept * (SKETCH_ROWS + 3))
     return Arguments((table, SKETCH_ROWS, key, positions), 4 * a.kept * (SKETCH_ROWS + 2))
 
 
@@ -337,7 +336,7 @@ def qsgd_together(a: Inputs, what: str) -> Arguments:
     moved = 4 * a.count + sum(part.nbytes for part in records)
     if what == "encode":
         return Arguments((grads, records, KEY), moved, {**rule, "norm": 0})
-    kernels.qsgd_encode_all(grads, records, KEY, **rule, norm=0)
+    kernels.qsgd_encode_all(grads, records, KEY, bits=8, block=QSGD_BLOCK, norm=0)
     return Arguments((records, grads), moved, {**rule, "scale": 0.01})
 
 

@@ -7,6 +7,7 @@ world of one.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -32,8 +33,7 @@ def buckets(shrink: int = 1) -> list[Bucket]:
         TensorSpec(tensor.name, tuple(-(-size // shrink) for size in tensor.shape), "float32")
         for tensor in shapes.load("resnet50").backward()
     ]
-    begins = (0, *ENDS)
-    return [Bucket(index, tuple(tensors[a:b])) for index, (a, b) in enumerate(zip(begins, ENDS))]
+    return [Bucket(index, tuple(tensors[a:b])) for index, (a, b) in enumerate(pairwise((0, *ENDS)))]
 
 
 class LocalStep:

@@ -23,6 +23,8 @@ from torch import Tensor
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from typing import Any
+
 from benchmarks import results
 from benchmarks.results import Record, processor, spread
 from horovod_compress import kernels
@@ -118,7 +120,7 @@ def differences(a: Tensor, b: Tensor) -> int:
 def against_reference(name: str, *arguments: object, **options: object) -> Callable[[], int]:
     """Return a check that runs a kernel and its reference on copies of the same arguments."""
 
-    def copied(value: object) -> object:
+    def copied(value: Any) -> Any:
         if isinstance(value, list):
             return [copied(part) for part in value]
         return value.clone() if isinstance(value, Tensor) else value
@@ -129,7 +131,7 @@ def against_reference(name: str, *arguments: object, **options: object) -> Calla
         named = [{key: copied(value) for key, value in options.items()} for _ in range(2)]
         both = ((kernels, mine, named[0]), (oracle, theirs, named[1]))
         results = [getattr(module, name)(*args, **more) for module, args, more in both]
-        pairs = [*zip(mine, theirs), *zip(named[0].values(), named[1].values())]
+        pairs = [*zip(mine, theirs, strict=True), *zip(named[0].values(), named[1].values(), strict=True)]
         pairs = [(a, b) for a, b in pairs if isinstance(a, Tensor)]
         return int(results[0] != results[1]) + sum(differences(a, b) for a, b in pairs)
 
@@ -195,7 +197,7 @@ def points(a: Arrays) -> Iterable[Case]:
     yield Case("local step of onebit (points)", moved, lambda: points_step(a, sides))
 
 
-def points_step(a: Arrays, sides: tuple | None = None) -> None:
+def points_step(a: Arrays, sides: Any = None) -> None:
     if sides is None:
         kernels.sign_offer(a.work, a.left, a.bits, a.sums, a.count)
     else:
@@ -274,11 +276,11 @@ def elias(a: Arrays) -> Iterable[Case]:
         used_there, _ = kernels.elias_encode(piece, small, KEY, **rule, norm=2)
         sent, there, scale = out[:used].clone(), small[:used_there].clone(), {"scale": 0.01}
 
-        def encode(out: Tensor = out, rule: dict = rule) -> None:
+        def encode(out: Tensor = out, rule: dict[str, int] = rule) -> None:
             kernels.elias_encode(a.grad, out, KEY, **rule, norm=2)
 
-        def decode(ranks: int, sent: Tensor = sent, rule: dict = rule) -> None:
-            kernels.elias_decode([sent] * ranks, a.out, **rule, **scale)
+        def decode(ranks: int, sent: Tensor = sent, rule: dict[str, int] = rule) -> None:
+            kernels.elias_decode([sent] * ranks, a.out, **rule, scale=0.01)
 
         check = against_reference("elias_encode", piece, small, KEY, **rule, norm=2)
         yield Case(f"elias_encode {bits} bits", 4 * n + used, encode, check)
@@ -384,12 +386,14 @@ class Sketched:
 
     def torch_encode(self, a: Arrays) -> None:
         self.hash(a.count)
-        for cells, signs in zip(self.cells, self.signs):
+        for cells, signs in zip(self.cells, self.signs, strict=True):
             self.sums.index_add_(0, cells, torch.mul(a.grad, signs, out=a.out))
 
     def torch_top(self, a: Arrays) -> None:
         self.hash(a.count)
-        rows = [self.table.index_select(0, cells).mul_(signs) for cells, signs in zip(self.cells, self.signs)]
+        rows = [
+            self.table.index_select(0, cells).mul_(signs) for cells, signs in zip(self.cells, self.signs, strict=True)
+        ]
         estimates = torch.stack(rows).median(dim=0).values
         chosen = estimates.abs().topk(self.k, sorted=False).indices.sort().values
         torch.index_select(estimates, 0, chosen)
@@ -406,8 +410,8 @@ def sketches(a: Arrays) -> Iterable[Case]:
     rows, size = SKETCH_ROWS, min(n, CHECKED_BYTES)
     reads = rows * 4 * n  # of cells, from the cache where the table fits it
     table, piece, k = (s.sums, rows, s.key), slice(0, size), min(s.k, size)
-    encoded = (a.grad[piece], None, *table)
-    yield sketch_case("sketch_encode", 4 * n + 2 * reads, "sketch_encode", encoded, a.grad, None, *table)
+    plain = (a.grad[piece], None, *table)
+    yield sketch_case("sketch_encode", 4 * n + 2 * reads, "sketch_encode", plain, a.grad, None, *table)
     encoded = (a.grad[piece], a.residual[piece], *table)
     given = (a.grad, a.residual, *table)
     yield sketch_case("sketch_encode residual", 8 * n + 2 * reads, "sketch_encode", encoded, *given)
@@ -468,7 +472,7 @@ def low_rank(a: Arrays) -> Iterable[Case]:
         size = 4 * lines.numel() * (rank + 3)
         yield kernel_case(f"lowrank_orthonormalise rank {rank}", size, "lowrank_orthonormalise", lines, rank)
         yield Case(f"local step of powersgd (lowrank) {rank}", 32 * n, f.step)
-        yield Case(f"torch powersgd step (lowrank) {rank}", 32 * n, lambda f=f: f.torch_step(a.out))
+        yield Case(f"torch powersgd step (lowrank) {rank}", 32 * n, partial(f.torch_step, a.out))
 
 
 def records(a: Arrays) -> Iterable[Case]:
@@ -507,7 +511,8 @@ def checksums(a: Arrays) -> Iterable[Case]:
 
 
 FAMILIES = (
-    yardsticks, one_bit, bit_vectors, dithering, quantising, sparse, values, dense, sketches, low_rank, records, checksums,
+    yardsticks, one_bit, bit_vectors, dithering, quantising, sparse, values, dense, sketches, low_rank, records,
+    checksums,
 )  # fmt: skip
 
 

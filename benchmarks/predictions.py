@@ -146,7 +146,7 @@ class Method:
 def fitted(methods: Sequence[Method], cells: Sequence[tuple[int, str]]) -> tuple[float, float | None]:
     """Return pace and seconds of a message with the least squared logarithms of errors in some cells.
 
-    Both are the machine's, not a method's: two numbers of its own for each method would fit these cells and nothing else.
+    Both are the machine's, not a method's: two numbers for each method would fit these cells and nothing else.
     """
     known = [(m, point) for m in methods for point in m.points if (point["ranks"], point["rate"]) in cells]
     if not known:
@@ -203,8 +203,8 @@ def text(points: Sequence[Record]) -> str:
             str(point["ranks"]), point["rate"], label(point["name"]), "*" if point["fitted"] else "",
             milliseconds(point["model_seconds"]), f"{point['model_error']:+.0%}",
             milliseconds(point["predicted_seconds"]), f"{point['predicted_error']:+.0%}",
-            f"{milliseconds(point['median_seconds'])} "
-            f"[{milliseconds(point['q1_seconds'])}-{milliseconds(point['q3_seconds'])}]",
+            (f"{milliseconds(point['median_seconds'])} "
+             f"[{milliseconds(point['q1_seconds'])}-{milliseconds(point['q3_seconds'])}]"),
         ]
         for point in points
     ]  # fmt: skip

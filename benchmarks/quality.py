@@ -1,6 +1,6 @@
-"""Learning quality of every method against no compression: real jobs, several seeds, equal steps.
+r"""Learning quality of every method against no compression: real jobs, several seeds, equal steps.
 
-    python benchmarks/quality.py --task digits --ranks 4 --steps 300 --seeds 1,2,3 \\
+    python benchmarks/quality.py --task digits --ranks 4 --steps 300 --seeds 1,2,3 \
         --run none --run "marsit full_precision_every=100"
 
 Each run is `METHOD [option=value ...] [--train.py's-options ...]`. The first is what the others are compared

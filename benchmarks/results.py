@@ -15,8 +15,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from horovod_compress.planning.text import milliseconds as milliseconds
-from horovod_compress.planning.text import table as table
+from horovod_compress.planning.text import milliseconds as milliseconds, table as table
 
 Record = dict[str, Any]
 
@@ -30,7 +29,7 @@ class Spread(NamedTuple):
     median: float
     q1: float
     q3: float
-    count: int
+    count: int  # type: ignore[assignment]
 
 
 def spread(values: Sequence[float]) -> Spread:

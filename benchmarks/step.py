@@ -179,8 +179,10 @@ def text(records: Sequence[Record]) -> str:
     first = shown[0]
     return "\n".join(
         [
-            f"{first['model']}: {first['parameters']:,} parameters in {first['tensors']} tensors, "
-            f"{place_text(first['place'])}",
+            (
+                f"{first['model']}: {first['parameters']:,} parameters in {first['tensors']} tensors, "
+                f"{place_text(first['place'])}"
+            ),
             t1_text(records),
             table(COLUMNS, [row(record) for record in [*shown, *overlap.amortised(shown)]]),
             "",

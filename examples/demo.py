@@ -120,7 +120,7 @@ def report(records: list[Record], problems: list[str], chosen: argparse.Namespac
     """Print the table, and write table, summary and picture."""
     summary = {
         "problems": problems,
-        "runs": [dict(zip(table.HEADINGS, table.row(record))) for record in records],
+        "runs": [dict(zip(table.HEADINGS, table.row(record), strict=True)) for record in records],
         "records": records,
     }
     text = table.render(records)

@@ -37,14 +37,14 @@ def draw(records: list[Record]) -> Figure:
     figure, grid = plt.subplots(
         len(tasks), 2, figsize=(11.5, 0.9 + 3.7 * len(tasks)), squeeze=False, layout="constrained"
     )
-    for axes, task in zip(grid, tasks):
+    for axes, task in zip(grid, tasks, strict=True):
         ours = [record for record in records if record["config"]["task"] == task]
-        for panel, against in zip(axes, (steps, megabytes)):
+        for panel, against in zip(axes, (steps, megabytes), strict=True):
             _panel(panel, ours, methods, against)
     figure.suptitle(title(records), fontsize=12, x=0.01, ha="left")
     figure.canvas.draw()  # the layout must be final before positions are measured
     for axes in grid:
-        for panel, against in zip(axes, (steps, megabytes)):
+        for panel, against in zip(axes, (steps, megabytes), strict=True):
             _name_lines(panel, against)
     return figure
 
@@ -117,13 +117,14 @@ def _name_lines(panel: Axes, against: Any) -> None:
     bytes the lines start far apart, so each name stands at the start of its line.
     """
     index = 0 if against is megabytes else -1
-    lines = [line for line in panel.get_lines() if len(line.get_xdata())]
+    drawn: list[Any] = list(panel.get_lines())
+    lines = [line for line in drawn if len(line.get_xdata())]
     anchors = [(line.get_xdata()[index], line.get_ydata()[index]) for line in lines]
     points = panel.transData.transform(anchors) * 72 / panel.figure.dpi
     way = 0 if index else _outwards(lines[0])
     widths = [LETTER_WIDTH * len(str(line.get_label())) for line in lines]
     heights = _apart([(x, y + 11.0 * way) for x, y in points], widths, way)
-    for line, anchor, (_, y), height in zip(lines, anchors, points, heights):
+    for line, anchor, (_, y), height in zip(lines, anchors, points, heights, strict=True):
         panel.annotate(
             line.get_label(),
             anchor,
@@ -139,7 +140,7 @@ def _name_lines(panel: Axes, against: Any) -> None:
 
 def _outwards(line: Line2D) -> int:
     """Return the way from a line's start to where it never goes: 1 for up, -1 for down."""
-    heights = line.get_ydata()
+    heights: Any = line.get_ydata()
     return 1 if heights[-1] < heights[0] else -1
 
 

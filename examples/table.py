@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any
 
 HEADINGS = (
@@ -40,9 +41,9 @@ def row(record: dict[str, Any]) -> tuple[str, ...]:
 def render(records: list[dict[str, Any]]) -> str:
     """Return the table and its notes as text; a blank line parts the tasks."""
     rows = [row(record) for record in records]
-    widths = [max(map(len, column)) for column in zip(HEADINGS, *rows)]
+    widths = [max(map(len, column)) for column in zip(HEADINGS, *rows, strict=True)]
     lines = [_line(HEADINGS, widths), "  ".join("-" * width for width in widths)]
-    for before, cells in zip([rows[0], *rows], rows):
+    for before, cells in pairwise([rows[0], *rows]):
         if cells[0] != before[0]:
             lines.append("")
         lines.append(_line(cells, widths))
@@ -50,8 +51,8 @@ def render(records: list[dict[str, Any]]) -> str:
 
 
 def _line(cells: tuple[str, ...], widths: list[int]) -> str:
-    words = [cell.ljust(width) for cell, width in zip(cells[:2], widths)]
-    numbers = [cell.rjust(width) for cell, width in zip(cells[2:], widths[2:])]
+    words = [cell.ljust(width) for cell, width in zip(cells[:2], widths[:2], strict=True)]
+    numbers = [cell.rjust(width) for cell, width in zip(cells[2:], widths[2:], strict=True)]
     return "  ".join(words + numbers)
 
 

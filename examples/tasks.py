@@ -141,7 +141,7 @@ class Text:
         }
 
 
-TASKS: dict[str, type[Digits] | type[Text]] = {"digits": Digits, "text": Text}
+TASKS: dict[str, type[Digits | Text]] = {"digits": Digits, "text": Text}
 
 
 def reference_text() -> str:

@@ -45,7 +45,8 @@ def measure(elements: int, repeat: int, method: str, options: dict[str, Any]) ->
     rows = max(1, round(elements**0.5))
     shape = (rows, max(1, elements // rows))
     source, grad = torch.randn(shape, generator=torch.Generator().manual_seed(hvd.rank())), torch.empty(shape)
-    ours = {name: _Ours(grad, name, given) for name, given in ({"none": {}} | {method: options}).items()}
+    both: dict[str, dict[str, Any]] = {"none": {}, method: options}
+    ours = {name: _Ours(grad, name, given) for name, given in both.items()}
     contestants: dict[str, Callable[[], object]] = {
         "horovod fp32": lambda: hvd.allreduce_(grad, name="headroom.fp32"),
         "horovod fp16": lambda: _through_fp16(grad),

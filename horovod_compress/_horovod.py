@@ -5,6 +5,7 @@ from __future__ import annotations
 import pickle
 import sys
 import time
+from types import FrameType
 from typing import Any
 
 import horovod.torch as hvd
@@ -30,7 +31,7 @@ def allgather_object(value: Any, name: str, process_set: Any, seconds: float) ->
     joined = _allgather(data, f"{name}.data", process_set, seconds).numpy().tobytes()
     values, at = [], 0
     for size in lengths:
-        values.append(pickle.loads(joined[at : at + size]))
+        values.append(pickle.loads(joined[at : at + size]))  # noqa: S301  from ranks of this job
         at += size
     return values
 
@@ -52,9 +53,9 @@ def owner_of_token() -> torch.Tensor:
     """Return a tensor that owns, as its ``grad``, a one-element token for Horovod.
 
     From PyTorch 2.10 on, the thread that drops the last C++ reference beside that of the Python wrapper takes Python's
-    lock. When Horovod 0.28 ends, for whatever reason, its thread drops all tensors with Horovod's lock taken, while the
-    thread that hands over the next one waits for that lock with Python's lock taken: without an owner the process stands
-    still for ever. Dense gradients have their parameters for owners.
+    lock. When Horovod 0.28 ends, for whatever reason, its thread drops all tensors with Horovod's lock taken, while
+    the thread that hands over the next one waits for that lock with Python's lock taken: without an owner the process
+    hangs. Dense gradients have their parameters for owners.
     """
     owner = torch.empty(1, dtype=torch.float32, device="cpu")
     owner.grad = torch.empty_like(owner)
@@ -70,7 +71,8 @@ def waits_for_tokens(compression: Any) -> bool:
     """Return whether a thread is inside Horovod's wait for one of this compression's tokens."""
     wait = mpi_ops.synchronize.__code__
     for frame in sys._current_frames().values():
-        inside, at = False, frame
+        inside = False
+        at: FrameType | None = frame
         while at is not None:
             inside = inside or at.f_code is wait
             if inside and getattr(at.f_locals.get("self"), "_compression", None) is compression:

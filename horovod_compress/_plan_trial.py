@@ -30,7 +30,7 @@ _TIMEOUT_SECONDS = 600.0  # a slow link is no failure here
 class _Asked:
     """What rank 0 tells the others: the plans to try, or why there are none."""
 
-    plans: list[tuple[str, list[dict]]]
+    plans: list[tuple[str, list[dict[str, Any]]]]
     problem: str = ""
 
 
@@ -73,7 +73,7 @@ class _NullOptimizer(torch.optim.Optimizer):
     def __init__(self, params: Any) -> None:
         super().__init__(params, {})
 
-    def step(self, closure: Any = None) -> None:
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
         return None
 
 

@@ -132,8 +132,8 @@ def _check_buckets(methods: Methods, plan: Plan, options: Options) -> None:
         tables = methods.codecs[bucket.method].tables(bucket)
         if tables and is_adaptive(options.schedule) and options.schedule != OPTIONAL:
             raise ConfigError(
-                f"{methods.codecs[bucket.method].name} keeps {', '.join(sorted(tables))} for whole buckets, so they cannot "
-                f'be changed in the running job; choose a fixed schedule such as "size:25MB"'
+                f"{methods.codecs[bucket.method].name} keeps {', '.join(sorted(tables))} for whole buckets, so they "
+                f'cannot be changed in the running job; choose a fixed schedule such as "size:25MB"'
             )
 
 

@@ -109,6 +109,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def collect(environment: Mapping[str, str]) -> Report:
+    """Return everything that there is to report, each item checked by trying it."""
     horovod = horovod_items()
     return Report(
         version=package_version(),
@@ -124,6 +125,7 @@ def collect(environment: Mapping[str, str]) -> Report:
 
 
 def package_version() -> str:
+    """Return the installed version."""
     try:
         return importlib.metadata.version("horovod-compress")
     except importlib.metadata.PackageNotFoundError:
@@ -140,7 +142,7 @@ def attempt(name: str, check: Callable[[], str]) -> Item:
         return Item(name, True, check())
     except Unavailable as reason:
         return Item(name, False, str(reason))
-    except Exception as error:  # a broken installation must be reported, whatever way it breaks
+    except Exception as error:  # noqa: BLE001  a broken installation must be reported, whatever way it breaks
         # The reason stands in the first line: what follows it is for whoever debugs that package.
         first = (str(error).strip() or "no message").splitlines()[0]
         return Item(name, False, f"{type(error).__name__}: {first}")
@@ -229,14 +231,16 @@ def _device_of_torch() -> str:
 
 
 def method_items() -> list[Item]:
+    """Return the registered methods, or why there are none."""
     try:
         names = importlib.import_module("horovod_compress.codecs.registry").available()
-    except Exception as error:
+    except Exception as error:  # noqa: BLE001  likewise
         return [Item("none", False, f"horovod_compress.codecs does not import: {type(error).__name__}: {error}")]
     return [Item(name, True) for name in names]
 
 
 def horovod_items() -> list[Item]:
+    """Return Horovod, its PyTorch part and what that was built with, as far as they import."""
     found = attempt("Horovod", lambda: str(importlib.import_module("horovod").__version__))
     if not found.available:
         return [found]

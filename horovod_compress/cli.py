@@ -22,6 +22,7 @@ def verb_modules() -> dict[str, ModuleType]:
 
 
 def build_parser() -> argparse.ArgumentParser:
+    """Return the parser of the whole command line, with every verb in it."""
     parser = argparse.ArgumentParser(prog="hvd-compress", description="Gradient compression for Horovod jobs.")
     parser.add_argument("--version", action="version", version=f"%(prog)s {check_build.package_version()}")
     parser.add_argument("--check-build", "-cb", action="store_true", help="show what is available here, and exit")

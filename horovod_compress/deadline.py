@@ -8,7 +8,7 @@ import time
 class Deadline:
     """A point on the monotonic clock; each wait uses what is left of it."""
 
-    __slots__ = ("seconds", "_end")
+    __slots__ = ("_end", "seconds")
 
     def __init__(self, seconds: float) -> None:
         self.seconds = seconds

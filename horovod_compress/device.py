@@ -36,7 +36,7 @@ Mark = Any
 class Host:
     """The CPU."""
 
-    #: Whether payloads there are exchanged from copies in host memory, see :mod:`.staging`, as the CPU cannot read them.
+    #: Whether payloads there are exchanged from copies in host memory, as the CPU cannot read them: :mod:`.staging`.
     apart: ClassVar[bool] = False
 
     def __init__(self, name: str = "cpu") -> None:

@@ -26,7 +26,7 @@ class NonFiniteError(HorovodCompressError, FloatingPointError):
     """A gradient holds NaN or infinity, and ``nonfinite="raise"`` was asked for."""
 
 
-class ExchangeError(HorovodCompressError, HorovodInternalError):
+class ExchangeError(HorovodCompressError, HorovodInternalError):  # type: ignore[misc]
     """An exchange failed or ran out of time; ``hvd.elastic.run`` recovers from it."""
 
 

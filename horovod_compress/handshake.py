@@ -35,7 +35,7 @@ class Document:
 
     fields: dict[str, Any]
     refusal: str | None = None
-    plan: list[dict] | None = None
+    plan: list[dict[str, Any]] | None = None
     meeting: tuple[str, int] | None = None
     gpu: str | None = None
 

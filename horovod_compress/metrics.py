@@ -104,7 +104,7 @@ class FlightRecorder:
     def document(self, rank: int, failure: str) -> dict[str, Any]:
         """Return the events as plain data, the oldest first."""
         names = ("time", "step", "bucket", "event", "hop")
-        events = [dict(zip(names, event)) for event in list(self.events)]
+        events = [dict(zip(names, event, strict=True)) for event in list(self.events)]
         return {"rank": rank, "time": time.time(), "failure": failure, "events": events}
 
     def dump(self, rank: int, failure: str) -> None:

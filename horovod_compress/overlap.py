@@ -69,7 +69,7 @@ def covered(spans: Iterable[tuple[float, float]], until: float = inf) -> float:
     """Return how long at least one of the spans was on, before a time; they are in order of their ends."""
     seconds, done = 0.0, -inf
     for began, ended in spans:
-        began, ended = max(began, done), min(ended, until)
-        seconds += max(0.0, ended - began)
-        done = max(done, ended)
+        stop = min(ended, until)
+        seconds += max(0.0, stop - max(began, done))
+        done = max(done, stop)
     return seconds

@@ -8,6 +8,7 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 from .errors import ConfigError
 
@@ -109,7 +110,7 @@ class Plan:
         """Return the name of every tensor, in plan order."""
         return [tensor.name for bucket in self.buckets for tensor in bucket.tensors]
 
-    def document(self) -> list[dict]:
+    def document(self) -> list[dict[str, Any]]:
         """Return the plan as plain data, for the handshake and for files."""
         return [
             {"method": bucket.method, "tensors": [[t.name, list(t.shape), t.dtype] for t in bucket.tensors]}
@@ -118,7 +119,7 @@ class Plan:
         ]
 
     @classmethod
-    def from_document(cls, document: list[dict]) -> Plan:
+    def from_document(cls, document: list[dict[str, Any]]) -> Plan:
         """Rebuild a plan from :meth:`document`."""
         return cls(
             tuple(
@@ -169,7 +170,7 @@ class Plan:
                     f"make the plan from this model where it is trained"
                 )
             buckets.append(replace(bucket, tensors=moved))
-        same = all(a.tensors[0].device == b.tensors[0].device for a, b in zip(buckets, self.buckets))
+        same = all(a.tensors[0].device == b.tensors[0].device for a, b in zip(buckets, self.buckets, strict=True))
         return self if same else Plan(tuple(buckets))
 
     def check_covers(self, tensors: Sequence[TensorSpec]) -> None:

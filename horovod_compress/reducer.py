@@ -17,6 +17,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -31,7 +32,6 @@ from .deadline import Deadline
 from .device import Host, Mark
 from .errors import (
     ConfigError,
-    CorruptFrameError,
     ExchangeError,
     HorovodCompressError,
     MismatchError,
@@ -223,8 +223,8 @@ class Reducer:
             )
         if grad.device != where.where:
             raise ConfigError(
-                f"rank {self.rank}: the gradient of {tensor.name} is on {grad.device}, its parameter was on {where.where} "
-                f"when the compression was made; move the model to its device before"
+                f"rank {self.rank}: the gradient of {tensor.name} is on {grad.device}, its parameter was on "
+                f"{where.where} when the compression was made; move the model to its device before"
             )
 
     def _claim(self, station: Station, position: int) -> None:
@@ -353,8 +353,9 @@ class Reducer:
         except Exception as error:
             station, position = self._where[index]
             raise ExchangeError(
-                f"rank {self.rank}: the gradient of {station.bucket.tensors[position].name}, in bucket {key.bucket} of step "
-                f"{key.step}, could not be taken in: {type(error).__name__}: {error}; restart the job from a checkpoint"
+                f"rank {self.rank}: the gradient of {station.bucket.tensors[position].name}, in bucket {key.bucket} of "
+                f"step {key.step}, could not be taken in: {type(error).__name__}: {error}; restart the job from a "
+                f"checkpoint"
             ) from error
 
     # ---- the exchange thread ----
@@ -373,7 +374,7 @@ class Reducer:
                 self._fail(self._explain(error))
         except HorovodCompressError as error:
             self._stop(error)
-        except BaseException as error:  # anything else would leave the training thread waiting
+        except BaseException as error:  # noqa: BLE001  anything else would leave the training thread waiting
             text = f"rank {self.rank}: {type(error).__name__} during {self.recorder.last()}: {error}"
             self._stop(ExchangeError(text))
 
@@ -598,7 +599,7 @@ class Reducer:
         exchange.step = 0
         found, _ = gather.run(exchange, mine.view(torch.uint8))
         self.metrics.bytes_sent += exchange.bytes_sent
-        steps, plans, values = zip(*(data.view(torch.int64).tolist() for data in found))
+        steps, plans, values = zip(*(data.view(torch.int64).tolist() for data in found), strict=True)
         if len(set(steps)) > 1:
             told = ", ".join(f"rank {rank} at step {step}" for rank, step in enumerate(steps))
             raise MismatchError(
@@ -607,8 +608,9 @@ class Reducer:
             )
         if odd := _minority(plans):
             raise MismatchError(
-                f"rank {self.rank}: the buckets differ between ranks, on rank(s) {odd} from the others; give every rank "
-                f"the same schedule=, and call load_state_dict() on every rank or on none, with states of the same step"
+                f"rank {self.rank}: the buckets differ between ranks, on rank(s) {odd} from the others; give every "
+                f"rank the same schedule=, and call load_state_dict() on every rank or on none, with states of the "
+                f"same step"
             )
         if odd := _minority(values):
             raise MismatchError(
@@ -716,7 +718,7 @@ class Reducer:
         self._closed = True
 
     def _comes_to_rest(self) -> bool:
-        """Wait until nothing is queued on our streams: the allocator knows only of the one that memory was asked for on."""
+        """Wait until nothing is queued on our streams: the allocator knows only of the one that asked for memory."""
         deadline = Deadline(_CLOSE_SECONDS)
         try:
             for where in self._devices.values():
@@ -846,7 +848,7 @@ def _minority(values: Sequence[int]) -> str:
     return ", ".join(str(rank) for rank, value in enumerate(values) if value != usual)
 
 
-def _told(notes: dict[int, dict]) -> str:
+def _told(notes: dict[int, dict[str, Any]]) -> str:
     """Return a sentence on what the ranks' notes say; one with a reason of its own comes first."""
     for rank, note in sorted(notes.items()):
         if "why" in note:

@@ -25,7 +25,6 @@ from .staging import StagedGather, Staging
 from .transports.nccl import Link
 from .wire import Bad
 
-
 #: Gradients below are never refused for being too large: half of what hvc/kept.h allows with a residual.
 _HUGE = 2.0**95
 _CPU = Host()
@@ -149,8 +148,10 @@ class _CodecReduction:
 
 
 class Station:
-    """The buffers and the state of one bucket. ``offer`` runs without the
-    reducer's lock, between ``claim`` and ``count_in``, which need it."""
+    """The buffers and the state of one bucket.
+
+    ``offer`` runs without the reducer's lock, between ``claim`` and ``count_in``, which need it.
+    """
 
     def __init__(
         self,
@@ -332,12 +333,12 @@ class Station:
         self._turn, self._is_plain = number, plain
 
     def note_emptied(self) -> None:
-        """Take note that a round went well on every rank, after which nothing waits where every round sends all of it."""
+        """Take note that a round went well on every rank: nothing waits now, where every round sends all of it."""
         if self._is_plain or self._nothing_waits or not self._codec.plain_when_empty(self.bucket):
             return
         if all(grad is not None for grad in self.grads):  # what was skipped may wait
             self._nothing_waits = True
-            # A gradient of -0 plus this is -0: a job that goes on from a checkpoint, and adds it once more, has equal bits.
+            # A gradient of -0 plus this is -0: a job that goes on from a checkpoint, and adds it again, has equal bits.
             self.state["residual"].fill_(-0.0)
 
     def resume(self, step: int) -> None:
@@ -360,7 +361,7 @@ class Station:
         """Return the tensors that were not offered in the step under way."""
         if not self._started:
             return [tensor.name for tensor in self.bucket.tensors]
-        pairs = zip(self.bucket.tensors, self._claimed)
+        pairs = zip(self.bucket.tensors, self._claimed, strict=True)
         return [tensor.name for tensor, claimed in pairs if not claimed]
 
     def claim(self, position: int, gain: float | None) -> bool:
@@ -447,7 +448,7 @@ class Station:
             self.device.copy(row, found)  # one copy for all
             self.device.wait(self.device.mark(), deadline)
             found = row
-        self.add_bad({position: number for position, number in zip(positions, found.tolist()) if number})
+        self.add_bad({position: number for position, number in zip(positions, found.tolist(), strict=True) if number})
 
     def add_bad(self, counts: dict[int, int] | None) -> None:
         """Note values of this rank that are not finite, by position."""
@@ -457,7 +458,7 @@ class Station:
 
     def write_back(self) -> None:
         """Copy results to gradients that are not contiguous; all others were overwritten."""
-        for flat, grad in zip(self.grads, self._originals):
+        for flat, grad in zip(self.grads, self._originals, strict=True):
             if flat is not None and grad is not None and flat.data_ptr() != grad.data_ptr():
                 grad.copy_(flat.view(grad.shape))
 

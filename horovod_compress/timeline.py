@@ -107,7 +107,7 @@ class _Timeline:
         hops = [hop for hop in self._hops if hop.began >= record.began]
         self._hops.clear()
         starts = [Record("hop", record.began, record.began, record.step, None, "until the first hop"), *hops]
-        for hop, end in zip(starts, [*(hop.began for hop in hops), record.ended]):
+        for hop, end in zip(starts, [*(hop.began for hop in hops), record.ended], strict=True):
             if hops:
                 self._span(row, hop._replace(ended=end), hop.detail)
 

@@ -27,8 +27,7 @@ import horovod.torch as hvd
 import torch
 from torch import Tensor, nn
 
-from . import checkpoint
-from . import trace as recording
+from . import checkpoint, trace as recording
 from ._horovod import (
     allgather_object,
     calling_optimizer,
@@ -214,7 +213,8 @@ class Compression:
         """Return the result for a token; other tensors pass through."""
         if not isinstance(ctx, tuple):
             return tensor if ctx is None else ctx
-        return self._result(*ctx, gain=self._gain_of(tensor.item()))
+        index, step = ctx
+        return self._result(index, step, gain=self._gain_of(tensor.item()))
 
     def attach(self, optimizer: Any) -> Any:
         """Let a stock optimizer hand its gradients over without tokens; return the optimizer.
@@ -264,7 +264,8 @@ class Compression:
         """
         if self._in_updates or self._scaler is not None:
             raise ConfigError(
-                "follow() takes the gradient scaler of one optimizer, once; in update mode nothing is scaled, leave it out"
+                "follow() takes the gradient scaler of one optimizer, once; in update mode nothing is scaled, "
+                "leave it out"
             )
         if not self._reducer:
             return scaler
@@ -284,7 +285,7 @@ class Compression:
         self._scale = after
 
     def _bridge(self) -> None:
-        """Before the first step, or the first after a resume: what is kept may be of another scale than the scaler's."""
+        """Before the first step, or the first after a resume: what is kept may be of another scale."""
         self._bridged = True
         self._rescale(self._scale, float(self._scaler.get_scale()))
 
@@ -323,8 +324,8 @@ class Compression:
             )
         if any(bucket.plain for bucket in self._running().plan.buckets):
             raise ConfigError(
-                "this plan leaves buckets uncompressed, which was chosen for gradients; give update mode a fixed schedule "
-                'such as "size:25MB"'
+                "this plan leaves buckets uncompressed, which was chosen for gradients; give update mode a fixed "
+                'schedule such as "size:25MB"'
             )
         if self._running().options.nonfinite == "zero":
             raise ConfigError(
@@ -368,8 +369,8 @@ class Compression:
         Returns:
             ``steps``, ``bytes_sent`` (all bytes handed to the transport), ``bytes_dense`` (what a
             float32 ring would have sent), ``seconds`` per phase, ``residual_norm``, ``nonfinite``,
-            ``verified`` (steps whose results were compared across ranks), ``buckets``, ``plain_buckets`` (of them, those
-            that the schedule leaves uncompressed), ``tuned`` (no search for buckets is under way), ``method``,
+            ``verified`` (steps whose results were compared across ranks), ``buckets``, ``plain_buckets`` (of them,
+            those that the schedule leaves uncompressed), ``tuned`` (no search for buckets is under way), ``method``,
             ``overlap`` (the share of the exchanges' time that the backward pass hides, 0 to 1) and the
             ``overlap_seconds`` it is made of: see :class:`horovod_compress.overlap.Overlap`.
         """
@@ -650,5 +651,5 @@ def _close_all() -> None:
     for compression in list(_open):
         try:
             compression.close()
-        except Exception as error:  # the others are to be closed all the same
+        except Exception as error:  # noqa: BLE001  the others are to be closed all the same
             _log.warning("closing a compression at exit failed: %s", error)

@@ -80,7 +80,7 @@ class Trace:
 
     def _is_first(self) -> bool:
         """Return whether it is on the caller to write, and let another trace begin."""
-        global _current
+        global _current  # noqa: PLW0603  a process has one trace
         with self._lock:
             first, self._ending = not self._ending, True
         if _current is self:
@@ -93,7 +93,7 @@ class Trace:
             temporary.write_text(json.dumps(self._document()))
             temporary.replace(self.path)  # a reader sees all of it or nothing
             _log.info("rank %d: the timeline is in %s", self._rank, self.path)
-        except Exception as error:  # training goes on without it
+        except Exception as error:  # noqa: BLE001  training goes on without it
             _log.warning("rank %d: the timeline was not written to %s: %s", self._rank, self.path, error)
             with contextlib.suppress(OSError):
                 temporary.unlink(missing_ok=True)
@@ -158,7 +158,7 @@ def begin(path: str | os.PathLike[str], rank: int, steps: int | range | None, ev
     Raises:
         ConfigError: the file cannot be written, ``steps`` is wrong, or a trace is being recorded already.
     """
-    global _current
+    global _current  # noqa: PLW0603  a process has one trace
     if _current:
         raise ConfigError(f"rank {rank}: a timeline is being recorded to {_current.path}; close() that one first")
     _current = Trace(path, rank, steps, events)
@@ -168,7 +168,7 @@ def begin(path: str | os.PathLike[str], rank: int, steps: int | range | None, ev
 
 def follow(reducer: Reducer, rank: int, method: str) -> None:
     """Record a new reducer if a trace is on, or is asked for by ``HVC_TRACE``; never raises."""
-    global _asked
+    global _asked  # noqa: PLW0603  and asks for one once
     path = os.environ.get("HVC_TRACE", "")
     if path and not _asked and not _current:
         try:

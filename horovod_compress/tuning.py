@@ -46,7 +46,7 @@ class RankTrial:
 class _Decision:
     """What rank 0 tells the others: buckets to try or to keep, or why it cannot."""
 
-    plan: list[dict] | None
+    plan: list[dict[str, Any]] | None
     done: bool
     why: str = ""
     problem: str | None = None
@@ -149,8 +149,8 @@ class Tuner:
         if self._drift.look(self._share(self._drift.seconds(step))):
             if self._reducer.rank == 0:
                 _log.warning(
-                    "the exchanges of a step take %.1f ms now and took %.1f ms when buckets were chosen, as the network "
-                    "or the method's rounds have changed: choosing again",
+                    "the exchanges of a step take %.1f ms now and took %.1f ms when buckets were chosen, as the "
+                    "network or the method's rounds have changed: choosing again",
                     1e3 * self._drift.last, 1e3 * (self._drift.first or 0.0),
                 )  # fmt: skip
             self.done, self._tuning, self._drift = False, None, None
@@ -183,7 +183,8 @@ class Tuner:
         plan = self._reducer.plan
         _log.info(
             "schedule %s chose %d bucket(s) in %d steps and %.2f s of processor time; tensors in each: %s%s",
-            self._schedule, len(plan.buckets), self._step - self._began, self._cpu, _sizes(plan), f". {why}" if why else "",
+            self._schedule, len(plan.buckets), self._step - self._began, self._cpu, _sizes(plan),
+            f". {why}" if why else "",
         )  # fmt: skip
 
     # ---- rank 0 ----
@@ -193,7 +194,7 @@ class Tuner:
             choice, done = self._advance(watch, of_ranks)
             self._tried = self._as_buckets(choice)
             return _Decision(self._tried.plan.document(), done, choice.why)
-        except Exception as error:  # told to every rank, which raises it
+        except Exception as error:  # noqa: BLE001  told to every rank, which raises it
             return _Decision(None, True, problem=f"{type(error).__name__}: {error}")
 
     def _advance(self, watch: Watch, of_ranks: Sequence[RankTrial]) -> tuple[Choice, bool]:

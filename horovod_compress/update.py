@@ -75,8 +75,8 @@ def distributed_update_optimizer(
         problem = str(error)
     _agree(compression, settings, problem)
     assert settings is not None
-    kind = type(f"Update{type(optimizer).__name__}", (_UpdateMode, type(optimizer)), {})
-    made: Any = kind.__new__(kind)
+    kind: Any = type(f"Update{type(optimizer).__name__}", (_UpdateMode, type(optimizer)), {})
+    made = kind.__new__(kind)
     made.__dict__.update({name: value for name, value in optimizer.__dict__.items() if name != "step"})
     adam = SharedSecondMoment(made) if settings.shared else None
     exchange = Exchange(compression.begin_updates(), parameters, settings.masking)
@@ -132,7 +132,7 @@ def _shares(second_moment: str, optimizer: torch.optim.Optimizer, method: str) -
     adam = type(optimizer) in FAMILY
     if second_moment == "shared" and not adam:
         raise ConfigError(f'second_moment="shared" is for Adam and AdamW, got {type(optimizer).__name__}')
-    return adam and (second_moment == "shared" or second_moment == "auto" and method in _SHARED_BY_DEFAULT)
+    return adam and (second_moment == "shared" or (second_moment == "auto" and method in _SHARED_BY_DEFAULT))
 
 
 def _in_plan_order(
@@ -145,7 +145,7 @@ def _in_plan_order(
     """
     named = {name: parameter for name, parameter in named_parameters if parameter.requires_grad}
     parameters: list[nn.Parameter] = compression.parameters()
-    if any(named.get(name) is not mine for name, mine in zip(compression.plan.names(), parameters)):
+    if any(named.get(name) is not mine for name, mine in zip(compression.plan.names(), parameters, strict=True)):
         raise ConfigError("named_parameters should be those that the compression was made with")
     known = {id(parameter) for parameter in parameters}
     if len(known) < len(parameters):
@@ -185,6 +185,7 @@ class _UpdateMode:
     """Put before an optimizer's class: its own ``step`` becomes the local step."""
 
     _updates: Schedule
+    param_groups: list[dict[str, Any]]
     #: A gradient scaler then calls ``step`` even if this rank's gradients overflowed: ranks stay in step.
     _step_supports_amp_scaling = True
 
@@ -206,7 +207,8 @@ class _UpdateMode:
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        scaler = {name: self.__dict__.pop(name) for name in ("grad_scale", "found_inf") if name in self.__dict__}
+        both = [name for name in ("grad_scale", "found_inf") if name in self.__dict__]
+        scaler: dict[str, Any] = {name: self.__dict__.pop(name) for name in both}
         try:
             skip = bool(scaler.get("found_inf") is not None and scaler["found_inf"] > 0)
             if not skip:
@@ -232,7 +234,7 @@ class _UpdateMode:
 
     def _unscale(self, scale: Any) -> None:
         if scale is not None:
-            for group in self.param_groups:  # type: ignore[attr-defined]
+            for group in self.param_groups:
                 for parameter in group["params"]:
                     if parameter.grad is not None:
                         parameter.grad.div_(scale)
@@ -270,7 +272,7 @@ class _UpdateMode:
             )
         rest = {name: part for name, part in state_dict.items() if name != _STATE_KEY}
         self._updates.check(state_dict[_STATE_KEY])
-        groups = self.param_groups  # type: ignore[has-type]
+        groups = self.param_groups
         super().load_state_dict(rest)  # type: ignore[misc]
         # A schedule made with the optimizer as it was before it was wrapped looks into this list.
         groups[:] = self.param_groups

@@ -53,12 +53,12 @@ class Exchange:
 
     def remember(self) -> None:
         """Note the weights that updates are counted from."""
-        for base, parameter in zip(self.base, self.parameters):
+        for base, parameter in zip(self.base, self.parameters, strict=True):
             base.copy_(parameter)
 
     def set_back(self) -> None:
         """Put the noted weights back."""
-        for base, parameter in zip(self.base, self.parameters):
+        for base, parameter in zip(self.base, self.parameters, strict=True):
             parameter.copy_(base)
 
     def compare(self, weights: list[Tensor], counters: tuple[int, ...]) -> None:
@@ -130,7 +130,7 @@ class Exchange:
             means.append(_marked(parameter))
             step = self.reducer.offer(index, means[-1])
         finite = [self._fetch(index, step, mean) for index, mean in enumerate(means)]
-        for parameter, mean in zip(self.parameters, means):
+        for parameter, mean in zip(self.parameters, means, strict=True):
             if _nowhere(mean):
                 parameter.grad = None
             elif mean is not parameter.grad:
@@ -158,7 +158,7 @@ class Exchange:
             own = [kept[name] for name in _MOMENTA if isinstance(kept.get(name), Tensor)]
             copies = [momentum.contiguous() for momentum in own]
             self.reducer.clear_where_sent(index, copies)
-            yield from zip(own, copies)
+            yield from zip(own, copies, strict=True)
 
 
 def _marked(parameter: nn.Parameter) -> Tensor:
@@ -312,5 +312,6 @@ class Schedule:
         self._compared = False
         if self._adam:
             self._adam.forget()
-        for base, saved in zip(self._exchange.base, state["base"]):
+        # None are saved right after an exchange: they are the weights.
+        for base, saved in zip(self._exchange.base, state["base"], strict=False):
             base.copy_(saved)

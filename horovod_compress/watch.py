@@ -6,7 +6,7 @@ import time
 from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Sequence
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from statistics import median
 
 from .plan import Plan, TensorSpec
@@ -55,8 +55,8 @@ class Watch:
         What comes between two steps, as loading the next batch, is left out, as no choice of buckets changes it. So
         is the first step, as it pays for new buffers.
         """
-        steps = list(zip(self._begins, self._begins[1:]))
-        counted = [step for number, step in enumerate(steps) if number and number not in self._spoiled]
+        steps = enumerate(pairwise(self._begins))
+        counted = [step for number, step in steps if number and number not in self._spoiled]
         return [self._last_result(begin, after) - begin for begin, after in counted]
 
     def _last_result(self, begin: float, after: float) -> float:
@@ -70,7 +70,7 @@ class Watch:
 
     def arrivals(self, tensors: Sequence[TensorSpec]) -> Arrivals:
         """Return when these tensors, and all before them, were there after the first of a step, medians over steps."""
-        seconds = dict(zip(self._plan.names(), self._arrivals()))
+        seconds = dict(zip(self._plan.names(), self._arrivals(), strict=True))
         found = accumulate((seconds[tensor.name] for tensor in tensors), max)
         return Arrivals(tuple(tensor.count for tensor in tensors), tuple(found))
 

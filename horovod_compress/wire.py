@@ -62,7 +62,7 @@ class Address(NamedTuple):
 class Bad(NamedTuple):
     """How many non-finite values were offered, and 1 + the lowest rank that had one."""
 
-    count: int = 0
+    count: int = 0  # type: ignore[assignment]
     origin: int = 0
 
     def plus(self, other: Bad) -> Bad:
@@ -79,11 +79,11 @@ def codec_id(name: str) -> int:
 class FrameBuffer:
     """Memory for one frame: the header and up to ``capacity`` payload bytes."""
 
-    __slots__ = ("memory", "_bytes")
+    __slots__ = ("_bytes", "memory")
 
     def __init__(self, capacity: int) -> None:
         self.memory = torch.zeros(HEADER_BYTES + capacity, dtype=torch.uint8)
-        self._bytes = memoryview(self.memory.numpy())
+        self._bytes = memoryview(self.memory.numpy().data)
 
     def frame(self, length: int) -> Tensor:
         """Return the bytes of a frame with ``length`` payload bytes."""
@@ -120,7 +120,7 @@ class FrameBuffer:
         _field("checksum", crc, _CRC.unpack_from(self._bytes, _CRC_AT)[0], due)
         expected = due._replace(step=due.step & _MOST)
         if tuple(fields) != tuple(expected):
-            for name, want, got in zip(Address._fields, expected, fields):
+            for name, want, got in zip(Address._fields, expected, fields, strict=True):
                 _field(name, want, got, due)
         if any(self._bytes[48:_CRC_AT]):
             _field("reserved bytes", 0, bytes(self._bytes[48:_CRC_AT]).hex(), due)

@@ -72,7 +72,7 @@ class Worker:
     def _run_one(self, task: Task) -> None:
         try:
             task()
-        except BaseException as error:  # somebody waits for what comes of it, whatever happened
+        except BaseException as error:  # noqa: BLE001  somebody waits for what comes of it, whatever happened
             self._leaves_out = True
             with contextlib.suppress(Exception):  # this thread has to go on: others wait for it to drain
                 self._failed(error)

@@ -173,7 +173,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             print(error, file=sys.stderr)
             return 1
     wrong = 0
-    for source, report in zip(sources(), reports):
+    for source, report in zip(sources(), reports, strict=True):
         found = usages(report, wide_kernels(source.read_text()))
         most = max(usage.registers for usage in found)
         print(f"{source.name:14s} {len(found):4d} kernels, at most {most:3d} registers")

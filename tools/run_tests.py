@@ -32,7 +32,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             ["-m", f"{chosen}not jobs", "-n", options.workers, "--dist", "loadfile", *others],
             ["-m", f"{chosen}jobs", *others],
         ],
-        lambda part: subprocess.run([sys.executable, "-m", "pytest", *part]).returncode,
+        lambda part: subprocess.run([sys.executable, "-m", "pytest", *part], check=False).returncode,
         stops=any(other == "-x" or other.startswith(("--exitfirst", "--maxfail")) for other in others),
     )
 

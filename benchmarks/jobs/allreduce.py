@@ -1,6 +1,6 @@
-"""Times the mean of one tensor over all ranks, for every contestant in turn; runs on every rank.
+r"""Times the mean of one tensor over all ranks, for every contestant in turn; runs on every rank.
 
-    horovodrun -np 4 -H a:1,b:1,c:1,d:1 python -m benchmarks.jobs.allreduce --elements 25000000 \\
+    horovodrun -np 4 -H a:1,b:1,c:1,d:1 python -m benchmarks.jobs.allreduce --elements 25000000 \
         --method "horovod fp32" --method "marsit ring full_precision_every=0"
 
 A contestant that has an all-reduce of its own is called directly; the others reduce the gradient of
@@ -84,7 +84,7 @@ class _Handed(torch.autograd.Function):
         return parameter.new_zeros(())
 
     @staticmethod
-    def backward(ctx: Any, output: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
+    def backward(ctx: Any, output: Tensor) -> tuple[Tensor, None]:
         # A new tensor over the same memory: autograd takes it over instead of copying it.
         return ctx.model.gradient.detach(), None
 
@@ -98,7 +98,7 @@ class OneTensor(nn.Module):
         self.gradient = gradient.view_as(self.weight)
 
     def forward(self, unused: Tensor) -> Tensor:
-        return _Handed.apply(self.weight, self)
+        return _Handed.apply(self.weight, self)  # type: ignore[no-untyped-call]
 
 
 # ---- contestants ------------------------------------------------------------------------------
@@ -206,9 +206,9 @@ def compete(elements: int, adapters: list[Adapter], repeat: int, warm_up: int) -
             if number == repeat - 1:
                 wrong[place] = judged(contestant)
             contestant.measure_exchange()
-    for contestant, count in zip(contestants, wrong):
+    for contestant, count in zip(contestants, wrong, strict=True):
         tell(record_of(contestant, count))
-    tell_wrong(size_text(4 * elements), [c.adapter.name for c, count in zip(contestants, wrong) if count])
+    tell_wrong(size_text(4 * elements), [c.adapter.name for c, count in zip(contestants, wrong, strict=True) if count])
     hvd.barrier()  # nobody closes while another rank is still under way
     for contestant in contestants:
         base.close(contestant.adapter)

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from benchmarks import peers
 from benchmarks.launch import emit
-from benchmarks.peers import PeerError
+from benchmarks.peers.base import PeerError
 from benchmarks.results import Record, plain
 
 
@@ -75,14 +75,14 @@ def gathered(value: Any, name: str) -> list[Any]:
 
 def slowest(seconds: list[float], name: str) -> list[float]:
     """Return the largest of all ranks' values, place by place."""
-    return [max(values) for values in zip(*gathered(seconds, name))]
+    return [max(values) for values in zip(*gathered(seconds, name), strict=True)]
 
 
 def digest(tensors: Iterable[Tensor]) -> str:
     """Return a hash of the tensors' bytes, in order."""
     found = hashlib.blake2b(digest_size=16)
     for tensor in tensors:
-        found.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy())
+        found.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
     return found.hexdigest()
 
 
@@ -92,5 +92,5 @@ class NullOptimizer(torch.optim.Optimizer):
     def __init__(self, params: Any, lr: float = 1.0) -> None:
         super().__init__(params, {"lr": lr})
 
-    def step(self, closure: Any = None) -> None:
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
         return None

@@ -1,6 +1,6 @@
-"""Times training steps of a stand-in model for every contestant in turn; runs on every rank.
+r"""Times training steps of a stand-in model for every contestant in turn; runs on every rank.
 
-    horovodrun -np 4 -H a:1,b:1,c:1,d:1 python -m benchmarks.jobs.step --model resnet50 \\
+    horovodrun -np 4 -H a:1,b:1,c:1,d:1 python -m benchmarks.jobs.step --model resnet50 \
         --method headroom --method "horovod fp32" --method "marsit full_precision_every=0"
 
 In every round each contestant takes a step with the stand-in compute, and one without, which is its
@@ -23,8 +23,8 @@ from torch import Tensor
 from benchmarks import peers, shapes
 from benchmarks.jobs.allreduce import LEAST, UNIT, fill_block
 from benchmarks.jobs.rank import NullOptimizer, digest, gathered, run_job, say, slowest, tell, tell_wrong, timed
-from benchmarks.peers import PeerError, base
-from benchmarks.peers.base import Adapter
+from benchmarks.peers import base
+from benchmarks.peers.base import Adapter, PeerError
 from benchmarks.results import Record, spread_fields
 from benchmarks.shapes import Table
 from horovod_compress.planning.standin import TILE, Gradients, Pace, StandIn, calibrate, untouched_memory
@@ -194,9 +194,9 @@ def compete(group: list[Adapter], number: int, bench: Bench, chosen: argparse.Na
             if turn == chosen.repeat - 1:
                 wrong[place] = contestant.wrong()
             contestant.forget()
-    for contestant, count in zip(contestants, wrong):
+    for contestant, count in zip(contestants, wrong, strict=True):
         tell(record_of(contestant, bench, number) | {"wrong": count})
-    tell_wrong(bench.table.model, [c.adapter.name for c, count in zip(contestants, wrong) if count])
+    tell_wrong(bench.table.model, [c.adapter.name for c, count in zip(contestants, wrong, strict=True) if count])
     hvd.barrier()  # nobody closes while another rank is still under way
     for contestant in contestants:
         base.close(contestant.adapter)

@@ -11,6 +11,7 @@ gone, however that came about. So nothing is left behind, nothing of the machine
 touched, and any number of labs can run at once.
 """
 
-from .lab import Lab, LabError
+from .lab import Lab
+from .needs import LabError
 
 __all__ = ["Lab", "LabError"]

@@ -13,7 +13,8 @@ import json
 import sys
 
 from ..launch import JobFailed
-from .lab import Lab, LabError
+from .lab import Lab
+from .needs import LabError
 
 
 def main() -> int:

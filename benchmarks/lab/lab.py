@@ -62,7 +62,7 @@ class Lab:
         self._names = [f"lab{number}" for number in range(hosts)]
         self._events: queue.Queue[Document | None] = queue.Queue()
         self._facts: Document = {}
-        self._errors: IO[str] = tempfile.TemporaryFile("w+")
+        self._errors: IO[str] = tempfile.TemporaryFile("w+")  # noqa: SIM115  closed by close()
         self._job = 0
         self._start()
 

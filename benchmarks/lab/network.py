@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import tempfile
 import time
@@ -59,10 +58,14 @@ def _host(number: int, name: str) -> Host:
     return host
 
 
+def _namespace(process: int | str, kind: str) -> Path:
+    return Path(f"/proc/{process}/ns/{kind}").readlink()
+
+
 def _await_namespace(pid: int) -> None:
     """Wait until a process has left our network and host name for its own."""
     end = time.monotonic() + _READY_SECONDS
-    while any(os.readlink(f"/proc/{pid}/ns/{kind}") == os.readlink(f"/proc/self/ns/{kind}") for kind in ("net", "uts")):
+    while any(_namespace(pid, kind) == _namespace("self", kind) for kind in ("net", "uts")):
         if time.monotonic() > end:
             raise LabError("a host's namespace was not ready in time; is this machine overloaded?")
         time.sleep(0.005)
@@ -164,7 +167,7 @@ def difference(after: list[dict[str, int | str]], before: list[dict[str, int | s
     """Return what the links carried in between."""
     return [
         {key: value - old[key] if isinstance(value, int) else value for key, value in new.items()}  # type: ignore[operator]
-        for new, old in zip(after, before)
+        for new, old in zip(after, before, strict=True)
     ]
 
 
@@ -185,8 +188,8 @@ def congestion_control(hosts: list[Host], wanted: str | None) -> str:
     name = wanted or ("cubic" if "cubic" in allowed else "reno")
     if name not in allowed:
         raise LabError(
-            f"congestion control {name} is not allowed in network namespaces of this machine, only {', '.join(allowed)} "
-            f"are (sysctl net.ipv4.tcp_allowed_congestion_control)"
+            f"congestion control {name} is not allowed in network namespaces of this machine, "
+            f"only {', '.join(allowed)} are (sysctl net.ipv4.tcp_allowed_congestion_control)"
         )
     for host in hosts:
         command(*host.enter("sh", "-c", f"echo {name} > {_SYSCTL}/tcp_congestion_control"))

@@ -9,6 +9,7 @@ import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterable
+from pathlib import Path
 from typing import Any
 
 from horovod.runner.common.util.hosts import get_host_assignments, parse_hosts
@@ -110,10 +111,10 @@ class Job:
 
         The lab numbers its own processes, so all that is there and is not the lab's belongs to the job.
         """
-        for name in os.listdir("/proc"):
-            if name.isdecimal() and int(name) not in self._spared:
+        for process in Path("/proc").iterdir():
+            if process.name.isdecimal() and int(process.name) not in self._spared:
                 with contextlib.suppress(ProcessLookupError):
-                    os.kill(int(name), signal.SIGKILL)
+                    os.kill(int(process.name), signal.SIGKILL)
         for reader in self._readers:
             reader.join(1.0)
         self._rendezvous.stop()

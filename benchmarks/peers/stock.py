@@ -50,7 +50,7 @@ class Horovod:
         return model, hvd.DistributedOptimizer(optimizer, named_parameters=named, compression=self._compression)
 
     def allreduce(self, tensor: Tensor) -> None:
-        payload, context = self._compression.compress(tensor)
+        payload, _ = self._compression.compress(tensor)
         result = hvd.allreduce_(payload, name=f"bench.{self.name}", op=hvd.Average)
         if result.data_ptr() != tensor.data_ptr():
             tensor.copy_(result)  # to the caller's type in the same pass over memory

@@ -16,6 +16,7 @@ from __future__ import annotations
 import csv
 import io
 from collections.abc import Callable
+from itertools import pairwise
 from math import prod
 from typing import NamedTuple
 
@@ -35,7 +36,7 @@ class Row(NamedTuple):
     macs: int  # multiply-adds of its layer for one sample
 
     @property
-    def count(self) -> int:
+    def count(self) -> int:  # type: ignore[override]
         return prod(self.shape)
 
 
@@ -115,8 +116,8 @@ def vgg16() -> list[Row]:
             rows += conv(f"features.{place}", inputs, width, 3, size, bias=True)
             place, inputs = place + 2, width  # a ReLU stands between
         place, size = place + 1, size // 2  # the pooling
-    for place, (inputs, outputs) in zip((0, 3, 6), ((inputs * size * size, 4096), (4096, 4096), (4096, 1000))):
-        rows += linear(f"classifier.{place}", inputs, outputs)
+    for place, ends in zip((0, 3, 6), ((inputs * size * size, 4096), (4096, 4096), (4096, 1000)), strict=True):
+        rows += linear(f"classifier.{place}", *ends)
     return rows
 
 
@@ -175,7 +176,7 @@ def gpt2_layer(name: str, width: int, tokens: int) -> list[Row]:
 
 def mlp() -> list[Row]:
     widths = (1024, 2048, 2048, 2048, 10)
-    layers = [linear(str(2 * place), *ends) for place, ends in enumerate(zip(widths, widths[1:]))]
+    layers = [linear(str(2 * place), *ends) for place, ends in enumerate(pairwise(widths))]
     return [row for layer in layers for row in layer]  # ReLUs stand between
 
 

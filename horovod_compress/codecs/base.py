@@ -231,7 +231,10 @@ class Codec:
         return (law.unbiased or law.conserves) and self.plain() is None and not self.keeps_to_itself()
 
     def plain_when_empty(self, bucket: Bucket) -> bool:
-        """Return whether rounds send gradients as they are while nothing waits, as after every round of such a method."""
+        """Return whether rounds send gradients as they are while nothing waits.
+
+        Nothing waits after any round of such a method.
+        """
         return False
 
     def takes_over(self) -> bool:
@@ -296,8 +299,8 @@ class Codec:
         """Return the arrays of each exchange before ``encode``; names differ from the payload's.
 
         They are merged by :meth:`merge` or :meth:`fold` like the payload, with a key of rank 0: in
-        rank order where they are small, else each chunk in its owner's order. If a gradient is not finite the rest of the
-        round is left out on every rank.
+        rank order where they are small, else each chunk in its owner's order. If a gradient is not finite the rest of
+        the round is left out on every rank.
         """
         return ()
 
@@ -386,7 +389,7 @@ class Codec:
         """
         counts = [self.offer(work, position, key) for position in positions]
         where = [work.grad(position).device for position in positions]
-        return torch.cat([torch.as_tensor(count, device=at).view(1) for count, at in zip(counts, where)])
+        return torch.cat([torch.as_tensor(count, device=at).view(1) for count, at in zip(counts, where, strict=True)])
 
     def offers_together(self) -> bool:
         """Return whether :meth:`offer_all` is anything but :meth:`offer` for one tensor after the other."""

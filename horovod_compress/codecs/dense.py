@@ -45,7 +45,7 @@ class Dense(Codec):
     def regions(self, bucket: Bucket) -> Regions:
         return {"values": (self.wire_dtype(bucket), bucket.padded)}
 
-    def offer(self, work: Work, position: int, key: Key) -> int:
+    def offer(self, work: Work, position: int, key: Key) -> int | Tensor:
         out = work.regions["values"][work.span(position)]
         return kernels.dense_offer(work.grad(position), work.residual_of(position), out)
 
@@ -75,7 +75,7 @@ class Dense(Codec):
 
     def decode_parts(self, work: Work, parts: Sequence[Part], key: Key, gain: float) -> None:
         firsts = [work.span(part.position).start for part in parts]
-        spans = [slice(first + part.start, first + part.stop) for first, part in zip(firsts, parts)]
+        spans = [slice(first + part.start, first + part.stop) for first, part in zip(firsts, parts, strict=True)]
         kernels.dense_decode_all(
             [work.regions["values"][span] for span in spans],
             [work.grad(part.position)[part.start : part.stop] for part in parts],
@@ -149,7 +149,7 @@ class Momentum(Dense):
     def wire_dtype(self, bucket: Bucket) -> torch.dtype:
         return work_dtype(bucket)
 
-    def offer(self, work: Work, position: int, key: Key) -> int:
+    def offer(self, work: Work, position: int, key: Key) -> int | Tensor:
         out = work.regions["values"][work.span(position)]
         torch.mul(self._kept(work, position), self.momentum, out=out).add_(work.grad(position))
         nonfinite = int(kernels.count_nonfinite(out))

@@ -1,5 +1,6 @@
-"""Deep Gradient Compression: top-k with momentum that is corrected and masked (Lin, Han, Mao, Wang and Dally,
-arXiv:1712.01887, ICLR 2018).
+"""Deep Gradient Compression: top-k with momentum that is corrected and masked.
+
+Lin, Han, Mao, Wang and Dally, arXiv:1712.01887, ICLR 2018.
 
     g = gradient, cut down to the length clip / sqrt(M), with clip; each tensor for itself, on each rank
     u = momentum * u + g;  v = v + u                each tensor has d elements

@@ -179,7 +179,7 @@ class Dithering(Codec):
         grads = [work.grad(part.position)[part.start : part.stop] for part in parts]
         every = work.local["scales"]
         firsts = [self._first_scale(work, part.position) for part in parts]
-        own = zip(parts, firsts, rows)
+        own = zip(parts, firsts, rows, strict=True)
         return grads, [every[at + part.start // row : at - (-part.stop // row)] for part, at, row in own], rows
 
     def _codes(self, work: Work, parts: Sequence[Part]) -> list[Tensor]:

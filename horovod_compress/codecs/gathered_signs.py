@@ -91,7 +91,8 @@ class GatheredSigns(Codec):
             if payload.numel() != nbytes:
                 raise CorruptFrameError(
                     f"rank {key.rank}: the payload of rank {rank} should have {nbytes} bytes, got {payload.numel()} "
-                    f"(step {key.step}, bucket {key.bucket}); check that every rank runs the same version of horovod-compress"
+                    f"(step {key.step}, bucket {key.bucket}); check that every rank runs the same version of "
+                    f"horovod-compress"
                 )
         arrays = [[self._values(work, payload, n) for payload in work.gathered] for n in range(self.values)]
         present, words_end = work.present(), work.bucket.padded // WORD * _WORD_BYTES

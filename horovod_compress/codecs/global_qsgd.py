@@ -1,5 +1,6 @@
-"""Global-QSGD: quantised gradients on one scale for all ranks, so that codes can be added (arXiv:2305.18627,
-ECAI 2025).
+"""Global-QSGD: quantised gradients on one scale for all ranks, so that codes can be added.
+
+ArXiv:2305.18627, ECAI 2025.
 
     N = the norm of a block over all ranks: the largest |x|, or (sum over ranks and elements of |x|^p)^(1/p)
     standard:     code = x / N * s rounded up or down at random without bias, s = (2^(bits-1) - 1) // M

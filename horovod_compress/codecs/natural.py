@@ -1,5 +1,6 @@
-"""Natural compression: every element becomes a power of two, up or down at random (Horvath et al., MSML 2022,
-arXiv:1905.10988).
+"""Natural compression: every element becomes a power of two, up or down at random.
+
+Horvath et al., MSML 2022, arXiv:1905.10988.
 
     N = a power of two, at or above the largest |x| of the bucket over all ranks
     code = sign and exponent of x / N, rounded to one of the two neighbouring powers of two without bias

@@ -55,15 +55,17 @@ class OneBit(GatheredSigns):
             work.grad(position),
             work.residual_of(position),
             self._bits(work, work.regions["payload"], position),
-            *(work.local[name][own] for name in ("highs", "lows", "ones")),
+            work.local["highs"][own],
+            work.local["lows"][own],
+            work.local["ones"][own],
             work.memo["lengths"][position],
         )
 
     def offer_all(self, work: Work, positions: Sequence[int], key: Key) -> Tensor:
         groups = [work.memo["groups"][position] for position in positions]
-        found = [[work.local[name][own] for own in groups] for name in ("highs", "lows", "ones")]
+        highs, lows, ones = ([work.local[name][own] for own in groups] for name in ("highs", "lows", "ones"))
         lengths = [work.memo["lengths"][position] for position in positions]
-        return kernels.points_offer_all(*self._offered(work, positions), *found, lengths)
+        return kernels.points_offer_all(*self._offered(work, positions), highs, lows, ones, lengths)
 
     def _means(self, work: Work) -> list[Tensor]:
         highs, lows, ones = (work.local[name] for name in ("highs", "lows", "ones"))

@@ -131,7 +131,7 @@ class Recording(Codec):
     def encode(self, work: Work, key: Key) -> None:
         scales = work.local["scales"]
         table = work.regions["records"].view(scales.numel(), self._record)
-        for own, grad in zip(work.memo["records"], work.grads):
+        for own, grad in zip(work.memo["records"], work.grads, strict=True):
             if grad is None:  # what an earlier step left
                 table[own] = 0
         scales.copy_(table[:, :4].view(torch.float32).view(-1))

@@ -22,7 +22,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-import torch
 from torch import Tensor
 
 from .. import kernels
@@ -142,7 +141,7 @@ class PowerSgd(Codec):
         return kernels.lowrank_left(grad, residual, share.rows, start, work.shared["left"][share.left])
 
     def begin(self, number: int, work: Work, key: Key) -> None:
-        for share, grad in zip(work.memo["shares"], work.grads):
+        for share, grad in zip(work.memo["shares"], work.grads, strict=True):
             if grad is None:  # what an earlier step left
                 work.shared["left"][share.left] = 0
 

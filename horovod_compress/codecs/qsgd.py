@@ -143,10 +143,10 @@ class Packed(_Form):
     def error_bound(self, x: Sequence[Tensor]) -> float:
         """Bound both roundings; the mean of the rounded blocks has a norm and magnitudes no larger than given here."""
         world, total = len(x), 0.0
-        for blocks in zip(*(one.split(self.block) for one in x)):
+        for blocks in zip(*(one.split(self.block) for one in x), strict=True):
             size, norms = blocks[0].numel(), [self._norm_of(block) for block in blocks]
             magnitudes = [float(block.abs().sum()) for block in blocks]
-            first = sum(self.variance(size, n, m) for n, m in zip(norms, magnitudes)) / world**2
+            first = sum(self.variance(size, n, m) for n, m in zip(norms, magnitudes, strict=True)) / world**2
             mean = torch.stack(blocks).mean(0)
             if self.norm == "max":
                 norm, size_of_mean = sum(norms) / world, sum(magnitudes) / world

@@ -1,6 +1,7 @@
-"""Random-k: values at random places that all ranks draw alike, so that payloads add and have no positions (Stich,
-Cordonnier and Jaggi, *Sparsified SGD with Memory*, arXiv:1809.07599, NeurIPS 2018; shared indices after Wangni et al.,
-arXiv:1710.09854, NeurIPS 2018).
+"""Random-k: values at random places that all ranks draw alike, so that payloads add and have no positions.
+
+Stich, Cordonnier and Jaggi, *Sparsified SGD with Memory*, arXiv:1809.07599, NeurIPS 2018; shared indices after Wangni
+et al., arXiv:1710.09854, NeurIPS 2018.
 
     x = gradient + residual, for each tensor of d elements; k = ceil(density * d)
     T = one element, at random, of each of k blocks whose sizes differ by one at most
@@ -82,7 +83,7 @@ class RandomK(Codec):
         work.memo["places"] = slices([share(self.density, tensor.count) for tensor in work.bucket.tensors])
         work.memo["rest"] = [None] * len(work.bucket.tensors)
 
-    def offer(self, work: Work, position: int, key: Key) -> int:
+    def offer(self, work: Work, position: int, key: Key) -> int | Tensor:
         own = work.memo["places"][position]
         given = (work.grad(position), work.residual_of(position), work.regions["values"][own])
         nonfinite = kernels.sample_offer(*given, _shared(key), first=own.start)

@@ -61,7 +61,7 @@ def create(name: str, **options: Any) -> Codec:
 
 def import_all() -> None:
     """Import every codec of the package, each of which registers itself."""
-    from . import __path__, __name__ as package
+    from . import __name__ as package, __path__
 
     for module in sorted(module.name for module in pkgutil.iter_modules(__path__)):
         if module not in _NO_CODECS:

@@ -54,7 +54,7 @@ def group_slices(bucket: Bucket, by_row: bool) -> list[slice]:
 
 def fill_group_sizes(sizes: Tensor, bucket: Bucket, by_row: bool) -> None:
     """Write how many elements each group of the bucket has; the last one of a tensor may be shorter."""
-    for tensor, own in zip(bucket.tensors, group_slices(bucket, by_row)):
+    for tensor, own in zip(bucket.tensors, group_slices(bucket, by_row), strict=True):
         group, mine = group_length(tensor, by_row), sizes[own]
         mine.fill_(group)
         if mine.numel():
@@ -71,6 +71,7 @@ def check_step(step: object) -> None:
 
 
 def check_zeros(zeros: object) -> None:
+    """Refuse a rule for zeros that is none."""
     if zeros not in ("random", "positive"):
         raise ConfigError(f'zeros should be "random" or "positive", got {zeros!r}')
 
@@ -189,7 +190,9 @@ class Signs(Codec):
             [steps[own] for _, own in places],
             [self.step_group(work.bucket.tensors[part.position]) for part in parts],
             [work.grad(part.position)[part.start : part.stop] for part in parts],
-            self._kept_of(work, [slice(at + part.start, at + part.stop) for at, part in zip(firsts, parts)]),
+            self._kept_of(
+                work, [slice(at + part.start, at + part.stop) for at, part in zip(firsts, parts, strict=True)]
+            ),
             feedback=self._rule(),
             decay=self._decay(),
             scale=gain,
@@ -210,6 +213,7 @@ class Signs(Codec):
 
 
 def check_ties(ties: object) -> None:
+    """Refuse a rule for ties that is none."""
     if ties not in ("random", "positive"):
         raise ConfigError(f'ties should be "random" or "positive", got {ties!r}')
 

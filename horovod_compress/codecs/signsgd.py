@@ -1,5 +1,6 @@
-"""signSGD with majority vote: each element takes the sign that most ranks have (Bernstein et al., ICML 2018,
-arXiv:1802.04434, and ICLR 2019, arXiv:1810.05291).
+"""signSGD with majority vote: each element takes the sign that most ranks have.
+
+Bernstein et al., ICML 2018, arXiv:1802.04434, and ICLR 2019, arXiv:1810.05291.
 
     payload = [gradient >= 0], one bit each, and the mean of |gradient| of each step group
     fold: the bit is 1 where more than half of the ranks have 1; a tie is a coin's, or 1

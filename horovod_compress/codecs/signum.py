@@ -1,5 +1,6 @@
-"""Signum: signSGD with majority vote whose ranks vote with their momentum (Bernstein et al., ICML 2018,
-arXiv:1802.04434, and ICLR 2019, arXiv:1810.05291).
+"""Signum: signSGD with majority vote whose ranks vote with their momentum.
+
+Bernstein et al., ICML 2018, arXiv:1802.04434, and ICLR 2019, arXiv:1810.05291.
 
     m = beta * m + (1 - beta) * gradient            on each rank
     payload = [m >= 0], one bit each, and the mean of |m| of each step group

@@ -1,5 +1,7 @@
-"""Sketch-Fusion: gradients are added as count sketches, which also say where the large values are (JPDC 185,
-2024, 104811; the rule after Sketched-SGD, Ivkin et al., NeurIPS 2019, and FetchSGD, Rothchild et al., ICML 2020).
+"""Sketch-Fusion: gradients are added as count sketches, which also say where the large values are.
+
+JPDC 185, 2024, 104811; the rule after Sketched-SGD, Ivkin et al., NeurIPS 2019, and FetchSGD, Rothchild et al., ICML
+2020.
 
     u = momentum * u + gradient;  v = v + u         on each rank
     S = sum over ranks of sketch(v)                 the same table everywhere
@@ -22,6 +24,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from fractions import Fraction
+from itertools import pairwise
 from typing import Any, ClassVar
 
 import torch
@@ -114,7 +117,7 @@ def _places(work: Work, positions: Tensor) -> list[Places]:
     starts = torch.tensor([work.bucket.offsets[p] for p in present] + [work.bucket.padded], device=positions.device)
     bounds = torch.searchsorted(positions, starts).tolist()
     found = []
-    for position, first, last in zip(present, bounds, bounds[1:]):
+    for position, (first, last) in zip(present, pairwise(bounds), strict=True):
         if last > first:
             inside = positions[first:last] - work.bucket.offsets[position]
             found.append((position, slice(first, last), inside))

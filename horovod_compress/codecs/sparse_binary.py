@@ -1,5 +1,6 @@
-"""Sparse Binary Compression: the positions of the largest values of one sign, and their mean (Sattler et al.,
-arXiv:1805.08768, IJCNN 2019).
+"""Sparse Binary Compression: the positions of the largest values of one sign, and their mean.
+
+Sattler et al., arXiv:1805.08768, IJCNN 2019.
 
     x = update + residual, for each tensor of d elements; k = ceil(density * d)
     P = the k largest x above 0; N = the k smallest below 0; fewer where there are fewer
@@ -111,7 +112,7 @@ class SparseBinary(Sections):
             out,
         )
 
-    def read(self, work: Work, position: int, sections: list[Tensor], rank: int, scale: float) -> int:
+    def read(self, work: Work, position: int, sections: list[Tensor], rank: int, scale: float) -> int | Tensor:
         given = (work.memo["parameters"][position], work.grad(position), work.residual_of(position))
         return kernels.binary_decode(sections, rank, *given, scale)
 

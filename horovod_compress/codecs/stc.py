@@ -1,5 +1,6 @@
-"""Sparse ternary compression: positions of the largest values, their signs, one magnitude for all (Sattler, Wiedemann,
-Müller and Samek, arXiv:1903.02891, IEEE TNNLS 2019).
+"""Sparse ternary compression: positions of the largest values, their signs, one magnitude for all.
+
+Sattler, Wiedemann, Müller and Samek, arXiv:1903.02891, IEEE TNNLS 2019.
 
     x = gradient + residual, for each tensor of d elements; k = ceil(density * d)
     T = the k largest |x|, exactly; the lower position among equals, never a zero

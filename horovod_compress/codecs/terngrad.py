@@ -1,5 +1,6 @@
-"""TernGrad: every element becomes -1, 0 or +1 on a scale that all ranks share (Wen et al., NeurIPS 2017,
-arXiv:1705.07878).
+"""TernGrad: every element becomes -1, 0 or +1 on a scale that all ranks share.
+
+Wen et al., NeurIPS 2017, arXiv:1705.07878.
 
     c = gradient, cut off at 2.5 sigma of its tensor, sigma = the root of the mean square
     s = the largest |c| of the tensor over all ranks

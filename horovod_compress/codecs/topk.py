@@ -1,5 +1,7 @@
-"""Top-k: the elements of largest magnitude with their values (Aji and Heafield, arXiv:1704.05021, EMNLP 2017; with
-the residual of Stich et al., *Sparsified SGD with Memory*, arXiv:1809.07599, NeurIPS 2018).
+"""Top-k: the elements of largest magnitude with their values.
+
+Aji and Heafield, arXiv:1704.05021, EMNLP 2017; with the residual of Stich et al., *Sparsified SGD with Memory*,
+arXiv:1809.07599, NeurIPS 2018.
 
     x = gradient + residual, for each tensor of d elements; k = ceil(density * d)
     T = the k largest |x|, exactly; the lower position among equals, never a zero

@@ -79,7 +79,9 @@ class Exchange:
 class Collective(Protocol):
     """Turns this rank's payload into the consensus bytes, in place. A module is one."""
 
-    name: str
+    @property
+    def name(self) -> str:
+        """What stands in statistics and timelines."""
 
     def order(self, rank: int, world: int) -> list[int]:
         """Return the chunks in the order in which they become complete on a rank."""

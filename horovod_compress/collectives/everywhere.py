@@ -30,7 +30,7 @@ def run(exchange: Exchange, layout: Layout, reduction: Reduction) -> Bad:
         return exchange.bad
     ((segment,),) = layout.chunks
     peers = [rank for rank in range(transport.size) if rank != transport.rank]
-    into = dict(zip(peers, exchange.pool.take("everywhere in", len(peers), segment.nbytes)))
+    into = dict(zip(peers, exchange.pool.take("everywhere in", len(peers), segment.nbytes), strict=True))
     out = exchange.pool.take("everywhere out", 1, segment.nbytes)[0]
     receives = {peer: transport.receive(into[peer].frame(segment.nbytes), peer) for peer in peers}
     reduction.prepare(0)

@@ -49,7 +49,7 @@ class _Fold:
         self._sends: list[Pending] = []
 
     def run(self) -> Bad:
-        parts = self._post("fold in", {peer: self._rank for peer in self._peers})
+        parts = self._post("fold in", dict.fromkeys(self._peers, self._rank))
         results = self._post("fold results", {peer: peer for peer in self._peers})
         self._scatter()
         self._reduction.prepare(self._rank)
@@ -105,7 +105,9 @@ class _Fold:
         self._sends.append(self._x.transport.send(frame, peer))
         self._x.bytes_sent += frame.numel()
 
-    def _take(self, posted: dict, phase: int, peer: int, chunk: int, number: int) -> FrameBuffer:
+    def _take(
+        self, posted: dict[tuple[int, int], tuple[Pending, FrameBuffer]], phase: int, peer: int, chunk: int, number: int
+    ) -> FrameBuffer:
         pending, frame = posted[peer, number]
         pending.wait(self._x.deadline)
         nbytes = self._layout.chunks[chunk][number].nbytes

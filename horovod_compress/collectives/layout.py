@@ -65,7 +65,7 @@ class Layout:
     most_segments: int  # of any chunk
 
     @classmethod
-    def of(cls, regions: dict[str, Tensor], world: int, records: Mapping[str, int] | None = None) -> Layout:
+    def of(cls, regions: Mapping[str, Tensor], world: int, records: Mapping[str, int] | None = None) -> Layout:
         """Cut regions, given as typed one-dimensional tensors, into ``world`` chunks.
 
         Args:

@@ -105,7 +105,7 @@ def _cut(segment: Segment, slot: Tensor) -> list[Tensor]:
 
 def _typed(segment: Segment, slot: Tensor) -> list[Tensor]:
     """Return the same parts in their regions' dtypes."""
-    return [part.view(piece.values.dtype) for piece, part in zip(segment.pieces, _cut(segment, slot))]
+    return [part.view(piece.values.dtype) for piece, part in zip(segment.pieces, _cut(segment, slot), strict=True)]
 
 
 def ring_steps(link: Link, layout: Layout, reduction: Reduction, bad: Bad) -> Iterator[Transfer]:
@@ -135,7 +135,7 @@ def ring_steps(link: Link, layout: Layout, reduction: Reduction, bad: Bad) -> It
             ready[number] = transfer.done
             if reduces and number < len(into):
                 where.after(transfer.done)
-                for piece, part in zip(into[number].pieces, _typed(into[number], slots[number])):
+                for piece, part in zip(into[number].pieces, _typed(into[number], slots[number]), strict=True):
                     reduction.merge(piece, part, hop + 1, hop)
                 ready[number] = where.mark()
         if hop >= world - 2:
@@ -154,7 +154,9 @@ def fold_steps(link: Link, layout: Layout, reduction: Reduction, bad: Bad) -> It
     scatter = Transfer(after=[where.mark()])
     for peer in peers:
         scatter.sends += [(data, peer) for segment in layout.chunks[peer] for data in segment.data]
-        scatter.receives += [(p, peer) for segment, slot in zip(own, arrived[peer]) for p in _cut(segment, slot)]
+        scatter.receives += [
+            (p, peer) for segment, slot in zip(own, arrived[peer], strict=True) for p in _cut(segment, slot)
+        ]
     yield scatter
     where.after(scatter.done)
     for number, segment in enumerate(own):
@@ -178,7 +180,7 @@ def everywhere_steps(link: Link, layout: Layout, reduction: Reduction, bad: Bad)
     ((segment,),) = layout.chunks
     slots = _slots(link, link.size, segment.nbytes)
     reduction.prepare(0)
-    for part, data in zip(_cut(segment, slots[rank]), segment.data):
+    for part, data in zip(_cut(segment, slots[rank]), segment.data, strict=True):
         part.copy_(data)
     transfer = Transfer(after=[where.mark()])
     for peer in range(link.size):

@@ -23,8 +23,9 @@ name = "gather"
 
 
 class Inbox:
-    """Memory for the payloads of all other ranks; a bucket has its own, as its payloads are decoded
-    while the next bucket's arrive.
+    """Memory for the payloads of all other ranks.
+
+    Each bucket has its own: its payloads are decoded while the next bucket's arrive.
 
     Args:
         capacity: the most bytes of a payload.

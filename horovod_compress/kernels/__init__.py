@@ -86,12 +86,15 @@ from .together_quantise import (
 from .values import sample_decode, sample_offer, values_bound, values_decode, values_encode
 
 __all__ = [
+    "RECORD_UNIT",
+    "Feedback",
     "absorb",
     "bernoulli_words",
     "binary_clear",
     "binary_decode",
     "binary_encode",
     "binary_select",
+    "code_layout",
     "count_nonfinite",
     "crc32c",
     "crc32c_copy",
@@ -107,17 +110,17 @@ __all__ = [
     "golomb_parameter",
     "hash64",
     "instruction_set",
+    "level_add",
+    "level_decode",
+    "level_decode_all",
+    "level_encode",
+    "level_encode_all",
     "lowrank_decode",
     "lowrank_left",
     "lowrank_orthonormalise",
     "lowrank_right",
     "lowrank_start",
     "majority_fold",
-    "level_add",
-    "level_decode",
-    "level_decode_all",
-    "level_encode",
-    "level_encode_all",
     "merge_bits",
     "moments_offer",
     "moments_offer_all",
@@ -130,13 +133,6 @@ __all__ = [
     "octave_fold",
     "octave_merge",
     "philox4x32",
-    "RECORD_UNIT",
-    "record_bytes",
-    "record_decode",
-    "record_fold",
-    "record_offer",
-    "sample_decode",
-    "sample_offer",
     "points_decode",
     "points_decode_all",
     "points_offer",
@@ -147,6 +143,12 @@ __all__ = [
     "qsgd_encode_all",
     "qsgd_fold",
     "qsgd_record_bytes",
+    "record_bytes",
+    "record_decode",
+    "record_fold",
+    "record_offer",
+    "sample_decode",
+    "sample_offer",
     "sign_decode",
     "sign_decode_all",
     "sign_offer",
@@ -244,7 +246,8 @@ def sign_decode(
 
     With ``G = +-steps[row]`` and ``x = grad + residual``, "global" feedback keeps ``x - G``, "own"
     keeps ``x`` minus the step with the sign that :func:`sign_offer` gave it under the same key,
-    "momentum" keeps ``x`` itself, "none" keeps nothing. What is kept is multiplied by ``decay``. Then ``grad = G * scale``.
+    "momentum" keeps ``x`` itself, "none" keeps nothing. What is kept is multiplied by ``decay``. Then
+    ``grad = G * scale``.
 
     Args:
         steps: float32, one per ``row_length`` elements.

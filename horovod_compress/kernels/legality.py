@@ -21,10 +21,11 @@ MAX_DRAWS = 1 << 35  # and a word 16 random bits for each of four elements
 POWERS = (0, 1, 2, 4)
 
 REFERENCE: ModuleType | None = None
+CPU: ModuleType
 if loader.choice() == "reference":
-    from . import reference as REFERENCE
+    from . import reference
 
-    CPU = REFERENCE
+    REFERENCE = CPU = reference
 else:
     CPU = loader.load("_cpu")
 
@@ -103,22 +104,26 @@ def check_lengths(number: int, **lists: Sequence[object] | None) -> None:
 
 
 def row_count(count: int, row_length: int) -> int:
+    """Return how many rows elements make; the last one may be shorter."""
     if row_length < 1:
         raise ValueError(f"row_length must be at least 1, got {row_length}")
     return -(-count // row_length)
 
 
 def check_words(word_offset: int, words: int) -> None:
+    """Refuse words beyond what a key has numbers for."""
     if word_offset < 0 or word_offset + words > MAX_WORDS:
         raise ValueError(f"words must lie in [0, {MAX_WORDS}), got {word_offset} + {words}")
 
 
 def word_stream(key: Key | None, word_offset: int, words: int) -> tuple[int, int, int, int, int] | None:
+    """Return the words of a key, or None without one, after checking that it has numbers for all of them."""
     check_words(word_offset, words)
     return None if key is None else key.words()
 
 
 def check_odds(numerator: int, denominator: int) -> None:
+    """Refuse what is no probability in whole numbers."""
     if not (0 <= numerator <= denominator and 0 < denominator <= MAX_WEIGHT):
         raise ValueError(
             f"a probability must be numerator / denominator with 0 <= numerator <= denominator "
@@ -127,27 +132,32 @@ def check_odds(numerator: int, denominator: int) -> None:
 
 
 def draw_stream(key: Key, offset: int, count: int) -> tuple[int, int, int, int, int]:
+    """Return the words of a key that has a number for each of the elements."""
     check_draws(offset, count)
     return key.words()
 
 
 def check_draws(offset: int, count: int) -> None:
+    """Refuse elements beyond what a key has numbers for."""
     if offset < 0 or offset + count > MAX_DRAWS:
         raise ValueError(f"elements must lie in [0, {MAX_DRAWS}), got {offset} + {count}")
 
 
 def check_one_of(name: str, value: int, allowed: tuple[int, ...]) -> None:
+    """Refuse a value that is none of those allowed, by the name of its argument."""
     if value not in allowed:
         raise ValueError(f"{name} must be one of {', '.join(map(str, allowed))}, got {value!r}")
 
 
 def check_levels(bits: int, levels: int) -> None:
+    """Refuse a number of levels that does not fit into the bits of a code."""
     check_one_of("bits", bits, (4, 8, 16))
     if not 1 <= levels < 1 << (bits - 1):
         raise ValueError(f"levels must be in [1, {1 << (bits - 1)}), got {levels}")
 
 
 def check_octaves(bits: int, headroom: int) -> None:
+    """Refuse a headroom that does not fit into the bits of a code."""
     check_one_of("bits", bits, (4, 8))
     most = min(1 << (bits - 1), 32) - 1
     if not 1 <= headroom <= most:

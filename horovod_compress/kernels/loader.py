@@ -9,7 +9,8 @@ from types import ModuleType
 _REMEDY = {
     "_cpu": "build it with `make setup` or `pip install -e .` (needs a C++17 compiler), "
     "or set HVC_KERNELS=reference to use the slow NumPy kernels",
-    "_cuda": "build it with `make setup CUDA=1`, or install again with nvcc and HVC_CUDA=1, or move the tensors to the CPU",
+    "_cuda": "build it with `make setup CUDA=1`, or install again with nvcc and HVC_CUDA=1, "
+    "or move the tensors to the CPU",
 }
 _CHOICES = ("", "cpu", "reference")
 

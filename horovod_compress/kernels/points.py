@@ -115,7 +115,7 @@ def points_offer_all(
     native, device, launch = backend(grads[0])
     dtype, code = grads[0].dtype, dtype_code("grad", grads[0])
     tensors = []
-    for i, (grad, row_length) in enumerate(zip(grads, row_lengths)):
+    for i, (grad, row_length) in enumerate(zip(grads, row_lengths, strict=True)):
         count = grad.numel()
         rows = row_count(count, row_length)
         grad_at = checked("grad", grad, dtype, count, device)
@@ -167,7 +167,9 @@ def points_decode_all(
     highs_at = [checked(f"highs[{i}]", part, torch.float32, rows, device) for i, part in enumerate(highs)]
     lows_at = [checked(f"lows[{i}]", part, torch.float32, rows, device) for i, part in enumerate(lows or ())]
     tensors = []
-    for grad, residual, row_length, word, row in zip(grads, residuals, row_lengths, first_words, first_rows):
+    for grad, residual, row_length, word, row in zip(
+        grads, residuals, row_lengths, first_words, first_rows, strict=True
+    ):
         count = grad.numel()
         grad_at = checked("grad", grad, dtype, count, device)
         residual_at = checked("residual", residual, work_dtype(dtype), count, device)

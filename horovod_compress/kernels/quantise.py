@@ -229,6 +229,7 @@ def octave_fold(parts: Sequence[Tensor], out: Tensor, key: Key, *, headroom: int
 
 
 def check_shape(bits: int, block: int, norm: int) -> None:
+    """Refuse a form of QSGD's records that no kernel has."""
     if not 2 <= bits <= 8:
         raise ValueError(f"bits must be in [2, 8], got {bits}")
     if not BLOCK_UNIT <= block <= MOST_BLOCK or block % BLOCK_UNIT:

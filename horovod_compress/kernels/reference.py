@@ -282,7 +282,7 @@ def sign_offer_all(
     word_offsets: Sequence[int] | None = None,
 ) -> Tensor:
     counts = []
-    for i, (grad, row_length) in enumerate(zip(grads, row_lengths)):
+    for i, (grad, row_length) in enumerate(zip(grads, row_lengths, strict=True)):
         residual = residuals[i] if residuals else None
         sums = torch.zeros(steps[i].numel(), dtype=torch.float64) if steps else None
         offset = word_offsets[i] if word_offsets else 0
@@ -304,7 +304,7 @@ def sign_decode_all(
     word_offsets: Sequence[int] | None = None,
     **options: Any,
 ) -> None:
-    for i, (grad, row_length) in enumerate(zip(grads, row_lengths)):
+    for i, (grad, row_length) in enumerate(zip(grads, row_lengths, strict=True)):
         residual, offset = residuals[i] if residuals else None, word_offsets[i] if word_offsets else 0
         sign_decode(bits[i], steps[i], row_length, grad, residual, word_offset=offset, **options)
 
@@ -355,7 +355,8 @@ def points_decode(
 
 
 def points_offer_all(grads: Sequence[Tensor], residuals: Sequence[Tensor] | None, *each: Sequence[Any]) -> Tensor:
-    given = zip(grads, residuals or [None] * len(grads), *each)
+    mine: Sequence[Tensor | None] = residuals or [None] * len(grads)
+    given = zip(grads, mine, *each, strict=True)
     return torch.tensor([points_offer(*one) for one in given], dtype=torch.int64)
 
 
@@ -372,11 +373,13 @@ def points_decode_all(
     first_rows: Sequence[int],
     scale: float = 1.0,
 ) -> None:
-    for grad, residual, row_length, word, row in zip(grads, residuals, row_lengths, first_words, first_rows):
+    for grad, residual, row_length, word, row in zip(
+        grads, residuals, row_lengths, first_words, first_rows, strict=True
+    ):
         rows = slice(row, row - (-grad.numel() // row_length))
         sent = [part[word : word - (-grad.numel() // 64)] for part in bits]
-        values = [[part[rows] for part in side] if side else None for side in (highs, lows)]
-        points_decode(sent, *values, row_length, own, grad, residual, scale=scale)
+        high, low = [part[rows] for part in highs], [part[rows] for part in lows] if lows else None
+        points_decode(sent, high, low, row_length, own, grad, residual, scale=scale)
 
 
 # ---- dithering ----------------------------------------------------------------------------------
@@ -538,14 +541,15 @@ def dense_decode(payload: Tensor, grad: Tensor, *, scale: float, residual: Tenso
 
 
 def dense_offer_all(grads: Sequence[Tensor], residuals: Sequence[Tensor] | None, outs: Sequence[Tensor]) -> Tensor:
-    given = zip(grads, residuals or [None] * len(grads), outs)
+    mine: Sequence[Tensor | None] = residuals or [None] * len(grads)
+    given = zip(grads, mine, outs, strict=True)
     return torch.tensor([dense_offer(*each) for each in given], dtype=torch.int64)
 
 
 def dense_decode_all(
     payloads: Sequence[Tensor], grads: Sequence[Tensor], *, scale: float, residuals: Sequence[Tensor] | None = None
 ) -> None:
-    for i, (payload, grad) in enumerate(zip(payloads, grads)):
+    for i, (payload, grad) in enumerate(zip(payloads, grads, strict=True)):
         dense_decode(payload, grad, scale=scale, residual=residuals[i] if residuals else None)
 
 
@@ -558,7 +562,8 @@ def triad(a: Tensor, b: Tensor, c: Tensor, s: float) -> None:
 
 def _crc_table() -> list[int]:
     table = []
-    for value in range(256):
+    for byte in range(256):
+        value = byte
         for _ in range(8):
             value = value >> 1 ^ (0x82F63B78 if value & 1 else 0)
         table.append(value)

@@ -97,7 +97,7 @@ def lowrank_decode(
 ) -> None:
     a, b = left.numpy().reshape(-1, rows), right.numpy().reshape(left.numel() // rows, -1)
     total = a[0][:, None] * b[0]
-    for mine, theirs in zip(a[1:], b[1:]):
+    for mine, theirs in zip(a[1:], b[1:], strict=True):
         total = total + mine[:, None] * theirs
     total = total.reshape(-1)
     if grad.dtype is torch.float16:  # what would leave it stays in the residual

@@ -1,4 +1,4 @@
-"""QSGD's records and sections, moments, and means of powers of two in slow and readable NumPy; see :mod:`.reference`."""
+"""QSGD's records and sections, moments, and means of powers of two in slow, readable NumPy; see :mod:`.reference`."""
 
 from __future__ import annotations
 
@@ -242,14 +242,14 @@ def octave_fold(parts: Sequence[Tensor], out: Tensor, key: Key, *, headroom: int
 def norm_offer_all(
     grads: Sequence[Tensor], norms: Sequence[Tensor], row_lengths: Sequence[int], *, power: int = 0
 ) -> Tensor:
-    given = zip(grads, norms, row_lengths)
+    given = zip(grads, norms, row_lengths, strict=True)
     return torch.tensor([norm_offer(*each, power=power) for each in given], dtype=torch.int64)
 
 
 def moments_offer_all(
     grads: Sequence[Tensor], largest: Sequence[Tensor], squares: Sequence[Tensor], row_lengths: Sequence[int]
 ) -> Tensor:
-    given = zip(grads, largest, squares, row_lengths)
+    given = zip(grads, largest, squares, row_lengths, strict=True)
     return torch.tensor([moments_offer(*each) for each in given], dtype=torch.int64)
 
 
@@ -262,11 +262,12 @@ def level_encode_all(
     *,
     offsets: Sequence[int] | None = None,
     bounds: Sequence[Tensor] | None = None,
-    **rule: int,
+    bits: int,
+    levels: int,
 ) -> None:
-    for i, each in enumerate(zip(grads, norms, row_lengths, codes)):
+    for i, each in enumerate(zip(grads, norms, row_lengths, codes, strict=True)):
         bound, offset = bounds[i] if bounds else None, offsets[i] if offsets else 0
-        level_encode(*each, key, offset=offset, bounds=bound, **rule)
+        level_encode(*each, key, offset=offset, bounds=bound, bits=bits, levels=levels)
 
 
 def level_decode_all(
@@ -278,7 +279,7 @@ def level_decode_all(
     bits: int,
     scale: float,
 ) -> None:
-    for each in zip(codes, norms, row_lengths, grads):
+    for each in zip(codes, norms, row_lengths, grads, strict=True):
         level_decode(*each, bits=bits, scale=scale)
 
 
@@ -290,10 +291,11 @@ def octave_encode_all(
     key: Key,
     *,
     offsets: Sequence[int] | None = None,
-    **rule: int,
+    bits: int,
+    headroom: int,
 ) -> None:
-    for i, each in enumerate(zip(grads, norms, row_lengths, codes)):
-        octave_encode(*each, key, offset=offsets[i] if offsets else 0, **rule)
+    for i, each in enumerate(zip(grads, norms, row_lengths, codes, strict=True)):
+        octave_encode(*each, key, offset=offsets[i] if offsets else 0, bits=bits, headroom=headroom)
 
 
 def octave_decode_all(
@@ -306,7 +308,7 @@ def octave_decode_all(
     headroom: int,
     scale: float,
 ) -> None:
-    for each in zip(codes, norms, row_lengths, grads):
+    for each in zip(codes, norms, row_lengths, grads, strict=True):
         octave_decode(*each, bits=bits, headroom=headroom, scale=scale)
 
 
@@ -319,11 +321,11 @@ def qsgd_encode_all(
     **rule: int,
 ) -> Tensor:
     firsts = offsets or [0] * len(grads)
-    given = zip(grads, records, firsts)
+    given = zip(grads, records, firsts, strict=True)
     counts = [qsgd_encode(grad, into, key, offset=first, **rule) for grad, into, first in given]
     return torch.tensor(counts, dtype=torch.int64)
 
 
 def qsgd_decode_all(records: Sequence[Tensor], grads: Sequence[Tensor], *, bits: int, block: int, scale: float) -> None:
-    for each in zip(records, grads):
+    for each in zip(records, grads, strict=True):
         qsgd_decode(*each, bits=bits, block=block, scale=scale)

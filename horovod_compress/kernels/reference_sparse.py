@@ -46,7 +46,7 @@ def binary_select(grad: Tensor, residual: Tensor | None, k: int, positions: Tens
     totals = [row_sums(x[side].astype(np.float64), max(side.size, 1)).sum() for side in sides]
     unit = _power_below(max(abs(total) for total in totals))
     scaled = [total / unit for total in totals]
-    removed = [total * total / side.size if side.size else -1.0 for total, side in zip(scaled, sides)]
+    removed = [total * total / side.size if side.size else -1.0 for total, side in zip(scaled, sides, strict=True)]
     winner = int(removed[1] > removed[0])
     kept = sides[winner]
     mean.numpy()[:] = totals[winner] / kept.size if kept.size else 0.0

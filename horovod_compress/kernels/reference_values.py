@@ -51,8 +51,16 @@ def _value_bytes(number: int, form: str, dtype: np.dtype) -> int:
 
 
 def values_encode(
-    positions: Tensor, kept: int, values: Tensor, b: int, elements: int, out: Tensor, *, form: str = "full", mean: Tensor | None = None
-) -> int:  # fmt: skip
+    positions: Tensor,
+    kept: int,
+    values: Tensor,
+    b: int,
+    elements: int,
+    out: Tensor,
+    *,
+    form: str = "full",
+    mean: Tensor | None = None,
+) -> int:
     at, x, length = positions.numpy()[:kept].astype(np.int64), values.numpy()[:kept], 1 << b + 11
     if (np.diff(at) < 1).any() or (at < 0).any() or (at >= elements).any():
         return -1
@@ -68,7 +76,9 @@ def values_encode(
     return len(section)
 
 
-def section_values(section: Tensor, b: int, elements: int, form: str, dtype: np.dtype) -> tuple[np.ndarray, np.ndarray, int]:  # fmt: skip
+def section_values(
+    section: Tensor, b: int, elements: int, form: str, dtype: np.dtype
+) -> tuple[np.ndarray, np.ndarray, int]:
     """Return the positions and the values of a section, and how many of its ranges are malformed."""
     raw, length = section.numpy().tobytes(), 1 << b + 11
     number, head = -(-elements // length), dtype.itemsize if form == "signs" else 0
@@ -94,8 +104,18 @@ def section_values(section: Tensor, b: int, elements: int, form: str, dtype: np.
 
 @_quiet
 def values_decode(
-    sections: Sequence[Tensor], own: int, b: int, grad: Tensor, residual: Tensor | None, scale: float, *, form: str = "full", momentum: Tensor | None = None, factor: float = 0.0, masking: bool = True
-) -> int:  # fmt: skip
+    sections: Sequence[Tensor],
+    own: int,
+    b: int,
+    grad: Tensor,
+    residual: Tensor | None,
+    scale: float,
+    *,
+    form: str = "full",
+    momentum: Tensor | None = None,
+    factor: float = 0.0,
+    masking: bool = True,
+) -> int:
     g, x = load(grad), _offered(grad, residual)
     total, wrong = np.zeros_like(x), 0
     for rank, section in enumerate(sections):
@@ -143,8 +163,15 @@ def sample_offer(grad: Tensor, residual: Tensor | None, values: Tensor, key: Key
 
 @_quiet
 def sample_decode(
-    values: Tensor, grad: Tensor, residual: Tensor | None, key: Key, scale: float, *, first: int = 0, weighted: bool = False
-) -> None:  # fmt: skip
+    values: Tensor,
+    grad: Tensor,
+    residual: Tensor | None,
+    key: Key,
+    scale: float,
+    *,
+    first: int = 0,
+    weighted: bool = False,
+) -> None:
     x, result = _offered(grad, residual), np.zeros_like(load(grad))
     if values.numel():
         places, sizes = _chosen(x.size, values.numel(), key, first)

@@ -73,7 +73,7 @@ def sign_offer_all(
     native, device, launch = backend(grads[0])
     dtype, code = grads[0].dtype, dtype_code("grad", grads[0])
     rows = []
-    for i, (grad, row_length) in enumerate(zip(grads, row_lengths)):
+    for i, (grad, row_length) in enumerate(zip(grads, row_lengths, strict=True)):
         count = grad.numel()
         words = word_count(count)
         groups = row_count(count, row_length)
@@ -117,7 +117,7 @@ def sign_decode_all(
     native, device, launch = backend(grads[0])
     dtype, code, rule = grads[0].dtype, dtype_code("grad", grads[0]), feedback_code(feedback, residuals is not None)
     rows = []
-    for i, (grad, row_length) in enumerate(zip(grads, row_lengths)):
+    for i, (grad, row_length) in enumerate(zip(grads, row_lengths, strict=True)):
         count = grad.numel()
         words = word_count(count)
         groups = row_count(count, row_length)
@@ -147,7 +147,7 @@ def dense_offer_all(grads: Sequence[Tensor], residuals: Sequence[Tensor] | None,
     dtype, out_dtype = grads[0].dtype, outs[0].dtype
     codes = dtype_code("grad", grads[0]), dtype_code("out", outs[0])
     rows = []
-    for i, (grad, out) in enumerate(zip(grads, outs)):
+    for i, (grad, out) in enumerate(zip(grads, outs, strict=True)):
         count = grad.numel()
         grad_at, out_at = checked("grad", grad, dtype, count, device), checked("out", out, out_dtype, count, device)
         residual_at = 0
@@ -176,7 +176,7 @@ def dense_decode_all(
     payload_dtype, dtype = payloads[0].dtype, grads[0].dtype
     code, grad_code = dtype_code("payload", payloads[0]), dtype_code("grad", grads[0])
     rows = []
-    for i, (payload, grad) in enumerate(zip(payloads, grads)):
+    for i, (payload, grad) in enumerate(zip(payloads, grads, strict=True)):
         count = grad.numel()
         payload_at = checked("payload", payload, payload_dtype, count, device)
         grad_at = checked("grad", grad, dtype, count, device)

@@ -44,7 +44,7 @@ def norm_offer_all(
     native, device, launch = backend(grads[0])
     dtype, code = grads[0].dtype, dtype_code("grad", grads[0])
     kind, rows = torch.float64 if power else work_dtype(dtype), []
-    for grad, norm, row_length in zip(grads, norms, row_lengths):
+    for grad, norm, row_length in zip(grads, norms, row_lengths, strict=True):
         count = grad.numel()
         grad_at = checked("grad", grad, dtype, count, device)
         norms_at = checked("norms", norm, kind, row_count(count, row_length), device)
@@ -69,7 +69,7 @@ def moments_offer_all(
     native, device, launch = backend(grads[0])
     dtype, code = grads[0].dtype, dtype_code("grad", grads[0])
     rows = []
-    for grad, most, sums, row_length in zip(grads, largest, squares, row_lengths):
+    for grad, most, sums, row_length in zip(grads, largest, squares, row_lengths, strict=True):
         count = grad.numel()
         groups = row_count(count, row_length)
         grad_at = checked("grad", grad, dtype, count, device)
@@ -119,12 +119,12 @@ def level_encode_all(
     limits = [0] * len(rows)
     if bounds:
         sizes = [norm.numel() for norm in norms]
-        limits = [checked("bounds", b, norms[0].dtype, size, device) for b, size in zip(bounds, sizes)]
+        limits = [checked("bounds", b, norms[0].dtype, size, device) for b, size in zip(bounds, sizes, strict=True)]
     if ORACLE:
         options = {"bits": bits, "levels": levels, "offsets": offsets, "bounds": bounds}
         ORACLE.level_encode_all(grads, norms, row_lengths, codes, key, **options)
         return
-    bounded = [(*row, limit) for row, limit in zip(rows, limits)]
+    bounded = [(*row, limit) for row, limit in zip(rows, limits, strict=True)]
     native.level_encode_all(bounded, code, bits, levels, key.words(), launch)
 
 
@@ -212,8 +212,8 @@ def _to_encode(
     device: int,
 ) -> tuple[int, list[Row]]:
     """Check what is encoded; return its dtype's code and what the kernel takes."""
-    code, rows = dtype_code("grad", grads[0]), []
-    for i, (grad, row_length) in enumerate(zip(grads, row_lengths)):
+    code, rows = dtype_code("grad", grads[0]), list[Row]()
+    for i, (grad, row_length) in enumerate(zip(grads, row_lengths, strict=True)):
         offset = offsets[i] if offsets else 0
         check_draws(offset, grad.numel())
         grad_at, norms_at, codes_at = _scaled(grad, norms[i], row_length, codes[i], bits, grads[0].dtype, device)
@@ -230,8 +230,8 @@ def _to_decode(
     device: int,
 ) -> tuple[int, list[Row]]:
     """Check what is decoded; return the dtype's code and what the kernel takes."""
-    code, rows = dtype_code("grad", grads[0]), []
-    for grad, norm, row_length, sent in zip(grads, norms, row_lengths, codes):
+    code, rows = dtype_code("grad", grads[0]), list[Row]()
+    for grad, norm, row_length, sent in zip(grads, norms, row_lengths, codes, strict=True):
         grad_at, norms_at, codes_at = _scaled(grad, norm, row_length, sent, bits, grads[0].dtype, device)
         rows.append((codes_at, norms_at, grad.numel(), row_length, grad_at))
     return code, rows
@@ -275,7 +275,7 @@ def qsgd_encode_all(
     native, device, launch = backend(grads[0])
     dtype, code, size = grads[0].dtype, dtype_code("grad", grads[0]), qsgd_record_bytes(bits, block)
     rows = []
-    for i, (grad, into) in enumerate(zip(grads, records)):
+    for i, (grad, into) in enumerate(zip(grads, records, strict=True)):
         count, offset = grad.numel(), offsets[i] if offsets else 0
         blocks = row_count(count, block)
         check_draws(offset, blocks * block)
@@ -301,7 +301,7 @@ def qsgd_decode_all(records: Sequence[Tensor], grads: Sequence[Tensor], *, bits:
     native, device, launch = backend(grads[0])
     dtype, code, size = grads[0].dtype, dtype_code("grad", grads[0]), qsgd_record_bytes(bits, block)
     rows = []
-    for grad, sent in zip(grads, records):
+    for grad, sent in zip(grads, records, strict=True):
         count = grad.numel()
         grad_at = checked("grad", grad, dtype, count, device)
         records_at = checked("records", sent, torch.uint8, row_count(count, block) * size, device)

@@ -103,8 +103,8 @@ def text(case: Case, found: dict[str, Any]) -> str:
         [
             row["schedule"], str(row["buckets"]), milliseconds(row["model_seconds"]), f"{row['model_error']:+.0%}",
             milliseconds(row["refined_seconds"]), f"{row['refined_error']:+.0%}",
-            f"{milliseconds(row['median_seconds'])} "
-            f"[{milliseconds(row['q1_seconds'])}-{milliseconds(row['q3_seconds'])}]",
+            (f"{milliseconds(row['median_seconds'])} "
+             f"[{milliseconds(row['q1_seconds'])}-{milliseconds(row['q3_seconds'])}]"),
             f"{row['scaling']:.2f}", f"{row['bytes_predicted'] / 1e6:.3g}", f"{row['bytes_sent'] / 1e6:.3g}",
         ]
         for row in found["schedules"]
@@ -112,8 +112,10 @@ def text(case: Case, found: dict[str, Any]) -> str:
     headings = ("schedule", "buckets", "model ms", "error", "refined ms", "error", "measured ms", "T1/TN")
     return "\n".join(
         [
-            f"{found['method']}: {place_text(case, str(found['ranks']))}; T1 measured: "
-            f"{milliseconds(found['compute_seconds'])} ms",
+            (
+                f"{found['method']}: {place_text(case, str(found['ranks']))}; T1 measured: "
+                f"{milliseconds(found['compute_seconds'])} ms"
+            ),
             table([*headings, "MB predicted", "MB sent"], rows),
             NOTES,
             f"Fastest here: schedule={found['best']}",

@@ -49,7 +49,7 @@ def draw_timelines(case: Case, found: Found, target: str) -> list[Path]:
     engine.set(rect=(0, 0, 1, 1 - 0.95 / figure.get_figheight()), hspace=0.06)
     _head(figure, f"{name_of(found.codec)}: predicted step by choice of buckets", place_text(case, _ranks(case)))
     end = 1e3 * max(line.slots[-1].decoded for line in lines)
-    for panel, line in zip(panels[:, 0], lines):
+    for panel, line in zip(panels[:, 0], lines, strict=True):
         _timeline(panel, line, case.compute)
         panel.set_xlim(0, 1.01 * end)
     panels[-1, 0].set_xlabel("milliseconds after the begin of the step")
@@ -141,7 +141,7 @@ def draw_worlds(case: Case, found: Sequence[Cell], target: str) -> list[Path]:
     engine: Any = figure.get_layout_engine()
     engine.set(rect=(0, 0, 0.985, 1 - 0.6 / (height + 0.8)), wspace=0.18)
     _head(figure, "Predicted step by number of ranks, each with its best buckets", place_text(case, _listed(ranks)))
-    for panel, words in zip(panels, ("milliseconds a step", "scaling factor T1/TN")):
+    for panel, words in zip(panels, ("milliseconds a step", "scaling factor T1/TN"), strict=True):
         for number, name in enumerate(names):
             _line(panel, case, [cell for cell in found if cell.method == name and cell.timeline], number, words)
         panel.set_xscale("log")
@@ -186,13 +186,15 @@ def _make_room(panel: Axes, ranks: Sequence[int]) -> None:
 
 def _name_lines(panel: Axes, last: int) -> None:
     """Name every line at its end; names are pushed apart, and a thin line leads from each to its own."""
-    lines = panel.get_lines()
-    ends = [(float(line.get_xdata()[-1]), float(line.get_ydata()[-1])) for line in lines]  # type: ignore[index]
+    lines: list[Any] = list(panel.get_lines())
+    ends = [(float(line.get_xdata()[-1]), float(line.get_ydata()[-1])) for line in lines]
     dots = panel.get_figure().dpi  # type: ignore[union-attr]
     points = panel.transData.transform(ends) * 72 / dots
     low, high = panel.get_window_extent().y0 * 72 / dots, panel.get_window_extent().y1 * 72 / dots
     column = panel.transData.transform((last, ends[0][1]))[0] * 72 / dots + 26
-    for line, end, (x, y), height in zip(lines, ends, points, _apart([y for _, y in points], low + 5, high - 5)):
+    for line, end, (x, y), height in zip(
+        lines, ends, points, _apart([y for _, y in points], low + 5, high - 5), strict=True
+    ):
         # A name far from where its line ends has a pale leader, which nobody takes for data.
         colour, pale = line.get_color(), end[0] < last
         panel.annotate(
@@ -242,7 +244,7 @@ def _save(figure: Figure, target: str, stem: str) -> list[Path]:
         more: dict[str, Any] = {"metadata": {"Date": None}} if each.suffix == ".svg" else {"dpi": 150}
         try:
             figure.savefig(temporary, format=each.suffix[1:], **more)
-            os.replace(temporary, each)
+            temporary.replace(each)
         finally:
             temporary.unlink(missing_ok=True)
     plt.close(figure)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import importlib
-import os
 import sys
 from collections.abc import Callable, Iterable
 from math import prod
+from pathlib import Path
 from typing import Any
 
 from .. import shapes
@@ -41,22 +41,23 @@ def _called(text: str) -> object:
         return _function(text)()
     except ConfigError:
         raise
-    except Exception as error:  # it is the user's, and may raise anything
+    except Exception as error:  # noqa: BLE001  it is the user's, and may raise anything
         raise ConfigError(f"{text} raised {type(error).__name__}: {error}") from None
 
 
 def _function(text: str) -> Callable[[], object]:
     module_name, _, name = text.partition(":")
-    if os.getcwd() not in sys.path:  # a console script begins with its own folder only
-        sys.path.insert(0, os.getcwd())
+    here = str(Path.cwd())
+    if here not in sys.path:  # a console script begins with its own folder only
+        sys.path.insert(0, here)
     try:
         module = importlib.import_module(module_name)
-    except Exception as error:
+    except Exception as error:  # noqa: BLE001  likewise
         raise ConfigError(f"--model {text}: importing {module_name!r} raised {type(error).__name__}: {error}") from None
     function = getattr(module, name, None)
     if not callable(function):
         raise ConfigError(f"--model {text}: {module_name} has no function {name!r}")
-    return function  # type: ignore[no-any-return]
+    return function
 
 
 def _table(text: str, found: object) -> Table:

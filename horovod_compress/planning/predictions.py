@@ -141,6 +141,7 @@ def document(case: Case, found: Found, bare: Found, saved: str | None = None) ->
 
 
 def case_document(case: Case) -> dict[str, Any]:
+    """Return the model and the job that were predicted for, as in a result file."""
     world = case.world
     return {
         "model": case.table.model,
@@ -154,6 +155,7 @@ def case_document(case: Case) -> dict[str, Any]:
 
 
 def timeline_document(case: Case, one: Timeline, method: str) -> dict[str, Any]:
+    """Return the prediction for one schedule, as in a result file."""
     return {
         "method": method,
         "schedule": one.schedule,
@@ -165,6 +167,7 @@ def timeline_document(case: Case, one: Timeline, method: str) -> dict[str, Any]:
 
 
 def buckets_document(one: Timeline) -> list[dict[str, Any]]:
+    """Return what happens to each bucket and when, as in a result file."""
     return [
         {
             "tensors": [tensor.name for tensor in slot.bucket.tensors],

@@ -52,6 +52,7 @@ def text(case: Case, found: Found, bare: Found) -> str:
 
 
 def buckets(one: Timeline) -> str:
+    """Return the table of buckets; of many, the first and the last."""
     rows = [_bucket(number, slot) for number, slot in enumerate(one.slots)]
     shown, left_out = rows, ""
     if len(rows) > _MOST_ROWS:

@@ -68,10 +68,10 @@ class Gradients:
     def __init__(self, table: Table, tile: Tensor) -> None:
         self._buffer, self._tile = torch.empty(table.count), tile
         ends = np.cumsum([tensor.count for tensor in table.tensors]).tolist()
-        self.starts = {tensor.name: end - tensor.count for tensor, end in zip(table.tensors, ends)}
+        self.starts = {tensor.name: end - tensor.count for tensor, end in zip(table.tensors, ends, strict=True)}
         self._views = {
             tensor.name: self._buffer[end - tensor.count : end].view(tensor.shape)
-            for tensor, end in zip(table.tensors, ends)
+            for tensor, end in zip(table.tensors, ends, strict=True)
         }
 
     def refill(self) -> None:
@@ -95,7 +95,7 @@ class _Work(torch.autograd.Function):
         return signal.clone()
 
     @staticmethod
-    def backward(ctx: Any, signal: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+    def backward(ctx: Any, signal: Tensor) -> tuple[Tensor | None, ...]:
         layer: _Layer = ctx.layer
         layer.pace.spend(layer.share * (1 - FORWARD_SHARE))
         return (signal, None, *(layer.gradients.hand_out(name) for name in layer.names))
@@ -134,7 +134,7 @@ class StandIn(nn.Module):
     def forward(self, signal: Tensor) -> Tensor:
         self._pace.begin()
         for work in self._work:
-            signal = _Work.apply(signal, work, *work.parameters)
+            signal = _Work.apply(signal, work, *work.parameters)  # type: ignore[no-untyped-call]
         return signal.sum()
 
 

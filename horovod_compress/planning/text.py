@@ -7,10 +7,10 @@ from collections.abc import Sequence
 
 def table(headings: Sequence[str], rows: Sequence[Sequence[str]], left: int = 1) -> str:
     """Return aligned text; the first ``left`` columns are words, the others numbers."""
-    widths = [max(map(len, column)) for column in zip(headings, *rows)]
+    widths = [max(map(len, column)) for column in zip(headings, *rows, strict=True)]
 
     def line(cells: Sequence[str]) -> str:
-        padded = (c.ljust(w) if i < left else c.rjust(w) for i, (c, w) in enumerate(zip(cells, widths)))
+        padded = (c.ljust(w) if i < left else c.rjust(w) for i, (c, w) in enumerate(zip(cells, widths, strict=True)))
         return "  ".join(padded).rstrip()
 
     return "\n".join([line(headings), "  ".join("-" * width for width in widths), *map(line, rows)])

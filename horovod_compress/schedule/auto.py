@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Generator, Iterator, Sequence
 from dataclasses import replace
-from itertools import accumulate
+from itertools import accumulate, pairwise
 
 from ..errors import ConfigError
 from . import size
@@ -134,12 +134,12 @@ def proposed(arrivals: Arrivals, kinds: Sequence[Costs]) -> Choice:
     ends = list(accumulate(bunches))
     starts = [0, *ends[:-1]]
     together = Arrivals(
-        tuple(sum(arrivals.counts[start:end]) for start, end in zip(starts, ends)),
+        tuple(sum(arrivals.counts[start:end]) for start, end in zip(starts, ends, strict=True)),
         tuple(arrivals.seconds[end - 1] for end in ends),
     )
     groups, found = best_of(together, kinds)
     cuts = [0, *(ends[cut - 1] for cut in accumulate(groups))]
-    counts = tuple(stop - start for start, stop in zip(cuts, cuts[1:]))
+    counts = tuple(stop - start for start, stop in pairwise(cuts))
     return Choice(counts, frozenset(place for place, kind in enumerate(found) if kind))
 
 
@@ -198,7 +198,7 @@ def _run_off(search: _Search) -> Generator[Choice, Measured, None]:
 
 
 def neighbours(choice: Choice, counts: Sequence[int]) -> Iterator[Choice]:
-    """Yield choices with one cut moved by half of the bucket behind or before it, or taken away; the last cuts first."""
+    """Yield choices with one cut moved by half of a bucket beside it, or taken away; the last cuts first."""
     ends = list(accumulate(choice.counts))
     for place in range(len(choice.counts) - 1, 0, -1):
         start, cut, end = ([0, *ends][place - 1], ends[place - 1], ends[place])

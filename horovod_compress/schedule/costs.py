@@ -67,7 +67,7 @@ def step_seconds(arrivals: Arrivals, groups: Sequence[int], costs: Costs | Seque
     kinds = [costs] * len(groups) if isinstance(costs, Costs) else costs
     sent = decoded = 0.0
     first = 0
-    for number, kind in zip(groups, kinds):
+    for number, kind in zip(groups, kinds, strict=True):
         stop = first + number
         elements = sum(arrivals.counts[first:stop])
         sent = max(sent, arrivals.seconds[stop - 1]) + kind.exchange(elements)

@@ -102,7 +102,7 @@ def greedy(arrivals: Arrivals, costs: Costs) -> list[int]:
     groups: list[int] = []
     free = 0.0  # when the exchange thread is done with all buckets but the last
     elements, saved = 0, costs.exchange.fixed + costs.decode.fixed
-    for place, (count, arrived) in enumerate(zip(arrivals.counts, arrivals.seconds)):
+    for place, (count, arrived) in enumerate(zip(arrivals.counts, arrivals.seconds, strict=True)):
         if groups:
             start = max(free, arrivals.seconds[place - 1])
             if max(start, arrived) - start < saved:
@@ -149,8 +149,8 @@ def costs_of(buckets: Sequence[BucketCost], like: Costs | None = None) -> Costs:
         like: has the fixed costs, where sizes differ too little to show them.
     """
     return Costs(
-        fitted([(one.elements, one.exchange) for one in buckets], like and like.exchange.fixed),
-        fitted([(one.elements, one.decode) for one in buckets], like and like.decode.fixed),
+        fitted([(one.elements, one.exchange) for one in buckets], like.exchange.fixed if like else None),
+        fitted([(one.elements, one.decode) for one in buckets], like.decode.fixed if like else None),
     )
 
 

@@ -11,6 +11,7 @@ Compressor state is carried over from trial to trial, where the paper's code cle
 from __future__ import annotations
 
 from collections.abc import Callable, Generator
+from itertools import pairwise
 from typing import Any
 
 from ..errors import ConfigError
@@ -58,13 +59,13 @@ def check(argument: str) -> int:
 def sizes(cuts: tuple[int, ...], count: int) -> tuple[int, ...]:
     """Return how many tensors lie between cuts."""
     ends = [0, *cuts, count]
-    return tuple(stop - start for start, stop in zip(ends, ends[1:]))
+    return tuple(stop - start for start, stop in pairwise(ends))
 
 
 def _one_more(cuts: tuple[int, ...], count: int, time_of: Callable[[tuple[int, ...]], Trying]) -> Any:
     """Search the best place of one more cut, between the two neighbours that are farthest apart."""
     ends = [0, *cuts, count]
-    low, high = max(zip(ends, ends[1:]), key=lambda pair: pair[1] - pair[0])
+    low, high = max(pairwise(ends), key=lambda pair: pair[1] - pair[0])
     least, most = low + 1, high - 1
     step = max(1, (high - low) // _CELLS)
     while most - least > step:

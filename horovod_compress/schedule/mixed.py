@@ -50,7 +50,9 @@ class Grouped:
         found = []
         for place, group in enumerate(self.groups):
             if known := [of_buckets[bucket] for bucket in group if bucket in of_buckets]:
-                elements, exchange, decode = zip(*((one.elements, one.exchange, one.decode) for one in known))
+                elements, exchange, decode = zip(
+                    *((one.elements, one.exchange, one.decode) for one in known), strict=True
+                )
                 found.append(BucketCost(sum(elements), sum(exchange), sum(decode), place in self.plain))
         return found
 
@@ -67,7 +69,8 @@ def as_buckets(
     Args:
         tensors: in the order in which their gradients arrive.
         method: returns the number of the method of a tensor, by name.
-        may_be_plain: returns whether buckets of a method can be left uncompressed; others of the group stay as they are.
+        may_be_plain: returns whether buckets of a method can be left uncompressed; others of the group stay as they
+            are.
         behind: the tensors of further buckets, which have no method.
     """
     runs: list[tuple[Sequence[TensorSpec], int, bool]] = []

@@ -1,8 +1,8 @@
 """What a method costs on a processor: measured by a short run of its codec in this process.
 
 On one thread, a codec takes in, encodes, merges and decodes one tensor of each of two sizes; every part is
-then taken to be affine in the elements. The least of a few runs counts, as what disturbs only makes them longer. Gathered payloads are
-decoded for two numbers of ranks, as what that costs grows with them.
+then taken to be affine in the elements. The least of a few runs counts, as what disturbs only makes them longer.
+Gathered payloads are decoded for two numbers of ranks, as what that costs grows with them.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cache
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -59,7 +60,7 @@ class Processor:
     def scaled(self, factor: float) -> Processor:
         """Return the costs of a processor on which everything takes so many times as long."""
         parts = {name: getattr(self, name) for name in ("offer", "encode", "merge", "decode", "decode_each")}
-        scaled = {name: Affine(factor * cost.fixed, factor * cost.each) for name, cost in parts.items()}
+        scaled: dict[str, Any] = {name: Affine(factor * cost.fixed, factor * cost.each) for name, cost in parts.items()}
         return replace(self, copy=factor * self.copy, **scaled)
 
 
@@ -75,7 +76,12 @@ def measured(method: Codec, codec: Codec) -> Processor:
         each = Affine(0.0, 0.0)
         if codec.algebra is Algebra.GATHER:
             many = [_Run(method, codec, shape, _MANY).measure() for shape in _SHAPES]
-            each = fitted([(m["n"], max(0.0, m["decode"] - f["decode"]) / (_MANY - _FEW)) for m, f in zip(many, sizes)])
+            each = fitted(
+                [
+                    (m["n"], max(0.0, m["decode"] - f["decode"]) / (_MANY - _FEW))
+                    for m, f in zip(many, sizes, strict=True)
+                ]
+            )
 
     def cost(name: str) -> Affine:
         return fitted([(found["n"], found[name]) for found in sizes])

@@ -44,7 +44,10 @@ class Choice:
 
 @dataclass(frozen=True)
 class BucketCost:
-    """Seconds of one bucket, or of all buckets of a group: the shortest over steps, without waiting for slower ranks where that can be told."""
+    """Seconds of one bucket, or of all buckets of a group: the shortest over steps.
+
+    Waiting for slower ranks does not count, where it can be told apart.
+    """
 
     elements: int
     exchange: float

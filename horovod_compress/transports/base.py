@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Collection
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -40,8 +40,10 @@ class Transport(Protocol):
     rank: int
     size: int
     name: str
-    #: The types of numbers that :meth:`add_up` takes.
-    adds: Collection[torch.dtype]
+
+    @property
+    def adds(self) -> Collection[torch.dtype]:
+        """The types of numbers that :meth:`add_up` takes."""
 
     def send(self, data: Tensor, to: int) -> Pending:
         """Start to send ``uint8`` data, which must not change before the wait returns."""
@@ -55,14 +57,14 @@ class Transport(Protocol):
         Every rank has to call it, in the same order. It is no message: others go on beside it.
         """
 
-    def abort(self, note: dict) -> None:
+    def abort(self, note: dict[str, Any]) -> None:
         """Break every connection, so that every peer that waits for this rank fails at once.
 
         Args:
             note: why, as plain data, for the other ranks' messages.
         """
 
-    def notes(self, seconds: float) -> dict[int, dict]:
+    def notes(self, seconds: float) -> dict[int, dict[str, Any]]:
         """Return the notes of the ranks that aborted, waiting at most ``seconds`` for more."""
 
     def close(self) -> None:

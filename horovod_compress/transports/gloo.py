@@ -111,7 +111,7 @@ class GlooTransport:
     def __init__(self, meeting: Meeting, rank: int, size: int, own: str, seconds: float) -> None:
         self.rank, self.size = rank, size
         self._store = meeting.store
-        options = dist.ProcessGroupGloo._Options()
+        options = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
         options._timeout = timedelta(seconds=seconds)
         try:
             options._devices = [dist.ProcessGroupGloo.create_device(hostname=own, lazy_init=False)]
@@ -175,17 +175,17 @@ class GlooTransport:
         with self._lock:
             return list(self._pending)
 
-    def abort(self, note: dict) -> None:
+    def abort(self, note: dict[str, Any]) -> None:
         _within(_NOTE_SECONDS, lambda: self._store.set(f"abort/{self.rank}", json.dumps(note)))
         self._break()
         self._drop()
 
-    def notes(self, seconds: float) -> dict[int, dict]:
-        found: dict[int, dict] = {}
+    def notes(self, seconds: float) -> dict[int, dict[str, Any]]:
+        found: dict[int, dict[str, Any]] = {}
         _within(seconds, lambda: self._read_notes(found, seconds))
         return dict(found)
 
-    def _read_notes(self, found: dict[int, dict], seconds: float) -> None:
+    def _read_notes(self, found: dict[int, dict[str, Any]], seconds: float) -> None:
         end = time.monotonic() + seconds
         while len(found) < self.size and time.monotonic() < end:
             for rank in set(range(self.size)) - set(found):
@@ -220,7 +220,7 @@ class GlooTransport:
 
 
 class _Transfer:
-    __slots__ = ("work", "_peer", "__weakref__")
+    __slots__ = ("__weakref__", "_peer", "work")
 
     def __init__(self, work: Any, peer: int) -> None:
         self.work, self._peer = work, peer

@@ -5,6 +5,7 @@ from __future__ import annotations
 import queue
 import threading
 import time
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -21,7 +22,7 @@ class Hub:
     def __init__(self, size: int) -> None:
         self.size = size
         self.links, self.sums = _links(size), _links(size)  # messages, and what is added up
-        self.notes: dict[int, dict] = {}
+        self.notes: dict[int, dict[str, Any]] = {}
         self.gone = [threading.Event() for _ in range(size)]
 
     def transports(self) -> list[LocalTransport]:
@@ -29,7 +30,7 @@ class Hub:
         return [LocalTransport(self, rank) for rank in range(self.size)]
 
 
-def _links(size: int) -> dict[tuple[int, int], queue.SimpleQueue]:
+def _links(size: int) -> dict[tuple[int, int], queue.SimpleQueue[Any]]:
     return {(a, b): queue.SimpleQueue() for a in range(size) for b in range(size)}
 
 
@@ -54,11 +55,11 @@ class LocalTransport:
             self._hub.sums[self.rank, peer].put(data.view(torch.uint8).clone())
         return _Sum(self._hub, data, self.rank)
 
-    def abort(self, note: dict) -> None:
+    def abort(self, note: dict[str, Any]) -> None:
         self._hub.notes.setdefault(self.rank, note)
         self._hub.gone[self.rank].set()
 
-    def notes(self, seconds: float) -> dict[int, dict]:
+    def notes(self, seconds: float) -> dict[int, dict[str, Any]]:
         end = time.monotonic() + seconds
         while len(self._hub.notes) < self.size and time.monotonic() < end:
             time.sleep(_POLL_SECONDS)
@@ -88,7 +89,9 @@ class _Sum:
 
 
 class _Receipt:
-    def __init__(self, hub: Hub, links: dict, data: Tensor, frm: int, to: int) -> None:
+    def __init__(
+        self, hub: Hub, links: dict[tuple[int, int], queue.SimpleQueue[Any]], data: Tensor, frm: int, to: int
+    ) -> None:
         self._hub, self._links, self._data, self._frm, self._to = hub, links, data, frm, to
 
     def wait(self, deadline: Deadline) -> None:

@@ -43,7 +43,7 @@ def why_not() -> str | None:
         return "CuPy is not installed: make setup CUDA=1, or pip install cupy-cuda13x"
     try:
         found = api()
-    except Exception as error:  # a broken installation fails in many ways
+    except Exception as error:  # noqa: BLE001  a broken installation fails in many ways
         return f"cupy.cuda.nccl does not import: {type(error).__name__}: {error}"
     return None if found.available else "libnccl was not found: pip install nvidia-nccl-cu13"
 
@@ -244,11 +244,11 @@ class NcclTransport:
     def add_up(self, data: Tensor, deadline: Deadline) -> Pending:
         raise NotImplementedError("`adds` says that nothing is added up here")
 
-    def abort(self, note: dict) -> None:
+    def abort(self, note: dict[str, Any]) -> None:
         self.link.abort()  # first: the GPU may be waiting for a peer that waits for this rank
         self._tokens.abort(note)
 
-    def notes(self, seconds: float) -> dict[int, dict]:
+    def notes(self, seconds: float) -> dict[int, dict[str, Any]]:
         return self._tokens.notes(seconds)
 
     def close(self) -> None:
@@ -282,7 +282,7 @@ def connect(
                 made.append(Link(library, communicator, where, tokens.rank, tokens.size, **rest))
                 if not given_up.is_set():
                     made[0].meet(deadline)
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001  whatever it is, the other ranks must hear of it
             problem = error
             _abort(made)
         ended.append(problem)

@@ -22,6 +22,7 @@ LEVELS = ("kernels", "allreduce", "training")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the level; what follows belongs to the benchmark."""
     parser.add_argument("level", choices=LEVELS, help="what is measured: kernels, one tensor, or training steps")
     parser.add_argument("rest", nargs=argparse.REMAINDER, metavar="...", help="the benchmark's own arguments")
 

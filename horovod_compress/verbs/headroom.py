@@ -26,6 +26,7 @@ _ADVICE = {
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add what can be chosen about the measurement."""
     parser.add_argument("--elements", type=int, default=25_000_000, help="values of the gradient (default 25 million)")
     parser.add_argument("--method", default="marsit", help="the method to compare with (default marsit)")
     parser.add_argument("--repeat", type=int, default=7, help="measurements of each, at least 2 (default 7)")
@@ -107,10 +108,10 @@ def document(arguments: argparse.Namespace, world: int, timings: list[dict[str, 
 def text(found: dict[str, Any]) -> str:
     """Return the same for people."""
     lines = [f"{found['elements']:,} float32 values, {found['ranks']} ranks; median of the slowest rank [spread]"]
-    for timing in found["timings"]:
-        lines.append(
-            f"  {timing['name']:14} {1e3 * timing['median_seconds']:9.1f} ms  [{1e3 * timing['spread_seconds']:.1f}]"
-        )
+    lines += [
+        f"  {timing['name']:14} {1e3 * timing['median_seconds']:9.1f} ms  [{1e3 * timing['spread_seconds']:.1f}]"
+        for timing in found["timings"]
+    ]
     lines.append(_pays(found) if found["pays"] else _does_not_pay(found))
     if "step_gain" in found:
         gain = found["step_gain"]

@@ -26,7 +26,7 @@ M: ranks; d: elements; k: elements sent. hvd-compress list --json has the option
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    pass
+    """Add nothing: the table has no choices."""
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -57,6 +57,7 @@ def rows() -> list[dict[str, Any]]:
 
 
 def entry(kind: Any, options: dict[str, Any]) -> dict[str, Any]:
+    """Return one row of the table: a method with the options given."""
     from horovod_compress.codecs.base import Algebra
     from horovod_compress.collectives.choose import fitting
     from horovod_compress.plan import Bucket, TensorSpec
@@ -84,9 +85,10 @@ def entry(kind: Any, options: dict[str, Any]) -> dict[str, Any]:
 
 
 def text(found: list[dict[str, Any]]) -> str:
+    """Return the same for people."""
     cells = [_COLUMNS, *(_line(one) for one in found)]
     widths = [max(len(row[column]) for row in cells) for column in range(len(_COLUMNS))]
-    lines = ["  ".join(word.ljust(width) for word, width in zip(row, widths)).rstrip() for row in cells]
+    lines = ["  ".join(word.ljust(width) for word, width in zip(row, widths, strict=True)).rstrip() for row in cells]
     return "\n".join([lines[0], "  ".join("-" * width for width in widths), *lines[1:], "", _NOTES])
 
 

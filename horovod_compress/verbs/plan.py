@@ -23,6 +23,7 @@ _SUFFIXES = (".png", ".svg")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add what describes the model, the job and the form of the answer."""
     parser.add_argument("--model", default="resnet50", help="name, FILE.csv or module:function (default resnet50)")
     parser.add_argument("--method", default="topk", help="a method, several parted by commas, or all (default topk)")
     parser.add_argument("--option", action="append", default=[], metavar="NAME=VALUE", help="of the method; repeatable")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 import torch
 from torch import Tensor
@@ -30,7 +32,9 @@ def _chunks(regions: Regions, world: int, records: dict[str, int]) -> list[int]:
     for name, (dtype, count) in regions.items():
         record = records.get(name, 1)
         cuts = [count // record * index // world * record for index in range(world + 1)]
-        sizes = [size + dtype.itemsize * (stop - start) for size, start, stop in zip(sizes, cuts, cuts[1:])]
+        sizes = [
+            size + dtype.itemsize * (stop - start) for size, (start, stop) in zip(sizes, pairwise(cuts), strict=True)
+        ]
     return sizes
 
 
@@ -96,7 +100,7 @@ def test_bytes_are_those_of_the_layout(case: Sample, world: int) -> None:
                 now = [reducer.metrics.bytes_sent for reducer in fleet.reducers]
                 assert now == handed
                 due = [_expected(reducer, case, step) for reducer in fleet.reducers]
-                assert [b - a for a, b in zip(before, now)] == due
+                assert [b - a for a, b in zip(before, now, strict=True)] == due
                 assert world == 1 or min(due) > 0
                 before = now
 

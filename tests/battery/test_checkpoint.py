@@ -81,7 +81,7 @@ def test_the_state_of_another_method_or_sample_is_refused(case: Sample) -> None:
         for other in CASES:
             if other == case:
                 continue
-            for reducer, state in zip(fleet.reducers, states):
+            for reducer, state in zip(fleet.reducers, states, strict=True):
                 foreign = state | {"method": other.method, "config": other.codec().config()}
                 want = "another method" if other.method != case.method else "another configuration"
                 with pytest.raises(ConfigError, match=want):

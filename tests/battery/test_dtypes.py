@@ -38,7 +38,7 @@ def test_type_and_layout_in_memory(case: Sample, dtype: torch.dtype) -> None:
                     assert not any(g.is_contiguous() for mine in grads for g in mine.values())
                 step = fleet.offer(grads)
                 results = [{n: r.result(fleet._index[n], step) for n in grads[0]} for r in fleet.reducers]
-                assert all(mine[n] is given[n] for mine, given in zip(results, grads) for n in mine)
+                assert all(mine[n] is given[n] for mine, given in zip(results, grads, strict=True) for n in mine)
                 assert all(results[0][t.name].dtype is dtype for t in tensors)
                 assert all(results[0][t.name].shape == t.shape for t in tensors)
                 assert all(bool(result.isfinite().all()) for result in results[0].values())

@@ -27,7 +27,7 @@ def test_any_two_samples_refuse_each_other(case: Sample) -> None:
     handshake.check([_document(case), _document(case)])  # the control
     others = [other for other in samples_of(case.kind) if other != case]
     for other in others:
-        with pytest.raises(MismatchError, match="rank 0 = .*rank 1 = "):
+        with pytest.raises(MismatchError, match=r"rank 0 = .*rank 1 = "):
             handshake.check([_document(case), _document(other)])
 
 

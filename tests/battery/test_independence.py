@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import chain
+
 import pytest
 import torch
 
@@ -24,7 +26,7 @@ def test_segments(case: Sample, monkeypatch: pytest.MonkeyPatch) -> None:
         with case.fleet(3, tensors, exchange=exchange) as fleet:
             results = [fleet.step(random_grads(3, tensors, seed=number)) for number in range(3)]
             rounds = [r for s in fleet.reducers[0].stations for r in s._rounds.values()]
-            return sum(results, []) + kept(fleet), max(r.layout.most_segments for r in rounds)
+            return [*chain.from_iterable(results), *kept(fleet)], max(r.layout.most_segments for r in rounds)
 
     for exchange in case.exchanges():
         whole, one = run(exchange)
@@ -45,7 +47,7 @@ def test_threads(case: Sample) -> None:
             torch.set_num_threads(threads)
             with case.fleet(2, tensors) as fleet:
                 results = [fleet.step(random_grads(2, tensors, seed=number)) for number in range(2)]
-                found.append(sum(results, []) + kept(fleet))
+                found.append([*chain.from_iterable(results), *kept(fleet)])
     finally:
         torch.set_num_threads(before)
     assert same(found[0], found[1]) and same(found[0], found[2])

@@ -54,8 +54,8 @@ def _check(case: Sample, world: int, tensors: list, **options: Any) -> None:
     results, left, fleet = _run(case, world, tensors, **options, wrap=_over_the_ring)
     linked_results, left_there, linked_fleet = _run(case, world, tensors, **options, **linked(world))
     assert all(same(a, b) for a, b in zip(results, linked_results, strict=True)) and same(left, left_there)
-    for one, other in zip(fleet.reducers, linked_fleet.reducers):
-        for mine, theirs in zip(one.stations, other.stations):
+    for one, other in zip(fleet.reducers, linked_fleet.reducers, strict=True):
+        for mine, theirs in zip(one.stations, other.stations, strict=True):
             _same_payloads(case, mine, theirs)
         groups = other.transport.link._library.groups
         assert groups > 0 if world > 1 else groups == 0

@@ -56,7 +56,7 @@ def _only_bucket(fleet: Fleet, index: int, grads: Grads) -> None:
     other = _of_bucket(fleet, 1 - index)
     fleet.step(grads)
     names = [t.name for t in fleet.plan.buckets[1 - index].tensors]
-    for reducer, old in zip(fleet.reducers, other):
+    for reducer, old in zip(fleet.reducers, other, strict=True):
         assert reducer.wait_idle(5.0)
         for name, tensor in (kept_by(reducer, names) | reducer.stations[1 - index].tables).items():
             tensor.copy_(old[name])

@@ -9,7 +9,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -28,7 +28,7 @@ DEVICE, HOST = "device", "host"
 class Sided(Apart):
     """Knows which memory is whose."""
 
-    spans: list[tuple[int, int, str]] = []
+    spans: ClassVar[list[tuple[int, int, str]]] = []
 
     @classmethod
     def note_memory(cls, tensor: Tensor, side: str) -> Tensor:

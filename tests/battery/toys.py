@@ -1,5 +1,7 @@
-"""Two small methods in plain torch. They use the parts of the interface that few methods use, so that
-the battery is known to work for these too."""
+"""Two small methods in plain torch.
+
+They use the parts of the interface that few methods use, so that the battery is known to work for these too.
+"""
 
 from __future__ import annotations
 
@@ -60,7 +62,7 @@ class TopOne(Codec):
 
     def decode(self, work: Work, key: Key, gain: float) -> None:
         total = torch.zeros(work.bucket.padded, dtype=torch.float64)
-        for rank, payload in enumerate(work.gathered):
+        for payload in work.gathered:
             for at in range(0, payload.numel(), ENTRY):
                 entry = payload[at : at + ENTRY].clone()  # a payload lies in a frame at any address
                 total[entry[:8].view(torch.int64)] += entry[8:].view(torch.float64)

@@ -46,7 +46,10 @@ def test_late_but_in_time(nursery: Nursery) -> None:
 
 @pytest.mark.parametrize("path", ["stock", *slow("attached")])
 def test_corrupt_frame(nursery: Nursery, path: str) -> None:
-    """Rank 1 sends its step to 3 peers, then 12 frames a step; the tenth of these is the hop from reducing to gathering of bucket 1."""
+    """Rank 1 sends its step to 3 peers, then 12 frames a step.
+
+    The tenth of these is the hop from reducing to gathering of bucket 1.
+    """
     case = {"fault": "flip", "victim": 1, "hop": 12, "path": path, "timeout": 20.0, "leave": True}
     for rank in nursery.run(WORLD, "train.py", case):
         first = rank.report["first"]

@@ -101,7 +101,7 @@ class Crew:
     def start(self, number: int) -> list[tuple[int, Mapping[str, Tensor]] | Exception]:
         """Offer the gradients of every rank, before any result is waited for."""
         started: list[Any] = []
-        for reducer, mine in zip(self.fleet.reducers, random_grads(WORLD, TENSORS, seed=number)):
+        for reducer, mine in zip(self.fleet.reducers, random_grads(WORLD, TENSORS, seed=number), strict=True):
             try:
                 steps = [reducer.offer(index, mine[name]) for index, name in enumerate(self.fleet.plan.names())]
                 started.append((steps[0], mine))
@@ -111,11 +111,11 @@ class Crew:
 
     def finish(self, started: list[Any]) -> list[Any]:
         ended: list[Any] = []
-        for reducer, offered in zip(self.fleet.reducers, started):
+        for reducer, offered in zip(self.fleet.reducers, started, strict=True):
             if isinstance(offered, Exception):
                 ended.append(offered)
                 continue
-            step, mine = offered
+            step, _ = offered
             try:
                 found = {n: reducer.result(i, step) for i, n in enumerate(self.fleet.plan.names())}
                 ended.append({name: tensor.clone() for name, tensor in found.items()})
@@ -154,7 +154,7 @@ def test_control_of_the_check(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(FrameBuffer, "check", lambda self, due, length: Bad())
     found = Crew("ring", "flip", 1, FRAMES - 1).run(1)[0]
     assert all(isinstance(rank, dict) for rank in found)
-    assert not all(is_right(mine, want) for mine, want in zip(found, right))
+    assert not all(is_right(mine, want) for mine, want in zip(found, right, strict=True))
 
 
 @pytest.mark.parametrize("number", [0, FRAMES - 1, *slow(*range(1, FRAMES - 1))])

@@ -14,7 +14,7 @@ SECONDS = 5.0
 
 def test_control(nursery: Nursery) -> None:
     plain, staged = (nursery.run(WORLD, "train.py", {"fault": "none", "staged": staged}) for staged in (False, True))
-    for rank, same in zip(staged, plain):
+    for rank, same in zip(staged, plain, strict=True):
         assert rank.report["first"]["error"] is None, rank.report
         assert (rank.status, rank.output, rank.report["steps"]) == (0, "", 4)
         assert rank.report["last"] == same.report["last"]

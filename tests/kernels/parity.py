@@ -51,7 +51,7 @@ class Target:
         for device in ("cpu", self.device):
             placed: list[Placed] = []
             mine = [place(value, device, shift, placed) for value in given]
-            named = dict(zip(options, mine[len(arguments) :]))
+            named = dict(zip(options, mine[len(arguments) :], strict=True))
             if device == self.device and finals:
                 with self.chosen():
                     result = getattr(kernels, name)(*mine[: len(arguments)], **named)
@@ -61,7 +61,7 @@ class Target:
             finals.append([value.cpu() for value in flat(mine) if isinstance(value, Tensor)])
             assert all(part.intact() for part in placed), f"{name} wrote outside its arguments on {device}"
         assert results[0] == results[1], f"{name} returned {results[0]} on the CPU, {results[1]} on {self.name}"
-        wrong = [differences(a, b) for a, b in zip(*finals)]
+        wrong = [differences(a, b) for a, b in zip(*finals, strict=True)]
         assert not any(wrong), f"{name}: elements that differ, by argument: {wrong}"
         return results[0]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from math import inf, nan
 from typing import Any
 
 import numpy as np
@@ -53,8 +54,7 @@ def numbers(count: int, dtype: torch.dtype, seed: int) -> Tensor:
     patterns = torch.randint(low, high, (count,), generator=generator, dtype=torch.int64).to(integers).view(dtype)
     info = torch.finfo(dtype)
     special = torch.tensor(
-        [0.0, -0.0, 0.0, info.smallest_normal / 2, -info.smallest_normal / 4, info.max, info.min]
-        + [float("inf"), float("-inf"), float("nan")],
+        [0.0, -0.0, 0.0, info.smallest_normal / 2, -info.smallest_normal / 4, info.max, info.min, inf, -inf, nan],
         dtype=dtype,
     )
     kind = torch.rand(count, generator=generator)
@@ -151,8 +151,8 @@ def compare(name: str, *arguments: Any, shift: int = 0, **options: Any) -> None:
         result, expected = result.tolist(), expected.tolist()
     assert result == expected, f"{name} returned {result}, the reference {expected}"
     assert all(part.intact() for part in guarded), f"{name} wrote outside its arguments"
-    pairs = [*zip(flat(placed), flat(plain))]
-    pairs += zip(flat(list(placed_options.values())), flat(list(plain_options.values())))
+    pairs = [*zip(flat(placed), flat(plain), strict=True)]
+    pairs += zip(flat(list(placed_options.values())), flat(list(plain_options.values())), strict=True)
     for position, (mine, theirs) in enumerate(pairs):
         if isinstance(mine, Tensor):
             wrong = differences(mine, theirs)

@@ -26,8 +26,7 @@ from horovod_compress.kernels import legality, loader
 
 from . import emulator
 from .parity import Target
-from .support import DTYPES, KEY, bits, differences, numbers, oracle, poison, tame, words, work
-from .support import LENGTHS as EVERY_LENGTH
+from .support import DTYPES, KEY, LENGTHS as EVERY_LENGTH, bits, differences, numbers, oracle, poison, tame, words, work
 
 Same = Callable[..., Any]
 
@@ -385,7 +384,7 @@ class TestNumbers:
             made = [offered.steps(kind) for kind in (torch.float64, torch.float64, torch.int64)]
             for residuals in (offered.residuals, None):
                 same("points_offer_all", offered.grads, residuals, offered.bits(), *made, rows)
-            sizes = [kernels.word_count(n) for n in given], [-(-n // row) for n, row in zip(given, rows)]
+            sizes = [kernels.word_count(n) for n in given], [-(-n // row) for n, row in zip(given, rows, strict=True)]
             places = [[3 + sum(part[:i]) for i in range(len(given))] for part in sizes]
             sent = [words(3 + sum(sizes[0]), rank) for rank in range(3)]
             size = 3 + sum(sizes[1])
@@ -452,7 +451,7 @@ class Offered:
         self.counts, self.row_lengths = counts, row_lengths
         self.grads = [numbers(count, dtype, seed) for seed, count in enumerate(counts)]
         self.residuals = [numbers(count, work(dtype), seed + 1) for seed, count in enumerate(counts)]
-        for grad, residual in zip(self.grads, self.residuals):
+        for grad, residual in zip(self.grads, self.residuals, strict=True):
             residual[::3] = -grad[::3].to(work(dtype))
 
     def bits(self) -> list[Tensor]:
@@ -470,7 +469,7 @@ class Offered:
         return [bits(n, 2) for n in self.counts], [tame(rows, torch.float32, rows + seed) for rows in self._rows()]
 
     def _rows(self) -> list[int]:
-        return [-(-n // row) for n, row in zip(self.counts, self.row_lengths)]
+        return [-(-n // row) for n, row in zip(self.counts, self.row_lengths, strict=True)]
 
 
 def spiked(count: int, dtype: torch.dtype) -> Tensor:
@@ -678,9 +677,9 @@ class TestTogether:
         sums, steps = there(offered.steps(torch.float64)), there(offered.steps())
         with target.chosen():
             found = kernels.sign_offer_all(grads, residuals, together, steps, rows, ranks=3, key=KEY)
-            each = [kernels.sign_offer(*one, key=KEY) for one in zip(grads, residuals, alone, sums, rows)]
+            each = [kernels.sign_offer(*one, key=KEY) for one in zip(grads, residuals, alone, sums, rows, strict=True)]
         assert found.tolist() == list(map(int, each)) and any(found.tolist())
-        for i, (count, row) in enumerate(zip(counts, rows)):
+        for i, (count, row) in enumerate(zip(counts, rows, strict=True)):
             sizes = torch.tensor([min(row, count - at) for at in range(0, count, row)], dtype=torch.float64)
             expected = (sums[i].cpu() / (3 * sizes)).float()
             assert torch.equal(alone[i], together[i]) and differences(expected, steps[i].cpu()) == 0
@@ -694,9 +693,9 @@ class TestTogether:
         starts = (3, 5, 10, 12)
         with target.chosen():
             grads = [grad.to(target.device) for grad in offered.grads]
-            places = [memory[at : at + kernels.word_count(n)] for at, n in zip(starts, counts)]
+            places = [memory[at : at + kernels.word_count(n)] for at, n in zip(starts, counts, strict=True)]
             kernels.sign_offer_all(grads, None, places, None, rows)
-        for at, n, grad in zip(starts, counts, offered.grads):
+        for at, n, grad in zip(starts, counts, offered.grads, strict=True):
             kernels.sign_pack(grad, expected[at : at + kernels.word_count(n)])
         assert torch.equal(memory.cpu(), expected)
 
@@ -712,9 +711,9 @@ class TestTogether:
         norms, rows = [torch.ones(1)] * len(counts), [max(counts) + 1] * len(counts)
         with target.chosen():
             grads, near = ([part.to(target.device) for part in parts] for parts in (offered.grads, norms))
-            codes = [memory[at : at + size] for at, size in zip(starts, sizes)]
+            codes = [memory[at : at + size] for at, size in zip(starts, sizes, strict=True)]
             getattr(kernels, f"{name}_encode_all")(grads, near, rows, codes, KEY, bits=4, **options)
-        for at, size, grad in zip(starts, sizes, offered.grads):
+        for at, size, grad in zip(starts, sizes, offered.grads, strict=True):
             getattr(kernels, f"{name}_encode")(
                 grad, norms[0], rows[0], expected[at : at + size], KEY, bits=4, **options
             )
@@ -758,7 +757,7 @@ class TestStreams:
             device[0].copy_(grad)
             device[1].copy_(residual)
             graph.replay()
-            assert [bool((a == b.cpu()).all()) for a, b in zip(expected, captured)] == [True] * 3
+            assert [bool((a == b.cpu()).all()) for a, b in zip(expected, captured, strict=True)] == [True] * 3
 
     def test_a_bucket_in_a_graph(self) -> None:
         """Rows of one superblock and of several; the table is among what the graph holds."""
@@ -772,7 +771,7 @@ class TestStreams:
         with torch.cuda.graph(graph):
             captured = bucket_step(*there)
         for _ in range(2):
-            for part, value in zip((*there[0], *there[1]), (*grads, *residuals)):
+            for part, value in zip((*there[0], *there[1]), (*grads, *residuals), strict=True):
                 part.copy_(value)
             graph.replay()
             assert all(bool((a == b.cpu()).all()) for a, b in zip(expected, captured, strict=True))
@@ -793,7 +792,7 @@ class TestStreams:
             device[0].copy_(grad)
             device[1].copy_(residual)
             graph.replay()
-            assert [bool((a == b.cpu()).all()) for a, b in zip(expected, captured)] == [True] * 4
+            assert [bool((a == b.cpu()).all()) for a, b in zip(expected, captured, strict=True)] == [True] * 4
 
     def test_parts_of_many_ranks_are_refused_in_a_graph(self) -> None:
         parts = [torch.zeros(2, dtype=torch.int64, device="cuda") for _ in range(65)]
@@ -809,7 +808,7 @@ class TestStreams:
         with torch.cuda.stream(torch.cuda.Stream()):
             found = sign_step([grad.cuda(), residual.cuda()])
             torch.cuda.current_stream().synchronize()
-        assert [bool((a == b.cpu()).all()) for a, b in zip(expected, found)] == [True] * 3
+        assert [bool((a == b.cpu()).all()) for a, b in zip(expected, found, strict=True)] == [True] * 3
 
 
 def sign_step(pair: list[Tensor]) -> list[Tensor]:
@@ -863,7 +862,7 @@ def entry_points() -> set[str]:
 
 def test_every_kernel_has_a_cuda_text_and_is_bound_on_both_sides() -> None:
     names = entry_points()
-    assert len(names) > 40 and HOST_ONLY < names
+    assert len(names) > 40 and names > HOST_ONLY
     shared = "".join(path.read_text() for path in (ROOT / "csrc").glob("bind*.h"))
     texts = "".join(path.read_text() for path in (ROOT / "csrc" / "cuda").glob("*.cu"))
     bound = set(re.findall(r'module\.def\("(\w+)"', shared))
@@ -905,7 +904,7 @@ int main() {
 
 
 @no_compiler
-@pytest.mark.parametrize("bad, what", [(0, ""), (1, "lanes of a warp meet"), (2, "threads of a block meet")])
+@pytest.mark.parametrize(("bad", "what"), [(0, ""), (1, "lanes of a warp meet"), (2, "threads of a block meet")])
 def test_the_emulation_finds_threads_that_meet_in_different_lines(bad: int, what: str, tmp_path: Path) -> None:
     done = emulator.ran(MEETINGS.replace("BAD", str(bad)), tmp_path)
     assert done.returncode == (-signal.SIGABRT if bad else 0), done.stderr

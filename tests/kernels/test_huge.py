@@ -60,7 +60,11 @@ def test_what_may_be_larger_than_x_is_cut_at_half_of_that(dtype: torch.dtype) ->
                 lowrank(left, right, 10, grad, residual)
             assert float(residual.abs().max()) == 2.0**95
             found.append((grad, residual))
-    assert all(same_bits(a, b) for mine, oracle in zip(found[:2], found[2:]) for a, b in zip(mine, oracle))
+    assert all(
+        same_bits(a, b)
+        for mine, oracle in zip(found[:2], found[2:], strict=True)
+        for a, b in zip(mine, oracle, strict=True)
+    )
 
 
 @pytest.mark.parametrize("scale", [1.0, 3.0])
@@ -85,4 +89,4 @@ def test_what_is_kept_with_momentum_is_bounded(dtype: torch.dtype) -> None:
             float(residual.abs().max()) == float(momentum.abs().max()) == 2.0 ** (126 if dtype.itemsize == 4 else 1022)
         )
         found.append((residual, momentum))
-    assert all(same_bits(a, b) for a, b in zip(*found))
+    assert all(same_bits(a, b) for a, b in zip(*found, strict=True))

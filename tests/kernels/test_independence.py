@@ -145,7 +145,7 @@ def _sparse(dtype: torch.dtype, count: int) -> str:
     binary = kernels.binary_select(grad, residual, k, chosen[1], mean)
     finite = torch.full_like(mean, 0.3)
     sections = [poison(kernels.golomb_bound(k, count, b, kind.itemsize), torch.uint8) for _ in chosen]
-    for positions, section, found in zip(chosen, sections, (top, binary)):
+    for positions, section, found in zip(chosen, sections, (top, binary), strict=True):
         kernels.binary_encode(positions, found[0], finite, b, count, section)
     cleared = grad.clone()
     wrong = [kernels.binary_clear(sections[0], b, cleared)]
@@ -171,8 +171,7 @@ def _records(dtype: torch.dtype, count: int, block: int) -> str:
     grad, residual, blocks = numbers(count, dtype, 1), numbers(count, work(dtype), 2), -(-count // block)
     parts = [poison(blocks * kernels.record_bytes(block), torch.uint8) for _ in range(3)]
     bad = [int(kernels.record_offer(grad, residual, parts[0], block, rule="l2"))]
-    for rank in (1, 2):
-        bad.append(int(kernels.record_offer(tame(count, dtype, rank), None, parts[rank], block, rule="l1")))
+    bad += [int(kernels.record_offer(tame(count, dtype, i), None, parts[i], block, rule="l1")) for i in (1, 2)]
     left = poison(count, work(dtype))
     kernels.record_fold(parts, tame(count, work(dtype), 4), left, parts[1], block, rule="l2")
     kernels.record_decode(parts[1], tame(blocks, torch.float32, 5), grad, residual, block, scale=0.7)

@@ -75,7 +75,7 @@ def two_steps(codec: Codec, bucket: Bucket, device: Host) -> tuple[list[Tensor],
         before = emulator.started()
         with Operations() as operations:
             step()
-        kernels, memsets = (b - a for a, b in zip(before, emulator.started()))
+        kernels, memsets = (b - a for a, b in zip(before, emulator.started(), strict=True))
     return step.written(), Started(kernels, memsets, operations.names)
 
 
@@ -120,7 +120,10 @@ class PackedOneByOne(Packed):
 @pytest.mark.parametrize("zeros", ["random", "positive"])
 @pytest.mark.parametrize(("step_size", "kernels"), [("row", 3), ("tensor", 3), (0.01, 2)])
 def test_a_step_of_marsit(step_size: str | float, kernels: int, zeros: str) -> None:
-    """A launch each for bits, steps and results, one more if rows have several superblocks; counts and bits are cleared."""
+    """A launch each for bits, steps and results, one more if rows have several superblocks.
+
+    Counts and bits are cleared.
+    """
     assert sum(len(bucket.tensors) for bucket in BUCKETS) == 161 and len(BUCKETS) == 4
     for bucket in BUCKETS:
         codec = Marsit(full_precision_every=0, step_size=step_size, zeros=zeros)
@@ -173,7 +176,7 @@ QUANTISED = [
 ]
 
 
-@pytest.mark.parametrize(("codec", "short", "long"), QUANTISED, ids=lambda value: repr(value))
+@pytest.mark.parametrize(("codec", "short", "long"), QUANTISED, ids=repr)
 def test_a_step_of_quantised_numbers(codec: Codec, short: int, long: int) -> None:
     """A launch each for blocks, their norms, codes and results; nothing but counts is cleared.
 

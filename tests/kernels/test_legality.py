@@ -133,7 +133,7 @@ def test_missing_extension_says_what_to_run(monkeypatch: pytest.MonkeyPatch) -> 
         raise ImportError(f"No module named {name!r}")
 
     monkeypatch.setattr(importlib, "import_module", missing)
-    with pytest.raises(ImportError, match="make setup.*HVC_KERNELS=reference"):
+    with pytest.raises(ImportError, match=r"make setup.*HVC_KERNELS=reference"):
         loader.load("_cpu")
 
 

@@ -48,7 +48,7 @@ def test_products_of_many_tiles_and_blocks(shape: tuple[int, int]) -> None:
     assert kernels.lowrank_left(grad, residual, rows, right, found[0]) == 0
     kernels.lowrank_right(grad, residual, rows, left, found[1])
     wanted = right.double().view(4, -1) @ x.T, left.double().view(4, -1) @ x
-    for mine, exact in zip(found, wanted):
+    for mine, exact in zip(found, wanted, strict=True):
         assert torch.allclose(mine.double(), exact.flatten(), rtol=1e-5, atol=1e-3)
 
 
@@ -125,7 +125,7 @@ def test_threads_change_nothing(few_threads: None) -> None:
         kernels.lowrank_decode(left, right, 1501, *outputs[2:], scale=0.5)
         found.append(outputs)
     torch.set_num_threads(before)
-    assert all(torch.equal(a, b) for a, b in zip(*found))
+    assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
 
 
 def _f(count: int, dtype: torch.dtype = torch.float32) -> Tensor:

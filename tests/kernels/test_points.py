@@ -123,7 +123,7 @@ def test_threads_change_nothing(few_threads: None) -> None:
         kernels.points_decode([made[0]] * 2, [made[1].float()] * 2, None, 70_001, 0, mine, left, scale=0.5)
         found.append([*made, mine, left])
     torch.set_num_threads(before)
-    assert all(torch.equal(a, b) for a, b in zip(*found))
+    assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
 
 
 def _f(count: int, dtype: torch.dtype = torch.float32) -> Tensor:

@@ -130,7 +130,7 @@ def test_a_record_by_hand(bits: int) -> None:
 
 
 def test_norms_by_hand() -> None:
-    """Not finite counts as 0; a float64 norm is rounded up to float32; a 2-norm is finite and no less than the largest."""
+    """Not finite counts as 0; float64 norms are rounded up to float32; a 2-norm is finite, at least the largest."""
 
     def norm(values: list[float], power: int, dtype: torch.dtype = torch.float32) -> float:
         x = torch.zeros(64, dtype=dtype)

@@ -58,7 +58,7 @@ def test_the_fold_may_write_over_one_of_the_parts() -> None:
         out = _room(count, block) if own is None else mine[own]
         kernels.record_fold(mine, kept, left, out, block, rule="l2")
         found.append((out, left))
-    assert all(torch.equal(a, b) for other in found[1:] for a, b in zip(found[0], other))
+    assert all(torch.equal(a, b) for other in found[1:] for a, b in zip(found[0], other, strict=True))
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -80,7 +80,7 @@ def test_what_a_record_says(rule: str) -> None:
     each = records.view(-1, kernels.record_bytes(block))
     scales = torch.tensor([float(record[:4].view(torch.float32)) for record in each])
     kernels.record_decode(records, scales, out, left, block)
-    for own, scale in zip(grad.split(block), scales):
+    for own, scale in zip(grad.split(block), scales, strict=True):
         exact = own.double().abs().mean() if rule == "l1" else own.double().square().mean().sqrt()
         assert float(scale) == pytest.approx(float(exact), rel=1e-6)
     assert torch.equal(out.sign(), grad.sign()) and torch.equal(out.abs(), scales.repeat_interleave(block)[:count])
@@ -106,7 +106,7 @@ def test_threads_change_nothing(few_threads: None) -> None:
         kernels.record_decode(records, scales, mine, rest, 2048)
         found.append([records, left, mine, rest])
     torch.set_num_threads(before)
-    assert all(torch.equal(a, b) for a, b in zip(*found))
+    assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
 
 
 def _f(count: int, dtype: torch.dtype = torch.float32) -> Tensor:

@@ -111,8 +111,8 @@ def test_largest_positions() -> None:
         compare("sketch_top", table, 5, KEY, *given)
 
 
-@pytest.mark.parametrize("dtype", (torch.float32, torch.bfloat16))
-@pytest.mark.parametrize("columns", (16 * 20_011, 1072))
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("columns", [16 * 20_011, 1072])
 def test_threads_change_nothing(columns: int, dtype: torch.dtype) -> None:
     """Large enough to be shared: by layers with many columns, by rows with few."""
     count, k = 1_500_003, 5000
@@ -133,7 +133,7 @@ def test_threads_change_nothing(columns: int, dtype: torch.dtype) -> None:
             torch.set_num_threads(before)
     assert differences(found[0][2], found[0][3]) == 0
     for other in found[1:]:
-        assert [differences(a, b) for a, b in zip(found[0], other)] == [0] * 5
+        assert [differences(a, b) for a, b in zip(found[0], other, strict=True)] == [0] * 5
     if columns > 10_000 and dtype is torch.float32:
         expected = zeros(5, columns)
         reference_sketch.sketch_encode(x, None, expected, 5, KEY)
@@ -256,7 +256,7 @@ def brute_force(estimates: Tensor, k: int) -> Tensor:
     return order[estimates[order] != 0].sort().values
 
 
-@pytest.mark.parametrize("rows", (1, 3, 5))
+@pytest.mark.parametrize("rows", [1, 3, 5])
 def test_top_is_brute_force_on_every_kind_of_table(rows: int) -> None:
     """Large enough that the sample and the limits of the candidates matter."""
     columns, count = 16 * 5003, 250_000

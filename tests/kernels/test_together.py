@@ -14,7 +14,7 @@ from .support import DTYPES, KEY, bits, compare, numbers, poison, tame, words, w
 
 COUNTS = (0, 1, 63, 64, 65, 0, 1023, 1024, 1025, 5000, 0)
 ROWS = [(max(count, 1), 7, 100, 1024)[i % 4] for i, count in enumerate(COUNTS)]
-GROUPS = [-(-count // row) for count, row in zip(COUNTS, ROWS)]
+GROUPS = [-(-count // row) for count, row in zip(COUNTS, ROWS, strict=True)]
 PLACES = [7 * i for i in range(len(COUNTS))]
 
 
@@ -77,7 +77,7 @@ def test_norms(dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("bits", [4, 8, 16])
 def test_codes(dtype: torch.dtype, bits: int) -> None:
     rows = [row + row % 2 for row in ROWS]
-    groups = [-(-count // row) for count, row in zip(COUNTS, rows)]
+    groups = [-(-count // row) for count, row in zip(COUNTS, rows, strict=True)]
     grads = [numbers(count, dtype, count) for count in COUNTS]
     norms, bounds = ([tame(size, work(dtype), size + first).abs() for size in groups] for first in (0, 1))
     layouts = [kernels.code_layout(bits, count) for count in COUNTS]

@@ -127,7 +127,7 @@ def test_what_the_kernel_lacks_is_refused_in_words() -> None:
         with Lab(2, "1gbit", delay="20ms") as lab:  # kernels with netem
             assert lab.describe()["delay_seconds"] == 0.02
     except LabError as error:  # and those without
-        assert "does not offer the queueing discipline netem" in str(error)
+        assert "does not offer the queueing discipline netem" in str(error)  # noqa: PT017
 
 
 @pytest.mark.slow
@@ -193,7 +193,7 @@ def test_killed_half_way_and_started_again(sign: signal.Signals, mark: str) -> N
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
         text=True,
-        preexec_fn=_heed_interrupts,
+        preexec_fn=_heed_interrupts,  # noqa: PLW1509  no other thread runs here
     )
     assert process.stdout is not None
     try:

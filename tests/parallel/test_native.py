@@ -57,5 +57,5 @@ def test_one_infinite_value_spoils_the_step_on_every_rank_and_no_later_one(found
 
 
 def test_bytes_are_those_of_a_ring(found) -> None:
-    for native, ring in zip(values(found, "float32"), values(found, "ring")):
+    for native, ring in zip(values(found, "float32"), values(found, "ring"), strict=True):
         assert native["bytes"] == pytest.approx(ring["bytes"], rel=0.01)

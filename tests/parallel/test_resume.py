@@ -55,7 +55,7 @@ def runs(request: pytest.FixtureRequest) -> dict[str, list[Any]]:
 
 @_each(METHODS)
 def test_resume_is_exact(runs, method: str) -> None:
-    for whole, resumed in zip(runs["nothing"], runs["all"]):
+    for whole, resumed in zip(runs["nothing"], runs["all"], strict=True):
         assert whole[method]["middle"] == resumed[method]["middle"]
         assert whole[method]["end"] == resumed[method]["end"]
         assert whole[method]["end"]["step"] == 20
@@ -73,7 +73,7 @@ def test_the_two_states_differ(runs, method: str) -> None:
 
 @_each(KEEPING)
 def test_without_the_compression_state_the_run_goes_elsewhere(runs, method: str) -> None:
-    for whole, other in zip(runs["nothing"], runs["without residuals"]):
+    for whole, other in zip(runs["nothing"], runs["without residuals"], strict=True):
         assert whole[method]["end"]["weights"] != other[method]["end"]["weights"]
 
 

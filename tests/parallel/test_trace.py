@@ -49,7 +49,7 @@ def test_a_bucket_is_hidden_behind_the_backward_pass_of_those_before_it(found, r
         # The single bucket is the control: it cannot begin before the last gradient is there.
         assert overlap > 0.0 if run.startswith("layerwise") else overlap == 0.0
         events = read(Path(report[run]["path"]))
-        for step, backward in zip(spans(events, "steps", "step"), spans(events, "backward")):
+        for step, backward in zip(spans(events, "steps", "step"), spans(events, "backward"), strict=True):
             first = min(e["ts"] for e in spans(events, "bucket", "encode") if e["args"]["step"] == step["args"]["step"])
             assert (first < end(backward)) == (step["args"]["overlap"] > 0) == run.startswith("layerwise")
 

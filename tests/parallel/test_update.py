@@ -67,7 +67,9 @@ def test_the_second_moment_is_shared_and_held(found) -> None:
 
 def test_one_bit_of_adams_direction_learns_what_adam_does(found) -> None:
     """1-bit Adam's all-reduce with a shared second moment makes at least 90 % of the progress."""
-    for one, whole in zip(value(found, "adam learns with onebit_adam"), value(found, "adam learns with none")):
+    for one, whole in zip(
+        value(found, "adam learns with onebit_adam"), value(found, "adam learns with none"), strict=True
+    ):
         assert whole[1] < 0.4 * whole[0]
         assert one[0] - one[1] > 0.9 * (whole[0] - whole[1])
 
@@ -130,10 +132,11 @@ def test_closures_and_hooks(found) -> None:
 
 
 def test_what_cannot_work_is_refused(found) -> None:
-    expected = ["plain optimizer", "at least 1", "for Adam and AdamW", "6 parameters of the compression", "that the compression was made with",
-                "LBFGS", "serves one optimizer", "not saved by", "serves one optimizer", "before DistributedUpdateOptimizer",
+    expected = ["plain optimizer", "at least 1", "for Adam and AdamW", "6 parameters of the compression",
+                "that the compression was made with", "LBFGS", "serves one optimizer", "not saved by",
+                "serves one optimizer", "before DistributedUpdateOptimizer",
                 "does not serve", "has no meaning"]  # fmt: skip
     for mine in value(found, "refusals"):
         assert len(mine) == len(expected)
-        for text, part in zip(mine, expected):
+        for text, part in zip(mine, expected, strict=True):
             assert part in text

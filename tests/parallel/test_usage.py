@@ -48,7 +48,7 @@ def test_works_as_with_horovod_alone(found, name: str) -> None:
         assert mine["moved"] is None or mine["moved"] > 1e-4
 
 
-@pytest.mark.parametrize("name, limit", [("float64", 1e-14), ("bfloat16", 0.0)])
+@pytest.mark.parametrize(("name", "limit"), [("float64", 1e-14), ("bfloat16", 0.0)])
 def test_dtypes(found, name: str, limit: float) -> None:
     for mine in value(found, name):
         assert mine["same paths"] and mine["same ranks"] and mine["none"] <= limit
@@ -80,7 +80,7 @@ def test_refusals_name_the_remedy(found) -> None:
 
 def test_a_flipped_bit_is_caught_in_the_same_step(found) -> None:
     for texts in value(found, "flip"):
-        for text, rank in zip(texts, (1, 1, WORLD - 1, WORLD - 1)):
+        for text, rank in zip(texts, (1, 1, WORLD - 1, WORLD - 1), strict=True):
             assert text.startswith("MismatchError") and "after step 2" in text
             assert "bucket 3" in text and f"rank(s) {rank} differs" in text
 

@@ -1,5 +1,6 @@
-"""Marsit once more, from the paper's description: all ranks in one loop, in NumPy, without frames,
-threads, segments or compiled kernels. The package must give the same bits.
+"""Marsit once more, from the paper's description. The package must give the same bits.
+
+All ranks are in one loop, in NumPy, without frames, threads, segments or compiled kernels.
 
 Only the random words come from ``kernels.reference``, which is tested against published vectors.
 """
@@ -46,12 +47,15 @@ class MarsitReference:
         if self.compensation == "none":
             x = [[g.reshape(-1) for g in mine] for mine in grads]
         else:
-            x = [[g.reshape(-1) + r for g, r in zip(*pair)] for pair in zip(grads, self.residuals)]
+            x = [
+                [g.reshape(-1) + r for g, r in zip(*pair, strict=True)]
+                for pair in zip(grads, self.residuals, strict=True)
+            ]
         if self.every and number % self.every == 0:
             return self._full_precision(x)
         keys = [Key(self.seed, number, self.bucket, rank) for rank in range(self.world)]
-        own = [self._own_bits(mine, key) for mine, key in zip(x, keys)]
-        merged = self._reduce(own, lambda into, other, weights, key, at: _merge(into, other, weights, key, at), keys)
+        own = [self._own_bits(mine, key) for mine, key in zip(x, keys, strict=True)]
+        merged = self._reduce(own, _merge, keys)
         steps = self._steps(x, keys)
         results = []
         first_word = first_step = 0
@@ -77,15 +81,15 @@ class MarsitReference:
             for residual in mine:
                 residual[:] = 0
         starts = np.cumsum([0, *(64 * words for words in self.words)])
-        return [mean[start : start + count] for start, count in zip(starts, self.counts)]
+        return [mean[start : start + count] for start, count in zip(starts[:-1], self.counts, strict=True)]
 
     def _flat(self, tensors: list[np.ndarray]) -> np.ndarray:
-        return np.concatenate([np.pad(t, (0, 64 * w - t.size)) for t, w in zip(tensors, self.words)])
+        return np.concatenate([np.pad(t, (0, 64 * w - t.size)) for t, w in zip(tensors, self.words, strict=True)])
 
     def _own_bits(self, x: list[np.ndarray], key: Key) -> np.ndarray:
         bits = np.zeros(64 * sum(self.words), dtype=bool)
         first = 0
-        for values, words in zip(x, self.words):
+        for values, words in zip(x, self.words, strict=True):
             at = slice(64 * first, 64 * first + values.size)
             bits[at] = values >= 0
             if self.zeros == "random":

@@ -48,7 +48,7 @@ def test_an_error_in_decoding_ends_every_rank(monkeypatch: pytest.MonkeyPatch) -
         monkeypatch.setattr(Marsit, "decode_parts", fails)
         step = fleet.offer(random_grads(2, TENSORS))
         for reducer in fleet.reducers:
-            with pytest.raises(ExchangeError, match="no luck|is gone|stopped"):
+            with pytest.raises(ExchangeError, match=r"no luck|is gone|stopped"):
                 reducer.result(0, step)
 
 

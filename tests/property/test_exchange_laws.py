@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from horovod_compress.plan import TensorSpec
 from tests.support.local import Fleet, all_same, random_grads, same_bits, spec

@@ -324,7 +324,7 @@ def test_the_ring_is_refused_for_exponential_dithering() -> None:
         Fleet(3, [spec("w", 10)], "global_qsgd", dithering="exponential", exchange="ring")
 
 
-@pytest.mark.parametrize("norm, roots", [(2, 1), (4, 2)])
+@pytest.mark.parametrize(("norm", "roots"), [(2, 1), (4, 2)])
 def test_roots_are_right_to_the_last_bit(norm: int, roots: int) -> None:
     """Scales decide what every rank decodes: a root that differs between machines would part the ranks."""
     codec = registry.create("global_qsgd", norm=norm).at(0)

@@ -75,7 +75,7 @@ def test_ring_and_fold_have_the_same_distribution(world: int) -> None:
         chosen = pattern == code
         trials = int(chosen.sum()) * len(ring)
         ones = [int((samples[:, chosen] > 0).sum()) for samples in (ring, fold)]
-        p = bin(code).count("1") / world
+        p = code.bit_count() / world
         statistic += sum((count - trials * p) ** 2 / (trials * p * (1 - p)) for count in ones)
         freedom += 2
     assert freedom == 2 * (2**world - 2)
@@ -193,7 +193,11 @@ def test_sum_is_the_mean_times_the_world(method: str) -> None:
                 means = mean.step(grads)
                 for t in tensors:
                     assert torch.equal(sums[0][t.name], 4 * means[0][t.name])
-            assert all(same_bits(a[name], b[name]) for a, b in zip(mean.residuals(), total.residuals()) for name in a)
+            assert all(
+                same_bits(a[name], b[name])
+                for a, b in zip(mean.residuals(), total.residuals(), strict=True)
+                for name in a
+            )
 
 
 def test_runs_repeat_and_seeds_and_steps_differ() -> None:
@@ -205,7 +209,7 @@ def test_runs_repeat_and_seeds_and_steps_differ() -> None:
             return [fleet.step(grads)[0]["a"] for _ in range(2)]
 
     first, again, other = run(5), run(5), run(6)
-    assert all(torch.equal(a, b) for a, b in zip(first, again))
+    assert all(torch.equal(a, b) for a, b in zip(first, again, strict=True))
     assert not torch.equal(first[0], first[1]) and not torch.equal(first[0], other[0])
 
 
@@ -215,9 +219,9 @@ def test_a_gain_that_is_known_late_gives_the_same_bits(method: str) -> None:
     tensors = [spec("a", 500, dtype=torch.bfloat16), spec("b", 7, 90)]
     options = dict(full_precision_every=2) if method == "marsit" else {}
     with Fleet(3, tensors, method, **options) as late, Fleet(3, tensors, method, **options) as early:
-        for a, b in zip(late.reducers, early.reducers):
+        for a, b in zip(late.reducers, early.reducers, strict=True):
             a.gain, b.gain = None, 3.0
         for number in range(3):
             grads = random_grads(3, tensors, seed=number)
             found, expected = late.step(grads, gain=3.0), early.step(grads)
-            assert all(same_bits(x[name], y[name]) for x, y in zip(found, expected) for name in x)
+            assert all(same_bits(x[name], y[name]) for x, y in zip(found, expected, strict=True) for name in x)

@@ -8,8 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from tests.property.marsit_reference import MarsitReference
 from tests.support.local import Fleet, all_same, random_grads, same_bits, spec
@@ -39,7 +38,7 @@ def _equal_to_reference(world: int, shapes: list[tuple[int, ...]], dtype: torch.
             expected = slow.step(number, [[mine[t.name].numpy() for t in tensors] for mine in grads])
             results = fleet.step(grads)
             assert all_same(results)
-            for t, want in zip(tensors, expected):
+            for t, want in zip(tensors, expected, strict=True):
                 got = results[0][t.name].reshape(-1)
                 assert same_bits(got, torch.from_numpy(want.astype(numpy_dtype))), (number, t)
             for rank, kept in enumerate(fleet.residuals()):

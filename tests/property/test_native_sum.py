@@ -1,9 +1,8 @@
-"""What the transport adds up by itself: the same as over the ring but for rounding, equal on all ranks, in every mode."""
+"""What the transport adds up by itself: as over the ring but for rounding, equal on all ranks, in every mode."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
 from contextlib import nullcontext
 
 import pytest
@@ -20,10 +19,9 @@ PLAIN = {"none": ({}, 0), "marsit": ({"full_precision_every": 2}, 0), "momentum"
 
 
 @pytest.fixture(autouse=True, params=[1 << 20, 0], ids=["whole", "in two parts"])
-def small_ones_too(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Iterator[None]:
+def small_ones_too(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> None:
     monkeypatch.setattr("horovod_compress.collectives.choose._SMALL_BYTES", 0)
     monkeypatch.setattr("horovod_compress.collectives.native.LARGE_BYTES", request.param)
-    yield
 
 
 def fleet_of(world: int, method: str = "none", exchange: str = "auto", **options: object) -> Fleet:
@@ -79,7 +77,7 @@ def test_a_bucket_with_sparse_gradients() -> None:
     """They are counted in, and add nothing."""
     grads = random_grads(3, TENSORS)
     with fleet_of(3) as fleet:
-        for reducer, mine in zip(fleet.reducers, grads):
+        for reducer, mine in zip(fleet.reducers, grads, strict=True):
             for index, name in enumerate(fleet.plan.names()):
                 if name == "c":
                     reducer.skip(index)
@@ -112,7 +110,7 @@ def test_one_value_that_is_not_finite() -> None:
 def test_an_abort_amid_a_sum_ends_it_on_every_rank() -> None:
     grads = random_grads(3, TENSORS)
     with fleet_of(3) as fleet:
-        for reducer, mine in list(zip(fleet.reducers, grads))[:2]:
+        for reducer, mine in list(zip(fleet.reducers, grads, strict=True))[:2]:
             for index, name in enumerate(fleet.plan.names()):
                 step = reducer.offer(index, mine[name].clone())
         began = time.monotonic()

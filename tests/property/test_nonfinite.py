@@ -43,7 +43,7 @@ def test_raise_names_rank_and_parameter_on_every_rank(rank: int) -> None:
             assert f"rank {reducer.rank}:" in text and f"the first on rank {rank}" in text
             assert "step 1" in text and "bucket 1" in text
             assert ("on this rank in a" in text) == (reducer.rank == rank)
-        assert all(same_bits(old["a"], new["a"]) for old, new in zip(kept, fleet.residuals()))
+        assert all(same_bits(old["a"], new["a"]) for old, new in zip(kept, fleet.residuals(), strict=True))
         # It is over with that step.
         assert all_same(fleet.step(random_grads(WORLD, TENSORS, seed=2)))
 

@@ -50,7 +50,7 @@ def test_result_and_memories_are_those_of_the_rule(scale: str, block: int, world
             assert all_same(results)
             for tensor in TENSORS:
                 name, sent = tensor.name, []
-                for grad, kept in zip(grads, residuals):
+                for grad, kept in zip(grads, residuals, strict=True):
                     p = grad[name].flatten() + kept[name]
                     sent.append(_signs(p, scale, block))
                     kept[name] = p - sent[-1]
@@ -59,7 +59,7 @@ def test_result_and_memories_are_those_of_the_rule(scale: str, block: int, world
                 server[name] = mean - wanted
                 assert torch.allclose(results[0][name].flatten(), wanted, rtol=1e-6, atol=1e-12)
         for tensor in TENSORS:
-            for mine, theirs in zip(_kept(fleet, "residual"), residuals):
+            for mine, theirs in zip(_kept(fleet, "residual"), residuals, strict=True):
                 assert torch.allclose(mine[tensor.name], theirs[tensor.name], rtol=1e-6, atol=1e-5)
             assert torch.allclose(_sum(_kept(fleet, "server"), tensor.name), server[tensor.name], rtol=1e-6, atol=1e-5)
 
@@ -118,12 +118,12 @@ def test_what_an_owner_kept_survives_another_plan(live: bool) -> None:
     with Fleet(world, tensors, "onebit_adam", block=64, schedule="layerwise") as fleet:
         for seed in range(3 if live else 0):
             fleet.step(random_grads(world, tensors, seed=50 + seed))
-        for reducer, state in zip(fleet.reducers, states):
+        for reducer, state in zip(fleet.reducers, states, strict=True):
             assert reducer.wait_idle(5.0)
             checkpoint.load(reducer, fleet.methods, state, "restore")
         step(fleet, 10)
         after, residual = _kept(fleet, "server"), _kept(fleet, "residual")
-    moved = [bool(((b[n] != 0) & (a[n] == 0)).any()) for b, a in zip(before, after) for n in total]
+    moved = [bool(((b[n] != 0) & (a[n] == 0)).any()) for b, a in zip(before, after, strict=True) for n in total]
     assert any(moved)
     for name, missing in total.items():
         assert torch.allclose(missing, _sum(residual, name) / world + _sum(after, name), atol=1e-9)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -61,7 +62,7 @@ def test_steps_are_those_of_the_paper(world: int, rank: int) -> None:
             residuals = x - wanted
             assert all_same(results)
             assert np.allclose(results[0]["a"].numpy(), wanted, rtol=1e-9, atol=1e-9)
-            for kept, mine in zip(fleet.residuals(), residuals):
+            for kept, mine in zip(fleet.residuals(), residuals, strict=True):
                 assert np.allclose(kept["a"].view(ROWS, COLUMNS).numpy(), mine, rtol=1e-9, atol=1e-9)
 
 
@@ -95,11 +96,10 @@ def test_the_start_of_the_step_before_comes_nearer() -> None:
     """On one matrix, again and again, the error comes down to that of the best product of this rank."""
     (grad,) = _matrices(1, 5)
     values = torch.linalg.svdvals(grad)
-    best, found = float(values[4:].square().sum()), []
+    best = float(values[4:].square().sum())
     with Fleet(1, TENSOR, "powersgd", error_feedback=False) as fleet:
-        for _ in range(80):
-            found.append(float((fleet.step([{"a": grad}])[0]["a"] - grad).square().sum()))
-    assert all(later <= before * (1 + 1e-12) for before, later in zip(found, found[1:]))
+        found = [float((fleet.step([{"a": grad}])[0]["a"] - grad).square().sum()) for _ in range(80)]
+    assert all(later <= before * (1 + 1e-12) for before, later in pairwise(found))
     assert found[0] > 1.1 * best and best * (1 - 1e-9) <= found[-1] < 1.02 * best
 
 
@@ -112,7 +112,7 @@ def test_contractive_and_conserving(dtype: torch.dtype) -> None:
             grads = [x.view(ROWS, COLUMNS) for x in one_tensor(3, ROWS * COLUMNS, step, dtype)]
             before = [kept["a"].double().view(ROWS, COLUMNS) for kept in fleet.residuals()]
             result = fleet.step([{"a": grad} for grad in grads])[0]["a"].double()
-            mean = torch.stack([g.double() + e for g, e in zip(grads, before)]).mean(0)
+            mean = torch.stack([g.double() + e for g, e in zip(grads, before, strict=True)]).mean(0)
             left = torch.stack([kept["a"].double().view(ROWS, COLUMNS) for kept in fleet.residuals()]).mean(0)
             whole, lost, sent = (float(matrix.square().sum()) for matrix in (mean, left, result))
             assert lost <= whole * (1 + 1e-5) and lost + sent == pytest.approx(whole, rel=1e-4)
@@ -163,7 +163,7 @@ def test_the_factor_is_saved_and_the_same_everywhere() -> None:
         wanted = fleet.step([{"a": grad} for grad in _matrices(2, 9)])
     for forget, same in ((False, True), (True, False)):
         with Fleet(2, TENSOR, "powersgd") as fleet:
-            for reducer, state in zip(fleet.reducers, states):
+            for reducer, state in zip(fleet.reducers, states, strict=True):
                 checkpoint.load(reducer, fleet.methods, state, "restore")
                 if forget:  # the control
                     reducer.tables()["0 factor"].zero_()

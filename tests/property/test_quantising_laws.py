@@ -1,4 +1,4 @@
-"""QSGD, TernGrad and natural compression through the real reducer: unbiased, within their variance, of the right size."""
+"""QSGD, TernGrad and natural compression through the real reducer: unbiased, within their variance, rightly sized."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def _error(form: str, grads: list[Tensor], steps: int = 200, **more: Any) -> flo
 @pytest.mark.parametrize("form", ["qsgd 8", "qsgd 3 norm 2", "qsgd 4 elias"])
 def test_one_quantisation_is_in_the_class_of_the_paper(form: str) -> None:
     """E |Q(x) - x|^2 <= min(d / s^2, sqrt(d) / s) |x|^2 for blocks of d elements."""
-    method, options = FORMS[form]
+    _, options = FORMS[form]
     block, levels = options.get("block", 512), (1 << options["bits"] - 1) - 1
     x = one_tensor(1, 2048, seed=2)[0]
     share = min(block / levels**2, math.sqrt(block) / levels)
@@ -169,7 +169,7 @@ def test_the_scale_of_terngrad_is_that_of_all_ranks_for_each_tensor() -> None:
         fleet.step(grads)
         names = [t.name for t in fleet.plan.buckets[0].tensors]
         for reducer in fleet.reducers:
-            scales = dict(zip(names, reducer.stations[0].round(0).work.local["scales"].tolist()))
+            scales = dict(zip(names, reducer.stations[0].round(0).work.local["scales"].tolist(), strict=True))
             for name in names:
                 own = [m[name].double() for m in grads]
                 due = max(min(float(x.abs().max()), 2.5 * float(x.square().mean().sqrt())) for x in own)
@@ -315,7 +315,7 @@ def test_too_many_ranks_are_refused_with_what_to_choose() -> None:
 
 def test_the_ring_is_refused_where_payloads_are_averaged() -> None:
     for method, options in (("qsgd", {}), ("natural", {}), ("qsgd", {"coding": "elias"})):
-        with pytest.raises(ConfigError, match="by (fold|gather) only"):
+        with pytest.raises(ConfigError, match=r"by (fold|gather) only"):
             Fleet(3, [spec("w", 10)], method, exchange="ring", **options)
 
 
@@ -327,5 +327,5 @@ def test_elias_codes_that_are_not_such_are_an_error() -> None:
         work.gathered[1] = work.gathered[1].clone()
         work.gathered[1][4 + 4 + 8 :] = 0
         work.grads[0] = torch.zeros(700)
-        with pytest.raises(CorruptFrameError, match="malformed range.* of Elias codes for w"):
+        with pytest.raises(CorruptFrameError, match=r"malformed range.* of Elias codes for w"):
             codec.decode(work, Key(0, 0, 0, 0), 1.0)

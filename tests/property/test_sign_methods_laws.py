@@ -102,7 +102,7 @@ def test_signum_without_momentum_is_signsgd(options: dict, world: int) -> None:
             grads = random_grads(world, tensors, seed=number)
             for grad in grads:
                 grad["a"][::3] = 0
-            for mine, theirs in zip(plain.step(grads), other.step(grads)):
+            for mine, theirs in zip(plain.step(grads), other.step(grads), strict=True):
                 assert all(same_bits(mine[name], theirs[name]) for name in mine)
         assert not other.reducers[0].states().get("momentum")
 
@@ -115,13 +115,13 @@ def test_signum_votes_with_the_momentum() -> None:
         for step in range(6):
             grads = one_tensor(world, count, seed=step, dtype=F64)
             result = fleet.step([{"a": grad} for grad in grads])[0]["a"]
-            momenta = [beta * m + (1 - beta) * grad for m, grad in zip(momenta, grads)]
+            momenta = [beta * m + (1 - beta) * grad for m, grad in zip(momenta, grads, strict=True)]
             votes = torch.stack(momenta).sign().sum(0)
             size = torch.stack(momenta).abs().mean()
             assert torch.allclose(result, votes.sign() * size, rtol=1e-6)
             differ += int((torch.stack(grads).sign().sum(0).sign() != votes.sign()).sum())
             kept = [reducer.states()["momentum"]["a"] for reducer in fleet.reducers]
-            for mine, m in zip(kept, momenta):
+            for mine, m in zip(kept, momenta, strict=True):
                 assert torch.allclose(mine * (1 - beta) / beta, m, rtol=1e-9, atol=1e-12)
     assert differ > 100
 
@@ -151,13 +151,13 @@ def test_result_and_residual_are_those_of_the_rule(codec: str, step_size: str, w
             grads = [grad + 0.3 for grad in one_tensor(world, rows * row, seed=step, dtype=F64)]
             results = fleet.step([{"a": grad.view(rows, row)} for grad in grads])
             assert all_same(results)
-            offered = [grad + residual for grad, residual in zip(grads, residuals)]
+            offered = [grad + residual for grad, residual in zip(grads, residuals, strict=True)]
             length = row if step_size == "row" else rows * row
             sent = [torch.cat([_rule(codec, group) for group in p.split(length)]) for p in offered]
-            residuals = [p - s for p, s in zip(offered, sent)]
+            residuals = [p - s for p, s in zip(offered, sent, strict=True)]
             result = results[0]["a"].flatten()
             assert torch.allclose(result, torch.stack(sent).mean(0), rtol=1e-6, atol=1e-9)
-            for kept, expected in zip(fleet.residuals(), residuals):
+            for kept, expected in zip(fleet.residuals(), residuals, strict=True):
                 assert torch.allclose(kept["a"].flatten(), expected, rtol=1e-6, atol=1e-6)
             total += torch.stack(grads).mean(0) - result
     assert torch.allclose(total, torch.stack([k["a"].flatten() for k in fleet.residuals()]).mean(0), atol=1e-9)

@@ -43,11 +43,11 @@ def test_the_result_is_the_mean_of_what_the_rule_sends(count: int, density: floa
         for step in range(4):
             grads = one_tensor(world, count, seed=step, dtype=torch.float64)
             results = fleet.step([{"a": grad} for grad in grads])
-            offered = [grad.numpy() + residual for grad, residual in zip(grads, residuals)]
+            offered = [grad.numpy() + residual for grad, residual in zip(grads, residuals, strict=True)]
             sent = [rule(x, k) for x in offered]
-            residuals = [x - s for x, s in zip(offered, sent)]
+            residuals = [x - s for x, s in zip(offered, sent, strict=True)]
             assert np.allclose(results[0]["a"].numpy(), np.mean(sent, axis=0), rtol=1e-12, atol=1e-15)
-            for kept, expected in zip(fleet.residuals(), residuals):
+            for kept, expected in zip(fleet.residuals(), residuals, strict=True):
                 assert np.allclose(kept["a"].numpy(), expected, rtol=1e-12, atol=1e-15)
 
 
@@ -114,7 +114,8 @@ def test_presets() -> None:
 
 
 def test_options() -> None:
-    for options in ({"density": 0}, {"density": 1.5}, {"density": True}, {"density": "1%"}, {"preset": 4}, {"preset": 1, "density": 0.1}):  # fmt: skip
+    wrong = ({"density": 0}, {"density": 1.5}, {"density": True}, {"density": "1%"}, {"preset": 4})
+    for options in (*wrong, {"preset": 1, "density": 0.1}):
         with pytest.raises(ConfigError):
             SparseBinary(**options)
 

@@ -176,7 +176,7 @@ def test_sections_that_may_pass_what_their_table_can_say_are_refused() -> None:
 def test_randomk_empties_momentum_where_values_were_sent_and_only_with_a_residual(dtype: torch.dtype) -> None:
     for scaled in (False, True):
         with Fleet(1, [spec("w", COUNT, dtype=dtype)], "randomk", density=0.1, scaled=scaled) as fleet:
-            for step in range(2):
+            for _ in range(2):
                 momentum = torch.ones(COUNT, dtype=dtype)
                 fleet.reducers[0].clear_where_sent(0, [momentum])
                 sent = fleet.step([{"w": torch.ones(COUNT, dtype=dtype)}])[0]["w"] != 0

@@ -80,5 +80,6 @@ def everything_apart(make: Callable[[], Apart] = Apart) -> Iterator[None]:
         where.after(where.mark())
         return bad
 
-    with mock.patch.object(device, "of", lambda name: make()), mock.patch.object(station.Prelude, "run", finished):
+    a_new_one = mock.patch.object(device, "of", lambda name: make())  # noqa: PT008  one for each call
+    with a_new_one, mock.patch.object(station.Prelude, "run", finished):
         yield

@@ -107,7 +107,7 @@ class Fleet:
     def offer(self, grads: Sequence[Mapping[str, Tensor]], order: Iterable[str] | None = None) -> int:
         """Offer the gradients of every rank; they are overwritten."""
         step = -1
-        for reducer, mine in zip(self.reducers, grads):
+        for reducer, mine in zip(self.reducers, grads, strict=True):
             for name in order or mine:
                 step = reducer.offer(self._index[name], mine[name])
         return step

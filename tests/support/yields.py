@@ -21,7 +21,7 @@ SOURCE = Path(__file__).with_suffix(".c")
 
 
 def sleeping_yields(world: int) -> dict[str, str]:
-    """Return what the environment of a job's ranks needs for it; nothing where a core is left, or without a compiler."""
+    """Return what the environment of a job's ranks needs for it: nothing with a core left, or without a compiler."""
     if sys.platform != "linux" or world < len(os.sched_getaffinity(0)):
         return {}
     library = _library()

@@ -41,7 +41,7 @@ class Machine:
         assert all(0 <= place < len(choice.counts) for place in choice.plain)
         self.trials += 1
         buckets, first = [], 0
-        for place, (count, kind) in enumerate(zip(choice.counts, self._kinds(choice))):
+        for place, (count, kind) in enumerate(zip(choice.counts, self._kinds(choice), strict=True)):
             elements = sum(self.arrivals.counts[first : first + count])
             first += count
             exchange, decode = (self._noisy(cost(elements)) for cost in (kind.exchange, kind.decode))

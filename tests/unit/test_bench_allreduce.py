@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -368,7 +369,7 @@ def test_names_are_moved_apart() -> None:
     from benchmarks.figures import LINE_GAP, apart
 
     moved = apart([5.0, 5.0, 6.0, 100.0])
-    assert all(high - low >= LINE_GAP - 0.01 for low, high in zip(sorted(moved), sorted(moved)[1:]))
+    assert all(high - low >= LINE_GAP - 0.01 for low, high in pairwise(sorted(moved)))
     assert moved[3] == 100.0 and moved[2] > moved[1] > moved[0]
 
 

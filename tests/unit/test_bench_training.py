@@ -6,6 +6,7 @@ import json
 import statistics
 import time
 from argparse import Namespace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +16,7 @@ import torch
 pytest.importorskip("horovod.torch")
 
 from benchmarks import accuracy, curves, overlap, shapes, step, training
-from benchmarks.jobs import rank
-from benchmarks.jobs import step as job
+from benchmarks.jobs import rank, step as job
 from benchmarks.peers import base
 from benchmarks.shapes import generate
 from horovod_compress.planning import standin
@@ -76,7 +76,7 @@ def test_backward_begins_at_the_end() -> None:
 
 
 @pytest.mark.parametrize(
-    "rows, said",
+    ("rows", "said"),
     [("", "no tensor"), ("a,2x2,1\na,2,0", "twice"), ("a,2xb,1", "columns"), ("a", "columns")],
 )
 def test_malformed_tables_say_so(tmp_path: Path, rows: str, said: str) -> None:
@@ -209,11 +209,11 @@ def test_results_are_compared_with_the_mean_wherever_they_lie(monkeypatch: pytes
         assert [judge.wrong(values, start, check) for check in ("float32", "identical", "none")] == [1, 1, 0]
 
 
-@pytest.mark.parametrize("count, sizes", [(0, [0]), (2, [2]), (3, [1, 2]), (8, [2, 2, 2, 2])])
+@pytest.mark.parametrize(("count", "sizes"), [(0, [0]), (2, [2]), (3, [1, 2]), (8, [2, 2, 2, 2])])
 def test_contestants_that_do_not_fit_run_in_groups(count: int, sizes: list[int]) -> None:
     adapters: Any = list(range(count))
     found = job.groups(adapters, nbytes=553_000_000, memory=4.5e9)
-    assert [len(group) for group in found] == sizes and sum(found, []) == adapters
+    assert [len(group) for group in found] == sizes and [*chain.from_iterable(found)] == adapters
     assert job.groups(adapters, nbytes=10_000, memory=4.5e9) == [adapters]
 
 
@@ -413,7 +413,7 @@ def test_the_record_of_training_gives_a_curve() -> None:
 
 
 @pytest.mark.parametrize(
-    "method, words",
+    ("method", "words"),
     [("horovod fp16", ["horovod-fp16"]), ("marsit full_precision_every=9", ["marsit", "full_precision_every=9"])],
 )
 def test_methods_become_arguments_of_the_training_script(method: str, words: list[str]) -> None:

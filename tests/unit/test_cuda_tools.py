@@ -8,9 +8,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 import cuda_check
 import cuda_report
-import pytest
 
 TOOLS = Path(cuda_report.__file__).parent
 
@@ -50,9 +51,9 @@ def test_a_kernel_with_too_many_registers_for_its_threads_is_found() -> None:
 
 
 def tool(*arguments: str, program: str = "import cuda_report; sys.exit(cuda_report.main())", **environment: str) -> Any:
-    """Run the tool, or another program, in a process of its own: setup.py imports setuptools, which takes over distutils."""
+    """Run the tool, or another program, in its own process: setup.py imports setuptools, which takes over distutils."""
     command = [sys.executable, "-c", f"import sys; sys.path.insert(0, {str(TOOLS)!r}); {program}", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, env=os.environ | environment)
+    return subprocess.run(command, capture_output=True, text=True, env=os.environ | environment, check=False)
 
 
 def test_setup_is_where_flags_come_from() -> None:

@@ -6,7 +6,7 @@ import contextlib
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -54,7 +54,7 @@ def test_plans_say_nothing_of_devices() -> None:
 
 def test_a_bucket_of_two_devices_is_refused() -> None:
     plan = make_plan("single", [on("a", "cpu"), on("b", "cpu")], 0)
-    with pytest.raises(ConfigError, match="bucket 0 .* one device, it holds .'cpu', 'cuda:0'."):
+    with pytest.raises(ConfigError, match=r"bucket 0 .* one device, it holds .'cpu', 'cuda:0'."):
         make_plan(plan, [on("a", "cpu"), on("b", "cuda:0")], 0)
 
 
@@ -131,7 +131,7 @@ def test_a_device_that_stands_still_fails_every_rank() -> None:
         with Fleet(2, TENSORS, "marsit", timeout=0.5) as fleet:
             step = fleet.offer(random_grads(2, TENSORS))
             for reducer in fleet.reducers:
-                with pytest.raises(ExchangeError, match="did not finish within 0.5 s|rank 0 (is gone|did not answer)"):
+                with pytest.raises(ExchangeError, match=r"did not finish within 0.5 s|rank 0 (is gone|did not answer)"):
                     reducer.result(0, step)
 
 
@@ -143,7 +143,7 @@ def test_a_device_rests_before_its_memory_is_given_up(monkeypatch: pytest.Monkey
         with Fleet(2, TENSORS, "marsit") as fleet:
             fleet.step(random_grads(2, TENSORS))
             late = [torch.zeros(3) for _ in wheres]
-            for where, into in zip(wheres, late):
+            for where, into in zip(wheres, late, strict=True):
                 where.copy(into, torch.ones(3))
     assert all(torch.equal(into, torch.ones(3)) for into in late) and not kept_alive
 
@@ -325,7 +325,7 @@ def test_waiting_looks_until_the_mark_or_the_deadline(cuda: FakeCuda) -> None:
 
 def test_memory_is_kept_for_both_threads(cuda: FakeCuda) -> None:
     class Recorded:
-        streams: list[Stream] = []
+        streams: ClassVar[list[Stream]] = []
 
         def record_stream(self, stream: Stream) -> None:
             self.streams.append(stream)

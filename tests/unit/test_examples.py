@@ -47,7 +47,7 @@ def test_model_gives_a_score_for_every_class(task) -> None:
     assert targets.max() < scores.shape[-1]
 
 
-@pytest.mark.parametrize("name, low, high", [("digits", 20_000, 90_000), ("text", 1_000_000, 2_000_000)])
+@pytest.mark.parametrize(("name", "low", "high"), [("digits", 20_000, 90_000), ("text", 1_000_000, 2_000_000)])
 def test_model_has_the_promised_size(tasks, name: str, low: int, high: int) -> None:
     count = sum(parameter.numel() for parameter in tasks.TASKS[name]().model().parameters())
     assert low < count < high
@@ -57,7 +57,7 @@ def test_batch_is_a_function_of_its_arguments(task) -> None:
     first = task.batch(7, 41, 1, 4, 8)
     task.batch(8, 0, 0, 4, 8)  # something else in between must not matter
     again = task.batch(7, 41, 1, 4, 8)
-    assert all(torch.equal(one, two) for one, two in zip(first, again))
+    assert all(torch.equal(one, two) for one, two in zip(first, again, strict=True))
 
 
 @pytest.mark.parametrize("other", [(8, 41, 1), (7, 42, 1), (7, 41, 2)])
@@ -76,7 +76,7 @@ def rows(pairs) -> list[tuple[float, ...]]:
     return [
         (*sample.flatten().tolist(), *target.flatten().tolist())
         for inputs, targets in pairs
-        for sample, target in zip(inputs, targets)
+        for sample, target in zip(inputs, targets, strict=True)
     ]
 
 
@@ -114,7 +114,7 @@ def test_validation_text_is_never_trained_on(tasks) -> None:
 READINGS = [("3", 3), ("0.5", 0.5), ("True", True), ("false", False), ("global", "global")]
 
 
-@pytest.mark.parametrize("text, value", READINGS)
+@pytest.mark.parametrize(("text", "value"), READINGS)
 def test_options_are_read_as_what_they_look_like(examples: None, text: str, value: object) -> None:
     from options import value_of
 
@@ -123,7 +123,7 @@ def test_options_are_read_as_what_they_look_like(examples: None, text: str, valu
 
 
 @pytest.mark.parametrize(
-    "arguments, said",
+    ("arguments", "said"),
     [
         (["--steps", "0"], "above zero"),
         (["--lr", "nan"], "above zero"),

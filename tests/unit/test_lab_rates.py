@@ -9,7 +9,7 @@ from benchmarks.lab.rates import Rate, parse_delay
 from benchmarks.launch import environment, open_launcher, records_in
 
 
-@pytest.mark.parametrize("text, bits", [("100mbit", 1e8), ("1gbit", 1e9), (" 2.5Gbit ", 2.5e9), ("64kbit", 64e3)])
+@pytest.mark.parametrize(("text", "bits"), [("100mbit", 1e8), ("1gbit", 1e9), (" 2.5Gbit ", 2.5e9), ("64kbit", 64e3)])
 def test_rates(text: str, bits: float) -> None:
     assert Rate.parse(text).bits == bits
 
@@ -49,7 +49,7 @@ def test_counters_are_subtracted_and_names_kept() -> None:
 
 
 @pytest.mark.parametrize(
-    "arguments, message",
+    ("arguments", "message"),
     [
         (("here", 2, "1gbit"), "only the lab can limit"),
         (("here", 2, None, "5ms"), "only the lab can limit"),

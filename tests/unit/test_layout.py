@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from horovod_compress.collectives.layout import MAX_SEGMENTS, MIN_SEGMENT_BYTES, Layout
 

@@ -78,7 +78,7 @@ def test_after_a_resume_zeros_keep_their_signs(fleet: Fleet) -> None:
     fleet.resume(2)
     assert labels(fleet) == {"full precision"}
     resumed = fleet.step(negative)
-    for before, after in zip(whole, resumed):
+    for before, after in zip(whole, resumed, strict=True):
         assert all(bool(before[name].signbit().all()) and bool(after[name].signbit().all()) for name in before)
 
 
@@ -93,7 +93,7 @@ def test_buckets_that_changed_are_looked_at_again(fleet: Fleet) -> None:
 def test_what_was_skipped_is_sent_later(fleet: Fleet) -> None:
     """A gradient may be sparse in one step, which Horovod reduces itself, and dense in another."""
     (index,) = [place for place, name in enumerate(fleet.plan.names()) if name == "b"]
-    for reducer, mine in zip(fleet.reducers, random_grads(WORLD, TENSORS)):
+    for reducer, mine in zip(fleet.reducers, random_grads(WORLD, TENSORS), strict=True):
         reducer.skip(index)
         step = reducer.offer(1 - index, mine["a"])
     for reducer in fleet.reducers:

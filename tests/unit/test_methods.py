@@ -47,7 +47,7 @@ def test_buckets_have_one_method_and_go_by_their_last_gradient() -> None:
     assert numbered(own, methods) == plan
     small = make_plan("single", tensors, 11, methods.number)
     assert [b.compressed for b in small.buckets] == [False] and numbered(small, methods) == small
-    with pytest.raises(ConfigError, match="bucket 0 of the plan holds parameters of different methods: a.w, a.b"):
+    with pytest.raises(ConfigError, match=r"bucket 0 of the plan holds parameters of different methods: a.w, a.b"):
         numbered(Plan.of([(tensors, True)]), methods)
 
 
@@ -64,7 +64,7 @@ def test_patterns_are_compared_in_order() -> None:
 
 @pytest.mark.parametrize("given", [None, {}, {1: "none"}, {"*": 3}, {"*": ("topk", {})}, "marsit"])
 def test_what_are_no_methods_by_pattern_is_refused(given: Any) -> None:
-    with pytest.raises(ConfigError, match="per_layer takes methods by pattern|should be a name or hvc.method"):
+    with pytest.raises(ConfigError, match=r"per_layer takes methods by pattern|should be a name or hvc.method"):
         per_layer(given)
 
 
@@ -82,7 +82,7 @@ def test_the_handshake_and_checkpoints_see_every_option() -> None:
         )
     ]
     assert all(a != b for index, a in enumerate(configs) for b in configs[:index])
-    with pytest.raises(ConfigError, match="per_layer has no option 'density'; its own are given in hvc.method"):
+    with pytest.raises(ConfigError, match=r"per_layer has no option 'density'; its own are given in hvc.method"):
         parse(per_layer(MIXED), {"density": 0.1})
 
 
@@ -105,9 +105,9 @@ def test_another_method_from_a_step_on(changing: ByStep) -> None:
     with Fleet(2, TENSORS, changing) as fleet, Fleet(2, TENSORS, "none") as plain:
         found = [fleet.step(mine)[0]["head.weight"] for mine in grads]
         means = [plain.step(mine)[0]["head.weight"] for mine in grads]
-    assert [torch.equal(a, b) for a, b in zip(found, means)] == [True, True, False, False]
+    assert [torch.equal(a, b) for a, b in zip(found, means, strict=True)] == [True, True, False, False]
     with Fleet(2, TENSORS, "topk", density=0.1, warmup_steps=2) as fleet:
-        assert all(torch.equal(fleet.step(mine)[0]["head.weight"], was) for mine, was in zip(grads, found))
+        assert all(torch.equal(fleet.step(mine)[0]["head.weight"], was) for mine, was in zip(grads, found, strict=True))
 
 
 @pytest.mark.parametrize("later", ["none", "ef_signsgd", "topk"])
@@ -141,7 +141,7 @@ def test_nothing_waits_for_a_method_that_would_never_send_it(before: str, after:
             assert all_same(results) and all(bool(t.isfinite().all()) for t in results[0].values())
             waits = float(sum(t.abs().sum() for r in fleet.reducers for t in r.residuals().values()))
             assert waits > 0 or number > 1 or before == "marsit"
-        if not fleet.methods.codecs[1].stages[1][1].takes_over() and "powersgd" != after:
+        if not fleet.methods.codecs[1].stages[1][1].takes_over() and after != "powersgd":
             assert waits == 0
 
 
@@ -186,14 +186,14 @@ def test_a_resume_goes_on_in_the_right_stage() -> None:
             first.step(mine)
         saved = [checkpoint.save(reducer, first.methods) for reducer in first.reducers]
     with Fleet(2, TENSORS, changing) as second:
-        for reducer, state in zip(second.reducers, saved):
+        for reducer, state in zip(second.reducers, saved, strict=True):
             checkpoint.load(reducer, second.methods, state, "restore")
-        for mine, want in zip(grads[3:], wanted[3:]):
+        for mine, want in zip(grads[3:], wanted[3:], strict=True):
             assert all_same([*second.step(mine), want[0]])
 
 
 @pytest.mark.parametrize(
-    "given, text",
+    ("given", "text"),
     [
         (({5: "topk"},), "whole numbers from 0 on"),
         (({0: "none", "5": "topk"},), "whole numbers from 0 on|not supported"),

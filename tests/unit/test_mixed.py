@@ -42,7 +42,7 @@ def test_a_group_is_one_bucket_for_each_of_its_kinds(seed: int) -> None:
     assert [bucket for group in found.groups for bucket in group] == list(range(len(found.plan.buckets) - 1))
     assert [tensor.name for tensor in found.plan.buckets[-1].tensors] == ["small"]
     stop = 0
-    for number, (group, count) in enumerate(zip(found.groups, choice.counts)):
+    for number, (group, count) in enumerate(zip(found.groups, choice.counts, strict=True)):
         start, stop = stop, stop + count
         buckets = [found.plan.buckets[bucket] for bucket in group]
         held = [tensor.name for bucket in buckets for tensor in bucket.tensors]

@@ -16,7 +16,6 @@ from torch import Tensor
 from horovod_compress import device
 from horovod_compress.codecs.base import Codec
 from horovod_compress.codecs.registry import create
-from horovod_compress.collectives import fold, ring
 from horovod_compress.collectives.choose import chooser
 from horovod_compress.deadline import Deadline
 from horovod_compress.device import Host
@@ -25,8 +24,7 @@ from horovod_compress.handshake import Document
 from horovod_compress.keys import Key
 from horovod_compress.options import Options
 from horovod_compress.plan import Bucket, TensorSpec
-from horovod_compress.station import Round, Station, nothing
-from horovod_compress.station import _CodecReduction as CodecReduction
+from horovod_compress.station import Round, Station, _CodecReduction as CodecReduction, nothing
 from horovod_compress.transports import gloo
 from horovod_compress.transports.base import Broken
 from horovod_compress.transports.nccl import Link, NcclTransport, Transfer, connect, together, why_not
@@ -169,7 +167,7 @@ def test_a_rank_that_fails_ends_the_exchanges_of_all() -> None:
     with Fleet(3, TENSORS, "marsit", timeout=5.0, wrap=wrap, devices=devices) as fleet:
         step = fleet.offer(random_grads(3, TENSORS))
         for reducer in fleet.reducers:
-            with pytest.raises(ExchangeError, match="no luck|has aborted|is gone|stopped"):
+            with pytest.raises(ExchangeError, match=r"no luck|has aborted|is gone|stopped"):
                 reducer.result(0, step)
 
 
@@ -180,7 +178,7 @@ def test_joining_has_a_bound() -> None:
     made = nccl.Communicator(nccl.World(3).library(), 1)
     library = SimpleNamespace(NcclCommunicator=lambda *_: threading.Event().wait(2.0) or made)
     began = time.monotonic()
-    with pytest.raises(ExchangeError, match="not all of 3 ranks joined NCCL's communicator within 0.2 s"):
+    with pytest.raises(ExchangeError, match=r"not all of 3 ranks joined NCCL's communicator within 0.2 s"):
         connect(library, IDENTITY, Host(), SimpleNamespace(rank=1, size=3), 0.2)
     assert time.monotonic() - began < 1.8
 
@@ -189,7 +187,7 @@ def test_a_refusal_is_told() -> None:
     def refuse(*_: object) -> None:
         raise nccl.NcclError("NCCL_ERROR_INVALID_USAGE: invalid usage")
 
-    with pytest.raises(ExchangeError, match='rank 1: NCCL: NCCL_ERROR_INVALID_USAGE.*transport="gloo"'):
+    with pytest.raises(ExchangeError, match=r'rank 1: NCCL: NCCL_ERROR_INVALID_USAGE.*transport="gloo"'):
         connect(SimpleNamespace(NcclCommunicator=refuse), IDENTITY, Host(), SimpleNamespace(rank=1, size=3), 5.0)
 
 
@@ -215,7 +213,7 @@ def test_a_communicator_whose_peers_do_not_come_is_aborted() -> None:
     shared = nccl.World(3)
     for peer in (0, 2):
         shared.links[peer, 1].put(b"\0")
-    with pytest.raises(ExchangeError, match="joined|did not end"):
+    with pytest.raises(ExchangeError, match=r"joined|did not end"):
         join_alone(shared.library(), 0.2, Endless())
     assert communicators(shared) == 1
 
@@ -334,7 +332,7 @@ def test_auto_takes_nccl_where_every_rank_has_a_gpu(start: Any, gpus: list[str |
 
 def test_ranks_that_share_a_gpu_are_named(start: Any) -> None:
     documents = [Document({}, gpu=gpu) for gpu in ("h a", "h b", "h a")]
-    with pytest.raises(ConfigError, match="ranks 0, 2 share one.*set_device"):
+    with pytest.raises(ConfigError, match=r"ranks 0, 2 share one.*set_device"):
         start._through_nccl(documents, "nccl")
 
 
@@ -535,7 +533,7 @@ def consensus(codec: Codec, world: int, exchange: str, where: Host, link: Link) 
     """Return every rank's consensus bytes, with all ranks' transfers through one communicator of one rank."""
     members = [Member(rank, world, codec, exchange, where, link) for rank in range(world)]
     with where.exchanging():
-        for member, grads in zip(members, random_grads(world, TENSORS)):
+        for member, grads in zip(members, random_grads(world, TENSORS), strict=True):
             member.offer(grads)
         for number in range(len(members[0].round.preludes)):
             together(link, [member.prelude(number) for member in members])

@@ -61,7 +61,7 @@ MARSIT: list[tuple[str, Any, str]] = [
 ]
 
 
-@pytest.mark.parametrize("name, value, allowed", COMMON + MARSIT)
+@pytest.mark.parametrize(("name", "value", "allowed"), COMMON + MARSIT)
 def test_a_bad_value_is_refused(name: str, value: Any, allowed: str) -> None:
     with pytest.raises(ConfigError) as caught:
         parse("marsit", {name: value})

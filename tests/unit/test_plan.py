@@ -7,8 +7,7 @@ import json
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from horovod_compress.errors import ConfigError
 from horovod_compress.plan import ALIGNMENT, Bucket, Plan, TensorSpec
@@ -36,9 +35,12 @@ def test_plan_laws(tensors: list[TensorSpec], schedule: str, min_elements: int) 
         assert bucket.index == index and bucket.tensors
         assert len({t.dtype for t in bucket.tensors}) == 1
         assert bucket.compressed == (bucket.tensors[0].count >= min_elements)
-        ends = [offset + t.count for offset, t in zip(bucket.offsets, bucket.tensors)]
+        ends = [offset + t.count for offset, t in zip(bucket.offsets, bucket.tensors, strict=True)]
         assert all(offset % ALIGNMENT == 0 for offset in (*bucket.offsets, bucket.padded))
-        assert all(end <= start < end + ALIGNMENT for end, start in zip(ends, (*bucket.offsets[1:], bucket.padded)))
+        assert all(
+            end <= start < end + ALIGNMENT
+            for end, start in zip(ends, (*bucket.offsets[1:], bucket.padded), strict=True)
+        )
     # Order is kept inside of buckets, and among those of each kind by their last tensors; small ones come last.
     place = {t.name: number for number, t in enumerate(tensors)}
     inside = [[place[t.name] for t in bucket.tensors] for bucket in plan.buckets]
@@ -46,7 +48,7 @@ def test_plan_laws(tensors: list[TensorSpec], schedule: str, min_elements: int) 
     compressed = [bucket.compressed for bucket in plan.buckets]
     assert compressed == sorted(compressed, reverse=True)
     for kind in (True, False):
-        last = [places[-1] for places, bucket in zip(inside, plan.buckets) if bucket.compressed == kind]
+        last = [places[-1] for places, bucket in zip(inside, plan.buckets, strict=True) if bucket.compressed == kind]
         assert last == sorted(last)
     if schedule == "single":
         assert len(plan.buckets) == len({(t.dtype, t.count >= min_elements) for t in tensors})
@@ -74,7 +76,7 @@ def test_layerwise_and_size() -> None:
 
 
 @pytest.mark.parametrize(
-    "text, value", [("25MB", 25_000_000), ("512kb", 512_000), ("1.5 GB", 1_500_000_000), (" 7B ", 7)]
+    ("text", "value"), [("25MB", 25_000_000), ("512kb", 512_000), ("1.5 GB", 1_500_000_000), (" 7B ", 7)]
 )
 def test_sizes(text: str, value: int) -> None:
     assert parse_bytes(text) == value

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from itertools import product
+from itertools import pairwise, product
 from pathlib import Path
 
 import pytest
@@ -62,7 +62,7 @@ def test_layers_take_what_their_multiply_adds_are_of_the_backward_pass() -> None
 
 def test_gradients_are_taken_in_beside_the_backward_pass() -> None:
     late, usual = arrivals(TABLE, 0.33, lambda elements: 0.001), arrivals(TABLE, 0.33)
-    assert [a - b for a, b in zip(late.seconds, usual.seconds)] == pytest.approx([0.001, 0.002] * 3)
+    assert [a - b for a, b in zip(late.seconds, usual.seconds, strict=True)] == pytest.approx([0.001, 0.002] * 3)
 
 
 def test_gradients_wait_for_those_before_them_to_be_taken_in() -> None:
@@ -77,7 +77,7 @@ def test_gradients_wait_for_those_before_them_to_be_taken_in() -> None:
 def test_buckets_follow_each_other_on_the_time_line() -> None:
     line = Predictor(TABLE, registry.create("none"), WORLD, 0.1).usual("layerwise")
     assert len(line.slots) == 6 and line.step == line.slots[-1].decoded
-    for before, slot in zip(line.slots, line.slots[1:]):
+    for before, slot in pairwise(line.slots):
         assert slot.begin == max(before.end, slot.ready) and slot.decoded > slot.end >= slot.begin
     assert line.sent == pytest.approx(2 * 3 / 4 * 4 * TABLE.count, rel=1e-3)  # tensors begin at whole words
 

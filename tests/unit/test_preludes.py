@@ -97,7 +97,7 @@ def test_a_bucket_that_is_not_finite_ends_with_the_first_prelude() -> None:
         results = fleet.step(spoilt)
         assert all(bool(mine["w"].isnan().all()) for mine in results)
         after = [reducer.metrics.bytes_sent for reducer in fleet.reducers]
-        assert [b - a for a, b in zip(before, after)] == [2 * (64 + 4 + 16)] * 3
+        assert [b - a for a, b in zip(before, after, strict=True)] == [2 * (64 + 4 + 16)] * 3
         assert [reducer.metrics.nonfinite for reducer in fleet.reducers] == [1] * 3
         assert bool(fleet.step([{"w": grad} for grad in grads])[2]["w"].isfinite().all())
 
@@ -163,7 +163,7 @@ def test_a_silent_rank_is_late() -> None:
         grads = one_tensor(2, 64)
         fleet.step([{"w": grad} for grad in grads])
         step = fleet.reducers[0].offer(0, grads[0].clone())
-        with pytest.raises(ExchangeError, match="rank 1 did not answer within 0.3 s during prelude 0"):
+        with pytest.raises(ExchangeError, match=r"rank 1 did not answer within 0.3 s during prelude 0"):
             fleet.reducers[0].result(0, step)
 
 

@@ -15,8 +15,8 @@ import zipfile
 from pathlib import Path
 
 import pytest
-import setup_env
 
+import setup_env
 from environment import cuda_compiler, gpu_operations, horovod_wheel, inspect_environment, prerequisites, steps
 from environment.cmake import cmake_version
 from environment.file_lock import file_lock
@@ -157,7 +157,8 @@ def test_wheel_without_its_library_is_recognised(tmp_path):
 
 def test_second_process_waits_for_the_lock_and_says_so(tmp_path):
     lock = tmp_path / "lock"
-    script = f"from environment.file_lock import file_lock\nwith file_lock(__import__('pathlib').Path({str(lock)!r}), 'busy'): print('mine')"
+    path = f"__import__('pathlib').Path({str(lock)!r})"
+    script = f"from environment.file_lock import file_lock\nwith file_lock({path}, 'busy'): print('mine')"
     environment = {**os.environ, "PYTHONPATH": str(Path(setup_env.__file__).parent)}
     with file_lock(lock, "busy"):
         second = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True, env=environment)
@@ -650,7 +651,7 @@ def test_switch_survives_a_folder_that_is_made_anew_and_no_failure(no_nvcc, monk
 
 def test_a_compiler_of_another_cuda_than_torch_is_refused(no_nvcc, tmp_path):
     make_program(tmp_path, "nvcc", "echo 'Cuda compilation tools, release 12.4, V12.4.131'")
-    with pytest.raises(EnvironmentProblem, match="is of CUDA 12.4, and torch 2.13.0 is built for CUDA 13.0"):
+    with pytest.raises(EnvironmentProblem, match=r"is of CUDA 12.4, and torch 2.13.0 is built for CUDA 13.0"):
         FakeSetup(tmp_path, WITH_CUDA, cuda=True).install_cuda(WITH_CUDA)
     FakeSetup(tmp_path, INSPECTION, cuda=True).install_cuda(INSPECTION)  # a torch for CPUs goes with any
 
@@ -664,6 +665,7 @@ def test_a_variable_of_the_environment_is_no_choice(tmp_path):
             env=os.environ | {"CUDA": "/opt/cuda"},
             capture_output=True,
             text=True,
+            check=False,
         )
         for given in ([], ["CUDA=1"])
     ]

@@ -18,7 +18,7 @@ def test_results_are_the_gradients_themselves() -> None:
             grads = random_grads(2, TENSORS, seed=number)
             addresses = [{name: grad.data_ptr() for name, grad in mine.items()} for mine in grads]
             step = fleet.offer(grads)
-            for reducer, mine, at in zip(fleet.reducers, grads, addresses):
+            for reducer, mine, at in zip(fleet.reducers, grads, addresses, strict=True):
                 for name in mine:
                     result = reducer.result(fleet._index[name], step)
                     assert result is mine[name] and result.data_ptr() == at[name]

@@ -95,7 +95,7 @@ def test_closing_leaves_out_what_was_not_taken_in(monkeypatch: pytest.MonkeyPatc
 
 def test_who_waits_while_another_thread_closes_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
     go = threading.Event()
-    monkeypatch.setattr(Station, "offer", lambda *given: 0 if go.wait(SOON) else 0)
+    monkeypatch.setattr(Station, "offer", lambda *given: 0 * go.wait(SOON))
     with Fleet(1, TENSORS, "none") as fleet, ThreadPoolExecutor(1) as pool:
         step = fleet.offer(random_grads(1, TENSORS))
         waiting = pool.submit(fleet.reducers[0].result, 0, step)

@@ -7,6 +7,7 @@ import logging
 import re
 import time
 from collections.abc import Callable, Iterator
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -46,7 +47,7 @@ REDUCED = [(method, 3, exchange) for method in ("marsit", "global_qsgd", "none")
 
 
 @pytest.mark.parametrize(
-    "method, world, exchange", [("marsit", 1, "auto"), ("topk", 2, "auto"), ("powersgd", 2, "auto"), *REDUCED]
+    ("method", "world", "exchange"), [("marsit", 1, "auto"), ("topk", 2, "auto"), ("powersgd", 2, "auto"), *REDUCED]
 )
 def test_every_bucket_has_a_row_and_its_spans_are_well_formed(
     tmp_path: Path, method: str, world: int, exchange: str, monkeypatch: pytest.MonkeyPatch
@@ -75,7 +76,7 @@ def test_every_bucket_has_a_row_and_its_spans_are_well_formed(
         assert len(preludes) == (4 if fleet.reducers[0].stations[index].round(0).preludes else 0)
 
 
-@pytest.mark.parametrize("exchange, last", [("ring", 3), ("fold", 1)])
+@pytest.mark.parametrize(("exchange", "last"), [("ring", 3), ("fold", 1)])
 def test_hops_fill_an_exchange(tmp_path: Path, exchange: str, last: int) -> None:
     with Fleet(3, TENSORS, "marsit", exchange=exchange) as fleet:
         events = record(tmp_path, fleet, 2)
@@ -84,7 +85,7 @@ def test_hops_fill_an_exchange(tmp_path: Path, exchange: str, last: int) -> None
     names = ["until the first hop", *(f"hop {hop}" for hop in range(last + 1))]
     assert [e["name"] for e in hops] == names * 2
     assert [hops[0]["ts"], end(hops[len(names) - 1])] == [whole[0]["ts"], end(whole[0])]
-    assert all(end(a) == b["ts"] for a, b in zip(hops[: len(names)], hops[1 : len(names)]))
+    assert all(end(a) == b["ts"] for a, b in pairwise(hops[: len(names)]))
 
 
 def test_a_trace_changes_no_result_and_leaves_nothing_behind(tmp_path: Path) -> None:
@@ -107,7 +108,7 @@ def test_without_a_trace_nothing_is_recorded(tmp_path: Path) -> None:
     assert read(found.path) == []
 
 
-@pytest.mark.parametrize("steps, shown", [(3, [2, 3, 4]), (range(4, 6), [4, 5]), (range(50, 60), [])])
+@pytest.mark.parametrize(("steps", "shown"), [(3, [2, 3, 4]), (range(4, 6), [4, 5]), (range(50, 60), [])])
 def test_the_file_is_there_when_the_steps_are_over(tmp_path: Path, steps: int | range, shown: list[int]) -> None:
     with Fleet(2, TENSORS) as fleet:
         for number in range(2):
@@ -176,12 +177,12 @@ def test_a_failed_exchange_is_shown(tmp_path: Path) -> None:
         found.follow(fleet.reducers[0])
         fleet.step(random_grads(2, TENSORS))
         mine = random_grads(2, TENSORS)[0]
-        step = [fleet.reducers[0].offer(fleet._index[name], grad) for name, grad in mine.items()][0]
+        step, *_ = [fleet.reducers[0].offer(fleet._index[name], grad) for name, grad in mine.items()]
         with pytest.raises(ExchangeError):
             fleet.reducers[0].result(0, step)
     events = read(found.path)
     check(events)
-    last = [e for e in spans(events, "bucket 0", "exchange")][-1]
+    last = spans(events, "bucket 0", "exchange")[-1]
     assert last["args"]["step"] == 1 and last["dur"] > 250_000
     assert [e["name"] for e in spans(events, "backward")] == ["step 0", "step 1"]
 
@@ -298,7 +299,7 @@ def test_a_single_bucket_hides_nothing(tmp_path: Path, schedule: str) -> None:
             for number in range(3):
                 grads = random_grads(2, TENSORS, seed=number)
                 for place, name in enumerate(fleet.plan.names()):
-                    steps = [r.offer(place, mine[name]) for r, mine in zip(fleet.reducers, grads)]
+                    steps = [r.offer(place, mine[name]) for r, mine in zip(fleet.reducers, grads, strict=True)]
                     time.sleep(0.01)  # a long backward pass
                 for reducer in fleet.reducers:
                     reducer.settle(steps[0])

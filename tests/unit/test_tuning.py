@@ -15,15 +15,14 @@ from typing import Any
 import pytest
 import torch
 
+from horovod_compress import drift, tuning
 from horovod_compress.codecs.registry import available, codec_class
 from horovod_compress.deadline import Deadline
 from horovod_compress.errors import ConfigError
 from horovod_compress.methods import per_layer
 from horovod_compress.plan import Plan
 from horovod_compress.schedule import is_adaptive, mergecomp
-from horovod_compress.schedule.trial import Job as Wanted
-from horovod_compress.schedule.trial import Measured
-from horovod_compress import drift, tuning
+from horovod_compress.schedule.trial import Job as Wanted, Measured
 from horovod_compress.tuning import TRIAL_STEPS, RankTrial, Tuner
 from horovod_compress.watch import Watch
 from tests.support.apart import Apart, everything_apart
@@ -70,7 +69,7 @@ class Job:
             reducer, mine = self.fleet.reducers[rank], grads[rank]
             index = {name: place for place, name in enumerate(reducer.plan.names())}
             names = order(rank) if order else list(mine)
-            step = [reducer.offer(index[name], mine[name]) for name in names][0]
+            step, *_ = [reducer.offer(index[name], mine[name]) for name in names]
             return {name: reducer.result(index[name], step).clone() for name in names}
 
         return list(self._pool.map(one, range(self.fleet.world)))
@@ -127,7 +126,7 @@ def test_other_buckets_change_nothing_that_is_kept() -> None:
             plan = Plan.of(cut)
             for reducer in fleet.reducers:
                 reducer.replan(plan)
-            for reducer, was in zip(fleet.reducers, before):
+            for reducer, was in zip(fleet.reducers, before, strict=True):
                 now = reducer.states()
                 assert now.keys() == was.keys() and all(
                     torch.equal(now[kind][name], tensor) for kind, kept in was.items() for name, tensor in kept.items()
@@ -168,7 +167,9 @@ def test_methods_stay_and_small_tensors_stay_uncompressed(monkeypatch: pytest.Mo
 def test_a_search_waits_for_the_end_of_warm_up_and_for_something_to_choose() -> None:
     with Fleet(WORLD, TENSORS, "topk", schedule="layerfusion", warmup_steps=5) as fleet:
         job = Job(fleet, "layerfusion")
-        job.tuners = [Tuner(r, "layerfusion", t._share, fleet.methods, 5) for r, t in zip(fleet.reducers, job.tuners)]
+        job.tuners = [
+            Tuner(r, "layerfusion", t._share, fleet.methods, 5) for r, t in zip(fleet.reducers, job.tuners, strict=True)
+        ]
         for number in range(5 + 2 * TRIAL_STEPS):
             job.step(number)
             assert not job.tuners[0].done
@@ -186,7 +187,7 @@ def test_a_resume_into_the_middle_of_a_search_goes_on_searching() -> None:
         for number in range(3 * TRIAL_STEPS + 2):
             job.step(number)
         assert job.tuners[0].done
-        for tuner, reducer in zip(job.tuners, fleet.reducers):
+        for tuner, reducer in zip(job.tuners, fleet.reducers, strict=True):
             tuner.resume(reducer.plan, False)
             assert not tuner.done
         for number in range(3 * TRIAL_STEPS + 2):
@@ -200,7 +201,9 @@ def test_a_resume_into_the_middle_of_a_search_goes_on_searching() -> None:
 def _mean_of_all(fleet: Fleet, grads: list[dict[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
     """Return the mean of gradient + residual over ranks."""
     kept = [reducer.residuals() for reducer in fleet.reducers]
-    return {n: sum(g[n] + k[n].view(g[n].shape) for g, k in zip(grads, kept)) / fleet.world for n in grads[0]}
+    return {
+        n: sum(g[n] + k[n].view(g[n].shape) for g, k in zip(grads, kept, strict=True)) / fleet.world for n in grads[0]
+    }
 
 
 @pytest.mark.parametrize("warm", [0, 1])
@@ -331,7 +334,7 @@ def test_a_kind_that_is_never_exchanged_and_one_of_nothing_take_part(schedule: s
             job.tuners[rank].begin_step()
             reducer = fleet.reducers[rank]
             index = {name: place for place, name in enumerate(reducer.plan.names())}
-            at = [reducer.offer(index[name], grad) for name, grad in grads[rank].items()][0]
+            at, *_ = [reducer.offer(index[name], grad) for name, grad in grads[rank].items()]
             reducer.settle(at - 1)
             reducer.skip(index["sparse"])
             return {name: reducer.result(index[name], at).clone() for name in grads[rank]}
@@ -350,7 +353,7 @@ def test_a_chosen_plan_of_several_kinds_is_gone_on_with() -> None:
         job = Job(fleet, "auto")
         _until_done(job)
         saved = Plan.from_document(fleet.reducers[0].plan.document())
-        for reducer, tuner in zip(fleet.reducers, job.tuners):
+        for reducer, tuner in zip(fleet.reducers, job.tuners, strict=True):
             reducer.replan(Plan.of([([tensor], 1) for tensor in tensors]))
             tuner.resume(saved, True)
             assert tuner.chosen and reducer.plan == saved
@@ -380,7 +383,7 @@ def test_a_search_after_a_resume_counts_its_own_steps(caplog: Any) -> None:
     caplog.set_level("INFO", "horovod_compress")
     with Fleet(WORLD, TENSORS, "topk", schedule="layerfusion") as fleet:
         job = Job(fleet, "layerfusion")
-        for reducer, tuner in zip(fleet.reducers, job.tuners):
+        for reducer, tuner in zip(fleet.reducers, job.tuners, strict=True):
             tuner.resume(reducer.plan, False)
             reducer.resume(5000)
         _until_done(job)
@@ -441,7 +444,7 @@ def test_what_is_never_offered_comes_last() -> None:
     names = [tensor.name for tensor in TENSORS]
     with Fleet(2, TENSORS, "topk", schedule="auto") as fleet:
         watch = fleet.reducers[0].watch = Watch(fleet.plan)
-        for number in range(3):
+        for _ in range(3):
             watch.begin()
             for index in range(1, len(names)):  # the first one is sparse
                 watch.offered(index)
@@ -457,7 +460,7 @@ def test_a_step_ends_with_its_last_result(monkeypatch: pytest.MonkeyPatch) -> No
     for begin, results in [(0, [5, 6]), (10, [11, 13]), (14, [15]), (30, [31]), (40, []), (50, [])]:
         now = begin
         watch.begin()
-        for now in results:
+        for now in results:  # noqa: B007  the clock above reads it
             watch.decoded(0, 0.1)
         if begin == 30:
             watch.spoil()
@@ -468,7 +471,7 @@ def test_a_step_ends_with_its_last_result(monkeypatch: pytest.MonkeyPatch) -> No
 def test_a_step_is_the_mean_over_ranks_and_the_shortest_counts() -> None:
     trials = [RankTrial([1.0, 5.0], {}), RankTrial([4.0, 3.0], {})]
     assert tuning.step_over_ranks(trials) == 2.5
-    with pytest.raises(ValueError):
+    with pytest.raises(ValueError, match=r"zip\(\) argument 3 is shorter"):
         tuning.step_over_ranks([*trials, RankTrial([1.0], {})])
 
 
@@ -542,7 +545,9 @@ def test_every_trial_is_told_to_who_wants_to_know(caplog: pytest.LogCaptureFixtu
 def test_nothing_is_marked_before_the_search_begins() -> None:
     with Fleet(WORLD, TENSORS, "topk", schedule="auto", warmup_steps=4) as fleet:
         job = Job(fleet, "auto")
-        job.tuners = [Tuner(r, "auto", t._share, fleet.methods, 4) for r, t in zip(fleet.reducers, job.tuners)]
+        job.tuners = [
+            Tuner(r, "auto", t._share, fleet.methods, 4) for r, t in zip(fleet.reducers, job.tuners, strict=True)
+        ]
         for number in range(4):
             job.step(number)
             assert fleet.reducers[0].watch is None

@@ -91,7 +91,7 @@ def test_a_parameter_without_gradients_is_left_out_of_warmup_and_rebuilding() ->
             assert named["unused"].grad is None
 
     named, made = train(adamw, run, second_moment="shared", warmup_steps=2, rebuild_every=2)
-    for mine, optimizer in zip(named, made):
+    for mine, optimizer in zip(named, made, strict=True):
         assert bool((mine["unused"] == 0.5).all()) and mine["unused"] not in optimizer.state
         assert bool((mine["used"] < 0.5).all())
     assert torch.equal(named[0]["used"], named[1]["used"])
@@ -144,7 +144,7 @@ def test_step_hooks_are_called_once_before_and_after_a_load() -> None:
             counts[rank][part] += 1
 
         optimizer.register_step_post_hook(count)
-        for part in range(2):
+        for part in range(2):  # noqa: B007  count() reads it
             for parameter in named.values():
                 parameter.grad = torch.ones_like(parameter)
             optimizer.step()

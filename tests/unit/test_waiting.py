@@ -144,7 +144,7 @@ def _run(options: dict[str, Any], sparse: str | None = None, threads: int = 0) -
             copies = random_grads(2, TENSORS, seed=number)
             names = [tensor.name for tensor in TENSORS if tensor.name != sparse]
             order = shuffled.sample(names, len(names))
-            for reducer, mine in zip(fleet.reducers, copies):
+            for reducer, mine in zip(fleet.reducers, copies, strict=True):
                 if threads:
                     with ThreadPoolExecutor(threads) as pool:
                         list(pool.map(lambda name, r=reducer, m=mine: r.offer(fleet._index[name], m[name]), order))
@@ -177,7 +177,7 @@ def test_values_that_are_not_finite_are_found_in_their_tensor(nonfinite: str) ->
     with everything_apart(), Fleet(2, TENSORS, "marsit", full_precision_every=0, nonfinite=nonfinite) as fleet:
         step = fleet.offer(grads)
         if nonfinite == "raise":
-            with pytest.raises(Exception, match="not finite.*on this rank in c;"):
+            with pytest.raises(Exception, match=r"not finite.*on this rank in c;"):
                 fleet.reducers[1].result(fleet._index["a"], step)
             return
         found = [r.result(fleet._index["c"], step) for r in fleet.reducers]

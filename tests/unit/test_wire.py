@@ -76,7 +76,7 @@ def test_a_truncated_frame_is_detected(length: int) -> None:
 
 
 @pytest.mark.parametrize(
-    "field, value",
+    ("field", "value"),
     [("codec", codec_id("none")), ("phase", GATHER), ("sender", 2), ("step", 69_999), ("bucket", 6), ("hop", 1),
      ("chunk", 0), ("segment", 5)],
 )  # fmt: skip

@@ -26,7 +26,7 @@ def find_cmake(venv: VirtualEnvironment, runner: CommandRunner) -> Path:
 
 def cmake_version(program: str) -> tuple[int, int] | None:
     try:
-        text = subprocess.run([program, "--version"], capture_output=True, text=True).stdout
+        text = subprocess.run([program, "--version"], capture_output=True, text=True, check=False).stdout
     except OSError:
         return None
     match = re.search(r"version\s+(\d+)\.(\d+)", text)

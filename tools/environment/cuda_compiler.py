@@ -38,7 +38,7 @@ def find_on_machine(environment: Mapping[str, str]) -> Path | None:
 
 def release_of(nvcc: Path) -> str | None:
     """Such as "13.0"; None where it does not say."""
-    result = subprocess.run([str(nvcc), "--version"], capture_output=True, text=True)
+    result = subprocess.run([str(nvcc), "--version"], capture_output=True, text=True, check=False)
     found = re.search(r"release (\d+\.\d+)", result.stdout)
     return found[1] if found else None
 
@@ -64,7 +64,7 @@ def home_of(nvcc: Path) -> Path:
         EnvironmentProblem: It does not say.
     """
     command = [str(nvcc), "--dryrun", "-x", "cu", "-c", "/dev/null", "-o", "/dev/null"]
-    result = subprocess.run(command, capture_output=True, text=True)
+    result = subprocess.run(command, capture_output=True, text=True, check=False)
     found = re.search(r"^#\$ TOP=(.+)$", result.stderr, re.MULTILINE)
     if found is None:
         raise EnvironmentProblem(f"{nvcc} does not say where its headers are: {result.stderr.strip()[:200]}")

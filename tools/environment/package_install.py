@@ -68,4 +68,4 @@ class PackageInstall:
 def _version(command: list[str] | None) -> bytes:
     if command is None:
         return b"none"
-    return subprocess.run([*command, "--version"], capture_output=True).stdout
+    return subprocess.run([*command, "--version"], capture_output=True, check=False).stdout

@@ -105,6 +105,6 @@ def _try_compiler(compiler: list[str]) -> str | None:
         source = Path(folder, "trial.cpp")
         source.write_text(_TRIAL)
         command = [*compiler, "-std=c++20", "-fopenmp", str(source), "-o", str(source.with_suffix(""))]
-        result = subprocess.run(command, capture_output=True, text=True)
+        result = subprocess.run(command, capture_output=True, text=True, check=False)
     lines = [line for line in result.stderr.splitlines() if "error" in line] or [f"status {result.returncode}"]
     return lines[0].strip() if result.returncode != 0 else None

@@ -58,7 +58,7 @@ class VirtualEnvironment:
         if self._is_moved():
             return False
         try:
-            result = subprocess.run([*self._isolated, "-c", "import pip"], capture_output=True)
+            result = subprocess.run([*self._isolated, "-c", "import pip"], capture_output=True, check=False)
         except OSError:
             return False
         return result.returncode == 0
@@ -93,7 +93,7 @@ class VirtualEnvironment:
         command += [f"--extra={name}" for name in extras] + [f"--also={text}" for text in also]
         if self._torch_requirement.exists():
             command.append(f"--already={self._torch_requirement.read_text()}")
-        result = subprocess.run(command, capture_output=True, text=True)
+        result = subprocess.run(command, capture_output=True, text=True, check=False)
         if result.returncode != 0:
             raise EnvironmentProblem(f"cannot inspect {self.folder}: {result.stderr.strip()}")
         inspection = Inspection(**json.loads(result.stdout))
@@ -140,7 +140,7 @@ class VirtualEnvironment:
         return [record for record in records if not _is_complete(record)]
 
     def runs(self, statements: str) -> bool:
-        return subprocess.run([*self._isolated, "-c", statements], capture_output=True).returncode == 0
+        return subprocess.run([*self._isolated, "-c", statements], capture_output=True, check=False).returncode == 0
 
 
 def _is_complete(record: Path) -> bool:

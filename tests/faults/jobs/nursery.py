@@ -19,10 +19,11 @@ import runpy
 import signal
 import sys
 import time
+from pathlib import Path
 from typing import Any
 
 import torch
-import torch._dynamo  # noqa: F401  torch's optimizers import it at their first use
+import torch._dynamo  # torch's optimizers import it at their first use
 
 import horovod_compress.torch  # noqa: F401  the imports that this process is for
 
@@ -33,7 +34,7 @@ _TELL_SECONDS = 0.2
 def main() -> None:
     torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.1).zero_grad()
     # A fork takes one thread along, and locks that others hold stay locked.
-    assert len(os.listdir("/proc/self/task")) == 1
+    assert len(list(Path("/proc/self/task").iterdir())) == 1
     for line in sys.stdin:
         job = json.loads(line)
         pids: list[int] = []

@@ -41,7 +41,7 @@ def filled_by_hand(method: str | None, attach: bool) -> list[Tensor]:
     for parameter in parameters:
         parameter.grad = torch.zeros_like(parameter)
     for step in range(4):
-        for parameter, grad in zip(parameters, torch.autograd.grad(loss_of(model, step), parameters)):
+        for parameter, grad in zip(parameters, torch.autograd.grad(loss_of(model, step), parameters), strict=True):
             parameter.grad.copy_(grad)
         optimizer.step()
     if compression:
@@ -117,9 +117,9 @@ def back_one_step(attach: bool) -> bool:
     one(1)
     first = digest(weights(model))
     with torch.no_grad():
-        for parameter, value in zip(model.parameters(), kept[0]):
+        for parameter, value in zip(model.parameters(), kept[0], strict=True):
             parameter.copy_(value)
-    for state, momentum in zip(optimizer.state.values(), kept_momentum):
+    for state, momentum in zip(optimizer.state.values(), kept_momentum, strict=True):
         state["momentum_buffer"].copy_(momentum)
     compression.load_state_dict(kept[1])
     one(1)
@@ -148,7 +148,7 @@ check("after NaN", lambda: [after_nan(attach) for attach in PATHS])
 
 def after_close() -> str:
     model = net()
-    optimizer, compression = optimizer_for(model, "none", True)
+    _, compression = optimizer_for(model, "none", True)
     compression.close()
     return refused(lambda: loss_of(model, 0).backward())
 

@@ -16,7 +16,7 @@ from tests.support.jobs import ROOT
 from tests.support.rank import arguments, check
 
 sys.path.insert(0, str(ROOT / "examples"))
-import tasks  # noqa: E402
+import tasks
 
 STEPS = 6
 METHODS = ("none", "marsit", "topk", "sketch_fusion")

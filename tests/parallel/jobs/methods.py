@@ -29,14 +29,14 @@ def run(method: Any, attach: bool, **options: Any) -> tuple[list[torch.Tensor], 
     by_rank = gathered(digests)
     if compression:
         compression.close()
-    return weights(model), {"digests": [list(step) for step in zip(*by_rank)], "stats": stats}
+    return weights(model), {"digests": [list(step) for step in zip(*by_rank, strict=True)], "stats": stats}
 
 
 baseline = run(None, False)[0]
 
 
 def compare(method: Any, **options: Any) -> dict[str, Any]:
-    (stock, told), (attached, told_attached) = (run(method, attach, **options) for attach in (False, True))
+    (_, told), (attached, told_attached) = (run(method, attach, **options) for attach in (False, True))
     return {
         "stock": told["digests"],
         "attached": told_attached["digests"],

@@ -36,7 +36,7 @@ def reduced(dtype: torch.dtype, spoil: bool = False, method: str = "none", **opt
             grads[1][5] = float("inf")
         results = reduce(compression, grads)
         found["digests"].append(gathered(digest(results)))
-        found["off"].append(max(float((r.double() - m).abs().max()) for r, m in zip(results, means)))
+        found["off"].append(max(float((r.double() - m).abs().max()) for r, m in zip(results, means, strict=True)))
         found["finite"].append([int(r.isfinite().sum()) for r in results])
     found["bytes"] = compression.stats()["bytes_sent"]
     compression.close()

@@ -45,10 +45,10 @@ def tuned(make: Any, schedule: str, method: Any, attach: bool) -> dict[str, Any]
         digests.append((digest(model.parameters()), compression.plan.fingerprint()))
     by_rank = gathered(digests)
     found = {
-        "steps": [list(step) for step in zip(*by_rank)],
+        "steps": [list(step) for step in zip(*by_rank, strict=True)],
         "chosen": compression._tuner.chosen,  # type: ignore[union-attr]
         "verified": compression.stats()["verified"],
-        "plans": len(set(plan for _, plan in digests)),
+        "plans": len({plan for _, plan in digests}),
     }
     compression.close()
     return found

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from itertools import pairwise
 from typing import Any
 
 import horovod.torch as hvd
@@ -121,7 +122,7 @@ def second_moment() -> dict[str, Any]:
         second.append(gathered(digest(s["exp_avg_sq"] for s in optimizer.state.values())))
         first.append(gathered(digest(s["exp_avg"] for s in optimizer.state.values())))
     compression.close()
-    moved = [a[0] != b[0] for a, b in zip(second, second[1:])]
+    moved = [a[0] != b[0] for a, b in pairwise(second)]
     return {"shared": all(len(set(s)) == 1 for s in second), "own": len(set(first[-1])), "moved": moved}
 
 
@@ -137,7 +138,7 @@ def adam_learns(method: str) -> list[float]:
         optimizer.step()
         losses.append(loss.item())
     compression.close()
-    means = [sum(of_step) / len(of_step) for of_step in zip(*gathered(losses))]
+    means = [sum(of_step) / len(of_step) for of_step in zip(*gathered(losses), strict=True)]
     return [sum(part) / len(part) for part in (means[:5], means[-5:])]
 
 
@@ -247,7 +248,7 @@ def odd(method: str, kind: str) -> dict[str, Any]:
         losses.append(loss.item())
     compression.close()
     names = [name for name, _ in model.named_parameters()]
-    moved = {n: float((a - b).abs().max()) for n, a, b in zip(names, weights(model), before)}
+    moved = {n: float((a - b).abs().max()) for n, a, b in zip(names, weights(model), before, strict=True)}
     return {"moved": moved, "alike": all_alike(model), "losses": losses}
 
 
@@ -328,7 +329,7 @@ def closure_and_hooks() -> dict[str, Any]:
     calls = []
     optimizer.register_step_post_hook(lambda *given: calls.append(1))
     losses = []
-    for step in range(3):
+    for _ in range(3):
 
         def closure() -> torch.Tensor:
             optimizer.zero_grad()

@@ -208,10 +208,10 @@ def two_optimizers(method: str | None, attach: bool) -> list[Tensor]:
         for i, model in enumerate(models)
     ]
     for step in range(4):
-        for model, (optimizer, _) in zip(models, made):
+        for model, (optimizer, _) in zip(models, made, strict=True):
             optimizer.zero_grad()
             loss_of(model, step).backward()
-        for _, (optimizer, _) in zip(models, made):
+        for _, (optimizer, _) in zip(models, made, strict=True):
             optimizer.step()
     for _, compression in made:
         if compression:
@@ -273,7 +273,7 @@ check("adasum attach", lambda: used_wrongly(net, loss_of, True, op=hvd.Adasum))
 
 def foreign_attach() -> str:
     model = net()
-    optimizer, compression = optimizer_for(model, "none")
+    _, compression = optimizer_for(model, "none")
     other = hvd.DistributedOptimizer(torch.optim.SGD(net().parameters(), lr=0.1))
     text = refusal(lambda: compression.attach(other))
     close_together(compression)
@@ -313,7 +313,7 @@ def flipped(on_rank: int | None, attach: bool) -> str:
 
     def decode_wrongly(self: Any, work: Any, key: Any, gain: float) -> None:
         decode(self, work, key, gain)
-        if key.step == 2 and key.bucket == 3 and RANK == on_rank:
+        if key.step == 2 and key.bucket == 3 and on_rank == RANK:
             work.grads[0].view(torch.int32)[17 % work.grads[0].numel()] ^= 1
 
     FullPrecision.decode = decode_wrongly
