@@ -611,6 +611,10 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     options = parser.parse_args(argv)
     if options.plot and options.plot.suffix not in (".svg", ".png"):
         parser.error("--plot takes a file that ends in .svg or .png")
+    try:
+        results.check_targets(options.json, None)
+    except ValueError as error:
+        parser.error(str(error))
     if min(options.count, options.threads, options.repeat) < 1:
         parser.error("--count, --threads and --repeat must be at least 1")
     return options

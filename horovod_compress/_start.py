@@ -88,20 +88,24 @@ def specs(named: object) -> list[TensorSpec]:
         ConfigError: these are no named parameters, a name occurs twice, or a dtype, a layout or a device is not
             supported.
     """
-    tensors = []
-    for name, parameter in reversed(pairs(named)):
-        if not parameter.requires_grad:
-            continue
+    tensors, found = [], [(name, parameter) for name, parameter in pairs(named) if parameter.requires_grad]
+    for name, parameter in reversed(found):
         dtype = str(parameter.dtype).removeprefix("torch.")
         if dtype not in _DTYPES:
             raise ConfigError(f"parameter {name} is {dtype}; supported are {', '.join(_DTYPES)}")
         if parameter.layout is not torch.strided:
-            raise ConfigError(f"parameter {name} is {parameter.layout}; parameters should be dense, their gradients may not")
+            raise ConfigError(
+                f"parameter {name} is {parameter.layout}; parameters should be dense, their gradients may not"
+            )
         tensors.append(TensorSpec(name, tuple(parameter.shape), dtype, _device_of(name, parameter)))
     names = [tensor.name for tensor in tensors]
     if len(set(names)) != len(names):
         twice = next(name for name in names if names.count(name) > 1)
         raise ConfigError(f"named_parameters holds {twice!r} twice; names must be unique")
+    if len({id(parameter) for _, parameter in found}) < len(found):
+        raise ConfigError(
+            "named_parameters holds one parameter under two names; leave remove_duplicate=True in named_parameters()"
+        )
     if not tensors:
         raise ConfigError("named_parameters holds no parameter that needs a gradient")
     return tensors
@@ -118,6 +122,7 @@ def _check_options(methods: Methods, options: Options, world: int) -> None:
     """Refuse what the number of ranks or the exchange does not allow, before anybody connects."""
     for codec in methods.codecs:
         codec.check_world(world)
+        codec.at(0)  # a function of the step may fail
         for variant in codec.variants():
             chooser(options.exchange)(variant, 0, 2)
 

@@ -188,7 +188,9 @@ def parse(method: str | Codec | Methods, given: Mapping[str, Any]) -> tuple[Meth
     own = {key: value for key, value in given.items() if key not in common}
     known = registry.option_names(method) if isinstance(method, str) else []
     if unknown := sorted(set(own) - set(known)):
-        raise ConfigError(f"{_no_option(method, unknown[0])}, common ones are {', '.join(Options.names())} and process_set")
+        raise ConfigError(
+            f"{_no_option(method, unknown[0])}, common ones are {', '.join(Options.names())} and process_set"
+        )
     options = Options(**common)
     return replace(_methods(method, own), warmup=options.warmup_steps), options
 
@@ -196,7 +198,7 @@ def parse(method: str | Codec | Methods, given: Mapping[str, Any]) -> tuple[Meth
 def _no_option(method: str | Codec | Methods, option: str) -> str:
     if isinstance(method, str):
         return f"{method} has no option {option!r}; {registry.own_options(method)}"
-    return f"{option!r} is no option common to all methods; a method's own are given in hvc.method(\"name\", option=...)"
+    return f'{option!r} is no option common to all methods; a method\'s own are given in hvc.method("name", option=...)'
 
 
 def _methods(method: str | Codec | Methods, own: Mapping[str, Any]) -> Methods:

@@ -20,7 +20,8 @@ import logging
 import os
 import weakref
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, ClassVar
+from types import MethodType
+from typing import Any, ClassVar, TypeVar, cast
 
 import horovod
 import horovod.torch as hvd
@@ -78,10 +79,32 @@ __all__ = [
     "trace",
 ]
 
+F = TypeVar("F", bound=Callable[..., Any])
 NamedParameters = Iterable[tuple[str, nn.Parameter]]
 
 _log = logging.getLogger("horovod_compress")
 _PRIVATE_API = "0.28."  # the Horovod versions whose private methods attach() was written for
+
+
+class _OfAnObject:
+    """A method that says so where it is called on the class, as Horovod does when it is given that."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self._function, self.__doc__ = function, function.__doc__
+
+    def __get__(self, instance: object, owner: type) -> Callable[..., Any]:
+        return _refuse_class if instance is None else MethodType(self._function, instance)
+
+
+def _of_an_object(function: F) -> F:
+    return cast(F, _OfAnObject(function))
+
+
+def _refuse_class(*given: object) -> Any:
+    raise ConfigError(
+        "hvc.Compression is a class: write compression = hvc.Compression.marsit(model.named_parameters()), or another "
+        "method, and give that to the optimizer"
+    )
 
 
 class Compression:
@@ -200,6 +223,7 @@ class Compression:
 
     # ---- Horovod's contract ----
 
+    @_of_an_object
     def compress(self, tensor: Tensor) -> tuple[Tensor, Any]:
         """Take in a gradient; Horovod all-reduces the one-element token that this returns."""
         if self._in_updates:
@@ -266,6 +290,8 @@ class Compression:
             raise ConfigError(
                 "follow() takes the gradient scaler of one optimizer, once; in update mode nothing is scaled, leave it out"
             )
+        if not all(callable(getattr(scaler, name, None)) for name in ("update", "get_scale")):
+            raise ConfigError(f"follow() takes a gradient scaler such as torch.amp.GradScaler(), got {scaler!r:.200}")
         if not self._reducer:
             return scaler
         stock, self._scaler = scaler.update, scaler
@@ -624,7 +650,7 @@ def _check_process_set(given: object) -> None:
     if not known and given is not hvd.global_process_set:
         raise ConfigError(
             f"process_set should be hvd.global_process_set, or what hvd.add_process_set([0, 1]) returned on every rank; "
-            f"got {given}"
+            f"got {given if isinstance(given, hvd.ProcessSet) else repr(given)}"
         )
 
 

@@ -122,6 +122,8 @@ def _settings(
     for name, value in (("communication_delay", delay), ("warmup_steps", warmup), ("rebuild_every", every)):
         if type(value) is not int or value < 1:
             raise ConfigError(f"{name} should be a whole number, at least 1, got {value!r}")
+    if type(masking) is not bool:
+        raise ConfigError(f"momentum_masking should be True or False, got {masking!r}")
     shared = _shares(second_moment, optimizer, compression.method)
     if shared:
         SharedSecondMoment(optimizer)  # refuses options that it has no meaning for
@@ -161,10 +163,6 @@ def _in_plan_order(
     if any(named.get(name) is not mine for name, mine in zip(compression.plan.names(), parameters)):
         raise ConfigError("named_parameters should be those that the compression was made with")
     known = {id(parameter) for parameter in parameters}
-    if len(known) < len(parameters):
-        raise ConfigError(
-            "named_parameters holds one parameter under two names; leave remove_duplicate=True in named_parameters()"
-        )
     of_optimizer = [p for group in optimizer.param_groups for p in group["params"] if p.requires_grad]
     if known != {id(parameter) for parameter in of_optimizer}:
         raise ConfigError(

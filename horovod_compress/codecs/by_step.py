@@ -100,7 +100,12 @@ class ByStep(Codec):
     def _stage(self, step: int) -> Codec:
         if self.choose is None:
             return next(codec for first, codec in reversed(self.stages) if first <= step)
-        label = self.choose(step)
+        try:
+            label = self.choose(step)
+        except Exception as error:  # it is the user's, and may raise anything
+            raise ConfigError(
+                f"the function of the step raised {type(error).__name__} for step {step}: {error}"
+            ) from error
         for known, codec in self.stages:
             if known == label:
                 return codec

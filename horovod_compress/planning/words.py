@@ -41,7 +41,9 @@ def seconds(text: str) -> float:
     found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(us|ms|s)", text.strip().lower())
     value = float(found[1]) * _TIMES[found[2]] if found else -1.0
     if not 0 <= value <= _MOST_SECONDS:
-        raise ConfigError(f"a latency is a number and us, ms or s, such as 50us, at most {_MOST_SECONDS}s; got {text!r}")
+        raise ConfigError(
+            f"a latency is a number and us, ms or s, such as 50us, at most {_MOST_SECONDS}s; got {text!r}"
+        )
     return value
 
 

@@ -87,7 +87,9 @@ def load(model: str) -> Table:
     if not is_file and model not in models():
         raise ValueError(f"no model {model!r}; known models: {', '.join(models())}, or give a CSV file, FILE.csv")
     if not path.is_file():
-        raise ValueError(f"{path} is a folder, not a table" if path.is_dir() else f"no table {path}: there is no such file")
+        raise ValueError(
+            f"{path} is a folder, not a table" if path.is_dir() else f"no table {path}: there is no such file"
+        )
     try:
         tensors = tuple(_tensors(path))
     except csv.Error as error:
