@@ -624,7 +624,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = arguments(argv)
     torch.set_num_threads(options.threads)
     print(f"{processor()}, {kernels.instruction_set()}, {options.count:,} float32, {options.threads} thread(s)")
-    every = cases(Arrays(options.count), options.filter)
+    try:
+        arrays = Arrays(options.count)
+    except (MemoryError, RuntimeError) as error:  # torch's own error is the last
+        print(f"kernels: --count {options.count} takes more memory than there is: {error}", file=sys.stderr)
+        return 1
+    every = cases(arrays, options.filter)
     wrong = {case.name: case.wrong() for case in every if case.wrong}
     measure(every, options.repeat)
     facts = {"instruction_set": kernels.instruction_set(), "count": options.count, "threads": options.threads}

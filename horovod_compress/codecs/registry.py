@@ -8,6 +8,7 @@ import pkgutil
 from typing import Any, TypeVar
 
 from ..errors import ConfigError
+from ..options import Options
 from .base import Codec
 
 _CODECS: dict[str, type[Codec]] = {}
@@ -59,9 +60,9 @@ def create(name: str, **options: Any) -> Codec:
     """
     codec = codec_class(name)
     if unknown := sorted(set(options) - set(option_names(name))):
+        common = f"; {unknown[0]} is common to all methods: give it to the compression as a whole"
         raise ConfigError(
-            f"{name} has no option {unknown[0]!r}; {own_options(name)}; options common to all methods are given "
-            f"to the compression as a whole"
+            f"{name} has no option {unknown[0]!r}; {own_options(name)}{common if unknown[0] in Options.names() else ''}"
         )
     return codec(**options)
 

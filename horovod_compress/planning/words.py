@@ -14,7 +14,7 @@ from ..errors import ConfigError
 _RATES = {"kbit": 1e3, "mbit": 1e6, "gbit": 1e9}
 _TIMES = {"us": 1e-6, "ms": 1e-3, "s": 1.0}
 _MOST_BITS, _MOST_SECONDS = 1e15, 1000  # beyond them predictions say nothing
-_MOST_RANKS = 1 << 16  # what a frame's header can name
+MOST_RANKS = 1 << 16  # what a frame's header can name
 
 
 def rate(text: str) -> float:
@@ -54,8 +54,8 @@ def ranks(text: str) -> list[int]:
         ConfigError: one of them is no number from 2 to 65536.
     """
     words = [word.strip() for word in text.split(",") if word.strip()]
-    if not words or any(not word.isdecimal() or not 2 <= int(word) <= _MOST_RANKS for word in words):
-        raise ConfigError(f"--ranks takes numbers from 2 to {_MOST_RANKS}, separated by commas, got {text!r}")
+    if not words or any(not word.isdecimal() or not 2 <= int(word) <= MOST_RANKS for word in words):
+        raise ConfigError(f"--ranks takes numbers from 2 to {MOST_RANKS}, separated by commas, got {text!r}")
     return sorted({int(word) for word in words})
 
 

@@ -124,7 +124,9 @@ def _text(path: Path) -> str:
 
 def _tensor(place: str, row: dict[str, str]) -> Tensor:
     if None in row or None in row.values():
-        raise ValueError(f"{place}: a line should have as many values, parted by commas, as the first line has names")
+        raise ValueError(
+            f"{place}: a line should have as many values, separated by commas, as the first line has names"
+        )
     name, shape, macs = (row[column].strip() for column in _COLUMNS)
     sizes = shape.split("x")
     if not name:

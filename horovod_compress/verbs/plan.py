@@ -105,8 +105,8 @@ def _check_hosts(arguments: argparse.Namespace) -> None:
             raise ConfigError("--local-rate is of the links inside a host; give --per-host N too, or leave it out")
     if arguments.per_host is None:
         return
-    if arguments.per_host < 2:
-        raise ConfigError(f"--per-host should be at least 2, got {arguments.per_host}")
+    if not 2 <= arguments.per_host <= words.MOST_RANKS // 2:
+        raise ConfigError(f"--per-host should be from 2 to {words.MOST_RANKS // 2}, got {arguments.per_host}")
     if all(number % arguments.per_host or number == arguments.per_host for number in words.ranks(arguments.ranks)):
         raise ConfigError(
             f"--per-host {arguments.per_host} needs --ranks with several full hosts, such as {2 * arguments.per_host}; "
@@ -122,6 +122,8 @@ def _check_plot(target: str) -> None:
         raise ConfigError(f"--plot takes a folder, or a file that ends in .png or .svg, got {target!r}")
     if not path.suffix and path.exists() and not path.is_dir():
         raise ConfigError(f"--plot {target} is a file; give a folder, or a file that ends in .png or .svg")
+    if not next(parent for parent in path.absolute().parents if parent.exists()).is_dir():
+        raise ConfigError(f"--plot {target} cannot be made: one of its folders is a file")
     try:
         import matplotlib  # noqa: F401
     except ImportError:
