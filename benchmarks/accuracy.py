@@ -11,6 +11,7 @@ Seconds are of training steps on rank 0; evaluations are not counted.
 from __future__ import annotations
 
 import argparse
+import math
 import os
 import sys
 from collections.abc import Sequence
@@ -19,10 +20,10 @@ from statistics import median
 from typing import Any
 
 from benchmarks import curves
-from benchmarks.allreduce import place_text, words
+from benchmarks.allreduce import check_names, check_network, place_text, words
 from benchmarks.lab import LabError
 from benchmarks.launch import JobFailed, Launcher, open_launcher
-from benchmarks.results import Record, append_json, header, processor, read_json, table
+from benchmarks.results import Record, append_json, check_targets, header, processor, read_json, table
 
 METHODS = "horovod,horovod fp16,none,marsit"
 STOCK = {"horovod": "horovod-none", "horovod fp16": "horovod-fp16"}
@@ -59,7 +60,7 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--delay", help="of the lab's links, such as 5ms")
     parser.add_argument("--ranks", type=int, default=2, help="(default 2)")
     parser.add_argument("--task", choices=sorted(METRIC), default="digits")
-    parser.add_argument("--methods", nargs="+", default=[METHODS], help=f"also parted by commas (default {METHODS})")
+    parser.add_argument("--methods", nargs="+", default=[METHODS], help=f"also separated by commas (default {METHODS})")
     parser.add_argument("--seeds", default="1,2,3")
     parser.add_argument("--steps", type=int, help=f"of every run (default {STEPS})")
     parser.add_argument("--eval-every", type=int, help=f"steps (default: {EVALUATIONS} evaluations in a run)")
@@ -77,9 +78,31 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
         parser.error(f"--seeds takes whole numbers, --target auto or a number: {error}")
     if not chosen.methods or not chosen.seeds:
         parser.error("--methods and --seeds must not be empty")
-    chosen.steps = chosen.steps or STEPS[chosen.task]
-    chosen.eval_every = chosen.eval_every or max(1, chosen.steps // EVALUATIONS)
+    chosen.steps = STEPS[chosen.task] if chosen.steps is None else chosen.steps
+    chosen.eval_every = max(1, chosen.steps // EVALUATIONS) if chosen.eval_every is None else chosen.eval_every
+    try:
+        _check(chosen)
+    except ValueError as error:
+        parser.error(str(error))
     return chosen
+
+
+def _check(chosen: argparse.Namespace) -> None:
+    if chosen.ranks < 2 or chosen.steps < 1 or chosen.eval_every < 1 or min(chosen.seeds) < 0:
+        raise ValueError("--ranks must be at least 2, --steps and --eval-every at least 1, --seeds 0 or more")
+    if chosen.target is not None and not math.isfinite(chosen.target):
+        raise ValueError(f"--target must be auto or a finite number, got {chosen.target:g}")
+    if not 0 < chosen.limit < float("inf"):
+        raise ValueError(f"--limit must be a number of seconds above 0, got {chosen.limit:g}")
+    for method in chosen.methods:
+        if method not in STOCK and (words_left := [word for word in method.split()[1:] if "=" not in word]):
+            raise ValueError(f"contestant {method!r}: {words_left[0]!r} is no key=value")
+    check_targets(chosen.json, chosen.plot)
+    if chosen.source:
+        chosen.records = read_json(chosen.source)
+    else:
+        check_network(chosen.where, [chosen.rate], chosen.delay, chosen.hosts)
+        check_names(chosen.methods, list(STOCK))
 
 
 # ---- measuring --------------------------------------------------------------------------------
@@ -242,7 +265,7 @@ def measure(chosen: argparse.Namespace) -> list[Record]:
 def main(argv: Sequence[str] | None = None) -> int:
     chosen = arguments(argv)
     if chosen.source:
-        records = read_json(chosen.source)
+        records = chosen.records
         runs = [record for record in records if "curve" in record]
     else:
         print(f"{processor()}, {os.cpu_count()} cores", flush=True)

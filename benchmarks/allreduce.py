@@ -23,8 +23,19 @@ from pathlib import Path
 from benchmarks import bandwidth
 from benchmarks.bandwidth import label, size_in_bytes
 from benchmarks.lab import LabError
+from benchmarks.lab.rates import Rate, parse_delay
 from benchmarks.launch import JobFailed, Launcher, Outcome, open_launcher, records_in
-from benchmarks.results import Record, append_json, header, milliseconds, processor, read_json, size_text, table
+from benchmarks.results import (
+    Record,
+    append_json,
+    check_targets,
+    header,
+    milliseconds,
+    processor,
+    read_json,
+    size_text,
+    table,
+)
 
 SIZES = "1kB,10kB,100kB,1MB,10MB,100MB"
 RATES = {"lab": "10gbit,1gbit,100mbit,none", "here": "none"}
@@ -75,9 +86,9 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--hosts", help="for --where here, as horovodrun -H takes them")
     parser.add_argument("--rates", help=f"of the lab's links (default {RATES['lab']})")
     parser.add_argument("--delay", help="of the lab's links, such as 5ms")
-    parser.add_argument("--ranks", default="2", help="several parted by commas (default 2)")
+    parser.add_argument("--ranks", default="2", help="several separated by commas (default 2)")
     parser.add_argument("--sizes", default=SIZES, help=f"(default {SIZES})")
-    parser.add_argument("--methods", default=METHODS, help="contestants, parted by commas (default: all built in)")
+    parser.add_argument("--methods", default=METHODS, help="contestants, separated by commas (default: all built in)")
     parser.add_argument("--peer", action="append", default=[], metavar="FILE", help="a file with further contestants")
     parser.add_argument("--repeat", type=int, default=5, help="measurements of each contestant (default 5)")
     parser.add_argument(
@@ -98,17 +109,65 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
 
 
 def _read_lists(chosen: argparse.Namespace) -> None:
-    chosen.rates = words(chosen.rates or RATES[chosen.where])
-    chosen.ranks = [int(word) for word in words(chosen.ranks)]
+    chosen.rates = words(RATES[chosen.where] if chosen.rates is None else chosen.rates)
+    chosen.ranks = [_ranks(word) for word in words(chosen.ranks)]
     chosen.sizes = sorted({size_in_bytes(word) for word in words(chosen.sizes)})
     chosen.methods = [full_name(word) for word in words(chosen.methods)]
-    if min(chosen.ranks) < 2 or chosen.repeat < 1:
-        raise ValueError("--ranks must be at least 2, --repeat at least 1")
+    for option in ("rates", "ranks", "sizes"):
+        if not getattr(chosen, option):
+            raise ValueError(f"--{option} must not be empty")
+    if not chosen.methods and not chosen.peer:
+        raise ValueError("--methods must not be empty without a --peer FILE")
+    if chosen.repeat < 1 or not chosen.budget > 0:
+        raise ValueError(f"--repeat must be at least 1, --budget above 0, got {chosen.repeat} and {chosen.budget:g}")
     for path in chosen.peer:
         if not Path(path).is_file():
             raise ValueError(f"--peer {path}: there is no such file")
     if chosen.check_bytes and (chosen.where != "lab" or len(chosen.methods) != 1):
         raise ValueError("--check-bytes needs --where lab, whose links are counted, and exactly one of --methods")
+    check_targets(chosen.json, chosen.plot)
+    if chosen.source:
+        chosen.records = read_json(chosen.source)
+    else:
+        check_network(chosen.where, chosen.rates, chosen.delay, chosen.hosts)
+        check_names(chosen.methods)
+
+
+def _ranks(word: str) -> int:
+    if not word.isdecimal() or int(word) < 2:
+        raise ValueError(f"--ranks takes whole numbers, at least 2, got {word!r}")
+    return int(word)
+
+
+def check_names(methods: Sequence[str], stock: Sequence[str] | None = None) -> None:
+    """Refuse contestants that no job could take, before one is started.
+
+    Raises:
+        ValueError: says which, and what there is.
+    """
+    from benchmarks.peers import names  # it imports torch, which --help need not wait for
+
+    try:
+        names.check(methods, *([] if stock is None else [stock]))
+    except names.PeerError as error:
+        raise ValueError(str(error)) from None
+
+
+def check_network(where: str, rates: Sequence[str | None], delay: str | None, hosts: str | None) -> None:
+    """Refuse links that cannot be had, before the first job.
+
+    Raises:
+        ValueError: says why not.
+    """
+    limited = [rate for rate in rates if rate not in (None, "none")]
+    if where == "here" and (limited or delay):
+        raise ValueError("only the lab can limit or delay links: run --where lab, or leave the rate and delay out")
+    if where == "lab" and hosts:
+        raise ValueError("the lab makes its own hosts; leave --hosts out, or run --where here")
+    for rate in limited:
+        Rate.parse(str(rate))
+    if delay:
+        parse_delay(delay)
 
 
 def words(text: str) -> list[str]:
@@ -363,7 +422,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     chosen = arguments(argv)
     failures: list[str] = []
     if chosen.source:
-        records = read_json(chosen.source)
+        records = chosen.records
         show(records)
     else:
         began = time.monotonic()

@@ -616,6 +616,10 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     options = parser.parse_args(argv)
     if options.plot and options.plot.suffix not in (".svg", ".png"):
         parser.error("--plot takes a file that ends in .svg or .png")
+    try:
+        results.check_targets(options.json, None)
+    except ValueError as error:
+        parser.error(str(error))
     if min(options.count, options.threads, options.repeat) < 1:
         parser.error("--count, --threads and --repeat must be at least 1")
     return options
@@ -625,7 +629,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = arguments(argv)
     torch.set_num_threads(options.threads)
     print(f"{processor()}, {kernels.instruction_set()}, {options.count:,} float32, {options.threads} thread(s)")
-    every = cases(Arrays(options.count), options.filter)
+    try:
+        arrays = Arrays(options.count)
+    except (MemoryError, RuntimeError) as error:  # torch's own error is the last
+        print(f"kernels: --count {options.count} takes more memory than there is: {error}", file=sys.stderr)
+        return 1
+    every = cases(arrays, options.filter)
     wrong = {case.name: case.wrong() for case in every if case.wrong}
     measure(every, options.repeat)
     facts = {"instruction_set": kernels.instruction_set(), "count": options.count, "threads": options.threads}

@@ -26,7 +26,7 @@ from benchmarks.allreduce import full_name, words
 from benchmarks.bandwidth import NOTHING, label
 from benchmarks.lab import LabError
 from benchmarks.launch import open_launcher
-from benchmarks.peers.ours import parse
+from benchmarks.peers.names import parse
 from benchmarks.results import Record, append_json, header, milliseconds, processor, read_json, table
 from horovod_compress.codecs import registry
 from horovod_compress.errors import ConfigError

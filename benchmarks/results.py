@@ -120,8 +120,36 @@ def append_json(path: Path, records: Iterable[Record]) -> None:
 
 
 def read_json(path: Path) -> list[Record]:
-    """Return the records of a file of JSON lines."""
-    return [json.loads(line) for line in path.read_text().splitlines() if line.strip()]
+    """Return the records of a file of JSON lines.
+
+    Raises:
+        ValueError: there is no such file, or it holds something else.
+    """
+    try:
+        found = [json.loads(line) for line in path.read_text().splitlines() if line.strip()]
+    except OSError as error:
+        raise ValueError(f"{path}: {error.strerror}") from None
+    except ValueError as error:  # no JSON, or no text
+        raise ValueError(f"{path} should hold the records of a benchmark, a line of JSON each: {error}") from None
+    if not found or not all(isinstance(record, dict) for record in found):
+        raise ValueError(f"{path} should hold the records of a benchmark, as --json FILE writes them")
+    return found
+
+
+def check_targets(json: Path | None, plot: Path | None) -> None:
+    """Refuse, before anything is measured, what could not be written after it.
+
+    Raises:
+        ValueError: names the option.
+    """
+    if json is not None and json.is_dir():
+        raise ValueError(f"--json takes a file to append to, {json} is a folder")
+    if plot is not None and plot.exists() and not plot.is_dir():
+        raise ValueError(f"--plot takes a folder, {plot} is a file")
+    for option, path in (("--json", json), ("--plot", plot)):
+        parents = [parent for parent in (path.parents if path else ()) if parent.exists()]
+        if parents and not (parents[0].is_dir() and os.access(parents[0], os.W_OK)):
+            raise ValueError(f"{option} {path} cannot be made in {parents[0]}")
 
 
 def plain(value: Any) -> Any:

@@ -19,11 +19,19 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from benchmarks import bandwidth, overlap, shapes
-from benchmarks.allreduce import START_SECONDS, Progress, full_name, place_text, words
+from benchmarks.allreduce import (
+    START_SECONDS,
+    Progress,
+    check_names,
+    check_network,
+    full_name,
+    place_text,
+    words,
+)
 from benchmarks.bandwidth import NOTHING, label
 from benchmarks.lab import LabError
 from benchmarks.launch import JobFailed, Launcher, open_launcher, records_in
-from benchmarks.results import Record, append_json, header, milliseconds, processor, read_json, table
+from benchmarks.results import Record, append_json, check_targets, header, milliseconds, processor, read_json, table
 
 METHODS = (
     "horovod fp32,horovod fp16,ddp fp32,ddp powersgd r1,none,marsit schedule=size:25MB,marsit schedule=single,"
@@ -75,7 +83,7 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--model", default="resnet50", help=f"{', '.join(shapes.models())}, or a CSV file like theirs")
     parser.add_argument("--compute-ms", type=float, default=300.0, help="of a step, forward and backward (default 300)")
     parser.add_argument(
-        "--methods", nargs="+", default=[METHODS], help=f"contestants, also parted by commas (default {METHODS})"
+        "--methods", nargs="+", default=[METHODS], help=f"contestants, also separated by commas (default {METHODS})"
     )
     parser.add_argument("--peer", action="append", default=[], metavar="FILE", help="a file with further contestants")
     parser.add_argument("--repeat", type=int, default=7, help="measurements of each contestant (default 7)")
@@ -87,12 +95,29 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     chosen = parser.parse_args(argv)
     chosen.methods = [full_name(word) for text in chosen.methods for word in words(text)]
     try:
-        shapes.load(chosen.model)
+        _check(chosen)
     except ValueError as error:
         parser.error(str(error))
-    if chosen.ranks < 2 or chosen.repeat < 1 or chosen.compute_ms <= 0:
-        parser.error("--ranks must be at least 2, --repeat at least 1, --compute-ms above 0")
     return chosen
+
+
+def _check(chosen: argparse.Namespace) -> None:
+    shapes.load(chosen.model)
+    if chosen.ranks < 2 or chosen.repeat < 1:
+        raise ValueError(f"--ranks must be at least 2, --repeat at least 1, got {chosen.ranks} and {chosen.repeat}")
+    for option in ("compute_ms", "memory", "limit"):
+        value = getattr(chosen, option)
+        if value is not None and not 0 < value < float("inf"):
+            raise ValueError(f"--{option.replace('_', '-')} must be a number above 0, got {value:g}")
+    for path in chosen.peer:
+        if not Path(path).is_file():
+            raise ValueError(f"--peer {path}: there is no such file")
+    check_targets(chosen.json, chosen.plot)
+    if chosen.source:
+        chosen.records = read_json(chosen.source)
+    else:
+        check_network(chosen.where, [chosen.rate], chosen.delay, chosen.hosts)
+        check_names(chosen.methods)
 
 
 # ---- measuring --------------------------------------------------------------------------------
@@ -228,7 +253,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     chosen = arguments(argv)
     failures: list[str] = []
     if chosen.source:
-        records = read_json(chosen.source)
+        records = chosen.records
     else:
         print(f"{processor()}, {os.cpu_count()} cores", flush=True)
         records, failure = measured_records(chosen, header("step", argv))

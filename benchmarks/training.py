@@ -16,7 +16,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if argv is None else argv)
     if not words or words[0] not in KINDS:
         asked_for_help = words[:1] in (["-h"], ["--help"])
-        print(__doc__ if asked_for_help else f"training takes {' or '.join(KINDS)} first; each has --help")
+        if asked_for_help:
+            print(__doc__)
+        else:
+            got = f", got {words[0]!r}" if words else ""
+            print(f"training takes {' or '.join(KINDS)} first{got}; each has --help", file=sys.stderr)
         return 0 if asked_for_help else 2
     from benchmarks import accuracy, step
 

@@ -20,6 +20,7 @@ from .errors import ConfigError, ExchangeError, HorovodCompressError, PeerError
 from .kernels import loader
 from .methods import Methods, numbered, parse
 from .options import Options
+from .parameters import pairs
 from .plan import Plan, TensorSpec
 from .reducer import Reducer
 from .schedule import OPTIONAL, is_adaptive, make_plan
@@ -37,7 +38,7 @@ T = TypeVar("T")
 
 def start(
     method: str | Codec | Methods,
-    named: Sequence[tuple[str, nn.Parameter]],
+    named: object,
     given: Mapping[str, Any],
     process_set: Any,
 ) -> tuple[Methods, Reducer]:
@@ -80,30 +81,31 @@ def start(
     return methods, Reducer(plan, methods.codecs, transport, choose, options, devices)
 
 
-def specs(named: Sequence[tuple[str, nn.Parameter]]) -> list[TensorSpec]:
+def specs(named: object) -> list[TensorSpec]:
     """Return the tensors to reduce in backward order.
 
     Raises:
-        ConfigError: these are no named parameters, a name occurs twice, or a dtype or a device is not supported.
+        ConfigError: these are no named parameters, a name occurs twice, or a dtype, a layout or a device is not
+            supported.
     """
-    tensors = []
-    for pair in named:
-        if not (isinstance(pair, tuple) and len(pair) == 2 and isinstance(pair[1], nn.Parameter)):
-            raise ConfigError(
-                f"named_parameters should hold (name, parameter) pairs, as model.named_parameters() "
-                f"gives them, got {type(pair).__name__}"
-            )
-    for name, parameter in reversed(named):
-        if not parameter.requires_grad:
-            continue
+    tensors, found = [], [(name, parameter) for name, parameter in pairs(named) if parameter.requires_grad]
+    for name, parameter in reversed(found):
         dtype = str(parameter.dtype).removeprefix("torch.")
         if dtype not in _DTYPES:
             raise ConfigError(f"parameter {name} is {dtype}; supported are {', '.join(_DTYPES)}")
+        if parameter.layout is not torch.strided:
+            raise ConfigError(
+                f"parameter {name} is {parameter.layout}; parameters should be dense, their gradients may not"
+            )
         tensors.append(TensorSpec(name, tuple(parameter.shape), dtype, _device_of(name, parameter)))
     names = [tensor.name for tensor in tensors]
     if len(set(names)) != len(names):
         twice = next(name for name in names if names.count(name) > 1)
         raise ConfigError(f"named_parameters holds {twice!r} twice; names must be unique")
+    if len({id(parameter) for _, parameter in found}) < len(found):
+        raise ConfigError(
+            "named_parameters holds one parameter under two names; leave remove_duplicate=True in named_parameters()"
+        )
     if not tensors:
         raise ConfigError("named_parameters holds no parameter that needs a gradient")
     return tensors
@@ -120,6 +122,7 @@ def _check_options(methods: Methods, options: Options, world: int) -> None:
     """Refuse what the number of ranks or the exchange does not allow, before anybody connects."""
     for codec in methods.codecs:
         codec.check_world(world)
+        codec.at(0)  # a function of the step may fail
         for variant in codec.variants():
             chooser(options.exchange)(variant, 0, 2)
 

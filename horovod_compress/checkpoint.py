@@ -50,6 +50,7 @@ def check(reducer: Reducer, methods: Methods, state: Mapping[str, Any], residual
     """
     if residuals not in ("restore", "reset"):
         raise ConfigError(f'residuals should be "restore" or "reset", got {residuals!r}')
+    _check_form(state)
     _between_steps(reducer, "loaded")
     _expect("format", FORMAT, state.get("format"), "save it again with this version")
     _expect("method", methods.name, state.get("method"), "resume with the method it was saved with")
@@ -63,6 +64,18 @@ def check(reducer: Reducer, methods: Methods, state: Mapping[str, Any], residual
         _expect("number of ranks", reducer.world, state.get("world"), again)
         _expect("rank", reducer.rank, state.get("rank"), again)
         _check_kept(reducer.states(), state["state"])
+
+
+def _check_form(state: object) -> None:
+    if not isinstance(state, Mapping) or "format" not in state:
+        raise ConfigError(
+            f"a compression state is what its state_dict() returned, got {type(state).__name__} without a format"
+        )
+    for part in ("state", "tables"):
+        if state["format"] == FORMAT and not isinstance(state.get(part), Mapping):
+            raise ConfigError(
+                f"the saved compression state should have a mapping {part!r}, got {state.get(part)!r:.100}; save it again"
+            )
 
 
 def load(reducer: Reducer, methods: Methods, state: Mapping[str, Any], residuals: str) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
+import errno
 import importlib
 import os
 import pkgutil
@@ -13,6 +15,8 @@ from types import ModuleType
 from horovod_compress import check_build, verbs
 
 _JSON_HELP = "print one JSON document instead of text"
+_OPTIONAL = ("torch", "horovod", "psutil", "matplotlib")  # not every verb needs them
+_OUTPUT_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF)
 
 
 def verb_modules() -> dict[str, ModuleType]:
@@ -51,6 +55,28 @@ def _add_verb(commands: argparse._SubParsersAction[argparse.ArgumentParser], nam
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command and returns its exit status."""
+    if sys.stdout is None:  # the shell closed it: >&-
+        return _failed("the output is closed; leave >&- out, or send it to a file")
+    try:
+        try:
+            return _run(arguments)
+        finally:  # --help ends with SystemExit
+            sys.stdout.flush()
+    except BrokenPipeError:  # the reader, such as `head`, has seen enough
+        _drop_output()
+        return 1
+    except OSError as error:
+        if error.filename is not None:
+            return _failed(f"{error.filename}: {error.strerror}")
+        if error.errno not in _OUTPUT_ERRORS:
+            raise
+        _drop_output()
+        return _failed(f"the output cannot be written: {error.strerror}")
+    except KeyboardInterrupt:
+        return 130  # as a shell reports an interrupt
+
+
+def _run(arguments: Sequence[str] | None) -> int:
     parser = build_parser()
     parsed = parser.parse_args(arguments)
     run = check_build.run if parsed.check_build else getattr(parsed, "run", None)
@@ -58,13 +84,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parser.print_help()
         return 2
     try:
-        status = int(run(parsed))
-        sys.stdout.flush()
-        return status
-    except BrokenPipeError:
-        # The reader, such as `head`, has seen enough. Python flushes once more when it ends: into nothing, then.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 1
+        return int(run(parsed))
+    except ModuleNotFoundError as error:
+        package = (error.name or "").partition(".")[0]
+        if package not in _OPTIONAL:
+            raise
+        return _failed(f"{parsed.verb} needs {package}: {error}; hvd-compress --check-build shows what is here")
+
+
+def _failed(problem: str) -> int:
+    with contextlib.suppress(OSError):
+        print(f"hvd-compress: {problem}", file=sys.stderr)
+    return 1
+
+
+def _drop_output() -> None:
+    """Let what is still to be written go nowhere: Python writes it when it ends, and would report the error again."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 if __name__ == "__main__":

@@ -182,18 +182,23 @@ def parse(method: str | Codec | Methods, given: Mapping[str, Any]) -> tuple[Meth
     Raises:
         ConfigError: an option is unknown or out of range.
     """
+    if not isinstance(method, (str, Codec, Methods)):
+        raise ConfigError(f'a method should be a name or hvc.method("name", option=...), got {method!r:.200}')
     common = {key: value for key, value in given.items() if key in Options.names()}
     own = {key: value for key, value in given.items() if key not in common}
     known = registry.option_names(method) if isinstance(method, str) else []
     if unknown := sorted(set(own) - set(known)):
-        name = method if isinstance(method, str) else method.name
-        theirs = ", ".join(known) if isinstance(method, str) else 'given in hvc.method("name", option=...)'
         raise ConfigError(
-            f"{name} has no option {unknown[0]!r}; its own are {theirs or 'none'}, common "
-            f"ones are {', '.join(Options.names())} and process_set"
+            f"{_no_option(method, unknown[0])}, common ones are {', '.join(Options.names())} and process_set"
         )
     options = Options(**common)
     return replace(_methods(method, own), warmup=options.warmup_steps), options
+
+
+def _no_option(method: str | Codec | Methods, option: str) -> str:
+    if isinstance(method, str):
+        return f"{method} has no option {option!r}; {registry.own_options(method)}"
+    return f'{option!r} is no option common to all methods; a method\'s own are given in hvc.method("name", option=...)'
 
 
 def _methods(method: str | Codec | Methods, own: Mapping[str, Any]) -> Methods:

@@ -20,7 +20,8 @@ import logging
 import os
 import weakref
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, ClassVar
+from types import MethodType
+from typing import Any, ClassVar, TypeVar, cast
 
 import horovod
 import horovod.torch as hvd
@@ -52,6 +53,7 @@ from .errors import (
 )
 from .methods import Methods, per_layer
 from .options import Options
+from .parameters import listed
 from .plan import Plan
 from .reducer import Reducer
 from .schedule import OPTIONAL, is_adaptive
@@ -76,10 +78,32 @@ __all__ = [
     "trace",
 ]
 
+F = TypeVar("F", bound=Callable[..., Any])
 NamedParameters = Iterable[tuple[str, nn.Parameter]]
 
 _log = logging.getLogger("horovod_compress")
 _PRIVATE_API = "0.28."  # the Horovod versions whose private methods attach() was written for
+
+
+class _OfAnObject:
+    """A method that says so where it is called on the class, as Horovod does when it is given that."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self._function, self.__doc__ = function, function.__doc__
+
+    def __get__(self, instance: object, owner: type) -> Callable[..., Any]:
+        return _refuse_class if instance is None else MethodType(self._function, instance)
+
+
+def _of_an_object(function: F) -> F:
+    return cast(F, _OfAnObject(function))
+
+
+def _refuse_class(*given: object) -> Any:
+    raise ConfigError(
+        "hvc.Compression is a class: write compression = hvc.Compression.marsit(model.named_parameters()), or another "
+        "method, and give that to the optimizer"
+    )
 
 
 class Compression:
@@ -125,7 +149,8 @@ class Compression:
         options: Mapping[str, Any],
         process_set: Any,
     ) -> None:
-        self.method = method if isinstance(method, str) else method.name
+        _check_process_set(process_set)
+        self.method = str(getattr(method, "name", method))
         self._process_set = process_set
         self._reducer: Reducer | None = None
         self._warned = self._logged = False
@@ -139,7 +164,7 @@ class Compression:
         if not process_set.included():
             self._parameters: list[nn.Parameter] = []
             return
-        self._named = list(named_parameters)
+        self._named: Any = listed(named_parameters)
         self._start(method, options)
 
     def _start(self, method: str | Codec | Methods, options: Mapping[str, Any]) -> None:
@@ -176,8 +201,6 @@ class Compression:
             options: of the method and common ones; ``process_set`` as for the optimizer.
         """
         process_set = options.pop("process_set", hvd.global_process_set)
-        if not isinstance(method, (str, Codec)):
-            raise ConfigError(f'a method should be a name or hvc.method("name", option=...), got {method!r}')
         return Compression(method, named_parameters, options, process_set)
 
     @staticmethod
@@ -199,6 +222,7 @@ class Compression:
 
     # ---- Horovod's contract ----
 
+    @_of_an_object
     def compress(self, tensor: Tensor) -> tuple[Tensor, Any]:
         """Take in a gradient; Horovod all-reduces the one-element token that this returns."""
         if self._in_updates:
@@ -267,6 +291,8 @@ class Compression:
                 "follow() takes the gradient scaler of one optimizer, once; in update mode nothing is scaled, "
                 "leave it out"
             )
+        if not all(callable(getattr(scaler, name, None)) for name in ("update", "get_scale")):
+            raise ConfigError(f"follow() takes a gradient scaler such as torch.amp.GradScaler(), got {scaler!r:.200}")
         if not self._reducer:
             return scaler
         stock, self._scaler = scaler.update, scaler
@@ -619,6 +645,36 @@ def _attach(optimizer: Any, compression: Compression) -> None:
     optimizer._groups = None
 
 
+def _check_process_set(given: object) -> None:
+    """Refuse what is no process set that Horovod knows."""
+    known = isinstance(given, hvd.ProcessSet) and given.process_set_id is not None
+    if not known and given is not hvd.global_process_set:
+        raise ConfigError(
+            f"process_set should be hvd.global_process_set, or what hvd.add_process_set([0, 1]) returned on every rank; "
+            f"got {given if isinstance(given, hvd.ProcessSet) else repr(given)}"
+        )
+
+
+def _refuse_calls(function: Callable[..., Compression]) -> None:
+    """Let a factory that Horovod is given in place of a compression say that it has to be called."""
+    name = f"hvc.Compression.{function.__name__}"
+
+    def refuse(*given: object, **options: object) -> Any:
+        raise ConfigError(
+            f"{name} is not a compression but makes one: write "
+            f"compression = {name}({_WANTED.get(function.__name__, 'model.named_parameters()')}), and give that to the optimizer"
+        )
+
+    for method in ("compress", "decompress", "attach", "follow"):
+        setattr(function, method, refuse)
+
+
+_WANTED = {
+    "create": '"marsit", model.named_parameters()',
+    "per_layer": '{"*": "marsit"}, model.named_parameters()',
+}
+
+
 def _factory(method: str) -> Callable[..., Compression]:
     codec = registry.codec_class(method)
 
@@ -626,15 +682,17 @@ def _factory(method: str) -> Callable[..., Compression]:
         return Compression.create(method, named_parameters, **options)
 
     make.__name__, make.__qualname__ = method, f"Compression.{method}"
-    own = ", ".join(registry.option_names(method)) or "none"
+    own = registry.own_options(method)
     make.__doc__ = (
-        f"{codec.__doc__}\n\n    Options of its own: {own}. Common options: {', '.join(Options.names())}, process_set."
+        f"{codec.__doc__}\n\n    {own[0].upper()}{own[1:]}. Common options: {', '.join(Options.names())}, process_set."
     )
     return make
 
 
 for _name in available():
     setattr(Compression, _name, staticmethod(_factory(_name)))
+for _name in (*available(), "create", "per_layer"):
+    _refuse_calls(getattr(Compression, _name))
 
 _TAKEN = (
     "a compression serves one optimizer: make another one for DistributedUpdateOptimizer or for "

@@ -40,6 +40,8 @@ class Trace:
     def __init__(self, path: str | os.PathLike[str], rank: int, steps: int | range | None, events: int) -> None:
         self.path, self._rank = path_of(path, rank), rank
         self._steps, self._limit = _checked(steps), events
+        if type(events) is not int or events < 1:
+            raise ConfigError(f"events should be a whole number, at least 1, got {events!r}")
         self._began = time.perf_counter()
         self._epoch = time.time() - self._began
         self._recordings: list[_Recording] = []
@@ -182,6 +184,8 @@ def follow(reducer: Reducer, rank: int, method: str) -> None:
 
 def path_of(path: str | os.PathLike[str], rank: int) -> Path:
     """Return a rank's file: its number in place of ``{rank}``, or before the ending."""
+    if not isinstance(path, (str, os.PathLike)) or not os.fspath(path):
+        raise ConfigError(f'the path of a timeline should be a file such as "trace.json", got {path!r}')
     text = os.fspath(path)
     if "{rank}" in text:
         return Path(text.replace("{rank}", str(rank)))
@@ -203,7 +207,7 @@ def parse_steps(text: str) -> int | range | None:
 
 
 def _checked(steps: int | range | None) -> int | range | None:
-    if steps is None or (isinstance(steps, int) and steps > 0):
+    if steps is None or (type(steps) is int and steps > 0):
         return steps
     if isinstance(steps, range) and steps.step == 1 and 0 <= steps.start < steps.stop:
         return steps

@@ -21,6 +21,7 @@ from torch import nn
 from ._horovod import in_broadcast_optimizer_state
 from .adam import FAMILY, SharedSecondMoment
 from .errors import ConfigError
+from .parameters import pairs
 from .update_schedule import Exchange, Schedule, Settings
 
 _STATE_KEY = "horovod_compress"
@@ -63,6 +64,7 @@ def distributed_update_optimizer(
     Raises:
         ConfigError: these do not fit together, or differ between ranks; it says what would fit.
     """
+    _check_kinds(optimizer, compression)
     if not compression.included():
         return optimizer  # a rank outside the process set trains by itself, as under Horovod
     problem, settings, parameters = None, None, []
@@ -82,6 +84,17 @@ def distributed_update_optimizer(
     exchange = Exchange(compression.begin_updates(), parameters, settings.masking)
     made._updates = Schedule(made, exchange, settings, adam)
     return made
+
+
+def _check_kinds(optimizer: object, compression: object) -> None:
+    """Refuse what cannot even be asked whether this rank takes part."""
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        raise ConfigError(f"the optimizer should be one of torch.optim, such as SGD, got {optimizer!r:.200}")
+    if isinstance(compression, type) or not callable(getattr(compression, "begin_updates", None)):
+        raise ConfigError(
+            f"compression should be what hvc.Compression.marsit(model.named_parameters()) or another method's function "
+            f"returns, got {compression!r:.200}"
+        )
 
 
 def _settings(
@@ -109,6 +122,8 @@ def _settings(
     for name, value in (("communication_delay", delay), ("warmup_steps", warmup), ("rebuild_every", every)):
         if type(value) is not int or value < 1:
             raise ConfigError(f"{name} should be a whole number, at least 1, got {value!r}")
+    if type(masking) is not bool:
+        raise ConfigError(f"momentum_masking should be True or False, got {masking!r}")
     shared = _shares(second_moment, optimizer, compression.method)
     if shared:
         SharedSecondMoment(optimizer)  # refuses options that it has no meaning for
@@ -143,15 +158,11 @@ def _in_plan_order(
     Raises:
         ConfigError: optimizer, named_parameters and compression do not have the same ones.
     """
-    named = {name: parameter for name, parameter in named_parameters if parameter.requires_grad}
+    named = {name: parameter for name, parameter in pairs(named_parameters) if parameter.requires_grad}
     parameters: list[nn.Parameter] = compression.parameters()
     if any(named.get(name) is not mine for name, mine in zip(compression.plan.names(), parameters, strict=True)):
         raise ConfigError("named_parameters should be those that the compression was made with")
     known = {id(parameter) for parameter in parameters}
-    if len(known) < len(parameters):
-        raise ConfigError(
-            "named_parameters holds one parameter under two names; leave remove_duplicate=True in named_parameters()"
-        )
     of_optimizer = [p for group in optimizer.param_groups for p in group["params"] if p.requires_grad]
     if known != {id(parameter) for parameter in of_optimizer}:
         raise ConfigError(

@@ -4,40 +4,34 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from . import base
-from .base import Adapter, PeerError
+from . import base, names
+from .base import Adapter
+from .names import PeerError
 
 
 def adapter(name: str) -> Adapter:
     """Return a contestant by its name, or by a method of this package with options.
 
-    The names of others are those of ``stock.NAMES`` and ``ddp.NAMES``; everything else is read as
-    ``METHOD [ring|fold|auto] [key=value ...]``, see :func:`benchmarks.peers.ours.parse`.
+    The names of others are those of ``names.STOCK`` and ``names.DDP``; everything else is read as
+    ``METHOD [ring|fold|auto] [key=value ...]``, see :func:`benchmarks.peers.names.parse`.
 
     Raises:
         PeerError: there is no such method, or a word is not understood.
     """
     from . import ddp, ours, stock  # they import Horovod, which the drivers need not have
 
-    for family in (stock, ddp):
-        if name in family.NAMES:
-            return family.adapter(name)
-    if (name.split() or [""])[0] not in ours.METHODS:
-        others = ", ".join((*stock.NAMES, *ddp.NAMES))
-        raise PeerError(
-            f"unknown contestant {name!r}; there are {others}, and this package's methods with options: "
-            f"{', '.join(ours.METHODS)}"
-        )
-    return ours.adapter(name)
+    if name in names.STOCK:
+        return stock.adapter(name)
+    return ddp.adapter(name) if name in names.DDP else ours.adapter(name)
 
 
-def adapters(names: Iterable[str], files: Iterable[str] = ()) -> list[Adapter]:
+def adapters(wanted: Iterable[str], files: Iterable[str] = ()) -> list[Adapter]:
     """Return the contestants of a run.
 
     Raises:
         PeerError: one cannot be had, or two have the same name.
     """
-    found = [adapter(name) for name in names]
+    found = [adapter(name) for name in wanted]
     found += [loaded for path in files for loaded in base.load(path)]
     names_found = [contestant.name for contestant in found]
     for name in names_found:

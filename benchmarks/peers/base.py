@@ -14,14 +14,12 @@ from typing import Any, Literal, Protocol, cast
 import torch
 from torch import Tensor, nn
 
+from .names import PeerError
+
 #: How a result is judged: against the mean within float32 or float16 rounding, only by being
 #: finite and the same bits on every rank (compressed), or not at all (nothing was exchanged).
 Check = Literal["float32", "float16", "identical", "none"]
 CHECKS = ("float32", "float16", "identical", "none")
-
-
-class PeerError(RuntimeError):
-    """A contestant cannot be had; the text says which, why and what to do."""
 
 
 class Adapter(Protocol):

@@ -19,7 +19,6 @@ from horovod_compress.transports.gloo import own_address
 from .base import Adapter, Check, PeerError, ring_bytes
 
 _RANKS = {"ddp powersgd r1": 1, "ddp powersgd r4": 4}
-NAMES = ("ddp fp32", "ddp fp16", *_RANKS)
 
 
 def adapter(name: str) -> Adapter:

@@ -11,7 +11,6 @@ from torch import Tensor, nn
 from .base import Adapter, Check, ring_bytes
 
 _COMPRESSIONS = {"horovod fp32": hvd.Compression.none, "horovod fp16": hvd.Compression.fp16}
-NAMES = (*_COMPRESSIONS, "headroom")
 
 
 def adapter(name: str) -> Adapter:

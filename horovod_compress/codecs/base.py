@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from ..errors import ConfigError
 from ..feedback import Feedback
 from ..keys import Key
 from ..plan import Bucket, TensorSpec
@@ -317,6 +318,17 @@ class Codec:
         Raises:
             ConfigError: says which options can.
         """
+
+    def compress(self, tensor: Tensor) -> Any:
+        """Refuse to be used as a compression, which Horovod asks for this.
+
+        Raises:
+            ConfigError: always.
+        """
+        raise ConfigError(
+            f'a method is no compression: write compression = hvc.Compression.create(hvc.method("{self.name}", option=...), '
+            f"model.named_parameters()), and give that to the optimizer"
+        )
 
     def check_bucket(self, bucket: Bucket) -> None:
         """Refuse a bucket that the method cannot take.

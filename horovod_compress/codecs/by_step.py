@@ -100,7 +100,12 @@ class ByStep(Codec):
     def _stage(self, step: int) -> Codec:
         if self.choose is None:
             return next(codec for first, codec in reversed(self.stages) if first <= step)
-        label = self.choose(step)
+        try:
+            label = self.choose(step)
+        except Exception as error:  # it is the user's, and may raise anything
+            raise ConfigError(
+                f"the function of the step raised {type(error).__name__} for step {step}: {error}"
+            ) from error
         for known, codec in self.stages:
             if known == label:
                 return codec
@@ -136,11 +141,16 @@ def by_step(
         ConfigError: there is no method for step 0, or these are no methods.
     """
     if callable(when):
-        if not methods:
-            raise ConfigError("by_step with a function takes the methods by label too: by_step(choose, methods={...})")
+        if not isinstance(methods, Mapping) or not methods:
+            raise ConfigError(
+                f"by_step with a function takes the methods by label too: by_step(choose, methods={{...}}), got {methods!r:.200}"
+            )
         return ByStep(tuple((label, stage(codec)) for label, codec in methods.items()), when)
     if not isinstance(when, Mapping) or methods is not None:
-        raise ConfigError("by_step takes methods by their first step, or a function of the step and methods by label")
+        raise ConfigError(
+            f'by_step takes methods by their first step, {{0: "none", 500: "topk"}}, or a function of the step and methods '
+            f"by label, got {when!r:.200}"
+        )
     if any(type(first) is not int or first < 0 for first in when) or 0 not in when:
         raise ConfigError(f"by_step takes methods by their first step, whole numbers from 0 on, got {list(when)}")
     return ByStep(tuple((first, stage(when[first])) for first in sorted(when)))

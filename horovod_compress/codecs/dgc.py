@@ -19,6 +19,7 @@ selection reads two arrays and not three. Where momentum is 0 that is v.
 from __future__ import annotations
 
 import math
+import sys
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
@@ -75,7 +76,7 @@ class Dgc(Sections):
             raise ConfigError(f"masking should be True or False, got {self.masking!r}")
         if type(self.ramp_steps) is not int or self.ramp_steps < 0:
             raise ConfigError(f"ramp_steps should be a whole number, 0 or more, got {self.ramp_steps!r}")
-        if type(self.clip) not in (int, float) or not 0 <= self.clip < math.inf:
+        if type(self.clip) not in (int, float) or not 0 <= self.clip <= sys.float_info.max:
             raise ConfigError(f"clip should be a number, 0 for none, got {self.clip!r}")
 
     def law(self) -> Law:

@@ -31,6 +31,8 @@ from .base import Algebra, Codec, Law, Work
 from .dithering import BLOCK_UNIT, Dithering, Scaled, whole
 from .registry import register
 
+_MOST_BLOCK = 1 << 30
+
 
 @dataclass(frozen=True)
 class _Form(Dithering):
@@ -194,8 +196,10 @@ class GlobalQsgd(Codec):
             )
         if self.norm != "max" and not (whole(self.norm) and self.norm in (1, 2, 4)):
             raise ConfigError(f'norm should be "max", 1, 2 or 4, got {self.norm!r}')
-        if not whole(self.block) or self.block < 0 or self.block % BLOCK_UNIT:
-            raise ConfigError(f"block should be 0 or a multiple of {BLOCK_UNIT}, got {self.block!r}")
+        if not whole(self.block) or not 0 <= self.block <= _MOST_BLOCK or self.block % BLOCK_UNIT:
+            raise ConfigError(
+                f"block should be 0 or a multiple of {BLOCK_UNIT}, at most {_MOST_BLOCK}, got {self.block!r}"
+            )
 
     @property
     def _form(self) -> _Form:

@@ -70,7 +70,7 @@ class Marsit(Signs):
             raise ConfigError(f"full_precision_every should be 0 (never) or a period, got {every!r}")
         check_step(self.step_size)
         if self.compensation not in RULES:
-            raise ConfigError(f"compensation should be one of {RULES}, got {self.compensation!r}")
+            raise ConfigError(f"compensation should be one of {', '.join(map(repr, RULES))}, got {self.compensation!r}")
         decay = self.residual_decay
         if isinstance(decay, bool) or not isinstance(decay, (int, float)) or not 0 < decay <= 1:
             raise ConfigError(f"residual_decay should be a number above 0, at most 1, got {decay!r}")

@@ -8,6 +8,7 @@ import pkgutil
 from typing import Any, TypeVar
 
 from ..errors import ConfigError
+from ..options import Options
 from .base import Codec
 
 _CODECS: dict[str, type[Codec]] = {}
@@ -35,14 +36,20 @@ def codec_class(name: str) -> type[Codec]:
     Raises:
         ConfigError: there is none.
     """
-    if name not in _CODECS:
-        raise ConfigError(f"unknown method {name!r}; choose one of: {', '.join(_CODECS)}")
+    if not isinstance(name, str) or name not in _CODECS:
+        raise ConfigError(f"unknown method {name!r:.200}; choose one of: {', '.join(_CODECS)}")
     return _CODECS[name]
 
 
 def option_names(name: str) -> list[str]:
     """Return the options of a method, without those common to all methods."""
     return list(inspect.signature(codec_class(name)).parameters)
+
+
+def own_options(name: str) -> str:
+    """Return in words which options a method has beside those common to all."""
+    own = option_names(name)
+    return f"its own options are {', '.join(own)}" if own else "it has no options of its own"
 
 
 def create(name: str, **options: Any) -> Codec:
@@ -53,8 +60,9 @@ def create(name: str, **options: Any) -> Codec:
     """
     codec = codec_class(name)
     if unknown := sorted(set(options) - set(option_names(name))):
+        common = f"; {unknown[0]} is common to all methods: give it to the compression as a whole"
         raise ConfigError(
-            f"{name} has no option {unknown[0]!r}; its own options are: {', '.join(option_names(name)) or 'none'}"
+            f"{name} has no option {unknown[0]!r}; {own_options(name)}{common if unknown[0] in Options.names() else ''}"
         )
     return codec(**options)
 

@@ -23,6 +23,7 @@ from .base import Codec, Part, Regions, Work
 MIN_STEP_GROUP = 256
 #: Elements of one 64-bit word of the payload.
 WORD = 64
+_FLOAT32 = torch.finfo(torch.float32)
 
 
 def words(span: slice) -> slice:
@@ -66,8 +67,8 @@ def check_step(step: object) -> None:
     if step in ("tensor", "row"):
         return
     number = isinstance(step, (int, float)) and not isinstance(step, bool)
-    if not number or not math.isfinite(step) or step <= 0:  # type: ignore[arg-type,operator]
-        raise ConfigError(f'step_size should be "tensor", "row" or a positive number, got {step!r}')
+    if not number or not _FLOAT32.tiny <= step <= _FLOAT32.max:  # type: ignore[operator]
+        raise ConfigError(f'step_size should be "tensor", "row" or a positive number of float32, got {step!r}')
 
 
 def check_zeros(zeros: object) -> None:

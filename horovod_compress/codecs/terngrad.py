@@ -13,7 +13,7 @@ residual; what clipping cuts off is lost.
 
 from __future__ import annotations
 
-import math
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -60,7 +60,7 @@ class TernGrad(Dithering):
 
     def __post_init__(self) -> None:
         number = isinstance(self.clip, (int, float)) and not isinstance(self.clip, bool)
-        if not number or not math.isfinite(self.clip) or (self.clip != 0 and self.clip < 1):
+        if not number or not (self.clip == 0 or 1 <= self.clip <= sys.float_info.max):
             raise ConfigError(f"clip should be 0 for no limit, or a number of sigma, at least 1, got {self.clip!r}")
         if not whole(self.bits) or self.bits not in (4, 8, 16):
             raise ConfigError(f"bits should be 4, 8 or 16, got {self.bits!r}")

@@ -13,6 +13,8 @@ from .. import shapes
 from ..errors import ConfigError
 from ..shapes import Table, Tensor
 
+_MODEL = "a torch.nn.Module, or (name, tensor or shape) pairs in forward order"
+
 
 def read(text: str) -> Table:
     """Return the trainable parameters of a model, in forward order.
@@ -30,7 +32,8 @@ def read(text: str) -> Table:
     try:
         return _spread(shapes.load(text))
     except (ValueError, OSError) as error:
-        raise ConfigError(f"{error}, or module:function") from None
+        other = "" if text.endswith(".csv") else ", or module:function"
+        raise ConfigError(f"{error}{other}") from None
 
 
 # ---- module:function --------------------------------------------------------------------------
@@ -62,17 +65,28 @@ def _function(text: str) -> Callable[[], object]:
 
 def _table(text: str, found: object) -> Table:
     try:
-        tensors = tuple(_tensor(*entry) for entry in _entries(found))
-    except (IndexError, TypeError, ValueError):
-        raise ConfigError(
-            f"{text} should return a torch.nn.Module, or (name, tensor or shape) pairs in forward order; "
-            f"got {type(found).__name__}"
-        ) from None
+        entries = list(_entries(found))
+    except (IndexError, TypeError):
+        raise ConfigError(f"{text} should return {_MODEL}; got {type(found).__name__}") from None
+    tensors = tuple(_checked(text, entry) for entry in entries)
     if not tensors:
         raise ConfigError(f"{text} returned no parameter that takes a gradient")
     if len({tensor.name for tensor in tensors}) < len(tensors):
         raise ConfigError(f"{text} returned two parameters of one name")
     return _spread(Table(text, tensors))
+
+
+def _checked(text: str, entry: tuple[Any, ...]) -> Tensor:
+    try:
+        return _tensor(*entry)
+    except (TypeError, ValueError):
+        raise ConfigError(
+            f"{text} should return {_MODEL}, sizes above 0 and multiply-adds of at least 0; got the entry {entry!r:.200}"
+        ) from None
+    except RuntimeError:
+        raise ConfigError(
+            f"{text}: parameter {entry[0]} has no shape yet, as in LazyLinear; run a forward pass before returning the model"
+        ) from None
 
 
 def _entries(found: Any) -> Iterable[tuple[Any, ...]]:
@@ -90,7 +104,7 @@ def _is_frozen(given: Any) -> bool:
 
 def _tensor(name: Any, given: Any, macs: int = 0) -> Tensor:
     shape = tuple(int(size) for size in getattr(given, "shape", given))
-    if not isinstance(name, str) or min(shape, default=1) < 1:
+    if not isinstance(name, str) or min(shape, default=1) < 1 or int(macs) < 0:
         raise ValueError
     return Tensor(name, shape, int(macs))
 

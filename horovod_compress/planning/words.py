@@ -13,7 +13,8 @@ from ..errors import ConfigError
 
 _RATES = {"kbit": 1e3, "mbit": 1e6, "gbit": 1e9}
 _TIMES = {"us": 1e-6, "ms": 1e-3, "s": 1.0}
-_MOST_RANKS = 1 << 16  # what a frame's header can name
+_MOST_BITS, _MOST_SECONDS = 1e15, 1000  # beyond them predictions say nothing
+MOST_RANKS = 1 << 16  # what a frame's header can name
 
 
 def rate(text: str) -> float:
@@ -23,9 +24,12 @@ def rate(text: str) -> float:
         ConfigError: it is no such rate.
     """
     found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(kbit|mbit|gbit)(?:/s)?", text.strip().lower())
-    if not found or not float(found[1]):
-        raise ConfigError(f"a rate is a number and kbit, mbit or gbit (per second), such as 1gbit, got {text!r}")
-    return float(found[1]) * _RATES[found[2]] / 8
+    bits = float(found[1]) * _RATES[found[2]] if found else 0.0
+    if not _RATES["kbit"] <= bits <= _MOST_BITS:
+        raise ConfigError(
+            f"a rate is a number and kbit, mbit or gbit (per second), such as 1gbit, from 1kbit to 1000000gbit; got {text!r}"
+        )
+    return bits / 8
 
 
 def seconds(text: str) -> float:
@@ -35,9 +39,12 @@ def seconds(text: str) -> float:
         ConfigError: it is no such time.
     """
     found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(us|ms|s)", text.strip().lower())
-    if not found:
-        raise ConfigError(f"a latency is a number and us, ms or s, such as 50us, got {text!r}")
-    return float(found[1]) * _TIMES[found[2]]
+    value = float(found[1]) * _TIMES[found[2]] if found else -1.0
+    if not 0 <= value <= _MOST_SECONDS:
+        raise ConfigError(
+            f"a latency is a number and us, ms or s, such as 50us, at most {_MOST_SECONDS}s; got {text!r}"
+        )
+    return value
 
 
 def ranks(text: str) -> list[int]:
@@ -47,8 +54,8 @@ def ranks(text: str) -> list[int]:
         ConfigError: one of them is no number from 2 to 65536.
     """
     words = [word.strip() for word in text.split(",") if word.strip()]
-    if not words or any(not word.isdecimal() or not 2 <= int(word) <= _MOST_RANKS for word in words):
-        raise ConfigError(f"--ranks takes numbers from 2 to {_MOST_RANKS}, parted by commas, got {text!r}")
+    if not words or any(not word.isdecimal() or not 2 <= int(word) <= MOST_RANKS for word in words):
+        raise ConfigError(f"--ranks takes numbers from 2 to {MOST_RANKS}, separated by commas, got {text!r}")
     return sorted({int(word) for word in words})
 
 
@@ -60,7 +67,7 @@ def methods(text: str, options: Sequence[str]) -> list[Codec]:
     """
     names = registry.available() if text == "all" else [word.strip() for word in text.split(",") if word.strip()]
     if not names:
-        raise ConfigError("--method takes a method's name, several parted by commas, or all")
+        raise ConfigError(f"--method takes a method's name, several separated by commas, or all; got {text!r}")
     if options and len(names) > 1:
         raise ConfigError(f"--option belongs to one method, --method {text} names {len(names)}")
     return [registry.create(name, **_options(options)) for name in dict.fromkeys(names)]
@@ -72,8 +79,15 @@ def _options(words: Sequence[str]) -> dict[str, Any]:
         name, equals, value = word.partition("=")
         if not (equals and name.isidentifier() and value):
             raise ConfigError(f"--option takes name=value, such as density=0.01, got {word!r}")
-        try:
-            found[name] = ast.literal_eval(value)
-        except (ValueError, SyntaxError):
-            found[name] = value
+        if name in found:
+            raise ConfigError(f"--option {name} is given twice; give it once")
+        found[name] = value_of(value)
     return found
+
+
+def value_of(text: str) -> Any:
+    """Return what a text says in Python; the text itself if that is nothing."""
+    try:
+        return ast.literal_eval(text)
+    except (ValueError, SyntaxError, MemoryError, RecursionError):  # the last ones of deep brackets
+        return text

@@ -10,6 +10,7 @@ from ..plan import TensorSpec
 
 USUAL = "25MB"
 _UNITS = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9}
+_MOST = 1 << 62  # more than any model has
 _BYTES = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2}
 
 
@@ -20,7 +21,7 @@ def parse_bytes(text: str) -> int:
         ConfigError: the text is no positive number with one of the units B, KB, MB, GB.
     """
     match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMG]?B)", text.strip(), re.IGNORECASE)
-    size = int(float(match[1]) * _UNITS[match[2].upper()]) if match else 0
+    size = int(min(float(match[1]) * _UNITS[match[2].upper()], _MOST)) if match else 0
     if size < 1:
         raise ConfigError(f'schedule="size:N" takes a size such as 25MB or 512KB, got {text!r}')
     return size

@@ -29,6 +29,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Run the benchmark in this process and return its exit status."""
+    asked = getattr(arguments, "json", False)
+    if arguments.rest[-1:] == ["--json"]:  # the command's own, written last
+        asked, arguments.rest = True, arguments.rest[:-1]
+    if asked and any(word.partition("=")[0] == "--json" for word in arguments.rest):
+        print("hvd-compress bench: --json prints the records, --json FILE writes them; choose one", file=sys.stderr)
+        return 2
     root = Path(__file__).resolve().parents[2]
     if not (root / "benchmarks" / "__init__.py").is_file():
         print(
@@ -39,7 +45,7 @@ def run(arguments: argparse.Namespace) -> int:
         return 2
     sys.path.insert(0, str(root))
     benchmark = importlib.import_module(f"benchmarks.{arguments.level}")
-    if not getattr(arguments, "json", False):
+    if not asked:
         return int(benchmark.main(arguments.rest) or 0)
     with tempfile.TemporaryDirectory() as folder:
         records = Path(folder) / "records.json"

@@ -17,6 +17,8 @@ from typing import Any
 
 #: A gain smaller than this drowns in the noise of a step.
 _LEAST_GAIN = 1.05
+_MOST_ELEMENTS = (1 << 31) - 1  # of one tensor: positions are 32-bit numbers
+_MOST_MILLISECONDS = 1_000_000_000
 #: What to do where the method does not pay.
 _ADVICE = {
     "horovod fp32": "Leave the compression out.",
@@ -37,8 +39,10 @@ def run(arguments: argparse.Namespace) -> int:
     """Measure on every rank and print on rank 0; return the exit status."""
     if problem := _problem(arguments):
         return _refuse(problem)
-    import horovod.torch as hvd
-
+    try:
+        import horovod.torch as hvd
+    except ImportError as error:
+        return _refuse(f"it measures in a Horovod job, and Horovod cannot be imported: {error}")
     from .. import _headroom
     from ..errors import ConfigError
 
@@ -64,8 +68,12 @@ def _problem(arguments: argparse.Namespace) -> str:
     from ..codecs import registry
     from ..errors import ConfigError
 
-    if arguments.elements < 1 or arguments.repeat < 2:
-        return "--elements has to be at least 1 and --repeat at least 2"
+    if not 1 <= arguments.elements <= _MOST_ELEMENTS:
+        return f"--elements should be a whole number from 1 to {_MOST_ELEMENTS}, got {arguments.elements}"
+    if arguments.repeat < 2:
+        return f"--repeat should be at least 2, got {arguments.repeat}"
+    if arguments.compute_ms is not None and not 0 < arguments.compute_ms <= _MOST_MILLISECONDS:
+        return f"--compute-ms should be a number above 0, at most {_MOST_MILLISECONDS:,}, got {arguments.compute_ms:g}"
     try:
         registry.codec_class(arguments.method)
     except ConfigError as error:
@@ -98,7 +106,7 @@ def document(arguments: argparse.Namespace, world: int, timings: list[dict[str, 
         "pays": other / method >= _LEAST_GAIN,
         "advice": best["name"] if plain / other >= _LEAST_GAIN else others[0]["name"],  # if it does not pay
     }
-    if arguments.compute_ms:
+    if arguments.compute_ms is not None:
         compute = arguments.compute_ms / 1e3
         found["most_step_gain"] = other / (compute + other)
         found["step_gain"] = (other - method) / (compute + other)

@@ -15,26 +15,29 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 from pathlib import Path
 from typing import Any
 
 _SUFFIXES = (".png", ".svg")
+_LEAST, _MOST_MILLISECONDS, _MOST_CORES = 1e-3, 1_000_000_000, 1_000_000
+_LOCAL_RATE = "100gbit"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add what describes the model, the job and the form of the answer."""
     parser.add_argument("--model", default="resnet50", help="name, FILE.csv or module:function (default resnet50)")
-    parser.add_argument("--method", default="topk", help="a method, several parted by commas, or all (default topk)")
+    parser.add_argument("--method", default="topk", help="a method, several separated by commas, or all (default topk)")
     parser.add_argument("--option", action="append", default=[], metavar="NAME=VALUE", help="of the method; repeatable")
-    parser.add_argument("--ranks", default="4", help="a number, or several parted by commas (default 4)")
+    parser.add_argument("--ranks", default="4", help="a number, or several separated by commas (default 4)")
     parser.add_argument("--rate", default="1gbit", help="of each rank's link (default 1gbit)")
     parser.add_argument("--latency", default="100us", help="of a message (default 100us)")
     parser.add_argument("--compute-ms", type=float, default=300.0, help="of a step without exchange (default 300)")
     parser.add_argument("--cores", type=float, default=1.0, help="for each rank, such as 0.5 (default 1)")
     parser.add_argument("--exchange", choices=("auto", "ring", "fold"), default="auto", help="(default auto)")
     parser.add_argument("--per-host", type=int, metavar="N", help="what a hierarchy would take (not available)")
-    parser.add_argument("--local-rate", default="100gbit", help="between the ranks of a host (default 100gbit)")
+    parser.add_argument("--local-rate", help=f"between the ranks of a host, with --per-host (default {_LOCAL_RATE})")
     parser.add_argument("--plot", metavar="DIR|FILE", help="draw into a folder, or a .png or .svg file")
     parser.add_argument("--save", metavar="FILE", help="write the best plan; hvc.Plan.load(FILE) reads it")
     parser.add_argument("--measure", action="store_true", help="take steps too, on the ranks of a horovodrun")
@@ -49,7 +52,9 @@ def run(arguments: argparse.Namespace) -> int:
         return _run(arguments)
     except ConfigError as error:
         return _refuse(str(error))
-    except OSError as error:  # of --plot and --save
+    except OSError as error:
+        if error.filename is None:  # not of --plot or --save, but of the output
+            raise
         return _refuse(f"{error.filename}: {error.strerror}")
 
 
@@ -61,9 +66,9 @@ def _refuse(problem: str) -> int:
 def _run(arguments: argparse.Namespace) -> int:
     from ..planning import words
 
-    _check(arguments)
     codecs = words.methods(arguments.method, arguments.option)
     ranks = words.ranks(arguments.ranks)
+    _check(arguments)
     if arguments.measure:
         return _measure(arguments, codecs)
     case = _case(arguments, ranks[0])
@@ -76,18 +81,67 @@ def _check(arguments: argparse.Namespace) -> None:
     """Refuse numbers and files that cannot be, before anything is measured."""
     from ..errors import ConfigError
 
-    if not 0 < arguments.compute_ms < float("inf") or not 0 < arguments.cores < float("inf") or arguments.repeat < 2:
-        raise ConfigError("--compute-ms and --cores have to be above 0, --repeat at least 2")
-    if arguments.per_host is not None and arguments.per_host < 2:
-        raise ConfigError("--per-host has to be at least 2")
-    if arguments.plot:
-        path = Path(arguments.plot)
-        if path.suffix and path.suffix not in _SUFFIXES and not path.is_dir():
-            raise ConfigError(f"--plot takes a folder, or a file that ends in .png or .svg, got {arguments.plot}")
-        try:
-            import matplotlib  # noqa: F401
-        except ImportError:
-            raise ConfigError("--plot needs matplotlib: pip install 'horovod-compress[plot]'") from None
+    for option, value, most in (
+        ("--compute-ms", arguments.compute_ms, _MOST_MILLISECONDS),
+        ("--cores", arguments.cores, _MOST_CORES),
+    ):
+        if not _LEAST <= value <= most:
+            raise ConfigError(f"{option} should be a number from {_LEAST:g} to {most:,}, got {value:g}")
+    if arguments.repeat < 2:
+        raise ConfigError(f"--repeat should be at least 2, got {arguments.repeat}")
+    _check_hosts(arguments)
+    if arguments.save is not None:
+        _check_file("--save", arguments.save)
+    if arguments.plot is not None:
+        _check_plot(arguments.plot)
+
+
+def _check_hosts(arguments: argparse.Namespace) -> None:
+    from ..errors import ConfigError
+    from ..planning import words
+
+    if arguments.local_rate is not None:
+        words.rate(arguments.local_rate)
+        if arguments.per_host is None:
+            raise ConfigError("--local-rate is of the links inside a host; give --per-host N too, or leave it out")
+    if arguments.per_host is None:
+        return
+    if not 2 <= arguments.per_host <= words.MOST_RANKS // 2:
+        raise ConfigError(f"--per-host should be from 2 to {words.MOST_RANKS // 2}, got {arguments.per_host}")
+    if all(number % arguments.per_host or number == arguments.per_host for number in words.ranks(arguments.ranks)):
+        raise ConfigError(
+            f"--per-host {arguments.per_host} needs --ranks with several full hosts, such as {2 * arguments.per_host}; "
+            f"got {arguments.ranks}"
+        )
+
+
+def _check_plot(target: str) -> None:
+    from ..errors import ConfigError
+
+    path = Path(target)
+    if not target or (path.suffix and path.suffix not in _SUFFIXES and not path.is_dir()):
+        raise ConfigError(f"--plot takes a folder, or a file that ends in .png or .svg, got {target!r}")
+    if not path.suffix and path.exists() and not path.is_dir():
+        raise ConfigError(f"--plot {target} is a file; give a folder, or a file that ends in .png or .svg")
+    if not next(parent for parent in path.absolute().parents if parent.exists()).is_dir():
+        raise ConfigError(f"--plot {target} cannot be made: one of its folders is a file")
+    try:
+        import matplotlib  # noqa: F401
+    except ImportError:
+        raise ConfigError("--plot needs matplotlib: pip install 'horovod-compress[plot]'") from None
+
+
+def _check_file(option: str, target: str) -> None:
+    """Refuse a file that could not be written in the end."""
+    from ..errors import ConfigError
+
+    path = Path(target)
+    if not target or path.is_dir():
+        raise ConfigError(f"{option} takes a file to write, got {f'the folder {target}' if target else 'no name'}")
+    if not path.parent.is_dir():
+        raise ConfigError(f"{option} {target}: No such folder: {path.parent}; make it first")
+    if not os.access(path if path.exists() else path.parent, os.W_OK):
+        raise ConfigError(f"{option} {target}: it may not be written")
 
 
 def _case(arguments: argparse.Namespace, ranks: int) -> Any:
@@ -153,7 +207,7 @@ def _worlds(arguments: argparse.Namespace, case: Any, codecs: list[Any], ranks: 
         raise ConfigError("--save writes the plan of one method and one number of ranks, without --per-host")
     if all(codec.name != predictions.PLAIN for codec in codecs):
         codecs = [*codecs, *_plain(codecs[0])]
-    local = Link(words.rate(arguments.local_rate), case.world.link.latency)
+    local = Link(words.rate(arguments.local_rate or _LOCAL_RATE), case.world.link.latency)
     hosts = (arguments.per_host, local) if arguments.per_host else None
     _measure_codecs(codecs)
     _tell(f"predicting {len(codecs)} methods for {', '.join(map(str, ranks))} ranks")
@@ -177,8 +231,9 @@ def _measure(arguments: argparse.Namespace, codecs: list[Any]) -> int:
 
     if len(codecs) > 1:
         raise ConfigError("--measure takes one method")
-    if arguments.plot:
-        raise ConfigError("--plot draws what is predicted; leave it out with --measure")
+    if arguments.plot or arguments.per_host:
+        option = "--plot" if arguments.plot else "--per-host"
+        raise ConfigError(f"{option} is for what is predicted only; leave it out with --measure")
     try:
         import horovod.torch as hvd
     except ImportError as error:

@@ -71,6 +71,15 @@ def test_refusals_name_the_remedy(found) -> None:
         assert text.startswith("ConfigError") and "sparse_as_dense=True" in text and "leave it out" in text
     for text in value(found, "adasum") + value(found, "adasum attach"):
         assert text.startswith("ConfigError") and "Adasum" in text and "Average" in text
+    for texts in value(found, "uncalled"):
+        assert all(
+            text.startswith("ConfigError: ") and "write compression = hvc.Compression." in text for text in texts
+        )
+    for texts in value(found, "no parameters"):
+        for text, came in zip(texts, ("None", "the name 0, which is no string")):
+            assert (
+                text.startswith("ConfigError: rank 1 refused its options: named_parameters should be") and came in text
+            )
     for text in value(found, "foreign attach"):
         assert text.startswith("ConfigError") and "compression=compression" in text
     for texts in value(found, "forgotten"):

@@ -271,7 +271,7 @@ def test_near_square() -> None:
 def test_methods_of_this_package() -> None:
     pytest.importorskip("horovod.torch")
     from benchmarks.peers import adapter, adapters
-    from benchmarks.peers.ours import parse
+    from benchmarks.peers.names import parse
 
     assert parse("marsit exchange=fold full_precision_every=0 schedule=size:4MB") == (
         "marsit",

@@ -77,7 +77,7 @@ def test_backward_begins_at_the_end() -> None:
 
 @pytest.mark.parametrize(
     ("rows", "said"),
-    [("", "no tensor"), ("a,2x2,1\na,2,0", "twice"), ("a,2xb,1", "columns"), ("a", "columns")],
+    [("", "no tensor"), ("a,2x2,1\na,2,0", "second"), ("a,2xb,1", "shape"), ("a", "as many values")],
 )
 def test_malformed_tables_say_so(tmp_path: Path, rows: str, said: str) -> None:
     path = tmp_path / "bad.csv"
@@ -437,7 +437,7 @@ def test_plots_are_drawn_from_records(tmp_path: Path) -> None:
 
 
 def test_training_has_two_kinds(capsys: pytest.CaptureFixture[str]) -> None:
-    assert training.main([]) == 2 and "step or accuracy" in capsys.readouterr().out
+    assert training.main([]) == 2 and "step or accuracy" in capsys.readouterr().err
     assert training.main(["--help"]) == 0
     with pytest.raises(SystemExit):
         training.main(["step", "--model", "alexnet"])

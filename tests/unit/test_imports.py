@@ -45,6 +45,7 @@ LAYERS = [
         "watch",
         "timeline",
         "shapes",
+        "parameters",
         "staging",
     },
     {"kernels", "transports", "wire", "keys", "deadline", "worker", "metrics", "drift", "overlap", "device"},

@@ -82,7 +82,9 @@ def test_the_handshake_and_checkpoints_see_every_option() -> None:
         )
     ]
     assert all(a != b for index, a in enumerate(configs) for b in configs[:index])
-    with pytest.raises(ConfigError, match=r"per_layer has no option 'density'; its own are given in hvc.method"):
+    with pytest.raises(
+        ConfigError, match="'density' is no option common to all methods; a method's own are given in hvc.method"
+    ):
         parse(per_layer(MIXED), {"density": 0.1})
 
 
@@ -199,6 +201,9 @@ def test_a_resume_goes_on_in_the_right_stage() -> None:
         (({0: "none", "5": "topk"},), "whole numbers from 0 on|not supported"),
         (({0: "none", 5: 3},), "should be a name or hvc.method"),
         ((_plain,), "takes the methods by label too"),
+        ((_plain, ["none"]), r"takes the methods by label too: .*, got \['none'\]"),
+        ((_plain, "none"), "takes the methods by label too"),
+        ((None,), "or a function of the step and methods by label, got None"),
         (("topk",), "by_step takes methods"),
         (({0: "none"}, {"a": "none"}), "by_step takes methods"),
     ],
@@ -211,6 +216,19 @@ def test_what_are_no_stages_is_refused(given: tuple[Any, ...], text: str) -> Non
 def test_a_label_that_nobody_knows_is_an_error() -> None:
     with pytest.raises(ConfigError, match="returned 'late' for step 2; methods has 'early'"):
         by_step(_plain, {"early": "none"}).at(2)
+
+
+def test_a_function_that_fails_is_an_error() -> None:
+    with pytest.raises(ConfigError, match="the function of the step raised ZeroDivisionError for step 2"):
+        by_step(lambda step: 1 // (step - 2), {-1: "none"}).at(2)
+
+
+@pytest.mark.parametrize("given", [None, 3, ["marsit"], {"*": "topk"}, by_step, method])
+def test_what_is_no_method_is_refused(given: Any) -> None:
+    with pytest.raises(ConfigError, match="a method should be a name or hvc.method"):
+        parse(given, {})
+    with pytest.raises(ConfigError, match="unknown method"):
+        method(given)
 
 
 def test_update_mode_takes_the_settings_of_the_last_stage() -> None:

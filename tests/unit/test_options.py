@@ -69,6 +69,23 @@ def test_a_bad_value_is_refused(name: str, value: Any, allowed: str) -> None:
     assert name in text and repr(value) in text and allowed in text
 
 
+@pytest.mark.parametrize(
+    ("method", "option", "value"),
+    [
+        ("marsit", "step_size", 1e300),
+        ("marsit", "step_size", 10**400),
+        ("signsgd", "step_size", 1e-300),  # 0 in float32
+        ("terngrad", "clip", 10**400),
+        ("dgc", "clip", 10**400),
+        ("global_qsgd", "block", 256 * 10**400),
+        ("marsit", "compensation", []),
+    ],
+)
+def test_a_number_that_no_codec_could_take_is_refused(method: str, option: str, value: Any) -> None:
+    with pytest.raises(ConfigError, match=f"{option} should be"):
+        parse(method, {option: value})
+
+
 @pytest.mark.parametrize("value", [0, 1, (1 << 64) - 1])
 def test_good_values_pass(value: int) -> None:
     methods, options = parse("marsit", {"seed": value, "timeout": 1, "step_size": 3, "zeros": "positive"})
@@ -83,6 +100,13 @@ def test_an_unknown_option_is_refused_with_the_known_ones(method: str) -> None:
     text = str(caught.value)
     assert method in text and "'tiemout'" in text and "timeout" in text and "process_set" in text
     assert all(name in text for name in registry.option_names(method))
+
+
+@pytest.mark.parametrize("method", ["none", "fp16"])
+def test_a_method_without_options_says_so(method: str) -> None:
+    for attempt in (lambda: parse(method, {"density": 0.1}), lambda: registry.create(method, density=0.1)):
+        with pytest.raises(ConfigError, match=f"{method} has no option 'density'; it has no options of its own"):
+            attempt()
 
 
 def test_an_unknown_method_is_refused_with_the_known_ones() -> None:

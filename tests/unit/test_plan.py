@@ -76,7 +76,8 @@ def test_layerwise_and_size() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "value"), [("25MB", 25_000_000), ("512kb", 512_000), ("1.5 GB", 1_500_000_000), (" 7B ", 7)]
+    ("text", "value"),
+    [("25MB", 25_000_000), ("512kb", 512_000), ("1.5 GB", 1_500_000_000), (" 7B ", 7), ("9" * 400 + "GB", 1 << 62)],
 )
 def test_sizes(text: str, value: int) -> None:
     assert parse_bytes(text) == value

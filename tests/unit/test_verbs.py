@@ -68,8 +68,13 @@ def test_the_gain_of_a_step_is_shorter_or_longer_and_never_negative() -> None:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["--elements", "0"], "--elements has to be at least 1"),
-        (["--repeat", "1"], "--repeat at least 2"),
+        (["--elements", "0"], "--elements should be a whole number from 1 to 2147483647, got 0"),
+        (["--elements", str(1 << 31)], "--elements should be"),
+        (["--repeat", "1"], "--repeat should be at least 2, got 1"),
+        (["--compute-ms", "-1"], "--compute-ms should be a number above 0, at most 1,000,000,000, got -1"),
+        (["--compute-ms", "0"], "--compute-ms should be"),
+        (["--compute-ms", "nan"], "--compute-ms should be"),
+        (["--compute-ms", "inf"], "--compute-ms should be"),
         (["--method", "nothing"], "unknown method 'nothing'; choose one of: "),
     ],
 )
@@ -122,6 +127,49 @@ def test_an_unknown_level_is_refused(capsys: pytest.CaptureFixture[str]) -> None
     assert "invalid choice" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("bench", [["allreduce"], ["training", "step"], ["training", "accuracy"]])
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--methods", "nope"], "unknown contestant 'nope'"),
+        (["--methods", "topk bits=3"], "topk has no option 'bits'"),
+        (["--methods", "none bits=3"], "none has no option 'bits'; it has no options of its own"),
+        (["--methods", "topk density=7"], "density should be a number above 0"),
+        (["--methods", "topk schedule=nope"], "schedule should be a Plan or one of"),
+        (["--methods", "topk exchange=ring"], "topk can be exchanged by gather only"),
+        (["--methods", "none,none"], "names are unique"),
+        (["--ranks", "1"], "--ranks"),
+        (["--delay", "5ms"], "only the lab can limit or delay links"),
+        (["--where", "lab", "--delay", "nope"], "a delay is a number and us, ms or s"),
+        (["--where", "lab", "--hosts", "a:1"], "leave --hosts out"),
+        (["--json", "/"], "--json takes a file to append to, / is a folder"),
+        (["--plot", "/dev/null"], "--plot takes a folder, /dev/null is a file"),
+        (["--from", "/missing"], "/missing: No such file"),
+        (["--from", "/"], "/: Is a directory"),
+        (["--from", "/dev/null"], "/dev/null should hold the records of a benchmark"),
+    ],
+)
+def test_a_benchmark_is_refused_before_it_starts(
+    bench: list[str], words: list[str], said: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("psutil")
+    from benchmarks import accuracy, allreduce, step
+
+    for module in (accuracy, allreduce, step):
+        monkeypatch.setattr(module, "open_launcher", lambda *given: pytest.fail("a job is started"))
+    with pytest.raises(SystemExit) as caught:
+        cli.main(["--json", "bench", *bench, *words] if words[0] != "--json" else ["bench", *bench, *words])
+    said_of = capsys.readouterr()
+    assert caught.value.code == 2 and said in said_of.err and not said_of.out
+
+
+def test_json_may_come_last_but_not_twice(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["bench", *TINY, "--json"]) == 0
+    assert all(json.loads(line) for line in capsys.readouterr().out.splitlines())
+    assert cli.main(["--json", "bench", *TINY, "--json", "records.json"]) == 2
+    assert "choose one" in capsys.readouterr().err
+
+
 # ---- list -------------------------------------------------------------------------------------
 
 
@@ -155,6 +203,12 @@ def pairs():
 
 def one_pair():
     return [("a", (3, 4)), ("a", (3, 4))]
+
+def macs():
+    return [("a", (3, 4), -5)]
+
+def lazy():
+    return torch.nn.Sequential(torch.nn.LazyLinear(3))
 
 def number():
     return 7
@@ -237,6 +291,8 @@ def test_plan_takes_models_of_a_user(
         ("nowhere:net", "importing 'nowhere' raised ModuleNotFoundError"),
         ("broken_of_a_user:net", "importing 'broken_of_a_user' raised ModuleNotFoundError"),
         (":net", "importing '' raised"),
+        ("{given}:macs", "got the entry ('a', (3, 4), -5)"),
+        ("{given}:lazy", "parameter 0.weight has no shape yet, as in LazyLinear; run a forward pass before returning"),
         ("alexnet", "known models: bert_base, gpt2, mlp, resnet50, vgg16"),
         ("missing.csv", "no table missing.csv"),
     ],
@@ -245,6 +301,57 @@ def test_plan_refuses_what_is_no_model(given: str, model: str, said: str, capsys
     assert cli.main(["plan", "--model", model.format(given=given)]) == 2
     error = capsys.readouterr().err
     assert said in error and error.startswith("hvd-compress plan: ") and error.count("\n") == 1
+
+
+HEADER = b"name,shape,macs\n"
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (HEADER + b"a,4x3,1\nb,-4x3,1\n", ", line 3: a shape is whole numbers above 0, such as 64x3x7x7, got '-4x3'"),
+        (b"# model\n\n" + HEADER + b"# layer\na,0x3,1\n", ", line 5: a shape is whole numbers above 0"),
+        (HEADER + b"a,4y3,1\n", "got '4y3'"),
+        (HEADER + b"a,,1\n", "got ''"),
+        (HEADER + b"a,4x3,-1\n", "macs, the multiply-adds of a layer, is a whole number, 0 or more, got '-1'"),
+        (HEADER + b"a,4x3,1.5\n", "got '1.5'"),
+        (HEADER + b"a,4x3," + b"9" * 30 + b"\n", "macs, the multiply-adds"),
+        (HEADER + b"a,4x3\n", ", line 2: a line should have as many values"),
+        (HEADER + b"a,4x3,1,1\n", ", line 2: a line should have as many values"),
+        (HEADER + b'"a,4x3,1\n', ", line 2: a line should have as many values"),
+        (HEADER + b",4x3,1\n", ", line 2: the tensor has no name"),
+        (HEADER + b"a,4x3,1\na,4x3,1\n", ", line 3: a second tensor is named 'a'"),
+        (HEADER + b"a" * 200_000 + b",4x3,1\n", "is no CSV file: field larger than field limit"),
+        (HEADER, "names no tensor; the first line should be name,shape,macs"),
+        (b"", "has no column name: the file is empty; the first line should be"),
+        (b"name,shape\na,4x3\n", "has no column macs: the first line is 'name,shape'; the first line should be"),
+        (b"name;shape;macs\na;4x3;1\n", "has no column name: the first line is 'name;shape;macs'"),
+        (b"\xff\xfe\x00", "should be a CSV file in UTF-8, and is not"),
+    ],
+)
+def test_plan_refuses_a_bad_table(
+    content: bytes, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "model.csv"
+    path.write_bytes(content)
+    assert cli.main(["plan", "--model", str(path)]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith(f"hvd-compress plan: {path}") and said in error and error.count("\n") == 1
+    assert "module:function" not in error  # a file was given
+
+
+def test_plan_refuses_a_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "model.csv").mkdir()
+    assert cli.main(["plan", "--model", str(tmp_path / "model.csv")]) == 2
+    assert "model.csv is a folder" in capsys.readouterr().err
+
+
+def test_a_table_of_a_spreadsheet_is_read(tmp_path: Path) -> None:
+    from horovod_compress import shapes
+
+    path = tmp_path / "model.csv"
+    path.write_bytes(b"\xef\xbb\xbfname,shape,macs,note\r\na, 4x3 ,1,first\r\n")
+    assert shapes.load(str(path)).tensors == (shapes.Tensor("a", (4, 3), 1),)
 
 
 @pytest.mark.parametrize(
@@ -260,11 +367,33 @@ def test_plan_refuses_what_is_no_model(given: str, model: str, said: str, capsys
         (["--ranks", "four"], "--ranks takes numbers from 2"),
         (["--rate", "fast"], "a rate is a number and kbit, mbit or gbit"),
         (["--latency", "5"], "a latency is a number and us, ms or s"),
-        (["--compute-ms", "0"], "--compute-ms and --cores have to be above 0"),
-        (["--cores", "nan"], "--compute-ms and --cores have to be above 0"),
-        (["--per-host", "1"], "--per-host has to be at least 2"),
+        (["--rate", "99999999gbit"], "from 1kbit to 1000000gbit; got '99999999gbit'"),
+        (["--latency", "9999s"], "at most 1000s; got '9999s'"),
+        (["--compute-ms", "0"], "--compute-ms should be a number from 0.001 to 1,000,000,000, got 0"),
+        (["--compute-ms", "1e300"], "--compute-ms should be a number from 0.001 to 1,000,000,000, got 1e+300"),
+        (["--cores", "nan"], "--cores should be a number from 0.001 to 1,000,000, got nan"),
+        (["--repeat", "1"], "--repeat should be at least 2, got 1"),
+        (["--per-host", "1"], "--per-host should be from 2 to 32768, got 1"),
+        (["--per-host", "4", "--ranks", "6"], "--per-host 4 needs --ranks with several full hosts, such as 8; got 6"),
+        (["--local-rate", "x"], "a rate is a number and kbit, mbit or gbit"),
+        (
+            ["--local-rate", "1gbit"],
+            "--local-rate is of the links inside a host; give --per-host N too, or leave it out",
+        ),
+        (["--option", "density=0.1", "--option", "density=0.2"], "--option density is given twice"),
+        (["--option", "timeout=3"], "timeout is common to all methods: give it to the compression as a whole"),
+        (["--method", "none", "--option", "bits=3"], "none has no option 'bits'; it has no options of its own"),
+        (["--plot", ""], "--plot takes a folder, or a file"),
+        (["--plot", "/dev/null"], "--plot /dev/null is a file"),
+        (["--plot", "/dev/null/x"], "--plot /dev/null/x cannot be made"),
+        (["--save", ""], "--save takes a file to write, got no name"),
+        (["--save", "/"], "--save takes a file to write, got the folder /"),
+        (["--per-host", "2", "--measure"], "--per-host is for what is predicted only"),
         (["--plot", "picture.gif"], "ends in .png or .svg"),
-        (["--save", "missing/folder/plan.json"], "missing/folder/plan.json: No such file"),
+        (
+            ["--save", "missing/folder/plan.json"],
+            "missing/folder/plan.json: No such folder: missing/folder; make it first",
+        ),
         (["--method", "all", "--save", "plan.json"], "--save writes the plan of one method"),
         (["--method", "all", "--measure"], "--measure takes one method"),
         (["--method", "global_qsgd", "--ranks", "4096"], "choose bits=16"),

@@ -271,6 +271,33 @@ check("adasum", lambda: used_wrongly(net, loss_of, False, op=hvd.Adasum))
 check("adasum attach", lambda: used_wrongly(net, loss_of, True, op=hvd.Adasum))
 
 
+def uncalled(compression: Any) -> str:
+    model = net()
+    optimizer = hvd.DistributedOptimizer(
+        torch.optim.SGD(model.parameters(), lr=0.1),
+        named_parameters=model.named_parameters(),
+        compression=compression,
+    )
+    return refusal(lambda: train(model, optimizer, range(1)))
+
+
+def no_parameters(given: object) -> str:
+    """What one rank gives is no list of parameters; every rank is to learn it at once."""
+    import horovod_compress.torch as hvc
+
+    return refusal(lambda: hvc.Compression.none(given if RANK == 1 else net().named_parameters(), timeout=20.0))
+
+
+def functions_and_classes() -> list[str]:
+    import horovod_compress.torch as hvc
+
+    return [uncalled(hvc.Compression.marsit), uncalled(hvc.Compression), uncalled(hvc.method("topk"))]
+
+
+check("uncalled", functions_and_classes)
+check("no parameters", lambda: [no_parameters(None), no_parameters([(0, nn.Parameter(torch.ones(2)))])])
+
+
 def foreign_attach() -> str:
     model = net()
     _, compression = optimizer_for(model, "none")

@@ -1,0 +1,87 @@
+"""How contestants are named, and whether a name can be meant: known without Horovod, before a job starts."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterable
+from typing import Any
+
+from horovod_compress.codecs.registry import available
+from horovod_compress.collectives.choose import chooser
+from horovod_compress.errors import ConfigError
+from horovod_compress.methods import parse as parse_options
+from horovod_compress.options import EXCHANGES
+from horovod_compress.plan import TensorSpec
+from horovod_compress.schedule import make_plan
+
+STOCK = ("horovod fp32", "horovod fp16", "headroom")
+DDP = ("ddp fp32", "ddp fp16", "ddp powersgd r1", "ddp powersgd r4")
+METHODS = available()
+
+
+class PeerError(RuntimeError):
+    """A contestant cannot be had; the text says which, why and what to do."""
+
+
+def parse(text: str, others: Iterable[str] = (*STOCK, *DDP)) -> tuple[str, dict[str, Any]]:
+    """Return method and options of ``METHOD [ring|fold|auto] [key=value ...]``.
+
+    Values are read as Python, and as text where they are none: ``seed=3``, ``schedule=size:4MB``.
+
+    Raises:
+        PeerError: the method is not known, or a word is neither an exchange nor an option.
+    """
+    method, *words = text.split() or [""]
+    if method not in METHODS:
+        raise PeerError(
+            f"unknown contestant {text!r}; there are {', '.join(others)}, and this package's methods with "
+            f"options: {', '.join(METHODS)}"
+        )
+    options: dict[str, Any] = {}
+    for word in words:
+        key, equals, value = word.partition("=")
+        if word in EXCHANGES:
+            key, value = "exchange", word
+        elif not (equals and key.isidentifier() and value):
+            raise PeerError(f"contestant {text!r}: {word!r} is neither {', '.join(EXCHANGES)} nor key=value")
+        if key in options:
+            raise PeerError(f"contestant {text!r}: {key} is given twice")
+        options[key] = _value(value)
+    return method, options
+
+
+def _value(text: str) -> Any:
+    try:
+        return ast.literal_eval(text)
+    except (ValueError, SyntaxError):
+        return text
+
+
+def check(names: Iterable[str], stock: Iterable[str] = (*STOCK, *DDP)) -> None:
+    """Refuse names that no job could take.
+
+    Args:
+        stock: names of others that are known here.
+
+    Raises:
+        PeerError: a name or an option is unknown, a value out of range, or a name comes twice.
+    """
+    names, known = list(names), list(stock)
+    for name in names:
+        if names.count(name) > 1:
+            raise PeerError(f"two contestants are named {name!r}; names are unique in a run")
+        if name in known:
+            continue
+        method, options = parse(name, known)
+        try:
+            _check_options(method, options)
+        except ConfigError as error:
+            raise PeerError(f"contestant {name!r}: {error}") from None
+
+
+def _check_options(method: str, given: dict[str, Any]) -> None:
+    """Refuse what every job would refuse, whatever the model and the number of ranks."""
+    methods, options = parse_options(method, given)
+    make_plan(options.schedule, [TensorSpec("weight", (1024, 1024), "float32")], options.min_elements)
+    for variant in methods.codecs[1].variants():
+        chooser(options.exchange)(variant, 0, 2)

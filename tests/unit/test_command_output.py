@@ -1,0 +1,96 @@
+"""An output that cannot be written is one line on stderr; a reader that has seen enough is no error to speak of."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from horovod_compress import cli
+
+ROOT = Path(__file__).resolve().parents[2]
+COMMANDS = [
+    ["list"],
+    ["list", "--json"],
+    ["--check-build"],
+    ["plan", "--model", "mlp"],
+    ["plan", "--model", "mlp", "--method", "none", "--ranks", "2,3"],
+    ["bench", "kernels", "--count", "2048", "--repeat", "1", "--filter", "checksum"],
+]
+
+
+def closed_pipe() -> Any:
+    reading, writing = os.pipe()
+    os.close(reading)
+    return os.fdopen(writing, "w")
+
+
+def run(words: list[str], output: Any, monkeypatch: pytest.MonkeyPatch) -> int:
+    pytest.importorskip("torch")
+    with output, monkeypatch.context() as patched:
+        patched.setattr(sys, "stdout", output)
+        return cli.main(words)
+
+
+def errors(capsys: pytest.CaptureFixture[str]) -> list[str]:
+    """Return what was written to stderr, without what is said of progress."""
+    progress = ("measuring", "predicting")
+    return [line for line in capsys.readouterr().err.splitlines() if not line.startswith(progress)]
+
+
+@pytest.mark.parametrize("words", COMMANDS, ids=" ".join)
+def test_a_full_disk_is_one_line(
+    words: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(words, open("/dev/full", "w"), monkeypatch) == 1
+    assert errors(capsys) == ["hvd-compress: the output cannot be written: No space left on device"]
+
+
+@pytest.mark.parametrize("words", COMMANDS, ids=" ".join)
+def test_a_closed_pipe_is_quiet(
+    words: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(words, closed_pipe(), monkeypatch) == 1
+    assert errors(capsys) == []
+
+
+@pytest.mark.parametrize(
+    ("redirection", "said"),
+    [
+        ("> /dev/full", "hvd-compress: the output cannot be written: No space left on device\n"),
+        (">&-", "hvd-compress: the output is closed; leave >&- out, or send it to a file\n"),
+    ],
+)
+def test_python_adds_nothing_at_its_end(redirection: str, said: str) -> None:
+    command = f"exec {sys.executable} -m horovod_compress.cli --help {redirection}"
+    buffered = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+    done = subprocess.run(
+        command, shell=True, cwd=ROOT, env=buffered, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 1 and done.stderr == said
+
+
+def test_an_interrupt_is_no_traceback(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    def interrupt(parsed: object) -> int:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(cli.check_build, "run", interrupt)
+    assert cli.main(["--check-build"]) == 130 and errors(capsys) == []
+
+
+def test_a_package_that_is_not_there_is_named(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from horovod_compress.verbs import list as listing
+
+    def needs_torch(parsed: object) -> int:
+        raise ModuleNotFoundError("No module named 'torch'", name="torch")
+
+    monkeypatch.setattr(listing, "run", needs_torch)
+    assert cli.main(["list"]) == 1
+    (line,) = errors(capsys)
+    assert line.startswith("hvd-compress: list needs torch: ") and "--check-build" in line
