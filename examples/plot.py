@@ -60,8 +60,8 @@ def finding(records: list[Record]) -> str:
 
 def footnote(record: Record) -> str:
     found = record["versions"]
-    text = f"{table.what(record)}; torch {found['torch']}, Horovod {found['horovod']}"
-    return text if rate(record) else f"{text}. For seconds on a slow link: sudo make demo"
+    text = f"{table.what(record)}\ntorch {found['torch']}, Horovod {found['horovod']}, evaluations not counted"
+    return text if rate(record) else f"{text}; for seconds on a slow link: sudo make demo"
 
 
 def name(record: Record) -> str:
@@ -78,7 +78,7 @@ def _draw_curves(panel: Axes, records: list[Record]) -> None:
     seconds = f"seconds of training, {table.link(records[0])} link" if what == "seconds" else ""
     panel.set_xlabel(seconds or "megabytes sent by one rank", fontsize=11)
     panel.set_ylabel("held-out loss, nats per character: lower is better", fontsize=11)
-    panel.set_xlim(0, 1.28 * panel.get_xlim()[1])  # room for the names
+    panel.set_xlim(0, 1.36 * panel.get_xlim()[1])  # room for the names
     _open(panel)
     _mark_target(panel, records, what)
 
