@@ -50,6 +50,8 @@ class Display:
         if found := STEP.match(text):
             self._describe(f"{self._name}: training")
             self._advance(int(found[1]))
+            if self._bar is None and self._current and time.monotonic() - self._printed > self.SECONDS_BETWEEN_LINES:
+                self.say(f"  {self._share:4.0%}  {self._name}: step {self._current}")
 
     def _describe(self, text: str) -> None:
         if self._bar is not None:
@@ -61,8 +63,6 @@ class Display:
         share = min(1.0, self._start + (1.0 - self._start) * done)
         if self._bar is not None:
             self._bar.update(share - self._share)
-        elif step and time.monotonic() - self._printed > self.SECONDS_BETWEEN_LINES:
-            self.say(f"  {share:4.0%}  {self._name}: step {step}")
         self._share = share
 
     def done(self, steps: int, text: str) -> None:

@@ -228,9 +228,13 @@ def test_the_demo_compares_methods_on_a_slow_link(tmp_path: Path) -> None:
 @pytest.mark.parametrize("sign", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
 def test_the_demo_killed_half_way_leaves_nothing(sign: signal.Signals, mark: str, tmp_path: Path) -> None:
     """The fixture looks at what is left; here a job must be training when the signal comes."""
-    errors = subprocess.PIPE
-    words = [*DEMO, "--out", str(tmp_path)]
-    process = subprocess.Popen(words, cwd=ROOT, stderr=errors, text=True, preexec_fn=_heed_interrupts)
+    process = subprocess.Popen(
+        [*DEMO, "--out", str(tmp_path)],
+        cwd=ROOT,
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=_heed_interrupts,
+    )
     assert process.stderr is not None
     log = tmp_path / "text-horovod-none.log"
     try:

@@ -154,7 +154,7 @@ class Launcher:
         log.parent.mkdir(exist_ok=True)
         Path(words["--json"]).write_text(json.dumps(found | {"ranks_identical": self.identical}))
 
-    def __enter__(self) -> Launcher:
+    def __enter__(self) -> Any:
         return self
 
     def __exit__(self, *exc: object) -> None:
