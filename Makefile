@@ -14,15 +14,19 @@ LAB := --ranks 4 --rates 1gbit,100mbit --sizes 10MB,100MB --repeat 4 --budget 15
 ARGS ?=
 
 VENV := .venv/bin
-# With sudo nothing is set up once there is a .venv: its files would belong to root.
-LAB_NEEDS := $(shell [ -x $(VENV)/python ] && [ "$$(id -u)" = 0 ] || echo environment)
+# With sudo nothing is set up in another user's .venv: the files would belong to root. Nor are Python's own written.
+READY := $(shell [ "$$(id -u)" = 0 ] && [ -x $(VENV)/python ] && [ "$$(stat -Lc %u .venv)" != 0 ] || echo environment)
+ifdef SUDO_UID
+export PYTHONDONTWRITEBYTECODE := 1
+endif
 
 .DEFAULT_GOAL := help
 .PHONY: help setup environment demo test test-all lint format coverage bench lab clean clean-all
 
 help:
 	@echo "make setup      create .venv with torch, Horovod, the compiled modules and all tools (a second run is quick)"
-	@echo "make demo       train with and without compression, and compare; does the set-up first"
+	@echo "make demo       train with and without compression, and draw what it saves; does the set-up first;"
+	@echo "                with root (make setup, then sudo make demo) over a slow link made on this machine"
 	@echo "make test       run the tests, without the slow ones; does the set-up first"
 	@echo "make test-all   run all tests"
 	@echo "make lint       check format, types, stubs, spelling and links; make format mends what can be mended by itself"
@@ -61,7 +65,7 @@ environment:
 	  echo "  Fedora:          sudo dnf install python3 python3-devel" >&2; exit 1; }
 	@$(PYTHON) tools/setup_env.py --torch '$(TORCH)' --extras '$(EXTRAS)' --cuda '$(CUDA)'
 
-demo: environment
+demo: $(READY)
 	@$(VENV)/python examples/demo.py $(ARGS)
 
 test: environment
@@ -92,7 +96,7 @@ bench: environment
 	@$(VENV)/python -m benchmarks.short $(ARGS)
 
 # Hosts with slow links on this machine; only the lab itself needs root, not the set-up.
-lab: $(LAB_NEEDS)
+lab: $(READY)
 	@rm -f build/lab/lab.json
 	@$(VENV)/python -m benchmarks.allreduce --where lab --json build/lab/lab.json --plot build/lab $(or $(ARGS),$(LAB))
 

@@ -1,6 +1,6 @@
-"""Draw the curves of training records: result against steps and against bytes sent.
+"""Draw what runs needed to reach the same loss: seconds on a slow link, else megabytes sent.
 
-python examples/plot.py one.json two.json --out curves.png
+python examples/plot.py one.json two.json --out demo.png
 """
 
 from __future__ import annotations
@@ -16,164 +16,145 @@ matplotlib.use("Agg")  # files only: there may be no display
 import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
-from matplotlib.ticker import LogLocator, NullLocator
 
+import table
 from files import write_whole
+from target import axis, needed, rate, target, times_better
 
 # Okabe and Ito's colours, told apart with any colour vision; yellow is left out as too pale.
 COLOURS = ("#000000", "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00")
-AXIS = {"accuracy": "held-out accuracy, % of images", "loss": "held-out loss, nats per character"}
-LINE_GAP = 13.0  # points between two labels
-LETTER_WIDTH = 6.0  # points, a little more than a letter of a label takes
+NAMES = {"horovod-none": "stock Horovod", "horovod-fp16": "stock Horovod, fp16"}
+SCALE = {"seconds": 1.0, "bytes_sent": 1e-6}
+UNIT = {"seconds": "s", "bytes_sent": "MB"}
+CLEAR = 1.1  # a difference below this ratio is no finding
+ROW = 0.065  # of the panel's height, one line of text
 
 Record = dict[str, Any]
 
 
 def draw(records: list[Record]) -> Figure:
-    """Return a figure with a row for each task: against steps, and against megabytes."""
-    tasks = list(dict.fromkeys(record["config"]["task"] for record in records))
-    methods = list(dict.fromkeys(record["config"]["method"] for record in records))
-    figure, grid = plt.subplots(
-        len(tasks), 2, figsize=(11.5, 0.9 + 3.7 * len(tasks)), squeeze=False, layout="constrained"
+    """Return the figure: loss against what it cost, and the bytes of one step."""
+    figure, (curves, bars) = plt.subplots(
+        1, 2, figsize=(11.5, 5.4), width_ratios=(2.3, 1), layout="constrained", squeeze=True
     )
-    for axes, task in zip(grid, tasks, strict=True):
-        ours = [record for record in records if record["config"]["task"] == task]
-        for panel, against in zip(axes, (steps, megabytes), strict=True):
-            _panel(panel, ours, methods, against)
-    figure.suptitle(title(records), fontsize=12, x=0.01, ha="left")
-    figure.canvas.draw()  # the layout must be final before positions are measured
-    for axes in grid:
-        for panel, against in zip(axes, (steps, megabytes), strict=True):
-            _name_lines(panel, against)
+    _draw_curves(curves, records)
+    _draw_bars(bars, records)
+    figure.suptitle(finding(records), fontsize=15, fontweight="bold", x=0.01, ha="left")
+    figure.supxlabel(footnote(records[0]), fontsize=9, color="#555555", x=0.01, ha="left")
     return figure
 
 
-def title(records: list[Record]) -> str:
-    """Return what was measured, where and how often."""
-    config, found = records[0]["config"], records[0]["versions"]
-    seeds = sorted({record["config"]["seed"] for record in records})
-    return (
-        "Training with and without gradient compression: results on held-out data\n"
-        f"{config['world']} Horovod ranks on {config['cores']} CPU cores, "
-        f"seed {', '.join(map(str, seeds))}, torch {found['torch']}, Horovod {found['horovod']}"
+def finding(records: list[Record]) -> str:
+    """Return in one sentence what the records show."""
+    what, base = axis(records), name(records[0])
+    found = times_better(records, what)
+    best = max(range(len(records)), key=lambda number: found[number] or 0.0)
+    much = found[best] or 0.0
+    link = f" on a {table.link(records[0])} link" if rate(records[0]) else ""
+    if much < CLEAR:
+        return f"Nothing reached the same loss {'sooner' if link else 'with fewer bytes'} than {base}{link}"
+    if link:
+        return f"{name(records[best])} reaches the same loss {much:.1f}× sooner than {base}{link}"
+    return f"{name(records[best])} reaches the same loss with {much:.1f}× fewer bytes than {base}"
+
+
+def footnote(record: Record) -> str:
+    found = record["versions"]
+    text = f"{table.what(record)}\ntorch {found['torch']}, Horovod {found['horovod']}, evaluations not counted"
+    return text if rate(record) else f"{text}; for seconds on a slow link: sudo make demo"
+
+
+def name(record: Record) -> str:
+    method: str = record["config"]["method"]
+    return NAMES.get(method, method)
+
+
+def _draw_curves(panel: Axes, records: list[Record]) -> None:
+    what = axis(records)
+    for record, colour in zip(records, _colours(records)):
+        points = [point for point in record["curve"] if point["loss"] is not None]
+        across = [SCALE[what] * point[what] for point in points]
+        panel.plot(across, [point["loss"] for point in points], color=colour, linewidth=2.2)
+    seconds = f"seconds of training, {table.link(records[0])} link" if what == "seconds" else ""
+    panel.set_xlabel(seconds or "megabytes sent by one rank", fontsize=11)
+    panel.set_ylabel("held-out loss, nats per character: lower is better", fontsize=11)
+    panel.set_xlim(0, 1.36 * panel.get_xlim()[1])  # room for the names
+    _open(panel)
+    _mark_target(panel, records, what)
+
+
+def _mark_target(panel: Axes, records: list[Record], what: str) -> None:
+    """Mark where each run reaches the common loss, with its name and what it needed, as stairs.
+
+    The slowest stands on the highest stair: no name then hides the way down of a faster one.
+    """
+    loss, better = target(records), times_better(records, what)
+    reached = [(needed(record, loss, what), number) for number, record in enumerate(records)]
+    known = sorted(((SCALE[what] * amount, number) for amount, number in reached if amount is not None), reverse=True)
+    low, high = panel.get_ylim()
+    row = ROW * (high - low) / (1 - ROW * (len(known) + 1))
+    panel.set_yticks([tick for tick in panel.get_yticks() if low <= tick <= high])  # none beside the names
+    panel.set_ylim(low - row * (len(known) + 0.5), high)
+    panel.axhline(loss, color="#888888", linewidth=1, linestyle=(0, (4, 3)), zorder=0)
+    panel.text(1, loss, f"loss {loss:.2f}", transform=panel.get_yaxis_transform(), ha="right", va="bottom", fontsize=10)
+    for stair, (across, number) in enumerate(known):
+        colour, text = _colours(records)[number], f"{name(records[number])}: {across:.1f} {UNIT[what]}"
+        if number and (ratio := better[number]):
+            text += f", {ratio:.1f}× {'sooner' if what == 'seconds' else 'less'}"
+        panel.plot([across, across], [loss, low - stair * row], color=colour, linewidth=1.0, zorder=1)
+        panel.plot([across], [loss], color=colour, marker="o", markersize=8, zorder=4)
+        _label(panel, across, low - stair * row, text, colour)
+
+
+def _label(panel: Axes, across: float, height: float, text: str, colour: str) -> None:
+    panel.annotate(
+        text,
+        (across, height),
+        xytext=(5, 0),
+        textcoords="offset points",
+        va="center",
+        color=colour,
+        fontsize=11,
+        fontweight="bold",
+        bbox={"facecolor": "white", "edgecolor": "none", "pad": 1.0},
+        zorder=3,
     )
 
 
-def steps(point: Record) -> float:
-    return point["step"]
+def _draw_bars(panel: Axes, records: list[Record]) -> None:
+    sent = [record["stats"]["bytes_sent"] / max(1, record["stats"]["steps"]) for record in records]
+    panel.barh(range(len(records)), [count / 1e6 for count in sent], color=_colours(records), height=0.45)
+    for number, (record, count) in enumerate(zip(records, sent)):
+        less = f", {sent[0] / count:.1f}× less" if count and number else ""
+        text = f"{name(record)}: {table.size(count)}{less}"
+        panel.text(0, number - 0.29, text, fontsize=11, color=_colours(records)[number], fontweight="bold", va="bottom")
+    panel.set_ylim(len(records) - 0.6, -0.75)
+    panel.set_yticks([])
+    panel.set_xlabel("megabytes one rank sends per step", fontsize=11)
+    _open(panel)
+    panel.spines["left"].set_visible(False)
 
 
-def megabytes(point: Record) -> float:
-    return point["bytes_sent"] / 1e6
+def _colours(records: list[Record]) -> list[str]:
+    return [COLOURS[number % len(COLOURS)] for number in range(len(records))]
 
 
-def _panel(panel: Axes, records: list[Record], methods: list[str], against: Any) -> None:
-    metric = records[0]["final"]["metric"]
-    scale = 100.0 if metric == "accuracy" else 1.0
-    for record in records:
-        number = methods.index(record["config"]["method"])
-        # A logarithmic axis has no place for the point before the first byte.
-        points = [point for point in record["curve"] if against is steps or against(point) > 0]
-        panel.plot(
-            [against(point) for point in points],
-            [scale * point[metric] if point[metric] is not None else float("nan") for point in points],
-            label=record["config"]["method"],
-            color=COLOURS[number % len(COLOURS)],
-            linewidth=max(1.5, 4.5 - number),  # a thinner line leaves an equal one below it visible
-            marker="o",
-            markersize=3.5,
-        )
-    _dress(panel, records[0], against)
-
-
-def _dress(panel: Axes, record: Record, against: Any) -> None:
-    config = record["config"]
-    panel.set_ylabel(AXIS[record["final"]["metric"]])
-    panel.grid(color="#dddddd", linewidth=0.6)
+def _open(panel: Axes) -> None:
     panel.spines[["top", "right"]].set_visible(False)
-    panel.set_title(f"{config['task']}, {config['parameters']:,} parameters, {config['optimizer']}", fontsize=10)
-    panel.margins(x=0.06, y=0.18)  # names need room above and below the lines
-    if against is megabytes:
-        panel.set_xlabel("megabytes sent by one rank, logarithmic")
-        panel.set_xscale("log")
-        panel.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-        panel.xaxis.set_major_formatter("{x:g}")
-        panel.xaxis.set_minor_locator(NullLocator())
-    else:
-        panel.set_xlabel("training steps")
-        last = record["config"]["last_step"]
-        panel.set_xticks([tick for tick in panel.get_xticks() if 0 <= tick <= last])
-        panel.set_xlim(right=1.25 * last)  # room for the names
-    if record["final"]["metric"] == "accuracy":
-        panel.set_yticks(range(0, 101, 20))
-        panel.set_ylim(-8, 110)  # names stand below the lowest points
-
-
-def _name_lines(panel: Axes, against: Any) -> None:
-    """Name every line beside it, in its colour, where the lines are furthest apart.
-
-    Against steps all lines end at one place, so the names stand right of it. Against
-    bytes the lines start far apart, so each name stands at the start of its line.
-    """
-    index = 0 if against is megabytes else -1
-    drawn: list[Any] = list(panel.get_lines())
-    lines = [line for line in drawn if len(line.get_xdata())]
-    anchors = [(line.get_xdata()[index], line.get_ydata()[index]) for line in lines]
-    points = panel.transData.transform(anchors) * 72 / panel.figure.dpi
-    way = 0 if index else _outwards(lines[0])
-    widths = [LETTER_WIDTH * len(str(line.get_label())) for line in lines]
-    heights = _apart([(x, y + 11.0 * way) for x, y in points], widths, way)
-    for line, anchor, (_, y), height in zip(lines, anchors, points, heights, strict=True):
-        panel.annotate(
-            line.get_label(),
-            anchor,
-            xytext=(0.0 if way else 7.0, height - y),
-            textcoords="offset points",
-            color=line.get_color(),
-            fontsize=9,
-            ha="center" if way else "left",
-            va="center",
-            annotation_clip=False,
-        )
-
-
-def _outwards(line: Line2D) -> int:
-    """Return the way from a line's start to where it never goes: 1 for up, -1 for down."""
-    heights: Any = line.get_ydata()
-    return 1 if heights[-1] < heights[0] else -1
-
-
-def _apart(points: list[tuple[float, float]], widths: list[float], way: int) -> list[float]:
-    """Return heights at which names of these widths at these points do not touch.
-
-    Names move up (way 1), down (-1), or both ways, as little as can be (0).
-    """
-    heights = [y for _, y in points]
-    order = sorted(range(len(points)), key=lambda number: heights[number])
-    rise = (1 + way) / 2
-    for _ in range(100):  # pushing one pair apart may push another together
-        for position, low in enumerate(order):
-            for high in order[position + 1 :]:
-                overlap = LINE_GAP - (heights[high] - heights[low])
-                beside = abs(points[high][0] - points[low][0]) > (widths[high] + widths[low]) / 2
-                if overlap > 0 and not beside:
-                    heights[high] += overlap * rise
-                    heights[low] -= overlap * (1 - rise)
-    return heights
+    panel.tick_params(labelsize=10)
 
 
 def save(records: list[Record], path: Path) -> None:
-    """Draw the records into a PNG file."""
+    """Draw the records into a PNG file; the first is what the others are compared with."""
     figure = draw(records)
     write_whole(path, lambda temporary: figure.savefig(temporary, format="png", dpi=130))
     plt.close(figure)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Draw the curves of records written by train.py --json.")
-    parser.add_argument("records", nargs="+", type=Path)
-    parser.add_argument("--out", type=Path, default=Path("curves.png"))
+    parser = argparse.ArgumentParser(description="Draw records written by train.py --json, or by the demo.")
+    parser.add_argument("records", nargs="+", type=Path, help="the first is what the others are compared with")
+    parser.add_argument("--out", type=Path, default=Path("demo.png"))
     chosen = parser.parse_args()
     save([json.loads(path.read_text()) for path in chosen.records], chosen.out)
     print(f"wrote {chosen.out}")

@@ -42,7 +42,7 @@ def namespaces() -> list[str]:
     if tried.returncode:
         raise LabError(
             f"the network lab needs root, to make network namespaces and to limit their links: `make setup` first, "
-            f"then `sudo make lab`; in a container, add --privileged ({tried.stderr.strip()})"
+            f"then `sudo make lab` or `sudo make demo`; in a container, add --privileged ({tried.stderr.strip()})"
         )
     return command
 

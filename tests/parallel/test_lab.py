@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import signal
 import subprocess
@@ -207,3 +208,49 @@ def test_killed_half_way_and_started_again(sign: signal.Signals, mark: str) -> N
         process.wait()
     with Lab(2, "1gbit") as lab:
         assert lab.run("again", ["-c", "print('fine')"], 20).lines == ["fine", "fine"]
+
+
+# ---- the demo, which trains in a lab ----------------------------------------------------------
+
+DEMO = [sys.executable, "examples/demo.py", "--quick", "--methods", "horovod-none,marsit", "--where", "lab"]
+
+
+@pytest.mark.slow
+def test_the_demo_compares_methods_on_a_slow_link(tmp_path: Path) -> None:
+    words = [*DEMO, "--json", "--out", str(tmp_path)]
+    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr
+    summary = json.loads(done.stdout)
+    stock, marsit = summary["records"]
+    assert [run["place"]["rate"] for run in (stock, marsit)] == ["100mbit"] * 2
+    assert stock["ranks_identical"] and marsit["ranks_identical"]
+    # The link holds a float32 step back for as long as its bytes take, whatever the machine does.
+    assert stock["step_seconds"]["median"] > 0.95 * stock["stats"]["bytes_sent"] / stock["stats"]["steps"] * 8 / 100e6
+    assert (tmp_path / "demo.png").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("sign", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
+def test_the_demo_killed_half_way_leaves_nothing(sign: signal.Signals, mark: str, tmp_path: Path) -> None:
+    """The fixture looks at what is left; here a job must be training when the signal comes."""
+    process = subprocess.Popen(
+        [*DEMO, "--out", str(tmp_path)],
+        cwd=ROOT,
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=_heed_interrupts,
+    )
+    assert process.stderr is not None
+    log = tmp_path / "text-horovod-none.log"
+    try:
+        with process.stderr:
+            while not (log.exists() and "step 1/" in log.read_text()):
+                assert process.poll() is None, process.stderr.read()
+                time.sleep(0.05)
+            assert len(_marked(mark)) >= 5  # the lab, two hosts and two ranks at least
+            os.kill(process.pid, sign)
+            assert process.wait(60) != 0
+            assert sign == signal.SIGKILL or "Next:" not in process.stderr.read()
+    finally:
+        process.kill()
+        process.wait()

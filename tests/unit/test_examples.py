@@ -152,13 +152,14 @@ def test_minimal_differs_from_plain_horovod_by_two_lines() -> None:
 
 def test_demo_tells_ranks_that_differ_and_losses_that_diverge(examples: None) -> None:
     pytest.importorskip("matplotlib")
+    pytest.importorskip("psutil")
     from demo import problem
 
-    record = {"config": {"task": "digits", "method": "marsit"}, "ranks_identical": True, "final": {"loss": 0.1}}
+    record = {"config": {"task": "text", "method": "marsit"}, "ranks_identical": True, "final": {"loss": 0.1}}
     assert problem(record, EXAMPLES) is None
     differing = problem(record | {"ranks_identical": False}, EXAMPLES)
     diverged = problem(record | {"final": {"loss": None}}, EXAMPLES)
-    assert differing and "different parameters" in differing and "digits-marsit.log" in differing
+    assert differing and "different parameters" in differing and "text-marsit.log" in differing
     assert diverged and "not a finite number" in diverged
 
 
