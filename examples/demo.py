@@ -149,7 +149,7 @@ def report(records: list[Record], problems: list[str], chosen: argparse.Namespac
     summary = {
         "problems": problems,
         "finding": plot.finding(records),
-        "runs": [dict(zip(headings, row)) for row in table.rows(records)],
+        "runs": [dict(zip(headings, row, strict=True)) for row in table.rows(records)],
         "records": records,
     }
     text = table.render(records)

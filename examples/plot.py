@@ -54,8 +54,8 @@ def finding(records: list[Record]) -> str:
     if much < CLEAR:
         return f"Nothing reached the same loss {'sooner' if link else 'with fewer bytes'} than {base}{link}"
     if link:
-        return f"{name(records[best])} reaches the same loss {much:.1f}× sooner than {base}{link}"
-    return f"{name(records[best])} reaches the same loss with {much:.1f}× fewer bytes than {base}"
+        return f"{name(records[best])} reaches the same loss {much:.1f}x sooner than {base}{link}"
+    return f"{name(records[best])} reaches the same loss with {much:.1f}x fewer bytes than {base}"
 
 
 def footnote(record: Record) -> str:
@@ -71,7 +71,7 @@ def name(record: Record) -> str:
 
 def _draw_curves(panel: Axes, records: list[Record]) -> None:
     what = axis(records)
-    for record, colour in zip(records, _colours(records)):
+    for record, colour in zip(records, _colours(records), strict=True):
         points = [point for point in record["curve"] if point["loss"] is not None]
         across = [SCALE[what] * point[what] for point in points]
         panel.plot(across, [point["loss"] for point in points], color=colour, linewidth=2.2)
@@ -100,7 +100,7 @@ def _mark_target(panel: Axes, records: list[Record], what: str) -> None:
     for stair, (across, number) in enumerate(known):
         colour, text = _colours(records)[number], f"{name(records[number])}: {across:.1f} {UNIT[what]}"
         if number and (ratio := better[number]):
-            text += f", {ratio:.1f}× {'sooner' if what == 'seconds' else 'less'}"
+            text += f", {ratio:.1f}x {'sooner' if what == 'seconds' else 'less'}"
         panel.plot([across, across], [loss, low - stair * row], color=colour, linewidth=1.0, zorder=1)
         panel.plot([across], [loss], color=colour, marker="o", markersize=8, zorder=4)
         _label(panel, across, low - stair * row, text, colour)
@@ -124,8 +124,8 @@ def _label(panel: Axes, across: float, height: float, text: str, colour: str) ->
 def _draw_bars(panel: Axes, records: list[Record]) -> None:
     sent = [record["stats"]["bytes_sent"] / max(1, record["stats"]["steps"]) for record in records]
     panel.barh(range(len(records)), [count / 1e6 for count in sent], color=_colours(records), height=0.45)
-    for number, (record, count) in enumerate(zip(records, sent)):
-        less = f", {sent[0] / count:.1f}× less" if count and number else ""
+    for number, (record, count) in enumerate(zip(records, sent, strict=True)):
+        less = f", {sent[0] / count:.1f}x less" if count and number else ""
         text = f"{name(record)}: {table.size(count)}{less}"
         panel.text(0, number - 0.29, text, fontsize=11, color=_colours(records)[number], fontweight="bold", va="bottom")
     panel.set_ylim(len(records) - 0.6, -0.75)

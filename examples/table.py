@@ -39,7 +39,7 @@ def rows(records: list[Record]) -> list[tuple[str, ...]]:
     """Return the cells of all runs."""
     loss, what = target(records), axis(records)
     better = [None, *times_better(records, what)[1:]]
-    return [row(record, loss, what, ratio) for record, ratio in zip(records, better)]
+    return [row(record, loss, what, ratio) for record, ratio in zip(records, better, strict=True)]
 
 
 def row(record: Record, loss: float, what: str, better: float | None) -> tuple[str, ...]:
@@ -69,7 +69,7 @@ def row(record: Record, loss: float, what: str, better: float | None) -> tuple[s
 def render(records: list[Record]) -> str:
     """Return heading, table and notes as text."""
     cells = [headings(records), *rows(records)]
-    widths = [max(map(len, column)) for column in zip(*cells)]
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     lines = [_line(line, widths) for line in cells]
     lines.insert(1, "  ".join("-" * width for width in widths))
     return "\n".join([what(records[0]) + "\n", *lines, "", NOTES])
@@ -98,7 +98,9 @@ def link(record: Record) -> str:
 
 
 def _line(cells: tuple[str, ...], widths: list[int]) -> str:
-    return "  ".join([cells[0].ljust(widths[0]), *(cell.rjust(width) for cell, width in zip(cells[1:], widths[1:]))])
+    return "  ".join(
+        [cells[0].ljust(widths[0]), *(cell.rjust(width) for cell, width in zip(cells[1:], widths[1:], strict=True))]
+    )
 
 
 def result(record: Record) -> str:

@@ -650,7 +650,7 @@ def _check_process_set(given: object) -> None:
     known = isinstance(given, hvd.ProcessSet) and given.process_set_id is not None
     if not known and given is not hvd.global_process_set:
         raise ConfigError(
-            f"process_set should be hvd.global_process_set, or what hvd.add_process_set([0, 1]) returned on every rank; "
+            "process_set should be hvd.global_process_set, or what hvd.add_process_set([0, 1]) returned on every rank; "
             f"got {given if isinstance(given, hvd.ProcessSet) else repr(given)}"
         )
 
@@ -662,11 +662,12 @@ def _refuse_calls(function: Callable[..., Compression]) -> None:
     def refuse(*given: object, **options: object) -> Any:
         raise ConfigError(
             f"{name} is not a compression but makes one: write "
-            f"compression = {name}({_WANTED.get(function.__name__, 'model.named_parameters()')}), and give that to the optimizer"
+            f"compression = {name}({_WANTED.get(function.__name__, 'model.named_parameters()')}), "
+            "and give that to the optimizer"
         )
 
-    for method in ("compress", "decompress", "attach", "follow"):
-        setattr(function, method, refuse)
+    for attribute in ("compress", "decompress", "attach", "follow"):
+        setattr(function, attribute, refuse)
 
 
 _WANTED = {

@@ -326,7 +326,8 @@ class Codec:
             ConfigError: always.
         """
         raise ConfigError(
-            f'a method is no compression: write compression = hvc.Compression.create(hvc.method("{self.name}", option=...), '
+            "a method is no compression: write "
+            f'compression = hvc.Compression.create(hvc.method("{self.name}", option=...), '
             f"model.named_parameters()), and give that to the optimizer"
         )
 

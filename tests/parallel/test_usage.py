@@ -76,7 +76,7 @@ def test_refusals_name_the_remedy(found) -> None:
             text.startswith("ConfigError: ") and "write compression = hvc.Compression." in text for text in texts
         )
     for texts in value(found, "no parameters"):
-        for text, came in zip(texts, ("None", "the name 0, which is no string")):
+        for text, came in zip(texts, ("None", "the name 0, which is no string"), strict=True):
             assert (
                 text.startswith("ConfigError: rank 1 refused its options: named_parameters should be") and came in text
             )

@@ -46,7 +46,8 @@ def errors(capsys: pytest.CaptureFixture[str]) -> list[str]:
 def test_a_full_disk_is_one_line(
     words: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert run(words, open("/dev/full", "w"), monkeypatch) == 1
+    with Path("/dev/full").open("w") as full:
+        assert run(words, full, monkeypatch) == 1
     assert errors(capsys) == ["hvd-compress: the output cannot be written: No space left on device"]
 
 
@@ -68,7 +69,7 @@ def test_a_closed_pipe_is_quiet(
 def test_python_adds_nothing_at_its_end(redirection: str, said: str) -> None:
     command = f"exec {sys.executable} -m horovod_compress.cli --help {redirection}"
     buffered = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
-    done = subprocess.run(
+    done = subprocess.run(  # noqa: S602  the redirection is a shell's
         command, shell=True, cwd=ROOT, env=buffered, capture_output=True, text=True, timeout=60, check=False
     )
     assert done.returncode == 1 and done.stderr == said

@@ -83,7 +83,7 @@ def test_the_handshake_and_checkpoints_see_every_option() -> None:
     ]
     assert all(a != b for index, a in enumerate(configs) for b in configs[:index])
     with pytest.raises(
-        ConfigError, match="'density' is no option common to all methods; a method's own are given in hvc.method"
+        ConfigError, match=r"'density' is no option common to all methods; a method's own are given in hvc.method"
     ):
         parse(per_layer(MIXED), {"density": 0.1})
 
@@ -225,7 +225,7 @@ def test_a_function_that_fails_is_an_error() -> None:
 
 @pytest.mark.parametrize("given", [None, 3, ["marsit"], {"*": "topk"}, by_step, method])
 def test_what_is_no_method_is_refused(given: Any) -> None:
-    with pytest.raises(ConfigError, match="a method should be a name or hvc.method"):
+    with pytest.raises(ConfigError, match=r"a method should be a name or hvc.method"):
         parse(given, {})
     with pytest.raises(ConfigError, match="unknown method"):
         method(given)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import mutate
 import pytest
+
+import mutate
 
 FAULT = mutate.Fault("a fault", "file.py", "good", "bad")
 

@@ -53,7 +53,7 @@ def test_named_parameters_pass_in_any_container() -> None:
 
 def test_a_parameter_without_a_shape_is_refused() -> None:
     model = nn.Sequential(nn.LazyLinear(3))
-    with pytest.raises(ConfigError, match="parameter 0.weight has no shape yet, as in LazyLinear: run a forward pass"):
+    with pytest.raises(ConfigError, match=r"parameter 0.weight has no shape yet, as in LazyLinear: run a forward pass"):
         pairs(model.named_parameters())
     model(torch.ones(1, 2))
     assert len(pairs(model.named_parameters())) == 2
@@ -70,7 +70,7 @@ def test_a_start_refuses_them() -> None:
         specs(None)
     with pytest.raises(ConfigError, match="one parameter under two names; leave remove_duplicate=True"):
         specs([("a", WEIGHT), ("b", WEIGHT)])
-    with pytest.raises(ConfigError, match="w is torch.sparse_coo; parameters should be dense"):
+    with pytest.raises(ConfigError, match=r"w is torch.sparse_coo; parameters should be dense"):
         specs([("w", nn.Parameter(torch.eye(3).to_sparse()))])
 
 
@@ -101,15 +101,23 @@ def uncalled(name: str) -> Callable[[Any], Any]:
 @pytest.mark.parametrize(
     ("take", "said"),
     [
-        (uncalled("marsit"), "hvc.Compression.marsit is not a compression but makes one: write compression = "
-         "hvc.Compression.marsit(model.named_parameters())"),
+        (
+            uncalled("marsit"),
+            (
+                "hvc.Compression.marsit is not a compression but makes one: write "
+                "compression = hvc.Compression.marsit(model.named_parameters())"
+            ),
+        ),
         (uncalled("none"), "hvc.Compression.none(model.named_parameters())"),
         (uncalled("create"), 'hvc.Compression.create("marsit", model.named_parameters())'),
         (uncalled("per_layer"), 'hvc.Compression.per_layer({"*": "marsit"}, model.named_parameters())'),
         (lambda hvc: hvc.Compression, "hvc.Compression is a class: write compression = hvc.Compression.marsit("),
-        (lambda hvc: hvc.method("topk"), 'hvc.Compression.create(hvc.method("topk", option=...), model.named_parameters())'),
+        (
+            lambda hvc: hvc.method("topk"),
+            'hvc.Compression.create(hvc.method("topk", option=...), model.named_parameters())',
+        ),
     ],
-)  # fmt: skip
+)
 def test_what_horovod_is_given_in_place_of_a_compression_says_so(take: Callable[[Any], Any], said: str) -> None:
     """Horovod asks a compression for ``compress`` first."""
     pytest.importorskip("horovod.torch")
@@ -142,5 +150,5 @@ def test_update_mode_takes_a_compression_only(take: Callable[[Any], Any]) -> Non
         hvc.DistributedUpdateOptimizer(plain, MODEL.named_parameters(), given)
     assert repr(given)[:100] in str(caught.value)
     for optimizer in (None, torch.optim.SGD, "sgd"):
-        with pytest.raises(ConfigError, match="the optimizer should be one of torch.optim"):
+        with pytest.raises(ConfigError, match=r"the optimizer should be one of torch.optim"):
             hvc.DistributedUpdateOptimizer(optimizer, MODEL.named_parameters(), given)
