@@ -93,6 +93,7 @@ def _by_value(values: Sequence[Any]) -> str:
     )
 
 
-def refusal(error: HorovodCompressError) -> Document:
+def refusal(error: Exception) -> Document:
     """Return the document of a rank that cannot go on."""
-    return Document({}, refusal=str(error))
+    ours = isinstance(error, HorovodCompressError)
+    return Document({}, refusal=str(error) if ours else f"{type(error).__name__}: {error}")

@@ -38,7 +38,7 @@ from ._horovod import (
     owner_of_token,
     waits_for_tokens,
 )
-from ._start import start
+from ._start import before_handshake, start
 from .codecs import registry
 from .codecs.base import Codec
 from .codecs.by_step import by_step, method
@@ -140,7 +140,8 @@ class Compression:
         if not process_set.included():
             self._parameters: list[nn.Parameter] = []
             return
-        self._named = list(named_parameters)
+        with before_handshake(process_set):
+            self._named = list(named_parameters)
         self._start(method, options)
 
     def _start(self, method: str | Codec | Methods, options: Mapping[str, Any]) -> None:
@@ -177,8 +178,9 @@ class Compression:
             options: of the method and common ones; ``process_set`` as for the optimizer.
         """
         process_set = options.pop("process_set", hvd.global_process_set)
-        if not isinstance(method, (str, Codec)):
-            raise ConfigError(f'a method should be a name or hvc.method("name", option=...), got {method!r}')
+        with before_handshake(process_set):
+            if not isinstance(method, (str, Codec)):
+                raise ConfigError(f'a method should be a name or hvc.method("name", option=...), got {method!r}')
         return Compression(method, named_parameters, options, process_set)
 
     @staticmethod
@@ -196,7 +198,9 @@ class Compression:
             options: common ones; methods take their own in :func:`method`.
         """
         process_set = options.pop("process_set", hvd.global_process_set)
-        return Compression(per_layer(methods), named_parameters, options, process_set)
+        with before_handshake(process_set):
+            found = per_layer(methods)
+        return Compression(found, named_parameters, options, process_set)
 
     # ---- Horovod's contract ----
 

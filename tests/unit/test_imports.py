@@ -47,7 +47,19 @@ LAYERS = [
         "shapes",
         "staging",
     },
-    {"kernels", "transports", "wire", "keys", "deadline", "worker", "metrics", "drift", "overlap", "device"},
+    {
+        "kernels",
+        "transports",
+        "wire",
+        "keys",
+        "deadline",
+        "worker",
+        "metrics",
+        "drift",
+        "overlap",
+        "device",
+        "rollcall",
+    },
     {"errors", "_cpu", "_cuda"},
 ]
 LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
