@@ -29,6 +29,7 @@ from torch import Tensor, nn
 
 from . import checkpoint
 from . import trace as recording
+from . import way
 from ._horovod import (
     allgather_object,
     calling_optimizer,
@@ -134,6 +135,7 @@ class Compression:
         self._under_way = 0  # gradients handed over whose results were not fetched yet
         self._settled = -1  # the step whose sparse gradients were looked for
         self._in_updates = False
+        self._compared_ways = False  # whether all ranks are known to be attached, or none
         self._tuner: Tuner | None = None
         self._scaler: Any = None  # the gradient scaler that is followed
         self._scale, self._bridged = 0.0, False  # of what is kept, 0 for not known; whether that is the scaler's
@@ -227,11 +229,19 @@ class Compression:
         failures of other ranks reach the training thread as :class:`ExchangeError`. It uses
         private methods of Horovod 0.28; with another version it leaves the optimizer as it is.
 
+        Call it on every rank or on none, before the first backward pass: the ranks compare that at the first gradient.
+
         Raises:
-            ConfigError: the optimizer was made with another compression, process set or operation.
+            ConfigError: the optimizer was made with another compression, process set or operation, or gradients were
+                handed over before.
         """
         if self._in_updates:
             raise ConfigError(_TAKEN)
+        if self._compared_ways:
+            raise ConfigError(
+                "attach() comes before the first backward pass, on every rank; this compression has exchanged gradients "
+                "already: call it right after hvd.DistributedOptimizer(...)"
+            )
         if getattr(optimizer, "_compression", None) is not self:
             raise ConfigError(
                 "attach() takes the optimizer that was made with this compression: "
@@ -336,13 +346,13 @@ class Compression:
                 'are, not finite; choose "propagate" or "raise"'
             )
 
-    def allgather_object(self, value: Any, name: str) -> list[Any]:
+    def allgather_object(self, value: Any, name: str, *, by_name: bool = False) -> list[Any]:
         """Return every rank's value.
 
         Raises:
             ExchangeError: not every rank took part in time.
         """
-        return allgather_object(value, name, self._process_set, self._running().options.timeout)
+        return allgather_object(value, name, self._process_set, self._running().options.timeout, by_name=by_name)
 
     def included(self) -> bool:
         """Return whether this rank takes part."""
@@ -500,8 +510,16 @@ class Compression:
             )
         return True
 
+    def _compare_ways(self) -> None:
+        """At the first gradient, see that all ranks are attached, or none."""
+        mine = way.Way(self._running().plan.fingerprint(), self._optimizer is not None)
+        way.check(self.allgather_object(mine, "hvc.attach", by_name=True))
+        self._compared_ways = True
+
     def _begin_step(self) -> None:
         """While nothing is under way, let an adaptive schedule choose other buckets."""
+        if not self._compared_ways:
+            self._compare_ways()
         if self._scaler is not None and not self._bridged and not self._under_way:
             self._bridge()
         if self._tuner and not self._under_way and self._tuner.begin_step():

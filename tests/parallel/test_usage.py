@@ -78,6 +78,19 @@ def test_refusals_name_the_remedy(found) -> None:
             assert text.startswith("ConfigError") and "named_parameters" in text
 
 
+def test_attach_on_some_ranks_is_refused_on_all(found) -> None:
+    for texts in value(found, "attach on some"):
+        for text, attached, tokens in zip(texts, ("1", "0, 2"), ("0, 2", "1")):
+            assert text.startswith(
+                f"MismatchError: attach() was called on rank(s) {attached}, and not on rank(s) {tokens};"
+            )
+
+
+def test_attach_comes_before_the_first_backward_pass(found) -> None:
+    for text, again in value(found, "attach late"):
+        assert text.startswith("ConfigError: attach() comes before the first backward pass") and again == "accepted"
+
+
 def test_a_flipped_bit_is_caught_in_the_same_step(found) -> None:
     for texts in value(found, "flip"):
         for text, rank in zip(texts, (1, 1, WORLD - 1, WORLD - 1)):

@@ -27,6 +27,7 @@ LAYERS = [
         "verbs",
         "checkpoint",
         "handshake",
+        "way",
         "check_build",
         "elastic",
         "planning",

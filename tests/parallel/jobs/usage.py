@@ -304,6 +304,31 @@ def forgotten(attach: bool) -> str:
 check("forgotten", lambda: [forgotten(False), forgotten(True)])
 
 
+def attached_on(ranks: list[int]) -> str:
+    """Only some ranks call attach()."""
+    model = net()
+    optimizer, compression = optimizer_for(model, "none", RANK in ranks)
+    text = refusal(lambda: train(model, optimizer, range(2)))
+    close_together(compression)
+    return text
+
+
+check("attach on some", lambda: [attached_on([1]), attached_on([0, 2])])
+
+
+def attached_late() -> list[str]:
+    model = net()
+    optimizer, compression = optimizer_for(model, "none", False)
+    train(model, optimizer, range(2))
+    text = refusal(lambda: compression.attach(optimizer))
+    again = refusal(lambda: train(model, optimizer, range(2)))
+    close_together(compression)
+    return [text, again]
+
+
+check("attach late", attached_late)
+
+
 def flipped(on_rank: int | None, attach: bool) -> str:
     """One bit of one result on one rank is wrong in step 2."""
     decode = FullPrecision.decode
