@@ -5,6 +5,7 @@ from __future__ import annotations
 import pickle
 import sys
 import time
+from types import FrameType
 from typing import Any
 
 import horovod.torch as hvd
@@ -13,10 +14,12 @@ from horovod.common.exceptions import HorovodInternalError
 from horovod.torch import mpi_ops
 
 from .deadline import Deadline
-from .errors import ExchangeError
+from .errors import ConfigError, ExchangeError
 from .rollcall import RollCall
+from .uneven import ADVICE
 
 _POLL_SECONDS = 0.002
+_WITH_JOIN = "is not supported with Join"  # in Horovod's refusal of a gather
 _FRAMES = 8  # between compress() and the optimizer there are two to four
 
 
@@ -29,11 +32,14 @@ def allgather_object(value: Any, name: str, process_set: Any, seconds: float, *,
 
     Raises:
         ExchangeError: not every rank took part in time, or Horovod has ended.
+        ConfigError: some rank is in ``hvd.join()``.
     """
     roll = RollCall(name, process_set) if by_name else None
     try:
         values = _allgather_object(value, name, process_set, seconds)
     except HorovodInternalError as error:
+        if _WITH_JOIN in str(error):
+            raise ConfigError(f"a rank has called hvd.join() while rank {hvd.rank()} begins a step; {ADVICE}") from None
         raise ExchangeError(_why_not_all(name, error, roll)) from None
     if roll:
         roll.held()
@@ -104,6 +110,18 @@ def waits_for_tokens(compression: Any) -> bool:
         while at is not None:
             inside = inside or at.f_code is wait
             if inside and getattr(at.f_locals.get("self"), "_compression", None) is compression:
+                return True
+            at = at.f_back
+    return False
+
+
+def in_join() -> bool:
+    """Return whether a thread is inside ``hvd.join()``."""
+    join = mpi_ops.join.__code__
+    for frame in sys._current_frames().values():
+        at: FrameType | None = frame
+        while at is not None:
+            if at.f_code is join:
                 return True
             at = at.f_back
     return False

@@ -45,6 +45,7 @@ from .overlap import Overlap
 from .plan import Bucket, Plan, TensorSpec
 from .station import Round, Station, nothing
 from .transports.base import Transport
+from .uneven import Uneven, refusal
 from .watch import Watch
 from .wire import Bad, codec_id
 from .worker import Worker
@@ -89,6 +90,7 @@ class Reducer:
         self.gain: float | None = 1.0
         self.metrics, self.recorder, self.overlap = Metrics(), FlightRecorder(), Overlap()
         self._pool = FramePool()
+        self.uneven = Uneven(transport)
         #: Takes marks of time, while somebody wants to know them.
         self.watch: Watch | None = None
         self._take_plan(plan)
@@ -307,6 +309,7 @@ class Reducer:
         return [name for s in self.stations if s.finished < step and not s.full for name in s.missing()]
 
     def _check_all_offered(self, step: int) -> None:
+        self.uneven.waits(step)
         for station in self.stations:
             if station.refused:
                 raise ExchangeError(
@@ -399,7 +402,8 @@ class Reducer:
         """Wait until a bucket is full and take it; return False when the reducer is closed, or the bucket is gone."""
         with self._changed:
             while not (station.full or self._closing or self._broken or station not in self.stations):
-                self._changed.wait()
+                if not self._changed.wait(_LOOK_SECONDS):
+                    self.uneven.check(self.step)
             if self._broken:
                 raise self._broken
             if self._closing or station not in self.stations:
@@ -655,20 +659,19 @@ class Reducer:
 
     # ---- failure and end ----
 
-    def _explain(self, error: PeerError) -> ExchangeError:
+    def _explain(self, error: PeerError) -> HorovodCompressError:
         """Abort, so that the other ranks fail too, and say which rank is to blame."""
         verb = f"did not answer within {self.options.timeout:g} s" if error.late else "is gone"
         where = self.recorder.last()
         self.transport.abort({"peer": error.peer, "late": error.late, "where": where})
-        culprit = self._culprit(error)
-        return ExchangeError(
-            f"rank {self.rank}: rank {error.peer} {verb} during {where} ({error.detail}). {culprit} "
+        notes = self.transport.notes(_NOTES_SECONDS)
+        return refusal(notes) or ExchangeError(
+            f"rank {self.rank}: rank {error.peer} {verb} during {where} ({error.detail}). {self._culprit(notes)} "
             f"Restart the job from a checkpoint; if a rank is only slow, raise timeout="
         )
 
-    def _culprit(self, error: PeerError) -> str:
+    def _culprit(self, notes: dict[int, dict]) -> str:
         """Return a sentence on the ranks that left no note of their own: they did not see it coming."""
-        notes = self.transport.notes(_NOTES_SECONDS)
         if not notes:
             return "Rank 0, which keeps the ranks' notes on failures, gives no sign of life: look at its output."
         silent = sorted(set(range(self.world)) - set(notes) - {self.rank})
@@ -739,6 +742,7 @@ class Reducer:
         self._rest()  # a state was loaded, on whatever stream
         with self._changed:
             self.step, self._agreed = step, False
+            self.uneven.resume()
             for station in self.stations:
                 station.resume(step)
 

@@ -29,13 +29,14 @@ from torch import Tensor, nn
 
 from . import checkpoint
 from . import trace as recording
-from . import way
+from . import uneven, way
 from ._horovod import (
     allgather_object,
     calling_optimizer,
     end_all_waits,
     forget_step,
     in_backward,
+    in_join,
     owner_of_token,
     waits_for_tokens,
 )
@@ -149,6 +150,7 @@ class Compression:
     def _start(self, method: str | Codec | Methods, options: Mapping[str, Any]) -> None:
         self._methods, self._reducer = start(method, self._named, options, self._process_set)
         self._reducer.on_unseen = self._wake
+        self._reducer.uneven.in_join = in_join
         self._reducer.gain = None  # the first token that comes back tells, or attach()
         self._owners = [owner_of_token() for _ in self._reducer.plan.names()]
         self._take_order()
@@ -450,12 +452,13 @@ class Compression:
         Horovod waits for the tokens of a silent rank for ever, and has no other way to call a wait
         off than to shut down, on all ranks. Its error then says nothing of the reason.
         """
-        if self._optimizer is not None:
+        joined = in_join()
+        if self._optimizer is not None and not joined:
             return  # it waits for our results only
         if not self._logged:
             self._logged = True
             _log.error("%s", failure)
-        if waits_for_tokens(self):
+        if joined or waits_for_tokens(self):
             end_all_waits()
 
     def _find(self, tensor: Tensor) -> int:
@@ -565,10 +568,14 @@ class Compression:
     def _gain_of(self, token: float) -> float:
         """Return what Horovod's operation made of the ranks' tokens: the mean or the sum."""
         world = self._running().world
-        total = sum(_value_of_token(rank) for rank in range(world))
+        values = [_value_of_token(rank) for rank in range(world)]
+        total = sum(values)
         for gain in (1.0, float(world)):
             if abs(token - total * gain / world) < 1e-3:
                 return gain
+        op = getattr(calling_optimizer(self), "op", None)
+        if op in (hvd.Average, hvd.Sum) and (who := uneven.joined(token, values, op == hvd.Average)):
+            raise ConfigError(f"{who} called hvd.join() while rank {hvd.rank()} has a step left; {uneven.ADVICE}")
         raise ConfigError(
             f"rank {hvd.rank()}: tokens with the sum {total:g} came back as {token:g} from {world} "
             f"ranks; only op=hvd.Average and op=hvd.Sum are supported"

@@ -91,6 +91,10 @@ def test_attach_comes_before_the_first_backward_pass(found) -> None:
         assert text.startswith("ConfigError: attach() comes before the first backward pass") and again == "accepted"
 
 
+def test_the_lines_against_uneven_batches_stop_all_ranks_together(found) -> None:
+    assert value(found, "in step") == [2] * WORLD
+
+
 def test_a_flipped_bit_is_caught_in_the_same_step(found) -> None:
     for texts in value(found, "flip"):
         for text, rank in zip(texts, (1, 1, WORLD - 1, WORLD - 1)):

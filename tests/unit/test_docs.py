@@ -148,9 +148,9 @@ def test_the_table_of_methods_is_complete_and_names_their_options() -> None:
 def test_options_written_as_code_exist(page: Path) -> None:
     known = {*Options.names(), "process_set", "named_parameters", "compression"}
     known |= {option for name in registry.available() for option in registry.option_names(name)}
-    # Not options of a method: of Horovod's optimizer, of load_state_dict, of torch, of the walk-through, of trace.
+    # Not options of a method: of Horovod and its optimizer, of load_state_dict, of torch, of the walk-through, of trace.
     known |= {"op", "groups", "backward_passes_per_step", "sparse_as_dense", "sparse", "residuals"}
-    known |= {"weights_only", "hop", "purpose", "period", "steps"}
+    known |= {"weights_only", "hop", "purpose", "period", "steps", "drop_last", "name"}
     calls = re.findall(r"`(?:[\w.]+\()?(?:[^`]*?, )?([a-z_]+)=[^`=]*`", page.read_text())
     assert not set(calls) - known
 

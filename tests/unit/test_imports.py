@@ -33,7 +33,7 @@ LAYERS = [
         "planning",
         "_plan_trial",
     },
-    {"reducer", "station", "tuning", "trace"},
+    {"reducer", "station", "tuning", "trace", "uneven"},
     {
         "arrivals",
         "codecs",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -10,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from horovod_compress.codecs.dense import FullPrecision
+from tests.support.jobs import ROOT
 from tests.support.rank import check
 from tests.support.training import (
     digest,
@@ -327,6 +329,19 @@ def attached_late() -> list[str]:
 
 
 check("attach late", attached_late)
+
+
+def in_step_of_the_docs() -> int:
+    """The lines of docs/limits.md: every rank stops with the one that has the fewest batches."""
+    text = (ROOT / "docs" / "limits.md").read_text()
+    found = re.search(r"```python\n(def in_step.*?)```", text, re.DOTALL)
+    assert found
+    names: dict[str, Any] = {"torch": torch, "hvd": hvd}
+    exec(found[1], names)
+    return len(list(names["in_step"](range(2 + (RANK + 1) % SIZE))))
+
+
+check("in step", in_step_of_the_docs)
 
 
 def flipped(on_rank: int | None, attach: bool) -> str:
