@@ -47,6 +47,7 @@ from .station import Round, Station, nothing
 from .transports.base import Transport
 from .uneven import Uneven, refusal
 from .watch import Watch
+from .weights import Weights
 from .wire import Bad, codec_id
 from .worker import Worker
 
@@ -91,6 +92,8 @@ class Reducer:
         self.metrics, self.recorder, self.overlap = Metrics(), FlightRecorder(), Overlap()
         self._pool = FramePool()
         self.uneven = Uneven(transport)
+        #: Compares weights, where somebody shows them.
+        self.weights: Weights | None = None
         #: Takes marks of time, while somebody wants to know them.
         self.watch: Watch | None = None
         self._take_plan(plan)
@@ -393,6 +396,8 @@ class Reducer:
             if station is self.stations[-1]:
                 if self._verifying():
                     self._verify()
+                if self.weights and self.weights.due(step):
+                    self._compare(self.weights)
                 self.step += 1
                 self.metrics.steps += 1
             self._decoder.put(partial(self._deliver, station, step, began))
@@ -657,6 +662,15 @@ class Reducer:
                     f"would diverge. Suspect memory or hardware there, and resume from a checkpoint"
                 )
 
+    def _compare(self, weights: Weights) -> None:
+        """Show the other ranks the hashes of this one's weights."""
+        names = self.plan.names()
+        exchange = self._new_exchange(len(self.stations), codec_id("weights"), Bad())
+        with self.metrics.timed("verify", where=(self.step,)):
+            found, _ = gather.run(exchange, weights.hashes(self.step, len(names)).view(torch.uint8))
+        self.metrics.bytes_sent += exchange.bytes_sent
+        weights.compare(self.step, [data.view(torch.int64) for data in found], names)
+
     # ---- failure and end ----
 
     def _explain(self, error: PeerError) -> HorovodCompressError:
@@ -743,6 +757,8 @@ class Reducer:
         with self._changed:
             self.step, self._agreed = step, False
             self.uneven.resume()
+            if self.weights:
+                self.weights.resume()
             for station in self.stations:
                 station.resume(step)
 

@@ -61,6 +61,7 @@ from .schedule import OPTIONAL, is_adaptive
 from .trace import MAX_EVENTS, Trace
 from .tuning import Tuner
 from .update import distributed_update_optimizer as DistributedUpdateOptimizer
+from .weights import Weights
 
 __all__ = [
     "Compression",
@@ -151,6 +152,8 @@ class Compression:
         self._methods, self._reducer = start(method, self._named, options, self._process_set)
         self._reducer.on_unseen = self._wake
         self._reducer.uneven.in_join = in_join
+        if self._reducer.world > 1:
+            self._reducer.weights = Weights(self._reducer.options.verify_every, warns=self._reducer.rank == 0)
         self._reducer.gain = None  # the first token that comes back tells, or attach()
         self._owners = [owner_of_token() for _ in self._reducer.plan.names()]
         self._take_order()
@@ -520,13 +523,16 @@ class Compression:
         self._compared_ways = True
 
     def _begin_step(self) -> None:
-        """While nothing is under way, let an adaptive schedule choose other buckets."""
+        """While nothing is under way, let an adaptive schedule choose other buckets, and look at the weights."""
         if not self._compared_ways:
             self._compare_ways()
         if self._scaler is not None and not self._bridged and not self._under_way:
             self._bridge()
         if self._tuner and not self._under_way and self._tuner.begin_step():
             self._take_order()
+        reducer = self._running()
+        if reducer.weights and not self._under_way:
+            reducer.weights.take(reducer.next_step(), self._parameters)
 
     def _share(self, value: Any) -> list[Any]:
         return self.allgather_object(value, self._tuning_name)

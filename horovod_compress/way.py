@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from .errors import MismatchError
+from .ranks import listed
 
 
 @dataclass(frozen=True)
@@ -35,10 +36,6 @@ def check(ways: Sequence[Way]) -> None:
     tokens = [rank for rank, way in enumerate(ways) if not way.attached]
     if attached and tokens and len({way.plan for way in ways}) == 1:
         raise MismatchError(
-            f"attach() was called on rank(s) {_listed(attached)}, and not on rank(s) {_listed(tokens)}; call "
+            f"attach() was called on rank(s) {listed(attached)}, and not on rank(s) {listed(tokens)}; call "
             f"compression.attach(optimizer) on every rank, before the first backward pass, or on none"
         )
-
-
-def _listed(ranks: Sequence[int]) -> str:
-    return ", ".join(map(str, ranks))

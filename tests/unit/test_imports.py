@@ -33,7 +33,7 @@ LAYERS = [
         "planning",
         "_plan_trial",
     },
-    {"reducer", "station", "tuning", "trace", "uneven"},
+    {"reducer", "station", "tuning", "trace", "uneven", "weights"},
     {
         "arrivals",
         "codecs",
@@ -61,7 +61,7 @@ LAYERS = [
         "device",
         "rollcall",
     },
-    {"errors", "_cpu", "_cuda"},
+    {"errors", "ranks", "_cpu", "_cuda"},
 ]
 LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
 HOROVOD = {"torch", "_start", "_horovod", "_headroom", "elastic", "_plan_trial"}
