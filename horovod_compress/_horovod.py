@@ -10,21 +10,43 @@ from typing import Any
 
 import horovod.torch as hvd
 import torch
+from horovod.common.exceptions import HorovodInternalError
 from horovod.torch import mpi_ops
 
 from .deadline import Deadline
-from .errors import ExchangeError
+from .errors import ConfigError, ExchangeError
+from .rollcall import RollCall
+from .uneven import ADVICE
 
 _POLL_SECONDS = 0.002
+_WITH_JOIN = "is not supported with Join"  # in Horovod's refusal of a gather
 _FRAMES = 8  # between compress() and the optimizer there are two to four
 
 
-def allgather_object(value: Any, name: str, process_set: Any, seconds: float) -> list[Any]:
+def allgather_object(value: Any, name: str, process_set: Any, seconds: float, *, by_name: bool = False) -> list[Any]:
     """Gather one object per rank, as ``hvd.allgather_object`` does, but never wait for ever.
 
+    Args:
+        by_name: leave word that this rank is there, so that an error can name the ranks that are not; for gathers that
+            happen once.
+
     Raises:
-        ExchangeError: not every rank took part in time.
+        ExchangeError: not every rank took part in time, or Horovod has ended.
+        ConfigError: some rank is in ``hvd.join()``.
     """
+    roll = RollCall(name, process_set) if by_name else None
+    try:
+        values = _allgather_object(value, name, process_set, seconds)
+    except HorovodInternalError as error:
+        if _WITH_JOIN in str(error):
+            raise ConfigError(f"a rank has called hvd.join() while rank {hvd.rank()} begins a step; {ADVICE}") from None
+        raise ExchangeError(_why_not_all(name, error, roll)) from None
+    if roll:
+        roll.held()
+    return values
+
+
+def _allgather_object(value: Any, name: str, process_set: Any, seconds: float) -> list[Any]:
     data = torch.frombuffer(bytearray(pickle.dumps(value)), dtype=torch.uint8)
     length = torch.tensor([data.numel()], dtype=torch.int64)
     lengths = _allgather(length, f"{name}.length", process_set, seconds).tolist()
@@ -41,12 +63,25 @@ def _allgather(tensor: torch.Tensor, name: str, process_set: Any, seconds: float
     handle = hvd.allgather_async(tensor, name=name, process_set=process_set)
     while not hvd.poll(handle):
         if deadline.passed():
-            raise ExchangeError(
-                f"rank {hvd.rank()}: not every rank joined {name.rpartition('.')[0]} within {seconds:g} s; every "
-                f"rank must create the same compression objects, and use them, in the same order"
-            )
+            raise _NotAll(f"not every rank came to {name.rpartition('.')[0]} within {seconds:g} s")
         time.sleep(_POLL_SECONDS)
     return hvd.synchronize(handle)
+
+
+class _NotAll(HorovodInternalError):  # type: ignore[misc]
+    """Some rank did not come to a gather in time."""
+
+
+def _why_not_all(name: str, error: Exception, roll: RollCall | None) -> str:
+    """Return what is known of a gather that did not take place."""
+    what = f"{error}" if isinstance(error, _NotAll) else f"{name} did not take place, as Horovod ended: {error}"
+    absent = roll.absent() if roll else []
+    who = f" Rank(s) {', '.join(map(str, absent))} never came: look at their output." if absent else ""
+    return (
+        f"rank {hvd.rank()}: {what}.{who} Usual causes: an error of that rank's own before this point; a rank that is "
+        f"slower to load its data or model than timeout= allows; compression objects that are not made, or used, on "
+        f"every rank in the same order"
+    )
 
 
 def owner_of_token() -> torch.Tensor:
@@ -76,6 +111,18 @@ def waits_for_tokens(compression: Any) -> bool:
         while at is not None:
             inside = inside or at.f_code is wait
             if inside and getattr(at.f_locals.get("self"), "_compression", None) is compression:
+                return True
+            at = at.f_back
+    return False
+
+
+def in_join() -> bool:
+    """Return whether a thread is inside ``hvd.join()``."""
+    join = mpi_ops.join.__code__
+    for frame in sys._current_frames().values():
+        at: FrameType | None = frame
+        while at is not None:
+            if at.f_code is join:
                 return True
             at = at.f_back
     return False

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import socket
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 import horovod.torch as hvd
 import torch
@@ -30,6 +30,7 @@ from .transports.local import Hub
 
 _DTYPES = ("float32", "float64", "float16", "bfloat16")
 _DEFAULT_SECONDS = Options().timeout
+_HANDSHAKE = "hvc.handshake"
 #: So many ranks' problems are told; more of them say the same, as a rule.
 _TOLD = 4
 
@@ -69,9 +70,9 @@ def start(
                 meeting = gloo.Meeting(None, own, seconds)
             address = meeting.address if meeting else None
             document = replace(document, plan=plan.document(), meeting=address)
-    except HorovodCompressError as error:
-        document = handshake.refusal(error)
-    documents = allgather_object(document, "hvc.handshake", process_set, seconds)
+    except Exception as error:  # noqa: BLE001  whatever it is, the other ranks wait to hear of it
+        refuse(error, process_set, seconds)
+    documents = allgather_object(document, _HANDSHAKE, process_set, seconds, by_name=True)
     handshake.check(documents)
     plan = Plan.from_document(documents[0].plan).placed(tensors)
     where = device.of(plan.buckets[0].device) if _through_nccl(documents, kind) else None
@@ -79,6 +80,31 @@ def start(
     devices = (lambda name: where) if where else None
     choose = chooser(options.exchange, transport.adds)
     return methods, Reducer(plan, methods.codecs, transport, choose, options, devices)
+
+
+def refuse(error: Exception, process_set: Any, seconds: float = _DEFAULT_SECONDS) -> NoReturn:
+    """Take part in the handshake with this rank's error, which every rank then raises.
+
+    Raises:
+        ConfigError: says which rank has which error.
+    """
+    if not hvd.is_initialized() or not process_set.included():
+        raise error
+    try:
+        documents = allgather_object(handshake.refusal(error), _HANDSHAKE, process_set, seconds, by_name=True)
+    except ExchangeError:
+        raise error from None  # the others are somewhere else
+    handshake.check(documents)
+    raise error
+
+
+@contextlib.contextmanager
+def before_handshake(process_set: Any) -> Iterator[None]:
+    """Let every rank know of an error of this one, where the others come to the handshake already."""
+    try:
+        yield
+    except Exception as error:  # noqa: BLE001  whatever it is, the other ranks wait to hear of it
+        refuse(error, process_set)
 
 
 def specs(named: object) -> list[TensorSpec]:

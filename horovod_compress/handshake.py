@@ -17,6 +17,7 @@ from .errors import ConfigError, HorovodCompressError, MismatchError
 from .methods import Methods
 from .options import Options
 from .plan import TensorSpec
+from .ranks import by_value
 from .wire import WIRE_VERSION
 
 
@@ -78,21 +79,12 @@ def check(documents: Sequence[Document]) -> None:
         values = [document.fields.get(name, "(not there)") for document in documents]
         if any(value != values[0] for value in values):
             raise MismatchError(
-                f"the ranks do not agree on {name}: {_by_value(values)}; start every rank with the "
+                f"the ranks do not agree on {name}: {by_value(values)}; start every rank with the "
                 f"same options, model and version of horovod-compress"
             )
 
 
-def _by_value(values: Sequence[Any]) -> str:
-    """Return ``rank 0 = 8, ranks 1, 2 = 4``."""
-    ranks: dict[str, list[int]] = {}
-    for rank, value in enumerate(values):
-        ranks.setdefault(repr(value), []).append(rank)
-    return ", ".join(
-        f"rank{'s' if len(who) > 1 else ''} {', '.join(map(str, who))} = {value}" for value, who in ranks.items()
-    )
-
-
-def refusal(error: HorovodCompressError) -> Document:
+def refusal(error: Exception) -> Document:
     """Return the document of a rank that cannot go on."""
-    return Document({}, refusal=str(error))
+    ours = isinstance(error, HorovodCompressError)
+    return Document({}, refusal=str(error) if ours else f"{type(error).__name__}: {error}")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,6 +12,8 @@ from .plan import Plan
 EXCHANGES = ("auto", "ring", "fold")
 TRANSPORTS = ("auto", "gloo", "nccl", "local")
 NONFINITE = ("propagate", "raise", "zero")
+#: The longest timeout. The store and Gloo count in integers, which a few hundred years overflow.
+LONGEST_SECONDS = 1e6
 
 
 @dataclass(frozen=True)
@@ -27,11 +28,12 @@ class Options:
             is installed, else Gloo. With Gloo payloads of GPUs go through host memory.
         seed: of all random bits; equal on every rank.
         timeout: seconds that one bucket's exchange may take, from its first prelude to the end of its
-            payload, waiting for slower ranks included.
+            payload, waiting for slower ranks included; at most 1e6.
         nonfinite: what becomes of NaN and infinity: "propagate" (the bucket is NaN on every rank,
             residuals stay as they were), "raise" (on every rank) or "zero" (those values count
             as 0; what only overflows in a 16-bit payload is propagated).
-        verify_every: compare a hash of all results across ranks every so many steps; 0 never.
+        verify_every: compare a hash of all results across ranks every so many steps, and of the weights, which is done
+            in the first step too; 0 never.
         min_elements: smaller tensors share an uncompressed bucket, one for each dtype and device.
         warmup_steps: exchange so many steps as they are, in full precision, before the method begins.
     """
@@ -54,11 +56,7 @@ class Options:
         _whole("verify_every", self.verify_every, 0, 1 << 31)
         _whole("min_elements", self.min_elements, 0, 1 << 62)
         _whole("warmup_steps", self.warmup_steps, 0, 1 << 31)
-        timeout = self.timeout
-        if isinstance(timeout, bool) or not isinstance(timeout, (int, float)):
-            raise ConfigError(f"timeout should be a number of seconds, got {timeout!r}")
-        if not (math.isfinite(timeout) and timeout > 0):
-            raise ConfigError(f"timeout should be more than 0 seconds and finite, got {timeout!r}")
+        _seconds("timeout", self.timeout)
 
     @classmethod
     def names(cls) -> list[str]:
@@ -80,3 +78,13 @@ def _choice(name: str, value: object, allowed: tuple[str, ...]) -> None:
 def _whole(name: str, value: object, low: int, high: int) -> None:
     if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
         raise ConfigError(f"{name} should be a whole number from {low} to {high}, got {value!r}")
+
+
+def _seconds(name: str, value: object) -> None:
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise ConfigError(f"{name} should be a number of seconds, got {value!r}")
+    if not 0 < value <= LONGEST_SECONDS:  # so is NaN refused
+        raise ConfigError(
+            f"{name} should be more than 0 and at most {LONGEST_SECONDS:.0f} seconds, got {value!r}; "
+            f"write {name}=1e6, eleven days, for no limit in practice"
+        )

@@ -45,7 +45,9 @@ from .overlap import Overlap
 from .plan import Bucket, Plan, TensorSpec
 from .station import Round, Station, nothing
 from .transports.base import Transport
+from .uneven import Uneven, refusal
 from .watch import Watch
+from .weights import Weights
 from .wire import Bad, codec_id
 from .worker import Worker
 
@@ -89,6 +91,9 @@ class Reducer:
         self.gain: float | None = 1.0
         self.metrics, self.recorder, self.overlap = Metrics(), FlightRecorder(), Overlap()
         self._pool = FramePool()
+        self.uneven = Uneven(transport)
+        #: Compares weights, where somebody shows them.
+        self.weights: Weights | None = None
         #: Takes marks of time, while somebody wants to know them.
         self.watch: Watch | None = None
         self._take_plan(plan)
@@ -307,6 +312,7 @@ class Reducer:
         return [name for s in self.stations if s.finished < step and not s.full for name in s.missing()]
 
     def _check_all_offered(self, step: int) -> None:
+        self.uneven.waits(step)
         for station in self.stations:
             if station.refused:
                 raise ExchangeError(
@@ -391,6 +397,8 @@ class Reducer:
             if station is self.stations[-1]:
                 if self._verifying():
                     self._verify()
+                if self.weights and self.weights.due(step):
+                    self._compare(self.weights)
                 self.step += 1
                 self.metrics.steps += 1
             self._decoder.put(partial(self._deliver, station, step, began))
@@ -400,7 +408,8 @@ class Reducer:
         """Wait until a bucket is full and take it; return False when the reducer is closed, or the bucket is gone."""
         with self._changed:
             while not (station.full or self._closing or self._broken or station not in self.stations):
-                self._changed.wait()
+                if not self._changed.wait(_LOOK_SECONDS):
+                    self.uneven.check(self.step)
             if self._broken:
                 raise self._broken
             if self._closing or station not in self.stations:
@@ -655,22 +664,30 @@ class Reducer:
                     f"would diverge. Suspect memory or hardware there, and resume from a checkpoint"
                 )
 
+    def _compare(self, weights: Weights) -> None:
+        """Show the other ranks the hashes of this one's weights."""
+        names = self.plan.names()
+        exchange = self._new_exchange(len(self.stations), codec_id("weights"), Bad())
+        with self.metrics.timed("verify", where=(self.step,)):
+            found, _ = gather.run(exchange, weights.hashes(self.step, len(names)).view(torch.uint8))
+        self.metrics.bytes_sent += exchange.bytes_sent
+        weights.compare(self.step, [data.view(torch.int64) for data in found], names)
+
     # ---- failure and end ----
 
-    def _explain(self, error: PeerError) -> ExchangeError:
+    def _explain(self, error: PeerError) -> HorovodCompressError:
         """Abort, so that the other ranks fail too, and say which rank is to blame."""
         verb = f"did not answer within {self.options.timeout:g} s" if error.late else "is gone"
         where = self.recorder.last()
         self.transport.abort({"peer": error.peer, "late": error.late, "where": where})
-        culprit = self._culprit(error)
-        return ExchangeError(
-            f"rank {self.rank}: rank {error.peer} {verb} during {where} ({error.detail}). {culprit} "
+        notes = self.transport.notes(_NOTES_SECONDS)
+        return refusal(notes) or ExchangeError(
+            f"rank {self.rank}: rank {error.peer} {verb} during {where} ({error.detail}). {self._culprit(notes)} "
             f"Restart the job from a checkpoint; if a rank is only slow, raise timeout="
         )
 
-    def _culprit(self, error: PeerError) -> str:
+    def _culprit(self, notes: dict[int, dict]) -> str:
         """Return a sentence on the ranks that left no note of their own: they did not see it coming."""
-        notes = self.transport.notes(_NOTES_SECONDS)
         if not notes:
             return "Rank 0, which keeps the ranks' notes on failures, gives no sign of life: look at its output."
         silent = sorted(set(range(self.world)) - set(notes) - {self.rank})
@@ -741,6 +758,9 @@ class Reducer:
         self._rest()  # a state was loaded, on whatever stream
         with self._changed:
             self.step, self._agreed = step, False
+            self.uneven.resume()
+            if self.weights:
+                self.weights.resume()
             for station in self.stations:
                 station.resume(step)
 

@@ -28,17 +28,18 @@ import horovod.torch as hvd
 import torch
 from torch import Tensor, nn
 
-from . import checkpoint, trace as recording
+from . import checkpoint, trace as recording, uneven, way
 from ._horovod import (
     allgather_object,
     calling_optimizer,
     end_all_waits,
     forget_step,
     in_backward,
+    in_join,
     owner_of_token,
     waits_for_tokens,
 )
-from ._start import start
+from ._start import before_handshake, start
 from .codecs import registry
 from .codecs.base import Codec
 from .codecs.by_step import by_step, method
@@ -60,6 +61,7 @@ from .schedule import OPTIONAL, is_adaptive
 from .trace import MAX_EVENTS, Trace
 from .tuning import Tuner
 from .update import distributed_update_optimizer as DistributedUpdateOptimizer
+from .weights import Weights
 
 __all__ = [
     "Compression",
@@ -158,18 +160,23 @@ class Compression:
         self._under_way = 0  # gradients handed over whose results were not fetched yet
         self._settled = -1  # the step whose sparse gradients were looked for
         self._in_updates = False
+        self._compared_ways = False  # whether all ranks are known to be attached, or none
         self._tuner: Tuner | None = None
         self._scaler: Any = None  # the gradient scaler that is followed
         self._scale, self._bridged = 0.0, False  # of what is kept, 0 for not known; whether that is the scaler's
         if not process_set.included():
             self._parameters: list[nn.Parameter] = []
             return
-        self._named: Any = listed(named_parameters)
+        with before_handshake(process_set):
+            self._named: Any = listed(named_parameters)
         self._start(method, options)
 
     def _start(self, method: str | Codec | Methods, options: Mapping[str, Any]) -> None:
         self._methods, self._reducer = start(method, self._named, options, self._process_set)
         self._reducer.on_unseen = self._wake
+        self._reducer.uneven.in_join = in_join
+        if self._reducer.world > 1:
+            self._reducer.weights = Weights(self._reducer.options.verify_every, warns=self._reducer.rank == 0)
         self._reducer.gain = None  # the first token that comes back tells, or attach()
         self._owners = [owner_of_token() for _ in self._reducer.plan.names()]
         self._take_order()
@@ -218,7 +225,10 @@ class Compression:
             options: common ones; methods take their own in :func:`method`.
         """
         process_set = options.pop("process_set", hvd.global_process_set)
-        return Compression(per_layer(methods), named_parameters, options, process_set)
+        _check_process_set(process_set)
+        with before_handshake(process_set):
+            found = per_layer(methods)
+        return Compression(found, named_parameters, options, process_set)
 
     # ---- Horovod's contract ----
 
@@ -247,11 +257,19 @@ class Compression:
         failures of other ranks reach the training thread as :class:`ExchangeError`. It uses
         private methods of Horovod 0.28; with another version it leaves the optimizer as it is.
 
+        Call it on every rank or on none, before the first backward pass: the ranks compare that at the first gradient.
+
         Raises:
-            ConfigError: the optimizer was made with another compression, process set or operation.
+            ConfigError: the optimizer was made with another compression, process set or operation, or gradients were
+                handed over before.
         """
         if self._in_updates:
             raise ConfigError(_TAKEN)
+        if self._compared_ways:
+            raise ConfigError(
+                "attach() comes before the first backward pass, on every rank; this compression has exchanged "
+                "gradients already: call it right after hvd.DistributedOptimizer(...)"
+            )
         if getattr(optimizer, "_compression", None) is not self:
             raise ConfigError(
                 "attach() takes the optimizer that was made with this compression: "
@@ -359,13 +377,13 @@ class Compression:
                 'are, not finite; choose "propagate" or "raise"'
             )
 
-    def allgather_object(self, value: Any, name: str) -> list[Any]:
+    def allgather_object(self, value: Any, name: str, *, by_name: bool = False) -> list[Any]:
         """Return every rank's value.
 
         Raises:
             ExchangeError: not every rank took part in time.
         """
-        return allgather_object(value, name, self._process_set, self._running().options.timeout)
+        return allgather_object(value, name, self._process_set, self._running().options.timeout, by_name=by_name)
 
     def included(self) -> bool:
         """Return whether this rank takes part."""
@@ -463,12 +481,13 @@ class Compression:
         Horovod waits for the tokens of a silent rank for ever, and has no other way to call a wait
         off than to shut down, on all ranks. Its error then says nothing of the reason.
         """
-        if self._optimizer is not None:
+        joined = in_join()
+        if self._optimizer is not None and not joined:
             return  # it waits for our results only
         if not self._logged:
             self._logged = True
             _log.error("%s", failure)
-        if waits_for_tokens(self):
+        if joined or waits_for_tokens(self):
             end_all_waits()
 
     def _find(self, tensor: Tensor) -> int:
@@ -523,12 +542,23 @@ class Compression:
             )
         return True
 
+    def _compare_ways(self) -> None:
+        """At the first gradient, see that all ranks are attached, or none."""
+        mine = way.Way(self._running().plan.fingerprint(), self._optimizer is not None)
+        way.check(self.allgather_object(mine, "hvc.attach", by_name=True))
+        self._compared_ways = True
+
     def _begin_step(self) -> None:
-        """While nothing is under way, let an adaptive schedule choose other buckets."""
+        """While nothing is under way, let an adaptive schedule choose other buckets, and look at the weights."""
+        if not self._compared_ways:
+            self._compare_ways()
         if self._scaler is not None and not self._bridged and not self._under_way:
             self._bridge()
         if self._tuner and not self._under_way and self._tuner.begin_step():
             self._take_order()
+        reducer = self._running()
+        if reducer.weights and not self._under_way:
+            reducer.weights.take(reducer.next_step(), self._parameters)
 
     def _share(self, value: Any) -> list[Any]:
         return self.allgather_object(value, self._tuning_name)
@@ -570,10 +600,14 @@ class Compression:
     def _gain_of(self, token: float) -> float:
         """Return what Horovod's operation made of the ranks' tokens: the mean or the sum."""
         world = self._running().world
-        total = sum(_value_of_token(rank) for rank in range(world))
+        values = [_value_of_token(rank) for rank in range(world)]
+        total = sum(values)
         for gain in (1.0, float(world)):
             if abs(token - total * gain / world) < 1e-3:
                 return gain
+        op = getattr(calling_optimizer(self), "op", None)
+        if op in (hvd.Average, hvd.Sum) and (who := uneven.joined(token, values, op == hvd.Average)):
+            raise ConfigError(f"{who} called hvd.join() while rank {hvd.rank()} has a step left; {uneven.ADVICE}")
         raise ConfigError(
             f"rank {hvd.rank()}: tokens with the sum {total:g} came back as {token:g} from {world} "
             f"ranks; only op=hvd.Average and op=hvd.Sum are supported"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -86,6 +86,7 @@ class Exchange:
                 are the noted ones, on every rank.
         """
         self.reducer.next_steps(turn)
+        self._show(self.base)
         momenta = list(self._momenta(state)) if self._masking else []
         try:
             step = -1
@@ -125,6 +126,7 @@ class Exchange:
         A parameter for which no rank has a gradient has none afterwards either.
         """
         self.reducer.next_steps(plain=True)
+        self._show(self.parameters)
         step, means = -1, []
         for index, parameter in enumerate(self.parameters):
             means.append(_marked(parameter))
@@ -136,6 +138,11 @@ class Exchange:
             elif mean is not parameter.grad:
                 parameter.grad.copy_(mean)  # type: ignore[union-attr]
         return all(finite)
+
+    def _show(self, weights: Sequence[Tensor]) -> None:
+        """Let the other ranks compare weights that should be the same as theirs, if they do in this exchange."""
+        if self.reducer.weights:
+            self.reducer.weights.take(self.reducer.next_step(), weights)
 
     def not_finite(self) -> NonFiniteError:
         """Return the error for a mean gradient that is not finite."""

@@ -67,5 +67,11 @@ class Transport(Protocol):
     def notes(self, seconds: float) -> dict[int, dict[str, Any]]:
         """Return the notes of the ranks that aborted, waiting at most ``seconds`` for more."""
 
+    def say(self, topic: str, text: str) -> None:
+        """Leave word for the other ranks; the last one counts. It takes a moment, and is not certain."""
+
+    def said(self, topic: str) -> dict[int, str]:
+        """Return the last word of each rank that has left one, as far as it can be learned in a moment."""
+
     def close(self) -> None:
         """Release the connections after the last exchange."""

@@ -193,6 +193,19 @@ class GlooTransport:
                     found[rank] = json.loads(self._store.get(f"abort/{rank}"))
             time.sleep(_POLL_SECONDS)
 
+    def say(self, topic: str, text: str) -> None:
+        _within(_NOTE_SECONDS, lambda: self._store.set(f"{topic}/{self.rank}", text))
+
+    def said(self, topic: str) -> dict[int, str]:
+        found: dict[int, str] = {}
+        _within(_NOTE_SECONDS, lambda: self._read_words(topic, found))
+        return dict(found)
+
+    def _read_words(self, topic: str, found: dict[int, str]) -> None:
+        for rank in range(self.size):
+            if self._store.check([f"{topic}/{rank}"]):
+                found[rank] = self._store.get(f"{topic}/{rank}").decode()
+
     def close(self) -> None:
         if any(transfer.work is not None for transfer in self._transfers()):
             self._break()  # some thread may be waiting, and would keep the connections open

@@ -23,6 +23,7 @@ class Hub:
         self.size = size
         self.links, self.sums = _links(size), _links(size)  # messages, and what is added up
         self.notes: dict[int, dict[str, Any]] = {}
+        self.words: dict[tuple[str, int], str] = {}
         self.gone = [threading.Event() for _ in range(size)]
 
     def transports(self) -> list[LocalTransport]:
@@ -64,6 +65,13 @@ class LocalTransport:
         while len(self._hub.notes) < self.size and time.monotonic() < end:
             time.sleep(_POLL_SECONDS)
         return dict(self._hub.notes)
+
+    def say(self, topic: str, text: str) -> None:
+        self._hub.words[topic, self.rank] = text
+
+    def said(self, topic: str) -> dict[int, str]:
+        words = {rank: self._hub.words.get((topic, rank)) for rank in range(self.size)}
+        return {rank: word for rank, word in words.items() if word is not None}
 
     def close(self) -> None:
         pass  # a peer may still have to read what this rank sent last

@@ -251,6 +251,12 @@ class NcclTransport:
     def notes(self, seconds: float) -> dict[int, dict[str, Any]]:
         return self._tokens.notes(seconds)
 
+    def say(self, topic: str, text: str) -> None:
+        self._tokens.say(topic, text)
+
+    def said(self, topic: str) -> dict[int, str]:
+        return self._tokens.said(topic)
+
     def close(self) -> None:
         self.link.abort()
         self._tokens.close()

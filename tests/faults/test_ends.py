@@ -89,6 +89,14 @@ def test_users_own_error(nursery: Nursery) -> None:
         assert rank.number == 1 or "rank 1" in rank.output.splitlines()[-1] or blames(rank.output, 1)
 
 
+def test_error_before_the_handshake(nursery: Nursery) -> None:
+    """A rank that ends is missed at once, and by name."""
+    for rank in nursery.run(3, "absent.py", {"victim": 1, "timeout": 60.0}):
+        if rank.number != 1:
+            assert rank.report["error"] == "ExchangeError" and rank.report["seconds"] < 20.0
+            assert "Rank(s) 1 never came: look at their output" in rank.report["text"]
+
+
 @pytest.mark.parametrize("path", slow(*PATHS))
 def test_interrupt_in_an_exchange(nursery: Nursery, path: str) -> None:
     """Ctrl-C while rank 3 is awaited: the rank ends at once, although its exchange has much time."""

@@ -39,6 +39,10 @@ INVALID = {
     "unknown": ("no option 'full_precission_every'", "full_precision_every"),
     "transport": ("transport", '"local"'),
     "integer parameter": ("no parameter that needs a gradient",),
+    "method before": ("a method should be a name",),
+    "pattern before": ("the method of pattern '*'", "5"),
+    "parameters before": ("RuntimeError: this rank cannot read its model",),
+    "any other error": ("KeyError: 'a bug'",),
 }
 
 
@@ -86,3 +90,4 @@ def test_a_rank_that_never_comes_is_noticed_in_time(found) -> None:
         assert case["kind"] == "ExchangeError" and case["recoverable"]
         assert 1.4 < case["seconds"] < 6
         assert "1.5 s" in case["text"] and "same order" in case["text"]
+        assert f"Rank(s) {ODD} never came: look at their output" in case["text"]

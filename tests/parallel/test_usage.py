@@ -87,6 +87,39 @@ def test_refusals_name_the_remedy(found) -> None:
             assert text.startswith("ConfigError") and "named_parameters" in text
 
 
+def test_attach_on_some_ranks_is_refused_on_all(found) -> None:
+    for texts in value(found, "attach on some"):
+        for text, attached, tokens in zip(texts, ("1", "0, 2"), ("0, 2", "1"), strict=True):
+            assert text.startswith(
+                f"MismatchError: attach() was called on rank(s) {attached}, and not on rank(s) {tokens};"
+            )
+
+
+def test_attach_comes_before_the_first_backward_pass(found) -> None:
+    for text, again in value(found, "attach late"):
+        assert text.startswith("ConfigError: attach() comes before the first backward pass") and again == "accepted"
+
+
+def test_the_lines_against_uneven_batches_stop_all_ranks_together(found) -> None:
+    assert value(found, "in step") == [2] * WORLD
+
+
+def test_weights_that_differ_are_said_once_on_rank_0(found) -> None:
+    assert value(found, "weights alike") == [[[], [], []]] * WORLD
+    for name, step, count in [("at first", 0, 1), ("clipped", 3, 6), ("loaded on one rank", 3, 1)]:
+        first, *others = value(found, f"weights {name}")
+        assert all(texts == [] for runs in others for texts in runs)
+        for texts in first:
+            assert len(texts) == 1, texts
+            assert f"at the beginning of step {step}, in {count} of 6 parameters, the first of them" in texts[0], texts
+
+
+def test_weights_are_compared_in_the_process_set(found) -> None:
+    texts, *others = value(found, "weights of a process set")
+    assert others == [[]] * (WORLD - 1) and len(texts) == 1
+    assert "the first of them 3.bias, by its hash: rank 0 = " in texts[0] and ", rank 1 = " in texts[0]
+
+
 def test_a_flipped_bit_is_caught_in_the_same_step(found) -> None:
     for texts in value(found, "flip"):
         for text, rank in zip(texts, (1, 1, WORLD - 1, WORLD - 1), strict=True):

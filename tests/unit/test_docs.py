@@ -144,9 +144,9 @@ def test_the_table_of_methods_is_complete_and_names_their_options() -> None:
 def test_options_written_as_code_exist(page: Path) -> None:
     known = {*Options.names(), "process_set", "named_parameters", "compression"}
     known |= {option for name in registry.available() for option in registry.option_names(name)}
-    # Not options of a method: of Horovod's optimizer, of load_state_dict, of torch, of the walk-through, of trace.
+    # Not options of a method: of Horovod and its optimizer, load_state_dict, torch, the walk-through and trace.
     known |= {"op", "groups", "backward_passes_per_step", "sparse_as_dense", "sparse", "residuals"}
-    known |= {"weights_only", "hop", "purpose", "period", "steps"}
+    known |= {"weights_only", "hop", "purpose", "period", "steps", "drop_last", "name", "root_rank"}
     calls = re.findall(r"`(?:[\w.]+\()?(?:[^`]*?, )?([a-z_]+)=[^`=]*`", page.read_text())
     assert not set(calls) - known
 
@@ -176,7 +176,7 @@ def test_the_page_on_the_wire_format_is_that_of_the_code() -> None:
     assert f"Wire version {wire.WIRE_VERSION}." in page
     assert f"A frame is {wire.HEADER_BYTES} bytes of header" in page
     rows = re.findall(r"^\| `([a-z0-9_ ]+)` \| `0x([0-9a-f]{4})` \|$", page, re.MULTILINE)
-    names = {*registry.available(), "full precision", "verify", "agree", "prelude 0"}
+    names = {*registry.available(), "full precision", "verify", "agree", "weights", "prelude 0"}
     assert dict(rows) == {name: f"{wire.codec_id(name):04x}" for name in names}
     fields = [(int(row[0]), int(row[1])) for row in table_after(ROOT / "docs" / "wire-format.md", "## Frame")]
     ends = [offset + size for offset, size in fields]

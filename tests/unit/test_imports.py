@@ -27,12 +27,13 @@ LAYERS = [
         "verbs",
         "checkpoint",
         "handshake",
+        "way",
         "check_build",
         "elastic",
         "planning",
         "_plan_trial",
     },
-    {"reducer", "station", "tuning", "trace"},
+    {"reducer", "station", "tuning", "trace", "uneven", "weights"},
     {
         "arrivals",
         "codecs",
@@ -48,8 +49,20 @@ LAYERS = [
         "parameters",
         "staging",
     },
-    {"kernels", "transports", "wire", "keys", "deadline", "worker", "metrics", "drift", "overlap", "device"},
-    {"errors", "_cpu", "_cuda"},
+    {
+        "kernels",
+        "transports",
+        "wire",
+        "keys",
+        "deadline",
+        "worker",
+        "metrics",
+        "drift",
+        "overlap",
+        "device",
+        "rollcall",
+    },
+    {"errors", "ranks", "_cpu", "_cuda"},
 ]
 LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
 HOROVOD = {"torch", "_start", "_horovod", "_headroom", "elastic", "_plan_trial"}

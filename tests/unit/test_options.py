@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -15,10 +16,12 @@ from horovod_compress import _start, handshake
 from horovod_compress.codecs import registry
 from horovod_compress.codecs.base import Codec
 from horovod_compress.collectives.choose import chooser
+from horovod_compress.deadline import Deadline
 from horovod_compress.errors import ConfigError, HorovodCompressError, MismatchError
 from horovod_compress.methods import parse
-from horovod_compress.options import Options
+from horovod_compress.options import LONGEST_SECONDS, Options
 from horovod_compress.plan import Plan
+from horovod_compress.transports import gloo
 from tests.support.local import spec
 
 COMMON: list[tuple[str, Any, str]] = [
@@ -37,8 +40,11 @@ COMMON: list[tuple[str, Any, str]] = [
     ("warmup_steps", 1.5, "whole number"),
     ("timeout", 0, "more than 0"),
     ("timeout", -3.0, "more than 0"),
-    ("timeout", math.inf, "finite"),
-    ("timeout", math.nan, "finite"),
+    ("timeout", math.inf, "at most 1000000 seconds"),
+    ("timeout", math.nan, "at most 1000000 seconds"),
+    ("timeout", 9.3e9, "write timeout=1e6"),
+    ("timeout", 1_000_001, "at most 1000000 seconds"),
+    ("timeout", 10**400, "at most 1000000 seconds"),
     ("timeout", "30", "number of seconds"),
     ("timeout", True, "number of seconds"),
     ("timeout", None, "number of seconds"),
@@ -84,6 +90,23 @@ def test_a_bad_value_is_refused(name: str, value: Any, allowed: str) -> None:
 def test_a_number_that_no_codec_could_take_is_refused(method: str, option: str, value: Any) -> None:
     with pytest.raises(ConfigError, match=f"{option} should be"):
         parse(method, {option: value})
+
+
+def test_the_longest_timeout_is_one_that_the_parts_below_can_carry() -> None:
+    """A store that is asked for more than its integers hold says that it timed out at once, or hangs."""
+    assert parse("none", {"timeout": LONGEST_SECONDS})[1].timeout == LONGEST_SECONDS
+    meeting = gloo.Meeting(None, "127.0.0.1", LONGEST_SECONDS)
+    with ThreadPoolExecutor(2) as pool:
+        ranks = [pool.submit(gloo.GlooTransport, meeting, rank, 2, "127.0.0.1", LONGEST_SECONDS) for rank in range(2)]
+        first, second = (rank.result(20) for rank in ranks)
+    data, deadline = torch.arange(8, dtype=torch.uint8), Deadline(LONGEST_SECONDS)
+    arrived = torch.zeros_like(data)
+    pending = second.receive(arrived, 0)
+    first.send(data, 1).wait(deadline)
+    pending.wait(deadline)
+    assert torch.equal(arrived, data)
+    for transport in (first, second):
+        transport.close()
 
 
 @pytest.mark.parametrize("value", [0, 1, (1 << 64) - 1])

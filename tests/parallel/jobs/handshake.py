@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
+from unittest import mock
 
 import horovod.torch as hvd
 import torch
@@ -12,7 +13,7 @@ from torch import nn
 
 import horovod_compress
 import horovod_compress.torch as hvc
-from horovod_compress import handshake
+from horovod_compress import _start, handshake
 from horovod_compress.plan import Plan, TensorSpec
 from tests.support.rank import check
 
@@ -75,6 +76,23 @@ def own_plan(reverse: bool) -> Plan:
     return Plan.of([(specs[::-1] if reverse else specs, True)])
 
 
+def unreadable(odd: Exception) -> Callable[[], Any]:
+    """Parameters that this rank fails to produce: an error of its own, before anything is compared."""
+
+    def pairs() -> Iterator[tuple[str, nn.Parameter]]:
+        if ODD:
+            raise odd
+        yield from model().named_parameters()
+
+    return lambda: hvc.Compression.marsit(pairs())
+
+
+def buggy() -> Any:
+    """Make the compression with an error that the package does not raise on purpose."""
+    with mock.patch.object(_start, "specs", side_effect=KeyError("a bug")):
+        return hvc.Compression.marsit(model().named_parameters())
+
+
 CASES: dict[str, Callable[[], Any]] = {
     "control": with_options({}),
     "seed": with_options({"seed": 8}, {"seed": 7}),
@@ -102,6 +120,10 @@ CASES: dict[str, Callable[[], Any]] = {
     "integer parameter": with_model(
         nn.ParameterList([nn.Parameter(torch.ones(3, dtype=torch.int32), requires_grad=False)]), model()
     ),
+    "method before": lambda: hvc.Compression.create(5 if ODD else "none", model().named_parameters()),
+    "pattern before": lambda: hvc.Compression.per_layer({"*": 5 if ODD else "none"}, model().named_parameters()),
+    "parameters before": unreadable(RuntimeError("this rank cannot read its model")),
+    "any other error": lambda: buggy() if ODD else with_options({})(),
     "control again": with_options({}),
 }
 assert horovod_compress.__version__ != "9.9.9"

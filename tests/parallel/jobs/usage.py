@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -10,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from horovod_compress.codecs.dense import FullPrecision
+from tests.support.jobs import ROOT
 from tests.support.rank import check
 from tests.support.training import (
     digest,
@@ -329,6 +332,142 @@ def forgotten(attach: bool) -> str:
 
 
 check("forgotten", lambda: [forgotten(False), forgotten(True)])
+
+
+def attached_on(ranks: list[int]) -> str:
+    """Only some ranks call attach()."""
+    model = net()
+    optimizer, compression = optimizer_for(model, "none", RANK in ranks)
+    text = refusal(lambda: train(model, optimizer, range(2)))
+    close_together(compression)
+    return text
+
+
+check("attach on some", lambda: [attached_on([1]), attached_on([0, 2])])
+
+
+def attached_late() -> list[str]:
+    model = net()
+    optimizer, compression = optimizer_for(model, "none", False)
+    train(model, optimizer, range(2))
+    text = refusal(lambda: compression.attach(optimizer))
+    again = refusal(lambda: train(model, optimizer, range(2)))
+    close_together(compression)
+    return [text, again]
+
+
+check("attach late", attached_late)
+
+
+def in_step_of_the_docs() -> int:
+    """The lines of docs/limits.md: every rank stops with the one that has the fewest batches."""
+    text = (ROOT / "docs" / "limits.md").read_text()
+    found = re.search(r"```python\n(def in_step.*?)```", text, re.DOTALL)
+    assert found
+    names: dict[str, Any] = {"torch": torch, "hvd": hvd}
+    exec(found[1], names)
+    return len(list(names["in_step"](range(2 + (RANK + 1) % SIZE))))
+
+
+check("in step", in_step_of_the_docs)
+
+
+class Warnings(logging.Handler):
+    """Keeps what the package warns of."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self.texts: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.texts.append(record.getMessage())
+
+    def __enter__(self) -> Warnings:
+        logging.getLogger("horovod_compress").addHandler(self)
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        logging.getLogger("horovod_compress").removeHandler(self)
+
+
+def spoil(model: nn.Module) -> None:
+    """Change one weight, on the last rank only."""
+    if RANK == SIZE - 1:
+        with torch.no_grad():
+            model[3].bias[3] += 1e-3
+
+
+def clip_apart(model: nn.Module) -> None:
+    """Clip by a norm that is not the same on every rank."""
+    nn.utils.clip_grad_norm_(model.parameters(), 0.01 * (1 + RANK))
+
+
+def nothing_done(model: nn.Module) -> None:
+    pass
+
+
+def weights_apart(
+    attach: bool,
+    before: Callable[[nn.Module], None] = nothing_done,
+    within: Callable[[nn.Module], None] = nothing_done,
+    between: Callable[[nn.Module], None] = nothing_done,
+    **options: Any,
+) -> list[str]:
+    """Train 6 steps, and do things to the model before, in the third step and after it; return the warnings."""
+    model = net()
+    before(model)
+    with Warnings() as warnings:
+        optimizer, compression = optimizer_for(model, "marsit", attach, verify_every=2, **options)
+        for step in range(6):
+            optimizer.zero_grad()
+            loss_of(model, step).backward()
+            optimizer.synchronize()
+            if step == 2:
+                within(model)
+            with optimizer.skip_synchronize():
+                optimizer.step()
+            if step == 2:
+                between(model)
+        close_together(compression)
+    return warnings.texts
+
+
+def updates_apart(between: Callable[[nn.Module], None]) -> list[str]:
+    """In update mode ranks differ between exchanges, here in every second step, and should not behind them."""
+    import horovod_compress.torch as hvc
+
+    model = net()
+    with Warnings() as warnings:
+        compression = hvc.Compression.none(model.named_parameters(), verify_every=2, timeout=20.0)
+        optimizer = hvc.DistributedUpdateOptimizer(
+            torch.optim.SGD(model.parameters(), lr=0.05), model.named_parameters(), compression, communication_delay=2
+        )
+        for step in range(8):
+            optimizer.zero_grad()
+            loss_of(model, step).backward()
+            optimizer.step()
+            if step == 3:
+                between(model)
+        assert compression._reducer.weights.compared == 3
+        close_together(compression)
+    return warnings.texts
+
+
+def in_half_of_the_ranks(attach: bool) -> list[str]:
+    """Weights that differ from those outside the process set, where they may, or within it."""
+    members = [0, SIZE - 1]
+    chosen = hvd.add_process_set(members)
+    found = weights_apart(attach, lambda model: model[0].bias.data.add_(RANK not in members), process_set=chosen)
+    found += weights_apart(attach, spoil, process_set=chosen)
+    hvd.remove_process_set(chosen)
+    return found
+
+
+check("weights alike", lambda: [weights_apart(False), weights_apart(True), updates_apart(nothing_done)])
+check("weights at first", lambda: [weights_apart(False, spoil), weights_apart(True, spoil)])
+check("weights clipped", lambda: [weights_apart(True, within=clip_apart)])
+check("weights loaded on one rank", lambda: [weights_apart(True, between=spoil), updates_apart(spoil)])
+check("weights of a process set", lambda: in_half_of_the_ranks(True))
 
 
 def flipped(on_rank: int | None, attach: bool) -> str:

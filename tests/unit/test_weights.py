@@ -1,0 +1,101 @@
+"""Weights are compared at the first step and as often as results, and a difference is said once, by one rank."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+import torch
+from torch import Tensor
+
+from horovod_compress.weights import Weights
+from tests.support.local import Fleet, random_grads, spec
+
+WORLD = 3
+TENSORS = [spec("first", 3, 5), spec("second", 7), spec("third", 2, 2)]
+
+
+def weights_of(rank: int, odd: int | None) -> list[Tensor]:
+    found = [torch.arange(float(tensor.count)).reshape(tensor.shape) for tensor in TENSORS]
+    if rank == odd:
+        found[1][3] += 1e-6
+        found[2][0, 0] = -0.0  # another bit of an equal value
+    return found
+
+
+class Shown:
+    """A fleet whose ranks show their weights, each step."""
+
+    def __init__(self, every: int) -> None:
+        self.fleet = Fleet(WORLD, TENSORS, "none", verify_every=every)
+        for reducer in self.fleet.reducers:
+            reducer.weights = Weights(every, warns=reducer.rank == 0)
+
+    def step(self, number: int, odd: int | None = None, silent: int | None = None) -> None:
+        for reducer in self.fleet.reducers:
+            assert reducer.weights and reducer.next_step() == number
+            if reducer.rank != silent:
+                reducer.weights.take(number, weights_of(reducer.rank, odd))
+        self.fleet.step(random_grads(WORLD, TENSORS, number))
+
+    def compared(self) -> set[int]:
+        return {reducer.weights.compared for reducer in self.fleet.reducers if reducer.weights}
+
+
+@pytest.mark.parametrize(("every", "expected"), [(0, [0] * 7), (1, [1, 2, 3, 4, 5, 6, 7]), (3, [1, 1, 2, 2, 2, 3, 3])])
+def test_the_first_step_and_every_so_many(every: int, expected: list[int], caplog: pytest.LogCaptureFixture) -> None:
+    shown = Shown(every)
+    with shown.fleet:
+        for number, count in enumerate(expected):
+            shown.step(number)
+            assert shown.compared() == {count}
+        shown.fleet.resume(7)
+        shown.step(7)
+        assert shown.compared() == {expected[-1] + bool(every)}
+    assert not caplog.records
+
+
+@pytest.mark.parametrize("odd", [0, 2])
+def test_a_difference_is_said_once_with_the_first_tensor(odd: int, caplog: pytest.LogCaptureFixture) -> None:
+    shown = Shown(2)
+    with shown.fleet:
+        for number in range(6):
+            shown.step(number, odd if number > 2 else None)
+    assert shown.compared() == {3}  # steps 0, 1 and 3, and no more
+    [record] = caplog.records
+    text = record.getMessage()
+    assert record.levelno == logging.WARNING
+    assert "at the beginning of step 3, in 2 of 3 parameters, the first of them second" in text
+    assert (
+        ("rank 0 = " in text and "ranks 1, 2 = " in text)
+        if odd == 0
+        else ("ranks 0, 1 = " in text and "rank 2 = " in text)
+    )
+    assert "hvd.broadcast_parameters" in text and "docs/troubleshooting.md" in text
+
+
+def test_a_rank_that_has_not_looked_is_no_difference(caplog: pytest.LogCaptureFixture) -> None:
+    """Whose gradients of a step were all sparse, say: nobody looks then."""
+    shown = Shown(1)
+    with shown.fleet:
+        shown.step(0, silent=1)
+        assert shown.compared() == {0}
+        shown.step(1)
+        assert shown.compared() == {1}
+    assert not caplog.records
+
+
+def test_layouts_and_dtypes_of_parameters() -> None:
+    image = torch.randn(2, 3, 4, 5)
+    for weight in (torch.tensor(2.0), torch.empty(0), image, torch.ones(3, dtype=torch.bfloat16)):
+        shown = Weights(1, warns=False)
+        shown.take(0, [weight.requires_grad_()])
+        assert shown.hashes(0, 1).numel() == 1 and shown.hashes(0, 1).any()
+    assert torch.equal(hash_of(image), hash_of(image.detach().to(memory_format=torch.channels_last)))
+    assert not torch.equal(hash_of(image), hash_of(image.detach() + 1))
+
+
+def hash_of(weight: Tensor) -> Tensor:
+    shown = Weights(1, warns=False)
+    shown.take(0, [weight])
+    return shown.hashes(0, 1)
