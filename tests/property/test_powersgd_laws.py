@@ -30,10 +30,6 @@ def _matrices(world: int, seed: int, rank: int | None = None) -> list[Tensor]:
     return [left @ x.view(rank, COLUMNS) for x in one_tensor(world, rank * COLUMNS, seed, F64)]
 
 
-def _factor(fleet: Fleet) -> Tensor:
-    return fleet.reducers[0].tables()["0 factor"]
-
-
 def _drawn(seed: int, step: int, count: int) -> np.ndarray:
     """Return the numbers that a factor begins with."""
     words = random_words(Key(seed, step, 0, 0, purpose=FACTOR), 0, -(-count // 2))

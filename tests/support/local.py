@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -19,39 +18,9 @@ from horovod_compress.plan import Plan, TensorSpec
 from horovod_compress.reducer import Reducer
 from horovod_compress.schedule import make_plan
 from horovod_compress.transports.base import Transport
-from horovod_compress.transports.local import Hub, LocalTransport
+from horovod_compress.transports.local import Hub
 
-T = TypeVar("T")
-
-_JOIN_SECONDS = 60.0
 _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-
-
-def local_ranks(world: int, run: Callable[[LocalTransport], T]) -> list[T]:
-    """Run ``run`` once per rank, each in a thread with its own transport; return what they return.
-
-    Raises:
-        Exception: the first rank's error, if any rank raised one.
-    """
-    results: list[Any] = [None] * world
-    errors: list[BaseException | None] = [None] * world
-
-    def one(transport: LocalTransport) -> None:
-        try:
-            results[transport.rank] = run(transport)
-        except BaseException as error:
-            errors[transport.rank] = error
-
-    threads = [threading.Thread(target=one, args=(transport,), daemon=True) for transport in Hub(world).transports()]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(_JOIN_SECONDS)
-    assert not any(thread.is_alive() for thread in threads), "a rank did not come to an end"
-    for error in errors:
-        if error is not None:
-            raise error
-    return results
 
 
 def spec(name: str, *shape: int, dtype: torch.dtype = torch.float32) -> TensorSpec:

@@ -19,7 +19,6 @@ from tests.support.rank import check
 
 hvd.init()
 ODD = hvd.rank() == 1
-ODD_SEED = 8 if ODD else 7
 
 
 def model(width: int = 8, dtype: torch.dtype = torch.float32) -> nn.Module:
