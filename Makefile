@@ -7,6 +7,8 @@ TORCH ?= torch==2.13.0
 EXTRAS ?= test,demo,plot
 # 1 adds what GPUs need, and .venv remembers it; 0 ends that.
 CUDA :=
+# Compilers at a time (default: one for each core and gigabyte of memory).
+JOBS ?=
 # What `make lab` measures.
 LAB := --ranks 4 --rates 1gbit,100mbit --sizes 10MB,100MB --repeat 4 --budget 150 \
   --methods "horovod fp32,horovod fp16,headroom,none auto,fp16 auto,global_qsgd,marsit ring,marsit fold,marsit auto"
@@ -18,13 +20,14 @@ VENV := .venv/bin
 LAB_NEEDS := $(shell [ -x $(VENV)/python ] && [ "$$(id -u)" = 0 ] || echo environment)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup environment demo test test-all bench lab clean clean-all
+.PHONY: help setup environment demo test test-all cuda-compile bench lab clean clean-all
 
 help:
 	@echo "make setup      create .venv with torch, Horovod, the compiled modules and all tools (a second run is quick)"
 	@echo "make demo       train with and without compression, and compare; does the set-up first"
 	@echo "make test       run the tests, without the slow ones; does the set-up first"
 	@echo "make test-all   run all tests"
+	@echo "make cuda-compile  compile the CUDA kernels for one architecture, without a GPU; a warning is an error"
 	@echo "make bench      time kernels, one tensor and training steps on this machine, a few minutes"
 	@echo "make lab        the same tensor between four hosts with slow links, made on this machine, some minutes;"
 	@echo "                needs root: make setup first, then sudo make lab"
@@ -37,7 +40,8 @@ help:
 	  'EXTRAS=$(EXTRAS)' 'extras of pyproject.toml to install (also: cuda, tensorboard)' \
 	  'ARGS=$(ARGS)' 'further arguments for demo and test; bench takes only --out FOLDER; for lab, instead of its own' \
 	  'CUDA=$(CUDA)' '1: for GPUs, see below; 0: no longer (default: as it was given last)' \
-	  'HVC_CUDA=0|1' 'never build the CUDA module, or insist on it (default: where nvcc is found)' \
+	  'JOBS=$(JOBS)' 'compilers at a time (default: one for each core and GB of memory)' \
+	  'HVC_CUDA=0|1' 'never build the CUDA module, or insist on it (default: where there are a GPU and nvcc)' \
 	  'HVC_SANITIZE=address' 'build the compiled modules with sanitizers' \
 	  'HOROVOD_...' 'build options of Horovod itself, such as HOROVOD_GPU_OPERATIONS=NCCL'
 	@echo
@@ -57,7 +61,7 @@ environment:
 	  echo "make setup cannot go on: $(PYTHON) was not found." >&2; \
 	  echo "  Debian, Ubuntu:  sudo apt-get install python3 python3-venv python3-dev" >&2; \
 	  echo "  Fedora:          sudo dnf install python3 python3-devel" >&2; exit 1; }
-	@$(PYTHON) tools/setup_env.py --torch '$(TORCH)' --extras '$(EXTRAS)' --cuda '$(CUDA)'
+	@$(PYTHON) tools/setup_env.py --torch '$(TORCH)' --extras '$(EXTRAS)' --cuda '$(CUDA)' --jobs '$(JOBS)'
 
 demo: environment
 	@$(VENV)/python examples/demo.py $(ARGS)
@@ -68,13 +72,17 @@ test: environment
 test-all: environment
 	@$(VENV)/python tools/run_tests.py $(ARGS)
 
+# Keeps the CUDA kernels compiling where there is no GPU. HVC_CUDA=1 makes a missing nvcc an error, not a skip.
+cuda-compile: environment
+	@$(VENV)/python tools/cuda_compile.py $(ARGS)
+
 bench: environment
 	@$(VENV)/python -m benchmarks.short $(ARGS)
 
-# Hosts with slow links on this machine; only the lab itself needs root, not the set-up.
+# Hosts with slow links on this machine; only the lab itself needs root, not the set-up. No bytecode: it would be root's.
 lab: $(LAB_NEEDS)
 	@rm -f build/lab/lab.json
-	@$(VENV)/python -m benchmarks.allreduce --where lab --json build/lab/lab.json --plot build/lab $(or $(ARGS),$(LAB))
+	@PYTHONDONTWRITEBYTECODE=1 $(VENV)/python -m benchmarks.allreduce --where lab --json build/lab/lab.json --plot build/lab $(or $(ARGS),$(LAB))
 
 clean:
 	rm -rf build dist *.egg-info .pytest_cache .hypothesis
