@@ -27,7 +27,7 @@ help:
 	@echo "make demo       train with and without compression, and compare; does the set-up first"
 	@echo "make test       run the tests, without the slow ones; does the set-up first"
 	@echo "make test-all   run all tests"
-	@echo "make cuda-compile  compile the CUDA kernels for one architecture, without a GPU; a warning is an error"
+	@echo "make cuda-compile    compile the CUDA kernels for one architecture; needs nvcc and no GPU"
 	@echo "make bench      time kernels, one tensor and training steps on this machine, a few minutes"
 	@echo "make lab        the same tensor between four hosts with slow links, made on this machine, some minutes;"
 	@echo "                needs root: make setup first, then sudo make lab"

@@ -227,7 +227,7 @@ def compile_all(files: list[ObjectFile], workers: int | None) -> list[str]:
         objects = [pool.submit(file.compile) for file in files]
         for done, compiled in enumerate(as_completed(objects), start=1):
             try:
-                name = compiled.result().stem
+                name = compiled.result().stem.removeprefix("csrc.")
             except BaseException:
                 pool.shutdown(cancel_futures=True)  # what has not begun need not begin
                 raise

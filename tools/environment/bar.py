@@ -16,7 +16,7 @@ from environment.progress import CommandProgress, clock_text
 _TERMINAL_SECONDS = 0.2
 _PLAIN_SECONDS = 30.0
 _PLAIN_PERCENT = 10
-_CELLS = 20
+_CELLS = 16
 
 
 @dataclass(frozen=True)
@@ -26,11 +26,13 @@ class Phase:
     Args:
         title: what a person reads, such as "building Horovod".
         seconds: how long it takes on two cores; its share of the bar.
+        counts: its command prints a percentage of the whole; otherwise the clock says how far it is.
     """
 
     name: str
     title: str
     seconds: float
+    counts: bool = False
 
 
 class Bar:
@@ -58,7 +60,8 @@ class Bar:
     def phase(self, name: str) -> Iterator[Callable[[str], None]]:
         """Shows a phase as under way; the function takes the lines of its command, or "" to keep the clock going."""
         with self._lock:
-            progress = self._under_way[name] = CommandProgress(self._phases[name].seconds, self._clock)
+            phase = self._phases[name]
+            progress = self._under_way[name] = CommandProgress(phase.seconds, phase.counts, self._clock)
             self.used = True
             self._show()
         try:
@@ -123,12 +126,13 @@ class Bar:
 
     def _what(self, details: bool) -> str:
         """What is under way; every phase gets its share of the line."""
-        entries = [(self.title(name), progress.activity) for name, progress in self._under_way.items()]
+        names = [name for name in self._phases if name in self._under_way]
+        entries = [(self.title(name), self._under_way[name].activity) for name in names]
         if not details:
             return ", ".join(title for title, _ in entries)
-        room = (shutil.get_terminal_size().columns - len(self._line("")) - 1) // max(len(entries), 1) - 3
+        room = (shutil.get_terminal_size().columns - len(self._line("")) - 1) // max(len(entries), 1) - 2
         shown = (f"{title}: {activity}" if activity else title for title, activity in entries)
-        return " | ".join(entry[: max(room, 0)] for entry in shown)
+        return ", ".join(entry[: max(room, 0)] for entry in shown)
 
     def _line(self, text: str) -> str:
         filled = _CELLS * self._percent // 100

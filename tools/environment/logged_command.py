@@ -21,6 +21,7 @@ from environment.bar import Bar
 _KEPT_LINES = 5000
 _PATIENCE_SECONDS = 3.0
 _LINE_END = re.compile(rb"[\r\n]+")
+_COLOUR = re.compile(r"\x1b\[[0-9;]*[mK]")
 
 
 class StepFailed(Exception):
@@ -151,9 +152,13 @@ def _lines(output: IO[bytes], log: IO[bytes]) -> Iterator[str]:
             log.write(block)
             log.flush()
             *whole, rest = _LINE_END.split(rest + block)
-            yield from (line.decode(errors="replace") for line in whole)
+            yield from map(_text, whole)
     if rest:
-        yield rest.decode(errors="replace")
+        yield _text(rest)
+
+
+def _text(line: bytes) -> str:
+    return _COLOUR.sub("", line.decode(errors="replace"))
 
 
 def _end_group(process: subprocess.Popen[bytes]) -> None:

@@ -44,15 +44,16 @@ def clock_text(seconds: float) -> str:
 class CommandProgress:
     """From 0 to 1, and never back: a build's own percentage, or the time passed of the time expected.
 
-    A download counts as time: its percentage begins again with every file, and how many files come is unknown.
+    A download goes by time: its percentage begins again with every file, and how many files come is unknown.
     """
 
-    def __init__(self, expected_seconds: float, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, expected_seconds: float, counts: bool, clock: Callable[[], float] = time.monotonic) -> None:
         self.activity = ""
         self._expected = expected_seconds
+        self._counts = counts
         self._clock = clock
         self._started = clock()
-        self._percent: int | None = None
+        self._percent = 0
         self._download = (self._started, 0, 0)  # when it began, bytes then, all bytes
         self._fraction = 0.0
 
@@ -60,14 +61,13 @@ class CommandProgress:
         """Takes a line of the command's output."""
         if not line.strip():
             return
-        percent = parse_percent(line)
-        self._percent = self._percent if percent is None else percent
+        self._percent = max(self._percent, parse_percent(line) or 0)
         if download := parse_download(line):
             self._expect(*download)
         self.activity = describe(line) or self.activity
 
     def fraction(self) -> float:
-        now = self._by_time() if self._percent is None else self._percent / 100
+        now = self._percent / 100 if self._counts else self._by_time()
         self._fraction = max(self._fraction, now)
         return self._fraction
 

@@ -40,18 +40,18 @@ but gradients on a GPU need a torch with CUDA:  make setup CUDA=1 TORCH=..."""
 PHASES = (
     Phase("environment", "creating .venv", 6),
     Phase("tools", "installing build tools", 4),
-    Phase("packages", "installing torch and other packages", 60),
+    Phase("packages", "installing packages", 60),
     Phase("horovod-source", "downloading Horovod", 3),
     Phase("cmake", "installing CMake", 3),
-    Phase("horovod", "building Horovod", 140),
+    Phase("horovod", "building Horovod", 140, counts=True),
     Phase("horovod-wheel", "installing Horovod", 3),
     Phase("check", "loading Horovod", 4),
-    Phase("kernels", "compiling kernels", 140),
+    Phase("kernels", "compiling kernels", 140, counts=True),
     Phase("package", "installing horovod-compress", 8),
 )
 _CUDA_PHASES = (
     Phase("cuda", "installing packages for CUDA", 40),
-    Phase("cuda-kernels", "compiling CUDA kernels", 240),
+    Phase("cuda-kernels", "compiling CUDA kernels", 240, counts=True),
 )
 
 
@@ -244,7 +244,8 @@ def _check_release(nvcc: Path, inspection: Inspection) -> None:
 def run_from_command_line(arguments: Sequence[str]) -> int:
     options = _parse(arguments)
     for number in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, _interrupt)
+        if signal.getsignal(number) != signal.SIG_IGN:  # as nohup has it
+            signal.signal(number, _interrupt)
     setup = None
     try:
         with file_lock(ROOT / "build" / "setup.lock", "working in this folder"):
