@@ -7,6 +7,8 @@ TORCH ?= torch==2.13.0
 EXTRAS ?= test,demo,plot
 # 1 adds what GPUs need, and .venv remembers it; 0 ends that.
 CUDA :=
+# Compilers at a time (default: one for each core and gigabyte of memory).
+JOBS ?=
 # What `make lab` measures.
 LAB := --ranks 4 --rates 1gbit,100mbit --sizes 10MB,100MB --repeat 4 --budget 150 \
   --methods "horovod fp32,horovod fp16,headroom,none auto,fp16 auto,global_qsgd,marsit ring,marsit fold,marsit auto"
@@ -21,7 +23,7 @@ export PYTHONDONTWRITEBYTECODE := 1
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help setup environment demo test test-all lint format coverage bench lab clean clean-all
+.PHONY: help setup environment demo test test-all lint format coverage cuda-compile bench lab clean clean-all
 
 help:
 	@echo "make setup      create .venv with torch, Horovod, the compiled modules and all tools (a second run is quick)"
@@ -31,6 +33,7 @@ help:
 	@echo "make test-all   run all tests"
 	@echo "make lint       check format, types, stubs, spelling and links; make format mends what can be mended by itself"
 	@echo "make coverage   run the tests and show what of the package they do not reach"
+	@echo "make cuda-compile    compile the CUDA kernels for one architecture; needs nvcc and no GPU"
 	@echo "make bench      time kernels, one tensor and training steps on this machine, a few minutes"
 	@echo "make lab        the same tensor between four hosts with slow links, made on this machine, some minutes;"
 	@echo "                needs root: make setup first, then sudo make lab"
@@ -43,7 +46,8 @@ help:
 	  'EXTRAS=$(EXTRAS)' 'extras of pyproject.toml to install (also: cuda, tensorboard)' \
 	  'ARGS=$(ARGS)' 'further arguments for demo and test; bench takes only --out FOLDER; for lab, instead of its own' \
 	  'CUDA=$(CUDA)' '1: for GPUs, see below; 0: no longer (default: as it was given last)' \
-	  'HVC_CUDA=0|1' 'never build the CUDA module, or insist on it (default: where nvcc is found)' \
+	  'JOBS=$(JOBS)' 'compilers at a time (default: one for each core and GB of memory)' \
+	  'HVC_CUDA=0|1' 'never build the CUDA module, or insist on it (default: where there are a GPU and nvcc)' \
 	  'HVC_SANITIZE=address' 'build the compiled modules with sanitizers' \
 	  'HOROVOD_...' 'build options of Horovod itself, such as HOROVOD_GPU_OPERATIONS=NCCL'
 	@echo
@@ -63,7 +67,7 @@ environment:
 	  echo "make setup cannot go on: $(PYTHON) was not found." >&2; \
 	  echo "  Debian, Ubuntu:  sudo apt-get install python3 python3-venv python3-dev" >&2; \
 	  echo "  Fedora:          sudo dnf install python3 python3-devel" >&2; exit 1; }
-	@$(PYTHON) tools/setup_env.py --torch '$(TORCH)' --extras '$(EXTRAS)' --cuda '$(CUDA)'
+	@$(PYTHON) tools/setup_env.py --torch '$(TORCH)' --extras '$(EXTRAS)' --cuda '$(CUDA)' --jobs '$(JOBS)'
 
 demo: $(READY)
 	@$(VENV)/python examples/demo.py $(ARGS)
@@ -91,6 +95,10 @@ coverage: environment
 	@$(VENV)/python -m coverage combine --quiet
 	@echo "The least covered files, and all together:"
 	@$(VENV)/python -m coverage report --sort=cover --skip-covered | sed -n '1,22p;$$p'
+
+# Keeps the CUDA kernels compiling where there is no GPU. HVC_CUDA=1 makes a missing nvcc an error, not a skip.
+cuda-compile: environment
+	@$(VENV)/python tools/cuda_compile.py $(ARGS)
 
 bench: environment
 	@$(VENV)/python -m benchmarks.short $(ARGS)

@@ -1,10 +1,11 @@
 """Builds the two extension modules; everything else about the package is in pyproject.toml.
 
-`_cpu` is always built, `_cuda` where nvcc is found, on the machine or among Python's packages. Neither needs torch, so
-one build serves every torch version.
+`_cpu` is always built, `_cuda` where there are a GPU and nvcc, on the machine or among Python's packages. Neither needs
+torch, so one build serves every torch version.
 
-Environment: HVC_CUDA=0 never builds `_cuda`, HVC_CUDA=1 makes a missing nvcc an error; HVC_SANITIZE=address,undefined
-builds with sanitizers; CXX, CXXFLAGS, LDFLAGS, CUDACXX and CUDA_HOME mean what they usually mean.
+Environment: HVC_CUDA=0 never builds `_cuda`, HVC_CUDA=1 builds it without a GPU too and makes a missing nvcc an error;
+HVC_SANITIZE=address,undefined builds with sanitizers; CXX, CXXFLAGS, LDFLAGS, CUDACXX and CUDA_HOME mean what they
+usually mean.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import shlex
 import shutil
 import subprocess
 import sysconfig
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -41,6 +42,12 @@ CPU_FLAGS = ("-O3", "-std=c++17", *HOST_FLAGS)
 CUDA_FLAGS = ("-O3", "-std=c++17", "--fmad=false", "-lineinfo", "-Xcompiler=" + ",".join(HOST_FLAGS))
 # The CUDA runtime inside `_cuda` stays private: torch brings its own copy into the same process.
 CUDA_LINK_FLAGS = ("-cudart=static", "-Xcompiler=-fopenmp", "-Xlinker=--exclude-libs,ALL")
+
+# They take longest to compile, so they are started first: at the end all cores are busy.
+SLOW_SOURCES = ("lowrank", "bind_cpu", "sign", "sketch", "values", "dense", "norm")
+
+# nvidia-smi waits for a driver that is in trouble.
+MOST_SECONDS = 10
 
 # nvcc as NVIDIA publishes it for Python, and a file of each package that it needs here: cicc, its headers, the runtime
 # and CUB. Found without those it came for somebody else, and builds nothing of ours.
@@ -122,6 +129,7 @@ def architecture_flags(nvcc: str) -> tuple[str, ...]:
 def sources(binding: str, pattern: str) -> list[str]:
     """Paths relative to the root, as setuptools wants them."""
     found = [ROOT / "csrc" / binding, *sorted((ROOT / "csrc").glob(pattern))]
+    found.sort(key=lambda path: SLOW_SOURCES.index(path.stem) if path.stem in SLOW_SOURCES else len(SLOW_SOURCES))
     return [str(path.relative_to(ROOT)) for path in found]
 
 
@@ -135,14 +143,31 @@ def extensions() -> list[Extension]:
 def cuda_wanted() -> bool:
     choice = os.environ.get("HVC_CUDA", "")
     if choice not in ("", "0", "1"):
-        raise CompileError(f"HVC_CUDA is {choice!r}: expected 0 (never), 1 (required) or nothing (where nvcc is found)")
+        raise CompileError(
+            f"HVC_CUDA is {choice!r}: expected 0 (never), 1 (required) or nothing (where there is a GPU)"
+        )
     if choice == "1" and not find_nvcc():
         raise CompileError(
             "HVC_CUDA=1, but nvcc was not found: put it in PATH, or set CUDACXX or CUDA_HOME; "
             "make setup CUDA=1 brings one"
         )
     has_sources = (ROOT / "csrc" / "bind_cuda.cpp").exists()
-    return choice != "0" and has_sources and find_nvcc() is not None
+    wanted = choice == "1" or (choice == "" and has_gpu())
+    return wanted and has_sources and find_nvcc() is not None
+
+
+def has_gpu(devices: Path = Path("/dev")) -> bool:
+    """Whether there is an NVIDIA GPU: one of its device files, or one that nvidia-smi lists (as in WSL)."""
+    if any(devices.glob("nvidia[0-9]*")):
+        return True
+    program = shutil.which("nvidia-smi")
+    if program is None:
+        return False
+    try:
+        listed = subprocess.run([program, "-L"], capture_output=True, text=True, timeout=MOST_SECONDS, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return False
+    return listed.returncode == 0 and "GPU 0:" in listed.stdout
 
 
 @cache
@@ -199,13 +224,17 @@ class ObjectFile:
 
 
 def compile_all(files: list[ObjectFile], workers: int | None) -> list[str]:
-    objects = []
     with ThreadPoolExecutor(max_workers=workers or os.cpu_count()) as pool:
-        for done, path in enumerate(pool.map(ObjectFile.compile, files), start=1):
-            objects.append(str(path))
-            # In CMake's form, which the progress display of `make setup` reads.
-            print(f"[{100 * done // len(files):3d}%] {path.stem}", flush=True)
-    return objects
+        objects = [pool.submit(file.compile) for file in files]
+        for done, compiled in enumerate(as_completed(objects), start=1):
+            try:
+                name = compiled.result().stem.removeprefix("csrc.")
+            except BaseException:
+                pool.shutdown(cancel_futures=True)  # what has not begun need not begin
+                raise
+            # In CMake's form, which the progress bar of `make setup` reads.
+            print(f"[{100 * done // len(files):3d}%] {name}", flush=True)
+    return [str(compiled.result()) for compiled in objects]
 
 
 def run(command: list[str], what: str) -> None:

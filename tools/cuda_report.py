@@ -24,6 +24,7 @@ from types import ModuleType
 
 ROOT = Path(__file__).resolve().parents[1]
 REPORTS = ROOT / "build" / "cuda_report"
+STRICT = ("-Werror=all-warnings", "-Xcompiler=-Werror")
 REGISTERS = 65_536  # that the threads of a block share
 
 
@@ -66,10 +67,13 @@ def architectures(setup: ModuleType, nvcc: str) -> list[str]:
 # ---- compiling --------------------------------------------------------------------------------
 
 
+def target_flags(chosen: Sequence[str]) -> list[str]:
+    return [f"-gencode=arch=compute_{number},code=sm_{number}" for number in chosen]
+
+
 def command(setup: ModuleType, nvcc: str, chosen: Sequence[str]) -> list[str]:
-    targets = [f"-gencode=arch=compute_{number},code=sm_{number}" for number in chosen]
-    strict = ["-Werror=all-warnings", "-Xcompiler=-Werror", "-Xptxas=-v"]
-    return [nvcc, *setup.CUDA_FLAGS, *strict, *targets, *setup.include_flags(), "-c"]
+    strict = [*STRICT, "-Xptxas=-v"]
+    return [nvcc, *setup.CUDA_FLAGS, *strict, *target_flags(chosen), *setup.include_flags(), "-c"]
 
 
 def sources() -> list[Path]:

@@ -92,6 +92,63 @@ def test_the_report_says_what_is_missing() -> None:
     assert done.returncode == 2 and "nvcc was not found" in done.stderr
 
 
+COMPILE = """
+import pathlib, cuda_compile
+folder, setup = pathlib.Path(sys.argv.pop(1)), cuda_compile.flags()
+setup.OBJECTS, cuda_compile.TARGET, cuda_compile.flags = folder / "objects", folder / "_cuda.so", lambda: setup
+sys.exit(cuda_compile.main())
+"""
+
+# Writes down what it is called for; fails for a source whose name is in FAILS.
+NVCC = """\
+#!/bin/sh
+case "$*" in *--version*) echo release 13.0; exit;; esac
+echo "$@" >> {folder}/calls
+while [ $# -gt 0 ]; do
+  case $1 in -c) source=$2;; -MF) depfile=$2;; -o) object=$2;; esac
+  shift
+done
+case $source in */$FAILS) echo "$source(3): error: variable was declared but never referenced" >&2; exit 2;; esac
+[ -z "$depfile" ] || echo "$object: $source" > "$depfile"
+echo made > "$object"
+"""
+
+
+def compile_all(folder: Path, *arguments: str, **environment: str) -> Any:
+    nvcc = folder / "nvcc"
+    nvcc.write_text(NVCC.format(folder=folder))
+    nvcc.chmod(0o755)
+    return tool(str(folder), *arguments, program=COMPILE, CUDACXX=str(nvcc), **environment)
+
+
+def test_all_cuda_sources_are_compiled_for_one_architecture_and_linked_once(tmp_path: Path) -> None:
+    done = compile_all(tmp_path)
+    assert done.returncode == 0 and "All CUDA kernels compile for sm_90" in done.stdout, done.stdout + done.stderr
+    *compiled, linked = (tmp_path / "calls").read_text().splitlines()
+    sources = sorted(Path(call.split(" -c ")[1].split()[0]).name for call in compiled)
+    assert sources == sorted(["bind_cuda.cpp", *(path.name for path in cuda_report.sources())])
+    assert all("code=sm_90" in call and call.count("-gencode") == 1 for call in compiled)
+    assert all("-Werror=all-warnings" in call and "-Xcompiler=-Werror" in call for call in compiled)
+    assert "-shared" in linked and linked.endswith(str(tmp_path / "_cuda.so"))
+    (tmp_path / "calls").unlink()
+    assert compile_all(tmp_path).returncode == 0
+    assert len((tmp_path / "calls").read_text().splitlines()) == 1, "what has not changed is not compiled again"
+
+
+def test_a_warning_of_nvcc_fails(tmp_path: Path) -> None:
+    done = compile_all(tmp_path, FAILS="sign.cu")
+    assert done.returncode == 1 and "sign.cu did not compile" in done.stderr and "never referenced" in done.stderr
+
+
+def test_compiling_without_nvcc_is_skipped_aloud_and_fails_where_it_is_insisted_on() -> None:
+    program = (
+        "import cuda_compile as c; s = c.flags(); s.find_nvcc = lambda: None; c.flags = lambda: s; sys.exit(c.main())"
+    )
+    skipped, insisted = (tool(program=program, HVC_CUDA=choice) for choice in ("", "1"))
+    assert skipped.returncode == 0 and "were not compiled: no nvcc" in skipped.stdout
+    assert insisted.returncode == 1 and "were not compiled: no nvcc" in insisted.stderr
+
+
 def test_steps_of_the_check() -> None:
     assert cuda_check.command("memcheck", None) is None
     words = cuda_check.command("racecheck", "/opt/compute-sanitizer")

@@ -7,20 +7,19 @@ import shutil
 import subprocess
 from pathlib import Path
 
-from environment.logged_command import CommandRunner
 from environment.virtual_environment import VirtualEnvironment
 
 _OLDEST = (3, 18)
 
 
-def find_cmake(venv: VirtualEnvironment, runner: CommandRunner) -> Path:
+def find_cmake(venv: VirtualEnvironment) -> Path:
     """The system's CMake, or the one in `venv`, where it is installed if need be."""
     candidates = [shutil.which("cmake"), str(venv.programs / "cmake")]
     for candidate in candidates:
         if candidate and (cmake_version(candidate) or (0, 0)) >= _OLDEST:
             return Path(candidate)
     # Kept in the environment, so that a second build for another torch finds it.
-    runner.run(venv.pip("install", "cmake"), title="Installing CMake, which this machine lacks")
+    venv.run_pip("install", "cmake", phase="cmake")
     return venv.programs / "cmake"
 
 

@@ -1,4 +1,4 @@
-"""Builds Horovod's wheel from its source distribution: about two minutes on two cores.
+"""Builds Horovod's wheel from its source distribution: about two minutes on two idle cores.
 
 Horovod publishes no wheels, and its last release predates the C++20 that torch's headers ask for today.
 """
@@ -20,6 +20,7 @@ from typing import Any
 
 from environment.cmake import find_cmake
 from environment.logged_command import CommandRunner, StepFailed
+from environment.machine import parallel_jobs
 from environment.prerequisites import find_compiler
 from environment.virtual_environment import Inspection, VirtualEnvironment
 from environment.wheel_cache import BuildFacts, WheelCache
@@ -37,9 +38,14 @@ CHANGES = (
         'string(REGEX REPLACE "${PROJECT_SOURCE_DIR}(/)?" "" SUB_FOLDER "${CMAKE_CURRENT_SOURCE_DIR}")',
         'file(RELATIVE_PATH SUB_FOLDER "${PROJECT_SOURCE_DIR}" "${CMAKE_CURRENT_SOURCE_DIR}")',
     ),
+    # Both are -O3; debug information takes a third of the compiler's time, and of 30 MB all but one.
+    ("setup.py", "else 'RelWithDebInfo'", "else 'Release'"),
 )
 # What a wheel must contain: Horovod's Python files alone import, and fail only when a job starts.
 LIBRARY = "horovod/torch/mpi_lib_v2"
+
+# Those of the bar that a wheel in the cache makes superfluous.
+PHASES = ("horovod-source", "cmake", "horovod")
 
 # PyTorch over Gloo: nothing but a compiler is needed. A variable of the same name set by the user wins, so that
 # HOROVOD_GPU_OPERATIONS=NCCL or an MPI build need no change here.
@@ -52,8 +58,6 @@ OPTIONS = {
     "HOROVOD_CPU_OPERATIONS": "GLOO",
 }
 _BUILD_VARIABLE = re.compile(r"HOROVOD_(WITH(OUT)?_|GPU|CPU_OPERATIONS$|BUILD_|CUDA_HOME$|NCCL_|ALLOW_MIXED|ROCM_)")
-
-_BYTES_PER_COMPILER = 1 << 30
 
 # Pythons since 3.12 complain where no filter is named, and some older ones know none. pip has checked the digest.
 _EXTRACTION: dict[str, Any] = {"filter": "data"} if hasattr(tarfile, "data_filter") else {}
@@ -98,8 +102,9 @@ class HorovodWheel:
     def get(self) -> tuple[Path, bool]:
         """The wheel, and whether it had to be built now."""
         key = self.facts.key()
-        with self.cache.locked(key):
+        with self.cache.locked(key, self.runner.bar.say, self.runner.pause):
             if wheel := self.cache.find(key):
+                self.runner.bar.done(*PHASES)
                 return wheel, False
             with self.cache.workplace(key) as folder:
                 built = self._build(self._sources(folder), folder)
@@ -111,7 +116,7 @@ class HorovodWheel:
         wanted.write_text(f"horovod=={VERSION} --hash=sha256:{SHA256}\n")
         options = ["--no-deps", "--no-binary", "horovod", "--no-build-isolation"]
         command = self.venv.pip("download", *options, "-d", str(folder), "-r", str(wanted))
-        self.runner.run(command, title=f"Downloading Horovod {VERSION}")
+        self.runner.run(command, phase="horovod-source")
         archive = next(folder.glob("horovod-*.tar.gz"))
         with tarfile.open(archive) as opened:
             opened.extractall(folder, **_EXTRACTION)  # noqa: S202  see there
@@ -121,13 +126,14 @@ class HorovodWheel:
         return sources
 
     def _build(self, sources: Path, folder: Path) -> Path:
-        cmake = find_cmake(self.venv, self.runner)
+        cmake = find_cmake(self.venv)
+        self.runner.bar.done("cmake")
         built = folder / "wheel"
         command = self.venv.pip("wheel", "-v", "--no-build-isolation", "--no-deps", "-w", str(built), str(sources))
-        title = f"Building Horovod {VERSION} for torch {self.facts.torch}, once"
-        self.runner.run(command, title=title, environment=self._environment(cmake))
+        self.runner.run(command, phase="horovod", environment=self._environment(cmake))
         if not any(contains(wheel, LIBRARY) for wheel in built.glob("*.whl")):
-            raise StepFailed(title, 0, self.runner.log, [f"the build ended well, but its wheel has no {LIBRARY}"])
+            reason = f"the build ended well, but its wheel has no {LIBRARY}"
+            raise StepFailed(self.runner.bar.title("horovod"), 0, self.runner.log("horovod"), [reason])
         return built
 
     def _environment(self, cmake: Path) -> dict[str, str]:
@@ -140,19 +146,13 @@ class HorovodWheel:
             "PATH": f"{self.venv.programs}{os.pathsep}{self.environment.get('PATH', '')}",
             "HOROVOD_CMAKE": str(cmake),
             "CMAKE_POLICY_VERSION_MINIMUM": "3.5",  # CMake 4 refuses the bundled Gloo's own, older, minimum
-            "MAKEFLAGS": f"-j{parallel_jobs()}",
+            "MAKEFLAGS": f"-j{parallel_jobs(self.environment)}",
         }
 
 
 def contains(wheel: Path, beginning: str) -> bool:
     with zipfile.ZipFile(wheel) as opened:
         return any(name.startswith(beginning) for name in opened.namelist())
-
-
-def parallel_jobs() -> int:
-    """As many compilers as there are cores, and memory for: torch's headers take about a gigabyte each."""
-    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    return max(1, min(len(os.sched_getaffinity(0)), memory // _BYTES_PER_COMPILER))
 
 
 def _change(path: Path, old: str, new: str) -> None:

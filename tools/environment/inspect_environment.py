@@ -24,6 +24,12 @@ else:
     from pip._vendor import tomli as tomllib
 
 
+def build_requirements(project: Path) -> list[str]:
+    """What compiles and builds the package."""
+    content = tomllib.loads(project.read_text(encoding="utf-8"))
+    return list(content["build-system"]["requires"])
+
+
 def wanted_requirements(project: Path, extras: list[str]) -> list[str]:
     """What builds the package, what it needs, and what the chosen extras add."""
     content = tomllib.loads(project.read_text(encoding="utf-8"))
@@ -31,7 +37,7 @@ def wanted_requirements(project: Path, extras: list[str]) -> list[str]:
     if unknown := [name for name in extras if name not in optional]:
         sys.exit(f"unknown extras {', '.join(unknown)}: pyproject.toml has {', '.join(optional)}")
     chosen = [entry for name in extras for entry in optional[name]]
-    return list(dict.fromkeys([*content["build-system"]["requires"], *metadata["dependencies"], *chosen]))
+    return list(dict.fromkeys([*build_requirements(project), *metadata["dependencies"], *chosen]))
 
 
 def installed_version(name: str) -> str | None:
@@ -98,6 +104,7 @@ def main() -> None:
         "horovod": installed_version("horovod"),
         "package": installed_version("horovod-compress"),
         "unmet": unmet(requirements, arguments.already),
+        "tools": unmet(build_requirements(arguments.project), ""),
     }
     print(json.dumps(facts))
 

@@ -1,4 +1,4 @@
-"""Runs one long command: its output goes to a log, one line of progress to the person who waits."""
+"""Runs long commands: their output goes to a log of each phase, how far they are to the bar."""
 
 from __future__ import annotations
 
@@ -8,52 +8,59 @@ import selectors
 import shlex
 import signal
 import subprocess
-import sys
+import threading
 import time
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO
 
-from environment.progress import Display
+from environment.advice import advice, excerpt
+from environment.bar import Bar
 
-_TAIL_LINES = 25
+_KEPT_LINES = 5000
 _PATIENCE_SECONDS = 3.0
 _LINE_END = re.compile(rb"[\r\n]+")
-_CAUSE = re.compile(r"(fatal error|\berror\b|CMake Error|undefined reference|No space left|not find)", re.IGNORECASE)
+_COLOUR = re.compile(r"\x1b\[[0-9;]*[mK]")
 
 
 class StepFailed(Exception):
-    """A command of a step failed. The text ends with the three lines that matter."""
+    """A command failed. The text is what a person needs: the first error, what to do, the log."""
 
     def __init__(self, title: str, status: int, log: Path, lines: Sequence[str]) -> None:
         self.status = status
-        tail = "\n".join(f"  | {line}" for line in list(lines)[-_TAIL_LINES:])
+        shown = "\n".join(f"  | {line.rstrip()}" for line in excerpt(lines)) or "  | (it printed nothing)"
         super().__init__(
-            f"{tail}\n\n"
-            f"make setup failed at: {title} (exit status {status})\n"
-            f"  first error:  {probable_cause(lines)}\n"
-            f"  full log:     {log}"
+            f"make setup failed while {title} ({_ending(status)}). The first error, and the end:\n\n"
+            f"{shown}\n\n"
+            f"{advice(lines, status)}\n"
+            "Then run make setup again: it goes on with what is missing.\n"
+            f"Full log: {log}"
         )
 
 
-def probable_cause(lines: Sequence[str]) -> str:
-    """The first line that looks like an error; the last line where none does."""
-    return next((line.strip() for line in lines if _CAUSE.search(line)), lines[-1].strip() if lines else "no output")
+def _ending(status: int) -> str:
+    return f"killed by {signal.Signals(-status).name}" if status < 0 else f"exit status {status}"
+
+
+class Stopped(Exception):
+    """Something else failed or was interrupted, so this was ended as well."""
 
 
 class CommandRunner:
-    """Runs commands with one log for all of them."""
+    """Runs commands, each as one phase of the bar with a log named after it; in several threads, if need be."""
 
-    def __init__(self, log: Path) -> None:
-        self.log = log
-        self._fresh = True
+    def __init__(self, logs: Path, bar: Bar) -> None:
+        self.logs = logs
+        self.bar = bar
+        self._written: set[str] = set()
+        self._stopping = threading.Event()
 
     def run(
         self,
         command: Sequence[str | Path],
         *,
-        title: str,
+        phase: str,
         environment: Mapping[str, str] | None = None,
         folder: Path | None = None,
     ) -> None:
@@ -61,26 +68,40 @@ class CommandRunner:
 
         Raises:
             StepFailed: It ended with another status than 0.
+            Stopped: `stop` was called meanwhile.
         """
-        display = Display(title, sys.stdout)
-        lines: deque[str] = deque(maxlen=5000)
-        with self._open_log() as log:
+        self.check()
+        lines: deque[str] = deque(maxlen=_KEPT_LINES)
+        with self.bar.phase(phase) as show, self._open_log(phase) as log:
             log.write(f"$ {shlex.join(map(str, command))}\n".encode())
-            try:
-                status = self._follow(command, environment, folder, log, display, lines)
-            except BaseException:
-                display.finish("interrupted")
-                raise
-        display.finish("done" if status == 0 else "FAILED")
+            status = self._follow(command, environment, folder, log, show, lines)
         if status != 0:
-            raise StepFailed(title, status, self.log, lines)
+            raise StepFailed(self.bar.title(phase), status, self.log(phase), list(lines))
+        self.bar.done(phase)
 
-    def _open_log(self) -> IO[bytes]:
-        """The log of one run of the tool: its first command empties what the run before left."""
-        self.log.parent.mkdir(parents=True, exist_ok=True)
-        mode = "wb" if self._fresh else "ab"
-        self._fresh = False
-        return self.log.open(mode)
+    def log(self, phase: str) -> Path:
+        return self.logs / f"{phase}.log"
+
+    def stop(self) -> None:
+        """Ends what runs in other threads: each ends its own command, and raises Stopped."""
+        self._stopping.set()
+
+    def check(self) -> None:
+        """Raises Stopped after `stop`."""
+        if self._stopping.is_set():
+            raise Stopped
+
+    def pause(self) -> None:
+        """Waits for a moment, between two looks at what another thread or process does."""
+        self._stopping.wait(0.1)
+        self.check()
+
+    def _open_log(self, phase: str) -> IO[bytes]:
+        """The log of one run of the tool: the phase's first command empties what the run before left."""
+        self.logs.mkdir(parents=True, exist_ok=True)
+        mode = "ab" if phase in self._written else "wb"
+        self._written.add(phase)
+        return self.log(phase).open(mode)
 
     def _follow(
         self,
@@ -88,7 +109,7 @@ class CommandRunner:
         environment: Mapping[str, str] | None,
         folder: Path | None,
         log: IO[bytes],
-        display: Display,
+        show: Callable[[str], None],
         lines: deque[str],
     ) -> int:
         # A process group of its own: an interrupt must end compilers, not only the pip that started them.
@@ -105,9 +126,10 @@ class CommandRunner:
             assert process.stdout is not None
             try:
                 for line in _lines(process.stdout, log):
+                    self.check()
                     if line:
                         lines.append(line)
-                    display.update(line)
+                    show(line)
                 return process.wait()
             except BaseException:
                 _end_group(process)
@@ -115,13 +137,13 @@ class CommandRunner:
 
 
 def _lines(output: IO[bytes], log: IO[bytes]) -> Iterator[str]:
-    """Lines as they come, and an empty one whenever half a second passed in silence."""
+    """Lines as they come, and an empty one whenever a moment passed in silence."""
     descriptor = output.fileno()
     rest = b""
     with selectors.DefaultSelector() as selector:
         selector.register(descriptor, selectors.EVENT_READ)
         while True:
-            if not selector.select(timeout=0.5):
+            if not selector.select(timeout=0.2):
                 yield ""
                 continue
             block = os.read(descriptor, 65536)
@@ -130,9 +152,13 @@ def _lines(output: IO[bytes], log: IO[bytes]) -> Iterator[str]:
             log.write(block)
             log.flush()
             *whole, rest = _LINE_END.split(rest + block)
-            yield from (line.decode(errors="replace") for line in whole)
+            yield from map(_text, whole)
     if rest:
-        yield rest.decode(errors="replace")
+        yield _text(rest)
+
+
+def _text(line: bytes) -> str:
+    return _COLOUR.sub("", line.decode(errors="replace"))
 
 
 def _end_group(process: subprocess.Popen[bytes]) -> None:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import hashlib
+import shutil
 import subprocess
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from environment.cuda_compiler import find_nvcc
+from environment.logged_command import CommandRunner
+from environment.machine import jobs_beside, parallel_jobs, wants_cuda_kernels
 from environment.prerequisites import find_compiler
 from environment.virtual_environment import Inspection, VirtualEnvironment
 
@@ -16,10 +19,16 @@ _VARIABLES = ("HVC_CUDA", "HVC_SANITIZE", "CXX", "CXXFLAGS", "LDFLAGS", "CUDACXX
 
 class PackageInstall:
     def __init__(
-        self, root: Path, venv: VirtualEnvironment, inspection: Inspection, environment: Mapping[str, str]
+        self,
+        root: Path,
+        venv: VirtualEnvironment,
+        runner: CommandRunner,
+        inspection: Inspection,
+        environment: Mapping[str, str],
     ) -> None:
         self._root = root
         self._environment = environment
+        self._runner = runner
         self._venv = venv
         self._inspection = inspection
         # Beside the modules it describes, and one per Python, as they are.
@@ -31,13 +40,22 @@ class PackageInstall:
             return False
         return self._stamp.read_text() == self.fingerprint()
 
+    def compile(self, *, phase: str, environment: Mapping[str, str]) -> None:
+        """Compiles the objects into build/, where `install` finds them; this leaves the environment alone.
+
+        At low priority, because Horovod is built meanwhile: its build takes longer, and what it leaves is enough.
+        """
+        politely = ("nice", "-n", "10") if shutil.which("nice") else ()
+        jobs = jobs_beside(parallel_jobs(self._environment), self._environment)
+        command = [*politely, str(self._venv.python), "setup.py", "build_ext", f"--parallel={jobs}"]
+        self._runner.run(command, phase=phase, environment=environment, folder=self._root)
+
     def install(self) -> None:
         # The stamp goes first: what is interrupted now has to be done again.
         fingerprint = self.fingerprint()
         self._stamp.unlink(missing_ok=True)
         arguments = ("-v", "--no-build-isolation", "--no-deps", "--no-index", "--editable", str(self._root))
-        title = "Compiling and installing horovod-compress"
-        self._venv.run_pip("install", *arguments, title=title, environment=self._environment)
+        self._venv.run_pip("install", *arguments, phase="package", environment=self._environment)
         self._stamp.parent.mkdir(exist_ok=True)
         self._stamp.write_text(fingerprint)
 
@@ -58,7 +76,12 @@ class PackageInstall:
         for name in _VARIABLES:
             yield f"{name}={self._environment.get(name, '')}".encode()
         yield _version(find_compiler())
-        nvcc = find_nvcc(self._environment, self._venv)
+        yield from self._cuda_parts()
+
+    def _cuda_parts(self) -> Iterator[bytes]:
+        """Whether there is to be a `_cuda`, and with which compiler."""
+        wanted = wants_cuda_kernels(self._environment)
+        nvcc = find_nvcc(self._environment, self._venv) if wanted else None
         yield _version([str(nvcc)] if nvcc else None)
 
     def _sources(self) -> Iterator[Path]:

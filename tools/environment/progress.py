@@ -1,95 +1,85 @@
-"""One line that says what runs, how far it is and for how long."""
+"""How far one command is, read from its output and from the clock."""
 
 from __future__ import annotations
 
 import re
-import shutil
 import time
 from collections.abc import Callable
-from typing import TextIO
 
 _CMAKE = re.compile(r"^\s*\[\s*(\d{1,3})%\]\s*(.*)")
-_PIP = re.compile(r"^Progress (\d+) of (\d+)")
+_PIP = re.compile(r"^\s*Progress (\d+) of (\d+)")
+_PATH = re.compile(r"\S*/(?=[^\s/]+)")
 
-# How often the line changes: on a terminal for the eye, in a file so that a reader sees that it still lives.
-_TERMINAL_SECONDS = 0.2
-_PLAIN_SECONDS = 30.0
-_PLAIN_PERCENT = 25
+# Up to here the clock is believed; beyond, a phase that takes longer than expected only creeps.
+_BELIEVED = 0.9
 
 
 def parse_percent(line: str) -> int | None:
-    """Reads the percentage from CMake's `[ 45%] Building ...` or pip's raw `Progress 12 of 34`."""
-    if match := _CMAKE.match(line):
-        return min(int(match[1]), 100)
-    if (match := _PIP.match(line)) and int(match[2]) > 0:
-        return min(100 * int(match[1]) // int(match[2]), 100)
-    return None
+    """Reads the percentage of a whole build from CMake's `[ 45%] Building ...`."""
+    match = _CMAKE.match(line)
+    return min(int(match[1]), 100) if match else None
+
+
+def parse_download(line: str) -> tuple[int, int] | None:
+    """Reads the bytes that came and all bytes from pip's raw `Progress 12 of 34`; one file's, not a phase's."""
+    match = _PIP.match(line)
+    return (int(match[1]), int(match[2])) if match and int(match[2]) > 0 else None
 
 
 def describe(line: str) -> str:
-    """What a line of output says to a person, without counters and paths of objects."""
+    """What a line of output says to a person, without counters and paths."""
+    if download := parse_download(line):
+        return f"{download[0] / 1e6:.0f} of {download[1] / 1e6:.0f} MB"
     if _PIP.match(line):
         return ""
     match = _CMAKE.match(line)
     words = (match[2] if match else line).strip()
-    return words.rsplit("/", 1)[-1] if words.startswith("Building") else words
+    return words.rsplit("/", 1)[-1] if words.startswith("Building") else _PATH.sub("", words)
 
 
 def clock_text(seconds: float) -> str:
     return f"{int(seconds) // 60}:{int(seconds) % 60:02d}"
 
 
-class Display:
-    """Shows one step: a line rewritten in place on a terminal, a few plain lines anywhere else."""
+class CommandProgress:
+    """From 0 to 1, and never back: a build's own percentage, or the time passed of the time expected.
 
-    def __init__(self, title: str, stream: TextIO, clock: Callable[[], float] = time.monotonic) -> None:
-        self.title = title
-        self.percent: int | None = None
-        self._activity = ""
-        self._stream = stream
+    A download goes by time: its percentage begins again with every file, and how many files come is unknown.
+    """
+
+    def __init__(self, expected_seconds: float, counts: bool, clock: Callable[[], float] = time.monotonic) -> None:
+        self.activity = ""
+        self._expected = expected_seconds
+        self._counts = counts
         self._clock = clock
-        self._started = self._last_shown = clock()
-        self._last_percent = 0
-        self._terminal = stream.isatty()
-        if not self._terminal:
-            self._write(f"{title} ...\n")
+        self._started = clock()
+        self._percent = 0
+        self._download = (self._started, 0, 0)  # when it began, bytes then, all bytes
+        self._fraction = 0.0
 
-    def update(self, line: str = "") -> None:
-        """Takes a line of the step's output; call it without one now and then to keep the clock going."""
-        if line.strip():
-            percent = parse_percent(line)
-            self.percent = percent if percent is not None else self.percent
-            self._activity = describe(line) or self._activity
-        if self._is_due():
-            self._last_shown = self._clock()
-            self._last_percent = self.percent or 0
-            self._show()
+    def take(self, line: str) -> None:
+        """Takes a line of the command's output."""
+        if not line.strip():
+            return
+        self._percent = max(self._percent, parse_percent(line) or 0)
+        if download := parse_download(line):
+            self._expect(*download)
+        self.activity = describe(line) or self.activity
 
-    def finish(self, outcome: str) -> None:
-        elapsed = clock_text(self._clock() - self._started)
-        self._write(f"{self._line_start()}{self.title}: {outcome} ({elapsed})\n")
+    def fraction(self) -> float:
+        now = self._percent / 100 if self._counts else self._by_time()
+        self._fraction = max(self._fraction, now)
+        return self._fraction
 
-    def _is_due(self) -> bool:
-        waited = self._clock() - self._last_shown
-        if self._terminal:
-            return waited >= _TERMINAL_SECONDS
-        # A percentage that falls belongs to the next of several downloads.
-        moved = abs((self.percent or 0) - self._last_percent)
-        return waited >= _PLAIN_SECONDS or (moved >= _PLAIN_PERCENT and waited >= 1.0)
+    def _by_time(self) -> float:
+        passed = (self._clock() - self._started) / self._expected
+        return passed if passed <= _BELIEVED else 1 - _BELIEVED * (1 - _BELIEVED) / passed
 
-    def _show(self) -> None:
-        elapsed = clock_text(self._clock() - self._started)
-        percent = f" {self.percent:3d}%" if self.percent is not None else ""
-        if self._terminal:
-            text = f"{self.title}:{percent}  {elapsed}  {self._activity}"
-            self._write(self._line_start() + text[: shutil.get_terminal_size().columns - 1])
-        else:
-            self._write(f"{self.title}:{percent} after {elapsed}\n")
-
-    def _line_start(self) -> str:
-        # Carriage return, then "erase to the end of the line".
-        return "\r\x1b[K" if self._terminal else ""
-
-    def _write(self, text: str) -> None:
-        self._stream.write(text)
-        self._stream.flush()
+    def _expect(self, received: int, size: int) -> None:
+        """A slow network makes the phase longer than expected."""
+        began, at_first, known_size = self._download
+        if size != known_size or received < at_first:
+            self._download = (self._clock(), received, size)
+        elif received > at_first:
+            seconds_left = (self._clock() - began) * (size - received) / (received - at_first)
+            self._expected = max(self._expected, self._clock() - self._started + seconds_left)

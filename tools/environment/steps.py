@@ -1,25 +1,33 @@
-"""The order of the steps. Each looks first whether there is anything to do, so a second run is over at once."""
+"""The order of the steps. Each looks first whether there is anything to do, so a second run is over at once.
+
+Two lanes run side by side once `.venv` exists: packages and Horovod in one, our own modules, which need neither, in the
+other. The second has low priority and takes what the first leaves of the cores.
+"""
 
 from __future__ import annotations
 
 import argparse
+import errno
 import os
 import signal
 import sys
-import time
+import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
 
-from environment import cuda_compiler, gpu_operations, prerequisites
+from environment import cuda_compiler, gpu_operations, horovod_wheel, prerequisites
+from environment.advice import FULL_DISK
+from environment.bar import Bar, Phase
 from environment.file_lock import file_lock
 from environment.horovod_wheel import NEEDS, HorovodWheel, collect_facts
+from environment.lanes import side_by_side
 from environment.logged_command import CommandRunner, StepFailed
+from environment.machine import wants_cuda_kernels
 from environment.package_install import PackageInstall
 from environment.prerequisites import PrerequisitesMissing
-from environment.progress import clock_text
-from environment.virtual_environment import EnvironmentProblem, Inspection, VirtualEnvironment
+from environment.virtual_environment import EnvironmentProblem, Inspection, VirtualEnvironment, remembers_cuda
 from environment.wheel_cache import WheelCache, default_folder
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -27,6 +35,29 @@ ROOT = Path(__file__).resolve().parents[2]
 _CPU_TORCH = """\
 torch {torch} is a build for CPUs, so Horovod was built without GPU operations. horovod-compress does not need them,
 but gradients on a GPU need a torch with CUDA:  make setup CUDA=1 TORCH=..."""
+
+# With the seconds that each takes on two idle cores: the shares of the bar.
+PHASES = (
+    Phase("environment", "creating .venv", 6),
+    Phase("tools", "installing build tools", 4),
+    Phase("packages", "installing packages", 60),
+    Phase("horovod-source", "downloading Horovod", 3),
+    Phase("cmake", "installing CMake", 3),
+    Phase("horovod", "building Horovod", 140, counts=True),
+    Phase("horovod-wheel", "installing Horovod", 3),
+    Phase("check", "loading Horovod", 4),
+    Phase("kernels", "compiling kernels", 140, counts=True),
+    Phase("package", "installing horovod-compress", 8),
+)
+_CUDA_PHASES = (
+    Phase("cuda", "installing packages for CUDA", 40),
+    Phase("cuda-kernels", "compiling CUDA kernels", 240, counts=True),
+)
+
+
+def phases(environment: Mapping[str, str], cuda: bool | None) -> tuple[Phase, ...]:
+    """Those of a run: CUDA's only where it is asked for, or compiled because there is a GPU."""
+    return (*PHASES, *_CUDA_PHASES) if cuda or wants_cuda_kernels(environment) else PHASES
 
 
 @dataclass
@@ -37,71 +68,108 @@ class Setup:
     runner: CommandRunner
     torch: str
     extras: list[str]
-    cuda: bool | None = None  # as chosen now; None: as chosen last
+    cuda: bool = False
     environment: Mapping[str, str] = field(default_factory=lambda: dict(os.environ))
     machine_checked: bool = False
     _compiler: list[str] = field(default_factory=list)
+    _checking: threading.Lock = field(default_factory=threading.Lock)
+    _packages_ready: threading.Event = field(default_factory=threading.Event)
 
     def run(self) -> bool:
         """Brings everything up to date; returns whether anything had to be done."""
-        if self.cuda is None:
-            self.cuda = self.venv.remembers_cuda()
+        if self.cuda:
+            self.environment = _cuda_environment(self.environment)
         if not self.venv.works():
             self.check_machine(None)
             self.venv.create()
-        self.venv.repair()
-        inspection = self.install_requirements(self.inspect())
-        if self.cuda:
-            inspection = self.install_cuda(inspection)
-        self.install_horovod(inspection)
-        self.install_package(inspection)
-        self.venv.remember_cuda(self.cuda)  # not before all of it is there: a set-up that failed is not tried for ever
-        if self.cuda and self.machine_checked and not inspection.torch_cuda:
-            print(_CPU_TORCH.format(torch=inspection.torch), flush=True)
+        self.runner.bar.done("environment")
+        self.venv.repair(self.runner.bar.say)
+        inspection = self.install_tools(self.inspect())
+        side_by_side(
+            lambda: self.install_dependencies(inspection),
+            lambda: self.install_package(inspection),
+            stop=self.runner.stop,
+        )
+        self.venv.remember_cuda(self.cuda)  # not before all of it is there: a set-up that failed is not tried again
         return self.machine_checked
 
     def inspect(self) -> Inspection:
         return self.venv.inspect(ROOT / "pyproject.toml", self.extras, [self.torch, *NEEDS, *self._compiler])
 
     def check_machine(self, inspection: Inspection | None) -> None:
-        """Before the first step that does something, so that nobody waits for a download only to miss a compiler."""
-        if not self.machine_checked:
-            prerequisites.require(Path(inspection.include) if inspection else None)
-            self.machine_checked = True
+        """Before the first step that does something: a missing compiler must show before the download, not after."""
+        with self._checking:
+            if not self.machine_checked:
+                prerequisites.require(Path(inspection.include) if inspection else None)
+                self.machine_checked = True
 
-    def install_requirements(self, inspection: Inspection) -> Inspection:
-        if not inspection.unmet:
-            return inspection
-        self.check_machine(inspection)
-        self.venv.install(inspection.unmet, inspection, self.torch)
-        return self.inspect()
+    def install_tools(self, inspection: Inspection) -> Inspection:
+        """What compiles our own modules, so that they need not wait for torch."""
+        if inspection.tools:
+            self.check_machine(inspection)
+            self.venv.install(inspection.tools, inspection, phase="tools")
+            inspection = self.inspect()
+        self.runner.bar.done("tools")
+        return inspection
+
+    # ---- one lane: packages, then Horovod ---------------------------------------------------------
+
+    def install_dependencies(self, inspection: Inspection) -> None:
+        inspection = self.install_requirements(inspection, phase="packages")
+        if self.cuda:
+            inspection = self.install_cuda(inspection)
+        self._packages_ready.set()
+        self.install_horovod(inspection)
+        if self.cuda and self.machine_checked and not inspection.torch_cuda:
+            self.runner.bar.say(_CPU_TORCH.format(torch=inspection.torch))
+
+    def install_requirements(self, inspection: Inspection, *, phase: str) -> Inspection:
+        if inspection.unmet:
+            self.check_machine(inspection)
+            self.venv.install(inspection.unmet, inspection, phase=phase)
+            self.venv.remember_torch(self.torch)
+            inspection = self.inspect()
+        self.runner.bar.done(phase)
+        return inspection
 
     def install_cuda(self, inspection: Inspection) -> Inspection:
         """CuPy, NCCL and, where the machine has no nvcc, NVIDIA's: after torch, because they follow its CUDA."""
-        self.environment = _cuda_environment(self.environment, inspection)
+        _check_torch(inspection)
         self.extras = list(dict.fromkeys([*self.extras, "cuda"]))
         if nvcc := cuda_compiler.find_on_machine(self.environment):
             _check_release(nvcc, inspection)
         else:
             self._compiler = [cuda_compiler.requirement(inspection.torch_cuda)]
-        return self.install_requirements(self.inspect())
+        return self.install_requirements(self.inspect(), phase="cuda")
 
     def install_horovod(self, inspection: Inspection) -> None:
         environment = self.horovod_environment(inspection)
         facts = collect_facts(inspection, environment)
         installed = self.venv.folder / "horovod-wheel"
-        if inspection.horovod and installed.exists() and installed.read_text() == facts.key():
-            return
-        self.check_machine(inspection)
-        installed.unlink(missing_ok=True)
-        cache = WheelCache(default_folder())
-        wheel, is_new = HorovodWheel(cache, self.venv, self.runner, facts, environment).get()
-        self.venv.install_wheel(wheel)
-        if not self.venv.runs("import torch; from horovod.torch import mpi_lib_v2"):
-            cache.discard(facts.key())
+        if not (inspection.horovod and installed.exists() and installed.read_text() == facts.key()):
+            self.check_machine(inspection)
+            installed.unlink(missing_ok=True)
+            cache = WheelCache(default_folder())
+            wheel, is_new = HorovodWheel(cache, self.venv, self.runner, facts, environment).get()
+            self.venv.install_wheel(wheel)
+            self._load_horovod(wheel, cache, facts.key(), is_new=is_new)
+            installed.write_text(facts.key())
+        self.runner.bar.done(*horovod_wheel.PHASES, "horovod-wheel", "check")
+
+    def _load_horovod(self, wheel: Path, cache: WheelCache, key: str, *, is_new: bool) -> None:
+        """Loads its library once.
+
+        Raises:
+            EnvironmentProblem: It does not load; the wheel is removed from the cache.
+        """
+        statements = "import torch; from horovod.torch import mpi_lib_v2"
+        try:
+            self.runner.run([self.venv.python, "-I", "-c", statements], phase="check")
+        except StepFailed as failure:
+            cache.discard(key)
             again = "" if is_new else " It came from the cache and was removed there: run make setup again."
-            raise EnvironmentProblem(f"{wheel.name} was installed, but Horovod's library does not load.{again}")
-        installed.write_text(facts.key())
+            problem = f"{wheel.name} was installed, but Horovod's library does not load.{again}\n\n{failure}"
+            raise EnvironmentProblem(problem) from failure
 
     def horovod_environment(self, inspection: Inspection) -> Mapping[str, str]:
         """With NCCL operations where CUDA=1 and a torch with CUDA ask for them; what the user says of them wins."""
@@ -111,30 +179,52 @@ class Setup:
         variables = gpu_operations.build_variables(self.venv, nvcc, self.environment)
         return {**variables, **self.environment, "LIBRARY_PATH": variables["LIBRARY_PATH"]}
 
+    # ---- the other lane: our own modules ----------------------------------------------------------
+
     def install_package(self, inspection: Inspection) -> None:
-        package = PackageInstall(ROOT, self.venv, inspection, self.environment)
+        package = PackageInstall(ROOT, self.venv, self.runner, inspection, self.environment)
         if not package.is_current():
             self.check_machine(inspection)
+            package.compile(phase="kernels", environment={**self.environment, "HVC_CUDA": "0"})
+        self._wait_for_nvcc()
+        if not package.is_current():
+            self.check_machine(inspection)
+            if wants_cuda_kernels(self.environment):
+                package.compile(phase="cuda-kernels", environment=self.environment)
             package.install()
+        self.runner.bar.done("kernels", "cuda-kernels", "package")
+
+    def _wait_for_nvcc(self) -> None:
+        """With CUDA=1 the other lane brings it."""
+        while self.cuda and not self._packages_ready.is_set():
+            self.runner.pause()
 
 
-def _cuda_environment(environment: Mapping[str, str], inspection: Inspection) -> dict[str, str]:
+def _cuda_environment(environment: Mapping[str, str]) -> dict[str, str]:
     """The environment of what is built with CUDA=1.
 
     Raises:
-        EnvironmentProblem: Something else that was asked for excludes it.
+        EnvironmentProblem: HVC_CUDA=0 excludes it.
     """
     if environment.get("HVC_CUDA") == "0":
         raise EnvironmentProblem(
             "CUDA=1 asks for the CUDA kernels and HVC_CUDA=0 forbids them: leave one of them out\n"
             "(where CUDA=1 was given to an earlier make setup:  make setup CUDA=0)"
         )
+    return {**environment, "HVC_CUDA": "1"}
+
+
+def _check_torch(inspection: Inspection) -> None:
+    """Refuse a torch that goes with none of the packages that CUDA=1 installs.
+
+    Raises:
+        EnvironmentProblem: It is built for another CUDA than 13.
+    """
     if inspection.torch_cuda and not inspection.torch_cuda.startswith("13."):
         raise EnvironmentProblem(
             f"torch {inspection.torch} is built for CUDA {inspection.torch_cuda}, and CUDA=1 installs packages of "
             "CUDA 13:\nchoose a torch for CUDA 13 with TORCH=, or go without:  make setup CUDA=0"
         )
-    return {**environment, "HVC_CUDA": "1"}
 
 
 def _check_release(nvcc: Path, inspection: Inspection) -> None:
@@ -154,20 +244,30 @@ def _check_release(nvcc: Path, inspection: Inspection) -> None:
 def run_from_command_line(arguments: Sequence[str]) -> int:
     options = _parse(arguments)
     for number in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, _interrupt)
-    started = time.monotonic()
+        if signal.getsignal(number) != signal.SIG_IGN:  # as nohup has it
+            signal.signal(number, _interrupt)
+    setup = None
     try:
         with file_lock(ROOT / "build" / "setup.lock", "working in this folder"):
-            did_something = _setup(options).run()
+            setup = _setup(options)
+            setup.run()
     except (PrerequisitesMissing, StepFailed, EnvironmentProblem) as problem:
-        print(f"\n{problem}", file=sys.stderr)
-        return 1
+        return _fail(setup, str(problem), 1)
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        return _fail(setup, f"make setup failed: {error}\n\n{FULL_DISK}\nThen run make setup again.", 1)
     except KeyboardInterrupt:
-        print("\nmake setup was interrupted; run it again to go on from there.", file=sys.stderr)
-        return 130
-    if did_something:
-        print(f"Ready after {clock_text(time.monotonic() - started)}: everything is in {options.venv}")
+        return _fail(setup, "make setup was interrupted; run it again to go on from there.", 130)
+    setup.runner.bar.finish(f"everything is in {options.venv}")
     return 0
+
+
+def _fail(setup: Setup | None, text: str, status: int) -> int:
+    if setup:
+        setup.runner.bar.abandon()
+    print(f"\n{text}", file=sys.stderr)
+    return status
 
 
 def _parse(arguments: Sequence[str]) -> argparse.Namespace:
@@ -176,17 +276,25 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--torch", default="torch==2.13.0", help="a requirement of pip's: version, path or address")
     parser.add_argument("--extras", default="test,demo,plot", help="extras of pyproject.toml, separated by commas")
     parser.add_argument("--cuda", default="", help="1: CuPy, NCCL and CUDA kernels, also later on; 0: no more")
+    jobs = os.environ.get("HVC_JOBS", "")
+    parser.add_argument(
+        "--jobs", default=jobs, help="compilers at a time (default: one for each core, and GB of memory)"
+    )
     options = parser.parse_args(arguments)
     if options.cuda not in ("", "0", "1"):
         parser.error(f"CUDA is {options.cuda!r}: expected 1, 0 or nothing, as in  make setup CUDA=")
+    if options.jobs and not (options.jobs.isdecimal() and int(options.jobs) > 0):
+        parser.error(f"JOBS is {options.jobs!r}: expected a number of compilers, as in  make setup JOBS=1")
     return options
 
 
 def _setup(options: argparse.Namespace) -> Setup:
-    runner = CommandRunner(ROOT / "build" / "setup.log")
+    environment = {**os.environ, "HVC_JOBS": options.jobs}
+    # As chosen now, or as chosen last.
+    cuda = remembers_cuda(options.venv) if options.cuda == "" else options.cuda == "1"
+    runner = CommandRunner(ROOT / "build" / "setup", Bar(phases(environment, cuda), sys.stdout))
     extras = [name for name in options.extras.replace(",", " ").split() if name]
-    cuda = None if options.cuda == "" else options.cuda == "1"
-    return Setup(VirtualEnvironment(options.venv, runner), runner, options.torch, extras, cuda)
+    return Setup(VirtualEnvironment(options.venv, runner), runner, options.torch, extras, cuda, environment)
 
 
 def _interrupt(number: int, frame: FrameType | None) -> None:

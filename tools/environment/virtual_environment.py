@@ -6,13 +6,15 @@ import json
 import shutil
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from environment.logged_command import CommandRunner, StepFailed
 
 _HERE = Path(__file__).resolve().parent
+_CUDA_WANTED = "cuda-wanted"
 
 
 @dataclass(frozen=True)
@@ -29,6 +31,7 @@ class Inspection:
     horovod: str | None
     package: str | None
     unmet: list[str]
+    tools: list[str] = field(default_factory=list)  # those of them that compiling our own modules takes
 
 
 class EnvironmentProblem(Exception):
@@ -43,11 +46,13 @@ class VirtualEnvironment:
         # -I: packages in the caller's PYTHONPATH are not in here, whatever a probe would find.
         self._isolated = [str(self.python), "-I"]
         self._runner = runner
+        # One pip at a time changes the environment, whichever thread wants it.
+        self._changing = threading.Lock()
         # Present while pip works: found at the start, it means that a pip was interrupted half-way.
         self._unfinished = folder / "installation-unfinished"
         self._location = folder / "location"
         self._torch_requirement = folder / "torch-requirement"
-        self._cuda_wanted = folder / "cuda-wanted"
+        self._cuda_wanted = folder / _CUDA_WANTED
 
     def pip(self, *arguments: str) -> list[str]:
         quiet = ("--disable-pip-version-check", "--no-input")
@@ -68,15 +73,11 @@ class VirtualEnvironment:
         # A link to a Python that is gone cannot be repaired in place, nor can programs that start with an old path.
         gone = self.python.is_symlink() and not self.python.exists()
         clear = ["--clear"] if gone or self._is_moved() else []
-        self._runner.run([sys.executable, "-m", "venv", *clear, self.folder], title=f"Creating {self.folder.name}")
+        self._runner.run([sys.executable, "-m", "venv", *clear, self.folder], phase="environment")
         self._location.write_text(str(self.folder))
 
     def _is_moved(self) -> bool:
         return self._location.exists() and self._location.read_text() != str(self.folder)
-
-    def remembers_cuda(self) -> bool:
-        """Whether CUDA=1 was chosen last, so that `make test` undoes nothing."""
-        return self._cuda_wanted.exists()
 
     def remember_cuda(self, choice: bool) -> None:
         if choice:
@@ -102,36 +103,39 @@ class VirtualEnvironment:
             raise EnvironmentProblem(f"{self.folder} holds Python {found}, 3.10 is needed: remove the folder")
         return inspection
 
-    def install(self, requirements: Sequence[str], inspection: Inspection, torch: str) -> None:
-        names = ", ".join(requirements[:3]) + (f" and {len(requirements) - 3} more" if len(requirements) > 3 else "")
+    def install(self, requirements: Sequence[str], inspection: Inspection, *, phase: str) -> None:
         # pip 24.1 and later say how far a download is without a terminal; torch is a large one.
         progress = ["--progress-bar=raw"] if _numbers(inspection.pip) >= (24, 1) else []
-        self.run_pip("install", *progress, *requirements, title=f"Installing {names}")
-        self._torch_requirement.write_text(torch)
+        # Bytecode of all of torch and SciPy is most of a minute's work on one core; Python makes what it imports.
+        self.run_pip("install", "--no-compile", *progress, *requirements, phase=phase)
+
+    def remember_torch(self, requirement: str) -> None:
+        self._torch_requirement.write_text(requirement)
 
     def install_wheel(self, wheel: Path) -> None:
-        arguments = ("--no-deps", "--no-index", "--force-reinstall", str(wheel))
-        self.run_pip("install", *arguments, title=f"Installing {wheel.name}")
+        self.run_pip("install", "--no-deps", "--no-index", "--force-reinstall", str(wheel), phase="horovod-wheel")
 
-    def run_pip(self, *arguments: str, title: str, environment: Mapping[str, str] | None = None) -> None:
+    def run_pip(self, *arguments: str, phase: str, environment: Mapping[str, str] | None = None) -> None:
         """Runs a pip that changes the environment; an interruption of it is repaired at the next start."""
-        self._unfinished.touch()
-        try:
-            self._runner.run(self.pip(*arguments), title=title, environment=environment)
-        except StepFailed as failure:
-            # A pip that ended by itself has undone what it had begun; one that was killed has not.
-            if failure.status > 0:
-                self._unfinished.unlink()
-            raise
-        self._unfinished.unlink()
+        with self._changing:
+            self._runner.check()  # what waited for its turn may be of no use by now
+            self._unfinished.touch()
+            try:
+                self._runner.run(self.pip(*arguments), phase=phase, environment=environment)
+            except StepFailed as failure:
+                # A pip that ended by itself has undone what it had begun; one that was killed has not.
+                if failure.status > 0:
+                    self._unfinished.unlink()
+                raise
+            self._unfinished.unlink()
 
-    def repair(self) -> None:
+    def repair(self, say: Callable[[str], None]) -> None:
         """Removes the records of packages of which an interrupted pip left only a part, so that they are missing."""
         if not self._unfinished.exists():
             return
         for record in self._broken_records():
             shutil.rmtree(record)
-            print(f"removed {record.name}, whose installation was interrupted", flush=True)
+            say(f"removed {record.name}, whose installation was interrupted")
         self._unfinished.unlink()
 
     def _broken_records(self) -> list[Path]:
@@ -139,8 +143,10 @@ class VirtualEnvironment:
         records = self.folder.glob("lib/python*/site-packages/*.dist-info")
         return [record for record in records if not _is_complete(record)]
 
-    def runs(self, statements: str) -> bool:
-        return subprocess.run([*self._isolated, "-c", statements], capture_output=True, check=False).returncode == 0
+
+def remembers_cuda(folder: Path) -> bool:
+    """Whether CUDA=1 was chosen last, so that `make test` undoes nothing."""
+    return (folder / _CUDA_WANTED).exists()
 
 
 def _is_complete(record: Path) -> bool:

@@ -10,7 +10,7 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -54,9 +54,9 @@ class WheelCache:
         shutil.rmtree(self.folder / key, ignore_errors=True)
 
     @contextmanager
-    def locked(self, key: str) -> Iterator[None]:
-        """Of two processes that want the same wheel, one builds and the other waits for it."""
-        with file_lock(self.folder / f"{key}.lock", f"building {key}"):
+    def locked(self, key: str, say: Callable[[str], None], pause: Callable[[], None]) -> Iterator[None]:
+        """Of two processes that want the same wheel, one builds and the other waits for it, as `file_lock` does."""
+        with file_lock(self.folder / f"{key}.lock", f"building {key}", say, pause):
             yield
 
     @contextmanager
