@@ -74,7 +74,8 @@ def _check_form(state: object) -> None:
     for part in ("state", "tables"):
         if state["format"] == FORMAT and not isinstance(state.get(part), Mapping):
             raise ConfigError(
-                f"the saved compression state should have a mapping {part!r}, got {state.get(part)!r:.100}; save it again"
+                f"the saved compression state should have a mapping {part!r}, got {state.get(part)!r:.100}; "
+                "save it again"
             )
 
 

@@ -661,7 +661,8 @@ def _refuse_calls(function: Callable[..., Compression]) -> None:
     def refuse(*given: object, **options: object) -> Any:
         raise ConfigError(
             f"{name} is not a compression but makes one: write "
-            f"compression = {name}({_WANTED.get(function.__name__, 'model.named_parameters()')}), and give that to the optimizer"
+            f"compression = {name}({_WANTED.get(function.__name__, 'model.named_parameters()')}), and give that to the "
+            f"optimizer"
         )
 
     for method in ("compress", "decompress", "attach", "follow"):

@@ -323,8 +323,8 @@ class Codec:
             ConfigError: always.
         """
         raise ConfigError(
-            f'a method is no compression: write compression = hvc.Compression.create(hvc.method("{self.name}", option=...), '
-            f"model.named_parameters()), and give that to the optimizer"
+            "a method is no compression: write compression = hvc.Compression.create("
+            f'hvc.method("{self.name}", option=...), model.named_parameters()), and give that to the optimizer'
         )
 
     def check_bucket(self, bucket: Bucket) -> None:

@@ -143,13 +143,14 @@ def by_step(
     if callable(when):
         if not isinstance(methods, Mapping) or not methods:
             raise ConfigError(
-                f"by_step with a function takes the methods by label too: by_step(choose, methods={{...}}), got {methods!r:.200}"
+                f"by_step with a function takes the methods by label too: by_step(choose, methods={{...}}), "
+                f"got {methods!r:.200}"
             )
         return ByStep(tuple((label, stage(codec)) for label, codec in methods.items()), when)
     if not isinstance(when, Mapping) or methods is not None:
         raise ConfigError(
-            f'by_step takes methods by their first step, {{0: "none", 500: "topk"}}, or a function of the step and methods '
-            f"by label, got {when!r:.200}"
+            f'by_step takes methods by their first step, {{0: "none", 500: "topk"}}, or a function of the step and '
+            f"methods by label, got {when!r:.200}"
         )
     if any(type(first) is not int or first < 0 for first in when) or 0 not in when:
         raise ConfigError(f"by_step takes methods by their first step, whole numbers from 0 on, got {list(when)}")

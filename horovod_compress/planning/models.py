@@ -80,11 +80,13 @@ def _checked(text: str, entry: tuple[Any, ...]) -> Tensor:
         return _tensor(*entry)
     except (TypeError, ValueError):
         raise ConfigError(
-            f"{text} should return {_MODEL}, sizes above 0 and multiply-adds of at least 0; got the entry {entry!r:.200}"
+            f"{text} should return {_MODEL}, sizes above 0 and multiply-adds of at least 0; "
+            f"got the entry {entry!r:.200}"
         ) from None
     except RuntimeError:
         raise ConfigError(
-            f"{text}: parameter {entry[0]} has no shape yet, as in LazyLinear; run a forward pass before returning the model"
+            f"{text}: parameter {entry[0]} has no shape yet, as in LazyLinear; run a forward pass before "
+            "returning the model"
         ) from None
 
 

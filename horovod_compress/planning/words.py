@@ -27,7 +27,8 @@ def rate(text: str) -> float:
     bits = float(found[1]) * _RATES[found[2]] if found else 0.0
     if not _RATES["kbit"] <= bits <= _MOST_BITS:
         raise ConfigError(
-            f"a rate is a number and kbit, mbit or gbit (per second), such as 1gbit, from 1kbit to 1000000gbit; got {text!r}"
+            f"a rate is a number and kbit, mbit or gbit (per second), such as 1gbit, from 1kbit to 1000000gbit; "
+            f"got {text!r}"
         )
     return bits / 8
 

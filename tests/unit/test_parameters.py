@@ -107,7 +107,7 @@ def uncalled(name: str) -> Callable[[Any], Any]:
         (uncalled("create"), 'hvc.Compression.create("marsit", model.named_parameters())'),
         (uncalled("per_layer"), 'hvc.Compression.per_layer({"*": "marsit"}, model.named_parameters())'),
         (lambda hvc: hvc.Compression, "hvc.Compression is a class: write compression = hvc.Compression.marsit("),
-        (lambda hvc: hvc.method("topk"), 'hvc.Compression.create(hvc.method("topk", option=...), model.named_parameters())'),
+        (lambda hvc: hvc.method("topk"), 'hvc.Compression.create(hvc.method("topk", option=...), model.named_'),
     ],
 )  # fmt: skip
 def test_what_horovod_is_given_in_place_of_a_compression_says_so(take: Callable[[Any], Any], said: str) -> None:
