@@ -686,7 +686,7 @@ class Reducer:
             f"Restart the job from a checkpoint; if a rank is only slow, raise timeout="
         )
 
-    def _culprit(self, notes: dict[int, dict]) -> str:
+    def _culprit(self, notes: dict[int, dict[str, Any]]) -> str:
         """Return a sentence on the ranks that left no note of their own: they did not see it coming."""
         if not notes:
             return "Rank 0, which keeps the ranks' notes on failures, gives no sign of life: look at its output."

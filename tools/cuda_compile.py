@@ -12,6 +12,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 from cuda_report import STRICT, flags, target_flags
 
@@ -23,7 +24,7 @@ CUDA kernels were not compiled: no nvcc on this machine, in .venv, or where CUDA
 make setup CUDA=1 installs NVIDIA's into .venv; no GPU is needed."""
 
 
-def toolchain(setup: ModuleType, nvcc: str, architecture: str) -> object:
+def toolchain(setup: ModuleType, nvcc: str, architecture: str) -> Any:
     """That of setup.py, for one architecture and with warnings as errors."""
     compile_flags = (*setup.CUDA_FLAGS, *STRICT, *target_flags([architecture]), *setup.include_flags())
     link_flags = (*setup.CUDA_LINK_FLAGS, *setup.library_flags(nvcc))

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from benchmarks import peers
 from benchmarks.launch import emit
-from benchmarks.peers.base import PeerError
+from benchmarks.peers.names import PeerError
 from benchmarks.results import Record, plain
 
 

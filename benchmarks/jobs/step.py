@@ -24,7 +24,8 @@ from benchmarks import peers, shapes
 from benchmarks.jobs.allreduce import LEAST, UNIT, fill_block
 from benchmarks.jobs.rank import NullOptimizer, digest, gathered, run_job, say, slowest, tell, tell_wrong, timed
 from benchmarks.peers import base
-from benchmarks.peers.base import Adapter, PeerError
+from benchmarks.peers.base import Adapter
+from benchmarks.peers.names import PeerError
 from benchmarks.results import Record, spread_fields
 from benchmarks.shapes import Table
 from horovod_compress.planning.standin import TILE, Gradients, Pace, StandIn, calibrate, untouched_memory

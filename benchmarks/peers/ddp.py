@@ -16,7 +16,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 from horovod_compress.transports.gloo import own_address
 
-from .base import Adapter, Check, PeerError, ring_bytes
+from .base import Adapter, Check, ring_bytes
+from .names import PeerError
 
 _RANKS = {"ddp powersgd r1": 1, "ddp powersgd r4": 4}
 
