@@ -10,7 +10,7 @@ from typing import Any
 import horovod.torch as hvd
 
 import horovod_compress.torch as hvc
-from tests.support.rank import arguments, report
+from tests.support.rank import arguments, folder, report
 from tests.support.training import batch, net
 
 
@@ -61,8 +61,10 @@ def main() -> None:
     began = time.monotonic()
     found["uneven"] = tried(join_early)
     report(found | {"seconds": time.monotonic() - began, "steps": compression._reducer.metrics.steps})
-    if hvd.rank() not in case["joining"]:
-        time.sleep(case["linger"])  # Horovod ends with the first rank that does
+    # Horovod ends with the first rank that does, so no rank leaves before those have reported that end by themselves.
+    until = time.monotonic() + 30.0
+    while any(not (folder() / f"report.{rank}").exists() for rank in case["await"]) and time.monotonic() < until:
+        time.sleep(0.02)
     os._exit(0)
 
 
