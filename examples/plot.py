@@ -100,10 +100,16 @@ def _mark_target(panel: Axes, records: list[Record], what: str) -> None:
     for stair, (across, number) in enumerate(known):
         colour, text = _colours(records)[number], f"{name(records[number])}: {across:.1f} {UNIT[what]}"
         if number and (ratio := better[number]):
-            text += f", {ratio:.1f}x {'sooner' if what == 'seconds' else 'less'}"
+            text += f", {_times(ratio, what)}"
         panel.plot([across, across], [loss, low - stair * row], color=colour, linewidth=1.0, zorder=1)
         panel.plot([across], [loss], color=colour, marker="o", markersize=8, zorder=4)
         _label(panel, across, low - stair * row, text, colour)
+
+
+def _times(ratio: float, what: str) -> str:
+    """Return in words how a need compares with the first one, which is `ratio` times as large."""
+    less, more = ("sooner", "later") if what == "seconds" else ("less", "more")
+    return f"{ratio:.1f}x {less}" if ratio >= 1 else f"{1 / ratio:.1f}x {more}"
 
 
 def _label(panel: Axes, across: float, height: float, text: str, colour: str) -> None:

@@ -105,6 +105,13 @@ def test_the_table_says_the_link_and_shows_every_figure(load: Load) -> None:
     assert "on one machine" in load("table").render(four(rate=None))
 
 
+def test_a_slower_method_is_said_to_be_later(load: Load) -> None:
+    records = [record("horovod-none", [4.0, 2.0]), record("fp16", [4.0, 2.0], 1.5), record("marsit", [4.0, 2.0], 0.5)]
+    (curves, _) = load("plot").draw(records).axes
+    said = [text.get_text() for text in curves.texts]
+    assert {"stock Horovod: 1.0 s", "fp16: 1.5 s, 1.5x later", "marsit: 0.5 s, 2.0x sooner"} < set(said)
+
+
 @pytest.mark.parametrize("rate", [1e8, None])
 def test_no_text_of_the_picture_touches_another_or_leaves_it(load: Load, rate: float | None) -> None:
     figure = load("plot").draw(four(rate))
