@@ -86,7 +86,7 @@ coverage: environment
 	@$(VENV)/python -m coverage run tools/run_tests.py -m "not slow" $(ARGS) || echo "Not all is counted: see above."
 	@$(VENV)/python -m coverage combine --quiet
 	@echo "The least covered files, and all together:"
-	@$(VENV)/python -m coverage report --sort=cover --skip-covered | sed -n '1,22p;$$p'
+	@$(VENV)/python -m coverage report --sort=cover --skip-covered | sed -n '1,22p;/^TOTAL/p'
 
 bench: environment
 	@$(VENV)/python -m benchmarks.short $(ARGS)
