@@ -97,7 +97,7 @@ lab: $(LAB_NEEDS)
 	@$(VENV)/python -m benchmarks.allreduce --where lab --json build/lab/lab.json --plot build/lab $(or $(ARGS),$(LAB))
 
 clean:
-	rm -rf build dist *.egg-info .pytest_cache .hypothesis
+	rm -rf build dist *.egg-info .pytest_cache .hypothesis .mypy_cache .ruff_cache
 	rm -f horovod_compress/*.so
 	find . -name __pycache__ -not -path './.venv/*' -prune -exec rm -rf {} +
 
