@@ -94,7 +94,7 @@ coverage: environment
 	@$(VENV)/python -m coverage run tools/run_tests.py -m "not slow" $(ARGS) || echo "Not all is counted: see above."
 	@$(VENV)/python -m coverage combine --quiet
 	@echo "The least covered files, and all together:"
-	@$(VENV)/python -m coverage report --sort=cover --skip-covered | sed -n '1,22p;$$p'
+	@$(VENV)/python -m coverage report --sort=cover --skip-covered | sed -n '1,22p;/^TOTAL/p'
 
 # Keeps the CUDA kernels compiling where there is no GPU. HVC_CUDA=1 makes a missing nvcc an error, not a skip.
 cuda-compile: environment
@@ -109,7 +109,7 @@ lab: $(READY)
 	@$(VENV)/python -m benchmarks.allreduce --where lab --json build/lab/lab.json --plot build/lab $(or $(ARGS),$(LAB))
 
 clean:
-	rm -rf build dist *.egg-info .pytest_cache .hypothesis
+	rm -rf build dist *.egg-info .pytest_cache .hypothesis .mypy_cache .ruff_cache
 	rm -f horovod_compress/*.so
 	find . -name __pycache__ -not -path './.venv/*' -prune -exec rm -rf {} +
 
