@@ -15,6 +15,7 @@ as the mean over ranks of the mean of |x|, per tensor or per output row.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -24,10 +25,10 @@ from .. import kernels
 from ..errors import ConfigError
 from ..feedback import RULES, Feedback
 from ..keys import Key
-from .base import Algebra, Codec, Law
+from .base import Algebra, Codec, Law, Work
 from .dense import FullPrecision
 from .registry import register
-from .signs import Signs, check_step, check_zeros
+from .signs import Signs, check_merge, check_step, check_zeros
 
 
 @register
@@ -45,6 +46,8 @@ class Marsit(Signs):
             ordinary error feedback. "global" keeps all, as its conservation law asks for.
         zeros: what exact zeros send: a "random" bit, or "positive" as in the paper. Gradients of
             unused embedding rows are exact zeros, and would all drift the same way.
+        merge: "sampled" for the paper's merge, or "shaped" for one that draws nothing: what it rounds off
+            is kept and added the next time, so that over the steps the merged bits follow the mean of the signs.
     """
 
     full_precision_every: int = 50
@@ -52,6 +55,8 @@ class Marsit(Signs):
     compensation: Feedback = "own"
     zeros: str = "random"
     residual_decay: float = 0.9
+    # The option takes the place of the method of this name: here merge_in and fold_in do all.
+    merge: str = "sampled"  # type: ignore[assignment]
 
     name: ClassVar[str] = "marsit"
     algebra: ClassVar[Algebra] = Algebra.MERGE
@@ -62,6 +67,7 @@ class Marsit(Signs):
         {"step_size": "tensor", "full_precision_every": 3, "compensation": "global"},
         {"step_size": "tensor", "full_precision_every": 0, "compensation": "none"},
         {"step_size": 0.125, "full_precision_every": 0, "zeros": "positive"},
+        {"merge": "shaped", "step_size": "row", "full_precision_every": 3},
     )
 
     def __post_init__(self) -> None:
@@ -75,9 +81,11 @@ class Marsit(Signs):
         if isinstance(decay, bool) or not isinstance(decay, (int, float)) or not 0 < decay <= 1:
             raise ConfigError(f"residual_decay should be a number above 0, at most 1, got {decay!r}")
         check_zeros(self.zeros)
+        check_merge(self.merge)
 
     def law(self) -> Law:
-        return Law(conserves=self.compensation == "global", bound="E[result] = step * mean of signs")
+        mean = "sum over steps of result / step" if self.merge == "shaped" else "E[result / step]"
+        return Law(conserves=self.compensation == "global", bound=f"{mean} = that of the mean of signs")
 
     def feedback(self) -> Feedback:
         return self.compensation
@@ -94,11 +102,27 @@ class Marsit(Signs):
 
     # ---- one round ----
 
-    def merge(self, region: str, start: int, into: Tensor, other: Tensor, weights: tuple[int, int], key: Key) -> None:
+    def carries(self, world: int) -> dict[str, int]:
+        return {"bits": kernels.count_rows(world)} if self.merge == "shaped" else {}
+
+    def merge_in(
+        self, work: Work, region: str, start: int, into: Tensor, other: Tensor, weights: tuple[int, int], key: Key
+    ) -> None:
         if region == "steps":
             kernels.dense_add(into, other)
-        else:
+        elif self.merge == "sampled":
             kernels.merge_bits(into, other, *weights, key, word_offset=start)
+        else:
+            before, after = work.carry[region].rows(start, start + into.numel())
+            kernels.shaped_merge(into, other, before, after, sum(weights))
+
+    def fold_in(self, work: Work, region: str, start: int, into: Tensor, others: Sequence[Tensor], key: Key) -> None:
+        if self.merge == "shaped" and region == "bits":
+            before, after = work.carry[region].rows(start, start + into.numel())
+            kernels.shaped_fold([into, *others], into, before, after)
+            return
+        for index, other in enumerate(others):
+            self.merge_in(work, region, start, into, other, (index + 1, 1), key.at(hop=index))
 
     def _decay(self) -> float:
         return self.residual_decay if self.compensation == "own" else 1.0

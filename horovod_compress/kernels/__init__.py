@@ -54,6 +54,7 @@ from .quantise import (
     qsgd_record_bytes,
 )
 from .records import RECORD_UNIT, record_bytes, record_decode, record_fold, record_offer
+from .shaped import count_rows, shaped_fold, shaped_merge
 from .sketch import absorb, sketch_clear, sketch_columns, sketch_encode, sketch_estimate, sketch_top
 from .sparse import (
     binary_clear,
@@ -93,6 +94,7 @@ __all__ = [
     "binary_encode",
     "binary_select",
     "count_nonfinite",
+    "count_rows",
     "crc32c",
     "crc32c_copy",
     "dense_add",
@@ -147,6 +149,8 @@ __all__ = [
     "qsgd_encode_all",
     "qsgd_fold",
     "qsgd_record_bytes",
+    "shaped_fold",
+    "shaped_merge",
     "sign_decode",
     "sign_decode_all",
     "sign_offer",
