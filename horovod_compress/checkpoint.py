@@ -18,7 +18,7 @@ from .reducer import Reducer
 
 FORMAT = 2
 #: Options that states of earlier versions do not know: what they bring begins with nothing kept.
-_LATER = {"merge"}
+_LATER = {"merge", "step_scale"}
 _IDLE_SECONDS = 5.0
 
 

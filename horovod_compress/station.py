@@ -10,8 +10,8 @@ from torch import Tensor
 
 from . import kernels
 from .arrivals import decoded_by_chunk, encoded_by_chunk
+from .carry import carries
 from .codecs.base import Algebra, Codec, Part, Regions, Work
-from .codecs.carry import carries
 from .codecs.dense import Uncompressed
 from .collectives import everywhere, on_device, ragged
 from .collectives.base import Collective, Exchange, Reduction

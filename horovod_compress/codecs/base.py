@@ -12,10 +12,10 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from ..carry import Carry
 from ..feedback import Feedback
 from ..keys import Key
 from ..plan import Bucket, TensorSpec
-from .carry import Carry
 
 #: Name, dtype and length of the arrays of a payload.
 Regions = dict[str, tuple[torch.dtype, int]]
@@ -272,7 +272,7 @@ class Codec:
         """Return, by region of the payload, how many rows of its type merging keeps for the next round.
 
         They belong to the places that this rank merges, not to parameters: other buckets, another number of ranks or
-        another collective begin with zeros. See :mod:`.carry`.
+        another collective begin with zeros. See :mod:`horovod_compress.carry`.
         """
         return {}
 

@@ -3,14 +3,15 @@
     x = gradient + residual
     payload = [x >= 0], one bit each, and the mean of |x| of each step group
     merge: where two partial payloads of a and b ranks differ, take the second's bit with
-           probability b / (a + b); the final bit is 1 with probability (ranks with bit 1) / M
+           probability b / (a + b); the final bit is 1 with probability (ranks with bit 1) / M;
+           or, shaped, round the sum of signs and what the last merge here rounded off
     result G = step * (2 bit - 1)
     residual = x - G                      global compensation, or
                decay (x - own sign's step)  ordinary error feedback with a fading memory
 
 Every ``full_precision_every`` rounds, from round 0 on, x itself is averaged instead and the residual is
 emptied. The paper's step is one fixed number; here it is by default measured anew in every round,
-as the mean over ranks of the mean of |x|, per tensor or per output row.
+as the mean over ranks of the mean of |x|, per tensor or per output row; times 1.5 with shaped merging.
 """
 
 from __future__ import annotations
@@ -30,6 +31,11 @@ from .dense import FullPrecision
 from .registry import register
 from .signs import Signs, check_merge, check_step, check_zeros
 
+#: The measured step, in means of |x|, where residual and merging keep all that the bits do not say.
+SHAPED_SCALE = 1.5
+#: A step of two means feeds on its own residual, and grows.
+MOST_SCALE = 2.0
+
 
 @register
 @dataclass(frozen=True)
@@ -41,22 +47,26 @@ class Marsit(Signs):
         step_size: "tensor" or "row" for a measured step per tensor or per output row (short rows
             are joined until they hold 256 elements), or the paper's fixed global step.
         compensation: the residual rule, "global", "own" or "none".
-        residual_decay: what part of an "own" residual lives on, in (0, 1]. Below 1, old errors fade
+        residual_decay: what part of an "own" residual lives on, in (0, 1]; None for 0.9 with sampled and 1 with
+            shaped merging. Below 1, old errors fade
             instead of coming back all at once, which high learning rates with momentum need; 1 is
             ordinary error feedback. "global" keeps all, as its conservation law asks for.
         zeros: what exact zeros send: a "random" bit, or "positive" as in the paper. Gradients of
             unused embedding rows are exact zeros, and would all drift the same way.
         merge: "sampled" for the paper's merge, or "shaped" for one that draws nothing: what it rounds off
             is kept and added the next time, so that over the steps the merged bits follow the mean of the signs.
+        step_scale: the measured step in means of |x|, below 2; None for 1.5 with shaped merging and an "own"
+            residual, else 1.
     """
 
     full_precision_every: int = 50
     step_size: str | float = "row"
     compensation: Feedback = "own"
     zeros: str = "random"
-    residual_decay: float = 0.9
+    residual_decay: float | None = None
     # The option takes the place of the method of this name: here merge_in and fold_in do all.
     merge: str = "sampled"  # type: ignore[assignment]
+    step_scale: float | None = None
 
     name: ClassVar[str] = "marsit"
     algebra: ClassVar[Algebra] = Algebra.MERGE
@@ -77,11 +87,17 @@ class Marsit(Signs):
         check_step(self.step_size)
         if self.compensation not in RULES:
             raise ConfigError(f"compensation should be one of {RULES}, got {self.compensation!r}")
-        decay = self.residual_decay
+        decay, scale = self._fading(), self._scale()
         if isinstance(decay, bool) or not isinstance(decay, (int, float)) or not 0 < decay <= 1:
             raise ConfigError(f"residual_decay should be a number above 0, at most 1, got {decay!r}")
         check_zeros(self.zeros)
         check_merge(self.merge)
+        if isinstance(scale, bool) or not isinstance(scale, (int, float)) or not 0 < scale < MOST_SCALE:
+            raise ConfigError(f"step_scale should be a number above 0 and below {MOST_SCALE:g}, got {scale!r}")
+        if self.step_scale is not None and not self._measured():
+            raise ConfigError(
+                'step_scale is for a measured step, step_size="row" or "tensor"; a number is the step itself'
+            )
 
     def law(self) -> Law:
         mean = "sum over steps of result / step" if self.merge == "shaped" else "E[result / step]"
@@ -100,7 +116,16 @@ class Marsit(Signs):
     def variants(self) -> tuple[Codec, ...]:
         return (self, FullPrecision()) if self.full_precision_every else (self,)
 
+    def config(self) -> dict[str, Any]:
+        # What is in force: with other defaults, in another version, the same options may mean something else.
+        return super().config() | {"residual_decay": self._fading(), "step_scale": self._scale()}
+
     # ---- one round ----
+
+    def encode(self, work: Work, key: Key) -> None:
+        super().encode(work, key)
+        if self._scale() != 1:
+            work.regions["steps"].mul_(self._scale())
 
     def carries(self, world: int) -> dict[str, int]:
         return {"bits": kernels.count_rows(world)} if self.merge == "shaped" else {}
@@ -124,5 +149,16 @@ class Marsit(Signs):
         for index, other in enumerate(others):
             self.merge_in(work, region, start, into, other, (index + 1, 1), key.at(hop=index))
 
+    def _shapes_own(self) -> bool:
+        return self.merge == "shaped" and self.compensation == "own"
+
     def _decay(self) -> float:
-        return self.residual_decay if self.compensation == "own" else 1.0
+        return self._fading() if self.compensation == "own" else 1.0
+
+    def _fading(self) -> float:
+        usual = 1.0 if self._shapes_own() else 0.9
+        return usual if self.residual_decay is None else self.residual_decay
+
+    def _scale(self) -> float:
+        usual = SHAPED_SCALE if self._shapes_own() and self._measured() else 1.0
+        return usual if self.step_scale is None else self.step_scale

@@ -16,8 +16,8 @@ from functools import cache
 import torch
 from torch import Tensor
 
+from ..carry import carries
 from ..codecs.base import Algebra, Codec, Regions, Work
-from ..codecs.carry import carries
 from ..keys import Key
 from ..plan import Bucket, TensorSpec
 from ..wire import Address, Bad, FrameBuffer

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from horovod_compress import kernels
 from horovod_compress.collectives.layout import chunk_bounds
+from horovod_compress.errors import ConfigError
 from horovod_compress.kernels.reference_shaped import rounded_off
 from horovod_compress.keys import Key
 from tests.support.local import Fleet, all_same, random_grads, same_bits, spec
@@ -155,3 +156,47 @@ def test_slow_noise_is_twenty_decibels_below_that_of_the_sampled_bit(collective:
     sampled, shaped = _slow_power("sampled", collective), _slow_power("shaped", collective)
     assert abs(sampled - 3 / 4) < 0.02  # the variance of a fair bit of four random signs, at all frequencies
     assert 10 * np.log10(sampled / shaped) > 20, (sampled, shaped)
+
+
+@pytest.mark.parametrize("exchange", ["ring", "fold"])
+@pytest.mark.parametrize("world", [3, 4])
+def test_with_own_residuals_nothing_is_lost(world: int, exchange: str) -> None:
+    """M times the results = the gradients - the residuals - the step times what merging keeps, summed over all steps."""
+    options = {"step_size": 0.5, "compensation": "own", "zeros": "positive", "exchange": exchange}
+    with Fleet(world, [spec("w", 999)], **_PLAIN | options) as fleet:
+        generator, owed = torch.Generator().manual_seed(1), np.zeros(999)
+        for _ in range(20):
+            # Multiples of 1/64 of moderate size: sums and differences of these are exact.
+            grads = torch.randint(-64, 64, (world, 999), generator=generator).float() / 64
+            result = fleet.step([{"w": grad} for grad in grads])[0]["w"]
+            owed += (grads.sum(0) - world * result).numpy()
+        waiting = np.sum([mine["w"].numpy() for mine in fleet.residuals()], axis=0)
+        assert (owed == waiting + 0.5 * _left(fleet, exchange)[:999]).all()
+
+
+@pytest.mark.parametrize(
+    ("options", "scale"),
+    [
+        ({"merge": "shaped"}, 1.5),
+        ({"merge": "shaped", "step_scale": 0.5}, 0.5),
+        ({"merge": "shaped", "compensation": "none"}, 1.0),
+        ({"merge": "sampled"}, 1.0),
+    ],
+    ids=str,
+)
+def test_the_measured_step_is_so_many_means(options: dict, scale: float) -> None:
+    grads = random_grads(3, [spec("w", 16, 300)])
+    means = torch.stack([mine["w"].abs() for mine in grads]).mean(dim=(0, 2))
+    with Fleet(3, [spec("w", 16, 300)], full_precision_every=0, **options) as fleet:
+        found = fleet.step(grads)[0]["w"].abs()
+    torch.testing.assert_close(found, (scale * means)[:, None].expand_as(found), rtol=1e-5, atol=0)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"step_scale": 2.0}, {"step_scale": 0.0}, {"step_scale": 1.0, "step_size": 0.1}, {"merge": "rounded"}],
+    ids=str,
+)
+def test_refused(options: dict) -> None:
+    with pytest.raises(ConfigError, match="merge should be" if "merge" in options else "step_scale"):
+        Fleet(2, [spec("w", 5)], **options)

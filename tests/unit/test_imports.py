@@ -35,6 +35,7 @@ LAYERS = [
     {"reducer", "station", "tuning", "trace"},
     {
         "arrivals",
+        "carry",
         "codecs",
         "collectives",
         "plan",
