@@ -87,17 +87,26 @@ class Marsit(Signs):
         check_step(self.step_size)
         if self.compensation not in RULES:
             raise ConfigError(f"compensation should be one of {RULES}, got {self.compensation!r}")
-        decay, scale = self._fading(), self._scale()
-        if isinstance(decay, bool) or not isinstance(decay, (int, float)) or not 0 < decay <= 1:
-            raise ConfigError(f"residual_decay should be a number above 0, at most 1, got {decay!r}")
         check_zeros(self.zeros)
         check_merge(self.merge)
+        self._choose()
+        decay, scale = self.residual_decay, self.step_scale
+        if isinstance(decay, bool) or not isinstance(decay, (int, float)) or not 0 < decay <= 1:
+            raise ConfigError(f"residual_decay should be a number above 0, at most 1, got {decay!r}")
         if isinstance(scale, bool) or not isinstance(scale, (int, float)) or not 0 < scale < MOST_SCALE:
             raise ConfigError(f"step_scale should be a number above 0 and below {MOST_SCALE:g}, got {scale!r}")
-        if self.step_scale is not None and not self._measured():
+        if scale != 1 and not self._measured():
             raise ConfigError(
                 'step_scale is for a measured step, step_size="row" or "tensor"; a number is the step itself'
             )
+
+    def _choose(self) -> None:
+        """Fill in what depends on other options, so that ranks and checkpoints compare what is in force."""
+        loses_nothing = self.merge == "shaped" and self.compensation == "own"
+        if self.residual_decay is None:
+            object.__setattr__(self, "residual_decay", 1.0 if loses_nothing else 0.9)
+        if self.step_scale is None:
+            object.__setattr__(self, "step_scale", SHAPED_SCALE if loses_nothing and self._measured() else 1.0)
 
     def law(self) -> Law:
         mean = "sum over steps of result / step" if self.merge == "shaped" else "E[result / step]"
@@ -116,16 +125,13 @@ class Marsit(Signs):
     def variants(self) -> tuple[Codec, ...]:
         return (self, FullPrecision()) if self.full_precision_every else (self,)
 
-    def config(self) -> dict[str, Any]:
-        # What is in force: with other defaults, in another version, the same options may mean something else.
-        return super().config() | {"residual_decay": self._fading(), "step_scale": self._scale()}
-
     # ---- one round ----
 
     def encode(self, work: Work, key: Key) -> None:
         super().encode(work, key)
-        if self._scale() != 1:
-            work.regions["steps"].mul_(self._scale())
+        scale = self.step_scale or 1.0
+        if scale != 1 and self._measured():
+            work.regions["steps"].mul_(scale)
 
     def carries(self, world: int) -> dict[str, int]:
         return {"bits": kernels.count_rows(world)} if self.merge == "shaped" else {}
@@ -149,16 +155,6 @@ class Marsit(Signs):
         for index, other in enumerate(others):
             self.merge_in(work, region, start, into, other, (index + 1, 1), key.at(hop=index))
 
-    def _shapes_own(self) -> bool:
-        return self.merge == "shaped" and self.compensation == "own"
-
     def _decay(self) -> float:
-        return self._fading() if self.compensation == "own" else 1.0
-
-    def _fading(self) -> float:
-        usual = 1.0 if self._shapes_own() else 0.9
-        return usual if self.residual_decay is None else self.residual_decay
-
-    def _scale(self) -> float:
-        usual = SHAPED_SCALE if self._shapes_own() and self._measured() else 1.0
-        return usual if self.step_scale is None else self.step_scale
+        assert self.residual_decay is not None  # see _choose
+        return self.residual_decay if self.compensation == "own" else 1.0

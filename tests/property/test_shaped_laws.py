@@ -194,7 +194,7 @@ def test_the_measured_step_is_so_many_means(options: dict, scale: float) -> None
 
 @pytest.mark.parametrize(
     "options",
-    [{"step_scale": 2.0}, {"step_scale": 0.0}, {"step_scale": 1.0, "step_size": 0.1}, {"merge": "rounded"}],
+    [{"step_scale": 2.0}, {"step_scale": 0.0}, {"step_scale": 1.5, "step_size": 0.1}, {"merge": "rounded"}],
     ids=str,
 )
 def test_refused(options: dict) -> None:
