@@ -144,6 +144,14 @@ def majority(a: Inputs) -> Arguments:
     return Arguments((parts, torch.zeros_like(parts[0]), a.count), 72 * a.words)
 
 
+def shaped(a: Inputs, folds: bool) -> Arguments:
+    parts, rows = [a.bits(rank) for rank in range(RANKS)], kernels.count_rows(RANKS)
+    counts = [[torch.zeros_like(parts[0]) for _ in range(rows)] for _ in range(2)]
+    if folds:
+        return Arguments((parts, torch.zeros_like(parts[0]), *counts), 8 * (RANKS + 1 + 2 * rows) * a.words)
+    return Arguments((parts[0], parts[1], *counts, RANKS), 8 * (3 + 2 * rows) * a.words)
+
+
 def merge(a: Inputs) -> Arguments:
     return Arguments((a.bits(1), a.bits(2), 2, 1, KEY), 24 * a.words)
 
@@ -361,6 +369,8 @@ CASES = (
     Case(f"points_offer_all of {TENSORS}", "points_offer_all", partial(points_together, what="offer")),
     Case(f"points_decode_all of {TENSORS}, 4 ranks", "points_decode_all", partial(points_together, what="decode")),
     Case("merge_bits p=1/3", "merge_bits", merge),
+    Case(f"shaped_merge of {RANKS}", "shaped_merge", partial(shaped, folds=False)),
+    Case(f"shaped_fold of {RANKS}", "shaped_fold", partial(shaped, folds=True)),
     Case("bernoulli_words p=1/7", "bernoulli_words", lambda a: Arguments((a.bits(), 1, 7, KEY), 8 * a.words)),
     Case("majority_fold of 8", "majority_fold", majority),
     Case("dense_offer to float16", "dense_offer", partial(dense, what="offer")),

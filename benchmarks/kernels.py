@@ -33,6 +33,7 @@ from horovod_compress.kernels import (
     reference_lowrank,
     reference_quantise,
     reference_records,
+    reference_shaped,
     reference_sketch,
     reference_sparse,
     reference_values,
@@ -46,7 +47,7 @@ QSGD_BLOCK = 512
 KEPT_ONE_IN = 100
 ORACLES = (
     reference, reference_quantise, reference_sparse, reference_sketch, reference_values, reference_lowrank,
-    reference_records,
+    reference_records, reference_shaped,
 )  # fmt: skip
 SKETCH_ROWS, SKETCH_SHARE, TOP_SHARE = 5, 50, 100  # 1/50 of the elements as columns, 1/100 chosen
 CHECKED_ELEMENTS = 1 << 17  # the reference of Elias codes
@@ -215,6 +216,12 @@ def bit_vectors(a: Arrays) -> Iterable[Case]:
     size = 8 * a.words
     yield kernel_case("merge_bits p=1/2", 3 * size, "merge_bits", a.merged, a.parts[0], 1, 1, KEY)
     yield kernel_case("merge_bits p=1/3", 3 * size, "merge_bits", a.merged, a.parts[0], 2, 1, KEY)
+    for ranks in (3, 4, 8):
+        rows, fresh = ([torch.zeros_like(a.more) for _ in range(kernels.count_rows(ranks))] for _ in range(2))
+        moved = (3 + 2 * len(rows)) * size
+        yield kernel_case(f"shaped_merge of {ranks}", moved, "shaped_merge", a.merged, a.parts[0], rows, fresh, ranks)
+        moved = (1 + ranks + 2 * len(rows)) * size
+        yield kernel_case(f"shaped_fold of {ranks}", moved, "shaped_fold", a.parts[:ranks], a.folded, rows, fresh)
     yield kernel_case("bernoulli_words p=1/7", size, "bernoulli_words", a.merged, 1, 7, KEY)
     yield kernel_case("majority_fold of 8", 9 * size, "majority_fold", a.parts, a.folded, a.count)
 

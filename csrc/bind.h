@@ -102,10 +102,29 @@ void bernoulli_words(Address out, int64_t words, uint64_t numerator, uint64_t de
   hvc::bernoulli_words(at<uint64_t>(out), words, numerator, denominator, &stream, word_offset, launch_of(launch));
 }
 
+// Addresses that Python passes as integers: of what is read, and of what is written.
+template <class T> const T* const* addresses(const std::vector<Address>& list) {
+  static_assert(sizeof(Address) == sizeof(T*), "addresses are passed as integers");
+  return list.empty() ? nullptr : reinterpret_cast<const T* const*>(list.data());
+}
+template <class T> T* const* outputs(const std::vector<Address>& list) {
+  return const_cast<T* const*>(addresses<T>(list));
+}
+
 void majority_fold(const std::vector<Address>& parts, int64_t count, Address out, Address launch) {
-  static_assert(sizeof(Address) == sizeof(uint64_t*), "addresses are passed as integers");
-  hvc::majority_fold(reinterpret_cast<const uint64_t* const*>(parts.data()), int64_t(parts.size()), count,
-                     at<uint64_t>(out), launch_of(launch));
+  hvc::majority_fold(addresses<uint64_t>(parts), int64_t(parts.size()), count, at<uint64_t>(out), launch_of(launch));
+}
+
+void shaped_merge(Address into, Address other, int64_t words, int64_t ranks, const std::vector<Address>& before,
+                  const std::vector<Address>& after, Address launch) {
+  hvc::shaped_merge(at<uint64_t>(into), at<uint64_t>(other), words, ranks, addresses<uint64_t>(before),
+                    outputs<uint64_t>(after), launch_of(launch));
+}
+
+void shaped_fold(const std::vector<Address>& parts, int64_t words, Address out, const std::vector<Address>& before,
+                 const std::vector<Address>& after, Address launch) {
+  hvc::shaped_fold(addresses<uint64_t>(parts), int64_t(parts.size()), words, at<uint64_t>(out),
+                   addresses<uint64_t>(before), outputs<uint64_t>(after), launch_of(launch));
 }
 
 int64_t dense_offer(Address grad, Address residual, int dtype, int64_t count, Address out, int out_dtype,
@@ -220,6 +239,8 @@ void define_kernels(py::module_& module) {
   module.def("merge_bits", &merge_bits, unlocked());
   module.def("bernoulli_words", &bernoulli_words, unlocked());
   module.def("majority_fold", &majority_fold, unlocked());
+  module.def("shaped_merge", &shaped_merge, unlocked());
+  module.def("shaped_fold", &shaped_fold, unlocked());
   module.def("dense_offer", &dense_offer, unlocked());
   module.def("dense_add", &dense_add, unlocked());
   module.def("dense_decode", &dense_decode, unlocked());

@@ -1,10 +1,5 @@
 // The part of bind.h for signs with two values; included there, inside its namespace.
 
-template <class T> const T* const* addresses(const std::vector<Address>& list) {
-  static_assert(sizeof(Address) == sizeof(T*), "addresses are passed as integers");
-  return list.empty() ? nullptr : reinterpret_cast<const T* const*>(list.data());
-}
-
 int64_t points_offer(Address grad, Address residual, int dtype, int64_t count, int64_t row_length, Address bits,
                      Address highs, Address lows, Address ones, Address counter, Address launch) {
   int64_t nonfinite = 0;

@@ -91,6 +91,13 @@ void merge_bits(uint64_t* into, const uint64_t* other, int64_t words, uint64_t n
 void bernoulli_words(uint64_t* out, int64_t words, uint64_t numerator, uint64_t denominator, const Stream* key,
                      int64_t word_offset, Launch launch);
 
+// shaped.cpp, shaped.cu: counts in `count_rows(ranks)` rows of as many words, read from `before`, written to `after`,
+// which may be the same. `into` is of one rank, `other` of all others; ranks <= 65535
+void shaped_merge(uint64_t* into, const uint64_t* other, int64_t words, int64_t ranks, const uint64_t* const* before,
+                  uint64_t* const* after, Launch launch);
+void shaped_fold(const uint64_t* const* parts, int64_t ranks, int64_t words, uint64_t* out,
+                 const uint64_t* const* before, uint64_t* const* after, Launch launch);
+
 // majority.cpp, majority.cu
 void majority_fold(const uint64_t* const* parts, int64_t part_count, int64_t count, uint64_t* out, Launch launch);
 

@@ -51,6 +51,8 @@ from ._cpu import (
     record_offer as record_offer,
     sample_decode as sample_decode,
     sample_offer as sample_offer,
+    shaped_fold as shaped_fold,
+    shaped_merge as shaped_merge,
     sign_decode as sign_decode,
     sign_decode_all as sign_decode_all,
     sign_offer as sign_offer,

@@ -17,6 +17,8 @@ from .plan import Plan
 from .reducer import Reducer
 
 FORMAT = 2
+#: Options that states of earlier versions do not know: what they bring begins with nothing kept.
+_LATER = {"merge", "step_scale"}
 _IDLE_SECONDS = 5.0
 
 
@@ -39,6 +41,7 @@ def save(reducer: Reducer, methods: Methods) -> dict[str, Any]:
         "buckets": reducer.plan.document(),
         "state": {kind: _copies(kept) for kind, kept in reducer.states().items()},
         "tables": _copies(reducer.tables()),
+        "carries": _copies(reducer.carries()),
     }
 
 
@@ -54,7 +57,8 @@ def check(reducer: Reducer, methods: Methods, state: Mapping[str, Any], residual
     _between_steps(reducer, "loaded")
     _expect("format", FORMAT, state.get("format"), "save it again with this version")
     _expect("method", methods.name, state.get("method"), "resume with the method it was saved with")
-    _expect("configuration", methods.config(), state.get("config"), "resume with the same options")
+    saved = state.get("config")
+    _expect("configuration", _known(methods.config(), saved), saved, "resume with the same options")
     _expect("seed", reducer.options.seed, state.get("seed"), "resume with the same seed")
     step = state.get("step")
     if not isinstance(step, int) or not 0 <= step < 1 << 32:
@@ -102,7 +106,25 @@ def load(reducer: Reducer, methods: Methods, state: Mapping[str, Any], residuals
                 tensor.zero_()
             else:
                 tensor.copy_(saved[kind][name])
+    _load_carries(reducer, state if residuals == "restore" else {})
     reducer.resume(state["step"])
+
+
+def _load_carries(reducer: Reducer, state: Mapping[str, Any]) -> None:
+    """Restore what merging keeps, which belongs to places of the payload: with any other it begins with zeros."""
+    same = state.get("plan") == reducer.plan.fingerprint()
+    saved = state.get("carries", {}) if same else {}  # earlier versions saved none
+    for name, kept in reducer.carries().items():
+        if name in saved and _kind(saved[name]) == _kind(kept):
+            kept.copy_(saved[name])
+        else:
+            kept.zero_()
+
+
+def _known(config: dict[str, Any], saved: object) -> dict[str, Any]:
+    """Return options as a state of an earlier version has them: without those that came later."""
+    missing = _LATER - set(saved) if isinstance(saved, Mapping) else set()
+    return {name: value for name, value in config.items() if name not in missing}
 
 
 def saved_plan(state: Mapping[str, Any]) -> Plan:

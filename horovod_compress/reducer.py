@@ -517,6 +517,7 @@ class Reducer:
             with self.metrics.timed("decode", where=(key.step, station.bucket)):
                 round_.codec.decode(round_.work, key, gain)
         if not bad.count:
+            round_.keep()
             station.note_emptied()
         with self.metrics.timed("decode"):
             station.write_back()
@@ -826,6 +827,12 @@ class Reducer:
         for station in self.stations:
             station.device.after(station.decoded)
         return {f"{s.bucket.index} {name}": table for s in self.stations for name, table in s.tables.items()}
+
+    def carries(self) -> dict[str, Tensor]:
+        """Return what merging keeps on this rank, by bucket and what it belongs to."""
+        for station in self.stations:
+            station.device.after(station.decoded)
+        return {f"{s.bucket.index} {name}": kept for s in self.stations for name, kept in s.carry().items()}
 
     def residuals(self) -> dict[str, Tensor]:
         """Return the residual of every tensor that has one, by name; these are views."""

@@ -10,12 +10,13 @@ from torch import Tensor
 
 from . import kernels
 from .arrivals import decoded_by_chunk, encoded_by_chunk
+from .carry import carries
 from .codecs.base import Algebra, Codec, Part, Regions, Work
 from .codecs.dense import Uncompressed
 from .collectives import everywhere, on_device, ragged
 from .collectives.base import Collective, Exchange, Reduction
 from .collectives.choose import Choose, for_prelude
-from .collectives.layout import Layout, Piece
+from .collectives.layout import Layout, Piece, chunk_bounds
 from .deadline import Deadline
 from .device import Host, Mark
 from .errors import HorovodCompressError
@@ -87,7 +88,7 @@ class Round:
                 on; never, if a value of any rank is not finite.
         """
         if self.inbox is None:
-            reduction = _CodecReduction(self.codec, key, self.to_encode, self.parts, due, ready)
+            reduction = _CodecReduction(self.codec, self.work, key, self.to_encode, self.parts, due, ready)
             return self.collective.run(exchange, self.layout, _around(self.staging, reduction, exchange.deadline))
         own = self.work.regions["payload"][: self.work.used]
         if isinstance(self.inbox, on_device.Mailbox):
@@ -106,11 +107,16 @@ class Round:
         The key is one of rank 0, as a reduction that every rank does by itself may not depend on
         the rank; and no chunk of a prelude makes a part of the result ready.
         """
-        return _CodecReduction(self.codec, key.at(rank=0), {}, {}, nothing, nothing)
+        return _CodecReduction(self.codec, self.work, key.at(rank=0), {}, {}, nothing, nothing)
 
     def decode(self, parts: list[Part], key: Key, gain: float) -> None:
         """Decode parts of the result; those of sparse gradients are left out."""
         self.codec.decode_parts(self.work, self._present(parts), key, gain)
+
+    def keep(self) -> None:
+        """Keep what merging left, of a round whose result is good on every rank."""
+        for carry in self.work.carry.values():
+            carry.keep()
 
     def _present(self, parts: list[Part]) -> list[Part]:
         return [part for part in parts if self.work.grads[part.position] is not None]
@@ -125,6 +131,7 @@ class _CodecReduction:
     """A codec's merge with the key of this rank, step and bucket."""
 
     codec: Codec
+    work: Work
     key: Key
     to_encode: dict[int, list[Part]]
     parts: dict[int, list[Part]]
@@ -141,10 +148,11 @@ class _CodecReduction:
 
     def merge(self, piece: Piece, other: Tensor, weight: int, hop: int) -> None:
         weights = (1, weight)
-        self.codec.merge(piece.region, piece.start, piece.values, other, weights, self.key.at(hop=hop))
+        key = self.key.at(hop=hop)
+        self.codec.merge_in(self.work, piece.region, piece.start, piece.values, other, weights, key)
 
     def fold(self, piece: Piece, others: Sequence[Tensor]) -> None:
-        self.codec.fold(piece.region, piece.start, piece.values, others, self.key)
+        self.codec.fold_in(self.work, piece.region, piece.start, piece.values, others, self.key)
 
 
 class Station:
@@ -236,12 +244,29 @@ class Station:
             assert self._inbox is not None
             layout, inbox = Layout.of(regions, world, codec.records()), self._inbox.of(nbytes)
             return Round(codec, label, work, layout, collective, {}, {}, preludes, inbox, None, self._gather)
+        self._make_carry(codec, work, collective)
         order = collective.needed(self._rank, world)
         staging = self._staging(regions, payload.host, order, codec.records())
         layout = Layout.of(staging.host if staging else regions, world, codec.records())
         to_encode = encoded_by_chunk(codec, work, order)
         parts = decoded_by_chunk(codec, work, collective.order(self._rank, world))
         return Round(codec, label, work, layout, collective, to_encode, parts, preludes, None, staging, None)
+
+    def _make_carry(self, codec: Codec, work: Work, collective: Collective) -> None:
+        """Let merging keep what it keeps where payloads are exchanged, for the elements that this rank merges."""
+        rows, device = codec.carries(self._world), torch.device("cpu") if self._staged else self.device.where
+        owns = collective.name == "fold"  # else it merges one hop's share of every chunk but one
+        spans = {
+            name: chunk_bounds(count, self._rank, self._world) if owns else (0, count)
+            for name, count in ((name, work.regions[name].numel()) for name in rows)
+        }
+        work.carry = carries(rows, work.regions, spans, device)
+
+    def carry(self) -> dict[str, Tensor]:
+        """Return what merging keeps, by what it belongs to."""
+        rounds = self._rounds.values()
+        kept = [(f"{r.label} {name} {r.collective.name}", c.kept) for r in rounds for name, c in r.work.carry.items()]
+        return dict(kept)
 
     def _staging(
         self, arrays: dict[str, Tensor], host: Tensor | None, order: list[int], records: dict[str, int]

@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from ..carry import Carry
 from ..errors import ConfigError
 from ..feedback import Feedback
 from ..keys import Key
@@ -92,6 +93,7 @@ class Work:
         gathered: the payloads of all ranks in rank order, where payloads are gathered.
         shared: the arrays of the preludes; after its prelude, each is equal on every rank.
         local: arrays that stay on this rank.
+        carry: by region, what merging left for this round, see ``Codec.carries``.
         memo: what ``Codec.prepare`` derived from the bucket.
         momenta: by position, momentum buffers of the optimizer, to be emptied where this rank's
             payload carried a value.
@@ -106,6 +108,7 @@ class Work:
     regions: dict[str, Tensor] = field(default_factory=dict)
     shared: dict[str, Tensor] = field(default_factory=dict)
     local: dict[str, Tensor] = field(default_factory=dict)
+    carry: dict[str, Carry] = field(default_factory=dict)
     memo: dict[str, Any] = field(default_factory=dict)
     used: int = 0
     gathered: list[Tensor] = field(default_factory=list)
@@ -269,6 +272,14 @@ class Codec:
         """Return the arrays that are kept from step to step for the bucket as a whole."""
         return {}
 
+    def carries(self, world: int) -> dict[str, int]:
+        """Return, by region of the payload, how many rows of its type merging keeps for the next round.
+
+        They belong to the places that this rank merges, not to parameters: other buckets, another number of ranks or
+        another collective begin with zeros. See :mod:`horovod_compress.carry`.
+        """
+        return {}
+
     def at(self, step: int) -> Codec:
         """Return the codec of one step, for methods whose rounds differ."""
         return self
@@ -380,6 +391,16 @@ class Codec:
         """
         for index, other in enumerate(others):
             self.merge(region, start, into, other, (index + 1, 1), key.at(hop=index))
+
+    def merge_in(
+        self, work: Work, region: str, start: int, into: Tensor, other: Tensor, weights: tuple[int, int], key: Key
+    ) -> None:
+        """Do what :meth:`merge` does, in a round whose ``work.carry`` has what merging left."""
+        self.merge(region, start, into, other, weights, key)
+
+    def fold_in(self, work: Work, region: str, start: int, into: Tensor, others: Sequence[Tensor], key: Key) -> None:
+        """Do what :meth:`fold` does, likewise."""
+        self.fold(region, start, into, others, key)
 
     def decode(self, work: Work, key: Key, gain: float) -> None:
         """Write the result over the gradients and update the residual.

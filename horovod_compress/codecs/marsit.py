@@ -3,18 +3,20 @@
     x = gradient + residual
     payload = [x >= 0], one bit each, and the mean of |x| of each step group
     merge: where two partial payloads of a and b ranks differ, take the second's bit with
-           probability b / (a + b); the final bit is 1 with probability (ranks with bit 1) / M
+           probability b / (a + b); the final bit is 1 with probability (ranks with bit 1) / M;
+           or, shaped, round the sum of signs and what the last merge here rounded off
     result G = step * (2 bit - 1)
     residual = x - G                      global compensation, or
                decay (x - own sign's step)  ordinary error feedback with a fading memory
 
 Every ``full_precision_every`` rounds, from round 0 on, x itself is averaged instead and the residual is
 emptied. The paper's step is one fixed number; here it is by default measured anew in every round,
-as the mean over ranks of the mean of |x|, per tensor or per output row.
+as the mean over ranks of the mean of |x|, per tensor or per output row; times 1.5 with shaped merging.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -24,10 +26,15 @@ from .. import kernels
 from ..errors import ConfigError
 from ..feedback import RULES, Feedback
 from ..keys import Key
-from .base import Algebra, Codec, Law
+from .base import Algebra, Codec, Law, Work
 from .dense import FullPrecision
 from .registry import register
-from .signs import Signs, check_step, check_zeros
+from .signs import Signs, check_merge, check_step, check_zeros
+
+#: The measured step, in means of |x|, where residual and merging keep all that the bits do not say.
+SHAPED_SCALE = 1.5
+#: A step of two means feeds on its own residual, and grows.
+MOST_SCALE = 2.0
 
 
 @register
@@ -40,18 +47,26 @@ class Marsit(Signs):
         step_size: "tensor" or "row" for a measured step per tensor or per output row (short rows
             are joined until they hold 256 elements), or the paper's fixed global step.
         compensation: the residual rule, "global", "own" or "none".
-        residual_decay: what part of an "own" residual lives on, in (0, 1]. Below 1, old errors fade
+        residual_decay: what part of an "own" residual lives on, in (0, 1]; None for 0.9 with sampled and 1 with
+            shaped merging. Below 1, old errors fade
             instead of coming back all at once, which high learning rates with momentum need; 1 is
             ordinary error feedback. "global" keeps all, as its conservation law asks for.
         zeros: what exact zeros send: a "random" bit, or "positive" as in the paper. Gradients of
             unused embedding rows are exact zeros, and would all drift the same way.
+        merge: "sampled" for the paper's merge, or "shaped" for one that draws nothing: what it rounds off
+            is kept and added the next time, so that over the steps the merged bits follow the mean of the signs.
+        step_scale: the measured step in means of |x|, below 2; None for 1.5 with shaped merging and an "own"
+            residual, else 1.
     """
 
     full_precision_every: int = 50
     step_size: str | float = "row"
     compensation: Feedback = "own"
     zeros: str = "random"
-    residual_decay: float = 0.9
+    residual_decay: float | None = None
+    # The option takes the place of the method of this name: here merge_in and fold_in do all.
+    merge: str = "sampled"  # type: ignore[assignment]
+    step_scale: float | None = None
 
     name: ClassVar[str] = "marsit"
     algebra: ClassVar[Algebra] = Algebra.MERGE
@@ -62,6 +77,7 @@ class Marsit(Signs):
         {"step_size": "tensor", "full_precision_every": 3, "compensation": "global"},
         {"step_size": "tensor", "full_precision_every": 0, "compensation": "none"},
         {"step_size": 0.125, "full_precision_every": 0, "zeros": "positive"},
+        {"merge": "shaped", "step_size": "row", "full_precision_every": 3},
     )
 
     def __post_init__(self) -> None:
@@ -71,13 +87,30 @@ class Marsit(Signs):
         check_step(self.step_size)
         if self.compensation not in RULES:
             raise ConfigError(f"compensation should be one of {', '.join(map(repr, RULES))}, got {self.compensation!r}")
-        decay = self.residual_decay
+        check_zeros(self.zeros)
+        check_merge(self.merge)
+        self._choose()
+        decay, scale = self.residual_decay, self.step_scale
         if isinstance(decay, bool) or not isinstance(decay, (int, float)) or not 0 < decay <= 1:
             raise ConfigError(f"residual_decay should be a number above 0, at most 1, got {decay!r}")
-        check_zeros(self.zeros)
+        if isinstance(scale, bool) or not isinstance(scale, (int, float)) or not 0 < scale < MOST_SCALE:
+            raise ConfigError(f"step_scale should be a number above 0 and below {MOST_SCALE:g}, got {scale!r}")
+        if scale != 1 and not self._measured():
+            raise ConfigError(
+                'step_scale is for a measured step, step_size="row" or "tensor"; a number is the step itself'
+            )
+
+    def _choose(self) -> None:
+        """Fill in what depends on other options, so that ranks and checkpoints compare what is in force."""
+        loses_nothing = self.merge == "shaped" and self.compensation == "own"
+        if self.residual_decay is None:
+            object.__setattr__(self, "residual_decay", 1.0 if loses_nothing else 0.9)
+        if self.step_scale is None:
+            object.__setattr__(self, "step_scale", SHAPED_SCALE if loses_nothing and self._measured() else 1.0)
 
     def law(self) -> Law:
-        return Law(conserves=self.compensation == "global", bound="E[result] = step * mean of signs")
+        mean = "sum over steps of result / step" if self.merge == "shaped" else "E[result / step]"
+        return Law(conserves=self.compensation == "global", bound=f"{mean} = that of the mean of signs")
 
     def feedback(self) -> Feedback:
         return self.compensation
@@ -94,11 +127,34 @@ class Marsit(Signs):
 
     # ---- one round ----
 
-    def merge(self, region: str, start: int, into: Tensor, other: Tensor, weights: tuple[int, int], key: Key) -> None:
+    def encode(self, work: Work, key: Key) -> None:
+        super().encode(work, key)
+        scale = self.step_scale or 1.0
+        if scale != 1 and self._measured():
+            work.regions["steps"].mul_(scale)
+
+    def carries(self, world: int) -> dict[str, int]:
+        return {"bits": kernels.count_rows(world)} if self.merge == "shaped" else {}
+
+    def merge_in(
+        self, work: Work, region: str, start: int, into: Tensor, other: Tensor, weights: tuple[int, int], key: Key
+    ) -> None:
         if region == "steps":
             kernels.dense_add(into, other)
-        else:
+        elif self.merge == "sampled":
             kernels.merge_bits(into, other, *weights, key, word_offset=start)
+        else:
+            before, after = work.carry[region].rows(start, start + into.numel())
+            kernels.shaped_merge(into, other, before, after, sum(weights))
+
+    def fold_in(self, work: Work, region: str, start: int, into: Tensor, others: Sequence[Tensor], key: Key) -> None:
+        if self.merge == "shaped" and region == "bits":
+            before, after = work.carry[region].rows(start, start + into.numel())
+            kernels.shaped_fold([into, *others], into, before, after)
+            return
+        for index, other in enumerate(others):
+            self.merge_in(work, region, start, into, other, (index + 1, 1), key.at(hop=index))
 
     def _decay(self) -> float:
+        assert self.residual_decay is not None  # see _choose
         return self.residual_decay if self.compensation == "own" else 1.0

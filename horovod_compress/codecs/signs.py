@@ -77,6 +77,12 @@ def check_zeros(zeros: object) -> None:
         raise ConfigError(f'zeros should be "random" or "positive", got {zeros!r}')
 
 
+def check_merge(merge: object) -> None:
+    """Refuse an option of that name that says nothing."""
+    if merge not in ("sampled", "shaped"):
+        raise ConfigError(f'merge should be "shaped" or "sampled", got {merge!r}')
+
+
 class Signs(Codec):
     """One bit per element and one step per group; how bits merge is the method's own business."""
 

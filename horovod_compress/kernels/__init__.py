@@ -54,6 +54,7 @@ from .quantise import (
     qsgd_record_bytes,
 )
 from .records import RECORD_UNIT, record_bytes, record_decode, record_fold, record_offer
+from .shaped import count_rows, shaped_fold, shaped_merge
 from .sketch import absorb, sketch_clear, sketch_columns, sketch_encode, sketch_estimate, sketch_top
 from .sparse import (
     binary_clear,
@@ -96,6 +97,7 @@ __all__ = [
     "binary_select",
     "code_layout",
     "count_nonfinite",
+    "count_rows",
     "crc32c",
     "crc32c_copy",
     "dense_add",
@@ -149,6 +151,8 @@ __all__ = [
     "record_offer",
     "sample_decode",
     "sample_offer",
+    "shaped_fold",
+    "shaped_merge",
     "sign_decode",
     "sign_decode_all",
     "sign_offer",

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..carry import carries
 from ..codecs.base import Algebra, Codec, Regions, Work
 from ..keys import Key
 from ..plan import Bucket, TensorSpec
@@ -102,6 +103,9 @@ class _Run:
         self._work = Work(bucket, ranks, [self._source.clone()], state, _zeros(method.tables(bucket)))
         self._work.regions, self._work.local = _zeros(codec.regions(bucket)), _zeros(codec.local(bucket))
         self._work.shared = {name: array for arrays in self._preludes for name, array in arrays.items()}
+        regions, two = self._work.regions, codec.carries(2)
+        spans = {name: (0, regions[name].numel()) for name in two}
+        self._work.carry = carries(two, regions, spans, self._source.device)
         codec.prepare(self._work)
 
     def measure(self) -> dict[str, float]:
@@ -136,7 +140,7 @@ class _Run:
 
         def reduce() -> None:
             for name, array in arrays.items():
-                self._codec.fold(name, 0, array, [others[name]], key)
+                self._codec.fold_in(self._work, name, 0, array, [others[name]], key)
 
         return _seconds(reduce)
 

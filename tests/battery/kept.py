@@ -14,12 +14,13 @@ Kept = list[dict[str, Tensor]]
 
 
 def kept_by(reducer: Reducer, tensors: Iterable[str] | None = None) -> dict[str, Tensor]:
-    """Return views of every kind of state, and of the tables unless only some tensors are asked for."""
+    """Return views of every kind of state; unless only some tensors are asked for, of tables and carries too."""
     found = {f"{kind} of {n}": t for kind, those in reducer.states().items() for n, t in those.items()}
     if tensors is not None:
         wanted = set(tensors)
         return {name: t for name, t in found.items() if name.split(" of ", 1)[1] in wanted}
-    return found | {f"table {name}": t for name, t in reducer.tables().items()}
+    tables = {f"table {name}": t for name, t in reducer.tables().items()}
+    return found | tables | {f"carry {name}": t for name, t in reducer.carries().items()}
 
 
 def kept(fleet: Fleet) -> Kept:

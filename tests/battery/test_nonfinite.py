@@ -10,6 +10,7 @@ from torch import Tensor
 
 from horovod_compress.codecs import registry
 from horovod_compress.errors import NonFiniteError
+from horovod_compress.reducer import Reducer
 from tests.battery.cases import each_case
 from tests.battery.kept import anything, kept, kept_by, same
 from tests.support.local import Fleet, all_same, random_grads, same_bits, spec
@@ -32,7 +33,12 @@ def _spoilt(grads: Grads, rank: int, value: float) -> Grads:
 def _of_bucket(fleet: Fleet, index: int) -> Grads:
     """Return copies of what every rank keeps for one bucket, its tables included."""
     names = [t.name for t in fleet.plan.buckets[index].tensors]
-    return [{n: t.clone() for n, t in (kept_by(r, names) | r.stations[index].tables).items()} for r in fleet.reducers]
+    return [{n: t.clone() for n, t in _views(r, index, names).items()} for r in fleet.reducers]
+
+
+def _views(reducer: Reducer, index: int, names: list[str]) -> dict[str, Tensor]:
+    station = reducer.stations[index]
+    return kept_by(reducer, names) | station.tables | station.carry()
 
 
 def _walk(case: Sample, hurt: Fleet, healthy: Fleet) -> None:
@@ -58,7 +64,7 @@ def _only_bucket(fleet: Fleet, index: int, grads: Grads) -> None:
     names = [t.name for t in fleet.plan.buckets[1 - index].tensors]
     for reducer, old in zip(fleet.reducers, other, strict=True):
         assert reducer.wait_idle(5.0)
-        for name, tensor in (kept_by(reducer, names) | reducer.stations[1 - index].tables).items():
+        for name, tensor in _views(reducer, 1 - index, names).items():
             tensor.copy_(old[name])
 
 

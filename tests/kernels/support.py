@@ -16,6 +16,7 @@ from horovod_compress.kernels import (
     reference_lowrank,
     reference_quantise,
     reference_records,
+    reference_shaped,
     reference_sketch,
     reference_sparse,
     reference_values,
@@ -34,6 +35,7 @@ ORACLES = (
     reference_values,
     reference_lowrank,
     reference_records,
+    reference_shaped,
 )
 GUARD = 64
 

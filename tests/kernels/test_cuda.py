@@ -492,6 +492,15 @@ class TestBits:
             for count in (0, 1, 64, 1000, 100_001):
                 same("majority_fold", [bits(count, p) for p in range(parts)], bits(count, 99), count)
 
+    def test_shaped(self, same: Same) -> None:
+        """Counts of any bits: those that cannot be have to be alike too."""
+        for ranks in (2, 3, 4, 7, 65):
+            for count in (0, 1, 100, 1001):
+                rows = [words(count, 50 + row) for row in range(kernels.count_rows(ranks))]
+                fresh = [poison(count, torch.int64) for _ in rows]
+                same("shaped_merge", words(count, 1), words(count, 2), rows, fresh, ranks)
+                same("shaped_fold", [words(count, part) for part in range(ranks)], words(count, 99), rows, fresh)
+
     def test_hash(self, same: Same) -> None:
         for count in (0, 1, 7, 8, 16_383, 16_384, 100_003, 32 << 14, (33 << 14) + 5):
             same("hash64", words(kernels.word_count(8 * count), 1).view(torch.uint8)[:count], 77)

@@ -66,10 +66,14 @@ def _bits(count: int) -> str:
     folded, whole = poison(count, torch.int64), poison(count, torch.int64)
     kernels.majority_fold([words(count, part) for part in range(5)], folded, 64 * count - 9)
     kernels.majority_fold([words(count, part) for part in range(4)], whole, 64 * count)
+    shaped, together = words(count, 1), poison(count, torch.int64)
+    rows = [words(count, 20 + row) for row in range(3)]
+    kernels.shaped_merge(shaped, words(count, 2), rows, rows, 8)  # of eight ranks any counts are possible
+    kernels.shaped_fold([words(count, part) for part in range(8)], together, rows, rows)
     data = words(count, 9).view(torch.uint8)[: 8 * count - 3]
     copied = poison(data.numel(), torch.uint8)
     sums = (kernels.crc32c(data), kernels.crc32c_copy(copied, data), kernels.hash64(data))
-    return _digest([merged, drawn, folded, whole, copied], *sums)
+    return _digest([merged, drawn, folded, whole, copied, shaped, together, *rows], *sums)
 
 
 def _dither(dtype: torch.dtype, count: int, row_length: int) -> str:

@@ -36,6 +36,7 @@ LAYERS = [
     {"reducer", "station", "tuning", "trace", "uneven", "weights"},
     {
         "arrivals",
+        "carry",
         "codecs",
         "collectives",
         "plan",

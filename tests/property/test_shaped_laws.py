@@ -1,0 +1,202 @@
+"""Noise-shaped merging: over the steps nothing is lost, nothing is drawn, and what is noise is fast."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from horovod_compress import kernels
+from horovod_compress.collectives.layout import chunk_bounds
+from horovod_compress.errors import ConfigError
+from horovod_compress.kernels.reference_shaped import rounded_off
+from horovod_compress.keys import Key
+from tests.support.local import Fleet, all_same, random_grads, same_bits, spec
+
+_PLAIN = {"full_precision_every": 0, "compensation": "none", "step_size": 1.0, "merge": "shaped"}
+TENSORS = [spec("a", 7, 33), spec("b", 13), spec("c", 200), spec("d")]
+
+
+STEPS = 1000
+
+
+def _random(steps: int, ranks: int, count: int, seed: int) -> list[list[Tensor]]:
+    """Return the words of every rank in every step."""
+    generator = torch.Generator().manual_seed(seed)
+    drawn = torch.randint(-(2**63), 2**63 - 1, (steps, ranks, count), generator=generator, dtype=torch.int64)
+    return [list(step) for step in drawn]
+
+
+def _signs(steps: list[Tensor]) -> np.ndarray:
+    """Return the signs by step and element."""
+    bits = np.unpackbits(torch.stack(steps).numpy().view(np.uint8), axis=-1, bitorder="little")
+    return 2 * bits.astype(np.int64) - 1
+
+
+def _sums(bits: list[list[Tensor]]) -> np.ndarray:
+    """Return the sums over ranks of the signs."""
+    return np.sum([_signs(list(mine)) for mine in zip(*bits, strict=True)], axis=0)
+
+
+class _Merging:
+    """Merges whole steps as one of the collectives does, without exchanging anything."""
+
+    def __init__(self, merge: str, collective: str, ranks: int, count: int) -> None:
+        self._merge, self._ranks, self._step = merge, ranks, 0
+        hops = range(2, ranks + 1) if collective == "ring" or merge == "sampled" else [ranks]
+        self.kept = {
+            hop: [torch.zeros(count, dtype=torch.int64) for _ in range(kernels.count_rows(hop))] for hop in hops
+        }
+        self._folds = merge == "shaped" and collective == "fold"
+
+    def __call__(self, bits: list[Tensor]) -> Tensor:
+        self._step += 1
+        p = bits[0].clone()
+        if self._folds:
+            rows = self.kept[self._ranks]
+            kernels.shaped_fold(bits, p, rows, rows)
+            return p
+        for hop, rows in self.kept.items():
+            mine = bits[hop - 1].clone()
+            if self._merge == "shaped":
+                kernels.shaped_merge(mine, p, rows, rows, hop)
+            else:
+                kernels.merge_bits(mine, p, 1, hop - 1, Key(1, self._step, 0, 0, hop))
+            p = mine
+        return p
+
+    def left(self) -> np.ndarray:
+        """Return what is kept, in whole signs; see that it is bounded."""
+        found = {hop: rounded_off(rows, hop) for hop, rows in self.kept.items()}
+        assert all((abs(mine) <= hop).all() for hop, mine in found.items())
+        return np.sum(list(found.values()), axis=0)
+
+
+@pytest.mark.parametrize("collective", ["ring", "fold"])
+@pytest.mark.parametrize("ranks", range(2, 17))
+def test_the_sum_of_merged_bits_is_that_of_the_signs_but_for_what_is_kept(ranks: int, collective: str) -> None:
+    """M p = the signs' sum + what was kept before and is not kept now, exactly, over 1,000 steps; it is bounded."""
+    bits, merging = _random(STEPS, ranks, 2, seed=ranks), _Merging("shaped", collective, ranks, 2)
+    merged, left = [], []
+    for step in bits:
+        merged.append(merging(step))
+        left.append(merging.left() if len(merged) % 50 == 0 else None)
+    owed = np.cumsum(_sums(bits) - ranks * _signs(merged), axis=0)
+    assert sum(mine is not None and bool((owed[step] == mine).all()) for step, mine in enumerate(left)) == STEPS // 50
+    assert abs(owed).max() >= ranks // 2  # there was something to keep
+
+
+def _left(fleet: Fleet, exchange: str) -> np.ndarray:
+    """Return the sum over ranks of what they keep for every element of the payload."""
+    (bucket,), world = fleet.plan.buckets, fleet.world
+    words = bucket.padded // 64
+    total = np.zeros(64 * words, dtype=np.int64)
+    for reducer in fleet.reducers:
+        assert reducer.wait_idle(5.0)
+        ((_, kept),) = reducer.carries().items()
+        for chunk in range(world):
+            first, last = chunk_bounds(words, chunk, world)
+            hop = (reducer.rank - chunk) % world + 1
+            if exchange == "fold" and chunk == reducer.rank:
+                assert kept.shape[1] == last - first
+                total[64 * first : 64 * last] += rounded_off(list(kept), world)
+            elif exchange == "ring":
+                mine = rounded_off(list(kept[: kernels.count_rows(hop), first:last]), hop) if hop > 1 else 0
+                assert not kept[kernels.count_rows(hop) :, first:last].any()
+                total[64 * first : 64 * last] += mine
+    return total
+
+
+def _flat(fleet: Fleet, tensors: dict[str, Tensor]) -> np.ndarray:
+    """Return signs where they lie in the payload; gaps are all zeros, which is minus."""
+    (bucket,) = fleet.plan.buckets
+    flat = np.full(bucket.padded, -1, dtype=np.int64)
+    for offset, tensor in zip(bucket.offsets, bucket.tensors, strict=True):
+        flat[offset : offset + tensor.count] = tensors[tensor.name].view(-1).sign().numpy()
+    return flat
+
+
+@pytest.mark.parametrize("exchange", ["ring", "fold"])
+@pytest.mark.parametrize("world", [2, 3, 4, 5, 16])
+def test_the_identity_through_the_exchange(world: int, exchange: str) -> None:
+    """In every step, on every rank, with chunks of any length, none included."""
+    with Fleet(world, TENSORS, exchange=exchange, **_PLAIN) as fleet:
+        before = np.zeros(fleet.plan.buckets[0].padded, dtype=np.int64)
+        for number in range(5):
+            grads = random_grads(world, TENSORS, seed=number)
+            results = fleet.step(grads)
+            assert all_same(results)
+            after = _left(fleet, exchange)
+            given = sum(_flat(fleet, mine) for mine in grads)
+            assert (world * _flat(fleet, results[0]) == given + before - after).all()
+            before = after
+        assert before.any()
+
+
+@pytest.mark.parametrize("exchange", ["ring", "fold"])
+def test_nothing_is_drawn(exchange: str) -> None:
+    runs = []
+    for seed in (1, 2):
+        with Fleet(4, TENSORS, exchange=exchange, seed=seed, **_PLAIN) as fleet:
+            runs.append([fleet.step(random_grads(4, TENSORS, seed=number))[0] for number in range(5)])
+    assert all(same_bits(a[name], b[name]) for a, b in zip(*runs, strict=True) for name in a)
+
+
+def _slow_power(merge: str, collective: str) -> float:
+    """Return the power of the merged bits' noise, averaged over the frequencies below 1/50 of the step rate."""
+    bits, merging = _random(STEPS, 4, 64, seed=1), _Merging(merge, collective, 4, 64)
+    noise = _signs([merging(step) for step in bits]) - _sums(bits) / 4
+    power = np.abs(np.fft.rfft(noise, axis=0)[: STEPS // 50]) ** 2 / STEPS
+    return float(power.mean())
+
+
+@pytest.mark.parametrize("collective", ["ring", "fold"])
+def test_slow_noise_is_twenty_decibels_below_that_of_the_sampled_bit(collective: str) -> None:
+    sampled, shaped = _slow_power("sampled", collective), _slow_power("shaped", collective)
+    assert abs(sampled - 3 / 4) < 0.02  # the variance of a fair bit of four random signs, at all frequencies
+    assert 10 * np.log10(sampled / shaped) > 20, (sampled, shaped)
+
+
+@pytest.mark.parametrize("exchange", ["ring", "fold"])
+@pytest.mark.parametrize("world", [3, 4])
+def test_with_own_residuals_nothing_is_lost(world: int, exchange: str) -> None:
+    """M times the results = the gradients - the residuals - the step times what merging keeps, over all steps."""
+    options = {"step_size": 0.5, "compensation": "own", "zeros": "positive", "exchange": exchange}
+    with Fleet(world, [spec("w", 999)], **_PLAIN | options) as fleet:
+        generator, owed = torch.Generator().manual_seed(1), np.zeros(999)
+        for _ in range(20):
+            # Multiples of 1/64 of moderate size: sums and differences of these are exact.
+            grads = torch.randint(-64, 64, (world, 999), generator=generator).float() / 64
+            result = fleet.step([{"w": grad} for grad in grads])[0]["w"]
+            owed += (grads.sum(0) - world * result).numpy()
+        waiting = np.sum([mine["w"].numpy() for mine in fleet.residuals()], axis=0)
+        assert (owed == waiting + 0.5 * _left(fleet, exchange)[:999]).all()
+
+
+@pytest.mark.parametrize(
+    ("options", "scale"),
+    [
+        ({"merge": "shaped"}, 1.5),
+        ({"merge": "shaped", "step_scale": 0.5}, 0.5),
+        ({"merge": "shaped", "compensation": "none"}, 1.0),
+        ({"merge": "sampled"}, 1.0),
+    ],
+    ids=str,
+)
+def test_the_measured_step_is_so_many_means(options: dict, scale: float) -> None:
+    grads = random_grads(3, [spec("w", 16, 300)])
+    means = torch.stack([mine["w"].abs() for mine in grads]).mean(dim=(0, 2))
+    with Fleet(3, [spec("w", 16, 300)], full_precision_every=0, **options) as fleet:
+        found = fleet.step(grads)[0]["w"].abs()
+    torch.testing.assert_close(found, (scale * means)[:, None].expand_as(found), rtol=1e-5, atol=0)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"step_scale": 2.0}, {"step_scale": 0.0}, {"step_scale": 1.5, "step_size": 0.1}, {"merge": "rounded"}],
+    ids=str,
+)
+def test_refused(options: dict) -> None:
+    with pytest.raises(ConfigError, match="merge should be" if "merge" in options else "step_scale"):
+        Fleet(2, [spec("w", 5)], **options)
