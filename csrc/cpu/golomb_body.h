@@ -32,7 +32,7 @@ HVC_INLINE void settle(T* grad, Work<T>* residual, const Work<T>* sums, Work<T> 
   };
   int64_t i = 0;
   for (; i + kLanes <= count; i += kLanes) group(i, kLanes);
-  if (i < count) group(i, int(count - i));
+  if (i < count) group(i, rest_of(count - i));
 }
 
 template <class T> HVC_INLINE void decode_tile(const SparseDecode<T>& d, std::vector<SectionCursor<Work<T>>>& cursors,

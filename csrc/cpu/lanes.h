@@ -252,6 +252,13 @@ template <class T, class W> HVC_INLINE void stream(T* into, const Lanes<W>& a) {
   for (int i = 0; i < kLanes; i += kPerVector) stream_vector(into + i, load_vector<Words>(elements + i));
 }
 
+// What is left behind the last whole 32 lanes. The compiler learns that it is less, and so makes no second copy of
+// the loop's body for 32 lanes: that saves time in compiling, not in running.
+HVC_INLINE int rest_of(int64_t count) {
+  if (count <= 0 || count >= kLanes) __builtin_unreachable();
+  return int(count);
+}
+
 // The mask of the first `count` of 32 lanes.
 HVC_INLINE uint32_t valid_lanes(int count) { return count == kLanes ? ~0u : (1u << count) - 1; }
 

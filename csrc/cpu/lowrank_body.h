@@ -40,7 +40,7 @@ HVC_INLINE int64_t left_of_rows(const LeftOf<T>& o, int64_t row, int64_t line) {
   };
   int64_t j = 0;
   for (; j + kLanes <= x.columns; j += kLanes) add(j, kLanes);
-  if (j < x.columns) add(j, int(x.columns - j));
+  if (j < x.columns) add(j, rest_of(x.columns - j));
   for (int k = 0; k < kRows; ++k)
     for (int c = 0; c < kRank; ++c) o.left[(line + c) * x.rows + row + k] = combine(sums[k][c]);
   return line == 0 ? nonfinite : 0;
@@ -86,7 +86,7 @@ HVC_INLINE void right_of_rows(const RightOf<T>& o, int64_t row, int64_t begin, i
   };
   int64_t j = begin;
   for (; j + kLanes <= end; j += kLanes) add(j, kLanes);
-  if (j < end) add(j, int(end - j));
+  if (j < end) add(j, rest_of(end - j));
 }
 
 template <bool kResidual, class T> void right_tile(const RightOf<T>& o, int64_t begin, int64_t end, Work<T>* sums) {
@@ -143,7 +143,7 @@ template <bool kResidual, int kRows, class T> HVC_INLINE void decode_rows(const 
   };
   int64_t j = 0;
   for (; j + kLanes <= o.columns; j += kLanes) decode(j, kLanes);
-  if (j < o.columns) decode(j, int(o.columns - j));
+  if (j < o.columns) decode(j, rest_of(o.columns - j));
 }
 
 template <bool kResidual, class T> void decode_all(const Product<T>& o, int64_t first, int64_t last) {

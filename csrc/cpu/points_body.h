@@ -29,7 +29,7 @@ template <bool kResidual, class T> HVC_INLINE void points_offer_block(const Poin
   };
   int64_t i = begin;
   for (; i + kLanes <= end; i += kLanes) group(i, kLanes);
-  if (i < end) group(i, int(end - i));
+  if (i < end) group(i, rest_of(end - i));
 }
 
 template <bool kResidual, class T>
@@ -79,6 +79,6 @@ template <class T> void points_decode(const PointsDecode<T>& d, int64_t first, i
     const int64_t row = unit / d.units.per_row, end = unit_begin(d.units, unit + 1);
     int64_t i = unit_begin(d.units, unit);
     for (; i + kLanes <= end; i += kLanes) points_group(d, row, i, kLanes);
-    if (i < end) points_group(d, row, i, int(end - i));
+    if (i < end) points_group(d, row, i, rest_of(end - i));
   }
 }

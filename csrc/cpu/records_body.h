@@ -43,7 +43,7 @@ int64_t record_offer_blocks(const RecordOffer<T>& o, int64_t first, int64_t last
     };
     int64_t i = begin;
     for (; i + kLanes <= end; i += kLanes) add(i, kLanes);
-    if (i < end) add(i, int(end - i));
+    if (i < end) add(i, rest_of(end - i));
     finish_record(record, o.block, end - begin, kRule, sums);
   }
   return nonfinite;
@@ -114,6 +114,6 @@ template <class T> void record_decode(const RecordDecode<T>& o, int64_t first, i
     };
     int64_t i = begin;
     for (; i + kLanes <= end; i += kLanes) decode(i, kLanes);
-    if (i < end) decode(i, int(end - i));
+    if (i < end) decode(i, rest_of(end - i));
   }
 }

@@ -50,7 +50,7 @@ class Walker {
 template <class Group> HVC_INLINE void each_element(const Chosen& chosen, const Group& group) {
   int64_t i = chosen.begin;
   for (; i + kLanes <= chosen.end; i += kLanes) group(i, kLanes);
-  if (i < chosen.end) group(i, int(chosen.end - i));
+  if (i < chosen.end) group(i, rest_of(chosen.end - i));
 }
 
 // Returns how many elements are not finite.

@@ -90,7 +90,7 @@ void decode_units(const Decode<T>& d, int64_t first, int64_t last) {
       i += lead;
     }
     for (; i + kLanes <= end; i += kLanes) decode_group<kFeedback, kStream>(d, i, kLanes, step, out, coins);
-    if (i < end) decode_group<kFeedback, false>(d, i, int(end - i), step, out, coins);
+    if (i < end) decode_group<kFeedback, false>(d, i, rest_of(end - i), step, out, coins);
   }
   if (kStream) stream_fence();
 }

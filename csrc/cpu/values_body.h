@@ -64,7 +64,7 @@ HVC_INLINE void settle_tile(const ValueDecode<T>& d, int64_t begin, const Work<T
   };
   int64_t i = 0;
   for (; i + kLanes <= count; i += kLanes) group(i, kLanes);
-  if (i < count) group(i, int(count - i));
+  if (i < count) group(i, rest_of(count - i));
 }
 
 // Takes what was sent out of what is kept. With momentum the values are exact: nothing of x is left.

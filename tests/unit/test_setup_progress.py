@@ -75,6 +75,15 @@ def test_command_without_a_percentage_goes_by_the_clock_and_never_arrives():
     assert seen == sorted(seen) and seen[-1] < 1
 
 
+def test_commands_between_the_lines_that_count_are_not_shown():
+    progress = CommandProgress(10, True, Clock())
+    progress.take("-- Looking for pthread.h")
+    assert progress.activity == "-- Looking for pthread.h"
+    progress.take("[ 45%] Building CXX object torch/adapter_v2.cc.o")
+    progress.take("cd /build && c++ -DHAVE_GLOO=1 -o adapter_v2.cc.o")
+    assert progress.activity == "adapter_v2.cc.o"
+
+
 def test_slow_download_stretches_the_time_that_is_expected():
     clock = Clock()
     progress = CommandProgress(10, False, clock)

@@ -13,7 +13,7 @@ MOST_SECONDS = 10
 
 
 def parallel_jobs(environment: Mapping[str, str]) -> int:
-    """As many compilers as there are cores, and memory for: torch's headers take about a gigabyte each.
+    """As many compilers as there are cores, and memory for.
 
     HVC_JOBS, which is JOBS of the Makefile, wins.
     """
@@ -29,7 +29,8 @@ def jobs_beside(others: int, environment: Mapping[str, str]) -> int:
 
 
 def _compilers_in_memory() -> int:
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // _BYTES_PER_COMPILER
+    """A gigabyte each, and another for the one that has torch's headers to read."""
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // _BYTES_PER_COMPILER - 1
 
 
 def wants_cuda_kernels(environment: Mapping[str, str]) -> bool:

@@ -61,10 +61,13 @@ class CommandProgress:
         """Takes a line of the command's output."""
         if not line.strip():
             return
-        self._percent = max(self._percent, parse_percent(line) or 0)
+        percent = parse_percent(line)
+        self._percent = max(self._percent, percent or 0)
         if download := parse_download(line):
             self._expect(*download)
-        self.activity = describe(line) or self.activity
+        # Between the lines of a build that count there are its commands, which say little.
+        if percent is not None or self._percent == 0:
+            self.activity = describe(line) or self.activity
 
     def fraction(self) -> float:
         now = self._percent / 100 if self._counts else self._by_time()
