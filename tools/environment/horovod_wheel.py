@@ -43,11 +43,13 @@ CHANGES = (
     (
         "horovod/torch/CMakeLists.txt",
         "target_link_libraries(${PYTORCH_TARGET_LIB} ${LINKER_LIBS}",
-        "if(NOT HAVE_CUDA AND NOT HAVE_ROCM)\n"
-        "    set_target_properties(${PYTORCH_TARGET_LIB} PROPERTIES UNITY_BUILD ON UNITY_BUILD_MODE GROUP)\n"
-        "    set_source_files_properties(${PYTORCH_SOURCES} PROPERTIES UNITY_GROUP torch)\n"
-        "endif()\n"
-        "target_link_libraries(${PYTORCH_TARGET_LIB} ${LINKER_LIBS}",
+        (
+            "if(NOT HAVE_CUDA AND NOT HAVE_ROCM)\n"
+            "    set_target_properties(${PYTORCH_TARGET_LIB} PROPERTIES UNITY_BUILD ON UNITY_BUILD_MODE GROUP)\n"
+            "    set_source_files_properties(${PYTORCH_SOURCES} PROPERTIES UNITY_GROUP torch)\n"
+            "endif()\n"
+            "target_link_libraries(${PYTORCH_TARGET_LIB} ${LINKER_LIBS}"
+        ),
     ),
     # Both are -O3; debug information takes a third of the compiler's time, and of 30 MB all but one.
     ("setup.py", "else 'RelWithDebInfo'", "else 'Release'"),
