@@ -59,7 +59,7 @@ def main() -> None:
     except KeyboardInterrupt:
         fail(["interrupted"], status=130)
     finally:
-        give_to_caller(chosen.out)
+        give_to_caller(chosen.out, ROOT)
     if problems:
         fail(problems)
     print(f"\n{NEXT}", file=sys.stderr)

@@ -18,9 +18,14 @@ def write_whole(path: Path, write: Callable[[Path], object]) -> None:
         temporary.unlink(missing_ok=True)
 
 
-def give_to_caller(folder: Path) -> None:
-    """Under sudo, let a folder belong to whoever called sudo: else their next run could not write there."""
+def give_to_caller(folder: Path, within: Path) -> None:
+    """Under sudo, let a folder below `within` belong to whoever called sudo: else their next run could not write there.
+
+    So do the folders between the two, which may be new. A folder elsewhere may hold other people's files: it stays.
+    """
     user, group = os.environ.get("SUDO_UID"), os.environ.get("SUDO_GID")
-    if os.geteuid() == 0 and user and group and folder.is_dir():
-        for path in (folder, *folder.rglob("*")):
-            os.chown(path, int(user), int(group), follow_symlinks=False)
+    if os.geteuid() != 0 or not (user and group and folder.is_dir()) or within not in folder.resolve().parents:
+        return
+    between = [parent for parent in folder.resolve().parents if within in parent.parents]
+    for path in (folder, *folder.rglob("*"), *between):
+        os.chown(path, int(user), int(group), follow_symlinks=False)

@@ -24,7 +24,7 @@ _FRAMES = 8  # between compress() and the optimizer there are two to four
 
 
 def allgather_object(value: Any, name: str, process_set: Any, seconds: float, *, by_name: bool = False) -> list[Any]:
-    """Gather one object per rank, as ``hvd.allgather_object`` does, but never wait for ever.
+    """Gather one object per rank, as ``hvd.allgather_object`` does, but with a deadline.
 
     Args:
         by_name: leave word that this rank is there, so that an error can name the ranks that are not; for gathers that

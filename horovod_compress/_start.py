@@ -31,8 +31,8 @@ from .transports.local import Hub
 _DTYPES = ("float32", "float64", "float16", "bfloat16")
 _DEFAULT_SECONDS = Options().timeout
 _HANDSHAKE = "hvc.handshake"
-#: So many ranks' problems are told; more of them say the same, as a rule.
-_TOLD = 4
+#: List at most this many ranks' problems; the others usually say the same.
+_LISTED = 4
 
 T = TypeVar("T")
 
@@ -270,14 +270,14 @@ def _check_all(problems: Sequence[str | None]) -> None:
     Raises:
         ExchangeError: says which rank has which.
     """
-    told = [f"rank {rank}: {text.removeprefix(f'rank {rank}: ')}" for rank, text in enumerate(problems) if text]
-    if told:
-        more = f"; and {len(told) - _TOLD} more" if len(told) > _TOLD else ""
-        raise ExchangeError("; ".join(told[:_TOLD]) + more)
+    listed = [f"rank {rank}: {text.removeprefix(f'rank {rank}: ')}" for rank, text in enumerate(problems) if text]
+    if listed:
+        more = f"; and {len(listed) - _LISTED} more" if len(listed) > _LISTED else ""
+        raise ExchangeError("; ".join(listed[:_LISTED]) + more)
 
 
 def _link(tokens: Transport, where: device.Host, process_set: Any, seconds: float) -> Transport:
-    """Join NCCL's communicator; ranks come here together, as joining would wait for a late one for ever.
+    """Join NCCL's communicator; ranks come here together, as joining would wait for a late one without limit.
 
     Raises:
         ExchangeError: some rank could not join; every rank says which.

@@ -17,8 +17,8 @@ from .plan import Plan
 from .reducer import Reducer
 
 FORMAT = 2
-#: Options that states of earlier versions do not know: what they bring begins with nothing kept.
-_LATER = {"merge", "step_scale"}
+#: Options that states of earlier versions do not know, and what these did.
+_LATER = {"merge": "sampled", "step_scale": 1.0}
 _IDLE_SECONDS = 5.0
 
 
@@ -123,8 +123,17 @@ def _load_carries(reducer: Reducer, state: Mapping[str, Any]) -> None:
 
 def _known(config: dict[str, Any], saved: object) -> dict[str, Any]:
     """Return options as a state of an earlier version has them: without those that came later."""
-    missing = _LATER - set(saved) if isinstance(saved, Mapping) else set()
-    return {name: value for name, value in config.items() if name not in missing}
+    if not isinstance(saved, Mapping):
+        return config
+    known = {name: v for name, v in config.items() if name in saved or name not in _LATER or v != _LATER[name]}
+    return {name: _known_in_words(value, saved.get(name)) for name, value in known.items()}
+
+
+def _known_in_words(value: Any, saved: object) -> Any:
+    """Do so where a method and its options are one text, as in `per_layer` and `by_step`."""
+    if isinstance(value, str) and isinstance(saved, str) and "merge=" not in saved:
+        return value.replace(" merge='sampled' step_scale=1.0", "")
+    return value
 
 
 def saved_plan(state: Mapping[str, Any]) -> Plan:

@@ -32,8 +32,8 @@ class Options:
         nonfinite: what becomes of NaN and infinity: "propagate" (the bucket is NaN on every rank,
             residuals stay as they were), "raise" (on every rank) or "zero" (those values count
             as 0; what only overflows in a 16-bit payload is propagated).
-        verify_every: compare a hash of all results across ranks every so many steps, and of the weights, which is done
-            in the first step too; 0 never.
+        verify_every: compare a hash of all results across ranks every this many steps, and of the weights, which
+            is done in the first step too; 0 never.
         min_elements: smaller tensors share an uncompressed bucket, one for each dtype and device.
         warmup_steps: exchange so many steps as they are, in full precision, before the method begins.
     """

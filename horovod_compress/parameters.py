@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Iterable, Mapping
 
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.parameter import UninitializedParameter
 
 from .errors import ConfigError
@@ -50,7 +50,8 @@ def _problem(pair: object) -> str:
     name, parameter = pair
     if not isinstance(name, str):
         return f"the name {name!r:.100}, which is no string"
-    return "" if isinstance(parameter, nn.Parameter) else f"{_article(parameter)} as the parameter {name!r}"
+    trained = isinstance(parameter, Tensor) and parameter.is_leaf and parameter.requires_grad
+    return "" if trained or isinstance(parameter, nn.Parameter) else f"{_article(parameter)} as the parameter {name!r}"
 
 
 def _article(value: object) -> str:

@@ -282,14 +282,12 @@ class Reducer:
         """
         station, position = self._where[index]
         where = (step, station.bucket) if station.finished < step else ()
-        with self.metrics.timed("wait", where=where), self._changed:
+        with self.metrics.timed("wait", where=where):
             if self.gain is None:
-                self.gain = 1.0 if gain is None else gain
-                self._changed.notify_all()
-            while station.finished < step and not self._failure:
-                if not self._changed.wait(_LOOK_SECONDS):
-                    self._check_all_offered(step)
-        self._raise_failure()
+                with self._changed:
+                    self.gain = 1.0 if gain is None else gain
+                    self._changed.notify_all()
+            self._await(lambda: station.finished >= step, step)
         if station.error:
             self.settle(step)  # so that the next step can begin
             raise station.error
@@ -301,10 +299,16 @@ class Reducer:
 
     def settle(self, step: int) -> None:
         """Wait until a step that was offered whole is finished."""
-        with self._changed:
-            while any(station.finished < step for station in self.stations) and not self._failure:
-                if not self._changed.wait(_LOOK_SECONDS):
-                    self._check_all_offered(step)
+        self._await(lambda: all(station.finished >= step for station in self.stations), step)
+
+    def _await(self, ready: Callable[[], bool], step: int) -> None:
+        """Wait for something of a step, and raise what keeps it from coming."""
+        while True:
+            with self._changed:
+                if self._changed.wait_for(lambda: ready() or bool(self._failure), _LOOK_SECONDS):
+                    break
+                self._check_all_offered(step)
+            self.uneven.waits(step)  # without the lock: it asks the store
         self._raise_failure()
 
     def missing(self, step: int) -> list[str]:
@@ -312,7 +316,6 @@ class Reducer:
         return [name for s in self.stations if s.finished < step and not s.full for name in s.missing()]
 
     def _check_all_offered(self, step: int) -> None:
-        self.uneven.waits(step)
         for station in self.stations:
             if station.refused:
                 raise ExchangeError(
@@ -406,16 +409,20 @@ class Reducer:
 
     def _await_full(self, station: Station) -> bool:
         """Wait until a bucket is full and take it; return False when the reducer is closed, or the bucket is gone."""
-        with self._changed:
-            while not (station.full or self._closing or self._broken or station not in self.stations):
-                if not self._changed.wait(_LOOK_SECONDS):
-                    self.uneven.check(self.step)
-            if self._broken:
-                raise self._broken
-            if self._closing or station not in self.stations:
-                return False
-            station.taken = True
-            return True
+
+        def ready() -> bool:
+            return station.full or self._closing or bool(self._broken) or station not in self.stations
+
+        while True:
+            with self._changed:
+                if self._changed.wait_for(ready, _LOOK_SECONDS):
+                    if self._broken:
+                        raise self._broken
+                    if self._closing or station not in self.stations:
+                        return False
+                    station.taken = True
+                    return True
+            self.uneven.check(self.step)  # without the lock: it asks the store
 
     def _deliver(self, station: Station, step: int, began: float) -> None:
         self._account(station, step, began, time.perf_counter())

@@ -30,6 +30,7 @@ class RollCall:
     def __init__(self, name: str, process_set: Any) -> None:
         self._name = f"{name}.{process_set.process_set_id}"
         self._rank, self._ranks = process_set.rank(), range(process_set.size())
+        self._numbers = process_set.ranks or list(self._ranks)  # of the whole job, as people know them
         self._say(_HERE)
 
     def _say(self, word: str) -> None:
@@ -52,7 +53,7 @@ class RollCall:
             if word is None:
                 return []  # the server does not answer
             if word != _HERE:
-                missing.append(rank)
+                missing.append(self._numbers[rank])
         return missing
 
 

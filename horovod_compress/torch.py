@@ -18,6 +18,7 @@ from __future__ import annotations
 import atexit
 import logging
 import os
+import threading
 import weakref
 from collections.abc import Callable, Iterable, Mapping
 from types import MethodType
@@ -160,6 +161,7 @@ class Compression:
         self._under_way = 0  # gradients handed over whose results were not fetched yet
         self._settled = -1  # the step whose sparse gradients were looked for
         self._in_updates = False
+        self._comparing = threading.Lock()
         self._compared_ways = False  # whether all ranks are known to be attached, or none
         self._tuner: Tuner | None = None
         self._scaler: Any = None  # the gradient scaler that is followed
@@ -478,7 +480,7 @@ class Compression:
     def _wake(self, failure: str) -> None:
         """Tell of a failure that the training thread has not come for, as it may be in Horovod.
 
-        Horovod waits for the tokens of a silent rank for ever, and has no other way to call a wait
+        Horovod waits for the tokens of a silent rank without limit, and has no other way to call a wait
         off than to shut down, on all ranks. Its error then says nothing of the reason.
         """
         joined = in_join()
@@ -551,7 +553,9 @@ class Compression:
     def _begin_step(self) -> None:
         """While nothing is under way, let an adaptive schedule choose other buckets, and look at the weights."""
         if not self._compared_ways:
-            self._compare_ways()
+            with self._comparing:  # with two devices there are two threads of autograd, and both come here
+                if not self._compared_ways:
+                    self._compare_ways()
         if self._scaler is not None and not self._bridged and not self._under_way:
             self._bridge()
         if self._tuner and not self._under_way and self._tuner.begin_step():
@@ -634,7 +638,7 @@ def trace(path: str | os.PathLike[str], steps: int | range | None = None, *, eve
     same without a change of the program, with ``HVC_TRACE_STEPS`` as "20" or "100:110".
 
     Args:
-        steps: so many from the next one on, or a range of step numbers as ``stats()["steps"]`` counts them; None for
+        steps: how many, from the next one on, or a range of step numbers as ``stats()["steps"]`` counts them; None for
             all, until ``close()``.
         events: when so many are recorded of a compression, its recording ends, with a warning; one takes about 140
             bytes in memory and in the file.

@@ -27,7 +27,7 @@ class Weights:
     """The weights of one rank, as the others see them.
 
     Args:
-        every: so many steps they are compared, and at the first one; 0 never.
+        every: compare every this many steps, and at the first one; 0: never.
         warns: whether this rank is to log what all find.
     """
 

@@ -248,9 +248,14 @@ def build(tree: Path = COPY) -> None:
 
 
 def _copy_tree() -> None:
-    """Bring the copy up to date; what was built there stays."""
+    """Bring the copy up to date; what was built there stays, and a file that is gone here goes there too."""
     listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
-    for name in filter(None, listed.split("\0")):
+    names = set(filter(None, listed.split("\0")))
+    for folder in ("horovod_compress", "tests", "csrc", "tools", "benchmarks", "examples"):
+        for path in (COPY / folder).rglob("*.*"):
+            if path.is_file() and path.suffix not in (".so", ".pyc") and str(path.relative_to(COPY)) not in names:
+                path.unlink()
+    for name in sorted(names):
         source, target = ROOT / name, COPY / name
         if source.exists() and not (target.exists() and target.read_bytes() == source.read_bytes()):
             target.parent.mkdir(parents=True, exist_ok=True)

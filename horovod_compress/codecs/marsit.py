@@ -7,11 +7,12 @@
            or, shaped, round the sum of signs and what the last merge here rounded off
     result G = step * (2 bit - 1)
     residual = x - G                      global compensation, or
-               decay (x - own sign's step)  ordinary error feedback with a fading memory
+               decay (x - own sign's step)  ordinary error feedback, whose memory may fade
 
 Every ``full_precision_every`` rounds, from round 0 on, x itself is averaged instead and the residual is
 emptied. The paper's step is one fixed number; here it is by default measured anew in every round,
-as the mean over ranks of the mean of |x|, per tensor or per output row; times 1.5 with shaped merging.
+as the mean over ranks of the mean of |x|, per tensor or per output row; times 1.5 with shaped merging and an own
+residual, which then does not fade.
 """
 
 from __future__ import annotations
@@ -48,9 +49,9 @@ class Marsit(Signs):
             are joined until they hold 256 elements), or the paper's fixed global step.
         compensation: the residual rule, "global", "own" or "none".
         residual_decay: what part of an "own" residual lives on, in (0, 1]; None for 0.9 with sampled and 1 with
-            shaped merging. Below 1, old errors fade
-            instead of coming back all at once, which high learning rates with momentum need; 1 is
-            ordinary error feedback. "global" keeps all, as its conservation law asks for.
+            shaped merging. Below 1, old errors fade instead of coming back all at once, which high learning
+            rates with momentum need; 1 is ordinary error feedback. "global" keeps all, as its conservation law
+            asks for.
         zeros: what exact zeros send: a "random" bit, or "positive" as in the paper. Gradients of
             unused embedding rows are exact zeros, and would all drift the same way.
         merge: "sampled" for the paper's merge, or "shaped" for one that draws nothing: what it rounds off

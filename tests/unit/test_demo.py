@@ -234,12 +234,15 @@ def test_what_sudo_wrote_belongs_to_its_caller(load: Load, monkeypatch: pytest.M
     given: list[tuple[str, int, int]] = []
     monkeypatch.setattr(files.os, "geteuid", lambda: 0)
     monkeypatch.setattr(files.os, "chown", lambda path, user, group, **_: given.append((path.name, user, group)))
-    (tmp_path / "out").mkdir()
-    (tmp_path / "out" / "table.txt").touch()
+    out, project = tmp_path / "project" / "build" / "out", tmp_path / "project"
+    out.mkdir(parents=True)
+    (out / "table.txt").touch()
     monkeypatch.delenv("SUDO_UID", raising=False)
-    files.give_to_caller(tmp_path / "out")
+    files.give_to_caller(out, project)
     assert not given
     monkeypatch.setenv("SUDO_UID", "1000")
     monkeypatch.setenv("SUDO_GID", "100")
-    files.give_to_caller(tmp_path / "out")
-    assert given == [("out", 1000, 100), ("table.txt", 1000, 100)]
+    files.give_to_caller(tmp_path, project)  # where other people's files may be
+    assert not given
+    files.give_to_caller(out, project)
+    assert given == [("out", 1000, 100), ("table.txt", 1000, 100), ("build", 1000, 100)]

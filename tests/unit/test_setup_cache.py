@@ -121,6 +121,18 @@ def test_second_process_waits_for_the_lock_and_says_so(tmp_path):
     assert rest == "mine\n"
 
 
+def test_a_command_that_goes_on_does_not_keep_the_lock(tmp_path):
+    """The other lane's compilers inherit it, and have nothing to do with it."""
+    with file_lock(tmp_path / "lock", "busy"):
+        other = subprocess.Popen(["sleep", "60"], close_fds=False)
+    try:
+        with file_lock(tmp_path / "lock", "busy", lambda text: pytest.fail(text)):
+            pass
+    finally:
+        other.kill()
+        other.wait()
+
+
 def test_commands_hold_the_lock_too(tmp_path):
     with file_lock(tmp_path / "lock", "busy"):
         runner = make_runner(tmp_path)

@@ -58,7 +58,7 @@ _ADVICE = (
 )
 _KILLED = (-9, 137)
 
-FULL_DISK = _FULL_DISK
+FULL_DISK, PERMISSION = _FULL_DISK, _PERMISSION
 
 _ERROR = re.compile(
     r"(error:|^\s*ERROR\b|\bError: |CMake Error|undefined reference|No space left|\*\*\* \[|Killed signal)"

@@ -39,7 +39,10 @@ def file_lock(
             say(f"waiting for another make setup that is {purpose} ...")
             while not _is_locked(file):
                 pause()
-        yield
+        try:
+            yield
+        finally:  # a command of the other lane may have inherited it, and go on for long
+            fcntl.flock(file, fcntl.LOCK_UN)
 
 
 def _is_locked(file: IO[str]) -> bool:

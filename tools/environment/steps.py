@@ -18,13 +18,13 @@ from pathlib import Path
 from types import FrameType
 
 from environment import cuda_compiler, gpu_operations, horovod_wheel, prerequisites
-from environment.advice import FULL_DISK
+from environment.advice import FULL_DISK, PERMISSION
 from environment.bar import Bar, Phase
 from environment.file_lock import file_lock
 from environment.horovod_wheel import NEEDS, HorovodWheel, collect_facts
 from environment.lanes import side_by_side
 from environment.logged_command import CommandRunner, StepFailed
-from environment.machine import wants_cuda_kernels
+from environment.machine import parallel_jobs, wants_cuda_kernels
 from environment.package_install import PackageInstall
 from environment.prerequisites import PrerequisitesMissing
 from environment.virtual_environment import EnvironmentProblem, Inspection, VirtualEnvironment, remembers_cuda
@@ -32,6 +32,12 @@ from environment.wheel_cache import WheelCache, default_folder
 
 ROOT = Path(__file__).resolve().parents[2]
 
+_OF_THE_SYSTEM = {
+    errno.ENOSPC: FULL_DISK,
+    errno.EDQUOT: FULL_DISK,
+    errno.EACCES: PERMISSION,
+    errno.EPERM: PERMISSION,
+}
 _CPU_TORCH = """\
 torch {torch} is a build for CPUs, so Horovod was built without GPU operations. horovod-compress does not need them,
 but gradients on a GPU need a torch with CUDA:  make setup CUDA=1 TORCH=..."""
@@ -85,11 +91,12 @@ class Setup:
         self.runner.bar.done("environment")
         self.venv.repair(self.runner.bar.say)
         inspection = self.install_tools(self.inspect())
-        side_by_side(
-            lambda: self.install_dependencies(inspection),
-            lambda: self.install_package(inspection),
-            stop=self.runner.stop,
-        )
+        lanes = (lambda: self.install_dependencies(inspection), lambda: self.install_package(inspection))
+        if parallel_jobs(self.environment) > 1:
+            side_by_side(*lanes, stop=self.runner.stop)
+        else:  # one compiler at a time: there may be no memory for two
+            for lane in lanes:
+                lane()
         self.venv.remember_cuda(self.cuda)  # not before all of it is there: a set-up that failed is not tried again
         return self.machine_checked
 
@@ -254,9 +261,9 @@ def run_from_command_line(arguments: Sequence[str]) -> int:
     except (PrerequisitesMissing, StepFailed, EnvironmentProblem) as problem:
         return _fail(setup, str(problem), 1)
     except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+        if (advice := _OF_THE_SYSTEM.get(error.errno or 0)) is None:
             raise
-        return _fail(setup, f"make setup failed: {error}\n\n{FULL_DISK}\nThen run make setup again.", 1)
+        return _fail(setup, f"make setup failed: {error}\n\n{advice}\nThen run make setup again.", 1)
     except KeyboardInterrupt:
         return _fail(setup, "make setup was interrupted; run it again to go on from there.", 130)
     setup.runner.bar.finish(f"everything is in {options.venv}")
