@@ -126,7 +126,7 @@ def test_a_command_that_goes_on_does_not_keep_the_lock(tmp_path):
     with file_lock(tmp_path / "lock", "busy"):
         other = subprocess.Popen(["sleep", "60"], close_fds=False)
     try:
-        with file_lock(tmp_path / "lock", "busy", lambda text: pytest.fail(text)):
+        with file_lock(tmp_path / "lock", "busy", pytest.fail):
             pass
     finally:
         other.kill()
