@@ -128,12 +128,6 @@ class Marsit(Signs):
 
     # ---- one round ----
 
-    def encode(self, work: Work, key: Key) -> None:
-        super().encode(work, key)
-        scale = self.step_scale or 1.0
-        if scale != 1 and self._measured():
-            work.regions["steps"].mul_(scale)
-
     def carries(self, world: int) -> dict[str, int]:
         return {"bits": kernels.count_rows(world)} if self.merge == "shaped" else {}
 
@@ -155,6 +149,10 @@ class Marsit(Signs):
             return
         for index, other in enumerate(others):
             self.merge_in(work, region, start, into, other, (index + 1, 1), key.at(hop=index))
+
+    def _scale(self) -> float:
+        assert self.step_scale is not None  # see _choose
+        return self.step_scale
 
     def _decay(self) -> float:
         assert self.residual_decay is not None  # see _choose

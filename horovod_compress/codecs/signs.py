@@ -168,6 +168,12 @@ class Signs(Codec):
         elif self._measured():
             for position in set(range(len(work.grads))) - set(work.present()):
                 work.regions["steps"][work.memo["steps"][position]].zero_()  # nothing was offered: no old step is sent
+        if self._measured() and self._scale() != 1:
+            work.regions["steps"].mul_(self._scale())
+
+    def _scale(self) -> float:
+        """Return what a measured step is multiplied by."""
+        return 1.0
 
     def granule(self, tensor: TensorSpec) -> int:
         group = self.step_group(tensor)
