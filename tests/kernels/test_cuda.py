@@ -23,6 +23,7 @@ from torch import Tensor
 
 from horovod_compress import kernels
 from horovod_compress.kernels import legality, loader
+from tests.support.marks import slow
 
 from . import emulator
 from .parity import Target
@@ -80,7 +81,7 @@ def every_length(target: Target) -> tuple[int, ...]:
     return (*range(0, 258, 9), *SHORT[5:]) if short else EVERY_LENGTH
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("dtype", [DTYPES[0], DTYPES[-1], *slow(*DTYPES[1:-1])])
 class TestNumbers:
     def test_sign(self, dtype: torch.dtype, same: Same, lengths: tuple[int, ...]) -> None:
         for count in lengths:
@@ -363,6 +364,7 @@ class TestNumbers:
                 same("sign_decode_all", sent, steps, rows, offered.grads, offered.residuals, **rule)
             same("sign_decode_all", sent, steps, rows, offered.grads, None, feedback="none", scale=-1.5)
 
+    @pytest.mark.slow
     def test_more_tensors_than_a_table_holds(self, dtype: torch.dtype, same: Same) -> None:
         counts = [i % 5 * 13 for i in range(1203)]
         rows = [(max(count, 1), 7)[i % 2] for i, count in enumerate(counts)]
@@ -620,6 +622,7 @@ class TestTogether:
         same("dense_offer_all", offered.grads, offered.residuals, [poison(count, torch.float16) for count in counts])
         same("dense_decode_all", offered.grads, [poison(count, torch.float32) for count in counts], scale=0.5)
 
+    @pytest.mark.slow
     def test_more_quantised_tensors_than_a_launch_has_room_for(self, same: Same) -> None:
         counts = [5 * i % 71 for i in range(MANY)]
         counts[7], counts[-1] = 70_001, 1025
