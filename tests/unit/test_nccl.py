@@ -525,7 +525,7 @@ class Member:
 
     def payload(self) -> Iterator[Transfer]:
         self.round.codec.encode(self.round.work, self.key)
-        reduction = CodecReduction(self.round.codec, self.key, {}, {}, nothing, nothing)
+        reduction = CodecReduction(self.round.codec, self.round.work, self.key, {}, {}, nothing, nothing)
         return self.round.collective.steps(self.link, self.round.layout, reduction, Bad())
 
 

@@ -95,10 +95,14 @@ def test_a_number_that_no_codec_could_take_is_refused(method: str, option: str, 
 def test_the_longest_timeout_is_one_that_the_parts_below_can_carry() -> None:
     """A store that is asked for more than its integers hold says that it timed out at once, or hangs."""
     assert parse("none", {"timeout": LONGEST_SECONDS})[1].timeout == LONGEST_SECONDS
-    meeting = gloo.Meeting(None, "127.0.0.1", LONGEST_SECONDS)
-    with ThreadPoolExecutor(2) as pool:
-        ranks = [pool.submit(gloo.GlooTransport, meeting, rank, 2, "127.0.0.1", LONGEST_SECONDS) for rank in range(2)]
-        first, second = (rank.result(20) for rank in ranks)
+    own = "127.0.0.1"
+    server = gloo.Meeting(None, own, LONGEST_SECONDS)
+    # A rank that waits keeps its client of the store to itself: each needs one.
+    meetings = [server, gloo.Meeting(server.address, own, LONGEST_SECONDS)]
+    pool = ThreadPoolExecutor(2)
+    ranks = [pool.submit(gloo.GlooTransport, meetings[rank], rank, 2, own, LONGEST_SECONDS) for rank in range(2)]
+    first, second = (rank.result(20) for rank in ranks)
+    pool.shutdown()
     data, deadline = torch.arange(8, dtype=torch.uint8), Deadline(LONGEST_SECONDS)
     arrived = torch.zeros_like(data)
     pending = second.receive(arrived, 0)
@@ -209,7 +213,7 @@ def test_every_option_is_in_the_document() -> None:
     changed: dict[str, Any] = {
         "schedule": plan, "exchange": "ring", "seed": 9, "timeout": 9.0, "nonfinite": "zero", "verify_every": 9,
         "min_elements": 9, "full_precision_every": 9, "step_size": 9.0, "compensation": "none", "zeros": "positive",
-        "residual_decay": 0.5, "warmup_steps": 9,
+        "residual_decay": 0.5, "warmup_steps": 9, "merge": "shaped", "step_scale": 1.25,
     }  # fmt: skip
     assert {*Options.names(), *registry.option_names("marsit")} - set(changed) == {"transport"}
     for name, value in changed.items():
