@@ -66,7 +66,7 @@ def _uncompressed() -> tuple[float, float]:
         return _train(fleet)
 
 
-@each_case()
+@each_case(quick=("none", "marsit", "global_qsgd", "topk", "sketch_fusion", "powersgd"))
 def test_every_sample_learns(case: Sample) -> None:
     """The loss comes down by at least 80 % of what it does without compression."""
     with case.fleet(WORLD, TENSORS) as fleet:

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from horovod_compress import kernels
+from tests.support.marks import slow
 
 from .support import DTYPES, KEY, bits, compare, numbers, poison, tame, words, work
 
@@ -202,7 +203,7 @@ def large_digests() -> list[str]:
     return [_sparse(torch.float32, count), _sketch(torch.float32, count, kernels.sketch_columns(count // 2))]
 
 
-@pytest.mark.parametrize("override", ["HVC_ISA=generic", "HVC_ISA=avx2", "HVC_KERNELS=reference"])
+@pytest.mark.parametrize("override", ["HVC_ISA=generic", *slow("HVC_ISA=avx2", "HVC_KERNELS=reference")])
 def test_the_instruction_set_changes_nothing(override: str) -> None:
     """Another process, which really runs something else, computes the same bits."""
     name, _, value = override.partition("=")

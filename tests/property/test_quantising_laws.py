@@ -109,7 +109,7 @@ def test_the_bound_is_reached_by_numbers_between_two_levels(form: str, world: in
     assert error >= (0.97 if world == 1 or "elias" in form else 0.6) * bound
 
 
-@pytest.mark.parametrize("world", [1, 2, 4])
+@pytest.mark.parametrize("world", [1, 2, *slow(4)])
 def test_natural_compression_is_in_the_class_of_one_eighth(world: int) -> None:
     """A rounding adds at most 1/8 of the square, and as much for numbers at 4/3 of a power of two."""
     count = 4096

@@ -159,6 +159,7 @@ def test_the_package_alone_imports_neither_torch_nor_horovod() -> None:
     assert ended.stdout.strip() == "[]"
 
 
+@pytest.mark.slow
 def test_any_codec_may_be_imported_first() -> None:
     import subprocess
 

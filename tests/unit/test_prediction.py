@@ -154,6 +154,7 @@ def test_a_hierarchy_is_marked_and_never_recommended() -> None:
     assert "this package has no such exchange" in report.worlds_text(case(), found)
 
 
+@pytest.mark.slow
 def test_all_methods_for_four_worlds_in_seconds() -> None:
     import time
 

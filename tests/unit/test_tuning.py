@@ -27,6 +27,7 @@ from horovod_compress.tuning import TRIAL_STEPS, RankTrial, Tuner
 from horovod_compress.watch import Watch
 from tests.support.apart import Apart, everything_apart
 from tests.support.local import Fleet, random_grads, spec
+from tests.support.marks import slow
 
 WORLD = 3
 TENSORS = [spec(f"layer{number}.weight", 30 + 7 * number, 11) for number in range(9)]
@@ -475,7 +476,7 @@ def test_a_step_is_the_mean_over_ranks_and_the_shortest_counts() -> None:
         tuning.step_over_ranks([*trials, RankTrial([1.0], {})])
 
 
-@pytest.mark.parametrize(("late", "others_wait"), [([0, 1, 2], 0.0), ([0], 2 / 3), ([1, 2], 1 / 3)])
+@pytest.mark.parametrize(("late", "others_wait"), [([0], 2 / 3), *slow(([0, 1, 2], 0.0), ([1, 2], 1 / 3))])
 def test_what_lies_between_steps_counts_only_where_ranks_differ_in_it(
     monkeypatch: pytest.MonkeyPatch, late: list[int], others_wait: float
 ) -> None:
