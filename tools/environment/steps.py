@@ -14,6 +14,7 @@ import sys
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from types import FrameType
 
@@ -91,12 +92,13 @@ class Setup:
         self.runner.bar.done("environment")
         self.venv.repair(self.runner.bar.say)
         inspection = self.install_tools(self.inspect())
-        lanes = (lambda: self.install_dependencies(inspection), lambda: self.install_package(inspection))
+        dependencies = partial(self.install_dependencies, inspection)
+        package = partial(self.install_package, inspection)
         if parallel_jobs(self.environment) > 1:
-            side_by_side(*lanes, stop=self.runner.stop)
+            side_by_side(dependencies, package, stop=self.runner.stop)
         else:  # one compiler at a time: there may be no memory for two
-            for lane in lanes:
-                lane()
+            dependencies()
+            package()
         self.venv.remember_cuda(self.cuda)  # not before all of it is there: a set-up that failed is not tried again
         return self.machine_checked
 
