@@ -26,16 +26,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(allow_abbrev=False, add_help=False)
     parser.add_argument("-m", dest="markers", default="")
     parser.add_argument("-n", dest="workers", default=str(min(MOST_WORKERS, len(os.sched_getaffinity(0)))))
+    parser.add_argument("-k", dest="keywords")  # its value is no path, whatever there is of that name
     options, others = parser.parse_known_args(arguments)
     chosen = f"({options.markers}) and " if options.markers else ""
     # Without a path each part looks only where its tests are: collecting all of them takes each process half a minute.
     named = any(Path(other.partition("::")[0]).exists() for other in others)
+    keywords = ["-k", options.keywords] if options.keywords else []
     elsewhere = [] if named else [f"--ignore={folder}" for folder in JOBS]
     return run_parts(
         [
             # One file stays in one worker: what its fixtures build is built once.
-            ["-m", f"{chosen}not jobs", "-n", options.workers, "--dist", "loadfile", *others, *elsewhere],
-            ["-m", f"{chosen}jobs", *others, *([] if named else JOBS)],
+            ["-m", f"{chosen}not jobs", "-n", options.workers, "--dist", "loadfile", *keywords, *others, *elsewhere],
+            ["-m", f"{chosen}jobs", *keywords, *others, *([] if named else JOBS)],
         ],
         lambda part: subprocess.run([sys.executable, "-m", "pytest", *part], check=False).returncode,
         stops=any(other == "-x" or other.startswith(("--exitfirst", "--maxfail")) for other in others),

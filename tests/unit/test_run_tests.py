@@ -56,7 +56,7 @@ def test_every_test_belongs_to_one_part(monkeypatch, given, chosen):
 def test_without_a_path_each_part_collects_only_its_own_tests(monkeypatch):
     seen = []
     monkeypatch.setattr(run_tests, "run_parts", lambda parts, run, stops: seen.extend(parts) or 0)
-    run_tests.main(["-m", "not slow", "-x"])
+    run_tests.main(["-m", "not slow", "-x", "-k", "tests"])
     of_one, jobs = seen
     assert of_one[-2:] == ["--ignore=tests/parallel", "--ignore=tests/faults"]
     assert jobs[-2:] == ["tests/parallel", "tests/faults"]
