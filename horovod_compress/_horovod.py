@@ -15,6 +15,7 @@ from horovod.torch import mpi_ops
 
 from .deadline import Deadline
 from .errors import ConfigError, ExchangeError
+from .ranks import listed
 from .rollcall import RollCall
 from .uneven import ADVICE
 
@@ -76,7 +77,7 @@ def _why_not_all(name: str, error: Exception, roll: RollCall | None) -> str:
     """Return what is known of a gather that did not take place."""
     what = f"{error}" if isinstance(error, _NotAll) else f"{name} did not take place, as Horovod ended: {error}"
     absent = roll.absent() if roll else []
-    who = f" Rank(s) {', '.join(map(str, absent))} never came: look at their output." if absent else ""
+    who = f" Rank(s) {listed(absent)} never came: look at their output." if absent else ""
     return (
         f"rank {hvd.rank()}: {what}.{who} Usual causes: an error of that rank's own before this point; a rank that is "
         f"slower to load its data or model than timeout= allows; compression objects that are not made, or used, on "

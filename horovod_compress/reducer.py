@@ -43,6 +43,7 @@ from .metrics import FlightRecorder, Metrics
 from .options import Options
 from .overlap import Overlap
 from .plan import Bucket, Plan, TensorSpec
+from .ranks import listed
 from .station import Round, Station, nothing
 from .transports.base import Transport
 from .uneven import Uneven, refusal
@@ -700,7 +701,7 @@ class Reducer:
             return "Rank 0, which keeps the ranks' notes on failures, gives no sign of life: look at its output."
         silent = sorted(set(range(self.world)) - set(notes) - {self.rank})
         if silent:
-            return f"No sign of life from rank(s) {', '.join(map(str, silent))}: look at their output."
+            return f"No sign of life from rank(s) {listed(silent)}: look at their output."
         return _told(notes)
 
     def _stop(self, failure: HorovodCompressError) -> None:

@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from .errors import ConfigError
+from .ranks import listed
 from .transports.base import Transport
 
 ADVICE = (
@@ -56,10 +57,9 @@ class Uneven:
             return
         waiting = [rank for rank, word in self._transport.said(_TOPIC).items() if word == self._word(step)]
         if waiting:
-            ranks = ", ".join(map(str, sorted(waiting)))
             raise ConfigError(
-                f"rank {self._rank} has called hvd.join() before step {step}, in which rank(s) {ranks} "
-                f"wait for it; {ADVICE}"
+                f"rank {self._rank} has called hvd.join() before step {step}, in which rank(s) "
+                f"{listed(sorted(waiting))} wait for it; {ADVICE}"
             )
 
     def _word(self, step: int) -> str:
