@@ -13,8 +13,9 @@ if ROOT not in sys.path:
     sys.path.insert(0, ROOT)
 
 from tests.gpu import GpuTests  # noqa: E402  once `tests` can be imported
+from tests.support.marks import mark_combinations  # noqa: E402
 
-JOBS = (Path(__file__).parent / "parallel", Path(__file__).parent / "faults")
+FAULTS = Path(__file__).parent / "faults"
 
 try:
     from hypothesis import HealthCheck, settings
@@ -37,10 +38,11 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark what must run alone."""
+    """Mark what must run alone, and combinations that `make test` leaves out."""
     for item in items:
-        if any(folder in item.path.parents for folder in JOBS):
-            item.add_marker("jobs")
+        if FAULTS in item.path.parents:
+            item.add_marker("alone")
+    mark_combinations(items)
 
 
 @pytest.fixture(autouse=True)

@@ -6,7 +6,7 @@ first one fails. Without any fault all tests have to pass there: that is the con
 
     python tools/mutate.py                       every fault against `make test`: an hour on two cores
     python tools/mutate.py --only ring           faults whose name contains a word
-    python tools/mutate.py -- -m "not jobs"      other arguments for pytest
+    python tools/mutate.py -- -m "not alone"      other arguments for pytest
     python tools/mutate.py --json FILE           one record a line; a second run goes on where the first one stopped
 
 The exit status is 0 when every fault was noticed.

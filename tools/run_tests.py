@@ -1,8 +1,8 @@
-"""Runs the tests in two parts: those of one process side by side, then those that start jobs, one after another.
+"""Runs the tests in two parts: most of them side by side, then those that must run alone.
 
-A test of one process keeps one core busy, so as many run at a time as there are cores. A job of several ranks
-has deadlines and silent ranks, and measures: nothing else may run beside it. Arguments are pytest's own, also
-`-m`, `-k` and paths.
+A test keeps a core busy, so as many run at a time as there are cores, jobs of several ranks among them. What
+measures, or kills ranks and counts the seconds, is marked `alone`: nothing else may run beside it. Arguments are
+pytest's own, also `-m`, `-k` and paths.
 
     python tools/run_tests.py -m "not slow" -k marsit
 """
@@ -17,7 +17,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 PASSED, FAILED, NO_TESTS = 0, 1, 5  # pytest's exit statuses
-JOBS = ("tests/parallel", "tests/faults")
+ALONE = ("tests/parallel", "tests/faults")  # where such tests are
+BYTECODE = Path(__file__).resolve().parents[1] / "build" / "bytecode"
 MOST_WORKERS = 8  # a worker holds torch and its samples: about 1 GB
 
 
@@ -29,19 +30,34 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("-k", dest="keywords")  # its value is no path, whatever there is of that name
     options, others = parser.parse_known_args(arguments)
     chosen = f"({options.markers}) and " if options.markers else ""
-    # Without a path each part looks only where its tests are: collecting all of them takes each process half a minute.
+    # Without a path the second part looks only where its tests are: collecting all of them takes long.
     named = any(Path(other.partition("::")[0]).exists() for other in others)
     keywords = ["-k", options.keywords] if options.keywords else []
-    elsewhere = [] if named else [f"--ignore={folder}" for folder in JOBS]
     return run_parts(
         [
             # One file stays in one worker: what its fixtures build is built once.
-            ["-m", f"{chosen}not jobs", "-n", options.workers, "--dist", "loadfile", *keywords, *others, *elsewhere],
-            ["-m", f"{chosen}jobs", *keywords, *others, *([] if named else JOBS)],
+            ["-m", f"{chosen}not alone", "-n", options.workers, "--dist", "loadfile", *keywords, *others],
+            ["-m", f"{chosen}alone", *keywords, *others, *([] if named else ALONE)],
         ],
-        lambda part: subprocess.run([sys.executable, "-m", "pytest", *part], check=False).returncode,
+        pytest,
         stops=any(other == "-x" or other.startswith(("--exitfirst", "--maxfail")) for other in others),
     )
+
+
+def pytest(part: Sequence[str]) -> int:
+    return subprocess.run([sys.executable, "-m", "pytest", *part], env=surroundings(), check=False).returncode
+
+
+def surroundings() -> dict[str, str]:
+    """Return the environment of the tests.
+
+    They start a hundred processes, which must not compile the same modules again and again: who wants no bytecode
+    beside the sources gets it in build/.
+    """
+    environment = dict(os.environ)
+    if environment.pop("PYTHONDONTWRITEBYTECODE", None):
+        environment.setdefault("PYTHONPYCACHEPREFIX", str(BYTECODE))
+    return environment
 
 
 def run_parts(parts: Sequence[Sequence[str]], run: Callable[[Sequence[str]], int], stops: bool = False) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -14,21 +14,16 @@ from tests.support.samples import Sample, samples, samples_of
 CASES: list[Sample] = [*samples(), *(sample for toy in TOYS for sample in samples_of(toy))]
 
 
-def each_case(
-    keep: Callable[[Codec], bool] = lambda codec: True, cheap: bool = False, quick: Collection[str] | None = None
-) -> Any:
+def each_case(keep: Callable[[Codec], bool] = lambda codec: True, cheap: bool = False) -> Any:
     """Return a decorator that runs a test for every sample, or for those whose codec is to be kept.
 
     A claim that a method does not make is no test that could pass: it is left out, not skipped. `make test` takes
-    the first sample of each method, `make test-all` takes them all.
+    the first sample of a method of each kind, `make test-all` takes them all.
 
     Args:
-        cheap: the test takes milliseconds: `make test` takes all samples too.
-        quick: the test takes seconds: `make test` takes the first sample of these methods only.
+        cheap: the test takes milliseconds: `make test` takes the first sample of each method.
     """
-    kept, seen = [], set()
-    for case in (case for case in CASES if keep(case.codec())):
-        slow = not cheap and (case.method in seen or (quick is not None and case.method not in quick))
-        seen.add(case.method)
-        kept.append(pytest.param(case, id=case.name, marks=[pytest.mark.slow] if slow else []))
-    return pytest.mark.parametrize("case", kept, indirect=True)
+    kept = [case for case in CASES if keep(case.codec())]
+    quick = [case for case in kept if (case.number == 0 if cheap else case.quick)] or kept[:1]
+    marked = [pytest.param(case, id=case.name, marks=[] if case in quick else [pytest.mark.slow]) for case in kept]
+    return pytest.mark.parametrize("case", marked, indirect=True)

@@ -13,7 +13,7 @@ from horovod_compress.reducer import Reducer
 from horovod_compress.transports.base import Transport
 from tests.battery.cases import each_case
 from tests.support.local import random_grads, spec
-from tests.support.marks import slow
+from tests.support.marks import each_value, slow
 from tests.support.samples import Sample
 
 HEADER, AGREE, LENGTH = 64, 24, 8  # the first comparison: the step, the plan, and a hash for update mode
@@ -75,6 +75,7 @@ def _expected(reducer: Reducer, case: Sample, step: int) -> int:
     return total
 
 
+@each_value
 @each_case()
 @pytest.mark.parametrize("world", [1, 3, *slow(2, 4)])
 def test_bytes_are_those_of_the_layout(case: Sample, world: int) -> None:

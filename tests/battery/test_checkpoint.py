@@ -13,6 +13,7 @@ from horovod_compress.errors import ConfigError
 from tests.battery.cases import CASES, each_case
 from tests.battery.kept import anything, kept, same
 from tests.support.local import Fleet, random_grads, spec
+from tests.support.marks import each_value
 from tests.support.samples import Sample, keeps_anything
 
 WORLD = 2
@@ -40,6 +41,7 @@ def _load(fleet: Fleet, states: list[dict[str, Any]], residuals: str = "restore"
         checkpoint.load(reducer, fleet.methods, state, residuals)
 
 
+@each_value
 @each_case(cheap=True)
 @pytest.mark.parametrize("at", [1, 2])
 def test_resume_is_exact(case: Sample, at: int) -> None:

@@ -9,6 +9,7 @@ from torch import Tensor
 from tests.battery.cases import each_case
 from tests.battery.kept import kept, same
 from tests.support.local import all_same, random_grads, spec
+from tests.support.marks import each_value
 from tests.support.samples import Sample
 
 DTYPES = [torch.float32, torch.float64, torch.float16, torch.bfloat16]
@@ -23,6 +24,7 @@ def _odd(grad: Tensor) -> Tensor:
     return gaps
 
 
+@each_value
 @each_case(cheap=True)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_type_and_layout_in_memory(case: Sample, dtype: torch.dtype) -> None:

@@ -13,7 +13,7 @@ from tests.battery.cases import each_case
 from tests.battery.kept import kept
 from tests.battery.test_nonfinite import REGISTERED
 from tests.support.local import Fleet, all_same, random_grads, spec
-from tests.support.marks import slow
+from tests.support.marks import each_value, slow
 from tests.support.samples import Sample
 
 WORLD, BEFORE, AFTER = 3, 4, 40
@@ -86,6 +86,7 @@ def _run(case: Sample, dtype: torch.dtype, huge: float, ranks: range) -> None:
             assert _largest([_mean(_numbers(fleet))]) < max(waiting / 8, ORDINARY)
 
 
+@each_value
 @each_case(_registered)
 @pytest.mark.parametrize(("dtype", "huge"), HUGE, ids=str)
 def test_one_huge_value_does_no_lasting_harm(case: Sample, dtype: torch.dtype, huge: float) -> None:
@@ -93,6 +94,7 @@ def test_one_huge_value_does_no_lasting_harm(case: Sample, dtype: torch.dtype, h
     _run(case, dtype, huge, range(1, 2))
 
 
+@each_value
 @each_case(_registered)
 @pytest.mark.parametrize(("dtype", "huge"), HUGE[:1], ids=str)
 def test_one_huge_value_on_every_rank_does_no_lasting_harm(case: Sample, dtype: torch.dtype, huge: float) -> None:

@@ -12,6 +12,7 @@ from horovod_compress.codecs.base import Codec
 from tests.battery.cases import each_case
 from tests.battery.kept import empty
 from tests.support.local import Fleet, one_tensor, random_grads, spec
+from tests.support.marks import each_value
 from tests.support.samples import ANY_BUCKET, Sample
 
 WORLD = 3
@@ -21,6 +22,7 @@ DTYPES = [torch.float32, torch.float64, torch.bfloat16]
 # ---- nothing is lost ----
 
 
+@each_value
 @each_case(lambda codec: codec.law().conserves, cheap=True)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_what_is_not_sent_is_kept(case: Sample, dtype: torch.dtype) -> None:
@@ -108,6 +110,7 @@ def _spiky(count: int) -> list[Tensor]:
     return grads
 
 
+@each_value
 @each_case(_bounded)
 @pytest.mark.parametrize("kind", ["normal", "spiky"])
 def test_the_squared_error_is_bounded(case: Sample, kind: str) -> None:

@@ -16,7 +16,7 @@ from tests.battery.cases import each_case
 from tests.battery.kept import Kept, kept, same
 from tests.support import nccl
 from tests.support.local import Fleet, random_grads, spec
-from tests.support.marks import slow
+from tests.support.marks import each_value, slow
 from tests.support.samples import Sample
 
 TENSORS = [spec("a", 70, 336), spec("b", 5), spec("empty", 0), spec("c", 9001), spec("d", 40, 64), spec("e")]
@@ -72,6 +72,7 @@ def _same_payloads(case: Sample, mine: Any, theirs: Any) -> None:
             assert torch.equal(region.view(torch.uint8), b.regions[name].view(torch.uint8)), name
 
 
+@each_value
 @each_case()
 @pytest.mark.parametrize("world", [3, *slow(1, 2, 4)])
 def test_payloads_on_a_device_give_the_same_bits(case: Sample, world: int) -> None:
@@ -84,6 +85,7 @@ def test_several_buckets_and_dtypes(case: Sample) -> None:
     _check(case, 3, MIXED, schedule="layerwise")
 
 
+@each_value
 @each_case()
 @pytest.mark.parametrize("world", [3, *slow(2)])
 def test_many_segments_parts_and_folded_preludes(case: Sample, world: int, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,6 +14,7 @@ from horovod_compress.reducer import Reducer
 from tests.battery.cases import each_case
 from tests.battery.kept import anything, kept, kept_by, same
 from tests.support.local import Fleet, all_same, random_grads, same_bits, spec
+from tests.support.marks import each_value
 from tests.support.samples import Sample, keeps_anything
 
 WORLD = 3
@@ -119,6 +120,7 @@ def test_odd_but_finite_numbers_are_not_counted(case: Sample) -> None:
         assert fleet.reducers[0].metrics.nonfinite == 0
 
 
+@each_value
 @each_case(lambda codec: type(codec) in REGISTERED)  # the toys would only need more lines
 @pytest.mark.parametrize(
     ("dtype", "huge"), [(torch.float32, 2e38), (torch.float64, 2e39), (torch.float64, 1e308)], ids=str

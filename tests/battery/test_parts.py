@@ -11,7 +11,7 @@ from horovod_compress.collectives import fold, ring
 from tests.battery.cases import each_case
 from tests.battery.kept import Kept, kept, same
 from tests.support.local import Fleet, random_grads, spec
-from tests.support.marks import slow
+from tests.support.marks import each_value, slow
 from tests.support.samples import ANY_BUCKET, Sample
 
 # A long tensor among small ones; rows that are no multiple of a word; an empty tensor; a scalar.
@@ -35,6 +35,7 @@ def _used(fleet: Fleet) -> bool:
     return any(round_.parts for r in fleet.reducers for s in r.stations for round_ in s._rounds.values())
 
 
+@each_value
 @each_case(in_parts)
 @pytest.mark.parametrize("world", [3, *slow(2, 4)])
 def test_parts_give_the_bits_of_the_whole(case: Sample, world: int, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,6 +11,7 @@ from torch import Tensor
 from tests.battery.cases import each_case
 from tests.battery.kept import kept
 from tests.support.local import all_same, random_grads, spec
+from tests.support.marks import each_value
 from tests.support.samples import Sample
 
 LENGTHS = [0, 1, 2, 15, 16, 17, 63, 64, 65, 255, 256, 257, 1000, 2**14 - 1, 2**14, 2**14 + 1]
@@ -33,6 +34,7 @@ def test_lengths(case: Sample) -> None:
                     assert all(bool(result.isfinite().all()) for result in results[0].values())
 
 
+@each_value
 @each_case()
 @pytest.mark.parametrize("kind", ["empty", "one element"])
 def test_a_bucket_of_almost_nothing(case: Sample, kind: str) -> None:

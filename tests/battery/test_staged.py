@@ -15,7 +15,7 @@ from tests.battery.cases import each_case
 from tests.battery.kept import Kept, kept, same
 from tests.support.apart import Apart, everything_apart
 from tests.support.local import Fleet, random_grads, spec
-from tests.support.marks import slow
+from tests.support.marks import each_value, slow
 from tests.support.samples import Sample
 
 # A long tensor among small ones; rows that are no multiple of a word; an empty tensor; a scalar; another dtype.
@@ -58,6 +58,7 @@ def _check(case: Sample, world: int, tensors: list, **options: Any) -> None:
     assert world == 1 or sum(map(len, sent))
 
 
+@each_value
 @each_case()
 @pytest.mark.parametrize("world", [3, *slow(1, 2, 4)])
 def test_staged_payloads_give_the_same_bits(case: Sample, world: int) -> None:
@@ -70,6 +71,7 @@ def test_staged_payloads_of_several_buckets_and_dtypes(case: Sample) -> None:
     _check(case, 3, MIXED, schedule="layerwise")
 
 
+@each_value
 @each_case()
 @pytest.mark.parametrize("world", [3, *slow(2)])
 def test_chunks_are_staged_in_time(case: Sample, world: int, monkeypatch: pytest.MonkeyPatch) -> None:

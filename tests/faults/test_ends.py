@@ -60,6 +60,7 @@ def test_corrupt_frame(nursery: Nursery, path: str) -> None:
         assert first["seconds"] < 5.0
 
 
+@pytest.mark.slow
 def test_dump(nursery: Nursery, tmp_path: Path) -> None:
     env = {"HVC_DUMP_DIR": str(tmp_path / "made" / "here")}
     case = {"fault": "kill", "victim": 3, "event": "hop", "hop": 0, "leave": True}
@@ -76,6 +77,7 @@ def test_dump(nursery: Nursery, tmp_path: Path) -> None:
         assert (folder / f"rank{rank.number}.json").stat().st_size < 40_000
 
 
+@pytest.mark.slow
 def test_users_own_error(nursery: Nursery) -> None:
     case = {"fault": "raise", "victim": 1, "catch": False, "timeout": 30.0}
     ranks = nursery.run(WORLD, "train.py", case)
@@ -113,7 +115,7 @@ def test_interrupt_in_an_exchange(nursery: Nursery, path: str) -> None:
         assert "Fatal Python error" not in rank.output and "terminate called" not in rank.output
 
 
-@pytest.mark.parametrize("path", ["attached", *slow("stock")])
+@pytest.mark.parametrize("path", slow(*PATHS))
 def test_end_without_close(nursery: Nursery, path: str) -> None:
     case = {"catch": False, "path": path}
     ranks = nursery.run(WORLD, "train.py", case)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from tests.support.marks import slow
-
 from .ranks import Nursery
 from .survivors import PATHS, PHASES, TIMEOUT, check_survivors, strike
+
+pytestmark = pytest.mark.slow
 
 #: The other ranks' clocks run from the beginning of the bucket, a little before the fault.
 EARLIEST, LATEST = TIMEOUT - 1.0, TIMEOUT + 2.0
@@ -15,18 +15,16 @@ FEW = [("mid-ring", 2, "attached"), ("idle", 0, "attached"), ("between", 1, "sto
 ALL = [(phase, victim, path) for phase in PHASES for victim in (0, 2) for path in PATHS]
 
 
-@pytest.mark.parametrize(("phase", "victim", "path"), [FEW[0], *slow(*FEW[1:])])
+@pytest.mark.parametrize(("phase", "victim", "path"), FEW)
 def test_frozen(nursery: Nursery, phase: str, victim: int, path: str) -> None:
     check_survivors(strike(nursery, "stop", phase, victim, path), victim, path, EARLIEST, LATEST)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("phase", "victim", "path"), [case for case in ALL if case not in FEW])
 def test_frozen_anywhere(nursery: Nursery, phase: str, victim: int, path: str) -> None:
     check_survivors(strike(nursery, "stop", phase, victim, path), victim, path, EARLIEST, LATEST)
 
 
-@pytest.mark.slow
 def test_frozen_in_the_transport_s_own_sum(nursery: Nursery) -> None:
     survivors = strike(nursery, "stop", "sum", 2, "attached", method="none", exchange="auto", width=8192)
     check_survivors(survivors, 2, "attached", EARLIEST, LATEST)

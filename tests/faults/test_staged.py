@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from tests.support.marks import slow
-
 from .ranks import Nursery
 from .survivors import TIMEOUT, WORLD, blames, check_survivors, strike
 
+pytestmark = pytest.mark.slow
 SECONDS = 5.0
 
 
@@ -22,10 +21,7 @@ def test_control(nursery: Nursery) -> None:
 
 @pytest.mark.parametrize(
     ("phase", "victim", "method"),
-    [
-        ("mid-ring", 2, "marsit"),
-        *slow(("in backward", 1, "marsit"), ("encode", 3, "sketch_fusion"), ("decode", 0, "marsit")),
-    ],
+    [("mid-ring", 2, "marsit"), ("in backward", 1, "marsit"), ("encode", 3, "sketch_fusion"), ("decode", 0, "marsit")],
 )
 def test_killed(nursery: Nursery, phase: str, victim: int, method: str) -> None:
     exchange = "ring" if method == "marsit" else "auto"
@@ -33,13 +29,11 @@ def test_killed(nursery: Nursery, phase: str, victim: int, method: str) -> None:
     check_survivors(survivors, victim, "attached", 0.0, SECONDS)
 
 
-@pytest.mark.slow
 def test_frozen(nursery: Nursery) -> None:
     survivors = strike(nursery, "stop", "mid-ring", 1, "attached", staged=True)
     check_survivors(survivors, 1, "attached", 0.5 * TIMEOUT, TIMEOUT + SECONDS)
 
 
-@pytest.mark.slow
 def test_corrupt_frame(nursery: Nursery) -> None:
     case = {"fault": "flip", "victim": 1, "hop": 12, "timeout": 20.0, "leave": True, "staged": True}
     for rank in nursery.run(WORLD, "train.py", case):
@@ -48,7 +42,6 @@ def test_corrupt_frame(nursery: Nursery) -> None:
         assert "corrupt frame from rank 1 (step 0, bucket 1, hop 3, chunk 2, segment 0): checksum" in first["text"]
 
 
-@pytest.mark.slow
 def test_silent_rank(nursery: Nursery) -> None:
     case = {"fault": "sleep", "victim": 1, "timeout": 2.0, "sleep": 6.0, "staged": True}
     for rank in nursery.run(WORLD, "train.py", case):

@@ -25,7 +25,7 @@ from horovod_compress.keys import ZERO_SIGN, Key
 
 DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 KEY = Key(seed=0x0123456789ABCDEF, step=7, bucket=3, rank=2, hop=5, purpose=ZERO_SIGN)
-LENGTHS = (*range(258), *(2**k + d for k in range(9, 15) for d in (-1, 0, 1)))
+LENGTHS = (*range(131), *(2**k + d for k in range(8, 15) for d in (-1, 0, 1)))
 POISON = 0xA5
 ORACLES = (
     reference_quantise,

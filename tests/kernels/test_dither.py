@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from horovod_compress import kernels
+from tests.support.marks import each_value, slow
 
 from .support import DTYPES, KEY, LENGTHS, compare, differences, numbers, poison, tame, work
 
@@ -36,6 +37,7 @@ def empty(bits: int, count: int) -> Tensor:
     return poison(length, dtype)
 
 
+@each_value
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("power", kernels.POWERS)
 def test_norms(power: int, dtype: torch.dtype) -> None:
@@ -59,6 +61,7 @@ def test_norms_by_hand() -> None:
             assert norms[0] == expected[0] and norms[1] == 0.0
 
 
+@each_value
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("bits", "levels"), CODES)
 def test_level_encode(bits: int, levels: int, dtype: torch.dtype) -> None:
@@ -76,6 +79,7 @@ def test_level_add(bits: int) -> None:
         compare("level_add", codes_for(bits, count, 1), codes_for(bits, count, 2), bits=bits, shift=count)
 
 
+@each_value
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("bits", [4, 8, 16])
 def test_level_decode(bits: int, dtype: torch.dtype) -> None:
@@ -86,6 +90,7 @@ def test_level_decode(bits: int, dtype: torch.dtype) -> None:
             compare("level_decode", *arguments, bits=bits, scale=1 / 93, shift=count)
 
 
+@each_value
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("bits", "headroom"), EXPONENTS)
 def test_octave_encode(bits: int, headroom: int, dtype: torch.dtype) -> None:
@@ -112,6 +117,7 @@ def test_octave_merge_of_every_pair() -> None:
             compare("octave_merge", a, b, KEY.at(hop=hop), bits=bits, offset=hop)
 
 
+@each_value
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("bits", "headroom"), EXPONENTS)
 def test_octave_decode(bits: int, headroom: int, dtype: torch.dtype) -> None:
@@ -122,7 +128,7 @@ def test_octave_decode(bits: int, headroom: int, dtype: torch.dtype) -> None:
             compare("octave_decode", *arguments, bits=bits, headroom=headroom, scale=0.3, shift=count)
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("dtype", [torch.float32, *slow(torch.float64, torch.float16, torch.bfloat16)])
 def test_every_alignment_and_around_the_cache(dtype: torch.dtype) -> None:
     for count, shifts in ((333, range(64)), ((9 << 20) * 8 // torch.finfo(dtype).bits + 3, (0, 1))):
         norms = torch.ones(1, dtype=work(dtype))
@@ -163,7 +169,7 @@ def test_nibbles_do_not_carry_into_each_other() -> None:
     assert torch.equal(a, expected)
 
 
-@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("threads", [2, *slow(1)])
 def test_large_inputs_with_threads(threads: int) -> None:
     before, count = torch.get_num_threads(), 3_000_017
     torch.set_num_threads(threads)

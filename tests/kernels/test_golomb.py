@@ -14,6 +14,7 @@ from torch import Tensor
 
 from horovod_compress import kernels
 from horovod_compress.kernels.reference_sparse import section_positions
+from tests.support.marks import slow
 
 from .support import DTYPES, LENGTHS, Guarded, compare, numbers, poison, tame, work
 
@@ -227,10 +228,11 @@ def test_a_code_word_cut_short() -> None:
     assert kernels.binary_clear(section, 9, torch.ones(100)) == 1
 
 
-def test_random_bytes() -> None:
+@pytest.mark.parametrize("first", [0, *slow(500, 1000)])
+def test_random_bytes(first: int) -> None:
     """Any bytes: nothing outside is touched, the count of wrong ranges is the reference's."""
-    generator = np.random.default_rng(3)
-    for trial in range(1500):
+    generator = np.random.default_rng(3 + first)
+    for trial in range(first, first + 500):
         count, b = int(generator.integers(0, 9000)), int(generator.choice([0, 1, 2, 6, 20]))
         ranges = -(-count >> b + 11)
         streams = [generator.integers(0, 256, int(generator.integers(0, 400)), dtype=np.uint8) for _ in range(ranges)]

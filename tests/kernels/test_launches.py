@@ -28,6 +28,7 @@ from horovod_compress.device import Host
 from horovod_compress.keys import Key
 from horovod_compress.plan import Bucket
 from tests.support.local import same_bits
+from tests.support.marks import each_value
 
 from . import emulator
 from .parity import Target
@@ -117,6 +118,7 @@ class PackedOneByOne(Packed):
         super().decode_part(work, position, start, stop, key, gain)
 
 
+@each_value
 @pytest.mark.parametrize("zeros", ["random", "positive"])
 @pytest.mark.parametrize(("step_size", "kernels"), [("row", 3), ("tensor", 3), (0.01, 2)])
 def test_a_step_of_marsit(step_size: str | float, kernels: int, zeros: str) -> None:

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from horovod_compress import kernels
+from tests.support.marks import each_value
 
 from .support import DTYPES, KEY, compare, numbers, poison, tame, work
 
@@ -25,6 +26,7 @@ def _given(
     return grad, residual, tame(rank * rows, kind, 3), tame(rank * columns, kind, 4)
 
 
+@each_value
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("wild", [False, True])
 def test_products(dtype: torch.dtype, wild: bool) -> None:
@@ -52,6 +54,7 @@ def test_products_of_many_tiles_and_blocks(shape: tuple[int, int]) -> None:
         assert torch.allclose(mine.double(), exact.flatten(), rtol=1e-5, atol=1e-3)
 
 
+@each_value
 @pytest.mark.parametrize("dtype", FACTORS)
 @pytest.mark.parametrize("rank", RANKS)
 def test_orthonormal_lines(dtype: torch.dtype, rank: int) -> None:

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from horovod_compress import kernels
+from tests.support.marks import each_value
 
 from .support import DTYPES, LENGTHS, bits, compare, numbers, poison, tame, work
 
@@ -79,6 +80,7 @@ def _decode(
     compare("points_decode", *given, grad, residual, scale=0.3, shift=shift)
 
 
+@each_value
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("two", [False, True])
 def test_decode(dtype: torch.dtype, two: bool) -> None:
@@ -89,6 +91,7 @@ def test_decode(dtype: torch.dtype, two: bool) -> None:
             _decode(count, dtype, row_length, 2, 1, shift=row_length, two=two)
 
 
+@each_value
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("ranks", [1, 2, 4, 5, 9])
 def test_decode_of_any_number_of_ranks(dtype: torch.dtype, ranks: int) -> None:

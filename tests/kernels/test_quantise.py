@@ -11,6 +11,7 @@ from torch import Tensor
 
 from horovod_compress import kernels
 from horovod_compress.kernels import reference_quantise
+from tests.support.marks import each_value, slow
 
 from .support import DTYPES, KEY, LENGTHS, Guarded, compare, numbers, poison, tame, work
 
@@ -242,6 +243,7 @@ def test_moments(dtype: torch.dtype) -> None:
             compare("moments_offer", numbers(count, dtype, count), *outputs, row_length, shift=count)
 
 
+@each_value
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("bits", "levels"), [(4, 1), (8, 1), (8, 31), (16, 1)])
 def test_level_encode_with_bounds(bits: int, levels: int, dtype: torch.dtype) -> None:
@@ -288,7 +290,7 @@ def test_octave_fold_by_hand() -> None:
     assert out.tolist() == [1, 0, 4, 6, 0]
 
 
-@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("threads", [2, *slow(1)])
 def test_large_inputs_with_threads(threads: int) -> None:
     before, count = torch.get_num_threads(), 3_000_017
     torch.set_num_threads(threads)

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from horovod_compress import kernels
+from tests.support.marks import each_value
 
 from .support import DTYPES, compare, numbers, poison, tame, work
 
@@ -25,6 +26,7 @@ def _records(count: int, block: int, seed: int, rule: str = "l1") -> Tensor:
     return found
 
 
+@each_value
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("rule", RULES)
 def test_offer(dtype: torch.dtype, rule: str) -> None:
@@ -37,6 +39,7 @@ def test_offer(dtype: torch.dtype, rule: str) -> None:
                 compare("record_offer", grad, given, _room(count, block), block, rule=rule, shift=count + block)
 
 
+@each_value
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("ranks", [1, 2, 3, 5])

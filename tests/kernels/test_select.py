@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from horovod_compress import kernels
+from tests.support.marks import slow
 
 from .support import DTYPES, LENGTHS, compare, numbers, poison, tame, work
 
@@ -65,7 +66,7 @@ def test_ugly_tensors(dtype: torch.dtype) -> None:
                 both(x, None, k)
 
 
-@pytest.mark.parametrize("threads", [1, 2, 3])
+@pytest.mark.parametrize("threads", [2, *slow(1, 3)])
 def test_ugly_tensors_large_with_threads(threads: int) -> None:
     before = torch.get_num_threads()
     torch.set_num_threads(threads)

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from horovod_compress import kernels
 from horovod_compress.kernels import reference
+from tests.support.marks import each_value, slow
 
 from .support import DTYPES, KEY, LENGTHS, bits, compare, numbers, poison, tame, work
 
@@ -57,6 +58,7 @@ def test_offer_every_length(dtype: torch.dtype) -> None:
         _offer(count, dtype, max(count, 1), shift=count)
 
 
+@each_value
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("key", [None, KEY])
 def test_offer_every_row_length(dtype: torch.dtype, key) -> None:
@@ -144,6 +146,7 @@ def test_offer_gives_zeros_a_fair_coin() -> None:
     assert bool((words == -1).all())
 
 
+@each_value
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("feedback", ["global", "own", "momentum", "none"])
 def test_decode_every_length(dtype: torch.dtype, feedback: str) -> None:
@@ -151,6 +154,7 @@ def test_decode_every_length(dtype: torch.dtype, feedback: str) -> None:
         _decode(count, dtype, max(count, 1), feedback, shift=count)
 
 
+@each_value
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("feedback", ["global", "own", "momentum", "none"])
 def test_decode_every_row_length(dtype: torch.dtype, feedback: str) -> None:
@@ -160,6 +164,7 @@ def test_decode_every_row_length(dtype: torch.dtype, feedback: str) -> None:
             _decode(count, dtype, row_length, feedback, shift=row_length, key=None)
 
 
+@each_value
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("feedback", ["global", "own", "momentum", "none"])
 def test_decode_every_alignment(dtype: torch.dtype, feedback: str) -> None:
@@ -196,7 +201,7 @@ def test_unpack(dtype: torch.dtype) -> None:
             compare("sign_unpack", bits(count, count), steps, row_length, out, scale=-1.7, shift=count)
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("dtype", [torch.float32, *slow(torch.float64, torch.float16, torch.bfloat16)])
 def test_unpack_around_the_cache(dtype: torch.dtype) -> None:
     """Outputs of many megabytes take another store instruction."""
     count = (16 << 20) // torch.finfo(dtype).bits * 8 + 5

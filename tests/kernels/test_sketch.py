@@ -13,6 +13,7 @@ from torch import Tensor
 from horovod_compress import kernels
 from horovod_compress.kernels import reference_sketch
 from horovod_compress.keys import SKETCH, Key
+from tests.support.marks import each_value, slow
 
 from .support import DTYPES, LENGTHS, compare, differences, numbers, poison, tame, work
 
@@ -63,6 +64,7 @@ def test_encode(dtype: torch.dtype) -> None:
             compare("sketch_encode", grad, *given, **rest, shift=count + 1)
 
 
+@each_value
 @pytest.mark.parametrize("dtype", WORK)
 @pytest.mark.parametrize(("rows", "columns"), SHAPES)
 def test_top_and_estimate(rows: int, columns: int, dtype: torch.dtype) -> None:
@@ -111,6 +113,7 @@ def test_largest_positions() -> None:
         compare("sketch_top", table, 5, KEY, *given)
 
 
+@each_value
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("columns", [16 * 20_011, 1072])
 def test_threads_change_nothing(columns: int, dtype: torch.dtype) -> None:
@@ -256,7 +259,7 @@ def brute_force(estimates: Tensor, k: int) -> Tensor:
     return order[estimates[order] != 0].sort().values
 
 
-@pytest.mark.parametrize("rows", [1, 3, 5])
+@pytest.mark.parametrize("rows", [3, *slow(1, 5)])
 def test_top_is_brute_force_on_every_kind_of_table(rows: int) -> None:
     """Large enough that the sample and the limits of the candidates matter."""
     columns, count = 16 * 5003, 250_000

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from horovod_compress import kernels
 from horovod_compress.kernels.reference_values import section_values
+from tests.support.marks import each_value
 
 from .support import DTYPES, KEY, LENGTHS, Guarded, compare, numbers, poison, tame, work
 
@@ -37,6 +38,7 @@ def encoded(positions: Tensor, values: Tensor, b: int, elements: int, form: str)
     return out[:used].clone()
 
 
+@each_value
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("kind", [torch.float32, torch.float64])
 def test_encode(kind: torch.dtype, form: str) -> None:
@@ -68,6 +70,7 @@ def sections_of(count: int, b: int, ranks: int, dtype: torch.dtype, form: str) -
     return found
 
 
+@each_value
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_decode(dtype: torch.dtype, form: str) -> None:

@@ -12,6 +12,8 @@ from benchmarks.allreduce import METHODS, full_name, words
 from benchmarks.launch import records_in
 from tests.support.jobs import run_ranks
 
+pytestmark = pytest.mark.alone
+
 ELEMENTS = 300
 PEERS = """
 class Lazy:

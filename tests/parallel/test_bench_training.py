@@ -11,6 +11,8 @@ pytest.importorskip("horovod.torch")
 
 from benchmarks import step
 
+pytestmark = pytest.mark.alone
+
 TABLE = """\
 name,shape,macs
 body.0.weight,64x3x7x7,3000
@@ -23,6 +25,7 @@ METHODS = ["horovod fp32", "none", "marsit schedule=layerwise"]
 COMPUTE_SECONDS = 0.04
 
 
+@pytest.mark.slow
 def test_two_ranks_measure_steps(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     model, found = tmp_path / "tiny.csv", tmp_path / "found.json"
     model.write_text(TABLE)

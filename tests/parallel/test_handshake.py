@@ -10,6 +10,8 @@ pytest.importorskip("horovod.torch")
 
 from tests.support.jobs import run_ranks
 
+pytestmark = pytest.mark.alone
+
 WORLD, ODD = 3, 1
 
 # What the message must name: the field, the odd value and the usual one.

@@ -10,9 +10,12 @@ pytest.importorskip("horovod.torch")
 
 from tests.support.jobs import run_ranks
 
+pytestmark = pytest.mark.alone
+
 CONTESTANTS = ["horovod fp32", "horovod fp16", "none", "marsit"]
 
 
+@pytest.mark.slow
 def test_two_ranks_measure_and_one_tells() -> None:
     argv = ["--json", "headroom", "--elements", "5000", "--repeat", "2", "--compute-ms", "50"]
     job = run_ranks(2, "headroom.py", arguments={"argv": argv})

@@ -13,6 +13,8 @@ import pytest
 from tests.support.jobs import RunningJob, run_ranks
 from tests.support.yields import sleeping_yields
 
+pytestmark = pytest.mark.alone
+
 
 def test_every_rank_reports_and_gets_the_arguments() -> None:
     job = run_ranks(2, "hello.py", arguments={"x": [1, 2]})
@@ -27,6 +29,7 @@ def test_a_rank_that_fails_is_seen() -> None:
         run_ranks(2, "hello.py", arguments={"status": 3})
 
 
+@pytest.mark.slow
 def test_a_job_that_hangs_is_ended_with_all_its_processes() -> None:
     seen: list[psutil.Process] = []
 

@@ -48,7 +48,7 @@ def _refused() -> str:
     return ""
 
 
-pytestmark = pytest.mark.skipif(bool(_refused()), reason=_refused())
+pytestmark = [pytest.mark.alone, pytest.mark.skipif(bool(_refused()), reason=_refused())]
 
 
 @pytest.fixture(autouse=True)
@@ -82,6 +82,7 @@ def _marked(mark: str) -> list[psutil.Process]:
     return found
 
 
+@pytest.mark.slow
 def test_hosts_are_hosts_and_links_have_their_rate() -> None:
     with Lab(3, "100mbit") as lab:
         outcome = lab.run("probe", ["-c", PROBE], 60)
@@ -109,6 +110,7 @@ def test_several_ranks_share_a_host() -> None:
         assert lab.describe()["hosts"] == 2
 
 
+@pytest.mark.slow
 def test_a_job_that_fails_says_why_and_the_lab_goes_on() -> None:
     script = "import os, time\nif os.environ['HOROVOD_RANK'] == '1': raise ValueError('no such thing')\ntime.sleep(60)"
     with Lab(2) as lab:

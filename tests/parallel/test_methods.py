@@ -14,22 +14,22 @@ from tests.support.marks import slow
 from tests.support.samples import samples
 
 OTHERS = ["per layer", "by step", "warm-up", "marsit every", "marsit small tensors plain"]
-FIRST = [*(sample.name for sample in samples(first=True)), *OTHERS]
+FEW = [*(sample.name for sample in samples(few=True)), *OTHERS]
 CASES = [*(sample.name for sample in samples()), *OTHERS]
-QUICK = (4, True)  # so many ranks, and the first sample of each method
+QUICK = (3, True)  # so many ranks, and the first sample of a method of each kind
 ALL = [(2, False), (3, False), (4, False)]
 each_job = pytest.mark.parametrize("found", [QUICK, *slow(*((job,) for job in ALL))], indirect=True, ids=str)
 each_case = pytest.mark.parametrize(
     ("found", "case"),
-    [*((QUICK, case) for case in FIRST), *slow(*((job, case) for job in ALL for case in CASES))],
+    [*((QUICK, case) for case in FEW), *slow(*((job, case) for job in ALL for case in CASES))],
     indirect=["found"],
     ids=str,
 )
 
 
 @cache
-def reports(world: int, first: bool) -> list[dict[str, Any]]:
-    job = run_ranks(world, "methods.py", timeout=300, arguments={"first": first})
+def reports(world: int, few: bool) -> list[dict[str, Any]]:
+    job = run_ranks(world, "methods.py", timeout=300, arguments={"few": few})
     for report in job.reports:
         errors = {name: case["traceback"] for name, case in report.items() if case["error"]}
         assert not errors, errors
@@ -66,7 +66,6 @@ def test_mean_is_that_of_horovod(found) -> None:
         assert report["none"]["from baseline"] <= limit
         assert report["marsit every"]["from baseline"] <= max(limit, 1e-7)
         assert 0 < report["fp16"]["from baseline"] < 1e-3
-        assert 0 < report["bf16"]["from baseline"] < 1e-2
 
 
 @each_job
@@ -82,7 +81,8 @@ def test_compressed_rounds_are_another_thing(found) -> None:
 @each_job
 def test_methods_give_different_bits(found) -> None:
     """No two methods end with the same model; with 2 ranks "none" and "marsit every" do."""
-    last = {s.method: found[0][s.name]["stock"][-1][0] for s in samples() if s.number == 0}
+    firsts = [sample for sample in samples() if sample.number == 0 and sample.name in found[0]]
+    last = {sample.method: found[0][sample.name]["stock"][-1][0] for sample in firsts}
     assert len(set(last.values())) == len(last) > 1
 
 

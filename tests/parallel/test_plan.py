@@ -12,9 +12,12 @@ pytest.importorskip("horovod.torch")
 from horovod_compress.plan import Plan
 from tests.support.jobs import run_ranks
 
+pytestmark = pytest.mark.alone
+
 SHAPES = "name,shape,macs\nfirst.weight,200x300,9\nfirst.bias,300,0\nlast.weight,300x50,4\n"
 
 
+@pytest.mark.slow
 def test_two_ranks_measure_what_was_predicted(tmp_path: Path) -> None:
     (tmp_path / "tiny.csv").write_text(SHAPES)
     argv = ["--json", "plan", "--measure", "--model", str(tmp_path / "tiny.csv"), "--compute-ms", "20", "--repeat", "3"]

@@ -23,13 +23,13 @@ KEEPING: dict[str, dict[str, Any]] = {
 }
 METHODS = KEEPING | {"none": {"codec": "none"}}
 QUICK = {
-    **{sample.name: METHODS[sample.name] for sample in samples(first=True) if sample.name in METHODS},
+    **{sample.name: METHODS[sample.name] for sample in samples(few=True) if sample.name in METHODS},
     "none": METHODS["none"],
 }
 
 
 def _each(methods: Iterable[str]) -> pytest.MarkDecorator:
-    """Run a test for each of these methods: `make test` in a job with the first sample of each, or else all."""
+    """Run a test for each of these methods: `make test` in a job with a method of each kind, or else all."""
     cases = [("quick", method) for method in methods if method in QUICK]
     return pytest.mark.parametrize(
         ("runs", "method"), [*cases, *slow(*(("all", method) for method in methods))], indirect=["runs"], ids=str

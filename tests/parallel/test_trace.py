@@ -12,6 +12,8 @@ pytest.importorskip("horovod.torch")
 from tests.support.jobs import run_ranks
 from tests.support.timelines import check, end, read, rows, spans
 
+pytestmark = pytest.mark.alone
+
 RUNS = ["layerwise True", "layerwise False", "single True", "single False"]
 
 

@@ -13,17 +13,17 @@ from tests.support.jobs import run_ranks
 from tests.support.marks import slow
 from tests.support.samples import Sample, samples
 
-QUICK = (2, True)  # so many ranks, and the first sample of each method
+QUICK = (2, True)  # so many ranks, and the first sample of a method of each kind
 ALL = [(2, False), (4, False)]
 CASES = [
-    *((QUICK, sample) for sample in samples(first=True)),
+    *((QUICK, sample) for sample in samples(few=True)),
     *slow(*((job, sample) for job in ALL for sample in samples())),
 ]
 
 
 @cache
-def job(world: int, first: bool) -> list[dict[str, Any]]:
-    return run_ranks(world, "update.py", timeout=300, arguments={"first": first}).reports
+def job(world: int, few: bool) -> list[dict[str, Any]]:
+    return run_ranks(world, "update.py", timeout=300, arguments={"few": few}).reports
 
 
 @pytest.fixture(params=[QUICK, *slow((ALL[1],))], ids=str)

@@ -8,6 +8,7 @@ from hypothesis import given, settings, strategies as st
 
 from horovod_compress.plan import TensorSpec
 from tests.support.local import Fleet, all_same, random_grads, same_bits, spec
+from tests.support.marks import each_value
 from tests.support.samples import samples
 
 SAMPLES = list(samples())
@@ -17,7 +18,7 @@ DTYPES = [torch.float32, torch.float64, torch.float16, torch.bfloat16]
 _EPSILON = {"none": None, "fp16": 2.0**-11, "bf16": 2.0**-8}
 
 
-@settings(max_examples=60)
+@settings(max_examples=30)
 @given(data=st.data())
 def test_every_rank_holds_the_same_bits(data: st.DataObject) -> None:
     draw = data.draw
@@ -53,6 +54,7 @@ def test_every_rank_holds_the_same_bits(data: st.DataObject) -> None:
         assert all(reducer.metrics.verified == (3 if world > 1 else 0) for reducer in fleet.reducers)
 
 
+@each_value
 @pytest.mark.parametrize("world", [2, 3, 4])
 @pytest.mark.parametrize("exchange", ["ring", "fold"])
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -17,7 +17,7 @@ from horovod_compress.errors import ConfigError
 from horovod_compress.keys import Key
 from horovod_compress.plan import Bucket, TensorSpec
 from tests.support.local import Fleet, all_same, one_tensor, random_grads, spec
-from tests.support.marks import slow
+from tests.support.marks import each_value, slow
 
 STANDARD = {"dithering": "standard"}
 EXPONENTIAL = {"dithering": "exponential"}
@@ -50,6 +50,7 @@ def _samples(grads: list[Tensor], steps: int, copies: int = 1, **options: Any) -
     return torch.cat(found)
 
 
+@each_value
 @each_form
 @pytest.mark.parametrize("world", [1, 2, 3, 4])
 def test_unbiased(world: int, form: dict[str, Any]) -> None:
@@ -213,6 +214,7 @@ def test_blocks_keep_small_layers_apart_from_large_ones(form: dict[str, Any]) ->
 # ---- corners ----
 
 
+@each_value
 @each_form
 @pytest.mark.parametrize("block", [0, 256])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16, torch.bfloat16])

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from tests.support.local import Fleet, all_same, one_tensor, random_grads, same_bits, spec
+from tests.support.marks import each_value
 
 _PLAIN = {"full_precision_every": 0, "compensation": "none", "step_size": 1.0, "zeros": "random"}
 _FALSE_ALARM = 1e-6  # of a whole test; the seeds are fixed, so it either always passes or never
@@ -37,6 +38,7 @@ def _samples(world: int, exchange: str, coordinates: int, steps: int, seed: int 
     return signs, torch.cat(found).double()
 
 
+@each_value
 @pytest.mark.parametrize("exchange", ["ring", "fold"])
 @pytest.mark.parametrize("world", [2, 3, 4, 5])
 def test_unbiased_with_the_promised_variance(world: int, exchange: str) -> None:

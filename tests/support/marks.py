@@ -1,4 +1,4 @@
-"""Marks of parameters."""
+"""Which cases of a test `make test` leaves to `make test-all`."""
 
 from __future__ import annotations
 
@@ -6,8 +6,40 @@ from typing import Any
 
 import pytest
 
+#: Of the combinations of its parameters `make test` takes as few as show each value once.
+each_value = pytest.mark.each_value
+
 
 def slow(*cases: Any) -> list[Any]:
     """Return parameters that `make test` leaves out; a case of several values is a tuple."""
     values = (case if isinstance(case, tuple) else (case,) for case in cases)
     return [pytest.param(*case, marks=pytest.mark.slow) for case in values]
+
+
+def mark_combinations(items: list[pytest.Item]) -> None:
+    """Mark as slow what `each_value` leaves out: the k-th case that stays has the k-th value of every parameter.
+
+    The values of a shorter list begin again.
+    """
+    chosen = [item for item in items if isinstance(item, pytest.Function) and item.get_closest_marker("each_value")]
+    lists: dict[Any, dict[Any, int]] = {}
+    places = [
+        [
+            (values := lists.setdefault((item.function, names), {}), values.setdefault(value, len(values)))
+            for names, value in _parameters(item)
+        ]
+        for item in chosen
+    ]
+    for item, found in zip(chosen, places, strict=True):
+        number = max(index for _, index in found)
+        if any(index != number % len(values) for values, index in found):
+            item.add_marker("slow")
+
+
+def _parameters(item: pytest.Function) -> list[tuple[str, tuple[int, ...]]]:
+    """Return the names of each list of values, and which values this case has, told apart as objects."""
+    found = []
+    for mark in item.iter_markers("parametrize"):
+        names = mark.args[0].split(",") if isinstance(mark.args[0], str) else mark.args[0]
+        found.append((",".join(names), tuple(id(item.callspec.params[name.strip()]) for name in names)))
+    return found

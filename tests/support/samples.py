@@ -14,6 +14,9 @@ from horovod_compress.options import EXCHANGES
 from horovod_compress.plan import Bucket, TensorSpec
 from tests.support.local import Fleet
 
+#: One method of each kind, for `make test`; every-method matrices belong to `make test-all`.
+KINDS = ("none", "fp16", "marsit", "global_qsgd", "ef_signsgd", "topk", "sketch_fusion", "powersgd", "onebit_adam")
+
 #: A bucket for questions to a codec whose answer does not depend on the shape.
 ANY_BUCKET = Bucket(0, (TensorSpec("any", (64,), "float32"),))
 
@@ -35,6 +38,11 @@ class Sample:
         """Return the method and its options as the examples take them."""
         return " ".join([self.method, *(f"{name}={value}" for name, value in self.options.items())])
 
+    @property
+    def quick(self) -> bool:
+        """Return whether `make test` takes it through what takes seconds."""
+        return self.number == 0 and self.method in KINDS
+
     def codec(self) -> Codec:
         return self.kind(**self.options)
 
@@ -52,10 +60,11 @@ class Sample:
         return [e for e in EXCHANGES if not any(_refused(lambda: chooser(e)(kind, 1, 2)) for kind in kinds)]
 
 
-def samples(first: bool = False) -> Iterator[Sample]:
-    """Return the samples of all registered methods, or only the first one of each."""
+def samples(few: bool = False) -> Iterator[Sample]:
+    """Return the samples of all registered methods, or only the first one of a method of each kind."""
     for name in registry.available():
-        yield from (sample for sample in samples_of(registry.codec_class(name)) if not (first and sample.number))
+        found = samples_of(registry.codec_class(name))
+        yield from (sample for sample in found if not few or sample.quick)
 
 
 def samples_of(kind: type[Codec]) -> Iterator[Sample]:

@@ -40,8 +40,8 @@ def test_what_stops_a_run_and_who_gets_workers(monkeypatch, given, stops):
     seen = []
     monkeypatch.setattr(run_tests, "run_parts", lambda parts, run, stops: seen.append((parts, stops)) or 0)
     run_tests.main([*given, "-n", "3"])
-    (of_one, jobs), stopped = seen[0]
-    assert of_one[2:6] == ["-n", "3", "--dist", "loadfile"] and "-n" not in jobs and stopped is stops
+    (together, alone), stopped = seen[0]
+    assert together[2:6] == ["-n", "3", "--dist", "loadfile"] and "-n" not in alone and stopped is stops
 
 
 @pytest.mark.parametrize(("given", "chosen"), [([], ""), (["-m", "not slow"], "(not slow) and ")])
@@ -49,14 +49,27 @@ def test_every_test_belongs_to_one_part(monkeypatch, given, chosen):
     seen = []
     monkeypatch.setattr(run_tests, "run_parts", lambda parts, run, stops: seen.extend(parts) or 0)
     assert run_tests.main([*given, "-k", "marsit", "tests/unit"]) == 0
-    assert [part[:2] for part in seen] == [["-m", f"{chosen}not jobs"], ["-m", f"{chosen}jobs"]]
+    assert [part[:2] for part in seen] == [["-m", f"{chosen}not alone"], ["-m", f"{chosen}alone"]]
     assert all(part[-3:] == ["-k", "marsit", "tests/unit"] for part in seen)
 
 
-def test_without_a_path_each_part_collects_only_its_own_tests(monkeypatch):
+def test_without_a_path_the_second_part_collects_only_where_its_tests_are(monkeypatch):
     seen = []
     monkeypatch.setattr(run_tests, "run_parts", lambda parts, run, stops: seen.extend(parts) or 0)
     run_tests.main(["-m", "not slow", "-x", "-k", "tests"])
-    of_one, jobs = seen
-    assert of_one[-2:] == ["--ignore=tests/parallel", "--ignore=tests/faults"]
-    assert jobs[-2:] == ["tests/parallel", "tests/faults"]
+    together, alone = seen
+    assert together[-1] == "-x"
+    assert alone[-2:] == ["tests/parallel", "tests/faults"]
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"), [({}, None), ({"PYTHONDONTWRITEBYTECODE": "1"}, str(run_tests.BYTECODE))]
+)
+def test_no_process_compiles_again_what_another_has_compiled(monkeypatch, given, expected):
+    for name in ("PYTHONDONTWRITEBYTECODE", "PYTHONPYCACHEPREFIX"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in given.items():
+        monkeypatch.setenv(name, value)
+    environment = run_tests.surroundings()
+    assert "PYTHONDONTWRITEBYTECODE" not in environment
+    assert environment.get("PYTHONPYCACHEPREFIX") == expected

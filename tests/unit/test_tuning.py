@@ -27,7 +27,7 @@ from horovod_compress.tuning import TRIAL_STEPS, RankTrial, Tuner
 from horovod_compress.watch import Watch
 from tests.support.apart import Apart, everything_apart
 from tests.support.local import Fleet, random_grads, spec
-from tests.support.marks import slow
+from tests.support.marks import each_value, slow
 
 WORLD = 3
 TENSORS = [spec(f"layer{number}.weight", 30 + 7 * number, 11) for number in range(9)]
@@ -84,6 +84,7 @@ def small_models_count(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tuning, "LEAST_ELEMENTS", 1)
 
 
+@each_value
 @pytest.mark.parametrize("schedule", ["auto", "layerfusion", "mergecomp", "mergecomp:2"])
 @pytest.mark.parametrize("method", ["marsit", "topk", "none", "signsgd"])
 def test_ranks_agree_in_every_step_and_choose_in_time(schedule: str, method: str) -> None:

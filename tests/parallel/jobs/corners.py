@@ -187,7 +187,7 @@ check("op Max", largest)
 def one_rank_resumes() -> str:
     """Last, as it ends in a failed state."""
     model = net()
-    optimizer, compression = optimizer_for(model, "none", True, timeout=5.0)
+    optimizer, compression = optimizer_for(model, "none", True, timeout=20.0)
     if RANK == 1:
         compression.load_state_dict(compression.state_dict() | {"step": 7})
     loss_of(model, 0).backward()
@@ -202,7 +202,7 @@ check("one rank resumes", one_rank_resumes)
 def one_rank_has_other_buckets() -> str:
     """As a checkpoint of another schedule would leave them."""
     model = net()
-    optimizer, compression = optimizer_for(model, "none", True, timeout=5.0)
+    optimizer, compression = optimizer_for(model, "none", True, timeout=20.0)
     if RANK == 1:
         reducer = compression._reducer
         tensors = [tensor for bucket in reducer.plan.buckets for tensor in bucket.tensors]

@@ -54,7 +54,7 @@ def varied(sample: Sample) -> dict[str, Any]:
     } | sample.options
 
 
-for sample in samples(first=arguments()["first"]):
+for sample in samples(few=arguments()["few"]):
     check(sample.name, lambda: compare(sample.method, **varied(sample)))
 MIXED = {"0.*": hvc.method("topk", density=0.1), "*.bias": "none", "*": hvc.by_step({0: "none", 2: "ef_signsgd"})}
 check("per layer", lambda: compare(MIXED))

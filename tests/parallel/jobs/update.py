@@ -376,7 +376,7 @@ def refusals() -> list[str]:
     return found
 
 
-for sample in samples(first=arguments()["first"]):
+for sample in samples(few=arguments()["few"]):
     method, options, number = sample.method, sample.options, sample.number
     heavy = options.get("momentum", method == "dgc")
     kind = "plain" if heavy else "adam" if number % 2 else "sgd"

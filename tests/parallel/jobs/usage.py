@@ -253,7 +253,7 @@ def used_wrongly(make: Callable[[], nn.Module], loss: Any, attach: bool, **optio
     made: list[Any] = []
 
     def attempt() -> None:
-        made.extend(optimizer_for(model, "none", False, timeout=5.0, **options))
+        made.extend(optimizer_for(model, "none", False, timeout=20.0, **options))
         if attach:
             made[1].attach(made[0])
         train(model, made[0], range(1), loss)
