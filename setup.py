@@ -39,6 +39,8 @@ CUDA_ARCHITECTURES = (75, 80, 86, 89, 90, 100, 120)
 # No -march=native: the instruction set is chosen at run time.
 HOST_FLAGS = ("-fPIC", "-fopenmp", "-fvisibility=hidden", "-ffp-contract=off", "-Wall", "-Wextra", "-Wno-psabi")
 CPU_FLAGS = ("-O3", "-std=c++17", *HOST_FLAGS)
+# What only hands arguments on gains nothing from the rest.
+BINDING_FLAGS = ("-O1",)
 CUDA_FLAGS = ("-O3", "-std=c++17", "--fmad=false", "-lineinfo", "-Xcompiler=" + ",".join(HOST_FLAGS))
 # The CUDA runtime inside `_cuda` stays private: torch brings its own copy into the same process.
 CUDA_LINK_FLAGS = ("-cudart=static", "-Xcompiler=-fopenmp", "-Xlinker=--exclude-libs,ALL")
@@ -201,7 +203,8 @@ class ObjectFile:
         variant = hashlib.sha256(repr(toolchain).encode()).hexdigest()[:12]
         self.path = OBJECTS / variant / f"{source.replace('/', '.')}.o"
         self.record = self.path.with_suffix(".json")
-        self.command = [*toolchain.compiler, *toolchain.compile_flags, "-c", str(ROOT / source)]
+        less = BINDING_FLAGS if Path(source).stem.startswith("bind_") else ()
+        self.command = [*toolchain.compiler, *toolchain.compile_flags, *less, "-c", str(ROOT / source)]
         self.version = compiler_version(toolchain.compiler)
 
     def is_current(self) -> bool:

@@ -46,21 +46,28 @@ HVC_INLINE int64_t left_of_rows(const LeftOf<T>& o, int64_t row, int64_t line) {
   return line == 0 ? nonfinite : 0;
 }
 
-template <bool kResidual, int kRows, class T> int64_t left_of_all(const LeftOf<T>& o, int64_t row) {
+template <bool kResidual, class T> int64_t left_of_two_rows(const LeftOf<T>& o, int64_t row) {
   int64_t nonfinite = 0, line = 0;
   for (; line + kComponents <= o.x.rank; line += kComponents)
-    nonfinite += left_of_rows<kResidual, kRows, kComponents>(o, row, line);
+    nonfinite += left_of_rows<kResidual, 2, kComponents>(o, row, line);
   const int64_t rest = o.x.rank - line;
-  if (rest == 3) return nonfinite + left_of_rows<kResidual, kRows, 3>(o, row, line);
-  if (rest == 2) return nonfinite + left_of_rows<kResidual, kRows, 2>(o, row, line);
-  if (rest == 1) return nonfinite + left_of_rows<kResidual, kRows, 1>(o, row, line);
+  if (rest == 3) return nonfinite + left_of_rows<kResidual, 2, 3>(o, row, line);
+  if (rest == 2) return nonfinite + left_of_rows<kResidual, 2, 2>(o, row, line);
+  if (rest == 1) return nonfinite + left_of_rows<kResidual, 2, 1>(o, row, line);
+  return nonfinite;
+}
+
+// One row of many is no place to save passes, and each form takes the compiler a second.
+template <bool kResidual, class T> int64_t left_of_last_row(const LeftOf<T>& o, int64_t row) {
+  int64_t nonfinite = 0;
+  for (int64_t line = 0; line < o.x.rank; ++line) nonfinite += left_of_rows<kResidual, 1, 1>(o, row, line);
   return nonfinite;
 }
 
 template <bool kResidual, class T> int64_t left_rows(const LeftOf<T>& o, int64_t first, int64_t last) {
   int64_t nonfinite = 0, row = first;
-  for (; row + 2 <= last; row += 2) nonfinite += left_of_all<kResidual, 2>(o, row);
-  return row < last ? nonfinite + left_of_all<kResidual, 1>(o, row) : nonfinite;
+  for (; row + 2 <= last; row += 2) nonfinite += left_of_two_rows<kResidual>(o, row);
+  return row < last ? nonfinite + left_of_last_row<kResidual>(o, row) : nonfinite;
 }
 
 template <class T> int64_t lowrank_left(const LeftOf<T>& o, int64_t first, int64_t last) {
