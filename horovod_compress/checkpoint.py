@@ -11,6 +11,7 @@ from typing import Any
 
 from torch import Tensor
 
+from . import spoilt
 from .errors import ConfigError
 from .methods import Methods
 from .plan import Plan
@@ -163,6 +164,12 @@ def _check_alike(kind: str, kept: Mapping[str, Tensor], saved: Mapping[str, Tens
     _expect(f"list of what has a {kind}", [], different, 'or pass residuals="reset"')
     for name, tensor in kept.items():
         _expect(f"{kind} of {name}", _kind(tensor), _kind(saved[name]), "resume with the same model")
+        if number := spoilt.count(saved[name]):
+            raise ConfigError(
+                f"the saved compression state has {number} value(s) in the {kind} of {name} that are not finite or not "
+                f"below {spoilt.MOST:.1e}, which would spoil every step; load an earlier state, or pass "
+                f'residuals="reset"'
+            )
 
 
 def _kind(tensor: Tensor) -> str:

@@ -13,6 +13,7 @@ residual is still there should the bucket turn out not to be finite.
 from __future__ import annotations
 
 import contextlib
+import logging
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -52,6 +53,7 @@ from .weights import Weights
 from .wire import Bad, codec_id
 from .worker import Worker
 
+_log = logging.getLogger("horovod_compress")
 _NOTES_SECONDS = 1.0
 _CLOSE_SECONDS = 1.0
 _TELL_SECONDS = 0.5
@@ -106,6 +108,7 @@ class Reducer:
         self._closing = False
         self._closed = False
         self._agreed = False  # whether the ranks compared their steps since the start or a resume
+        self._told_of_dropped = False
         self._compared: tuple[int, str] = (0, "")  # what else they compare then, and what it stands for
         self._taker = Worker("hvc-offer", partial(self._worker_failed, "taking in gradients"))
         self._decoder = Worker(
@@ -534,6 +537,17 @@ class Reducer:
             watch.decoded(key.bucket, station.decoding + time.perf_counter() - began)
         if verifying:
             self._hashes[key.bucket] = self._hash(station)
+        if station.dropped and not self._told_of_dropped:
+            self._tell_of_dropped(station)
+
+    def _tell_of_dropped(self, station: Station) -> None:
+        self._told_of_dropped = True
+        name, number = next(iter(station.dropped.items()))
+        _log.warning(
+            "rank %d: %d value(s) kept for %s were not finite and have been dropped; they came from no step of this "
+            "method: look at what else writes to the compression's state, or at this host's memory",
+            *(self.rank, number, name),
+        )
 
     def _worker_failed(self, work: str, error: BaseException) -> None:
         """Let the exchange thread fail, and with it this rank and the others."""
@@ -573,9 +587,10 @@ class Reducer:
                 f"not finite in step {step}, the first on rank {bad.origin - 1}{where}; lower the "
                 f'learning rate, clip, or choose nonfinite="propagate" with a gradient scaler'
             )
-        for grad in station.grads:
+        for position, grad in enumerate(station.grads):
             if grad is not None:
                 grad.fill_(float("nan"))
+                station.drop_spoilt(position)  # where an offer did not tell whose value it was
 
     def time_exchange(self, bucket: int) -> float:
         """Exchange whatever a bucket's payload holds, and return the seconds; for measurements.

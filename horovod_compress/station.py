@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from . import kernels
+from . import kernels, spoilt
 from .arrivals import decoded_by_chunk, encoded_by_chunk
 from .carry import carries
 from .codecs.base import Algebra, Codec, Part, Regions, Work
@@ -196,6 +196,8 @@ class Station:
         self._nothing_waits = False  # see :meth:`note_emptied`
         if codec.plain_when_empty(bucket):
             self._make_plain()
+        #: How many kept values were dropped as they were not finite, by tensor; see :meth:`drop_spoilt`.
+        self.dropped: dict[str, int] = {}
         #: The last step whose result is ready.
         self.finished = -1
         #: How far that is on a device, for whoever goes on with it.
@@ -439,6 +441,8 @@ class Station:
         if zero_nonfinite and round_.codec.counts_late and kernels.count_nonfinite(flat):
             flat.nan_to_num_(nan=0.0, posinf=0.0, neginf=0.0)
         count = round_.offer(position, key)
+        if not self.device.apart and count and self.drop_spoilt(position):
+            count = round_.offer(position, key)
         if count and zero_nonfinite:
             flat.nan_to_num_(nan=0.0, posinf=0.0, neginf=0.0)
             count = round_.offer(position, key)
@@ -446,6 +450,13 @@ class Station:
             flat.masked_fill_(flat.abs() >= min(_HUGE, torch.finfo(flat.dtype).max), 0.0)
             count = round_.offer(position, key)
         return count
+
+    def drop_spoilt(self, position: int) -> bool:
+        """Drop what waits for a tensor and would spoil this step and all later ones; return whether there was any."""
+        found = sum(spoilt.drop(kept[self.span(position)]) for kept in self.state.values())
+        if found:
+            self.dropped[self.bucket.tensors[position].name] = found
+        return found > 0
 
     def count_in(self, position: int, nonfinite: int | Tensor = 0) -> None:
         """Finish an offer."""

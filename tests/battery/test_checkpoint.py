@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import math
 from typing import Any
 
 import pytest
@@ -109,3 +110,22 @@ def test_state_that_lacks_a_part_is_refused(case: Sample) -> None:
         more = state | {"state": state["state"] | {"surplus": {"a": torch.zeros(1500)}}}
         with pytest.raises(ConfigError, match="list of what has a surplus"):
             checkpoint.load(reducer, fleet.methods, more, "restore")
+
+
+@each_case(keeps_anything, cheap=True)
+@pytest.mark.parametrize("value", [math.nan, math.inf, 1e38])
+def test_state_that_would_spoil_every_step_is_refused(case: Sample, value: float) -> None:
+    with _fleet(case) as fleet:
+        fleet.step(GRADS[0])
+        state, reducer = _saved(fleet)[0], fleet.reducers[0]
+        before = kept(fleet)
+        parts = [*state["state"].items(), *({"table": state["tables"]} if state["tables"] else {}).items()]
+        for kind, tensors in parts:
+            name, good = next((name, tensor) for name, tensor in tensors.items() if tensor.is_floating_point())
+            bad = good.clone()
+            bad.view(-1)[0] = value
+            changed = dict(tensors) | {name: bad}
+            part = {"tables": changed} if kind == "table" else {"state": state["state"] | {kind: changed}}
+            with pytest.raises(ConfigError, match=f"1 value.s. in the {kind} of {name} that are not finite"):
+                checkpoint.load(reducer, fleet.methods, state | part, "restore")
+        assert same(before, kept(fleet))

@@ -15,7 +15,7 @@ from tests.battery.cases import each_case
 from tests.battery.kept import anything, kept, kept_by, same
 from tests.support.local import Fleet, all_same, random_grads, same_bits, spec
 from tests.support.marks import each_value
-from tests.support.samples import Sample, keeps_anything
+from tests.support.samples import ANY_BUCKET, Sample, keeps_anything
 
 WORLD = 3
 TENSORS = [spec("b", 70), spec("a", 5, 40)]
@@ -138,3 +138,22 @@ def test_huge_numbers_do_no_lasting_harm(case: Sample, dtype: torch.dtype, huge:
             if number != 4:
                 assert all(bool(grad.isfinite().all()) for grad in results[0].values()), number
                 assert all(bool(tensor.isfinite().all()) for mine in kept(fleet) for tensor in mine.values())
+
+
+@each_case(lambda codec: type(codec) in REGISTERED and bool(codec.state(ANY_BUCKET)), cheap=True)
+@pytest.mark.parametrize("value", [math.nan, 3e38], ids=str)
+def test_what_waits_and_is_not_finite_does_not_stay(
+    case: Sample, value: float, caplog: pytest.LogCaptureFixture
+) -> None:
+    """However it came there: the next step but one is finite, with one warning by the rank that had it."""
+    with case.fleet(WORLD, TENSORS, schedule="layerwise") as fleet:
+        fleet.step(random_grads(WORLD, TENSORS, seed=0))
+        assert all(reducer.wait_idle(5.0) for reducer in fleet.reducers)
+        for tensors in fleet.reducers[1].states().values():
+            tensors["a"].view(-1)[3] = value
+        for number in range(1, 4):
+            results = fleet.step(random_grads(WORLD, TENSORS, seed=number))
+            assert all_same(results) and (number == 1 or bool(results[0]["a"].isfinite().all()))
+        assert all(bool(tensor.isfinite().all()) for mine in kept(fleet) for tensor in mine.values())
+    said = [record.getMessage() for record in caplog.records if "have been dropped" in record.getMessage()]
+    assert all("rank 1" in text and "kept for a " in text for text in said) and len(said) <= 1
