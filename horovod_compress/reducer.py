@@ -16,7 +16,7 @@ import contextlib
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from . import device, kernels
-from .codecs.base import Codec, Part
+from .codecs.base import Codec, Divides, Part
 from .codecs.left_plain import LeftPlain
 from .collectives import gather
 from .collectives.base import Exchange, FramePool
@@ -526,7 +526,7 @@ class Reducer:
             gain = self._gain_of(station)
             self.recorder.note(key.step, key.bucket, "decode")
             with self.metrics.timed("decode", where=(key.step, station.bucket)):
-                round_.codec.decode(round_.work, key, gain)
+                round_.decode_all(key, gain)
         if not bad.count:
             round_.keep()
             station.note_emptied()
@@ -798,6 +798,37 @@ class Reducer:
         with self._changed:
             for station in self.stations:
                 station.set_turn(turn, plain)
+
+    def hold(self, step: int, exact: bool) -> None:
+        """Choose what the coming step exchanges where a second moment is held; every rank has to, between two steps.
+
+        Args:
+            exact: it sends gradients as they are there, without the method and its state.
+        """
+        with self._changed:
+            for station in self.stations:
+                station.set_turn(step, exact, divided=True)
+
+    def divides(self) -> dict[str, Divides]:
+        """Return, by tensor, where a second moment that is held divides."""
+        return {tensor.name: station.divides() for station in self.stations for tensor in station.bucket.tensors}
+
+    def divide_by(self, divisors: Mapping[str, Tensor]) -> None:
+        """Let these divide the gradients of some tensors before they are encoded; between two steps.
+
+        Args:
+            divisors: flat, by name; equal on every rank.
+        """
+        for station in self.stations:
+            named = enumerate(tensor.name for tensor in station.bucket.tensors)
+            station.divisors.clear()
+            station.divisors.update({position: divisors[name] for position, name in named if name in divisors})
+
+    def convert_kept(self, name: str, factors: Tensor) -> None:
+        """Multiply what is kept for the elements of a tensor, between two steps: they have other units from now on."""
+        for kept in self.states().values():
+            if name in kept:
+                kept[name].mul_(factors)
 
     def compare_first(self, value: int, what: str) -> None:
         """Let the next exchange begin with a comparison across ranks; between two steps.

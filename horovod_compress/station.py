@@ -11,7 +11,7 @@ from torch import Tensor
 from . import kernels, spoilt
 from .arrivals import decoded_by_chunk, encoded_by_chunk
 from .carry import carries
-from .codecs.base import Algebra, Codec, Part, Regions, Work
+from .codecs.base import Algebra, Codec, Divides, Part, Regions, Work
 from .codecs.dense import Uncompressed
 from .collectives import everywhere, on_device, ragged
 from .collectives.base import Collective, Exchange, Reduction
@@ -111,7 +111,22 @@ class Round:
 
     def decode(self, parts: list[Part], key: Key, gain: float) -> None:
         """Decode parts of the result; those of sparse gradients are left out."""
-        self.codec.decode_parts(self.work, self._present(parts), key, gain)
+        present = self._present(parts)
+        self.codec.decode_parts(self.work, present, key, gain)
+        self._multiply(present)
+
+    def decode_all(self, key: Key, gain: float) -> None:
+        """Decode the whole result at once."""
+        self.codec.decode(self.work, key, gain)
+        self._multiply([Part(p, 0, self.work.grad(p).numel()) for p in self.work.present()])
+
+    def _multiply(self, parts: list[Part]) -> None:
+        """Give decoded parts the size of gradients again."""
+        if self.codec.divides() != "before" or not self.work.divisors:
+            return
+        for part in parts:
+            if (divisor := self.work.divisors.get(part.position)) is not None:
+                self.work.grad(part.position)[part.start : part.stop].mul_(divisor[part.start : part.stop])
 
     def keep(self) -> None:
         """Keep what merging left, of a round whose result is good on every rank."""
@@ -184,6 +199,8 @@ class Station:
         self.state = self._allocate({n: (d, bucket.padded) for n, d in codec.state(bucket).items()}, _folded(codec))
         self.tables = self._allocate(codec.tables(bucket))
         self._momenta: dict[int, list[Tensor]] = {}
+        #: By position, what gradients are divided by before they are encoded; see Codec.divides.
+        self.divisors: dict[int, Tensor] = {}
         self._payload = payload = self._payload_for(codec.variants())
         # A bucket has one round at a time, so the kinds of rounds share what is not kept between them.
         self._scratch = device.zeros(_scratch_nbytes(codec.variants(), bucket), torch.uint8)
@@ -236,6 +253,7 @@ class Station:
         own = {name: kept for name, kept in state.items() if name in self._codec.sees(codec, self.bucket)}
         work = Work(self.bucket, world, self.grads, own, self.tables, regions, every, local)
         work.momenta, work.together = self._momenta, self.device.apart and codec.offers_together()
+        work.divisors = self.divisors
         codec.prepare(work)
         nbytes = sum(tensor.nbytes for tensor in regions.values())
         preludes = tuple(self._prelude(arrays) for arrays in shared)
@@ -347,13 +365,17 @@ class Station:
         fits = self._payload.holds(_nbytes(codec.regions(self.bucket)))
         self._plain = self._make_round(codec, codec.name, self._payload if fits else self._payload_for((codec,)), {})
 
-    def set_turn(self, number: int | None, plain: bool) -> None:
+    def set_turn(self, number: int | None, plain: bool, divided: bool = False) -> None:
         """Choose what the coming steps exchange; between two steps, on every rank alike.
 
         Args:
             number: stands for the step where a method's rounds differ by it; None for the step.
             plain: exchange what is offered as it is, without this method and its state.
+            divided: exact rounds are somebody else's; only where a second moment is held are they plain.
         """
+        if divided:
+            held = self._codec.divides() != "never"
+            number, plain = (self._codec.compressed_turn(number or 0) if held else None), plain and held
         if plain and not self._plain:
             self._make_plain()
             self.device.rest()  # between two steps nothing is under way
@@ -371,6 +393,10 @@ class Station:
     def resume(self, step: int) -> None:
         """Go on at a step, with whatever was loaded."""
         self.finished, self._nothing_waits = step - 1, False
+
+    def divides(self) -> Divides:
+        """Return where a second moment that is held divides in this bucket's compressed rounds."""
+        return self._codec.divides()
 
     def set_momenta(self, position: int, momenta: list[Tensor]) -> None:
         """See :attr:`horovod_compress.codecs.base.Work.momenta`; flat, one element per gradient element."""
@@ -413,6 +439,8 @@ class Station:
         flat = grad.contiguous().view(-1)  # reshape() may give a view with gaps
         round_ = self.round(key.step)
         self.grads[position], self._originals[position] = flat, grad
+        if round_.codec.divides() == "before" and position in self.divisors:
+            flat.div_(self.divisors[position])
         self.device.keep((flat, grad))
         count: int | Tensor = 0
         if round_.work.together and not zero_nonfinite:

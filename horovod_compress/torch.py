@@ -29,7 +29,7 @@ import horovod.torch as hvd
 import torch
 from torch import Tensor, nn
 
-from . import checkpoint, trace as recording, uneven, way
+from . import checkpoint, held, trace as recording, uneven, way
 from ._horovod import (
     allgather_object,
     calling_optimizer,
@@ -164,6 +164,7 @@ class Compression:
         self._comparing = threading.Lock()
         self._compared_ways = False  # whether all ranks are known to be attached, or none
         self._tuner: Tuner | None = None
+        self._held: held.HeldSecondMoment | None = None
         self._scaler: Any = None  # the gradient scaler that is followed
         self._scale, self._bridged = 0.0, False  # of what is kept, 0 for not known; whether that is the scaler's
         if not process_set.included():
@@ -252,7 +253,14 @@ class Compression:
         index, step = ctx
         return self._result(index, step, gain=self._gain_of(tensor.item()))
 
-    def attach(self, optimizer: Any) -> Any:
+    def attach(
+        self,
+        optimizer: Any,
+        *,
+        second_moment: str = "auto",
+        warmup_steps: int = 30,
+        rebuild_every: int | None = None,
+    ) -> Any:
         """Let a stock optimizer hand its gradients over without tokens; return the optimizer.
 
         It gives the same bits as the stock path, spares one tiny all-reduce per parameter, and
@@ -260,6 +268,15 @@ class Compression:
         private methods of Horovod 0.28; with another version it leaves the optimizer as it is.
 
         Call it on every rank or on none, before the first backward pass: the ranks compare that at the first gradient.
+
+        Args:
+            optimizer: what ``hvd.DistributedOptimizer(..., compression=compression)`` returned.
+            second_moment: of Adam and AdamW: "shared" lets it move in exact rounds only, and holds it in between, see
+                :mod:`horovod_compress.held`; "own" leaves it to the optimizer; "auto" is "shared" with these two and
+                methods that need it, else "own".
+            warmup_steps: with a shared second moment, so many exact rounds begin the training; at least 1.
+            rebuild_every: with a shared second moment, after these one round in so many is exact; by default the
+                method's ``full_precision_every``, else 50.
 
         Raises:
             ConfigError: the optimizer was made with another compression, process set or operation, or gradients were
@@ -290,9 +307,18 @@ class Compression:
             _log.warning("Horovod %s is not known to attach(); the stock path is used", horovod.__version__)
             return optimizer
         self._reducer.gain = self._gain_for(optimizer.op)
+        self._held = held.hold(
+            optimizer, self._reducer, self._named, second_moment, warmup_steps, rebuild_every or self._rebuild_every()
+        )
         _attach(optimizer, self)
         self._optimizer = optimizer
         return optimizer
+
+    def _rebuild_every(self) -> int:
+        try:
+            return self.full_precision_every() or held.REBUILD_EVERY
+        except ConfigError:  # the methods differ in that
+            return held.REBUILD_EVERY
 
     def follow(self, scaler: Any) -> Any:
         """Let what waits here follow the scale of a gradient scaler; return the scaler.
@@ -439,7 +465,8 @@ class Compression:
         self._check_between_steps()
         tuned = {"tuned": self._tuner.chosen} if self._tuner else {}
         scaled = {"scale": self._scale} if self._scaler is not None else {}
-        return checkpoint.save(self._running(), self._methods) | tuned | scaled
+        moments = {"second_moment": self._held.state_dict()} if self._held else {}
+        return checkpoint.save(self._running(), self._methods) | tuned | scaled | moments
 
     def load_state_dict(self, state: Mapping[str, Any], residuals: str = "restore") -> None:
         """Restore a state; see :func:`horovod_compress.checkpoint.load`."""
@@ -450,6 +477,8 @@ class Compression:
             self._tuner.resume(checkpoint.saved_plan(state), same and bool(state.get("tuned")))
             self._take_order()
         checkpoint.load(self._running(), self._methods, state, residuals)
+        if self._held:
+            self._held.load_state_dict(state.get("second_moment", {}), residuals)
         self._settled, self._scale, self._bridged = -1, float(state.get("scale", 0.0)), False
 
     def _check_between_steps(self) -> None:
@@ -561,6 +590,8 @@ class Compression:
         if self._tuner and not self._under_way and self._tuner.begin_step():
             self._take_order()
         reducer = self._running()
+        if self._held and not self._under_way:
+            self._held.begin(reducer.next_step())
         if reducer.weights and not self._under_way:
             reducer.weights.take(reducer.next_step(), self._parameters)
 

@@ -7,7 +7,7 @@ import enum
 import math
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -18,6 +18,7 @@ from ..feedback import Feedback
 from ..keys import Key
 from ..plan import Bucket, TensorSpec
 
+Divides = Literal["before", "after", "never"]
 #: Name, dtype and length of the arrays of a payload.
 Regions = dict[str, tuple[torch.dtype, int]]
 
@@ -97,6 +98,7 @@ class Work:
         memo: what ``Codec.prepare`` derived from the bucket.
         momenta: by position, momentum buffers of the optimizer, to be emptied where this rank's
             payload carried a value.
+        divisors: by position, what gradients are divided by before they are encoded, see :meth:`Codec.divides`.
         together: whether gradients are taken in by ``offer_all``, as on a device, and not one by one.
     """
 
@@ -113,6 +115,7 @@ class Work:
     used: int = 0
     gathered: list[Tensor] = field(default_factory=list)
     momenta: dict[int, list[Tensor]] = field(default_factory=dict)
+    divisors: dict[int, Tensor] = field(default_factory=dict)
     together: bool = False
 
     def present(self) -> list[int]:
@@ -222,6 +225,14 @@ class Codec:
         """Return the residual rule in use."""
         return "none"
 
+    def divides(self) -> Divides:
+        """Return where a second moment that is held divides.
+
+        Gradients "before" they are encoded, and results are multiplied again; or only in the optimizer, "after"; or
+        "never", where results are so near the mean that the optimizer's own may move with them.
+        """
+        return "never"
+
     def keeps_to_itself(self) -> bool:
         """Return whether something waits here that no other method would send: then none may come after this one."""
         return False
@@ -283,6 +294,10 @@ class Codec:
     def at(self, step: int) -> Codec:
         """Return the codec of one step, for methods whose rounds differ."""
         return self
+
+    def compressed_turn(self, step: int) -> int:
+        """Return what :meth:`at` takes for the compressed round of a step, where exact ones are somebody else's."""
+        return step
 
     def variants(self) -> tuple[Codec, ...]:
         """Return every codec that :meth:`at` may return."""

@@ -17,7 +17,7 @@ from ..errors import ConfigError, CorruptFrameError
 from ..feedback import Feedback
 from ..keys import Key
 from ..plan import Bucket
-from .base import Algebra, Codec, Law, Regions, Work
+from .base import Algebra, Codec, Divides, Law, Regions, Work
 from .signs import WORD, fill_group_sizes, group_count, group_length, group_slices, words
 
 _WORD_BYTES, _VALUE_BYTES = 8, 4
@@ -39,6 +39,9 @@ class GatheredSigns(Codec):
 
     def law(self) -> Law:
         return Law(conserves=True, bound=f"own: {self.bound}")
+
+    def divides(self) -> Divides:
+        return "before"
 
     def feedback(self) -> Feedback:
         return "own"

@@ -123,6 +123,9 @@ class Marsit(Signs):
         every = self.full_precision_every
         return FullPrecision() if every and step % every == 0 else self
 
+    def compressed_turn(self, step: int) -> int:
+        return 1
+
     def variants(self) -> tuple[Codec, ...]:
         return (self, FullPrecision()) if self.full_precision_every else (self,)
 

@@ -29,7 +29,7 @@ from ..errors import ConfigError
 from ..feedback import Feedback
 from ..keys import FACTOR, Key
 from ..plan import Bucket, TensorSpec
-from .base import Algebra, Codec, Law, Regions, Work, work_dtype
+from .base import Algebra, Codec, Divides, Law, Regions, Work, work_dtype
 from .registry import register
 
 
@@ -79,6 +79,9 @@ class PowerSgd(Codec):
 
     def takes_over(self) -> bool:
         return False  # of tensors that travel as they are nothing is kept
+
+    def divides(self) -> Divides:
+        return "after"
 
     def feedback(self) -> Feedback:
         return "own" if self.error_feedback else "none"

@@ -30,7 +30,7 @@ from ..errors import ConfigError
 from ..feedback import Feedback
 from ..keys import SAMPLE, Key
 from ..plan import Bucket
-from .base import Algebra, Codec, Law, Regions, Work, clamped, work_dtype
+from .base import Algebra, Codec, Divides, Law, Regions, Work, clamped, work_dtype
 from .registry import register
 from .sections import check_density, share, slices
 
@@ -72,6 +72,9 @@ class RandomK(Codec):
         block = -(-count // share(self.density, count))  # the largest
         factor = block - 1 if self.scaled else 1 - 1 / block
         return factor * float(torch.stack(tuple(x)).mean(0).square().sum())
+
+    def divides(self) -> Divides:
+        return "before"
 
     def feedback(self) -> Feedback:
         return "none" if self.scaled else "own"

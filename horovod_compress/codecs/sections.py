@@ -19,7 +19,7 @@ from ..errors import ConfigError, CorruptFrameError
 from ..feedback import Feedback
 from ..keys import Key
 from ..plan import Bucket, TensorSpec
-from .base import Algebra, Codec, Law, Regions, Work, clamped, work_dtype
+from .base import Algebra, Codec, Divides, Law, Regions, Work, clamped, work_dtype
 
 LENGTH_BYTES = 4  # bytes of a section's length, in the table at the start of a payload
 
@@ -82,6 +82,9 @@ class Sections(Codec):
 
     def law(self) -> Law:
         return Law(conserves=True, bound="own: (1 - k/d) |x|^2")
+
+    def divides(self) -> Divides:
+        return "before"
 
     def feedback(self) -> Feedback:
         return "own"

@@ -17,7 +17,7 @@ from .. import kernels
 from ..errors import ConfigError
 from ..keys import TIE, ZERO_SIGN, Key
 from ..plan import Bucket, TensorSpec
-from .base import Codec, Part, Regions, Work
+from .base import Codec, Divides, Part, Regions, Work
 
 #: A step group covers at least so many elements: its 32 bits then cost 1/8 bit per element at most.
 MIN_STEP_GROUP = 256
@@ -90,6 +90,9 @@ class Signs(Codec):
     zeros: str
     #: Which part of an element's state the elements add to, and decoding renews.
     kept: ClassVar[str] = "residual"
+
+    def divides(self) -> Divides:
+        return "before" if self._measured() else "never"  # a step that is given is in the units of gradients
 
     # ---- layout ----
 

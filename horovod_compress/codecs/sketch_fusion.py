@@ -35,7 +35,7 @@ from ..errors import ConfigError
 from ..feedback import Feedback
 from ..keys import SKETCH, Key
 from ..plan import Bucket
-from .base import Algebra, Codec, Law, Regions, Work, clamped, work_dtype
+from .base import Algebra, Codec, Divides, Law, Regions, Work, clamped, work_dtype
 from .dense import Momentum
 from .registry import register
 
@@ -130,6 +130,9 @@ class Dense(_Sketching):
 
     def law(self) -> Law:
         return Law(conserves=not self.momentum, bound="own: (1 - k/d) |x|^2 where the sketch finds the largest")
+
+    def divides(self) -> Divides:
+        return "before"
 
     def feedback(self) -> Feedback:
         return "own"
@@ -328,6 +331,9 @@ class SketchFusion(Codec):
 
     def takes_over(self) -> bool:
         return self.error_feedback == "dense"
+
+    def divides(self) -> Divides:
+        return "before"
 
     def feedback(self) -> Feedback:
         return self._form.feedback()

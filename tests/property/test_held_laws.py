@@ -1,0 +1,232 @@
+"""A second moment that is held: exact rounds move it, others leave it, and the optimizer stays torch's own."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from horovod_compress import checkpoint, held
+from horovod_compress.errors import ConfigError
+from tests.support.local import Fleet, all_same, random_grads, spec
+from tests.support.marks import slow
+
+TENSORS = [spec("weight", 12, 40), spec("bias", 30), spec("cube", 4, 3, 5)]
+RATE, BETA2, EPS = 0.01, 0.999, 1e-8
+Grads = list[dict[str, Tensor]]
+
+
+class Team:
+    """Ranks that train the same model with Adam and compressed gradients, in one process."""
+
+    def __init__(
+        self,
+        method: str = "marsit",
+        world: int = 3,
+        warmup: int = 4,
+        every: int = 5,
+        second_moment: str = "shared",
+        make: Callable[..., torch.optim.Optimizer] = torch.optim.Adam,
+        options: dict[str, Any] | None = None,
+        **adam: Any,
+    ) -> None:
+        torch.manual_seed(3)
+        start = {t.name: torch.randn(t.shape, dtype=getattr(torch, t.dtype)) for t in TENSORS}
+        self.fleet = Fleet(world, TENSORS, method, verify_every=1, **(options or {}))
+        self.models = [{name: nn.Parameter(w.clone()) for name, w in start.items()} for _ in range(world)]
+        self.optimizers = [make(model.values(), **{"lr": RATE} | adam) for model in self.models]
+        self.held = [
+            held.hold(optimizer, reducer, model.items(), second_moment, warmup, every)
+            for optimizer, reducer, model in zip(self.optimizers, self.fleet.reducers, self.models, strict=True)
+        ]
+
+    def __enter__(self) -> Team:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.fleet.__exit__(None, None, None)
+
+    def step(self, grads: Grads) -> Grads:
+        """Do one step with every rank's gradients; return the results."""
+        for mine, reducer in zip(self.held, self.fleet.reducers, strict=True):
+            assert reducer.wait_idle(5.0)
+            if mine:
+                mine.begin(reducer.next_step())
+        results = self.fleet.step(grads)
+        assert all(reducer.wait_idle(5.0) for reducer in self.fleet.reducers)
+        for model, optimizer, result in zip(self.models, self.optimizers, results, strict=True):
+            for name, parameter in model.items():
+                parameter.grad = result[name].clone()
+            optimizer.step()
+        assert all_same([{n: p.detach() for n, p in model.items()} for model in self.models])
+        return results
+
+    def run(self, steps: range) -> list[Grads]:
+        return [self.step(random_grads(self.fleet.world, TENSORS, seed=step)) for step in steps]
+
+    def weights(self) -> dict[str, Tensor]:
+        return {name: parameter.detach().clone() for name, parameter in self.models[0].items()}
+
+    def moment(self, name: str) -> held._Held:
+        mine = self.held[0]
+        assert mine
+        return mine._held[name]
+
+
+def test_with_exact_rounds_only_it_is_the_stock_optimizer() -> None:
+    with Team(every=1) as team:
+        results = team.run(range(12))
+        assert team.held[0] and all(not r.stations[0].divisors for r in team.fleet.reducers)
+        with Team(every=1, second_moment="own") as stock:
+            for step, result in enumerate(results):
+                assert bool(result[0]["weight"].isfinite().all())
+                for model, optimizer in zip(stock.models, stock.optimizers, strict=True):
+                    for name, parameter in model.items():
+                        parameter.grad = result[0][name].clone()
+                    optimizer.step()
+                assert step or all_same([team.weights(), team.weights()])
+            assert all_same([team.weights(), stock.weights()])
+
+
+@pytest.mark.parametrize(
+    ("make", "adam"),
+    [
+        (torch.optim.Adam, {}),
+        (torch.optim.AdamW, {"foreach": True}),
+        *slow(
+            (torch.optim.Adam, {"weight_decay": 0.1}),
+            (torch.optim.AdamW, {"weight_decay": 0.1, "maximize": True}),
+            (torch.optim.Adam, {"fused": True, "betas": (0.8, 0.95)}),
+        ),
+    ],
+)
+def test_the_optimizer_divides_by_what_is_held(make: Any, adam: dict[str, Any]) -> None:
+    """Unless a moment of the gradient is so large that no second moment could be that small."""
+    with Team(make=make, **adam) as team:
+        team.run(range(8))
+        for step in range(8, 20):
+            team.step(random_grads(3, TENSORS, seed=step))
+            exact = team.held[0].is_exact(step)  # type: ignore[union-attr]
+            for name, parameter in team.models[0].items():
+                state, mine = team.optimizers[0].state[parameter], team.moment(name)
+                beta1, beta2 = adam.get("betas", (0.9, BETA2))
+                now = float(state["step"])
+                assert now == step + 1
+                divides = (state["exp_avg_sq"] / (1 - beta2**now)).sqrt()
+                least = state["exp_avg"].abs() / (1 - beta1**now) / held.BOUND
+                due = torch.maximum(mine.moment.sqrt() if exact else mine.root, least)  # type: ignore[arg-type]
+                assert bool((divides >= due * (1 - 1e-4)).all())
+                assert float(((divides - due).abs() < 1e-3 * due).float().mean()) > 0.9
+
+
+def test_the_second_moment_moves_in_exact_rounds_only_and_is_that_of_the_mean() -> None:
+    with Team() as team:
+        team.run(range(5))
+        before = team.moment("weight").moment.clone()
+        team.run(range(5, 9))
+        assert torch.equal(team.moment("weight").moment, before) and team.moment("weight").steps == 5
+        grads = random_grads(3, TENSORS, seed=9)
+        team.step(grads)
+        mean = torch.stack([mine["weight"] for mine in grads]).mean(0)
+        keep = BETA2**5
+        due = (before * (1 - BETA2**5) * keep + (1 - keep) * mean**2) / (1 - BETA2**10)
+        assert torch.allclose(team.moment("weight").moment, due, rtol=1e-5) and team.moment("weight").steps == 10
+
+
+@pytest.mark.parametrize("method", ["topk", *slow("ef_signsgd", "stc")])
+def test_what_waits_keeps_its_meaning_when_the_second_moment_moves(method: str) -> None:
+    """Summed over the steps, results and what waits are the ranks' mean gradients."""
+    with Team(method, options={"density": 0.1} if method in ("topk", "stc") else {}) as team:
+        sums = {t.name: torch.zeros(t.shape, dtype=torch.float64) for t in TENSORS}
+        for step in range(16):
+            grads = random_grads(3, TENSORS, seed=step)
+            results = team.step(grads)
+            for name, total in sums.items():
+                total += torch.stack([mine[name] for mine in grads]).double().mean(0) - results[0][name]
+        for name, total in sums.items():
+            waits = torch.stack([residuals[name] for residuals in team.fleet.residuals()]).double().mean(0)
+            divisor = team.moment(name).divisor
+            assert divisor is not None
+            assert torch.allclose((waits * divisor).view(total.shape), total, atol=1e-4)
+            assert not torch.allclose(waits.view(total.shape), total, atol=1e-4)  # the control: units matter
+
+
+@pytest.mark.parametrize("method", ["marsit", "topk", *slow("ef_signsgd", "powersgd", "sketch_fusion", "signsgd")])
+def test_no_weight_moves_by_more_than_ten_rates(method: str) -> None:
+    """Dead inputs, rows that are seen once or late, and a gradient that is suddenly a million times larger."""
+    with Team(method, world=2, warmup=3, every=7) as team:
+        for step in range(40):
+            grads = random_grads(2, TENSORS, seed=step)
+            for mine in grads:
+                mine["weight"][:, 5] = 0
+                mine["weight"][2] *= step == 9
+                mine["weight"][3] *= step >= 17
+                mine["weight"][4] *= 1e-20
+                mine["bias"] *= 1e6 if step == 23 else 1.0
+            before = team.weights()
+            team.step(grads)
+            for name, after in team.weights().items():
+                moved = (after - before[name]).abs().max()
+                assert bool(after.isfinite().all()) and float(moved) <= held.BOUND * RATE * 1.001, (name, step)
+
+
+@pytest.mark.parametrize("at", [2, 4, 6, *slow(3, 5, 9, 10)])
+def test_resume_is_exact(at: int) -> None:
+    with Team() as team:
+        team.run(range(at))
+        saved = [
+            copy.deepcopy((checkpoint.save(reducer, team.fleet.methods), optimizer.state_dict(), mine.state_dict()))
+            for reducer, optimizer, mine in zip(team.fleet.reducers, team.optimizers, team.held, strict=True)
+            if mine
+        ]
+        weights = team.weights()
+        team.run(range(at, 16))
+        whole = team.weights()
+    for forget in (False, True):
+        with Team() as again:
+            for rank, (kept, state, moment) in enumerate(saved):
+                with torch.no_grad():
+                    for name, parameter in again.models[rank].items():
+                        parameter.copy_(weights[name])
+                checkpoint.load(again.fleet.reducers[rank], again.fleet.methods, kept, "restore")
+                again.optimizers[rank].load_state_dict(copy.deepcopy(state))
+                mine = again.held[rank]
+                assert mine
+                mine.load_state_dict({} if forget else moment, "restore")
+            again.run(range(at, 16))
+            assert all_same([whole, again.weights()]) is (not forget or at < 5)
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"second_moment": "local"}, 'should be "auto", "shared" or "own", got \'local\''),
+        ({"warmup": 0}, "warmup_steps should be a whole number from 1 on, got 0"),
+        ({"every": True}, "rebuild_every should be a whole number from 1 on, got True"),
+        ({"make": torch.optim.SGD}, 'second_moment="shared" is for Adam and AdamW, got'),
+    ],
+)
+def test_refusals(given: dict[str, Any], said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        Team(**given)
+
+
+@pytest.mark.parametrize(
+    ("method", "given", "holds"),
+    [
+        ("marsit", {}, True),
+        ("powersgd", {}, True),
+        ("none", {}, False),
+        ("fp16", {}, False),
+        ("global_qsgd", {}, False),
+        ("marsit", {"make": torch.optim.SGD}, False),
+        ("marsit", {"second_moment": "own"}, False),
+    ],
+)
+def test_auto_shares_it_where_it_is_needed(method: str, given: dict[str, Any], holds: bool) -> None:
+    with Team(method, **{"second_moment": "auto"} | given) as team:
+        assert all(bool(mine) is holds for mine in team.held)
