@@ -45,7 +45,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--ranks", type=int, default=4)
     parser.add_argument("--steps", type=int, default=300)
     parser.add_argument("--seeds", default="1,2,3")
-    parser.add_argument("--optimizer", choices=("sgd", "adam"), help="default: the task's own")
+    parser.add_argument("--optimizer", choices=("sgd", "adam", "adamw"), help="default: the task's own")
     parser.add_argument("--lr", type=float, help="default: the task's own for this optimizer")
     parser.add_argument("--shards", choices=("even", "uneven"), default="even")
     parser.add_argument("--run", action="append", metavar="'METHOD [option=value ...]'")

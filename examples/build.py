@@ -15,6 +15,8 @@ import methods
 from agree import stop_unless_equal, together
 from tasks import TASKS, Task
 
+ADAMS = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW}
+
 
 @dataclass
 class Run:
@@ -50,7 +52,7 @@ def build(chosen: Namespace) -> Run:
     hvd.broadcast_parameters(model.state_dict(), root_rank=0)
     hvd.broadcast_optimizer_state(optimizer, root_rank=0)
     if chosen.attach:
-        run.optimizer = compression.attach(optimizer)
+        run.optimizer = compression.attach(optimizer, second_moment=chosen.second_moment)
     return run
 
 
@@ -65,6 +67,6 @@ def distributed(chosen: Namespace, model: nn.Module, compression: Any) -> Any:
 
 
 def plain_optimizer(chosen: Namespace, model: nn.Module) -> torch.optim.Optimizer:
-    if chosen.optimizer == "adam":
-        return torch.optim.Adam(model.parameters(), lr=chosen.lr)
+    if chosen.optimizer in ADAMS:
+        return ADAMS[chosen.optimizer](model.parameters(), lr=chosen.lr)
     return torch.optim.SGD(model.parameters(), lr=chosen.lr, momentum=chosen.momentum)

@@ -35,7 +35,7 @@ class StockCompression:
     def decompress(self, tensor: Tensor, context: Any) -> Tensor:
         return self._horovod.decompress(tensor, context)
 
-    def attach(self, optimizer: Any) -> Any:
+    def attach(self, optimizer: Any, **options: Any) -> Any:
         return optimizer
 
     def stats(self) -> dict[str, Any]:

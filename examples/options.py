@@ -9,6 +9,7 @@ from tasks import TASKS
 
 SHARDS = ("even", "uneven")
 EXCHANGES = ("auto", "ring", "fold")
+OPTIMIZERS = ("sgd", "adam", "adamw")
 
 
 class UsageError(ValueError):
@@ -39,13 +40,15 @@ def parse(arguments: list[str] | None = None, quiet: bool = False) -> argparse.N
     chosen = _parser(quiet).parse_args(arguments)
     defaults = TASKS[chosen.task].defaults
     chosen.optimizer = chosen.optimizer or defaults.optimizer
-    chosen.lr = chosen.lr or defaults.rates[chosen.optimizer]
+    chosen.lr = chosen.lr or defaults.rates[chosen.optimizer.removesuffix("w")]
     chosen.batch = chosen.batch or defaults.batch
     if chosen.eval_every is None:
         chosen.eval_every = max(1, chosen.steps // 10)
     chosen.options = _method_options(chosen)
-    if not chosen.update_mode and (chosen.delay or chosen.second_moment != "auto"):
-        raise UsageError("--delay and --second-moment belong to --update-mode")
+    if not chosen.update_mode and chosen.delay:
+        raise UsageError("--delay belongs to --update-mode")
+    if chosen.lr_schedule != "constant" and (chosen.save or chosen.load):
+        raise UsageError("--lr-schedule cosine is over the steps of one run: leave out --save and --load")
     if chosen.update_mode and chosen.method.startswith("horovod-"):
         raise UsageError(f"{chosen.method} is stock Horovod, which has no update mode; take one of the plugin's")
     return chosen
@@ -67,8 +70,14 @@ def _add_task(group: Any) -> None:
     group.add_argument("--task", choices=sorted(TASKS), default="digits")
     group.add_argument("--steps", type=positive(int), default=200, help="steps of this run")
     group.add_argument("--seed", type=count, default=0)
-    group.add_argument("--optimizer", choices=("sgd", "adam"), help="default: the task's own")
+    group.add_argument("--optimizer", choices=OPTIMIZERS, help="default: the task's own")
     group.add_argument("--lr", type=positive(float), help="learning rate")
+    group.add_argument(
+        "--lr-schedule",
+        choices=("constant", "cosine"),
+        default="constant",
+        help="cosine: linear warm-up over a tenth of the steps, then down to a tenth of the rate",
+    )
     group.add_argument("--momentum", type=fraction, default=0.9, help="of sgd; 0 where the method keeps its own")
     group.add_argument("--batch", type=positive(int), help="samples per rank and step")
     group.add_argument("--threads", type=positive(int), default=1, help="torch threads per rank")
@@ -101,7 +110,7 @@ def _add_method(group: Any) -> None:
     )
     group.add_argument("--update-mode", action="store_true", help="exchange weight updates instead of gradients")
     group.add_argument("--delay", type=positive(int), help="local steps between exchanges")
-    group.add_argument("--second-moment", choices=("auto", "shared", "local"), default="auto", help="of Adam")
+    group.add_argument("--second-moment", choices=("auto", "shared", "own"), default="auto", help="of Adam")
 
 
 def _add_output(group: Any) -> None:

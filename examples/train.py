@@ -8,6 +8,7 @@ an experiment needs: evaluation, timing, checkpoints, hashes of every rank.
 
 from __future__ import annotations
 
+import math
 import os
 import time
 from argparse import Namespace
@@ -72,6 +73,9 @@ def train_step(run: Run) -> float:
     """Take one step and return this rank's loss before it."""
     chosen = run.chosen
     batch = run.task.batch(chosen.seed, run.step, hvd.rank(), hvd.size(), chosen.batch)
+    if chosen.lr_schedule == "cosine":
+        for group in run.optimizer.param_groups:
+            group["lr"] = chosen.lr * cosine(run.step, chosen.steps)
     run.optimizer.zero_grad()
     loss = cross_entropy(run.model, *batch)
     began = time.perf_counter()
@@ -80,6 +84,14 @@ def train_step(run: Run) -> float:
     run.timings.append(time.perf_counter() - began)
     run.step += 1
     return loss.item()
+
+
+def cosine(step: int, steps: int) -> float:
+    """Return the share of the learning rate: a linear warm-up over a tenth of the steps, then down to a tenth."""
+    warmup = max(1, steps // 10)
+    if step < warmup:
+        return (step + 1) / warmup
+    return 0.55 + 0.45 * math.cos(math.pi * (step - warmup) / max(1, steps - warmup))
 
 
 def cross_entropy(model: nn.Module, inputs: Tensor, targets: Tensor) -> Tensor:

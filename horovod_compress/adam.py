@@ -40,7 +40,7 @@ class SharedSecondMoment:
         for group in optimizer.param_groups:
             for name in ("amsgrad", "maximize", "capturable", "differentiable"):
                 if group.get(name):
-                    raise ConfigError(f'{name}=True is not supported with second_moment="shared"; choose "local"')
+                    raise ConfigError(f'{name}=True is not supported with second_moment="shared"; choose "own"')
 
     def step(self) -> None:
         """Do one local step with every gradient that there is; ``v`` stays as it is.

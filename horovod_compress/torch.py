@@ -165,6 +165,7 @@ class Compression:
         self._compared_ways = False  # whether all ranks are known to be attached, or none
         self._tuner: Tuner | None = None
         self._held: held.HeldSecondMoment | None = None
+        self._moments: tuple[Mapping[str, Any], str] | None = None  # that were loaded
         self._scaler: Any = None  # the gradient scaler that is followed
         self._scale, self._bridged = 0.0, False  # of what is kept, 0 for not known; whether that is the scaler's
         if not process_set.included():
@@ -310,6 +311,8 @@ class Compression:
         self._held = held.hold(
             optimizer, self._reducer, self._named, second_moment, warmup_steps, rebuild_every or self._rebuild_every()
         )
+        if self._held and self._moments:
+            self._held.load_state_dict(*self._moments)
         _attach(optimizer, self)
         self._optimizer = optimizer
         return optimizer
@@ -477,8 +480,9 @@ class Compression:
             self._tuner.resume(checkpoint.saved_plan(state), same and bool(state.get("tuned")))
             self._take_order()
         checkpoint.load(self._running(), self._methods, state, residuals)
+        self._moments = (state.get("second_moment", {}), residuals)  # attach() may come later
         if self._held:
-            self._held.load_state_dict(state.get("second_moment", {}), residuals)
+            self._held.load_state_dict(*self._moments)
         self._settled, self._scale, self._bridged = -1, float(state.get("scale", 0.0)), False
 
     def _check_between_steps(self) -> None:

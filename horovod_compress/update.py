@@ -53,7 +53,7 @@ def distributed_update_optimizer(
         communication_delay: local steps between exchanges; by default what the compression's preset
             says, else 1.
         second_moment: of Adam and AdamW: "shared" builds it from the mean gradient over ranks, in
-            full-precision rounds only; "local" leaves it to each rank; "auto" shares it with marsit.
+            full-precision rounds only; "own" leaves it to each rank; "auto" shares it with marsit.
         warmup_steps: with a shared second moment, so many steps begin the training with uncompressed
             gradients; at least 1.
         rebuild_every: with a shared second moment, the number of exchanges from one full-precision
@@ -142,8 +142,8 @@ def _check_momentum(optimizer: torch.optim.Optimizer, momenta: dict[str, float])
 
 
 def _shares(second_moment: str, optimizer: torch.optim.Optimizer, method: str) -> bool:
-    if second_moment not in ("auto", "shared", "local"):
-        raise ConfigError(f'second_moment should be "auto", "shared" or "local", got {second_moment!r}')
+    if second_moment not in ("auto", "shared", "own"):
+        raise ConfigError(f'second_moment should be "auto", "shared" or "own", got {second_moment!r}')
     adam = type(optimizer) in FAMILY
     if second_moment == "shared" and not adam:
         raise ConfigError(f'second_moment="shared" is for Adam and AdamW, got {type(optimizer).__name__}')
