@@ -4,7 +4,7 @@ Adam divides by the root of a running mean of squares. Compressed gradients carr
 code rounds off, and both enter that mean as if they were gradient: the steps become smaller, and differ from element
 to element. Here the second moment moves in exact rounds only, which are few, and is held in between:
 
-    exact round    r = mean of the ranks' gradients, uncompressed;  V = b2^n V + (1 - b2^n) r^2, n steps since the last
+    exact round    r = mean of the ranks' gradients, in bfloat16;  V = b2^n V + (1 - b2^n) r^2, n steps since the last
     other rounds   r = d * decode(encode(gradient / d)),  d = sqrt(V / (1 - b2^s)) + eps, at least a tenth of its row's
 
 Every rank has the same r, so V is equal everywhere and costs no bytes. The optimizer stays torch's own: before its
@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -36,6 +36,8 @@ BOUND = 10.0
 
 #: How often the second moment moves, if nobody says.
 REBUILD_EVERY = 50
+#: How many exact rounds begin the training, if nobody says.
+WARMUP_STEPS = 30
 #: Classes whose update this is; others keep their own second moment.
 FAMILY = (torch.optim.Adam, torch.optim.AdamW)
 
@@ -46,23 +48,32 @@ def hold(
     optimizer: Any,
     reducer: Reducer,
     named: Iterable[tuple[str, nn.Parameter]],
-    second_moment: str,
-    warmup_steps: int,
-    rebuild_every: int,
+    usual: int = REBUILD_EVERY,
+    second_moment: str = "auto",
+    warmup_steps: int = WARMUP_STEPS,
+    rebuild_every: int | None = None,
 ) -> HeldSecondMoment | None:
     """Return what holds the second moment of an optimizer, or None where it is left alone.
+
+    Args:
+        named: the parameters of the optimizer, as the reducer has them.
+        usual: stands for ``rebuild_every`` where that is None.
 
     Raises:
         ConfigError: these options have no meaning, or not with this optimizer.
     """
     if second_moment not in ("auto", "shared", "own"):
         raise ConfigError(f'second_moment should be "auto", "shared" or "own", got {second_moment!r}')
+    rebuild_every = usual if rebuild_every is None else rebuild_every
     for name, value in (("warmup_steps", warmup_steps), ("rebuild_every", rebuild_every)):
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
             raise ConfigError(f"{name} should be a whole number from 1 on, got {value!r}")
-    adam = isinstance(optimizer, FAMILY)
+    adam = isinstance(optimizer, FAMILY) and not any(group.get("amsgrad") for group in optimizer.param_groups)
     if second_moment == "shared" and not adam:
-        raise ConfigError(f'second_moment="shared" is for Adam and AdamW, got {type(optimizer).__mro__[1].__name__}')
+        raise ConfigError(
+            'second_moment="shared" is for Adam and AdamW without amsgrad, whose second moment is another; got '
+            f'{type(optimizer).__name__}: leave it at "auto", or choose "own"'
+        )
     needed = any(divides != "never" for divides in reducer.divides().values())
     if second_moment == "own" or not adam or not needed:
         return None
@@ -77,32 +88,42 @@ def hold(
 
 @dataclass
 class _Held:
-    """The second moment of one parameter, corrected for its bias, and what is derived from it."""
+    """The second moment of one parameter, and what is derived from it; equal on every rank."""
 
     moment: Tensor  # V / (1 - b2^s)
     steps: float  # s, the steps that it stands for
     since: float  # the optimizer's step of the last exact round
     eps: float
-    divisor: Tensor | None = None  # d in the units of its root mean square, flat
-    root: Tensor | None = None  # d without eps, which the optimizer adds itself
+    divisor: Tensor = field(init=False)  # d in units of its root mean square, flat
+    root: Tensor = field(init=False)  # d without eps, which the optimizer adds itself
+
+    def __post_init__(self) -> None:
+        self.derive()
 
     def derive(self) -> None:
         """Find what to divide by."""
-        rows = _rows(self.moment)
-        root = rows.sqrt()
+        rows = self.moment.view(self.moment.shape[0], -1) if self.moment.dim() > 1 else self.moment.view(1, -1)
         least = FLOOR * rows.mean(1, keepdim=True).sqrt()
-        self.root = torch.maximum(root, least, out=root).view_as(self.moment)
+        self.root = torch.maximum(rows.sqrt(), least).view_as(self.moment)
         divisor = (self.root + self.eps).view(-1)
         # Of the order of 1, so that what is encoded has the size of gradients, in float16 too.
         size = divisor.square().mean().sqrt().clamp_(min=torch.finfo(divisor.dtype).tiny)
         self.divisor = divisor.div_(size).clamp_(min=LEAST)
 
+    def move(self, grad: Tensor, beta2: float, now: float) -> None:
+        """Take in the mean gradient of an exact round, for all steps since the last one."""
+        keep, share = beta2 ** (now - self.since), 1 - beta2**self.steps
+        self.steps, self.since = self.steps + now - self.since, now
+        self.moment.mul_(keep * share).addcmul_(grad, grad, value=1 - keep).div_(1 - beta2**self.steps)
+        self.derive()
+
 
 class HeldSecondMoment:
-    """Holds the second moment of an attached Adam or AdamW, and tells codecs what to divide by.
+    """Holds the second moment of Horovod's optimizer around Adam or AdamW, and tells codecs what to divide by.
 
     Args:
-        optimizer: Horovod's, around Adam or AdamW; only its state is written.
+        optimizer: only its state is written.
+        named: its parameters by name, as the reducer has them.
         warmup: so many steps begin the training with exact rounds; at least 1.
         every: after these, one round in so many is exact.
     """
@@ -116,6 +137,10 @@ class HeldSecondMoment:
         self._prepared = reducer.step - 1
         optimizer.register_step_pre_hook(lambda *given: self.prepare())
 
+    def settings(self) -> str:
+        """Return what has to be equal on every rank, in words."""
+        return f"shared with warmup_steps={self._warmup} and rebuild_every={self._every}"
+
     def is_exact(self, step: int) -> bool:
         return step < self._warmup or (step - self._warmup) % self._every == 0
 
@@ -127,22 +152,44 @@ class HeldSecondMoment:
             for name, held in self._held.items()
         }
 
-    def load_state_dict(self, state: Mapping[str, Mapping[str, Any]], residuals: str) -> None:
-        """Restore what :meth:`state_dict` returned; what waits is in its units, unless it was reset."""
-        self._held, self._prepared = {}, self._reducer.step - 1
-        for name, saved in state.items():
-            held = _Held(saved["moment"].clone(), saved["steps"], saved["since"], saved["eps"])
-            held.derive()
-            self._held[name] = held
+    def load_state_dict(self, state: Mapping[str, Mapping[str, Any]]) -> None:
+        """Restore what :meth:`state_dict` returned, beside what waits in the units that go with it."""
+        self._prepared = self._reducer.step - 1
+        self._held = {name: _Held(**{**saved, "moment": saved["moment"].clone()}) for name, saved in state.items()}
 
     # ---- before the first gradient of a step ----
 
+    @torch.no_grad()
     def begin(self, step: int) -> None:
         """Choose what the step exchanges, and show codecs what to divide by."""
-        self._reducer.hold(step, self.is_exact(step))
+        exact = self.is_exact(step)
+        if self._every == 1:  # it is the stock optimizer
+            self._reducer.next_steps(plain=True)
+            return
+        self._reducer.hold(step, exact)
         divides = self._reducer.divides()
-        wanted = {n: h.divisor for n, h in self._held.items() if h.divisor is not None and divides.get(n) == "before"}
-        self._reducer.divide_by(wanted)
+        for group, parameter, name in self._parameters():
+            held, state = self._held.get(name), self._optimizer.state.get(parameter)
+            if divides[name] == "never":
+                if held:  # the schedule leaves its bucket uncompressed now
+                    self._reducer.convert_kept(name, self._held.pop(name).divisor)
+            elif not (exact or held) and state:  # the optimizer has moved its own until now
+                self._held[name] = self._take_over(group, state, name)
+        divisors = {name: held.divisor for name, held in self._held.items() if divides[name] == "before"}
+        self._reducer.divide_by(divisors)
+
+    def _take_over(self, group: dict[str, Any], state: dict[str, Any], name: str) -> _Held:
+        now = float(state["step"])
+        moment = _wide(state["exp_avg_sq"]) / (1 - float(group["betas"][1]) ** now)
+        held = _Held(moment, now, now, float(group["eps"]))
+        self._reducer.convert_kept(name, held.divisor.reciprocal())
+        return held
+
+    def _parameters(self) -> Iterator[tuple[dict[str, Any], nn.Parameter, str]]:
+        for group in self._optimizer.param_groups:
+            for parameter in group["params"]:
+                if id(parameter) in self._names:
+                    yield group, parameter, self._names[id(parameter)]
 
     # ---- before the optimizer's own step ----
 
@@ -156,66 +203,23 @@ class HeldSecondMoment:
         if step <= self._prepared or not self._reducer.idle():
             return
         self._prepared = step
-        exact, divides = self.is_exact(step), self._reducer.divides()
         for group, parameter, name in self._parameters():
-            if divides.get(name, "never") == "never":
-                self._held.pop(name, None)
-            elif exact:
-                self._rebuild(group, parameter, name, again=not self.is_exact(step + 1))
-            elif (found := self._held.get(name)) and found.root is not None:
-                grad = self._gradient(group, parameter)
-                self._write(group, self._optimizer.state[parameter], grad, found.root)
-
-    def _parameters(self) -> Iterator[tuple[dict[str, Any], nn.Parameter, str]]:
-        for group in self._optimizer.param_groups:
-            for parameter in group["params"]:
-                if parameter.grad is not None and id(parameter) in self._names:
-                    yield group, parameter, self._names[id(parameter)]
-
-    def _rebuild(self, group: dict[str, Any], parameter: nn.Parameter, name: str, again: bool) -> None:
-        """Move the second moment of one parameter, in an exact round.
-
-        Args:
-            again: it is to be held in the next step.
-        """
-        state, (_, beta2), held = self._optimizer.state[parameter], map(float, group["betas"]), self._held.get(name)
-        grad, now = self._gradient(group, parameter), _steps(state) + 1
-        if held is not None and now - held.since > 1:
-            keep, share = beta2 ** (now - held.since), 1 - beta2**held.steps
-            held.steps += now - held.since
-            held.moment.mul_(keep * share).addcmul_(grad, grad, value=1 - keep).div_(1 - beta2**held.steps)
-            self._write(group, state, grad, held.moment.sqrt())
-        elif again:  # Adam has moved its own until now
-            before = state["exp_avg_sq"].float() * beta2 if state else torch.zeros_like(grad)
-            moment = before.addcmul_(grad, grad, value=1 - beta2).div_(1 - beta2**now)
-            held = self._held[name] = _Held(moment, now, now, float(group["eps"]), held.divisor if held else None)
-        if held is not None:
-            held.since = now
-            if again:
-                self._derive(held, name)
-
-    def _derive(self, held: _Held, name: str) -> None:
-        """Find what to divide by, and carry what waits over to its units."""
-        before = held.divisor
-        held.derive()
-        assert held.divisor is not None
-        self._reducer.convert_kept(name, held.divisor.reciprocal() if before is None else before / held.divisor)
-
-    @staticmethod
-    def _write(group: dict[str, Any], state: dict[str, Any], grad: Tensor, root: Tensor) -> None:
-        """Set the second moment of Adam so that its next step, with this gradient, divides by ``root`` + eps.
-
-        Or by more, where its first moment would move an element by more than :data:`BOUND`.
-        """
-        (beta1, beta2), now = map(float, group["betas"]), _steps(state) + 1
-        least = state["exp_avg"].float().lerp(grad, 1 - beta1).abs_().div_((1 - beta1**now) * BOUND)
-        wanted = torch.maximum(root, least, out=least).square_().mul_(1 - beta2**now)
-        state["exp_avg_sq"].copy_(wanted.addcmul_(grad, grad, value=beta2 - 1).div_(beta2).clamp_(min=0.0))
+            held, state = self._held.get(name), self._optimizer.state.get(parameter)
+            if held is None or not state or parameter.grad is None:
+                continue
+            grad, now = self._gradient(group, parameter), float(state["step"]) + 1
+            root = held.root
+            if self.is_exact(step):
+                before = held.divisor
+                held.move(grad, float(group["betas"][1]), now)
+                self._reducer.convert_kept(name, before / held.divisor)
+                root = held.moment.sqrt()
+            _write(group, state, grad, root, now)
 
     def _gradient(self, group: dict[str, Any], parameter: nn.Parameter) -> Tensor:
         """Return the gradient as Adam's moments see it."""
         assert parameter.grad is not None
-        grad = parameter.grad.float()
+        grad = _wide(parameter.grad)
         if (scale := getattr(self._optimizer, "grad_scale", None)) is not None:  # of a fused step
             grad = grad / scale
         grad = -grad if group["maximize"] else grad
@@ -225,9 +229,17 @@ class HeldSecondMoment:
         return grad
 
 
-def _steps(state: dict[str, Any]) -> float:
-    return float(state["step"]) if state else 0.0
+def _write(group: dict[str, Any], state: dict[str, Any], grad: Tensor, root: Tensor, now: float) -> None:
+    """Set the second moment of Adam so that its step number ``now``, with this gradient, divides by ``root`` + eps.
+
+    Or by more, where its first moment would move an element by more than :data:`BOUND`.
+    """
+    beta1, beta2 = map(float, group["betas"])
+    least = _wide(state["exp_avg"]).lerp(grad, 1 - beta1).abs_().div_((1 - beta1**now) * BOUND)
+    wanted = torch.maximum(root, least, out=least).square_().mul_(1 - beta2**now)
+    state["exp_avg_sq"].copy_(wanted.addcmul_(grad, grad, value=beta2 - 1).div_(beta2).clamp_(min=0.0))
 
 
-def _rows(tensor: Tensor) -> Tensor:
-    return tensor.view(tensor.shape[0], -1) if tensor.dim() > 1 else tensor.view(1, -1)
+def _wide(tensor: Tensor) -> Tensor:
+    """Return a tensor as numbers of at least 32 bits."""
+    return tensor.to(torch.promote_types(tensor.dtype, torch.float32))

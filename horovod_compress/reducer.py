@@ -803,11 +803,11 @@ class Reducer:
         """Choose what the coming step exchanges where a second moment is held; every rank has to, between two steps.
 
         Args:
-            exact: it sends gradients as they are there, without the method and its state.
+            exact: it sends gradients without the method and its state there.
         """
         with self._changed:
             for station in self.stations:
-                station.set_turn(step, exact, divided=True)
+                station.hold(step, exact)
 
     def divides(self) -> dict[str, Divides]:
         """Return, by tensor, where a second moment that is held divides."""

@@ -12,7 +12,7 @@ from . import kernels, spoilt
 from .arrivals import decoded_by_chunk, encoded_by_chunk
 from .carry import carries
 from .codecs.base import Algebra, Codec, Divides, Part, Regions, Work
-from .codecs.dense import Uncompressed
+from .codecs.dense import BFloat, Uncompressed
 from .collectives import everywhere, on_device, ragged
 from .collectives.base import Collective, Exchange, Reduction
 from .collectives.choose import Choose, for_prelude
@@ -29,6 +29,7 @@ from .wire import Bad
 #: Gradients below are never refused for being too large: half of what hvc/kept.h allows with a residual.
 _HUGE = 2.0**95
 _CPU = Host()
+_AS_IT_IS = Uncompressed()
 #: Takes parts of a bucket.
 Take = Callable[[list[Part]], None]
 
@@ -360,26 +361,34 @@ class Station:
             return self._plain
         return self._rounds[self._codec.at(step if self._turn is None else self._turn)]
 
-    def _make_plain(self) -> None:
-        codec = Uncompressed()
+    def _make_plain(self, codec: Codec = _AS_IT_IS) -> None:
         fits = self._payload.holds(_nbytes(codec.regions(self.bucket)))
         self._plain = self._make_round(codec, codec.name, self._payload if fits else self._payload_for((codec,)), {})
+        self.device.rest()  # between two steps nothing is under way
 
-    def set_turn(self, number: int | None, plain: bool, divided: bool = False) -> None:
+    def set_turn(self, number: int | None, plain: bool) -> None:
         """Choose what the coming steps exchange; between two steps, on every rank alike.
 
         Args:
             number: stands for the step where a method's rounds differ by it; None for the step.
             plain: exchange what is offered as it is, without this method and its state.
-            divided: exact rounds are somebody else's; only where a second moment is held are they plain.
         """
-        if divided:
-            held = self._codec.divides() != "never"
-            number, plain = (self._codec.compressed_turn(number or 0) if held else None), plain and held
         if plain and not self._plain:
             self._make_plain()
-            self.device.rest()  # between two steps nothing is under way
         self._turn, self._is_plain = number, plain
+
+    def hold(self, step: int, exact: bool) -> None:
+        """Choose what the coming step exchanges beside a second moment that is held; on every rank alike.
+
+        Args:
+            exact: it sends gradients without this method and its state, float32 as bfloat16: what a square of the
+                second moment is made of need not be known any better.
+        """
+        if self._codec.divides() == "never":
+            return
+        if exact and not self._plain:
+            self._make_plain(BFloat() if self.bucket.dtype == "float32" else Uncompressed())
+        self._turn, self._is_plain = self._codec.compressed_turn(step), exact
 
     def note_emptied(self) -> None:
         """Take note that a round went well on every rank: nothing waits now, where every round sends all of it."""

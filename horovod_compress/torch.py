@@ -165,7 +165,7 @@ class Compression:
         self._compared_ways = False  # whether all ranks are known to be attached, or none
         self._tuner: Tuner | None = None
         self._held: held.HeldSecondMoment | None = None
-        self._moments: tuple[Mapping[str, Any], str] | None = None  # that were loaded
+        self._moments: Mapping[str, Any] = {}  # that were loaded
         self._scaler: Any = None  # the gradient scaler that is followed
         self._scale, self._bridged = 0.0, False  # of what is kept, 0 for not known; whether that is the scaler's
         if not process_set.included():
@@ -259,7 +259,7 @@ class Compression:
         optimizer: Any,
         *,
         second_moment: str = "auto",
-        warmup_steps: int = 30,
+        warmup_steps: int = held.WARMUP_STEPS,
         rebuild_every: int | None = None,
     ) -> Any:
         """Let a stock optimizer hand its gradients over without tokens; return the optimizer.
@@ -308,14 +308,15 @@ class Compression:
             _log.warning("Horovod %s is not known to attach(); the stock path is used", horovod.__version__)
             return optimizer
         self._reducer.gain = self._gain_for(optimizer.op)
-        self._held = held.hold(
-            optimizer, self._reducer, self._named, second_moment, warmup_steps, rebuild_every or self._rebuild_every()
-        )
-        if self._held and self._moments:
-            self._held.load_state_dict(*self._moments)
+        self._hold(optimizer, second_moment, warmup_steps, rebuild_every)
         _attach(optimizer, self)
         self._optimizer = optimizer
         return optimizer
+
+    def _hold(self, optimizer: Any, *options: Any) -> None:
+        self._held = held.hold(optimizer, self._running(), self._named, self._rebuild_every(), *options)
+        if self._held:
+            self._held.load_state_dict(self._moments)
 
     def _rebuild_every(self) -> int:
         try:
@@ -480,9 +481,9 @@ class Compression:
             self._tuner.resume(checkpoint.saved_plan(state), same and bool(state.get("tuned")))
             self._take_order()
         checkpoint.load(self._running(), self._methods, state, residuals)
-        self._moments = (state.get("second_moment", {}), residuals)  # attach() may come later
+        self._moments = state.get("second_moment", {})  # attach() may come later
         if self._held:
-            self._held.load_state_dict(*self._moments)
+            self._held.load_state_dict(self._moments)
         self._settled, self._scale, self._bridged = -1, float(state.get("scale", 0.0)), False
 
     def _check_between_steps(self) -> None:
@@ -579,7 +580,10 @@ class Compression:
 
     def _compare_ways(self) -> None:
         """At the first gradient, see that all ranks are attached, or none."""
-        mine = way.Way(self._running().plan.fingerprint(), self._optimizer is not None)
+        if self._optimizer is None and (optimizer := calling_optimizer(self)):
+            self._hold(optimizer)
+        kind = self._held.settings() if self._held else "its own"
+        mine = way.Way(self._running().plan.fingerprint(), self._optimizer is not None, kind)
         way.check(self.allgather_object(mine, "hvc.attach", by_name=True))
         self._compared_ways = True
 

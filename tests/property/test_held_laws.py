@@ -40,7 +40,7 @@ class Team:
         self.models = [{name: nn.Parameter(w.clone()) for name, w in start.items()} for _ in range(world)]
         self.optimizers = [make(model.values(), **{"lr": RATE} | adam) for model in self.models]
         self.held = [
-            held.hold(optimizer, reducer, model.items(), second_moment, warmup, every)
+            held.hold(optimizer, reducer, model.items(), held.REBUILD_EVERY, second_moment, warmup, every)
             for optimizer, reducer, model in zip(self.optimizers, self.fleet.reducers, self.models, strict=True)
         ]
 
@@ -125,16 +125,16 @@ def test_the_optimizer_divides_by_what_is_held(make: Any, adam: dict[str, Any]) 
 
 def test_the_second_moment_moves_in_exact_rounds_only_and_is_that_of_the_mean() -> None:
     with Team() as team:
-        team.run(range(5))
+        team.run(range(6))
         before = team.moment("weight").moment.clone()
-        team.run(range(5, 9))
+        team.run(range(6, 9))
         assert torch.equal(team.moment("weight").moment, before) and team.moment("weight").steps == 5
         grads = random_grads(3, TENSORS, seed=9)
         team.step(grads)
         mean = torch.stack([mine["weight"] for mine in grads]).mean(0)
         keep = BETA2**5
         due = (before * (1 - BETA2**5) * keep + (1 - keep) * mean**2) / (1 - BETA2**10)
-        assert torch.allclose(team.moment("weight").moment, due, rtol=1e-5) and team.moment("weight").steps == 10
+        assert torch.allclose(team.moment("weight").moment, due, rtol=0.03) and team.moment("weight").steps == 10
 
 
 @pytest.mark.parametrize("method", ["topk", *slow("ef_signsgd", "stc")])
@@ -145,8 +145,10 @@ def test_what_waits_keeps_its_meaning_when_the_second_moment_moves(method: str) 
         for step in range(16):
             grads = random_grads(3, TENSORS, seed=step)
             results = team.step(grads)
-            for name, total in sums.items():
-                total += torch.stack([mine[name] for mine in grads]).double().mean(0) - results[0][name]
+            if team.held[0].is_exact(step):  # type: ignore[union-attr]
+                continue  # but for rounding to bfloat16
+            for name in sums:
+                sums[name] += torch.stack([mine[name] for mine in grads]).double().mean(0) - results[0][name]
         for name, total in sums.items():
             waits = torch.stack([residuals[name] for residuals in team.fleet.residuals()]).double().mean(0)
             divisor = team.moment(name).divisor
@@ -196,9 +198,9 @@ def test_resume_is_exact(at: int) -> None:
                 again.optimizers[rank].load_state_dict(copy.deepcopy(state))
                 mine = again.held[rank]
                 assert mine
-                mine.load_state_dict({} if forget else moment, "restore")
+                mine.load_state_dict({} if forget else moment)
             again.run(range(at, 16))
-            assert all_same([whole, again.weights()]) is (not forget or at < 5)
+            assert all_same([whole, again.weights()]) is (not forget or at <= 5)
 
 
 @pytest.mark.parametrize(
@@ -207,7 +209,7 @@ def test_resume_is_exact(at: int) -> None:
         ({"second_moment": "local"}, 'should be "auto", "shared" or "own", got \'local\''),
         ({"warmup": 0}, "warmup_steps should be a whole number from 1 on, got 0"),
         ({"every": True}, "rebuild_every should be a whole number from 1 on, got True"),
-        ({"make": torch.optim.SGD}, 'second_moment="shared" is for Adam and AdamW, got'),
+        ({"make": torch.optim.SGD}, 'second_moment="shared" is for Adam and AdamW without amsgrad'),
     ],
 )
 def test_refusals(given: dict[str, Any], said: str) -> None:
