@@ -265,11 +265,14 @@ def _copy_tree() -> None:
 def _measure(name: str, options: argparse.Namespace) -> dict[str, Any]:
     """Run the copy's tests until one fails."""
     began = time.monotonic()
-    command = [sys.executable, "tools/run_tests.py", "-x", "-q", "--no-header", *options.pytest]
+    # That file looks for each fault's line, and would notice by that alone.
+    leave_out = "--ignore=tests/unit/test_mutate.py"
+    command = [sys.executable, "tools/run_tests.py", "-x", "-q", "--no-header", leave_out, *options.pytest]
     done = subprocess.run(command, cwd=COPY, capture_output=True, text=True, check=False)
-    if done.returncode not in (0, 1):
-        raise SystemExit(f"the tests did not run: status {done.returncode}\n{(done.stdout + done.stderr)[-2000:]}")
     failed = _FAILED.findall(done.stdout)
+    # With several workers pytest ends as interrupted where -x stops it.
+    if done.returncode not in (0, 1) and not (done.returncode == 2 and failed):
+        raise SystemExit(f"the tests did not run: status {done.returncode}\n{(done.stdout + done.stderr)[-2000:]}")
     noticed = (failed[0] if failed else "a test that gave no name") if done.returncode else None
     return {"fault": name, "noticed_by": noticed, "seconds": round(time.monotonic() - began, 1)}
 

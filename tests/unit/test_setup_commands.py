@@ -176,9 +176,11 @@ def test_interrupt_ends_the_children_too(tmp_path, monkeypatch):
 
 
 _TWO_LANES = """
-import pathlib, sys
+import pathlib, signal, sys
 from environment import steps
 folder = pathlib.Path(sys.argv[1])
+for number in (signal.SIGHUP, signal.SIGTERM):  # the tests may have been started where they are ignored
+    signal.signal(number, signal.SIG_DFL)
 
 def lane(self, phase):
     script = f"sleep 300 & echo $! > {folder}/{phase}; wait"
@@ -191,7 +193,7 @@ sys.exit(steps.run_from_command_line(["--venv", str(folder / ".venv")]))
 """
 
 
-@pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGTERM])  # SIGINT is ignored where pytest's shell says so
+@pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGTERM])
 def test_signal_ends_both_lanes_and_says_how_to_go_on(tmp_path, number):
     environment = os.environ | {"PYTHONPATH": str(Path(setup_env.__file__).parent)}
     command = [sys.executable, "-c", _TWO_LANES, str(tmp_path)]
