@@ -77,6 +77,7 @@ def hold(
     needed = any(divides != "never" for divides in reducer.divides().values())
     if second_moment == "own" or not adam or not needed:
         return None
+    warmup_steps = max(warmup_steps, reducer.options.warmup_steps)
     if reducer.rank == 0:
         _log.info(
             "the second moment of %s is shared: the first %d rounds and then one in %d are exact and move it, in the "
@@ -137,6 +138,10 @@ class HeldSecondMoment:
         self._prepared = reducer.step - 1
         optimizer.register_step_pre_hook(lambda *given: self.prepare())
 
+    @property
+    def warmup(self) -> int:
+        return self._warmup
+
     def settings(self) -> str:
         """Return what has to be equal on every rank, in words."""
         return f"shared with warmup_steps={self._warmup} and rebuild_every={self._every}"
@@ -167,6 +172,8 @@ class HeldSecondMoment:
             self._reducer.next_steps(plain=True)
             return
         self._reducer.hold(step, exact)
+        if exact and (watch := self._reducer.watch):
+            watch.spoil()  # what is measured now says nothing of the method
         divides = self._reducer.divides()
         for group, parameter, name in self._parameters():
             held, state = self._held.get(name), self._optimizer.state.get(parameter)

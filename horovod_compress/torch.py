@@ -317,6 +317,8 @@ class Compression:
         self._held = held.hold(optimizer, self._running(), self._named, self._rebuild_every(), *options)
         if self._held:
             self._held.load_state_dict(self._moments)
+        if self._held and self._tuner:
+            self._tuner.wait_for(self._held.warmup)
 
     def _rebuild_every(self) -> int:
         try:

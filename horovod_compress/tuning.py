@@ -133,6 +133,10 @@ class Tuner:
             return False
         return True
 
+    def wait_for(self, step: int) -> None:
+        """Begin no earlier than at this step."""
+        self._first = max(self._first, step)
+
     def stop(self) -> None:
         """Leave the buckets as they are from now on."""
         self._idle = self.done = True

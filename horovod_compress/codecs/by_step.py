@@ -17,7 +17,7 @@ import torch
 
 from ..errors import ConfigError
 from ..plan import Bucket
-from .base import Algebra, Codec, Regions
+from .base import Algebra, Codec, Divides, Regions
 from .dense import Dense, FullPrecision, Uncompressed
 from .registry import create
 
@@ -50,6 +50,18 @@ class ByStep(Codec):
     def config(self) -> dict[str, Any]:
         prefix = "from step " if self.choose is None else ""
         return {f"{prefix}{label}": described(codec) for label, codec in self.stages}
+
+    def divides(self) -> Divides:
+        """A second moment is held after a warm-up; between methods that differ it would be a matter of the step."""
+        warms_up = self.choose is None and all(isinstance(codec, Dense) for _, codec in self.stages[:-1])
+        return self.stages[-1][1].divides() if warms_up else "never"
+
+    def compressed_turn(self, step: int) -> int:
+        first, codec = self.stages[-1]
+        turn = codec.compressed_turn(step)
+        if step < first or turn == step:
+            return step
+        return next(number for number in (first, first + 1) if codec.at(number) == codec.at(turn))
 
     def state(self, bucket: Bucket) -> dict[str, torch.dtype]:
         return {name: dtype for _, codec in self.stages for name, dtype in codec.state(bucket).items()}

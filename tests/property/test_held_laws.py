@@ -232,3 +232,15 @@ def test_refusals(given: dict[str, Any], said: str) -> None:
 def test_auto_shares_it_where_it_is_needed(method: str, given: dict[str, Any], holds: bool) -> None:
     with Team(method, **{"second_moment": "auto"} | given) as team:
         assert all(bool(mine) is holds for mine in team.held)
+
+
+def test_marsit_s_own_full_precision_rounds_are_left_out() -> None:
+    """The exact rounds take their place, after a warm-up too."""
+    for options in ({}, {"warmup_steps": 6}):
+        with Team(options={"full_precision_every": 3} | options, warmup=2, every=7) as team:
+            for step in range(24):
+                team.step(random_grads(3, TENSORS, seed=step))
+                mine = team.held[0]
+                assert mine and mine.warmup == options.get("warmup_steps", 2)
+                exact = mine.is_exact(step)
+                assert {s.round(step).label for s in team.fleet.reducers[0].stations} == {"bf16" if exact else "marsit"}
