@@ -52,7 +52,8 @@ def build(chosen: Namespace) -> Run:
     hvd.broadcast_parameters(model.state_dict(), root_rank=0)
     hvd.broadcast_optimizer_state(optimizer, root_rank=0)
     if chosen.attach:
-        run.optimizer = compression.attach(optimizer, second_moment=chosen.second_moment)
+        second_moment = {"second_moment": chosen.second_moment, "warmup_steps": chosen.exact_steps}
+        run.optimizer = compression.attach(optimizer, **second_moment)
     return run
 
 
@@ -62,7 +63,7 @@ def distributed(chosen: Namespace, model: nn.Module, compression: Any) -> Any:
         return hvd.DistributedOptimizer(optimizer, named_parameters=named, compression=compression)
     import horovod_compress.torch as hvc
 
-    options = {"second_moment": chosen.second_moment}
+    options = {"second_moment": chosen.second_moment, "warmup_steps": chosen.exact_steps}
     return hvc.DistributedUpdateOptimizer(optimizer, named, compression, chosen.delay, **options)
 
 

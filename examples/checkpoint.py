@@ -12,7 +12,19 @@ from torch import nn
 from files import write_whole
 
 # What must not change between saving and loading, or the run would be another run.
-FIXED = ("task", "method", "optimizer", "seed", "batch", "shards", "update_mode", "delay", "second_moment", "momentum")
+FIXED = (
+    "task",
+    "method",
+    "optimizer",
+    "seed",
+    "batch",
+    "shards",
+    "update_mode",
+    "delay",
+    "second_moment",
+    "momentum",
+    "exact_steps",
+)
 
 
 def rank_file(name: str) -> Path:

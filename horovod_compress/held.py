@@ -95,7 +95,8 @@ class _Held:
     steps: float  # s, the steps that it stands for
     since: float  # the optimizer's step of the last exact round
     eps: float
-    divisor: Tensor = field(init=False)  # d in units of its root mean square, flat
+    divides: bool  # gradients before they are encoded, not only in the optimizer
+    divisor: Tensor | None = field(init=False)  # then it is d in units of its root mean square, flat
     root: Tensor = field(init=False)  # d without eps, which the optimizer adds itself
 
     def __post_init__(self) -> None:
@@ -106,6 +107,9 @@ class _Held:
         rows = self.moment.view(self.moment.shape[0], -1) if self.moment.dim() > 1 else self.moment.view(1, -1)
         least = FLOOR * rows.mean(1, keepdim=True).sqrt()
         self.root = torch.maximum(rows.sqrt(), least).view_as(self.moment)
+        self.divisor = None
+        if not self.divides:
+            return
         divisor = (self.root + self.eps).view(-1)
         # Of the order of 1, so that what is encoded has the size of gradients, in float16 too.
         size = divisor.square().mean().sqrt().clamp_(min=torch.finfo(divisor.dtype).tiny)
@@ -153,7 +157,8 @@ class HeldSecondMoment:
 
     def state_dict(self) -> dict[str, dict[str, Any]]:
         return {
-            name: {"moment": held.moment.clone(), "steps": held.steps, "since": held.since, "eps": held.eps}
+            name: {kind: getattr(held, kind) for kind in ("steps", "since", "eps", "divides")}
+            | {"moment": held.moment.clone()}
             for name, held in self._held.items()
         }
 
@@ -179,18 +184,18 @@ class HeldSecondMoment:
             held, state = self._held.get(name), self._optimizer.state.get(parameter)
             if divides[name] == "never":
                 if held:  # the schedule leaves its bucket uncompressed now
-                    self._reducer.convert_kept(name, self._held.pop(name).divisor)
+                    self._convert(name, self._held.pop(name).divisor, None)
             elif not (exact or held) and state:  # the optimizer has moved its own until now
-                self._held[name] = self._take_over(group, state, name)
-        divisors = {name: held.divisor for name, held in self._held.items() if divides[name] == "before"}
-        self._reducer.divide_by(divisors)
+                self._held[name] = held = _taken_over(group, state, divides[name] == "before")
+                self._convert(name, None, held.divisor)
+        self._reducer.divide_by({name: held.divisor for name, held in self._held.items() if held.divisor is not None})
 
-    def _take_over(self, group: dict[str, Any], state: dict[str, Any], name: str) -> _Held:
-        now = float(state["step"])
-        moment = _wide(state["exp_avg_sq"]) / (1 - float(group["betas"][1]) ** now)
-        held = _Held(moment, now, now, float(group["eps"]))
-        self._reducer.convert_kept(name, held.divisor.reciprocal())
-        return held
+    def _convert(self, name: str, before: Tensor | None, after: Tensor | None) -> None:
+        """Carry what waits for a tensor over to other units; None stands for those of gradients."""
+        if before is not None:
+            self._reducer.convert_kept(name, before if after is None else before / after)
+        elif after is not None:
+            self._reducer.convert_kept(name, after.reciprocal())
 
     def _parameters(self) -> Iterator[tuple[dict[str, Any], nn.Parameter, str]]:
         for group in self._optimizer.param_groups:
@@ -219,7 +224,7 @@ class HeldSecondMoment:
             if self.is_exact(step):
                 before = held.divisor
                 held.move(grad, float(group["betas"][1]), now)
-                self._reducer.convert_kept(name, before / held.divisor)
+                self._convert(name, before, held.divisor)
                 root = held.moment.sqrt()
             _write(group, state, grad, root, now)
 
@@ -234,6 +239,13 @@ class HeldSecondMoment:
         if group["weight_decay"] and not decoupled:
             grad = grad.add(parameter, alpha=float(group["weight_decay"]))
         return grad
+
+
+def _taken_over(group: dict[str, Any], state: dict[str, Any], divides: bool) -> _Held:
+    """Return the second moment that an optimizer has."""
+    now = float(state["step"])
+    moment = _wide(state["exp_avg_sq"]) / (1 - float(group["betas"][1]) ** now)
+    return _Held(moment, now, now, float(group["eps"]), divides)
 
 
 def _write(group: dict[str, Any], state: dict[str, Any], grad: Tensor, root: Tensor, now: float) -> None:

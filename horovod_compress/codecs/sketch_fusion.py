@@ -333,7 +333,8 @@ class SketchFusion(Codec):
         return self.error_feedback == "dense"
 
     def divides(self) -> Divides:
-        return "before"
+        # What a table holds cannot follow where a divisor moves, as it is of no element.
+        return "before" if self.error_feedback == "dense" else "never"
 
     def feedback(self) -> Feedback:
         return self._form.feedback()

@@ -1,0 +1,133 @@
+"""Adam with a second moment that is held, on the stock and on the attached path."""
+
+from __future__ import annotations
+
+import io
+from typing import Any
+
+import horovod.torch as hvd
+import torch
+from torch import nn
+
+import horovod_compress.torch as hvc
+from tests.support.rank import check
+from tests.support.training import digest, gathered, loss_of, net, train
+
+RANK, RATE = hvd.init() or hvd.rank(), 0.01
+torch.set_num_threads(1)
+FEW = {"second_moment": "shared", "warmup_steps": 4, "rebuild_every": 5}
+
+
+def made(
+    model: nn.Module, method: Any = "marsit", attach: dict[str, Any] | None = None, prefix: str = "", adam: Any = None
+) -> tuple[Any, hvc.Compression]:
+    """Return an optimizer around AdamW, and its compression.
+
+    Args:
+        attach: options of ``attach()``; None for the stock path.
+        adam: another class of optimizer.
+    """
+    named = [(prefix + name, parameter) for name, parameter in model.named_parameters()]
+    compression = hvc.Compression.create(method, named, verify_every=1, timeout=20.0)
+    inner = (adam or torch.optim.AdamW)(model.parameters(), lr=RATE)
+    optimizer = hvd.DistributedOptimizer(inner, named_parameters=named, compression=compression)
+    if attach is not None:
+        compression.attach(optimizer, **attach)
+    return optimizer, compression
+
+
+def refused(attempt: Any) -> str:
+    try:
+        attempt()
+    except hvc.HorovodCompressError as error:
+        return f"{type(error).__name__}: {error}"
+    return "accepted"
+
+
+def paths() -> dict[str, Any]:
+    """Both paths hold it by themselves, with the same bits; alone it is another run."""
+    found = {}
+    for name, attach in (("stock", None), ("attached", {}), ("own", {"second_moment": "own"})):
+        model = net()
+        optimizer, compression = made(model, attach=attach)
+        train(model, optimizer, range(36))
+        found[name] = digest(model.parameters())
+        found[f"{name} holds"] = len(compression.state_dict().get("second_moment", {}))
+        compression.close()
+    return found | {"ranks": gathered(found["stock"]), "tensors": len(list(net().parameters()))}
+
+
+def resumed() -> list[bool]:
+    """Loaded before or after attach(): equal bits; without what is held another run, the control."""
+    model = net()
+    optimizer, compression = made(model, attach=FEW)
+    train(model, optimizer, range(7))
+    file = io.BytesIO()
+    parts = {"model": model, "optimizer": optimizer, "compression": compression}
+    torch.save({name: part.state_dict() for name, part in parts.items()}, file)
+    train(model, optimizer, range(7, 17))
+    whole = digest(model.parameters())
+    compression.close()
+    found = []
+    for order in ("before", "after", "without"):
+        file.seek(0)
+        saved = torch.load(file, weights_only=True)
+        model = net(seed=3)
+        model.load_state_dict(saved["model"])
+        optimizer, compression = made(model, attach=None if order == "before" else FEW)
+        if order == "without":
+            saved["compression"]["second_moment"] = {}
+        compression.load_state_dict(saved["compression"])
+        if order == "before":
+            compression.attach(optimizer, **FEW)
+        optimizer.load_state_dict(saved["optimizer"])
+        train(model, optimizer, range(7, 17))
+        found.append(digest(model.parameters()) == whole)
+        compression.close()
+    return found
+
+
+def clipped() -> list[str]:
+    """A norm that is clipped after synchronize() is that of what Adam is given."""
+    model = net()
+    optimizer, compression = made(model, attach=FEW)
+    for step in range(12):
+        optimizer.zero_grad()
+        loss_of(model, step).backward()
+        optimizer.synchronize()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 0.01)
+        with optimizer.skip_synchronize():
+            optimizer.step()
+    compression.close()
+    return gathered(digest(model.parameters()))
+
+
+def planted() -> str:
+    """One rank's second moment is another one."""
+    model = net()
+    optimizer, compression = made(model, attach=FEW)
+    train(model, optimizer, range(6))
+    if RANK == 1:
+        held = compression._held
+        assert held
+        next(iter(held._held.values())).divisor[3] *= 1.001
+    text = refused(lambda: train(model, optimizer, range(6, 8)))
+    compression.close()
+    return text
+
+
+def different(attach: Any, adam: Any = None) -> str:
+    model = net()
+    optimizer, compression = made(model, attach=attach, adam=adam)
+    text = refused(lambda: train(model, optimizer, range(1)))
+    compression.close()
+    return text
+
+
+check("paths", paths)
+check("resumed", resumed)
+check("clipped", clipped)
+check("planted", planted)
+check("other options", lambda: different(FEW | {"warmup_steps": 4 + RANK}))
+check("other optimizers", lambda: different(None, torch.optim.Adam if RANK else torch.optim.RAdam))
+check("not for it", lambda: refused(lambda: made(net(), attach={"second_moment": "shared"}, adam=torch.optim.RAdam)))

@@ -1,0 +1,55 @@
+"""Adam's second moment under Horovod's optimizer, in real processes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+pytest.importorskip("horovod.torch")
+
+from tests.support.jobs import run_ranks
+
+
+@pytest.fixture(scope="module")
+def found() -> list[dict[str, Any]]:
+    job = run_ranks(2, "held.py", timeout=120)
+    for report in job.reports:
+        errors = {name: case["traceback"] for name, case in report.items() if case["error"]}
+        assert not errors, errors
+    return [{name: case["value"] for name, case in report.items()} for report in job.reports]
+
+
+def test_both_paths_hold_it_with_the_same_bits(found) -> None:
+    for report in found:
+        case = report["paths"]
+        assert case["stock"] == case["attached"] != case["own"]
+        assert case["stock holds"] == case["attached holds"] == case["tensors"] and case["own holds"] == 0
+        assert set(case["ranks"]) == {case["stock"]}
+
+
+def test_resume_is_exact(found) -> None:
+    assert all(report["resumed"] == [True, True, False] for report in found)
+
+
+def test_clipping_after_synchronize(found) -> None:
+    assert all(len(set(report["clipped"])) == 1 for report in found)
+
+
+def test_a_second_moment_that_differs_is_noticed(found) -> None:
+    assert all(report["planted"].startswith("MismatchError") for report in found)
+
+
+@pytest.mark.parametrize(
+    ("case", "said"),
+    [
+        ("other options", "warmup_steps=4 and rebuild_every=5 on rank 0, and shared with warmup_steps=5"),
+        ("other optimizers", "is its own on rank 0, and shared with warmup_steps=30 and rebuild_every=50 on rank 1"),
+    ],
+)
+def test_ranks_that_hold_differently_are_refused(found, case: str, said: str) -> None:
+    assert all(report[case].startswith("MismatchError") and said in report[case] for report in found)
+
+
+def test_optimizers_that_it_is_not_for(found) -> None:
+    assert all('ConfigError: second_moment="shared" is for Adam' in report["not for it"] for report in found)
