@@ -65,7 +65,7 @@ FAULTS = (
         "csrc/include/hvc/sign.h",
         "(x == 0 && coin)",
         "x == 0",
-        "tests/kernels/test_sign.py",
+        "tests/kernels/test_cuda.py",
     ),
     Fault(
         "kernel: what rounding took from a sparse value is lost",
