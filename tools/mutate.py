@@ -2,9 +2,10 @@
 
 Run it after making the tests faster, or when you doubt them: a suite that lets one of these faults pass has lost
 something. Every fault is planted in a copy of the tree, in build/mutate, and the tests of that copy run until the
-first one fails. Without any fault all tests have to pass there: that is the control, and it runs first.
+first one fails: the files where one should, then all others. Without any fault all tests have to pass there: that is
+the control, and it runs first.
 
-    python tools/mutate.py                       every fault against `make test`: an hour on two cores
+    python tools/mutate.py                       every fault against `make test`: most of an hour on two cores
     python tools/mutate.py --only ring           faults whose name contains a word
     python tools/mutate.py -- -m "not alone"      other arguments for pytest
     python tools/mutate.py --json FILE           one record a line; a second run goes on where the first one stopped
@@ -31,6 +32,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 COPY = ROOT / "build" / "mutate"
 CONTROL = "control"
+PASSED, FAILED, INTERRUPTED, NO_TESTS = 0, 1, 2, 5  # pytest's exit statuses
 _FAILED = re.compile(r"^(?:FAILED|ERROR) (\S+)", re.MULTILINE)
 
 
@@ -42,6 +44,7 @@ class Fault:
     file: str
     old: str
     new: str
+    near: str  # where a test should notice
 
     @property
     def compiled(self) -> bool:
@@ -50,19 +53,33 @@ class Fault:
 
 FAULTS = (
     # ---- kernels ----
-    Fault("kernel: a merged bit comes from the wrong rank", "csrc/cpu/merge_body.h", "& random));", "& ~random));"),
-    Fault("kernel: zeros of a gradient are always positive", "csrc/include/hvc/sign.h", "(x == 0 && coin)", "x == 0"),
+    Fault(
+        "kernel: a merged bit comes from the wrong rank",
+        "csrc/cpu/merge_body.h",
+        "& random));",
+        "& ~random));",
+        "tests/property/test_marsit_laws.py",
+    ),
+    Fault(
+        "kernel: zeros of a gradient are always positive",
+        "csrc/include/hvc/sign.h",
+        "(x == 0 && coin)",
+        "x == 0",
+        "tests/kernels/test_cuda.py",
+    ),
     Fault(
         "kernel: what rounding took from a sparse value is lost",
         "csrc/cpu/values_body.h",
         "d.residual[at] -= sent.values[i];",
         "d.residual[at] = 0;",
+        "tests/kernels/test_values.py",
     ),
     Fault(
         "kernel: two words share their random numbers on CUDA",
         "csrc/cuda/merge.cu",
         "- d.word_offset + 1, random.odd",
         "- d.word_offset + 1, random.even",
+        "tests/kernels/test_cuda.py",
     ),
     # ---- codecs ----
     Fault(
@@ -70,24 +87,28 @@ FAULTS = (
         "horovod_compress/codecs/marsit.py",
         "step % every == 0",
         "step % every == 1",
+        "tests/property/test_marsit_laws.py tests/property/test_marsit_reference.py",
     ),
     Fault(
         "codec: a residual never fades",
         "horovod_compress/codecs/marsit.py",
         'self.residual_decay if self.compensation == "own" else 1.0',
         "1.0",
+        "tests/property/test_marsit_laws.py tests/property/test_marsit_reference.py",
     ),
     Fault(
         "codec: ranks quantise on the smallest norm",
         "horovod_compress/codecs/dithering.py",
         "torch.maximum(into, other, out=into)",
         "torch.minimum(into, other, out=into)",
+        "tests/property/test_global_qsgd_laws.py",
     ),
     Fault(
         "codec: an error feedback keeps its residual",
         "horovod_compress/codecs/sections.py",
         "            work.residual_of(position),\n            scale,",
         "            None,\n            scale,",
+        "tests/property/test_sparse_methods_laws.py",
     ),
     # ---- engine ----
     Fault(
@@ -95,48 +116,56 @@ FAULTS = (
         "horovod_compress/station.py",
         "weights = (1, weight)",
         "weights = (1, 1)",
+        "tests/property/test_marsit_laws.py",
     ),
     Fault(
         "engine: buckets with NaN are decoded in parts",
         "horovod_compress/station.py",
         "if chunk in self.parts and not bad.count:",
         "if chunk in self.parts:",
+        "tests/battery/test_nonfinite.py tests/battery/test_parts.py",
     ),
     Fault(
         "engine: parts are decoded before all of their chunks are there",
         "horovod_compress/arrivals.py",
         "return _by_chunk(codec, work, order, max)",
         "return _by_chunk(codec, work, order, min)",
+        "tests/battery/test_parts.py",
     ),
     Fault(
         "engine: only the last tensor of a bucket is verified",
         "horovod_compress/reducer.py",
         "kernels.hash64(grad.view(torch.uint8), value)",
         "kernels.hash64(grad.view(torch.uint8), station.bucket.index + 1)",
+        "tests/parallel/test_usage.py",
     ),
     Fault(
         "engine: results of gradients that are not contiguous stay away",
         "horovod_compress/station.py",
         "flat.data_ptr() != grad.data_ptr()",
         "flat.data_ptr() == grad.data_ptr()",
+        "tests/battery/test_dtypes.py",
     ),
     Fault(
         "engine: a saved state is loaded without what is kept",
         "horovod_compress/checkpoint.py",
         "tensor.copy_(saved[kind][name])",
         "tensor.zero_()",
+        "tests/battery/test_checkpoint.py",
     ),
     Fault(
         "engine: the last rank's options are not compared",
         "horovod_compress/handshake.py",
         "for document in documents]\n        if any",
         "for document in documents[:-1]]\n        if any",
+        "tests/parallel/test_handshake.py",
     ),
     Fault(
         "engine: hops draw the same random numbers",
         "horovod_compress/keys.py",
         "self.purpose << 28 | self.hop << 8",
         "self.purpose << 28",
+        "tests/property/test_marsit_laws.py tests/battery/test_round_trip.py",
     ),
     # ---- exchange ----
     Fault(
@@ -144,36 +173,42 @@ FAULTS = (
         "horovod_compress/collectives/ring.py",
         "slot.hop + 1, slot.hop)",
         "slot.hop + 2, slot.hop)",
+        "tests/property/test_marsit_laws.py tests/battery/test_round_trip.py",
     ),
     Fault(
         "exchange: the ring forgets its own NaN",
         "horovod_compress/collectives/ring.py",
         "self._x.bad.plus(bad) if phase == REDUCE else bad",
         "bad",
+        "tests/battery/test_nonfinite.py",
     ),
     Fault(
         "exchange: gathered payloads are not in rank order",
         "horovod_compress/collectives/ragged.py",
         "[payloads[rank] for rank in range(transport.size)]",
         "[payloads[rank] for rank in payloads]",
+        "tests/property/test_sign_methods_laws.py tests/battery/test_round_trip.py",
     ),
     Fault(
         "exchange: a wrong checksum is accepted",
         "horovod_compress/wire.py",
         '        _field("checksum", crc, _CRC.unpack_from(self._bytes, _CRC_AT)[0], due)\n',
         "",
+        "tests/unit/test_wire.py",
     ),
     Fault(
         "exchange: the owner of a chunk folds in the order of arrival",
         "horovod_compress/collectives/fold.py",
         "self._peers = [rank for rank in range(world) if rank != self._rank]",
         "self._peers = _after(self._rank, world)",
+        "tests/property/test_exchange_laws.py tests/battery/test_round_trip.py",
     ),
     Fault(
         "exchange: every wait has the whole time",
         "horovod_compress/deadline.py",
         "return max(0.0, self._end - time.monotonic())",
         "return self.seconds",
+        "tests/unit/test_waiting.py tests/faults/test_connections.py",
     ),
 )
 
@@ -189,7 +224,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         record = known.get(fault.name)
         if record is None:
             with planted(fault):
-                record = _report(_measure(fault.name, options), options)
+                record = _report(_measure(fault.name, options, fault.near), options)
         records.append(record)
     control, *others = records
     passed = [record["fault"] for record in others if record["noticed_by"] is None]
@@ -262,19 +297,24 @@ def _copy_tree() -> None:
             shutil.copyfile(source, target)
 
 
-def _measure(name: str, options: argparse.Namespace) -> dict[str, Any]:
+def _measure(name: str, options: argparse.Namespace, near: str = "") -> dict[str, Any]:
     """Run the copy's tests until one fails."""
     began = time.monotonic()
+    noticed = (_failed_of([*options.pytest, *near.split()]) if near else None) or _failed_of(options.pytest)
+    return {"fault": name, "noticed_by": noticed, "seconds": round(time.monotonic() - began, 1)}
+
+
+def _failed_of(arguments: Sequence[str]) -> str | None:
+    """Return the first of the copy's tests that fails, if any."""
     # That file looks for each fault's line, and would notice by that alone.
     leave_out = "--ignore=tests/unit/test_mutate.py"
-    command = [sys.executable, "tools/run_tests.py", "-x", "-q", "--no-header", leave_out, *options.pytest]
+    command = [sys.executable, "tools/run_tests.py", "-x", "-q", "--no-header", leave_out, *arguments]
     done = subprocess.run(command, cwd=COPY, capture_output=True, text=True, check=False)
     failed = _FAILED.findall(done.stdout)
     # With several workers pytest ends as interrupted where -x stops it.
-    if done.returncode not in (0, 1) and not (done.returncode == 2 and failed):
+    if done.returncode not in (PASSED, FAILED, NO_TESTS) and not (done.returncode == INTERRUPTED and failed):
         raise SystemExit(f"the tests did not run: status {done.returncode}\n{(done.stdout + done.stderr)[-2000:]}")
-    noticed = (failed[0] if failed else "a test that gave no name") if done.returncode else None
-    return {"fault": name, "noticed_by": noticed, "seconds": round(time.monotonic() - began, 1)}
+    return (failed[0] if failed else "a test that gave no name") if done.returncode in (FAILED, INTERRUPTED) else None
 
 
 def _report(record: dict[str, Any], options: argparse.Namespace) -> dict[str, Any]:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import argparse
 from pathlib import Path
 
 import pytest
 
 import mutate
 
-FAULT = mutate.Fault("a fault", "file.py", "good", "bad")
+FAULT = mutate.Fault("a fault", "file.py", "good", "bad", "tests/unit/test_wire.py")
 
 
 @pytest.mark.parametrize("fault", mutate.FAULTS, ids=lambda fault: fault.name)
@@ -30,3 +31,20 @@ def test_a_fault_is_taken_out_whatever_happens(tmp_path: Path) -> None:
         assert path.read_text() == "all bad"
         raise KeyboardInterrupt
     assert path.read_text() == "all good"
+
+
+def test_the_files_where_a_fault_should_be_noticed_are_there():
+    assert all((mutate.ROOT / name).is_file() for fault in mutate.FAULTS for name in fault.near.split())
+
+
+@pytest.mark.parametrize(("failing", "noticed", "runs"), [("near", "near", 1), ("all", "all", 2), ("", None, 2)])
+def test_all_tests_run_where_those_near_a_fault_pass(monkeypatch, failing, noticed, runs):
+    ran = []
+
+    def failed(arguments):
+        ran.append("near" if FAULT.near in arguments else "all")
+        return failing if ran[-1] == failing else None
+
+    monkeypatch.setattr(mutate, "_failed_of", failed)
+    options = argparse.Namespace(pytest=["-m", "not slow"])
+    assert mutate._measure("x", options, FAULT.near)["noticed_by"] == noticed and len(ran) == runs
