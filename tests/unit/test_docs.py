@@ -144,7 +144,8 @@ def test_the_table_of_methods_is_complete_and_names_their_options() -> None:
 def test_options_written_as_code_exist(page: Path) -> None:
     known = {*Options.names(), "process_set", "named_parameters", "compression"}
     known |= {option for name in registry.available() for option in registry.option_names(name)}
-    # Not options of a method: of Horovod and its optimizer, load_state_dict, torch, the walk-through and trace.
+    # Not options of a method: of attach, Horovod and its optimizer, load_state_dict, torch, the walk-through and trace.
+    known |= {"second_moment", "rebuild_every"}
     known |= {"op", "groups", "backward_passes_per_step", "sparse_as_dense", "sparse", "residuals"}
     known |= {"weights_only", "hop", "purpose", "period", "steps", "drop_last", "name", "root_rank"}
     calls = re.findall(r"`(?:[\w.]+\()?(?:[^`]*?, )?([a-z_]+)=[^`=]*`", page.read_text())
