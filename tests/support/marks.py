@@ -19,9 +19,10 @@ def slow(*cases: Any) -> list[Any]:
 def mark_combinations(items: list[pytest.Item]) -> None:
     """Mark as slow what `each_value` leaves out: the k-th case that stays has the k-th value of every parameter.
 
-    The values of a shorter list begin again.
+    The values of a shorter list begin again. Values that are slow themselves are not among them.
     """
-    chosen = [item for item in items if isinstance(item, pytest.Function) and item.get_closest_marker("each_value")]
+    functions = [item for item in items if isinstance(item, pytest.Function) and not item.get_closest_marker("slow")]
+    chosen = [item for item in functions if item.get_closest_marker("each_value")]
     lists: dict[Any, dict[Any, int]] = {}
     places = [
         [

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -173,6 +174,27 @@ def test_interrupt_ends_the_children_too(tmp_path, monkeypatch):
     with pytest.raises(KeyboardInterrupt):
         runner.run(sleeper(tmp_path), phase="horovod")
     assert is_over(int(wait_for(tmp_path / "child")))
+
+
+def test_an_interrupt_before_all_lanes_have_begun_stops_those_that_have(monkeypatch):
+    stopped, found = threading.Event(), []
+    submit = ThreadPoolExecutor.submit
+
+    def interrupted(pool, lane):
+        if lane is second:
+            raise KeyboardInterrupt
+        return submit(pool, lane)
+
+    def first():
+        found.append(stopped.wait(SECONDS))
+
+    def second():
+        raise AssertionError("never begins")
+
+    monkeypatch.setattr(ThreadPoolExecutor, "submit", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        side_by_side(first, second, stop=stopped.set)
+    assert found == [True]
 
 
 _TWO_LANES = """

@@ -17,9 +17,8 @@ def side_by_side(*lanes: Callable[[], None], stop: Callable[[], None]) -> None:
         Exception: the one with which the first lane failed, after the others have ended.
     """
     with ThreadPoolExecutor(max_workers=len(lanes)) as pool:
-        futures = [pool.submit(lane) for lane in lanes]
-        try:
-            for future in as_completed(futures):
+        try:  # around the beginning too: the pool waits for a lane that nobody has stopped
+            for future in as_completed([pool.submit(lane) for lane in lanes]):
                 future.result()
         except BaseException:
             stop()
