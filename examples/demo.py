@@ -118,7 +118,6 @@ def measure_one(launcher: Launcher, method: str, chosen: argparse.Namespace, dis
     path = stem.with_suffix(".json")
     path.unlink(missing_ok=True)  # an old record must never pass for a new one
     words = ["--task", TASK, "--method", method, "--steps", str(count), "--seed", str(chosen.seed)]
-    words += ["--exact-steps", str(max(1, count // 10))]  # as long runs have them, in proportion
     words += ["--eval-every", str(max(1, count // EVALUATIONS)), "--json", str(path)]
     display.start(method)
     began = time.monotonic()

@@ -22,6 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from . import kernels
 from .errors import ConfigError
 from .reducer import Reducer
 
@@ -49,7 +50,7 @@ def hold(
     reducer: Reducer,
     named: Iterable[tuple[str, nn.Parameter]],
     usual: int = REBUILD_EVERY,
-    second_moment: str = "auto",
+    second_moment: str = "own",
     warmup_steps: int = WARMUP_STEPS,
     rebuild_every: int | None = None,
 ) -> HeldSecondMoment | None:
@@ -77,14 +78,35 @@ def hold(
     needed = any(divides != "never" for divides in reducer.divides().values())
     if second_moment == "own" or not adam or not needed:
         return None
-    warmup_steps = max(warmup_steps, reducer.options.warmup_steps)
+    warmup_steps = max(warmup_steps, reducer.exact_until())
     if reducer.rank == 0:
         _log.info(
             "the second moment of %s is shared: the first %d rounds and then one in %d are exact and move it, in the "
-            'others it is held; attach(optimizer, second_moment="own") leaves it to the optimizer',
+            "others it is held",
             *(type(optimizer).__name__, warmup_steps, rebuild_every),
         )
     return HeldSecondMoment(optimizer, reducer, dict(named), warmup_steps, rebuild_every)
+
+
+def check_state(state: Mapping[str, Mapping[str, Any]], shapes: Mapping[str, torch.Size]) -> None:
+    """Refuse a saved second moment that is not of these parameters.
+
+    Raises:
+        ConfigError: names the parameter.
+    """
+    for name, saved in state.items():
+        moment = saved["moment"]
+        if name not in shapes or moment.shape != shapes[name] or not bool((moment.isfinite() & (moment >= 0)).all()):
+            raise ConfigError(
+                f"the saved second moment of {name} should be finite, of shape {tuple(shapes.get(name, ()))}, got "
+                f"{tuple(moment.shape)}; load the state of the same model, saved at a step that went well"
+            )
+
+
+def give_back(state: Mapping[str, Mapping[str, Any]], reducer: Reducer) -> None:
+    """Carry what waits over to the units of gradients, where a second moment was loaded that nobody holds."""
+    factors = {name: _Held(**saved).divisor for name, saved in state.items()}
+    reducer.convert_kept({name: factor for name, factor in factors.items() if factor is not None})
 
 
 @dataclass
@@ -104,7 +126,7 @@ class _Held:
 
     def derive(self) -> None:
         """Find what to divide by."""
-        rows = self.moment.view(self.moment.shape[0], -1) if self.moment.dim() > 1 else self.moment.view(1, -1)
+        rows = self.moment.flatten(1) if self.moment.dim() > 1 else self.moment.view(1, self.moment.numel())
         least = FLOOR * rows.mean(1, keepdim=True).sqrt()
         self.root = torch.maximum(rows.sqrt(), least).view_as(self.moment)
         self.divisor = None
@@ -148,7 +170,14 @@ class HeldSecondMoment:
 
     def settings(self) -> str:
         """Return what has to be equal on every rank, in words."""
-        return f"shared with warmup_steps={self._warmup} and rebuild_every={self._every}"
+        begun = f", of step {self._reducer.step} ({self._digest():016x})" if self._held else ""
+        return f"shared with warmup_steps={self._warmup} and rebuild_every={self._every}{begun}"
+
+    def _digest(self) -> int:
+        value = 1
+        for name in sorted(self._held):
+            value = kernels.hash64(self._held[name].moment.view(-1).view(torch.uint8), value)
+        return value
 
     def is_exact(self, step: int) -> bool:
         return step < self._warmup or (step - self._warmup) % self._every == 0
@@ -165,7 +194,10 @@ class HeldSecondMoment:
     def load_state_dict(self, state: Mapping[str, Mapping[str, Any]]) -> None:
         """Restore what :meth:`state_dict` returned, beside what waits in the units that go with it."""
         self._prepared = self._reducer.step - 1
-        self._held = {name: _Held(**{**saved, "moment": saved["moment"].clone()}) for name, saved in state.items()}
+        where = {name: parameter.device for _, parameter, name in self._parameters()}
+        self._held = {
+            name: _Held(**{**saved, "moment": saved["moment"].clone().to(where[name])}) for name, saved in state.items()
+        }
 
     # ---- before the first gradient of a step ----
 
@@ -180,22 +212,18 @@ class HeldSecondMoment:
         if exact and (watch := self._reducer.watch):
             watch.spoil()  # what is measured now says nothing of the method
         divides = self._reducer.divides()
+        factors: dict[str, Tensor] = {}
         for group, parameter, name in self._parameters():
             held, state = self._held.get(name), self._optimizer.state.get(parameter)
-            if divides[name] == "never":
-                if held:  # the schedule leaves its bucket uncompressed now
-                    self._convert(name, self._held.pop(name).divisor, None)
-            elif not (exact or held) and state:  # the optimizer has moved its own until now
+            # The schedule leaves its bucket uncompressed now; or the optimizer is of an earlier step than what is held.
+            if held and (divides[name] == "never" or not state or float(state["step"]) < held.since):
+                held = None
+                _note(factors, name, self._held.pop(name).divisor, None)
+            if not (exact or held) and state and divides[name] != "never":  # the optimizer has moved its own until now
                 self._held[name] = held = _taken_over(group, state, divides[name] == "before")
-                self._convert(name, None, held.divisor)
+                _note(factors, name, None, held.divisor)
+        self._reducer.convert_kept(factors)
         self._reducer.divide_by({name: held.divisor for name, held in self._held.items() if held.divisor is not None})
-
-    def _convert(self, name: str, before: Tensor | None, after: Tensor | None) -> None:
-        """Carry what waits for a tensor over to other units; None stands for those of gradients."""
-        if before is not None:
-            self._reducer.convert_kept(name, before if after is None else before / after)
-        elif after is not None:
-            self._reducer.convert_kept(name, after.reciprocal())
 
     def _parameters(self) -> Iterator[tuple[dict[str, Any], nn.Parameter, str]]:
         for group in self._optimizer.param_groups:
@@ -212,28 +240,29 @@ class HeldSecondMoment:
         The hook comes twice in a step, as Horovod's optimizer calls torch's; once the results are there.
         """
         step = self._reducer.next_step() - 1
-        if step <= self._prepared or not self._reducer.idle():
+        awaited = getattr(self._optimizer, "_handles", None)  # gradients whose results Horovod has not fetched yet
+        if step <= self._prepared or awaited or not self._reducer.idle():
             return
         self._prepared = step
+        factors: dict[str, Tensor] = {}
         for group, parameter, name in self._parameters():
             held, state = self._held.get(name), self._optimizer.state.get(parameter)
             if held is None or not state or parameter.grad is None:
                 continue
             grad, now = self._gradient(group, parameter), float(state["step"]) + 1
             root = held.root
-            if self.is_exact(step):
+            if self.is_exact(step) and now > held.since and bool(grad.isfinite().all()):
                 before = held.divisor
                 held.move(grad, float(group["betas"][1]), now)
-                self._convert(name, before, held.divisor)
+                _note(factors, name, before, held.divisor)
                 root = held.moment.sqrt()
             _write(group, state, grad, root, now)
+        self._reducer.convert_kept(factors)
 
     def _gradient(self, group: dict[str, Any], parameter: nn.Parameter) -> Tensor:
         """Return the gradient as Adam's moments see it."""
         assert parameter.grad is not None
         grad = _wide(parameter.grad)
-        if (scale := getattr(self._optimizer, "grad_scale", None)) is not None:  # of a fused step
-            grad = grad / scale
         grad = -grad if group["maximize"] else grad
         decoupled = group.get("decoupled_weight_decay", isinstance(self._optimizer, torch.optim.AdamW))
         if group["weight_decay"] and not decoupled:
@@ -245,13 +274,22 @@ def _taken_over(group: dict[str, Any], state: dict[str, Any], divides: bool) -> 
     """Return the second moment that an optimizer has."""
     now = float(state["step"])
     moment = _wide(state["exp_avg_sq"]) / (1 - float(group["betas"][1]) ** now)
-    return _Held(moment, now, now, float(group["eps"]), divides)
+    return _Held(moment.contiguous(), now, now, float(group["eps"]), divides)
+
+
+def _note(factors: dict[str, Tensor], name: str, before: Tensor | None, after: Tensor | None) -> None:
+    """Note by what to multiply what waits for a tensor: it has other units now, None stands for those of gradients."""
+    if before is not None:
+        factors[name] = before if after is None else before / after
+    elif after is not None:
+        factors[name] = after.reciprocal()
 
 
 def _write(group: dict[str, Any], state: dict[str, Any], grad: Tensor, root: Tensor, now: float) -> None:
     """Set the second moment of Adam so that its step number ``now``, with this gradient, divides by ``root`` + eps.
 
-    Or by more, where its first moment would move an element by more than :data:`BOUND`.
+    Or by more, where its first moment would move an element by more than :data:`BOUND`, and where this gradient alone
+    is more than that: Adam adds its square to what it is given, which cannot be less than nothing.
     """
     beta1, beta2 = map(float, group["betas"])
     least = _wide(state["exp_avg"]).lerp(grad, 1 - beta1).abs_().div_((1 - beta1**now) * BOUND)

@@ -809,6 +809,10 @@ class Reducer:
             for station in self.stations:
                 station.hold(step, exact)
 
+    def exact_until(self) -> int:
+        """Return the step at which the last method begins to compress."""
+        return max((codec.exact_until() for codec in self._codecs), default=0)
+
     def divides(self) -> dict[str, Divides]:
         """Return, by tensor, where a second moment that is held divides."""
         return {tensor.name: station.divides() for station in self.stations for tensor in station.bucket.tensors}
@@ -824,11 +828,14 @@ class Reducer:
             station.divisors.clear()
             station.divisors.update({position: divisors[name] for position, name in named if name in divisors})
 
-    def convert_kept(self, name: str, factors: Tensor) -> None:
-        """Multiply what is kept for the elements of a tensor, between two steps: they have other units from now on."""
+    def convert_kept(self, factors: Mapping[str, Tensor]) -> None:
+        """Multiply what is kept for elements, flat and by tensor, between two steps: it has other units from now on."""
+        if not factors:
+            return
         for kept in self.states().values():
-            if name in kept:
-                kept[name].mul_(factors)
+            for name in kept.keys() & factors.keys():
+                kept[name].mul_(factors[name].to(kept[name].device))
+        self._rest()
 
     def compare_first(self, value: int, what: str) -> None:
         """Let the next exchange begin with a comparison across ranks; between two steps.

@@ -258,7 +258,7 @@ class Compression:
         self,
         optimizer: Any,
         *,
-        second_moment: str = "auto",
+        second_moment: str = "own",
         warmup_steps: int = held.WARMUP_STEPS,
         rebuild_every: int | None = None,
     ) -> Any:
@@ -272,8 +272,8 @@ class Compression:
 
         Args:
             optimizer: what ``hvd.DistributedOptimizer(..., compression=compression)`` returned.
-            second_moment: of Adam and AdamW: "shared" lets it move in exact rounds only, and holds it in between, see
-                :mod:`horovod_compress.held`; "own" leaves it to the optimizer; "auto" is "shared" with these two and
+            second_moment: "own" leaves it to the optimizer; "shared" lets that of Adam and AdamW move in exact rounds
+                only, and holds it in between, see :mod:`horovod_compress.held`; "auto" is "shared" with these two and
                 methods that need it, else "own".
             warmup_steps: with a shared second moment, so many exact rounds begin the training; at least 1.
             rebuild_every: with a shared second moment, after these one round in so many is exact; by default the
@@ -304,11 +304,11 @@ class Compression:
             )
         if not self._reducer:
             return optimizer
+        self._hold(optimizer, second_moment, warmup_steps, rebuild_every)  # which needs nothing private
         if not horovod.__version__.startswith(_PRIVATE_API):
             _log.warning("Horovod %s is not known to attach(); the stock path is used", horovod.__version__)
             return optimizer
         self._reducer.gain = self._gain_for(optimizer.op)
-        self._hold(optimizer, second_moment, warmup_steps, rebuild_every)
         _attach(optimizer, self)
         self._optimizer = optimizer
         return optimizer
@@ -471,21 +471,28 @@ class Compression:
         self._check_between_steps()
         tuned = {"tuned": self._tuner.chosen} if self._tuner else {}
         scaled = {"scale": self._scale} if self._scaler is not None else {}
-        moments = {"second_moment": self._held.state_dict()} if self._held else {}
-        return checkpoint.save(self._running(), self._methods) | tuned | scaled | moments
+        moments = self._held.state_dict() if self._held else self._moments  # which were loaded, and nobody holds yet
+        held_ = {"second_moment": moments} if moments else {}
+        return checkpoint.save(self._running(), self._methods) | tuned | scaled | held_
 
     def load_state_dict(self, state: Mapping[str, Any], residuals: str = "restore") -> None:
         """Restore a state; see :func:`horovod_compress.checkpoint.load`."""
         self._check_between_steps()
+        moments = state.get("second_moment", {}) if isinstance(state, Mapping) else {}
+        held.check_state(moments, {name: parameter.shape for name, parameter in self._named})
         if self._tuner:
             checkpoint.check(self._running(), self._methods, state, residuals)  # before anything is changed
             same = state.get("world") == self._running().world
             self._tuner.resume(checkpoint.saved_plan(state), same and bool(state.get("tuned")))
             self._take_order()
         checkpoint.load(self._running(), self._methods, state, residuals)
-        self._moments = state.get("second_moment", {})  # attach() may come later
+        self._moments = moments
         if self._held:
-            self._held.load_state_dict(self._moments)
+            self._held.load_state_dict(moments)
+        elif residuals == "reset":
+            self._moments = {}  # nothing waits
+        elif self._compared_ways:
+            self._settle_moments()
         self._settled, self._scale, self._bridged = -1, float(state.get("scale", 0.0)), False
 
     def _check_between_steps(self) -> None:
@@ -580,10 +587,15 @@ class Compression:
             )
         return True
 
+    def _settle_moments(self) -> None:
+        """Where a second moment was loaded and nobody holds one, let what waits be in the units of gradients again."""
+        if self._moments and not self._held:
+            held.give_back(self._moments, self._running())
+        self._moments = {}
+
     def _compare_ways(self) -> None:
         """At the first gradient, see that all ranks are attached, or none."""
-        if self._optimizer is None and (optimizer := calling_optimizer(self)):
-            self._hold(optimizer)
+        self._settle_moments()
         kind = self._held.settings() if self._held else "its own"
         mine = way.Way(self._running().plan.fingerprint(), self._optimizer is not None, kind)
         way.check(self.allgather_object(mine, "hvc.attach", by_name=True))

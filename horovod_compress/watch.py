@@ -38,11 +38,16 @@ class Watch:
         """Mark that a tensor, by its place in the plan, was taken in."""
         self._offers.append((index, time.perf_counter()))
 
+    def _counts(self) -> bool:
+        return len(self._begins) - 1 not in self._spoiled
+
     def exchanged(self, bucket: int, seconds: float) -> None:
-        self._exchanges[bucket].append(seconds)
+        if self._counts():
+            self._exchanges[bucket].append(seconds)
 
     def decoded(self, bucket: int, seconds: float) -> None:
-        self._decodes[bucket].append(seconds)
+        if self._counts():
+            self._decodes[bucket].append(seconds)
         self._results.append(time.perf_counter())
 
     def steps(self) -> int:

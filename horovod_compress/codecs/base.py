@@ -295,6 +295,10 @@ class Codec:
         """Return the codec of one step, for methods whose rounds differ."""
         return self
 
+    def exact_until(self) -> int:
+        """Return the step of the first compressed round."""
+        return 0
+
     def compressed_turn(self, step: int) -> int:
         """Return what :meth:`at` takes for the compressed round of a step, where exact ones are somebody else's."""
         return step

@@ -56,6 +56,9 @@ class ByStep(Codec):
         warms_up = self.choose is None and all(isinstance(codec, Dense) for _, codec in self.stages[:-1])
         return self.stages[-1][1].divides() if warms_up else "never"
 
+    def exact_until(self) -> int:
+        return int(self.stages[-1][0]) if self.divides() != "never" else 0
+
     def compressed_turn(self, step: int) -> int:
         first, codec = self.stages[-1]
         turn = codec.compressed_turn(step)

@@ -30,7 +30,7 @@ from .. import kernels
 from ..errors import ConfigError
 from ..keys import Key
 from ..plan import Bucket
-from .base import Codec, Law, Work, work_dtype
+from .base import Codec, Divides, Law, Work, work_dtype
 from .dense import Momentum
 from .registry import register
 from .sections import Sections
@@ -100,6 +100,9 @@ class Dgc(Sections):
 
     def variants(self) -> tuple[Dgc, ...]:
         return (*self._stages(), replace(self, ramp_steps=0))
+
+    def divides(self) -> Divides:
+        return "never" if self.clip else "before"  # a length is in the units of gradients
 
     # ---- clipping ----
 

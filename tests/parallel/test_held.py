@@ -20,11 +20,11 @@ def found() -> list[dict[str, Any]]:
     return [{name: case["value"] for name, case in report.items()} for report in job.reports]
 
 
-def test_both_paths_hold_it_with_the_same_bits(found) -> None:
+def test_it_is_the_optimizer_s_own_unless_somebody_asks(found) -> None:
     for report in found:
         case = report["paths"]
-        assert case["stock"] == case["attached"] != case["own"]
-        assert case["stock holds"] == case["attached holds"] == case["tensors"] and case["own holds"] == 0
+        assert case["stock"] == case["own"] != case["attached"]
+        assert case["attached holds"] == case["tensors"] and case["own holds"] == case["stock holds"] == 0
         assert set(case["ranks"]) == {case["stock"]}
 
 
@@ -33,7 +33,9 @@ def test_resume_is_exact(found) -> None:
 
 
 def test_clipping_after_synchronize(found) -> None:
-    assert all(len(set(report["clipped"])) == 1 for report in found)
+    for report in found:
+        (free, clipped), other = report["clipped"]
+        assert other == [free, clipped] and clipped <= 1.5e-3 < 0.01 < free
 
 
 def test_a_second_moment_that_differs_is_noticed(found) -> None:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
+import math
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,7 +14,8 @@ import torch
 from torch import Tensor, nn
 
 from horovod_compress import checkpoint, held
-from horovod_compress.errors import ConfigError
+from horovod_compress.errors import ConfigError, NonFiniteError
+from horovod_compress.plan import Plan, TensorSpec
 from tests.support.local import Fleet, all_same, random_grads, spec
 from tests.support.marks import slow
 
@@ -32,12 +36,19 @@ class Team:
         second_moment: str = "shared",
         make: Callable[..., torch.optim.Optimizer] = torch.optim.Adam,
         options: dict[str, Any] | None = None,
+        tensors: list[TensorSpec] = TENSORS,
+        memory_format: torch.memory_format = torch.contiguous_format,
         **adam: Any,
     ) -> None:
         torch.manual_seed(3)
-        start = {t.name: torch.randn(t.shape, dtype=getattr(torch, t.dtype)) for t in TENSORS}
-        self.fleet = Fleet(world, TENSORS, method, verify_every=1, **(options or {}))
-        self.models = [{name: nn.Parameter(w.clone()) for name, w in start.items()} for _ in range(world)]
+        start = {t.name: torch.randn(t.shape, dtype=getattr(torch, t.dtype)) for t in tensors}
+        start = {n: w.to(memory_format=memory_format) if w.dim() == 4 else w for n, w in start.items()}
+        self.tensors = tensors
+        self.fleet = Fleet(world, tensors, method, verify_every=1, **(options or {}))
+        self.models = [
+            {name: nn.Parameter(w.clone(memory_format=torch.preserve_format)) for name, w in start.items()}
+            for _ in range(world)
+        ]
         self.optimizers = [make(model.values(), **{"lr": RATE} | adam) for model in self.models]
         self.held = [
             held.hold(optimizer, reducer, model.items(), held.REBUILD_EVERY, second_moment, warmup, every)
@@ -66,7 +77,7 @@ class Team:
         return results
 
     def run(self, steps: range) -> list[Grads]:
-        return [self.step(random_grads(self.fleet.world, TENSORS, seed=step)) for step in steps]
+        return [self.step(random_grads(self.fleet.world, self.tensors, seed=step)) for step in steps]
 
     def weights(self) -> dict[str, Tensor]:
         return {name: parameter.detach().clone() for name, parameter in self.models[0].items()}
@@ -82,13 +93,12 @@ def test_with_exact_rounds_only_it_is_the_stock_optimizer() -> None:
         results = team.run(range(12))
         assert team.held[0] and all(not r.stations[0].divisors for r in team.fleet.reducers)
         with Team(every=1, second_moment="own") as stock:
-            for step, result in enumerate(results):
+            for result in results:
                 assert bool(result[0]["weight"].isfinite().all())
                 for model, optimizer in zip(stock.models, stock.optimizers, strict=True):
                     for name, parameter in model.items():
                         parameter.grad = result[0][name].clone()
                     optimizer.step()
-                assert step or all_same([team.weights(), team.weights()])
             assert all_same([team.weights(), stock.weights()])
 
 
@@ -247,3 +257,59 @@ def test_marsit_s_own_full_precision_rounds_are_left_out() -> None:
                 assert mine and mine.warmup == options.get("warmup_steps", 2)
                 exact = mine.is_exact(step)
                 assert {s.round(step).label for s in team.fleet.reducers[0].stations} == {"bf16" if exact else "marsit"}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64], ids=str)
+def test_any_type_and_layout_in_memory(dtype: torch.dtype) -> None:
+    """Rows are those of the shape, however they lie: channels last gives the weights of the usual layout."""
+    tensors = [spec("kernel", 6, 3, 4, 5, dtype=dtype), spec("none", 0, 7, dtype=dtype), spec("one", dtype=dtype)]
+    found = []
+    for memory_format in (torch.contiguous_format, torch.channels_last):
+        with Team(tensors=tensors, memory_format=memory_format) as team:
+            assert team.models[0]["kernel"].is_contiguous(memory_format=memory_format)
+            team.run(range(12))
+            assert team.moment("kernel").moment.dtype is torch.promote_types(dtype, torch.float32)
+            found.append({name: weight.contiguous() for name, weight in team.weights().items()})
+    assert all_same(found) and bool(found[0]["kernel"].isfinite().all())
+
+
+@pytest.mark.parametrize("method", ["marsit", "topk"])
+def test_an_exact_round_that_is_not_finite_moves_nothing(method: str) -> None:
+    with Team(method, options={"nonfinite": "raise"}) as team, Team(method) as healthy:
+        for both in (team, healthy):
+            both.run(range(9))
+        assert team.held[0] and team.held[0].is_exact(9)
+        before = team.moment("weight").moment.clone()
+        grads = random_grads(3, TENSORS, seed=9)
+        grads[1]["weight"][2, 3] = math.inf
+        with pytest.raises(NonFiniteError):
+            team.step(grads)
+        assert torch.equal(team.moment("weight").moment, before)
+        for reducer in team.fleet.reducers:
+            for name in team.models[0]:
+                with contextlib.suppress(NonFiniteError):
+                    reducer.result(team.fleet._index[name], 9)
+        team.run(range(10, 18))  # on every rank the same weights, and finite ones
+        assert all(bool(weight.isfinite().all()) for weight in team.weights().values())
+
+
+def test_a_bucket_that_is_left_uncompressed_for_a_while() -> None:
+    """What waits goes over to the units of gradients, and back."""
+    with Team("topk", options={"density": 0.1}) as team:
+        compressed = team.fleet.plan
+        plain = Plan(tuple(replace(bucket, plain=True) for bucket in compressed.buckets))
+        total = torch.zeros(12, 40, dtype=torch.float64)
+        for step in range(18):
+            if step in (7, 12):
+                for reducer in team.fleet.reducers:
+                    assert reducer.wait_idle(5.0)
+                    reducer.replan(plain if step == 7 else compressed)
+            grads = random_grads(3, TENSORS, seed=step)
+            results = team.step(grads)
+            mine = team.held[0]
+            assert mine and ("weight" in mine._held) is (step in (5, 6, *range(12, 18)))
+            if not mine.is_exact(step) or 7 <= step < 12:
+                total += torch.stack([g["weight"] for g in grads]).double().mean(0) - results[0]["weight"]
+        waits = torch.stack([residuals["weight"] for residuals in team.fleet.residuals()]).double().mean(0)
+        divisor = team.moment("weight").divisor
+        assert divisor is not None and torch.allclose((waits * divisor).view(12, 40), total, atol=1e-4)
