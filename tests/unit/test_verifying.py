@@ -1,0 +1,36 @@
+"""Results are compared across ranks, every tensor of a bucket."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from horovod_compress.errors import MismatchError
+from tests.support.local import Fleet, random_grads, spec
+
+TENSORS = [spec("a", 40), spec("b", 3, 5), spec("c", 70)]
+
+
+@pytest.mark.parametrize("wrong", [0, 1, 2, None])
+def test_one_wrong_bit_of_one_result_is_noticed(wrong: int | None) -> None:
+    with Fleet(3, TENSORS, "none", verify_every=1) as fleet:
+        station = fleet.reducers[1].stations[0]
+        usual = station.write_back
+
+        def write_back() -> None:
+            usual()
+            if wrong is not None:
+                grad = station.grads[wrong]
+                assert grad is not None
+                grad.view(torch.int32)[4] ^= 1
+
+        station.write_back = write_back  # type: ignore[method-assign]
+
+        def steps() -> None:
+            for number in range(3):
+                fleet.step(random_grads(3, TENSORS, seed=number))
+
+        if wrong is None:  # the control
+            return steps()
+        with pytest.raises(MismatchError, match=r"result of bucket 0 on rank\(s\) 1 differs"):
+            steps()
