@@ -5,7 +5,7 @@ something. Every fault is planted in a copy of the tree, in build/mutate, and th
 first one fails: the files where one should, then all others. Without any fault all tests have to pass there: that is
 the control, and it runs first.
 
-    python tools/mutate.py                       every fault against `make test`: most of an hour on two cores
+    python tools/mutate.py                       every fault against `make test`: half an hour on two cores
     python tools/mutate.py --only ring           faults whose name contains a word
     python tools/mutate.py -- -m "not alone"      other arguments for pytest
     python tools/mutate.py --json FILE           one record a line; a second run goes on where the first one stopped

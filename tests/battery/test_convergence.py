@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from functools import lru_cache
 
+import pytest
 import torch
 from torch import Tensor
 
@@ -63,6 +64,7 @@ def _uncompressed() -> tuple[float, float]:
         return _train(fleet)
 
 
+@pytest.mark.slow
 @each_case()
 def test_every_sample_learns(case: Sample) -> None:
     """The loss comes down by at least 80 % of what it does without compression."""
@@ -71,6 +73,13 @@ def test_every_sample_learns(case: Sample) -> None:
     before, after = _uncompressed()
     assert first == before and after < 0.3 * before
     assert first - last >= LEAST * (before - after)
+
+
+def test_one_bit_learns() -> None:
+    with Fleet(WORLD, TENSORS, "marsit") as fleet:
+        first, last = _train(fleet)
+    before, after = _uncompressed()
+    assert first == before and first - last >= LEAST * (before - after)
 
 
 def test_the_problem_needs_all_ranks() -> None:

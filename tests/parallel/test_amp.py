@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import cache
 from typing import Any
 
 import pytest
@@ -10,56 +9,47 @@ import pytest
 pytest.importorskip("horovod.torch")
 
 from tests.support.jobs import run_ranks
-from tests.support.marks import slow
 
-JOBS = {
-    "quick": ["scaler marsit", "scaler topk", "refusals", "compiled marsit"],
-    "rest": ["scaler onebit_adam", "scaler sketch_fusion", "compiled topk"],
-}
+pytestmark = pytest.mark.slow
+
+METHODS = ("marsit", "topk", "onebit_adam", "sketch_fusion")
 
 
-def each(kind: str) -> pytest.MarkDecorator:
-    """Run a test for the reports on every method of a kind of check."""
-    cases = {job: [(job, check) for check in checks if check.startswith(kind)] for job, checks in JOBS.items()}
-    return pytest.mark.parametrize(("job", "check"), [*cases["quick"], *slow(*cases["rest"])])
-
-
-@cache
-def reports(job: str) -> list[dict[str, Any]]:
-    found = run_ranks(2, "amp.py", timeout=240, arguments={"checks": JOBS[job]}).reports
-    for report in found:
+@pytest.fixture(scope="module")
+def found() -> list[dict[str, Any]]:
+    job = run_ranks(2, "amp.py", timeout=240)
+    for report in job.reports:
         errors = {name: case["traceback"] for name, case in report.items() if case["error"]}
         assert not errors, errors
-    return [{name: case["value"] for name, case in report.items()} for report in found]
+    return [{name: case["value"] for name, case in report.items()} for report in job.reports]
 
 
-@each("scaler")
-def test_a_scale_that_is_followed_leaves_no_trace(job: str, check: str) -> None:
+@pytest.mark.parametrize("method", METHODS)
+def test_a_scale_that_is_followed_leaves_no_trace(found: list[dict[str, Any]], method: str) -> None:
     """Powers of two change no bit of a mantissa, so the weights are those of a run without a scaler."""
-    for report in reports(job):
-        case = report[check]
+    for report in found:
+        case = report[f"scaler {method}"]
         assert case["followed"] == case["plain"]
         assert case["resumed"] == [case["plain"]] * 3
         assert len(set(case["plain"])) == len(case["plain"])
         assert case["left"] != case["plain"]  # the control: what waits does matter
 
 
-@each("scaler")
-def test_a_step_that_is_skipped_is_skipped_on_every_rank(job: str, check: str) -> None:
-    first, second = (report[check]["skipped"] for report in reports(job))
+@pytest.mark.parametrize("method", METHODS)
+def test_a_step_that_is_skipped_is_skipped_on_every_rank(found: list[dict[str, Any]], method: str) -> None:
+    first, second = (report[f"scaler {method}"]["skipped"] for report in found)
     assert first == second and first[3] == first[2] and len(set(first)) == len(first) - 1
 
 
-def test_one_scaler_once() -> None:
-    for report in reports("quick"):
-        again, update = report["refusals"]
-        assert "once" in again and "updates are not scaled" in update
+def test_one_scaler_once(found: list[dict[str, Any]]) -> None:
+    assert all(
+        "once" in report["refusals"][0] and "updates are not scaled" in report["refusals"][1] for report in found
+    )
 
 
-@each("compiled")
-def test_compiled_models_give_the_same_bits_on_every_rank_and_path(job: str, check: str) -> None:
-    found = reports(job)
+@pytest.mark.parametrize("method", ["marsit", "topk"])
+def test_compiled_models_give_the_same_bits_on_every_rank_and_path(found: list[dict[str, Any]], method: str) -> None:
     for report in found:
-        case = report[check]
-        assert case["stock"] == case["attached"] == found[0][check]["attached"]
+        case = report[f"compiled {method}"]
+        assert case["stock"] == case["attached"] == found[0][f"compiled {method}"]["attached"]
         assert len(set(case["stock"])) == len(case["stock"])

@@ -12,7 +12,7 @@ from benchmarks.allreduce import METHODS, full_name, words
 from benchmarks.launch import records_in
 from tests.support.jobs import run_ranks
 
-pytestmark = pytest.mark.alone
+pytestmark = [pytest.mark.alone, pytest.mark.slow]
 
 ELEMENTS = 300
 PEERS = """

@@ -12,7 +12,7 @@ pytest.importorskip("horovod.torch")
 from tests.support.jobs import run_ranks
 from tests.support.timelines import check, end, read, rows, spans
 
-pytestmark = pytest.mark.alone
+pytestmark = [pytest.mark.alone, pytest.mark.slow]
 
 RUNS = ["layerwise True", "layerwise False", "single True", "single False"]
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import cache
 from typing import Any
 
 import pytest
@@ -10,46 +9,23 @@ import pytest
 pytest.importorskip("horovod.torch")
 
 from tests.support.jobs import run_ranks
-from tests.support.marks import slow
 
-QUICK = ["net auto False", "odd layerfusion True", "net mergecomp True", "layers auto True"]
-CASES = [
-    *(
-        f"{name} {schedule} {attach}"
-        for name in ("net", "odd")
-        for schedule in ("auto", "layerfusion", "mergecomp")
-        for attach in (False, True)
-    ),
-    "layers auto True",
-]
-JOBS = {"quick": (2, QUICK), "2 ranks": (2, CASES), "4 ranks": (4, CASES)}
-each_case = pytest.mark.parametrize(
-    ("found", "case"),
-    [
-        *(("quick", case) for case in QUICK),
-        *slow(*((job, case) for job in ("2 ranks", "4 ranks") for case in CASES)),
-    ],
-    indirect=["found"],
-)
+pytestmark = pytest.mark.slow
+
+CASES = [f"{name} {schedule} {attach}" for name in ("net", "odd") for schedule in ("auto", "layerfusion", "mergecomp")
+         for attach in (False, True)] + ["layers auto True"]  # fmt: skip
 
 
-@cache
-def reports(world: int, cases: tuple[str, ...]) -> list[dict[str, Any]]:
-    env = {"HOROVOD_DYNAMIC_PROCESS_SETS": "1"}
-    job = run_ranks(world, "tuning.py", timeout=240, env=env, arguments={"cases": cases})
+@pytest.fixture(scope="module", params=[2, pytest.param(4, marks=pytest.mark.slow)])
+def found(request: pytest.FixtureRequest) -> list[dict[str, Any]]:
+    job = run_ranks(request.param, "tuning.py", timeout=240, env={"HOROVOD_DYNAMIC_PROCESS_SETS": "1"})
     for report in job.reports:
         errors = {name: case["traceback"] for name, case in report.items() if case["error"]}
         assert not errors, errors
     return [{name: case["value"] for name, case in report.items()} for report in job.reports]
 
 
-@pytest.fixture(params=["quick", *slow("2 ranks", "4 ranks")])
-def found(request: pytest.FixtureRequest) -> list[dict[str, Any]]:
-    world, cases = JOBS[request.param]
-    return reports(world, tuple(cases))
-
-
-@each_case
+@pytest.mark.parametrize("case", CASES)
 def test_ranks_hold_the_same_bits_and_buckets_after_every_step(found, case: str) -> None:
     for report in found:
         for ranks in report[case]["steps"]:
@@ -57,7 +33,7 @@ def test_ranks_hold_the_same_bits_and_buckets_after_every_step(found, case: str)
         assert report[case]["verified"] == len(report[case]["steps"])
 
 
-@each_case
+@pytest.mark.parametrize("case", CASES)
 def test_buckets_are_tried_and_then_chosen(found, case: str) -> None:
     for report in found:
         assert report[case]["chosen"] and report[case]["plans"] > 1

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import horovod.torch as hvd
@@ -11,7 +10,7 @@ import torch
 from torch import nn
 
 import horovod_compress.torch as hvc
-from tests.support.rank import arguments, check
+from tests.support.rank import check
 from tests.support.training import digest, loss_of, net, optimizer_for, train
 
 STEPS = range(7)
@@ -124,10 +123,8 @@ def compiled(method: str) -> dict[str, Any]:
     return {"plain": plain(method), "attached": plain(method, wrap), "stock": plain(method, wrap, attach=False)}
 
 
-CHECKS = {
-    **{f"scaler {name}": partial(scaler_of, name) for name in METHODS},
-    **{f"compiled {name}": partial(compiled, name) for name in METHODS},
-    "refusals": refusals,
-}
-for name in arguments()["checks"]:
-    check(name, CHECKS[name])
+for name in METHODS:
+    check(f"scaler {name}", lambda: scaler_of(name))
+check("refusals", refusals)
+for name in ("marsit", "topk"):
+    check(f"compiled {name}", lambda: compiled(name))

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 import horovod_compress.torch as hvc
 from horovod_compress import tuning
-from tests.support.rank import arguments, check
+from tests.support.rank import check
 from tests.support.training import digest, gathered, loss_of, net, optimizer_for, train
 
 hvd.init()
@@ -54,14 +54,12 @@ def tuned(make: Any, schedule: str, method: Any, attach: bool) -> dict[str, Any]
     return found
 
 
-MODELS: dict[str, tuple[Any, Any]] = {
-    "net": (net, "topk"),
-    "odd": (Odd, "topk"),
-    "layers": (net, {"3.*": "topk", "*": "marsit"}),
-}
-for case in arguments()["cases"]:
-    name, schedule, attach = case.split()
-    check(case, lambda: tuned(MODELS[name][0], schedule, MODELS[name][1], attach == "True"))
+for name, make in (("net", net), ("odd", Odd)):
+    for schedule in ("auto", "layerfusion", "mergecomp"):
+        for attach in (False, True):
+            check(f"{name} {schedule} {attach}", lambda: tuned(make, schedule, "topk", attach))
+
+check("layers auto True", lambda: tuned(net, "auto", {"3.*": "topk", "*": "marsit"}, True))
 
 
 def resumed() -> Any:
