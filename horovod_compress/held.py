@@ -23,6 +23,7 @@ import torch
 from torch import Tensor, nn
 
 from . import kernels
+from .adam import FAMILY
 from .errors import ConfigError
 from .reducer import Reducer
 
@@ -33,14 +34,10 @@ FLOOR = 0.1
 LEAST = 1e-6
 #: No element moves by more than so many learning rates in a step, as in Adam itself (Kingma and Ba 2015, section 2.1).
 BOUND = 10.0
-
-
 #: How often the second moment moves, if nobody says.
 REBUILD_EVERY = 50
 #: How many exact rounds begin the training, if nobody says.
 WARMUP_STEPS = 30
-#: Classes whose update this is; others keep their own second moment.
-FAMILY = (torch.optim.Adam, torch.optim.AdamW)
 
 _log = logging.getLogger("horovod_compress")
 

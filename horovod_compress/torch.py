@@ -479,7 +479,8 @@ class Compression:
         """Restore a state; see :func:`horovod_compress.checkpoint.load`."""
         self._check_between_steps()
         moments = state.get("second_moment", {}) if isinstance(state, Mapping) else {}
-        held.check_state(moments, {name: parameter.shape for name, parameter in self._named})
+        if self._reducer:  # else the rank is told below that it has no part in this
+            held.check_state(moments, {name: parameter.shape for name, parameter in self._named})
         if self._tuner:
             checkpoint.check(self._running(), self._methods, state, residuals)  # before anything is changed
             same = state.get("world") == self._running().world
