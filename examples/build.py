@@ -52,7 +52,7 @@ def build(chosen: Namespace) -> Run:
     hvd.broadcast_parameters(model.state_dict(), root_rank=0)
     hvd.broadcast_optimizer_state(optimizer, root_rank=0)
     if chosen.attach:
-        second_moment = {"second_moment": chosen.second_moment or "own", "warmup_steps": chosen.exact_steps}
+        second_moment = {"second_moment": chosen.second_moment, "warmup_steps": chosen.exact_steps}
         run.optimizer = compression.attach(optimizer, **second_moment)
     return run
 
@@ -63,7 +63,7 @@ def distributed(chosen: Namespace, model: nn.Module, compression: Any) -> Any:
         return hvd.DistributedOptimizer(optimizer, named_parameters=named, compression=compression)
     import horovod_compress.torch as hvc
 
-    options = {"second_moment": chosen.second_moment or "auto", "warmup_steps": chosen.exact_steps}
+    options = {"second_moment": chosen.second_moment, "warmup_steps": chosen.exact_steps}
     return hvc.DistributedUpdateOptimizer(optimizer, named, compression, chosen.delay, **options)
 
 

@@ -110,9 +110,7 @@ def _add_method(group: Any) -> None:
     )
     group.add_argument("--update-mode", action="store_true", help="exchange weight updates instead of gradients")
     group.add_argument("--delay", type=positive(int), help="local steps between exchanges")
-    group.add_argument(
-        "--second-moment", choices=("auto", "shared", "own"), help="of Adam; default: auto in update mode, else own"
-    )
+    group.add_argument("--second-moment", choices=("auto", "shared", "own"), default="auto", help="of Adam")
     group.add_argument(
         "--exact-steps", type=positive(int), default=30, help="with a shared second moment, exact rounds at the start"
     )

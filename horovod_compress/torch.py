@@ -165,6 +165,7 @@ class Compression:
         self._compared_ways = False  # whether all ranks are known to be attached, or none
         self._tuner: Tuner | None = None
         self._held: held.HeldSecondMoment | None = None
+        self._asked = False  # whether it is settled who holds the second moment
         self._moments: Mapping[str, Any] = {}  # that were loaded
         self._scaler: Any = None  # the gradient scaler that is followed
         self._scale, self._bridged = 0.0, False  # of what is kept, 0 for not known; whether that is the scaler's
@@ -258,7 +259,7 @@ class Compression:
         self,
         optimizer: Any,
         *,
-        second_moment: str = "own",
+        second_moment: str = "auto",
         warmup_steps: int = held.WARMUP_STEPS,
         rebuild_every: int | None = None,
     ) -> Any:
@@ -272,9 +273,9 @@ class Compression:
 
         Args:
             optimizer: what ``hvd.DistributedOptimizer(..., compression=compression)`` returned.
-            second_moment: "own" leaves it to the optimizer; "shared" lets that of Adam and AdamW move in exact rounds
-                only, and holds it in between, see :mod:`horovod_compress.held`; "auto" is "shared" with these two and
-                methods that need it, else "own".
+            second_moment: "shared" lets that of Adam and AdamW move in exact rounds only, and holds it in between, see
+                :mod:`horovod_compress.held`; "own" leaves it to the optimizer; "auto" is "shared" with these two and
+                methods that need it, else "own". So it is without ``attach()``.
             warmup_steps: with a shared second moment, so many exact rounds begin the training; at least 1.
             rebuild_every: with a shared second moment, after these one round in so many is exact; by default the
                 method's ``full_precision_every``, else 50.
@@ -314,6 +315,7 @@ class Compression:
         return optimizer
 
     def _hold(self, optimizer: Any, *options: Any) -> None:
+        self._asked = True
         self._held = held.hold(optimizer, self._running(), self._named, self._rebuild_every(), *options)
         if self._held:
             self._held.load_state_dict(self._moments)
@@ -596,6 +598,8 @@ class Compression:
 
     def _compare_ways(self) -> None:
         """At the first gradient, see that all ranks are attached, or none."""
+        if not self._asked and (optimizer := calling_optimizer(self)):
+            self._hold(optimizer, "auto")
         self._settle_moments()
         kind = self._held.settings() if self._held else "its own"
         mine = way.Way(self._running().plan.fingerprint(), self._optimizer is not None, kind)

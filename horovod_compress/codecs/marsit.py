@@ -2,9 +2,9 @@
 
     x = gradient + residual
     payload = [x >= 0], one bit each, and the mean of |x| of each step group
-    merge: where two partial payloads of a and b ranks differ, take the second's bit with
-           probability b / (a + b); the final bit is 1 with probability (ranks with bit 1) / M;
-           or, shaped, round the sum of signs and what the last merge here rounded off
+    merge: round the sum of the signs and of what the last merge here rounded off; or, as in the paper, where
+           two partial payloads of a and b ranks differ, take the second's bit with probability
+           b / (a + b): the final bit is 1 with probability (ranks with bit 1) / M
     result G = step * (2 bit - 1)
     residual = x - G                      global compensation, or
                decay (x - own sign's step)  ordinary error feedback, whose memory may fade
@@ -48,14 +48,15 @@ class Marsit(Signs):
         step_size: "tensor" or "row" for a measured step per tensor or per output row (short rows
             are joined until they hold 256 elements), or the paper's fixed global step.
         compensation: the residual rule, "global", "own" or "none".
-        residual_decay: what part of an "own" residual lives on, in (0, 1]; None for 0.9 with sampled and 1 with
-            shaped merging. Below 1, old errors fade instead of coming back all at once, which high learning
+        residual_decay: what part of an "own" residual lives on, in (0, 1]; None for 1 with shaped and 0.9 with
+            sampled merging. Below 1, old errors fade instead of coming back all at once, which high learning
             rates with momentum need; 1 is ordinary error feedback. "global" keeps all, as its conservation law
             asks for.
         zeros: what exact zeros send: a "random" bit, or "positive" as in the paper. Gradients of
             unused embedding rows are exact zeros, and would all drift the same way.
-        merge: "sampled" for the paper's merge, or "shaped" for one that draws nothing: what it rounds off
-            is kept and added the next time, so that over the steps the merged bits follow the mean of the signs.
+        merge: "shaped" draws nothing: what the merge rounds off is kept and added the next time, so that over the
+            steps the merged bits follow the mean of the signs; "sampled" for the paper's merge, which is fair in
+            every step by itself.
         step_scale: the measured step in means of |x|, below 2; None for 1.5 with shaped merging and an "own"
             residual, else 1.
     """
@@ -66,7 +67,7 @@ class Marsit(Signs):
     zeros: str = "random"
     residual_decay: float | None = None
     # The option takes the place of the method of this name: here merge_in and fold_in do all.
-    merge: str = "sampled"  # type: ignore[assignment]
+    merge: str = "shaped"  # type: ignore[assignment]
     step_scale: float | None = None
 
     name: ClassVar[str] = "marsit"
@@ -74,11 +75,11 @@ class Marsit(Signs):
     summary: ClassVar[str] = "1 bit: sign bits, merged without bias on every hop"
 
     samples: ClassVar[tuple[dict[str, Any], ...]] = (
-        {"step_size": "row", "full_precision_every": 0, "zeros": "random"},
-        {"step_size": "tensor", "full_precision_every": 3, "compensation": "global"},
-        {"step_size": "tensor", "full_precision_every": 0, "compensation": "none"},
-        {"step_size": 0.125, "full_precision_every": 0, "zeros": "positive"},
         {"merge": "shaped", "step_size": "row", "full_precision_every": 3},
+        {"merge": "sampled", "step_size": "row", "full_precision_every": 0, "zeros": "random"},
+        {"merge": "sampled", "step_size": "tensor", "full_precision_every": 3, "compensation": "global"},
+        {"merge": "sampled", "step_size": "tensor", "full_precision_every": 0, "compensation": "none"},
+        {"merge": "sampled", "step_size": 0.125, "full_precision_every": 0, "zeros": "positive"},
     )
 
     def __post_init__(self) -> None:

@@ -49,7 +49,7 @@ def test_golden_bytes_by_hand() -> None:
     assert dense[: 4 * 390] == first.numpy().tobytes()
     half = bytes.fromhex(GOLDEN["payloads"]["fp16"]["float32"])
     assert half[: 2 * 390] == first.to(torch.float16).numpy().tobytes()
-    fixed = next(name for name in cases.CODECS if name.startswith("marsit step_size=0.125"))
+    fixed = next(name for name in cases.CODECS if name.startswith("marsit merge=sampled step_size=0.125"))
     signs = bytes.fromhex(GOLDEN["payloads"][fixed]["float32"])
     for element, value in enumerate(first.tolist()):
         assert signs[element // 8] >> element % 8 & 1 == (value >= 0)

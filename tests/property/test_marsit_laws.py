@@ -12,7 +12,7 @@ from torch import Tensor
 from tests.support.local import Fleet, all_same, one_tensor, random_grads, same_bits, spec
 from tests.support.marks import each_value
 
-_PLAIN = {"full_precision_every": 0, "compensation": "none", "step_size": 1.0, "zeros": "random"}
+_PLAIN = {"merge": "sampled", "full_precision_every": 0, "compensation": "none", "step_size": 1.0, "zeros": "random"}
 _FALSE_ALARM = 1e-6  # of a whole test; the seeds are fixed, so it either always passes or never
 
 
@@ -95,13 +95,15 @@ def test_zero_gets_a_fair_bit_and_positive_on_request() -> None:
         assert float(fleet.step(zeros)[0]["w"].min()) == 1.0
 
 
+@each_value
+@pytest.mark.parametrize("merge", ["shaped", "sampled"])
 @pytest.mark.parametrize("step_size", ["row", "tensor", 0.01])
 @pytest.mark.parametrize("exchange", ["ring", "fold"])
 @pytest.mark.parametrize("every", [0, 4])
-def test_conservation(every: int, exchange: str, step_size: str | float) -> None:
+def test_conservation(every: int, exchange: str, step_size: str | float, merge: str) -> None:
     """x0 - xt = sum of mean gradients - mean residual, with global compensation, at every step."""
     world, tensors = 3, [spec("a", 20, 30, dtype=torch.float64), spec("b", 77, dtype=torch.float64)]
-    options = dict(full_precision_every=every, compensation="global", step_size=step_size, exchange=exchange)
+    options = dict(full_precision_every=every, compensation="global", step_size=step_size, exchange=exchange, merge=merge)
     moved = {t.name: torch.zeros(t.shape, dtype=torch.float64) for t in tensors}
     given = {t.name: torch.zeros(t.shape, dtype=torch.float64) for t in tensors}
     with Fleet(world, tensors, **options) as fleet:
@@ -174,7 +176,7 @@ def test_the_measured_step_is_the_mean_magnitude_over_ranks() -> None:
     magnitudes = torch.stack([mine["a"].abs() for mine in grads]).mean(0)
     for step_size, rows in (("tensor", 16), ("row", 8)):  # rows of 32 are joined until they hold 256
         expected = magnitudes.view(16 // rows, -1).mean(1)
-        with Fleet(3, tensors, step_size=step_size, full_precision_every=0) as fleet:
+        with Fleet(3, tensors, step_size=step_size, step_scale=1.0, full_precision_every=0) as fleet:
             got = fleet.step(grads)[0]["a"].abs().view(16 // rows, -1)
         assert torch.equal(got, got[:, :1].expand_as(got))
         torch.testing.assert_close(got[:, 0], expected, rtol=1e-6, atol=0)

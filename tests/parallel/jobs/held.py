@@ -45,9 +45,9 @@ def refused(attempt: Any) -> str:
 
 
 def paths() -> dict[str, Any]:
-    """It is the optimizer's own unless somebody asks; then it is another run."""
+    """It is held on both paths, unless somebody asks for the optimizer's own; then it is another run."""
     found = {}
-    for name, attach in (("stock", None), ("own", {}), ("attached", {"second_moment": "auto"})):
+    for name, attach in (("stock", None), ("own", {"second_moment": "own"}), ("attached", {})):
         model = net()
         optimizer, compression = made(model, attach=attach)
         train(model, optimizer, range(36))
