@@ -30,7 +30,7 @@ from ..keys import Key
 from .base import Algebra, Codec, Law, Work
 from .dense import FullPrecision
 from .registry import register
-from .signs import Signs, check_merge, check_step, check_zeros
+from .signs import Signs, check_merge, check_step, check_zeros, shaped_fold
 
 #: The measured step, in means of |x|, where residual and merging keep all that the bits do not say.
 SHAPED_SCALE = 1.5
@@ -90,7 +90,7 @@ class Marsit(Signs):
         if self.compensation not in RULES:
             raise ConfigError(f"compensation should be one of {', '.join(map(repr, RULES))}, got {self.compensation!r}")
         check_zeros(self.zeros)
-        check_merge(self.merge)
+        check_merge(self.merge, "sampled")
         self._choose()
         decay, scale = self.residual_decay, self.step_scale
         if isinstance(decay, bool) or not isinstance(decay, (int, float)) or not 0 < decay <= 1:
@@ -148,8 +148,7 @@ class Marsit(Signs):
 
     def fold_in(self, work: Work, region: str, start: int, into: Tensor, others: Sequence[Tensor], key: Key) -> None:
         if self.merge == "shaped" and region == "bits":
-            before, after = work.carry[region].rows(start, start + into.numel())
-            kernels.shaped_fold([into, *others], into, before, after)
+            shaped_fold(work, start, into, others)
             return
         for index, other in enumerate(others):
             self.merge_in(work, region, start, into, other, (index + 1, 1), key.at(hop=index))

@@ -17,7 +17,7 @@ from .. import kernels
 from ..errors import ConfigError
 from ..keys import TIE, ZERO_SIGN, Key
 from ..plan import Bucket, TensorSpec
-from .base import Codec, Divides, Part, Regions, Work
+from .base import Codec, Divides, Law, Part, Regions, Work
 
 #: A step group covers at least so many elements: its 32 bits then cost 1/8 bit per element at most.
 MIN_STEP_GROUP = 256
@@ -77,10 +77,16 @@ def check_zeros(zeros: object) -> None:
         raise ConfigError(f'zeros should be "random" or "positive", got {zeros!r}')
 
 
-def check_merge(merge: object) -> None:
-    """Refuse an option of that name that says nothing."""
-    if merge not in ("sampled", "shaped"):
-        raise ConfigError(f'merge should be "shaped" or "sampled", got {merge!r}')
+def check_merge(merge: object, other: str) -> None:
+    """Refuse a rule for merging that is neither the shaped one nor the published one."""
+    if merge not in ("shaped", other):
+        raise ConfigError(f'merge should be "shaped" or "{other}", got {merge!r}')
+
+
+def shaped_fold(work: Work, start: int, into: Tensor, others: Sequence[Tensor]) -> None:
+    """Merge the bits of all ranks, and keep what that rounds off."""
+    before, after = work.carry["bits"].rows(start, start + into.numel())
+    kernels.shaped_fold([into, *others], into, before, after)
 
 
 class Signs(Codec):
@@ -235,9 +241,38 @@ def check_ties(ties: object) -> None:
 
 
 class Votes(Signs):
-    """Signs of which each element takes that of more than half of the ranks; a tie is a coin's, or 1."""
+    """Signs of which each element takes that of more than half of the ranks; a tie is a coin's, or 1.
 
-    ties: str  # a field of the methods
+    Or, shaped, the sign of their sum and of what the last such merge rounded off: then the mean of the ranks' signs
+    arrives over the steps, not their median.
+    """
+
+    ties: str  # the fields of the methods
+    # The option takes the place of the method of this name, which no fold asks for.
+    merge: str  # type: ignore[assignment]
+
+    def check_votes(self) -> None:
+        """Refuse options that say nothing."""
+        check_step(self.step_size)
+        check_zeros(self.zeros)
+        check_ties(self.ties)
+        check_merge(self.merge, "majority")
+
+    def law_of(self, signs: str) -> Law:
+        """Return what the result promises, of the signs of something."""
+        if self.merge == "shaped":
+            return Law(bound=f"sum over steps of result / step = that of the mean of {signs}")
+        tie = "a random sign" if self.ties == "random" else "+"
+        return Law(bound=f"result = step * majority of {signs}; a tie is {tie}")
+
+    def carries(self, world: int) -> dict[str, int]:
+        return {"bits": kernels.count_rows(world)} if self.merge == "shaped" else {}
+
+    def fold_in(self, work: Work, region: str, start: int, into: Tensor, others: Sequence[Tensor], key: Key) -> None:
+        if self.merge == "shaped" and region == "bits":
+            shaped_fold(work, start, into, others)
+        else:
+            self.fold(region, start, into, others, key)
 
     def fold(self, region: str, start: int, into: Tensor, others: Sequence[Tensor], key: Key) -> None:
         if region == "bits":

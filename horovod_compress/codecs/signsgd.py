@@ -18,7 +18,7 @@ from typing import Any, ClassVar
 
 from .base import Algebra, Law
 from .registry import register
-from .signs import Votes, check_step, check_ties, check_zeros
+from .signs import Votes
 
 
 @register
@@ -33,11 +33,14 @@ class SignSgd(Votes):
         zeros: what exact zeros vote for: a "random" sign, the same on every rank, or "positive".
         ties: what as many ranks for as against come to, which an even number of ranks may do: a
             "random" sign, or "positive".
+        merge: "majority", the papers' vote, or "shaped": what the rank that merges rounds off is kept and added
+            the next time, so that over the steps the merged signs follow the mean of the ranks' signs.
     """
 
     step_size: str | float = "row"
     zeros: str = "random"
     ties: str = "random"
+    merge: str = "majority"  # see Votes
 
     name: ClassVar[str] = "signsgd"
     algebra: ClassVar[Algebra] = Algebra.FOLD
@@ -46,13 +49,11 @@ class SignSgd(Votes):
         {"step_size": "row"},
         {"step_size": "tensor", "zeros": "positive"},
         {"step_size": 0.125, "ties": "positive"},
+        {"merge": "shaped", "step_size": "row"},
     )
 
     def __post_init__(self) -> None:
-        check_step(self.step_size)
-        check_zeros(self.zeros)
-        check_ties(self.ties)
+        self.check_votes()
 
     def law(self) -> Law:
-        tie = "a random sign" if self.ties == "random" else "+"
-        return Law(bound=f"result = step * majority of signs; a tie is {tie}")
+        return self.law_of("signs")

@@ -25,7 +25,7 @@ from ..keys import Key
 from ..plan import Bucket
 from .base import Algebra, Law, Work, work_dtype
 from .registry import register
-from .signs import Votes, check_step, check_ties, check_zeros
+from .signs import Votes
 
 
 @register
@@ -41,12 +41,15 @@ class Signum(Votes):
         zeros: what exact zeros vote for: a "random" sign, the same on every rank, or "positive".
         ties: what as many ranks for as against come to, which an even number of ranks may do: a
             "random" sign, or "positive".
+        merge: "majority", the papers' vote, or "shaped": what the rank that merges rounds off is kept and added
+            the next time, so that over the steps the merged signs follow the mean of the ranks' signs.
     """
 
     beta: float = 0.9
     step_size: str | float = "row"
     zeros: str = "random"
     ties: str = "random"
+    merge: str = "majority"  # see Votes
 
     name: ClassVar[str] = "signum"
     algebra: ClassVar[Algebra] = Algebra.FOLD
@@ -56,18 +59,16 @@ class Signum(Votes):
         {"beta": 0.5, "step_size": "row"},
         {"beta": 0.75, "step_size": "tensor", "zeros": "positive"},
         {"beta": 0.5, "step_size": 0.125, "ties": "positive"},
+        {"merge": "shaped", "beta": 0.5, "step_size": "row"},
     )
 
     def __post_init__(self) -> None:
         if type(self.beta) not in (int, float) or not 0 <= self.beta < 1:
             raise ConfigError(f"beta should be a number, at least 0, below 1, got {self.beta!r}")
-        check_step(self.step_size)
-        check_zeros(self.zeros)
-        check_ties(self.ties)
+        self.check_votes()
 
     def law(self) -> Law:
-        tie = "a random sign" if self.ties == "random" else "+"
-        return Law(bound=f"result = step * majority of signs of m; a tie is {tie}")
+        return self.law_of("signs of m")
 
     def state(self, bucket: Bucket) -> dict[str, torch.dtype]:
         return {"momentum": work_dtype(bucket)} if self.beta else {}

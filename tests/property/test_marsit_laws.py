@@ -103,7 +103,9 @@ def test_zero_gets_a_fair_bit_and_positive_on_request() -> None:
 def test_conservation(every: int, exchange: str, step_size: str | float, merge: str) -> None:
     """x0 - xt = sum of mean gradients - mean residual, with global compensation, at every step."""
     world, tensors = 3, [spec("a", 20, 30, dtype=torch.float64), spec("b", 77, dtype=torch.float64)]
-    options = dict(full_precision_every=every, compensation="global", step_size=step_size, exchange=exchange, merge=merge)
+    options = dict(
+        full_precision_every=every, compensation="global", step_size=step_size, exchange=exchange, merge=merge
+    )
     moved = {t.name: torch.zeros(t.shape, dtype=torch.float64) for t in tensors}
     given = {t.name: torch.zeros(t.shape, dtype=torch.float64) for t in tensors}
     with Fleet(world, tensors, **options) as fleet:

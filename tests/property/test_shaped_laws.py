@@ -16,6 +16,13 @@ from tests.support.local import Fleet, all_same, random_grads, same_bits, spec
 from tests.support.marks import slow
 
 _PLAIN = {"full_precision_every": 0, "compensation": "none", "step_size": 1.0, "merge": "shaped"}
+#: The methods that merge so, with the collective, and the options that make of a result the merged signs.
+METHODS = {
+    "marsit ring": {"method": "marsit", "exchange": "ring", **_PLAIN},
+    "marsit fold": {"method": "marsit", "exchange": "fold", **_PLAIN},
+    "signsgd fold": {"method": "signsgd", "step_size": 1.0, "merge": "shaped"},
+    "signum fold": {"method": "signum", "beta": 0.0, "step_size": 1.0, "merge": "shaped"},
+}
 TENSORS = [spec("a", 7, 33), spec("b", 13), spec("c", 200), spec("d")]
 
 
@@ -118,28 +125,28 @@ def _flat(fleet: Fleet, tensors: dict[str, Tensor]) -> np.ndarray:
     return flat
 
 
-@pytest.mark.parametrize("exchange", ["ring", "fold"])
+@pytest.mark.parametrize("name", METHODS)
 @pytest.mark.parametrize("world", [2, 5, *slow(3, 4, 16)])
-def test_the_identity_through_the_exchange(world: int, exchange: str) -> None:
+def test_the_identity_through_the_exchange(world: int, name: str) -> None:
     """In every step, on every rank, with chunks of any length, none included."""
-    with Fleet(world, TENSORS, exchange=exchange, **_PLAIN) as fleet:
+    with Fleet(world, TENSORS, **METHODS[name]) as fleet:
         before = np.zeros(fleet.plan.buckets[0].padded, dtype=np.int64)
         for number in range(5):
             grads = random_grads(world, TENSORS, seed=number)
             results = fleet.step(grads)
             assert all_same(results)
-            after = _left(fleet, exchange)
+            after = _left(fleet, name.split()[1])
             given = sum(_flat(fleet, mine) for mine in grads)
             assert (world * _flat(fleet, results[0]) == given + before - after).all()
             before = after
         assert before.any()
 
 
-@pytest.mark.parametrize("exchange", ["ring", "fold"])
-def test_nothing_is_drawn(exchange: str) -> None:
+@pytest.mark.parametrize("name", METHODS)
+def test_nothing_is_drawn(name: str) -> None:
     runs = []
     for seed in (1, 2):
-        with Fleet(4, TENSORS, exchange=exchange, seed=seed, **_PLAIN) as fleet:
+        with Fleet(4, TENSORS, seed=seed, **METHODS[name]) as fleet:
             runs.append([fleet.step(random_grads(4, TENSORS, seed=number))[0] for number in range(5)])
     assert all(same_bits(a[name], b[name]) for a, b in zip(*runs, strict=True) for name in a)
 
