@@ -138,9 +138,22 @@ class Methods:
 
     def momenta(self) -> dict[str, float]:
         """Return, by method, the momentum of those whose result is momentum upon what they are given."""
-        kinds = [kind for _, codec in self.rules for kind in (codec, *codec.variants())]
-        found = [(kind.name, float(getattr(kind, "momentum", 0.0))) for kind in kinds]
+        found = [(kind.name, float(getattr(kind, "momentum", 0.0))) for kind in self._kinds()]
         return {name: momentum for name, momentum in found if momentum}
+
+    def own_momenta(self) -> dict[str, tuple[str, float]]:
+        """Return, by method, the option and the value of the momentum of those that keep one of their own."""
+        found = {name: ("momentum", value) for name, value in self.momenta().items()}
+        betas = {codec.name: float(getattr(codec, "beta", 0.0)) for codec in self._kinds()}
+        return found | {name: ("beta", beta) for name, beta in betas.items() if beta}
+
+    def shares_sent(self) -> dict[str, float]:
+        """Return, by method, which share of the elements a round sends, of those where the others wait."""
+        shares = [(kind.name, kind.share_sent()) for kind in self._kinds()]
+        return {name: share for name, share in sorted(shares, reverse=True) if share < 1}
+
+    def _kinds(self) -> list[Codec]:
+        return [kind for _, codec in self.rules for kind in (codec, *codec.variants())]
 
     def _one(self, what: str, values: list[int]) -> int:
         if len(set(values)) > 1:

@@ -29,7 +29,7 @@ import horovod.torch as hvd
 import torch
 from torch import Tensor, nn
 
-from . import checkpoint, held, trace as recording, uneven, way
+from . import checkpoint, heavy_ball, held, trace as recording, uneven, way
 from ._horovod import (
     allgather_object,
     calling_optimizer,
@@ -165,7 +165,7 @@ class Compression:
         self._compared_ways = False  # whether all ranks are known to be attached, or none
         self._tuner: Tuner | None = None
         self._held: held.HeldSecondMoment | None = None
-        self._asked = False  # whether it is settled who holds the second moment
+        self._met = False  # the optimizer
         self._moments: Mapping[str, Any] = {}  # that were loaded
         self._scaler: Any = None  # the gradient scaler that is followed
         self._scale, self._bridged = 0.0, False  # of what is kept, 0 for not known; whether that is the scaler's
@@ -305,7 +305,7 @@ class Compression:
             )
         if not self._reducer:
             return optimizer
-        self._hold(optimizer, second_moment, warmup_steps, rebuild_every)  # which needs nothing private
+        self._meet(optimizer, second_moment, warmup_steps, rebuild_every)  # which needs nothing private
         if not horovod.__version__.startswith(_PRIVATE_API):
             _log.warning("Horovod %s is not known to attach(); the stock path is used", horovod.__version__)
             return optimizer
@@ -314,8 +314,12 @@ class Compression:
         self._optimizer = optimizer
         return optimizer
 
-    def _hold(self, optimizer: Any, *options: Any) -> None:
-        self._asked = True
+    def _meet(self, optimizer: Any, *options: Any) -> None:
+        """Look at the optimizer that takes the results: its momentum, and its second moment."""
+        heavy_ball.refuse_twice(optimizer, self._methods)
+        if not self._met and self._running().rank == 0 and (text := heavy_ball.advice(optimizer, self._methods)):
+            _log.warning("%s", text)
+        self._met = True
         self._held = held.hold(optimizer, self._running(), self._named, self._rebuild_every(), *options)
         if self._held:
             self._held.load_state_dict(self._moments)
@@ -598,8 +602,8 @@ class Compression:
 
     def _compare_ways(self) -> None:
         """At the first gradient, see that all ranks are attached, or none."""
-        if not self._asked and (optimizer := calling_optimizer(self)):
-            self._hold(optimizer, "auto")
+        if not self._met and (optimizer := calling_optimizer(self)):
+            self._meet(optimizer, "auto")
         self._settle_moments()
         kind = self._held.settings() if self._held else "its own"
         mine = way.Way(self._running().plan.fingerprint(), self._optimizer is not None, kind)

@@ -252,6 +252,10 @@ class Codec:
         """
         return False
 
+    def share_sent(self) -> float:
+        """Return which share of the elements a round sends, if the others wait."""
+        return 1.0
+
     def takes_over(self) -> bool:
         """Return whether what waits in the residual of every element is sent in time, whoever left it there."""
         return self.feedback() != "none"

@@ -79,6 +79,9 @@ class RandomK(Codec):
     def feedback(self) -> Feedback:
         return "none" if self.scaled else "own"
 
+    def share_sent(self) -> float:
+        return 1.0 if self.scaled else self.density
+
     def regions(self, bucket: Bucket) -> Regions:
         return {"values": (work_dtype(bucket), sum(share(self.density, tensor.count) for tensor in bucket.tensors))}
 

@@ -336,6 +336,9 @@ class SketchFusion(Codec):
         # What a table holds cannot follow where a divisor moves, as it is of no element.
         return "before" if self.error_feedback == "dense" else "never"
 
+    def share_sent(self) -> float:
+        return self.density
+
     def feedback(self) -> Feedback:
         return self._form.feedback()
 

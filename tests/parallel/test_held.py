@@ -55,3 +55,8 @@ def test_ranks_that_hold_differently_are_refused(found, case: str, said: str) ->
 
 def test_optimizers_that_it_is_not_for(found) -> None:
     assert all('ConfigError: second_moment="shared" is for Adam' in report["not for it"] for report in found)
+
+
+def test_momentum_upon_momentum_is_refused(found) -> None:
+    for report in found:
+        assert all("ConfigError: SGD has momentum=0.9, and dgc" in text for text in report["momentum twice"])

@@ -20,6 +20,7 @@ LAYERS = [
         "update",
         "update_schedule",
         "adam",
+        "heavy_ball",
         "held",
         "_start",
         "_horovod",

@@ -128,7 +128,22 @@ def different(attach: Any, adam: Any = None) -> str:
     return text
 
 
+def twice(attach: Any) -> str:
+    """Momentum upon momentum: known at attach(), or at the first gradient."""
+    model = net()
+
+    def attempt() -> None:
+        optimizer, compression = made(model, "dgc", attach, adam=lambda p, lr: torch.optim.SGD(p, lr, momentum=0.9))
+        try:
+            train(model, optimizer, range(1))
+        finally:
+            compression.close()
+
+    return refused(attempt)
+
+
 check("paths", paths)
+check("momentum twice", lambda: [twice(None), twice({})])
 check("resumed", resumed)
 check("clipped", clipped)
 check("planted", planted)
