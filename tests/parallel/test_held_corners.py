@@ -1,0 +1,58 @@
+"""A held second moment beside accumulation, scalers, process sets, frozen layers and the like, in real processes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+pytest.importorskip("horovod.torch")
+
+from horovod_compress.held import BOUND
+from tests.support.jobs import run_ranks
+
+pytestmark = pytest.mark.slow
+#: Exact rounds are 0 to 3, and then 4, 9 and 14.
+PLAIN = ["plain", "two passes", "per layer", "by step", "fused", "maximize", "layerwise"]
+
+
+@pytest.fixture(scope="module")
+def found() -> list[dict[str, Any]]:
+    job = run_ranks(3, "held_corners.py", timeout=240)
+    for report in job.reports:
+        errors = {name: case["traceback"] for name, case in report.items() if case["error"]}
+        assert not errors, errors
+    return [{name: case["value"] for name, case in report.items()} for report in job.reports]
+
+
+@pytest.mark.parametrize("case", [*PLAIN, "overflow in an exact step", "overflow elsewhere", "thawed", "to and fro"])
+def test_ranks_agree_and_weights_are_finite(found, case: str) -> None:
+    assert all(report[case]["ranks"] == 1 and report[case]["finite"] for report in found)
+
+
+@pytest.mark.parametrize("case", PLAIN)
+def test_every_tensor_s_is_held(found, case: str) -> None:
+    assert all(report[case]["held"] == 6 for report in found)
+
+
+def test_in_a_process_set_and_for_sums(found) -> None:
+    for report in found:
+        first, nothing, third = report["process set"]["digests"]
+        assert first == third and nothing == [] and first[0] == first[1]
+
+
+@pytest.mark.parametrize(("case", "moves"), [("overflow in an exact step", []), ("overflow elsewhere", [9])])
+def test_a_step_that_overflows_moves_no_second_moment(found, case: str, moves: list[int]) -> None:
+    assert all(report[case]["moved"] == moves for report in found)
+
+
+def test_a_layer_that_is_frozen_at_first_learns_later(found) -> None:
+    for report in found:
+        moved = report["thawed"]["moved"]
+        assert all(0 < most <= BOUND * 1.01 for most in moved[7:])
+
+
+def test_to_torch_alone_and_back_without_a_jump(found) -> None:
+    """Adam's first steps are of one rate, and no later one is of many."""
+    for report in found:
+        assert all(0 < most <= BOUND * 1.01 for most in report["to and fro"]["moved"])
