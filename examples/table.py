@@ -10,7 +10,7 @@ Record = dict[str, Any]
 
 NOTES = """\
 method:          horovod-none is Horovod alone
-steps:           of the run; more for methods that learn less from one step
+steps:           of the run
 held-out loss:   at the end, one seed; lower is better
 to LOSS:         until the held-out loss stays at or below the one that all runs reach (linear between
                  evaluations, which are not counted); in brackets how many times less than the first row
