@@ -1,0 +1,127 @@
+"""Shows what shaped merging does: running sums of merged bits, and the spectrum of their noise.
+
+    python benchmarks/figures_shaping.py --out docs/figures/noise-shaping.png
+
+Four ranks' bits are merged by the kernels, step by step, as a ring and a fold do it; nothing is trained.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from benchmarks.figures import COLOURS, dress, name_lines, new_figure, save_as
+from horovod_compress import kernels
+from horovod_compress.keys import Key
+
+RANKS, STEPS, SHOWN, WORDS = 4, 2000, 200, 64
+SHARE = 0.55  # of +1 among the signs
+SLOW = 1 / 50  # of the step rate
+
+Floats = np.ndarray[Any, np.dtype[np.floating[Any]]]
+Merge = Callable[[list[Tensor], int], Tensor]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--out", type=Path, default=Path("build/noise-shaping.png"), help=".png or .svg")
+    draw(parser.parse_args().out)
+
+
+def draw(path: Path) -> None:
+    """Draw both panels."""
+    bits = signs_of_ranks()
+    mean: Floats = np.mean([unpacked([step[rank] for step in bits]) for rank in range(RANKS)], axis=0)
+    merged = {name: unpacked([merge(step, at) for at, step in enumerate(bits)]) for name, merge in merges().items()}
+    figure, (left, right) = new_figure(
+        "Shaped merging stays with the ranks' signs, and its noise is fast",
+        f"{RANKS} ranks, {SHARE:.0%} of their signs are +1; {STEPS} steps of {64 * WORDS} elements",
+        width=11.0,
+        height=3.9,
+        columns=2,
+    )
+    sums(left, mean, merged)
+    spectra(right, mean, merged)
+    figure.draw_without_rendering()
+    for panel in (left, right):
+        name_lines(panel)
+    save_as(figure, path)
+
+
+def signs_of_ranks() -> list[list[Tensor]]:
+    """Return the words of every rank in every step."""
+    drawn = np.random.default_rng(1).random((STEPS, RANKS, 64 * WORDS)) < SHARE
+    words = np.packbits(drawn, axis=-1, bitorder="little").view(np.int64)
+    return [list(torch.from_numpy(step)) for step in words]
+
+
+def unpacked(words: list[Tensor]) -> Floats:
+    """Return the signs by step and element."""
+    bits = np.unpackbits(torch.stack(words).numpy().view(np.uint8), axis=-1, bitorder="little")
+    return 2.0 * bits - 1.0
+
+
+def merges() -> dict[str, Merge]:
+    """Return how the bits of all ranks become one bit, by name."""
+    kept = {
+        hop: [torch.zeros(WORDS, dtype=torch.int64) for _ in range(kernels.count_rows(hop))]
+        for hop in range(2, RANKS + 1)
+    }
+    whole = [torch.zeros_like(row) for row in kept[RANKS]]
+
+    def sampled(bits: list[Tensor], step: int) -> Tensor:
+        into = bits[0].clone()
+        for hop in range(1, RANKS):
+            kernels.merge_bits(into, bits[hop], hop, 1, Key(1, step, 0, 0, hop))
+        return into
+
+    def ring(bits: list[Tensor], step: int) -> Tensor:
+        arrived = bits[0]
+        for hop, rows in kept.items():
+            mine = bits[hop - 1].clone()
+            kernels.shaped_merge(mine, arrived, rows, rows, hop)
+            arrived = mine
+        return arrived
+
+    def fold(bits: list[Tensor], step: int) -> Tensor:
+        out = torch.empty_like(bits[0])
+        kernels.shaped_fold(bits, out, whole, whole)
+        return out
+
+    return {"sampled": sampled, "shaped, ring": ring, "shaped, fold": fold}
+
+
+def sums(panel: Any, mean: Floats, merged: dict[str, Floats]) -> None:
+    """Draw the running sums of one element."""
+    lines = {"the ranks' mean sign": mean, **merged}
+    for colour, (name, signs) in zip(COLOURS, lines.items(), strict=False):
+        panel.plot(np.cumsum(signs[:SHOWN, 0]), color=colour, label=name, linewidth=1.4)
+    panel.set_xlabel("step")
+    panel.set_ylabel("running sum of one element's bits")
+    dress(panel)
+
+
+def spectra(panel: Any, mean: Floats, merged: dict[str, Floats]) -> None:
+    """Draw the power of the merged bits' noise by frequency."""
+    panel.axvspan(1 / STEPS, SLOW, color="#eeeeee", zorder=0)
+    for colour, (name, signs) in zip(COLOURS[1:], merged.items(), strict=False):
+        power = (np.abs(np.fft.rfft(signs - mean, axis=0)[1:]) ** 2 / STEPS).mean(1)
+        frequency = np.arange(1, len(power) + 1) / STEPS
+        panel.plot(frequency, 10 * np.log10(power), color=colour, label=name, linewidth=1.0)
+    panel.set_xscale("log")
+    panel.set_xlabel("frequency, cycles a step (grey: slower than 50 steps)")
+    panel.set_ylabel("power of the noise, dB")
+    dress(panel)
+
+
+if __name__ == "__main__":
+    main()
