@@ -4,7 +4,8 @@ r"""Learning quality of every method against no compression: real jobs, several 
         --run none --run "marsit full_precision_every=100"
 
 Each run is `METHOD [option=value ...] [--train.py's-options ...]`. The first is what the others are compared
-with.
+with. With `--keep FILE` every training leaves a line there, and one that has a line is not done again: a long table
+can be measured piece by piece.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import json
 import math
 import statistics
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +25,8 @@ sys.path.insert(0, str(ROOT / "examples"))
 from jobs import Job, JobFailed, run  # noqa: E402
 from table import ratio  # noqa: E402
 
+#: What makes a training another one, beside its words and seed.
+ASKED = ("task", "shards", "ranks", "steps", "optimizer", "lr", "lr_schedule")
 DEFAULT_RUNS = ["none", "fp16", "bf16", "marsit"]
 
 
@@ -47,45 +51,67 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--seeds", default="1,2,3")
     parser.add_argument("--optimizer", choices=("sgd", "adam", "adamw"), help="default: the task's own")
     parser.add_argument("--lr", type=float, help="default: the task's own for this optimizer")
+    parser.add_argument("--lr-schedule", choices=("constant", "cosine"), default="constant")
     parser.add_argument("--shards", choices=("even", "uneven"), default="even")
     parser.add_argument("--run", action="append", metavar="'METHOD [option=value ...]'")
     parser.add_argument("--limit", type=float, default=900, help="seconds for one job")
     parser.add_argument("--out", type=Path, default=ROOT / "build" / "quality")
+    parser.add_argument("--keep", type=Path, metavar="FILE", help="JSON lines of trainings that need not be repeated")
     parser.add_argument("--json", action="store_true", help="one JSON line per run")
     return parser.parse_args()
 
 
 def measure(words: list[str], chosen: argparse.Namespace) -> dict[str, Any]:
     """Train once per seed and return the mean of the final metric."""
-    records = [train(words, int(seed), chosen) for seed in chosen.seeds.split(",")]
-    metric = records[0]["final"]["metric"]
-    finals = [final_of(record) for record in records]
+    records = [trained(words, int(seed), chosen) for seed in chosen.seeds.split(",")]
+    finals = [math.inf if record["final"] is None else float(record["final"]) for record in records]
     return {
         "bench": "quality",
         "name": " ".join(words),
         "task": chosen.task,
         "shards": chosen.shards,
-        "optimizer": records[0]["config"]["optimizer"],
+        "optimizer": records[0]["optimizer"],
+        "lr_schedule": chosen.lr_schedule,
         "ranks": chosen.ranks,
         "steps": chosen.steps,
         "seeds": chosen.seeds,
-        "lr": records[0]["config"]["lr"],
-        "metric": metric,
+        "lr": records[0]["lr"],
+        "metric": records[0]["metric"],
         "finals": finals,
         "mean": statistics.mean(finals),
-        "bytes_ratio": ratio(records[0]["stats"]),
+        "bytes_ratio": records[0]["bytes_ratio"],
         "ranks_identical": all(record["ranks_identical"] for record in records),
     }
 
 
+def trained(words: list[str], seed: int, chosen: argparse.Namespace) -> dict[str, Any]:
+    """Return what one training came to, from the file that keeps it if it is there."""
+    asked = {name: getattr(chosen, name) for name in ASKED} | {"words": words, "seed": seed}
+    for kept in read(chosen.keep):
+        if kept["asked"] == asked:
+            return kept
+    found = train(words, seed, chosen) | {"asked": asked}
+    if chosen.keep:
+        chosen.keep.parent.mkdir(parents=True, exist_ok=True)
+        with chosen.keep.open("a") as file:
+            file.write(json.dumps(found) + "\n")
+    return found
+
+
+def read(path: Path | None) -> Iterator[dict[str, Any]]:
+    if path and path.exists():
+        yield from map(json.loads, path.read_text().splitlines())
+
+
 def train(words: list[str], seed: int, chosen: argparse.Namespace) -> dict[str, Any]:
+    """Train once, with real ranks."""
     method, *options = words
     stem = chosen.out / f"{chosen.task}-{chosen.optimizer or 'default'}-{chosen.shards}-{'-'.join(words)}-{seed}"
     path = stem.with_suffix(".json")
     path.unlink(missing_ok=True)
     command = ["--task", chosen.task, "--method", method, "--steps", str(chosen.steps)]
     command += ["--seed", str(seed), "--eval-every", str(chosen.steps), "--json", str(path)]
-    command += ["--shards", chosen.shards]
+    command += ["--shards", chosen.shards, "--lr-schedule", chosen.lr_schedule]
     extra = next((index for index, word in enumerate(options) if word.startswith("--")), len(options))
     for option in options[:extra]:
         command += ["--option", option]
@@ -97,14 +123,17 @@ def train(words: list[str], seed: int, chosen: argparse.Namespace) -> dict[str, 
     name = f"{' '.join(words)}, seed {seed}"
     run(Job(name, chosen.ranks, command, stem.with_suffix(".log"), chosen.limit), lambda text: None)
     record: dict[str, Any] = json.loads(path.read_text())
-    print(f"  {name}: {final_of(record):.4f}", file=sys.stderr, flush=True)
-    return record
-
-
-def final_of(record: dict[str, Any]) -> float:
-    """Return the final metric, infinity for a loss that is no number: the run diverged."""
-    value = record["final"][record["final"]["metric"]]
-    return math.inf if value is None else float(value)
+    metric = record["final"]["metric"]
+    final = record["final"][metric]  # None for a loss that is no number: the run diverged
+    print(f"  {name}: {final}", file=sys.stderr, flush=True)
+    return {
+        "final": final,
+        "metric": metric,
+        "optimizer": record["config"]["optimizer"],
+        "lr": record["config"]["lr"],
+        "bytes_ratio": ratio(record["stats"]),
+        "ranks_identical": record["ranks_identical"],
+    }
 
 
 def compared(mean: float, first: float, task: str) -> str:
