@@ -520,6 +520,7 @@ class Reducer:
     def _complete(self, station: Station, round_: Round, key: Key, bad: Bad, verifying: bool) -> None:
         """Decode what was not decoded part by part, and finish the result."""
         began = time.perf_counter()
+        self.metrics.nonfinite += bad.count + bad.zeroed
         if bad.count:
             self._not_finite(station, bad, key.step)
         elif not round_.parts:
@@ -579,7 +580,6 @@ class Reducer:
 
     def _not_finite(self, station: Station, bad: Bad, step: int) -> None:
         """Give every rank NaN and keep the residual, so that a skipped step leaves no trace."""
-        self.metrics.nonfinite += bad.count
         if self.options.nonfinite == "raise":
             where = f"; on this rank in {', '.join(station.bad_names)}" if station.bad_names else ""
             station.error = NonFiniteError(
