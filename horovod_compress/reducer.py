@@ -245,7 +245,8 @@ class Reducer:
                 raise ConfigError(
                     f"rank {self.rank}: the gradient of {station.bucket.tensors[position].name} was "
                     f"offered twice in step {station.finished + 1}; call the optimizer's step() or synchronize() "
-                    f"after each backward pass"
+                    f"after each backward pass; or two distributed optimizers were made for this model or compression, "
+                    f"as by a cell of a notebook that ran twice: make model, compression and optimizer anew"
                 )
 
     def _count_in(self, station: Station, position: int, nonfinite: int | Tensor) -> None:
