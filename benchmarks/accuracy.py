@@ -25,6 +25,7 @@ from benchmarks.lab import LabError
 from benchmarks.launch import JobFailed, Launcher, open_launcher
 from benchmarks.results import Record, append_json, check_targets, header, processor, read_json, table
 
+PROGRAM = "python -m benchmarks.accuracy"
 METHODS = "horovod,horovod fp16,none,marsit"
 STOCK = {"horovod": "horovod-none", "horovod fp16": "horovod-fp16"}
 STEPS = {"digits": 300, "text": 300}
@@ -48,9 +49,9 @@ steps, best:       median steps to the target; median of the best smoothed resul
 ms per step:       training seconds divided by steps, median; MB sent: by rank 0 in the whole run"""
 
 
-def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
+def arguments(argv: Sequence[str] | None, program: str = PROGRAM) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.accuracy",
+        prog=program,
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -262,8 +263,8 @@ def measure(chosen: argparse.Namespace) -> list[Record]:
     return judged(sorted(runs, key=lambda run: order[run["name"]]), chosen.target)
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    chosen = arguments(argv)
+def main(argv: Sequence[str] | None = None, program: str = PROGRAM) -> int:
+    chosen = arguments(argv, program)
     if chosen.source:
         records = chosen.records
         runs = [record for record in records if "curve" in record]

@@ -37,6 +37,7 @@ from benchmarks.results import (
     table,
 )
 
+PROGRAM = "python -m benchmarks.allreduce"
 SIZES = "1kB,10kB,100kB,1MB,10MB,100MB"
 RATES = {"lab": "10gbit,1gbit,100mbit,none", "here": "none"}
 METHODS = (
@@ -76,9 +77,9 @@ BURST_NOTE = "few bursts: within a few bursts of the emulated link: looks faster
 # ---- options ----------------------------------------------------------------------------------
 
 
-def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
+def arguments(argv: Sequence[str] | None, program: str = PROGRAM) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.allreduce",
+        prog=program,
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -418,8 +419,8 @@ def run(chosen: argparse.Namespace, first: Record) -> tuple[list[Record], list[s
     return every, failures
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    chosen = arguments(argv)
+def main(argv: Sequence[str] | None = None, program: str = PROGRAM) -> int:
+    chosen = arguments(argv, program)
     failures: list[str] = []
     if chosen.source:
         records = chosen.records

@@ -40,6 +40,7 @@ from horovod_compress.kernels import (
 )
 from horovod_compress.keys import SAMPLE, SKETCH, Key
 
+PROGRAM = "python -m benchmarks.kernels"
 KEY = Key(seed=1, step=2, bucket=3, rank=4)
 ROW = 1000
 BLOCK = 2048
@@ -608,9 +609,9 @@ def by_others(name: str) -> bool:
     return any(word in name for word in ("torch", "numpy"))
 
 
-def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
+def arguments(argv: Sequence[str] | None, program: str = PROGRAM) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.kernels",
+        prog=program,
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -632,8 +633,8 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     return options
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    options = arguments(argv)
+def main(argv: Sequence[str] | None = None, program: str = PROGRAM) -> int:
+    options = arguments(argv, program)
     torch.set_num_threads(options.threads)
     print(f"{processor()}, {kernels.instruction_set()}, {options.count:,} float32, {options.threads} thread(s)")
     try:

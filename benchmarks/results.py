@@ -15,6 +15,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from horovod_compress.errors import naming
 from horovod_compress.planning.text import milliseconds as milliseconds, table as table
 
 Record = dict[str, Any]
@@ -115,7 +116,7 @@ def versions() -> dict[str, str]:
 def append_json(path: Path, records: Iterable[Record]) -> None:
     """Append records to a file of JSON lines, making its folder."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("a") as file:
+    with naming(path), path.open("a") as file:
         file.writelines(json.dumps(plain(record), allow_nan=False) + "\n" for record in records)
 
 

@@ -33,6 +33,7 @@ from benchmarks.lab import LabError
 from benchmarks.launch import JobFailed, Launcher, open_launcher, records_in
 from benchmarks.results import Record, append_json, check_targets, header, milliseconds, processor, read_json, table
 
+PROGRAM = "python -m benchmarks.step"
 METHODS = (
     "horovod fp32,horovod fp16,ddp fp32,ddp powersgd r1,none,marsit schedule=size:25MB,marsit schedule=single,"
     "marsit schedule=layerwise,global_qsgd,global_qsgd dithering=exponential"
@@ -71,9 +72,9 @@ ddp powersgd reduces all gradients as one bucket, as several of them hang over G
 the backward pass."""
 
 
-def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
+def arguments(argv: Sequence[str] | None, program: str = PROGRAM) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.step", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        prog=program, description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--where", choices=("lab", "here"), default="here", help="network lab, or horovodrun (default)")
     parser.add_argument("--hosts", help="for --where here, as horovodrun -H takes them")
@@ -249,8 +250,8 @@ def measured_records(chosen: argparse.Namespace, first: Record) -> tuple[list[Re
     return [first, *records], failure
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    chosen = arguments(argv)
+def main(argv: Sequence[str] | None = None, program: str = PROGRAM) -> int:
+    chosen = arguments(argv, program)
     failures: list[str] = []
     if chosen.source:
         records = chosen.records

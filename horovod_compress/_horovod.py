@@ -22,6 +22,16 @@ from .uneven import ADVICE
 _POLL_SECONDS = 0.002
 _WITH_JOIN = "is not supported with Join"  # in Horovod's refusal of a gather
 _FRAMES = 8  # between compress() and the optimizer there are two to four
+#: What ranks meet for, by the second word of the name that Horovod knows it by.
+_MEETINGS = {
+    "handshake": "the handshake",
+    "connected": "the end of the handshake, where ranks tell whether they are connected",
+    "nccl": "the making of NCCL's connections",
+    "linked": "the end of making NCCL's connections",
+    "attach": "the comparison of ranks before the first gradient",
+    "tuning": "the comparison of measured times, by which the schedule chooses buckets",
+    "update": "the comparison of update-mode optimizers",
+}
 
 
 def allgather_object(value: Any, name: str, process_set: Any, seconds: float, *, by_name: bool = False) -> list[Any]:
@@ -64,24 +74,26 @@ def _allgather(tensor: torch.Tensor, name: str, process_set: Any, seconds: float
     handle = hvd.allgather_async(tensor, name=name, process_set=process_set)
     while not hvd.poll(handle):
         if deadline.passed():
-            raise _NotAll(f"not every rank came to {name.rpartition('.')[0]} within {seconds:g} s")
+            raise _NotAll(f"{seconds:g}")
         time.sleep(_POLL_SECONDS)
     return hvd.synchronize(handle)
 
 
 class _NotAll(HorovodInternalError):  # type: ignore[misc]
-    """Some rank did not come to a gather in time."""
+    """Some rank did not come to a gather in so many seconds."""
 
 
 def _why_not_all(name: str, error: Exception, roll: RollCall | None) -> str:
-    """Return what is known of a gather that did not take place."""
-    what = f"{error}" if isinstance(error, _NotAll) else f"{name} did not take place, as Horovod ended: {error}"
+    """Return what is known of a gather that did not take place; what Horovod says of it, which is little, last."""
+    meeting, late = _MEETINGS.get(name.split(".")[1], name), isinstance(error, _NotAll)
+    what = f"not every rank came to {meeting} within {error} s" if late else f"{meeting} did not take place"
     absent = roll.absent() if roll else []
     who = f" Rank(s) {listed(absent)} never came: look at their output." if absent else ""
+    said = " ".join(str(error).split()).rstrip(".")
     return (
-        f"rank {hvd.rank()}: {what}.{who} Usual causes: an error of that rank's own before this point; a rank that is "
+        f"rank {hvd.rank()}: {what}.{who} Usual causes: an error of a rank's own before this point; a rank that is "
         f"slower to load its data or model than timeout= allows; compression objects that are not made, or used, on "
-        f"every rank in the same order"
+        f"every rank in the same order{'' if late else f'. Horovod has ended, and says: {said}'}"
     )
 
 

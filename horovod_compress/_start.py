@@ -31,6 +31,10 @@ from .transports.local import Hub
 _DTYPES = ("float32", "float64", "float16", "bfloat16")
 _DEFAULT_SECONDS = Options().timeout
 _HANDSHAKE = "hvc.handshake"
+_EMPTY = (
+    "; it is empty: an iterator can be read once, so write model.named_parameters() wherever it is asked for, or make "
+    "a list of it before"
+)
 #: List at most this many ranks' problems; the others usually say the same.
 _LISTED = 4
 
@@ -114,7 +118,8 @@ def specs(named: object) -> list[TensorSpec]:
         ConfigError: these are no named parameters, a name occurs twice, or a dtype, a layout or a device is not
             supported.
     """
-    tensors, found = [], [(name, parameter) for name, parameter in pairs(named) if parameter.requires_grad]
+    given, tensors = pairs(named), []
+    found = [(name, parameter) for name, parameter in given if parameter.requires_grad]
     for name, parameter in reversed(found):
         dtype = str(parameter.dtype).removeprefix("torch.")
         if dtype not in _DTYPES:
@@ -133,7 +138,7 @@ def specs(named: object) -> list[TensorSpec]:
             "named_parameters holds one parameter under two names; leave remove_duplicate=True in named_parameters()"
         )
     if not tensors:
-        raise ConfigError("named_parameters holds no parameter that needs a gradient")
+        raise ConfigError(f"named_parameters holds no parameter that needs a gradient{'' if given else _EMPTY}")
     return tensors
 
 

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+
 try:
     from horovod.common.exceptions import HorovodInternalError
 except ImportError:  # the kernels and the simulation run without Horovod
@@ -45,3 +49,13 @@ class PeerError(Exception):
     def __init__(self, peer: int, late: bool, detail: str) -> None:
         super().__init__(detail)
         self.peer, self.late, self.detail = peer, late, detail
+
+
+@contextlib.contextmanager
+def naming(path: str | Path) -> Iterator[None]:
+    """Let an error in writing a file name that file: the one of a full disk does not."""
+    try:
+        yield
+    except OSError as error:
+        error.filename = error.filename or str(path)
+        raise

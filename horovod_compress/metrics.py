@@ -30,7 +30,7 @@ class Metrics:
         bytes_dense: what a ring all-reduce in float32 would have sent.
         seconds: per phase; ``wait`` is how long the training thread waited for results, the
             others add up over buckets and overlap with the backward pass.
-        nonfinite: non-finite values offered, over all ranks.
+        nonfinite: non-finite values offered, over all ranks, those that count as 0 included.
         trace: called with (phase, began, ended, *where), while somebody records a timeline; on any thread.
     """
 

@@ -12,6 +12,8 @@ from .plan import Plan
 EXCHANGES = ("auto", "ring", "fold")
 TRANSPORTS = ("auto", "gloo", "nccl", "local")
 NONFINITE = ("propagate", "raise", "zero")
+#: The shortest timeout. With less, ranks miss each other by chance, and torch's store fails with a page of frames.
+SHORTEST_SECONDS = 0.1
 #: The longest timeout. The store and Gloo count in integers, which a few hundred years overflow.
 LONGEST_SECONDS = 1e6
 
@@ -28,7 +30,7 @@ class Options:
             is installed, else Gloo. With Gloo payloads of GPUs go through host memory.
         seed: of all random bits; equal on every rank.
         timeout: seconds that one bucket's exchange may take, from its first prelude to the end of its
-            payload, waiting for slower ranks included; at most 1e6.
+            payload, waiting for slower ranks included; from 0.1 to 1e6.
         nonfinite: what becomes of NaN and infinity: "propagate" (the bucket is NaN on every rank,
             residuals stay as they were), "raise" (on every rank) or "zero" (those values count
             as 0; what only overflows in a 16-bit payload is propagated).
@@ -83,8 +85,8 @@ def _whole(name: str, value: object, low: int, high: int) -> None:
 def _seconds(name: str, value: object) -> None:
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise ConfigError(f"{name} should be a number of seconds, got {value!r}")
-    if not 0 < value <= LONGEST_SECONDS:  # so is NaN refused
+    if not SHORTEST_SECONDS <= value <= LONGEST_SECONDS:  # so is NaN refused
         raise ConfigError(
-            f"{name} should be more than 0 and at most {LONGEST_SECONDS:.0f} seconds, got {value!r}; "
+            f"{name} should be from {SHORTEST_SECONDS} to {LONGEST_SECONDS:.0f} seconds, got {value!r}; "
             f"write {name}=1e6, eleven days, for no limit in practice"
         )

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from .errors import ConfigError
+from .errors import ConfigError, naming
 
 #: Every tensor starts at a multiple of this many elements, so that its bits start at a whole word.
 ALIGNMENT = 64
@@ -135,7 +135,8 @@ class Plan:
 
     def save(self, path: str | Path) -> None:
         """Write the plan into a file, which :meth:`load` reads."""
-        Path(path).write_text(json.dumps(self.document()) + "\n")
+        with naming(path):
+            Path(path).write_text(json.dumps(self.document()) + "\n")
 
     @classmethod
     def load(cls, path: str | Path) -> Plan:

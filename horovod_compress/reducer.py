@@ -245,7 +245,8 @@ class Reducer:
                 raise ConfigError(
                     f"rank {self.rank}: the gradient of {station.bucket.tensors[position].name} was "
                     f"offered twice in step {station.finished + 1}; call the optimizer's step() or synchronize() "
-                    f"after each backward pass"
+                    f"after each backward pass; or two distributed optimizers were made for this model or compression, "
+                    f"as by a cell of a notebook that ran twice: make model, compression and optimizer anew"
                 )
 
     def _count_in(self, station: Station, position: int, nonfinite: int | Tensor) -> None:
@@ -520,6 +521,7 @@ class Reducer:
     def _complete(self, station: Station, round_: Round, key: Key, bad: Bad, verifying: bool) -> None:
         """Decode what was not decoded part by part, and finish the result."""
         began = time.perf_counter()
+        self.metrics.nonfinite += bad.count + bad.zeroed
         if bad.count:
             self._not_finite(station, bad, key.step)
         elif not round_.parts:
@@ -579,7 +581,6 @@ class Reducer:
 
     def _not_finite(self, station: Station, bad: Bad, step: int) -> None:
         """Give every rank NaN and keep the residual, so that a skipped step leaves no trace."""
-        self.metrics.nonfinite += bad.count
         if self.options.nonfinite == "raise":
             where = f"; on this rank in {', '.join(station.bad_names)}" if station.bad_names else ""
             station.error = NonFiniteError(

@@ -331,6 +331,7 @@ class Station:
         self._waiting: list[int] = []  # offered, and to be handed to the codec with the last one
         self.refused: BaseException | None = None  # why the codec could not take them
         self._counts: list[tuple[list[int], Tensor]] = []  # of values that are not finite, not read yet
+        self._zeroed = [0] * number  # values that were not finite and count as 0, by position
         #: Seconds that parts of the result took to decode so far.
         self.decoding = 0.0
         #: Whether the exchange has begun.
@@ -476,17 +477,24 @@ class Station:
     def _hand(self, round_: Round, position: int, key: Key, zero_nonfinite: bool) -> int | Tensor:
         flat = round_.work.grad(position)
         if zero_nonfinite and round_.codec.counts_late and kernels.count_nonfinite(flat):
-            flat.nan_to_num_(nan=0.0, posinf=0.0, neginf=0.0)
+            self._zero(position, ~flat.isfinite())
         count = round_.offer(position, key)
         if not self.device.apart and count and self.drop_spoilt(position):
             count = round_.offer(position, key)
         if count and zero_nonfinite:
-            flat.nan_to_num_(nan=0.0, posinf=0.0, neginf=0.0)
+            self._zero(position, ~flat.isfinite())
             count = round_.offer(position, key)
         if count and zero_nonfinite:  # finite, but too large for this method
-            flat.masked_fill_(flat.abs() >= min(_HUGE, torch.finfo(flat.dtype).max), 0.0)
+            self._zero(position, flat.abs() >= min(_HUGE, torch.finfo(flat.dtype).max))
             count = round_.offer(position, key)
         return count
+
+    def _zero(self, position: int, where: Tensor) -> None:
+        """Let some values of a gradient be 0, and count them: by position, as offers may come on several threads."""
+        grad = self.grads[position]
+        assert grad is not None
+        grad.masked_fill_(where, 0.0)
+        self._zeroed[position] += int(where.sum())
 
     def drop_spoilt(self, position: int) -> bool:
         """Drop what waits for a tensor and would spoil this step and all later ones; return whether there was any."""
@@ -510,6 +518,7 @@ class Station:
             ExchangeError: the device did not come to its counts before the deadline.
         """
         self.device.after(*self._offered.values())
+        self.bad = self.bad.plus(Bad(zeroed=sum(self._zeroed)))
         if not self._counts:
             return
         positions = [position for some, _ in self._counts for position in some]

@@ -452,11 +452,12 @@ class Compression:
 
         Returns:
             ``steps``, ``bytes_sent`` (all bytes handed to the transport), ``bytes_dense`` (what a
-            float32 ring would have sent), ``seconds`` per phase, ``residual_norm``, ``nonfinite``,
-            ``verified`` (steps whose results were compared across ranks), ``buckets``, ``plain_buckets`` (of them,
-            those that the schedule leaves uncompressed), ``tuned`` (no search for buckets is under way), ``method``,
-            ``overlap`` (the share of the exchanges' time that the backward pass hides, 0 to 1) and the
-            ``overlap_seconds`` it is made of: see :class:`horovod_compress.overlap.Overlap`.
+            float32 ring would have sent), ``seconds`` per phase, ``residual_norm``, ``nonfinite`` (values offered that
+            were not finite, the sum over all ranks, whatever becomes of them), ``verified`` (steps whose results were
+            compared across ranks), ``buckets``, ``plain_buckets`` (of them, those that the schedule leaves
+            uncompressed), ``tuned`` (no search for buckets is under way), ``method``, ``overlap`` (the share of the
+            exchanges' time that the backward pass hides, 0 to 1) and the ``overlap_seconds`` it is made of: see
+            :class:`horovod_compress.overlap.Overlap`.
         """
         reducer = self._running()
         return (

@@ -18,7 +18,8 @@ offset  bytes  field
 32      4      non-finite values counted so far (stops at 2**32 - 1)
 36      4      1 + lowest rank that counted one, 0 for none
 40      8      payload length in bytes
-48      12     zero
+48      4      values that were not finite and count as 0, so far (stops at 2**32 - 1)
+52      8      zero
 60      4      CRC-32C of bytes 0..59 and the payload
 ======  =====  ==============================================================
 """
@@ -40,9 +41,10 @@ HEADER_BYTES = 64
 REDUCE, GATHER, VERIFY = 0, 1, 2
 
 _MAGIC = b"HVCF"
-_FIELDS = struct.Struct("<4sHHHHIIIIIIIQ12x")
+_FIELDS = struct.Struct("<4sHHHHIIIIIIIQI8x")
 _CRC = struct.Struct("<I")
 _CRC_AT = HEADER_BYTES - _CRC.size
+_ZEROS_AT = _FIELDS.size - 8
 _MOST = (1 << 32) - 1
 
 
@@ -60,15 +62,23 @@ class Address(NamedTuple):
 
 
 class Bad(NamedTuple):
-    """How many non-finite values were offered, and 1 + the lowest rank that had one."""
+    """How many non-finite values were offered.
+
+    Attributes:
+        count: of those that keep a bucket from being decoded.
+        origin: 1 + the lowest rank that had one of these.
+        zeroed: of those that count as 0, with ``nonfinite="zero"``.
+    """
 
     count: int = 0  # type: ignore[assignment]
     origin: int = 0
+    zeroed: int = 0
 
     def plus(self, other: Bad) -> Bad:
         """Return the sum of two disjoint counts."""
         origins = [origin for origin in (self.origin, other.origin) if origin]
-        return Bad(min(self.count + other.count, _MOST), min(origins, default=0))
+        zeroed = min(self.zeroed + other.zeroed, _MOST)
+        return Bad(min(self.count + other.count, _MOST), min(origins, default=0), zeroed)
 
 
 def codec_id(name: str) -> int:
@@ -95,7 +105,7 @@ class FrameBuffer:
         _FIELDS.pack_into(
             self._bytes, 0, _MAGIC, WIRE_VERSION, address.codec, address.phase, address.sender,
             address.step & _MOST, address.bucket, address.hop, address.chunk, address.segment,
-            bad.count, bad.origin, length,
+            bad.count, bad.origin, length, bad.zeroed,
         )  # fmt: skip
         crc = kernels.crc32c(self.memory[:_CRC_AT])
         at = HEADER_BYTES
@@ -106,12 +116,12 @@ class FrameBuffer:
         return self.frame(length)
 
     def check(self, due: Address, length: int) -> Bad:
-        """Check a received frame against what is due and return its non-finite count.
+        """Check a received frame against what is due and return its non-finite counts.
 
         Raises:
             CorruptFrameError: names the first field that differs.
         """
-        magic, version, *fields, count, origin, got_length = _FIELDS.unpack_from(self._bytes, 0)
+        magic, version, *fields, count, origin, got_length, zeroed = _FIELDS.unpack_from(self._bytes, 0)
         _field("magic", _MAGIC, magic, due)
         _field("wire version", WIRE_VERSION, version, due)
         _field("payload length", length, got_length, due)
@@ -122,9 +132,9 @@ class FrameBuffer:
         if tuple(fields) != tuple(expected):
             for name, want, got in zip(Address._fields, expected, fields, strict=True):
                 _field(name, want, got, due)
-        if any(self._bytes[48:_CRC_AT]):
-            _field("reserved bytes", 0, bytes(self._bytes[48:_CRC_AT]).hex(), due)
-        return Bad(count, origin)
+        if any(self._bytes[_ZEROS_AT:_CRC_AT]):
+            _field("reserved bytes", 0, bytes(self._bytes[_ZEROS_AT:_CRC_AT]).hex(), due)
+        return Bad(count, origin, zeroed)
 
     def payload(self, start: int, stop: int) -> Tensor:
         """Return payload bytes ``start`` to ``stop``."""

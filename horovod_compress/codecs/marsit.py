@@ -85,7 +85,7 @@ class Marsit(Signs):
     def __post_init__(self) -> None:
         every = self.full_precision_every
         if isinstance(every, bool) or not isinstance(every, int) or every < 0:
-            raise ConfigError(f"full_precision_every should be 0 (never) or a period, got {every!r}")
+            raise ConfigError(f"full_precision_every should be 0 (never) or a whole number of steps, got {every!r}")
         check_step(self.step_size)
         if self.compensation not in RULES:
             raise ConfigError(f"compensation should be one of {', '.join(map(repr, RULES))}, got {self.compensation!r}")

@@ -84,10 +84,11 @@ class Meeting:
         try:
             self.store = dist.TCPStore(host, port, is_master=address is None, wait_for_workers=False, timeout=limit)
         except RuntimeError as error:
-            verb = "reach" if address else "open"
+            # Where the system chooses the port, only the store knows it, and tells it.
+            tried = f"reach the store at {host}:{port}" if address else f"open a store at {host}"
             raise ExchangeError(
-                f"could not {verb} the store at {host}:{port} through which the ranks meet: "
-                f"{_first_line(error)}; set HOROVOD_GLOO_IFACE to a network interface that all hosts share"
+                f"could not {tried} through which the ranks meet: {_first_line(error).rstrip('.')}; set "
+                f"HOROVOD_GLOO_IFACE to a network interface that all hosts share, or raise timeout={seconds:g}"
             ) from None
         self.address = (host, self.store.port)
 

@@ -23,8 +23,11 @@ LEVELS = ("kernels", "allreduce", "training")
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the level; what follows belongs to the benchmark."""
-    parser.add_argument("level", choices=LEVELS, help="what is measured: kernels, one tensor, or training steps")
-    parser.add_argument("rest", nargs=argparse.REMAINDER, metavar="...", help="the benchmark's own arguments")
+    shown = f"{{{','.join(LEVELS)}}}"
+    told = "what is measured: kernels, one tensor, or training steps"
+    parser.add_argument("level", choices=LEVELS, metavar=shown, help=told)
+    rest = parser.add_argument("rest", nargs=argparse.REMAINDER, metavar="...", help="the benchmark's own arguments")
+    rest.required = False  # else argparse asks for "..." where the level is missing
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -45,12 +48,13 @@ def run(arguments: argparse.Namespace) -> int:
         return 2
     sys.path.insert(0, str(root))
     benchmark = importlib.import_module(f"benchmarks.{arguments.level}")
+    program = f"hvd-compress bench {arguments.level}"
     if not asked:
-        return int(benchmark.main(arguments.rest) or 0)
+        return int(benchmark.main(arguments.rest, program) or 0)
     with tempfile.TemporaryDirectory() as folder:
         records = Path(folder) / "records.json"
         with contextlib.redirect_stdout(sys.stderr):  # tables are for people
-            status = int(benchmark.main([*arguments.rest, "--json", str(records)]) or 0)
+            status = int(benchmark.main([*arguments.rest, "--json", str(records)], program) or 0)
         if records.exists():
             print_records(records)
     return status

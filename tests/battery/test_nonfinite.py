@@ -101,13 +101,15 @@ def test_raise(case: Sample) -> None:
 
 @each_case()
 def test_zero(case: Sample) -> None:
-    """Values that are not finite count as zeros, in every bit."""
+    """Values that are not finite count as zeros, in every bit; every rank knows how many there were."""
     with case.fleet(WORLD, TENSORS, nonfinite="zero") as hurt, case.fleet(WORLD, TENSORS) as healthy:
         for number in range(6):
             grads = random_grads(WORLD, TENSORS, seed=number)
             results = hurt.step(_spoilt(grads, number % WORLD, BAD[number % len(BAD)]))
             assert same(results, healthy.step(_spoilt(grads, number % WORLD, 0.0)))
         assert same(kept(hurt), kept(healthy))
+        counts = [[reducer.metrics.nonfinite for reducer in fleet.reducers] for fleet in (hurt, healthy)]
+        assert counts == [[6] * WORLD, [0] * WORLD]
 
 
 @each_case(cheap=True)

@@ -91,12 +91,27 @@ def test_users_own_error(nursery: Nursery) -> None:
         assert rank.number == 1 or "rank 1" in rank.output.splitlines()[-1] or blames(rank.output, 1)
 
 
-def test_error_before_the_handshake(nursery: Nursery) -> None:
-    """A rank that ends is missed at once, and by name."""
-    for rank in nursery.run(3, "absent.py", {"victim": 1, "timeout": 60.0}):
+@pytest.mark.parametrize(
+    ("meeting", "told"),
+    [("handshake", "the handshake"), ("attach", "the comparison of ranks before the first gradient")],
+)
+def test_error_before_a_meeting(nursery: Nursery, meeting: str, told: str) -> None:
+    """A rank that ends is missed at once, and by name; what it was awaited for is said in a user's words."""
+    for rank in nursery.run(3, "absent.py", {"victim": 1, "meeting": meeting, "timeout": 60.0}):
         if rank.number != 1:
             assert rank.report["error"] == "ExchangeError" and rank.report["seconds"] < 20.0
-            assert "Rank(s) 1 never came: look at their output" in rank.report["text"]
+            text = rank.report["text"]
+            missed = f"{told} did not take place. Rank(s) 1 never came: look at their output. Usual causes: "
+            assert text.startswith(f"rank {rank.number}: {missed}"), text
+            advice, _, horovod = text.partition(" Horovod has ended, and says: ")
+            assert advice.endswith("on every rank in the same order.") and horovod and ".." not in text
+
+
+@pytest.mark.slow
+def test_no_error_before_a_meeting(nursery: Nursery) -> None:
+    """The control of the test above."""
+    for rank in nursery.run(3, "absent.py", {"victim": None, "meeting": None, "timeout": 60.0}):
+        assert (rank.status, rank.report) == (0, {"error": None}), rank
 
 
 @pytest.mark.parametrize("path", slow(*PATHS))

@@ -9,6 +9,7 @@ import math
 from typing import Any
 
 import pytest
+import torch
 from torch import Tensor
 
 from horovod_compress.errors import NonFiniteError
@@ -48,9 +49,20 @@ def test_raise_names_rank_and_parameter_on_every_rank(rank: int) -> None:
         assert all_same(fleet.step(random_grads(WORLD, TENSORS, seed=2)))
 
 
-def test_counts_of_all_ranks_add_up() -> None:
-    with _fleet("marsit", schedule="single") as fleet:
+@pytest.mark.parametrize("choice", ["propagate", "zero"])
+def test_counts_of_all_ranks_add_up(choice: str) -> None:
+    with _fleet("marsit", schedule="single", nonfinite=choice) as fleet:
         grads = _spoilt(_spoilt(random_grads(WORLD, TENSORS), 2, math.nan), 1, math.inf, "b")
         results = fleet.step(grads)
-        assert all(bool(mine[name].isnan().all()) for mine in results for name in mine)
+        looks = torch.isnan if choice == "propagate" else torch.isfinite
+        assert all(bool(looks(mine[name]).all()) for mine in results for name in mine)
+        assert [reducer.metrics.nonfinite for reducer in fleet.reducers] == [2] * WORLD
+
+
+def test_values_that_are_too_large_are_counted_as_zeros_too() -> None:
+    """One that is not finite hides none that a method of signs cannot take, and no step is counted again."""
+    with _fleet("marsit", schedule="single", nonfinite="zero", full_precision_every=0) as fleet:
+        grads = _spoilt(_spoilt(random_grads(WORLD, TENSORS), 2, math.nan), 2, 3e38, "b")
+        assert all(bool(grad.isfinite().all()) for mine in fleet.step(grads) for grad in mine.values())
+        fleet.step(random_grads(WORLD, TENSORS, seed=1))
         assert [reducer.metrics.nonfinite for reducer in fleet.reducers] == [2] * WORLD

@@ -51,6 +51,23 @@ def test_a_full_disk_is_one_line(
     assert errors(capsys) == ["hvd-compress: the output cannot be written: No space left on device"]
 
 
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["plan", "--model", "mlp", "--save"], "hvd-compress plan: /dev/full: No space left on device"),
+        ([*COMMANDS[-1], "--json"], "hvd-compress: /dev/full: No space left on device"),
+    ],
+    ids=["plan", "bench"],
+)
+def test_a_full_disk_is_told_of_the_file_that_was_asked_for(
+    words: list[str], said: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Not of the output, which can be written."""
+    with Path(os.devnull).open("w") as output:
+        assert run([*words, "/dev/full"], output, monkeypatch) != 0
+    assert errors(capsys) == [said]
+
+
 @pytest.mark.parametrize("words", COMMANDS, ids=" ".join)
 def test_a_closed_pipe_is_quiet(
     words: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

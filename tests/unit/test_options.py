@@ -17,9 +17,9 @@ from horovod_compress.codecs import registry
 from horovod_compress.codecs.base import Codec
 from horovod_compress.collectives.choose import chooser
 from horovod_compress.deadline import Deadline
-from horovod_compress.errors import ConfigError, HorovodCompressError, MismatchError
+from horovod_compress.errors import ConfigError, ExchangeError, HorovodCompressError, MismatchError
 from horovod_compress.methods import parse
-from horovod_compress.options import LONGEST_SECONDS, Options
+from horovod_compress.options import LONGEST_SECONDS, SHORTEST_SECONDS, Options
 from horovod_compress.plan import Plan
 from horovod_compress.transports import gloo
 from tests.support.local import spec
@@ -38,21 +38,22 @@ COMMON: list[tuple[str, Any, str]] = [
     ("min_elements", -5, "whole number"),
     ("warmup_steps", -5, "whole number"),
     ("warmup_steps", 1.5, "whole number"),
-    ("timeout", 0, "more than 0"),
-    ("timeout", -3.0, "more than 0"),
-    ("timeout", math.inf, "at most 1000000 seconds"),
-    ("timeout", math.nan, "at most 1000000 seconds"),
+    ("timeout", 0, "from 0.1 to 1000000 seconds"),
+    ("timeout", -3.0, "from 0.1"),
+    ("timeout", 1e-9, "from 0.1"),
+    ("timeout", math.inf, "to 1000000 seconds"),
+    ("timeout", math.nan, "to 1000000 seconds"),
     ("timeout", 9.3e9, "write timeout=1e6"),
-    ("timeout", 1_000_001, "at most 1000000 seconds"),
-    ("timeout", 10**400, "at most 1000000 seconds"),
+    ("timeout", 1_000_001, "to 1000000 seconds"),
+    ("timeout", 10**400, "to 1000000 seconds"),
     ("timeout", "30", "number of seconds"),
     ("timeout", True, "number of seconds"),
     ("timeout", None, "number of seconds"),
 ]
 MARSIT: list[tuple[str, Any, str]] = [
-    ("full_precision_every", -1, "0 (never) or a period"),
-    ("full_precision_every", 2.0, "0 (never) or a period"),
-    ("full_precision_every", True, "0 (never) or a period"),
+    ("full_precision_every", -1, "0 (never) or a whole number of steps"),
+    ("full_precision_every", 2.0, "0 (never) or a whole number of steps"),
+    ("full_precision_every", True, "0 (never) or a whole number of steps"),
     ("step_size", "rows", '"tensor", "row" or a positive number'),
     ("step_size", 0.0, "positive"),
     ("step_size", -1, "positive"),
@@ -113,10 +114,30 @@ def test_the_longest_timeout_is_one_that_the_parts_below_can_carry() -> None:
         transport.close()
 
 
+@pytest.mark.parametrize(
+    ("address", "tried"), [(None, "open a store at 127.0.0.1 "), (("127.0.0.1", 9), "reach the store at 127.0.0.1:9 ")]
+)
+def test_a_store_that_is_out_of_reach_tells_the_port_that_was_tried(
+    address: tuple[str, int] | None, tried: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The one that the store had been given by the system: it was asked for port 0."""
+
+    def refuse(*given: Any, **named: Any) -> None:
+        raise RuntimeError("The socket has timed out while trying to connect to (127.0.0.1, 35121).\nframe #0: ...")
+
+    monkeypatch.setattr(gloo.dist, "TCPStore", refuse)
+    with pytest.raises(ExchangeError) as caught:
+        gloo.Meeting(address, "127.0.0.1", 2.5)
+    text = str(caught.value)
+    assert text.startswith(f"could not {tried}through which the ranks meet: The socket has timed out")
+    assert "connect to (127.0.0.1, 35121); set HOROVOD_GLOO_IFACE" in text and text.endswith("or raise timeout=2.5")
+
+
 @pytest.mark.parametrize("value", [0, 1, (1 << 64) - 1])
 def test_good_values_pass(value: int) -> None:
-    methods, options = parse("marsit", {"seed": value, "timeout": 1, "step_size": 3, "zeros": "positive"})
-    assert options.seed == value and options.timeout == 1
+    given = {"seed": value, "timeout": SHORTEST_SECONDS, "step_size": 3, "zeros": "positive"}
+    methods, options = parse("marsit", given)
+    assert options.seed == value and options.timeout == SHORTEST_SECONDS
     assert methods.config()["step_size"] == 3
 
 
@@ -168,10 +189,15 @@ def test_parameters_that_cannot_work_are_refused() -> None:
     weight = nn.Parameter(torch.ones(2))
     with pytest.raises(ConfigError, match="'w' twice"):
         _start.specs([("w", weight), ("w", nn.Parameter(torch.ones(3)))])
-    with pytest.raises(ConfigError, match="no parameter that needs a gradient"):
+    with pytest.raises(ConfigError, match=r"no parameter that needs a gradient$"):
         _start.specs([("w", nn.Parameter(torch.ones(2), requires_grad=False))])
-    with pytest.raises(ConfigError, match="no parameter that needs a gradient"):
-        _start.specs([])
+    iterator = iter([("w", weight)])
+    assert [tensor.name for tensor in _start.specs(iterator)] == ["w"]
+    for empty in ([], iterator):
+        with pytest.raises(
+            ConfigError, match="no parameter that needs a gradient; it is empty: an iterator can be read"
+        ):
+            _start.specs(empty)
     with pytest.raises(ConfigError) as caught:
         _start.specs([("w", nn.Parameter(torch.ones(2, dtype=torch.complex64)))])
     assert "w is complex64" in str(caught.value) and "float32" in str(caught.value)

@@ -125,6 +125,27 @@ def test_an_unknown_level_is_refused(capsys: pytest.CaptureFixture[str]) -> None
     with pytest.raises(SystemExit):
         cli.main(["bench", "everything"])
     assert "invalid choice" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        cli.main(["bench"])
+    missing = "hvd-compress bench: error: the following arguments are required: {kernels,allreduce,training}"
+    assert capsys.readouterr().err.splitlines()[-1] == missing
+
+
+@pytest.mark.parametrize("level", ["kernels", "allreduce", "training step", "training accuracy"])
+def test_a_benchmark_has_the_name_that_the_user_started(level: str, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("psutil")
+    with pytest.raises(SystemExit):
+        cli.main(["bench", *level.split(), "--elements", "0"])
+    said = capsys.readouterr().err
+    assert said.startswith(f"usage: hvd-compress bench {level} ") and "python -m" not in said
+    assert said.endswith(f"hvd-compress bench {level}: error: unrecognized arguments: --elements 0\n")
+
+
+def test_a_kind_of_training_is_asked_for_by_the_name_that_the_user_started(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert cli.main(["bench", "training"]) == 2
+    assert capsys.readouterr().err.startswith("hvd-compress bench training takes step or accuracy first")
 
 
 @pytest.mark.parametrize("bench", [["allreduce"], ["training", "step"], ["training", "accuracy"]])

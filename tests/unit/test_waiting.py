@@ -182,6 +182,7 @@ def test_values_that_are_not_finite_are_found_in_their_tensor(nonfinite: str) ->
             return
         found = [r.result(fleet._index["c"], step) for r in fleet.reducers]
         assert all(bool(result.isnan().all()) == (nonfinite == "propagate") for result in found)
+        assert [reducer.metrics.nonfinite for reducer in fleet.reducers] == [1, 1]
 
 
 def test_a_class_with_a_form_of_its_own_for_one_tensor_has_no_other_for_several() -> None:

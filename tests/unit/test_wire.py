@@ -9,7 +9,7 @@ from horovod_compress.errors import CorruptFrameError
 from horovod_compress.wire import GATHER, HEADER_BYTES, REDUCE, WIRE_VERSION, Address, Bad, FrameBuffer, codec_id
 
 ADDRESS = Address(codec_id("marsit"), REDUCE, 3, 70_000, 5, 2, 1, 4)
-BAD = Bad(6, 2)
+BAD = Bad(6, 2, 9)
 
 
 def _payload(length: int) -> torch.Tensor:
@@ -109,8 +109,9 @@ def test_bad_counts_add_and_stop() -> None:
     assert Bad().plus(Bad()) == Bad(0, 0)
     assert Bad(2, 3).plus(Bad(5, 2)) == Bad(7, 2)
     assert Bad(2, 3).plus(Bad()) == Bad(2, 3)
+    assert Bad(2, 3, 4).plus(Bad(zeroed=5)) == Bad(2, 3, 9)
     most = (1 << 32) - 1
-    assert Bad(most, 1).plus(Bad(9, 4)) == Bad(most, 1)
+    assert Bad(most, 1, most).plus(Bad(9, 4, 1)) == Bad(most, 1, most)
     assert _frame(0, bad=Bad(most, 1)).check(ADDRESS, 0) == Bad(most, 1)
 
 

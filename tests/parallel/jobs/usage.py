@@ -334,6 +334,24 @@ def forgotten(attach: bool) -> str:
 check("forgotten", lambda: [forgotten(False), forgotten(True)])
 
 
+def made_twice() -> str:
+    """Two optimizers for one model and compression, as when a cell of a notebook runs twice."""
+    model = net()
+    first, compression = optimizer_for(model, "none", False)
+    second = hvd.DistributedOptimizer(
+        torch.optim.SGD(model.parameters(), lr=0.1),
+        named_parameters=model.named_parameters(),
+        compression=compression,
+    )
+    assert first is not second
+    text = refusal(lambda: train(model, second, range(1)))
+    close_together(compression)
+    return text
+
+
+check("made twice", made_twice)
+
+
 def attached_on(ranks: list[int]) -> str:
     """Only some ranks call attach()."""
     model = net()
