@@ -17,6 +17,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import takewhile
 from typing import Any
 
 import torch
@@ -75,6 +76,8 @@ def hold(
     needed = any(divides != "never" for divides in reducer.divides().values())
     if second_moment == "own" or not adam or not needed:
         return None
+    if second_moment == "auto" and not _is_stock(optimizer):
+        return None
     warmup_steps = max(warmup_steps, reducer.exact_until())
     if reducer.rank == 0:
         _log.info(
@@ -83,6 +86,12 @@ def hold(
             *(type(optimizer).__name__, warmup_steps, rebuild_every),
         )
     return HeldSecondMoment(optimizer, reducer, dict(named), warmup_steps, rebuild_every)
+
+
+def _is_stock(optimizer: Any) -> bool:
+    """Return whether the step is torch's own: another one may have another use for the state that is written here."""
+    own = takewhile(lambda kind: kind not in FAMILY, type(optimizer).__mro__)
+    return not any("step" in vars(kind) and "_allreduce_grad_async" not in vars(kind) for kind in own)  # or Horovod's
 
 
 def check_state(state: Mapping[str, Mapping[str, Any]], shapes: Mapping[str, torch.Size]) -> None:

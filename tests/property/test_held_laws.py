@@ -245,6 +245,8 @@ def test_refusals(given: dict[str, Any], said: str) -> None:
         ("global_qsgd", {}, False),
         ("marsit", {"make": torch.optim.SGD}, False),
         ("marsit", {"second_moment": "own"}, False),
+        ("marsit", {"make": type("Renamed", (torch.optim.AdamW,), {})}, True),
+        ("marsit", {"make": type("Other", (torch.optim.AdamW,), {"step": lambda self: None})}, False),
     ],
 )
 def test_auto_shares_it_where_it_is_needed(method: str, given: dict[str, Any], holds: bool) -> None:
