@@ -32,17 +32,17 @@ class EfSignSgd(GatheredSigns):
     """One bit per element and a mean magnitude, with error feedback.
 
     Args:
-        step_size: "tensor" for one magnitude per tensor, the paper's rule, or "row" for one per
-            output row (short rows are joined until they hold 256 elements).
+        step_size: "row" for one magnitude per output row (short rows are joined until they hold 64 elements), or
+            "tensor" for one per tensor, the paper's rule.
     """
 
-    step_size: str = "tensor"
+    step_size: str = "row"
 
     name: ClassVar[str] = "ef_signsgd"
     summary: ClassVar[str] = "1 bit: signs times the mean magnitude, with error feedback"
     values: ClassVar[int] = 1
     bound: ClassVar[str] = "(1 - |x|_1^2 / (d |x|^2)) |x|^2"
-    samples: ClassVar[tuple[dict[str, Any], ...]] = ({"step_size": "tensor"}, {"step_size": "row"})
+    samples: ClassVar[tuple[dict[str, Any], ...]] = ({"step_size": "row"}, {"step_size": "tensor"})
 
     def local(self, bucket: Bucket) -> Regions:
         return {name: (torch.float64, self._groups(bucket)) for name in ("sums", "sizes")}

@@ -28,6 +28,7 @@ class GatheredSigns(Codec):
 
     step_size: str
     algebra: ClassVar[Algebra] = Algebra.GATHER
+    wire_version: ClassVar[int] = 2
     #: How many values a step group has: one, of which the bit 0 means the negative, or two.
     values: ClassVar[int]
     #: The error of a rank's own payload, as a formula.

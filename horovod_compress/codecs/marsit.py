@@ -46,7 +46,7 @@ class Marsit(Signs):
     Args:
         full_precision_every: K; rounds 0, K, 2K, ... are exchanged in full precision; 0 never.
         step_size: "tensor" or "row" for a measured step per tensor or per output row (short rows
-            are joined until they hold 256 elements), or the paper's fixed global step.
+            are joined until they hold 64 elements), or the paper's fixed global step.
         compensation: the residual rule, "global", "own" or "none".
         residual_decay: what part of an "own" residual lives on, in (0, 1]; None for 1 with shaped and 0.9 with
             sampled merging. Below 1, old errors fade instead of coming back all at once, which high learning

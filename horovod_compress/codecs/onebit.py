@@ -33,7 +33,7 @@ class OneBit(GatheredSigns):
     """One bit per element and the means of both sides, with error feedback.
 
     Args:
-        step_size: "row" for two values per output row (short rows are joined until they hold 256
+        step_size: "row" for two values per output row (short rows are joined until they hold 64
             elements), or "tensor" for two per tensor.
     """
 

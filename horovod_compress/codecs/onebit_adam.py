@@ -29,7 +29,7 @@ from ..errors import ConfigError
 from ..feedback import Feedback
 from ..keys import Key
 from ..plan import Bucket, TensorSpec
-from .base import Algebra, Codec, Law, Regions, Work, work_dtype
+from .base import Algebra, Codec, Divides, Law, Regions, Work, work_dtype
 from .registry import register
 
 MOST_BLOCK = 1 << 16
@@ -53,6 +53,9 @@ class Recording(Codec):
     algebra: ClassVar[Algebra] = Algebra.FOLD
     summary: ClassVar[str] = "1 bit both ways: signs with scales of blocks, errors kept on both sides"
     folded: ClassVar[frozenset[str]] = frozenset({"server", "left"})
+
+    def divides(self) -> Divides:
+        return "before"
 
     def feedback(self) -> Feedback:
         return "own"
@@ -227,6 +230,9 @@ class OneBitAdam(Codec):
     def law(self) -> Law:
         share = "(1 - |x|_1^2 / (d |x|^2))" if self.scale == "l1" else "2 (1 - |x|_1 / (sqrt(d) |x|))"
         return Law(bound=f"of each record: {share} |x|^2; what both sides lack is kept")
+
+    def divides(self) -> Divides:
+        return "before"
 
     def feedback(self) -> Feedback:
         return "own"

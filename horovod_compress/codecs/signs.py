@@ -19,8 +19,9 @@ from ..keys import TIE, ZERO_SIGN, Key
 from ..plan import Bucket, TensorSpec
 from .base import Codec, Divides, Law, Part, Regions, Work
 
-#: A step group covers at least so many elements: its 32 bits then cost 1/8 bit per element at most.
-MIN_STEP_GROUP = 256
+#: A step group covers at least so many elements: its 32 bits then cost half a bit per element at most. No more than
+#: that: rows that share a step should be alike, and those of an embedding are not.
+MIN_STEP_GROUP = 64
 #: Elements of one 64-bit word of the payload.
 WORD = 64
 _FLOAT32 = torch.finfo(torch.float32)
@@ -94,6 +95,7 @@ class Signs(Codec):
 
     step_size: str | float  # the fields of the methods
     zeros: str
+    wire_version: ClassVar[int] = 2
     #: Which part of an element's state the elements add to, and decoding renews.
     kept: ClassVar[str] = "residual"
 

@@ -36,7 +36,7 @@ class Signum(Votes):
     Args:
         beta: factor of the momentum, at least 0, below 1.
         step_size: "tensor" or "row" for a measured step per tensor or per output row (short rows
-            are joined until they hold 256 elements), or a fixed positive number: pure Signum with
+            are joined until they hold 64 elements), or a fixed positive number: pure Signum with
             1.0.
         zeros: what exact zeros vote for: a "random" sign, the same on every rank, or "positive".
         ties: what as many ranks for as against come to, which an even number of ranks may do: a

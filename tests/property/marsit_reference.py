@@ -103,7 +103,7 @@ class MarsitReference:
         if self.step_size != "row" or len(shape) < 2 or not count:
             return max(1, count)
         row = count // shape[0]
-        return row * -(-256 // row)
+        return row * -(-64 // row)
 
     def _steps(self, x: list[list[np.ndarray]], keys: list[Key]) -> np.ndarray:
         groups = [-(-count // self._group(t)) for t, count in enumerate(self.counts)]
