@@ -5,12 +5,13 @@ r"""Learning quality of every method against no compression: real jobs, several 
 
 Each run is `METHOD [option=value ...] [--train.py's-options ...]`. The first is what the others are compared
 with. With `--keep FILE` every training leaves a line there, and one that has a line is not done again: a long table
-can be measured piece by piece.
+can be measured piece by piece. Take another file after a change of the package.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import math
 import statistics
@@ -94,13 +95,20 @@ def trained(words: list[str], seed: int, chosen: argparse.Namespace) -> dict[str
     if chosen.keep:
         chosen.keep.parent.mkdir(parents=True, exist_ok=True)
         with chosen.keep.open("a") as file:
-            file.write(json.dumps(found) + "\n")
+            file.write("\n" * _cut_off(chosen.keep) + json.dumps(found) + "\n")
     return found
 
 
+def _cut_off(path: Path) -> bool:
+    """Return whether the last line has no end, as a run was killed while it wrote."""
+    text = path.read_text()
+    return bool(text) and not text.endswith("\n")
+
+
 def read(path: Path | None) -> Iterator[dict[str, Any]]:
-    if path and path.exists():
-        yield from map(json.loads, path.read_text().splitlines())
+    for line in path.read_text().splitlines() if path and path.exists() else ():
+        with contextlib.suppress(json.JSONDecodeError):  # the last one may have been cut off
+            yield json.loads(line)
 
 
 def train(words: list[str], seed: int, chosen: argparse.Namespace) -> dict[str, Any]:

@@ -47,6 +47,8 @@ def parse(arguments: list[str] | None = None, quiet: bool = False) -> argparse.N
     chosen.options = _method_options(chosen)
     if not chosen.update_mode and chosen.delay:
         raise UsageError("--delay belongs to --update-mode")
+    if not (chosen.attach or chosen.update_mode) and chosen.second_moment != "auto":
+        raise UsageError("--second-moment is an option of attach() and of update mode: leave out --no-attach")
     if chosen.lr_schedule != "constant" and (chosen.save or chosen.load):
         raise UsageError("--lr-schedule cosine is over the steps of one run: leave out --save and --load")
     if chosen.update_mode and chosen.method.startswith("horovod-"):

@@ -14,10 +14,10 @@ which freezes the second moment for good.)
 
 from __future__ import annotations
 
+import inspect
 import logging
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from itertools import takewhile
 from typing import Any
 
 import torch
@@ -90,8 +90,13 @@ def hold(
 
 def _is_stock(optimizer: Any) -> bool:
     """Return whether the step is torch's own: another one may have another use for the state that is written here."""
-    own = takewhile(lambda kind: kind not in FAMILY, type(optimizer).__mro__)
-    return not any("step" in vars(kind) and "_allreduce_grad_async" not in vars(kind) for kind in own)  # or Horovod's
+    steps = [vars(kind)["step"] for kind in type(optimizer).__mro__ if "step" in vars(kind) and not _is_horovod_s(kind)]
+    # Torch writes a wrapped step into each class of which it makes the first optimizer.
+    return bool(steps) and inspect.unwrap(steps[0]) is inspect.unwrap(torch.optim.Adam.step)
+
+
+def _is_horovod_s(kind: type) -> bool:
+    return "_allreduce_grad_async" in vars(kind)
 
 
 def check_state(state: Mapping[str, Mapping[str, Any]], shapes: Mapping[str, torch.Size]) -> None:

@@ -75,9 +75,17 @@ class Methods:
         Raises:
             ConfigError: no pattern fits.
         """
+        return 1 + self._own().index(self.codec(tensor))
+
+    def codec(self, tensor: str) -> Codec:
+        """Return the method of a parameter.
+
+        Raises:
+            ConfigError: no pattern fits.
+        """
         for pattern, codec in self.rules:
             if fnmatchcase(tensor, pattern):
-                return 1 + self._own().index(codec)
+                return codec
         raise ConfigError(f'no pattern fits the parameter {tensor}; end with "*" for all others: {{..., "*": "none"}}')
 
     def check_bucket(self, bucket: Bucket) -> None:
@@ -140,17 +148,6 @@ class Methods:
         """Return, by method, the momentum of those whose result is momentum upon what they are given."""
         found = [(kind.name, float(getattr(kind, "momentum", 0.0))) for kind in self._kinds()]
         return {name: momentum for name, momentum in found if momentum}
-
-    def own_momenta(self) -> dict[str, tuple[str, float]]:
-        """Return, by method, the option and the value of the momentum of those that keep one of their own."""
-        found = {name: ("momentum", value) for name, value in self.momenta().items()}
-        betas = {codec.name: float(getattr(codec, "beta", 0.0)) for codec in self._kinds()}
-        return found | {name: ("beta", beta) for name, beta in betas.items() if beta}
-
-    def shares_sent(self) -> dict[str, float]:
-        """Return, by method, which share of the elements a round sends, of those where the others wait."""
-        shares = [(kind.name, kind.share_sent()) for kind in self._kinds()]
-        return {name: share for name, share in sorted(shares, reverse=True) if share < 1}
 
     def _kinds(self) -> list[Codec]:
         return [kind for _, codec in self.rules for kind in (codec, *codec.variants())]

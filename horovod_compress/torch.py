@@ -316,11 +316,12 @@ class Compression:
 
     def _meet(self, optimizer: Any, *options: Any) -> None:
         """Look at the optimizer that takes the results: its momentum, and its second moment."""
-        heavy_ball.refuse_twice(optimizer, self._methods)
-        if not self._met and self._running().rank == 0 and (text := heavy_ball.advice(optimizer, self._methods)):
+        heavy_ball.refuse_twice(optimizer, self._methods, self._named)
+        text = heavy_ball.advice(optimizer, self._methods, self._named)
+        if text and not self._met and self._running().rank == 0:
             _log.warning("%s", text)
-        self._met = True
         self._held = held.hold(optimizer, self._running(), self._named, self._rebuild_every(), *options)
+        self._met = True
         if self._held:
             self._held.load_state_dict(self._moments)
         if self._held and self._tuner:
@@ -497,8 +498,6 @@ class Compression:
         self._moments = moments
         if self._held:
             self._held.load_state_dict(moments)
-        elif residuals == "reset":
-            self._moments = {}  # nothing waits
         elif self._compared_ways:
             self._settle_moments()
         self._settled, self._scale, self._bridged = -1, float(state.get("scale", 0.0)), False

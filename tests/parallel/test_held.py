@@ -32,6 +32,13 @@ def test_resume_is_exact(found) -> None:
     assert all(report["resumed"] == [True, True, False] for report in found)
 
 
+def test_resume_is_the_same_on_both_paths(found) -> None:
+    for report in found:
+        case = report["resumed on both paths"]
+        assert set(case["restore"]) == set(case["whole"])
+        assert len(set(case["reset"])) == 1 and case["reset"][0] != case["whole"][0]
+
+
 def test_clipping_after_synchronize(found) -> None:
     for report in found:
         (free, clipped), other = report["clipped"]

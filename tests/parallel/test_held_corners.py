@@ -13,7 +13,7 @@ from tests.support.jobs import run_ranks
 
 pytestmark = pytest.mark.slow
 #: Exact rounds are 0 to 3, and then 4, 9 and 14.
-PLAIN = ["plain", "two passes", "per layer", "by step", "fused", "maximize", "layerwise"]
+PLAIN = ["plain", "two passes", "per layer", "by step", "fused", "maximize", "layerwise", "onebit_adam"]
 
 
 @pytest.fixture(scope="module")
@@ -33,6 +33,13 @@ def test_ranks_agree_and_weights_are_finite(found, case: str) -> None:
 @pytest.mark.parametrize("case", PLAIN)
 def test_every_tensor_s_is_held(found, case: str) -> None:
     assert all(report[case]["held"] == 6 for report in found)
+
+
+@pytest.mark.parametrize("case", ["two passes", "sum", "layerwise"])
+def test_both_paths_give_the_same_bits(found, case: str) -> None:
+    for report in found:
+        attached, stock = report[f"both paths, {case}"]
+        assert attached == stock
 
 
 def test_in_a_process_set_and_for_sums(found) -> None:

@@ -11,7 +11,8 @@ from horovod_compress import heavy_ball
 from horovod_compress.errors import ConfigError
 from horovod_compress.methods import parse, per_layer
 
-PARAMETERS = [torch.zeros(3, requires_grad=True)]
+PARAMETERS = [torch.nn.Parameter(torch.zeros(3)) for _ in range(3)]
+NAMED = list(zip("abc", PARAMETERS, strict=True))
 SGD, HEAVY = torch.optim.SGD(PARAMETERS, lr=0.1), torch.optim.SGD(PARAMETERS, lr=0.1, momentum=0.9)
 ADAM = torch.optim.Adam(PARAMETERS)
 
@@ -27,9 +28,9 @@ ADAM = torch.optim.Adam(PARAMETERS)
 def test_momentum_upon_momentum_is_refused(method: str, options: dict[str, Any], said: str) -> None:
     methods, _ = parse(method, options)
     with pytest.raises(ConfigError, match=said):
-        heavy_ball.refuse_twice(HEAVY, methods)
-    heavy_ball.refuse_twice(SGD, methods)
-    heavy_ball.refuse_twice(ADAM, methods)
+        heavy_ball.refuse_twice(HEAVY, methods, NAMED)
+    heavy_ball.refuse_twice(SGD, methods, NAMED)
+    heavy_ball.refuse_twice(ADAM, methods, NAMED)
 
 
 @pytest.mark.parametrize(
@@ -37,7 +38,7 @@ def test_momentum_upon_momentum_is_refused(method: str, options: dict[str, Any],
     [("dgc", {"momentum": 0.0}), ("signum", {"beta": 0.0}), ("marsit", {}), ("onebit_adam", {}), ("sketch_fusion", {})],
 )
 def test_one_momentum_is_enough(method: str, options: dict[str, Any]) -> None:
-    heavy_ball.refuse_twice(HEAVY, parse(method, options)[0])
+    heavy_ball.refuse_twice(HEAVY, parse(method, options)[0], NAMED)
 
 
 @pytest.mark.parametrize(
@@ -55,10 +56,10 @@ def test_what_waits_for_long_and_counts_ten_times_is_spoken_of(
     method: str, options: dict[str, Any], steps: int
 ) -> None:
     methods, _ = parse(method, options)
-    text = heavy_ball.advice(HEAVY, methods)
+    text = heavy_ball.advice(HEAVY, methods, NAMED)
     assert text and text.startswith(f"with {method} an element is sent about once in {steps} steps, and momentum=0.9")
-    assert heavy_ball.advice(SGD, methods) is None
-    assert heavy_ball.advice(ADAM, methods) is None
+    assert heavy_ball.advice(SGD, methods, NAMED) is None
+    assert heavy_ball.advice(ADAM, methods, NAMED) is None
 
 
 @pytest.mark.parametrize(
@@ -66,10 +67,32 @@ def test_what_waits_for_long_and_counts_ten_times_is_spoken_of(
     [("none", {}), ("marsit", {}), ("powersgd", {}), ("topk", {"density": 0.3}), ("randomk", {"scaled": True})],
 )
 def test_nothing_is_said_of_what_does_not_wait(method: str, options: dict[str, Any]) -> None:
-    assert heavy_ball.advice(HEAVY, parse(method, options)[0]) is None
+    assert heavy_ball.advice(HEAVY, parse(method, options)[0], NAMED) is None
 
 
 def test_of_several_methods_the_one_that_waits_longest_is_named() -> None:
     methods = per_layer({"a": "topk", "b": "sketch_fusion", "*": "marsit"})
-    text = heavy_ball.advice(HEAVY, methods)
+    text = heavy_ball.advice(HEAVY, methods, NAMED)
     assert text and text.startswith("with topk")
+
+
+def test_groups_are_looked_at_with_the_methods_of_their_own_parameters() -> None:
+    """A momentum elsewhere is no matter; the control has both at the same place."""
+    light, heavy = {"params": PARAMETERS[:1]}, {"params": PARAMETERS[1:], "momentum": 0.9}
+    optimizer = torch.optim.SGD([light, heavy], lr=0.1)
+    heavy_ball.refuse_twice(optimizer, per_layer({"a": "dgc", "*": "marsit"}), NAMED)
+    assert heavy_ball.advice(optimizer, per_layer({"a": "topk", "*": "marsit"}), NAMED) is None
+    with pytest.raises(ConfigError, match="dgc keeps"):
+        heavy_ball.refuse_twice(optimizer, per_layer({"b": "dgc", "*": "marsit"}), NAMED)
+    assert heavy_ball.advice(optimizer, per_layer({"b": "topk", "*": "marsit"}), NAMED)
+
+
+@pytest.mark.parametrize(
+    ("group", "speaks"),
+    [({"momentum": 1.0}, True), ({"momentum": None}, False), ({"momentum": 0.9, "dampening": 0.9}, False)],
+)
+def test_odd_momentum(group: dict[str, Any], speaks: bool) -> None:
+    optimizer = torch.optim.SGD(PARAMETERS, lr=0.1)
+    optimizer.param_groups[0].update(group)
+    methods, _ = parse("topk", {"density": 0.1})
+    assert bool(heavy_ball.advice(optimizer, methods, NAMED)) is speaks

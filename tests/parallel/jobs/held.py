@@ -87,6 +87,33 @@ def resumed() -> list[bool]:
     return found
 
 
+def resumed_on_both_paths() -> dict[str, list[str]]:
+    """The end of a run that goes on from step 33, three after the warm-up: whole, and by residuals on each path."""
+    model = net()
+    optimizer, compression = made(model)
+    train(model, optimizer, range(33))
+    file = io.BytesIO()
+    parts = {"model": model, "optimizer": optimizer, "compression": compression}
+    torch.save({name: part.state_dict() for name, part in parts.items()}, file)
+    train(model, optimizer, range(33, 38))
+    found = {"whole": [digest(model.parameters())]}
+    compression.close()
+    for residuals in ("restore", "reset"):
+        found[residuals] = []
+        for attach in (None, {}):
+            file.seek(0)
+            saved = torch.load(file, weights_only=True)
+            model = net(seed=3)
+            model.load_state_dict(saved["model"])
+            optimizer, compression = made(model, attach=attach)
+            compression.load_state_dict(saved["compression"], residuals=residuals)
+            optimizer.load_state_dict(saved["optimizer"])
+            train(model, optimizer, range(33, 38))
+            found[residuals].append(digest(model.parameters()))
+            compression.close()
+    return found
+
+
 def clipped() -> list[list[float]]:
     """Adam's moments are those of what was clipped after synchronize()."""
     found = []
@@ -145,6 +172,7 @@ def twice(attach: Any) -> str:
 check("paths", paths)
 check("momentum twice", lambda: [twice(None), twice({})])
 check("resumed", resumed)
+check("resumed on both paths", resumed_on_both_paths)
 check("clipped", clipped)
 check("planted", planted)
 check("other options", lambda: different(FEW | {"warmup_steps": 4 + RANK}))

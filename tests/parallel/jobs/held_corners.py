@@ -20,10 +20,20 @@ torch.set_num_threads(1)
 
 
 class Run:
-    """A model, AdamW around it and what hands its gradients over."""
+    """A model, AdamW around it and what hands its gradients over.
+
+    Args:
+        attach: options of ``attach()``; None for the stock path.
+        ours: of Horovod's optimizer.
+    """
 
     def __init__(
-        self, method: Any = "marsit", options: dict[str, Any] | None = None, adam: Any = None, **ours: Any
+        self,
+        method: Any = "marsit",
+        options: dict[str, Any] | None = None,
+        adam: dict[str, Any] | None = None,
+        attach: dict[str, Any] | None = FEW,
+        **ours: Any,
     ) -> None:
         self.model = net()
         named = list(self.model.named_parameters())
@@ -32,7 +42,8 @@ class Run:
         self.compression = make(method, named, verify_every=1, timeout=20.0, **shared, **(options or {}))
         inner = torch.optim.AdamW(self.model.parameters(), lr=RATE, **(adam or {}))
         self.optimizer = hvd.DistributedOptimizer(inner, named_parameters=named, compression=self.compression, **ours)
-        self.compression.attach(self.optimizer, **FEW)
+        if attach is not None:
+            self.compression.attach(self.optimizer, **attach)
 
     def moments(self) -> float:
         kept = self.compression.state_dict()["second_moment"].values()
@@ -50,6 +61,17 @@ def trained(steps: int = 14, passes: int = 1, **given: Any) -> dict[str, Any]:
     train(run.model, run.optimizer, range(steps), passes=passes)
     held = len(run.compression.state_dict()["second_moment"])
     return run.end() | {"held": held}
+
+
+def on_both_paths(passes: int = 1, **given: Any) -> list[str]:
+    """The weights after four compressed steps, with defaults."""
+    digests = []
+    for attach in ({}, None):
+        run = Run(attach=attach, **given)
+        train(run.model, run.optimizer, range(35), passes=passes)
+        digests.append(digest(run.model.parameters()))
+        run.compression.close()
+    return digests
 
 
 def in_a_process_set() -> dict[str, Any]:
@@ -133,4 +155,8 @@ check("per layer", lambda: trained(method={"0.*": "topk", "3.*": "powersgd", "*"
 check("by step", lambda: trained(method=hvc.by_step({0: "none", 6: "marsit"})))
 check("fused", lambda: trained(adam={"fused": True}))
 check("maximize", lambda: trained(adam={"maximize": True, "foreach": True, "weight_decay": 0.1}))
+check("onebit_adam", lambda: trained(method="onebit_adam"))
+check("both paths, two passes", lambda: on_both_paths(passes=2, backward_passes_per_step=2))
+check("both paths, sum", lambda: on_both_paths(op=hvd.Sum, method="onebit_adam"))
+check("both paths, layerwise", lambda: on_both_paths(options={"schedule": "layerwise"}, method="topk"))
 check("layerwise", lambda: trained(options={"schedule": "layerwise"}, method="ef_signsgd"))

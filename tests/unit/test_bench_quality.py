@@ -1,0 +1,55 @@
+"""What a table of learning quality keeps, so that it can be measured piece by piece."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks import quality
+
+
+@pytest.fixture
+def trainings(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int]]:
+    """Stand in for the trainings, and list those that were asked for."""
+    done: list[tuple[str, int]] = []
+
+    def train(words: list[str], seed: int, chosen: Any) -> dict[str, Any]:
+        done.append((" ".join(words), seed))
+        found = {"final": 0.9, "metric": "accuracy", "optimizer": "sgd", "lr": 0.02}
+        return found | {"bytes_ratio": 1.0, "ranks_identical": True}
+
+    monkeypatch.setattr(quality, "train", train)
+    return done
+
+
+def run(monkeypatch: pytest.MonkeyPatch, *given: str) -> None:
+    monkeypatch.setattr("sys.argv", ["quality.py", "--json", *given])
+    quality.main()
+
+
+def test_what_is_kept_is_not_measured_again(monkeypatch, tmp_path: Path, trainings, capsys) -> None:
+    keep = ["--keep", str(tmp_path / "new" / "kept.jsonl")]
+    run(monkeypatch, "--seeds", "1,2", "--run", "none", *keep)
+    run(monkeypatch, "--seeds", "1,3", "--run", "none", "--run", "marsit", *keep)
+    assert trainings == [("none", 1), ("none", 2), ("none", 3), ("marsit", 1), ("marsit", 3)]
+    run(monkeypatch, "--seeds", "1", "--run", "none", "--lr-schedule", "cosine", *keep)
+    assert trainings[5:] == [("none", 1)]
+    assert [json.loads(line)["mean"] for line in capsys.readouterr().out.splitlines()] == [0.9] * 4
+
+
+def test_a_line_that_was_cut_off_is_measured_again(monkeypatch, tmp_path: Path, trainings) -> None:
+    path = tmp_path / "kept.jsonl"
+    run(monkeypatch, "--seeds", "1,2", "--run", "none", "--keep", str(path))
+    path.write_text(path.read_text()[:-20])
+    for _ in range(2):
+        run(monkeypatch, "--seeds", "1,2", "--run", "none", "--keep", str(path))
+    assert trainings == [("none", 1), ("none", 2), ("none", 2)]
+
+
+def test_without_a_file_everything_is_measured(monkeypatch, trainings) -> None:
+    run(monkeypatch, "--seeds", "1", "--run", "none")
+    run(monkeypatch, "--seeds", "1", "--run", "none")
+    assert len(trainings) == 2
