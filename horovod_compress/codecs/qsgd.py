@@ -26,10 +26,13 @@ from ..errors import ConfigError, CorruptFrameError
 from ..kernels.quantise import BLOCK_UNIT, MOST_BLOCK
 from ..keys import DITHER, Key
 from ..plan import Bucket, TensorSpec
-from .base import Algebra, Codec, Law, Part, Regions, Work
+from .base import Algebra, Codec, Divides, Law, Part, Regions, Work
 from .dithering import whole
 from .registry import register
 from .sections import LENGTH_BYTES, cut, slices
+
+#: Codes of fewer bits are so coarse that their noise counts in Adam's second moment.
+COARSE = 8
 
 
 @dataclass(frozen=True)
@@ -55,6 +58,10 @@ class _Form(Codec):
 
     def _power(self) -> int:
         return 0 if self.norm == "max" else 2
+
+    def divides(self) -> Divides:
+        # With 8 bits the optimizer's own second moment hardly notices.
+        return "before" if self.bits < COARSE else "never"
 
     def prepare(self, work: Work) -> None:
         work.memo["blocks"] = slices([self._blocks(tensor) for tensor in work.bucket.tensors])
@@ -278,6 +285,9 @@ class Qsgd(Codec):
     def _form(self) -> _Form:
         kind = Packed if self.coding == "packed" else Elias
         return kind(self.bits, self.block, self.norm)
+
+    def divides(self) -> Divides:
+        return self._form.divides()
 
     def law(self) -> Law:
         first = "sum over ranks and blocks of N/s min(d N/s / 4, |x|_1) / M^2"

@@ -26,7 +26,7 @@ from .. import kernels
 from ..errors import ConfigError
 from ..keys import Key
 from ..plan import Bucket
-from .base import Algebra, Law, Regions, Work, work_dtype
+from .base import Algebra, Divides, Law, Regions, Work, work_dtype
 from .dithering import Dithering, Scaled, whole
 from .registry import register
 
@@ -69,6 +69,9 @@ class TernGrad(Dithering):
         kept = "s / M^2 times the sum over ranks of |c|_1"
         bound = kept if not self.clip else f"{kept}, and |mean of c - x|^2"
         return Law(unbiased=not self.clip, bound=bound)
+
+    def divides(self) -> Divides:
+        return "before"
 
     def may_be_plain(self) -> bool:
         return True  # clipping makes it biased, but results stand for the mean all the same
