@@ -26,7 +26,7 @@ TASKS = {"digits": "digits: points of accuracy", "text": "text: per cent of the 
 LIMITS = {"digits": 1.5, "text": 5.0}
 WORST = {"digits": -12.0, "text": -45.0}  # left end of the axis
 NOTES = """\
-One dot for each seed, a bar at their mean; shaded: within {digits} points and {text:.0f} % of no compression.
+One dot for each seed, a bar at their mean, against no compression with the same seeds; shaded: within {digits} points and {text:.0f} % of no compression.
 4 ranks, 300 steps, equal learning rate for all methods. The number behind a name: how many times fewer bytes than
 float32 all-reduce a rank sent, headers and full-precision rounds included (on text, else on digits)."""
 
@@ -67,23 +67,23 @@ def against(value: float, base: float, task: str) -> float:
     return 100 * (value - base) if task == "digits" else 100 * (base - value) / base
 
 
-def base_of(records: Sequence[Record]) -> float:
-    """Return the result without compression.
+def base_of(records: Sequence[Record], seeds: int) -> float:
+    """Return the result without compression, the mean of so many seeds: a record is compared with its own.
 
     Raises:
         ValueError: it was not measured.
     """
     for record in records:
         if record["name"] == "none":
-            return float(record["mean"])
+            return mean(record["finals"][:seeds])
     raise ValueError(f"no record of the method none for {records[0]['task']}, {records[0]['shards']} shards")
 
 
 def markdown(records: Sequence[Record]) -> str:
-    base = base_of(records)
     unit = " points" if records[0]["task"] == "digits" else " %"
     lines = ["| method and options | mean | against none | each seed | float32 / bytes |", "|---|---|---|---|---|"]
     for record in records:
+        base = base_of(records, len(record["finals"]))
         difference = against(record["mean"], base, record["task"])
         said = (
             ""
@@ -116,11 +116,11 @@ def draw(records: Sequence[Record], path: Path) -> list[Path]:
 
 
 def _panel(panel: Axes, task: str, names: Sequence[str], records: Sequence[Record]) -> None:
-    base = base_of(records)
     panel.axvspan(-LIMITS[task], LIMITS[task], color="#E8EEF4", zorder=0)
     panel.axvline(0, color=GREY, linewidth=0.8)
     for record in records:
         if record["name"] in names:
+            base = base_of(records, len(record["finals"]))
             _row(panel, names.index(record["name"]), [against(v, base, task) for v in record["finals"]], WORST[task])
     panel.set_xlim(WORST[task], 0.35 * -WORST[task])
     panel.set_ylim(len(names) - 0.4, -0.6)

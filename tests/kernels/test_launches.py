@@ -124,7 +124,7 @@ class PackedOneByOne(Packed):
 def test_a_step_of_marsit(step_size: str | float, kernels: int, zeros: str) -> None:
     """A launch each for bits, steps and results, one more if rows have several superblocks.
 
-    Counts and bits are cleared.
+    Counts and bits are cleared, and measured steps scaled.
     """
     assert sum(len(bucket.tensors) for bucket in BUCKETS) == 161 and len(BUCKETS) == 4
     for bucket in BUCKETS:
@@ -133,7 +133,8 @@ def test_a_step_of_marsit(step_size: str | float, kernels: int, zeros: str) -> N
         found, started = on_a_device(codec, bucket)
         assert all(map(same_bits, expected, found))
         long = step_size == "tensor" and max(tensor.count for tensor in bucket.tensors) > 65_536
-        assert started == Started(kernels + long, 2, []) and started.kernels <= 4
+        scaled = ["mul_"] if isinstance(step_size, str) else []
+        assert started == Started(kernels + long, 2, scaled) and started.kernels <= 4
 
 
 def test_a_step_with_long_rows() -> None:
@@ -143,7 +144,7 @@ def test_a_step_with_long_rows() -> None:
     codec = Marsit(full_precision_every=0, step_size="tensor")
     expected, _ = two_steps(codec, bucket, Host())
     found, started = on_a_device(codec, bucket)
-    assert all(map(same_bits, expected, found)) and started == Started(4, 2, [])
+    assert all(map(same_bits, expected, found)) and started == Started(4, 2, ["mul_"])
 
 
 def test_a_step_in_full_precision() -> None:
@@ -220,7 +221,7 @@ def test_one_by_one_costs_launches_for_every_tensor() -> None:
         found, started = on_a_device(OneByOne(full_precision_every=0), bucket)
         assert all(map(same_bits, together, found))
         assert started.kernels == 3 * len(bucket.tensors) and started.memsets == 2 * len(bucket.tensors)
-        assert started.operations == ["div_", "copy_"]
+        assert started.operations == ["div_", "copy_", "mul_"]
 
 
 def test_counts_of_a_bucket_come_in_one_piece() -> None:
