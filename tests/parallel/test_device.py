@@ -22,10 +22,7 @@ METHODS = ("none", "marsit", "topk", "sketch_fusion")
 def found(request: pytest.FixtureRequest) -> tuple[str, list[dict[str, Any]]]:
     """Return the reports; on the CPU payloads are staged as if it were another device."""
     job = run_ranks(WORLD, "device.py", timeout=300, arguments={"device": request.param})
-    for report in job.reports:
-        errors = {name: case["traceback"] for name, case in report.items() if case["error"]}
-        assert not errors, errors
-    return request.param, [{name: case["value"] for name, case in report.items()} for report in job.reports]
+    return request.param, job.values()
 
 
 @pytest.mark.parametrize("task", ["digits", "text"])

@@ -45,6 +45,13 @@ class Job:
     seconds: float
     pids: dict[int, int] = field(default_factory=dict)
 
+    def values(self) -> list[dict[str, Any]]:
+        """Return what every rank's cases came to, by name; a case that failed fails the test with its traceback."""
+        for report in self.reports:
+            errors = {name: case["traceback"] for name, case in report.items() if case["error"]}
+            assert not errors, errors
+        return [{name: case["value"] for name, case in report.items()} for report in self.reports]
+
     def tail(self) -> str:
         return "\n".join(self.output.splitlines()[-_OUTPUT_LINES:])
 

@@ -54,7 +54,7 @@ def optimizer_for(
         make = hvc.Compression.per_layer if isinstance(method, dict) else hvc.Compression.create
         compression = make(method, named, **options)
     optimizer = hvd.DistributedOptimizer(
-        torch.optim.SGD(model.parameters(), lr=LR, momentum=0.9),
+        torch.optim.SGD(model.parameters(), lr=LR, momentum=0.0 if _has_momentum(compression) else 0.9),
         named_parameters=named,
         compression=compression or hvd.Compression.none,
         **ours,
@@ -62,6 +62,13 @@ def optimizer_for(
     if attach and compression:
         assert compression.attach(optimizer) is optimizer
     return optimizer, compression
+
+
+def _has_momentum(compression: hvc.Compression | None) -> bool:
+    """Return whether a method keeps a momentum of its own, upon which that of the optimizer is refused."""
+    methods = getattr(compression, "_methods", None)  # a rank outside the process set has none
+    codecs = [codec for _, codec in methods.rules] if methods else []
+    return any(getattr(codec, "momentum", 0.0) or getattr(codec, "beta", 0.0) for codec in codecs)
 
 
 def train(
