@@ -20,8 +20,8 @@ from torch import Tensor
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks.figures import COLOURS, dress, name_lines, new_figure, save_as
-from horovod_compress import kernels
-from horovod_compress.keys import Key
+from horovod_compress import ops
+from horovod_compress.ops.keys import Key
 
 RANKS, STEPS, SHOWN, WORDS = 4, 2000, 200, 64
 SHARE = 0.55  # of +1 among the signs
@@ -73,28 +73,27 @@ def unpacked(words: list[Tensor]) -> Floats:
 def merges() -> dict[str, Merge]:
     """Return how the bits of all ranks become one bit, by name."""
     kept = {
-        hop: [torch.zeros(WORDS, dtype=torch.int64) for _ in range(kernels.count_rows(hop))]
-        for hop in range(2, RANKS + 1)
+        hop: [torch.zeros(WORDS, dtype=torch.int64) for _ in range(ops.count_rows(hop))] for hop in range(2, RANKS + 1)
     }
     whole = [torch.zeros_like(row) for row in kept[RANKS]]
 
     def sampled(bits: list[Tensor], step: int) -> Tensor:
         into = bits[0].clone()
         for hop in range(1, RANKS):
-            kernels.merge_bits(into, bits[hop], hop, 1, Key(1, step, 0, 0, hop))
+            ops.merge_bits(into, bits[hop], hop, 1, Key(1, step, 0, 0, hop))
         return into
 
     def ring(bits: list[Tensor], step: int) -> Tensor:
         arrived = bits[0]
         for hop, rows in kept.items():
             mine = bits[hop - 1].clone()
-            kernels.shaped_merge(mine, arrived, rows, rows, hop)
+            ops.shaped_merge(mine, arrived, rows, rows, hop)
             arrived = mine
         return arrived
 
     def fold(bits: list[Tensor], step: int) -> Tensor:
         out = torch.empty_like(bits[0])
-        kernels.shaped_fold(bits, out, whole, whole)
+        ops.shaped_fold(bits, out, whole, whole)
         return out
 
     return {"sampled": sampled, "shaped, ring": ring, "shaped, fold": fold}

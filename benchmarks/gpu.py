@@ -27,8 +27,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from benchmarks import gpu_cases, gpu_steps, results
 from benchmarks.gpu_cases import Arguments, Case, Inputs
 from benchmarks.results import Record, spread, table
-from horovod_compress import device, kernels
-from horovod_compress.device import Host
+from horovod_compress import ops
+from horovod_compress.exchange import device
+from horovod_compress.exchange.device import Host
 
 NO_GPU = """\
 No CUDA device is visible here, so nothing was measured.
@@ -66,7 +67,7 @@ def unavailable() -> str | None:
         return NO_GPU.format(version=torch.version.cuda)
     try:
         a, b, c = (torch.zeros(1, device="cuda") for _ in range(3))
-        kernels.triad(a, b, c, 1.0)
+        ops.triad(a, b, c, 1.0)
     except ImportError as error:
         return NO_KERNELS.format(error=error)
     return None
@@ -109,7 +110,7 @@ def wrong_elements(case: Case, count: int, device: str = "cuda") -> int:
     finals, found = [], []
     for place in ("cpu", device):
         positional, named = placed(given.positional, place), placed(dict_items(given), place)
-        found.append(whole(getattr(kernels, case.kernel)(*positional, **dict(named))))
+        found.append(whole(getattr(ops, case.kernel)(*positional, **dict(named))))
         finals.append([tensor.cpu() for tensor in tensors([positional, [pair[1] for pair in named]])])
     return int(found[0] != found[1]) + sum(differences(a, b) for a, b in zip(*finals, strict=True))
 
@@ -162,7 +163,7 @@ def kernel_runs(case: Case, count: int, cache: int) -> tuple[list[Callable[[], o
     runs: list[Callable[[], object]] = []
     for _ in range(min(turns(given, cache), 64)):
         positional, named = placed(given.positional, "cuda"), dict(placed(dict_items(given), "cuda"))
-        runs.append(partial(getattr(kernels, case.kernel), *positional, **named))
+        runs.append(partial(getattr(ops, case.kernel), *positional, **named))
     return runs, given.bytes_moved
 
 

@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from horovod_compress import kernels
-from horovod_compress.keys import SAMPLE, SKETCH, Key
+from horovod_compress import ops
+from horovod_compress.ops.keys import SAMPLE, SKETCH, Key
 
 KEY = Key(seed=1, step=2, bucket=3, rank=4)
 BLOCK, QSGD_BLOCK, RANKS, COMPONENTS = 2048, 512, 4, 4
@@ -48,10 +48,10 @@ class Inputs:
     """Arrays on the CPU that cases are made of."""
 
     def __init__(self, count: int) -> None:
-        self.count, self.words = count, kernels.word_count(count)
+        self.count, self.words = count, ops.word_count(count)
         self.grad, self.residual = normal(count, 1), normal(count, 2)
         self.kept = max(1, count // KEPT_ONE_IN)
-        self.parameter = kernels.golomb_parameter(self.kept, count)
+        self.parameter = ops.golomb_parameter(self.kept, count)
 
     def floats(self, count: int | None = None) -> Tensor:
         return torch.zeros(self.count if count is None else count)
@@ -64,7 +64,7 @@ class Inputs:
 
     def bits(self, seed: int = 1) -> Tensor:
         vector = torch.zeros(self.words, dtype=torch.int64)
-        kernels.bernoulli_words(vector, 1, 2, KEY.at(hop=seed))
+        ops.bernoulli_words(vector, 1, 2, KEY.at(hop=seed))
         if self.count % 64:
             vector[-1] &= (1 << self.count % 64) - 1
         return vector
@@ -72,7 +72,7 @@ class Inputs:
     def codes(self, seed: int = 1) -> Tensor:
         out = self.bytes(self.count)
         norm = self.grad.abs().max().view(1)
-        kernels.octave_encode(self.grad, norm, self.count, out, KEY.at(rank=seed), bits=8, headroom=3)
+        ops.octave_encode(self.grad, norm, self.count, out, KEY.at(rank=seed), bits=8, headroom=3)
         return out
 
     def norms(self) -> Tensor:
@@ -81,7 +81,7 @@ class Inputs:
     def chosen(self) -> tuple[Tensor, Tensor]:
         """Return the positions and values of the largest elements."""
         positions, values = torch.zeros(self.kept, dtype=torch.int32), torch.zeros(self.kept)
-        kernels.top_select(self.grad, None, self.kept, positions, values)
+        ops.top_select(self.grad, None, self.kept, positions, values)
         return positions, values
 
 
@@ -106,7 +106,7 @@ def in_pieces(array: Tensor) -> list[Tensor]:
 def signs_together(a: Inputs, what: str) -> Arguments:
     grads, residuals = in_pieces(a.grad), in_pieces(a.residual)
     rows, steps = [grad.numel() for grad in grads], [torch.full((1,), 0.01) for _ in grads]
-    sent = list(a.bits().split([kernels.word_count(row) for row in rows]))
+    sent = list(a.bits().split([ops.word_count(row) for row in rows]))
     if what == "offer":
         return Arguments((grads, residuals, sent, steps, rows), 8 * a.count + 8 * a.words, {"key": KEY})
     moved = 16 * a.count + 8 * a.words
@@ -121,7 +121,7 @@ def points_offer(a: Inputs) -> Arguments:
 def points_together(a: Inputs, what: str) -> Arguments:
     grads, residuals = in_pieces(a.grad), in_pieces(a.residual)
     rows = [grad.numel() for grad in grads]
-    words = [kernels.word_count(row) for row in rows]
+    words = [ops.word_count(row) for row in rows]
     if what == "offer":
         made = [[torch.zeros(1, dtype=kind) for _ in grads] for kind in (torch.float64, torch.float64, torch.int64)]
         return Arguments((grads, residuals, list(a.bits().split(words)), *made, rows), 8 * a.count + 8 * a.words)
@@ -145,7 +145,7 @@ def majority(a: Inputs) -> Arguments:
 
 
 def shaped(a: Inputs, folds: bool) -> Arguments:
-    parts, rows = [a.bits(rank) for rank in range(RANKS)], kernels.count_rows(RANKS)
+    parts, rows = [a.bits(rank) for rank in range(RANKS)], ops.count_rows(RANKS)
     counts = [[torch.zeros_like(parts[0]) for _ in range(rows)] for _ in range(2)]
     if folds:
         return Arguments((parts, torch.zeros_like(parts[0]), *counts), 8 * (RANKS + 1 + 2 * rows) * a.words)
@@ -182,8 +182,8 @@ def octave_fold(a: Inputs) -> Arguments:
 
 
 def records_of(a: Inputs, bits: int, seed: int) -> Tensor:
-    out = a.bytes(-(-a.count // QSGD_BLOCK) * kernels.qsgd_record_bytes(bits, QSGD_BLOCK))
-    kernels.qsgd_encode(a.grad, out, KEY.at(rank=seed), bits=bits, block=QSGD_BLOCK, norm=0)
+    out = a.bytes(-(-a.count // QSGD_BLOCK) * ops.qsgd_record_bytes(bits, QSGD_BLOCK))
+    ops.qsgd_encode(a.grad, out, KEY.at(rank=seed), bits=bits, block=QSGD_BLOCK, norm=0)
     return out
 
 
@@ -200,8 +200,8 @@ def qsgd(a: Inputs, what: str, bits: int) -> Arguments:
 
 def elias(a: Inputs, what: str) -> Arguments:
     rule = {"bits": 2, "block": QSGD_BLOCK}
-    room = a.bytes(kernels.elias_bound(a.count, **rule))
-    used, _ = kernels.elias_encode(a.grad, room, KEY, **rule, norm=2)
+    room = a.bytes(ops.elias_bound(a.count, **rule))
+    used, _ = ops.elias_encode(a.grad, room, KEY, **rule, norm=2)
     if what == "encode":
         return Arguments((a.grad, torch.zeros_like(room), KEY), 4 * a.count + used, rule | {"norm": 2})
     return Arguments(([room[:used]] * RANKS, a.floats()), 4 * a.count + RANKS * used, rule | {"scale": 0.01})
@@ -214,15 +214,15 @@ def selection(a: Inputs, mean: bool) -> Arguments:
 
 def binary_section(a: Inputs) -> tuple[Tensor, Tensor]:
     positions, _ = a.chosen()
-    out = a.bytes(kernels.golomb_bound(a.kept, a.count, a.parameter, 4))
-    used = kernels.binary_encode(positions, a.kept, torch.ones(1), a.parameter, a.count, out)
+    out = a.bytes(ops.golomb_bound(a.kept, a.count, a.parameter, 4))
+    used = ops.binary_encode(positions, a.kept, torch.ones(1), a.parameter, a.count, out)
     return positions, out[:used]
 
 
 def binary(a: Inputs, what: str) -> Arguments:
     positions, section = binary_section(a)
     if what == "encode":
-        out = a.bytes(kernels.golomb_bound(a.kept, a.count, a.parameter, 4))
+        out = a.bytes(ops.golomb_bound(a.kept, a.count, a.parameter, 4))
         return Arguments((positions, a.kept, torch.ones(1), a.parameter, a.count, out), 4 * a.kept + section.nbytes)
     if what == "clear":
         return Arguments((section, a.parameter, a.grad), section.nbytes + 4 * a.kept)
@@ -232,9 +232,9 @@ def binary(a: Inputs, what: str) -> Arguments:
 
 def values(a: Inputs, what: str) -> Arguments:
     positions, kept = a.chosen()
-    out = a.bytes(kernels.values_bound(a.kept, a.count, a.parameter, 4))
+    out = a.bytes(ops.values_bound(a.kept, a.count, a.parameter, 4))
     given = (positions, a.kept, kept, a.parameter, a.count)
-    used = kernels.values_encode(*given, out)
+    used = ops.values_encode(*given, out)
     if what == "encode":
         return Arguments((*given, torch.zeros_like(out)), 8 * a.kept + used)
     decoded = ([out[:used]] * RANKS, 0, a.parameter, a.grad, a.residual, 0.25)
@@ -250,8 +250,8 @@ def sample(a: Inputs, what: str) -> Arguments:
 
 def table_of(a: Inputs) -> tuple[Tensor, Key]:
     key = KEY.at(purpose=SKETCH)
-    table = a.floats(SKETCH_ROWS * kernels.sketch_columns(max(32, a.count // SKETCH_SHARE)))
-    kernels.sketch_encode(a.grad, None, table, SKETCH_ROWS, key)
+    table = a.floats(SKETCH_ROWS * ops.sketch_columns(max(32, a.count // SKETCH_SHARE)))
+    ops.sketch_encode(a.grad, None, table, SKETCH_ROWS, key)
     return table, key
 
 
@@ -286,8 +286,8 @@ def lowrank(a: Inputs, what: str) -> Arguments:
 
 
 def signs_of(a: Inputs, seed: int) -> Tensor:
-    out = a.bytes(-(-a.count // BLOCK) * kernels.record_bytes(BLOCK))
-    kernels.record_offer(normal(a.count, seed), None, out, BLOCK, rule="l2")
+    out = a.bytes(-(-a.count // BLOCK) * ops.record_bytes(BLOCK))
+    ops.record_offer(normal(a.count, seed), None, out, BLOCK, rule="l2")
     return out
 
 
@@ -339,12 +339,12 @@ def codes_together(a: Inputs, what: str, rule: dict[str, int]) -> Arguments:
 
 def qsgd_together(a: Inputs, what: str) -> Arguments:
     grads, rule = in_pieces(a.grad), {"bits": 8, "block": QSGD_BLOCK}
-    size = kernels.qsgd_record_bytes(**rule)
+    size = ops.qsgd_record_bytes(**rule)
     records = [a.bytes(-(-grad.numel() // QSGD_BLOCK) * size) for grad in grads]
     moved = 4 * a.count + sum(part.nbytes for part in records)
     if what == "encode":
         return Arguments((grads, records, KEY), moved, {**rule, "norm": 0})
-    kernels.qsgd_encode_all(grads, records, KEY, bits=8, block=QSGD_BLOCK, norm=0)
+    ops.qsgd_encode_all(grads, records, KEY, bits=8, block=QSGD_BLOCK, norm=0)
     return Arguments((records, grads), moved, {**rule, "scale": 0.01})
 
 

@@ -12,14 +12,14 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from horovod_compress import shapes
 from horovod_compress.codecs.base import Algebra, Codec
 from horovod_compress.codecs.marsit import Marsit
-from horovod_compress.collectives import ring
-from horovod_compress.device import Host
-from horovod_compress.keys import Key
-from horovod_compress.plan import Bucket, TensorSpec
-from horovod_compress.station import Station
+from horovod_compress.engine.station import Station
+from horovod_compress.exchange import ring
+from horovod_compress.exchange.device import Host
+from horovod_compress.ops.keys import Key
+from horovod_compress.planner import shapes
+from horovod_compress.schedule.plan import Bucket, TensorSpec
 
 NAME = "local step of marsit, resnet50"
 #: Where a bucket ends, counted in tensors.

@@ -27,18 +27,18 @@ from typing import Any
 
 from benchmarks import results
 from benchmarks.results import Record, processor, spread
-from horovod_compress import kernels
-from horovod_compress.kernels import (
-    reference,
-    reference_lowrank,
-    reference_quantise,
-    reference_records,
-    reference_shaped,
-    reference_sketch,
-    reference_sparse,
-    reference_values,
+from horovod_compress import ops
+from horovod_compress.ops.keys import SAMPLE, SKETCH, Key
+from horovod_compress.ops.reference import (
+    basic as reference,
+    lowrank as reference_lowrank,
+    quantise as reference_quantise,
+    records as reference_records,
+    shaped as reference_shaped,
+    sketch as reference_sketch,
+    sparse as reference_sparse,
+    values as reference_values,
 )
-from horovod_compress.keys import SAMPLE, SKETCH, Key
 
 PROGRAM = "python -m benchmarks.kernels"
 KEY = Key(seed=1, step=2, bucket=3, rank=4)
@@ -74,7 +74,7 @@ class Arrays:
     """Everything that the cases read and write, allocated and touched once."""
 
     def __init__(self, count: int) -> None:
-        self.count, self.words = count, kernels.word_count(count)
+        self.count, self.words = count, ops.word_count(count)
         generator = torch.Generator().manual_seed(1)
         self.grad = torch.randn(count, generator=generator)
         self.residual = torch.randn(count, generator=generator)
@@ -84,25 +84,25 @@ class Arrays:
         self.brain, self.other_brain = self.grad.bfloat16(), self.residual.bfloat16()
         self.flags = np.zeros(count, dtype=bool)
         self.bits, self.more = torch.zeros(self.words, dtype=torch.int64), torch.zeros(self.words, dtype=torch.int64)
-        kernels.bernoulli_words(self.more, 1, 2, KEY)
+        ops.bernoulli_words(self.more, 1, 2, KEY)
         self.parts = [self.more.clone() for _ in range(8)]
         for hop, part in enumerate(self.parts):
-            kernels.bernoulli_words(part, 1, 2, KEY.at(hop=hop))
+            ops.bernoulli_words(part, 1, 2, KEY.at(hop=hop))
         self.folded, self.merged = self.more.clone(), self.more.clone()
         self.sums, self.row_sums = (torch.zeros(rows, dtype=torch.float64) for rows in (1, -(-count // ROW)))
         self.norm, self.norms = self.grad.abs().max().view(1), torch.full((-(-count // BLOCK),), 6.0)
         self.bytes, self.more_bytes = (torch.zeros(count, dtype=torch.uint8) for _ in range(2))
         self.packed, self.more_packed = (torch.zeros((count + 1) // 2, dtype=torch.uint8) for _ in range(2))
         for rank, codes in enumerate((self.bytes, self.more_bytes)):
-            kernels.octave_encode(self.grad, self.norm, count, codes, KEY.at(rank=rank), bits=8, headroom=3)
+            ops.octave_encode(self.grad, self.norm, count, codes, KEY.at(rank=rank), bits=8, headroom=3)
         self.kept = max(1, count // KEPT_ONE_IN)
-        self.parameter = kernels.golomb_parameter(self.kept, count)
+        self.parameter = ops.golomb_parameter(self.kept, count)
         self.positions, self.values = torch.zeros(self.kept, dtype=torch.int32), torch.zeros(self.kept)
-        self.found, _ = kernels.binary_select(self.grad, self.residual, self.kept, self.positions, self.values[:1])
-        room = kernels.golomb_bound(self.kept, count, self.parameter, 4)
+        self.found, _ = ops.binary_select(self.grad, self.residual, self.kept, self.positions, self.values[:1])
+        room = ops.golomb_bound(self.kept, count, self.parameter, 4)
         self.section = torch.zeros(room, dtype=torch.uint8)
         encoded = (self.positions, self.found, self.values[:1], self.parameter, count, self.section)
-        self.section_bytes = kernels.binary_encode(*encoded)
+        self.section_bytes = ops.binary_encode(*encoded)
         self.step, self.row_steps = torch.full((1,), 0.01), torch.full((self.row_sums.numel(),), 0.01)
 
     @property
@@ -131,7 +131,7 @@ def against_reference(name: str, *arguments: object, **options: object) -> Calla
         mine, theirs = copied(list(arguments)), copied(list(arguments))
         oracle = next(module for module in ORACLES if hasattr(module, name))
         named = [{key: copied(value) for key, value in options.items()} for _ in range(2)]
-        both = ((kernels, mine, named[0]), (oracle, theirs, named[1]))
+        both = ((ops, mine, named[0]), (oracle, theirs, named[1]))
         results = [getattr(module, name)(*args, **more) for module, args, more in both]
         pairs = [*zip(mine, theirs, strict=True), *zip(named[0].values(), named[1].values(), strict=True)]
         pairs = [(a, b) for a, b in pairs if isinstance(a, Tensor)]
@@ -144,7 +144,7 @@ def against_reference(name: str, *arguments: object, **options: object) -> Calla
 
 
 def kernel_case(label: str, bytes_moved: int, name: str, *arguments: object, **options: object) -> Case:
-    function = getattr(kernels, name)
+    function = getattr(ops, name)
     check = against_reference(name, *arguments, **options)
     return Case(label, bytes_moved, lambda: function(*arguments, **options), check)
 
@@ -201,16 +201,16 @@ def points(a: Arrays) -> Iterable[Case]:
 
 def points_step(a: Arrays, sides: Any = None) -> None:
     if sides is None:
-        kernels.sign_offer(a.work, a.left, a.bits, a.sums, a.count)
+        ops.sign_offer(a.work, a.left, a.bits, a.sums, a.count)
     else:
-        kernels.points_offer(a.work, a.left, *sides)
+        ops.points_offer(a.work, a.left, *sides)
     lows = None if sides is None else [-2 * a.step]
-    kernels.points_decode([a.bits], [a.step], lows, a.count, 0, a.work, a.left)
+    ops.points_decode([a.bits], [a.step], lows, a.count, 0, a.work, a.left)
 
 
 def local_step(a: Arrays) -> None:
-    kernels.sign_offer(a.work, a.left, a.bits, a.sums, a.count, key=KEY)
-    kernels.sign_decode(a.bits, a.step, a.count, a.work, a.left, feedback="global")
+    ops.sign_offer(a.work, a.left, a.bits, a.sums, a.count, key=KEY)
+    ops.sign_decode(a.bits, a.step, a.count, a.work, a.left, feedback="global")
 
 
 def bit_vectors(a: Arrays) -> Iterable[Case]:
@@ -218,7 +218,7 @@ def bit_vectors(a: Arrays) -> Iterable[Case]:
     yield kernel_case("merge_bits p=1/2", 3 * size, "merge_bits", a.merged, a.parts[0], 1, 1, KEY)
     yield kernel_case("merge_bits p=1/3", 3 * size, "merge_bits", a.merged, a.parts[0], 2, 1, KEY)
     for ranks in (3, 4, 8):
-        rows, fresh = ([torch.zeros_like(a.more) for _ in range(kernels.count_rows(ranks))] for _ in range(2))
+        rows, fresh = ([torch.zeros_like(a.more) for _ in range(ops.count_rows(ranks))] for _ in range(2))
         moved = (3 + 2 * len(rows)) * size
         yield kernel_case(f"shaped_merge of {ranks}", moved, "shaped_merge", a.merged, a.parts[0], rows, fresh, ranks)
         moved = (1 + ranks + 2 * len(rows)) * size
@@ -252,16 +252,16 @@ def quantising(a: Arrays) -> Iterable[Case]:
     parts = [a.bytes, a.more_bytes] * (ranks // 2)
     for bits in (8, 4, 3):
         rule = {"bits": bits, "block": QSGD_BLOCK}
-        records = torch.zeros(blocks * kernels.qsgd_record_bytes(**rule), dtype=torch.uint8)
+        records = torch.zeros(blocks * ops.qsgd_record_bytes(**rule), dtype=torch.uint8)
         size, label = records.numel(), f"{bits} bits"
         yield kernel_case(f"qsgd_encode {label}", 4 * n + size, "qsgd_encode", a.grad, records, KEY, **rule, norm=0)
         made = records.clone()
-        kernels.qsgd_encode(a.grad, made, KEY, **rule, norm=0)
+        ops.qsgd_encode(a.grad, made, KEY, **rule, norm=0)
         given = ([made] * ranks, records.clone(), KEY)
         yield kernel_case(f"qsgd_fold of {ranks} {label}", (ranks + 1) * size, "qsgd_fold", *given, **rule, norm=0)
         yield kernel_case(f"qsgd_decode {label}", 4 * n + size, "qsgd_decode", made, a.out, **rule, scale=0.01)
     rule = {"bits": 8, "block": QSGD_BLOCK, "norm": 2}
-    records = torch.zeros(blocks * kernels.qsgd_record_bytes(8, QSGD_BLOCK), dtype=torch.uint8)
+    records = torch.zeros(blocks * ops.qsgd_record_bytes(8, QSGD_BLOCK), dtype=torch.uint8)
     yield kernel_case("qsgd_encode 2-norm", 5 * n, "qsgd_encode", a.grad, records, KEY, **rule)
     yield Case("torch qsgd 8 bits", 4 * n, lambda: torch_qsgd(a))
     yield from elias(a)
@@ -279,16 +279,16 @@ def elias(a: Arrays) -> Iterable[Case]:
     n, piece = a.count, a.grad[:CHECKED_ELEMENTS]
     for bits in (4, 8):
         rule = {"bits": bits, "block": QSGD_BLOCK}
-        out, small = (torch.zeros(kernels.elias_bound(x.numel(), **rule), dtype=torch.uint8) for x in (a.grad, piece))
-        used, _ = kernels.elias_encode(a.grad, out, KEY, **rule, norm=2)
-        used_there, _ = kernels.elias_encode(piece, small, KEY, **rule, norm=2)
+        out, small = (torch.zeros(ops.elias_bound(x.numel(), **rule), dtype=torch.uint8) for x in (a.grad, piece))
+        used, _ = ops.elias_encode(a.grad, out, KEY, **rule, norm=2)
+        used_there, _ = ops.elias_encode(piece, small, KEY, **rule, norm=2)
         sent, there, scale = out[:used].clone(), small[:used_there].clone(), {"scale": 0.01}
 
         def encode(out: Tensor = out, rule: dict[str, int] = rule) -> None:
-            kernels.elias_encode(a.grad, out, KEY, **rule, norm=2)
+            ops.elias_encode(a.grad, out, KEY, **rule, norm=2)
 
         def decode(ranks: int, sent: Tensor = sent, rule: dict[str, int] = rule) -> None:
-            kernels.elias_decode([sent] * ranks, a.out, **rule, scale=0.01)
+            ops.elias_decode([sent] * ranks, a.out, **rule, scale=0.01)
 
         check = against_reference("elias_encode", piece, small, KEY, **rule, norm=2)
         yield Case(f"elias_encode {bits} bits", 4 * n + used, encode, check)
@@ -325,10 +325,10 @@ def sparse(a: Arrays) -> Iterable[Case]:
 def values(a: Arrays) -> Iterable[Case]:
     """Bytes of sections and samples are left out beside the tensor's own."""
     n, chosen, found = a.count, a.positions.clone(), a.values.clone()
-    kept, _ = kernels.top_select(a.grad, a.residual, a.kept, chosen, found)
-    room = torch.zeros(kernels.values_bound(kept, n, a.parameter, 4), dtype=torch.uint8)
+    kept, _ = ops.top_select(a.grad, a.residual, a.kept, chosen, found)
+    room = torch.zeros(ops.values_bound(kept, n, a.parameter, 4), dtype=torch.uint8)
     encoded = (chosen, kept, found, a.parameter, n, room)
-    sent = room[: kernels.values_encode(*encoded)].clone()
+    sent = room[: ops.values_encode(*encoded)].clone()
     yield kernel_case("values_encode", 8 * kept + sent.numel(), "values_encode", *encoded)
     decoded = (0, a.parameter, a.work, a.left, 0.25)
     yield kernel_case("values_decode", 16 * n, "values_decode", [sent], *decoded)
@@ -373,13 +373,13 @@ class Sketched:
     """A sketch, and the same with precomputed hashes of every element for torch."""
 
     def __init__(self, a: Arrays) -> None:
-        self.columns, self.k = kernels.sketch_columns(a.count // SKETCH_SHARE), max(1, a.count // TOP_SHARE)
+        self.columns, self.k = ops.sketch_columns(a.count // SKETCH_SHARE), max(1, a.count // TOP_SHARE)
         self.key, self.spans = KEY.at(rank=0, purpose=SKETCH), [(0, a.count)]
         self.table = torch.zeros(SKETCH_ROWS * self.columns)
-        kernels.sketch_encode(a.grad, None, self.table, SKETCH_ROWS, self.key)
+        ops.sketch_encode(a.grad, None, self.table, SKETCH_ROWS, self.key)
         self.sums, self.cleared = self.table.clone(), self.table.clone()
         self.positions, self.estimates = torch.zeros(self.k, dtype=torch.int64), torch.zeros(self.k)
-        kernels.sketch_top(self.table, SKETCH_ROWS, self.key, self.spans, self.k, self.positions, self.estimates)
+        ops.sketch_top(self.table, SKETCH_ROWS, self.key, self.spans, self.k, self.positions, self.estimates)
         self.cells: list[Tensor] = []
         self.signs: list[Tensor] = []
 
@@ -409,7 +409,7 @@ class Sketched:
 
 def sketch_case(label: str, bytes_moved: int, name: str, checked: Sequence[object], *arguments: object) -> Case:
     """Return a case that is checked on other arguments: the reference needs seconds for a million elements."""
-    function = getattr(kernels, name)
+    function = getattr(ops, name)
     return Case(label, bytes_moved, lambda: function(*arguments), against_reference(name, *checked))
 
 
@@ -450,11 +450,11 @@ class Factors:
 
     def step(self) -> None:
         """What powersgd does in a world of one."""
-        kernels.lowrank_start(self.right, self.start, self.rank, KEY)
-        kernels.lowrank_left(self.grad, self.residual, self.rows, self.start, self.left)
-        kernels.lowrank_orthonormalise(self.left, self.rank)
-        kernels.lowrank_right(self.grad, self.residual, self.rows, self.left, self.right)
-        kernels.lowrank_decode(self.left, self.right, self.rows, self.grad, self.residual)
+        ops.lowrank_start(self.right, self.start, self.rank, KEY)
+        ops.lowrank_left(self.grad, self.residual, self.rows, self.start, self.left)
+        ops.lowrank_orthonormalise(self.left, self.rank)
+        ops.lowrank_right(self.grad, self.residual, self.rows, self.left, self.right)
+        ops.lowrank_decode(self.left, self.right, self.rows, self.grad, self.residual)
 
     def torch_step(self, out: Tensor) -> None:
         """The same in torch with preallocated outputs of the size of the matrix."""
@@ -485,9 +485,9 @@ def low_rank(a: Arrays) -> Iterable[Case]:
 
 def records(a: Arrays) -> Iterable[Case]:
     n, blocks = a.count, -(-a.count // BLOCK)
-    parts = [torch.zeros(blocks * kernels.record_bytes(BLOCK), dtype=torch.uint8) for _ in range(4)]
+    parts = [torch.zeros(blocks * ops.record_bytes(BLOCK), dtype=torch.uint8) for _ in range(4)]
     for rank, part in enumerate(parts):
-        kernels.record_offer(a.grad if rank % 2 else a.residual, None, part, BLOCK, rule="l2")
+        ops.record_offer(a.grad if rank % 2 else a.residual, None, part, BLOCK, rule="l2")
     size, scales = parts[0].numel(), torch.full((blocks,), 0.01)
     for rule in ("l1", "l2"):
         offered = (a.grad, a.residual, parts[0].clone(), BLOCK)
@@ -513,8 +513,8 @@ def checksums(a: Arrays) -> Iterable[Case]:
     copy = a.out.view(torch.uint8)
     crc_check = against_reference("crc32c", piece)
     copy_check = against_reference("crc32c_copy", copy[: piece.numel()], piece)
-    yield Case("crc32c", n, lambda: kernels.crc32c(a.raw), crc_check)
-    yield Case("crc32c_copy", 2 * n, lambda: kernels.crc32c_copy(copy, a.raw), copy_check)
+    yield Case("crc32c", n, lambda: ops.crc32c(a.raw), crc_check)
+    yield Case("crc32c_copy", 2 * n, lambda: ops.crc32c_copy(copy, a.raw), copy_check)
     yield kernel_case("hash64", n, "hash64", a.raw)
 
 
@@ -636,7 +636,7 @@ def arguments(argv: Sequence[str] | None, program: str = PROGRAM) -> argparse.Na
 def main(argv: Sequence[str] | None = None, program: str = PROGRAM) -> int:
     options = arguments(argv, program)
     torch.set_num_threads(options.threads)
-    print(f"{processor()}, {kernels.instruction_set()}, {options.count:,} float32, {options.threads} thread(s)")
+    print(f"{processor()}, {ops.instruction_set()}, {options.count:,} float32, {options.threads} thread(s)")
     try:
         arrays = Arrays(options.count)
     except (MemoryError, RuntimeError) as error:  # torch's own error is the last
@@ -645,7 +645,7 @@ def main(argv: Sequence[str] | None = None, program: str = PROGRAM) -> int:
     every = cases(arrays, options.filter)
     wrong = {case.name: case.wrong() for case in every if case.wrong}
     measure(every, options.repeat)
-    facts = {"instruction_set": kernels.instruction_set(), "count": options.count, "threads": options.threads}
+    facts = {"instruction_set": ops.instruction_set(), "count": options.count, "threads": options.threads}
     first, records = results.header("kernels", argv, **facts), report(every, wrong)
     if options.json:
         results.append_json(options.json, [first, *records])

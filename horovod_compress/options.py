@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from .errors import ConfigError
-from .plan import Plan
+from .schedule.plan import Plan
 
 EXCHANGES = ("auto", "ring", "fold")
 TRANSPORTS = ("auto", "gloo", "nccl", "local")
@@ -24,7 +24,7 @@ class Options:
 
     Args:
         schedule: "auto", "layerfusion" or "mergecomp", which measure the job and choose; "layerwise", "single",
-            "size:25MB", or a :class:`~horovod_compress.plan.Plan`.
+            "size:25MB", or a :class:`~horovod_compress.schedule.plan.Plan`.
         exchange: "ring", "fold", or "auto" to choose per bucket.
         transport: "gloo"; "nccl" for gradients on GPUs, one for each rank; "auto" takes NCCL where that is so and CuPy
             is installed, else Gloo. With Gloo payloads of GPUs go through host memory.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import enum
 import math
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
@@ -12,24 +11,16 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor
 
-from ..carry import Carry
 from ..errors import ConfigError
-from ..feedback import Feedback
-from ..keys import Key
-from ..plan import Bucket, TensorSpec
+from ..ops.algebra import Algebra as Algebra  # for codecs, which import it with the rest of their interface
+from ..ops.keys import Key
+from ..schedule.plan import Bucket, TensorSpec
+from .carry import Carry
+from .feedback import Feedback
 
 Divides = Literal["before", "after", "never"]
 #: Name, dtype and length of the arrays of a payload.
 Regions = dict[str, tuple[torch.dtype, int]]
-
-
-class Algebra(enum.Enum):
-    """How payloads of several ranks become one; it decides which collectives fit."""
-
-    SUM = "payloads add elementwise"
-    MERGE = "two payloads become one of the same size"
-    FOLD = "all payloads of a chunk at once become one"
-    GATHER = "payloads are only concatenated"
 
 
 @dataclass(frozen=True)
@@ -291,7 +282,7 @@ class Codec:
         """Return, by region of the payload, how many rows of its type merging keeps for the next round.
 
         They belong to the places that this rank merges, not to parameters: other buckets, another number of ranks or
-        another collective begin with zeros. See :mod:`horovod_compress.carry`.
+        another collective begin with zeros. See :mod:`horovod_compress.codecs.carry`.
         """
         return {}
 

@@ -16,7 +16,7 @@ from typing import Any, ClassVar
 import torch
 
 from ..errors import ConfigError
-from ..plan import Bucket
+from ..schedule.plan import Bucket
 from .base import Algebra, Codec, Divides, Regions
 from .dense import Dense, FullPrecision, Uncompressed
 from .registry import create

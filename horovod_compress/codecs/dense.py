@@ -18,9 +18,9 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from .. import kernels
-from ..keys import Key
-from ..plan import Bucket, TensorSpec
+from .. import ops
+from ..ops.keys import Key
+from ..schedule.plan import Bucket, TensorSpec
 from .base import Algebra, Codec, Law, Part, Regions, Work, dtype_of, work_dtype
 from .registry import register
 
@@ -47,15 +47,15 @@ class Dense(Codec):
 
     def offer(self, work: Work, position: int, key: Key) -> int | Tensor:
         out = work.regions["values"][work.span(position)]
-        return kernels.dense_offer(work.grad(position), work.residual_of(position), out)
+        return ops.dense_offer(work.grad(position), work.residual_of(position), out)
 
     def offer_all(self, work: Work, positions: Sequence[int], key: Key) -> Tensor:
         spans = [work.span(position) for position in positions]
         grads, outs = [work.grad(position) for position in positions], [work.regions["values"][span] for span in spans]
-        return kernels.dense_offer_all(grads, _kept_of(work, spans), outs)
+        return ops.dense_offer_all(grads, _kept_of(work, spans), outs)
 
     def merge(self, region: str, start: int, into: Tensor, other: Tensor, weights: tuple[int, int], key: Key) -> None:
-        kernels.dense_add(into, other)
+        ops.dense_add(into, other)
 
     def granule(self, tensor: TensorSpec) -> int:
         return LANES
@@ -66,7 +66,7 @@ class Dense(Codec):
 
     def decode_part(self, work: Work, position: int, start: int, stop: int, key: Key, gain: float) -> None:
         part, residual = slice(start, stop), work.residual_of(position)
-        kernels.dense_decode(
+        ops.dense_decode(
             work.regions["values"][work.span(position)][part],
             work.grad(position)[part],
             scale=gain / work.world,
@@ -76,7 +76,7 @@ class Dense(Codec):
     def decode_parts(self, work: Work, parts: Sequence[Part], key: Key, gain: float) -> None:
         firsts = [work.span(part.position).start for part in parts]
         spans = [slice(first + part.start, first + part.stop) for first, part in zip(firsts, parts, strict=True)]
-        kernels.dense_decode_all(
+        ops.dense_decode_all(
             [work.regions["values"][span] for span in spans],
             [work.grad(part.position)[part.start : part.stop] for part in parts],
             scale=gain / work.world,
@@ -152,7 +152,7 @@ class Momentum(Dense):
     def offer(self, work: Work, position: int, key: Key) -> int | Tensor:
         out = work.regions["values"][work.span(position)]
         torch.mul(self._kept(work, position), self.momentum, out=out).add_(work.grad(position))
-        nonfinite = int(kernels.count_nonfinite(out))
+        nonfinite = int(ops.count_nonfinite(out))
         out.clamp_(-work.limit(), work.limit())
         return nonfinite
 

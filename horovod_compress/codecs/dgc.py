@@ -26,14 +26,14 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from .. import kernels
+from .. import ops
 from ..errors import ConfigError
-from ..keys import Key
-from ..plan import Bucket
+from ..ops.keys import Key
+from ..schedule.plan import Bucket
 from .base import Codec, Divides, Law, Work, work_dtype
 from .dense import Momentum
 from .registry import register
-from .sections import Sections
+from .shared.sections import Sections
 
 _FIRST, _FACTOR = 0.25, 4  # densities of the warm-up
 
@@ -130,7 +130,7 @@ class Dgc(Sections):
 def _cut_down(grad: Tensor, most: float) -> None:
     """Scale a gradient to at most a length; one that is not finite is left to be counted."""
     square = torch.zeros(1, dtype=torch.float64, device=grad.device)
-    if grad.numel() and not kernels.norm_offer(grad, square, grad.numel(), power=2):
+    if grad.numel() and not ops.norm_offer(grad, square, grad.numel(), power=2):
         length = math.sqrt(float(square))
         if length > most:
             grad.mul_(most / length)

@@ -18,12 +18,12 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from .. import kernels
-from ..keys import Key
-from ..plan import Bucket
+from .. import ops
+from ..ops.keys import Key
+from ..schedule.plan import Bucket
 from .base import Regions, Work
-from .gathered_signs import GatheredSigns
 from .registry import register
+from .shared.gathered_signs import GatheredSigns
 
 
 @register
@@ -48,7 +48,7 @@ class EfSignSgd(GatheredSigns):
         return {name: (torch.float64, self._groups(bucket)) for name in ("sums", "sizes")}
 
     def offer(self, work: Work, position: int, key: Key) -> int | Tensor:
-        return kernels.sign_offer(
+        return ops.sign_offer(
             work.grad(position),
             work.residual_of(position),
             self._bits(work, work.regions["payload"], position),
@@ -61,7 +61,7 @@ class EfSignSgd(GatheredSigns):
         values, groups = self._values(work, work.regions["payload"], 0), work.memo["groups"]
         steps = [values[groups[position]] for position in positions]
         lengths = [work.memo["lengths"][position] for position in positions]
-        return kernels.sign_offer_all(*self._offered(work, positions), steps, lengths)
+        return ops.sign_offer_all(*self._offered(work, positions), steps, lengths)
 
     def _means(self, work: Work) -> list[Tensor]:
         return [] if work.together else [work.local["sums"].div_(work.local["sizes"])]

@@ -24,12 +24,12 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from .. import kernels
+from .. import ops
 from ..errors import ConfigError
-from ..keys import Key
+from ..ops.keys import Key
 from .base import Algebra, Codec, Law, Work
-from .dithering import BLOCK_UNIT, Dithering, Scaled, whole
 from .registry import register
+from .shared.dithering import BLOCK_UNIT, Dithering, Scaled, whole
 
 _MOST_BLOCK = 1 << 30
 
@@ -75,14 +75,14 @@ class Standard(_Form):
         self, work: Work, positions: Sequence[int], given: Scaled, codes: list[Tensor], key: Key, offsets: list[int]
     ) -> None:
         levels = self.levels(work.world)
-        kernels.level_encode_all(*given, codes, key, bits=self.bits, levels=levels, offsets=offsets)
+        ops.level_encode_all(*given, codes, key, bits=self.bits, levels=levels, offsets=offsets)
 
     def _merge_codes(self, start: int, into: Tensor, other: Tensor, key: Key) -> None:
-        kernels.level_add(into, other, bits=self.bits)
+        ops.level_add(into, other, bits=self.bits)
 
     def _decode(self, given: Scaled, grads: list[Tensor], world: int, gain: float) -> None:
         scale = gain / (self.levels(world) * world)
-        kernels.level_decode_all(*given, grads, bits=self.bits, scale=scale)
+        ops.level_decode_all(*given, grads, bits=self.bits, scale=scale)
 
 
 @dataclass(frozen=True)
@@ -108,7 +108,7 @@ class Exponential(_Form):
         self, work: Work, positions: Sequence[int], given: Scaled, codes: list[Tensor], key: Key, offsets: list[int]
     ) -> None:
         headroom = self.headroom(work.world)
-        kernels.octave_encode_all(*given, codes, key, bits=self.bits, headroom=headroom, offsets=offsets)
+        ops.octave_encode_all(*given, codes, key, bits=self.bits, headroom=headroom, offsets=offsets)
 
     def fold(self, region: str, start: int, into: Tensor, others: Sequence[Tensor], key: Key) -> None:
         """Merge neighbours, then neighbours of these, and so on: ceil(log2 M) merges for each rank at most.
@@ -130,11 +130,11 @@ class Exponential(_Form):
 
     def _merge_codes(self, start: int, into: Tensor, other: Tensor, key: Key) -> None:
         offset = start * (2 if self.bits == 4 else 1)
-        kernels.octave_merge(into, other, key, bits=self.bits, offset=offset)
+        ops.octave_merge(into, other, key, bits=self.bits, offset=offset)
 
     def _decode(self, given: Scaled, grads: list[Tensor], world: int, gain: float) -> None:
         headroom = self.headroom(world)
-        kernels.octave_decode_all(*given, grads, bits=self.bits, headroom=headroom, scale=gain / world)
+        ops.octave_decode_all(*given, grads, bits=self.bits, headroom=headroom, scale=gain / world)
 
 
 @register

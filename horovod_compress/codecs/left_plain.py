@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 import torch
 
-from ..plan import Bucket
+from ..schedule.plan import Bucket
 from .base import Algebra, Codec, dtype_of, work_dtype
 from .dense import FullPrecision, Uncompressed
 

@@ -23,14 +23,14 @@ from typing import Any, ClassVar
 
 from torch import Tensor
 
-from .. import kernels
+from .. import ops
 from ..errors import ConfigError
-from ..feedback import RULES, Feedback
-from ..keys import Key
+from ..ops.keys import Key
 from .base import Algebra, Codec, Law, Work
 from .dense import FullPrecision
+from .feedback import RULES, Feedback
 from .registry import register
-from .signs import Signs, check_merge, check_step, check_zeros, shaped_fold
+from .shared.signs import Signs, check_merge, check_step, check_zeros, shaped_fold
 
 #: The measured step, in means of |x|, where residual and merging keep all that the bits do not say.
 SHAPED_SCALE = 1.5
@@ -133,18 +133,18 @@ class Marsit(Signs):
     # ---- one round ----
 
     def carries(self, world: int) -> dict[str, int]:
-        return {"bits": kernels.count_rows(world)} if self.merge == "shaped" else {}
+        return {"bits": ops.count_rows(world)} if self.merge == "shaped" else {}
 
     def merge_in(
         self, work: Work, region: str, start: int, into: Tensor, other: Tensor, weights: tuple[int, int], key: Key
     ) -> None:
         if region == "steps":
-            kernels.dense_add(into, other)
+            ops.dense_add(into, other)
         elif self.merge == "sampled":
-            kernels.merge_bits(into, other, *weights, key, word_offset=start)
+            ops.merge_bits(into, other, *weights, key, word_offset=start)
         else:
             before, after = work.carry[region].rows(start, start + into.numel())
-            kernels.shaped_merge(into, other, before, after, sum(weights))
+            ops.shaped_merge(into, other, before, after, sum(weights))
 
     def fold_in(self, work: Work, region: str, start: int, into: Tensor, others: Sequence[Tensor], key: Key) -> None:
         if self.merge == "shaped" and region == "bits":

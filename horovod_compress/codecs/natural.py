@@ -21,11 +21,11 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from .. import kernels
-from ..keys import DITHER, Key
+from .. import ops
+from ..ops.keys import DITHER, Key
 from .base import Algebra, Law, Work, dtype_of
-from .dithering import Dithering, Scaled
 from .registry import register
+from .shared.dithering import Dithering, Scaled
 
 #: The exponent of N itself; a mean is no larger.
 _HEADROOM = 1
@@ -64,17 +64,17 @@ class Natural(Dithering):
     def _encode(
         self, work: Work, positions: Sequence[int], given: Scaled, codes: list[Tensor], key: Key, offsets: list[int]
     ) -> None:
-        kernels.octave_encode_all(*given, codes, key, bits=self.bits, headroom=_HEADROOM, offsets=offsets)
+        ops.octave_encode_all(*given, codes, key, bits=self.bits, headroom=_HEADROOM, offsets=offsets)
 
     def fold(self, region: str, start: int, into: Tensor, others: Sequence[Tensor], key: Key) -> None:
         if region == "norms":
             super().fold(region, start, into, others, key)
             return
         ranks = [*others[: key.rank], into, *others[key.rank :]]
-        kernels.octave_fold(ranks, into, key.at(hop=1, purpose=DITHER), headroom=_HEADROOM, offset=start)
+        ops.octave_fold(ranks, into, key.at(hop=1, purpose=DITHER), headroom=_HEADROOM, offset=start)
 
     def _decode(self, given: Scaled, grads: list[Tensor], world: int, gain: float) -> None:
-        kernels.octave_decode_all(*given, grads, bits=self.bits, headroom=_HEADROOM, scale=gain)
+        ops.octave_decode_all(*given, grads, bits=self.bits, headroom=_HEADROOM, scale=gain)
 
 
 def _power_of_two(value: float, most: float) -> float:

@@ -19,12 +19,12 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from .. import kernels
-from ..keys import Key
-from ..plan import Bucket
+from .. import ops
+from ..ops.keys import Key
+from ..schedule.plan import Bucket
 from .base import Regions, Work
-from .gathered_signs import GatheredSigns
 from .registry import register
+from .shared.gathered_signs import GatheredSigns
 
 
 @register
@@ -51,7 +51,7 @@ class OneBit(GatheredSigns):
 
     def offer(self, work: Work, position: int, key: Key) -> int | Tensor:
         own = work.memo["groups"][position]
-        return kernels.points_offer(
+        return ops.points_offer(
             work.grad(position),
             work.residual_of(position),
             self._bits(work, work.regions["payload"], position),
@@ -65,7 +65,7 @@ class OneBit(GatheredSigns):
         groups = [work.memo["groups"][position] for position in positions]
         highs, lows, ones = ([work.local[name][own] for own in groups] for name in ("highs", "lows", "ones"))
         lengths = [work.memo["lengths"][position] for position in positions]
-        return kernels.points_offer_all(*self._offered(work, positions), highs, lows, ones, lengths)
+        return ops.points_offer_all(*self._offered(work, positions), highs, lows, ones, lengths)
 
     def _means(self, work: Work) -> list[Tensor]:
         highs, lows, ones = (work.local[name] for name in ("highs", "lows", "ones"))

@@ -24,12 +24,12 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from .. import kernels
+from .. import ops
 from ..errors import ConfigError
-from ..feedback import Feedback
-from ..keys import Key
-from ..plan import Bucket, TensorSpec
+from ..ops.keys import Key
+from ..schedule.plan import Bucket, TensorSpec
 from .base import Algebra, Codec, Divides, Law, Regions, Work, work_dtype
+from .feedback import Feedback
 from .registry import register
 
 MOST_BLOCK = 1 << 16
@@ -64,7 +64,7 @@ class Recording(Codec):
 
     @property
     def _record(self) -> int:
-        return kernels.record_bytes(self.block)
+        return ops.record_bytes(self.block)
 
     def _number(self, tensor: TensorSpec) -> int:
         return -(-tensor.count // self.block)
@@ -112,7 +112,7 @@ class Recording(Codec):
         own = work.memo["records"][position]
         records = work.regions["records"][own.start * self._record : own.stop * self._record]
         given = (work.grad(position), work.residual_of(position), records, self.block)
-        return kernels.record_offer(*given, rule=self.scale)
+        return ops.record_offer(*given, rule=self.scale)
 
     def _settle(self, work: Work, position: int, rank: int) -> None:
         """Move what this rank kept as the owner of elements that it does not own into its residual.
@@ -151,7 +151,7 @@ class Recording(Codec):
             begin = span.start + (low - own.start) * self.block
             elements = slice(begin, min(begin + (high - low) * self.block, span.stop))
             place = slice((low - first) * size, (high - first) * size)
-            kernels.record_fold(
+            ops.record_fold(
                 [payload[place] for payload in payloads],
                 work.memo["server"][elements],
                 work.local["left"][elements],
@@ -175,7 +175,7 @@ class Recording(Codec):
     def decode_part(self, work: Work, position: int, start: int, stop: int, key: Key, gain: float) -> None:
         part, residual = self._part(work, position, start, stop), work.residual_of(position)
         assert residual is not None
-        kernels.record_decode(
+        ops.record_decode(
             work.regions["records"][part.start * self._record : part.stop * self._record],
             work.local["scales"][part],
             work.grad(position)[start:stop],
@@ -212,9 +212,9 @@ class OneBitAdam(Codec):
         if self.scale not in ("l1", "l2"):
             raise ConfigError(f'scale should be "l1" or "l2", got {self.scale!r}')
         whole = isinstance(self.block, int) and not isinstance(self.block, bool)
-        if not whole or not 0 < self.block <= MOST_BLOCK or self.block % kernels.RECORD_UNIT:
+        if not whole or not 0 < self.block <= MOST_BLOCK or self.block % ops.RECORD_UNIT:
             raise ConfigError(
-                f"block should be a multiple of {kernels.RECORD_UNIT}, at most {MOST_BLOCK}, got {self.block!r}"
+                f"block should be a multiple of {ops.RECORD_UNIT}, at most {MOST_BLOCK}, got {self.block!r}"
             )
 
     @property

@@ -24,12 +24,12 @@ from typing import Any, ClassVar
 
 from torch import Tensor
 
-from .. import kernels
+from .. import ops
 from ..errors import ConfigError
-from ..feedback import Feedback
-from ..keys import FACTOR, Key
-from ..plan import Bucket, TensorSpec
+from ..ops.keys import FACTOR, Key
+from ..schedule.plan import Bucket, TensorSpec
 from .base import Algebra, Codec, Divides, Law, Regions, Work, work_dtype
+from .feedback import Feedback
 from .registry import register
 
 
@@ -137,11 +137,11 @@ class PowerSgd(Codec):
         share: Share = work.memo["shares"][position]
         grad, residual = work.grad(position), work.residual_of(position)
         if not share.rank:
-            return kernels.dense_offer(grad, None, work.regions["values"][share.values])
+            return ops.dense_offer(grad, None, work.regions["values"][share.values])
         start = work.local["start"][share.right]
         drawn = key.at(rank=0, purpose=FACTOR)
-        kernels.lowrank_start(work.tables["factor"][share.right], start, share.rank, drawn, offset=share.right.start)
-        return kernels.lowrank_left(grad, residual, share.rows, start, work.shared["left"][share.left])
+        ops.lowrank_start(work.tables["factor"][share.right], start, share.rank, drawn, offset=share.right.start)
+        return ops.lowrank_left(grad, residual, share.rows, start, work.shared["left"][share.left])
 
     def begin(self, number: int, work: Work, key: Key) -> None:
         for share, grad in zip(work.memo["shares"], work.grads, strict=True):
@@ -149,7 +149,7 @@ class PowerSgd(Codec):
                 work.shared["left"][share.left] = 0
 
     def merge(self, region: str, start: int, into: Tensor, other: Tensor, weights: tuple[int, int], key: Key) -> None:
-        kernels.dense_add(into, other)
+        ops.dense_add(into, other)
 
     def encode(self, work: Work, key: Key) -> None:
         for position, share in enumerate(work.memo["shares"]):
@@ -158,8 +158,8 @@ class PowerSgd(Codec):
                 work.regions["values"][share.values] = 0
             elif share.rank:
                 left, right = work.shared["left"][share.left], work.regions["right"][share.right]
-                kernels.lowrank_orthonormalise(left, share.rank)
-                kernels.lowrank_right(work.grad(position), work.residual_of(position), share.rows, left, right)
+                ops.lowrank_orthonormalise(left, share.rank)
+                ops.lowrank_right(work.grad(position), work.residual_of(position), share.rows, left, right)
 
     def decode(self, work: Work, key: Key, gain: float) -> None:
         work.regions["right"].mul_(1 / work.world)
@@ -169,13 +169,13 @@ class PowerSgd(Codec):
                 self._decode_matrix(work, position, share, gain)
             else:
                 values = work.regions["values"][share.values]
-                kernels.dense_decode(values, work.grad(position), scale=gain / work.world)
+                ops.dense_decode(values, work.grad(position), scale=gain / work.world)
 
     def _decode_matrix(self, work: Work, position: int, share: Share, gain: float) -> None:
         left, right = work.shared["left"][share.left], work.regions["right"][share.right]
-        if kernels.count_nonfinite(right):  # sums beyond the largest number: these components are left out
+        if ops.count_nonfinite(right):  # sums beyond the largest number: these components are left out
             lines = right.view(share.rank, -1)
             lines[~lines.isfinite().all(dim=1)] = 0
         work.tables["factor"][share.right] = right
         grad, residual = work.grad(position), work.residual_of(position)
-        kernels.lowrank_decode(left, right, share.rows, grad, residual, scale=gain)
+        ops.lowrank_decode(left, right, share.rows, grad, residual, scale=gain)

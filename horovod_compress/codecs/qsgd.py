@@ -21,15 +21,15 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from .. import kernels
+from .. import ops
 from ..errors import ConfigError, CorruptFrameError
-from ..kernels.quantise import BLOCK_UNIT, MOST_BLOCK
-from ..keys import DITHER, Key
-from ..plan import Bucket, TensorSpec
+from ..ops.keys import DITHER, Key
+from ..ops.quantise import BLOCK_UNIT, MOST_BLOCK
+from ..schedule.plan import Bucket, TensorSpec
 from .base import Algebra, Codec, Divides, Law, Part, Regions, Work
-from .dithering import whole
 from .registry import register
-from .sections import LENGTH_BYTES, cut, slices
+from .shared.dithering import whole
+from .shared.sections import LENGTH_BYTES, cut, slices
 
 #: Codes of fewer bits are so coarse that their noise counts in Adam's second moment.
 COARSE = 8
@@ -94,7 +94,7 @@ class Packed(_Form):
     summary: ClassVar[str] = "integers on each rank's own scale, averaged and rounded again"
 
     def _record(self) -> int:
-        return kernels.qsgd_record_bytes(self.bits, self.block)
+        return ops.qsgd_record_bytes(self.bits, self.block)
 
     def records(self) -> dict[str, int]:
         return {"records": self._record()}
@@ -106,11 +106,11 @@ class Packed(_Form):
         """Write the records of a tensor at once: nothing of other ranks has to be known."""
         own = self._places(work, position, 0, work.bucket.tensors[position].count)
         records, rule = work.regions["records"][own], self._offer_rule(work, position)
-        return kernels.qsgd_encode(work.grad(position), records, key.at(purpose=DITHER), **rule)
+        return ops.qsgd_encode(work.grad(position), records, key.at(purpose=DITHER), **rule)
 
     def offer_all(self, work: Work, positions: Sequence[int], key: Key) -> Tensor:
         spans = [self._places(work, position, 0, work.bucket.tensors[position].count) for position in positions]
-        return kernels.qsgd_encode_all(
+        return ops.qsgd_encode_all(
             [work.grad(position) for position in positions],
             [work.regions["records"][span] for span in spans],
             key.at(purpose=DITHER),
@@ -123,7 +123,7 @@ class Packed(_Form):
         ranks = [*others[: key.rank], into, *others[key.rank :]]
         offset = start // self._record() * self.block
         again = key.at(hop=1, purpose=DITHER)
-        kernels.qsgd_fold(ranks, into, again, **self._rule(), norm=self._power(), offset=offset)
+        ops.qsgd_fold(ranks, into, again, **self._rule(), norm=self._power(), offset=offset)
 
     def granule(self, tensor: TensorSpec) -> int:
         return self.block
@@ -145,7 +145,7 @@ class Packed(_Form):
         spans = [self._places(work, part.position, part.start, part.stop) for part in parts]
         records = [work.regions["records"][span] for span in spans]
         grads = [work.grad(part.position)[part.start : part.stop] for part in parts]
-        kernels.qsgd_decode_all(records, grads, **self._rule(), scale=gain / self.levels)
+        ops.qsgd_decode_all(records, grads, **self._rule(), scale=gain / self.levels)
 
     def error_bound(self, x: Sequence[Tensor]) -> float:
         """Bound both roundings; the mean of the rounded blocks has a norm and magnitudes no larger than given here."""
@@ -173,7 +173,7 @@ class Elias(_Form):
     summary: ClassVar[str] = "integers on each rank's own scale in Elias codes, gathered"
 
     def _room(self, tensor: TensorSpec) -> int:
-        return kernels.elias_bound(tensor.count, **self._rule())
+        return ops.elias_bound(tensor.count, **self._rule())
 
     def check_bucket(self, bucket: Bucket) -> None:
         for tensor in bucket.tensors:
@@ -196,7 +196,7 @@ class Elias(_Form):
         table = LENGTH_BYTES * len(work.bucket.tensors)
         out = work.regions["payload"][table + room.start : table + room.stop]
         rule = self._offer_rule(work, position)
-        used, bad = kernels.elias_encode(work.grad(position), out, key.at(purpose=DITHER), **rule)
+        used, bad = ops.elias_encode(work.grad(position), out, key.at(purpose=DITHER), **rule)
         work.memo["used"][position] = used
         return bad
 
@@ -217,7 +217,7 @@ class Elias(_Form):
         scale = gain / (work.world * self.levels)
         for position in work.present():
             parts = [of_rank[position] for of_rank in sections]
-            wrong = int(kernels.elias_decode(parts, work.grad(position), **self._rule(), scale=scale))
+            wrong = int(ops.elias_decode(parts, work.grad(position), **self._rule(), scale=scale))
             if wrong:
                 name = work.bucket.tensors[position].name
                 raise CorruptFrameError(

@@ -25,14 +25,14 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from .. import kernels
+from .. import ops
 from ..errors import ConfigError
-from ..feedback import Feedback
-from ..keys import SAMPLE, Key
-from ..plan import Bucket
+from ..ops.keys import SAMPLE, Key
+from ..schedule.plan import Bucket
 from .base import Algebra, Codec, Divides, Law, Regions, Work, clamped, work_dtype
+from .feedback import Feedback
 from .registry import register
-from .sections import check_density, share, slices
+from .shared.sections import check_density, share, slices
 
 
 @register
@@ -92,7 +92,7 @@ class RandomK(Codec):
     def offer(self, work: Work, position: int, key: Key) -> int | Tensor:
         own = work.memo["places"][position]
         given = (work.grad(position), work.residual_of(position), work.regions["values"][own])
-        nonfinite = kernels.sample_offer(*given, _shared(key), first=own.start)
+        nonfinite = ops.sample_offer(*given, _shared(key), first=own.start)
         if not nonfinite:
             work.memo["rest"][position] = clamped(given[2], self._limit(work, position))
         return nonfinite
@@ -110,14 +110,14 @@ class RandomK(Codec):
                 work.regions["values"][work.memo["places"][position]] = 0
 
     def merge(self, region: str, start: int, into: Tensor, other: Tensor, weights: tuple[int, int], key: Key) -> None:
-        kernels.dense_add(into, other)
+        ops.dense_add(into, other)
 
     def decode(self, work: Work, key: Key, gain: float) -> None:
         for position in work.present():
             own = work.memo["places"][position]
             values, grad, residual = work.regions["values"][own], work.grad(position), work.residual_of(position)
             rule = {"first": own.start, "weighted": self.scaled}
-            kernels.sample_decode(values, grad, residual, _shared(key), gain / work.world, **rule)
+            ops.sample_decode(values, grad, residual, _shared(key), gain / work.world, **rule)
             rest = work.memo["rest"][position]
             if rest is not None and residual is not None:  # what a clamp took from the values that were sent
                 residual.add_(self._spread(work, position, rest, key))
@@ -135,14 +135,14 @@ class RandomK(Codec):
         for momentum in momenta:
             if momentum.dtype is nothing.dtype:  # as if it were a residual: 0 at the places, unchanged elsewhere
                 grad = nothing[: momentum.numel()]
-                kernels.sample_decode(values[own], grad, momentum, _shared(key), 1.0, first=own.start)
+                ops.sample_decode(values[own], grad, momentum, _shared(key), 1.0, first=own.start)
             else:
                 momentum.masked_fill_(self._spread(work, position, torch.ones_like(values[own]), key) != 0, 0)
 
     def _spread(self, work: Work, position: int, values: Tensor, key: Key) -> Tensor:
         """Return values at the places of this round, 0 elsewhere."""
         whole = values.new_zeros(work.bucket.tensors[position].count)
-        kernels.sample_decode(values, whole, None, _shared(key), 1.0, first=work.memo["places"][position].start)
+        ops.sample_decode(values, whole, None, _shared(key), 1.0, first=work.memo["places"][position].start)
         return whole
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import inspect
 import pkgutil
+from collections.abc import Iterable
 from typing import Any, TypeVar
 
 from ..errors import ConfigError
@@ -12,7 +13,7 @@ from ..options import Options
 from .base import Codec
 
 _CODECS: dict[str, type[Codec]] = {}
-_NO_CODECS = {"base", "by_step", "registry"}
+_NO_CODECS = {"base", "by_step", "carry", "feedback", "registry", "shared"}
 
 C = TypeVar("C", bound=type[Codec])
 
@@ -67,10 +68,8 @@ def create(name: str, **options: Any) -> Codec:
     return codec(**options)
 
 
-def import_all() -> None:
-    """Import every codec of the package, each of which registers itself."""
-    from . import __name__ as package, __path__
-
-    for module in sorted(module.name for module in pkgutil.iter_modules(__path__)):
+def import_all(package: str, folders: Iterable[str]) -> None:
+    """Import every codec of a package, each of which registers itself."""
+    for module in sorted(module.name for module in pkgutil.iter_modules(folders)):
         if module not in _NO_CODECS:
             importlib.import_module(f"{package}.{module}")

@@ -18,7 +18,7 @@ from typing import Any, ClassVar
 
 from .base import Algebra, Law
 from .registry import register
-from .signs import Votes
+from .shared.signs import Votes
 
 
 @register

@@ -19,13 +19,13 @@ from typing import Any, ClassVar
 
 import torch
 
-from .. import kernels
+from .. import ops
 from ..errors import ConfigError
-from ..keys import Key
-from ..plan import Bucket
+from ..ops.keys import Key
+from ..schedule.plan import Bucket
 from .base import Algebra, Law, Work, work_dtype
 from .registry import register
-from .signs import Votes
+from .shared.signs import Votes
 
 
 @register
@@ -78,7 +78,7 @@ class Signum(Votes):
         if self._measured():
             work.regions["steps"].mul_(1 - self.beta)  # the sums are those of m / (1 - beta)
 
-    def _rule(self) -> kernels.Feedback:
+    def _rule(self) -> ops.Feedback:
         return "momentum" if self.beta else "none"
 
     def _decay(self) -> float:

@@ -30,13 +30,13 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from .. import kernels
+from .. import ops
 from ..errors import ConfigError
-from ..feedback import Feedback
-from ..keys import SKETCH, Key
-from ..plan import Bucket
+from ..ops.keys import SKETCH, Key
+from ..schedule.plan import Bucket
 from .base import Algebra, Codec, Divides, Law, Regions, Work, clamped, work_dtype
 from .dense import Momentum
+from .feedback import Feedback
 from .registry import register
 
 #: Elements of one tensor among sorted positions of the bucket.
@@ -64,7 +64,7 @@ class _Sketching(Codec):
         return -(-bucket.count * exact.numerator // exact.denominator)
 
     def _table(self, bucket: Bucket) -> tuple[torch.dtype, int]:
-        columns = kernels.sketch_columns(int(bucket.count * self.cells / self.rows))
+        columns = ops.sketch_columns(int(bucket.count * self.cells / self.rows))
         return work_dtype(bucket), self.rows * columns
 
     def offer(self, work: Work, position: int, key: Key) -> int:
@@ -78,7 +78,7 @@ class _Sketching(Codec):
             residual = work.residual_of(position) if state else None
             momentum = work.state_of("momentum", position) if state else None
             counts[position] = int(
-                kernels.sketch_encode(
+                ops.sketch_encode(
                     work.grad(position),
                     residual,
                     table,
@@ -96,7 +96,7 @@ class _Sketching(Codec):
         positions, estimates = work.local["positions"], work.local["estimates"]
         spans = [(work.bucket.offsets[p], work.bucket.tensors[p].count) for p in work.present()]
         spans = [span for span in spans if span[1]]
-        found = kernels.sketch_top(table, self.rows, key, spans, min(k, positions.numel()), positions, estimates)
+        found = ops.sketch_top(table, self.rows, key, spans, min(k, positions.numel()), positions, estimates)
         return positions[:found], estimates[:found]
 
     def check_bucket(self, bucket: Bucket) -> None:
@@ -174,14 +174,14 @@ class Dense(_Sketching):
         return residual[inside] + new
 
     def merge(self, region: str, start: int, into: Tensor, other: Tensor, weights: tuple[int, int], key: Key) -> None:
-        kernels.dense_add(into, other)
+        ops.dense_add(into, other)
 
     def decode(self, work: Work, key: Key, gain: float) -> None:
         positions, values = self._chosen(work)
         for position in work.present():
             residual, momentum = work.residual_of(position), work.state_of("momentum", position)
             assert residual is not None
-            kernels.absorb(work.grad(position), residual, momentum, self.momentum)
+            ops.absorb(work.grad(position), residual, momentum, self.momentum)
         limit = work.limit()
         for position, where, inside in _places(work, positions):
             grad, residual = work.grad(position), work.residual_of(position)
@@ -200,7 +200,7 @@ class Dense(_Sketching):
         values = work.regions["values"][: candidates.numel()]
         chosen, kept = work.local["chosen"], work.local["kept"]
         k = min(chosen.numel(), candidates.numel())
-        found, _ = kernels.top_select(values, None, k, chosen[:k], kept[:k])
+        found, _ = ops.top_select(values, None, k, chosen[:k], kept[:k])
         return candidates[chosen[:found].long()], kept[:found]
 
 
@@ -228,7 +228,7 @@ class InSketch(_Sketching):
         return counts
 
     def merge(self, region: str, start: int, into: Tensor, other: Tensor, weights: tuple[int, int], key: Key) -> None:
-        kernels.dense_add(into, other)
+        ops.dense_add(into, other)
 
     def decode(self, work: Work, key: Key, gain: float) -> None:
         key = _hash_key(key.at(step=0))  # tables of different steps add, so all hash alike
@@ -240,7 +240,7 @@ class InSketch(_Sketching):
         error.add_(mean).clamp_(-most, most)
         positions, values = self._largest(work, error, key, self.most(work.bucket))
         for table in work.tables.values():
-            kernels.sketch_clear(table, self.rows, key, positions)
+            ops.sketch_clear(table, self.rows, key, positions)
         for position in work.present():
             work.grad(position).zero_()
         for position, where, inside in _places(work, positions):
@@ -255,7 +255,7 @@ class InSketch(_Sketching):
         """Return to the table what a clamp took from values that were read from it."""
         whole = torch.zeros(work.bucket.tensors[position].count, dtype=rest.dtype, device=rest.device)
         whole[inside] = rest
-        kernels.sketch_encode(whole, None, work.tables["error"], self.rows, key, offset=work.bucket.offsets[position])
+        ops.sketch_encode(whole, None, work.tables["error"], self.rows, key, offset=work.bucket.offsets[position])
 
 
 def _hash_key(key: Key) -> Key:

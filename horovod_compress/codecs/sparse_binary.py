@@ -22,13 +22,13 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from .. import kernels
+from .. import ops
 from ..errors import ConfigError
-from ..keys import Key
-from ..plan import Bucket, TensorSpec
+from ..ops.keys import Key
+from ..schedule.plan import Bucket, TensorSpec
 from .base import Law, Regions, Work, work_dtype
 from .registry import register
-from .sections import Sections, check_density, cut
+from .shared.sections import Sections, check_density, cut
 
 #: The published settings: (local steps between exchanges, density).
 PRESETS = {1: (1, 0.001), 2: (10, 0.01), 3: (100, 0.01)}
@@ -81,7 +81,7 @@ class SparseBinary(Sections):
 
     def _room(self, tensor: TensorSpec, bucket: Bucket) -> int:
         value_bytes = work_dtype(bucket).itemsize
-        return kernels.golomb_bound(self.most(tensor), tensor.count, self.parameter(tensor), value_bytes)
+        return ops.golomb_bound(self.most(tensor), tensor.count, self.parameter(tensor), value_bytes)
 
     def local(self, bucket: Bucket) -> Regions:
         positions = sum(self.most(tensor) for tensor in bucket.tensors)
@@ -91,7 +91,7 @@ class SparseBinary(Sections):
 
     def offer(self, work: Work, position: int, key: Key) -> int:
         own, means = work.memo["places"][position], work.local["means"]
-        kept, nonfinite = kernels.binary_select(
+        kept, nonfinite = ops.binary_select(
             work.grad(position),
             work.residual_of(position),
             own.stop - own.start,
@@ -103,7 +103,7 @@ class SparseBinary(Sections):
         return nonfinite
 
     def write(self, work: Work, position: int, out: Tensor) -> int:
-        return kernels.binary_encode(
+        return ops.binary_encode(
             work.local["positions"][work.memo["places"][position]],
             work.memo["kept"][position],
             work.local["means"][position : position + 1],
@@ -114,9 +114,9 @@ class SparseBinary(Sections):
 
     def read(self, work: Work, position: int, sections: list[Tensor], rank: int, scale: float) -> int | Tensor:
         given = (work.memo["parameters"][position], work.grad(position), work.residual_of(position))
-        return kernels.binary_decode(sections, rank, *given, scale)
+        return ops.binary_decode(sections, rank, *given, scale)
 
     def _clear(self, work: Work, position: int, momenta: list[Tensor]) -> None:
         section = cut(work.regions["payload"][: work.used], len(work.bucket.tensors))[position]
         for momentum in momenta:
-            kernels.binary_clear(section, work.memo["parameters"][position], momentum)
+            ops.binary_clear(section, work.memo["parameters"][position], momentum)

@@ -19,11 +19,11 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from .. import kernels
-from ..plan import Bucket
+from .. import ops
+from ..schedule.plan import Bucket
 from .base import Law, Regions, Work, work_dtype
 from .registry import register
-from .sections import Sections, share
+from .shared.sections import Sections, share
 
 
 @register
@@ -62,7 +62,7 @@ class Stc(Sections):
         sums, means = (work.local[name][position : position + 1] for name in ("sums", "means"))
         means.zero_()
         if kept:
-            kernels.norm_offer(work.local["values"][own][:kept], sums, kept, power=1)
+            ops.norm_offer(work.local["values"][own][:kept], sums, kept, power=1)
             means.copy_(sums / kept)
             means.clamp_(max=work.limit())  # the residual keeps the rest
         return means

@@ -22,13 +22,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .. import kernels
+from .. import ops
 from ..errors import ConfigError
-from ..keys import Key
-from ..plan import Bucket
+from ..ops.keys import Key
+from ..schedule.plan import Bucket
 from .base import Algebra, Divides, Law, Regions, Work, work_dtype
-from .dithering import Dithering, Scaled, whole
 from .registry import register
+from .shared.dithering import Dithering, Scaled, whole
 
 #: A sum of squares below this may lack some that vanished: then nothing is cut off.
 _SMALL = 2.0**-900
@@ -118,14 +118,14 @@ class TernGrad(Dithering):
         if not self.clip:
             return super().offer(work, position, key)
         largest, squares = (self._rows_of(name, work, position) for name in ("parts", "squares"))
-        return kernels.moments_offer(work.grad(position), largest, squares, self._row(work.bucket.tensors[position]))
+        return ops.moments_offer(work.grad(position), largest, squares, self._row(work.bucket.tensors[position]))
 
     def offer_all(self, work: Work, positions: Sequence[int], key: Key) -> Tensor:
         if not self.clip:
             return super().offer_all(work, positions, key)
         largest, squares = ([self._rows_of(name, work, p) for p in positions] for name in ("parts", "squares"))
         rows = [self._row(work.bucket.tensors[position]) for position in positions]
-        return kernels.moments_offer_all([work.grad(position) for position in positions], largest, squares, rows)
+        return ops.moments_offer_all([work.grad(position) for position in positions], largest, squares, rows)
 
     def begin(self, number: int, work: Work, key: Key) -> None:
         if self.clip:
@@ -146,10 +146,10 @@ class TernGrad(Dithering):
         self, work: Work, positions: Sequence[int], given: Scaled, codes: list[Tensor], key: Key, offsets: list[int]
     ) -> None:
         bounds = [self._rows_of("bounds", work, position) for position in positions] if self.clip else None
-        kernels.level_encode_all(*given, codes, key, bits=self.bits, levels=1, offsets=offsets, bounds=bounds)
+        ops.level_encode_all(*given, codes, key, bits=self.bits, levels=1, offsets=offsets, bounds=bounds)
 
     def _merge_codes(self, start: int, into: Tensor, other: Tensor, key: Key) -> None:
-        kernels.level_add(into, other, bits=self.bits)
+        ops.level_add(into, other, bits=self.bits)
 
     def _decode(self, given: Scaled, grads: list[Tensor], world: int, gain: float) -> None:
-        kernels.level_decode_all(*given, grads, bits=self.bits, scale=gain / world)
+        ops.level_decode_all(*given, grads, bits=self.bits, scale=gain / world)

@@ -22,11 +22,11 @@ import torch
 from torch import Tensor
 
 from ..errors import ConfigError
-from ..keys import Key
-from ..plan import Bucket
+from ..ops.keys import Key
+from ..schedule.plan import Bucket
 from .base import Work
 from .registry import register
-from .sections import Sections, share
+from .shared.sections import Sections, share
 
 
 @register

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from ..plan import Plan, TensorSpec
+from .plan import Plan, TensorSpec
 from .trial import BucketCost, Choice
 
 #: The number of the method, dtype and device.

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
-from horovod_compress.reducer import Reducer
+from horovod_compress.engine.reducer import Reducer
 from tests.support.local import Fleet, same_bits
 
 Kept = list[dict[str, Tensor]]

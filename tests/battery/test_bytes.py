@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from horovod_compress.codecs.base import Algebra, Regions
-from horovod_compress.reducer import Reducer
-from horovod_compress.transports.base import Transport
+from horovod_compress.engine.reducer import Reducer
+from horovod_compress.exchange.transports.base import Transport
 from tests.battery.cases import each_case
 from tests.support.local import random_grads, spec
 from tests.support.marks import each_value, slow

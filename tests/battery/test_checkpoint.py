@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from horovod_compress import checkpoint
+from horovod_compress.engine import checkpoint
 from horovod_compress.errors import ConfigError
 from tests.battery.cases import CASES, each_case
 from tests.battery.kept import anything, kept, same

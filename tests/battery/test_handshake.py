@@ -6,11 +6,11 @@ import json
 
 import pytest
 
-from horovod_compress import handshake
 from horovod_compress.codecs import registry
+from horovod_compress.engine.agreement import handshake
+from horovod_compress.engine.agreement.handshake import Document
+from horovod_compress.engine.methods import single
 from horovod_compress.errors import MismatchError
-from horovod_compress.handshake import Document
-from horovod_compress.methods import single
 from horovod_compress.options import Options
 from tests.battery.cases import each_case
 from tests.support.local import spec

@@ -7,9 +7,9 @@ from itertools import chain
 import pytest
 import torch
 
-from horovod_compress import station
 from horovod_compress.codecs.base import Algebra
-from horovod_compress.collectives import fold, layout
+from horovod_compress.engine import station
+from horovod_compress.exchange import fold, layout
 from tests.battery.cases import each_case
 from tests.battery.kept import kept, same
 from tests.support.local import all_same, one_tensor, random_grads, spec

@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 import torch
 
-from horovod_compress import arrivals
 from horovod_compress.codecs.base import Algebra
-from horovod_compress.device import Host
-from horovod_compress.transports.base import Transport
-from horovod_compress.transports.nccl import Link, NcclTransport
+from horovod_compress.engine import arrivals
+from horovod_compress.exchange.device import Host
+from horovod_compress.exchange.transports.base import Transport
+from horovod_compress.exchange.transports.nccl import Link, NcclTransport
 from tests.battery.cases import each_case
 from tests.battery.kept import Kept, kept, same
 from tests.support import nccl
@@ -90,8 +90,8 @@ def test_several_buckets_and_dtypes(case: Sample) -> None:
 @pytest.mark.parametrize("world", [3, *slow(2)])
 def test_many_segments_parts_and_folded_preludes(case: Sample, world: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(arrivals, "MIN_ELEMENTS", 0)
-    monkeypatch.setattr("horovod_compress.collectives.choose._SMALL_BYTES", 0)
-    monkeypatch.setattr("horovod_compress.collectives.layout.MIN_SEGMENT_BYTES", 512)
+    monkeypatch.setattr("horovod_compress.exchange.choose._SMALL_BYTES", 0)
+    monkeypatch.setattr("horovod_compress.exchange.layout.MIN_SEGMENT_BYTES", 512)
     for exchange in case.exchanges() if world in case.worlds(world) else []:
         _check(case, world, TENSORS, exchange=exchange)
 

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from horovod_compress.codecs import registry
+from horovod_compress.engine.reducer import Reducer
 from horovod_compress.errors import NonFiniteError
-from horovod_compress.reducer import Reducer
 from tests.battery.cases import each_case
 from tests.battery.kept import anything, kept, kept_by, same
 from tests.support.local import Fleet, all_same, random_grads, same_bits, spec

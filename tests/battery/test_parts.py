@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from horovod_compress import arrivals
 from horovod_compress.codecs.base import Algebra, Codec, Work
-from horovod_compress.collectives import fold, ring
+from horovod_compress.engine import arrivals
+from horovod_compress.exchange import fold, ring
 from tests.battery.cases import each_case
 from tests.battery.kept import Kept, kept, same
 from tests.support.local import Fleet, random_grads, spec

@@ -15,7 +15,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from horovod_compress import arrivals, wire
+from horovod_compress.engine import arrivals
+from horovod_compress.exchange import wire
 from tests.battery.cases import each_case
 from tests.support.apart import Apart, everything_apart
 from tests.support.local import random_grads, spec
@@ -53,7 +54,7 @@ def watched() -> Iterator[list[str]]:
     """Yield what kernels are given that they should not be."""
     found: list[str] = []
     local = threading.local()
-    modules = [m for name, m in sys.modules.items() if name.startswith("horovod_compress.kernels") and m]
+    modules = [m for name, m in sys.modules.items() if name.startswith("horovod_compress.ops") and m]
     before = [(m, n, getattr(m, n)) for m in modules for n in ("backend", "checked") if hasattr(m, n)]
 
     def watching(real: Callable[..., Any]) -> Callable[..., Any]:
@@ -103,11 +104,11 @@ def test_every_kernel_works_on_one_side(case: Sample, monkeypatch: pytest.Monkey
 
 def test_the_watch_sees_what_it_must() -> None:
     """The positive control."""
-    from horovod_compress import kernels
+    from horovod_compress import ops
 
     with watched() as found:
         where = Sided()
-        kernels.dense_add(where.zeros(8, torch.float32), where.zeros(8, torch.float32))
+        ops.dense_add(where.zeros(8, torch.float32), where.zeros(8, torch.float32))
         assert not found
-        kernels.dense_add(where.zeros(8, torch.float32), where.host_zeros(8, torch.float32))
+        ops.dense_add(where.zeros(8, torch.float32), where.host_zeros(8, torch.float32))
         assert len(found) == 1

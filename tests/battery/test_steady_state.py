@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import psutil
 
-from horovod_compress.station import Round, Station
+from horovod_compress.engine.station import Round, Station
 from tests.battery.cases import each_case
 from tests.support.local import Fleet, random_grads, spec
 from tests.support.samples import Sample

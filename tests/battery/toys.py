@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 from horovod_compress.codecs.base import Algebra, Codec, Law, Regions, Work, work_dtype
-from horovod_compress.feedback import Feedback
-from horovod_compress.keys import Key
-from horovod_compress.plan import Bucket
+from horovod_compress.codecs.feedback import Feedback
+from horovod_compress.ops.keys import Key
+from horovod_compress.schedule.plan import Bucket
 
 #: An index and a value, 8 bytes each.
 ENTRY = 16

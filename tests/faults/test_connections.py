@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 import torch
 
-from horovod_compress.deadline import Deadline
 from horovod_compress.errors import PeerError
-from horovod_compress.metrics import FlightRecorder
-from horovod_compress.transports.gloo import GlooTransport, Meeting
+from horovod_compress.exchange.deadline import Deadline
+from horovod_compress.exchange.transports.gloo import GlooTransport, Meeting
+from horovod_compress.observe.recorder import FlightRecorder
 
 LONG, SOON = 30.0, 3.0
 

@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 from torch import Tensor
 
-from horovod_compress.deadline import Deadline
 from horovod_compress.errors import CorruptFrameError, ExchangeError
-from horovod_compress.transports.base import Pending, Transport
-from horovod_compress.wire import Bad, FrameBuffer
+from horovod_compress.exchange.deadline import Deadline
+from horovod_compress.exchange.transports.base import Pending, Transport
+from horovod_compress.exchange.wire import Bad, FrameBuffer
 from tests.support.local import Fleet, random_grads, same_bits, spec
 from tests.support.marks import slow
 

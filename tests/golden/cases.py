@@ -15,11 +15,20 @@ from typing import Any
 import torch
 
 from horovod_compress.codecs.base import Algebra, Codec
-from horovod_compress.collectives import ring
-from horovod_compress.keys import Key
-from horovod_compress.plan import Bucket, TensorSpec
-from horovod_compress.station import Station
-from horovod_compress.wire import GATHER, HEADER_BYTES, REDUCE, WIRE_VERSION, Address, Bad, FrameBuffer, codec_id
+from horovod_compress.engine.station import Station
+from horovod_compress.exchange import ring
+from horovod_compress.exchange.wire import (
+    GATHER,
+    HEADER_BYTES,
+    REDUCE,
+    WIRE_VERSION,
+    Address,
+    Bad,
+    FrameBuffer,
+    codec_id,
+)
+from horovod_compress.ops.keys import Key
+from horovod_compress.schedule.plan import Bucket, TensorSpec
 from tests.support.samples import Sample, samples
 
 FILE = Path(__file__).with_name("golden.json")

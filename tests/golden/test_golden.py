@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from horovod_compress.codecs.registry import available
-from horovod_compress.wire import HEADER_BYTES, WIRE_VERSION
+from horovod_compress.exchange.wire import HEADER_BYTES, WIRE_VERSION
 from tests.golden import cases
 
 GOLDEN: dict[str, Any] = json.loads(cases.FILE.read_text())

@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from horovod_compress import kernels
-from horovod_compress.kernels import legality
+from horovod_compress import ops
+from horovod_compress.ops import legality
 
 from . import emulator
 from .support import GUARD, POISON, differences, flat, poison
@@ -54,9 +54,9 @@ class Target:
             named = dict(zip(options, mine[len(arguments) :], strict=True))
             if device == self.device and finals:
                 with self.chosen():
-                    result = getattr(kernels, name)(*mine[: len(arguments)], **named)
+                    result = getattr(ops, name)(*mine[: len(arguments)], **named)
             else:
-                result = getattr(kernels, name)(*mine[: len(arguments)], **named)
+                result = getattr(ops, name)(*mine[: len(arguments)], **named)
             results.append(integers(result))
             finals.append([value.cpu() for value in flat(mine) if isinstance(value, Tensor)])
             assert all(part.intact() for part in placed), f"{name} wrote outside its arguments on {device}"

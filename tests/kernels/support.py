@@ -10,18 +10,18 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from horovod_compress import kernels
-from horovod_compress.kernels import (
-    reference,
-    reference_lowrank,
-    reference_quantise,
-    reference_records,
-    reference_shaped,
-    reference_sketch,
-    reference_sparse,
-    reference_values,
+from horovod_compress import ops
+from horovod_compress.ops.keys import ZERO_SIGN, Key
+from horovod_compress.ops.reference import (
+    basic as reference,
+    lowrank as reference_lowrank,
+    quantise as reference_quantise,
+    records as reference_records,
+    shaped as reference_shaped,
+    sketch as reference_sketch,
+    sparse as reference_sparse,
+    values as reference_values,
 )
-from horovod_compress.keys import ZERO_SIGN, Key
 
 DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 KEY = Key(seed=0x0123456789ABCDEF, step=7, bucket=3, rank=2, hop=5, purpose=ZERO_SIGN)
@@ -77,7 +77,7 @@ def words(count: int, seed: int) -> Tensor:
 
 def bits(count: int, seed: int) -> Tensor:
     """A bit vector of ``count`` bits whose padding is 0."""
-    vector = words(kernels.word_count(count), seed)
+    vector = words(ops.word_count(count), seed)
     if count % 64:
         vector[-1] &= (1 << (count % 64)) - 1
     return vector
@@ -147,7 +147,7 @@ def compare(name: str, *arguments: Any, shift: int = 0, **options: Any) -> None:
     placed, plain = place(list(arguments)), clone(list(arguments))
     placed_options = {key: place(value) for key, value in options.items()}
     plain_options = {key: clone(value) for key, value in options.items()}
-    result = getattr(kernels, name)(*placed, **placed_options)
+    result = getattr(ops, name)(*placed, **placed_options)
     expected = oracle(name)(*plain, **plain_options)
     if isinstance(result, Tensor):
         result, expected = result.tolist(), expected.tolist()

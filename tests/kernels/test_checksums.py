@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from horovod_compress import kernels
+from horovod_compress import ops
 
 from .support import LENGTHS, compare, poison
 
@@ -30,8 +30,8 @@ def _bytes(count: int, seed: int = 0) -> Tensor:
 def test_crc_known_answers(data: bytes, expected: int) -> None:
     tensor = torch.tensor(list(data), dtype=torch.uint8)
     copy = poison(len(data), torch.uint8)
-    assert kernels.crc32c(tensor) == expected
-    assert kernels.crc32c_copy(copy, tensor) == expected
+    assert ops.crc32c(tensor) == expected
+    assert ops.crc32c_copy(copy, tensor) == expected
     assert torch.equal(copy, tensor)
 
 
@@ -48,22 +48,22 @@ def test_crc_equals_the_reference() -> None:
 
 def test_crc_continues_at_every_split() -> None:
     data = _bytes(2000)
-    whole = kernels.crc32c(data)
+    whole = ops.crc32c(data)
     for split in range(2001):
-        assert kernels.crc32c(data[split:], kernels.crc32c(data[:split])) == whole
+        assert ops.crc32c(data[split:], ops.crc32c(data[:split])) == whole
         into = poison(2000, torch.uint8)
-        first = kernels.crc32c_copy(into[:split], data[:split])
-        assert kernels.crc32c_copy(into[split:], data[split:], first) == whole
+        first = ops.crc32c_copy(into[:split], data[:split])
+        assert ops.crc32c_copy(into[split:], data[split:], first) == whole
         assert torch.equal(into, data)
 
 
 def test_crc_detects_every_single_bit_flip() -> None:
     data = _bytes(1600)
-    whole = kernels.crc32c(data)
+    whole = ops.crc32c(data)
     for byte in range(data.numel()):
         for bit in range(8):
             data[byte] ^= 1 << bit
-            assert kernels.crc32c(data) != whole
+            assert ops.crc32c(data) != whole
             data[byte] ^= 1 << bit
 
 
@@ -76,48 +76,48 @@ def test_hash_equals_the_reference() -> None:
 def test_hash_detects_every_single_bit_flip() -> None:
     """A full block, a second one and a partial word."""
     data = _bytes(16384 + 8 * 37 + 5)
-    whole = kernels.hash64(data)
+    whole = ops.hash64(data)
     for byte in range(data.numel()):
         for bit in range(8):
             data[byte] ^= 1 << bit
-            assert kernels.hash64(data) != whole, (byte, bit)
+            assert ops.hash64(data) != whole, (byte, bit)
             data[byte] ^= 1 << bit
-    assert kernels.hash64(data) == whole
+    assert ops.hash64(data) == whole
 
 
 def test_hash_detects_any_change_of_one_word() -> None:
     words = torch.randint(-(2**63), 2**63 - 1, (2100,), generator=torch.Generator().manual_seed(1))
-    whole = kernels.hash64(words.view(torch.uint8))
+    whole = ops.hash64(words.view(torch.uint8))
     changes = torch.randint(-(2**63), 2**63 - 1, (50_000,), generator=torch.Generator().manual_seed(2)).tolist()
     for trial, change in enumerate(changes):
         at = trial % words.numel()
         words[at] ^= change
-        assert change == 0 or kernels.hash64(words.view(torch.uint8)) != whole
+        assert change == 0 or ops.hash64(words.view(torch.uint8)) != whole
         words[at] ^= change
 
 
 def test_hash_sees_order_length_and_seed() -> None:
     data = _bytes(8 * 5000)
-    seen = {kernels.hash64(data), kernels.hash64(data, 1), kernels.hash64(data[:-1])}
+    seen = {ops.hash64(data), ops.hash64(data, 1), ops.hash64(data[:-1])}
     as_words = data.view(torch.int64)
     for a, b in ((0, 1), (0, 32), (0, 2048), (2047, 2048), (31, 4999)):
         swapped = as_words.clone()
         swapped[[a, b]] = as_words[[b, a]]
-        seen.add(kernels.hash64(swapped.view(torch.uint8)))
+        seen.add(ops.hash64(swapped.view(torch.uint8)))
     zeros = torch.zeros(100, dtype=torch.uint8)
-    seen.update(kernels.hash64(zeros[:count]) for count in range(101))
+    seen.update(ops.hash64(zeros[:count]) for count in range(101))
     assert len(seen) == 3 + 5 + 101
 
 
 def test_hash_bits_depend_on_every_input_bit() -> None:
     """Each flip changes about half of the output: no flip leaves a pattern behind."""
     data = _bytes(8 * 64)
-    whole = kernels.hash64(data)
+    whole = ops.hash64(data)
     changed = []
     for byte in range(data.numel()):
         for bit in range(8):
             data[byte] ^= 1 << bit
-            changed.append((kernels.hash64(data) ^ whole).bit_count())
+            changed.append((ops.hash64(data) ^ whole).bit_count())
             data[byte] ^= 1 << bit
     assert min(changed) >= 8
     assert abs(sum(changed) / len(changed) - 32) < 0.5

@@ -21,8 +21,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from horovod_compress import kernels
-from horovod_compress.kernels import legality, loader
+from horovod_compress import ops
+from horovod_compress.ops import legality, loader
 from tests.support.marks import slow
 
 from . import emulator
@@ -86,7 +86,7 @@ class TestNumbers:
     def test_sign(self, dtype: torch.dtype, same: Same, lengths: tuple[int, ...]) -> None:
         for count in lengths:
             for row_length in {max(count, 1), 7, 100, 1024, 65_600}:
-                rows, size = -(-count // row_length), kernels.word_count(count)
+                rows, size = -(-count // row_length), ops.word_count(count)
                 grad, residual = numbers(count, dtype, count), numbers(count, work(dtype), count + 1)
                 residual[::3] = -grad[::3].to(work(dtype))
                 outputs = (poison(size, torch.int64), poison(rows, torch.float64), row_length)
@@ -101,7 +101,7 @@ class TestNumbers:
     def test_points(self, dtype: torch.dtype, same: Same, lengths: tuple[int, ...]) -> None:
         for count in lengths:
             for row_length in {max(count, 1), 7, 100, 1024, 65_600}:
-                rows, size = -(-count // row_length), kernels.word_count(count)
+                rows, size = -(-count // row_length), ops.word_count(count)
                 grad, residual = numbers(count, dtype, count), numbers(count, work(dtype), count + 1)
                 made = [poison(rows, kind) for kind in (torch.float64, torch.float64, torch.int64)]
                 same("points_offer", grad, residual, poison(size, torch.int64), *made, row_length)
@@ -115,12 +115,12 @@ class TestNumbers:
         for count in lengths:
             for block in (64, 2048):
                 blocks = -(-count // block)
-                room = [poison(blocks * kernels.record_bytes(block), torch.uint8) for _ in range(4)]
+                room = [poison(blocks * ops.record_bytes(block), torch.uint8) for _ in range(4)]
                 grad, residual = numbers(count, dtype, count), numbers(count, kind, count + 1)
                 for rule in ("l1", "l2"):
                     same("record_offer", grad, residual, room[0], block, rule=rule)
                     for rank in range(3):
-                        kernels.record_offer(tame(count, dtype, rank), None, room[rank], block, rule=rule)
+                        ops.record_offer(tame(count, dtype, rank), None, room[rank], block, rule=rule)
                     given = (room[:3], tame(count, kind, 9), poison(count, kind), room[3], block)
                     same("record_fold", *given, rule=rule)
                 scales = tame(blocks, torch.float32, 3)
@@ -162,7 +162,7 @@ class TestNumbers:
                     same("norm_offer", grad, poison(rows, torch.float64), row_length, power=power)
                 norms = tame(rows, work(dtype), 1).abs()
                 for bits, rule in ((4, {"levels": 3}), (8, {"levels": 31}), (16, {"levels": 999})):
-                    kind, size = kernels.code_layout(bits, count)
+                    kind, size = ops.code_layout(bits, count)
                     given = (grad, norms, row_length, poison(size, kind), KEY)
                     same("level_encode", *given, bits=bits, offset=count % 5 * 2, **rule)
                     codes = words(size, 3).to(kind)
@@ -178,12 +178,12 @@ class TestNumbers:
         for count in lengths:
             for bits, block, norm in ((8, 512, 0), (3, 64, 2), (5, 1152, 2), (2, 8192, 0)):
                 rule, blocks = {"bits": bits, "block": block}, -(-count // block)
-                grad, size = numbers(count, dtype, count), blocks * kernels.qsgd_record_bytes(**rule)
+                grad, size = numbers(count, dtype, count), blocks * ops.qsgd_record_bytes(**rule)
                 for offset in (128, count % 13):
                     same("qsgd_encode", grad, poison(size, torch.uint8), KEY, **rule, norm=norm, offset=offset)
                 parts = [poison(size, torch.uint8) for _ in range(3)]
                 for rank, part in enumerate(parts):
-                    kernels.qsgd_encode(tame(count, dtype, rank), part, KEY.at(rank=rank), **rule, norm=norm)
+                    ops.qsgd_encode(tame(count, dtype, rank), part, KEY.at(rank=rank), **rule, norm=norm)
                 same("qsgd_fold", parts, poison(size, torch.uint8), KEY, **rule, norm=norm, offset=64)
                 same("qsgd_decode", parts[0], poison(count, dtype), **rule, scale=0.3)
             codes = [words(count, rank).to(torch.uint8) for rank in range(3)]
@@ -199,7 +199,7 @@ class TestNumbers:
     def test_sketch(self, dtype: torch.dtype, same: Same, lengths: tuple[int, ...]) -> None:
         kind = work(dtype)
         for count in lengths:
-            for rows, columns in ((1, 32), (3, 1072), (5, kernels.sketch_columns(count // 3))):
+            for rows, columns in ((1, 32), (3, 1072), (5, ops.sketch_columns(count // 3))):
                 grad, residual, momentum = numbers(count, dtype, 1), numbers(count, kind, 2), numbers(count, kind, 3)
                 table, nasty = tame(rows * columns, kind, 4), numbers(rows * columns, kind, 5)
                 same("sketch_encode", grad, None, table, rows, KEY, offset=count % 5 * 64)
@@ -242,9 +242,9 @@ class TestNumbers:
             for b in (0, 3, 20):
                 positions = torch.arange(0, count, 1 + count % 7, dtype=torch.int32)
                 kept, mean = positions.numel(), torch.full((1,), 0.3, dtype=kind)
-                section = poison(kernels.golomb_bound(kept, count, b, kind.itemsize), torch.uint8)
+                section = poison(ops.golomb_bound(kept, count, b, kind.itemsize), torch.uint8)
                 same("binary_encode", positions, kept, mean, b, count, section)
-                kernels.binary_encode(positions, kept, mean, b, count, section)
+                ops.binary_encode(positions, kept, mean, b, count, section)
                 flipped = section.clone()
                 flipped[count % section.numel()] ^= 16
                 given = ([section, section.roll(0), section], 1, b)
@@ -257,13 +257,13 @@ class TestNumbers:
         for count in lengths:
             for bits, block, norm in ((8, 512, 0), (3, 64, 2), (2, 8192, 0), (5, 1152, 2)):
                 rule = {"bits": bits, "block": block}
-                room = kernels.elias_bound(count, **rule)
+                room = ops.elias_bound(count, **rule)
                 sections = []
                 for rank, grad in enumerate((numbers(count, dtype, 1), tame(count, dtype, 2), spiked(count, dtype))):
                     options = {**rule, "norm": norm, "offset": 8 * (count % 3) + rank}
                     same("elias_encode", grad, poison(room, torch.uint8), KEY, **options)
                     section = poison(room, torch.uint8)
-                    used, _ = kernels.elias_encode(grad, section, KEY, **options)
+                    used, _ = ops.elias_encode(grad, section, KEY, **options)
                     sections.append(section[:used])
                 same("elias_decode", sections[1:], poison(count, dtype), **rule, scale=0.3)
 
@@ -276,11 +276,11 @@ class TestNumbers:
                 for rank, step in enumerate((1 + count % 7, 1, 97)):
                     positions = torch.arange(min(rank, count), count, step, dtype=torch.int32)
                     kept, values = positions.numel(), numbers(positions.numel(), kind, rank)
-                    room = kernels.values_bound(kept, count, b, kind.itemsize, form=form)
+                    room = ops.values_bound(kept, count, b, kind.itemsize, form=form)
                     given = (positions, max(kept - rank, 0), values, b, count)
                     same("values_encode", *given, poison(room, torch.uint8), form=form, mean=mean)
                     section = poison(room, torch.uint8)
-                    used = kernels.values_encode(*given, section, form=form, mean=mean)
+                    used = ops.values_encode(*given, section, form=form, mean=mean)
                     sections.append(section[: used + rank])
                 given = (sections, count % 3, b, tame(count, dtype, 1))
                 same("values_decode", *given, tame(count, kind, 2), 0.3, form=form)
@@ -291,8 +291,8 @@ class TestNumbers:
         for count in lengths:
             positions = torch.arange(0, count, 1 + count % 5, dtype=torch.int32)
             kept, values = positions.numel(), tame(positions.numel(), kind, 4)
-            section = poison(kernels.values_bound(kept, count, 2, kind.itemsize), torch.uint8)
-            kernels.values_encode(positions, kept, values, 2, count, section)
+            section = poison(ops.values_bound(kept, count, 2, kind.itemsize), torch.uint8)
+            ops.values_encode(positions, kept, values, 2, count, section)
             for masking in (False, True):
                 given = ([section, section.clone()], 1, 2, numbers(count, dtype, 1), numbers(count, kind, 2), 0.5)
                 rule = {"momentum": numbers(count, kind, 3), "factor": 0.9, "masking": masking}
@@ -311,7 +311,7 @@ class TestNumbers:
         """The kernels of every step at every length around a word, a warp and a block; each call shifts memory."""
         kind = work(dtype)
         for count in every_length:
-            size = kernels.word_count(count)
+            size = ops.word_count(count)
             grad, residual, row = numbers(count, dtype, count), numbers(count, kind, count + 1), max(count, 1)
             rows = -(-count // row)
             same("sign_offer", grad, residual, poison(size, torch.int64), poison(rows, torch.float64), row, key=KEY)
@@ -334,15 +334,15 @@ class TestNumbers:
         kind, positions, norms = work(dtype), torch.arange(16, dtype=torch.int32), torch.ones(1, dtype=work(dtype))
         for values in (nan, negative):
             for width in (4, 8):
-                codes = torch.zeros(kernels.code_layout(width, 16)[1], dtype=torch.uint8)
-                for encode in (kernels.octave_encode, oracle("octave_encode")):
+                codes = torch.zeros(ops.code_layout(width, 16)[1], dtype=torch.uint8)
+                for encode in (ops.octave_encode, oracle("octave_encode")):
                     encode(values, norms, 16, codes, KEY, bits=width, headroom=3)
                     assert codes.tolist() == [0x33 if width == 4 else 3] * codes.numel()
                 same("octave_encode", values, norms, 16, codes, KEY, bits=width, headroom=3)
             for form, most in (("float16", 0x7BFF), ("bfloat16", 0x7F7F)):
-                section = poison(kernels.values_bound(16, 16, 0, kind.itemsize, form=form), torch.uint8)
+                section = poison(ops.values_bound(16, 16, 0, kind.itemsize, form=form), torch.uint8)
                 given = (positions, 16, values.to(kind), 0, 16)
-                for encode in (kernels.values_encode, oracle("values_encode")):
+                for encode in (ops.values_encode, oracle("values_encode")):
                     used = encode(*given, section, form=form)
                     assert section[used - 32 : used].clone().view(torch.int16).tolist() == [most] * 16
                 same("values_encode", *given, section, form=form)
@@ -386,7 +386,7 @@ class TestNumbers:
             made = [offered.steps(kind) for kind in (torch.float64, torch.float64, torch.int64)]
             for residuals in (offered.residuals, None):
                 same("points_offer_all", offered.grads, residuals, offered.bits(), *made, rows)
-            sizes = [kernels.word_count(n) for n in given], [-(-n // row) for n, row in zip(given, rows, strict=True)]
+            sizes = [ops.word_count(n) for n in given], [-(-n // row) for n, row in zip(given, rows, strict=True)]
             places = [[3 + sum(part[:i]) for i in range(len(given))] for part in sizes]
             sent = [words(3 + sum(sizes[0]), rank) for rank in range(3)]
             size = 3 + sum(sizes[1])
@@ -436,9 +436,9 @@ class TestNumbers:
             offered, places = Offered(given, [1] * len(given), dtype), [13 * i for i in range(len(given))]
             for bits, block, norm in ((8, 512, 0), (3, 64, 2)):
                 rule = {"bits": bits, "block": block}
-                room = [poison(-(-n // block) * kernels.qsgd_record_bytes(**rule), torch.uint8) for n in given]
+                room = [poison(-(-n // block) * ops.qsgd_record_bytes(**rule), torch.uint8) for n in given]
                 same("qsgd_encode_all", offered.grads, room, KEY, **rule, norm=norm, offsets=places)
-                kernels.qsgd_encode_all([tame(n, dtype, n) for n in given], room, KEY, **rule, norm=norm)
+                ops.qsgd_encode_all([tame(n, dtype, n) for n in given], room, KEY, **rule, norm=norm)
                 same("qsgd_decode_all", room, offered.grads, **rule, scale=0.3)
 
 
@@ -457,13 +457,13 @@ class Offered:
             residual[::3] = -grad[::3].to(work(dtype))
 
     def bits(self) -> list[Tensor]:
-        return [poison(kernels.word_count(count), torch.int64) for count in self.counts]
+        return [poison(ops.word_count(count), torch.int64) for count in self.counts]
 
     def steps(self, dtype: torch.dtype = torch.float32) -> list[Tensor]:
         return [poison(rows, dtype) for rows in self._rows()]
 
     def codes(self, width: int) -> list[Tensor]:
-        layouts = [kernels.code_layout(width, count) for count in self.counts]
+        layouts = [ops.code_layout(width, count) for count in self.counts]
         return [poison(size, kind) for kind, size in layouts]
 
     def sent(self, seed: int = 0) -> tuple[list[Tensor], list[Tensor]]:
@@ -498,21 +498,21 @@ class TestBits:
         """Counts of any bits: those that cannot be have to be alike too."""
         for ranks in (2, 3, 4, 7, 65):
             for count in (0, 1, 100, 1001):
-                rows = [words(count, 50 + row) for row in range(kernels.count_rows(ranks))]
+                rows = [words(count, 50 + row) for row in range(ops.count_rows(ranks))]
                 fresh = [poison(count, torch.int64) for _ in rows]
                 same("shaped_merge", words(count, 1), words(count, 2), rows, fresh, ranks)
                 same("shaped_fold", [words(count, part) for part in range(ranks)], words(count, 99), rows, fresh)
 
     def test_hash(self, same: Same) -> None:
         for count in (0, 1, 7, 8, 16_383, 16_384, 100_003, 32 << 14, (33 << 14) + 5):
-            same("hash64", words(kernels.word_count(8 * count), 1).view(torch.uint8)[:count], 77)
+            same("hash64", words(ops.word_count(8 * count), 1).view(torch.uint8)[:count], 77)
 
     def test_rows_of_many_superblocks(self, same: Same) -> None:
         count = (1 << 21) + 65_536 + 5
         grad = tame(count, torch.float32, 1)
         for power, kind in ((0, torch.float32), (2, torch.float64)):
             same("norm_offer", grad, poison(1, kind), count, power=power)
-        same("sign_offer", grad, None, poison(kernels.word_count(count), torch.int64), poison(1, torch.float64), count)
+        same("sign_offer", grad, None, poison(ops.word_count(count), torch.int64), poison(1, torch.float64), count)
 
     def test_sections_of_many_ranges(self, same: Same) -> None:
         """More than the threads of an emulated grid in kernels with a thread for each range."""
@@ -520,20 +520,20 @@ class TestBits:
         positions, mean = torch.arange(0, count, 7, dtype=torch.int32), torch.full((1,), 0.3)
         kept, values = positions.numel(), tame(positions.numel(), kind, 1)
         assert -(-count // 2048) > 3 * 32
-        section = poison(kernels.golomb_bound(kept, count, b, 4), torch.uint8)
+        section = poison(ops.golomb_bound(kept, count, b, 4), torch.uint8)
         same("binary_encode", positions, kept, mean, b, count, section)
-        kernels.binary_encode(positions, kept, mean, b, count, section)
+        ops.binary_encode(positions, kept, mean, b, count, section)
         same("binary_decode", [section, section], 1, b, tame(count, kind, 2), tame(count, kind, 3), 0.3)
         same("binary_clear", section, b, tame(count, kind, 2))
-        section = poison(kernels.values_bound(kept, count, b, 4), torch.uint8)
+        section = poison(ops.values_bound(kept, count, b, 4), torch.uint8)
         same("values_encode", positions, kept, values, b, count, section)
-        used = kernels.values_encode(positions, kept, values, b, count, section)
+        used = ops.values_encode(positions, kept, values, b, count, section)
         same("values_decode", [section[:used]] * 2, 1, b, tame(count, kind, 2), tame(count, kind, 3), 0.3)
         count, rule = 800_001, {"bits": 2, "block": 64}
         assert -(-count // 8192) > 3 * 32
-        section = poison(kernels.elias_bound(count, **rule), torch.uint8)
+        section = poison(ops.elias_bound(count, **rule), torch.uint8)
         same("elias_encode", tame(count, kind, 1), section, KEY, **rule, norm=2)
-        used, _ = kernels.elias_encode(tame(count, kind, 1), section, KEY, **rule, norm=2)
+        used, _ = ops.elias_encode(tame(count, kind, 1), section, KEY, **rule, norm=2)
         same("elias_decode", [section[:used]], poison(count, kind), **rule, scale=0.3)
 
     def test_triad(self, same: Same) -> None:
@@ -547,8 +547,8 @@ class TestMalformed:
 
     def test_elias(self, same: Same) -> None:
         count, rule = 20_000, {"bits": 4, "block": 256}
-        section = poison(kernels.elias_bound(count, **rule), torch.uint8)
-        used, _ = kernels.elias_encode(tame(count, torch.float32, 1), section, KEY, **rule, norm=2)
+        section = poison(ops.elias_bound(count, **rule), torch.uint8)
+        used, _ = ops.elias_encode(tame(count, torch.float32, 1), section, KEY, **rule, norm=2)
         for broken in breakages(section[:used]):
             assert_counts_agree(same, "elias_decode", [broken], count, **rule, scale=1.0)
 
@@ -557,8 +557,8 @@ class TestMalformed:
         count, b = 20_000, 1
         positions = torch.arange(0, count, 3, dtype=torch.int32)
         values, mean = tame(positions.numel(), torch.float32, 1), torch.ones(1) if form == "signs" else None
-        section = poison(kernels.values_bound(positions.numel(), count, b, 4, form=form), torch.uint8)
-        used = kernels.values_encode(positions, positions.numel(), values, b, count, section, form=form, mean=mean)
+        section = poison(ops.values_bound(positions.numel(), count, b, 4, form=form), torch.uint8)
+        used = ops.values_encode(positions, positions.numel(), values, b, count, section, form=form, mean=mean)
         for broken in breakages(section[:used]):
             assert_counts_agree(same, "values_decode", [broken], 0, b, count, None, 1.0, form=form)
 
@@ -569,7 +569,7 @@ class TestMalformed:
             at = torch.tensor(positions, dtype=torch.int32, device=target.device)
             values = torch.ones(2, device=target.device)
             with target.chosen(), pytest.raises(ValueError, match="positions must ascend"):
-                kernels.values_encode(at, 2, values, 0, 100, out, **given)
+                ops.values_encode(at, 2, values, 0, 100, out, **given)
 
 
 def breakages(section: Tensor) -> Iterator[Tensor]:
@@ -593,10 +593,10 @@ def assert_counts_agree(same: Same, name: str, *arguments: Any, **options: Any) 
         moved = [[part.to(device) for part in value] if isinstance(value, list) else value for value in arguments]
         grad = [torch.zeros(value, device=device) if value == 20_000 else value for value in moved]
         if len(counts) == 0:
-            counts.append(int(getattr(kernels, name)(*grad, **options)))
+            counts.append(int(getattr(ops, name)(*grad, **options)))
             continue
         with target.chosen():
-            counts.append(int(getattr(kernels, name)(*grad, **options)))
+            counts.append(int(getattr(ops, name)(*grad, **options)))
     assert counts[0] == counts[1], name
 
 
@@ -639,9 +639,9 @@ class TestTogether:
         same("level_decode_all", sent, norms, rows, offered.grads, bits=8, scale=0.3)
         same("octave_decode_all", sent, norms, rows, offered.grads, bits=8, headroom=3, scale=0.3)
         rule = {"bits": 5, "block": 64}
-        records = [poison(-(-n // 64) * kernels.qsgd_record_bytes(**rule), torch.uint8) for n in counts]
+        records = [poison(-(-n // 64) * ops.qsgd_record_bytes(**rule), torch.uint8) for n in counts]
         same("qsgd_encode_all", offered.grads, records, KEY, **rule, norm=2, offsets=places)
-        kernels.qsgd_encode_all(offered.grads, records, KEY, **rule, norm=2)
+        ops.qsgd_encode_all(offered.grads, records, KEY, **rule, norm=2)
         same("qsgd_decode_all", records, offered.grads, **rule, scale=0.3)
 
     def test_quantised_together_is_one_by_one(self, target: Target) -> None:
@@ -650,7 +650,7 @@ class TestTogether:
         rows, places = [max(n, 1) if i % 2 else 100 for i, n in enumerate(counts)], [9 * i for i in range(len(counts))]
         offered = Offered(counts, rows, torch.float32)
         norms, room = [part.abs() for part in offered.sent()[1]], {"bits": 8, "block": 64}
-        records = [poison(-(-n // 64) * kernels.qsgd_record_bytes(**room), torch.uint8) for n in counts]
+        records = [poison(-(-n // 64) * ops.qsgd_record_bytes(**room), torch.uint8) for n in counts]
         results = [poison(n, torch.float32) for n in counts]
         several: list[tuple[str, list[Any], dict[str, Any]]] = [
             ("norm_offer", [offered.grads, offered.steps(), rows], {}),
@@ -666,9 +666,9 @@ class TestTogether:
             alone, together = ([there(value, target.device) for value in given] for _ in range(2))
             drawn = "encode" in name
             with target.chosen():
-                found = getattr(kernels, f"{name}_all")(*together, **rule, **({"offsets": places} if drawn else {}))
+                found = getattr(ops, f"{name}_all")(*together, **rule, **({"offsets": places} if drawn else {}))
                 each = [
-                    getattr(kernels, name)(*one(alone, i), **rule, **({"offset": places[i]} if drawn else {}))
+                    getattr(ops, name)(*one(alone, i), **rule, **({"offset": places[i]} if drawn else {}))
                     for i in range(len(counts))
                 ]
             assert found is None or found.tolist() == list(map(int, each)), name
@@ -688,8 +688,8 @@ class TestTogether:
         )
         sums, steps = there(offered.steps(torch.float64)), there(offered.steps())
         with target.chosen():
-            found = kernels.sign_offer_all(grads, residuals, together, steps, rows, ranks=3, key=KEY)
-            each = [kernels.sign_offer(*one, key=KEY) for one in zip(grads, residuals, alone, sums, rows, strict=True)]
+            found = ops.sign_offer_all(grads, residuals, together, steps, rows, ranks=3, key=KEY)
+            each = [ops.sign_offer(*one, key=KEY) for one in zip(grads, residuals, alone, sums, rows, strict=True)]
         assert found.tolist() == list(map(int, each)) and any(found.tolist())
         for i, (count, row) in enumerate(zip(counts, rows, strict=True)):
             sizes = torch.tensor([min(row, count - at) for at in range(0, count, row)], dtype=torch.float64)
@@ -705,10 +705,10 @@ class TestTogether:
         starts = (3, 5, 10, 12)
         with target.chosen():
             grads = [grad.to(target.device) for grad in offered.grads]
-            places = [memory[at : at + kernels.word_count(n)] for at, n in zip(starts, counts, strict=True)]
-            kernels.sign_offer_all(grads, None, places, None, rows)
+            places = [memory[at : at + ops.word_count(n)] for at, n in zip(starts, counts, strict=True)]
+            ops.sign_offer_all(grads, None, places, None, rows)
         for at, n, grad in zip(starts, counts, offered.grads, strict=True):
-            kernels.sign_pack(grad, expected[at : at + kernels.word_count(n)])
+            ops.sign_pack(grad, expected[at : at + ops.word_count(n)])
         assert torch.equal(memory.cpu(), expected)
 
     @pytest.mark.parametrize("rule", [("level", {"levels": 3}), ("octave", {"headroom": 3})])
@@ -724,11 +724,9 @@ class TestTogether:
         with target.chosen():
             grads, near = ([part.to(target.device) for part in parts] for parts in (offered.grads, norms))
             codes = [memory[at : at + size] for at, size in zip(starts, sizes, strict=True)]
-            getattr(kernels, f"{name}_encode_all")(grads, near, rows, codes, KEY, bits=4, **options)
+            getattr(ops, f"{name}_encode_all")(grads, near, rows, codes, KEY, bits=4, **options)
         for at, size, grad in zip(starts, sizes, offered.grads, strict=True):
-            getattr(kernels, f"{name}_encode")(
-                grad, norms[0], rows[0], expected[at : at + size], KEY, bits=4, **options
-            )
+            getattr(ops, f"{name}_encode")(grad, norms[0], rows[0], expected[at : at + size], KEY, bits=4, **options)
         assert torch.equal(memory.cpu(), expected)
 
 
@@ -808,11 +806,11 @@ class TestStreams:
 
     def test_parts_of_many_ranks_are_refused_in_a_graph(self) -> None:
         parts = [torch.zeros(2, dtype=torch.int64, device="cuda") for _ in range(65)]
-        kernels.majority_fold(parts, parts[0], 128)
+        ops.majority_fold(parts, parts[0], 128)
         torch.cuda.synchronize()
         graph = torch.cuda.CUDAGraph()
         with pytest.raises(RuntimeError, match="more than 64 ranks"), torch.cuda.graph(graph):
-            kernels.majority_fold(parts, parts[0], 128)
+            ops.majority_fold(parts, parts[0], 128)
 
     def test_another_stream(self) -> None:
         grad, residual = tame(100_003, torch.float32, 1), tame(100_003, torch.float32, 2)
@@ -827,36 +825,36 @@ def sign_step(pair: list[Tensor]) -> list[Tensor]:
     """What a rank does with a tensor in a step of a method with signs; return everything that is written."""
     grad, residual = pair
     count = grad.numel()
-    bits_of = torch.zeros(kernels.word_count(count), dtype=torch.int64, device=grad.device)
+    bits_of = torch.zeros(ops.word_count(count), dtype=torch.int64, device=grad.device)
     steps = torch.full((1,), 0.01, device=grad.device)
-    kernels.sign_offer(grad, residual, bits_of, None, count, key=KEY)
-    kernels.majority_fold([bits_of, bits_of], bits_of, count)
-    kernels.sign_decode(bits_of, steps, count, grad, residual, feedback="global")
+    ops.sign_offer(grad, residual, bits_of, None, count, key=KEY)
+    ops.majority_fold([bits_of, bits_of], bits_of, count)
+    ops.sign_decode(bits_of, steps, count, grad, residual, feedback="global")
     return [bits_of, grad, residual]
 
 
 def bucket_step(grads: list[Tensor], residuals: list[Tensor]) -> list[Tensor]:
     """The same with all tensors of a bucket at once, with measured steps."""
     where, rows = grads[0].device, [max(1, grad.numel()) for grad in grads]
-    sent = [torch.zeros(kernels.word_count(grad.numel()), dtype=torch.int64, device=where) for grad in grads]
+    sent = [torch.zeros(ops.word_count(grad.numel()), dtype=torch.int64, device=where) for grad in grads]
     steps = [torch.zeros(min(grad.numel(), 1), device=where) for grad in grads]
-    counts = kernels.sign_offer_all(grads, residuals, sent, steps, rows, key=KEY)
-    kernels.sign_decode_all(sent, steps, rows, grads, residuals, feedback="own", key=KEY)
+    counts = ops.sign_offer_all(grads, residuals, sent, steps, rows, key=KEY)
+    ops.sign_decode_all(sent, steps, rows, grads, residuals, feedback="own", key=KEY)
     return [*sent, *steps, *grads, *residuals, counts]
 
 
 def section_of(positions: Tensor, b: int, count: int) -> Tensor:
-    section = torch.zeros(kernels.values_bound(positions.numel(), count, b, 4), dtype=torch.uint8)
+    section = torch.zeros(ops.values_bound(positions.numel(), count, b, 4), dtype=torch.uint8)
     values = tame(positions.numel(), torch.float32, 3)
-    return section[: kernels.values_encode(positions, positions.numel(), values, b, count, section)]
+    return section[: ops.values_encode(positions, positions.numel(), values, b, count, section)]
 
 
 def decode_step(pair: list[Tensor], section: Tensor, b: int) -> list[Tensor]:
     """Take norms, then decode a section; return everything that is written, and the number of malformed ranges."""
     grad, residual = pair
     norms = torch.zeros(2, dtype=torch.float64, device=grad.device)
-    kernels.norm_offer(grad, norms, 65_600, power=2)
-    wrong = kernels.values_decode([section, section], 1, b, grad, residual, 0.5)
+    ops.norm_offer(grad, norms, 65_600, power=2)
+    wrong = ops.values_decode([section, section], 1, b, grad, residual, 0.5)
     return [norms, grad, residual, torch.as_tensor(wrong).reshape(1)]
 
 
@@ -941,7 +939,7 @@ def test_every_kernel_is_compared_here() -> None:
 
 @pytest.mark.skipif(not list(FOLDER.glob("_cuda*.so")), reason="the CUDA extension is not built")
 def test_the_extension_loads_without_a_gpu() -> None:
-    program = "from horovod_compress.kernels import loader; print(loader.load('_cuda').device_count())"
+    program = "from horovod_compress.ops import loader; print(loader.load('_cuda').device_count())"
     environment = {"PYTHONPATH": str(FOLDER.parent), "CUDA_VISIBLE_DEVICES": ""}
     result = subprocess.run(
         [sys.executable, "-c", program], env=environment, check=True, capture_output=True, text=True

@@ -6,7 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from horovod_compress import kernels
+from horovod_compress import ops
+from horovod_compress.ops import legality
 from tests.support.marks import each_value, slow
 
 from .support import DTYPES, KEY, LENGTHS, compare, differences, numbers, poison, tame, work
@@ -19,27 +20,27 @@ EXPONENTS = ((4, 1), (4, 3), (4, 6), (8, 1), (8, 3), (8, 31))
 def norms_of(x: Tensor, row_length: int, shrink: float = 1.0) -> Tensor:
     """Return what :func:`kernels.norm_offer` makes of a gradient, every third row 0."""
     norms = poison(-(-x.numel() // row_length), work(x.dtype))
-    kernels.norm_offer(x, norms, row_length)
+    ops.norm_offer(x, norms, row_length)
     norms[2::3] = 0
     return norms * shrink
 
 
 def codes_for(bits: int, count: int, seed: int) -> Tensor:
     """Any bytes at all."""
-    dtype, length = kernels.code_layout(bits, count)
+    dtype, length = ops.code_layout(bits, count)
     size = torch.empty(0, dtype=dtype).element_size()
     generator = torch.Generator().manual_seed(seed)
     return torch.randint(0, 256, (length * size,), generator=generator, dtype=torch.uint8).view(dtype)
 
 
 def empty(bits: int, count: int) -> Tensor:
-    dtype, length = kernels.code_layout(bits, count)
+    dtype, length = ops.code_layout(bits, count)
     return poison(length, dtype)
 
 
 @each_value
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("power", kernels.POWERS)
+@pytest.mark.parametrize("power", legality.POWERS)
 def test_norms(power: int, dtype: torch.dtype) -> None:
     out = torch.float64 if power else work(dtype)
     for count in (*LENGTHS[::3], 65_536, 150_001):
@@ -53,7 +54,7 @@ def test_norms_by_hand() -> None:
     x = torch.tensor([1.0, -3.0, 2.0, float("nan"), float("-inf"), -0.0, 1e-45])
     for power, expected in ((0, [3.0, 2.0, 1e-45]), (1, [6.0, 0.0, 1e-45]), (2, [14.0, 0.0, 0.0])):
         norms = poison(3, torch.float64 if power else torch.float32)
-        bad = kernels.norm_offer(x, norms, 3, power=power)
+        bad = ops.norm_offer(x, norms, 3, power=power)
         assert bad == 2
         if power == 0:
             assert norms.tolist() == [3.0, 0.0, torch.tensor(1e-45).item()]
@@ -149,15 +150,15 @@ def test_norms_of_every_size_scale_without_loss() -> None:
             x = torch.tensor([size, -size, 0.0, size / 2] * 16, dtype=dtype)
             norm = torch.tensor([size], dtype=dtype)
             codes = empty(8, 64)
-            kernels.level_encode(x, norm, 64, codes, KEY, bits=8, levels=42)
+            ops.level_encode(x, norm, 64, codes, KEY, bits=8, levels=42)
             found = codes.view(torch.int8).view(16, 4)
             assert found[:, :3].unique(dim=0).tolist() == [[42, -42, 0]]
             if size > 2 * tiny:
                 assert found[:, 3].unique().tolist() == [21]
-            kernels.octave_encode(x, norm, 64, codes, KEY, bits=8, headroom=3)
+            ops.octave_encode(x, norm, 64, codes, KEY, bits=8, headroom=3)
             assert codes.view(16, 4)[:, :3].unique(dim=0).tolist() == [[3, 131, 0]]
             back = poison(64, dtype)
-            kernels.octave_decode(codes, norm, 64, back, bits=8, headroom=3, scale=1.0)
+            ops.octave_decode(codes, norm, 64, back, bits=8, headroom=3, scale=1.0)
             assert differences(back.view(16, 4)[:, :3].contiguous().view(-1), x.view(16, 4)[:, :3].reshape(-1)) == 0
 
 
@@ -165,7 +166,7 @@ def test_nibbles_do_not_carry_into_each_other() -> None:
     every = torch.arange(256, dtype=torch.int32).to(torch.uint8)
     a, b = every.repeat_interleave(256).contiguous(), every.repeat(256)
     expected = ((a & 15) + (b & 15) & 15) | ((a >> 4) + (b >> 4) & 15) << 4
-    kernels.level_add(a, b, bits=4)
+    ops.level_add(a, b, bits=4)
     assert torch.equal(a, expected)
 
 
@@ -178,7 +179,7 @@ def test_large_inputs_with_threads(threads: int) -> None:
         for row_length in (count, 2048):
             norms = poison(-(-count // row_length), torch.float32)
             compare("norm_offer", x, norms, row_length)
-            kernels.norm_offer(x, norms, row_length)
+            ops.norm_offer(x, norms, row_length)
             compare("level_encode", x, norms, row_length, empty(4, count), KEY, bits=4, levels=2, offset=64)
             compare("octave_encode", x, norms, row_length, empty(8, count), KEY, bits=8, headroom=3, offset=64)
         compare("octave_merge", codes_for(8, count, 1), codes_for(8, count, 2), KEY, bits=8, offset=5)
@@ -187,16 +188,16 @@ def test_large_inputs_with_threads(threads: int) -> None:
 
 
 REFUSED = {
-    "bits": lambda: kernels.level_add(empty(8, 4), empty(8, 4), bits=5),
-    "levels": lambda: kernels.level_encode(torch.ones(4), torch.ones(1), 4, empty(8, 4), KEY, bits=8, levels=128),
-    "headroom": lambda: kernels.octave_encode(torch.ones(4), torch.ones(1), 4, empty(4, 4), KEY, bits=4, headroom=8),
-    "power": lambda: kernels.norm_offer(torch.ones(4), torch.ones(1, dtype=torch.float64), 4, power=3),
-    "row_length must be even": lambda: kernels.level_encode(
+    "bits": lambda: ops.level_add(empty(8, 4), empty(8, 4), bits=5),
+    "levels": lambda: ops.level_encode(torch.ones(4), torch.ones(1), 4, empty(8, 4), KEY, bits=8, levels=128),
+    "headroom": lambda: ops.octave_encode(torch.ones(4), torch.ones(1), 4, empty(4, 4), KEY, bits=4, headroom=8),
+    "power": lambda: ops.norm_offer(torch.ones(4), torch.ones(1, dtype=torch.float64), 4, power=3),
+    "row_length must be even": lambda: ops.level_encode(
         torch.ones(5), torch.ones(2), 3, empty(4, 5), KEY, bits=4, levels=1
     ),
-    "norms must be": lambda: kernels.norm_offer(torch.ones(4), torch.ones(2), 4),
-    "codes must be": lambda: kernels.level_encode(torch.ones(4), torch.ones(1), 4, empty(16, 4), KEY, bits=8, levels=3),
-    "elements must lie": lambda: kernels.octave_merge(empty(8, 4), empty(8, 4), KEY, bits=8, offset=-1),
+    "norms must be": lambda: ops.norm_offer(torch.ones(4), torch.ones(2), 4),
+    "codes must be": lambda: ops.level_encode(torch.ones(4), torch.ones(1), 4, empty(16, 4), KEY, bits=8, levels=3),
+    "elements must lie": lambda: ops.octave_merge(empty(8, 4), empty(8, 4), KEY, bits=8, offset=-1),
 }
 
 

@@ -12,8 +12,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from horovod_compress import kernels
-from horovod_compress.kernels.reference_sparse import section_positions
+from horovod_compress import ops
+from horovod_compress.ops.reference.sparse import section_positions
 from tests.support.marks import slow
 
 from .support import DTYPES, LENGTHS, Guarded, compare, numbers, poison, tame, work
@@ -30,8 +30,8 @@ def mask(count: int, density: float, seed: int) -> Tensor:
 def encoded(positions: Tensor, b: int, elements: int, mean: float = 0.5, dtype: torch.dtype = torch.float32) -> Tensor:
     kept = positions.numel()
     value = torch.tensor([mean], dtype=dtype)
-    out = poison(kernels.golomb_bound(kept, elements, b, value.element_size()), U8)
-    used = kernels.binary_encode(positions, kept, value, b, elements, out)
+    out = poison(ops.golomb_bound(kept, elements, b, value.element_size()), U8)
+    used = ops.binary_encode(positions, kept, value, b, elements, out)
     assert bool((out[used:] == 0xA5).all())
     return out[:used].clone()
 
@@ -63,10 +63,10 @@ def read_section(section: bytes, b: int, elements: int) -> tuple[float, list[int
 def test_parameter() -> None:
     known = {(1, 10): 3, (1, 100): 6, (1, 1000): 9, (1, 10_000): 13, (4, 10): 0, (38, 100): 1, (39, 100): 0, (1, 1): 0}
     for (k, count), b in known.items():
-        assert kernels.golomb_parameter(k, count) == b
-    assert kernels.golomb_parameter(0, 100) == 20
-    assert kernels.golomb_parameter(0, 0) == 0
-    assert kernels.golomb_parameter(1, 2**31 - 1) == 20
+        assert ops.golomb_parameter(k, count) == b
+    assert ops.golomb_parameter(0, 100) == 20
+    assert ops.golomb_parameter(0, 0) == 0
+    assert ops.golomb_parameter(1, 2**31 - 1) == 20
 
 
 def test_parameter_is_the_formula() -> None:
@@ -75,15 +75,15 @@ def test_parameter_is_the_formula() -> None:
         for k in {1, 2, 3, count // 1000, count // 77, count // 10, count // 2, count - 1} - {0}:
             exact = math.log2(golden / math.log1p(-k / count))
             if abs(exact - round(exact)) > 1e-9:
-                assert kernels.golomb_parameter(k, count) == min(20, max(0, 1 + math.floor(exact)))
+                assert ops.golomb_parameter(k, count) == min(20, max(0, 1 + math.floor(exact)))
 
 
 def check_bound(positions: list[int], b: int, elements: int) -> None:
     """Give a section more room than it may take, so that what is too long is seen and not just written."""
     kept, value = len(positions), torch.tensor([0.5])
-    bound = kernels.golomb_bound(kept, elements, b, 4)
+    bound = ops.golomb_bound(kept, elements, b, 4)
     out = Guarded(poison(2 * bound + 64, U8), kept % 64)
-    used = kernels.binary_encode(torch.tensor(positions, dtype=I32), kept, value, b, elements, out.view)
+    used = ops.binary_encode(torch.tensor(positions, dtype=I32), kept, value, b, elements, out.view)
     assert used <= bound
     assert out.intact() and bool((out.view[used:] == 0xA5).all())
     found, wrong = section_positions(out.view[:used], b, elements, 4)
@@ -108,7 +108,7 @@ def test_ten_thousand_masks() -> None:
         density = 10 ** random.uniform(-5, math.log10(0.5))
         count = 9000 if seed % 500 == 0 else random.randrange(1, 200)
         positions = mask(count, density, seed)
-        best = kernels.golomb_parameter(len(positions), count)
+        best = ops.golomb_parameter(len(positions), count)
         b = 0 if seed % 500 == 0 else random.choice((0, 1, 2, 5, 9, 20, best))
         section = encoded(positions, b, count, mean=seed / 2)
         assert read_section(section.numpy().tobytes(), b, count) == (seed / 2, positions.tolist())
@@ -119,7 +119,7 @@ def test_encode(kind: torch.dtype) -> None:
     for count in (*LENGTHS[::3], 20_000):
         for b in (0, 2, 7, 20):
             positions = mask(count, 1 / (count % 13 + 1), count)
-            bound = kernels.golomb_bound(positions.numel(), count, b, 8)
+            bound = ops.golomb_bound(positions.numel(), count, b, 8)
             given = (positions, positions.numel(), tame(1, kind, count), b, count, poison(bound, U8))
             compare("binary_encode", *given, shift=count)
 
@@ -131,7 +131,7 @@ def test_encode_of_a_part_of_the_positions() -> None:
 def test_bits_per_position() -> None:
     count = 4_000_000
     positions = mask(count, 0.01, 5)
-    section = encoded(positions, kernels.golomb_parameter(positions.numel(), count), count)
+    section = encoded(positions, ops.golomb_parameter(positions.numel(), count), count)
     assert abs(8 * section.numel() / positions.numel() / 8.108 - 1) < 0.02
     assert section_positions(section, 6, count, 4)[0].tolist() == positions.tolist()
 
@@ -186,10 +186,10 @@ def test_selection_travels_whole() -> None:
     count, k = 50_000, 500
     grad, residual = tame(count, torch.float64, 1), tame(count, torch.float64, 2)
     positions, mean, x = poison(k, I32), poison(1, torch.float64), grad + residual
-    kept, _ = kernels.binary_select(grad, residual, k, positions, mean)
-    b = kernels.golomb_parameter(k, count)
+    kept, _ = ops.binary_select(grad, residual, k, positions, mean)
+    b = ops.golomb_parameter(k, count)
     section = encoded(positions[:kept], b, count, mean.item(), torch.float64)
-    assert kernels.binary_decode([section], 0, b, grad, residual, 1.0) == 0
+    assert ops.binary_decode([section], 0, b, grad, residual, 1.0) == 0
     assert torch.equal(grad.nonzero().flatten(), positions.long())
     assert torch.allclose(grad + residual, x, rtol=0, atol=1e-15)
 
@@ -218,14 +218,14 @@ def test_malformed_by_hand() -> None:
     }
     for section, wrong in cases.items():
         data = torch.tensor(section, dtype=U8)
-        assert kernels.binary_clear(data, 0, torch.ones(4000)) == wrong, section
+        assert ops.binary_clear(data, 0, torch.ones(4000)) == wrong, section
         compare("binary_decode", [data], 0, 0, tame(4000, torch.float32, 1), tame(4000, torch.float32, 2), 1.0)
 
 
 def test_a_code_word_cut_short() -> None:
     """One position at 0 with b = 9: ten bits, so a stream of one byte ends inside the word."""
     section = torch.tensor([0, 0, 0, 63, 1, 0, 0, 0, 0], dtype=U8)
-    assert kernels.binary_clear(section, 9, torch.ones(100)) == 1
+    assert ops.binary_clear(section, 9, torch.ones(100)) == 1
 
 
 @pytest.mark.parametrize("first", [0, *slow(500, 1000)])
@@ -245,8 +245,8 @@ def test_random_bytes(first: int) -> None:
         guarded += [Guarded(tame(count, torch.float32, trial), trial % 63) for _ in range(3)]
         section, grad, residual, momentum = (part.view for part in guarded)
         wrong = section_positions(section, b, count, 4)[1]
-        assert kernels.binary_decode([section, section], 1, b, grad, residual, 1.0) == 2 * wrong
-        assert kernels.binary_clear(section, b, momentum) == wrong
+        assert ops.binary_decode([section, section], 1, b, grad, residual, 1.0) == 2 * wrong
+        assert ops.binary_clear(section, b, momentum) == wrong
         assert all(part.intact() for part in guarded)
 
 
@@ -256,7 +256,7 @@ def test_flipped_bits() -> None:
         section = good.clone()
         section[bit // 8] ^= 1 << (bit % 8)
         guarded = Guarded(tame(9000, torch.float32, 1), bit % 64)
-        assert kernels.binary_clear(section, 1, guarded.view) == section_positions(section, 1, 9000, 4)[1]
+        assert ops.binary_clear(section, 1, guarded.view) == section_positions(section, 1, 9000, 4)[1]
         assert guarded.intact()
 
 
@@ -264,33 +264,33 @@ def test_flipped_bits() -> None:
 
 
 def _encode(positions: list[int], kept: int, b: int, elements: int, room: int) -> object:
-    return kernels.binary_encode(torch.tensor(positions, dtype=I32), kept, torch.ones(1), b, elements, poison(room, U8))
+    return ops.binary_encode(torch.tensor(positions, dtype=I32), kept, torch.ones(1), b, elements, poison(room, U8))
 
 
 def _decode(section: Tensor, own: int = 0, b: int = 1, residual: Tensor | None = None) -> object:
-    return kernels.binary_decode([section], own, b, torch.ones(4), residual, 1.0)
+    return ops.binary_decode([section], own, b, torch.ones(4), residual, 1.0)
 
 
 def _encode_huge(kept: int) -> object:
     """Nothing here takes memory, nor is contiguous."""
     positions, out = torch.zeros(1, dtype=I32).expand(kept), torch.zeros(1, dtype=U8).expand(1 << 34)
-    return kernels.binary_encode(positions, kept, torch.ones(1), 20, (1 << 31) - 1, out)
+    return ops.binary_encode(positions, kept, torch.ones(1), 20, (1 << 31) - 1, out)
 
 
 WORDS, BYTES = torch.zeros(64), torch.zeros(256, dtype=U8)
 REFUSED: dict[str, Callable[[], object]] = {
     "streams of at most 4294967295 bytes": lambda: _encode_huge((1 << 31) - 1),
     "positions must be a contiguous": lambda: _encode_huge(1 << 30),
-    "out and mean must not overlap": lambda: kernels.binary_encode(
+    "out and mean must not overlap": lambda: ops.binary_encode(
         poison(1, I32), 0, BYTES[:4].view(torch.float32), 1, 1, BYTES
     ),
-    r"grad and sections\[0\] must not overlap": lambda: kernels.binary_decode(
+    r"grad and sections\[0\] must not overlap": lambda: ops.binary_decode(
         [WORDS.view(U8)[12:60]], 0, 1, WORDS, None, 1.0
     ),
-    r"residual and sections\[1\] must not overlap": lambda: kernels.binary_decode(
+    r"residual and sections\[1\] must not overlap": lambda: ops.binary_decode(
         [BYTES, WORDS.view(U8)[12:60]], 0, 1, torch.ones(64), WORDS, 1.0
     ),
-    "residual and grad must not overlap": lambda: kernels.binary_decode([BYTES], 0, 1, WORDS, WORDS, 1.0),
+    "residual and grad must not overlap": lambda: ops.binary_decode([BYTES], 0, 1, WORDS, WORDS, 1.0),
     "positions must ascend and be below 10": lambda: _encode([3, 3], 2, 1, 10, 99),
     "positions must ascend": lambda: _encode([5, 3], 2, 1, 10, 99),
     "must ascend and be below 9": lambda: _encode([9], 1, 1, 9, 99),
@@ -302,13 +302,13 @@ REFUSED: dict[str, Callable[[], object]] = {
     r"own must be in \[0, 1\)": lambda: _decode(poison(9, U8), own=1),
     r"sections\[0\] must be a contiguous torch.uint8": lambda: _decode(torch.ones(9)),
     "residual must be": lambda: _decode(poison(9, U8), residual=torch.ones(3)),
-    "sections must hold": lambda: kernels.binary_decode([], 0, 1, torch.ones(4), None, 1.0),
-    "section must be": lambda: kernels.binary_clear(torch.ones(4), 1, torch.ones(4)),
-    "tensor must be float32": lambda: kernels.binary_clear(poison(9, U8), 1, poison(9, U8)),
-    "mean must be float32 or float64": lambda: kernels.binary_encode(
+    "sections must hold": lambda: ops.binary_decode([], 0, 1, torch.ones(4), None, 1.0),
+    "section must be": lambda: ops.binary_clear(torch.ones(4), 1, torch.ones(4)),
+    "tensor must be float32": lambda: ops.binary_clear(poison(9, U8), 1, poison(9, U8)),
+    "mean must be float32 or float64": lambda: ops.binary_encode(
         poison(1, I32), 0, torch.ones(1).half(), 1, 1, poison(99, U8)
     ),
-    r"k must be in \[0, 4\]": lambda: kernels.golomb_parameter(5, 4),
+    r"k must be in \[0, 4\]": lambda: ops.golomb_parameter(5, 4),
 }
 
 

@@ -14,7 +14,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from horovod_compress import kernels
+from horovod_compress import ops
 from tests.support.marks import slow
 
 from .support import DTYPES, KEY, bits, compare, numbers, poison, tame, words, work
@@ -38,42 +38,42 @@ def _sign(dtype: torch.dtype, count: int, row_length: int) -> str:
     grad, residual = numbers(count, dtype, 1), numbers(count, work(dtype), 2)
     residual[::3] = -grad[::3].to(work(dtype))
     rows = -(-count // row_length)
-    packed, sums = poison(kernels.word_count(count), torch.int64), poison(rows, torch.float64)
-    bad = kernels.sign_offer(grad, residual, packed, sums, row_length, key=KEY, word_offset=5)
+    packed, sums = poison(ops.word_count(count), torch.int64), poison(rows, torch.float64)
+    bad = ops.sign_offer(grad, residual, packed, sums, row_length, key=KEY, word_offset=5)
     plain = poison(packed.numel(), torch.int64)
-    kernels.sign_pack(grad, plain)
+    ops.sign_pack(grad, plain)
     out = poison(count, dtype)
     steps = tame(rows, torch.float32, 3)
-    kernels.sign_unpack(plain, steps, row_length, out, scale=0.7)
-    kernels.sign_decode(plain, steps, row_length, grad, residual, feedback="own", scale=3.0, key=KEY, word_offset=5)
+    ops.sign_unpack(plain, steps, row_length, out, scale=0.7)
+    ops.sign_decode(plain, steps, row_length, grad, residual, feedback="own", scale=3.0, key=KEY, word_offset=5)
     return _digest([packed, sums, plain, out, grad, residual], bad)
 
 
 def _dense(dtype: torch.dtype, count: int) -> str:
     grad, residual = numbers(count, dtype, 1), numbers(count, work(dtype), 2)
     outputs = [poison(count, out) for out in DTYPES]
-    bad = [kernels.dense_offer(grad, residual, out) for out in outputs]
+    bad = [ops.dense_offer(grad, residual, out) for out in outputs]
     decoded = [poison(count, out) for out in DTYPES]
     for out in decoded:
-        kernels.dense_decode(grad, out, scale=0.7)
-    kernels.dense_add(grad, numbers(count, dtype, 3))
+        ops.dense_decode(grad, out, scale=0.7)
+    ops.dense_add(grad, numbers(count, dtype, 3))
     return _digest([*outputs, *decoded, grad], *bad)
 
 
 def _bits(count: int) -> str:
     merged, drawn = words(count, 1), poison(count, torch.int64)
-    kernels.merge_bits(merged, words(count, 2), 2, 1, KEY, word_offset=3)
-    kernels.bernoulli_words(drawn, 5, 7, KEY)
+    ops.merge_bits(merged, words(count, 2), 2, 1, KEY, word_offset=3)
+    ops.bernoulli_words(drawn, 5, 7, KEY)
     folded, whole = poison(count, torch.int64), poison(count, torch.int64)
-    kernels.majority_fold([words(count, part) for part in range(5)], folded, 64 * count - 9)
-    kernels.majority_fold([words(count, part) for part in range(4)], whole, 64 * count)
+    ops.majority_fold([words(count, part) for part in range(5)], folded, 64 * count - 9)
+    ops.majority_fold([words(count, part) for part in range(4)], whole, 64 * count)
     shaped, together = words(count, 1), poison(count, torch.int64)
     rows = [words(count, 20 + row) for row in range(3)]
-    kernels.shaped_merge(shaped, words(count, 2), rows, rows, 8)  # of eight ranks any counts are possible
-    kernels.shaped_fold([words(count, part) for part in range(8)], together, rows, rows)
+    ops.shaped_merge(shaped, words(count, 2), rows, rows, 8)  # of eight ranks any counts are possible
+    ops.shaped_fold([words(count, part) for part in range(8)], together, rows, rows)
     data = words(count, 9).view(torch.uint8)[: 8 * count - 3]
     copied = poison(data.numel(), torch.uint8)
-    sums = (kernels.crc32c(data), kernels.crc32c_copy(copied, data), kernels.hash64(data))
+    sums = (ops.crc32c(data), ops.crc32c_copy(copied, data), ops.hash64(data))
     return _digest([merged, drawn, folded, whole, copied, shaped, together, *rows], *sums)
 
 
@@ -81,61 +81,61 @@ def _dither(dtype: torch.dtype, count: int, row_length: int) -> str:
     grad, rows = numbers(count, dtype, 1), -(-count // row_length)
     norms = poison(rows, work(dtype))
     found: list[Tensor] = [norms]
-    bad = [kernels.norm_offer(grad, norms, row_length)]
+    bad = [ops.norm_offer(grad, norms, row_length)]
     for power in (1, 2, 4):
         found.append(poison(rows, torch.float64))
-        bad.append(kernels.norm_offer(grad, found[-1], row_length, power=power))
+        bad.append(ops.norm_offer(grad, found[-1], row_length, power=power))
     for bits in (4, 8, 16):
-        pair = [poison(kernels.code_layout(bits, count)[1], kernels.code_layout(bits, count)[0]) for _ in range(2)]
+        pair = [poison(ops.code_layout(bits, count)[1], ops.code_layout(bits, count)[0]) for _ in range(2)]
         for rank, codes in enumerate(pair):
-            kernels.level_encode(grad, norms, row_length, codes, KEY.at(rank=rank), bits=bits, levels=3, offset=64)
-        kernels.level_add(*pair, bits=bits)
+            ops.level_encode(grad, norms, row_length, codes, KEY.at(rank=rank), bits=bits, levels=3, offset=64)
+        ops.level_add(*pair, bits=bits)
         found += [*pair, poison(count, dtype)]
-        kernels.level_decode(pair[0], norms, row_length, found[-1], bits=bits, scale=0.7)
+        ops.level_decode(pair[0], norms, row_length, found[-1], bits=bits, scale=0.7)
     for bits in (4, 8):
-        pair = [poison(kernels.code_layout(bits, count)[1], torch.uint8) for _ in range(2)]
+        pair = [poison(ops.code_layout(bits, count)[1], torch.uint8) for _ in range(2)]
         for rank, codes in enumerate(pair):
             rule = {"bits": bits, "headroom": 3, "offset": 64}
-            kernels.octave_encode(grad, norms, row_length, codes, KEY.at(rank=rank), **rule)
-        kernels.octave_merge(*pair, KEY, bits=bits, offset=6)
+            ops.octave_encode(grad, norms, row_length, codes, KEY.at(rank=rank), **rule)
+        ops.octave_merge(*pair, KEY, bits=bits, offset=6)
         found += [*pair, poison(count, dtype)]
-        kernels.octave_decode(pair[0], norms, row_length, found[-1], bits=bits, headroom=3, scale=0.7)
+        ops.octave_decode(pair[0], norms, row_length, found[-1], bits=bits, headroom=3, scale=0.7)
     return _digest(found, *map(int, bad))
 
 
 def _quantise(dtype: torch.dtype, count: int, bits: int, norm: int) -> str:
     grad, rule = numbers(count, dtype, 1), {"bits": bits, "block": 320}
-    size = -(-count // 320) * kernels.qsgd_record_bytes(**rule)
+    size = -(-count // 320) * ops.qsgd_record_bytes(**rule)
     parts, coded, bad = [poison(size, torch.uint8) for _ in range(3)], [], []
     for rank, records in enumerate(parts[:2]):
         given = (KEY.at(rank=rank),)
-        bad.append(kernels.qsgd_encode(grad, records, *given, **rule, norm=norm, offset=640))
-        out = poison(kernels.elias_bound(count, **rule), torch.uint8)
-        used, _ = kernels.elias_encode(grad, out, *given, **rule, norm=norm, offset=640)
+        bad.append(ops.qsgd_encode(grad, records, *given, **rule, norm=norm, offset=640))
+        out = poison(ops.elias_bound(count, **rule), torch.uint8)
+        used, _ = ops.elias_encode(grad, out, *given, **rule, norm=norm, offset=640)
         coded.append(out[:used])
-    kernels.qsgd_fold(parts[:2], parts[2], KEY, **rule, norm=norm, offset=640)
+    ops.qsgd_fold(parts[:2], parts[2], KEY, **rule, norm=norm, offset=640)
     decoded = [poison(count, dtype) for _ in range(2)]
-    kernels.qsgd_decode(parts[0], decoded[0], **rule, scale=0.7)
-    kernels.elias_decode(coded, decoded[1], **rule, scale=0.7)
+    ops.qsgd_decode(parts[0], decoded[0], **rule, scale=0.7)
+    ops.elias_decode(coded, decoded[1], **rule, scale=0.7)
     moments = [poison(1, work(dtype)), poison(1, torch.float64)]
-    bad.append(kernels.moments_offer(grad, *moments, count))
+    bad.append(ops.moments_offer(grad, *moments, count))
     codes = [words(count // 8, rank).view(torch.uint8) for rank in range(3)]
-    kernels.octave_fold(codes, codes[0], KEY, headroom=2, offset=6)
+    ops.octave_fold(codes, codes[0], KEY, headroom=2, offset=6)
     return _digest([*parts, *coded, *decoded, *moments, codes[0]], *map(int, bad))
 
 
 def _sketch(dtype: torch.dtype, count: int, columns: int) -> str:
     grad, kind = tame(count, dtype, 1), work(dtype)
     table = torch.zeros(5 * columns, dtype=kind)
-    bad = kernels.sketch_encode(grad, tame(count, kind, 2), table, 5, KEY, offset=640)
+    bad = ops.sketch_encode(grad, tame(count, kind, 2), table, 5, KEY, offset=640)
     k = count // 20
     positions, estimates, again = poison(k, torch.int64), poison(k, kind), poison(k, kind)
-    found = kernels.sketch_top(table, 5, KEY, [(640, count)], k, positions, estimates)
-    kernels.sketch_estimate(table, 5, KEY, positions, again)
+    found = ops.sketch_top(table, 5, KEY, [(640, count)], k, positions, estimates)
+    ops.sketch_estimate(table, 5, KEY, positions, again)
     tables = [table.clone()]
-    kernels.sketch_clear(table, 5, KEY, positions)
+    ops.sketch_clear(table, 5, KEY, positions)
     left = tame(count, kind, 2)
-    kernels.absorb(grad, left, momentum := tame(count, kind, 3), 0.9)
+    ops.absorb(grad, left, momentum := tame(count, kind, 3), 0.9)
     return _digest([*tables, table, positions, estimates, again, grad, left, momentum], int(bad), found)
 
 
@@ -143,18 +143,18 @@ def _sparse(dtype: torch.dtype, count: int) -> str:
     grad, residual, kind = numbers(count, dtype, 1), numbers(count, work(dtype), 2), work(dtype)
     residual[::3] = -grad[::3].to(kind)
     k = count // 50
-    b = kernels.golomb_parameter(k, count)
+    b = ops.golomb_parameter(k, count)
     chosen = [poison(k, torch.int32) for _ in range(2)]
     values, mean = poison(k, kind), poison(1, kind)
-    top = kernels.top_select(grad, residual, k, chosen[0], values)
-    binary = kernels.binary_select(grad, residual, k, chosen[1], mean)
+    top = ops.top_select(grad, residual, k, chosen[0], values)
+    binary = ops.binary_select(grad, residual, k, chosen[1], mean)
     finite = torch.full_like(mean, 0.3)
-    sections = [poison(kernels.golomb_bound(k, count, b, kind.itemsize), torch.uint8) for _ in chosen]
+    sections = [poison(ops.golomb_bound(k, count, b, kind.itemsize), torch.uint8) for _ in chosen]
     for positions, section, found in zip(chosen, sections, (top, binary), strict=True):
-        kernels.binary_encode(positions, found[0], finite, b, count, section)
+        ops.binary_encode(positions, found[0], finite, b, count, section)
     cleared = grad.clone()
-    wrong = [kernels.binary_clear(sections[0], b, cleared)]
-    wrong.append(kernels.binary_decode(sections, 1, b, grad, residual, 0.7))
+    wrong = [ops.binary_clear(sections[0], b, cleared)]
+    wrong.append(ops.binary_decode(sections, 1, b, grad, residual, 0.7))
     return _digest([*chosen, values, mean, *sections, cleared, grad, residual], *top, *binary, *map(int, wrong))
 
 
@@ -163,23 +163,23 @@ def _low_rank(dtype: torch.dtype, rows: int, columns: int) -> str:
     kept = tame(rank * columns, kind, 3)
     kept[:columns] = 0
     start, left, right = poison(kept.numel(), kind), poison(rank * rows, kind), poison(kept.numel(), kind)
-    kernels.lowrank_start(kept, start, rank, KEY, offset=3)
-    bad = kernels.lowrank_left(grad, residual, rows, start, left)
+    ops.lowrank_start(kept, start, rank, KEY, offset=3)
+    bad = ops.lowrank_left(grad, residual, rows, start, left)
     raw = left.clone()
-    kernels.lowrank_orthonormalise(left, rank)
-    kernels.lowrank_right(grad, residual, rows, left, right)
-    kernels.lowrank_decode(left, right, rows, grad, residual, scale=0.7)
+    ops.lowrank_orthonormalise(left, rank)
+    ops.lowrank_right(grad, residual, rows, left, right)
+    ops.lowrank_decode(left, right, rows, grad, residual, scale=0.7)
     return _digest([start, raw, left, right, grad, residual], int(bad))
 
 
 def _records(dtype: torch.dtype, count: int, block: int) -> str:
     grad, residual, blocks = numbers(count, dtype, 1), numbers(count, work(dtype), 2), -(-count // block)
-    parts = [poison(blocks * kernels.record_bytes(block), torch.uint8) for _ in range(3)]
-    bad = [int(kernels.record_offer(grad, residual, parts[0], block, rule="l2"))]
-    bad += [int(kernels.record_offer(tame(count, dtype, i), None, parts[i], block, rule="l1")) for i in (1, 2)]
+    parts = [poison(blocks * ops.record_bytes(block), torch.uint8) for _ in range(3)]
+    bad = [int(ops.record_offer(grad, residual, parts[0], block, rule="l2"))]
+    bad += [int(ops.record_offer(tame(count, dtype, i), None, parts[i], block, rule="l1")) for i in (1, 2)]
     left = poison(count, work(dtype))
-    kernels.record_fold(parts, tame(count, work(dtype), 4), left, parts[1], block, rule="l2")
-    kernels.record_decode(parts[1], tame(blocks, torch.float32, 5), grad, residual, block, scale=0.7)
+    ops.record_fold(parts, tame(count, work(dtype), 4), left, parts[1], block, rule="l2")
+    ops.record_decode(parts[1], tame(blocks, torch.float32, 5), grad, residual, block, scale=0.7)
     return _digest([*parts, left, grad, residual], *bad)
 
 
@@ -188,7 +188,7 @@ def digests(scale: int) -> list[str]:
     signs = [_sign(dtype, scale + 17, rows) for dtype in DTYPES for rows in (scale + 17, scale // 3 + 1, 100)]
     dithered = [_dither(dtype, scale + 5, rows) for dtype in DTYPES for rows in (scale + 5, 2048)]
     rounded = [_quantise(dtype, scale + 7, *rule) for dtype in DTYPES for rule in ((8, 0), (3, 2))]
-    wide = kernels.sketch_columns(scale // 2)
+    wide = ops.sketch_columns(scale // 2)
     sketched = [_sketch(dtype, scale + 9, columns) for dtype in DTYPES for columns in (wide, 1072)]
     plain = [kernel(dtype, scale + 3) for dtype in DTYPES for kernel in (_dense, _sparse)]
     sides = [(scale // 30 + 1, 30), (30, scale // 30 + 1)]
@@ -200,15 +200,15 @@ def digests(scale: int) -> list[str]:
 def large_digests() -> list[str]:
     """Run the kernels that sample their input first where a sample is less than the whole."""
     count = 300_007
-    return [_sparse(torch.float32, count), _sketch(torch.float32, count, kernels.sketch_columns(count // 2))]
+    return [_sparse(torch.float32, count), _sketch(torch.float32, count, ops.sketch_columns(count // 2))]
 
 
 @pytest.mark.parametrize("override", ["HVC_ISA=generic", *slow("HVC_ISA=avx2", "HVC_KERNELS=reference")])
 def test_the_instruction_set_changes_nothing(override: str) -> None:
     """Another process, which really runs something else, computes the same bits."""
     name, _, value = override.partition("=")
-    if value in SETS and SETS.index(value) >= SETS.index(kernels.instruction_set()):
-        value = SETS[max(0, SETS.index(kernels.instruction_set()) - 1)]
+    if value in SETS and SETS.index(value) >= SETS.index(ops.instruction_set()):
+        value = SETS[max(0, SETS.index(ops.instruction_set()) - 1)]
     program = (
         "from tests.kernels.test_independence import digests, large_digests; from horovod_compress import kernels; "
         "print(kernels.instruction_set(), *digests(3000), *large_digests())"
@@ -244,7 +244,7 @@ def test_threads_agree_with_the_reference() -> None:
     try:
         count = 700_001
         grad, residual = numbers(count, torch.float32, 1), numbers(count, torch.float32, 2)
-        outputs = (poison(kernels.word_count(count), torch.int64), poison(8, torch.float64), 99_999)
+        outputs = (poison(ops.word_count(count), torch.int64), poison(8, torch.float64), 99_999)
         compare("sign_offer", grad, residual, *outputs, shift=1, key=KEY)
         compare("merge_bits", words(40_000, 1), words(40_000, 2), 2, 1, KEY, shift=1)
     finally:
@@ -258,16 +258,16 @@ CUTS = (0, 1, 2, 5, 16, 17, 40, 63, 64, 90)  # in words
 
 def _pieces(count: int) -> list[tuple[int, slice, slice]]:
     """First word, words and elements of every piece."""
-    borders = [*CUTS, kernels.word_count(count)]
+    borders = [*CUTS, ops.word_count(count)]
     return [(a, slice(a, b), slice(64 * a, min(64 * b, count))) for a, b in pairwise(borders)]
 
 
 def _merge(into: Tensor, other: Tensor, offset: int) -> None:
-    kernels.merge_bits(into, other, 2, 1, KEY, word_offset=offset)
+    ops.merge_bits(into, other, 2, 1, KEY, word_offset=offset)
 
 
 def _draw(into: Tensor, _: Tensor, offset: int) -> None:
-    kernels.bernoulli_words(into, 3, 11, KEY, word_offset=offset)
+    ops.bernoulli_words(into, 3, 11, KEY, word_offset=offset)
 
 
 @pytest.mark.parametrize("run", [_merge, _draw])
@@ -285,10 +285,10 @@ def test_signs_do_not_depend_on_segmentation(dtype: torch.dtype) -> None:
     grad, residual = numbers(count, dtype, 1), numbers(count, work(dtype), 2)
     residual[::2] = -grad[::2].to(work(dtype))
     whole, pieces = poison(100, torch.int64), poison(100, torch.int64)
-    bad = kernels.sign_offer(grad, residual, whole, None, 1, key=KEY, word_offset=3)
+    bad = ops.sign_offer(grad, residual, whole, None, 1, key=KEY, word_offset=3)
     bad_pieces = 0
     for first, at, elements in _pieces(count):
-        bad_pieces += kernels.sign_offer(
+        bad_pieces += ops.sign_offer(
             grad[elements], residual[elements], pieces[at], None, 1, key=KEY, word_offset=3 + first
         )
     assert torch.equal(whole, pieces)
@@ -299,10 +299,10 @@ def test_signs_do_not_depend_on_segmentation(dtype: torch.dtype) -> None:
 def _decode_in_pieces(count: int, grad: Tensor, residual: Tensor) -> None:
     consensus, step = bits(count, 5), torch.tensor([0.25])
     grads, residuals = (grad.clone(), grad.clone()), (residual.clone(), residual.clone())
-    kernels.sign_decode(consensus, step, count, grads[0], residuals[0], feedback="own", key=KEY, word_offset=3)
+    ops.sign_decode(consensus, step, count, grads[0], residuals[0], feedback="own", key=KEY, word_offset=3)
     for first, at, elements in _pieces(count):
         pieces = (grads[1][elements], residuals[1][elements])
-        kernels.sign_decode(consensus[at], step, count, *pieces, feedback="own", key=KEY, word_offset=3 + first)
+        ops.sign_decode(consensus[at], step, count, *pieces, feedback="own", key=KEY, word_offset=3 + first)
     assert torch.equal(grads[0], grads[1])
     assert torch.equal(residuals[0].nan_to_num(7.0), residuals[1].nan_to_num(7.0))
 
@@ -311,8 +311,8 @@ def test_row_sums_do_not_depend_on_what_surrounds_the_row() -> None:
     count, row_length = 5000, 777
     grad = tame(count, torch.float32, 1)
     together = poison(7, torch.float64)
-    kernels.sign_offer(grad, None, poison(79, torch.int64), together, row_length)
+    ops.sign_offer(grad, None, poison(79, torch.int64), together, row_length)
     for row, piece in enumerate(grad.split(row_length)):
         alone = poison(1, torch.float64)
-        kernels.sign_offer(piece, None, poison(kernels.word_count(piece.numel()), torch.int64), alone, piece.numel())
+        ops.sign_offer(piece, None, poison(ops.word_count(piece.numel()), torch.int64), alone, piece.numel())
         assert alone.item() == together[row].item()

@@ -23,10 +23,10 @@ from horovod_compress.codecs.natural import Natural
 from horovod_compress.codecs.onebit import OneBit
 from horovod_compress.codecs.qsgd import Packed
 from horovod_compress.codecs.terngrad import TernGrad
-from horovod_compress.deadline import Deadline
-from horovod_compress.device import Host
-from horovod_compress.keys import Key
-from horovod_compress.plan import Bucket
+from horovod_compress.exchange.deadline import Deadline
+from horovod_compress.exchange.device import Host
+from horovod_compress.ops.keys import Key
+from horovod_compress.schedule.plan import Bucket
 from tests.support.local import same_bits
 from tests.support.marks import each_value
 

@@ -8,8 +8,8 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from horovod_compress import kernels
-from horovod_compress.kernels import loader
+from horovod_compress import ops
+from horovod_compress.ops import loader
 
 from .support import KEY, poison
 
@@ -28,76 +28,76 @@ SHARED = _f(200)
 SHARED_WORDS = _w(20)
 
 REFUSED: dict[str, tuple[str, Callable[[], object]]] = {
-    "too few words": ("bits must be", lambda: kernels.sign_pack(_f(65), _w(1))),
-    "too many words": ("bits must be", lambda: kernels.sign_pack(_f(64), _w(2))),
-    "words of another type": ("bits must be", lambda: kernels.sign_pack(_f(64), _w(1).to(torch.int32))),
-    "integers": ("x must be float32", lambda: kernels.sign_pack(_w(64), _w(1))),
-    "strided": ("contiguous", lambda: kernels.sign_pack(_f(128)[::2], _w(1))),
+    "too few words": ("bits must be", lambda: ops.sign_pack(_f(65), _w(1))),
+    "too many words": ("bits must be", lambda: ops.sign_pack(_f(64), _w(2))),
+    "words of another type": ("bits must be", lambda: ops.sign_pack(_f(64), _w(1).to(torch.int32))),
+    "integers": ("x must be float32", lambda: ops.sign_pack(_w(64), _w(1))),
+    "strided": ("contiguous", lambda: ops.sign_pack(_f(128)[::2], _w(1))),
     "another device": (
         "on the CPU or the current CUDA",
-        lambda: kernels.sign_pack(torch.zeros(64, device="meta"), _w(1)),
+        lambda: ops.sign_pack(torch.zeros(64, device="meta"), _w(1)),
     ),
-    "two devices": ("bits must be on the CPU", lambda: kernels.sign_pack(_f(64), _w(1).to("meta"))),
-    "residual too short": ("residual must be", lambda: kernels.sign_offer(_f(64), _f(63), _w(1), None, 1)),
+    "two devices": ("bits must be on the CPU", lambda: ops.sign_pack(_f(64), _w(1).to("meta"))),
+    "residual too short": ("residual must be", lambda: ops.sign_offer(_f(64), _f(63), _w(1), None, 1)),
     "residual of the gradient's type": (
         "residual must be",
-        lambda: kernels.sign_offer(_f(64, torch.float16), _f(64, torch.float16), _w(1), None, 1),
+        lambda: ops.sign_offer(_f(64, torch.float16), _f(64, torch.float16), _w(1), None, 1),
     ),
     "float32 residual of float64": (
         "residual must be",
-        lambda: kernels.sign_offer(_f(64, F64), _f(64), _w(1), None, 1),
+        lambda: ops.sign_offer(_f(64, F64), _f(64), _w(1), None, 1),
     ),
-    "row length": ("row_length", lambda: kernels.sign_offer(_f(64), None, _w(1), None, 0)),
-    "sums too short": ("sums must be", lambda: kernels.sign_offer(_f(64), None, _w(1), _f(2, F64), 30)),
-    "sums of another type": ("sums must be", lambda: kernels.sign_offer(_f(64), None, _w(1), _f(3), 30)),
-    "negative offset": ("words must lie", lambda: kernels.sign_offer(_f(64), None, _w(1), None, 1, word_offset=-1)),
+    "row length": ("row_length", lambda: ops.sign_offer(_f(64), None, _w(1), None, 0)),
+    "sums too short": ("sums must be", lambda: ops.sign_offer(_f(64), None, _w(1), _f(2, F64), 30)),
+    "sums of another type": ("sums must be", lambda: ops.sign_offer(_f(64), None, _w(1), _f(3), 30)),
+    "negative offset": ("words must lie", lambda: ops.sign_offer(_f(64), None, _w(1), None, 1, word_offset=-1)),
     "offset too large": (
         "words must lie",
-        lambda: kernels.bernoulli_words(_w(2), 1, 2, KEY, word_offset=(1 << 33) - 1),
+        lambda: ops.bernoulli_words(_w(2), 1, 2, KEY, word_offset=(1 << 33) - 1),
     ),
     "unknown feedback": (
         "feedback must be",
-        lambda: kernels.sign_decode(_w(1), _f(1), 64, _f(64), _f(64), feedback="both"),  # type: ignore[arg-type]
+        lambda: ops.sign_decode(_w(1), _f(1), 64, _f(64), _f(64), feedback="both"),  # type: ignore[arg-type]
     ),
     "feedback without residual": (
         "feedback must be",
-        lambda: kernels.sign_decode(_w(1), _f(1), 64, _f(64), None, feedback="own"),
+        lambda: ops.sign_decode(_w(1), _f(1), 64, _f(64), None, feedback="own"),
     ),
     "residual without feedback": (
         "feedback must be",
-        lambda: kernels.sign_decode(_w(1), _f(1), 64, _f(64), _f(64), feedback="none"),
+        lambda: ops.sign_decode(_w(1), _f(1), 64, _f(64), _f(64), feedback="none"),
     ),
     "residual over gradient": (
         "overlap",
-        lambda: kernels.sign_decode(_w(2), _f(1), 128, SHARED[:128], SHARED[50:178], feedback="own"),
+        lambda: ops.sign_decode(_w(2), _f(1), 128, SHARED[:128], SHARED[50:178], feedback="own"),
     ),
-    "too few steps": ("steps must be", lambda: kernels.sign_unpack(_w(1), _f(1), 63, _f(64))),
-    "steps of another type": ("steps must be", lambda: kernels.sign_unpack(_w(1), _f(1, F64), 64, _f(64))),
-    "no weight at all": ("probability", lambda: kernels.merge_bits(_w(1), _w(1), 0, 0, KEY)),
-    "negative weight": ("probability", lambda: kernels.merge_bits(_w(1), _w(1), 3, -1, KEY)),
-    "weights too large": ("probability", lambda: kernels.merge_bits(_w(1), _w(1), 1 << 62, 1, KEY)),
-    "more than certain": ("probability", lambda: kernels.bernoulli_words(_w(1), 3, 2, KEY)),
-    "merge of different lengths": ("other must be", lambda: kernels.merge_bits(_w(2), _w(3), 1, 1, KEY)),
+    "too few steps": ("steps must be", lambda: ops.sign_unpack(_w(1), _f(1), 63, _f(64))),
+    "steps of another type": ("steps must be", lambda: ops.sign_unpack(_w(1), _f(1, F64), 64, _f(64))),
+    "no weight at all": ("probability", lambda: ops.merge_bits(_w(1), _w(1), 0, 0, KEY)),
+    "negative weight": ("probability", lambda: ops.merge_bits(_w(1), _w(1), 3, -1, KEY)),
+    "weights too large": ("probability", lambda: ops.merge_bits(_w(1), _w(1), 1 << 62, 1, KEY)),
+    "more than certain": ("probability", lambda: ops.bernoulli_words(_w(1), 3, 2, KEY)),
+    "merge of different lengths": ("other must be", lambda: ops.merge_bits(_w(2), _w(3), 1, 1, KEY)),
     "merge with itself": (
         "overlap",
-        lambda: kernels.merge_bits(SHARED_WORDS[:10], SHARED_WORDS[9:19], 1, 1, KEY),
+        lambda: ops.merge_bits(SHARED_WORDS[:10], SHARED_WORDS[9:19], 1, 1, KEY),
     ),
-    "no parts": ("parts must hold", lambda: kernels.majority_fold([], _w(1), 64)),
-    "too many parts": ("parts must hold", lambda: kernels.majority_fold([_w(1)] * 65536, _w(1), 64)),
-    "a part too short": (r"parts\[1\]", lambda: kernels.majority_fold([_w(2), _w(1)], _w(2), 128)),
-    "offer over gradient": ("overlap", lambda: kernels.dense_offer(SHARED[:64], None, SHARED[:64])),
-    "offer over residual": ("overlap", lambda: kernels.dense_offer(_f(64), SHARED[:64], SHARED[63:127])),
-    "add of different types": ("other must be", lambda: kernels.dense_add(_f(4), _f(4, F64))),
-    "add of itself": ("overlap", lambda: kernels.dense_add(SHARED, SHARED)),
+    "no parts": ("parts must hold", lambda: ops.majority_fold([], _w(1), 64)),
+    "too many parts": ("parts must hold", lambda: ops.majority_fold([_w(1)] * 65536, _w(1), 64)),
+    "a part too short": (r"parts\[1\]", lambda: ops.majority_fold([_w(2), _w(1)], _w(2), 128)),
+    "offer over gradient": ("overlap", lambda: ops.dense_offer(SHARED[:64], None, SHARED[:64])),
+    "offer over residual": ("overlap", lambda: ops.dense_offer(_f(64), SHARED[:64], SHARED[63:127])),
+    "add of different types": ("other must be", lambda: ops.dense_add(_f(4), _f(4, F64))),
+    "add of itself": ("overlap", lambda: ops.dense_add(SHARED, SHARED)),
     "decode of different lengths": (
         "payload must be|grad must be",
-        lambda: kernels.dense_decode(_f(3), _f(4), scale=1),
+        lambda: ops.dense_decode(_f(3), _f(4), scale=1),
     ),
-    "checksum of words": ("data must be", lambda: kernels.crc32c(_w(1))),
-    "hash of words": ("data must be", lambda: kernels.hash64(_w(1))),
+    "checksum of words": ("data must be", lambda: ops.crc32c(_w(1))),
+    "hash of words": ("data must be", lambda: ops.hash64(_w(1))),
     "copy to a shorter place": (
         "dst must be",
-        lambda: kernels.crc32c_copy(poison(7, torch.uint8), poison(8, torch.uint8)),
+        lambda: ops.crc32c_copy(poison(7, torch.uint8), poison(8, torch.uint8)),
     ),
 }
 
@@ -110,16 +110,16 @@ def test_refused(case: str) -> None:
 
 
 def test_neighbours_do_not_overlap() -> None:
-    kernels.dense_add(SHARED[:100], SHARED[100:])
-    kernels.merge_bits(SHARED_WORDS[:10], SHARED_WORDS[10:], 1, 1, KEY)
+    ops.dense_add(SHARED[:100], SHARED[100:])
+    ops.merge_bits(SHARED_WORDS[:10], SHARED_WORDS[10:], 1, 1, KEY)
 
 
 def test_no_elements_are_nothing_to_do() -> None:
-    kernels.sign_pack(_f(0), _w(0))
-    assert kernels.sign_offer(_f(0), _f(0), _w(0), _f(0, F64), 5) == 0
-    kernels.merge_bits(_w(0), _w(0), 1, 1, KEY)
-    kernels.majority_fold([_w(0)], _w(0), 0)
-    assert kernels.crc32c(poison(0, torch.uint8), 77) == 77
+    ops.sign_pack(_f(0), _w(0))
+    assert ops.sign_offer(_f(0), _f(0), _w(0), _f(0, F64), 5) == 0
+    ops.merge_bits(_w(0), _w(0), 1, 1, KEY)
+    ops.majority_fold([_w(0)], _w(0), 0)
+    assert ops.crc32c(poison(0, torch.uint8), 77) == 77
 
 
 def test_unknown_override_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from horovod_compress import kernels
+from horovod_compress import ops
 from tests.support.marks import each_value
 
 from .support import DTYPES, KEY, compare, numbers, poison, tame, work
@@ -47,8 +47,8 @@ def test_products_of_many_tiles_and_blocks(shape: tuple[int, int]) -> None:
     compare("lowrank_right", grad, residual, rows, left, poison(4 * columns, torch.float32), shift=5)
     x = (grad + residual).double().view(rows, columns)
     found = [poison(4 * rows, torch.float32), poison(4 * columns, torch.float32)]
-    assert kernels.lowrank_left(grad, residual, rows, right, found[0]) == 0
-    kernels.lowrank_right(grad, residual, rows, left, found[1])
+    assert ops.lowrank_left(grad, residual, rows, right, found[0]) == 0
+    ops.lowrank_right(grad, residual, rows, left, found[1])
     wanted = right.double().view(4, -1) @ x.T, left.double().view(4, -1) @ x
     for mine, exact in zip(found, wanted, strict=True):
         assert torch.allclose(mine.double(), exact.flatten(), rtol=1e-5, atol=1e-3)
@@ -68,7 +68,7 @@ def test_orthonormal_lines(dtype: torch.dtype, rank: int) -> None:
         for given in (lines, close.flatten(), numbers(rank * count, dtype, count), lines * 1e-40):
             compare("lowrank_orthonormalise", given, rank, shift=count)
         for given in (lines.clone(), close.flatten().clone(), lines * (1e-40 if dtype is torch.float32 else 1e-300)):
-            kernels.lowrank_orthonormalise(given, rank)
+            ops.lowrank_orthonormalise(given, rank)
             found = given.double().view(rank, count)
             error = (found @ found.T - torch.eye(rank, dtype=torch.float64)).abs().max()
             assert error < (2e-6 if dtype is torch.float32 else 1e-14)
@@ -81,7 +81,7 @@ def test_lines_that_are_not_independent_become_zero(dtype: torch.dtype) -> None:
     infinite[3] = float("inf")
     lines = torch.stack([first, torch.zeros_like(first), first * 4, infinite, first * float("nan"), first.flip(0)])
     given = lines.flatten()
-    kernels.lowrank_orthonormalise(given, 6)
+    ops.lowrank_orthonormalise(given, 6)
     found = given.view(6, -1)
     assert found.isfinite().all() and [bool(line.any()) for line in found] == [True, False, False, False, False, True]
 
@@ -99,13 +99,13 @@ def test_start(dtype: torch.dtype) -> None:
             compare("lowrank_start", kept.flatten(), poison(kept.numel(), dtype), 5, KEY, offset=offset, shift=columns)
             compare("lowrank_start", numbers(5 * columns, dtype, 1), poison(kept.numel(), dtype), 5, KEY, offset=offset)
             right = poison(kept.numel(), dtype)
-            kernels.lowrank_start(kept.flatten(), right, 5, KEY, offset=offset)
+            ops.lowrank_start(kept.flatten(), right, 5, KEY, offset=offset)
             found = right.view(5, columns)
             assert bool((found.abs().amax(1) < 4).all()) and bool(found.isfinite().all())
             ratio = found[4] / kept[4]
             assert bool((ratio == ratio[0]).all()) and float(ratio[0]).hex().startswith("0x1.0000000000000p")
     drawn = poison(4000, dtype)
-    kernels.lowrank_start(torch.zeros(4000, dtype=dtype), drawn, 4, KEY)
+    ops.lowrank_start(torch.zeros(4000, dtype=dtype), drawn, 4, KEY)
     assert abs(float(drawn.mean())) < 0.05 and abs(float(drawn.square().mean()) - 1 / 3) < 0.03
 
 
@@ -113,7 +113,7 @@ def test_what_is_not_finite_is_counted_once() -> None:
     grad = torch.ones(60)
     grad[[3, 17, 59]] = torch.tensor([float("nan"), float("inf"), -float("inf")])
     for rank in RANKS:
-        assert kernels.lowrank_left(grad, None, 6, torch.ones(rank * 10), torch.zeros(rank * 6)) == 3
+        assert ops.lowrank_left(grad, None, 6, torch.ones(rank * 10), torch.zeros(rank * 6)) == 3
 
 
 def test_threads_change_nothing(few_threads: None) -> None:
@@ -123,9 +123,9 @@ def test_threads_change_nothing(few_threads: None) -> None:
         torch.set_num_threads(threads)
         outputs = [poison(factor.numel(), torch.float32) for factor in (left, right)]
         outputs += [grad.clone(), residual.clone()]
-        kernels.lowrank_left(grad, residual, 1501, right, outputs[0])
-        kernels.lowrank_right(grad, residual, 1501, left, outputs[1])
-        kernels.lowrank_decode(left, right, 1501, *outputs[2:], scale=0.5)
+        ops.lowrank_left(grad, residual, 1501, right, outputs[0])
+        ops.lowrank_right(grad, residual, 1501, left, outputs[1])
+        ops.lowrank_decode(left, right, 1501, *outputs[2:], scale=0.5)
         found.append(outputs)
     torch.set_num_threads(before)
     assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
@@ -137,17 +137,17 @@ def _f(count: int, dtype: torch.dtype = torch.float32) -> Tensor:
 
 MEMORY = _f(200)
 REFUSED = {
-    "grad must be rows": lambda: kernels.lowrank_left(_f(64), None, 7, _f(8), _f(8)),
-    "right must be rank": lambda: kernels.lowrank_left(_f(64), None, 8, _f(9), _f(8)),
-    "left must be a": lambda: kernels.lowrank_left(_f(64), None, 8, _f(8), _f(9)),
-    "residual must be": lambda: kernels.lowrank_right(_f(64), _f(63), 8, _f(8), _f(8)),
-    "right and left must not": lambda: kernels.lowrank_right(_f(64), None, 8, MEMORY[:8], MEMORY[4:12]),
-    "left and grad must not": lambda: kernels.lowrank_left(MEMORY[:64], None, 8, _f(8), MEMORY[60:68]),
-    "residual and grad": lambda: kernels.lowrank_decode(_f(8), _f(8), 8, MEMORY[:64], MEMORY[60:124]),
-    "lines must be rank": lambda: kernels.lowrank_orthonormalise(_f(10), 3),
-    "lines must be float32": lambda: kernels.lowrank_orthonormalise(_f(10, torch.float16), 2),
-    "kept must be rank": lambda: kernels.lowrank_start(_f(10), _f(10), 0, KEY),
-    "right and kept": lambda: kernels.lowrank_start(MEMORY[:8], MEMORY[4:12], 2, KEY),
+    "grad must be rows": lambda: ops.lowrank_left(_f(64), None, 7, _f(8), _f(8)),
+    "right must be rank": lambda: ops.lowrank_left(_f(64), None, 8, _f(9), _f(8)),
+    "left must be a": lambda: ops.lowrank_left(_f(64), None, 8, _f(8), _f(9)),
+    "residual must be": lambda: ops.lowrank_right(_f(64), _f(63), 8, _f(8), _f(8)),
+    "right and left must not": lambda: ops.lowrank_right(_f(64), None, 8, MEMORY[:8], MEMORY[4:12]),
+    "left and grad must not": lambda: ops.lowrank_left(MEMORY[:64], None, 8, _f(8), MEMORY[60:68]),
+    "residual and grad": lambda: ops.lowrank_decode(_f(8), _f(8), 8, MEMORY[:64], MEMORY[60:124]),
+    "lines must be rank": lambda: ops.lowrank_orthonormalise(_f(10), 3),
+    "lines must be float32": lambda: ops.lowrank_orthonormalise(_f(10, torch.float16), 2),
+    "kept must be rank": lambda: ops.lowrank_start(_f(10), _f(10), 0, KEY),
+    "right and kept": lambda: ops.lowrank_start(MEMORY[:8], MEMORY[4:12], 2, KEY),
 }
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from horovod_compress import kernels
+from horovod_compress import ops
 
 from .support import LENGTHS, bits, compare, ones, poison, words
 
@@ -14,7 +14,7 @@ from .support import LENGTHS, bits, compare, ones, poison, words
 def test_every_length(parts: int) -> None:
     for count in LENGTHS[:: 1 if parts < 6 else 5]:
         vectors = [bits(count, 100 * count + part) for part in range(parts)]
-        compare("majority_fold", vectors, poison(kernels.word_count(count), torch.int64), count, shift=count)
+        compare("majority_fold", vectors, poison(ops.word_count(count), torch.int64), count, shift=count)
 
 
 @pytest.mark.parametrize("parts", [*range(1, 40), 63, 64, 65, 255, 256, 257])
@@ -25,10 +25,10 @@ def test_every_count_of_ones(parts: int) -> None:
     vectors = []
     for row in held.tolist():
         whole = sum(1 << lane for lane, one in enumerate(row) if one)
-        parts64 = [whole >> 64 * w & (2**64 - 1) for w in range(kernels.word_count(lanes))]
+        parts64 = [whole >> 64 * w & (2**64 - 1) for w in range(ops.word_count(lanes))]
         vectors.append(torch.tensor([value - (1 << 64) if value >> 63 else value for value in parts64]))
-    out = poison(kernels.word_count(lanes), torch.int64)
-    kernels.majority_fold(vectors, out, lanes)
+    out = poison(ops.word_count(lanes), torch.int64)
+    ops.majority_fold(vectors, out, lanes)
     assert ones(out)[:lanes].tolist() == [int(2 * lane >= parts) for lane in range(lanes)]
     assert ones(out)[lanes:].sum() == 0
 
@@ -39,16 +39,16 @@ def test_in_place_over_any_part(parts: int) -> None:
     for place in range(parts):
         vectors = [bits(count, part) for part in range(parts)]
         expected = poison(100, torch.int64)
-        kernels.majority_fold(vectors, expected, count)
-        kernels.majority_fold(vectors, vectors[place], count)
+        ops.majority_fold(vectors, expected, count)
+        ops.majority_fold(vectors, vectors[place], count)
         assert torch.equal(vectors[place], expected)
 
 
 def test_padding_is_cleared_whatever_the_parts_hold() -> None:
     for count in (1, 63, 65, 64 * 40 + 1):
-        vectors = [torch.full((kernels.word_count(count),), -1) for _ in range(3)]
-        out = poison(kernels.word_count(count), torch.int64)
-        kernels.majority_fold(vectors, out, count)
+        vectors = [torch.full((ops.word_count(count),), -1) for _ in range(3)]
+        out = poison(ops.word_count(count), torch.int64)
+        ops.majority_fold(vectors, out, count)
         assert int(ones(out).sum()) == count
 
 
@@ -57,7 +57,7 @@ def test_the_largest_number_of_parts() -> None:
     zero, one = torch.zeros(2, dtype=torch.int64), torch.tensor([-1, 0])
     for held, expected in ((32767, 0), (32768, 64)):
         out = poison(2, torch.int64)
-        kernels.majority_fold([one] * held + [zero] * (65535 - held), out, 128)
+        ops.majority_fold([one] * held + [zero] * (65535 - held), out, 128)
         assert int(ones(out).sum()) == expected
 
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from horovod_compress import kernels
+from horovod_compress import ops
 from tests.support.marks import each_value
 
 from .support import DTYPES, LENGTHS, bits, compare, numbers, poison, tame, work
@@ -23,7 +23,7 @@ def _offer(count: int, dtype: torch.dtype, row_length: int, *, shift: int, resid
     left[::5] = -grad[::5].to(work(dtype))  # sums that are zero
     rows = _rows(count, row_length)
     outputs = [poison(rows, kind) for kind in (torch.float64, torch.float64, torch.int64)]
-    words = poison(kernels.word_count(count), torch.int64)
+    words = poison(ops.word_count(count), torch.int64)
     compare("points_offer", grad, left if residual else None, words, *outputs, row_length, shift=shift)
 
 
@@ -46,11 +46,11 @@ def test_offer_agrees_with_sign_offer() -> None:
     """The bits are the same, and the two sides are all there is."""
     count, row_length = 100_000, 333
     grad, residual, rows = tame(count, torch.float32, 1), tame(count, torch.float32, 2), _rows(100_000, 333)
-    words, more = (poison(kernels.word_count(count), torch.int64) for _ in range(2))
+    words, more = (poison(ops.word_count(count), torch.int64) for _ in range(2))
     highs, lows, sums = (poison(rows, torch.float64) for _ in range(3))
     ones = poison(rows, torch.int64)
-    kernels.points_offer(grad, residual, words, highs, lows, ones, row_length)
-    kernels.sign_offer(grad, residual, more, sums, row_length)
+    ops.points_offer(grad, residual, words, highs, lows, ones, row_length)
+    ops.sign_offer(grad, residual, more, sums, row_length)
     assert torch.equal(words, more)
     assert torch.allclose(highs + lows, sums, rtol=1e-6)
     x = grad + residual
@@ -62,8 +62,8 @@ def test_offer_agrees_with_sign_offer() -> None:
 def test_offer_counts_what_is_not_finite() -> None:
     grad = torch.ones(100_000)
     grad[[3, 64, 99_999]] = torch.tensor([float("nan"), float("inf"), -float("inf")])
-    sums, words = [poison(1, torch.float64) for _ in range(2)], poison(kernels.word_count(100_000), torch.int64)
-    assert kernels.points_offer(grad, None, words, *sums, poison(1, torch.int64), 100_000) == 3
+    sums, words = [poison(1, torch.float64) for _ in range(2)], poison(ops.word_count(100_000), torch.int64)
+    assert ops.points_offer(grad, None, words, *sums, poison(1, torch.int64), 100_000) == 3
 
 
 def _decode(
@@ -107,7 +107,7 @@ def test_ranks_are_added_in_their_order() -> None:
         highs = [torch.tensor([value]) for value in (1.0, 2.0**-24, 2.0**-24)]
         grad, residual = torch.zeros(1), torch.zeros(1)
         one = torch.ones(1, dtype=torch.int64)
-        kernels.points_decode([one] * 3, [highs[rank] for rank in order], None, 1, 0, grad, residual)
+        ops.points_decode([one] * 3, [highs[rank] for rank in order], None, 1, 0, grad, residual)
         found.append(grad.item())
     assert found == [1.0, 1.0 + 2.0**-23]
 
@@ -119,11 +119,11 @@ def test_threads_change_nothing(few_threads: None) -> None:
     for threads in (1, 3):
         torch.set_num_threads(threads)
         rows = _rows(count, 70_001)
-        made = [poison(kernels.word_count(count), torch.int64), *(poison(rows, torch.float64) for _ in range(2))]
+        made = [poison(ops.word_count(count), torch.int64), *(poison(rows, torch.float64) for _ in range(2))]
         made.append(poison(rows, torch.int64))
-        kernels.points_offer(grad, residual, *made, 70_001)
+        ops.points_offer(grad, residual, *made, 70_001)
         mine, left = grad.clone(), residual.clone()
-        kernels.points_decode([made[0]] * 2, [made[1].float()] * 2, None, 70_001, 0, mine, left, scale=0.5)
+        ops.points_decode([made[0]] * 2, [made[1].float()] * 2, None, 70_001, 0, mine, left, scale=0.5)
         found.append([*made, mine, left])
     torch.set_num_threads(before)
     assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
@@ -139,16 +139,16 @@ def _w(count: int) -> Tensor:
 
 MEMORY = _f(200)
 REFUSED = {
-    "highs must be": lambda: kernels.points_offer(_f(64), None, _w(1), _f(1), _f(1, torch.float64), _w(1), 64),
-    "ones must be": lambda: kernels.points_offer(
+    "highs must be": lambda: ops.points_offer(_f(64), None, _w(1), _f(1), _f(1, torch.float64), _w(1), 64),
+    "ones must be": lambda: ops.points_offer(
         _f(64), None, _w(1), _f(1, torch.float64), _f(1, torch.float64), _w(2), 64
     ),
-    "residual must be": lambda: kernels.points_decode([_w(1)], [_f(1)], None, 64, 0, _f(64), _f(63)),
-    "among them": lambda: kernels.points_decode([_w(1)], [_f(1)], None, 64, 1, _f(64), _f(64)),
-    "bits must hold": lambda: kernels.points_decode([], [], None, 64, 0, _f(64), _f(64)),
-    "highs and lows": lambda: kernels.points_decode([_w(1)], [_f(1)], [], 64, 0, _f(64), _f(64)),
-    r"lows\[0\] must be": lambda: kernels.points_decode([_w(1)], [_f(1)], [_f(2)], 64, 0, _f(64), _f(64)),
-    "overlap": lambda: kernels.points_decode([_w(1)], [_f(1)], None, 64, 0, MEMORY[:64], MEMORY[50:114]),
+    "residual must be": lambda: ops.points_decode([_w(1)], [_f(1)], None, 64, 0, _f(64), _f(63)),
+    "among them": lambda: ops.points_decode([_w(1)], [_f(1)], None, 64, 1, _f(64), _f(64)),
+    "bits must hold": lambda: ops.points_decode([], [], None, 64, 0, _f(64), _f(64)),
+    "highs and lows": lambda: ops.points_decode([_w(1)], [_f(1)], [], 64, 0, _f(64), _f(64)),
+    r"lows\[0\] must be": lambda: ops.points_decode([_w(1)], [_f(1)], [_f(2)], 64, 0, _f(64), _f(64)),
+    "overlap": lambda: ops.points_decode([_w(1)], [_f(1)], None, 64, 0, MEMORY[:64], MEMORY[50:114]),
 }
 
 

@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from horovod_compress import kernels
-from horovod_compress.kernels import reference_quantise
+from horovod_compress import ops
+from horovod_compress.ops.reference import quantise as reference_quantise
 from tests.support.marks import each_value, slow
 
 from .support import DTYPES, KEY, LENGTHS, Guarded, compare, numbers, poison, tame, work
@@ -26,7 +26,7 @@ def shape_of(count: int) -> dict[str, int]:
 
 
 def records_for(count: int, shape: dict[str, int]) -> int:
-    return -(-count // shape["block"]) * kernels.qsgd_record_bytes(shape["bits"], shape["block"])
+    return -(-count // shape["block"]) * ops.qsgd_record_bytes(shape["bits"], shape["block"])
 
 
 def random_bytes(count: int, seed: int) -> Tensor:
@@ -35,13 +35,13 @@ def random_bytes(count: int, seed: int) -> Tensor:
 
 def encoded(x: Tensor, rank: int = 0, **shape: int) -> Tensor:
     records = poison(records_for(x.numel(), shape), U8)
-    kernels.qsgd_encode(x, records, KEY.at(rank=rank), **shape)
+    ops.qsgd_encode(x, records, KEY.at(rank=rank), **shape)
     return records
 
 
 def section(x: Tensor, rank: int = 0, **shape: int) -> Tensor:
-    out = poison(kernels.elias_bound(x.numel(), bits=shape["bits"], block=shape["block"]), U8)
-    used, _ = kernels.elias_encode(x, out, KEY.at(rank=rank), **shape)
+    out = poison(ops.elias_bound(x.numel(), bits=shape["bits"], block=shape["block"]), U8)
+    used, _ = ops.elias_encode(x, out, KEY.at(rank=rank), **shape)
     assert bool((out[used:] == 0xA5).all())
     return out[:used].clone()
 
@@ -92,7 +92,7 @@ def test_qsgd_fold_of_numbers_of_every_size() -> None:
             for b in sizes:
                 parts = []
                 for rank, size in enumerate((a, b)):
-                    part = random_bytes(kernels.qsgd_record_bytes(5, 128), rank)
+                    part = random_bytes(ops.qsgd_record_bytes(5, 128), rank)
                     part[:4] = torch.tensor([size]).view(U8)
                     parts.append(part)
                 compare("qsgd_fold", parts, poison(parts[0].numel(), U8), KEY, **shape)
@@ -103,14 +103,14 @@ def test_qsgd_fold_in_place() -> None:
     shape = {"bits": 6, "block": 192, "norm": 2}
     parts = [encoded(tame(1000, torch.float32, rank), rank, **shape) for rank in range(3)]
     apart = poison(parts[0].numel(), U8)
-    kernels.qsgd_fold(parts, apart, KEY, **shape)
+    ops.qsgd_fold(parts, apart, KEY, **shape)
     for into in parts:
-        kernels.qsgd_fold(
+        ops.qsgd_fold(
             [part.clone() if part is not into else into for part in parts], (mine := into.clone()), KEY, **shape
         )
         copies = [part.clone() for part in parts]
         own = next(i for i, part in enumerate(parts) if part is into)
-        kernels.qsgd_fold(copies, copies[own], KEY, **shape)
+        ops.qsgd_fold(copies, copies[own], KEY, **shape)
         assert torch.equal(copies[own], apart) and torch.equal(mine, apart)
 
 
@@ -122,11 +122,11 @@ def test_a_record_by_hand(bits: int) -> None:
     record = encoded(codes.float() * 0.5, bits=bits, block=64, norm=0)
     assert record[:4].view(torch.float32).item() == top * 0.5
     stream = int.from_bytes(record[4:].numpy().tobytes(), "little")
-    assert record.numel() == 4 + 8 * bits == kernels.qsgd_record_bytes(bits, 64)
+    assert record.numel() == 4 + 8 * bits == ops.qsgd_record_bytes(bits, 64)
     for i, code in enumerate(codes.tolist()):
         assert stream >> bits * i & (1 << bits) - 1 == code & (1 << bits) - 1
     back = poison(64, torch.float32)
-    kernels.qsgd_decode(record, back, bits=bits, block=64, scale=1 / top)
+    ops.qsgd_decode(record, back, bits=bits, block=64, scale=1 / top)
     torch.testing.assert_close(back, codes.float() * 0.5)
 
 
@@ -158,7 +158,7 @@ def test_elias_encode(dtype: torch.dtype) -> None:
         shape = shape_of(count)
         x = numbers(count, dtype, count)
         x[count // 3 : count // 2] = 0
-        out = poison(kernels.elias_bound(count, bits=shape["bits"], block=shape["block"]), U8)
+        out = poison(ops.elias_bound(count, bits=shape["bits"], block=shape["block"]), U8)
         compare("elias_encode", x, out, KEY, **shape, offset=128, shift=count)
 
 
@@ -171,7 +171,7 @@ def test_elias_decode(dtype: torch.dtype) -> None:
             sections = [section(tame(count, dtype, rank) ** 3, rank, **shape) for rank in range(ranks)]
             compare("elias_decode", sections, poison(count, dtype), **rule, shift=count)
             out = poison(count, dtype)
-            assert kernels.elias_decode(sections, out, **rule) == 0
+            assert ops.elias_decode(sections, out, **rule) == 0
 
 
 @pytest.mark.parametrize("bits", [2, 3, 5, 8])
@@ -181,8 +181,8 @@ def test_elias_codes_are_those_of_the_records(bits: int) -> None:
         for x in (tame(count, torch.float32, 3), torch.zeros(count), torch.ones(count)):
             shape = {"bits": bits, "block": 512, "norm": 2}
             packed, coded = poison(count, torch.float32), poison(count, torch.float32)
-            kernels.qsgd_decode(encoded(x, **shape), packed, bits=bits, block=512, scale=1.5)
-            assert kernels.elias_decode([section(x, **shape)], coded, bits=bits, block=512, scale=1.5) == 0
+            ops.qsgd_decode(encoded(x, **shape), packed, bits=bits, block=512, scale=1.5)
+            assert ops.elias_decode([section(x, **shape)], coded, bits=bits, block=512, scale=1.5) == 0
             assert torch.equal(packed + 0.0, coded)
 
 
@@ -193,7 +193,7 @@ def test_the_bound_holds_for_the_worst_levels() -> None:
             x[step - 1 :: step] = -1.0
             used = section(x, bits=bits, block=64, norm=0).numel()
             if step == 1:
-                assert used == kernels.elias_bound(20_000, bits=bits, block=64)
+                assert used == ops.elias_bound(20_000, bits=bits, block=64)
 
 
 def test_a_stream_by_hand() -> None:
@@ -224,7 +224,7 @@ def test_any_bytes_are_read_without_leaving_the_section() -> None:
             good[4 + 4 * -(-count // 64) :] = random_bytes(good.numel(), trial)[4 + 4 * -(-count // 64) :]
         rule = {"bits": shape["bits"], "block": 64, "scale": 1.0}
         guarded = Guarded(good, trial % 64)
-        wrong = kernels.elias_decode([guarded.view], poison(count, torch.float32), **rule)
+        wrong = ops.elias_decode([guarded.view], poison(count, torch.float32), **rule)
         assert guarded.intact()
         assert wrong == reference_quantise.elias_decode([good], poison(count, torch.float32), **rule)
         seen.add(wrong)
@@ -252,9 +252,9 @@ def test_level_encode_with_bounds(bits: int, levels: int, dtype: torch.dtype) ->
             rows = -(-count // row_length)
             norms, bounds = poison(rows, work(dtype)), tame(rows, work(dtype), 2).abs()
             x = numbers(count, dtype, count)
-            kernels.norm_offer(x, norms, row_length)
+            ops.norm_offer(x, norms, row_length)
             bounds[::3] = math.inf
-            codes = poison(kernels.code_layout(bits, count)[1], kernels.code_layout(bits, count)[0])
+            codes = poison(ops.code_layout(bits, count)[1], ops.code_layout(bits, count)[0])
             rest = {"bits": bits, "levels": levels, "offset": count % 19 * 2, "bounds": bounds}
             compare("level_encode", x, norms, row_length, codes, KEY, **rest, shift=count)
 
@@ -263,7 +263,7 @@ def test_bounds_by_hand() -> None:
     x, codes = torch.tensor([4.0, -4.0, 2.0, -1.0] * 16), poison(64, U8)
     for bound, expected in ((2.0, [50, -50, 50, -25]), (math.inf, [100, -100, 50, -25]), (9.0, [100, -100, 50, -25])):
         rule = {"bits": 8, "levels": 100, "bounds": torch.tensor([bound])}
-        kernels.level_encode(x, torch.tensor([4.0]), 64, codes, KEY, **rule)
+        ops.level_encode(x, torch.tensor([4.0]), 64, codes, KEY, **rule)
         assert codes.view(torch.int8).view(16, 4).unique(dim=0).tolist() == [expected]
 
 
@@ -276,8 +276,8 @@ def test_octave_fold(ranks: int) -> None:
             compare("octave_fold", parts, poison(count, U8), KEY, **rest, shift=count)
         copies = [part.clone() for part in parts]
         apart = poison(count, U8)
-        kernels.octave_fold(parts, apart, KEY, headroom=1)
-        kernels.octave_fold(copies, copies[-1], KEY, headroom=1)
+        ops.octave_fold(parts, apart, KEY, headroom=1)
+        ops.octave_fold(copies, copies[-1], KEY, headroom=1)
         assert torch.equal(copies[-1], apart)
 
 
@@ -286,7 +286,7 @@ def test_octave_fold_by_hand() -> None:
     a = torch.tensor([1, 1, 2, 0, 0], dtype=U8)
     b = torch.tensor([1, 129, 131, 5, 0], dtype=U8)
     out = poison(5, U8)
-    kernels.octave_fold([a, b], out, KEY, headroom=1)
+    ops.octave_fold([a, b], out, KEY, headroom=1)
     assert out.tolist() == [1, 0, 4, 6, 0]
 
 
@@ -305,9 +305,9 @@ def test_large_inputs_with_threads(threads: int) -> None:
         compare("octave_fold", [random_bytes(count, 1), random_bytes(count, 2)], poison(count, U8), KEY, headroom=1)
         sections = [section(x, rank, **shape) for rank in range(2)]
         out, alone = poison(count, torch.float32), poison(count, torch.float32)
-        assert kernels.elias_decode(sections, out, bits=5, block=512, scale=0.1) == 0
+        assert ops.elias_decode(sections, out, bits=5, block=512, scale=0.1) == 0
         torch.set_num_threads(1)
-        assert kernels.elias_decode(sections, alone, bits=5, block=512, scale=0.1) == 0
+        assert ops.elias_decode(sections, alone, bits=5, block=512, scale=0.1) == 0
         assert torch.equal(out, alone)
     finally:
         torch.set_num_threads(before)
@@ -317,24 +317,24 @@ def test_large_inputs_with_threads(threads: int) -> None:
 
 SHAPE = {"bits": 4, "block": 64, "norm": 0}
 REFUSED = {
-    "bits must be": lambda: kernels.qsgd_record_bytes(9, 64),
-    "block must be": lambda: kernels.qsgd_record_bytes(8, 100),
-    "norm must be one of": lambda: kernels.qsgd_encode(torch.ones(4), poison(36, U8), KEY, bits=4, block=64, norm=1),
-    "records must be": lambda: kernels.qsgd_encode(torch.ones(65), poison(36, U8), KEY, **SHAPE),
-    "elements must lie": lambda: kernels.qsgd_encode(torch.ones(4), poison(36, U8), KEY, **SHAPE, offset=-1),
-    "out must hold whole records": lambda: kernels.qsgd_fold([poison(37, U8)], poison(37, U8), KEY, **SHAPE),
-    "there must be 1 to": lambda: kernels.qsgd_fold([], poison(36, U8), KEY, **SHAPE),
-    r"parts\[1\] must be": lambda: kernels.octave_fold([poison(9, U8), poison(8, U8)], poison(9, U8), KEY, headroom=1),
-    "headroom must be": lambda: kernels.octave_fold([poison(9, U8)], poison(9, U8), KEY, headroom=0),
-    "grad must be float32": lambda: kernels.qsgd_decode(poison(36, U8), poison(4, U8), bits=4, block=64, scale=1.0),
-    "out must hold at least": lambda: kernels.elias_encode(torch.ones(64), poison(30, U8), KEY, **SHAPE),
-    "must be on the CPU or the current CUDA device": lambda: kernels.elias_encode(
+    "bits must be": lambda: ops.qsgd_record_bytes(9, 64),
+    "block must be": lambda: ops.qsgd_record_bytes(8, 100),
+    "norm must be one of": lambda: ops.qsgd_encode(torch.ones(4), poison(36, U8), KEY, bits=4, block=64, norm=1),
+    "records must be": lambda: ops.qsgd_encode(torch.ones(65), poison(36, U8), KEY, **SHAPE),
+    "elements must lie": lambda: ops.qsgd_encode(torch.ones(4), poison(36, U8), KEY, **SHAPE, offset=-1),
+    "out must hold whole records": lambda: ops.qsgd_fold([poison(37, U8)], poison(37, U8), KEY, **SHAPE),
+    "there must be 1 to": lambda: ops.qsgd_fold([], poison(36, U8), KEY, **SHAPE),
+    r"parts\[1\] must be": lambda: ops.octave_fold([poison(9, U8), poison(8, U8)], poison(9, U8), KEY, headroom=1),
+    "headroom must be": lambda: ops.octave_fold([poison(9, U8)], poison(9, U8), KEY, headroom=0),
+    "grad must be float32": lambda: ops.qsgd_decode(poison(36, U8), poison(4, U8), bits=4, block=64, scale=1.0),
+    "out must hold at least": lambda: ops.elias_encode(torch.ones(64), poison(30, U8), KEY, **SHAPE),
+    "must be on the CPU or the current CUDA device": lambda: ops.elias_encode(
         torch.ones(4, device="meta"), poison(99, U8), KEY, **SHAPE
     ),
-    "bounds must be": lambda: kernels.level_encode(
+    "bounds must be": lambda: ops.level_encode(
         torch.ones(4), torch.ones(1), 4, poison(4, U8), KEY, bits=8, levels=1, bounds=torch.ones(2)
     ),
-    "squares must be": lambda: kernels.moments_offer(torch.ones(4), torch.ones(1), torch.ones(1), 4),
+    "squares must be": lambda: ops.moments_offer(torch.ones(4), torch.ones(1), torch.ones(1), 4),
 }
 
 

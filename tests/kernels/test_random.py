@@ -8,9 +8,9 @@ from statistics import NormalDist
 import pytest
 import torch
 
-from horovod_compress import kernels
-from horovod_compress.kernels import reference
-from horovod_compress.keys import Key
+from horovod_compress import ops
+from horovod_compress.ops.keys import Key
+from horovod_compress.ops.reference import basic as reference
 
 from .support import KEY, compare, ones, poison, words
 
@@ -30,7 +30,7 @@ FRACTIONS = [(k, m) for m in range(2, 65) for k in range(1, m)]
 
 @pytest.mark.parametrize(("counter", "key", "expected"), KNOWN)
 def test_philox_known_answers(counter, key, expected) -> None:
-    assert kernels.philox4x32(counter, key) == expected
+    assert ops.philox4x32(counter, key) == expected
     assert reference.philox4x32(counter, key) == expected
 
 
@@ -39,10 +39,10 @@ def test_words_come_from_the_counter_that_the_key_describes() -> None:
     k0, k1, c1, c2, c3 = KEY.words()
     out = poison(50, torch.int64)
     for word_offset in (0, 1, 1 << 32, (1 << 33) - 50):
-        kernels.bernoulli_words(out, 1, 2, KEY, word_offset=word_offset)
+        ops.bernoulli_words(out, 1, 2, KEY, word_offset=word_offset)
         for local, value in enumerate(out.tolist()):
             group, odd = divmod(word_offset + local, 2)
-            block = kernels.philox4x32((group, c1, c2, c3), (k0, k1))
+            block = ops.philox4x32((group, c1, c2, c3), (k0, k1))
             assert ~value & (2**64 - 1) == block[2 * odd] | block[2 * odd + 1] << 32
 
 
@@ -62,7 +62,7 @@ def test_bernoulli_with_odd_fractions() -> None:
 
 def _bias(out: torch.Tensor, k: int, m: int, key: Key) -> float:
     """Return how many standard deviations the share of ones lies from k / m."""
-    kernels.bernoulli_words(out, k, m, key)
+    ops.bernoulli_words(out, k, m, key)
     draws, p = 64 * out.numel(), k / m
     return (int(ones(out).sum(dtype="int64")) - draws * p) / (draws * p * (1 - p)) ** 0.5
 
@@ -88,7 +88,7 @@ def test_bernoulli_has_no_bias_for_any_fraction() -> None:
 def test_the_bias_test_sees_a_small_bias() -> None:
     """What eight digits of 1/3 would give lies far outside the bound that 1/3 itself must keep."""
     out = poison(-(-DRAWS // 64), torch.int64)
-    kernels.bernoulli_words(out, 85, 256, KEY)
+    ops.bernoulli_words(out, 85, 256, KEY)
     draws = 64 * out.numel()
     assert abs(int(ones(out).sum(dtype="int64")) - draws / 3) > 6 * (draws * 2 / 9) ** 0.5
 
@@ -96,7 +96,7 @@ def test_the_bias_test_sees_a_small_bias() -> None:
 def test_no_lane_is_special() -> None:
     """Each of the 64 bit positions of a word, and even and odd words apart, has the same probability."""
     out = poison(1 << 17, torch.int64)
-    kernels.bernoulli_words(out, 1, 3, KEY)
+    ops.bernoulli_words(out, 1, 3, KEY)
     lanes = ones(out).reshape(-1, 128).sum(axis=0, dtype="int64")
     draws = 1 << 16
     bound = NormalDist().inv_cdf(1 - 1e-3 / (2 * 128))
@@ -110,7 +110,7 @@ def test_streams_of_different_keys_are_unrelated() -> None:
     drawn = []
     for key in keys:
         out = poison(1 << 12, torch.int64)
-        kernels.bernoulli_words(out, 1, 2, key)
+        ops.bernoulli_words(out, 1, 2, key)
         drawn.append(ones(out))
     bits = drawn[0].size
     for a, b in product(range(len(keys)), repeat=2):
@@ -127,7 +127,7 @@ def test_merge_equals_the_reference(word_offset: int) -> None:
 def test_merge_keeps_what_both_sides_agree_on() -> None:
     ours, theirs = words(1000, 1), words(1000, 2)
     merged = ours.clone()
-    kernels.merge_bits(merged, theirs, 5, 2, KEY)
+    ops.merge_bits(merged, theirs, 5, 2, KEY)
     assert bool(((merged ^ ours) & ~(ours ^ theirs) == 0).all())
     assert not torch.equal(merged, ours) and not torch.equal(merged, theirs)
 
@@ -144,7 +144,7 @@ def test_a_chain_of_merges_is_an_unbiased_sample(workers: int) -> None:
         local.append(held.repeat_interleave(per_pattern // 64))
     merged = local[0].clone()
     for hop in range(1, workers):
-        kernels.merge_bits(merged, local[hop], hop, 1, KEY.at(hop=hop))
+        ops.merge_bits(merged, local[hop], hop, 1, KEY.at(hop=hop))
     share = ones(merged).reshape(patterns, per_pattern).mean(axis=1)
     bound = NormalDist().inv_cdf(1 - 1e-3 / (2 * patterns))
     for pattern in range(patterns):
@@ -158,7 +158,7 @@ def test_merge_weights_are_those_of_the_two_sides(a: int, b: int) -> None:
     count = 1 << 15
     for ours, theirs, p in ((0, -1, b / (a + b)), (-1, 0, a / (a + b))):
         merged = torch.full((count,), ours)
-        kernels.merge_bits(merged, torch.full((count,), theirs), a, b, KEY)
+        ops.merge_bits(merged, torch.full((count,), theirs), a, b, KEY)
         draws = 64 * count
         assert abs(int(ones(merged).sum(dtype="int64")) - draws * p) <= 4.5 * (draws * p * (1 - p)) ** 0.5
 
@@ -171,11 +171,11 @@ def test_both_forms_of_the_operator_agree(m: int) -> None:
     """
     u, v = words(1 << 12, 1), words(1 << 12, 2)
     b = poison(1 << 12, torch.int64)
-    kernels.bernoulli_words(b, 1, m, KEY)
+    ops.bernoulli_words(b, 1, m, KEY)
     r = ~(b ^ u)
     published = (u & v) | ((u ^ v) & r)
     merged = v.clone()
-    kernels.merge_bits(merged, u, m - 1, 1, KEY)
+    ops.merge_bits(merged, u, m - 1, 1, KEY)
     assert torch.equal(merged, published)
     for of_u, p in ((0, (m - 1) / m), (1, 1 / m)):
         drawn = ones(r)[ones(u) == of_u]

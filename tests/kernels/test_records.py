@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from horovod_compress import kernels
+from horovod_compress import ops
 from tests.support.marks import each_value
 
 from .support import DTYPES, compare, numbers, poison, tame, work
@@ -17,12 +17,12 @@ RULES = ("l1", "l2")
 
 
 def _room(count: int, block: int) -> Tensor:
-    return poison(-(-count // block) * kernels.record_bytes(block), torch.uint8)
+    return poison(-(-count // block) * ops.record_bytes(block), torch.uint8)
 
 
 def _records(count: int, block: int, seed: int, rule: str = "l1") -> Tensor:
     found = _room(count, block)
-    kernels.record_offer(tame(count, torch.float32, seed), None, found, block, rule=rule)
+    ops.record_offer(tame(count, torch.float32, seed), None, found, block, rule=rule)
     return found
 
 
@@ -59,7 +59,7 @@ def test_the_fold_may_write_over_one_of_the_parts() -> None:
     for own in (None, 0, 1, 2):
         mine, left = [part.clone() for part in parts], poison(count, torch.float32)
         out = _room(count, block) if own is None else mine[own]
-        kernels.record_fold(mine, kept, left, out, block, rule="l2")
+        ops.record_fold(mine, kept, left, out, block, rule="l2")
         found.append((out, left))
     assert all(torch.equal(a, b) for other in found[1:] for a, b in zip(found[0], other, strict=True))
 
@@ -79,10 +79,10 @@ def test_what_a_record_says(rule: str) -> None:
     count, block = 1000, 192
     grad, out, left = tame(count, torch.float32, 1), torch.zeros(count), torch.zeros(count)
     records = _room(count, block)
-    assert kernels.record_offer(grad, None, records, block, rule=rule) == 0
-    each = records.view(-1, kernels.record_bytes(block))
+    assert ops.record_offer(grad, None, records, block, rule=rule) == 0
+    each = records.view(-1, ops.record_bytes(block))
     scales = torch.tensor([float(record[:4].view(torch.float32)) for record in each])
-    kernels.record_decode(records, scales, out, left, block)
+    ops.record_decode(records, scales, out, left, block)
     for own, scale in zip(grad.split(block), scales, strict=True):
         exact = own.double().abs().mean() if rule == "l1" else own.double().square().mean().sqrt()
         assert float(scale) == pytest.approx(float(exact), rel=1e-6)
@@ -92,7 +92,7 @@ def test_what_a_record_says(rule: str) -> None:
 def test_a_scale_is_always_a_number() -> None:
     for dtype, value in ((torch.float64, 1e300), (torch.float32, float("nan")), (torch.float32, float("-inf"))):
         records = _room(64, 64)
-        bad = kernels.record_offer(torch.full((64,), value, dtype=dtype), None, records, 64, rule="l2")
+        bad = ops.record_offer(torch.full((64,), value, dtype=dtype), None, records, 64, rule="l2")
         assert float(records[:4].view(torch.float32)) == torch.finfo(torch.float32).max
         assert bad == 64
 
@@ -103,10 +103,10 @@ def test_threads_change_nothing(few_threads: None) -> None:
     for threads in (1, 3):
         torch.set_num_threads(threads)
         records, left, scales = _room(count, 2048), poison(count, torch.float32), torch.ones(-(-count // 2048))
-        kernels.record_offer(grad, residual, records, 2048, rule="l2")
-        kernels.record_fold([records, records.clone()], residual, left, records, 2048, rule="l2")
+        ops.record_offer(grad, residual, records, 2048, rule="l2")
+        ops.record_fold([records, records.clone()], residual, left, records, 2048, rule="l2")
         mine, rest = grad.clone(), residual.clone()
-        kernels.record_decode(records, scales, mine, rest, 2048)
+        ops.record_decode(records, scales, mine, rest, 2048)
         found.append([records, left, mine, rest])
     torch.set_num_threads(before)
     assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
@@ -119,17 +119,17 @@ def _f(count: int, dtype: torch.dtype = torch.float32) -> Tensor:
 R = _room(64, 64)
 MEMORY = _f(200)
 REFUSED = {
-    "block must be": lambda: kernels.record_offer(_f(64), None, R, 63, rule="l1"),
-    "rule must be": lambda: kernels.record_offer(_f(64), None, R, 64, rule="l3"),
-    "records must be": lambda: kernels.record_offer(_f(65), None, R, 64, rule="l1"),
-    "residual must be": lambda: kernels.record_offer(_f(64), _f(63), R, 64, rule="l1"),
-    "parts must hold": lambda: kernels.record_fold([], _f(64), _f(64), R, 64, rule="l1"),
-    r"parts\[1\] must be": lambda: kernels.record_fold([R, R[1:]], _f(64), _f(64), R, 64, rule="l1"),
-    "kept must be float32": lambda: kernels.record_fold([R], _f(64, torch.float16), _f(64), R, 64, rule="l1"),
-    "left must be": lambda: kernels.record_fold([R], _f(64), _f(64, torch.float64), R, 64, rule="l1"),
-    "left and kept": lambda: kernels.record_fold([R], MEMORY[:64], MEMORY[60:124], R, 64, rule="l1"),
-    "scales must be": lambda: kernels.record_decode(R, _f(2), _f(64), _f(64), 64),
-    "residual and grad": lambda: kernels.record_decode(R, _f(1), MEMORY[:64], MEMORY[60:124], 64),
+    "block must be": lambda: ops.record_offer(_f(64), None, R, 63, rule="l1"),
+    "rule must be": lambda: ops.record_offer(_f(64), None, R, 64, rule="l3"),
+    "records must be": lambda: ops.record_offer(_f(65), None, R, 64, rule="l1"),
+    "residual must be": lambda: ops.record_offer(_f(64), _f(63), R, 64, rule="l1"),
+    "parts must hold": lambda: ops.record_fold([], _f(64), _f(64), R, 64, rule="l1"),
+    r"parts\[1\] must be": lambda: ops.record_fold([R, R[1:]], _f(64), _f(64), R, 64, rule="l1"),
+    "kept must be float32": lambda: ops.record_fold([R], _f(64, torch.float16), _f(64), R, 64, rule="l1"),
+    "left must be": lambda: ops.record_fold([R], _f(64), _f(64, torch.float64), R, 64, rule="l1"),
+    "left and kept": lambda: ops.record_fold([R], MEMORY[:64], MEMORY[60:124], R, 64, rule="l1"),
+    "scales must be": lambda: ops.record_decode(R, _f(2), _f(64), _f(64), 64),
+    "residual and grad": lambda: ops.record_decode(R, _f(1), MEMORY[:64], MEMORY[60:124], 64),
 }
 
 

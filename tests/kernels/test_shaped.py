@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from horovod_compress import kernels
-from horovod_compress.kernels import reference_shaped
+from horovod_compress import ops
+from horovod_compress.ops.reference import shaped as reference_shaped
 
 from .support import compare, ones, poison, words
 
@@ -22,7 +22,7 @@ def _counts(ranks: int, count: int, seed: int) -> list[Tensor]:
     """Return rows of any counts that so many ranks can have."""
     counts = torch.randint(ranks, (64 * count,), generator=torch.Generator().manual_seed(seed)).numpy() ^ ranks // 2
     rows = []
-    for place in range(kernels.count_rows(ranks)):
+    for place in range(ops.count_rows(ranks)):
         packed = np.packbits((counts >> place & 1).astype(bool), bitorder="little")
         rows.append(torch.from_numpy(packed.view(np.int64).copy()))
     return rows
@@ -51,14 +51,14 @@ def test_in_place(ranks: int) -> None:
     """Counts may be written over those that are read, and a fold over any part."""
     rows, parts = _counts(ranks, 40, 3), [words(40, part) for part in range(ranks)]
     fresh, out = _empty(rows), poison(40, torch.int64)
-    kernels.shaped_fold(parts, out, rows, fresh)
+    ops.shaped_fold(parts, out, rows, fresh)
     for place in range(ranks):
         mine, own = [row.clone() for row in rows], [part.clone() for part in parts]
-        kernels.shaped_fold(own, own[place], mine, mine)
+        ops.shaped_fold(own, own[place], mine, mine)
         assert torch.equal(own[place], out) and all(map(torch.equal, mine, fresh))
     merged, again = parts[0].clone(), parts[0].clone()
-    kernels.shaped_merge(merged, parts[1], rows, fresh, ranks)
-    kernels.shaped_merge(again, parts[1], rows, rows, ranks)
+    ops.shaped_merge(merged, parts[1], rows, fresh, ranks)
+    ops.shaped_merge(again, parts[1], rows, rows, ranks)
     assert torch.equal(merged, again) and all(map(torch.equal, rows, fresh))
 
 
@@ -72,11 +72,11 @@ def test_every_case_of_one_element(ranks: int) -> None:
     assert len(cases) == 4 * ranks
     E, mine, theirs = (np.array(column) for column in zip(*cases, strict=True))  # noqa: N806  the rule's own name
     count = -(-len(cases) // 64)
-    rows, into, other = [poison(count, torch.int64) for _ in range(kernels.count_rows(ranks))], *_packed(mine, theirs)
+    rows, into, other = [poison(count, torch.int64) for _ in range(ops.count_rows(ranks))], *_packed(mine, theirs)
     stored = (E // 2 + ranks // 2) ^ (ranks // 2)
     for place, row in enumerate(rows):
         row.copy_(_packed(np.where(stored >> place & 1, 1, -1))[0])
-    kernels.shaped_merge(into, other, rows, rows, ranks)
+    ops.shaped_merge(into, other, rows, rows, ranks)
     merged = np.where(ones(into)[: len(cases)], 1, -1)
     left = reference_shaped.rounded_off(rows, ranks)[: len(cases)]
     y = (ranks - 1) * theirs + mine + E
@@ -97,20 +97,20 @@ def test_what_all_agree_on_is_the_result_and_rounds_off_nothing() -> None:
     rows = _counts(5, 10, 1)
     same, fresh = words(10, 2), _empty(rows)
     out = poison(10, torch.int64)
-    kernels.shaped_fold([same.clone() for _ in range(5)], out, rows, fresh)
+    ops.shaped_fold([same.clone() for _ in range(5)], out, rows, fresh)
     assert torch.equal(out, same) and all(map(torch.equal, rows, fresh))
 
 
 @pytest.mark.parametrize("ranks", [300, 65535])
 def test_many_ranks(ranks: int) -> None:
     """The share of ones over the steps is that of the bits, for counts of many rows."""
-    assert kernels.count_rows(ranks) == (ranks - 1).bit_length()
-    rows = [torch.zeros(1, dtype=torch.int64) for _ in range(kernels.count_rows(ranks))]
+    assert ops.count_rows(ranks) == (ranks - 1).bit_length()
+    rows = [torch.zeros(1, dtype=torch.int64) for _ in range(ops.count_rows(ranks))]
     parts = [torch.tensor([-1])] * (ranks // 3) + [torch.zeros(1, dtype=torch.int64)] * (ranks - ranks // 3)
     found = 0
     for _ in range(6):
         out = poison(1, torch.int64)
-        kernels.shaped_fold(parts, out, rows, rows)
+        ops.shaped_fold(parts, out, rows, rows)
         found += int(out != 0)
         assert int(out) in (0, -1)
     assert found == 2
@@ -120,14 +120,14 @@ def test_refused() -> None:
     one, two = words(1, 1), words(1, 2)
     for ranks in (0, 65536):
         with pytest.raises(ValueError, match="ranks must be in"):
-            kernels.count_rows(ranks)
+            ops.count_rows(ranks)
     with pytest.raises(ValueError, match="before must hold 2 rows for 3 ranks, got 1"):
-        kernels.shaped_merge(one, two, [one.clone()], [one.clone()], 3)
+        ops.shaped_merge(one, two, [one.clone()], [one.clone()], 3)
     with pytest.raises(ValueError, match=r"after\[0\] must be"):
-        kernels.shaped_merge(one, two, [one.clone()], [words(2, 1)], 2)
+        ops.shaped_merge(one, two, [one.clone()], [words(2, 1)], 2)
     with pytest.raises(ValueError, match="overlap"):
-        kernels.shaped_merge(one, one, [two], [two], 2)
+        ops.shaped_merge(one, one, [two], [two], 2)
     with pytest.raises(ValueError, match=r"parts\[1\] must be"):
-        kernels.shaped_fold([one, words(2, 1)], two, [words(1, 3)], [words(1, 4)])
+        ops.shaped_fold([one, words(2, 1)], two, [words(1, 3)], [words(1, 4)])
     with pytest.raises(ValueError, match="ranks must be in"):
-        kernels.shaped_fold([], two, [], [])
+        ops.shaped_fold([], two, [], [])

@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from horovod_compress import kernels
-from horovod_compress.kernels import reference
+from horovod_compress import ops
+from horovod_compress.ops.reference import basic as reference
 from tests.support.marks import each_value, slow
 
 from .support import DTYPES, KEY, LENGTHS, bits, compare, numbers, poison, tame, work
@@ -33,7 +33,7 @@ def _residual(count: int, dtype: torch.dtype, seed: int) -> Tensor:
 
 def _offer(count: int, dtype: torch.dtype, row_length: int, *, shift: int, key=KEY, word_offset: int = 0) -> None:
     grad, residual = numbers(count, dtype, count), _residual(count, dtype, count + 1)
-    words, rows = kernels.word_count(count), _rows(count, row_length)
+    words, rows = ops.word_count(count), _rows(count, row_length)
     outputs = (poison(words, torch.int64), poison(rows, torch.float64), row_length)
     options = {"shift": shift, "key": key, "word_offset": word_offset}
     compare("sign_offer", grad, residual, *outputs, **options)
@@ -42,13 +42,13 @@ def _offer(count: int, dtype: torch.dtype, row_length: int, *, shift: int, key=K
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_pack(dtype: torch.dtype) -> None:
     for count in LENGTHS:
-        compare("sign_pack", numbers(count, dtype, count), poison(kernels.word_count(count), torch.int64), shift=count)
+        compare("sign_pack", numbers(count, dtype, count), poison(ops.word_count(count), torch.int64), shift=count)
 
 
 def test_pack_defines_zero_and_nan() -> None:
     packed = poison(1, torch.int64)
     x = torch.tensor([1.0, -1.0, 0.0, -0.0, float("nan"), -float("nan"), float("inf"), -float("inf"), 1e-45, -1e-45])
-    kernels.sign_pack(x, packed)
+    ops.sign_pack(x, packed)
     assert packed.item() == 0b0101001101
 
 
@@ -88,10 +88,10 @@ def _spread(count: int, dtype: torch.dtype, seed: int) -> Tensor:
 def test_sums_are_added_in_the_order_of_the_tree(dtype: torch.dtype) -> None:
     for count, row_length in ((400_004, 400_004), (300_000, 140_003), (40_000, 1500), (5000, 33), (3000, 3000)):
         grad, residual = _spread(count, dtype, count), _spread(count, work(dtype), count + 2)
-        words, rows = kernels.word_count(count), _rows(count, row_length)
+        words, rows = ops.word_count(count), _rows(count, row_length)
         sums = poison(rows, torch.float64)
         compare("sign_offer", grad, residual, poison(words, torch.int64), sums, row_length, shift=1)
-        kernels.sign_offer(grad, residual, poison(words, torch.int64), sums, row_length)
+        ops.sign_offer(grad, residual, poison(words, torch.int64), sums, row_length)
         exact = (grad.to(work(dtype)) + residual).abs().double()
         assert torch.allclose(sums, torch.stack([row.sum() for row in exact.split(row_length)]), rtol=1e-5)
 
@@ -113,15 +113,15 @@ def test_another_order_of_addition_would_show() -> None:
 @pytest.mark.parametrize("key", [None, KEY])
 def test_offer_without_residual_or_sums(dtype: torch.dtype, key) -> None:
     for count in (0, 1, 63, 64, 65, 1000):
-        words = poison(kernels.word_count(count), torch.int64)
+        words = poison(ops.word_count(count), torch.int64)
         compare("sign_offer", numbers(count, dtype, count), None, words, None, 10, shift=count, key=key)
 
 
 def test_offer_counts_what_is_not_finite() -> None:
     grad = torch.ones(100_000)
     grad[[3, 64, 99_999]] = torch.tensor([float("nan"), float("inf"), -float("inf")])
-    words = poison(kernels.word_count(100_000), torch.int64)
-    assert kernels.sign_offer(grad, None, words, None, 1) == 3
+    words = poison(ops.word_count(100_000), torch.int64)
+    assert ops.sign_offer(grad, None, words, None, 1) == 3
 
 
 def test_a_sum_that_is_not_a_number_is_always_the_same_one() -> None:
@@ -129,20 +129,20 @@ def test_a_sum_that_is_not_a_number_is_always_the_same_one() -> None:
     for payload in (0x7FC00001, 0x7F800001, -1):
         grad = torch.tensor([payload, 0, 0], dtype=torch.int32).view(torch.float32)
         sums = poison(1, torch.float64)
-        kernels.sign_offer(grad, None, poison(1, torch.int64), sums, 3)
+        ops.sign_offer(grad, None, poison(1, torch.int64), sums, 3)
         assert sums.view(torch.int64).item() == 0x7FF8000000000000
 
 
 def test_offer_gives_zeros_a_fair_coin() -> None:
     count = 1 << 20
     words = poison(count // 64, torch.int64)
-    kernels.sign_offer(torch.zeros(count), None, words, None, 1, key=KEY)
+    ops.sign_offer(torch.zeros(count), None, words, None, 1, key=KEY)
     expected = poison(count // 64, torch.int64)
-    kernels.bernoulli_words(expected, 0, 1, KEY)
+    ops.bernoulli_words(expected, 0, 1, KEY)
     assert not torch.equal(words, expected)
     share = sum((word & (2**64 - 1)).bit_count() for word in words.tolist()) / count
     assert abs(share - 0.5) < 5 * 0.5 / count**0.5
-    kernels.sign_offer(-torch.zeros(count), None, words, None, 1)
+    ops.sign_offer(-torch.zeros(count), None, words, None, 1)
     assert bool((words == -1).all())
 
 
@@ -215,13 +215,13 @@ def test_own_feedback_remembers_the_bits_that_were_offered() -> None:
     """Decoding the own bits with "global" feedback is what "own" means, but for the bound of what is kept."""
     count, row_length = 5000, 321
     grad, residual = numbers(count, torch.float32, 1), _residual(count, torch.float32, 2)
-    offered = poison(kernels.word_count(count), torch.int64)
-    kernels.sign_offer(grad, residual, offered, None, row_length, key=KEY, word_offset=9)
+    offered = poison(ops.word_count(count), torch.int64)
+    ops.sign_offer(grad, residual, offered, None, row_length, key=KEY, word_offset=9)
     steps = tame(_rows(count, row_length), torch.float32, 3)
     kept = []
     for consensus, feedback in ((offered, "global"), (bits(count, 4), "own")):
         left = residual.clone()
-        kernels.sign_decode(consensus, steps, row_length, grad.clone(), left, feedback=feedback, key=KEY, word_offset=9)
+        ops.sign_decode(consensus, steps, row_length, grad.clone(), left, feedback=feedback, key=KEY, word_offset=9)
         kept.append(left)
     assert torch.equal(kept[0].nan_to_num(7.0), kept[1].nan_to_num(7.0).clamp(-(2.0**95), 2.0**95))
 
@@ -237,19 +237,19 @@ def test_more_than_two_to_the_31_elements() -> None:
     x = torch.ones(count, dtype=torch.float16)
     marked = torch.tensor([0, 64, (1 << 31) - 1, 1 << 31, (1 << 31) + 1, count - 1])
     x[marked] = -1
-    words = poison(kernels.word_count(count), torch.int64)
+    words = poison(ops.word_count(count), torch.int64)
     sums = poison(2, torch.float64)
-    assert kernels.sign_offer(x, None, words, sums, 1 << 31, key=KEY) == 0
+    assert ops.sign_offer(x, None, words, sums, 1 << 31, key=KEY) == 0
     assert sums.tolist() == [float(1 << 31), 77.0]
     packed = poison(words.numel(), torch.int64)
-    kernels.sign_pack(x, packed)
+    ops.sign_pack(x, packed)
     assert torch.equal(words, packed)
     expected = torch.full_like(words, -1)
     expected[-1] = (1 << count % 64) - 1
     for position in marked.tolist():
         expected[position // 64] ^= 1 << position % 64
     assert torch.equal(words, expected)
-    kernels.sign_decode(words, torch.tensor([1.0, 2.0]), 1 << 31, x, None, feedback="none")
-    kernels.sign_offer(x, None, packed, sums, 1 << 31, key=KEY)
+    ops.sign_decode(words, torch.tensor([1.0, 2.0]), 1 << 31, x, None, feedback="none")
+    ops.sign_offer(x, None, packed, sums, 1 << 31, key=KEY)
     assert torch.equal(packed, expected)
     assert sums.tolist() == [float(1 << 31), 154.0]

@@ -10,9 +10,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from horovod_compress import kernels
-from horovod_compress.kernels import reference_sketch
-from horovod_compress.keys import SKETCH, Key
+from horovod_compress import ops
+from horovod_compress.ops.keys import SKETCH, Key
+from horovod_compress.ops.reference import sketch as reference_sketch
 from tests.support.marks import each_value, slow
 
 from .support import DTYPES, LENGTHS, compare, differences, numbers, poison, tame, work
@@ -30,19 +30,19 @@ def zeros(rows: int, columns: int, dtype: torch.dtype = torch.float32) -> Tensor
 
 def table_of(x: Tensor, rows: int, columns: int, key: Key = KEY, offset: int = 0) -> Tensor:
     table = zeros(rows, columns, work(x.dtype))
-    kernels.sketch_encode(x, None, table, rows, key, offset=offset)
+    ops.sketch_encode(x, None, table, rows, key, offset=offset)
     return table
 
 
 def top(table: Tensor, rows: int, spans: list[tuple[int, int]], k: int) -> tuple[Tensor, Tensor]:
     positions, estimates = poison(k, torch.int64), poison(k, table.dtype)
-    found = kernels.sketch_top(table, rows, KEY, spans, k, positions, estimates)
+    found = ops.sketch_top(table, rows, KEY, spans, k, positions, estimates)
     return positions[:found], estimates[:found]
 
 
 def estimates_of(table: Tensor, rows: int, count: int, key: Key = KEY) -> Tensor:
     out = poison(count, table.dtype)
-    kernels.sketch_estimate(table, rows, key, torch.arange(count), out)
+    ops.sketch_estimate(table, rows, key, torch.arange(count), out)
     return out
 
 
@@ -97,8 +97,8 @@ def test_what_is_sketched_is_what_is_absorbed(dtype: torch.dtype) -> None:
     kind, count = work(dtype), 1000
     grad, residual, momentum = tame(count, dtype, 1), tame(count, kind, 2), tame(count, kind, 3)
     table = zeros(3, 1072, kind)
-    kernels.sketch_encode(grad, residual, table, 3, KEY, momentum=momentum, factor=0.9)
-    kernels.absorb(grad, residual, momentum, 0.9)
+    ops.sketch_encode(grad, residual, table, 3, KEY, momentum=momentum, factor=0.9)
+    ops.absorb(grad, residual, momentum, 0.9)
     assert differences(table, table_of(residual, 3, 1072)) == 0
     assert grad.count_nonzero() == 0
 
@@ -128,9 +128,9 @@ def test_threads_change_nothing(columns: int, dtype: torch.dtype) -> None:
             table = table_of(x, 5, columns)
             positions, estimates = top(table, 5, [(0, 700_032), (700_032, 500_001)], k)
             again = poison(k, torch.float32)
-            kernels.sketch_estimate(table, 5, KEY, positions, again)
+            ops.sketch_estimate(table, 5, KEY, positions, again)
             cleared = table.clone()
-            kernels.sketch_clear(cleared, 5, KEY, positions)
+            ops.sketch_clear(cleared, 5, KEY, positions)
             found.append((table, positions, estimates, again, cleared))
         finally:
             torch.set_num_threads(before)
@@ -147,7 +147,7 @@ def test_a_bucket_in_parts_is_the_bucket() -> None:
     x = tame(10_000, torch.float32, 1)
     for cut in (64, 1072 * 3 // 64 * 64, 6400):
         table = table_of(x[:cut], 5, 1072)
-        kernels.sketch_encode(x[cut:], None, table, 5, KEY, offset=cut)
+        ops.sketch_encode(x[cut:], None, table, 5, KEY, offset=cut)
         assert differences(table, table_of(x, 5, 1072)) == 0
 
 
@@ -172,10 +172,10 @@ def test_linear() -> None:
 
 
 def test_columns() -> None:
-    assert [kernels.sketch_columns(n) for n in (0, 31, 32, 47, 48, 79, 500_000)] == [32, 32, 32, 32, 48, 48, 499_984]
-    assert kernels.sketch_columns(1 << 33) == kernels.sketch_columns(1 << 31) <= 1 << 31
+    assert [ops.sketch_columns(n) for n in (0, 31, 32, 47, 48, 79, 500_000)] == [32, 32, 32, 32, 48, 48, 499_984]
+    assert ops.sketch_columns(1 << 33) == ops.sketch_columns(1 << 31) <= 1 << 31
     for target in range(32, 5000, 16):
-        places = kernels.sketch_columns(target) // 16
+        places = ops.sketch_columns(target) // 16
         assert 16 * places <= target and all(places % d for d in range(2, places))
 
 
@@ -247,7 +247,7 @@ def test_what_fits_is_found_exactly(dtype: torch.dtype) -> None:
     chosen = torch.randperm(count, generator=generator)[:k].sort().values
     x = torch.zeros(count, dtype=dtype)
     x[chosen] = torch.randn(k, generator=generator, dtype=torch.float64).to(dtype)
-    table = table_of(x, 5, kernels.sketch_columns(50_000))
+    table = table_of(x, 5, ops.sketch_columns(50_000))
     positions, estimates = top(table, 5, [(0, count)], k)
     assert torch.equal(positions, chosen) and torch.equal(estimates, x[chosen])
     more, _ = top(table, 5, [(0, count)], 10 * k)
@@ -332,7 +332,7 @@ def test_gaps_are_never_chosen() -> None:
 def test_clear_zeroes_what_it_touches() -> None:
     table = torch.ones(5 * 1072)
     positions = torch.tensor([3, 1_000_000, 3, 70_001])
-    kernels.sketch_clear(table, 5, KEY, positions)
+    ops.sketch_clear(table, 5, KEY, positions)
     where, _ = reference_sketch.cells(KEY, 5, 1072, positions.numpy())
     expected = torch.ones(5, 1072)
     for row in range(5):
@@ -347,70 +347,70 @@ def test_clear_zeroes_what_it_touches() -> None:
 X, TABLE, POSITIONS = torch.ones(64), zeros(3, 48), torch.zeros(4, dtype=torch.int64)
 SHARED = zeros(3, 96)
 REFUSED: dict[str, tuple[str, Callable[[], Any]]] = {
-    "rows": ("rows must be one of 1, 3, 5", lambda: kernels.sketch_encode(X, None, TABLE, 2, KEY)),
-    "places that are not prime": ("C prime", lambda: kernels.sketch_encode(X, None, zeros(3, 64), 3, KEY)),
-    "one place": ("C prime", lambda: kernels.sketch_encode(X, None, zeros(3, 16), 3, KEY)),
-    "half a place": ("C prime", lambda: kernels.sketch_encode(X, None, zeros(3, 40), 3, KEY)),
-    "no table": ("C prime", lambda: kernels.sketch_encode(X, None, zeros(3, 0), 3, KEY)),
-    "table of float64": ("table must be", lambda: kernels.sketch_encode(X, None, TABLE.double(), 3, KEY)),
-    "table of float16": ("table must be", lambda: kernels.sketch_estimate(TABLE.half(), 3, KEY, POSITIONS, X[:4])),
-    "table over gradient": ("overlap", lambda: kernels.sketch_encode(SHARED[9:73], None, SHARED[:144], 3, KEY)),
+    "rows": ("rows must be one of 1, 3, 5", lambda: ops.sketch_encode(X, None, TABLE, 2, KEY)),
+    "places that are not prime": ("C prime", lambda: ops.sketch_encode(X, None, zeros(3, 64), 3, KEY)),
+    "one place": ("C prime", lambda: ops.sketch_encode(X, None, zeros(3, 16), 3, KEY)),
+    "half a place": ("C prime", lambda: ops.sketch_encode(X, None, zeros(3, 40), 3, KEY)),
+    "no table": ("C prime", lambda: ops.sketch_encode(X, None, zeros(3, 0), 3, KEY)),
+    "table of float64": ("table must be", lambda: ops.sketch_encode(X, None, TABLE.double(), 3, KEY)),
+    "table of float16": ("table must be", lambda: ops.sketch_estimate(TABLE.half(), 3, KEY, POSITIONS, X[:4])),
+    "table over gradient": ("overlap", lambda: ops.sketch_encode(SHARED[9:73], None, SHARED[:144], 3, KEY)),
     "table over momentum": (
         "overlap",
-        lambda: kernels.sketch_encode(X, None, SHARED[:144], 3, KEY, momentum=SHARED[9:73]),
+        lambda: ops.sketch_encode(X, None, SHARED[:144], 3, KEY, momentum=SHARED[9:73]),
     ),
-    "short residual": ("residual must be", lambda: kernels.sketch_encode(X, X[:63], TABLE, 3, KEY)),
+    "short residual": ("residual must be", lambda: ops.sketch_encode(X, X[:63], TABLE, 3, KEY)),
     "momentum of float64": (
         "momentum must be",
-        lambda: kernels.sketch_encode(X, X, TABLE, 3, KEY, momentum=X.double()),
+        lambda: ops.sketch_encode(X, X, TABLE, 3, KEY, momentum=X.double()),
     ),
-    "offset off the grid": ("multiple of 64", lambda: kernels.sketch_encode(X, None, TABLE, 3, KEY, offset=32)),
-    "negative offset": ("multiple of 64", lambda: kernels.sketch_encode(X, None, TABLE, 3, KEY, offset=-64)),
+    "offset off the grid": ("multiple of 64", lambda: ops.sketch_encode(X, None, TABLE, 3, KEY, offset=32)),
+    "negative offset": ("multiple of 64", lambda: ops.sketch_encode(X, None, TABLE, 3, KEY, offset=-64)),
     "past the end": (
         "elements must lie in",
-        lambda: kernels.sketch_encode(torch.ones(65), None, TABLE, 3, KEY, offset=(1 << 31) - 64),
+        lambda: ops.sketch_encode(torch.ones(65), None, TABLE, 3, KEY, offset=(1 << 31) - 64),
     ),
     "factor without momentum": (
         "factor must be finite",
-        lambda: kernels.sketch_encode(X, None, TABLE, 3, KEY, factor=0.9),
+        lambda: ops.sketch_encode(X, None, TABLE, 3, KEY, factor=0.9),
     ),
     "factor that is not finite": (
         "factor must be finite",
-        lambda: kernels.absorb(X.clone(), X.clone(), X.clone(), float("inf")),
+        lambda: ops.absorb(X.clone(), X.clone(), X.clone(), float("inf")),
     ),
     "spans that overlap": (
         "spans must be",
-        lambda: kernels.sketch_top(TABLE, 3, KEY, [(0, 65), (64, 5)], 4, POSITIONS, X[:4]),
+        lambda: ops.sketch_top(TABLE, 3, KEY, [(0, 65), (64, 5)], 4, POSITIONS, X[:4]),
     ),
     "spans off the grid": (
         "spans must be",
-        lambda: kernels.sketch_top(TABLE, 3, KEY, [(0, 5), (16, 5)], 4, POSITIONS, X[:4]),
+        lambda: ops.sketch_top(TABLE, 3, KEY, [(0, 5), (16, 5)], 4, POSITIONS, X[:4]),
     ),
     "span past the end": (
         "spans must be",
-        lambda: kernels.sketch_top(TABLE, 3, KEY, [((1 << 31) - 64, 65)], 4, POSITIONS, X[:4]),
+        lambda: ops.sketch_top(TABLE, 3, KEY, [((1 << 31) - 64, 65)], 4, POSITIONS, X[:4]),
     ),
-    "negative k": ("k must be", lambda: kernels.sketch_top(TABLE, 3, KEY, [(0, 5)], -1, POSITIONS, X[:4])),
+    "negative k": ("k must be", lambda: ops.sketch_top(TABLE, 3, KEY, [(0, 5)], -1, POSITIONS, X[:4])),
     "k of another size": (
         "positions must be",
-        lambda: kernels.sketch_top(TABLE, 3, KEY, [(0, 5)], 3, POSITIONS, X[:4]),
+        lambda: ops.sketch_top(TABLE, 3, KEY, [(0, 5)], 3, POSITIONS, X[:4]),
     ),
     "positions of int32": (
         "positions must be",
-        lambda: kernels.sketch_estimate(TABLE, 3, KEY, POSITIONS.int(), X[:4]),
+        lambda: ops.sketch_estimate(TABLE, 3, KEY, POSITIONS.int(), X[:4]),
     ),
     "estimates of float64": (
         "estimates must be",
-        lambda: kernels.sketch_estimate(TABLE, 3, KEY, POSITIONS, X[:4].double()),
+        lambda: ops.sketch_estimate(TABLE, 3, KEY, POSITIONS, X[:4].double()),
     ),
     "estimates over table": (
         "overlap",
-        lambda: kernels.sketch_estimate(SHARED[:144], 3, KEY, POSITIONS, SHARED[140:144]),
+        lambda: ops.sketch_estimate(SHARED[:144], 3, KEY, POSITIONS, SHARED[140:144]),
     ),
-    "residual over gradient": ("overlap", lambda: kernels.absorb(SHARED[:64], SHARED[63:127])),
+    "residual over gradient": ("overlap", lambda: ops.absorb(SHARED[:64], SHARED[63:127])),
     "momentum over residual": (
         "overlap",
-        lambda: kernels.absorb(SHARED[:64], SHARED[64:128], SHARED[65:129], 0.5),
+        lambda: ops.absorb(SHARED[:64], SHARED[64:128], SHARED[65:129], 0.5),
     ),
 }
 
@@ -424,7 +424,7 @@ def test_refused(case: str) -> None:
 
 def test_nothing_to_do() -> None:
     table = TABLE.clone()
-    assert kernels.sketch_encode(X[:0], None, table, 3, KEY) == 0
-    kernels.sketch_clear(table, 3, KEY, POSITIONS[:0])
-    kernels.absorb(X[:0], X[:0].clone())
+    assert ops.sketch_encode(X[:0], None, table, 3, KEY) == 0
+    ops.sketch_clear(table, 3, KEY, POSITIONS[:0])
+    ops.absorb(X[:0], X[:0].clone())
     assert table.count_nonzero() == 0

@@ -8,7 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from horovod_compress import kernels
+from horovod_compress import ops
+from horovod_compress.ops import legality
 
 from .support import DTYPES, KEY, bits, compare, numbers, poison, tame, words, work
 
@@ -26,7 +27,7 @@ def outputs(sizes: list[int], dtype: torch.dtype) -> list[Tensor]:
 def test_signs(dtype: torch.dtype) -> None:
     grads = [numbers(count, dtype, count) for count in COUNTS]
     residuals = [numbers(count, work(dtype), count + 1) for count in COUNTS]
-    words = [kernels.word_count(count) for count in COUNTS]
+    words = [ops.word_count(count) for count in COUNTS]
     steps = [tame(size, torch.float32, size) for size in GROUPS]
     for kept, key in ((residuals, KEY), (None, None)):
         made = (outputs(words, torch.int64), outputs(GROUPS, torch.float32))
@@ -41,7 +42,7 @@ def test_signs(dtype: torch.dtype) -> None:
 def test_points(dtype: torch.dtype) -> None:
     grads = [numbers(count, dtype, count) for count in COUNTS]
     residuals = [numbers(count, work(dtype), count + 1) for count in COUNTS]
-    words = [kernels.word_count(count) for count in COUNTS]
+    words = [ops.word_count(count) for count in COUNTS]
     made = [outputs(GROUPS, kind) for kind in (torch.float64, torch.float64, torch.int64)]
     for kept in (residuals, None):
         compare("points_offer_all", grads, kept, outputs(words, torch.int64), *made, ROWS, shift=1)
@@ -67,7 +68,7 @@ def test_plain_numbers(dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_norms(dtype: torch.dtype) -> None:
     grads = [numbers(count, dtype, count) for count in COUNTS]
-    for power in kernels.POWERS:
+    for power in legality.POWERS:
         kind = torch.float64 if power else work(dtype)
         compare("norm_offer_all", grads, outputs(GROUPS, kind), ROWS, shift=1, power=power)
     compare("moments_offer_all", grads, outputs(GROUPS, work(dtype)), outputs(GROUPS, torch.float64), ROWS, shift=1)
@@ -80,7 +81,7 @@ def test_codes(dtype: torch.dtype, bits: int) -> None:
     groups = [-(-count // row) for count, row in zip(COUNTS, rows, strict=True)]
     grads = [numbers(count, dtype, count) for count in COUNTS]
     norms, bounds = ([tame(size, work(dtype), size + first).abs() for size in groups] for first in (0, 1))
-    layouts = [kernels.code_layout(bits, count) for count in COUNTS]
+    layouts = [ops.code_layout(bits, count) for count in COUNTS]
     codes = [poison(size, kind) for kind, size in layouts]
     sent = [words(size, size).to(kind) for kind, size in layouts]
     given, rule = (grads, norms, rows, codes, KEY), {"bits": bits, "levels": 3}
@@ -97,13 +98,13 @@ def test_codes(dtype: torch.dtype, bits: int) -> None:
 @pytest.mark.parametrize(("bits", "block", "norm"), [(8, 512, 0), (3, 64, 2)])
 def test_records(dtype: torch.dtype, bits: int, block: int, norm: int) -> None:
     rule = {"bits": bits, "block": block}
-    sizes = [-(-count // block) * kernels.qsgd_record_bytes(**rule) for count in COUNTS]
+    sizes = [-(-count // block) * ops.qsgd_record_bytes(**rule) for count in COUNTS]
     grads = [numbers(count, dtype, count) for count in COUNTS]
     compare("qsgd_encode_all", grads, outputs(sizes, torch.uint8), KEY, shift=1, **rule, norm=norm, offsets=PLACES)
     compare("qsgd_encode_all", grads, outputs(sizes, torch.uint8), KEY, **rule, norm=norm)
     sent = [tame(count, dtype, count) for count in COUNTS]
     records = outputs(sizes, torch.uint8)
-    kernels.qsgd_encode_all(sent, records, KEY, **rule, norm=norm)
+    ops.qsgd_encode_all(sent, records, KEY, **rule, norm=norm)
     compare("qsgd_decode_all", records, grads, shift=1, **rule, scale=0.3)
 
 
@@ -127,105 +128,105 @@ def _bytes(tensor: Tensor) -> Tensor:
 REFUSED: dict[str, tuple[str, Callable[[], object]]] = {
     "too few bits": (
         "bits must hold one item for each of 2",
-        lambda: kernels.sign_offer_all([_f(9)] * 2, None, [_w(1)], None, [9, 9]),
+        lambda: ops.sign_offer_all([_f(9)] * 2, None, [_w(1)], None, [9, 9]),
     ),
     "too few residuals": (
         "residuals must hold",
-        lambda: kernels.sign_offer_all([_f(9)] * 2, [_f(9)], [_w(1)] * 2, None, [9, 9]),
+        lambda: ops.sign_offer_all([_f(9)] * 2, [_f(9)], [_w(1)] * 2, None, [9, 9]),
     ),
     "several dtypes": (
         "grad must be a contiguous torch.float32",
-        lambda: kernels.sign_offer_all([_f(9), _f(9, torch.float64)], None, [_w(1), _w(1)], None, [9, 9]),
+        lambda: ops.sign_offer_all([_f(9), _f(9, torch.float64)], None, [_w(1), _w(1)], None, [9, 9]),
     ),
     "a word too few in the second": (
         "bits must be",
-        lambda: kernels.sign_offer_all([_f(9), _f(65)], None, [_w(1), _w(1)], None, [9, 9]),
+        lambda: ops.sign_offer_all([_f(9), _f(65)], None, [_w(1), _w(1)], None, [9, 9]),
     ),
     "a step too few": (
         "steps must be",
-        lambda: kernels.sign_offer_all([_f(9)], None, [_w(1)], [_f(1)], [8]),
+        lambda: ops.sign_offer_all([_f(9)], None, [_w(1)], [_f(1)], [8]),
     ),
-    "no ranks": ("ranks must be", lambda: kernels.sign_offer_all([_f(9)], None, [_w(1)], None, [9], ranks=0)),
+    "no ranks": ("ranks must be", lambda: ops.sign_offer_all([_f(9)], None, [_w(1)], None, [9], ranks=0)),
     "a place outside": (
         "words must lie",
-        lambda: kernels.sign_offer_all([_f(9)], None, [_w(1)], None, [9], word_offsets=[-1]),
+        lambda: ops.sign_offer_all([_f(9)], None, [_w(1)], None, [9], word_offsets=[-1]),
     ),
     "residuals without feedback": (
         "feedback must be",
-        lambda: kernels.sign_decode_all([_w(1)], [_f(1)], [9], [_f(9)], [_f(9)], feedback="none"),
+        lambda: ops.sign_decode_all([_w(1)], [_f(1)], [9], [_f(9)], [_f(9)], feedback="none"),
     ),
     "rows behind the end": (
         "rows must lie within the 1 of the bucket",
-        lambda: kernels.points_decode_all(
+        lambda: ops.points_decode_all(
             [_w(1)], [_f(1)], None, [8], 0, [_f(9)], [_f(9)], first_words=[0], first_rows=[0]
         ),
     ),
     "outputs of several dtypes": (
         "out must be",
-        lambda: kernels.dense_offer_all([_f(9)] * 2, None, [_f(9), _f(9, torch.float16)]),
+        lambda: ops.dense_offer_all([_f(9)] * 2, None, [_f(9), _f(9, torch.float16)]),
     ),
     "payloads of several dtypes": (
         "payload must be",
-        lambda: kernels.dense_decode_all([_f(9), _f(9, torch.float16)], [_f(9), _f(9)], scale=1.0),
+        lambda: ops.dense_decode_all([_f(9), _f(9, torch.float16)], [_f(9), _f(9)], scale=1.0),
     ),
-    "too few norms": ("norms must hold", lambda: kernels.norm_offer_all([_f(9)] * 2, [_f(1)], [9, 9])),
-    "a norm too few": ("norms must be", lambda: kernels.norm_offer_all([_f(9)], [_f(1)], [8])),
-    "a power of five": ("power must be", lambda: kernels.norm_offer_all([_f(9)], [_f(1)], [9], power=5)),
+    "too few norms": ("norms must hold", lambda: ops.norm_offer_all([_f(9)] * 2, [_f(1)], [9, 9])),
+    "a norm too few": ("norms must be", lambda: ops.norm_offer_all([_f(9)], [_f(1)], [8])),
+    "a power of five": ("power must be", lambda: ops.norm_offer_all([_f(9)], [_f(1)], [9], power=5)),
     "squares of float32": (
         "squares must be",
-        lambda: kernels.moments_offer_all([_f(9)], [_f(1)], [_f(1)], [9]),
+        lambda: ops.moments_offer_all([_f(9)], [_f(1)], [_f(1)], [9]),
     ),
     "a level too many": (
         "levels must be",
-        lambda: kernels.level_encode_all([_f(9)], [_f(1)], [9], [_b(5)], KEY, bits=4, levels=8),
+        lambda: ops.level_encode_all([_f(9)], [_f(1)], [9], [_b(5)], KEY, bits=4, levels=8),
     ),
     "integers": (
         "grad must be float32, float64",
-        lambda: kernels.level_encode_all([_b(9)], [_f(1)], [9], [_b(9)], KEY, bits=8, levels=3),
+        lambda: ops.level_encode_all([_b(9)], [_f(1)], [9], [_b(9)], KEY, bits=8, levels=3),
     ),
     "codes over a gradient": (
         "overlap",
-        lambda: kernels.octave_encode_all([own := _f(9)], [_f(1)], [9], [_bytes(own)], KEY, bits=8, headroom=3),
+        lambda: ops.octave_encode_all([own := _f(9)], [_f(1)], [9], [_bytes(own)], KEY, bits=8, headroom=3),
     ),
     "a gradient of another dtype": (
         "grad must be a contiguous torch.float32",
-        lambda: kernels.level_decode_all(
+        lambda: ops.level_decode_all(
             [_b(9)] * 2, [_f(1)] * 2, [9] * 2, [_f(9), _f(9, torch.float16)], bits=8, scale=1.0
         ),
     ),
     "a code too few": (
         "codes must be",
-        lambda: kernels.level_encode_all([_f(9)], [_f(1)], [9], [_b(8)], KEY, bits=8, levels=3),
+        lambda: ops.level_encode_all([_f(9)], [_f(1)], [9], [_b(8)], KEY, bits=8, levels=3),
     ),
     "bounds of one of two": (
         "bounds must hold",
-        lambda: kernels.level_encode_all(
+        lambda: ops.level_encode_all(
             [_f(9)] * 2, [_f(1)] * 2, [9] * 2, [_b(9)] * 2, KEY, bits=8, levels=3, bounds=[_f(1)]
         ),
     ),
     "elements before the stream": (
         "elements must lie",
-        lambda: kernels.octave_encode_all([_f(9)], [_f(1)], [9], [_b(9)], KEY, bits=8, headroom=3, offsets=[-1]),
+        lambda: ops.octave_encode_all([_f(9)], [_f(1)], [9], [_b(9)], KEY, bits=8, headroom=3, offsets=[-1]),
     ),
     "odd rows of halves": (
         "row_length must be even",
-        lambda: kernels.octave_decode_all([_b(5)], [_f(2)], [7], [_f(9)], bits=4, headroom=3, scale=1.0),
+        lambda: ops.octave_decode_all([_b(5)], [_f(2)], [7], [_f(9)], bits=4, headroom=3, scale=1.0),
     ),
     "no headroom": (
         "headroom must be",
-        lambda: kernels.octave_decode_all([_b(9)], [_f(1)], [9], [_f(9)], bits=8, headroom=0, scale=1.0),
+        lambda: ops.octave_decode_all([_b(9)], [_f(1)], [9], [_f(9)], bits=8, headroom=0, scale=1.0),
     ),
     "codes of three bits": (
         "bits must be",
-        lambda: kernels.level_decode_all([_b(9)], [_f(1)], [9], [_f(9)], bits=3, scale=1.0),
+        lambda: ops.level_decode_all([_b(9)], [_f(1)], [9], [_f(9)], bits=3, scale=1.0),
     ),
     "a record too few": (
         "records must be",
-        lambda: kernels.qsgd_encode_all([_f(65)], [_b(68)], KEY, bits=8, block=64, norm=0),
+        lambda: ops.qsgd_encode_all([_f(65)], [_b(68)], KEY, bits=8, block=64, norm=0),
     ),
     "blocks of three": (
         "block must be",
-        lambda: kernels.qsgd_decode_all([_b(68)], [_f(9)], bits=8, block=3, scale=1.0),
+        lambda: ops.qsgd_decode_all([_b(68)], [_f(9)], bits=8, block=3, scale=1.0),
     ),
 }
 
@@ -238,15 +239,15 @@ def test_refused(case: str) -> None:
 
 
 def test_no_tensors_are_no_work() -> None:
-    assert kernels.sign_offer_all([], None, [], None, []).numel() == 0
-    kernels.sign_decode_all([], [], [], [], None, feedback="none")
-    assert kernels.dense_offer_all([], None, []).numel() == 0
-    kernels.dense_decode_all([], [], scale=1.0)
-    assert kernels.norm_offer_all([], [], []).numel() == 0
-    assert kernels.moments_offer_all([], [], [], []).numel() == 0
-    kernels.level_encode_all([], [], [], [], KEY, bits=8, levels=3)
-    kernels.level_decode_all([], [], [], [], bits=8, scale=1.0)
-    kernels.octave_encode_all([], [], [], [], KEY, bits=8, headroom=3)
-    kernels.octave_decode_all([], [], [], [], bits=8, headroom=3, scale=1.0)
-    assert kernels.qsgd_encode_all([], [], KEY, bits=8, block=64, norm=0).numel() == 0
-    kernels.qsgd_decode_all([], [], bits=8, block=64, scale=1.0)
+    assert ops.sign_offer_all([], None, [], None, []).numel() == 0
+    ops.sign_decode_all([], [], [], [], None, feedback="none")
+    assert ops.dense_offer_all([], None, []).numel() == 0
+    ops.dense_decode_all([], [], scale=1.0)
+    assert ops.norm_offer_all([], [], []).numel() == 0
+    assert ops.moments_offer_all([], [], [], []).numel() == 0
+    ops.level_encode_all([], [], [], [], KEY, bits=8, levels=3)
+    ops.level_decode_all([], [], [], [], bits=8, scale=1.0)
+    ops.octave_encode_all([], [], [], [], KEY, bits=8, headroom=3)
+    ops.octave_decode_all([], [], [], [], bits=8, headroom=3, scale=1.0)
+    assert ops.qsgd_encode_all([], [], KEY, bits=8, block=64, norm=0).numel() == 0
+    ops.qsgd_decode_all([], [], bits=8, block=64, scale=1.0)

@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from horovod_compress import kernels
-from horovod_compress.kernels.reference_values import section_values
+from horovod_compress import ops
+from horovod_compress.ops.reference.values import section_values
 from tests.support.marks import each_value
 
 from .support import DTYPES, KEY, LENGTHS, Guarded, compare, numbers, poison, tame, work
@@ -31,9 +31,9 @@ def means(form: str, kind: torch.dtype, mean: float = 0.75) -> Tensor | None:
 
 def encoded(positions: Tensor, values: Tensor, b: int, elements: int, form: str) -> Tensor:
     kept = positions.numel()
-    out = poison(kernels.values_bound(kept, elements, b, values.element_size(), form=form), U8)
+    out = poison(ops.values_bound(kept, elements, b, values.element_size(), form=form), U8)
     mean = means(form, values.dtype)
-    used = kernels.values_encode(positions, kept, values, b, elements, out, form=form, mean=mean)
+    used = ops.values_encode(positions, kept, values, b, elements, out, form=form, mean=mean)
     assert bool((out[used:] == 0xA5).all())
     return out[:used].clone()
 
@@ -46,7 +46,7 @@ def test_encode(kind: torch.dtype, form: str) -> None:
         for b in (0, 2, 7, 20):
             positions = mask(count, 1 / (count % 13 + 1), count)
             kept = positions.numel()
-            out = poison(kernels.values_bound(kept, count, b, 8, form=form), U8)
+            out = poison(ops.values_bound(kept, count, b, 8, form=form), U8)
             given = (positions, kept, numbers(kept, kind, count), b, count, out)
             compare("values_encode", *given, shift=count, form=form, mean=means(form, kind))
 
@@ -114,9 +114,9 @@ def test_selection_travels_whole() -> None:
     count, k = 50_000, 500
     grad, residual = tame(count, torch.float64, 1), tame(count, torch.float64, 2)
     positions, values, x = poison(k, I32), poison(k, torch.float64), grad + residual
-    kept, _ = kernels.top_select(grad, residual, k, positions, values)
-    section = encoded(positions[:kept], values[:kept], kernels.golomb_parameter(k, count), count, "full")
-    assert kernels.values_decode([section], 0, kernels.golomb_parameter(k, count), grad, residual, 1.0) == 0
+    kept, _ = ops.top_select(grad, residual, k, positions, values)
+    section = encoded(positions[:kept], values[:kept], ops.golomb_parameter(k, count), count, "full")
+    assert ops.values_decode([section], 0, ops.golomb_parameter(k, count), grad, residual, 1.0) == 0
     assert torch.equal(grad.nonzero().flatten(), positions.long()) and torch.equal(grad + residual, x)
     assert not residual[positions.long()].any()
 
@@ -126,7 +126,7 @@ def test_narrow_values_do_not_become_infinite() -> None:
     at = torch.arange(values.numel(), dtype=I32)
     for form, most in (("float16", 65504.0), ("bfloat16", torch.finfo(torch.bfloat16).max)):
         grad = torch.zeros(values.numel())
-        kernels.values_decode([encoded(at, values, 0, values.numel(), form)], 0, 0, grad, None, 1.0, form=form)
+        ops.values_decode([encoded(at, values, 0, values.numel(), form)], 0, 0, grad, None, 1.0, form=form)
         assert float(grad[2]) == most and float(grad[3]) == -most and bool(grad.isfinite().all())
 
 
@@ -155,7 +155,7 @@ def test_random_bytes(form: str) -> None:
         guarded += [Guarded(tame(count, torch.float32, trial), trial % 63) for _ in range(2)]
         section, grad, residual = (part.view for part in guarded)
         wrong = _count(section, b, count, form)
-        assert kernels.values_decode([section, section], 1, b, grad, residual, 1.0, form=form) == 2 * wrong
+        assert ops.values_decode([section, section], 1, b, grad, residual, 1.0, form=form) == 2 * wrong
         assert all(part.intact() for part in guarded)
 
 
@@ -167,7 +167,7 @@ def test_flipped_bits(form: str) -> None:
         section = good.clone()
         section[bit // 8] ^= 1 << (bit % 8)
         guarded = Guarded(tame(9000, torch.float32, 1), bit % 64)
-        wrong = kernels.values_decode([section], 0, 1, guarded.view, None, 1.0, form=form)
+        wrong = ops.values_decode([section], 0, 1, guarded.view, None, 1.0, form=form)
         assert wrong == _count(section, 1, 9000, form) and guarded.intact()
         found.add(wrong)
     assert len(found) > 1  # the control: some flips are seen
@@ -214,7 +214,7 @@ def test_every_element_is_as_likely() -> None:
     """100 elements in 7 blocks of 14 or 15, in 3500 draws: each within 5 standard deviations."""
     grad, values, seen = torch.arange(100.0), torch.zeros(7), torch.zeros(100)
     for step in range(3500):
-        kernels.sample_offer(grad, None, values, KEY.at(step=step))
+        ops.sample_offer(grad, None, values, KEY.at(step=step))
         seen[values.long()] += 1
     sizes = torch.tensor([100 * (i + 1) // 7 - 100 * i // 7 for i in range(7)])
     expected = (3500 / sizes).repeat_interleave(sizes)
@@ -226,11 +226,11 @@ def test_every_element_is_as_likely() -> None:
 
 def _encode(positions: list[int], kept: int, b: int, elements: int, room: int, **options: object) -> object:
     at = torch.tensor(positions, dtype=I32)
-    return kernels.values_encode(at, kept, torch.ones(len(positions)), b, elements, poison(room, U8), **options)
+    return ops.values_encode(at, kept, torch.ones(len(positions)), b, elements, poison(room, U8), **options)
 
 
 def _decode(section: Tensor, own: int = 0, b: int = 1, residual: Tensor | None = None, **options: object) -> object:
-    return kernels.values_decode([section], own, b, torch.ones(4), residual, 1.0, **options)
+    return ops.values_decode([section], own, b, torch.ones(4), residual, 1.0, **options)
 
 
 NOTHING = poison(9, U8)
@@ -248,10 +248,10 @@ REFUSED: dict[str, Callable[[], object]] = {
     "residual must be": lambda: _decode(NOTHING, residual=torch.ones(3)),
     "momentum needs a residual": lambda: _decode(NOTHING, momentum=torch.ones(4), factor=0.5),
     "factor must be finite": lambda: _decode(NOTHING, residual=torch.ones(4), factor=0.5),
-    "sections must hold": lambda: kernels.values_decode([], 0, 1, torch.ones(4), None, 1.0),
-    "values must hold 1 to 4 elements": lambda: kernels.sample_offer(torch.ones(4), None, torch.ones(0), KEY),
-    "draws must lie": lambda: kernels.sample_offer(torch.ones(4), None, torch.ones(1), KEY, first=-1),
-    "values must be a contiguous": lambda: kernels.sample_offer(torch.ones(4), None, torch.ones(1).double(), KEY),
+    "sections must hold": lambda: ops.values_decode([], 0, 1, torch.ones(4), None, 1.0),
+    "values must hold 1 to 4 elements": lambda: ops.sample_offer(torch.ones(4), None, torch.ones(0), KEY),
+    "draws must lie": lambda: ops.sample_offer(torch.ones(4), None, torch.ones(1), KEY, first=-1),
+    "values must be a contiguous": lambda: ops.sample_offer(torch.ones(4), None, torch.ones(1).double(), KEY),
 }
 
 

@@ -9,7 +9,7 @@ import pytest
 
 pytest.importorskip("horovod.torch")
 
-from horovod_compress.plan import Plan
+from horovod_compress.schedule.plan import Plan
 from tests.support.jobs import run_ranks
 
 pytestmark = pytest.mark.alone

@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 import torch
 
-from horovod_compress import arrivals
 from horovod_compress.codecs import registry
 from horovod_compress.codecs.base import Codec, Work
+from horovod_compress.engine import arrivals
+from horovod_compress.engine.worker import Worker
 from horovod_compress.errors import ExchangeError
-from horovod_compress.plan import Bucket, TensorSpec
-from horovod_compress.worker import Worker
+from horovod_compress.schedule.plan import Bucket, TensorSpec
 from tests.support.local import Fleet, random_grads, spec
 
 # A long tensor among small ones; rows that are no multiple of a word; an empty tensor; a scalar.
@@ -54,9 +54,9 @@ def test_an_error_in_decoding_ends_every_rank(monkeypatch: pytest.MonkeyPatch) -
 
 def test_a_failure_between_two_chunks_is_final(monkeypatch: pytest.MonkeyPatch) -> None:
     """Some parts are decoded by then: nothing of that may get into a checkpoint."""
-    from horovod_compress import checkpoint
+    from horovod_compress.engine import checkpoint
     from horovod_compress.errors import PeerError
-    from horovod_compress.transports.base import Transport
+    from horovod_compress.exchange.transports.base import Transport
 
     monkeypatch.setattr(arrivals, "MIN_ELEMENTS", 0)
     fails = threading.Event()

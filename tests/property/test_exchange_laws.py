@@ -6,7 +6,7 @@ import pytest
 import torch
 from hypothesis import given, settings, strategies as st
 
-from horovod_compress.plan import TensorSpec
+from horovod_compress.schedule.plan import TensorSpec
 from tests.support.local import Fleet, all_same, random_grads, same_bits, spec
 from tests.support.marks import each_value
 from tests.support.samples import samples

@@ -10,12 +10,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from horovod_compress import kernels
+from horovod_compress import ops
 from horovod_compress.codecs import registry
 from horovod_compress.codecs.base import Work
 from horovod_compress.errors import ConfigError
-from horovod_compress.keys import Key
-from horovod_compress.plan import Bucket, TensorSpec
+from horovod_compress.ops.keys import Key
+from horovod_compress.schedule.plan import Bucket, TensorSpec
 from tests.support.local import Fleet, all_same, one_tensor, random_grads, spec
 from tests.support.marks import each_value, slow
 
@@ -132,20 +132,20 @@ def test_a_chain_of_merges_is_worse_than_a_tree() -> None:
     def codes() -> list[Tensor]:
         made = [torch.zeros(count, dtype=torch.uint8) for _ in range(ranks)]
         for rank, own in enumerate(made):
-            kernels.octave_encode(x, norm, count, own, Key(1, 0, 0, rank), bits=8, headroom=headroom)
+            ops.octave_encode(x, norm, count, own, Key(1, 0, 0, rank), bits=8, headroom=headroom)
         return made
 
     def error(code: Tensor) -> float:
         out = torch.zeros(count)
-        kernels.octave_decode(code, norm, count, out, bits=8, headroom=headroom, scale=1 / ranks)
+        ops.octave_decode(code, norm, count, out, bits=8, headroom=headroom, scale=1 / ranks)
         return float(((out - x).double() ** 2).mean())
 
     chain, tree = codes(), codes()
     for rank in range(1, ranks):
-        kernels.octave_merge(chain[0], chain[rank], Key(2, 0, 0, 0, hop=rank), bits=8)
+        ops.octave_merge(chain[0], chain[rank], Key(2, 0, 0, 0, hop=rank), bits=8)
     for step in (1, 2, 4, 8):
         for left in range(0, ranks, 2 * step):
-            kernels.octave_merge(tree[left], tree[left + step], Key(3, step, 0, 0, hop=left), bits=8)
+            ops.octave_merge(tree[left], tree[left + step], Key(3, step, 0, 0, hop=left), bits=8)
     assert error(chain[0]) > 1.5 * error(tree[0])
 
 
@@ -159,9 +159,9 @@ def test_octave_merge_of_two_numbers_is_unbiased(kind: str) -> None:
             b = torch.full((count,), (20 + distance) | sign, dtype=torch.uint8)
             if kind == "same":
                 a |= sign
-            kernels.octave_merge(a, b, Key(5, distance, 0, 0), bits=8)
+            ops.octave_merge(a, b, Key(5, distance, 0, 0), bits=8)
             out = torch.zeros(count, dtype=torch.float64)
-            kernels.octave_decode(a, one.double(), count, out, bits=8, headroom=20, scale=1.0)
+            ops.octave_decode(a, one.double(), count, out, bits=8, headroom=20, scale=1.0)
             first = -1.0 if kind == "same" and sign else 1.0
             expected = first + (-1.0 if sign else 1.0) * 2.0**-distance
             assert abs(float(out.mean()) - expected) <= _z(36) * float(out.std()) / math.sqrt(count)

@@ -13,10 +13,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from horovod_compress import checkpoint, held
 from horovod_compress.codecs.dense import FullPrecision
+from horovod_compress.engine import checkpoint
+from horovod_compress.engine.optimizer import held
 from horovod_compress.errors import ConfigError, NonFiniteError
-from horovod_compress.plan import Plan, TensorSpec
+from horovod_compress.schedule.plan import Plan, TensorSpec
 from tests.support.local import Fleet, all_same, random_grads, spec
 from tests.support.marks import slow
 from tests.support.samples import Sample, samples

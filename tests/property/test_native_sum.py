@@ -20,8 +20,8 @@ PLAIN = {"none": ({}, 0), "marsit": ({"full_precision_every": 2}, 0), "momentum"
 
 @pytest.fixture(autouse=True, params=[1 << 20, 0], ids=["whole", "in two parts"])
 def small_ones_too(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> None:
-    monkeypatch.setattr("horovod_compress.collectives.choose._SMALL_BYTES", 0)
-    monkeypatch.setattr("horovod_compress.collectives.native.LARGE_BYTES", request.param)
+    monkeypatch.setattr("horovod_compress.exchange.choose._SMALL_BYTES", 0)
+    monkeypatch.setattr("horovod_compress.exchange.native.LARGE_BYTES", request.param)
 
 
 def fleet_of(world: int, method: str = "none", exchange: str = "auto", **options: object) -> Fleet:

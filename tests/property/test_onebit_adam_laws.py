@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from horovod_compress import checkpoint
 from horovod_compress.codecs.onebit_adam import OneBitAdam
+from horovod_compress.engine import checkpoint
 from horovod_compress.errors import ConfigError
 from tests.support.local import Fleet, all_same, one_tensor, random_grads, spec
 

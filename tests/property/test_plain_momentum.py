@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from horovod_compress.codecs.by_step import by_step, method
+from horovod_compress.engine.methods import per_layer
 from horovod_compress.errors import ConfigError
-from horovod_compress.methods import per_layer
 from tests.support.local import Fleet, all_same, spec
 
 WORLD = 2

@@ -10,11 +10,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from horovod_compress import checkpoint
 from horovod_compress.codecs.powersgd import PowerSgd
+from horovod_compress.engine import checkpoint
 from horovod_compress.errors import ConfigError
-from horovod_compress.kernels.reference import random_words
-from horovod_compress.keys import FACTOR, Key
+from horovod_compress.ops.keys import FACTOR, Key
+from horovod_compress.ops.reference.basic import random_words
 from tests.support.local import Fleet, all_same, one_tensor, random_grads, same_bits, spec
 
 F64 = torch.float64

@@ -10,10 +10,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from horovod_compress import kernels
+from horovod_compress import ops
 from horovod_compress.codecs import registry
 from horovod_compress.errors import ConfigError, CorruptFrameError
-from horovod_compress.keys import Key
+from horovod_compress.ops.keys import Key
 from tests.support.local import Fleet, all_same, one_tensor, random_grads, spec
 from tests.support.marks import each_value, slow
 
@@ -274,8 +274,8 @@ def test_elias_codes_are_as_short_as_the_paper_says(bits: int, block: int) -> No
     """At most (3 + 1.5 log2(2 (s^2 + d) / (s (s + sqrt d)))) s (s + sqrt d) bits and 32 for the norm of d elements."""
     count, s, d = 64 * block, (1 << bits - 1) - 1, block
     x = one_tensor(1, count, seed=9)[0]
-    out = torch.zeros(kernels.elias_bound(count, bits=bits, block=block), dtype=torch.uint8)
-    used, _ = kernels.elias_encode(x, out, Key(1, 0, 0, 0), bits=bits, block=block, norm=2)
+    out = torch.zeros(ops.elias_bound(count, bits=bits, block=block), dtype=torch.uint8)
+    used, _ = ops.elias_encode(x, out, Key(1, 0, 0, 0), bits=bits, block=block, norm=2)
     most = (3 + 1.5 * math.log2(2 * (s * s + d) / (s * (s + math.sqrt(d))))) * s * (s + math.sqrt(d)) + 32
     directory = 32 * -(-count // 8192) + 8 * -(-count // 8192)
     assert 8 * used <= most * count / d + directory

@@ -7,11 +7,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from horovod_compress import kernels
-from horovod_compress.collectives.layout import chunk_bounds
+from horovod_compress import ops
 from horovod_compress.errors import ConfigError
-from horovod_compress.kernels.reference_shaped import rounded_off
-from horovod_compress.keys import Key
+from horovod_compress.exchange.layout import chunk_bounds
+from horovod_compress.ops.keys import Key
+from horovod_compress.ops.reference.shaped import rounded_off
 from tests.support.local import Fleet, all_same, random_grads, same_bits, spec
 from tests.support.marks import slow
 
@@ -53,9 +53,7 @@ class _Merging:
     def __init__(self, merge: str, collective: str, ranks: int, count: int) -> None:
         self._merge, self._ranks, self._step = merge, ranks, 0
         hops = range(2, ranks + 1) if collective == "ring" or merge == "sampled" else [ranks]
-        self.kept = {
-            hop: [torch.zeros(count, dtype=torch.int64) for _ in range(kernels.count_rows(hop))] for hop in hops
-        }
+        self.kept = {hop: [torch.zeros(count, dtype=torch.int64) for _ in range(ops.count_rows(hop))] for hop in hops}
         self._folds = merge == "shaped" and collective == "fold"
 
     def __call__(self, bits: list[Tensor]) -> Tensor:
@@ -63,14 +61,14 @@ class _Merging:
         p = bits[0].clone()
         if self._folds:
             rows = self.kept[self._ranks]
-            kernels.shaped_fold(bits, p, rows, rows)
+            ops.shaped_fold(bits, p, rows, rows)
             return p
         for hop, rows in self.kept.items():
             mine = bits[hop - 1].clone()
             if self._merge == "shaped":
-                kernels.shaped_merge(mine, p, rows, rows, hop)
+                ops.shaped_merge(mine, p, rows, rows, hop)
             else:
-                kernels.merge_bits(mine, p, 1, hop - 1, Key(1, self._step, 0, 0, hop))
+                ops.merge_bits(mine, p, 1, hop - 1, Key(1, self._step, 0, 0, hop))
             p = mine
         return p
 
@@ -110,8 +108,8 @@ def _left(fleet: Fleet, exchange: str) -> np.ndarray:
                 assert kept.shape[1] == last - first
                 total[64 * first : 64 * last] += rounded_off(list(kept), world)
             elif exchange == "ring":
-                mine = rounded_off(list(kept[: kernels.count_rows(hop), first:last]), hop) if hop > 1 else 0
-                assert not kept[kernels.count_rows(hop) :, first:last].any()
+                mine = rounded_off(list(kept[: ops.count_rows(hop), first:last]), hop) if hop > 1 else 0
+                assert not kept[ops.count_rows(hop) :, first:last].any()
                 total[64 * first : 64 * last] += mine
     return total
 

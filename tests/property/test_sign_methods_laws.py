@@ -9,12 +9,12 @@ import torch
 from torch import Tensor
 
 from horovod_compress.codecs.ef_signsgd import EfSignSgd
-from horovod_compress.codecs.gathered_signs import GatheredSigns
 from horovod_compress.codecs.onebit import OneBit
+from horovod_compress.codecs.shared.gathered_signs import GatheredSigns
 from horovod_compress.codecs.signsgd import SignSgd
 from horovod_compress.codecs.signum import Signum
 from horovod_compress.errors import ConfigError, CorruptFrameError, HorovodCompressError
-from horovod_compress.keys import Key
+from horovod_compress.ops.keys import Key
 from tests.support.local import Fleet, all_same, one_tensor, random_grads, same_bits, spec
 
 F64 = torch.float64

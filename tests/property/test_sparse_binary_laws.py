@@ -10,11 +10,11 @@ import pytest
 import torch
 
 from horovod_compress.codecs.sparse_binary import PRESETS, SparseBinary
-from horovod_compress.collectives import ragged
+from horovod_compress.engine.station import Station
 from horovod_compress.errors import ConfigError, CorruptFrameError, HorovodCompressError
-from horovod_compress.keys import Key
-from horovod_compress.plan import Bucket, TensorSpec
-from horovod_compress.station import Station
+from horovod_compress.exchange import ragged
+from horovod_compress.ops.keys import Key
+from horovod_compress.schedule.plan import Bucket, TensorSpec
 from tests.support.local import Fleet, all_same, one_tensor, random_grads, spec
 
 SHAPES = Path(__file__).resolve().parents[2] / "horovod_compress" / "shapes" / "resnet50.csv"

@@ -8,12 +8,12 @@ import torch
 
 from horovod_compress.codecs.dgc import Dgc
 from horovod_compress.codecs.randomk import RandomK
-from horovod_compress.codecs.sections import Sections
+from horovod_compress.codecs.shared.sections import Sections
 from horovod_compress.codecs.stc import Stc
 from horovod_compress.codecs.topk import TopK
 from horovod_compress.errors import ConfigError, CorruptFrameError, HorovodCompressError
-from horovod_compress.keys import Key
-from horovod_compress.plan import Bucket
+from horovod_compress.ops.keys import Key
+from horovod_compress.schedule.plan import Bucket
 from tests.support.local import Fleet, all_same, one_tensor, random_grads, spec
 
 WORLD, COUNT = 3, 700

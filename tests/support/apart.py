@@ -15,9 +15,10 @@ from unittest import mock
 import torch
 from torch import Tensor
 
-from horovod_compress import device, station
-from horovod_compress.deadline import Deadline
-from horovod_compress.device import Host
+from horovod_compress.engine import station
+from horovod_compress.exchange import device
+from horovod_compress.exchange.deadline import Deadline
+from horovod_compress.exchange.device import Host
 
 _RUBBISH = 0xA5
 

@@ -8,10 +8,10 @@ from typing import Any
 
 from horovod_compress.codecs import registry
 from horovod_compress.codecs.base import Codec
-from horovod_compress.collectives.choose import chooser
 from horovod_compress.errors import ConfigError
+from horovod_compress.exchange.choose import chooser
 from horovod_compress.options import EXCHANGES
-from horovod_compress.plan import Bucket, TensorSpec
+from horovod_compress.schedule.plan import Bucket, TensorSpec
 from tests.support.local import Fleet
 
 #: One method of each kind, for `make test`; every-method matrices belong to `make test-all`.

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from horovod_compress.adam import SharedSecondMoment
+from horovod_compress.engine.optimizer.adam import SharedSecondMoment
 from horovod_compress.errors import ConfigError
 
 

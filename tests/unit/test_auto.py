@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 import pytest
 
-from horovod_compress.schedule import auto, layerfusion, mergecomp
 from horovod_compress.schedule.costs import Affine, Arrivals, Costs, step_seconds
+from horovod_compress.schedule.policies import auto, layerfusion, mergecomp
 from horovod_compress.schedule.trial import BucketCost, Choice, Job, Measured, Tuning
 
 MOST_TRIALS = 15

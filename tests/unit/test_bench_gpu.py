@@ -13,8 +13,8 @@ torch = pytest.importorskip("torch")
 from benchmarks import gpu, gpu_cases, gpu_steps  # noqa: E402
 from benchmarks.gpu import Timed  # noqa: E402
 from benchmarks.gpu_steps import buckets  # noqa: E402
-from horovod_compress import kernels  # noqa: E402
-from horovod_compress.device import Host  # noqa: E402
+from horovod_compress import ops  # noqa: E402
+from horovod_compress.exchange.device import Host  # noqa: E402
 
 ROOT = Path(__file__).resolve().parents[2]
 HOST_ONLY = {"crc32c", "crc32c_copy", "instruction_set"}
@@ -39,7 +39,7 @@ def test_arguments_are_legal_and_nothing_depends_on_the_run(case: gpu_cases.Case
 
 def test_wrong_elements_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     case = next(case for case in gpu_cases.CASES if case.name == "dense_add")
-    right, calls = kernels.dense_add, []
+    right, calls = ops.dense_add, []
 
     def wrong_the_second_time(into: torch.Tensor, other: torch.Tensor) -> None:
         right(into, other)
@@ -47,7 +47,7 @@ def test_wrong_elements_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
         if len(calls) == 2:
             into[3:5] += 1
 
-    monkeypatch.setattr(kernels, "dense_add", wrong_the_second_time)
+    monkeypatch.setattr(ops, "dense_add", wrong_the_second_time)
     assert gpu.wrong_elements(case, 100, device="cpu") == 2
 
 
@@ -71,7 +71,7 @@ def test_launches_of_a_step_are_told(capsys: pytest.CaptureFixture[str]) -> None
 def test_a_step_is_compared(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gpu_steps, "buckets", lambda: buckets(shrink=8)[:2])
     assert gpu.wrong_in_steps(Host()) == 0
-    decode, calls = kernels.sign_decode_all, []
+    decode, calls = ops.sign_decode_all, []
 
     def wrong_in_the_end(*given: object, **rule: object) -> None:
         decode(*given, **rule)  # type: ignore[arg-type]
@@ -79,7 +79,7 @@ def test_a_step_is_compared(monkeypatch: pytest.MonkeyPatch) -> None:
         if len(calls) == 8:  # the last bucket of the second run's second step
             given[3][0].add_(1)  # type: ignore[index]
 
-    monkeypatch.setattr(kernels, "sign_decode_all", wrong_in_the_end)
+    monkeypatch.setattr(ops, "sign_decode_all", wrong_in_the_end)
     assert gpu.wrong_in_steps(Host()) > 0
 
 

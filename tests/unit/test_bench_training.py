@@ -19,7 +19,7 @@ from benchmarks import accuracy, curves, overlap, shapes, step, training
 from benchmarks.jobs import rank, step as job
 from benchmarks.peers import base
 from benchmarks.shapes import generate
-from horovod_compress.planning import standin
+from horovod_compress.planner import standin
 
 PUBLISHED = {
     "resnet50": 25_557_032,

@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from horovod_compress import checkpoint
+from horovod_compress.engine import checkpoint
 from horovod_compress.errors import ConfigError
-from horovod_compress.schedule import make_plan
+from horovod_compress.schedule.policies.registry import make_plan
 from tests.support.local import Fleet, random_grads, same_bits, spec
 
 WORLD = 3

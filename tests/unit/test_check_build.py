@@ -8,8 +8,8 @@ import types
 
 import pytest
 
-from horovod_compress import check_build, cli, verbs
-from horovod_compress.check_build import Item, Report, Unavailable, attempt
+from horovod_compress.cli import check_build, command as cli, verbs
+from horovod_compress.cli.check_build import Item, Report, Unavailable, attempt
 
 COMPLETE = Report(
     version="1.2.3",
@@ -157,11 +157,11 @@ def test_verb_is_added_by_adding_a_file(monkeypatch, tmp_path, capsys):
         "    return 3\n"
     )
     monkeypatch.setattr(verbs, "__path__", [str(tmp_path)])
-    monkeypatch.delitem(sys.modules, "horovod_compress.verbs.count_bits", raising=False)
+    monkeypatch.delitem(sys.modules, "horovod_compress.cli.verbs.count_bits", raising=False)
     assert cli.main(["count-bits", "--of", "7"]) == 3
     assert cli.main(["--json", "count-bits", "--of", "7"]) == 3
     assert cli.main(["count-bits", "--of", "7", "--json"]) == 3
     assert capsys.readouterr().out.split() == ["3", "False", "3", "True", "3", "True"]
     assert cli.main([]) == 2
     assert "Counts bits, 100% of them." in capsys.readouterr().out
-    sys.modules.pop("horovod_compress.verbs.count_bits")
+    sys.modules.pop("horovod_compress.cli.verbs.count_bits")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from horovod_compress import deadline
+from horovod_compress.exchange import deadline
 
 
 def test_each_wait_has_what_the_ones_before_left(monkeypatch: pytest.MonkeyPatch) -> None:

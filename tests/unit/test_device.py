@@ -12,16 +12,17 @@ import pytest
 import torch
 from torch import Tensor
 
-from horovod_compress import device, handshake
 from horovod_compress.codecs.dense import Dense
 from horovod_compress.codecs.marsit import Marsit
-from horovod_compress.deadline import Deadline
+from horovod_compress.engine.agreement import handshake
+from horovod_compress.engine.methods import parse
+from horovod_compress.engine.reducer import Reducer
 from horovod_compress.errors import ConfigError, ExchangeError
-from horovod_compress.methods import parse
+from horovod_compress.exchange import device
+from horovod_compress.exchange.deadline import Deadline
 from horovod_compress.options import Options
-from horovod_compress.plan import Plan, TensorSpec
-from horovod_compress.reducer import Reducer
-from horovod_compress.schedule import make_plan
+from horovod_compress.schedule.plan import Plan, TensorSpec
+from horovod_compress.schedule.policies.registry import make_plan
 from tests.battery.kept import kept, same
 from tests.support.apart import Apart, everything_apart
 from tests.support.local import Fleet, random_grads, spec
@@ -137,7 +138,7 @@ def test_a_device_that_stands_still_fails_every_rank() -> None:
 
 def test_a_device_rests_before_its_memory_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     kept_alive: list[Any] = []
-    monkeypatch.setattr("horovod_compress.reducer._UNRESTED", kept_alive)
+    monkeypatch.setattr("horovod_compress.engine.reducer._UNRESTED", kept_alive)
     wheres = [Apart(), Apart()]
     with everything_apart(list(wheres).pop):
         with Fleet(2, TENSORS, "marsit") as fleet:
@@ -150,7 +151,7 @@ def test_a_device_rests_before_its_memory_is_given_up(monkeypatch: pytest.Monkey
 
 def test_a_device_that_does_not_rest_keeps_its_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     kept_alive: list[Any] = []
-    monkeypatch.setattr("horovod_compress.reducer._UNRESTED", kept_alive)
+    monkeypatch.setattr("horovod_compress.engine.reducer._UNRESTED", kept_alive)
     with everything_apart(Frozen):
         fleet = Fleet(1, TENSORS, "marsit")
         with fleet:

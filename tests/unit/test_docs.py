@@ -17,8 +17,8 @@ pytest.importorskip("torch")
 import torch
 
 import check_links
-from horovod_compress import wire
 from horovod_compress.codecs import registry
+from horovod_compress.exchange import wire
 from horovod_compress.options import Options
 from tests.support.local import Fleet, spec
 

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 import torch
 
-from horovod_compress import heavy_ball
+from horovod_compress.engine.methods import parse, per_layer
+from horovod_compress.engine.optimizer import heavy_ball
 from horovod_compress.errors import ConfigError
-from horovod_compress.methods import parse, per_layer
 
 PARAMETERS = [torch.nn.Parameter(torch.zeros(3)) for _ in range(3)]
 NAMED = list(zip("abc", PARAMETERS, strict=True))

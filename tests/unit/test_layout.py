@@ -6,7 +6,7 @@ import pytest
 import torch
 from hypothesis import given, strategies as st
 
-from horovod_compress.collectives.layout import MAX_SEGMENTS, MIN_SEGMENT_BYTES, Layout
+from horovod_compress.exchange.layout import MAX_SEGMENTS, MIN_SEGMENT_BYTES, Layout
 
 _DTYPES = st.sampled_from([torch.int64, torch.float32, torch.float16, torch.uint8, torch.float64])
 _LENGTHS = st.one_of(st.integers(0, 300), st.sampled_from([65_536, 100_003, 1_000_000]))

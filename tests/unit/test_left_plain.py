@@ -8,7 +8,7 @@ from contextlib import nullcontext
 import pytest
 import torch
 
-from horovod_compress.plan import Plan, TensorSpec
+from horovod_compress.schedule.plan import Plan, TensorSpec
 from tests.support.apart import everything_apart
 from tests.support.local import Fleet, random_grads, spec
 

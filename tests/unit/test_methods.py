@@ -9,10 +9,10 @@ import torch
 
 from horovod_compress.codecs.by_step import ByStep, by_step, method
 from horovod_compress.codecs.dense import FullPrecision
+from horovod_compress.engine.methods import Methods, numbered, parse, per_layer
 from horovod_compress.errors import ConfigError, CorruptFrameError, HorovodCompressError
-from horovod_compress.methods import Methods, numbered, parse, per_layer
-from horovod_compress.plan import Plan
-from horovod_compress.schedule import make_plan
+from horovod_compress.schedule.plan import Plan
+from horovod_compress.schedule.policies.registry import make_plan
 from tests.support.local import Fleet, all_same, random_grads, spec
 
 TENSORS = [spec("head.weight", 40, 70), spec("head.bias", 40), spec("embed.weight", 100, 20)]
@@ -177,7 +177,7 @@ def test_stages_of_one_name_differ_in_their_frames() -> None:
 
 
 def test_a_resume_goes_on_in_the_right_stage() -> None:
-    from horovod_compress import checkpoint
+    from horovod_compress.engine import checkpoint
 
     changing = by_step({0: "none", 2: method("topk", density=0.05), 4: "ef_signsgd"})
     grads = [random_grads(2, TENSORS, seed=number) for number in range(6)]

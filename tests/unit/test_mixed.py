@@ -8,8 +8,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from horovod_compress.schedule import make_plan
 from horovod_compress.schedule.mixed import as_buckets
+from horovod_compress.schedule.policies.registry import make_plan
 from horovod_compress.schedule.trial import BucketCost, Choice
 from tests.support.local import spec
 

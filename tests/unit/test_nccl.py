@@ -13,22 +13,22 @@ import pytest
 import torch
 from torch import Tensor
 
-from horovod_compress import device
 from horovod_compress.codecs.base import Codec
 from horovod_compress.codecs.registry import create
-from horovod_compress.collectives.choose import chooser
-from horovod_compress.deadline import Deadline
-from horovod_compress.device import Host
+from horovod_compress.engine.agreement.handshake import Document
+from horovod_compress.engine.station import Round, Station, _CodecReduction as CodecReduction, nothing
 from horovod_compress.errors import ConfigError, ExchangeError, PeerError
-from horovod_compress.handshake import Document
-from horovod_compress.keys import Key
+from horovod_compress.exchange import device
+from horovod_compress.exchange.choose import chooser
+from horovod_compress.exchange.deadline import Deadline
+from horovod_compress.exchange.device import Host
+from horovod_compress.exchange.transports import gloo
+from horovod_compress.exchange.transports.base import Broken
+from horovod_compress.exchange.transports.nccl import Link, NcclTransport, Transfer, connect, together, why_not
+from horovod_compress.exchange.wire import Bad
+from horovod_compress.ops.keys import Key
 from horovod_compress.options import Options
-from horovod_compress.plan import Bucket, TensorSpec
-from horovod_compress.station import Round, Station, _CodecReduction as CodecReduction, nothing
-from horovod_compress.transports import gloo
-from horovod_compress.transports.base import Broken
-from horovod_compress.transports.nccl import Link, NcclTransport, Transfer, connect, together, why_not
-from horovod_compress.wire import Bad
+from horovod_compress.schedule.plan import Bucket, TensorSpec
 from tests.support import nccl
 from tests.support.local import Fleet, random_grads, spec
 
@@ -296,10 +296,10 @@ def on(where: str) -> list[TensorSpec]:
 @pytest.fixture
 def start(monkeypatch: pytest.MonkeyPatch) -> Any:
     pytest.importorskip("horovod.torch")
-    from horovod_compress import _start
+    from horovod_compress.fronts.horovod import startup
 
-    monkeypatch.setattr(_start, "_check_kernels", lambda: None)
-    return _start
+    monkeypatch.setattr(startup, "_check_kernels", lambda: None)
+    return startup
 
 
 def test_gradients_of_the_cpu_go_through_gloo(start: Any) -> None:
@@ -338,18 +338,18 @@ def test_ranks_that_share_a_gpu_are_named(start: Any) -> None:
 
 def test_kernels_that_are_missing_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("horovod.torch")
-    from horovod_compress import _start
+    from horovod_compress.fronts.horovod import startup
 
     def missing(name: str) -> None:
         raise ImportError(f"{name} does not load")
 
-    monkeypatch.setattr(_start.loader, "load", missing)
-    monkeypatch.setattr(_start.loader, "choice", lambda: "")
+    monkeypatch.setattr(startup.loader, "load", missing)
+    monkeypatch.setattr(startup.loader, "choice", lambda: "")
     with pytest.raises(ConfigError, match="gradients are on a GPU: _cuda does not load"):
-        _start._transport_kind(Options(), 2, on("cuda:0"))
-    monkeypatch.setattr(_start.loader, "choice", lambda: "reference")
+        startup._transport_kind(Options(), 2, on("cuda:0"))
+    monkeypatch.setattr(startup.loader, "choice", lambda: "reference")
     with pytest.raises(ConfigError, match="HVC_KERNELS=reference runs on the CPU only"):
-        _start._transport_kind(Options(), 2, on("cuda:0"))
+        startup._transport_kind(Options(), 2, on("cuda:0"))
 
 
 class Tokens:
@@ -581,7 +581,7 @@ class TestOnGpu:
 
     @pytest.fixture(scope="class")
     def link(self) -> Iterator[Link]:
-        from horovod_compress.transports.nccl import api
+        from horovod_compress.exchange.transports.nccl import api
 
         library, where = api(), device.of("cuda:0")
         link = connect(library, library.get_unique_id(), where, SimpleNamespace(rank=0, size=1), 60.0)

@@ -7,9 +7,9 @@ import pytest
 pytest.importorskip("torch")
 
 from horovod_compress.codecs import registry
-from horovod_compress.collectives.choose import _FITTING, for_prelude
-from horovod_compress.plan import Bucket, TensorSpec
-from horovod_compress.schedule.network import (
+from horovod_compress.exchange.choose import _FITTING, for_prelude
+from horovod_compress.exchange.wire import HEADER_BYTES
+from horovod_compress.planner.network import (
     FORMULAS,
     GOODPUT,
     Cargo,
@@ -22,8 +22,8 @@ from horovod_compress.schedule.network import (
     ring,
     segments_of,
 )
-from horovod_compress.schedule.traffic import nbytes, rounds, traffic
-from horovod_compress.wire import HEADER_BYTES
+from horovod_compress.planner.traffic import nbytes, rounds, traffic
+from horovod_compress.schedule.plan import Bucket, TensorSpec
 
 GIGABIT = Link(125e6, 1e-4, 0.0)
 
@@ -84,7 +84,7 @@ def test_one_rank_exchanges_nothing() -> None:
 def test_chunks_are_cut_as_the_layout_cuts_them() -> None:
     import torch
 
-    from horovod_compress.collectives.layout import Layout
+    from horovod_compress.exchange.layout import Layout
 
     for size in (1000, 1 << 20, 10 << 20, 200 << 20):
         layout = Layout.of({"payload": torch.empty(size, dtype=torch.uint8)}, 4)

@@ -12,16 +12,17 @@ from torch import nn
 
 pytest.importorskip("horovod.torch")
 
-from horovod_compress import _start, handshake
 from horovod_compress.codecs import registry
 from horovod_compress.codecs.base import Codec
-from horovod_compress.collectives.choose import chooser
-from horovod_compress.deadline import Deadline
+from horovod_compress.engine.agreement import handshake
+from horovod_compress.engine.methods import parse
 from horovod_compress.errors import ConfigError, ExchangeError, HorovodCompressError, MismatchError
-from horovod_compress.methods import parse
+from horovod_compress.exchange.choose import chooser
+from horovod_compress.exchange.deadline import Deadline
+from horovod_compress.exchange.transports import gloo
+from horovod_compress.fronts.horovod import startup
 from horovod_compress.options import LONGEST_SECONDS, SHORTEST_SECONDS, Options
-from horovod_compress.plan import Plan
-from horovod_compress.transports import gloo
+from horovod_compress.schedule.plan import Plan
 from tests.support.local import spec
 
 COMMON: list[tuple[str, Any, str]] = [
@@ -188,24 +189,24 @@ def test_errors_are_of_the_promised_kinds() -> None:
 def test_parameters_that_cannot_work_are_refused() -> None:
     weight = nn.Parameter(torch.ones(2))
     with pytest.raises(ConfigError, match="'w' twice"):
-        _start.specs([("w", weight), ("w", nn.Parameter(torch.ones(3)))])
+        startup.specs([("w", weight), ("w", nn.Parameter(torch.ones(3)))])
     with pytest.raises(ConfigError, match=r"no parameter that needs a gradient$"):
-        _start.specs([("w", nn.Parameter(torch.ones(2), requires_grad=False))])
+        startup.specs([("w", nn.Parameter(torch.ones(2), requires_grad=False))])
     iterator = iter([("w", weight)])
-    assert [tensor.name for tensor in _start.specs(iterator)] == ["w"]
+    assert [tensor.name for tensor in startup.specs(iterator)] == ["w"]
     for empty in ([], iterator):
         with pytest.raises(
             ConfigError, match="no parameter that needs a gradient; it is empty: an iterator can be read"
         ):
-            _start.specs(empty)
+            startup.specs(empty)
     with pytest.raises(ConfigError) as caught:
-        _start.specs([("w", nn.Parameter(torch.ones(2, dtype=torch.complex64)))])
+        startup.specs([("w", nn.Parameter(torch.ones(2, dtype=torch.complex64)))])
     assert "w is complex64" in str(caught.value) and "float32" in str(caught.value)
 
 
 def test_parameters_come_in_backward_order_without_frozen_ones() -> None:
     parameters = [nn.Parameter(torch.ones(i + 1), requires_grad=i != 1) for i in range(3)]
-    found = _start.specs([(str(i), parameter) for i, parameter in enumerate(parameters)])
+    found = startup.specs([(str(i), parameter) for i, parameter in enumerate(parameters)])
     assert [tensor.name for tensor in found] == ["2", "0"]
 
 

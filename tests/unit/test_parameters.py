@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import nn
 
+from horovod_compress.engine.parameters import listed, pairs
 from horovod_compress.errors import ConfigError
-from horovod_compress.parameters import listed, pairs
 
 MODEL = nn.Sequential(nn.Linear(3, 2), nn.Linear(2, 1))
 WEIGHT = MODEL[0].weight
@@ -64,7 +64,7 @@ def test_a_parameter_without_a_shape_is_refused() -> None:
 
 def test_a_start_refuses_them() -> None:
     pytest.importorskip("horovod.torch")
-    from horovod_compress._start import specs
+    from horovod_compress.fronts.horovod.startup import specs
 
     with pytest.raises(ConfigError, match="got None"):
         specs(None)

@@ -10,21 +10,19 @@ import pytest
 
 pytest.importorskip("torch")
 
-from horovod_compress import shapes
 from horovod_compress.codecs import registry
 from horovod_compress.errors import ConfigError
-from horovod_compress.plan import Plan
-from horovod_compress.planning import comparison, figures, predictions, report, words
-from horovod_compress.planning.comparison import Trial
-from horovod_compress.planning.predictions import Case
-from horovod_compress.schedule import prediction
-from horovod_compress.schedule.compute import arrivals
+from horovod_compress.planner import comparison, figures, prediction, predictions, report, shapes, words
+from horovod_compress.planner.comparison import Trial
+from horovod_compress.planner.compute import arrivals
+from horovod_compress.planner.network import Link
+from horovod_compress.planner.prediction import Predictor, World
+from horovod_compress.planner.predictions import Case
+from horovod_compress.planner.processor import Processor, measured
+from horovod_compress.planner.shapes import Table, Tensor
 from horovod_compress.schedule.costs import Affine, Arrivals
-from horovod_compress.schedule.network import Link
-from horovod_compress.schedule.prediction import Predictor, World
-from horovod_compress.schedule.processor import Processor, measured
+from horovod_compress.schedule.plan import Plan
 from horovod_compress.schedule.trial import BucketCost
-from horovod_compress.shapes import Table, Tensor
 from tests.support.local import Fleet, random_grads
 
 FREE = Processor(*[Affine(0.0, 0.0)] * 5, copy=0.0)

@@ -10,14 +10,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from horovod_compress import arrivals, kernels
+from horovod_compress import ops
 from horovod_compress.codecs import registry
 from horovod_compress.codecs.base import Algebra, Codec, Regions, Work
 from horovod_compress.codecs.dense import Uncompressed
-from horovod_compress.collectives.choose import for_prelude
+from horovod_compress.engine import arrivals
 from horovod_compress.errors import ExchangeError, NonFiniteError
-from horovod_compress.keys import Key
-from horovod_compress.plan import Bucket
+from horovod_compress.exchange.choose import for_prelude
+from horovod_compress.ops.keys import Key
+from horovod_compress.schedule.plan import Bucket
 from tests.support.local import Fleet, all_same, one_tensor, random_grads, spec
 
 COUNT = 100_000
@@ -46,7 +47,7 @@ class Centred(Uncompressed):
         if region == "least":
             torch.minimum(into, other, out=into)
         else:
-            kernels.dense_add(into, other)
+            ops.dense_add(into, other)
 
     def decode_part(self, work: Work, position: int, start: int, stop: int, key: Key, gain: float) -> None:
         super().decode_part(work, position, start, stop, key, gain)

@@ -10,8 +10,8 @@ from contextlib import nullcontext
 import pytest
 import torch
 
+from horovod_compress.engine.station import Station
 from horovod_compress.errors import ExchangeError
-from horovod_compress.station import Station
 from tests.support.apart import everything_apart
 from tests.support.local import Fleet, random_grads, spec
 

@@ -15,16 +15,17 @@ from typing import Any
 import pytest
 import torch
 
-from horovod_compress import drift, tuning
 from horovod_compress.codecs.registry import available, codec_class
-from horovod_compress.deadline import Deadline
+from horovod_compress.engine import drift, tuning
+from horovod_compress.engine.methods import per_layer
+from horovod_compress.engine.tuning import TRIAL_STEPS, RankTrial, Tuner
 from horovod_compress.errors import ConfigError
-from horovod_compress.methods import per_layer
-from horovod_compress.plan import Plan
-from horovod_compress.schedule import is_adaptive, mergecomp
+from horovod_compress.exchange.deadline import Deadline
+from horovod_compress.schedule.plan import Plan
+from horovod_compress.schedule.policies import mergecomp
+from horovod_compress.schedule.policies.registry import is_adaptive
 from horovod_compress.schedule.trial import Job as Wanted, Measured
-from horovod_compress.tuning import TRIAL_STEPS, RankTrial, Tuner
-from horovod_compress.watch import Watch
+from horovod_compress.schedule.watch import Watch
 from tests.support.apart import Apart, everything_apart
 from tests.support.local import Fleet, random_grads, spec
 from tests.support.marks import each_value, slow
@@ -457,7 +458,7 @@ def test_what_is_never_offered_comes_last() -> None:
 
 def test_a_step_ends_with_its_last_result(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 0.0
-    monkeypatch.setattr("horovod_compress.watch.time", SimpleNamespace(perf_counter=lambda: now))
+    monkeypatch.setattr("horovod_compress.schedule.watch.time", SimpleNamespace(perf_counter=lambda: now))
     watch = Watch(Plan.of([(TENSORS, 1)]))
     for begin, results in [(0, [5, 6]), (10, [11, 13]), (14, [15]), (30, [31]), (40, []), (50, [])]:
         now = begin

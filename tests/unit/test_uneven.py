@@ -6,9 +6,9 @@ from itertools import product
 
 import pytest
 
+from horovod_compress.engine.agreement.uneven import Uneven, joined, refusal
 from horovod_compress.errors import ConfigError
-from horovod_compress.transports.local import Hub
-from horovod_compress.uneven import Uneven, joined, refusal
+from horovod_compress.exchange.transports.local import Hub
 
 
 @pytest.mark.parametrize("averaged", [True, False])

@@ -11,8 +11,8 @@ import torch
 from torch import nn
 
 from horovod_compress.errors import ConfigError, NonFiniteError
-from horovod_compress.plan import TensorSpec
-from horovod_compress.update import distributed_update_optimizer
+from horovod_compress.fronts.horovod.update import distributed_update_optimizer
+from horovod_compress.schedule.plan import TensorSpec
 from tests.support.local import Fleet
 
 WORLD = 2

@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from horovod_compress import cli
-from horovod_compress.verbs import bench, headroom
+from horovod_compress.cli import command as cli
+from horovod_compress.cli.verbs import bench, headroom
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -267,7 +267,7 @@ def test_plan_says_which_buckets_are_best(capsys: pytest.CaptureFixture[str]) ->
 
 def test_plan_prints_one_document_and_saves_the_plan(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("torch")
-    from horovod_compress.plan import Plan
+    from horovod_compress.schedule.plan import Plan
 
     assert cli.main(["--json", *PLAN, "--method", "marsit", "--save", str(tmp_path / "plan.json")]) == 0
     found = json.loads(capsys.readouterr().out)
@@ -368,7 +368,7 @@ def test_plan_refuses_a_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str
 
 
 def test_a_table_of_a_spreadsheet_is_read(tmp_path: Path) -> None:
-    from horovod_compress import shapes
+    from horovod_compress.planner import shapes
 
     path = tmp_path / "model.csv"
     path.write_bytes(b"\xef\xbb\xbfname,shape,macs,note\r\na, 4x3 ,1,first\r\n")

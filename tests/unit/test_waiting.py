@@ -16,13 +16,13 @@ from horovod_compress.codecs.global_qsgd import Standard
 from horovod_compress.codecs.marsit import Marsit
 from horovod_compress.codecs.natural import Natural
 from horovod_compress.codecs.topk import TopK
-from horovod_compress.collectives import ring
-from horovod_compress.deadline import Deadline
-from horovod_compress.device import Host
+from horovod_compress.engine.station import Station
 from horovod_compress.errors import ExchangeError
-from horovod_compress.keys import Key
-from horovod_compress.plan import Bucket
-from horovod_compress.station import Station
+from horovod_compress.exchange import ring
+from horovod_compress.exchange.deadline import Deadline
+from horovod_compress.exchange.device import Host
+from horovod_compress.ops.keys import Key
+from horovod_compress.schedule.plan import Bucket
 from tests.battery.kept import kept, same
 from tests.support.apart import everything_apart
 from tests.support.local import Fleet, all_same, random_grads, spec

@@ -6,7 +6,16 @@ import pytest
 import torch
 
 from horovod_compress.errors import CorruptFrameError
-from horovod_compress.wire import GATHER, HEADER_BYTES, REDUCE, WIRE_VERSION, Address, Bad, FrameBuffer, codec_id
+from horovod_compress.exchange.wire import (
+    GATHER,
+    HEADER_BYTES,
+    REDUCE,
+    WIRE_VERSION,
+    Address,
+    Bad,
+    FrameBuffer,
+    codec_id,
+)
 
 ADDRESS = Address(codec_id("marsit"), REDUCE, 3, 70_000, 5, 2, 1, 4)
 BAD = Bad(6, 2, 9)

@@ -8,7 +8,7 @@ import horovod.torch as hvd
 import torch
 
 import horovod_compress.torch as hvc
-from horovod_compress import rollcall
+from horovod_compress.fronts.horovod import rollcall
 from tests.support.rank import arguments, report
 
 case = arguments()

@@ -9,7 +9,7 @@ import horovod.torch as hvd
 import torch
 from torch import Tensor, nn
 
-from horovod_compress.plan import Plan
+from horovod_compress.schedule.plan import Plan
 from tests.support.rank import check
 from tests.support.training import digest, farthest, gathered, loss_of, net, optimizer_for, weights
 

@@ -13,8 +13,9 @@ from torch import nn
 
 import horovod_compress
 import horovod_compress.torch as hvc
-from horovod_compress import _start, handshake
-from horovod_compress.plan import Plan, TensorSpec
+from horovod_compress.engine.agreement import handshake
+from horovod_compress.fronts.horovod import startup
+from horovod_compress.schedule.plan import Plan, TensorSpec
 from tests.support.rank import check
 
 hvd.init()
@@ -88,7 +89,7 @@ def unreadable(odd: Exception) -> Callable[[], Any]:
 
 def buggy() -> Any:
     """Make the compression with an error that the package does not raise on purpose."""
-    with mock.patch.object(_start, "specs", side_effect=KeyError("a bug")):
+    with mock.patch.object(startup, "specs", side_effect=KeyError("a bug")):
         return hvc.Compression.marsit(model().named_parameters())
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from horovod_compress import cli
+from horovod_compress.cli import command as cli
 from tests.support import rank
 
 rank.report({"status": cli.main(rank.arguments()["argv"])})

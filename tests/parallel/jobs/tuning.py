@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import horovod_compress.torch as hvc
-from horovod_compress import tuning
+from horovod_compress.engine import tuning
 from tests.support.rank import check
 from tests.support.training import digest, gathered, loss_of, net, optimizer_for, train
 

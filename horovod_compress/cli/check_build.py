@@ -1,0 +1,274 @@
+"""What this installation can do, in the style of `horovodrun --check-build`.
+
+Everything is tried, not guessed: a line has its mark only when the thing was imported and answered.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import importlib.metadata
+import importlib.util
+import json
+import os
+import textwrap
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field
+
+from ..fronts.horovod import installed
+
+STALL_WARNING = (
+    "Horovod's stall check is inert under its Gloo controller: it will not report a rank that waits. "
+    "Exchanges of horovod-compress end at their own deadline instead (option timeout=)."
+)
+HOROVOD_WARNING = (
+    "Horovod was built without CUDA: what it is given on a GPU, as by broadcast_parameters, it copies to the host and "
+    "reads without waiting for the copy. Call it before the model moves to the GPU, or run make setup CUDA=1."
+)
+CUDA_TORCH, CUDA_TENSORS = "a PyTorch for CUDA 13", "CUDA tensors"
+
+
+@dataclass(frozen=True)
+class Item:
+    """One line of the report."""
+
+    name: str
+    available: bool
+    detail: str = ""
+    needed: bool = True  # False: a job runs without it
+
+    def text(self) -> str:
+        return f"    [{'X' if self.available else ' '}] {self.name}{f' ({self.detail})' if self.detail else ''}"
+
+
+@dataclass(frozen=True)
+class Report:
+    """Everything that `--check-build` says."""
+
+    version: str
+    kernels: list[Item]
+    transports: list[Item]
+    methods: list[Item]
+    horovod: list[Item]
+    torch: list[Item]
+    environment: dict[str, str] = field(default_factory=dict)
+    warnings: list[str] = field(default_factory=list)
+    missing_for_gpus: list[str] = field(default_factory=list)  # no problem where gradients are on CPUs
+
+    def problems(self) -> list[str]:
+        """What keeps a job from running here."""
+        between_processes = [item for item in self.transports if item.name != "local"]
+        needs = {
+            "no kernels: reinstall horovod-compress with a C++ compiler": any(item.available for item in self.kernels),
+            "no transport between processes": any(item.available for item in between_processes),
+            "no methods": any(item.available for item in self.methods),
+            "no Horovod for PyTorch: `make setup` builds one": _complete(self.horovod),
+            "no PyTorch: pip install torch": _complete(self.torch),
+        }
+        return [name for name, met in needs.items() if not met]
+
+    def as_json(self) -> str:
+        return json.dumps({**asdict(self), "usable": not self.problems(), "problems": self.problems()}, indent=2)
+
+    def as_text(self) -> str:
+        sections = {
+            "Available Kernels": self.kernels,
+            "Available Transports": self.transports,
+            "Available Methods": self.methods,
+            "Horovod": self.horovod,
+            "PyTorch": self.torch,
+        }
+        lines = [f"horovod-compress v{self.version}:"]
+        for title, items in sections.items():
+            lines += ["", f"{title}:", *(item.text() for item in items)]
+        variables = [f"{name}={value}" for name, value in self.environment.items()] or ["no HVC_* variable is set"]
+        lines += ["", "Environment:", *(f"    {line}" for line in variables), ""]
+        lines += [textwrap.fill(note, width=100, subsequent_indent=" " * 9) for note in self._notes()]
+        return "\n".join(lines)
+
+    def _notes(self) -> list[str]:
+        notes = {"Note:   ": self._gpus(), "Warning:": self.warnings, "Problem:": self.problems()}
+        return [f"{kind} {text}" for kind, texts in notes.items() for text in texts]
+
+    def _gpus(self) -> list[str]:
+        if not self.missing_for_gpus:
+            return []
+        # The command first: it must not be broken over two lines.
+        command = f"make setup CUDA=1{' TORCH=torch==VERSION' if CUDA_TORCH in self.missing_for_gpus else ''}"
+        lacking = ", ".join(self.missing_for_gpus)
+        return [f"{command}, in the folder of the sources, adds what gradients on GPUs also need: {lacking}."]
+
+
+def _complete(items: list[Item]) -> bool:
+    return all(item.available for item in items if item.needed)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Prints the report; status 0 when a job can run here."""
+    report = collect(os.environ)
+    print(report.as_json() if arguments.json else report.as_text())
+    return 1 if report.problems() else 0
+
+
+def collect(environment: Mapping[str, str]) -> Report:
+    """Return everything that there is to report, each item checked by trying it."""
+    horovod = horovod_items()
+    return Report(
+        version=package_version(),
+        kernels=[attempt("reference", _reference), attempt("CPU", _cpu), attempt("CUDA", _cuda)],
+        transports=[attempt("local", _local), attempt("gloo", _gloo), attempt("nccl", _nccl)],
+        methods=method_items(),
+        horovod=horovod,
+        torch=[attempt("PyTorch", _torch)],
+        environment={name: environment[name] for name in sorted(environment) if name.startswith("HVC_")},
+        warnings=horovod_warnings(horovod),
+        missing_for_gpus=missing_for_gpus(),
+    )
+
+
+def package_version() -> str:
+    """Return the installed version."""
+    try:
+        return importlib.metadata.version("horovod-compress")
+    except importlib.metadata.PackageNotFoundError:
+        return "unknown (run from a folder, not installed)"
+
+
+class Unavailable(Exception):
+    """A reason, in words, why something cannot be used here."""
+
+
+def attempt(name: str, check: Callable[[], str]) -> Item:
+    """Runs one check; its answer is the detail, and its exception the reason why not."""
+    try:
+        return Item(name, True, check())
+    except Unavailable as reason:
+        return Item(name, False, str(reason))
+    except Exception as error:  # noqa: BLE001  a broken installation must be reported, whatever way it breaks
+        # The reason stands in the first line: what follows it is for whoever debugs that package.
+        first = (str(error).strip() or "no message").splitlines()[0]
+        return Item(name, False, f"{type(error).__name__}: {first}")
+
+
+# ---- kernels ----------------------------------------------------------------------------------
+
+
+def _reference() -> str:
+    importlib.import_module("horovod_compress.ops.reference.basic")
+    return ""
+
+
+def _cpu() -> str:
+    loader = importlib.import_module("horovod_compress.ops.loader")
+    return str(loader.load("_cpu").instruction_set())
+
+
+def _cuda() -> str:
+    if importlib.util.find_spec("horovod_compress._cuda") is None:
+        raise Unavailable("not built: make setup CUDA=1, or install with nvcc and HVC_CUDA=1")
+    loader = importlib.import_module("horovod_compress.ops.loader")
+    count = loader.load("_cuda").device_count()
+    if count == 0:
+        raise Unavailable("built, no device found")
+    return f"{count} device{'s' if count > 1 else ''}"
+
+
+# ---- transports -------------------------------------------------------------------------------
+
+
+def _local() -> str:
+    importlib.import_module("horovod_compress.exchange.transports.local")
+    return "threads of one process"
+
+
+def _gloo() -> str:
+    importlib.import_module("horovod_compress.exchange.transports.gloo")
+    distributed = importlib.import_module("torch.distributed")
+    if not (distributed.is_available() and distributed.is_gloo_available()):
+        raise Unavailable("this PyTorch was built without Gloo")
+    return ""
+
+
+def _nccl() -> str:
+    library = _nccl_library()
+    if not importlib.import_module("torch").cuda.is_available():
+        raise Unavailable("no device found")
+    return library
+
+
+def _nccl_library() -> str:
+    nccl = importlib.import_module("horovod_compress.exchange.transports.nccl")
+    if reason := nccl.why_not():
+        raise Unavailable(reason)
+    return f"NCCL {nccl.api().get_version()}"
+
+
+# ---- GPUs -------------------------------------------------------------------------------------
+
+
+def missing_for_gpus() -> list[str]:
+    """What gradients on a GPU need and this installation lacks; whether there is a GPU is another question."""
+    found = {
+        CUDA_TORCH: attempt("", _cuda_of_torch).available,
+        "the CUDA kernels": importlib.util.find_spec("horovod_compress._cuda") is not None,
+        "CuPy with NCCL": attempt("", _nccl_library).available,
+    }
+    return [name for name, present in found.items() if not present]
+
+
+def _cuda_of_torch() -> str:
+    release = importlib.import_module("torch").version.cuda
+    if not release:
+        raise Unavailable("CPU only")
+    return str(release)
+
+
+def _device_of_torch() -> str:
+    if not importlib.import_module("torch").cuda.is_available():
+        raise Unavailable("no device found")
+    return "a device"
+
+
+# ---- methods, Horovod, PyTorch ----------------------------------------------------------------
+
+
+def method_items() -> list[Item]:
+    """Return the registered methods, or why there are none."""
+    try:
+        names = importlib.import_module("horovod_compress.codecs.registry").available()
+    except Exception as error:  # noqa: BLE001  likewise
+        return [Item("none", False, f"horovod_compress.codecs does not import: {type(error).__name__}: {error}")]
+    return [Item(name, True) for name in names]
+
+
+def horovod_items() -> list[Item]:
+    """Return Horovod, its PyTorch part and what that was built with, as far as they import."""
+    found = attempt("Horovod", installed.version)
+    if not found.available:
+        return [found]
+    framework = attempt("PyTorch framework", _horovod_torch)
+    if not framework.available:
+        return [found, framework]
+    built = [Item(f"{name} controller", True) for name, present in installed.controllers().items() if present]
+    optional = {"NCCL operations": installed.has_nccl(), CUDA_TENSORS: installed.has_cuda()}
+    extras = [Item(name, present, "" if present else "not needed on CPUs", False) for name, present in optional.items()]
+    return [found, framework, *(built or [Item("controller", False, "neither Gloo nor MPI")]), *extras]
+
+
+def horovod_warnings(horovod: list[Item]) -> list[str]:
+    """What Horovod does not say by itself."""
+    found = {item.name: item.available for item in horovod}
+    waits = found.get(CUDA_TENSORS, True) or not attempt("", _device_of_torch).available
+    warnings = {STALL_WARNING: "Gloo controller" in found, HOROVOD_WARNING: not waits}
+    return [text for text, holds in warnings.items() if holds]
+
+
+def _horovod_torch() -> str:
+    installed.load_library()
+    return ""
+
+
+def _torch() -> str:
+    torch = importlib.import_module("torch")
+    cuda = torch.version.cuda
+    return f"{torch.__version__}, {f'CUDA {cuda}' if cuda else 'CPU only'}"

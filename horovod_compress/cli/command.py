@@ -1,0 +1,103 @@
+"""The command line: `hvd-compress --check-build` and the verbs in horovod_compress/cli/verbs."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import errno
+import importlib
+import os
+import pkgutil
+import sys
+from collections.abc import Sequence
+from types import ModuleType
+
+from . import check_build, verbs
+
+_JSON_HELP = "print one JSON document instead of text"
+_OPTIONAL = ("torch", "horovod", "psutil", "matplotlib")  # not every verb needs them
+_OUTPUT_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF)
+
+
+def verb_modules() -> dict[str, ModuleType]:
+    """Every verb by its name on the command line; a file check_rate.py is the verb check-rate."""
+    names = sorted(module.name for module in pkgutil.iter_modules(verbs.__path__) if not module.name.startswith("_"))
+    return {name.replace("_", "-"): importlib.import_module(f"{verbs.__name__}.{name}") for name in names}
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """Return the parser of the whole command line, with every verb in it."""
+    parser = argparse.ArgumentParser(prog="hvd-compress", description="Gradient compression for Horovod jobs.")
+    parser.add_argument("--version", action="version", version=f"%(prog)s {check_build.package_version()}")
+    parser.add_argument("--check-build", "-cb", action="store_true", help="show what is available here, and exit")
+    parser.add_argument("--json", action="store_true", help=_JSON_HELP)
+    commands = parser.add_subparsers(title="verbs", dest="verb", metavar="VERB")
+    for name, module in verb_modules().items():
+        _add_verb(commands, name, module)
+    return parser
+
+
+def _add_verb(commands: argparse._SubParsersAction[argparse.ArgumentParser], name: str, module: ModuleType) -> None:
+    description = (module.__doc__ or "").strip()
+    # argparse formats help texts with %, which a docstring may well contain.
+    summary = description.partition("\n")[0].replace("%", "%%")
+    verb = commands.add_parser(
+        name,
+        help=summary,
+        description=description.replace("%", "%%"),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    # Without a default here, `hvd-compress --json list` keeps what the first parser saw.
+    verb.add_argument("--json", action="store_true", default=argparse.SUPPRESS, help=_JSON_HELP)
+    module.add_arguments(verb)
+    verb.set_defaults(run=module.run)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs the command and returns its exit status."""
+    if sys.stdout is None:  # the shell closed it: >&-
+        return _failed("the output is closed; leave >&- out, or send it to a file")
+    try:
+        try:
+            return _run(arguments)
+        finally:  # --help ends with SystemExit
+            sys.stdout.flush()
+    except BrokenPipeError:  # the reader, such as `head`, has seen enough
+        _drop_output()
+        return 1
+    except OSError as error:
+        if error.filename is not None:
+            return _failed(f"{error.filename}: {error.strerror}")
+        if error.errno not in _OUTPUT_ERRORS:
+            raise
+        _drop_output()
+        return _failed(f"the output cannot be written: {error.strerror}")
+    except KeyboardInterrupt:
+        return 130  # as a shell reports an interrupt
+
+
+def _run(arguments: Sequence[str] | None) -> int:
+    parser = build_parser()
+    parsed = parser.parse_args(arguments)
+    run = check_build.run if parsed.check_build else getattr(parsed, "run", None)
+    if run is None:
+        parser.print_help()
+        return 2
+    try:
+        return int(run(parsed))
+    except ModuleNotFoundError as error:
+        package = (error.name or "").partition(".")[0]
+        if package not in _OPTIONAL:
+            raise
+        return _failed(f"{parsed.verb} needs {package}: {error}; hvd-compress --check-build shows what is here")
+
+
+def _failed(problem: str) -> int:
+    with contextlib.suppress(OSError):
+        print(f"hvd-compress: {problem}", file=sys.stderr)
+    return 1
+
+
+def _drop_output() -> None:
+    """Let what is still to be written go nowhere: Python writes it when it ends, and would report the error again."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

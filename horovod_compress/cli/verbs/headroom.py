@@ -1,0 +1,144 @@
+"""Tell whether compression pays on these hosts, before anything is changed.
+
+    horovodrun -np 4 -H a:1,b:1,c:1,d:1 hvd-compress headroom --elements 25000000
+
+It times Horovod's own all-reduce of so many float32 values, its fp16, this package's exchange
+without compression (none), and the same with a method, in turns. A method pays if it beats the
+fastest of the others. What that takes is the headroom: no compression can save more of a step, and
+nothing of what is hidden behind the backward pass. Marsit is measured in its sign rounds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from typing import Any
+
+#: A gain smaller than this drowns in the noise of a step.
+_LEAST_GAIN = 1.05
+_MOST_ELEMENTS = (1 << 31) - 1  # of one tensor: positions are 32-bit numbers
+_MOST_MILLISECONDS = 1_000_000_000
+#: What to do where the method does not pay.
+_ADVICE = {
+    "horovod fp32": "Leave the compression out.",
+    "horovod fp16": "Horovod's own fp16 is the best of these: compression=hvd.Compression.fp16.",
+    "none": "Method none, which does not compress, is the best of these.",
+}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add what can be chosen about the measurement."""
+    parser.add_argument("--elements", type=int, default=25_000_000, help="values of the gradient (default 25 million)")
+    parser.add_argument("--method", default="marsit", help="the method to compare with (default marsit)")
+    parser.add_argument("--repeat", type=int, default=7, help="measurements of each, at least 2 (default 7)")
+    parser.add_argument("--compute-ms", type=float, help="time of your step without exchange, for the gain of a step")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Measure on every rank and print on rank 0; return the exit status."""
+    if problem := _problem(arguments):
+        return _refuse(problem)
+    try:
+        from ...fronts.horovod import headroom, job
+    except ImportError as error:
+        return _refuse(f"it measures in a Horovod job, and Horovod cannot be imported: {error}")
+    from ...errors import ConfigError
+
+    rank, world = job.begin()
+    if world < 2:
+        return _refuse(
+            "there is nobody to exchange with; start it on the hosts of your job, such as\n"
+            "  horovodrun -np 4 -H a:1,b:1,c:1,d:1 hvd-compress headroom"
+        )
+    options = {"full_precision_every": 0} if arguments.method == "marsit" else {}
+    try:
+        timings = headroom.measure(arguments.elements, arguments.repeat, arguments.method, options)
+    except ConfigError as error:  # such as more ranks than the method can serve
+        return _refuse(str(error))
+    if rank == 0:
+        found = document(arguments, world, [timing.document() for timing in timings])
+        print(json.dumps(found) if arguments.json else text(found), flush=True)
+    return 0
+
+
+def _problem(arguments: argparse.Namespace) -> str:
+    """Return what is wrong with the arguments, empty if nothing is."""
+    from ...codecs import registry
+    from ...errors import ConfigError
+
+    if not 1 <= arguments.elements <= _MOST_ELEMENTS:
+        return f"--elements should be a whole number from 1 to {_MOST_ELEMENTS}, got {arguments.elements}"
+    if arguments.repeat < 2:
+        return f"--repeat should be at least 2, got {arguments.repeat}"
+    if arguments.compute_ms is not None and not 0 < arguments.compute_ms <= _MOST_MILLISECONDS:
+        return f"--compute-ms should be a number above 0, at most {_MOST_MILLISECONDS:,}, got {arguments.compute_ms:g}"
+    try:
+        registry.codec_class(arguments.method)
+    except ConfigError as error:
+        return str(error)
+    return ""
+
+
+def _refuse(problem: str) -> int:
+    print(f"hvd-compress headroom: {problem}", file=sys.stderr)
+    return 2
+
+
+def document(arguments: argparse.Namespace, world: int, timings: list[dict[str, Any]]) -> dict[str, Any]:
+    """Return the measurements and what follows from them.
+
+    Args:
+        timings: of those that do without the method, Horovod's own float32 first, and last the method.
+    """
+    *others, last = timings
+    best = min(others, key=lambda timing: timing["median_seconds"])
+    plain, other, method = (timing["median_seconds"] for timing in (others[0], best, last))
+    found = {
+        "bench": "headroom",
+        "ranks": world,
+        "elements": arguments.elements,
+        "timings": timings,
+        "against": best["name"],  # what the method is compared with: the fastest of the others
+        "times_faster": other / method,
+        "saved_seconds": other - method,
+        "pays": other / method >= _LEAST_GAIN,
+        "advice": best["name"] if plain / other >= _LEAST_GAIN else others[0]["name"],  # if it does not pay
+    }
+    if arguments.compute_ms is not None:
+        compute = arguments.compute_ms / 1e3
+        found["most_step_gain"] = other / (compute + other)
+        found["step_gain"] = (other - method) / (compute + other)
+    return found
+
+
+def text(found: dict[str, Any]) -> str:
+    """Return the same for people."""
+    lines = [f"{found['elements']:,} float32 values, {found['ranks']} ranks; median of the slowest rank [spread]"]
+    lines += [
+        f"  {timing['name']:14} {1e3 * timing['median_seconds']:9.1f} ms  [{1e3 * timing['spread_seconds']:.1f}]"
+        for timing in found["timings"]
+    ]
+    lines.append(_pays(found) if found["pays"] else _does_not_pay(found))
+    if "step_gain" in found:
+        gain = found["step_gain"]
+        change = f"{abs(gain):.0%} {'longer' if gain < 0 else 'shorter'}"
+        lines.append(
+            f"If nothing hides behind the backward pass, a step gets {change} than with {found['against']}; "
+            f"an exchange at no cost at all would make it {found['most_step_gain']:.0%} shorter."
+        )
+    return "\n".join(lines)
+
+
+def _pays(found: dict[str, Any]) -> str:
+    return (
+        f"{found['timings'][-1]['name']} can pay: it takes {1e3 * found['saved_seconds']:.1f} ms less than "
+        f"{found['against']}, the fastest without it, and is {found['times_faster']:.1f} times as fast."
+    )
+
+
+def _does_not_pay(found: dict[str, Any]) -> str:
+    seconds = {timing["name"]: 1e3 * timing["median_seconds"] for timing in found["timings"]}
+    method, advice = found["timings"][-1]["name"], found["advice"]
+    said = f"{method} does not pay here: {advice} takes {seconds[advice]:.1f} ms, {method} {seconds[method]:.1f} ms."
+    return f"{said} {_ADVICE[advice]}"

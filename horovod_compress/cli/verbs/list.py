@@ -1,0 +1,106 @@
+"""List the methods: what they send, keep and promise.
+
+    hvd-compress list
+    hvd-compress list --json
+
+Bits are those of one rank's payload for one element of a large float32 tensor, without headers, with
+the default options unless others are shown; preludes are included.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from typing import Any
+
+_ELEMENTS, _RANKS = 1 << 22, 4
+_COLUMNS = ("method", "payloads", "collective", "bits", "kept bytes", "unbiased", "conserves", "error bound")
+_NOTES = """\
+payloads:   what becomes of those of several ranks; it decides which collectives fit
+bits:       per element and rank; with gathered payloads (*) the most, and every rank sends M-1 of them
+kept bytes: for each parameter, from step to step, beside the optimizer's
+unbiased:   the result is the mean over ranks on average
+conserves:  what is not sent now stays in the residuals, and nothing is lost
+error bound: of the result against the mean of gradient + residual
+M: ranks; d: elements; k: elements sent. hvd-compress list --json has the options; docs/ has a page for each method."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add nothing: the table has no choices."""
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Print the table and return 0."""
+    found = rows()
+    if arguments.json:
+        print(json.dumps({"methods": found, "elements": _ELEMENTS, "ranks": _RANKS}))
+    else:
+        print(text(found))
+    return 0
+
+
+def rows() -> list[dict[str, Any]]:
+    """Return one entry per method, with its defaults, and per sample whose law or payload differs."""
+    from horovod_compress.codecs import registry
+
+    found = []
+    for name in registry.available():
+        kind = registry.codec_class(name)
+        entries = [entry(kind, options) for options in ({}, *kind.samples)]
+        seen: list[tuple[Any, ...]] = []
+        for one in entries:
+            known = (one["payloads"], one["bound"], one["kept_bytes"])
+            if known not in seen:
+                seen.append(known)
+                found.append(one)
+    return found
+
+
+def entry(kind: Any, options: dict[str, Any]) -> dict[str, Any]:
+    """Return one row of the table: a method with the options given."""
+    from horovod_compress.codecs.base import Algebra
+    from horovod_compress.exchange.choose import fitting
+    from horovod_compress.schedule.plan import Bucket, TensorSpec
+
+    codec = kind(**options)
+    bucket = Bucket(0, (TensorSpec("weight", (_ELEMENTS // 1024, 1024), "float32"),))
+    form, law = codec.variants()[0], codec.law()
+    arrays = [form.regions(bucket), *form.preludes(bucket)]
+    nbytes = sum(dtype.itemsize * count for regions in arrays for dtype, count in regions.values())
+    tables = sum(dtype.itemsize * count for dtype, count in codec.tables(bucket).values())
+    kept = sum(dtype.itemsize for dtype in codec.state(bucket).values()) + tables / _ELEMENTS
+    return {
+        "method": codec.name,
+        "options": options,
+        "summary": kind.summary,
+        "payloads": form.algebra.name,
+        "collectives": fitting(form.algebra),
+        "bits": 8 * nbytes / _ELEMENTS,
+        "bits_are_the_most": form.algebra is Algebra.GATHER,
+        "kept_bytes": kept,
+        "unbiased": law.unbiased,
+        "conserves": law.conserves,
+        "bound": law.bound,
+    }
+
+
+def text(found: list[dict[str, Any]]) -> str:
+    """Return the same for people."""
+    cells = [_COLUMNS, *(_line(one) for one in found)]
+    widths = [max(len(row[column]) for row in cells) for column in range(len(_COLUMNS))]
+    lines = ["  ".join(word.ljust(width) for word, width in zip(row, widths, strict=True)).rstrip() for row in cells]
+    return "\n".join([lines[0], "  ".join("-" * width for width in widths), *lines[1:], "", _NOTES])
+
+
+def _line(one: dict[str, Any]) -> tuple[str, ...]:
+    options = " ".join(f"{name}={value}" for name, value in one["options"].items())
+    return (
+        f"{one['method']} {options}".strip(),
+        one["payloads"],
+        " or ".join(one["collectives"]),
+        f"{one['bits']:.3g}{'*' if one['bits_are_the_most'] else ''}",
+        f"{one['kept_bytes']:.3g}",
+        "yes" if one["unbiased"] else "no",
+        "yes" if one["conserves"] else "no",
+        one["bound"],
+    )

@@ -1,0 +1,123 @@
+"""Signs with the values they stand for, gathered from all ranks: what methods with error feedback share.
+
+A payload holds the bits of the bucket, then the values of all step groups: one or two arrays of float32.
+Its length depends on the bucket alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from ... import ops
+from ...errors import ConfigError, CorruptFrameError
+from ...ops.keys import Key
+from ...schedule.plan import Bucket
+from ..base import Algebra, Codec, Divides, Law, Regions, Work
+from ..feedback import Feedback
+from .signs import WORD, fill_group_sizes, group_count, group_length, group_slices, words
+
+_WORD_BYTES, _VALUE_BYTES = 8, 4
+
+
+class GatheredSigns(Codec):
+    """Every rank decodes the payloads of all, and keeps what its own did not say."""
+
+    step_size: str
+    algebra: ClassVar[Algebra] = Algebra.GATHER
+    wire_version: ClassVar[int] = 2
+    #: How many values a step group has: one, of which the bit 0 means the negative, or two.
+    values: ClassVar[int]
+    #: The error of a rank's own payload, as a formula.
+    bound: ClassVar[str]
+
+    def __post_init__(self) -> None:
+        if self.step_size not in ("tensor", "row"):
+            raise ConfigError(f'step_size should be "tensor" or "row", got {self.step_size!r}')
+
+    def law(self) -> Law:
+        return Law(conserves=True, bound=f"own: {self.bound}")
+
+    def divides(self) -> Divides:
+        return "before"
+
+    def feedback(self) -> Feedback:
+        return "own"
+
+    # ---- layout ----
+
+    def _by_row(self) -> bool:
+        return self.step_size == "row"
+
+    def _groups(self, bucket: Bucket) -> int:
+        return sum(group_count(tensor, self._by_row()) for tensor in bucket.tensors)
+
+    def _nbytes(self, bucket: Bucket) -> int:
+        return bucket.padded // WORD * _WORD_BYTES + self.values * self._groups(bucket) * _VALUE_BYTES
+
+    def regions(self, bucket: Bucket) -> Regions:
+        return {"payload": (torch.uint8, self._nbytes(bucket))}
+
+    def prepare(self, work: Work) -> None:
+        work.memo["groups"] = group_slices(work.bucket, self._by_row())
+        work.memo["lengths"] = [group_length(tensor, self._by_row()) for tensor in work.bucket.tensors]
+        fill_group_sizes(work.local["sizes"], work.bucket, self._by_row())
+
+    def _bits(self, work: Work, payload: Tensor, position: int) -> Tensor:
+        """Return the bits of one tensor in a payload."""
+        span = words(work.span(position))
+        return payload[span.start * _WORD_BYTES : span.stop * _WORD_BYTES].view(torch.int64)
+
+    def _values(self, work: Work, payload: Tensor, number: int) -> Tensor:
+        """Return one of the arrays of values in a payload."""
+        size = self._groups(work.bucket) * _VALUE_BYTES
+        start = work.bucket.padded // WORD * _WORD_BYTES + number * size
+        return payload[start : start + size].view(torch.float32)
+
+    # ---- one round ----
+
+    def encode(self, work: Work, key: Key) -> None:
+        payload = work.regions["payload"]
+        for number, mean in enumerate(self._means(work)):
+            self._values(work, payload, number).copy_(mean)
+        work.used = payload.numel()
+
+    def _means(self, work: Work) -> list[Tensor]:
+        """Return the values of all groups, as this rank's offers found them; those that are not in the payload yet."""
+        raise NotImplementedError
+
+    def decode(self, work: Work, key: Key, gain: float) -> None:
+        nbytes = self._nbytes(work.bucket)
+        for rank, payload in enumerate(work.gathered):
+            if payload.numel() != nbytes:
+                raise CorruptFrameError(
+                    f"rank {key.rank}: the payload of rank {rank} should have {nbytes} bytes, got {payload.numel()} "
+                    f"(step {key.step}, bucket {key.bucket}); check that every rank runs the same version of "
+                    f"horovod-compress"
+                )
+        arrays = [[self._values(work, payload, n) for payload in work.gathered] for n in range(self.values)]
+        present, words_end = work.present(), work.bucket.padded // WORD * _WORD_BYTES
+        highs, *lows = arrays
+        ops.points_decode_all(
+            [payload[:words_end].view(torch.int64) for payload in work.gathered],
+            highs,
+            lows[0] if lows else None,
+            [work.memo["lengths"][position] for position in present],
+            key.rank,
+            [work.grad(position) for position in present],
+            [work.state["residual"][work.span(position)] for position in present],
+            first_words=[work.span(position).start // WORD for position in present],
+            first_rows=[work.memo["groups"][position].start for position in present],
+            scale=gain / work.world,
+        )
+
+    def _offered(self, work: Work, positions: Sequence[int]) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
+        """Return gradients, residuals and bits of some tensors."""
+        return (
+            [work.grad(position) for position in positions],
+            [work.state["residual"][work.span(position)] for position in positions],
+            [self._bits(work, work.regions["payload"], position) for position in positions],
+        )

@@ -1,0 +1,297 @@
+"""Sign bits, and the steps that give them their size: what the methods that send them share.
+
+The elements of a tensor that share a step are a step group: all of it, or output rows. A measured step
+is the mean of |x| over the group and over the ranks.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from ... import ops
+from ...errors import ConfigError
+from ...ops.keys import TIE, ZERO_SIGN, Key
+from ...schedule.plan import Bucket, TensorSpec
+from ..base import Codec, Divides, Law, Part, Regions, Work
+
+#: A step group covers at least so many elements: its 32 bits then cost half a bit per element at most. No more than
+#: that: rows that share a step should be alike, and those of an embedding are not.
+MIN_STEP_GROUP = 64
+#: Elements of one 64-bit word of the payload.
+WORD = 64
+_FLOAT32 = torch.finfo(torch.float32)
+
+
+def words(span: slice) -> slice:
+    """Return the words that hold the bits of a tensor; tensors start at whole words."""
+    return slice(span.start // WORD, -(-span.stop // WORD))
+
+
+def group_length(tensor: TensorSpec, by_row: bool) -> int:
+    """Return how many elements of a tensor share one step."""
+    if not by_row or len(tensor.shape) < 2 or tensor.count == 0:
+        return max(1, tensor.count)
+    row = tensor.count // tensor.shape[0]
+    return row * math.ceil(MIN_STEP_GROUP / row)
+
+
+def group_count(tensor: TensorSpec, by_row: bool) -> int:
+    """Return how many step groups a tensor has."""
+    return -(-tensor.count // group_length(tensor, by_row))
+
+
+def group_slices(bucket: Bucket, by_row: bool) -> list[slice]:
+    """Return where the groups of each tensor lie among those of the bucket."""
+    slices, start = [], 0
+    for tensor in bucket.tensors:
+        slices.append(slice(start, start + group_count(tensor, by_row)))
+        start = slices[-1].stop
+    return slices
+
+
+def fill_group_sizes(sizes: Tensor, bucket: Bucket, by_row: bool) -> None:
+    """Write how many elements each group of the bucket has; the last one of a tensor may be shorter."""
+    for tensor, own in zip(bucket.tensors, group_slices(bucket, by_row), strict=True):
+        group, mine = group_length(tensor, by_row), sizes[own]
+        mine.fill_(group)
+        if mine.numel():
+            mine[-1] = tensor.count - group * (mine.numel() - 1)
+
+
+def check_step(step: object) -> None:
+    """Refuse what is neither a way of measuring steps nor a step."""
+    if step in ("tensor", "row"):
+        return
+    number = isinstance(step, (int, float)) and not isinstance(step, bool)
+    if not number or not _FLOAT32.tiny <= step <= _FLOAT32.max:  # type: ignore[operator]
+        raise ConfigError(f'step_size should be "tensor", "row" or a positive number of float32, got {step!r}')
+
+
+def check_zeros(zeros: object) -> None:
+    """Refuse a rule for zeros that is none."""
+    if zeros not in ("random", "positive"):
+        raise ConfigError(f'zeros should be "random" or "positive", got {zeros!r}')
+
+
+def check_merge(merge: object, other: str) -> None:
+    """Refuse a rule for merging that is neither the shaped one nor the published one."""
+    if merge not in ("shaped", other):
+        raise ConfigError(f'merge should be "shaped" or "{other}", got {merge!r}')
+
+
+def shaped_fold(work: Work, start: int, into: Tensor, others: Sequence[Tensor]) -> None:
+    """Merge the bits of all ranks, and keep what that rounds off."""
+    before, after = work.carry["bits"].rows(start, start + into.numel())
+    ops.shaped_fold([into, *others], into, before, after)
+
+
+class Signs(Codec):
+    """One bit per element and one step per group; how bits merge is the method's own business."""
+
+    step_size: str | float  # the fields of the methods
+    zeros: str
+    wire_version: ClassVar[int] = 2
+    #: Which part of an element's state the elements add to, and decoding renews.
+    kept: ClassVar[str] = "residual"
+
+    def divides(self) -> Divides:
+        return "before" if self._measured() else "never"  # a step that is given is in the units of gradients
+
+    # ---- layout ----
+
+    def _measured(self) -> bool:
+        return isinstance(self.step_size, str)
+
+    def _by_row(self) -> bool:
+        return self.step_size == "row"
+
+    def step_group(self, tensor: TensorSpec) -> int:
+        """Return how many elements of a tensor share one step."""
+        return group_length(tensor, self._by_row())
+
+    def _groups(self, bucket: Bucket) -> int:
+        return sum(group_count(tensor, self._by_row()) for tensor in bucket.tensors)
+
+    def regions(self, bucket: Bucket) -> Regions:
+        regions: Regions = {"bits": (torch.int64, bucket.padded // WORD)}
+        if self._measured():
+            regions["steps"] = (torch.float32, self._groups(bucket))
+        return regions
+
+    def local(self, bucket: Bucket) -> Regions:
+        groups = self._groups(bucket)
+        if self._measured():
+            return {"sums": (torch.float64, groups), "sizes": (torch.float64, groups)}
+        return {"fixed": (torch.float32, groups)}
+
+    def prepare(self, work: Work) -> None:
+        work.memo["steps"] = group_slices(work.bucket, self._by_row())
+        if not self._measured():
+            work.local["fixed"].fill_(float(self.step_size))
+            return
+        # How many elements each step covers, times the number of ranks: dividing by it gives this
+        # rank's share in the mean over ranks, so that the exchange only has to add.
+        fill_group_sizes(work.local["sizes"], work.bucket, self._by_row())
+        work.local["sizes"].mul_(work.world)
+
+    # ---- one round ----
+
+    def offer(self, work: Work, position: int, key: Key) -> int | Tensor:
+        tensor, span = work.bucket.tensors[position], work.span(position)
+        steps = work.memo["steps"][position]
+        return ops.sign_offer(
+            work.grad(position),
+            work.state_of(self.kept, position),
+            work.regions["bits"][words(span)],
+            work.local["sums"][steps] if self._measured() else None,
+            self.step_group(tensor),
+            key=self._zero_key(key),
+            word_offset=span.start // WORD,
+        )
+
+    def offer_all(self, work: Work, positions: Sequence[int], key: Key) -> Tensor:
+        """Take in several gradients, and write their steps at once."""
+        spans, steps = [words(work.span(position)) for position in positions], work.memo["steps"]
+        return ops.sign_offer_all(
+            [work.grad(position) for position in positions],
+            self._kept_of(work, [work.span(position) for position in positions]),
+            [work.regions["bits"][span] for span in spans],
+            [work.regions["steps"][steps[position]] for position in positions] if self._measured() else None,
+            [self.step_group(work.bucket.tensors[position]) for position in positions],
+            ranks=work.world,
+            key=self._zero_key(key),
+            word_offsets=[span.start for span in spans],
+        )
+
+    def _kept_of(self, work: Work, spans: Sequence[slice]) -> list[Tensor] | None:
+        """Return what is kept for some elements of the bucket, if anything is."""
+        kept = work.state.get(self.kept)
+        return None if kept is None else [kept[span] for span in spans]
+
+    def encode(self, work: Work, key: Key) -> None:
+        if self._measured() and not work.together:
+            work.regions["steps"].copy_(work.local["sums"].div_(work.local["sizes"]))
+        elif self._measured():
+            for position in set(range(len(work.grads))) - set(work.present()):
+                work.regions["steps"][work.memo["steps"][position]].zero_()  # nothing was offered: no old step is sent
+        if self._measured() and self._scale() != 1:
+            work.regions["steps"].mul_(self._scale())
+
+    def _scale(self) -> float:
+        """Return what a measured step is multiplied by."""
+        return 1.0
+
+    def granule(self, tensor: TensorSpec) -> int:
+        group = self.step_group(tensor)
+        return WORD if group >= tensor.count else math.lcm(WORD, group)
+
+    def needs(self, work: Work, position: int, start: int, stop: int) -> dict[str, tuple[int, int]]:
+        bits, steps = self._parts(work, position, start, stop)
+        found = {"bits": (bits.start, bits.stop)}
+        return found | {"steps": (steps.start, steps.stop)} if self._measured() else found
+
+    def _parts(self, work: Work, position: int, start: int, stop: int) -> tuple[slice, slice]:
+        """Return where the words and the steps of elements ``start`` to ``stop`` of a tensor lie."""
+        first, step = work.span(position).start, work.memo["steps"][position].start
+        group = self.step_group(work.bucket.tensors[position])
+        return words(slice(first + start, first + stop)), slice(step + start // group, step - (-stop // group))
+
+    def decode_part(self, work: Work, position: int, start: int, stop: int, key: Key, gain: float) -> None:
+        # Of this class: a subclass whose form for one part ends here may have the one for several call that.
+        Signs.decode_parts(self, work, [Part(position, start, stop)], key, gain)
+
+    def decode_parts(self, work: Work, parts: Sequence[Part], key: Key, gain: float) -> None:
+        places = [self._parts(work, part.position, part.start, part.stop) for part in parts]
+        firsts = [work.span(part.position).start for part in parts]
+        steps = work.regions["steps"] if self._measured() else work.local["fixed"]
+        ops.sign_decode_all(
+            [work.regions["bits"][bits] for bits, _ in places],
+            [steps[own] for _, own in places],
+            [self.step_group(work.bucket.tensors[part.position]) for part in parts],
+            [work.grad(part.position)[part.start : part.stop] for part in parts],
+            self._kept_of(
+                work, [slice(at + part.start, at + part.stop) for at, part in zip(firsts, parts, strict=True)]
+            ),
+            feedback=self._rule(),
+            decay=self._decay(),
+            scale=gain,
+            key=self._zero_key(key),
+            word_offsets=[bits.start for bits, _ in places],
+        )
+
+    def _rule(self) -> ops.Feedback:
+        """Return what decoding leaves in the state."""
+        return self.feedback()
+
+    def _decay(self) -> float:
+        """Return by what that is multiplied."""
+        return 1.0
+
+    def _zero_key(self, key: Key) -> Key | None:
+        return key.at(purpose=ZERO_SIGN) if self.zeros == "random" else None
+
+
+def check_ties(ties: object) -> None:
+    """Refuse a rule for ties that is none."""
+    if ties not in ("random", "positive"):
+        raise ConfigError(f'ties should be "random" or "positive", got {ties!r}')
+
+
+class Votes(Signs):
+    """Signs of which each element takes that of more than half of the ranks; a tie is a coin's, or 1.
+
+    Or, shaped, the sign of their sum and of what the last such merge rounded off: then the mean of the ranks' signs
+    arrives over the steps, not their median.
+    """
+
+    ties: str  # the fields of the methods
+    # The option takes the place of the method of this name, which no fold asks for.
+    merge: str  # type: ignore[assignment]
+
+    def check_votes(self) -> None:
+        """Refuse options that say nothing."""
+        check_step(self.step_size)
+        check_zeros(self.zeros)
+        check_ties(self.ties)
+        check_merge(self.merge, "majority")
+
+    def law_of(self, signs: str) -> Law:
+        """Return what the result promises, of the signs of something."""
+        if self.merge == "shaped":
+            return Law(bound=f"sum over steps of result / step = that of the mean of {signs}")
+        tie = "a random sign" if self.ties == "random" else "+"
+        return Law(bound=f"result = step * majority of {signs}; a tie is {tie}")
+
+    def carries(self, world: int) -> dict[str, int]:
+        return {"bits": ops.count_rows(world)} if self.merge == "shaped" else {}
+
+    def fold_in(self, work: Work, region: str, start: int, into: Tensor, others: Sequence[Tensor], key: Key) -> None:
+        if self.merge == "shaped" and region == "bits":
+            shaped_fold(work, start, into, others)
+        else:
+            self.fold(region, start, into, others, key)
+
+    def fold(self, region: str, start: int, into: Tensor, others: Sequence[Tensor], key: Key) -> None:
+        if region == "bits":
+            parts = [into, *others]
+            if self.ties == "random" and len(parts) % 2 == 0:
+                parts.append(self._coins(start, into, key))  # one vote more: no tie, and no majority overturned
+            ops.majority_fold(parts, into, into.numel() * WORD)
+            return
+        for other in others:
+            ops.dense_add(into, other)
+
+    def _coins(self, start: int, like: Tensor, key: Key) -> Tensor:
+        """Return random words that depend on the place in the region only, whoever folds, and in whatever pieces."""
+        coins = torch.empty_like(like)
+        ops.bernoulli_words(coins, 1, 2, key.at(rank=0, hop=0, purpose=TIE), word_offset=start)
+        return coins
+
+    def _zero_key(self, key: Key) -> Key | None:
+        """Name one coin for all ranks: a tie of coins would be 1, and what is zero everywhere would drift."""
+        return super()._zero_key(key.at(rank=0))

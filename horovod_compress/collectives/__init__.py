@@ -1,1 +1,0 @@
-"""How payloads of all ranks become one result: ``ring`` and ``fold``, and ``everywhere`` for small arrays."""

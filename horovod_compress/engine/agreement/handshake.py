@@ -1,0 +1,90 @@
+"""The handshake: every rank shows its document at the start, and differences are refused.
+
+Mismatched options with equal shapes are invisible to Horovod and would give wrong results in
+silence. The ranks therefore gather one document each, before the first step, and compare them
+field by field.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ... import __version__
+from ...errors import ConfigError, HorovodCompressError, MismatchError
+from ...exchange.wire import WIRE_VERSION
+from ...options import Options
+from ...schedule.plan import TensorSpec
+from ..methods import Methods
+from .ranks import by_value
+
+
+@dataclass(frozen=True)
+class Document:
+    """What one rank shows.
+
+    Attributes:
+        fields: what must be equal on every rank.
+        refusal: why this rank cannot go on, if it cannot; it takes part all the same, so that
+            the others need not wait for it.
+        plan: rank 0's plan, which every rank uses.
+        meeting: where rank 0's store listens.
+        gpu: names the GPU that this rank's gradients are on, if they all are and NCCL can be used here.
+    """
+
+    fields: dict[str, Any]
+    refusal: str | None = None
+    plan: list[dict[str, Any]] | None = None
+    meeting: tuple[str, int] | None = None
+    gpu: str | None = None
+
+
+def fields(
+    methods: Methods, options: Options, tensors: Sequence[TensorSpec], transport: str, world: int
+) -> dict[str, Any]:
+    """Return the fields of a rank's document that must be equal on every rank."""
+    shown: dict[str, Any] = {
+        "package version": __version__,
+        "wire version": WIRE_VERSION,
+        "byte order": sys.byteorder,
+        "world": world,
+        "method": methods.name,
+    }
+    for codec in methods.codecs:
+        shown |= {f"{kind.name} payload version": kind.wire_version for kind in codec.variants()}
+    shown |= options.document() | {"transport": transport}
+    shown |= methods.config()
+    shown["number of parameters"] = len(tensors)
+    for index, tensor in enumerate(tensors):
+        kind = tensor.device.partition(":")[0]  # ranks number their GPUs in their own ways
+        on = "" if kind == "cpu" else f" on {kind}"
+        shown[f"parameter {index}"] = f"{tensor.name} {list(tensor.shape)} {tensor.dtype}{on}"
+    return shown
+
+
+def check(documents: Sequence[Document]) -> None:
+    """Compare the documents of all ranks; every rank comes to the same end.
+
+    Raises:
+        ConfigError: some rank cannot go on.
+        MismatchError: names the first field that differs, and each rank's value.
+    """
+    for rank, document in enumerate(documents):
+        if document.refusal:
+            raise ConfigError(f"rank {rank} refused its options: {document.refusal}")
+    names = dict.fromkeys(name for document in documents for name in document.fields)
+    for name in names:
+        values = [document.fields.get(name, "(not there)") for document in documents]
+        if any(value != values[0] for value in values):
+            raise MismatchError(
+                f"the ranks do not agree on {name}: {by_value(values)}; start every rank with the "
+                f"same options, model and version of horovod-compress"
+            )
+
+
+def refusal(error: Exception) -> Document:
+    """Return the document of a rank that cannot go on."""
+    ours = isinstance(error, HorovodCompressError)
+    return Document({}, refusal=str(error) if ours else f"{type(error).__name__}: {error}")

@@ -1,0 +1,94 @@
+"""Warns of weights that differ between ranks, which equal results of exchanges never bring together.
+
+Results are compared to find hardware that is broken; weights differ for reasons of the program's: they were not
+broadcast, a checkpoint was loaded on one rank, or a rank has changed its results before its optimizer used them. The
+training goes on with them as it would with Horovod alone, so this is no error.
+
+The hashes are taken at the first gradient of a step, on the training thread, where the weights are those of the step
+before on every rank; they are compared at the end of the step, by the exchange thread.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from ... import ops
+from .ranks import by_value
+
+_log = logging.getLogger("horovod_compress")
+
+
+class Weights:
+    """The weights of one rank, as the others see them.
+
+    Args:
+        every: compare every this many steps, and at the first one; 0: never.
+        warns: whether this rank is to log what all find.
+    """
+
+    def __init__(self, every: int, warns: bool) -> None:
+        self._every, self._warns = every, warns
+        self._first = True
+        self._step, self._hashes = -1, torch.zeros(0, dtype=torch.int64)
+        #: Whether they were found to differ, after which they are not compared any more.
+        self.differ = False
+        #: In how many steps they were compared.
+        self.compared = 0
+
+    def resume(self) -> None:
+        """Compare them in the next step: a state was loaded, and weights perhaps, too."""
+        self._first = True
+
+    def due(self, step: int) -> bool:
+        """Return whether they are compared in a step; the same on every rank."""
+        return bool(self._every) and not self.differ and (self._first or (step + 1) % self._every == 0)
+
+    def take(self, step: int, weights: Sequence[Tensor]) -> None:
+        """Look at the weights if they are compared in this step, which is about to begin.
+
+        Args:
+            weights: in the order of the plan.
+        """
+        if self.due(step) and step != self._step:
+            with torch.no_grad():
+                self._hashes = torch.tensor([_hash(weight) for weight in weights], dtype=torch.int64)
+            self._step = step
+
+    def hashes(self, step: int, count: int) -> Tensor:
+        """Return a hash of each tensor, int64; all 0 if this rank has not looked in this step."""
+        return self._hashes if self._step == step else torch.zeros(count, dtype=torch.int64)
+
+    def compare(self, step: int, of_ranks: Sequence[Tensor], names: Sequence[str]) -> None:
+        """Warn if the hashes of all ranks differ; every rank comes to the same end."""
+        self._first = False
+        table = torch.stack(list(of_ranks))
+        if not bool(table.any(dim=1).all()):
+            return  # some rank has not looked
+        self.compared += 1
+        odd = (table != table[0]).any(dim=0).nonzero().flatten().tolist()
+        self.differ = bool(odd)
+        if odd and self._warns:
+            values = [f"{value & (1 << 64) - 1:016x}" for value in table[:, odd[0]].tolist()]
+            _log.warning("%s", _warning(step, [names[index] for index in odd], len(names), values))
+
+
+def _hash(weight: Tensor) -> int:
+    with torch.cuda.device(weight.device) if weight.is_cuda else contextlib.nullcontext():
+        value = ops.hash64(weight.detach().contiguous().view(-1).view(torch.uint8), 1)
+    return value - (1 << 64) if value >> 63 else value
+
+
+def _warning(step: int, odd: Sequence[str], count: int, values: Sequence[str]) -> str:
+    return (
+        f"weights differ between ranks at the beginning of step {step}, in {len(odd)} of {count} parameters, the first "
+        f"of them {odd[0]}, by its hash: {by_value(values)}. All ranks get the same gradients, so the weights will not "
+        f"come together again. Usual causes: hvd.broadcast_parameters(model.state_dict(), root_rank=0) is missing, or "
+        f"comes before a checkpoint is loaded on one rank; random initial weights of different seeds; gradients that "
+        f"are clipped or changed between backward() and synchronize(), or differently on each rank before step(). "
+        f"See docs/troubleshooting.md; this is said once"
+    )

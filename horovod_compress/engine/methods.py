@@ -1,0 +1,238 @@
+"""Which parameter takes which method: one for all, or by patterns of their names."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
+from typing import Any
+
+from ..codecs import registry
+from ..codecs.base import Codec
+from ..codecs.by_step import described, method, warmed
+from ..codecs.dense import Uncompressed
+from ..errors import ConfigError
+from ..options import Options
+from ..schedule.plan import Bucket, Plan, TensorSpec
+
+_ALL = "*"
+
+
+@dataclass(frozen=True)
+class Methods:
+    """Patterns and their codecs; a parameter takes the codec of the first pattern that fits its name.
+
+    A codec's number is its place in ``codecs``. Number 0 is that of buckets that are not compressed.
+
+    Args:
+        warmup: so many plain rounds come before every method.
+    """
+
+    rules: tuple[tuple[str, Codec], ...]
+    warmup: int = 0
+
+    @property
+    def codecs(self) -> tuple[Codec, ...]:
+        """Return every codec once, by number."""
+        found = self._plain()
+        plain = warmed(found[0], self.warmup) if len(found) == 1 and found[0] else Uncompressed()
+        return plain, *(warmed(codec, self.warmup) for codec in self._own())
+
+    def _plain(self) -> list[Codec | None]:
+        return list(dict.fromkeys(codec.plain() for codec in self._own()))
+
+    def check_plain(self, plan: Plan) -> None:
+        """Refuse methods that want different things of the buckets that are not compressed, if there are any.
+
+        Raises:
+            ConfigError: says what would do.
+        """
+        found = self._plain()
+        if len(found) > 1 and not all(bucket.compressed for bucket in plan.buckets):
+            wanted = ", ".join("none" if codec is None else described(codec) for codec in found)
+            raise ConfigError(
+                f"small tensors share one uncompressed bucket, of which the methods want different things: {wanted}; "
+                f"leave min_elements=0, or give all methods the same momentum"
+            )
+
+    def _own(self) -> list[Codec]:
+        return list(dict.fromkeys(codec for _, codec in self.rules))
+
+    @property
+    def name(self) -> str:
+        """Return the name of the one method, or that there are several."""
+        return self.rules[0][1].name if len(self.rules) == 1 else "per_layer"
+
+    def config(self) -> dict[str, Any]:
+        """Return all options as plain data, for the handshake and for checkpoints."""
+        if len(self.rules) == 1:
+            return self.rules[0][1].config()
+        return {f"{number}: {pattern}": described(codec) for number, (pattern, codec) in enumerate(self.rules)}
+
+    def number(self, tensor: str) -> int:
+        """Return the number of the method of a parameter.
+
+        Raises:
+            ConfigError: no pattern fits.
+        """
+        return 1 + self._own().index(self.codec(tensor))
+
+    def codec(self, tensor: str) -> Codec:
+        """Return the method of a parameter.
+
+        Raises:
+            ConfigError: no pattern fits.
+        """
+        for pattern, codec in self.rules:
+            if fnmatchcase(tensor, pattern):
+                return codec
+        raise ConfigError(f'no pattern fits the parameter {tensor}; end with "*" for all others: {{..., "*": "none"}}')
+
+    def check_bucket(self, bucket: Bucket) -> None:
+        """Refuse a bucket that its method cannot take.
+
+        Raises:
+            ConfigError: says what would do.
+        """
+        if not 0 <= bucket.method < len(self.codecs):
+            raise ConfigError(
+                f"bucket {bucket.index} has method number {bucket.method}; there are {len(self.codecs)} here"
+            )
+        if bucket.plain and not self.may_be_plain(bucket.method):
+            raise ConfigError(
+                f"bucket {bucket.index} of the plan is left uncompressed, which would change what {self.name} makes of "
+                f'its gradients; give its parameters the method "none" with per_layer'
+            )
+        for variant in self.codecs[bucket.method].variants():
+            variant.check_bucket(bucket)
+
+    def may_be_plain(self, number: int) -> bool:
+        """Return whether buckets of a method may travel uncompressed in any step."""
+        return number > 0 and self._own()[number - 1].may_be_plain()
+
+    def is_plain(self, number: int) -> bool:
+        """Return whether a method compresses nothing, so that nothing is gained by leaving its buckets uncompressed."""
+        return number > 0 and isinstance(self._own()[number - 1], Uncompressed)
+
+    def check_used(self, tensors: Sequence[TensorSpec]) -> None:
+        """Refuse a pattern that no parameter takes its method from; "*" may be left with none.
+
+        Raises:
+            ConfigError: names the pattern.
+        """
+        first = [next((p for p, _ in self.rules if fnmatchcase(t.name, p)), None) for t in tensors]
+        for pattern, _ in self.rules:
+            if pattern != _ALL and pattern not in first:
+                raise ConfigError(
+                    f"the pattern {pattern!r} is the first that fits for no parameter; parameters are named "
+                    f"as in {', '.join(t.name for t in tensors[:3])}"
+                )
+
+    def communication_delay(self) -> int:
+        """Return after how many local steps these settings exchange updates.
+
+        Raises:
+            ConfigError: the methods differ in that.
+        """
+        return int(self._one("communication delay", [codec.communication_delay() for _, codec in self.rules]))
+
+    def full_precision_every(self) -> int:
+        """Return the period of full-precision rounds, 0 if there are none.
+
+        Raises:
+            ConfigError: the methods differ in that.
+        """
+        return int(self._one("full_precision_every", [getattr(c, "full_precision_every", 0) for _, c in self.rules]))
+
+    def momenta(self) -> dict[str, float]:
+        """Return, by method, the momentum of those whose result is momentum upon what they are given."""
+        found = [(kind.name, float(getattr(kind, "momentum", 0.0))) for kind in self._kinds()]
+        return {name: momentum for name, momentum in found if momentum}
+
+    def _kinds(self) -> list[Codec]:
+        return [kind for _, codec in self.rules for kind in (codec, *codec.variants())]
+
+    def _one(self, what: str, values: list[int]) -> int:
+        if len(set(values)) > 1:
+            raise ConfigError(f"update mode needs one {what} for all parameters, the methods have {values}")
+        return values[0]
+
+
+def single(codec: Codec) -> Methods:
+    """Return one method for all parameters."""
+    return Methods(((_ALL, codec),))
+
+
+def per_layer(given: object) -> Methods:
+    """Return methods by pattern.
+
+    Args:
+        given: names, or codecs, by pattern.
+
+    Raises:
+        ConfigError: these are no methods by pattern.
+    """
+    if not isinstance(given, Mapping) or not given or not all(isinstance(pattern, str) for pattern in given):
+        raise ConfigError(
+            f'per_layer takes methods by pattern first, {{"embed*": "topk", "*": "marsit"}}, then named_parameters; '
+            f"got {'an empty dict' if given == {} else type(given).__name__}"
+        )
+    rules = tuple((pattern, method(m) if isinstance(m, str) else m) for pattern, m in given.items())
+    for pattern, codec in rules:
+        if not isinstance(codec, Codec):
+            raise ConfigError(
+                f'the method of pattern {pattern!r} should be a name or hvc.method("name", option=...), got {codec!r}'
+            )
+    return Methods(rules)
+
+
+def parse(method: str | Codec | Methods, given: Mapping[str, Any]) -> tuple[Methods, Options]:
+    """Split the options of a compression into the method's own and the common ones.
+
+    Raises:
+        ConfigError: an option is unknown or out of range.
+    """
+    if not isinstance(method, (str, Codec, Methods)):
+        raise ConfigError(f'a method should be a name or hvc.method("name", option=...), got {method!r:.200}')
+    common = {key: value for key, value in given.items() if key in Options.names()}
+    own = {key: value for key, value in given.items() if key not in common}
+    known = registry.option_names(method) if isinstance(method, str) else []
+    if unknown := sorted(set(own) - set(known)):
+        raise ConfigError(
+            f"{_no_option(method, unknown[0])}, common ones are {', '.join(Options.names())} and process_set"
+        )
+    options = Options(**common)
+    return replace(_methods(method, own), warmup=options.warmup_steps), options
+
+
+def _no_option(method: str | Codec | Methods, option: str) -> str:
+    if isinstance(method, str):
+        return f"{method} has no option {option!r}; {registry.own_options(method)}"
+    return f'{option!r} is no option common to all methods; a method\'s own are given in hvc.method("name", option=...)'
+
+
+def _methods(method: str | Codec | Methods, own: Mapping[str, Any]) -> Methods:
+    if isinstance(method, Methods):
+        return method
+    return single(method if isinstance(method, Codec) else registry.create(method, **own))
+
+
+def numbered(plan: Plan, methods: Methods) -> Plan:
+    """Return a given plan with the methods' numbers; buckets that are not compressed stay so.
+
+    Raises:
+        ConfigError: a bucket holds parameters of different methods.
+    """
+    return Plan(tuple(_numbered(bucket, methods) for bucket in plan.buckets))
+
+
+def _numbered(bucket: Bucket, methods: Methods) -> Bucket:
+    if not bucket.compressed:
+        return bucket
+    numbers = {methods.number(tensor.name) for tensor in bucket.tensors}
+    if len(numbers) > 1:
+        raise ConfigError(
+            f"bucket {bucket.index} of the plan holds parameters of different methods: "
+            f"{', '.join(tensor.name for tensor in bucket.tensors[:5])}; cut it between them"
+        )
+    return replace(bucket, method=numbers.pop())

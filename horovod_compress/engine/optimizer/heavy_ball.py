@@ -1,0 +1,75 @@
+"""What an optimizer's momentum makes of compressed gradients: some methods do not bear it, others hardly.
+
+With momentum b a result counts 1 / (1 - b) times over the steps that follow. Upon a method's own momentum that grows
+without end. And what waited for many steps before it was sent counts late and so many times: at a learning rate that
+suits uncompressed training the loss may rise.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+from torch import nn
+
+from ...codecs.base import Codec
+from ...errors import ConfigError
+from ..methods import Methods
+
+Named = Iterable[tuple[str, nn.Parameter]]
+
+#: Waiting for so many steps, times how often a result counts, is too long for a rate that suits uncompressed training.
+LONG = 100
+
+
+def refuse_twice(optimizer: Any, methods: Methods, named: Named) -> None:
+    """Refuse an optimizer's momentum upon a method's own.
+
+    Raises:
+        ConfigError: says which of them to leave out.
+    """
+    for group, codec in _pairs(optimizer, methods, named):
+        for option in ("momentum", "beta"):
+            value = float(getattr(codec, option, 0.0))
+            if value:
+                raise ConfigError(
+                    f"{type(optimizer).__name__} has momentum={_momentum(group):g}, and {codec.name} keeps a momentum "
+                    f"of its own, {option}={value:g}: together they diverge; give the optimizer momentum=0, or "
+                    f"{codec.name} {option}=0"
+                )
+
+
+def advice(optimizer: Any, methods: Methods, named: Named) -> str | None:
+    """Return what to tell the user of an optimizer whose momentum makes what waits count too much."""
+    found = [(codec.share_sent(), codec.name, group) for group, codec in _pairs(optimizer, methods, named)]
+    share, name, group = min(found, key=lambda one: one[0], default=(1.0, "", {}))
+    times = _times(group)
+    if share == 1 or times / share < LONG:
+        return None
+    return (
+        f"with {name} an element is sent about once in {1 / share:.0f} steps, and momentum={_momentum(group):g} lets "
+        f"what waited count {times:.0f} times: a learning rate that suits uncompressed training may be far too high; "
+        f"lower it, give the optimizer momentum=0, or send more with density="
+    )
+
+
+def _pairs(optimizer: Any, methods: Methods, named: Named) -> Iterator[tuple[Mapping[str, Any], Codec]]:
+    """Return every group with momentum, with each kind of round that its parameters have."""
+    names = {id(parameter): name for name, parameter in named}
+    for group in optimizer.param_groups:
+        if _momentum(group):
+            codecs = {methods.codec(names[id(p)]) for p in group["params"] if id(p) in names}
+            for codec in codecs:
+                yield from ((group, kind) for kind in dict.fromkeys((codec, *codec.variants())))
+
+
+def _momentum(group: Mapping[str, Any]) -> float:
+    """Return the momentum of SGD and the like. Adam divides its own out again."""
+    return float(group.get("momentum") or 0.0)
+
+
+def _times(group: Mapping[str, Any]) -> float:
+    """Return how many times a result counts."""
+    own = _momentum(group)
+    return (1 - float(group.get("dampening") or 0.0)) / (1 - own) if own < 1 else math.inf

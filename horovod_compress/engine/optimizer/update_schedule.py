@@ -1,0 +1,324 @@
+"""What an update-mode optimizer does in each step, and its exchanges with the other ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ... import ops
+from ...errors import ConfigError, NonFiniteError
+from ..reducer import Reducer
+from .adam import SharedSecondMoment
+
+_MOMENTA = ("momentum_buffer", "exp_avg")
+
+Parameters = list[nn.Parameter]
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The options of update mode; equal on every rank.
+
+    Attributes:
+        delay: local steps between exchanges.
+        shared: whether Adam's second moment is shared.
+        warmup: steps that begin the training with uncompressed gradients, if it is.
+        rebuild_every: exchanges from one rebuilding of the second moment to the next.
+        masking: whether momentum is emptied where updates were sent.
+    """
+
+    delay: int
+    shared: bool
+    warmup: int
+    rebuild_every: int
+    masking: bool
+
+
+class Exchange:
+    """Turns weight updates, or gradients, into their mean over ranks.
+
+    The reducer is given copies of updates, so the weights are whole at any time, whatever interrupts.
+    """
+
+    def __init__(self, reducer: Reducer, parameters: Parameters, masking: bool) -> None:
+        self.reducer, self.parameters = reducer, parameters
+        self._masking = masking
+        self.base = [torch.empty_like(parameter) for parameter in parameters]
+        self._updates = [torch.empty(p.shape, dtype=p.dtype, device=p.device) for p in parameters]
+        self._dense = 0.0
+
+    def remember(self) -> None:
+        """Note the weights that updates are counted from."""
+        for base, parameter in zip(self.base, self.parameters, strict=True):
+            base.copy_(parameter)
+
+    def set_back(self) -> None:
+        """Put the noted weights back."""
+        for base, parameter in zip(self.base, self.parameters, strict=True):
+            parameter.copy_(base)
+
+    def compare(self, weights: list[Tensor], counters: tuple[int, ...]) -> None:
+        """Let the next exchange begin with a comparison of these across ranks."""
+        value = 1
+        for number in counters:
+            value = ops.hash64(torch.tensor([number]).view(torch.uint8), value)
+        for weight in weights:
+            value = ops.hash64(weight.contiguous().view(-1).view(torch.uint8), value)
+        self.reducer.compare_first(value, "weights or step counts of the update-mode optimizer")
+
+    def count_dense(self) -> None:
+        """Let the bytes of an uncompressed ring count every local step, once: it would exchange them all."""
+        world = self.reducer.world
+        self._dense += 8 * self.reducer.plan.count * (world - 1) / world
+        self.reducer.metrics.bytes_dense = self._dense
+
+    def updates(self, turn: int, state: dict[nn.Parameter, Any]) -> None:
+        """Let the weights be the noted ones plus the mean of all ranks' updates.
+
+        If that fails, they are the noted ones.
+
+        Raises:
+            NonFiniteError: some update was not finite on some rank; parameters of the same bucket
+                are the noted ones, on every rank.
+        """
+        self.reducer.next_steps(turn)
+        self._show(self.base)
+        momenta = list(self._momenta(state)) if self._masking else []
+        try:
+            step = -1
+            for index, parameter in enumerate(self.parameters):
+                update = torch.sub(parameter, self.base[index], out=self._updates[index])
+                step = self.reducer.offer(index, update)
+            bad = [index for index in range(len(self.parameters)) if not self._add_result(index, step)]
+        except BaseException:
+            self.set_back()
+            raise
+        for momentum, copy in momenta:
+            if copy is not momentum:
+                momentum.copy_(copy)
+        if bad:
+            raise NonFiniteError(self._told(bad, "weights", "the weights are those of the last exchange again there"))
+
+    def _add_result(self, index: int, step: int) -> bool:
+        """Finish one parameter; return False if its update is not finite, and set it back."""
+        parameter, base = self.parameters[index], self.base[index]
+        if self._fetch(index, step, self._updates[index]):
+            torch.add(base, self._updates[index], out=parameter)
+            return True
+        parameter.copy_(base)
+        return False
+
+    def _fetch(self, index: int, step: int, tensor: Tensor) -> bool:
+        """Wait for one result, in place; return whether it is finite, as it is on all ranks or none."""
+        try:
+            self.reducer.result(index, step)
+        except NonFiniteError:
+            return False
+        return not ops.count_nonfinite(tensor.view(-1))
+
+    def gradients(self) -> bool:
+        """Replace every rank's gradient by their mean, uncompressed; return whether all are finite.
+
+        A parameter for which no rank has a gradient has none afterwards either.
+        """
+        self.reducer.next_steps(plain=True)
+        self._show(self.parameters)
+        step, means = -1, []
+        for index, parameter in enumerate(self.parameters):
+            means.append(_marked(parameter))
+            step = self.reducer.offer(index, means[-1])
+        finite = [self._fetch(index, step, mean) for index, mean in enumerate(means)]
+        for parameter, mean in zip(self.parameters, means, strict=True):
+            if _nowhere(mean):
+                parameter.grad = None
+            elif mean is not parameter.grad:
+                parameter.grad.copy_(mean)  # type: ignore[union-attr]
+        return all(finite)
+
+    def _show(self, weights: Sequence[Tensor]) -> None:
+        """Let the other ranks compare weights that should be the same as theirs, if they do in this exchange."""
+        if self.reducer.weights:
+            self.reducer.weights.take(self.reducer.next_step(), weights)
+
+    def not_finite(self) -> NonFiniteError:
+        """Return the error for a mean gradient that is not finite."""
+        grads = [p.grad for p in self.parameters]
+        bad = [i for i, grad in enumerate(grads) if grad is not None and not grad.isfinite().all()]
+        return NonFiniteError(self._told(bad, "mean gradients", "no weight was changed"))
+
+    def _told(self, bad: list[int], what: str, state: str) -> str:
+        names = [self.reducer.plan.names()[index] for index in bad]
+        return (
+            f"rank {self.reducer.rank}: {what} are not finite on some rank, in {len(bad)} parameter(s): "
+            f"{', '.join(names[:5])}; {state}, on every rank. Lower the learning rate, or clip, and load the "
+            f"optimizer's state from a checkpoint"
+        )
+
+    def _momenta(self, state: dict[nn.Parameter, Any]) -> Iterator[tuple[Tensor, Tensor]]:
+        """Let the method empty momentum where it sends; yield buffers and what stands for them."""
+        for index, parameter in enumerate(self.parameters):
+            kept = state.get(parameter, {})
+            own = [kept[name] for name in _MOMENTA if isinstance(kept.get(name), Tensor)]
+            copies = [momentum.contiguous() for momentum in own]
+            self.reducer.clear_where_sent(index, copies)
+            yield from zip(own, copies, strict=True)
+
+
+def _marked(parameter: nn.Parameter) -> Tensor:
+    """Return a gradient to be averaged, whose first element is -0 if there is none, and else not.
+
+    A sum is -0 only where every rank has -0: so all learn of a gradient that some rank has, and nothing
+    more has to be exchanged.
+    """
+    if parameter.grad is None:
+        parameter.grad = torch.full_like(parameter, -0.0)
+        return parameter.grad.contiguous()
+    mean = parameter.grad.contiguous()
+    mean.view(-1)[:1].add_(0.0)  # a gradient that happens to be -0 becomes +0
+    return mean
+
+
+def _nowhere(mean: Tensor) -> bool:
+    """Return whether no rank had a gradient; looks further than the first element, where means may underflow to -0."""
+    flat = mean.view(-1)
+    if not flat.numel() or float(flat[0]) != 0 or not bool(flat[0].signbit()):
+        return False
+    return bool(((flat == 0) & flat.signbit()).all())
+
+
+class Schedule:
+    """What each step of an update-mode optimizer does.
+
+    Args:
+        adam: of the shared second moment, or None.
+    """
+
+    def __init__(self, optimizer: Any, exchange: Exchange, settings: Settings, adam: SharedSecondMoment | None) -> None:
+        self._optimizer, self._exchange, self._settings, self._adam = optimizer, exchange, settings, adam
+        self.steps = 0  # all local steps
+        self.since = 0  # local steps since the last exchange
+        self.exchanges = 0
+        self.due = False  # whether the second moment is to be rebuilt
+        self._compared = False
+
+    def step(self, local: Callable[[], None], skip: bool, scaled: bool) -> None:
+        """Do one local step, and the exchange if it is due.
+
+        Args:
+            skip: a gradient scaler found an overflow on this rank: change nothing, but stay in step.
+            scaled: there is a gradient scaler, which expects no error for an overflow.
+        """
+        try:
+            self._step(local, skip, scaled)
+        except NonFiniteError:
+            self._count()  # the step was made, on all ranks
+            raise
+        self._count()
+
+    def _step(self, local: Callable[[], None], skip: bool, scaled: bool) -> None:
+        if self._exchange.reducer.world == 1:
+            if not skip:
+                local()
+        elif self.steps < self._settings.warmup:
+            self._warmup_step(local, scaled)
+        else:
+            self._local_step((lambda: None) if skip else local)
+
+    def _count(self) -> None:
+        self.steps += 1
+        self._exchange.count_dense()
+
+    def _warmup_step(self, local: Callable[[], None], scaled: bool) -> None:
+        self._compare(self._exchange.parameters)
+        if self._exchange.gradients():
+            local()
+        elif not scaled:
+            raise self._exchange.not_finite()
+        if self._adam:
+            self._adam.take_over()
+
+    def _local_step(self, local: Callable[[], None]) -> None:
+        if self.since == 0:
+            self._exchange.remember()
+        local()
+        self.since += 1
+        if self.since == self._settings.delay:
+            self.exchange()
+
+    @property
+    def holds(self) -> bool:
+        """Whether local steps leave Adam's second moment as it is."""
+        started = self._exchange.reducer.world > 1 and self.steps >= self._settings.warmup
+        return self._adam is not None and started
+
+    def held_step(self) -> None:
+        """Do a local step of Adam that leaves the second moment as it is."""
+        assert self._adam is not None
+        self._adam.step()
+
+    def exchange(self, *, rebuild: bool = True) -> None:
+        """Exchange the updates of the local steps since the last exchange, if there were any.
+
+        Args:
+            rebuild: the gradients are those of the last local step, so that the second moment may be
+                rebuilt from them; else that waits for the next exchange.
+        """
+        if self.since == 0:
+            return
+        self._compare(self._exchange.base)
+        self.since = 0
+        # Rounds are counted from 1, so a method's full-precision round comes after compressed ones.
+        self.exchanges += 1
+        self._exchange.updates(self.exchanges, self._optimizer.state)
+        self.due |= self.exchanges % self._settings.rebuild_every == 0
+        if self._adam and self.due and rebuild:
+            self._rebuild(self._adam)
+
+    def _rebuild(self, adam: SharedSecondMoment) -> None:
+        self.due = False
+        if self._exchange.gradients():
+            means = [(p, p.grad) for p in self._exchange.parameters if p.grad is not None]
+            adam.rebuild(means, self._settings.delay * self._settings.rebuild_every)
+
+    def _compare(self, weights: Any) -> None:
+        """See that all ranks are at the same point, once after the start and after each load."""
+        if not self._compared:
+            counters = (self.steps, self.since, self.exchanges)
+            self._exchange.compare([weight.detach() for weight in weights], counters)
+            self._compared = True
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the counters, and the common weights if local steps have left them."""
+        base = [base.clone() for base in self._exchange.base] if self.since else []
+        counters = {"steps": self.steps, "since": self.since, "exchanges": self.exchanges, "due": self.due}
+        return counters | {"base": base}
+
+    def check(self, state: dict[str, Any]) -> None:
+        """Refuse a state that does not fit.
+
+        Raises:
+            ConfigError: says what was expected.
+        """
+        shapes = [list(base.shape) for base in state["base"]]
+        expected = [list(base.shape) for base in self._exchange.base] if state["since"] else []
+        if state["since"] >= self._settings.delay or shapes != expected:
+            raise ConfigError(
+                f"the saved optimizer stood {state['since']} local steps after an exchange, with the common weights of "
+                f"{len(shapes)} parameters; expected fewer steps than communication_delay={self._settings.delay} and "
+                f"{len(expected)} parameters of the same shapes: resume with the same options and model"
+            )
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore what :meth:`state_dict` returned and :meth:`check` accepted."""
+        self.steps, self.since, self.exchanges = state["steps"], state["since"], state["exchanges"]
+        self.due = state.get("due", False)  # earlier versions did not have to wait
+        self._compared = False
+        if self._adam:
+            self._adam.forget()
+        # None are saved right after an exchange: they are the weights.
+        for base, saved in zip(self._exchange.base, state["base"], strict=False):
+            base.copy_(saved)

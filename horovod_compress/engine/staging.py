@@ -1,0 +1,134 @@
+"""Payloads on a device that are exchanged from host memory: a copy of each, in the same layout.
+
+The collective works on the copy alone, with the kernels of the CPU, which give the bits of the device's. A
+chunk goes to the host before it is sent or reduced for the first time, while earlier ones are on their way;
+and back as soon as it holds consensus bytes, while later ones are. What is copied is the payload, so a method
+of one bit per element stages a thirty-second part of its gradients.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ..exchange.base import Reduction
+from ..exchange.deadline import Deadline
+from ..exchange.device import Host, Mark
+from ..exchange.layout import Piece, chunk_bounds
+from ..exchange.wire import Bad
+
+
+class Staging:
+    """The arrays of one payload, on the device and on the host.
+
+    Args:
+        arrays: the payload's regions on the device.
+        host: arrays of the same names, types and lengths in host memory.
+        order: the chunks in the order in which they are needed on the host.
+        records: see :meth:`horovod_compress.codecs.base.Codec.records`.
+    """
+
+    def __init__(
+        self,
+        device: Host,
+        arrays: Mapping[str, Tensor],
+        host: Mapping[str, Tensor],
+        order: Sequence[int],
+        records: Mapping[str, int],
+    ) -> None:
+        self.device, self.host, self._order = device, host, list(order)
+        self._parts = {
+            chunk: [
+                (array[slice(*bounds)], host[name][slice(*bounds)])
+                for name, array in arrays.items()
+                for bounds in [chunk_bounds(array.numel(), chunk, len(order), records.get(name, 1))]
+                if bounds[0] < bounds[1]
+            ]
+            for chunk in order
+        }
+
+    def around(self, reduction: Reduction, deadline: Deadline) -> Reduction:
+        """Return a reduction of one exchange that does what the given one does, and copies."""
+        return _Staged(self, reduction, deadline, {})
+
+    def next(self, chunk: int) -> int | None:
+        """Return the chunk that is needed after this one, if there is one."""
+        place = self._order.index(chunk) + 1
+        return self._order[place] if place < len(self._order) else None
+
+    def fetch(self, chunk: int) -> Mark:
+        """Queue the copy of a chunk to the host; return the mark to wait for."""
+        for array, host in self._parts[chunk]:
+            self.device.copy(host, array)
+        return self.device.mark()
+
+    def put(self, chunk: int) -> None:
+        """Queue the copy of a chunk back to the device."""
+        for array, host in self._parts[chunk]:
+            self.device.copy(array, host)
+
+
+@dataclass(frozen=True)
+class _Staged:
+    """A reduction of one exchange, with the copies that it needs."""
+
+    staging: Staging
+    inner: Reduction
+    deadline: Deadline
+    fetched: dict[int, Mark]
+
+    def prepare(self, chunk: int) -> None:
+        self._fetch(chunk)
+        following = self.staging.next(chunk)
+        if following is not None:
+            self._fetch(following)  # it is encoded and copied while this chunk is on its way
+        self.staging.device.wait(self.fetched[chunk], self.deadline)
+
+    def _fetch(self, chunk: int) -> None:
+        if chunk not in self.fetched:
+            self.inner.prepare(chunk)
+            self.fetched[chunk] = self.staging.fetch(chunk)
+
+    def merge(self, piece: Piece, other: Tensor, weight: int, hop: int) -> None:
+        self.inner.merge(piece, other, weight, hop)
+
+    def fold(self, piece: Piece, others: Sequence[Tensor]) -> None:
+        self.inner.fold(piece, others)
+
+    def complete(self, chunk: int, bad: Bad) -> None:
+        if not bad.count:  # else nobody reads it
+            self.staging.put(chunk)
+        self.inner.complete(chunk, bad)
+
+
+class StagedGather:
+    """The host's copies of this rank's payload and the device's copies of all ranks', where payloads are gathered.
+
+    Args:
+        capacity: the most bytes of a payload.
+    """
+
+    def __init__(self, device: Host, rank: int, world: int, capacity: int) -> None:
+        self._device, self._rank = device, rank
+        self._own = device.host_zeros(capacity, torch.uint8)
+        self._theirs = {peer: device.zeros(capacity, torch.uint8) for peer in range(world) if peer != rank}
+
+    def fetch(self, own: Tensor, deadline: Deadline) -> Tensor:
+        """Return this rank's payload on the host."""
+        host = self._own[: own.numel()]
+        self._device.copy(host, own)
+        self._device.wait(self._device.mark(), deadline)
+        return host
+
+    def put(self, own: Tensor, gathered: Sequence[Tensor]) -> list[Tensor]:
+        """Queue the copies of the other ranks' payloads to the device, and return all payloads there."""
+        found = []
+        for rank, payload in enumerate(gathered):
+            place = own if rank == self._rank else self._theirs[rank][: payload.numel()]
+            if rank != self._rank:
+                self._device.copy(place, payload)
+            found.append(place)
+        return found

@@ -1,0 +1,266 @@
+"""Adaptive schedules in a running job: buckets are tried, measured, and chosen on rank 0 for all.
+
+At the first gradient of a step, when nothing is under way, the ranks show each other what the last few steps took.
+Rank 0 asks the schedule for the next buckets and tells the others. In between nothing is exchanged but gradients.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import mean
+from typing import Any
+
+from ..errors import ConfigError
+from ..schedule.mixed import Grouped, as_buckets
+from ..schedule.plan import Plan, TensorSpec
+from ..schedule.policies.registry import ADAPTIVE, OPTIONAL, check_number
+from ..schedule.trial import BucketCost, Choice, Job, Measured, Tuning
+from ..schedule.watch import Watch
+from .drift import Drift
+from .methods import Methods
+from .reducer import Reducer
+
+#: Steps of a trial: the first one, which pays for new buffers, and those that are measured.
+TRIAL_STEPS = 3
+#: Below so many elements there is little to gain for schedule="auto".
+LEAST_ELEMENTS = 1 << 18
+
+#: Shows a value to all ranks and returns every rank's, in rank order.
+Share = Callable[[Any], list[Any]]
+
+_log = logging.getLogger("horovod_compress")
+
+
+@dataclass(frozen=True)
+class RankTrial:
+    """What a rank measured in a trial: the seconds of the steps that count, and what each bucket costs."""
+
+    steps: list[float]
+    buckets: Mapping[int, BucketCost]
+
+
+@dataclass(frozen=True)
+class _Decision:
+    """What rank 0 tells the others: buckets to try or to keep, or why it cannot."""
+
+    plan: list[dict[str, Any]] | None
+    done: bool
+    why: str = ""
+    problem: str | None = None
+
+
+class Tuner:
+    """Tries buckets until a schedule has chosen.
+
+    Args:
+        schedule: an adaptive one, such as ``"auto"`` or ``"mergecomp:3"``.
+        share: joins all ranks; must not wait for ever.
+        methods: of the reducer's plan.
+        first: the step to begin at, when warm-up is over.
+    """
+
+    def __init__(self, reducer: Reducer, schedule: str, share: Share, methods: Methods, first: int = 0) -> None:
+        self._reducer, self._schedule, self._share, self._methods = reducer, schedule, share, methods
+        self._first = first
+        self._tuning: Tuning | None = None
+        self._before = reducer.plan  # what a search that fails goes back to
+        self._tensors: list[TensorSpec] = []  # in the order of arrival on rank 0
+        self._tried: Grouped | None = None  # rank 0's choice
+        self._step, self._began, self._cpu = -1, reducer.step, 0.0
+        compressed = any(bucket.compressed for bucket in reducer.plan.buckets)
+        self._idle = reducer.world == 1 or not compressed or (schedule == OPTIONAL and self._stands_aside())
+        self.done = self._idle
+        self._drift: Drift | None = None
+        self._reducer.watch = None
+
+    @property
+    def chosen(self) -> bool:
+        """Whether buckets were chosen, and not only left as they were."""
+        return self.done and not self._idle
+
+    def _stands_aside(self) -> bool:
+        """Return whether there is nothing to choose here, or no way to."""
+        return self._reducer.plan.count < LEAST_ELEMENTS or bool(self._reducer.tables())
+
+    def _watch_anew(self) -> None:
+        self._reducer.watch = None if self.done else Watch(self._reducer.plan)
+
+    def begin_step(self) -> bool:
+        """Take note of a step's first gradient, before it is offered; return whether buckets were changed."""
+        step = self._reducer.next_step()
+        if self._idle or step == self._step or step < self._first:
+            return False
+        self._step = step
+        if self.done:
+            self._look(step)
+            return False
+        if self._reducer.watch is None:  # a search begins
+            self._before, self._began, self._cpu = self._reducer.plan, step, 0.0
+            self._watch_anew()
+        watch = self._reducer.watch
+        assert watch is not None
+        enough = watch.steps() >= TRIAL_STEPS
+        watch.begin()  # ends the step before
+        if enough:
+            self._decide(watch)
+        return enough
+
+    def resume(self, plan: Plan, done: bool) -> None:
+        """Go on with the buckets of a checkpoint.
+
+        Args:
+            done: they were chosen, not only tried.
+        """
+        if self._idle:
+            return
+        for bucket in plan.buckets:
+            self._methods.check_bucket(bucket)
+        fits = self._schedule != OPTIONAL or self._is_of_these_devices(plan)
+        if fits:
+            self._reducer.replan(plan)
+        self.done = self._idle or (done and fits)
+        self._tuning, self._step, self._drift = None, -1, None
+        self._reducer.watch = None
+
+    def _is_of_these_devices(self, plan: Plan) -> bool:
+        """Return whether no bucket would hold tensors that are on several devices now."""
+        try:
+            plan.placed(tensor for bucket in self._reducer.plan.buckets for tensor in bucket.tensors)
+        except ConfigError:
+            return False
+        return True
+
+    def wait_for(self, step: int) -> None:
+        """Begin no earlier than at this step."""
+        self._first = max(self._first, step)
+
+    def stop(self) -> None:
+        """Leave the buckets as they are from now on."""
+        self._idle = self.done = True
+        self._reducer.watch = None
+
+    def _look(self, step: int) -> None:
+        """Choose again if the network has changed; the ranks come to the same end."""
+        if self._schedule != OPTIONAL:
+            return
+        if self._drift is None:
+            self._drift = Drift(self._reducer.metrics, step)
+        if not self._drift.due(step):
+            return
+        if self._drift.look(self._share(self._drift.seconds(step))):
+            if self._reducer.rank == 0:
+                _log.warning(
+                    "the exchanges of a step take %.1f ms now and took %.1f ms when buckets were chosen, as the "
+                    "network or the method's rounds have changed: choosing again",
+                    1e3 * self._drift.last, 1e3 * (self._drift.first or 0.0),
+                )  # fmt: skip
+            self.done, self._tuning, self._drift = False, None, None
+            self._reducer.watch = None
+
+    def _decide(self, watch: Watch) -> None:
+        began = time.thread_time()
+        of_ranks = self._share(RankTrial(watch.step_seconds(), watch.buckets()))
+        decision = self._next(watch, of_ranks) if self._reducer.rank == 0 else None
+        told: _Decision = self._share(decision)[0]
+        if told.problem and self._schedule == OPTIONAL:
+            if self._reducer.rank == 0:
+                _log.warning("schedule auto goes back to the buckets it began with: %s", told.problem)
+            self._reducer.replan(self._before)  # the last trial's may be the slowest of all
+            self.stop()
+            return
+        if told.problem:
+            raise ConfigError(f"rank 0 could not choose buckets: {told.problem}")
+        if told.plan is not None:
+            self._reducer.replan(Plan.from_document(told.plan))
+        self.done = told.done
+        self._watch_anew()
+        if self._reducer.watch:
+            self._reducer.watch.begin()
+        self._cpu += time.thread_time() - began
+        if self.done and self._reducer.rank == 0:
+            self._tell(told.why)
+
+    def _tell(self, why: str) -> None:
+        plan = self._reducer.plan
+        _log.info(
+            "schedule %s chose %d bucket(s) in %d steps and %.2f s of processor time; tensors in each: %s%s",
+            self._schedule, len(plan.buckets), self._step - self._began, self._cpu, _sizes(plan),
+            f". {why}" if why else "",
+        )  # fmt: skip
+
+    # ---- rank 0 ----
+
+    def _next(self, watch: Watch, of_ranks: Sequence[RankTrial]) -> _Decision:
+        try:
+            choice, done = self._advance(watch, of_ranks)
+            self._tried = self._as_buckets(choice)
+            return _Decision(self._tried.plan.document(), done, choice.why)
+        except Exception as error:  # noqa: BLE001  told to every rank, which raises it
+            return _Decision(None, True, problem=f"{type(error).__name__}: {error}")
+
+    def _advance(self, watch: Watch, of_ranks: Sequence[RankTrial]) -> tuple[Choice, bool]:
+        if self._tuning is None:
+            return self._start(watch), False
+        assert self._tried is not None
+        costs = self._tried.costs(costs_over_ranks([trial.buckets for trial in of_ranks]))
+        measured = Measured(step_over_ranks(of_ranks), watch.arrivals(self._tensors), costs)
+        _log.debug(
+            "schedule %s tried %d bucket(s): %.1f ms from first gradient to last result; tensors in each: %s",
+            self._schedule, len(self._reducer.plan.buckets), 1e3 * measured.step, _sizes(self._reducer.plan),
+        )  # fmt: skip
+        try:
+            return self._tuning.send(measured), False
+        except StopIteration as end:
+            return end.value, True
+
+    def _start(self, watch: Watch) -> Choice:
+        """Begin with the order in which gradients came in the first steps."""
+        plan = self._reducer.plan
+        tensors = [(tensor, bucket) for bucket in plan.buckets for tensor in bucket.tensors]
+        arrived = [tensors[index] for index in watch.order()]
+        self._tensors = [tensor for tensor, bucket in arrived if bucket.compressed]
+        methods = {bucket.method for bucket in plan.buckets if bucket.compressed}
+        reducing = {method for method in methods if not self._methods.is_plain(method)}
+        may_be_plain = bool(reducing) and all(map(self._methods.may_be_plain, reducing))
+        name, _, argument = self._schedule.partition(":")
+        self._tuning = ADAPTIVE[name].tune(Job(len(self._tensors), argument, may_be_plain))
+        return next(self._tuning)
+
+    def _as_buckets(self, choice: Choice) -> Grouped:
+        """Return the buckets of a choice, with those of small tensors behind them as they are."""
+        buckets = self._reducer.plan.buckets
+        methods = {tensor.name: bucket.method for bucket in buckets for tensor in bucket.tensors}
+        small = [bucket.tensors for bucket in buckets if not bucket.compressed]
+        found = as_buckets(choice, self._tensors, methods.__getitem__, self._methods.may_be_plain, small)
+        check_number(found.plan)
+        for bucket in found.plan.buckets:
+            self._methods.check_bucket(bucket)
+        return found
+
+
+def _sizes(plan: Plan) -> str:
+    """Return how many tensors each bucket holds, for people."""
+    sizes = [f"{len(bucket.tensors)}{' uncompressed' if bucket.plain else ''}" for bucket in plan.buckets[:12]]
+    return ", ".join([*sizes, "..."] if len(plan.buckets) > 12 else sizes)
+
+
+def step_over_ranks(of_ranks: Sequence[RankTrial]) -> float:
+    """Return the seconds of a step: the mean over ranks, and of several steps the shortest.
+
+    Where ranks share processors, the mean differs least from step to step: one rank's gain is another one's loss. A
+    rank that comes late adds its lateness to the others' seconds, in the step that it happens in.
+    """
+    return min(mean(seconds) for seconds in zip(*(trial.steps for trial in of_ranks), strict=True))
+
+
+def costs_over_ranks(of_ranks: Sequence[Mapping[int, BucketCost]]) -> dict[int, BucketCost]:
+    """Return each bucket's costs on the rank that waited for nobody, and the slowest decoding."""
+    found = {}
+    for bucket, one in of_ranks[0].items():
+        exchange = min(costs[bucket].exchange for costs in of_ranks)
+        decode = max(costs[bucket].decode for costs in of_ranks)
+        found[bucket] = BucketCost(one.elements, exchange, decode, one.plain)
+    return found

@@ -1,0 +1,79 @@
+"""Which collective a bucket takes: the codec's algebra decides what fits, its size what is best."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Protocol
+
+import torch
+
+from ..errors import ConfigError
+from ..ops.algebra import Algebra
+from . import everywhere, fold, native, ragged, ring
+from .base import Collective
+
+_FITTING = {Algebra.SUM: (ring, fold), Algebra.MERGE: (ring, fold), Algebra.FOLD: (fold,)}
+_FITTING[Algebra.GATHER] = (ragged,)
+
+#: Below this payload the 2(M-1) latencies of the ring cost more than its bytes.
+_SMALL_BYTES = 256 * 1024
+
+
+def fitting(algebra: Algebra) -> list[str]:
+    """Return the names of the collectives that fit an algebra, the usual one first."""
+    return [collective.name for collective in _FITTING[algebra]]
+
+
+class Method(Protocol):
+    """What has to be known of a codec to choose its collective."""
+
+    @property
+    def name(self) -> str:
+        """What stands in messages."""
+
+    @property
+    def algebra(self) -> Algebra:
+        """How payloads become one."""
+
+    @property
+    def adds_up(self) -> bool:
+        """Whether payloads are plain numbers, whose sum any engine can make."""
+
+
+class Choose(Protocol):
+    """Picks a collective for a bucket."""
+
+    def __call__(self, codec: Method, nbytes: int, world: int, dtypes: Collection[torch.dtype] = ()) -> Collective:
+        """Return the collective of a payload.
+
+        Args:
+            dtypes: of the payload's regions; without them it is not left to the transport.
+        """
+
+
+def chooser(exchange: str, adds: Collection[torch.dtype] = ()) -> Choose:
+    """Return a function that picks collectives.
+
+    Args:
+        exchange: "ring", "fold" or "auto".
+        adds: what the transport can add up itself.
+    """
+
+    def choose(codec: Method, nbytes: int, world: int, dtypes: Collection[torch.dtype] = ()) -> Collective:
+        fit = _FITTING[codec.algebra]
+        if exchange == "auto":
+            if nbytes < _SMALL_BYTES:
+                return fold if world > 2 and fold in fit else fit[0]
+            return native if codec.adds_up and dtypes and set(dtypes) <= set(adds) else fit[0]
+        for collective in fit:
+            if collective.name == exchange:
+                return collective
+        names = " or ".join(fitting(codec.algebra))
+        raise ConfigError(f'{codec.name} can be exchanged by {names} only, got exchange="{exchange}"')
+
+    return choose
+
+
+def for_prelude(nbytes: int, world: int) -> Collective:
+    """Return the collective of a prelude: one phase while that moves little, else the fold."""
+    return everywhere if nbytes * max(1, world - 1) <= _SMALL_BYTES else fold

@@ -1,0 +1,251 @@
+"""The collectives over payloads in GPU memory: the same chunks, hops and merges as between hosts, and so the same bits.
+
+Messages are told by their order alone, and carry nothing but payload. What frames carry elsewhere goes ahead of them,
+in one small message to each peer through the transport for tokens: the count of values that are not finite, and how
+many bytes are to be exchanged. Where a value is not finite, no payload is sent at all.
+
+Each collective is a generator of transfers, see :class:`~.transports.nccl.Transfer`: what it queues
+between two of them follows on the first one's end. A *mark* is a point of a stream, as in :mod:`.device`.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from types import ModuleType
+
+import torch
+from torch import Tensor
+
+from ..errors import CorruptFrameError
+from . import everywhere, fold, gather, ring
+from .base import Exchange, Reduction
+from .device import Mark
+from .layout import Layout, Segment
+from .transports.nccl import Link, Transfer
+from .wire import Bad
+
+#: Where a segment begins in memory for what arrives: the largest vector of a kernel.
+_ALIGNMENT = 256
+
+Steps = Callable[[Link, Layout, Reduction, Bad], Iterator[Transfer]]
+
+
+@dataclass(frozen=True)
+class OnDevice:
+    """A collective over the link of the exchange's transport; see :class:`.base.Collective`."""
+
+    host: ModuleType  # the one between hosts
+    steps: Steps
+
+    @property
+    def name(self) -> str:
+        return str(self.host.name)
+
+    def order(self, rank: int, world: int) -> list[int]:
+        return list(self.host.order(rank, world))
+
+    def needed(self, rank: int, world: int) -> list[int]:
+        return list(self.host.needed(rank, world))
+
+    def run(self, exchange: Exchange, layout: Layout, reduction: Reduction) -> Bad:
+        if exchange.transport.size == 1:
+            return exchange.bad
+        link: Link = exchange.transport.link  # type: ignore[attr-defined]
+        nbytes = sum(segment.nbytes for chunk in layout.chunks for segment in chunk)
+        bad, _ = _agree(exchange, nbytes, alike=True)
+        if bad.count:
+            return bad
+        link.run(_counted(exchange, self.steps(link, layout, reduction, bad)), exchange.deadline)
+        link.finish(exchange.deadline)
+        return bad
+
+
+def of(collective: object) -> OnDevice:
+    """Return the collective that does the same over GPU memory."""
+    return _OF[collective.name]  # type: ignore[attr-defined]
+
+
+def _agree(exchange: Exchange, nbytes: int, alike: bool) -> tuple[Bad, list[int]]:
+    """Return the non-finite count over all ranks, and every rank's number of bytes.
+
+    Raises:
+        CorruptFrameError: the numbers should be alike, and are not: NCCL would wait for ever.
+    """
+    mine = torch.tensor([nbytes], dtype=torch.int64).view(torch.uint8)
+    found, bad = gather.run(exchange, mine)
+    sizes = [int(data.view(torch.int64)) for data in found]
+    if alike and len(set(sizes)) > 1:
+        raise CorruptFrameError(
+            f"the ranks would exchange {sizes} bytes for bucket {exchange.bucket}; check that every rank runs the same "
+            f"version of horovod-compress"
+        )
+    return bad, sizes
+
+
+def _counted(exchange: Exchange, steps: Iterator[Transfer]) -> Iterator[Transfer]:
+    for number, transfer in enumerate(steps):
+        exchange.note("hop", number)
+        exchange.bytes_sent += sum(data.numel() for data, _ in transfer.sends)
+        yield transfer
+
+
+def _slots(link: Link, number: int, nbytes: int) -> list[Tensor]:
+    """Return memory for ``number`` arrivals."""
+    size = -(-nbytes // _ALIGNMENT) * _ALIGNMENT
+    memory = link.scratch(number * size)
+    return [memory[at * size : (at + 1) * size] for at in range(number)]
+
+
+def _cut(segment: Segment, slot: Tensor) -> list[Tensor]:
+    """Return the parts of a slot that receive the pieces of a segment, as bytes."""
+    return [slot[piece.at : piece.at + piece.data.numel()] for piece in segment.pieces]
+
+
+def _typed(segment: Segment, slot: Tensor) -> list[Tensor]:
+    """Return the same parts in their regions' dtypes."""
+    return [part.view(piece.values.dtype) for piece, part in zip(segment.pieces, _cut(segment, slot), strict=True)]
+
+
+def ring_steps(link: Link, layout: Layout, reduction: Reduction, bad: Bad) -> Iterator[Transfer]:
+    """See :mod:`.ring`. At a hop, segments of one number go both ways together.
+
+    A segment's merge runs while the next one is transferred: it only has to be over before the segment is sent on.
+    """
+    rank, world, where = link.rank, link.size, link.where
+    right, left = (rank + 1) % world, (rank - 1) % world
+    slots = _slots(link, layout.most_segments, layout.segment_bytes)
+    reduction.prepare(rank)
+    ready: list[Mark] = [where.mark()] * layout.most_segments  # by number: the segment to be sent next is complete
+    for hop in range(2 * (world - 1)):
+        reduces = hop < world - 1
+        chunk = (rank - hop - 1) % world
+        out, into = layout.chunks[(rank - hop) % world], layout.chunks[chunk]
+        if reduces:
+            reduction.prepare(chunk)
+        for number in range(layout.most_segments):
+            transfer = Transfer(after=[ready[number]])
+            if number < len(out):
+                transfer.sends = [(data, right) for data in out[number].data]
+            if number < len(into):
+                places = _cut(into[number], slots[number]) if reduces else into[number].data
+                transfer.receives = [(place, left) for place in places]
+            yield transfer
+            ready[number] = transfer.done
+            if reduces and number < len(into):
+                where.after(transfer.done)
+                for piece, part in zip(into[number].pieces, _typed(into[number], slots[number]), strict=True):
+                    reduction.merge(piece, part, hop + 1, hop)
+                ready[number] = where.mark()
+        if hop >= world - 2:
+            where.after(*ready)
+            reduction.complete(chunk, bad)
+
+
+def fold_steps(link: Link, layout: Layout, reduction: Reduction, bad: Bad) -> Iterator[Transfer]:
+    """See :mod:`.fold`."""
+    rank, where = link.rank, link.where
+    peers, own = [peer for peer in range(link.size) if peer != rank], layout.chunks[rank]
+    slots = iter(_slots(link, len(peers) * len(own), layout.segment_bytes))
+    arrived = {peer: [next(slots) for _ in own] for peer in peers}
+    for chunk in fold.needed(rank, link.size):
+        reduction.prepare(chunk)
+    scatter = Transfer(after=[where.mark()])
+    for peer in peers:
+        scatter.sends += [(data, peer) for segment in layout.chunks[peer] for data in segment.data]
+        scatter.receives += [
+            (p, peer) for segment, slot in zip(own, arrived[peer], strict=True) for p in _cut(segment, slot)
+        ]
+    yield scatter
+    where.after(scatter.done)
+    for number, segment in enumerate(own):
+        parts = [_typed(segment, arrived[peer][number]) for peer in peers]
+        for place, piece in enumerate(segment.pieces):
+            reduction.fold(piece, [of_peer[place] for of_peer in parts])
+    reduction.complete(rank, bad)
+    share = Transfer(after=[where.mark()])
+    for peer in peers:
+        share.sends += [(data, peer) for segment in own for data in segment.data]
+        share.receives += [(data, peer) for segment in layout.chunks[peer] for data in segment.data]
+    yield share
+    where.after(share.done)
+    for peer in peers:
+        reduction.complete(peer, bad)
+
+
+def everywhere_steps(link: Link, layout: Layout, reduction: Reduction, bad: Bad) -> Iterator[Transfer]:
+    """See :mod:`.everywhere`."""
+    rank, where = link.rank, link.where
+    ((segment,),) = layout.chunks
+    slots = _slots(link, link.size, segment.nbytes)
+    reduction.prepare(0)
+    for part, data in zip(_cut(segment, slots[rank]), segment.data, strict=True):
+        part.copy_(data)
+    transfer = Transfer(after=[where.mark()])
+    for peer in range(link.size):
+        if peer != rank:
+            transfer.sends += [(data, peer) for data in segment.data]
+            transfer.receives += [(part, peer) for part in _cut(segment, slots[peer])]
+    yield transfer
+    where.after(transfer.done)
+    parts = [_typed(segment, slot) for slot in slots]
+    for place, piece in enumerate(segment.pieces):
+        first, *others = (of_rank[place] for of_rank in parts)
+        piece.values.copy_(first)
+        reduction.fold(piece, others)
+    reduction.complete(0, bad)
+
+
+_OF = {
+    "ring": OnDevice(ring, ring_steps),
+    "fold": OnDevice(fold, fold_steps),
+    "everywhere": OnDevice(everywhere, everywhere_steps),
+}
+
+
+class Mailbox:
+    """Memory on the device for the payloads of all other ranks, see :class:`.ragged.Inbox`.
+
+    Args:
+        capacity: the most bytes of a payload.
+    """
+
+    def __init__(self, link: Link, capacity: int) -> None:
+        self.capacity = capacity
+        peers = [peer for peer in range(link.size) if peer != link.rank]
+        self._places = {peer: link.where.zeros(capacity, torch.uint8) for peer in peers}
+
+    def of(self, capacity: int) -> Mailbox:
+        """Return the same memory for smaller payloads, of which only one is received at a time."""
+        smaller = copy.copy(self)
+        smaller.capacity = capacity
+        return smaller
+
+    def run(self, exchange: Exchange, own: Tensor) -> tuple[Bad, list[Tensor]]:
+        """See :func:`.ragged.run`."""
+        link: Link = exchange.transport.link  # type: ignore[attr-defined]
+        bad, sizes = _agree(exchange, own.numel(), alike=False)
+        if bad.count:
+            return bad, []
+        for peer, size in enumerate(sizes):
+            if not 0 <= size <= self.capacity:
+                raise CorruptFrameError(
+                    f"rank {peer} announced a payload of {size} bytes for bucket {exchange.bucket}, at most "
+                    f"{self.capacity} are possible; check that every rank runs the same version"
+                )
+        payloads = [self._places[peer][:size] if peer in self._places else own for peer, size in enumerate(sizes)]
+        link.run(_counted(exchange, gather_steps(link, own, payloads)), exchange.deadline)
+        link.finish(exchange.deadline)
+        return bad, payloads
+
+
+def gather_steps(link: Link, own: Tensor, payloads: list[Tensor]) -> Iterator[Transfer]:
+    """Send one payload to every peer, and receive theirs."""
+    transfer = Transfer(after=[link.where.mark()])
+    for peer, payload in enumerate(payloads):
+        if peer != link.rank:
+            transfer.sends.append((own, peer))
+            transfer.receives.append((payload, peer))
+    yield transfer
+    link.where.after(transfer.done)

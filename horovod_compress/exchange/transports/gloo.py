@@ -1,0 +1,286 @@
+"""Bytes over TCP through torch.distributed's Gloo, in a group and a store of our own.
+
+The user's default process group is not touched. Gloo breaks a connection as soon as one end dies,
+and fails a wait when its deadline passes; what it lacks is telling the ranks that are not
+connected in the ring. So a rank that fails closes all its connections, which fails its neighbours
+in turn, after leaving a note in the store that says what it saw.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import socket
+import threading
+import time
+import weakref
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from ...errors import ConfigError, ExchangeError, PeerError
+from ..deadline import Deadline
+from .base import Broken
+
+_TAG = 0x48564346  # one ordered stream per pair of ranks
+_NEVER_TAG = _TAG + 1
+_WATCH_TAG = _TAG + 2
+_EVER = timedelta(days=365)
+_NOTE_SECONDS = 0.5
+_POLL_SECONDS = 0.05
+
+
+def available() -> bool:
+    """Return whether this torch was built with Gloo."""
+    return dist.is_available() and dist.is_gloo_available()
+
+
+def own_address(one_host: bool) -> str:
+    """Return the address at which other ranks reach this one.
+
+    The interface of ``HOROVOD_GLOO_IFACE`` decides where it is set; else loopback when all ranks
+    share one host; else the address of this host's name.
+
+    Raises:
+        ConfigError: the interface has no address, or the host's name does not resolve.
+    """
+    interface = os.environ.get("HOROVOD_GLOO_IFACE", "")
+    if interface:
+        return _interface_address(interface)
+    if one_host:
+        return "127.0.0.1"
+    name = os.environ.get("HOROVOD_HOSTNAME") or socket.gethostname()
+    advice = "correct /etc/hosts, or set HOROVOD_GLOO_IFACE to the network interface to use"
+    try:
+        address = socket.gethostbyname(name)
+    except OSError as error:
+        raise ConfigError(f"this host's name {name!r} does not resolve ({error}); {advice}") from None
+    if address.startswith("127."):
+        raise ConfigError(f"this host's name {name!r} resolves to {address}, which other hosts cannot reach; {advice}")
+    return address
+
+
+def _interface_address(interface: str) -> str:
+    import psutil  # a dependency of Horovod
+
+    found = psutil.net_if_addrs()
+    for entry in found.get(interface, []):
+        if entry.family == socket.AF_INET:
+            return entry.address
+    raise ConfigError(f"HOROVOD_GLOO_IFACE={interface} has no IPv4 address; interfaces here: {', '.join(found)}")
+
+
+class Meeting:
+    """The key-value store through which ranks find each other; rank 0 serves it."""
+
+    def __init__(self, address: tuple[str, int] | None, own: str, seconds: float) -> None:
+        host, port = address or (own, 0)
+        limit = timedelta(seconds=seconds)
+        try:
+            self.store = dist.TCPStore(host, port, is_master=address is None, wait_for_workers=False, timeout=limit)
+        except RuntimeError as error:
+            # Where the system chooses the port, only the store knows it, and tells it.
+            tried = f"reach the store at {host}:{port}" if address else f"open a store at {host}"
+            raise ExchangeError(
+                f"could not {tried} through which the ranks meet: {_first_line(error).rstrip('.')}; set "
+                f"HOROVOD_GLOO_IFACE to a network interface that all hosts share, or raise timeout={seconds:g}"
+            ) from None
+        self.address = (host, self.store.port)
+
+
+class GlooTransport:
+    """One rank's connections to all others.
+
+    Args:
+        meeting: the store; every rank of the job joins the same one.
+        own: the address at which this rank listens.
+        seconds: how long to wait for the other ranks to connect.
+
+    Raises:
+        ExchangeError: not every rank connected in time.
+    """
+
+    name = "gloo"
+    #: Gloo adds 16-bit floats one by one, and slower than the merge of this package.
+    adds = frozenset({torch.float32, torch.float64})
+
+    def __init__(self, meeting: Meeting, rank: int, size: int, own: str, seconds: float) -> None:
+        self.rank, self.size = rank, size
+        self._store = meeting.store
+        options = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
+        options._timeout = timedelta(seconds=seconds)
+        try:
+            options._devices = [dist.ProcessGroupGloo.create_device(hostname=own, lazy_init=False)]
+            self._group: Any = dist.ProcessGroupGloo(dist.PrefixStore("hvc", self._store), rank, size, options)
+        except RuntimeError as error:
+            raise ExchangeError(
+                f"rank {rank}: not all of {size} ranks connected within {seconds:g} s: {_first_line(error)}"
+            ) from None
+        # A transfer keeps the connections open, and a traceback may keep the transfer.
+        self._pending: weakref.WeakSet[_Transfer] = weakref.WeakSet()
+        self._lock = threading.Lock()  # close() comes from another thread than the transfers
+
+    def send(self, data: Tensor, to: int) -> _Transfer:
+        return self._start("send", data, to)
+
+    def receive(self, data: Tensor, frm: int) -> _Transfer:
+        return self._start("recv", data, frm)
+
+    def watch(self, peer: int) -> Broken:
+        """Return what is set when the connection to a peer breaks, whichever end breaks it.
+
+        Raises:
+            PeerError: it is broken.
+        """
+        broken, store = Broken(), self._store
+        transfer = self._start("recv", torch.zeros(1, dtype=torch.uint8), peer, _WATCH_TAG)
+
+        def look() -> None:
+            work = transfer.work
+            with contextlib.suppress(RuntimeError):
+                if work is not None:
+                    work.wait(_EVER)  # nobody ever sends this
+            transfer.work = None
+            broken.noted = _has_note(store, peer)  # one that aborts leaves it before it breaks its connections
+            broken.set()
+
+        threading.Thread(target=look, name="hvc-watch", daemon=True).start()
+        return broken
+
+    def _start(self, what: str, data: Tensor, peer: int, tag: int = _TAG) -> _Transfer:
+        return self._begin(lambda group: getattr(group, what)([data], peer, tag), peer)
+
+    def _begin(self, call: Callable[[Any], Any], peer: int) -> _Transfer:
+        group = self._group
+        if group is None:
+            raise PeerError(peer, False, "this transport was aborted or closed")
+        try:
+            transfer = _Transfer(call(group), peer)
+        except RuntimeError as error:
+            raise PeerError(peer, False, _first_line(error)) from None
+        with self._lock:
+            self._pending.add(transfer)
+        return transfer
+
+    def add_up(self, data: Tensor, deadline: Deadline) -> _Transfer:
+        options = dist.AllreduceOptions()
+        options.timeout = _seconds_left(deadline)
+        return self._begin(lambda group: group.allreduce([data], options), (self.rank - 1) % self.size)
+
+    def _transfers(self) -> list[_Transfer]:
+        with self._lock:
+            return list(self._pending)
+
+    def abort(self, note: dict[str, Any]) -> None:
+        _within(_NOTE_SECONDS, lambda: self._store.set(f"abort/{self.rank}", json.dumps(note)))
+        self._break()
+        self._drop()
+
+    def notes(self, seconds: float) -> dict[int, dict[str, Any]]:
+        found: dict[int, dict[str, Any]] = {}
+        _within(seconds, lambda: self._read_notes(found, seconds))
+        return dict(found)
+
+    def _read_notes(self, found: dict[int, dict[str, Any]], seconds: float) -> None:
+        end = time.monotonic() + seconds
+        while len(found) < self.size and time.monotonic() < end:
+            for rank in set(range(self.size)) - set(found):
+                if self._store.check([f"abort/{rank}"]):
+                    found[rank] = json.loads(self._store.get(f"abort/{rank}"))
+            time.sleep(_POLL_SECONDS)
+
+    def say(self, topic: str, text: str) -> None:
+        _within(_NOTE_SECONDS, lambda: self._store.set(f"{topic}/{self.rank}", text))
+
+    def said(self, topic: str) -> dict[int, str]:
+        found: dict[int, str] = {}
+        _within(_NOTE_SECONDS, lambda: self._read_words(topic, found))
+        return dict(found)
+
+    def _read_words(self, topic: str, found: dict[int, str]) -> None:
+        for rank in range(self.size):
+            if self._store.check([f"{topic}/{rank}"]):
+                found[rank] = self._store.get(f"{topic}/{rank}").decode()
+
+    def close(self) -> None:
+        if any(transfer.work is not None for transfer in self._transfers()):
+            self._break()  # some thread may be waiting, and would keep the connections open
+        self._drop()
+
+    def _break(self) -> None:
+        """Close every connection now, whoever still waits for a transfer or holds one.
+
+        Gloo closes all connections of a group when one wait in it times out, and has no other
+        call for that: so wait for what no rank ever sends. Not of one peer only: if that one is
+        gone, the wait fails before it begins, and leaves the other connections open.
+        """
+        group = self._group
+        if group is None:
+            return
+        nothing = torch.zeros(1, dtype=torch.uint8)
+        for peer in set(range(self.size)) - {self.rank}:
+            with contextlib.suppress(RuntimeError):
+                group.recv([nothing], peer, _NEVER_TAG).wait(timedelta(milliseconds=1))
+
+    def _drop(self) -> None:
+        for transfer in self._transfers():
+            transfer.work = None
+        self._group = None
+
+
+class _Transfer:
+    __slots__ = ("__weakref__", "_peer", "work")
+
+    def __init__(self, work: Any, peer: int) -> None:
+        self.work, self._peer = work, peer
+
+    def wait(self, deadline: Deadline) -> None:
+        work = self.work
+        if work is None:
+            raise PeerError(self._peer, False, "this transport was aborted")
+        try:
+            if not work.wait(_seconds_left(deadline)):  # Gloo's word for a wait that was called off
+                raise PeerError(self._peer, False, "the transfer was called off")
+        except RuntimeError as error:
+            raise PeerError(self._peer, "timed out" in str(error).lower(), _first_line(error)) from None
+        finally:
+            self.work = None
+
+
+def _seconds_left(deadline: Deadline) -> timedelta:
+    """Return what Gloo takes for a timeout: zero would be none at all."""
+    return timedelta(milliseconds=max(1, int(deadline.left() * 1000)))
+
+
+def _has_note(store: Any, rank: int) -> bool:
+    found: list[bool] = []
+    _within(_NOTE_SECONDS, lambda: found.append(store.check([f"abort/{rank}"])))
+    return any(found)
+
+
+def _within(seconds: float, call: Callable[[], object]) -> None:
+    """Make calls to the store, but no longer than this.
+
+    The store has no bound of its own: it hangs when rank 0, which serves it, is frozen. And it
+    fails when rank 0 is gone; what was done so far has to do then.
+    """
+
+    def quietly() -> None:
+        with contextlib.suppress(RuntimeError):
+            call()
+
+    thread = threading.Thread(target=quietly, name="hvc-notes", daemon=True)
+    with contextlib.suppress(RuntimeError):  # at the interpreter's end no thread starts
+        thread.start()
+        thread.join(seconds)
+
+
+def _first_line(error: Exception) -> str:
+    """Return Gloo's message without its source position and its advice."""
+    text = str(error).splitlines()[0]
+    return text.partition("] ")[2].partition(". This is typically")[0] or text

@@ -1,0 +1,187 @@
+"""The few calls into Horovod that need a bound of time."""
+
+from __future__ import annotations
+
+import pickle
+import sys
+import time
+from types import FrameType
+from typing import Any
+
+import horovod.torch as hvd
+import torch
+from horovod.common.exceptions import HorovodInternalError
+from horovod.torch import mpi_ops
+
+from ...engine.agreement.ranks import listed
+from ...engine.agreement.uneven import ADVICE
+from ...errors import ConfigError, ExchangeError
+from ...exchange.deadline import Deadline
+from .rollcall import RollCall
+
+_POLL_SECONDS = 0.002
+_WITH_JOIN = "is not supported with Join"  # in Horovod's refusal of a gather
+_FRAMES = 8  # between compress() and the optimizer there are two to four
+#: What ranks meet for, by the second word of the name that Horovod knows it by.
+_MEETINGS = {
+    "handshake": "the handshake",
+    "connected": "the end of the handshake, where ranks tell whether they are connected",
+    "nccl": "the making of NCCL's connections",
+    "linked": "the end of making NCCL's connections",
+    "attach": "the comparison of ranks before the first gradient",
+    "tuning": "the comparison of measured times, by which the schedule chooses buckets",
+    "update": "the comparison of update-mode optimizers",
+}
+
+
+def allgather_object(value: Any, name: str, process_set: Any, seconds: float, *, by_name: bool = False) -> list[Any]:
+    """Gather one object per rank, as ``hvd.allgather_object`` does, but with a deadline.
+
+    Args:
+        by_name: leave word that this rank is there, so that an error can name the ranks that are not; for gathers that
+            happen once.
+
+    Raises:
+        ExchangeError: not every rank took part in time, or Horovod has ended.
+        ConfigError: some rank is in ``hvd.join()``.
+    """
+    roll = RollCall(name, process_set) if by_name else None
+    try:
+        values = _allgather_object(value, name, process_set, seconds)
+    except HorovodInternalError as error:
+        if _WITH_JOIN in str(error):
+            raise ConfigError(f"a rank has called hvd.join() while rank {hvd.rank()} begins a step; {ADVICE}") from None
+        raise ExchangeError(_why_not_all(name, error, roll)) from None
+    if roll:
+        roll.held()
+    return values
+
+
+def _allgather_object(value: Any, name: str, process_set: Any, seconds: float) -> list[Any]:
+    data = torch.frombuffer(bytearray(pickle.dumps(value)), dtype=torch.uint8)
+    length = torch.tensor([data.numel()], dtype=torch.int64)
+    lengths = _allgather(length, f"{name}.length", process_set, seconds).tolist()
+    joined = _allgather(data, f"{name}.data", process_set, seconds).numpy().tobytes()
+    values, at = [], 0
+    for size in lengths:
+        values.append(pickle.loads(joined[at : at + size]))  # noqa: S301  from ranks of this job
+        at += size
+    return values
+
+
+def _allgather(tensor: torch.Tensor, name: str, process_set: Any, seconds: float) -> torch.Tensor:
+    deadline = Deadline(seconds)
+    handle = hvd.allgather_async(tensor, name=name, process_set=process_set)
+    while not hvd.poll(handle):
+        if deadline.passed():
+            raise _NotAll(f"{seconds:g}")
+        time.sleep(_POLL_SECONDS)
+    return hvd.synchronize(handle)
+
+
+class _NotAll(HorovodInternalError):  # type: ignore[misc]
+    """Some rank did not come to a gather in so many seconds."""
+
+
+def _why_not_all(name: str, error: Exception, roll: RollCall | None) -> str:
+    """Return what is known of a gather that did not take place; what Horovod says of it, which is little, last."""
+    meeting, late = _MEETINGS.get(name.split(".")[1], name), isinstance(error, _NotAll)
+    what = f"not every rank came to {meeting} within {error} s" if late else f"{meeting} did not take place"
+    absent = roll.absent() if roll else []
+    who = f" Rank(s) {listed(absent)} never came: look at their output." if absent else ""
+    said = " ".join(str(error).split()).rstrip(".")
+    return (
+        f"rank {hvd.rank()}: {what}.{who} Usual causes: an error of a rank's own before this point; a rank that is "
+        f"slower to load its data or model than timeout= allows; compression objects that are not made, or used, on "
+        f"every rank in the same order{'' if late else f'. Horovod has ended, and says: {said}'}"
+    )
+
+
+def owner_of_token() -> torch.Tensor:
+    """Return a tensor that owns, as its ``grad``, a one-element token for Horovod.
+
+    From PyTorch 2.10 on, the thread that drops the last C++ reference beside that of the Python wrapper takes Python's
+    lock. When Horovod 0.28 ends, for whatever reason, its thread drops all tensors with Horovod's lock taken, while
+    the thread that hands over the next one waits for that lock with Python's lock taken: without an owner the process
+    hangs. Dense gradients have their parameters for owners.
+    """
+    owner = torch.empty(1, dtype=torch.float32, device="cpu")
+    owner.grad = torch.empty_like(owner)
+    return owner
+
+
+def in_backward() -> bool:
+    """Return whether this thread is inside a backward pass."""
+    return torch._C._current_graph_task_id() != -1
+
+
+def waits_for_tokens(compression: Any) -> bool:
+    """Return whether a thread is inside Horovod's wait for one of this compression's tokens."""
+    wait = mpi_ops.synchronize.__code__
+    for frame in sys._current_frames().values():
+        inside = False
+        at: FrameType | None = frame
+        while at is not None:
+            inside = inside or at.f_code is wait
+            if inside and getattr(at.f_locals.get("self"), "_compression", None) is compression:
+                return True
+            at = at.f_back
+    return False
+
+
+def in_join() -> bool:
+    """Return whether a thread is inside ``hvd.join()``."""
+    join = mpi_ops.join.__code__
+    for frame in sys._current_frames().values():
+        at: FrameType | None = frame
+        while at is not None:
+            if at.f_code is join:
+                return True
+            at = at.f_back
+    return False
+
+
+def end_all_waits() -> None:
+    """Shut Horovod down, on all ranks, so that every wait in it ends with HorovodInternalError.
+
+    Not ``hvd.shutdown()``: that forgets the handles first, and their waits would end with ValueError.
+    """
+    mpi_ops._basics.shutdown()
+
+
+def calling_optimizer(compression: Any) -> Any | None:
+    """Return the optimizer on whose behalf Horovod called ``compress`` or ``decompress``.
+
+    Horovod does not say, and only the optimizer knows whether its step was synchronized already.
+    """
+    frame = sys._getframe(1)
+    for _ in range(_FRAMES):
+        candidate = frame.f_locals.get("self")
+        if getattr(candidate, "_compression", None) is compression:
+            return candidate
+        if frame.f_back is None:
+            return None
+        frame = frame.f_back
+    return None
+
+
+def in_broadcast_optimizer_state() -> bool:
+    """Return whether Horovod calls an optimizer's ``step`` only to make it build its state."""
+    frame = sys._getframe(1)
+    for _ in range(_FRAMES):
+        if frame.f_code.co_name == "broadcast_optimizer_state":
+            return True
+        if frame.f_back is None:
+            return False
+        frame = frame.f_back
+    return False
+
+
+def forget_step(optimizer: Any) -> None:
+    """Reset what Horovod keeps of an unfinished step, as its ``load_state_dict`` does.
+
+    Else the next backward pass would stop at Horovod's count of passes, not at the reason.
+    """
+    optimizer._handles = {}
+    for parameter in optimizer._allreduce_delay:
+        optimizer._allreduce_delay[parameter] = optimizer.backward_passes_per_step

@@ -1,0 +1,324 @@
+"""How a compression object starts: handshake, plan and connections, the same on every rank."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, NoReturn, TypeVar
+
+import horovod.torch as hvd
+import torch
+from torch import nn
+
+from ...codecs.base import Codec
+from ...engine.agreement import handshake
+from ...engine.methods import Methods, numbered, parse
+from ...engine.parameters import pairs
+from ...engine.reducer import Reducer
+from ...errors import ConfigError, ExchangeError, HorovodCompressError, PeerError
+from ...exchange import device
+from ...exchange.choose import chooser
+from ...exchange.transports import gloo, nccl
+from ...exchange.transports.base import Transport
+from ...exchange.transports.local import Hub
+from ...ops import loader
+from ...options import Options
+from ...schedule.plan import Plan, TensorSpec
+from ...schedule.policies.registry import OPTIONAL, is_adaptive, make_plan
+from .calls import allgather_object
+
+_DTYPES = ("float32", "float64", "float16", "bfloat16")
+_DEFAULT_SECONDS = Options().timeout
+_HANDSHAKE = "hvc.handshake"
+_EMPTY = (
+    "; it is empty: an iterator can be read once, so write model.named_parameters() wherever it is asked for, or make "
+    "a list of it before"
+)
+#: List at most this many ranks' problems; the others usually say the same.
+_LISTED = 4
+
+T = TypeVar("T")
+
+
+def start(
+    method: str | Codec | Methods,
+    named: object,
+    given: Mapping[str, Any],
+    process_set: Any,
+) -> tuple[Methods, Reducer]:
+    """Compare options with the other ranks, agree on the plan, connect, and return a reducer.
+
+    A rank that must refuse takes part in the handshake all the same, so that every rank stops
+    with the reason instead of waiting.
+    """
+    meeting: gloo.Meeting | None = None
+    rank, world = process_set.rank(), process_set.size()
+    seconds = _DEFAULT_SECONDS
+    try:
+        methods, options = parse(method, given)
+        seconds = options.timeout
+        tensors = specs(named)
+        kind = _transport_kind(options, world, tensors)
+        own = gloo.own_address(one_host=hvd.local_size() == hvd.size())
+        methods.check_used(tensors)
+        shown = handshake.fields(methods, options, tensors, kind, world)
+        document = handshake.Document(shown, gpu=_gpu(tensors, kind))
+        if rank == 0:
+            plan = make_plan(options.schedule, tensors, options.min_elements, methods.number)
+            if isinstance(options.schedule, Plan):
+                plan = numbered(plan, methods)
+            _check_options(methods, options, world)
+            _check_buckets(methods, plan, options)
+            if world > 1:
+                meeting = gloo.Meeting(None, own, seconds)
+            address = meeting.address if meeting else None
+            document = replace(document, plan=plan.document(), meeting=address)
+    except Exception as error:  # noqa: BLE001  whatever it is, the other ranks wait to hear of it
+        refuse(error, process_set, seconds)
+    documents = allgather_object(document, _HANDSHAKE, process_set, seconds, by_name=True)
+    handshake.check(documents)
+    plan = Plan.from_document(documents[0].plan).placed(tensors)
+    where = device.of(plan.buckets[0].device) if _through_nccl(documents, kind) else None
+    transport = _connect_all(meeting, documents[0].meeting, own, process_set, seconds, where)
+    devices = (lambda name: where) if where else None
+    choose = chooser(options.exchange, transport.adds)
+    return methods, Reducer(plan, methods.codecs, transport, choose, options, devices)
+
+
+def refuse(error: Exception, process_set: Any, seconds: float = _DEFAULT_SECONDS) -> NoReturn:
+    """Take part in the handshake with this rank's error, which every rank then raises.
+
+    Raises:
+        ConfigError: says which rank has which error.
+    """
+    if not hvd.is_initialized() or not process_set.included():
+        raise error
+    try:
+        documents = allgather_object(handshake.refusal(error), _HANDSHAKE, process_set, seconds, by_name=True)
+    except ExchangeError:
+        raise error from None  # the others are somewhere else
+    handshake.check(documents)
+    raise error
+
+
+@contextlib.contextmanager
+def before_handshake(process_set: Any) -> Iterator[None]:
+    """Let every rank know of an error of this one, where the others come to the handshake already."""
+    try:
+        yield
+    except Exception as error:  # noqa: BLE001  whatever it is, the other ranks wait to hear of it
+        refuse(error, process_set)
+
+
+def specs(named: object) -> list[TensorSpec]:
+    """Return the tensors to reduce in backward order.
+
+    Raises:
+        ConfigError: these are no named parameters, a name occurs twice, or a dtype, a layout or a device is not
+            supported.
+    """
+    given, tensors = pairs(named), []
+    found = [(name, parameter) for name, parameter in given if parameter.requires_grad]
+    for name, parameter in reversed(found):
+        dtype = str(parameter.dtype).removeprefix("torch.")
+        if dtype not in _DTYPES:
+            raise ConfigError(f"parameter {name} is {dtype}; supported are {', '.join(_DTYPES)}")
+        if parameter.layout is not torch.strided:
+            raise ConfigError(
+                f"parameter {name} is {parameter.layout}; parameters should be dense, their gradients may not"
+            )
+        tensors.append(TensorSpec(name, tuple(parameter.shape), dtype, _device_of(name, parameter)))
+    names = [tensor.name for tensor in tensors]
+    if len(set(names)) != len(names):
+        twice = next(name for name in names if names.count(name) > 1)
+        raise ConfigError(f"named_parameters holds {twice!r} twice; names must be unique")
+    if len({id(parameter) for _, parameter in found}) < len(found):
+        raise ConfigError(
+            "named_parameters holds one parameter under two names; leave remove_duplicate=True in named_parameters()"
+        )
+    if not tensors:
+        raise ConfigError(f"named_parameters holds no parameter that needs a gradient{'' if given else _EMPTY}")
+    return tensors
+
+
+def _device_of(name: str, parameter: nn.Parameter) -> str:
+    where = parameter.device
+    if where.type not in device.KINDS:
+        raise ConfigError(f"parameter {name} is on {where}; gradients can be reduced on {' and '.join(device.KINDS)}")
+    return str(where)
+
+
+def _check_options(methods: Methods, options: Options, world: int) -> None:
+    """Refuse what the number of ranks or the exchange does not allow, before anybody connects."""
+    for codec in methods.codecs:
+        codec.check_world(world)
+        codec.at(0)  # a function of the step may fail
+        for variant in codec.variants():
+            chooser(options.exchange)(variant, 0, 2)
+
+
+def _check_buckets(methods: Methods, plan: Plan, options: Options) -> None:
+    """Refuse buckets that their method cannot take."""
+    methods.check_plain(plan)
+    for bucket in plan.buckets:
+        methods.check_bucket(bucket)
+        tables = methods.codecs[bucket.method].tables(bucket)
+        if tables and is_adaptive(options.schedule) and options.schedule != OPTIONAL:
+            raise ConfigError(
+                f"{methods.codecs[bucket.method].name} keeps {', '.join(sorted(tables))} for whole buckets, so they "
+                f'cannot be changed in the running job; choose a fixed schedule such as "size:25MB"'
+            )
+
+
+def _transport_kind(options: Options, world: int, tensors: Sequence[TensorSpec]) -> str:
+    """Return the transport that this rank is to use, or "auto" where that depends on the others' GPUs."""
+    devices = device.check(tensor.device for tensor in tensors)
+    if devices != ["cpu"]:
+        _check_kernels()
+    on_gpu = "cpu" not in devices
+    if options.transport == "nccl":
+        if not on_gpu:
+            raise ConfigError(
+                'transport="nccl" is for gradients on GPUs, and some are on the CPU: use transport="auto"'
+            )
+        if world > 1 and (reason := nccl.why_not()):
+            raise ConfigError(f'transport="nccl" cannot be used here: {reason}; or use transport="gloo"')
+    if world == 1:
+        return "local"
+    if options.transport == "local":
+        raise ConfigError(
+            'transport="local" joins threads of one process; the ranks of a Horovod job are '
+            'processes: use transport="auto"'
+        )
+    if not gloo.available():
+        raise ConfigError("this torch was built without Gloo, which moves the bytes between ranks")
+    return options.transport if on_gpu else "gloo"
+
+
+def _check_kernels() -> None:
+    """Refuse gradients on GPUs where there are no kernels for them.
+
+    Raises:
+        ConfigError: says why there are none.
+    """
+    if loader.choice():
+        raise ConfigError(f"HVC_KERNELS={loader.choice()} runs on the CPU only, and gradients are on a GPU; unset it")
+    try:
+        loader.load("_cuda")
+    except ImportError as error:
+        raise ConfigError(f"gradients are on a GPU: {error}") from None
+
+
+def _gpu(tensors: Sequence[TensorSpec], kind: str) -> str | None:
+    """Return a name of this rank's GPU that no other one has, or None if NCCL is out of the question."""
+    if kind not in ("auto", "nccl") or nccl.why_not():
+        return None
+    found = torch.cuda.get_device_properties(torch.device(tensors[0].device))
+    return f"{socket.gethostname()} {found.uuid}"
+
+
+def _through_nccl(documents: Sequence[handshake.Document], kind: str) -> bool:
+    """Return whether payloads go through NCCL; every rank comes to the same end.
+
+    Raises:
+        ConfigError: they should, and two ranks share a GPU.
+    """
+    gpus = [document.gpu for document in documents]
+    able = None not in gpus and len(set(gpus)) == len(gpus)
+    if kind == "nccl" and not able:
+        twice = [rank for rank, gpu in enumerate(gpus) if gpus.count(gpu) > 1]
+        raise ConfigError(
+            f'transport="nccl" takes a GPU for each rank, ranks {", ".join(map(str, twice))} share one: choose it by '
+            f'torch.cuda.set_device(hvd.local_rank()) before the model is made, or use transport="gloo"'
+        )
+    return able and kind in ("auto", "nccl")
+
+
+def _connect_all(
+    meeting: gloo.Meeting | None,
+    address: tuple[str, int] | None,
+    own: str,
+    process_set: Any,
+    seconds: float,
+    where: device.Host | None,
+) -> Transport:
+    """Connect, and return when every rank has: a rank that closes early must not fail one that is late.
+
+    Raises:
+        ExchangeError: some rank could not connect; every rank says which.
+    """
+    with contextlib.ExitStack() as undo:
+        transport, problem = _attempt(lambda: _connect(meeting, address, own, process_set, seconds))
+        if transport:
+            undo.callback(transport.close)
+        # Connecting has a bound of its own, which another rank may use up before it answers here.
+        _check_all(allgather_object(problem, "hvc.connected", process_set, 2 * seconds))
+        undo.pop_all()
+    assert transport is not None
+    return _link(transport, where, process_set, seconds) if where else transport
+
+
+def _attempt(work: Callable[[], T]) -> tuple[T | None, str | None]:
+    """Return what this rank's part of something gives, or what stood against it, in words for every rank."""
+    try:
+        return work(), None
+    except PeerError as error:
+        return None, f"rank {error.peer} is gone: {error}"
+    except (HorovodCompressError, ImportError, RuntimeError) as error:  # NcclError is the last
+        return None, str(error)
+
+
+def _check_all(problems: Sequence[str | None]) -> None:
+    """Stop where some rank has a problem.
+
+    Raises:
+        ExchangeError: says which rank has which.
+    """
+    listed = [f"rank {rank}: {text.removeprefix(f'rank {rank}: ')}" for rank, text in enumerate(problems) if text]
+    if listed:
+        more = f"; and {len(listed) - _LISTED} more" if len(listed) > _LISTED else ""
+        raise ExchangeError("; ".join(listed[:_LISTED]) + more)
+
+
+def _link(tokens: Transport, where: device.Host, process_set: Any, seconds: float) -> Transport:
+    """Join NCCL's communicator; ranks come here together, as joining would wait for a late one without limit.
+
+    Raises:
+        ExchangeError: some rank could not join; every rank says which.
+    """
+    with contextlib.ExitStack() as undo:
+        undo.callback(tokens.close)
+        found, problem = _attempt(lambda: _identity(tokens.rank))
+        found_by_all = allgather_object((found, problem), "hvc.nccl", process_set, seconds)
+        _check_all([problem for _, problem in found_by_all])
+        link, problem = _attempt(lambda: _join(found_by_all[0][0], where, tokens, seconds))
+        if link:
+            undo.callback(link.abort)
+        else:
+            undo.close()  # at once: other ranks may be waiting for this one
+        _check_all(allgather_object(problem, "hvc.linked", process_set, 2 * seconds))
+        undo.pop_all()
+    assert link is not None
+    return nccl.NcclTransport(tokens, link)
+
+
+def _identity(rank: int) -> tuple[int, ...] | None:
+    library = nccl.api()
+    return library.get_unique_id() if rank == 0 else None
+
+
+def _join(identity: tuple[int, ...], where: device.Host, tokens: Transport, seconds: float) -> nccl.Link:
+    peers = set(range(tokens.size)) - {tokens.rank}
+    broken = {peer: tokens.watch(peer) for peer in peers}  # type: ignore[attr-defined]
+    return nccl.connect(nccl.api(), identity, where, tokens, seconds, broken=broken)
+
+
+def _connect(
+    meeting: gloo.Meeting | None, address: tuple[str, int] | None, own: str, process_set: Any, seconds: float
+) -> Transport:
+    if process_set.size() == 1:
+        return Hub(1).transports()[0]
+    meeting = meeting or gloo.Meeting(address, own, seconds)
+    return gloo.GlooTransport(meeting, process_set.rank(), process_set.size(), own, seconds)

@@ -1,0 +1,291 @@
+"""Update mode: local optimizer steps, then the ranks' weight updates are exchanged instead of gradients.
+
+    base = weights                                  at the first of n local steps
+    weights = local optimizer step                  n times, on this rank's own gradients
+    weights = base + mean over ranks of C(weights - base)
+
+It is Sparse Binary Compression's and Marsit's own formulation: what the optimizer makes of a gradient
+(momentum, weight decay, learning rate) is compressed, not what it is going to be made of. ``n``, the
+communication delay, divides the bytes once more.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch import nn
+
+from ...engine.optimizer.adam import FAMILY, SharedSecondMoment
+from ...engine.optimizer.update_schedule import Exchange, Schedule, Settings
+from ...engine.parameters import pairs
+from ...errors import ConfigError
+from .calls import in_broadcast_optimizer_state
+
+_STATE_KEY = "horovod_compress"
+_SHARED_BY_DEFAULT = ("marsit",)
+
+
+def distributed_update_optimizer(
+    optimizer: torch.optim.Optimizer,
+    named_parameters: Iterable[tuple[str, nn.Parameter]],
+    compression: Any,
+    communication_delay: int | None = None,
+    *,
+    second_moment: str = "auto",
+    warmup_steps: int = 30,
+    rebuild_every: int | None = None,
+    momentum_masking: bool = True,
+) -> torch.optim.Optimizer:
+    """Return the optimizer, doing local steps and exchanging weight updates; every rank has to.
+
+    It is used as before: the same class, parameter groups and state. Weight decay, gradient clipping
+    and momentum act locally, before the exchange. Learning-rate schedules count local steps. Buffers,
+    such as BatchNorm's, stay each rank's own, as under Horovod. ``flush()`` exchanges what local steps
+    have done since the last exchange. With one rank it is the optimizer as it was.
+
+    Args:
+        optimizer: a plain optimizer of ``torch.optim``, not one of Horovod's.
+        named_parameters: the parameters of the optimizer, as the compression was given.
+        compression: used by nothing else.
+        communication_delay: local steps between exchanges; by default what the compression's preset
+            says, else 1.
+        second_moment: of Adam and AdamW: "shared" builds it from the mean gradient over ranks, in
+            full-precision rounds only; "own" leaves it to each rank; "auto" shares it with marsit.
+        warmup_steps: with a shared second moment, so many steps begin the training with uncompressed
+            gradients; at least 1.
+        rebuild_every: with a shared second moment, the number of exchanges from one full-precision
+            round to the next; by default that of the method, else 50.
+        momentum_masking: empty momentum where this rank's update was sent, with methods that send some
+            elements only.
+
+    Raises:
+        ConfigError: these do not fit together, or differ between ranks; it says what would fit.
+    """
+    _check_kinds(optimizer, compression)
+    if not compression.included():
+        return optimizer  # a rank outside the process set trains by itself, as under Horovod
+    problem, settings, parameters = None, None, []
+    try:
+        settings = _settings(
+            optimizer, compression, communication_delay, second_moment, warmup_steps, rebuild_every, momentum_masking
+        )
+        parameters = _in_plan_order(optimizer, named_parameters, compression)
+    except ConfigError as error:
+        problem = str(error)
+    _agree(compression, settings, problem)
+    assert settings is not None
+    kind: Any = type(f"Update{type(optimizer).__name__}", (_UpdateMode, type(optimizer)), {})
+    made = kind.__new__(kind)
+    made.__dict__.update({name: value for name, value in optimizer.__dict__.items() if name != "step"})
+    adam = SharedSecondMoment(made) if settings.shared else None
+    exchange = Exchange(compression.begin_updates(), parameters, settings.masking)
+    made._updates = Schedule(made, exchange, settings, adam)
+    return made
+
+
+def _check_kinds(optimizer: object, compression: object) -> None:
+    """Refuse what cannot even be asked whether this rank takes part."""
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        raise ConfigError(f"the optimizer should be one of torch.optim, such as SGD, got {optimizer!r:.200}")
+    if isinstance(compression, type) or not callable(getattr(compression, "begin_updates", None)):
+        raise ConfigError(
+            f"compression should be what hvc.Compression.marsit(model.named_parameters()) or another method's function "
+            f"returns, got {compression!r:.200}"
+        )
+
+
+def _settings(
+    optimizer: torch.optim.Optimizer,
+    compression: Any,
+    delay: int | None,
+    second_moment: str,
+    warmup: int,
+    rebuild_every: int | None,
+    masking: bool,
+) -> Settings:
+    """Return the checked options.
+
+    Raises:
+        ConfigError: one is out of range, or does not fit the optimizer or the compression.
+    """
+    if isinstance(optimizer, _UpdateMode) or hasattr(optimizer, "_allreduce_grad_async"):
+        raise ConfigError("give DistributedUpdateOptimizer the plain optimizer, not a distributed one")
+    if isinstance(optimizer, torch.optim.LBFGS):
+        raise ConfigError("LBFGS evaluates the model several times in a step, which update mode cannot follow")
+    compression.check_updates()
+    _check_momentum(optimizer, compression.momenta())
+    delay = compression.communication_delay() if delay is None else delay
+    every = rebuild_every if rebuild_every is not None else compression.full_precision_every() or 50
+    for name, value in (("communication_delay", delay), ("warmup_steps", warmup), ("rebuild_every", every)):
+        if type(value) is not int or value < 1:
+            raise ConfigError(f"{name} should be a whole number, at least 1, got {value!r}")
+    if type(masking) is not bool:
+        raise ConfigError(f"momentum_masking should be True or False, got {masking!r}")
+    shared = _shares(second_moment, optimizer, compression.method)
+    if shared:
+        SharedSecondMoment(optimizer)  # refuses options that it has no meaning for
+    return Settings(delay, shared, warmup if shared else 0, every, masking)
+
+
+def _check_momentum(optimizer: torch.optim.Optimizer, momenta: dict[str, float]) -> None:
+    """Refuse momentum upon momentum, with which updates grow without end."""
+    own = any(group.get("momentum") or group.get("betas") for group in optimizer.param_groups)
+    if momenta and own:
+        name, value = next(iter(momenta.items()))
+        raise ConfigError(
+            f"{type(optimizer).__name__} has momentum of its own, and {name} would add momentum={value} to its "
+            f"updates, which diverges; give {name} momentum=0"
+        )
+
+
+def _shares(second_moment: str, optimizer: torch.optim.Optimizer, method: str) -> bool:
+    if second_moment not in ("auto", "shared", "own"):
+        raise ConfigError(f'second_moment should be "auto", "shared" or "own", got {second_moment!r}')
+    adam = type(optimizer) in FAMILY
+    if second_moment == "shared" and not adam:
+        raise ConfigError(f'second_moment="shared" is for Adam and AdamW, got {type(optimizer).__name__}')
+    return adam and (second_moment == "shared" or (second_moment == "auto" and method in _SHARED_BY_DEFAULT))
+
+
+def _in_plan_order(
+    optimizer: torch.optim.Optimizer, named_parameters: Iterable[tuple[str, nn.Parameter]], compression: Any
+) -> list[nn.Parameter]:
+    """Return the parameters in the order of the plan.
+
+    Raises:
+        ConfigError: optimizer, named_parameters and compression do not have the same ones.
+    """
+    named = {name: parameter for name, parameter in pairs(named_parameters) if parameter.requires_grad}
+    parameters: list[nn.Parameter] = compression.parameters()
+    if any(named.get(name) is not mine for name, mine in zip(compression.plan.names(), parameters, strict=True)):
+        raise ConfigError("named_parameters should be those that the compression was made with")
+    known = {id(parameter) for parameter in parameters}
+    of_optimizer = [p for group in optimizer.param_groups for p in group["params"] if p.requires_grad]
+    if known != {id(parameter) for parameter in of_optimizer}:
+        raise ConfigError(
+            f"the optimizer should have the {len(known)} parameters of the compression, it has {len(of_optimizer)}, "
+            f"not all the same; make both with model.named_parameters()"
+        )
+    return parameters
+
+
+def _agree(compression: Any, settings: Settings | None, problem: str | None) -> None:
+    """Compare the options with the other ranks; a rank that has to refuse takes part.
+
+    Raises:
+        ConfigError: some rank refuses, or options differ.
+    """
+    mine = dataclasses.asdict(settings) if settings else None
+    found = compression.allgather_object((problem, mine), "hvc.update")
+    for rank, (refusal, _) in enumerate(found):
+        if refusal:
+            raise ConfigError(refusal if refusal == problem else f"rank {rank}: {refusal}")
+    for rank, (_, theirs) in enumerate(found):
+        for name, value in (found[0][1] or {}).items():
+            if theirs[name] != value:
+                raise ConfigError(
+                    f"DistributedUpdateOptimizer was given {name}={value!r} on rank 0 and {theirs[name]!r} on rank "
+                    f"{rank}; give every rank the same"
+                )
+
+
+class _UpdateMode:
+    """Put before an optimizer's class: its own ``step`` becomes the local step."""
+
+    _updates: Schedule
+    param_groups: list[dict[str, Any]]
+    #: A gradient scaler then calls ``step`` even if this rank's gradients overflowed: ranks stay in step.
+    _step_supports_amp_scaling = True
+
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Do one local step, and the exchange with the other ranks if it is due.
+
+        Raises:
+            ExchangeError: another rank failed or is late; the weights are those after the last
+                exchange that this rank finished.
+            NonFiniteError: an update, or in the warm-up a gradient, is not finite on some rank; see
+                the text for what was set back.
+        """
+        if in_broadcast_optimizer_state():
+            raise ConfigError(
+                "hvd.broadcast_optimizer_state() does not serve an optimizer in update mode, whose state is each "
+                "rank's own; broadcast the parameters only, before the first step"
+            )
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        both = [name for name in ("grad_scale", "found_inf") if name in self.__dict__]
+        scaler: dict[str, Any] = {name: self.__dict__.pop(name) for name in both}
+        try:
+            skip = bool(scaler.get("found_inf") is not None and scaler["found_inf"] > 0)
+            if not skip:
+                self._unscale(scaler.get("grad_scale"))
+            with torch.no_grad():
+                self._updates.step(self._local_step, skip, scaled="found_inf" in scaler)
+        finally:
+            self.__dict__.update(scaler)  # the scaler removes them itself
+        return loss
+
+    # The local step calls the hooks; torch would wrap this method too when a state is loaded.
+    step.hooked = True  # type: ignore[attr-defined]
+
+    def _local_step(self) -> None:
+        if self._updates.holds:
+            type(self)._held_step(self)
+        else:
+            super().step()  # type: ignore[misc]
+
+    @torch.optim.Optimizer.profile_hook_step  # calls the hooks that were registered for steps
+    def _held_step(self) -> None:
+        self._updates.held_step()
+
+    def _unscale(self, scale: Any) -> None:
+        if scale is not None:
+            for group in self.param_groups:
+                for parameter in group["params"]:
+                    if parameter.grad is not None:
+                        parameter.grad.div_(scale)
+
+    def flush(self) -> None:
+        """Exchange what local steps have done since the last exchange; every rank has to.
+
+        After it all ranks have the same weights: at the end of training, or before an evaluation.
+        """
+        with torch.no_grad():
+            self._updates.exchange(rebuild=False)  # gradients may be cleared by now, or those of other data
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Refuse: the plan of exchanges is made already.
+
+        Raises:
+            ConfigError: always.
+        """
+        raise ConfigError("add parameter groups before DistributedUpdateOptimizer, whose exchanges are planned then")
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state of the optimizer and of the exchange; each rank saves its own."""
+        return {**super().state_dict(), _STATE_KEY: self._updates.state_dict()}  # type: ignore[misc]
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Restore what :meth:`state_dict` returned; load the model as well.
+
+        Raises:
+            ConfigError: the state is not of an update-mode optimizer, or of another model.
+        """
+        if _STATE_KEY not in state_dict:
+            raise ConfigError(
+                "this state was not saved by a DistributedUpdateOptimizer; load it into the plain optimizer, "
+                "before that is wrapped"
+            )
+        rest = {name: part for name, part in state_dict.items() if name != _STATE_KEY}
+        self._updates.check(state_dict[_STATE_KEY])
+        groups = self.param_groups
+        super().load_state_dict(rest)  # type: ignore[misc]
+        # A schedule made with the optimizer as it was before it was wrapped looks into this list.
+        groups[:] = self.param_groups
+        self.param_groups = groups
+        self._updates.load_state_dict(state_dict[_STATE_KEY])

@@ -1,0 +1,178 @@
+"""What every kernel's arguments are checked with, and where the compiled code is found."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cache
+from types import ModuleType
+
+import torch
+from torch import Tensor
+
+from . import loader
+from .keys import Key
+
+_DTYPES = {torch.float32: 0, torch.float64: 1, torch.float16: 2, torch.bfloat16: 3}
+MAX_PARTS = 65535
+MAX_WEIGHT = 1 << 62
+MAX_WORDS = 1 << 33  # the group index is 32 bits wide, and a group holds two words
+MAX_DRAWS = 1 << 35  # and a word 16 random bits for each of four elements
+#: Powers of |x| that a norm may add up; 0 stands for the maximum.
+POWERS = (0, 1, 2, 4)
+
+REFERENCE: ModuleType | None = None
+CPU: ModuleType
+if loader.choice() == "reference":
+    from . import reference
+
+    REFERENCE = CPU = reference
+else:
+    CPU = loader.load("_cpu")
+
+
+@cache
+def _cuda() -> ModuleType:
+    if loader.choice():
+        raise ValueError(f"HVC_KERNELS={loader.choice()} runs on CPU tensors only")
+    return loader.load("_cuda")
+
+
+def word_count(count: int) -> int:
+    """Return how many 64-bit words hold ``count`` bits."""
+    return (count + 63) >> 6
+
+
+def backend(tensor: Tensor) -> tuple[ModuleType, int, int]:
+    """Return the module for a tensor, its device (-1 is the CPU), and how to launch there."""
+    if tensor.is_cpu:
+        return REFERENCE or CPU, -1, torch.get_num_threads()
+    device = tensor.get_device()
+    if not tensor.is_cuda or device != torch.cuda.current_device():
+        raise ValueError(
+            f"tensors must be on the CPU or the current CUDA device (torch.cuda.set_device "
+            f"chooses it, for each thread), got one on {tensor.device}"
+        )
+    return _cuda(), device, torch.cuda.current_stream().cuda_stream
+
+
+def checked(name: str, tensor: Tensor, dtype: torch.dtype, count: int, device: int) -> int:
+    """Check one tensor and return its address."""
+    if tensor.dtype is not dtype or tensor.numel() != count or not tensor.is_contiguous():
+        raise ValueError(
+            f"{name} must be a contiguous {dtype} tensor of {count} elements, "
+            f"got {tensor.dtype} with shape {tuple(tensor.shape)} and stride {tensor.stride()}"
+        )
+    if not (tensor.is_cpu if device < 0 else tensor.is_cuda and tensor.get_device() == device):
+        expected = "the CPU" if device < 0 else f"cuda:{device}"
+        raise ValueError(f"{name} must be on {expected}, got a tensor on {tensor.device}")
+    return tensor.data_ptr()
+
+
+def counter_for(device: int) -> tuple[Tensor | None, int]:
+    """Return where a CUDA kernel puts a count, and the address; the CPU returns its counts."""
+    if device < 0:
+        return None, 0
+    counter = torch.empty(1, dtype=torch.int64, device=f"cuda:{device}")
+    return counter, counter.data_ptr()
+
+
+def dtype_code(name: str, tensor: Tensor) -> int:
+    """Return the code of a floating-point dtype."""
+    code = _DTYPES.get(tensor.dtype)
+    if code is None:
+        raise ValueError(f"{name} must be float32, float64, float16 or bfloat16, got {tensor.dtype}")
+    return code
+
+
+def work_dtype(dtype: torch.dtype) -> torch.dtype:
+    """Return the dtype of the arithmetic, and so of a residual."""
+    return torch.float64 if dtype is torch.float64 else torch.float32
+
+
+def check_apart(name: str, first: Tensor, other_name: str, second: Tensor) -> None:
+    """Refuse two tensors that share memory."""
+    a, b = first.data_ptr(), second.data_ptr()
+    if a < b + second.nbytes and b < a + first.nbytes:
+        raise ValueError(f"{name} and {other_name} must not overlap")
+
+
+def check_lengths(number: int, **lists: Sequence[object] | None) -> None:
+    """Refuse lists, one item for each gradient, that are not as long as these."""
+    for name, given in lists.items():
+        if given is not None and len(given) != number:
+            raise ValueError(f"{name} must hold one item for each of {number} gradients, got {len(given)}")
+
+
+def row_count(count: int, row_length: int) -> int:
+    """Return how many rows elements make; the last one may be shorter."""
+    if row_length < 1:
+        raise ValueError(f"row_length must be at least 1, got {row_length}")
+    return -(-count // row_length)
+
+
+def check_words(word_offset: int, words: int) -> None:
+    """Refuse words beyond what a key has numbers for."""
+    if word_offset < 0 or word_offset + words > MAX_WORDS:
+        raise ValueError(f"words must lie in [0, {MAX_WORDS}), got {word_offset} + {words}")
+
+
+def word_stream(key: Key | None, word_offset: int, words: int) -> tuple[int, int, int, int, int] | None:
+    """Return the words of a key, or None without one, after checking that it has numbers for all of them."""
+    check_words(word_offset, words)
+    return None if key is None else key.words()
+
+
+def check_odds(numerator: int, denominator: int) -> None:
+    """Refuse what is no probability in whole numbers."""
+    if not (0 <= numerator <= denominator and 0 < denominator <= MAX_WEIGHT):
+        raise ValueError(
+            f"a probability must be numerator / denominator with 0 <= numerator <= denominator "
+            f"and 1 <= denominator <= {MAX_WEIGHT}, got {numerator} / {denominator}"
+        )
+
+
+def draw_stream(key: Key, offset: int, count: int) -> tuple[int, int, int, int, int]:
+    """Return the words of a key that has a number for each of the elements."""
+    check_draws(offset, count)
+    return key.words()
+
+
+def check_draws(offset: int, count: int) -> None:
+    """Refuse elements beyond what a key has numbers for."""
+    if offset < 0 or offset + count > MAX_DRAWS:
+        raise ValueError(f"elements must lie in [0, {MAX_DRAWS}), got {offset} + {count}")
+
+
+def check_one_of(name: str, value: int, allowed: tuple[int, ...]) -> None:
+    """Refuse a value that is none of those allowed, by the name of its argument."""
+    if value not in allowed:
+        raise ValueError(f"{name} must be one of {', '.join(map(str, allowed))}, got {value!r}")
+
+
+def check_levels(bits: int, levels: int) -> None:
+    """Refuse a number of levels that does not fit into the bits of a code."""
+    check_one_of("bits", bits, (4, 8, 16))
+    if not 1 <= levels < 1 << (bits - 1):
+        raise ValueError(f"levels must be in [1, {1 << (bits - 1)}), got {levels}")
+
+
+def check_octaves(bits: int, headroom: int) -> None:
+    """Refuse a headroom that does not fit into the bits of a code."""
+    check_one_of("bits", bits, (4, 8))
+    most = min(1 << (bits - 1), 32) - 1
+    if not 1 <= headroom <= most:
+        raise ValueError(f"headroom must be in [1, {most}], got {headroom}")
+
+
+def checked_codes(codes: Tensor, bits: int, count: int, row_length: int, device: int) -> int:
+    """Check the codes of ``count`` elements and return their address."""
+    if bits == 4 and row_length % 2 and row_length < count:
+        raise ValueError(f"row_length must be even where two codes share a byte, got {row_length}")
+    return checked("codes", codes, *code_layout(bits, count), device)
+
+
+def code_layout(bits: int, count: int) -> tuple[torch.dtype, int]:
+    """Return the dtype and the length of the array that holds ``count`` codes."""
+    if bits == 4:
+        return torch.uint8, (count + 1) // 2
+    return (torch.int16 if bits == 16 else torch.uint8), count

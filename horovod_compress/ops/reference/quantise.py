@@ -1,0 +1,331 @@
+"""QSGD's records and sections, moments, and means of powers of two in slow, readable NumPy; see :mod:`.basic`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..keys import Key
+from ..legality import work_dtype
+from .basic import (
+    _quiet,
+    _scaled,
+    _store_multiples,
+    _unpack_codes,
+    draws,
+    level_decode,
+    level_encode,
+    load,
+    norm_offer,
+    octave_decode,
+    octave_encode,
+    row_sums,
+    store,
+)
+
+ELIAS_RANGE = 8192
+NORM_BYTES = 4
+_MOST = np.finfo(np.float32).max
+
+
+@_quiet
+def moments_offer(grad: Tensor, largest: Tensor, squares: Tensor, row_length: int) -> int:
+    norm_offer(grad, squares, row_length, power=2)
+    return norm_offer(grad, largest, row_length, power=0)
+
+
+# ---- codes --------------------------------------------------------------------------------------
+
+
+@_quiet
+def _norms(x: np.ndarray, block: int, norm: int) -> np.ndarray:
+    """Return the norm of every block: the next float32 that is no smaller, and finite."""
+    kept = np.where(np.isfinite(x), np.abs(x), 0).astype(np.float64)
+    exact = np.array([kept[at : at + block].max() for at in range(0, x.size, block)], dtype=np.float64)
+    if norm:
+        exact = np.maximum(np.sqrt(row_sums(kept**2, block)), exact)
+    nearest = np.where(exact < _MOST, exact, _MOST).astype(np.float32)
+    above = np.nextafter(nearest, np.float32(np.inf))
+    return np.asarray(np.where((nearest < exact) & (nearest < _MOST), above, nearest))
+
+
+@_quiet
+def _levels(x: np.ndarray, norms: np.ndarray, block: int, bits: int, key: Key, offset: int) -> np.ndarray:
+    """Return the code of every element."""
+    limit = np.float32(65536 * _top(bits))
+    z = _scaled(torch.from_numpy(x), torch.from_numpy(norms.astype(x.dtype)), block, float(limit))
+    z = np.where(z < limit, z, limit)
+    z = np.where(z > -limit, z, -limit)
+    return np.asarray((np.rint(z).astype(np.int64) + draws(key, offset, z.size)) >> 16)
+
+
+def _top(bits: int) -> int:
+    return (1 << (bits - 1)) - 1
+
+
+# ---- records ------------------------------------------------------------------------------------
+
+
+def _write(records: Tensor, norms: np.ndarray, codes: np.ndarray, block: int, bits: int) -> None:
+    padded = np.zeros(norms.size * block, dtype=np.int64)
+    padded[: codes.size] = codes & (1 << bits) - 1
+    digits = (padded[:, None] >> np.arange(bits) & 1).astype(np.uint8)
+    packed = np.packbits(digits.reshape(norms.size, block * bits), axis=1, bitorder="little")
+    raw = norms.view(np.uint8).reshape(norms.size, NORM_BYTES)
+    records.numpy()[:] = np.concatenate([raw, packed], axis=1).reshape(-1)
+
+
+def _read(records: Tensor, block: int, bits: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return the norms and the codes of all blocks."""
+    rows = records.numpy().reshape(-1, NORM_BYTES + block * bits // 8)
+    norms = np.ascontiguousarray(rows[:, :NORM_BYTES]).view(np.float32).reshape(-1)
+    digits = np.unpackbits(np.ascontiguousarray(rows[:, NORM_BYTES:]), axis=1, bitorder="little")
+    plain = (digits.reshape(-1, bits).astype(np.int64) << np.arange(bits)).sum(axis=1)
+    return norms, np.where(plain >> (bits - 1), plain - (1 << bits), plain)
+
+
+def qsgd_encode(grad: Tensor, records: Tensor, key: Key, *, bits: int, block: int, norm: int, offset: int = 0) -> int:
+    x = load(grad)
+    norms = _norms(x, block, norm)
+    _write(records, norms, _levels(x, norms, block, bits, key, offset), block, bits)
+    return int(np.count_nonzero(~np.isfinite(x)))
+
+
+@_quiet
+def qsgd_fold(
+    parts: Sequence[Tensor], out: Tensor, key: Key, *, bits: int, block: int, norm: int, offset: int = 0
+) -> None:
+    one, far, ranks = np.float32(1), np.float32(2.0**64), np.float32(len(parts))
+    read = [_read(part, block, bits) for part in parts]
+    largest = np.max([norms for norms, _ in read], axis=0)
+    power = np.where(largest < 1 / far, far, np.where(largest > far, 1 / far, one))
+    sums = None
+    for norms, codes in read:
+        values = codes.astype(np.float32) * np.repeat((norms * power) / np.float32(_top(bits)), block)
+        sums = values if sums is None else sums + values
+    assert sums is not None
+    found = np.minimum(_norms(sums, block, norm), (_MOST * power) * ranks)
+    mean = np.minimum((found / ranks) / power, _MOST)
+    _write(out, mean, _levels(sums, found, block, bits, key, offset), block, bits)
+
+
+def qsgd_decode(records: Tensor, grad: Tensor, *, bits: int, block: int, scale: float) -> None:
+    norms, codes = _read(records, block, bits)
+    wide = torch.from_numpy(norms).to(work_dtype(grad.dtype))
+    _store_multiples(grad, codes[: grad.numel()], wide, block, scale)
+
+
+# ---- sections of Elias codes --------------------------------------------------------------------
+
+
+def _gamma(k: int) -> str:
+    """Return the code of a number in the order of its bits in the stream."""
+    low = k.bit_length() - 1
+    return "0" * low + "1" + "".join(str(k >> i & 1) for i in range(low))
+
+
+def _stream(codes: np.ndarray) -> bytes:
+    bits, next_ = [], 0
+    for at in np.flatnonzero(codes):
+        level = int(codes[at])
+        bits += [_gamma(int(at) - next_ + 1), "1" if level < 0 else "0", _gamma(abs(level))]
+        next_ = int(at) + 1
+    if next_ < codes.size:
+        bits.append(_gamma(codes.size - next_ + 1))
+    text = "".join(bits)
+    digits = np.array([int(bit) for bit in text + "1" * (-len(text) % 8)], dtype=np.uint8)
+    return np.packbits(digits, bitorder="little").tobytes()
+
+
+class _Bits:
+    """A stream that is read from its start; what is wrong with it is an error."""
+
+    def __init__(self, raw: bytes) -> None:
+        self._bits = np.unpackbits(np.frombuffer(raw, dtype=np.uint8), bitorder="little").tolist()
+        self._at = 0
+
+    def take(self, count: int) -> list[int]:
+        found = self._bits[self._at : self._at + count]
+        if len(found) < count:
+            raise ValueError("the stream ends inside a code")
+        self._at += count
+        return found
+
+    def gamma(self) -> int:
+        low = 0
+        while self.take(1) == [0]:
+            low += 1
+            if low > 13:
+                raise ValueError("a number is larger than a range")
+        return 1 << low | sum(bit << i for i, bit in enumerate(self.take(low)))
+
+
+def _levels_of(raw: bytes, count: int, top: int) -> np.ndarray:
+    found, bits, next_ = np.zeros(count, dtype=np.int64), _Bits(raw), 0
+    while next_ < count:
+        at = next_ + bits.gamma() - 1
+        if at > count:
+            raise ValueError("a position leaves the range")
+        if at < count:
+            sign, size = bits.take(1), bits.gamma()
+            if size > top:
+                raise ValueError("a level is too large")
+            found[at] = -size if sign == [1] else size
+        next_ = at + 1
+    return found
+
+
+def elias_encode(
+    grad: Tensor, out: Tensor, key: Key, *, bits: int, block: int, norm: int, offset: int = 0
+) -> tuple[int, int]:
+    x, length = load(grad), max(1, ELIAS_RANGE // block) * block
+    norms = _norms(x, block, norm)
+    codes = _levels(x, norms, block, bits, key, offset)
+    streams = [_stream(codes[at : at + length]) for at in range(0, x.size, length)]
+    lengths = np.array([len(stream) for stream in streams], dtype=np.uint32)
+    section = np.frombuffer(lengths.tobytes() + norms.tobytes() + b"".join(streams), dtype=np.uint8)
+    out.numpy()[: section.size] = section
+    return section.size, int(np.count_nonzero(~np.isfinite(x)))
+
+
+@_quiet
+def elias_decode(sections: Sequence[Tensor], grad: Tensor, *, bits: int, block: int, scale: float) -> int:
+    kind, wrong = load(grad).dtype, 0
+    count, length = grad.numel(), max(1, ELIAS_RANGE // block) * block
+    ranges, blocks = -(-count // length), -(-count // block)
+    total = np.zeros(count, dtype=kind)
+    for section in sections:
+        raw = section.numpy().tobytes()
+        at = 4 * ranges + NORM_BYTES * blocks
+        if len(raw) < at:
+            wrong += ranges
+            continue
+        lengths = np.frombuffer(raw[: 4 * ranges], dtype=np.uint32)
+        norms = np.repeat(np.frombuffer(raw[4 * ranges : at], dtype=np.float32).astype(kind), block)
+        for number, size in enumerate(lengths.tolist()):
+            part = slice(number * length, min((number + 1) * length, count))
+            try:
+                if at + size > len(raw):
+                    raise ValueError("the stream leaves the section")
+                levels = _levels_of(raw[at : at + size], part.stop - part.start, _top(bits))
+                values = (levels.astype(kind) * kind.type(scale)) * norms[part]
+                total[part] += np.where(levels != 0, values, kind.type(0))
+            except ValueError:
+                wrong += 1
+            at += size
+    store(grad, total)
+    return wrong
+
+
+# ---- powers of two ------------------------------------------------------------------------------
+
+
+@_quiet
+def octave_fold(parts: Sequence[Tensor], out: Tensor, key: Key, *, headroom: int, offset: int = 0) -> None:
+    sums = None
+    for part in parts:
+        found = _unpack_codes(part, part.numel(), 8)
+        size = np.where(found % 128, 2.0 ** (headroom - found % 128), 0.0)
+        values = np.where((found >= 128) & (found % 128 != 0), -size, size).astype(np.float32)
+        sums = values if sums is None else sums + values
+    assert sums is not None
+    mean = torch.from_numpy(sums * (np.float32(1) / np.float32(len(parts))))
+    octave_encode(mean, torch.ones(1), max(1, mean.numel()), out, key, bits=8, headroom=headroom, offset=offset)
+
+
+# ---- all tensors of a bucket --------------------------------------------------------------------
+
+
+def norm_offer_all(
+    grads: Sequence[Tensor], norms: Sequence[Tensor], row_lengths: Sequence[int], *, power: int = 0
+) -> Tensor:
+    given = zip(grads, norms, row_lengths, strict=True)
+    return torch.tensor([norm_offer(*each, power=power) for each in given], dtype=torch.int64)
+
+
+def moments_offer_all(
+    grads: Sequence[Tensor], largest: Sequence[Tensor], squares: Sequence[Tensor], row_lengths: Sequence[int]
+) -> Tensor:
+    given = zip(grads, largest, squares, row_lengths, strict=True)
+    return torch.tensor([moments_offer(*each) for each in given], dtype=torch.int64)
+
+
+def level_encode_all(
+    grads: Sequence[Tensor],
+    norms: Sequence[Tensor],
+    row_lengths: Sequence[int],
+    codes: Sequence[Tensor],
+    key: Key,
+    *,
+    offsets: Sequence[int] | None = None,
+    bounds: Sequence[Tensor] | None = None,
+    bits: int,
+    levels: int,
+) -> None:
+    for i, each in enumerate(zip(grads, norms, row_lengths, codes, strict=True)):
+        bound, offset = bounds[i] if bounds else None, offsets[i] if offsets else 0
+        level_encode(*each, key, offset=offset, bounds=bound, bits=bits, levels=levels)
+
+
+def level_decode_all(
+    codes: Sequence[Tensor],
+    norms: Sequence[Tensor],
+    row_lengths: Sequence[int],
+    grads: Sequence[Tensor],
+    *,
+    bits: int,
+    scale: float,
+) -> None:
+    for each in zip(codes, norms, row_lengths, grads, strict=True):
+        level_decode(*each, bits=bits, scale=scale)
+
+
+def octave_encode_all(
+    grads: Sequence[Tensor],
+    norms: Sequence[Tensor],
+    row_lengths: Sequence[int],
+    codes: Sequence[Tensor],
+    key: Key,
+    *,
+    offsets: Sequence[int] | None = None,
+    bits: int,
+    headroom: int,
+) -> None:
+    for i, each in enumerate(zip(grads, norms, row_lengths, codes, strict=True)):
+        octave_encode(*each, key, offset=offsets[i] if offsets else 0, bits=bits, headroom=headroom)
+
+
+def octave_decode_all(
+    codes: Sequence[Tensor],
+    norms: Sequence[Tensor],
+    row_lengths: Sequence[int],
+    grads: Sequence[Tensor],
+    *,
+    bits: int,
+    headroom: int,
+    scale: float,
+) -> None:
+    for each in zip(codes, norms, row_lengths, grads, strict=True):
+        octave_decode(*each, bits=bits, headroom=headroom, scale=scale)
+
+
+def qsgd_encode_all(
+    grads: Sequence[Tensor],
+    records: Sequence[Tensor],
+    key: Key,
+    *,
+    offsets: Sequence[int] | None = None,
+    **rule: int,
+) -> Tensor:
+    firsts = offsets or [0] * len(grads)
+    given = zip(grads, records, firsts, strict=True)
+    counts = [qsgd_encode(grad, into, key, offset=first, **rule) for grad, into, first in given]
+    return torch.tensor(counts, dtype=torch.int64)
+
+
+def qsgd_decode_all(records: Sequence[Tensor], grads: Sequence[Tensor], *, bits: int, block: int, scale: float) -> None:
+    for each in zip(records, grads, strict=True):
+        qsgd_decode(*each, bits=bits, block=block, scale=scale)

@@ -1,0 +1,157 @@
+"""Selection and Golomb codes again, in slow and readable NumPy; see :mod:`.basic`."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from .basic import _offered, _quiet, load, row_sums, store
+
+# ---- selection --------------------------------------------------------------------------------
+
+
+def _largest(sizes: np.ndarray, k: int) -> np.ndarray:
+    """Return where the ``k`` largest positive sizes are, ascending; NaN is not positive."""
+    positive = np.flatnonzero(sizes > 0)
+    return np.sort(positive[np.argsort(-sizes[positive], kind="stable")[:k]])
+
+
+def _not_finite(x: np.ndarray) -> int:
+    return int(np.count_nonzero(~np.isfinite(x)))
+
+
+@_quiet
+def top_select(grad: Tensor, residual: Tensor | None, k: int, positions: Tensor, values: Tensor) -> tuple[int, int]:
+    x = _offered(grad, residual)
+    kept = _largest(np.abs(x), k)
+    positions.numpy()[: kept.size] = kept
+    values.numpy()[: kept.size] = x[kept]
+    return kept.size, _not_finite(x)
+
+
+def _power_below(total: float) -> float:
+    """Return the power of two at or below a positive number, kept among the normal numbers."""
+    exponent = math.frexp(total)[1] - 1 if math.isfinite(total) else 1023
+    return math.ldexp(1.0, max(exponent, -1022))
+
+
+@_quiet
+def binary_select(grad: Tensor, residual: Tensor | None, k: int, positions: Tensor, mean: Tensor) -> tuple[int, int]:
+    x = _offered(grad, residual)
+    sides = [_largest(x, k), _largest(-x, k)]
+    totals = [row_sums(x[side].astype(np.float64), max(side.size, 1)).sum() for side in sides]
+    unit = _power_below(max(abs(total) for total in totals))
+    scaled = [total / unit for total in totals]
+    removed = [total * total / side.size if side.size else -1.0 for total, side in zip(scaled, sides, strict=True)]
+    winner = int(removed[1] > removed[0])
+    kept = sides[winner]
+    mean.numpy()[:] = totals[winner] / kept.size if kept.size else 0.0
+    positions.numpy()[: kept.size] = kept
+    return kept.size, _not_finite(x)
+
+
+def count_nonfinite(grad: Tensor) -> int:
+    return _not_finite(load(grad))
+
+
+# ---- Golomb codes -----------------------------------------------------------------------------
+
+
+def _stream(gaps: np.ndarray, b: int) -> bytes:
+    """Code the gaps of one range."""
+    bits: list[int] = []
+    for gap in gaps.tolist():
+        bits += [1] * (gap >> b) + [0] + [gap >> i & 1 for i in range(b)]
+    bits += [1] * (-len(bits) % 8)
+    return np.packbits(np.array(bits, dtype=np.uint8), bitorder="little").tobytes()
+
+
+def binary_encode(positions: Tensor, kept: int, mean: Tensor, b: int, elements: int, out: Tensor) -> int:
+    at, length = positions.numpy()[:kept].astype(np.int64), 1 << b + 11
+    if (np.diff(at) < 1).any() or (at < 0).any() or (at >= elements).any():
+        return -1
+    streams = []
+    for start in range(0, elements, length):
+        inside = at[(at >= start) & (at < start + length)]
+        streams.append(_stream(np.diff(inside, prepend=start - 1) - 1, b))
+    lengths = np.array([len(stream) for stream in streams], dtype="<u4").tobytes()
+    section = mean.numpy().tobytes() + lengths + b"".join(streams)
+    out.numpy()[: len(section)] = np.frombuffer(section, dtype=np.uint8)
+    return len(section)
+
+
+def _positions(stream: bytes, b: int, start: int, end: int) -> tuple[list[int], int]:
+    """Decode one range: its positions up to what is malformed, and whether anything is."""
+    bits = np.unpackbits(np.frombuffer(stream, dtype=np.uint8), bitorder="little").tolist()
+    found: list[int] = []
+    at, following = 0, start
+    while True:
+        zero = at
+        while zero < len(bits) and bits[zero]:
+            zero += 1
+        if zero == len(bits) and zero - at < 8:
+            return found, 0
+        low = bits[zero + 1 : zero + 1 + b]
+        following += ((zero - at) << b) + sum(bit << i for i, bit in enumerate(low))
+        if zero == len(bits) or len(low) < b or following >= end:
+            return found, 1
+        found.append(following)
+        following += 1
+        at = zero + 1 + b
+
+
+def section_positions(section: Tensor, b: int, elements: int, value_bytes: int) -> tuple[np.ndarray, int]:
+    """Return the positions of a section, and how many of its ranges are malformed."""
+    raw, length = section.numpy().tobytes(), 1 << b + 11
+    ranges = -(-elements // length)
+    begin = value_bytes + 4 * ranges
+    if len(raw) < begin:
+        return np.zeros(0, dtype=np.int64), max(1, ranges)
+    found: list[int] = []
+    wrong = 0
+    for index, size in enumerate(np.frombuffer(raw[value_bytes:begin], dtype="<u4").tolist()):
+        if begin + size > len(raw):
+            wrong += 1
+        else:
+            limit = min((index + 1) * length, elements)
+            inside, malformed = _positions(raw[begin : begin + size], b, index * length, limit)
+            found += inside
+            wrong += malformed
+        begin += size
+    return np.array(found, dtype=np.int64), wrong
+
+
+def _value(section: Tensor, dtype: np.dtype) -> np.ndarray:
+    """Return the value of a section, 0 if it is too short to hold one."""
+    raw = section.numpy().tobytes()[: dtype.itemsize]
+    return np.frombuffer(raw.ljust(dtype.itemsize, b"\0"), dtype=dtype)[0]
+
+
+@_quiet
+def binary_decode(
+    sections: Sequence[Tensor], own: int, b: int, grad: Tensor, residual: Tensor | None, scale: float
+) -> int:
+    x = _offered(grad, residual)
+    total, wrong = np.zeros_like(x), 0
+    for rank, section in enumerate(sections):
+        positions, malformed = section_positions(section, b, x.size, x.itemsize)
+        wrong += malformed
+        value = _value(section, x.dtype)
+        total[positions] += value
+        if rank == own and residual is not None:
+            x[positions] -= value
+    if residual is not None:
+        residual.numpy()[:] = x
+    store(grad, total * x.dtype.type(scale))
+    return wrong
+
+
+def binary_clear(section: Tensor, b: int, tensor: Tensor) -> int:
+    value_bytes = 8 if tensor.dtype is torch.float64 else 4
+    positions, wrong = section_positions(section, b, tensor.numel(), value_bytes)
+    tensor[torch.from_numpy(positions)] = 0
+    return wrong

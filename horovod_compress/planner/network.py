@@ -1,0 +1,169 @@
+"""What an exchange takes on a network: seconds from bytes, ranks, link and processor, one formula for each collective.
+
+It is the alpha-beta model (Hockney 1994; Thakur, Rabenseifner and Gropp, IJHPCA 19(1), 2005, for collectives) with
+the cuts of :mod:`..exchange.layout`. M ranks send a payload of P bytes over links of ``rate`` bytes per second:
+
+    chunk = P / M, in s segments of chunk / s bytes;  b = segment / rate,  c = processor's seconds for a segment
+    ring        2 (M-1) hops;                             bytes sent 2 (M-1)/M P
+    fold        2 phases of (M-1) s messages;             bytes sent 2 (M-1)/M P
+    gather      lengths, then 1 phase of M-1 messages;    bytes sent (M-1) P
+    everywhere  1 phase of M-1 messages;                  bytes sent (M-1) P
+
+A hop's segments follow each other: it takes as long as the link or the processor is busy with all of them, and at
+least as long as one needs to come through, b + latency + c. A phase has all messages under way at once, so only the
+last one's latency counts.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from ..exchange.layout import MAX_SEGMENTS, MIN_SEGMENT_BYTES
+from ..exchange.wire import HEADER_BYTES
+
+#: What TCP over Ethernet leaves of a link's rate: 1448 bytes of data in a frame that occupies 1538.
+GOODPUT = 1448 / 1538
+#: Processor's seconds that Gloo and the exchange thread need to send and receive a message, beyond its bytes: an
+#: estimate. ``hvd-compress plan --measure`` does without it.
+MESSAGE_SECONDS = 60e-6
+#: Bytes that say how long a gathered payload is.
+LENGTH_BYTES = 8
+
+
+@dataclass(frozen=True)
+class Link:
+    """The network connection of one rank.
+
+    Attributes:
+        rate: bytes per second in each direction, as the link is sold.
+        latency: seconds from the first byte that leaves to the first that arrives.
+        message: processor's seconds for a message, beyond its bytes.
+    """
+
+    rate: float
+    latency: float
+    message: float = MESSAGE_SECONDS
+
+    def seconds(self, nbytes: float) -> float:
+        """Return how long the link is busy with a message."""
+        return (nbytes + HEADER_BYTES) / (GOODPUT * self.rate)
+
+
+@dataclass(frozen=True)
+class Cargo:
+    """What is exchanged, and what the processor does with it.
+
+    Attributes:
+        nbytes: of one rank's payload.
+        merge: processor's seconds to reduce one further payload into this rank's own.
+        copy: processor's seconds for each byte that is sent and received: checksums and copies.
+    """
+
+    nbytes: float
+    merge: float = 0.0
+    copy: float = 0.0
+
+
+@dataclass(frozen=True)
+class Taken:
+    """What an exchange takes on one rank.
+
+    Attributes:
+        seconds: from its begin to its end.
+        sent: bytes over this rank's link, without headers.
+        messages: that this rank sends.
+    """
+
+    seconds: float
+    sent: float = 0.0
+    messages: int = 0
+
+    def __add__(self, other: Taken) -> Taken:
+        return Taken(self.seconds + other.seconds, self.sent + other.sent, self.messages + other.messages)
+
+
+Formula = Callable[[Cargo, int, Link], Taken]
+
+NOTHING = Taken(0.0)
+
+
+def segments_of(chunk: float) -> int:
+    """Return into how many segments a chunk of so many bytes is cut."""
+    return max(1, math.ceil(chunk / max(MIN_SEGMENT_BYTES, chunk / MAX_SEGMENTS)))
+
+
+def phase(messages: int, link_busy: float, processor_busy: float, latency: float) -> float:
+    """Return the seconds of messages that are all under way at once, each keeping link and processor busy so long."""
+    if not messages:
+        return 0.0
+    slow, fast = max(link_busy, processor_busy), min(link_busy, processor_busy)
+    return messages * slow + fast + latency
+
+
+def ring(cargo: Cargo, ranks: int, link: Link) -> Taken:
+    """Reduce-scatter and all-gather over neighbours; see :mod:`..exchange.ring`."""
+    if ranks == 1:
+        return NOTHING
+    chunk, hops = cargo.nbytes / ranks, ranks - 1
+    number = segments_of(chunk)
+    busy, handled = link.seconds(chunk / number), link.message + cargo.copy * chunk / number
+
+    def hop(processor: float) -> float:
+        return max(number * busy, number * processor, busy + link.latency + processor)
+
+    merged = handled + cargo.merge / ranks / number
+    through = link.latency + handled if number > 1 else 0.0  # of the last segment, behind the others
+    seconds = hops * (hop(merged) + hop(handled)) + through
+    return Taken(seconds, 2 * hops * chunk, 2 * hops * number)
+
+
+def fold(cargo: Cargo, ranks: int, link: Link) -> Taken:
+    """Chunks to their owners, results to everyone; see :mod:`..exchange.fold`."""
+    if ranks == 1:
+        return NOTHING
+    chunk, peers = cargo.nbytes / ranks, ranks - 1
+    number = segments_of(chunk)
+    busy, handled = link.seconds(chunk / number), link.message + cargo.copy * chunk / number
+    merged = handled + cargo.merge / ranks / number
+    seconds = sum(phase(peers * number, busy, processor, link.latency) for processor in (merged, handled))
+    return Taken(seconds, 2 * peers * chunk, 2 * peers * number)
+
+
+def everywhere(cargo: Cargo, ranks: int, link: Link) -> Taken:
+    """All of it to every other rank, reduced on each; see :mod:`..exchange.everywhere`."""
+    peers = ranks - 1
+    processor = link.message + cargo.copy * cargo.nbytes + cargo.merge
+    seconds = phase(peers, link.seconds(cargo.nbytes), processor, link.latency)
+    return Taken(seconds, peers * cargo.nbytes, peers)
+
+
+def gather(cargo: Cargo, ranks: int, link: Link) -> Taken:
+    """Payloads of any length to every other rank, their lengths first; see :mod:`..exchange.ragged`."""
+    lengths = everywhere(Cargo(LENGTH_BYTES, 0.0, cargo.copy), ranks, link)
+    return lengths + everywhere(Cargo(cargo.nbytes, 0.0, cargo.copy), ranks, link)
+
+
+#: By the names of :mod:`..exchange`.
+FORMULAS: dict[str, Formula] = {"ring": ring, "fold": fold, "everywhere": everywhere, "gather": gather}
+
+
+# ---- what this package does not have ----
+
+
+def hierarchical(cargo: Cargo, ranks: int, link: Link, per_host: int, local: Link) -> Taken:
+    """Return what a hierarchical all-reduce would take: **this package has none**; for comparison only.
+
+    Reduce-scatter inside of each host; a ring over hosts for each share, all of them on the host's one link; then an
+    all-gather inside. The payloads of a method have to add or merge for it.
+
+    Args:
+        per_host: ranks on a host; ``ranks`` is a multiple.
+        local: the connection between the ranks of one host.
+    """
+    inside = ring(cargo, per_host, local)
+    share = Cargo(cargo.nbytes / per_host, cargo.merge / per_host, cargo.copy)
+    crowded = Link(link.rate / per_host, link.latency, link.message)
+    between = ring(share, ranks // per_host, crowded)
+    return Taken(inside.seconds + between.seconds, between.sent, inside.messages + between.messages)

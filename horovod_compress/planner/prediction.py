@@ -1,0 +1,235 @@
+"""What a step takes with a method on a network: buckets on a time line, by the model of :mod:`..schedule.costs`.
+
+Every bucket is reckoned by itself, with the bytes that its own tensors make; only the search for the best buckets
+takes costs to be affine in elements.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+from ..codecs.base import Algebra, Codec
+from ..schedule.costs import Arrivals, Costs, fitted
+from ..schedule.plan import Bucket, Plan, TensorSpec
+from ..schedule.policies import layerfusion
+from ..schedule.policies.registry import make_plan
+from .compute import arrivals
+from .network import FORMULAS, NOTHING, Cargo, Link, Taken, hierarchical
+from .processor import Processor, measured
+from .shapes import Table
+from .traffic import Part, Traffic, rounds, traffic
+
+#: Processor's seconds for handing a bucket from thread to thread, beyond what its codec needs: an estimate.
+BUCKET_SECONDS = 100e-6
+#: Schedules that are compared with the best one.
+USUAL = ("layerwise", "single", "size:25MB")
+BEST = "layerfusion"
+#: Numbers of even buckets that the affine costs go through; the job's own search measures two of them.
+_FITTED_AT = (1, 2, 4, 8, 16, 32, 64)
+
+
+@dataclass(frozen=True)
+class World:
+    """Where a job runs.
+
+    Attributes:
+        cores: processor cores for each rank; with less than one everything computed takes longer.
+        exchange: as the option of that name.
+        pace: what the processor's seconds are multiplied by, where a fit has shown that.
+        hosts: ranks on a host and the connection between them, to ask what a hierarchical exchange would take;
+            **this package has none**.
+    """
+
+    ranks: int
+    link: Link
+    cores: float = 1.0
+    exchange: str = "auto"
+    pace: float = 1.0
+    hosts: tuple[int, Link] | None = None
+
+    def is_hierarchical(self, codec: Codec) -> bool:
+        """Return whether a hierarchical exchange is supposed, and could serve the method."""
+        if self.hosts is None or rounds(codec)[0][0].algebra not in (Algebra.SUM, Algebra.MERGE):
+            return False
+        return 1 < self.hosts[0] < self.ranks and self.ranks % self.hosts[0] == 0
+
+    @property
+    def stretch(self) -> float:
+        """How many times as long as on a core of its own the processor's work takes."""
+        return self.pace * max(1.0, 1.0 / self.cores)
+
+
+class Kind:
+    """One kind of round of a method in a world.
+
+    Args:
+        codec: of that kind, one of the method's ``variants()``.
+        costs: of the processor with a core of its own.
+    """
+
+    def __init__(self, codec: Codec, costs: Processor, world: World) -> None:
+        self._codec, self._world = codec, world
+        self._processor = costs.scaled(world.stretch)
+        self._link = replace(world.link, message=world.link.message * world.stretch)
+
+    def offer(self, elements: int) -> float:
+        """Return the seconds of taking in a tensor's gradient."""
+        return self._processor.offer(elements)
+
+    def traffic(self, bucket: Bucket) -> Traffic:
+        return traffic(self._codec, bucket, self._world.ranks, self._world.exchange, self._processor.filled)
+
+    def exchange(self, bucket: Bucket) -> Taken:
+        """Return what encoding and exchanging a bucket takes, on the exchange thread."""
+        found, merge = self.traffic(bucket), self._processor.merge(bucket.count)
+        parts = (*found.preludes, found.payload)
+        total = sum(part.nbytes for part in parts) or 1
+        own = self._processor.encode(bucket.count) + BUCKET_SECONDS * self._world.stretch
+        return sum((self._moved(part, merge * part.nbytes / total) for part in parts), Taken(own))
+
+    def _moved(self, part: Part, merge: float) -> Taken:
+        cargo, world = Cargo(part.nbytes, merge, self._processor.copy), self._world
+        if world.hosts:
+            return hierarchical(cargo, world.ranks, self._link, *world.hosts)
+        return FORMULAS[part.collective](cargo, world.ranks, self._link) if world.ranks > 1 else NOTHING
+
+    def decode(self, bucket: Bucket) -> float:
+        """Return the seconds on the decoding thread."""
+        return self._processor.decoding(bucket.count, self._world.ranks)
+
+
+@dataclass(frozen=True)
+class Slot:
+    """A bucket's place on the time line, in seconds from the begin of the step.
+
+    Attributes:
+        ready: its last gradient is there.
+        begin: of encoding and exchange.
+        end: of the exchange.
+        decoded: its result is there.
+        sent: bytes over one rank's link.
+    """
+
+    bucket: Bucket
+    ready: float
+    begin: float
+    end: float
+    decoded: float
+    sent: float
+    collective: str
+
+
+@dataclass(frozen=True)
+class Timeline:
+    """A predicted step.
+
+    Attributes:
+        schedule: names the choice of buckets.
+        arrivals: of the gradients.
+        step: seconds on average over the method's kinds of rounds.
+        slots: of the usual kind of round, in the order of exchange.
+    """
+
+    schedule: str
+    plan: Plan
+    arrivals: Arrivals
+    step: float
+    slots: tuple[Slot, ...]
+
+    @property
+    def sent(self) -> float:
+        """Bytes over one rank's link in a usual round."""
+        return sum(slot.sent for slot in self.slots)
+
+
+class Predictor:
+    """Predicts the steps of one model with one method in one world.
+
+    Args:
+        compute: seconds of a step without any exchange.
+
+    Raises:
+        ConfigError: the method cannot serve so many ranks, or the exchange does not fit it.
+    """
+
+    def __init__(self, table: Table, codec: Codec, world: World, compute: float) -> None:
+        codec.check_world(world.ranks)
+        self._codec, self._table, self._compute = codec, table, compute
+        self.tensors = specs(table)
+        self._kinds = [(Kind(one, measured(codec, one), world), share) for one, share in rounds(codec)]
+
+    @cached_property
+    def arrivals(self) -> Arrivals:
+        """When gradients are there in a usual round."""
+        return arrivals(self._table, self._compute, self._kinds[0][0].offer)
+
+    def timeline(self, schedule: str, plan: Plan) -> Timeline:
+        """Return the step with given buckets, whose tensors are in backward order.
+
+        Raises:
+            ConfigError: the method cannot take one of the buckets.
+        """
+        for bucket in plan.buckets:
+            self._codec.check_bucket(bucket)
+        steps = []
+        for kind, share in self._kinds:
+            found = slots(arrivals(self._table, self._compute, kind.offer), plan, kind)
+            steps.append((found, share))
+        step = sum(share * found[-1].decoded for found, share in steps)
+        return Timeline(schedule, plan, self.arrivals, step, tuple(steps[0][0]))
+
+    def usual(self, schedule: str) -> Timeline:
+        """Return the step with the buckets of a schedule that does not measure."""
+        return self.timeline(schedule, make_plan(schedule, self.tensors, 0))
+
+    def costs(self) -> list[Costs]:
+        """Return affine costs of buckets in a usual round, through buckets of all sizes, of small and of large ones.
+
+        They are not the same line: small payloads take another collective, and large ones fill the link.
+        """
+        kind, counts = self._kinds[0][0], [tensor.count for tensor in self.tensors]
+        numbers = [number for number in _FITTED_AT if number <= len(counts)]
+        buckets = [one for number in numbers for one in self._cut(layerfusion.even(counts, number)).buckets]
+        buckets.sort(key=lambda one: one.count)
+        points = [(one.count, kind.exchange(one).seconds, kind.decode(one)) for one in buckets]
+        half = len(points) // 2
+        return [
+            Costs(fitted([(n, exchange) for n, exchange, _ in some]), fitted([(n, decode) for n, _, decode in some]))
+            for some in (points, points[:half], points[half:])
+            if some
+        ]
+
+    def best(self) -> Timeline:
+        """Return the step with the buckets that are best by affine costs, or with usual ones where these are better."""
+        found = {tuple(layerfusion.best(self.arrivals, costs)) for costs in self.costs()}
+        lines = [*(self.timeline(BEST, self._cut(groups)) for groups in sorted(found)), *map(self.usual, USUAL)]
+        return replace(min(lines, key=lambda one: one.step), schedule=BEST)
+
+    def _cut(self, groups: Sequence[int]) -> Plan:
+        cut, first = [], 0
+        for number in groups:
+            cut.append((self.tensors[first : first + number], 1))
+            first += number
+        return Plan.of(cut)
+
+
+def specs(table: Table) -> list[TensorSpec]:
+    """Return the tensors of a model in backward order, as a job's plan has them."""
+    return [TensorSpec(tensor.name, tensor.shape, "float32") for tensor in table.backward()]
+
+
+def slots(come: Arrivals, plan: Plan, kind: Kind) -> list[Slot]:
+    """Return when each bucket is ready, exchanged and decoded: one exchange and one decoding at a time."""
+    found: list[Slot] = []
+    sent = decoded = 0.0
+    first = 0
+    for bucket in plan.buckets:
+        first += len(bucket.tensors)
+        ready, taken = come.seconds[first - 1], kind.exchange(bucket)
+        begin = max(sent, ready)
+        sent = begin + taken.seconds
+        decoded = max(sent, decoded) + kind.decode(bucket)
+        found.append(Slot(bucket, ready, begin, sent, decoded, taken.sent, kind.traffic(bucket).payload.collective))
+    return found

@@ -1,0 +1,181 @@
+"""Predictions as text for people."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from .prediction import Slot, Timeline
+from .predictions import PLAIN, Case, Cell, Found, name_of
+from .text import milliseconds, table
+
+_MOST_ROWS = 40  # buckets that are listed; --json has all
+#: A method whose step is not this much shorter than without compression does not pay.
+LEAST_GAIN = 1.05
+NOTES = """\
+ready, begin, end, decoded: milliseconds after the begin of the step: the last gradient is there; encoding and exchange
+begin and end; the result is there. MB sent: by one rank in one step. T1/TN: compute / step, the scaling factor."""
+
+
+def rate_text(rate: float) -> str:
+    """Return a rate in bytes per second as links are sold."""
+    bits = 8 * rate
+    return f"{bits / 1e9:g} Gbit/s" if bits >= 1e9 else f"{bits / 1e6:g} Mbit/s"
+
+
+def place_text(case: Case, ranks: str) -> str:
+    """Return in words what is planned for."""
+    world = case.world
+    cores = "" if world.cores >= 1 else f", {world.cores:g} cores per rank"
+    return (
+        f"{case.table.model} ({case.table.count:,} parameters in {len(case.table.tensors)} tensors), {ranks} ranks, "
+        f"{rate_text(world.link.rate)}, latency {milliseconds(world.link.latency)} ms{cores}, "
+        f"compute {milliseconds(case.compute)} ms"
+    )
+
+
+# ---- one world --------------------------------------------------------------------------------
+
+
+def text(case: Case, found: Found, bare: Found) -> str:
+    """Return the buckets of the best plan, and the steps with every schedule."""
+    parts = [
+        place_text(case, str(case.world.ranks)),
+        f"\nThe best buckets for {name_of(found.codec)}:",
+        buckets(found.best),
+        NOTES,
+        "",
+        steps(case, found, bare),
+        _mixed(found),
+        verdict(case, found, bare),
+    ]
+    return "\n".join(part for part in parts if part is not None)
+
+
+def buckets(one: Timeline) -> str:
+    """Return the table of buckets; of many, the first and the last."""
+    rows = [_bucket(number, slot) for number, slot in enumerate(one.slots)]
+    shown, left_out = rows, ""
+    if len(rows) > _MOST_ROWS:
+        half = _MOST_ROWS // 2
+        gap = ["...", f"{len(rows) - 2 * half} more", *[""] * (len(rows[0]) - 2)]
+        shown, left_out = [*rows[:half], gap, *rows[-half:]], "\n(--json lists all buckets)"
+    headings = ("bucket", "tensors", "number", "elements", "MB sent", "by", "ready", "begin", "end", "decoded")
+    return table(headings, shown, left=2) + left_out
+
+
+def _bucket(number: int, slot: Slot) -> list[str]:
+    tensors = slot.bucket.tensors
+    names = tensors[0].name if len(tensors) == 1 else f"{tensors[0].name} .. {tensors[-1].name}"
+    times = (slot.ready, slot.begin, slot.end, slot.decoded)
+    return [
+        str(number), _short(names), str(len(tensors)), f"{slot.bucket.count:,}", f"{slot.sent / 1e6:.3g}",
+        slot.collective, *(f"{1e3 * seconds:.1f}" for seconds in times),
+    ]  # fmt: skip
+
+
+def _short(names: str, most: int = 60) -> str:
+    return names if len(names) <= most else f"{names[: most // 2 - 2]}...{names[-(most // 2 - 1) :]}"
+
+
+def steps(case: Case, found: Found, bare: Found) -> str:
+    """Return the table of steps by method and schedule."""
+    pairs = [(name_of(found.codec), one) for one in found.timelines]
+    if found.codec.name != PLAIN:
+        pairs += [(f"{PLAIN} (float32)", one) for one in bare.timelines]
+    rows = [
+        [
+            name, one.schedule, str(len(one.slots)), milliseconds(one.step), f"{case.compute / one.step:.2f}",
+            milliseconds(one.step - case.compute), f"{one.sent / 1e6:.3g}",
+        ]
+        for name, one in pairs
+    ]  # fmt: skip
+    headings = ("method", "schedule", "buckets", "step ms", "T1/TN", "exposed ms", "MB sent")
+    return table(headings, rows, left=2)
+
+
+def _mixed(found: Found) -> str | None:
+    if found.share > 0.999:
+        return None
+    return (
+        f"Steps are means over rounds, of which {1 - found.share:.1%} are of another kind, such as full precision; "
+        f"buckets and MB sent are those of the others."
+    )
+
+
+def verdict(case: Case, found: Found, bare: Found) -> str:
+    """Return which is best, and whether the method pays."""
+    best, name = found.best, name_of(found.codec)
+    usual = next((one for one in found.timelines if one.schedule == "size:25MB"), best)
+    same = min(found.timelines[1:], key=lambda one: one.step, default=best)
+    said = f'Best: schedule="{best.schedule}", {milliseconds(best.step)} ms a step'
+    if same.step < 1.01 * best.step:
+        said += f'; "{same.schedule}" is as good'
+    elif usual is not best:
+        said += f', {usual.step / best.step:.2f} times as fast as "{usual.schedule}"'
+    if found.codec.name == PLAIN:
+        return f"{said}."
+    times = bare.best.step / best.step
+    if times < LEAST_GAIN:
+        return f"{said}.\n{name} does not pay here: without compression a step takes {milliseconds(bare.best.step)} ms."
+    return f"{said}.\n{name} pays here: a step is {times:.1f} times as fast as without compression."
+
+
+# ---- several worlds ---------------------------------------------------------------------------
+
+
+def worlds_text(case: Case, found: Sequence[Cell]) -> str:
+    """Return steps and scaling factors by method and number of ranks, and what to use for each."""
+    numbers = sorted({cell.ranks for cell in found})
+    by_place = {(cell.method, cell.ranks): cell for cell in found}
+    names = list(dict.fromkeys(cell.method for cell in found))
+    rows = [[name, *(_cell(case, by_place.get((name, number))) for number in numbers)] for name in names]
+    parts = [
+        place_text(case, ", ".join(map(str, numbers))),
+        "Step in milliseconds and scaling factor T1/TN, each with the buckets that are best there:\n",
+        table(["method", *(f"{number} ranks" for number in numbers)], rows),
+        *_refusals(found),
+        "",
+        *(advice(found, number) for number in numbers),
+        "",
+        "Fastest says nothing of how a method learns: docs/choosing.md. Ranks are alike and have a link each.",
+    ]
+    if any(not cell.available for cell in found):
+        parts.append("hierarchical: this package has no such exchange; what one would take if hosts had one link each.")
+    return "\n".join(parts)
+
+
+def _cell(case: Case, cell: Cell | None) -> str:
+    if cell is None:
+        return ""
+    if cell.timeline is None:
+        return "cannot"
+    return f"{milliseconds(cell.timeline.step)} ({case.compute / cell.timeline.step:.2f})"
+
+
+def _refusals(found: Sequence[Cell]) -> list[str]:
+    """Return why methods cannot serve some worlds, once for each reason."""
+    reasons: dict[tuple[str, str], list[int]] = {}
+    for cell in found:
+        if cell.timeline is None:
+            reasons.setdefault((cell.method, cell.problem), []).append(cell.ranks)
+    return [f"cannot: {name} on {', '.join(map(str, at))} ranks: {why}" for (name, why), at in reasons.items()]
+
+
+def advice(found: Sequence[Cell], ranks: int) -> str:
+    """Return which methods are fastest with so many ranks, and which of those that lose nothing."""
+    able = [cell for cell in found if cell.ranks == ranks and cell.timeline and cell.available]
+    able.sort(key=_step)
+    if not able:
+        return f"{ranks} ranks: none of these methods can serve them"
+    said = ", ".join(f"{cell.method} {milliseconds(_step(cell))} ms" for cell in able[:3])
+    keeping = next((cell for cell in able if cell.lossless), None)
+    if keeping is not None and keeping not in able[:1]:
+        said += (
+            f"; of those that are unbiased or send later what they do not send now: "
+            f"{keeping.method} {milliseconds(_step(keeping))} ms"
+        )
+    return f"{ranks} ranks: use {said}"
+
+
+def _step(cell: Cell) -> float:
+    return cell.timeline.step if cell.timeline else float("inf")

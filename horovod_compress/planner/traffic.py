@@ -1,0 +1,69 @@
+"""What a bucket sends: the codec's own arrays, and the collectives that they take."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ..codecs.base import Algebra, Codec, Regions
+from ..exchange.choose import chooser, for_prelude
+from ..schedule.plan import Bucket
+
+_ROUNDS_FROM = 1 << 20  # a step at which every warm-up is over
+
+
+@dataclass(frozen=True)
+class Part:
+    """One exchange of a bucket.
+
+    Attributes:
+        nbytes: of one rank's arrays.
+        collective: the name of what it takes.
+    """
+
+    nbytes: float
+    collective: str
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """All exchanges of a bucket in one step: preludes, then the payload."""
+
+    preludes: tuple[Part, ...]
+    payload: Part
+
+
+def traffic(codec: Codec, bucket: Bucket, ranks: int, exchange: str = "auto", filled: float = 1.0) -> Traffic:
+    """Return what a bucket sends in one round.
+
+    Args:
+        codec: of that round, one of ``Codec.variants()``.
+        exchange: as the option of that name.
+        filled: which part of a payload's room is used, where payloads are gathered: their arrays say the most only.
+
+    Raises:
+        ConfigError: the exchange does not fit the method.
+    """
+    preludes = tuple(_prelude(arrays, ranks) for arrays in codec.preludes(bucket))
+    room = nbytes(codec.regions(bucket))
+    used = filled * room if codec.algebra is Algebra.GATHER else room
+    return Traffic(preludes, Part(used, chooser(exchange)(codec, room, ranks).name))
+
+
+def _prelude(arrays: Regions, ranks: int) -> Part:
+    size = nbytes(arrays)
+    return Part(size, for_prelude(size, ranks).name)
+
+
+def nbytes(arrays: Regions) -> int:
+    """Return the bytes of some arrays."""
+    return sum(dtype.itemsize * count for dtype, count in arrays.values())
+
+
+def rounds(codec: Codec) -> list[tuple[Codec, float]]:
+    """Return the kinds of rounds of a method once its warm-up is over, with their shares; the usual one first."""
+    period = max(1, int(getattr(codec, "full_precision_every", 0)))
+    shares: dict[Codec, float] = {}
+    for step in range(period):
+        one = codec.at(_ROUNDS_FROM + step)
+        shares[one] = shares.get(one, 0.0) + 1 / period
+    return sorted(shares.items(), key=lambda pair: -pair[1])

@@ -1,0 +1,209 @@
+"""The plan: which tensors travel together. Decided on rank 0, equal on every rank."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from ..errors import ConfigError, naming
+
+#: Every tensor starts at a multiple of this many elements, so that its bits start at a whole word.
+ALIGNMENT = 64
+
+
+@dataclass(frozen=True)
+class TensorSpec:
+    """One parameter as the plan sees it.
+
+    Attributes:
+        device: where this rank has it, such as "cpu" or "cuda:1". It is no part of what ranks compare or of what is
+            saved: a plan serves whatever device the gradients are on.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    device: str = field(default="cpu", compare=False)
+
+    @property
+    def count(self) -> int:
+        return math.prod(self.shape)
+
+
+@dataclass(frozen=True)
+class Bucket:
+    """Tensors of one kind that are fused into one flat buffer, in the order in which they are expected.
+
+    Attributes:
+        index: position in the plan, which is the order of exchange.
+        tensors: the tensors, in backward order.
+        method: the number of its method; 0 travels as it is, as the bucket of small tensors does.
+        plain: the bucket has a method, but travels uncompressed; what its method keeps is sent along and emptied.
+        offsets: where each tensor starts in the flat buffer, in elements.
+        padded: elements of the flat buffer, gaps included.
+    """
+
+    index: int
+    tensors: tuple[TensorSpec, ...]
+    method: int = 1
+    plain: bool = False
+    offsets: tuple[int, ...] = field(init=False)
+    padded: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        offsets, end = [], 0
+        for tensor in self.tensors:
+            offsets.append(end)
+            end += -(-tensor.count // ALIGNMENT) * ALIGNMENT
+        object.__setattr__(self, "offsets", tuple(offsets))
+        object.__setattr__(self, "padded", end)
+
+    @property
+    def compressed(self) -> bool:
+        return self.method > 0
+
+    @property
+    def count(self) -> int:
+        """Elements, gaps not included."""
+        return sum(tensor.count for tensor in self.tensors)
+
+    @property
+    def dtype(self) -> str:
+        return self.tensors[0].dtype
+
+    @property
+    def device(self) -> str:
+        """Return where this rank has the tensors."""
+        return self.tensors[0].device
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The buckets in the order in which they are exchanged."""
+
+    buckets: tuple[Bucket, ...]
+
+    @classmethod
+    def of(cls, groups: Iterable[tuple[Sequence[TensorSpec], int] | tuple[Sequence[TensorSpec], int, bool]]) -> Plan:
+        """Build a plan from (tensors, number of the method) groups, cut further where dtype or device change.
+
+        False and True will do for 0, not compressed, and 1, the only method. A third part says whether the
+        group travels uncompressed nevertheless.
+        """
+        buckets: list[Bucket] = []
+        for tensors, method, *plain in groups:
+            for run in _runs(tensors):
+                buckets.append(Bucket(len(buckets), tuple(run), int(method), any(plain)))
+        return cls(tuple(buckets))
+
+    @property
+    def count(self) -> int:
+        """Elements of all tensors."""
+        return sum(bucket.count for bucket in self.buckets)
+
+    def names(self) -> list[str]:
+        """Return the name of every tensor, in plan order."""
+        return [tensor.name for bucket in self.buckets for tensor in bucket.tensors]
+
+    def document(self) -> list[dict[str, Any]]:
+        """Return the plan as plain data, for the handshake and for files."""
+        return [
+            {"method": bucket.method, "tensors": [[t.name, list(t.shape), t.dtype] for t in bucket.tensors]}
+            | ({"plain": True} if bucket.plain else {})
+            for bucket in self.buckets
+        ]
+
+    @classmethod
+    def from_document(cls, document: list[dict[str, Any]]) -> Plan:
+        """Rebuild a plan from :meth:`document`."""
+        return cls(
+            tuple(
+                Bucket(
+                    index,
+                    tuple(TensorSpec(name, tuple(shape), dtype) for name, shape, dtype in entry["tensors"]),
+                    entry["method"],
+                    entry.get("plain", False),
+                )
+                for index, entry in enumerate(document)
+            )
+        )
+
+    def save(self, path: str | Path) -> None:
+        """Write the plan into a file, which :meth:`load` reads."""
+        with naming(path):
+            Path(path).write_text(json.dumps(self.document()) + "\n")
+
+    @classmethod
+    def load(cls, path: str | Path) -> Plan:
+        """Read a plan from a file, such as ``hvd-compress plan --save`` writes.
+
+        Raises:
+            ConfigError: there is no plan in the file.
+        """
+        try:
+            return cls.from_document(json.loads(Path(path).read_text()))
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            raise ConfigError(f"{path} holds no plan: {type(error).__name__}: {error}") from None
+
+    def fingerprint(self) -> str:
+        """Return a short hash that differs whenever two plans differ."""
+        text = json.dumps(self.document(), sort_keys=True, separators=(",", ":"))
+        return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+    def placed(self, tensors: Iterable[TensorSpec]) -> Plan:
+        """Return the same plan with the devices that this rank has these tensors on.
+
+        Raises:
+            ConfigError: a bucket would hold tensors of several devices.
+        """
+        device = {tensor.name: tensor.device for tensor in tensors}
+        buckets = []
+        for bucket in self.buckets:
+            moved = tuple(replace(t, device=device.get(t.name, t.device)) for t in bucket.tensors)
+            if len(found := {tensor.device for tensor in moved}) > 1:
+                raise ConfigError(
+                    f"bucket {bucket.index} of the plan should hold tensors of one device, it holds {sorted(found)}; "
+                    f"make the plan from this model where it is trained"
+                )
+            buckets.append(replace(bucket, tensors=moved))
+        same = all(a.tensors[0].device == b.tensors[0].device for a, b in zip(buckets, self.buckets, strict=True))
+        return self if same else Plan(tuple(buckets))
+
+    def check_covers(self, tensors: Sequence[TensorSpec]) -> None:
+        """Refuse a plan that does not hold exactly these tensors, once each.
+
+        Raises:
+            ConfigError: names the first difference.
+        """
+        for bucket in self.buckets:
+            if len({tensor.dtype for tensor in bucket.tensors}) != 1:
+                raise ConfigError(
+                    f"bucket {bucket.index} of the plan should hold tensors of one dtype, it holds "
+                    f"{sorted({tensor.dtype for tensor in bucket.tensors})}"
+                )
+        planned = {t.name: t for bucket in self.buckets for t in bucket.tensors}
+        if len(planned) != len(self.names()):
+            raise ConfigError("the plan holds a tensor twice; every tensor belongs to one bucket")
+        for tensor in tensors:
+            if planned.get(tensor.name) != tensor:
+                raise ConfigError(
+                    f"the plan should hold {tensor}, it holds {planned.get(tensor.name)}; "
+                    f"make the plan from this model's parameters"
+                )
+        if extra := sorted(set(planned) - {tensor.name for tensor in tensors}):
+            raise ConfigError(f"the plan holds tensors that the model does not have: {extra[:5]}")
+
+
+def _runs(tensors: Sequence[TensorSpec]) -> list[list[TensorSpec]]:
+    """Cut a list where dtype or device change: a bucket is one flat buffer of one dtype on one device."""
+    runs: list[list[TensorSpec]] = []
+    for tensor in tensors:
+        if not runs or (runs[-1][0].dtype, runs[-1][0].device) != (tensor.dtype, tensor.device):
+            runs.append([])
+        runs[-1].append(tensor)
+    return runs
