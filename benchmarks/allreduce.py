@@ -24,7 +24,8 @@ from benchmarks import bandwidth
 from benchmarks.bandwidth import label, size_in_bytes
 from benchmarks.lab import LabError
 from benchmarks.lab.rates import Rate, parse_delay
-from benchmarks.launch import JobFailed, Launcher, Outcome, open_launcher, records_in
+from benchmarks.launch import JobFailed, Launcher, Outcome, open_launcher
+from benchmarks.outcomes import records_in
 from benchmarks.results import (
     Record,
     append_json,

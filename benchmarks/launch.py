@@ -2,51 +2,18 @@
 
 from __future__ import annotations
 
-import contextlib
-import json
-import os
-import shutil
 import sys
-import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
-ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT / "examples"))
+from benchmarks.horovodrun import Job, JobFailed, run
+from benchmarks.lab import Lab
+from benchmarks.outcomes import Outcome, environment, log_file, records_in
 
-from jobs import Job, JobFailed, reason, run  # noqa: E402
-
-__all__ = ["JobFailed", "Launcher", "LinkBytes", "Outcome", "environment", "open_launcher", "reason", "records_in"]
-
-_MARK = "@record "
-
-
-class LinkBytes(NamedTuple):
-    """What one host's link carried during a job, as the kernel counts Ethernet frames."""
-
-    host: str
-    sent: int
-    received: int
-    packets_sent: int
-    packets_received: int
-    dropped: int
-
-
-class Outcome(NamedTuple):
-    """What a job left.
-
-    Attributes:
-        lines: everything the ranks printed.
-        records: what rank 0 printed behind ``@record``, read as JSON.
-        links: the bytes on each host's link; None where nobody counts them.
-    """
-
-    lines: list[str]
-    records: list[dict[str, Any]]
-    links: list[LinkBytes] | None
+__all__ = ["JobFailed", "Launcher", "Outcome", "open_launcher"]
 
 
 class Launcher(AbstractContextManager, Protocol):  # type: ignore[type-arg]
@@ -76,34 +43,6 @@ class Launcher(AbstractContextManager, Protocol):  # type: ignore[type-arg]
         Raises:
             JobFailed: a rank ended badly, or the limit was reached.
         """
-
-
-def emit(record: dict[str, Any]) -> None:
-    """Print a record, for the launcher to find; rank 0 only."""
-    print(_MARK + json.dumps(record), flush=True)
-
-
-def records_in(lines: list[str]) -> list[dict[str, Any]]:
-    """Return the records among a job's lines."""
-    return [json.loads(line[len(_MARK) :]) for line in lines if line.startswith(_MARK)]
-
-
-def environment() -> dict[str, str]:
-    """Return what every rank's environment needs: one thread a rank, and this folder to import from."""
-    path = os.environ.get("PYTHONPATH")
-    return {"OMP_NUM_THREADS": "1", "PYTHONPATH": f"{ROOT}:{path}" if path else str(ROOT)}
-
-
-@contextlib.contextmanager
-def log_file(wanted: Path | None) -> Iterator[Path]:
-    """Give a place for a job's log: the one that is wanted, or a temporary one that goes unless the job fails."""
-    if wanted:
-        wanted.parent.mkdir(parents=True, exist_ok=True)
-        yield wanted
-        return
-    folder = Path(tempfile.mkdtemp(prefix="horovod-compress-"))
-    yield folder / "job.log"
-    shutil.rmtree(folder, ignore_errors=True)
 
 
 @dataclass(frozen=True)
@@ -175,8 +114,6 @@ def open_launcher(
         LabError: this machine cannot have a lab.
     """
     if where == "lab":
-        from .lab import Lab
-
         if hosts:
             raise ValueError("the lab makes its own hosts; leave --hosts out, or run --where here")
         return Lab(ranks, None if rate == "none" else rate, delay)

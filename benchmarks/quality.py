@@ -21,10 +21,9 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT / "examples"))
+sys.path.insert(0, str(ROOT))
 
-from jobs import Job, JobFailed, run  # noqa: E402
-from table import ratio  # noqa: E402
+from benchmarks.horovodrun import Job, JobFailed, run  # noqa: E402
 
 #: What makes a training another one, beside its words and seed.
 ASKED = ("task", "shards", "ranks", "steps", "optimizer", "lr", "lr_schedule")
@@ -139,7 +138,7 @@ def train(words: list[str], seed: int, chosen: argparse.Namespace) -> dict[str, 
         "metric": metric,
         "optimizer": record["config"]["optimizer"],
         "lr": record["config"]["lr"],
-        "bytes_ratio": ratio(record["stats"]),
+        "bytes_ratio": times_fewer(record["stats"]),
         "ranks_identical": record["ranks_identical"],
     }
 
@@ -149,6 +148,11 @@ def compared(mean: float, first: float, task: str) -> str:
     if task == "digits":
         return f"{100 * (mean - first):+.2f} points"
     return f"{100 * (first - mean) / first:+.1f} %"
+
+
+def times_fewer(stats: dict[str, Any]) -> str:
+    """Return how many times fewer bytes were sent than by an uncompressed ring all-reduce."""
+    return f"{stats['bytes_dense'] / stats['bytes_sent']:.1f}x" if stats["bytes_sent"] else "-"
 
 
 def line(row: dict[str, Any]) -> str:

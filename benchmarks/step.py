@@ -30,7 +30,8 @@ from benchmarks.allreduce import (
 )
 from benchmarks.bandwidth import NOTHING, label
 from benchmarks.lab import LabError
-from benchmarks.launch import JobFailed, Launcher, open_launcher, records_in
+from benchmarks.launch import JobFailed, Launcher, open_launcher
+from benchmarks.outcomes import records_in
 from benchmarks.results import Record, append_json, check_targets, header, milliseconds, processor, read_json, table
 
 PROGRAM = "python -m benchmarks.step"

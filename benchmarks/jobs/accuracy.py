@@ -15,7 +15,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from benchmarks.launch import ROOT, emit
+from benchmarks.outcomes import ROOT, emit
 
 TRAIN = ROOT / "examples" / "train.py"
 TOLD = ("config", "curve", "final", "stats", "ranks_identical")
@@ -24,6 +24,7 @@ TOLD = ("config", "curve", "final", "stats", "ranks_identical")
 def main(argv: list[str]) -> None:
     with tempfile.TemporaryDirectory(prefix="bench-") as folder:
         path = Path(folder) / "record.json"  # of rank 0; the other ranks write none
+        sys.path.insert(0, str(TRAIN.parent))  # of the modules beside it, as if it were started by itself
         sys.argv = [str(TRAIN), *argv, "--json", str(path)]
         runpy.run_path(str(TRAIN), run_name="__main__")
         if os.environ.get("HOROVOD_RANK", "0") == "0":

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from benchmarks import peers
-from benchmarks.launch import emit
+from benchmarks.outcomes import emit
 from benchmarks.peers.names import PeerError
 from benchmarks.results import Record, plain
 

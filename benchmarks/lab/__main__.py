@@ -12,7 +12,7 @@ import argparse
 import json
 import sys
 
-from ..launch import JobFailed
+from ..horovodrun import JobFailed
 from .lab import Lab
 from .needs import LabError
 

@@ -15,7 +15,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import IO, Any
 
-from ..launch import JobFailed, LinkBytes, Outcome, environment, log_file, reason, records_in
+from ..horovodrun import JobFailed, reason
+from ..outcomes import LinkBytes, Outcome, environment, log_file, records_in
 from .needs import LabError, namespaces
 from .network import MOST_HOSTS
 from .rates import Rate, parse_delay

@@ -9,7 +9,7 @@ import pytest
 pytest.importorskip("horovod.torch")
 
 from benchmarks.allreduce import METHODS, full_name, words
-from benchmarks.launch import records_in
+from benchmarks.outcomes import records_in
 from tests.support.jobs import run_ranks
 
 pytestmark = [pytest.mark.alone, pytest.mark.slow]

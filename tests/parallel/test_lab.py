@@ -26,7 +26,7 @@ ROOT = Path(__file__).resolve().parents[2]
 MEGABYTES = 2
 PROBE = f"""
 import os, socket, time, torch, torch.distributed as dist, horovod.torch as hvd
-from benchmarks.launch import emit
+from benchmarks.outcomes import emit
 hvd.init()
 x = torch.ones({MEGABYTES * 250_000})
 hvd.allreduce_(x, name="warm")

@@ -165,7 +165,7 @@ def test_demo_tells_ranks_that_differ_and_losses_that_diverge(examples: None) ->
 
 def test_a_failed_job_gives_its_first_error_as_the_reason(examples: None) -> None:
     pytest.importorskip("psutil")
-    from jobs import reason
+    from benchmarks.horovodrun import reason
 
     lines = ["step 1/9", "ExchangeError: rank 1 is gone", "Traceback (most recent call last):", "RuntimeError: Horovod"]
     assert reason(lines) == "ExchangeError: rank 1 is gone"

@@ -6,7 +6,8 @@ import pytest
 
 from benchmarks.lab.network import difference
 from benchmarks.lab.rates import Rate, parse_delay
-from benchmarks.launch import environment, open_launcher, records_in
+from benchmarks.launch import open_launcher
+from benchmarks.outcomes import environment, records_in
 
 
 @pytest.mark.parametrize(("text", "bits"), [("100mbit", 1e8), ("1gbit", 1e9), (" 2.5Gbit ", 2.5e9), ("64kbit", 64e3)])

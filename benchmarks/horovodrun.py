@@ -1,4 +1,4 @@
-"""Run train.py under horovodrun within a time limit, leaving no process behind."""
+"""Runs examples/train.py, or other jobs, under horovodrun within a time limit, leaving no process behind."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from typing import TextIO
 
 import psutil
 
-TRAIN = Path(__file__).with_name("train.py")
+TRAIN = Path(__file__).resolve().parent.parent / "examples" / "train.py"
 PREFIX = re.compile(r"^\[\d+\]<(?:stdout|stderr)>:")  # horovodrun's mark of rank and stream
 ERROR = re.compile(r"^(train\.py: .+|[\w.]*(?:Error|Exception|Interrupt)\b.*)")
 GRACE_SECONDS = 8.0  # horovodrun gives its workers five seconds before it kills them
