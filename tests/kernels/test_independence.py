@@ -210,8 +210,8 @@ def test_the_instruction_set_changes_nothing(override: str) -> None:
     if value in SETS and SETS.index(value) >= SETS.index(ops.instruction_set()):
         value = SETS[max(0, SETS.index(ops.instruction_set()) - 1)]
     program = (
-        "from tests.kernels.test_independence import digests, large_digests; from horovod_compress import kernels; "
-        "print(kernels.instruction_set(), *digests(3000), *large_digests())"
+        "from tests.kernels.test_independence import digests, large_digests; from horovod_compress import ops; "
+        "print(ops.instruction_set(), *digests(3000), *large_digests())"
     )
     environment = {**os.environ, "PYTHONPATH": str(ROOT), name: value}
     result = subprocess.run(

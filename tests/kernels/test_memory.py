@@ -18,8 +18,8 @@ from pathlib import Path
 
 import torch
 
-from horovod_compress import kernels
-from horovod_compress.keys import SKETCH, Key
+from horovod_compress import ops
+from horovod_compress.ops.keys import SKETCH, Key
 
 torch.set_num_threads(2)
 KEY = Key(seed=1, step=1, bucket=0, rank=0, purpose=SKETCH)
@@ -37,13 +37,13 @@ def runs_out(spare: int, call: Callable[[], object]) -> None:
 
 
 def select(x: torch.Tensor, k: int) -> tuple[int, int]:
-    return kernels.top_select(x, None, k, torch.empty(k, dtype=torch.int32), torch.empty(k, dtype=x.dtype))
+    return ops.top_select(x, None, k, torch.empty(k, dtype=torch.int32), torch.empty(k, dtype=x.dtype))
 
 
 def sketch_top(count: int) -> None:
-    table = torch.ones(3 * kernels.sketch_columns(200_000))
+    table = torch.ones(3 * ops.sketch_columns(200_000))
     positions, estimates = torch.empty(count // 2, dtype=torch.int64), torch.empty(count // 2)
-    limited = lambda: kernels.sketch_top(table, 3, KEY, [(0, count)], count // 2, positions, estimates)
+    limited = lambda: ops.sketch_top(table, 3, KEY, [(0, count)], count // 2, positions, estimates)
     runs_out(60 << 20, limited)
 
 
@@ -51,7 +51,7 @@ small, large = torch.ones(10_000, dtype=torch.float64), torch.ones(8_000_000, dt
 sketch_top(16_000_000)
 print(select(small, 10))
 outputs = torch.empty(large.numel(), dtype=torch.int32), torch.empty_like(large)
-runs_out(100 << 20, lambda: kernels.top_select(large, None, large.numel(), *outputs))
+runs_out(100 << 20, lambda: ops.top_select(large, None, large.numel(), *outputs))
 print(select(small, 10))
 """
 

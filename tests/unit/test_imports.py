@@ -161,6 +161,7 @@ def test_every_module_has_a_place() -> None:
     assert len(OURS) > 100
     assert {room(module) for module in OURS} <= set(LEVEL)
     assert {name for name in ROOMS if "." in name} == set(INNER)
+    assert all((path.parent / "__init__.py").exists() for path in PACKAGE.rglob("*.py"))
 
 
 def test_few_modules_lie_outside_the_rooms() -> None:
@@ -304,6 +305,13 @@ def test_the_package_alone_imports_neither_torch_nor_horovod() -> None:
     script = f"import sys, {NAME}, {NAME}.cli; print([m for m in ('torch', 'horovod') if m in sys.modules])"
     ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True)
     assert ended.stdout.strip() == "[]"
+
+
+def test_operations_are_found_by_their_former_name() -> None:
+    with pytest.warns(DeprecationWarning, match="is horovod_compress.ops now"):
+        from horovod_compress import ops
+    assert ops.sign_pack is horovod_compress.ops.sign_pack
+    assert not hasattr(horovod_compress, "no_such_room")
 
 
 @pytest.mark.slow
