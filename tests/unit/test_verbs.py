@@ -102,7 +102,7 @@ TINY = ["kernels", "--count", "2048", "--repeat", "1", "--filter", "checksum"]
 def test_without_the_source_there_are_no_benchmarks(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(bench, "__file__", str(tmp_path / "horovod_compress" / "verbs" / "bench.py"))
+    monkeypatch.setattr(bench, "__file__", str(tmp_path / "horovod_compress" / "cli" / "verbs" / "bench.py"))
     assert cli.main(["bench", *TINY]) == 2
     assert "not part of an installed package" in capsys.readouterr().err
 
