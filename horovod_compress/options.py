@@ -38,6 +38,7 @@ class Options:
             is done in the first step too; 0 never.
         min_elements: smaller tensors share an uncompressed bucket, one for each dtype and device.
         warmup_steps: exchange so many steps as they are, in full precision, before the method begins.
+        follow_lr: multiply residuals by old / new learning rate when it changes, see :mod:`horovod_compress.rates`.
     """
 
     schedule: str | Plan = "auto"
@@ -49,6 +50,7 @@ class Options:
     verify_every: int = 100
     min_elements: int = 0
     warmup_steps: int = 0
+    follow_lr: bool = False
 
     def __post_init__(self) -> None:
         _choice("exchange", self.exchange, EXCHANGES)
@@ -59,6 +61,8 @@ class Options:
         _whole("min_elements", self.min_elements, 0, 1 << 62)
         _whole("warmup_steps", self.warmup_steps, 0, 1 << 31)
         _seconds("timeout", self.timeout)
+        if not isinstance(self.follow_lr, bool):
+            raise ConfigError(f"follow_lr should be True or False, got {self.follow_lr!r}")
 
     @classmethod
     def names(cls) -> list[str]:

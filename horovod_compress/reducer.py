@@ -838,6 +838,15 @@ class Reducer:
                 kept[name].mul_(factors[name].to(kept[name].device))
         self._rest()
 
+    def scale_errors(self, factors: Mapping[str, float]) -> None:
+        """Multiply what waits to be sent, by tensor, between two steps; momentum stays as it is."""
+        if not factors:
+            return
+        for kind, kept in self.states().items():
+            for name in kept.keys() & factors.keys() if kind != "momentum" else ():
+                kept[name].mul_(factors[name])
+        self._rest()
+
     def compare_first(self, value: int, what: str) -> None:
         """Let the next exchange begin with a comparison across ranks; between two steps.
 

@@ -20,7 +20,7 @@ import logging
 import os
 import threading
 import weakref
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import MethodType
 from typing import Any, ClassVar, TypeVar, cast
 
@@ -57,6 +57,7 @@ from .methods import Methods, per_layer
 from .options import Options
 from .parameters import listed
 from .plan import Plan
+from .rates import Rates
 from .reducer import Reducer
 from .schedule import OPTIONAL, is_adaptive
 from .trace import MAX_EVENTS, Trace
@@ -165,8 +166,10 @@ class Compression:
         self._compared_ways = False  # whether all ranks are known to be attached, or none
         self._tuner: Tuner | None = None
         self._held: held.HeldSecondMoment | None = None
+        self._rates: Rates | None = None  # that residuals follow
         self._met = False  # the optimizer
         self._moments: Mapping[str, Any] = {}  # that were loaded
+        self._followed: Sequence[float] = ()  # learning rates that were loaded
         self._scaler: Any = None  # the gradient scaler that is followed
         self._scale, self._bridged = 0.0, False  # of what is kept, 0 for not known; whether that is the scaler's
         if not process_set.included():
@@ -321,6 +324,9 @@ class Compression:
         if text and not self._met and self._running().rank == 0:
             _log.warning("%s", text)
         self._held = held.hold(optimizer, self._running(), self._named, self._rebuild_every(), *options)
+        if self._running().options.follow_lr:
+            self._rates = Rates(optimizer, self._running(), self._named)
+            self._rates.load(self._followed)
         self._met = True
         if self._held:
             self._held.load_state_dict(self._moments)
@@ -481,7 +487,8 @@ class Compression:
         scaled = {"scale": self._scale} if self._scaler is not None else {}
         moments = self._held.state_dict() if self._held else self._moments  # which were loaded, and nobody holds yet
         held_ = {"second_moment": moments} if moments else {}
-        return checkpoint.save(self._running(), self._methods) | tuned | scaled | held_
+        rates = {"rates": self._rates.state()} if self._rates else {}
+        return checkpoint.save(self._running(), self._methods) | tuned | scaled | held_ | rates
 
     def load_state_dict(self, state: Mapping[str, Any], residuals: str = "restore") -> None:
         """Restore a state; see :func:`horovod_compress.checkpoint.load`."""
@@ -500,6 +507,9 @@ class Compression:
             self._held.load_state_dict(moments)
         elif self._compared_ways:
             self._settle_moments()
+        self._followed = [float(rate) for rate in state.get("rates", ()) if residuals == "restore"]
+        if self._rates:
+            self._rates.load(self._followed)
         self._settled, self._scale, self._bridged = -1, float(state.get("scale", 0.0)), False
 
     def _check_between_steps(self) -> None:
@@ -621,6 +631,8 @@ class Compression:
         if self._tuner and not self._under_way and self._tuner.begin_step():
             self._take_order()
         reducer = self._running()
+        if self._rates and not self._under_way:
+            self._rates.begin()
         if self._held and not self._under_way:
             self._held.begin(reducer.next_step())
         if reducer.weights and not self._under_way:

@@ -22,6 +22,7 @@ LAYERS = [
         "adam",
         "heavy_ball",
         "held",
+        "rates",
         "_start",
         "_horovod",
         "_headroom",
