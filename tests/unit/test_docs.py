@@ -17,7 +17,7 @@ pytest.importorskip("torch")
 import torch
 
 import check_links
-from horovod_compress import wire
+from horovod_compress import cli, wire
 from horovod_compress.codecs import registry
 from horovod_compress.options import Options
 from tests.support.local import Fleet, spec
@@ -148,12 +148,19 @@ def test_the_table_of_options_is_complete_and_its_defaults_are_right() -> None:
 
 
 def test_the_table_of_methods_is_complete_and_names_their_options() -> None:
-    rows = {plain(row[0]): row[3] for row in table_after(DOCS / "methods.md", "## Methods available now")}
+    rows = {plain(row[0]): row[5] for row in table_after(DOCS / "methods.md", "## All methods")}
     assert sorted(rows) == sorted(registry.available())
     for name, cell in rows.items():
         shown = dict(re.findall(r"`(\w+)=([^`]+)`", cell))
         fields = dataclasses.fields(registry.codec_class(name))
         assert shown == {f.name: f'"{f.default}"' if isinstance(f.default, str) else repr(f.default) for f in fields}
+
+
+def test_the_table_of_methods_is_what_the_command_prints(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["list", "--markdown"]) == 0
+    page = (DOCS / "methods.md").read_text()
+    begin, end = "<!-- generated: hvd-compress list --markdown -->\n\n", "\n<!-- end of generated -->"
+    assert page.partition(begin)[2].partition(end)[0] == capsys.readouterr().out
 
 
 @pytest.mark.parametrize("page", OURS, ids=lambda page: str(page.relative_to(ROOT)))

@@ -46,6 +46,7 @@ LAYERS = [
         "options",
         "feedback",
         "methods",
+        "help_text",
         "watch",
         "timeline",
         "shapes",
