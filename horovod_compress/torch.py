@@ -29,7 +29,7 @@ import horovod.torch as hvd
 import torch
 from torch import Tensor, nn
 
-from . import checkpoint, heavy_ball, held, trace as recording, uneven, way
+from . import checkpoint, heavy_ball, held, help_text, trace as recording, uneven, way
 from ._horovod import (
     allgather_object,
     calling_optimizer,
@@ -54,7 +54,6 @@ from .errors import (
     NonFiniteError,
 )
 from .methods import Methods, per_layer
-from .options import Options
 from .parameters import listed
 from .plan import Plan
 from .rates import Rates
@@ -795,10 +794,8 @@ def _factory(method: str) -> Callable[..., Compression]:
         return Compression.create(method, named_parameters, **options)
 
     make.__name__, make.__qualname__ = method, f"Compression.{method}"
-    own = registry.own_options(method)
-    make.__doc__ = (
-        f"{codec.__doc__}\n\n    {own[0].upper()}{own[1:]}. Common options: {', '.join(Options.names())}, process_set."
-    )
+    make.__doc__ = help_text.of_method(codec)
+    make.__signature__ = help_text.signature(codec, hvd.global_process_set)  # type: ignore[attr-defined]
     return make
 
 

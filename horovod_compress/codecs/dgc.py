@@ -61,6 +61,8 @@ class Dgc(Sections):
 
     name: ClassVar[str] = "dgc"
     summary: ClassVar[str] = "the largest values with momentum of their own, and positions in Golomb code"
+    source: ClassVar[str] = "Lin et al., ICLR 2018, arXiv:1712.01887"
+    page: ClassVar[str] = "sparse_methods.md#deep-gradient-compression"
     samples: ClassVar[tuple[dict[str, Any], ...]] = (
         {"density": 0.05, "momentum": 0.5},
         {"density": 0.02, "momentum": 0.0},

@@ -40,6 +40,8 @@ class EfSignSgd(GatheredSigns):
 
     name: ClassVar[str] = "ef_signsgd"
     summary: ClassVar[str] = "1 bit: signs times the mean magnitude, with error feedback"
+    source: ClassVar[str] = "Karimireddy et al., ICML 2019, arXiv:1901.09847"
+    page: ClassVar[str] = "sign_methods.md#ef_signsgd"
     values: ClassVar[int] = 1
     bound: ClassVar[str] = "(1 - |x|_1^2 / (d |x|^2)) |x|^2"
     samples: ClassVar[tuple[dict[str, Any], ...]] = ({"step_size": "row"}, {"step_size": "tensor"})

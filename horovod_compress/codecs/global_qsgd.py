@@ -158,6 +158,8 @@ class GlobalQsgd(Codec):
 
     name: ClassVar[str] = "global_qsgd"
     summary: ClassVar[str] = "4, 8 or 16 bits: unbiased, on one scale for all ranks"
+    source: ClassVar[str] = "Xin et al., ECAI 2025, arXiv:2305.18627"
+    page: ClassVar[str] = "global_qsgd.md"
     samples: ClassVar[tuple[dict[str, Any], ...]] = (
         {"dithering": "standard", "bits": 4, "block": 0},
         {"dithering": "standard", "bits": 8, "block": 256},

@@ -73,6 +73,8 @@ class Marsit(Signs):
     name: ClassVar[str] = "marsit"
     algebra: ClassVar[Algebra] = Algebra.MERGE
     summary: ClassVar[str] = "1 bit: sign bits, merged without bias on every hop"
+    source: ClassVar[str] = "Wu et al., DAC 2022, arXiv:2204.06787"
+    page: ClassVar[str] = "marsit.md"
 
     samples: ClassVar[tuple[dict[str, Any], ...]] = (
         {"merge": "shaped", "step_size": "row", "full_precision_every": 3},

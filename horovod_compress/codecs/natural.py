@@ -42,6 +42,8 @@ class Natural(Dithering):
     name: ClassVar[str] = "natural"
     algebra: ClassVar[Algebra] = Algebra.FOLD
     summary: ClassVar[str] = "8 bits: powers of two, averaged and rounded again"
+    source: ClassVar[str] = "Horvath et al., MSML 2022, arXiv:1905.10988"
+    page: ClassVar[str] = "quantising_methods.md#natural"
 
     def law(self) -> Law:
         return Law(unbiased=True, bound="9/8 E + |mean|^2 / 8, E = sum over ranks of |x|^2 / (8 M^2)")

@@ -206,6 +206,8 @@ class OneBitAdam(Codec):
     name: ClassVar[str] = "onebit_adam"
     algebra: ClassVar[Algebra] = Algebra.FOLD
     summary: ClassVar[str] = Recording.summary
+    source: ClassVar[str] = "Tang et al., ICML 2021, arXiv:2102.02888"
+    page: ClassVar[str] = "sign_methods.md#onebit_adam"
     samples: ClassVar[tuple[dict[str, Any], ...]] = ({}, {"scale": "l1", "block": 64})
 
     def __post_init__(self) -> None:

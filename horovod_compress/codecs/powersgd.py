@@ -66,6 +66,8 @@ class PowerSgd(Codec):
     name: ClassVar[str] = "powersgd"
     algebra: ClassVar[Algebra] = Algebra.SUM
     summary: ClassVar[str] = "two factors of low rank, which add"
+    source: ClassVar[str] = "Vogels et al., NeurIPS 2019, arXiv:1905.13727"
+    page: ClassVar[str] = "powersgd.md"
     samples: ClassVar[tuple[dict[str, Any], ...]] = ({}, {"rank": 1}, {"rank": 2, "error_feedback": False})
 
     def __post_init__(self) -> None:

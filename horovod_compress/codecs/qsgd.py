@@ -262,6 +262,8 @@ class Qsgd(Codec):
 
     name: ClassVar[str] = "qsgd"
     summary: ClassVar[str] = "2 to 8 bits: unbiased, on each rank's own scale"
+    source: ClassVar[str] = "Alistarh et al., NeurIPS 2017, arXiv:1610.02132"
+    page: ClassVar[str] = "quantising_methods.md#qsgd"
     samples: ClassVar[tuple[dict[str, Any], ...]] = (
         {"bits": 8},
         {"bits": 4, "block": 64},

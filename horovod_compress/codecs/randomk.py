@@ -51,6 +51,8 @@ class RandomK(Codec):
     name: ClassVar[str] = "randomk"
     algebra: ClassVar[Algebra] = Algebra.SUM
     summary: ClassVar[str] = "values at random places that all ranks draw alike"
+    source: ClassVar[str] = "Stich et al., NeurIPS 2018, arXiv:1809.07599"
+    page: ClassVar[str] = "sparse_methods.md#random-k"
     samples: ClassVar[tuple[dict[str, Any], ...]] = ({"density": 0.05}, {"density": 0.5, "scaled": True})
 
     def __post_init__(self) -> None:

@@ -45,6 +45,8 @@ class SignSgd(Votes):
     name: ClassVar[str] = "signsgd"
     algebra: ClassVar[Algebra] = Algebra.FOLD
     summary: ClassVar[str] = "1 bit: the sign that most ranks have"
+    source: ClassVar[str] = "Bernstein et al., ICLR 2019, arXiv:1810.05291"
+    page: ClassVar[str] = "sign_methods.md#signsgd"
     samples: ClassVar[tuple[dict[str, Any], ...]] = (
         {"step_size": "row"},
         {"step_size": "tensor", "zeros": "positive"},

@@ -54,6 +54,8 @@ class Signum(Votes):
     name: ClassVar[str] = "signum"
     algebra: ClassVar[Algebra] = Algebra.FOLD
     summary: ClassVar[str] = "1 bit: the sign that the momentum of most ranks has"
+    source: ClassVar[str] = "Bernstein et al., ICLR 2019, arXiv:1810.05291"
+    page: ClassVar[str] = "sign_methods.md#signum"
     kept: ClassVar[str] = "momentum"
     samples: ClassVar[tuple[dict[str, Any], ...]] = (
         {"beta": 0.5, "step_size": "row"},

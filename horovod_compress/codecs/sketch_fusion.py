@@ -287,6 +287,8 @@ class SketchFusion(Codec):
 
     name: ClassVar[str] = "sketch_fusion"
     summary: ClassVar[str] = "sums of count sketches, then the largest values exactly"
+    source: ClassVar[str] = "Dai et al., JPDC 185, 2024, 104811, after Ivkin et al., NeurIPS 2019, arXiv:1903.04488"
+    page: ClassVar[str] = "sketch_fusion.md"
     samples: ClassVar[tuple[dict[str, Any], ...]] = (
         {"density": 0.02, "cells": 0.2},
         {"density": 0.05, "cells": 0.5, "rows": 3, "momentum": 0.5, "candidates": 4},

@@ -54,6 +54,8 @@ class SparseBinary(Sections):
 
     name: ClassVar[str] = "sparse_binary"
     summary: ClassVar[str] = "positions of the largest values of one sign, Golomb-coded, and their mean"
+    source: ClassVar[str] = "Sattler et al., IJCNN 2019, arXiv:1805.08768"
+    page: ClassVar[str] = "sparse_binary.md"
     said: ClassVar[str] = "positions"
     samples: ClassVar[tuple[dict[str, Any], ...]] = ({"density": 0.01}, {"density": 0.3}, {"preset": 1})
 

@@ -37,6 +37,8 @@ class Stc(Sections):
 
     name: ClassVar[str] = "stc"
     summary: ClassVar[str] = "positions of the largest values in Golomb code, their signs, and one magnitude"
+    source: ClassVar[str] = "Sattler et al., IEEE TNNLS 2019, arXiv:1903.02891"
+    page: ClassVar[str] = "sparse_methods.md#sparse-ternary-compression"
     samples: ClassVar[tuple[dict[str, Any], ...]] = ({"density": 0.01}, {"density": 0.3})
 
     def law(self) -> Law:

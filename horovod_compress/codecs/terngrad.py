@@ -51,6 +51,8 @@ class TernGrad(Dithering):
     name: ClassVar[str] = "terngrad"
     algebra: ClassVar[Algebra] = Algebra.SUM
     summary: ClassVar[str] = "-1, 0 or +1 on one scale per tensor for all ranks, added"
+    source: ClassVar[str] = "Wen et al., NeurIPS 2017, arXiv:1705.07878"
+    page: ClassVar[str] = "quantising_methods.md#terngrad"
     samples: ClassVar[tuple[dict[str, Any], ...]] = (
         {"bits": 4},
         {"clip": 0, "bits": 8},

@@ -44,6 +44,8 @@ class TopK(Sections):
 
     name: ClassVar[str] = "topk"
     summary: ClassVar[str] = "the largest values, exactly, and their positions in Golomb code"
+    source: ClassVar[str] = "Aji and Heafield, EMNLP 2017, arXiv:1704.05021"
+    page: ClassVar[str] = "sparse_methods.md#top-k"
     samples: ClassVar[tuple[dict[str, Any], ...]] = ({"density": 0.01}, {"density": 0.3, "value_bits": 16})
 
     def __post_init__(self) -> None:

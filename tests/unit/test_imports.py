@@ -47,6 +47,7 @@ LAYERS = [
         "options",
         "feedback",
         "methods",
+        "help_text",
         "watch",
         "timeline",
         "shapes",
