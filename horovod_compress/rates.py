@@ -2,7 +2,7 @@
 
 A residual holds gradients of earlier steps. Uncompressed training would have applied them at the learning rates of
 those steps; sent later, they are applied at that of a later step. So when the rate changes from a to b, residuals are
-multiplied by a / b (Xu et al., CLAN, 2020, scale the error by it for the same reason).
+multiplied by a / b, as in dist-EF-SGD (Zheng, Huang and Kwok, NeurIPS 2019, arXiv:1905.10936, algorithm 1).
 """
 
 from __future__ import annotations
