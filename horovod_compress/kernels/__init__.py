@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from ..keys import Key
+from .adam import adam_hold_all
 from .legality import (
     CPU,
     MAX_PARTS,
@@ -90,6 +91,7 @@ __all__ = [
     "RECORD_UNIT",
     "Feedback",
     "absorb",
+    "adam_hold_all",
     "bernoulli_words",
     "binary_clear",
     "binary_decode",

@@ -13,6 +13,7 @@ from torch import Tensor
 from horovod_compress import kernels
 from horovod_compress.kernels import (
     reference,
+    reference_adam,
     reference_lowrank,
     reference_quantise,
     reference_records,
@@ -30,6 +31,7 @@ POISON = 0xA5
 ORACLES = (
     reference_quantise,
     reference,
+    reference_adam,
     reference_sparse,
     reference_sketch,
     reference_values,

@@ -1,0 +1,27 @@
+// Adam's second moment, set so that the optimizer's own step divides by what is held.
+#pragma once
+#include "hvc/half.h"
+
+namespace hvc {
+
+// Equal for all elements of a step t, with Adam's betas b1, b2:
+template <class W> struct AdamScales {
+  W share;   // 1 - b1
+  W least;   // 1 / ((1 - b1^t) bound)
+  W wanted;  // (1 - b2^t) / b2
+  W coming;  // (1 - b2) / b2
+};
+
+// What to give to Adam: it adds (1 - b2) grad^2 to b2 times this, and then has (1 - b2^t) d^2. Here d is `root`, or
+// more where the first moment would move an element by more than `bound` learning rates. Every operation is rounded
+// by itself.
+template <class W> HVC_RULE W adam_held(W first, W grad, W root, const AdamScales<W>& s) {
+  const W change = s.share * (grad - first), moved = first + change;
+  const W least = s.least * (moved < 0 ? -moved : moved);
+  const W d = least > root ? least : root;
+  const W wanted = s.wanted * (d * d), coming = s.coming * (grad * grad);
+  const W second = wanted - coming;
+  return second > 0 ? second : W(0);
+}
+
+}  // namespace hvc

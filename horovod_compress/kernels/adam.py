@@ -1,0 +1,61 @@
+"""The kernel that sets Adam's second moment to what is held, before the optimizer's own step."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from types import ModuleType
+
+from torch import Tensor
+
+from .legality import REFERENCE, backend, check_apart, check_lengths, checked, dtype_code, work_dtype
+
+ORACLE: ModuleType | None = None
+if REFERENCE:
+    from . import reference_adam as ORACLE
+
+
+def adam_hold_all(
+    seconds: Sequence[Tensor],
+    firsts: Sequence[Tensor],
+    grads: Sequence[Tensor],
+    roots: Sequence[Tensor],
+    *,
+    betas: tuple[float, float],
+    step: float,
+    bound: float,
+) -> None:
+    """Set the second moments of Adam so that its coming step divides by ``roots`` + eps.
+
+    Or by more, where its first moment would move an element by more than ``bound`` learning rates, and where this
+    gradient alone is more than that: Adam adds its square to what it is given, which cannot be less than 0.
+
+    Args:
+        seconds: exp_avg_sq of the tensors, which are written, whatever they held.
+        firsts: exp_avg, of their dtype and size.
+        grads: as Adam's moments take them in, of the same dtype.
+        roots: of the arithmetic type: float64 for float64, else float32.
+        step: the number of the coming step, from 1 on.
+    """
+    number = len(seconds)
+    check_lengths(number, firsts=firsts, grads=grads, roots=roots)
+    if not number:
+        return
+    native, device, launch = backend(seconds[0])
+    dtype, code, rows = seconds[0].dtype, dtype_code("second", seconds[0]), []
+    for second, first, grad, root in zip(seconds, firsts, grads, roots, strict=True):
+        count = second.numel()
+        at = [checked(n, t, dtype, count, device) for n, t in (("second", second), ("first", first), ("grad", grad))]
+        root_at = checked("root", root, work_dtype(dtype), count, device)
+        for name, other in (("first", first), ("grad", grad), ("root", root)):
+            check_apart("second", second, name, other)
+        rows.append((at[0], at[1], at[2], root_at, count))
+    beta1, beta2 = betas
+    if not (0 <= beta1 < 1 and 0 < beta2 < 1 and step >= 1 and bound > 0):
+        raise ValueError(
+            f"betas must be in [0, 1) and (0, 1), step from 1, bound above 0; got {betas}, {step}, {bound}"
+        )
+    if ORACLE:
+        ORACLE.adam_hold_all(seconds, firsts, grads, roots, betas=betas, step=step, bound=bound)
+        return
+    least, wanted = 1 / ((1 - beta1**step) * bound), (1 - beta2**step) / beta2
+    native.adam_hold_all(rows, code, 1 - beta1, least, wanted, (1 - beta2) / beta2, launch)
