@@ -364,7 +364,7 @@ class Codec:
             ConfigError: always.
         """
         raise ConfigError(
-            "a method is no compression: write "
+            "a method is not a compression: write "
             f'compression = hvc.Compression.create(hvc.method("{self.name}", option=...), '
             f"model.named_parameters()), and give that to the optimizer"
         )

@@ -33,7 +33,7 @@ class EfSignSgd(GatheredSigns):
 
     Args:
         step_size: "row" for one magnitude per output row (short rows are joined until they hold 64 elements), or
-            "tensor" for one per tensor, the paper's rule.
+            "tensor" for one per tensor, as in the paper.
     """
 
     step_size: str = "row"

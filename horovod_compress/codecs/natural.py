@@ -35,7 +35,7 @@ _OCTAVES = 96
 @register
 @dataclass(frozen=True)
 class Natural(Dithering):
-    """A sign and an exponent in 8 bits, averaged by the owner of a chunk and rounded again."""
+    """Eight bits per element: a sign and a power of two, averaged by the owner of a chunk and rounded again."""
 
     bits: ClassVar[int] = 8  # type: ignore[misc]
 

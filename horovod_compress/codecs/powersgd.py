@@ -53,11 +53,11 @@ class Share:
 @register
 @dataclass(frozen=True)
 class PowerSgd(Codec):
-    """Two factors of low rank, exchanged one after the other, both added.
+    """Two factors of low rank, exchanged one after the other by addition.
 
     Args:
-        rank: components of the factors, at least 1.
-        error_feedback: keep what the product lacks, and add it to the next gradient.
+        rank: number of columns of the two factors, at least 1.
+        error_feedback: whether to keep what the product lacks, and add it to the next gradient.
     """
 
     rank: int = 4

@@ -248,11 +248,11 @@ class Qsgd(Codec):
     """Unbiased quantisation on a scale for each block and rank.
 
     Args:
-        bits: of a code, 2 to 8: a sign and 2^(bits-1) - 1 levels.
-        block: how many elements of a tensor share a norm, a multiple of 64, at most 8192.
+        bits: bits per element, 2 to 8: a sign and 2^(bits-1) - 1 levels.
+        block: number of elements of a tensor that share a norm, a multiple of 64, at most 8192.
         norm: "max" for the largest magnitude of a block, or 2 for the 2-norm.
         coding: "packed" for codes of a fixed width, averaged by the owner of a chunk and rounded again, or
-            "elias" for codes of variable length, gathered: for few bits, few ranks and slow links.
+            "elias" for codes of variable length, which are gathered: for few bits, few ranks and slow links.
     """
 
     bits: int = 8

@@ -29,10 +29,10 @@ from .sections import Sections, share
 @register
 @dataclass(frozen=True)
 class Stc(Sections):
-    """A hundredth of the elements, with one magnitude for all of them.
+    """The largest elements, with one magnitude for all of them; the others wait in the residual.
 
     Args:
-        density: which share of each tensor's elements is sent, above 0, at most 1.
+        density: share of each tensor's elements that is sent, above 0, at most 1.
     """
 
     name: ClassVar[str] = "stc"

@@ -32,11 +32,11 @@ from .sections import Sections, share
 @register
 @dataclass(frozen=True)
 class TopK(Sections):
-    """A hundredth of the elements, exactly; the others wait.
+    """The largest elements with their exact values; the others wait in the residual.
 
     Args:
-        density: which share of each tensor's elements is sent, above 0, at most 1.
-        value_bits: 32, which is 64 for float64 gradients, or 16: float16 for float16 gradients, else
+        density: share of each tensor's elements that is sent, above 0, at most 1.
+        value_bits: bits per value: 32 (64 for float64 gradients), or 16: float16 for float16 gradients, else
             bfloat16.
     """
 

@@ -91,7 +91,7 @@ def test_one_rank_has_nobody_to_exchange_with() -> None:
     alone = {name: value for name, value in os.environ.items() if not name.startswith("HOROVOD_")}
     done = subprocess.run(words, cwd=ROOT, env=alone, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 2 and not done.stdout
-    assert "nobody to exchange with" in done.stderr and "horovodrun -np 4" in done.stderr
+    assert "no one to exchange with" in done.stderr and "horovodrun -np 4" in done.stderr
 
 
 # ---- bench ------------------------------------------------------------------------------------
@@ -351,7 +351,7 @@ HEADER = b"name,shape,macs\n"
         (HEADER + b'"a,4x3,1\n', ", line 2: a line should have as many values"),
         (HEADER + b",4x3,1\n", ", line 2: the tensor has no name"),
         (HEADER + b"a,4x3,1\na,4x3,1\n", ", line 3: a second tensor is named 'a'"),
-        (HEADER + b"a" * 200_000 + b",4x3,1\n", "is no CSV file: field larger than field limit"),
+        (HEADER + b"a" * 200_000 + b",4x3,1\n", "is not a CSV file: field larger than field limit"),
         (HEADER, "names no tensor; the first line should be name,shape,macs"),
         (b"", "has no column name: the file is empty; the first line should be"),
         (b"name,shape\na,4x3\n", "has no column macs: the first line is 'name,shape'; the first line should be"),
