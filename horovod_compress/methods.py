@@ -144,14 +144,6 @@ class Methods:
         """
         return int(self._one("full_precision_every", [getattr(c, "full_precision_every", 0) for _, c in self.rules]))
 
-    def momenta(self) -> dict[str, float]:
-        """Return, by method, the momentum of those whose result is momentum upon what they are given."""
-        found = [(kind.name, float(getattr(kind, "momentum", 0.0))) for kind in self._kinds()]
-        return {name: momentum for name, momentum in found if momentum}
-
-    def _kinds(self) -> list[Codec]:
-        return [kind for _, codec in self.rules for kind in (codec, *codec.variants())]
-
     def _one(self, what: str, values: list[int]) -> int:
         if len(set(values)) > 1:
             raise ConfigError(f"update mode needs one {what} for all parameters, the methods have {values}")

@@ -59,6 +59,7 @@ from .plan import Plan
 from .rates import Rates
 from .reducer import Reducer
 from .schedule import OPTIONAL, is_adaptive
+from .second_moment import REBUILD_EVERY, WARMUP_STEPS, check_state as check_moments
 from .trace import MAX_EVENTS, Trace
 from .tuning import Tuner
 from .update import distributed_update_optimizer as DistributedUpdateOptimizer
@@ -262,7 +263,7 @@ class Compression:
         optimizer: Any,
         *,
         second_moment: str = "auto",
-        warmup_steps: int = held.WARMUP_STEPS,
+        warmup_steps: int = WARMUP_STEPS,
         rebuild_every: int | None = None,
     ) -> Any:
         """Connect a stock optimizer without tokens; return the optimizer.
@@ -334,9 +335,9 @@ class Compression:
 
     def _rebuild_every(self) -> int:
         try:
-            return self.full_precision_every() or held.REBUILD_EVERY
+            return self.full_precision_every() or REBUILD_EVERY
         except ConfigError:  # the methods differ in that
-            return held.REBUILD_EVERY
+            return REBUILD_EVERY
 
     def follow(self, scaler: Any) -> Any:
         """Rescale residuals whenever a gradient scaler changes its scale; return the scaler.
@@ -447,9 +448,13 @@ class Compression:
         """Return the period of the method's full-precision rounds, 0 if it has none."""
         return self._methods.full_precision_every()
 
-    def momenta(self) -> dict[str, float]:
-        """Return, by method, the momentum of those that keep one for the optimizer's."""
-        return self._methods.momenta()
+    def check_momentum(self, optimizer: Any) -> None:
+        """Refuse momentum in the updates of an optimizer upon a method's own.
+
+        Raises:
+            ConfigError: says which of them to leave out.
+        """
+        heavy_ball.refuse_twice(optimizer, self._methods, self._named, updates=True)
 
     # ---- state ----
 
@@ -494,7 +499,7 @@ class Compression:
         self._check_between_steps()
         moments = state.get("second_moment", {}) if isinstance(state, Mapping) else {}
         if self._reducer:  # else the rank is told below that it has no part in this
-            held.check_state(moments, {name: parameter.shape for name, parameter in self._named})
+            check_moments(moments, {name: parameter.shape for name, parameter in self._named})
         if self._tuner:
             checkpoint.check(self._running(), self._methods, state, residuals)  # before anything is changed
             same = state.get("world") == self._running().world

@@ -8,7 +8,7 @@ import pytest
 
 pytest.importorskip("horovod.torch")
 
-from horovod_compress.held import BOUND
+from horovod_compress.second_moment import BOUND
 from tests.support.jobs import run_ranks
 
 pytestmark = pytest.mark.slow
