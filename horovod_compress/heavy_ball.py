@@ -21,6 +21,8 @@ Named = Iterable[tuple[str, nn.Parameter]]
 
 #: Waiting for so many steps, times how often a result counts, is too long for a rate that suits uncompressed training.
 LONG = 100
+#: A result that counts so many times makes errors of the first steps dangerous.
+FAST = 5
 
 
 def refuse_twice(optimizer: Any, methods: Methods, named: Named, updates: bool = False) -> None:
@@ -55,7 +57,31 @@ def _kept(group: Mapping[str, Any], updates: bool) -> tuple[str, str] | None:
 
 
 def advice(optimizer: Any, methods: Methods, named: Named) -> str | None:
-    """Return what to tell the user of an optimizer whose momentum makes what waits count too much."""
+    """Return what to tell the user of an optimizer whose momentum a method hardly bears with these options."""
+    return _waits(optimizer, methods, named) or _starts(optimizer, methods, named)
+
+
+def _starts(optimizer: Any, methods: Methods, named: Named) -> str | None:
+    """Return it for one bit from the first step on: at a high rate that alone made training diverge."""
+    if methods.warmup:
+        return None
+    for group, codec in _pairs(optimizer, methods, named):
+        if (
+            _times(group) >= FAST
+            and codec.divides() == "before"
+            and codec.feedback() == "own"
+            and codec.share_sent() == 1
+        ):
+            return (
+                f"{codec.name} compresses from the first step, when gradients are largest, and momentum="
+                f"{_momentum(group):g} lets each result count {_times(group):.0f} times: at a high learning rate that "
+                f"may diverge where uncompressed training does not; set warmup_steps=30"
+            )
+    return None
+
+
+def _waits(optimizer: Any, methods: Methods, named: Named) -> str | None:
+    """Return it for values that are sent late, and then count too much."""
     pairs = _pairs(optimizer, methods, named)
     found = [(codec.share_sent(), codec.name, group) for group, codec in pairs if _momentum(group)]
     share, name, group = min(found, key=lambda one: one[0], default=(1.0, "", {}))

@@ -202,7 +202,7 @@ class HeldSecondMoment:
                 before = held.divisor
                 held.move_to(now, grad, float(group["betas"][1]))
                 _note(factors, name, before, held.divisor)
-            moments.write(group, state, grad, held.moment if exact else held.squares(), now)
+            moments.write(group, state, grad, held, now, exact)
         self._reducer.convert_kept(factors)
 
 

@@ -11,6 +11,7 @@ weight updates are.
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -19,6 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from . import kernels
 from .errors import ConfigError
 
 #: Optimizers whose second moment this is.
@@ -97,11 +99,12 @@ class Moment:
     Attributes:
         moment: V / (1 - b2^s), of at least 32 bits, contiguous.
         steps: s, the steps that it stands for.
+        floor: what V counts for at least in compressed rounds, for each row.
     """
 
     moment: Tensor
     steps: float
-    _floor: Tensor = field(init=False)  # of V, for each row
+    floor: Tensor = field(init=False)
 
     def __post_init__(self) -> None:
         self.derive()
@@ -109,11 +112,11 @@ class Moment:
     def derive(self) -> None:
         """Find what follows from V."""
         rows = range(1, self.moment.dim())
-        self._floor = (self.moment.mean(tuple(rows), keepdim=True) if rows else self.moment.mean()) * FLOOR**2
+        self.floor = (self.moment.mean(tuple(rows), keepdim=True) if rows else self.moment.mean()) * FLOOR**2
 
     def squares(self) -> Tensor:
         """Return the squares of what to divide by, but for eps, which the optimizer adds itself."""
-        return torch.maximum(self.moment, self._floor)
+        return torch.maximum(self.moment, self.floor)
 
     def move(self, grad: Tensor, beta2: float, steps: float) -> None:
         """Take in an exact mean gradient, for all steps since the last one."""
@@ -161,19 +164,25 @@ def gradient(optimizer: Any, group: Mapping[str, Any], parameter: nn.Parameter) 
     return grad
 
 
-def write(group: Mapping[str, Any], state: Mapping[str, Any], grad: Tensor, squares: Tensor, now: float) -> None:
+def write(
+    group: Mapping[str, Any], state: Mapping[str, Any], grad: Tensor, held: Moment, now: float, exact: bool = False
+) -> None:
     """Set the second moment of Adam so that its step number ``now``, with this gradient, divides by V's root + eps.
 
     Or by more, where its first moment would move an element by more than :data:`BOUND`, and where this gradient alone
     is more than that: Adam adds its square to what it is given, which cannot be less than nothing.
 
     Args:
-        squares: V without its bias, or :meth:`Moment.squares`.
+        exact: divide by V as it is, without :data:`FLOOR`.
     """
-    beta1, beta2 = map(float, group["betas"])
-    least = wide(state["exp_avg"]).lerp(grad, 1 - beta1).div_((1 - beta1**now) * BOUND).square_()
-    wanted = torch.maximum(squares, least, out=least).mul_(1 - beta2**now)
-    state["exp_avg_sq"].copy_(wanted.addcmul_(grad, grad, value=beta2 - 1).div_(beta2).clamp_(min=0.0))
+    second, first = state["exp_avg_sq"], wide(state["exp_avg"]).contiguous()
+    out = second if second.dtype is first.dtype and second.is_contiguous() else torch.empty_like(first)
+    floors = None if exact else [held.floor.view(-1)]
+    flat = ([tensor.view(-1)] for tensor in (out, first, grad.contiguous(), held.moment))
+    with torch.cuda.device(out.device) if out.is_cuda else contextlib.nullcontext():
+        kernels.adam_hold_all(*flat, floors, betas=tuple(map(float, group["betas"])), step=now, bound=BOUND)
+    if out is not second:
+        second.copy_(out)
 
 
 def wide(tensor: Tensor) -> Tensor:

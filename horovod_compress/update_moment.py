@@ -64,7 +64,7 @@ class SharedSecondMoment:
             held, state = self._moments.get(name), self._optimizer.state.get(parameter)
             if held and state and parameter.grad is not None:
                 grad = moments.gradient(self._optimizer, group, parameter)
-                moments.write(group, state, grad, held.squares(), float(state["step"]) + 1)
+                moments.write(group, state, grad, held, float(state["step"]) + 1)
 
     def rebuild(self, steps: int) -> None:
         """Move V by the gradients, which are means over ranks; a parameter without one keeps its V, as in Adam.

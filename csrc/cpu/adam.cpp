@@ -19,11 +19,16 @@ void adam_hold_all(const AdamHeld* tensors, int64_t tensor_count, Dtype dtype, c
     const AdamScales<W> s{W(scales.share), W(scales.least), W(scales.wanted), W(scales.coming)};
     for (int64_t i = 0; i < tensor_count; ++i) {
       const AdamHeld& t = tensors[i];
-      parallel_for(launch.threads, t.count, t.count * int64_t(3 * sizeof(T) + sizeof(W)),
-                   [&](int64_t, int64_t first, int64_t last) {
-                     range(static_cast<T*>(t.second), static_cast<const T*>(t.first), static_cast<const T*>(t.grad),
-                           static_cast<const W*>(t.root), s, first, last);
-                   });
+      const auto* floors = static_cast<const W*>(t.floors);
+      const auto rows = [&](int64_t, int64_t first, int64_t last) {
+        while (first < last) {
+          const int64_t row = first / t.row_length, end = std::min(last, (row + 1) * t.row_length);
+          range(static_cast<T*>(t.second), static_cast<const T*>(t.first), static_cast<const T*>(t.grad),
+                static_cast<const W*>(t.square), floors ? floors[row] : W(0), s, first, end);
+          first = end;
+        }
+      };
+      parallel_for(launch.threads, t.count, t.count * int64_t(3 * sizeof(T) + sizeof(W)), rows);
     }
   });
 }

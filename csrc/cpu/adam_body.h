@@ -6,18 +6,18 @@ template <class W> HVC_INLINE Lanes<W> larger(Lanes<W> a, const Lanes<W>& b) {
 }
 
 template <class T>
-void adam_hold(T* second, const T* first, const T* grad, const Work<T>* root, const AdamScales<Work<T>>& s,
-               int64_t begin, int64_t end) {
+void adam_hold(T* second, const T* first, const T* grad, const Work<T>* square, Work<T> floor,
+               const AdamScales<Work<T>>& s, int64_t begin, int64_t end) {
   using L = Lanes<Work<T>>;
-  const L share = broadcast(s.share), least = broadcast(s.least);
-  const L wanted = broadcast(s.wanted), coming = broadcast(s.coming), zero = broadcast(Work<T>(0));
+  const L share = broadcast(s.share), least = broadcast(s.least), zero = broadcast(Work<T>(0));
+  const L wanted = broadcast(s.wanted), coming = broadcast(s.coming), floors = broadcast(floor);
   for (int64_t i = begin; i < end; i += kLanes) {
     const int count = int(std::min<int64_t>(kLanes, end - i));
     const L g = load(grad + i, count), m = load(first + i, count);
-    const L change = share * (g - m);
-    const L d = larger(load(root + i, count), least * magnitude(m + change));
-    const L square = wanted * (d * d), more = coming * (g * g);
-    const L left = square - more;
+    const L change = share * (g - m), bound = least * (m + change);
+    const L d = larger(larger(load(square + i, count), floors), bound * bound);
+    const L whole = wanted * d, more = coming * (g * g);
+    const L left = whole - more;
     store(second + i, select(mask_of<Test::greater>(left), left, zero), count);
   }
 }

@@ -9,13 +9,13 @@ namespace {
 template <class T> struct Held {
   T* second;
   const T *first, *grad;
-  const Work<T>* root;
-  int64_t count;
+  const Work<T>*square, *floors;
+  int64_t count, row_length;
 };
 
 template <class T> struct Read {
   T first, grad;
-  Work<T> root;
+  Work<T> square;
 };
 
 template <class T, class Table>
@@ -26,9 +26,10 @@ __global__ void hold_kernel(const __grid_constant__ Table table, AdamScales<Work
     const Held<T>& h = table.items[item];
     const int64_t first = (unit - table.begins[item]) * kMost;
     each_loaded(
-        first, min(first + kMost, h.count), [&](int64_t i) { return Read<T>{h.first[i], h.grad[i], h.root[i]}; },
+        first, min(first + kMost, h.count), [&](int64_t i) { return Read<T>{h.first[i], h.grad[i], h.square[i]}; },
         [&](int64_t i, const Read<T>& r) {
-          h.second[i] = from_work<T>(adam_held(to_work(r.first), to_work(r.grad), r.root, scales));
+          const Work<T> floor = h.floors ? h.floors[row_of(i, h.row_length, h.count)] : Work<T>(0);
+          h.second[i] = from_work<T>(adam_held(to_work(r.first), to_work(r.grad), r.square, floor, scales));
         });
   }
 }
@@ -45,7 +46,7 @@ void adam_hold_all(const AdamHeld* tensors, int64_t tensor_count, Dtype dtype, c
     const auto item = [&](int64_t i) {
       const AdamHeld& t = tensors[i];
       return Held<T>{static_cast<T*>(t.second), static_cast<const T*>(t.first), static_cast<const T*>(t.grad),
-                     static_cast<const W*>(t.root), t.count};
+                     static_cast<const W*>(t.square), static_cast<const W*>(t.floors), t.count, t.row_length};
     };
     in_tables<Held<T>>(tensor_count, item, units, [&](const auto& table, int64_t) {
       start(hold_kernel<T, std::decay_t<decltype(table)>>, table.units() * kWarp, launch, table, s);

@@ -18,13 +18,14 @@ def adam_hold_all(
     seconds: Sequence[Tensor],
     firsts: Sequence[Tensor],
     grads: Sequence[Tensor],
-    roots: Sequence[Tensor],
+    squares: Sequence[Tensor],
+    floors: Sequence[Tensor] | None,
     *,
     betas: tuple[float, float],
     step: float,
     bound: float,
 ) -> None:
-    """Set the second moments of Adam so that its coming step divides by ``roots`` + eps.
+    """Set the second moments of Adam so that its coming step divides by the root of ``squares``, plus eps.
 
     Or by more, where its first moment would move an element by more than ``bound`` learning rates, and where this
     gradient alone is more than that: Adam adds its square to what it is given, which cannot be less than 0.
@@ -33,29 +34,34 @@ def adam_hold_all(
         seconds: exp_avg_sq of the tensors, which are written, whatever they held.
         firsts: exp_avg, of their dtype and size.
         grads: as Adam's moments take them in, of the same dtype.
-        roots: of the arithmetic type: float64 for float64, else float32.
+        squares: of the arithmetic type: float64 for float64, else float32.
+        floors: what the squares of a row count for at least, of the same type; as many for each tensor as it has
+            rows. None for 0.
         step: the number of the coming step, from 1 on.
     """
     number = len(seconds)
-    check_lengths(number, firsts=firsts, grads=grads, roots=roots)
+    check_lengths(number, firsts=firsts, grads=grads, squares=squares, floors=floors)
     if not number:
         return
     native, device, launch = backend(seconds[0])
     dtype, code, rows = seconds[0].dtype, dtype_code("second", seconds[0]), []
-    for second, first, grad, root in zip(seconds, firsts, grads, roots, strict=True):
-        count = second.numel()
+    for i, (second, first, grad, square) in enumerate(zip(seconds, firsts, grads, squares, strict=True)):
+        count, number_of_rows = second.numel(), floors[i].numel() if floors else 1
         at = [checked(n, t, dtype, count, device) for n, t in (("second", second), ("first", first), ("grad", grad))]
-        root_at = checked("root", root, work_dtype(dtype), count, device)
-        for name, other in (("first", first), ("grad", grad), ("root", root)):
+        at.append(checked("square", square, work_dtype(dtype), count, device))
+        at.append(checked("floor", floors[i], work_dtype(dtype), number_of_rows, device) if floors else 0)
+        if number_of_rows and count % number_of_rows:
+            raise ValueError(f"{count} elements cannot be in {number_of_rows} equal rows")
+        for name, other in (("first", first), ("grad", grad), ("square", square)):
             check_apart("second", second, name, other)
-        rows.append((at[0], at[1], at[2], root_at, count))
+        rows.append((*at, count, max(1, count // max(1, number_of_rows))))
     beta1, beta2 = betas
     if not (0 <= beta1 < 1 and 0 < beta2 < 1 and step >= 1 and bound > 0):
         raise ValueError(
             f"betas must be in [0, 1) and (0, 1), step from 1, bound above 0; got {betas}, {step}, {bound}"
         )
     if ORACLE:
-        ORACLE.adam_hold_all(seconds, firsts, grads, roots, betas=betas, step=step, bound=bound)
+        ORACLE.adam_hold_all(seconds, firsts, grads, squares, floors, betas=betas, step=step, bound=bound)
         return
     least, wanted = 1 / ((1 - beta1**step) * bound), (1 - beta2**step) / beta2
     native.adam_hold_all(rows, code, 1 - beta1, least, wanted, (1 - beta2) / beta2, launch)

@@ -15,18 +15,21 @@ def adam_hold_all(
     seconds: Sequence[Tensor],
     firsts: Sequence[Tensor],
     grads: Sequence[Tensor],
-    roots: Sequence[Tensor],
+    squares: Sequence[Tensor],
+    floors: Sequence[Tensor] | None,
     *,
     betas: tuple[float, float],
     step: float,
     bound: float,
 ) -> None:
     beta1, beta2 = betas
-    for second, first, grad, root in zip(seconds, firsts, grads, roots, strict=True):
-        m, g, d = load(first), load(grad), root.numpy()
+    for i, (second, first, grad, square) in enumerate(zip(seconds, firsts, grads, squares, strict=True)):
+        m, g, d = load(first), load(grad), square.numpy()
         number = d.dtype.type
-        moved = m + number(1 - beta1) * (g - m)
-        least = number(1 / ((1 - beta1**step) * bound)) * np.abs(moved)
-        d = np.where(least > d, least, d)
-        left = number((1 - beta2**step) / beta2) * (d * d) - number((1 - beta2) / beta2) * (g * g)
+        if floors and d.size:
+            floor = floors[i].numpy().repeat(d.size // floors[i].numel())
+            d = np.where(floor > d.reshape(-1), floor, d.reshape(-1)).reshape(d.shape)
+        most = number(1 / ((1 - beta1**step) * bound)) * (m + number(1 - beta1) * (g - m))
+        d = np.where(most * most > d, most * most, d)
+        left = number((1 - beta2**step) / beta2) * d - number((1 - beta2) / beta2) * (g * g)
         store(second, np.where(left > 0, left, number(0)))

@@ -12,14 +12,16 @@ template <class W> struct AdamScales {
   W coming;  // (1 - b2) / b2
 };
 
-// What to give to Adam: it adds (1 - b2) grad^2 to b2 times this, and then has (1 - b2^t) d^2. Here d is `root`, or
-// more where the first moment would move an element by more than `bound` learning rates. Every operation is rounded
-// by itself.
-template <class W> HVC_RULE W adam_held(W first, W grad, W root, const AdamScales<W>& s) {
-  const W change = s.share * (grad - first), moved = first + change;
-  const W least = s.least * (moved < 0 ? -moved : moved);
-  const W d = least > root ? least : root;
-  const W wanted = s.wanted * (d * d), coming = s.coming * (grad * grad);
+// What to give to Adam: it adds (1 - b2) grad^2 to b2 times this, and then has (1 - b2^t) d^2. Here d^2 is `square`, at
+// least `floor`, or more where the first moment would move an element by more than `bound` learning rates. Every
+// operation is rounded by itself.
+template <class W> HVC_RULE W adam_held(W first, W grad, W square, W floor, const AdamScales<W>& s) {
+  const W change = s.share * (grad - first);
+  const W least = s.least * (first + change);
+  const W bounded = least * least;
+  W d = floor > square ? floor : square;
+  d = bounded > d ? bounded : d;
+  const W wanted = s.wanted * d, coming = s.coming * (grad * grad);
   const W second = wanted - coming;
   return second > 0 ? second : W(0);
 }
