@@ -25,12 +25,11 @@ from torch import Tensor, nn
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "examples")]
 
+from horovod_compress import held  # noqa: E402
 from options import value_of  # noqa: E402
 from tasks import TASKS, Task  # noqa: E402
-from train import cosine, cross_entropy  # noqa: E402
-
-from horovod_compress import held  # noqa: E402
 from tests.support.local import Fleet, spec  # noqa: E402
+from train import cosine, cross_entropy  # noqa: E402
 
 OPTIMIZERS = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW}
 

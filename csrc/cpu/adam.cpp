@@ -20,11 +20,12 @@ void adam_hold_all(const AdamHeld* tensors, int64_t tensor_count, Dtype dtype, c
     for (int64_t i = 0; i < tensor_count; ++i) {
       const AdamHeld& t = tensors[i];
       const auto* floors = static_cast<const W*>(t.floors);
+      const bool streamed = streams(t.count * int64_t(sizeof(T)));
       const auto rows = [&](int64_t, int64_t first, int64_t last) {
         while (first < last) {
           const int64_t row = first / t.row_length, end = std::min(last, (row + 1) * t.row_length);
           range(static_cast<T*>(t.second), static_cast<const T*>(t.first), static_cast<const T*>(t.grad),
-                static_cast<const W*>(t.square), floors ? floors[row] : W(0), s, first, end);
+                static_cast<const W*>(t.square), floors ? floors[row] : W(0), s, streamed, first, end);
           first = end;
         }
       };

@@ -7,17 +7,17 @@ template <class W> HVC_INLINE Lanes<W> larger(Lanes<W> a, const Lanes<W>& b) {
 
 template <class T>
 void adam_hold(T* second, const T* first, const T* grad, const Work<T>* square, Work<T> floor,
-               const AdamScales<Work<T>>& s, int64_t begin, int64_t end) {
+               const AdamScales<Work<T>>& s, bool streamed, int64_t begin, int64_t end) {
   using L = Lanes<Work<T>>;
   const L share = broadcast(s.share), least = broadcast(s.least), zero = broadcast(Work<T>(0));
   const L wanted = broadcast(s.wanted), coming = broadcast(s.coming), floors = broadcast(floor);
-  for (int64_t i = begin; i < end; i += kLanes) {
-    const int count = int(std::min<int64_t>(kLanes, end - i));
+  each_group(second, begin, end, [&](int64_t i, int count, bool whole) {
     const L g = load(grad + i, count), m = load(first + i, count);
     const L change = share * (g - m), bound = least * (m + change);
     const L d = larger(larger(load(square + i, count), floors), bound * bound);
-    const L whole = wanted * d, more = coming * (g * g);
-    const L left = whole - more;
-    store(second + i, select(mask_of<Test::greater>(left), left, zero), count);
-  }
+    const L all = wanted * d, more = coming * (g * g);
+    const L left = all - more;
+    put(second + i, select(mask_of<Test::greater>(left), left, zero), count, whole && streamed);
+  });
+  stream_fence();
 }
