@@ -28,6 +28,10 @@ FAMILY = (torch.optim.Adam, torch.optim.AdamW)
 FLOOR = 0.1
 #: No element moves by more than so many learning rates in a step, as in Adam itself (Kingma and Ba 2015, section 2.1).
 BOUND = 10.0
+#: At least this part of the square that a gradient adds to Adam's second moment stays there; all of it in 16 bits.
+LEFT = 0.01
+#: Squares below this are rounded too coarsely for a part to be taken away.
+TINY = 1e-30
 #: How often the second moment moves, if nobody says.
 REBUILD_EVERY = 50
 #: How many exact rounds begin the training, if nobody says.
@@ -164,8 +168,9 @@ def gradient(optimizer: Any, group: Mapping[str, Any], parameter: nn.Parameter) 
 def write(group: Mapping[str, Any], state: Mapping[str, Any], grad: Tensor, squares: Tensor, now: float) -> None:
     """Set the second moment of Adam so that its step number ``now``, with this gradient, divides by V's root + eps.
 
-    Or by more, where its first moment would move an element by more than :data:`BOUND`, and where this gradient alone
-    is more than that: Adam adds its square to what it is given, which cannot be less than nothing.
+    Or by more, where its first moment would move an element by more than :data:`BOUND`. Adam adds the square of this
+    gradient to what it is given, so that may be less than nothing until it has: a rank's own gradient is often many
+    times the root of V. :data:`LEFT` of the square has to stay, as differences of close numbers are rounded.
 
     Args:
         squares: V without its bias, or :meth:`Moment.squares`.
@@ -173,7 +178,11 @@ def write(group: Mapping[str, Any], state: Mapping[str, Any], grad: Tensor, squa
     beta1, beta2 = map(float, group["betas"])
     least = wide(state["exp_avg"]).lerp(grad, 1 - beta1).div_((1 - beta1**now) * BOUND).square_()
     wanted = torch.maximum(squares, least, out=least).mul_(1 - beta2**now)
-    state["exp_avg_sq"].copy_(wanted.addcmul_(grad, grad, value=beta2 - 1).div_(beta2).clamp_(min=0.0))
+    own = grad.square().mul_(1 - beta2)
+    wanted.sub_(own).div_(beta2)
+    taken = 1 - LEFT if state["exp_avg_sq"].element_size() > 2 else 0.0
+    lowest = own.mul_(-taken / beta2).add_(TINY).clamp_(max=0.0)
+    state["exp_avg_sq"].copy_(torch.maximum(wanted, lowest, out=wanted))
 
 
 def wide(tensor: Tensor) -> Tensor:
