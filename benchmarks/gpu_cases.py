@@ -350,7 +350,7 @@ def qsgd_together(a: Inputs, what: str) -> Arguments:
 
 def adam_hold(a: Inputs) -> Arguments:
     given = [a.floats()], [a.grad], [a.residual], [a.grad.square()], None
-    return Arguments(given, 16 * a.count, {"betas": (0.9, 0.999), "step": 7.0, "bound": 10.0})
+    return Arguments(given, 16 * a.count, {"betas": (0.9, 0.999), "step": 7.0, "bound": 10.0, "left": 0.01})
 
 
 CASES = (

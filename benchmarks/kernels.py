@@ -43,7 +43,7 @@ from horovod_compress.keys import SAMPLE, SKETCH, Key
 
 PROGRAM = "python -m benchmarks.kernels"
 KEY = Key(seed=1, step=2, bucket=3, rank=4)
-ADAM: dict[str, Any] = {"betas": (0.9, 0.999), "step": 7.0, "bound": 10.0}
+ADAM: dict[str, Any] = {"betas": (0.9, 0.999), "step": 7.0, "bound": 10.0, "left": 0.01}
 ROW = 1000
 BLOCK = 2048
 QSGD_BLOCK = 512

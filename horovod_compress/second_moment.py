@@ -30,6 +30,8 @@ FAMILY = (torch.optim.Adam, torch.optim.AdamW)
 FLOOR = 0.1
 #: No element moves by more than so many learning rates in a step, as in Adam itself (Kingma and Ba 2015, section 2.1).
 BOUND = 10.0
+#: At least this part of the square that a gradient adds to Adam's second moment stays there; all of it in 16 bits.
+LEFT = 0.01
 #: How often the second moment moves, if nobody says.
 REBUILD_EVERY = 50
 #: How many exact rounds begin the training, if nobody says.
@@ -169,8 +171,9 @@ def write(
 ) -> None:
     """Set the second moment of Adam so that its step number ``now``, with this gradient, divides by V's root + eps.
 
-    Or by more, where its first moment would move an element by more than :data:`BOUND`, and where this gradient alone
-    is more than that: Adam adds its square to what it is given, which cannot be less than nothing.
+    Or by more, where its first moment would move an element by more than :data:`BOUND`. Adam adds the square of this
+    gradient to what it is given, so that may be less than nothing until it has: a rank's own gradient is often many
+    times the root of V. :data:`LEFT` of the square has to stay, as differences of close numbers are rounded.
 
     Args:
         exact: divide by V as it is, without :data:`FLOOR`.
@@ -179,8 +182,9 @@ def write(
     out = second if second.dtype is first.dtype and second.is_contiguous() else torch.empty_like(first)
     floors = None if exact else [held.floor.view(-1)]
     flat = ([tensor.view(-1)] for tensor in (out, first, grad.contiguous(), held.moment))
+    rule = {"step": now, "bound": BOUND, "left": LEFT if second.element_size() > 2 else 1.0}
     with torch.cuda.device(out.device) if out.is_cuda else contextlib.nullcontext():
-        kernels.adam_hold_all(*flat, floors, betas=tuple(map(float, group["betas"])), step=now, bound=BOUND)
+        kernels.adam_hold_all(*flat, floors, betas=tuple(map(float, group["betas"])), **rule)
     if out is not second:
         second.copy_(out)
 

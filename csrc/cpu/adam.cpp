@@ -16,7 +16,7 @@ void adam_hold_all(const AdamHeld* tensors, int64_t tensor_count, Dtype dtype, c
     using T = typename decltype(type)::type;
     using W = Work<T>;
     const auto range = HVC_CHOOSE(adam_hold<T>);
-    const AdamScales<W> s{W(scales.share), W(scales.least), W(scales.wanted), W(scales.coming)};
+    const AdamScales<W> s{W(scales.share), W(scales.least), W(scales.wanted), W(scales.coming), W(scales.taken)};
     for (int64_t i = 0; i < tensor_count; ++i) {
       const AdamHeld& t = tensors[i];
       const auto* floors = static_cast<const W*>(t.floors);

@@ -42,11 +42,16 @@ void adam_hold_all(const AdamHeld* tensors, int64_t tensor_count, Dtype dtype, c
   visit(dtype, [&](auto type) {
     using T = typename decltype(type)::type;
     using W = Work<T>;
-    const AdamScales<W> s{W(scales.share), W(scales.least), W(scales.wanted), W(scales.coming)};
+    const AdamScales<W> s{W(scales.share), W(scales.least), W(scales.wanted), W(scales.coming), W(scales.taken)};
     const auto item = [&](int64_t i) {
       const AdamHeld& t = tensors[i];
-      return Held<T>{static_cast<T*>(t.second), static_cast<const T*>(t.first), static_cast<const T*>(t.grad),
-                     static_cast<const W*>(t.square), static_cast<const W*>(t.floors), t.count, t.row_length};
+      return Held<T>{static_cast<T*>(t.second),
+                     static_cast<const T*>(t.first),
+                     static_cast<const T*>(t.grad),
+                     static_cast<const W*>(t.square),
+                     static_cast<const W*>(t.floors),
+                     t.count,
+                     t.row_length};
     };
     in_tables<Held<T>>(tensor_count, item, units, [&](const auto& table, int64_t) {
       start(hold_kernel<T, std::decay_t<decltype(table)>>, table.units() * kWarp, launch, table, s);

@@ -24,11 +24,12 @@ def adam_hold_all(
     betas: tuple[float, float],
     step: float,
     bound: float,
+    left: float,
 ) -> None:
     """Set the second moments of Adam so that its coming step divides by the root of ``squares``, plus eps.
 
-    Or by more, where its first moment would move an element by more than ``bound`` learning rates, and where this
-    gradient alone is more than that: Adam adds its square to what it is given, which cannot be less than 0.
+    Or by more, where its first moment would move an element by more than ``bound`` learning rates. Adam adds the square
+    of this gradient to what it is given, so that may be less than 0 until it has.
 
     Args:
         seconds: exp_avg_sq of the tensors, which are written, whatever they held.
@@ -38,6 +39,7 @@ def adam_hold_all(
         floors: what the squares of a row count for at least, of the same type; as many for each tensor as it has
             rows. None for 0.
         step: the number of the coming step, from 1 on.
+        left: at least this part of that square stays, from 0 to 1.
     """
     number = len(seconds)
     check_lengths(number, firsts=firsts, grads=grads, squares=squares, floors=floors)
@@ -56,12 +58,13 @@ def adam_hold_all(
             check_apart("second", second, name, other)
         rows.append((*at, count, max(1, count // max(1, number_of_rows))))
     beta1, beta2 = betas
-    if not (0 <= beta1 < 1 and 0 < beta2 < 1 and step >= 1 and bound > 0):
+    if not (0 <= beta1 < 1 and 0 < beta2 < 1 and step >= 1 and bound > 0 and 0 <= left <= 1):
         raise ValueError(
-            f"betas must be in [0, 1) and (0, 1), step from 1, bound above 0; got {betas}, {step}, {bound}"
+            f"betas must be in [0, 1) and (0, 1), step from 1, bound above 0, left in [0, 1]; got {betas}, {step}, "
+            f"{bound}, {left}"
         )
     if ORACLE:
-        ORACLE.adam_hold_all(seconds, firsts, grads, squares, floors, betas=betas, step=step, bound=bound)
+        ORACLE.adam_hold_all(seconds, firsts, grads, squares, floors, betas=betas, step=step, bound=bound, left=left)
         return
     least, wanted = 1 / ((1 - beta1**step) * bound), (1 - beta2**step) / beta2
-    native.adam_hold_all(rows, code, 1 - beta1, least, wanted, (1 - beta2) / beta2, launch)
+    native.adam_hold_all(rows, code, 1 - beta1, least, wanted, (1 - beta2) / beta2, 1 - left, launch)

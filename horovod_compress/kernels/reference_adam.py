@@ -21,6 +21,7 @@ def adam_hold_all(
     betas: tuple[float, float],
     step: float,
     bound: float,
+    left: float,
 ) -> None:
     beta1, beta2 = betas
     for i, (second, first, grad, square) in enumerate(zip(seconds, firsts, grads, squares, strict=True)):
@@ -31,5 +32,8 @@ def adam_hold_all(
             d = np.where(floor > d.reshape(-1), floor, d.reshape(-1)).reshape(d.shape)
         most = number(1 / ((1 - beta1**step) * bound)) * (m + number(1 - beta1) * (g - m))
         d = np.where(most * most > d, most * most, d)
-        left = number((1 - beta2**step) / beta2) * d - number((1 - beta2) / beta2) * (g * g)
-        store(second, np.where(left > 0, left, number(0)))
+        coming = number((1 - beta2) / beta2) * (g * g)
+        given = number((1 - beta2**step) / beta2) * d - coming
+        below = number(1e-30) - number(1 - left) * coming
+        lowest = np.where(below < 0, below, number(0))
+        store(second, np.where(given > lowest, given, lowest))

@@ -17,7 +17,7 @@ from horovod_compress import checkpoint, held
 from horovod_compress.codecs.dense import FullPrecision
 from horovod_compress.errors import ConfigError, NonFiniteError
 from horovod_compress.plan import Plan, TensorSpec
-from horovod_compress.second_moment import BOUND
+from horovod_compress.second_moment import BOUND, LEFT
 from tests.support.local import Fleet, all_same, random_grads, spec
 from tests.support.marks import slow
 from tests.support.samples import Sample, samples
@@ -134,7 +134,7 @@ def test_the_optimizer_divides_by_what_is_held(make: Any, adam: dict[str, Any]) 
                 divides = (state["exp_avg_sq"] / (1 - beta2**now)).sqrt()
                 first = state["exp_avg"].abs() / (1 - beta1**now) / BOUND
                 grad = parameter.grad + decay * before[name]  # type: ignore[operator]
-                own = grad.abs() * ((1 - beta2) / (1 - beta2**now)) ** 0.5
+                own = grad.abs() * (LEFT * (1 - beta2) / (1 - beta2**now)) ** 0.5
                 due = torch.maximum((mine.moment if exact else mine.squares()).sqrt(), torch.maximum(first, own))
                 torch.testing.assert_close(divides, due, rtol=1e-3, atol=0.0)
                 free += int((divides > torch.maximum(first, own) * 1.01).sum())

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from horovod_compress import second_moment
 from horovod_compress.errors import ConfigError
-from horovod_compress.second_moment import BOUND, FLOOR, Moment
+from horovod_compress.second_moment import BOUND, FLOOR, LEFT, Moment
 from horovod_compress.update_moment import SharedSecondMoment
 
 RATE, BETA1, BETA2, EPS = 0.1, 0.9, 0.99, 1e-3
@@ -63,7 +63,7 @@ def test_a_step_is_torch_s_own_but_divides_by_what_is_held(kind: Any, options: d
         m = BETA1 * m + (1 - BETA1) * g
         mean = m / (1 - BETA1**number)
         root = torch.maximum(held, FLOOR**2 * held.mean((1, 2), keepdim=True)).sqrt()
-        least = torch.maximum(mean.abs() / BOUND, g.abs() * ((1 - BETA2) / (1 - BETA2**number)) ** 0.5)
+        least = torch.maximum(mean.abs() / BOUND, g.abs() * (LEFT * (1 - BETA2) / (1 - BETA2**number)) ** 0.5)
         decided += int((root > least).sum())
         p = p - RATE * mean / (torch.maximum(root, least) + EPS)
         assert torch.allclose(ours.p.double(), p, rtol=1e-4, atol=1e-5)
@@ -113,6 +113,29 @@ def test_no_element_moves_by_more_than_ten_rates(size: float) -> None:
         moved = (p.detach() - before).abs().max()
         assert float(moved) <= BOUND * RATE * 1.001, step
     assert float(moved) > RATE / 2 or size < 1e-12  # the control: it does move; beside eps these are nothing
+
+
+@pytest.mark.parametrize("options", [{}, {"foreach": True}, {"fused": True}])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64], ids=str)
+def test_what_is_taken_off_beforehand_leaves_no_negative_square(dtype: torch.dtype, options: dict[str, Any]) -> None:
+    """Gradients of all sizes, many times what is held, whose first moments cancel: differences of close numbers."""
+    sizes = torch.logspace(-24, 18, 400)
+    p = nn.Parameter(torch.zeros(400, dtype=dtype))
+    adam = torch.optim.Adam([p], lr=RATE, **options)
+    held = SharedSecondMoment(adam, {"p": p})
+    p.grad = (1e-5 * sizes).to(dtype)
+    adam.step()
+    held.begin(1)
+    below = 0
+    for step in range(40):
+        factor = -9.0 if step % 8 == 7 else 1.0 if step % 8 == 6 else 0.0
+        p.grad = (sizes * factor * torch.linspace(0.5, 1, 400)).to(dtype)
+        held.prepare()
+        below += int((adam.state[p]["exp_avg_sq"] < 0).sum())
+        adam.step()
+        after = adam.state[p]["exp_avg_sq"]
+        assert bool(((after >= 0) & after.isfinite()).all()) and bool(p.isfinite().all()), step
+    assert (below > 0) is (dtype.itemsize > 2)  # the control: it was taken off
 
 
 def test_moved_by_every_gradient_it_is_adam_s_own() -> None:
