@@ -31,7 +31,7 @@ help:
 	@echo "                with root (make setup, then sudo make demo) over a slow link made on this machine"
 	@echo "make test       run the tests, without the slow ones; does the set-up first"
 	@echo "make test-all   run all tests"
-	@echo "make lint       check format, types, stubs, spelling and links; make format mends what can be mended by itself"
+	@echo "make lint       check format, types, stubs, spelling and links; make format fixes what can be fixed automatically"
 	@echo "make coverage   run the tests and show what of the package they do not reach"
 	@echo "make cuda-compile    compile the CUDA kernels for one architecture; needs nvcc and no GPU"
 	@echo "make bench      time kernels, one tensor and training steps on this machine, a few minutes"

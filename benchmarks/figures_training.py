@@ -70,7 +70,7 @@ def _said(record: Record) -> str:
 
 
 def _key(panel: Axes, computed: bool) -> None:
-    parts = [(COMPUTE, "compute (stood in for)"), (EXPOSED, "exposed exchange (measured)")]
+    parts = [(COMPUTE, "compute (simulated by sleeping)"), (EXPOSED, "exposed exchange (measured)")]
     parts += [(COMPUTED, "the same, computed for K")] if computed else []
     handles = [panel.barh(0, 0, color=colour, label=name) for colour, name in parts]
     panel.legend(
@@ -84,7 +84,7 @@ def step_notes(records: Sequence[Record], first: Record) -> str:
     return (
         f"Gradients of the real shapes in backward order ({one['parameters']:,} parameters, {one['tensors']} tensors) "
         f"in a real Horovod job; {_where(one['place'], first)}.\n"
-        f"Compute is stood in for by sleeping {milliseconds(one['compute_seconds'])} ms, which leaves the cores free "
+        f"Compute is simulated by sleeping {milliseconds(one['compute_seconds'])} ms, which leaves the cores free "
         f"as an accelerator does. Slowest rank, medians of {one['repeats']}, all methods in turns.\n"
         "Marsit: sign rounds only; K: computed for one full-precision round in K. Hidden: share of the exchange alone."
         + (powersgd if any(record["name"].startswith("ddp powersgd") for record in records) else "")

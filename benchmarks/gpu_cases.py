@@ -348,6 +348,11 @@ def qsgd_together(a: Inputs, what: str) -> Arguments:
     return Arguments((records, grads), moved, {**rule, "scale": 0.01})
 
 
+def adam_hold(a: Inputs) -> Arguments:
+    given = [a.floats()], [a.grad], [a.residual], [a.grad.square()], None
+    return Arguments(given, 16 * a.count, {"betas": (0.9, 0.999), "step": 7.0, "bound": 10.0, "left": 0.01})
+
+
 CASES = (
     Case("triad", "triad", lambda a: Arguments((a.floats(), a.grad, a.residual, 0.5), 12 * a.count)),
     Case(
@@ -378,6 +383,7 @@ CASES = (
     Case("dense_decode of float16", "dense_decode", partial(dense, what="decode")),
     Case(f"dense_offer_all of {TENSORS}", "dense_offer_all", partial(dense_together, what="offer")),
     Case(f"dense_decode_all of {TENSORS}", "dense_decode_all", partial(dense_together, what="decode")),
+    Case("adam_hold_all", "adam_hold_all", adam_hold),
     Case("absorb", "absorb", lambda a: Arguments((a.grad, a.residual), 16 * a.count)),
     Case("norm_offer blocks", "norm_offer", lambda a: Arguments((a.grad, a.norms(), BLOCK), 4 * a.count)),
     Case("moments_offer blocks", "moments_offer", moments),

@@ -30,6 +30,7 @@ from benchmarks.results import Record, processor, spread
 from horovod_compress import ops
 from horovod_compress.ops.keys import SAMPLE, SKETCH, Key
 from horovod_compress.ops.reference import (
+    adam as reference_adam,
     basic as reference,
     lowrank as reference_lowrank,
     quantise as reference_quantise,
@@ -42,13 +43,14 @@ from horovod_compress.ops.reference import (
 
 PROGRAM = "python -m benchmarks.kernels"
 KEY = Key(seed=1, step=2, bucket=3, rank=4)
+ADAM: dict[str, Any] = {"betas": (0.9, 0.999), "step": 7.0, "bound": 10.0, "left": 0.01}
 ROW = 1000
 BLOCK = 2048
 QSGD_BLOCK = 512
 KEPT_ONE_IN = 100
 ORACLES = (
     reference, reference_quantise, reference_sparse, reference_sketch, reference_values, reference_lowrank,
-    reference_records, reference_shaped,
+    reference_records, reference_shaped, reference_adam,
 )  # fmt: skip
 SKETCH_ROWS, SKETCH_SHARE, TOP_SHARE = 5, 50, 100  # 1/50 of the elements as columns, 1/100 chosen
 CHECKED_ELEMENTS = 1 << 17  # the reference of Elias codes
@@ -134,7 +136,8 @@ def against_reference(name: str, *arguments: object, **options: object) -> Calla
         both = ((ops, mine, named[0]), (oracle, theirs, named[1]))
         results = [getattr(module, name)(*args, **more) for module, args, more in both]
         pairs = [*zip(mine, theirs, strict=True), *zip(named[0].values(), named[1].values(), strict=True)]
-        pairs = [(a, b) for a, b in pairs if isinstance(a, Tensor)]
+        lists = [zip(a, b, strict=True) for a, b in pairs if isinstance(a, list)]
+        pairs = [(a, b) for a, b in [*pairs, *(pair for each in lists for pair in each)] if isinstance(a, Tensor)]
         return int(results[0] != results[1]) + sum(differences(a, b) for a, b in pairs)
 
     return check
@@ -211,6 +214,40 @@ def points_step(a: Arrays, sides: Any = None) -> None:
 def local_step(a: Arrays) -> None:
     ops.sign_offer(a.work, a.left, a.bits, a.sums, a.count, key=KEY)
     ops.sign_decode(a.bits, a.step, a.count, a.work, a.left, feedback="global")
+
+
+class Held:
+    """Marsit's local step with torch's own Adam behind it, alone and with a second moment that is held."""
+
+    def __init__(self, a: Arrays) -> None:
+        self.a, self.divisor, self.square = a, a.grad.abs() + 0.5, a.residual.square()
+        parameter = torch.nn.Parameter(a.work.clone())
+        parameter.grad = a.work
+        self.adam = torch.optim.AdamW([parameter], lr=1e-3, fused=True)
+        self.adam.step()
+        self.state = self.adam.state[parameter]
+
+    def arguments(self) -> tuple[object, ...]:
+        return [self.state["exp_avg_sq"]], [self.state["exp_avg"]], [self.a.work], [self.square], None
+
+    def own(self) -> None:
+        local_step(self.a)
+        self.adam.step()
+
+    def held(self) -> None:
+        self.a.work.div_(self.divisor)
+        local_step(self.a)
+        self.a.work.mul_(self.divisor)
+        ops.adam_hold_all(*self.arguments(), **ADAM)  # type: ignore[arg-type]
+        self.adam.step()
+
+
+def adam(a: Arrays) -> Iterable[Case]:
+    h, n, bit_bytes = Held(a), a.count, 8 * a.words
+    yield kernel_case("adam_hold_all", 16 * n, "adam_hold_all", *h.arguments(), **ADAM)
+    yield Case("torch's AdamW, fused", 28 * n, h.adam.step)
+    yield Case("local step and AdamW", 52 * n + 2 * bit_bytes, h.own)
+    yield Case("local step, AdamW, second moment held", 92 * n + 2 * bit_bytes, h.held)
 
 
 def bit_vectors(a: Arrays) -> Iterable[Case]:
@@ -520,7 +557,7 @@ def checksums(a: Arrays) -> Iterable[Case]:
 
 FAMILIES = (
     yardsticks, one_bit, bit_vectors, dithering, quantising, sparse, values, dense, sketches, low_rank, records,
-    checksums,
+    checksums, adam,
 )  # fmt: skip
 
 

@@ -45,7 +45,7 @@ COLUMNS = ("ranks", "rate", "method", "fitted", "model ms", "error", "predicted 
 NOTES = """\
 model:     with the estimates of the package, without any fit
 predicted: with what was fitted to the cells marked *
-error:     predicted / measured - 1; compute is stood in for by sleeping, slowest rank, median of the steps"""
+error:     predicted / measured - 1; compute is simulated by sleeping, slowest rank, median of the steps"""
 
 
 def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
@@ -237,7 +237,7 @@ def draw(points: Sequence[Record], first: Record, folder: Path) -> list[Path]:
     machine = first.get("machine", {})
     cells = ", ".join(sorted({f"{p['ranks']} ranks {p['rate']}" for p in points if p["fitted"]}))
     notes = (
-        f"{points[0]['model']} with compute stood in for by sleeping; hosts emulated as network namespaces that share "
+        f"{points[0]['model']} with compute simulated by sleeping; hosts emulated as network namespaces that share "
         f"{machine.get('cores', '?')} cores of {machine.get('processor', 'a processor')}.\nHollow: fitted to "
         f"({cells}). Full: neither these ranks and rate nor the step was used. {summary(points).capitalize()}."
     )

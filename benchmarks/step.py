@@ -3,7 +3,7 @@
     python -m benchmarks.step --where lab --rate 1gbit --ranks 4 --model resnet50 --json all.json --plot plots
 
 The gradients have the names, shapes and backward order of the real model, and travel in a real
-Horovod job. The compute is stood in for by sleeping: --compute-ms a step, a third of it forward,
+Horovod job. The compute is simulated by sleeping: --compute-ms a step, a third of it forward,
 spread over the layers as their multiply-adds are. Contestants are those of benchmarks.allreduce,
 such as "horovod fp32", "none schedule=single" or "marsit schedule=layerwise"; "headroom", which
 exchanges nothing, always takes part. Marsit runs without full-precision rounds unless told
@@ -68,7 +68,7 @@ wrong:   elements off the float64 mean by more than rounding; for compressed met
          bits on every rank
 K=...:   computed, not measured: (1 step of none + (K-1) steps of marsit) / K, as every K-th round of Marsit is in
          full precision; its other rows are of sign rounds only
-The compute is stood in for by sleeping, which leaves the cores to the exchange, as an accelerator does.
+The compute is simulated by sleeping, which leaves the cores to the exchange, as an accelerator does.
 ddp powersgd reduces all gradients as one bucket, as several of them hang over Gloo: nothing of it hides behind
 the backward pass."""
 
@@ -224,7 +224,7 @@ def t1_text(records: Sequence[Record]) -> str:
     found = [record["median_seconds"] for record in records if record["name"] == NOTHING]
     said = ", ".join(milliseconds(seconds) for seconds in found)
     several = f" in {len(found)} groups that fit into memory" if len(found) > 1 else ""
-    return f"compute {milliseconds(wanted)} ms (stood in for by sleeping); T1 measured: {said} ms{several}"
+    return f"compute {milliseconds(wanted)} ms (simulated by sleeping); T1 measured: {said} ms{several}"
 
 
 def runs(records: Sequence[Record]) -> list[list[Record]]:

@@ -213,6 +213,7 @@ uint64_t hash64(Address data, int64_t bytes, uint64_t seed, Address launch) {
   return hvc::hash64(at<void>(data), bytes, seed, launch_of(launch));
 }
 
+#include "bind_adam.h"
 #include "bind_lowrank.h"
 #include "bind_points.h"
 #include "bind_records.h"
@@ -225,6 +226,7 @@ uint64_t hash64(Address data, int64_t bytes, uint64_t seed, Address launch) {
 
 void define_kernels(py::module_& module) {
   using unlocked = py::call_guard<py::gil_scoped_release>;
+  define_adam(module);
   define_sketch(module);
   define_lowrank(module);
   define_points(module);

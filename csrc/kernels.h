@@ -4,6 +4,7 @@
 // and no more. Bits are 64-bit words, bit j of word w is element 64 w + j, padding bits are written 0. Nothing
 // here depends on the number of threads, the alignment or the instruction set.
 #pragma once
+#include "hvc/adam.h"
 #include "hvc/common.h"
 #include "hvc/golomb.h"
 #include "hvc/norm.h"
@@ -123,6 +124,16 @@ void dense_decode_all(const DenseDecoded* tensors, int64_t tensor_count, Dtype p
                       Dtype grad_dtype, Launch launch);
 void absorb(void* grad, void* residual, void* momentum, double factor, Dtype dtype, int64_t count, Launch launch);
 void triad(float* a, const float* b, const float* c, float s, int64_t count, Launch launch);
+
+// adam.cpp, adam.cu: tensors whose scales are the same; `second` is written; `square` and `floors`, one per row or null,
+// are of the arithmetic type
+struct AdamHeld {
+  void* second;
+  const void *first, *grad, *square, *floors;
+  int64_t count, row_length;
+};
+void adam_hold_all(const AdamHeld* tensors, int64_t tensor_count, Dtype dtype, const AdamScales<double>& scales,
+                   Launch launch);
 
 // norm.cpp, norm.cu: one norm per row: of the arithmetic type for kMaximum, else float64. Moments are the norms for
 // kMaximum and for kPower2 in one pass. The forms for all tensors of a bucket here and below as above.

@@ -64,6 +64,9 @@ def shaped_merge(
 def shaped_fold(
     parts: Sequence[int], words: int, out: int, before: Sequence[int], after: Sequence[int], launch: int, /
 ) -> None: ...
+def adam_hold_all(
+    rows: _Rows, dtype: int, share: float, least: float, wanted: float, coming: float, taken: float, launch: int, /
+) -> None: ...
 def dense_offer(
     grad: int, residual: int, dtype: int, count: int, out: int, out_dtype: int, counter: int, launch: int, /
 ) -> int: ...

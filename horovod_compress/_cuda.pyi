@@ -2,6 +2,7 @@
 
 from ._cpu import (
     absorb as absorb,
+    adam_hold_all as adam_hold_all,
     bernoulli_words as bernoulli_words,
     binary_clear as binary_clear,
     binary_decode as binary_decode,

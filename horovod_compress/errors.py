@@ -19,15 +19,15 @@ class HorovodCompressError(Exception):
 
 
 class ConfigError(HorovodCompressError, ValueError):
-    """An option, a parameter list or a way of use that cannot work."""
+    """An option, a parameter list or a usage that cannot work."""
 
 
 class MismatchError(HorovodCompressError, ValueError):
-    """The ranks do not agree, on options at the start or on a result later."""
+    """The ranks disagree, on options at the start or on a result later."""
 
 
 class NonFiniteError(HorovodCompressError, FloatingPointError):
-    """A gradient holds NaN or infinity, and ``nonfinite="raise"`` was asked for."""
+    """A gradient contains NaN or infinity, and ``nonfinite="raise"`` is set."""
 
 
 class ExchangeError(HorovodCompressError, HorovodInternalError):  # type: ignore[misc]
@@ -35,7 +35,7 @@ class ExchangeError(HorovodCompressError, HorovodInternalError):  # type: ignore
 
 
 class CorruptFrameError(ExchangeError):
-    """Bytes arrived that are not the frame that was due."""
+    """The bytes received are not the frame expected."""
 
 
 class PeerError(Exception):

@@ -20,24 +20,25 @@ LONGEST_SECONDS = 1e6
 
 @dataclass(frozen=True)
 class Options:
-    """How buckets are made and exchanged, whatever the method.
+    """The options of all methods.
 
     Args:
-        schedule: "auto", "layerfusion" or "mergecomp", which measure the job and choose; "layerwise", "single",
-            "size:25MB", or a :class:`~horovod_compress.schedule.plan.Plan`.
-        exchange: "ring", "fold", or "auto" to choose per bucket.
-        transport: "gloo"; "nccl" for gradients on GPUs, one for each rank; "auto" takes NCCL where that is so and CuPy
-            is installed, else Gloo. With Gloo payloads of GPUs go through host memory.
-        seed: of all random bits; equal on every rank.
+        schedule: how tensors are fused into buckets. "auto", "layerfusion" and "mergecomp" measure the job and choose;
+            "layerwise", "single", "size:25MB" or a :class:`~horovod_compress.schedule.plan.Plan` are fixed.
+        exchange: "ring", "fold", or "auto" to choose per bucket; methods that gather need "auto".
+        transport: what moves the bytes: "gloo"; "nccl" for gradients on GPUs, with one GPU per rank; "auto" takes NCCL
+            if that is so and CuPy is installed, else Gloo. With Gloo, payloads on GPUs go through host memory.
+        seed: seed of all random bits, from 0 to 2^64 - 1; must be equal on every rank.
         timeout: seconds that one bucket's exchange may take, from its first prelude to the end of its
-            payload, waiting for slower ranks included; from 0.1 to 1e6.
-        nonfinite: what becomes of NaN and infinity: "propagate" (the bucket is NaN on every rank,
-            residuals stay as they were), "raise" (on every rank) or "zero" (those values count
-            as 0; what only overflows in a 16-bit payload is propagated).
-        verify_every: compare a hash of all results across ranks every this many steps, and of the weights, which
-            is done in the first step too; 0 never.
-        min_elements: smaller tensors share an uncompressed bucket, one for each dtype and device.
-        warmup_steps: exchange so many steps as they are, in full precision, before the method begins.
+            payload, including the wait for slower ranks; from 0.1 to 1e6.
+        nonfinite: what to do with NaN and infinity: "propagate" (the bucket is NaN on every rank, residuals
+            stay unchanged), "raise" (NonFiniteError on every rank) or "zero" (such values count as 0;
+            values that only overflow in a 16-bit payload are propagated).
+        verify_every: compare a hash of all results, and of the weights, across ranks every this many steps; the
+            weights in the first step too; 0 for never.
+        min_elements: tensors with fewer elements share an uncompressed bucket, one for each dtype and device.
+        warmup_steps: number of initial steps that are exchanged uncompressed, in full precision.
+        follow_lr: multiply residuals by old / new learning rate when it changes, see :mod:`horovod_compress.engine.optimizer.rates`.
     """
 
     schedule: str | Plan = "auto"
@@ -49,6 +50,7 @@ class Options:
     verify_every: int = 100
     min_elements: int = 0
     warmup_steps: int = 0
+    follow_lr: bool = False
 
     def __post_init__(self) -> None:
         _choice("exchange", self.exchange, EXCHANGES)
@@ -59,6 +61,8 @@ class Options:
         _whole("min_elements", self.min_elements, 0, 1 << 62)
         _whole("warmup_steps", self.warmup_steps, 0, 1 << 31)
         _seconds("timeout", self.timeout)
+        if not isinstance(self.follow_lr, bool):
+            raise ConfigError(f"follow_lr should be True or False, got {self.follow_lr!r}")
 
     @classmethod
     def names(cls) -> list[str]:

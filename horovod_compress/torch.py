@@ -6,7 +6,7 @@
     compression = hvc.Compression.marsit(model.named_parameters())
     optimizer = hvd.DistributedOptimizer(optimizer, named_parameters=model.named_parameters(),
                                          compression=compression)
-    compression.attach(optimizer)      # optional: faster, same bits
+    compression.attach(optimizer)      # recommended: faster, same bits
 
 or, to compress weight updates instead of gradients:
 

@@ -1,7 +1,7 @@
 """Checks everything that needs no test run: format, faults, types, stubs, spelling and links, all at the same time.
 
 python tools/lint.py          what `make lint` runs
-python tools/lint.py --fix    what `make format` runs: mends what can be mended by itself
+python tools/lint.py --fix    what `make format` runs: fixes what can be fixed automatically
 """
 
 from __future__ import annotations
@@ -57,14 +57,14 @@ def checks() -> list[Check]:
         ),
         Check("spelling: codespell", [BIN / "codespell"], "correct it, or add the word to [tool.codespell]"),
         Check("C++ format", [BIN / "clang-format", "--dry-run", "-Werror", *native_sources()], _FORMAT),
-        Check("Python: ruff", [BIN / "ruff", "check", "--quiet"], f"{_FORMAT} mends a part; `ruff rule CODE` explains"),
+        Check("Python: ruff", [BIN / "ruff", "check", "--quiet"], f"{_FORMAT} fixes some; `ruff rule CODE` explains"),
         Check("Python format", [BIN / "ruff", "format", "--check", "--quiet"], _FORMAT),
         Check("links", [*python, ROOT / "tools" / "check_links.py"], "correct the link, or the heading"),
     ]
 
 
 def fixes() -> list[Check]:
-    """Return the commands that mend, in this order."""
+    """Return the commands that fix, in this order."""
     return [
         # What is left is for `make lint` to say.
         Check("Python: ruff", [BIN / "ruff", "check", "--fix-only", "--quiet"], "see above"),
@@ -99,15 +99,13 @@ def report(result: Result) -> None:
     if result.status == 0:
         print(f"ok      {result.check.name:24} {result.seconds:5.1f} s", flush=True)
         return
-    print(
-        f"FAILED  {result.check.name}\n\n{result.output.strip()}\n\n  to mend it: {result.check.remedy}\n", flush=True
-    )
+    print(f"FAILED  {result.check.name}\n\n{result.output.strip()}\n\n  to fix it: {result.check.remedy}\n", flush=True)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run everything and return 1 if anything failed."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--fix", action="store_true", help="mend what can be mended, instead of checking")
+    parser.add_argument("--fix", action="store_true", help="fix what can be fixed automatically, instead of checking")
     if parser.parse_args(arguments).fix:
         results = [run(fix) for fix in fixes()]
         for result in results:

@@ -281,3 +281,23 @@ template <class T> HVC_INLINE int to_cache_line(const T* into, int64_t count) {
   const auto past = reinterpret_cast<uintptr_t>(into) % 64;
   return int(std::min<int64_t>(count, int64_t((64 - past) % 64 / sizeof(T))));
 }
+
+// Calls group(begin, count, whole) for [first, last): at most 31 elements that bring `out` to a cache line, then
+// whole groups of 32, then the rest.
+template <class T, class Group>
+HVC_INLINE void each_group(const T* out, int64_t first, int64_t last, const Group& group) {
+  int64_t i = first;
+  if (const int lead = to_cache_line(out + first, last - first)) {
+    group(i, lead, false);
+    i += lead;
+  }
+  for (; i + kLanes <= last; i += kLanes) group(i, kLanes, true);
+  if (i < last) group(i, int(last - i), false);
+}
+
+template <class T, class W> HVC_INLINE void put(T* into, const Lanes<W>& a, int count, bool around_cache) {
+  if (around_cache)
+    stream(into, a);
+  else
+    store(into, a, count);
+}

@@ -18,12 +18,12 @@ from dataclasses import asdict, dataclass, field
 from ..fronts.horovod import installed
 
 STALL_WARNING = (
-    "Horovod's stall check is inert under its Gloo controller: it will not report a rank that waits. "
+    "Horovod's stall check does nothing under its Gloo controller: it will not report a rank that waits. "
     "Exchanges of horovod-compress end at their own deadline instead (option timeout=)."
 )
 HOROVOD_WARNING = (
-    "Horovod was built without CUDA: what it is given on a GPU, as by broadcast_parameters, it copies to the host and "
-    "reads without waiting for the copy. Call it before the model moves to the GPU, or run make setup CUDA=1."
+    "Horovod was built without CUDA: tensors on a GPU that it is given, as by broadcast_parameters, are copied to the "
+    "host and read without waiting for the copy. Call it before the model moves to the GPU, or run make setup CUDA=1."
 )
 CUDA_TORCH, CUDA_TENSORS = "a PyTorch for CUDA 13", "CUDA tensors"
 

@@ -29,7 +29,7 @@ def build_parser() -> argparse.ArgumentParser:
     """Return the parser of the whole command line, with every verb in it."""
     parser = argparse.ArgumentParser(prog="hvd-compress", description="Gradient compression for Horovod jobs.")
     parser.add_argument("--version", action="version", version=f"%(prog)s {check_build.package_version()}")
-    parser.add_argument("--check-build", "-cb", action="store_true", help="show what is available here, and exit")
+    parser.add_argument("--check-build", "-cb", action="store_true", help="show what works here, and exit")
     parser.add_argument("--json", action="store_true", help=_JSON_HELP)
     commands = parser.add_subparsers(title="verbs", dest="verb", metavar="VERB")
     for name, module in verb_modules().items():

@@ -170,6 +170,10 @@ class Codec:
     wire_version: ClassVar[int] = 1
     algebra: ClassVar[Algebra]
     summary: ClassVar[str]
+    #: The paper that the method is from.
+    source: ClassVar[str] = ""
+    #: Its page in docs/, with the heading where several methods share one.
+    page: ClassVar[str] = ""
     #: Options that show every rule of the method: what the tests common to all methods, the golden
     #: payloads and the tables go through.
     samples: ClassVar[tuple[dict[str, Any], ...]] = ({},)
@@ -351,7 +355,7 @@ class Codec:
             ConfigError: always.
         """
         raise ConfigError(
-            "a method is no compression: write "
+            "a method is not a compression: write "
             f'compression = hvc.Compression.create(hvc.method("{self.name}", option=...), '
             f"model.named_parameters()), and give that to the optimizer"
         )

@@ -119,13 +119,13 @@ class ByStep(Codec):
             label = self.choose(step)
         except Exception as error:  # it is the user's, and may raise anything
             raise ConfigError(
-                f"the function of the step raised {type(error).__name__} for step {step}: {error}"
+                f"the function given to by_step raised {type(error).__name__} for step {step}: {error}"
             ) from error
         for known, codec in self.stages:
             if known == label:
                 return codec
         names = ", ".join(repr(known) for known, _ in self.stages)
-        raise ConfigError(f"the function of the step returned {label!r} for step {step}; methods has {names}")
+        raise ConfigError(f"the function given to by_step returned {label!r} for step {step}; methods has {names}")
 
     def variants(self) -> tuple[Codec, ...]:
         found = [variant for _, codec in self.stages for variant in codec.variants()]

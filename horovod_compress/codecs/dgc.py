@@ -41,16 +41,17 @@ _FIRST, _FACTOR = 0.25, 4  # densities of the warm-up
 @register
 @dataclass(frozen=True)
 class Dgc(Sections):
-    """A thousandth of the elements, exactly, with the momentum that belongs to them.
+    """The largest elements with their exact values and their own momentum; the others wait in the residual.
 
     Args:
-        density: which share of each tensor's elements is sent, above 0, at most 1.
-        momentum: factor of the momentum that is kept here; give the optimizer none.
-        masking: set the momentum to 0 where a value was sent.
-        ramp_steps: within how many steps the density falls from 25 % to ``density``; each density
-            has as many of them.
-        clip: the most Euclidean length of a tensor's mean gradient; each of M ranks cuts its own down to
-            clip / sqrt(M), so that the mean has about that length if the ranks' gradients are independent. 0 cuts none.
+        density: share of each tensor's elements that is sent, above 0, at most 1.
+        momentum: factor of the method's own momentum; give the optimizer none.
+        masking: whether to reset the momentum to 0 where a value was sent.
+        ramp_steps: number of steps in which the density falls from 25 % to ``density``; each density
+            gets an equal share of them.
+        clip: largest Euclidean length of a tensor's mean gradient; each of M ranks scales its own down to
+            clip / sqrt(M), so that the mean has about that length if the ranks' gradients are independent. 0 for no
+            limit.
     """
 
     density: float = 0.001
@@ -61,6 +62,8 @@ class Dgc(Sections):
 
     name: ClassVar[str] = "dgc"
     summary: ClassVar[str] = "the largest values with momentum of their own, and positions in Golomb code"
+    source: ClassVar[str] = "Lin et al., ICLR 2018, arXiv:1712.01887"
+    page: ClassVar[str] = "sparse_methods.md#deep-gradient-compression"
     samples: ClassVar[tuple[dict[str, Any], ...]] = (
         {"density": 0.05, "momentum": 0.5},
         {"density": 0.02, "momentum": 0.0},

@@ -33,13 +33,15 @@ class EfSignSgd(GatheredSigns):
 
     Args:
         step_size: "row" for one magnitude per output row (short rows are joined until they hold 64 elements), or
-            "tensor" for one per tensor, the paper's rule.
+            "tensor" for one per tensor, as in the paper.
     """
 
     step_size: str = "row"
 
     name: ClassVar[str] = "ef_signsgd"
     summary: ClassVar[str] = "1 bit: signs times the mean magnitude, with error feedback"
+    source: ClassVar[str] = "Karimireddy et al., ICML 2019, arXiv:1901.09847"
+    page: ClassVar[str] = "sign_methods.md#ef_signsgd"
     values: ClassVar[int] = 1
     bound: ClassVar[str] = "(1 - |x|_1^2 / (d |x|^2)) |x|^2"
     samples: ClassVar[tuple[dict[str, Any], ...]] = ({"step_size": "row"}, {"step_size": "tensor"})

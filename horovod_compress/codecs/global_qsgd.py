@@ -100,7 +100,7 @@ class Exponential(_Form):
         most = 1 << ((1 << (self.bits - 1)) - 2)
         if world > most:
             raise ConfigError(
-                f"global_qsgd with exponential dithering and bits={self.bits} serves at most {most} ranks, "
+                f"global_qsgd with exponential dithering and bits={self.bits} supports at most {most} ranks, "
                 f"got {world}; choose bits=8"
             )
 
@@ -144,11 +144,11 @@ class GlobalQsgd(Codec):
 
     Args:
         dithering: "standard" rounds to evenly spaced levels, whose codes add; "exponential" to
-            powers of two, which keeps small values and needs the fold.
-        bits: of a code: 8 or 4, and 16 with standard dithering.
+            powers of two, which keeps small values and is exchanged by the fold.
+        bits: bits per element: 4 or 8, and 16 with standard dithering only.
         norm: "max" for the largest magnitude over all ranks, or p = 1, 2 or 4 for the p-norm of all
             ranks' elements together.
-        block: how many elements share a scale, a multiple of 256; 0 for one scale per bucket.
+        block: number of elements that share a scale, a multiple of 256; 0 for one scale per bucket.
     """
 
     dithering: str = "standard"
@@ -158,6 +158,8 @@ class GlobalQsgd(Codec):
 
     name: ClassVar[str] = "global_qsgd"
     summary: ClassVar[str] = "4, 8 or 16 bits: unbiased, on one scale for all ranks"
+    source: ClassVar[str] = "Xin et al., ECAI 2025, arXiv:2305.18627"
+    page: ClassVar[str] = "global_qsgd.md"
     samples: ClassVar[tuple[dict[str, Any], ...]] = (
         {"dithering": "standard", "bits": 4, "block": 0},
         {"dithering": "standard", "bits": 8, "block": 256},

@@ -41,24 +41,23 @@ MOST_SCALE = 2.0
 @register
 @dataclass(frozen=True)
 class Marsit(Signs):
-    """One bit per element, merged without bias.
+    """One bit per element on every hop, with error feedback.
 
     Args:
-        full_precision_every: K; rounds 0, K, 2K, ... are exchanged in full precision; 0 never.
-        step_size: "tensor" or "row" for a measured step per tensor or per output row (short rows
-            are joined until they hold 64 elements), or the paper's fixed global step.
-        compensation: the residual rule, "global", "own" or "none".
-        residual_decay: what part of an "own" residual lives on, in (0, 1]; None for 1 with shaped and 0.9 with
-            sampled merging. Below 1, old errors fade instead of coming back all at once, which high learning
-            rates with momentum need; 1 is ordinary error feedback. "global" keeps all, as its conservation law
-            asks for.
+        full_precision_every: K, in rounds: rounds 0, K, 2K, ... are exchanged in full precision; 0 for never.
+        step_size: "tensor" or "row" for a step measured per tensor or per output row (short rows
+            are joined until they hold 64 elements), or a number, the paper's fixed global step.
+        compensation: the residual rule: "own" (ordinary error feedback), "global" (the paper's) or "none".
+        residual_decay: factor of an "own" residual from round to round, above 0, at most 1; None for 1 with shaped and
+            0.9 with sampled merging. Below 1, old errors decay instead of coming back all at once, which high
+            learning rates with momentum need; 1 is ordinary error feedback. "global" always keeps everything.
         zeros: what exact zeros send: a "random" bit, or "positive" as in the paper. Gradients of
-            unused embedding rows are exact zeros, and would all drift the same way.
-        merge: "shaped" draws nothing: what the merge rounds off is kept and added the next time, so that over the
-            steps the merged bits follow the mean of the signs; "sampled" for the paper's merge, which is fair in
-            every step by itself.
-        step_scale: the measured step in means of |x|, below 2; None for 1.5 with shaped merging and an "own"
-            residual, else 1.
+            unused embedding rows are exact zeros, and with "positive" all of them drift the same way.
+        merge: "shaped" keeps what a merge rounds off and adds it the next time, so that over the steps the merged
+            bits follow the mean of the signs, and draws nothing; "sampled" is the paper's random merge, which is
+            unbiased in every step.
+        step_scale: the measured step in units of the mean of |x|, above 0 and below 2; None for 1.5 with shaped merging
+            and an "own" residual, else 1.
     """
 
     full_precision_every: int = 50
@@ -72,7 +71,9 @@ class Marsit(Signs):
 
     name: ClassVar[str] = "marsit"
     algebra: ClassVar[Algebra] = Algebra.MERGE
-    summary: ClassVar[str] = "1 bit: sign bits, merged without bias on every hop"
+    summary: ClassVar[str] = "1 bit: signs, merged on every hop, with error feedback"
+    source: ClassVar[str] = "Wu et al., DAC 2022, arXiv:2204.06787"
+    page: ClassVar[str] = "marsit.md"
 
     samples: ClassVar[tuple[dict[str, Any], ...]] = (
         {"merge": "shaped", "step_size": "row", "full_precision_every": 3},

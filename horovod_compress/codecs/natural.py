@@ -35,13 +35,15 @@ _OCTAVES = 96
 @register
 @dataclass(frozen=True)
 class Natural(Dithering):
-    """A sign and an exponent in 8 bits, averaged by the owner of a chunk and rounded again."""
+    """Eight bits per element: a sign and a power of two, averaged by the owner of a chunk and rounded again."""
 
     bits: ClassVar[int] = 8  # type: ignore[misc]
 
     name: ClassVar[str] = "natural"
     algebra: ClassVar[Algebra] = Algebra.FOLD
     summary: ClassVar[str] = "8 bits: powers of two, averaged and rounded again"
+    source: ClassVar[str] = "Horvath et al., MSML 2022, arXiv:1905.10988"
+    page: ClassVar[str] = "quantising_methods.md#natural"
 
     def law(self) -> Law:
         return Law(unbiased=True, bound="9/8 E + |mean|^2 / 8, E = sum over ranks of |x|^2 / (8 M^2)")

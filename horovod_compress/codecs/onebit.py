@@ -41,6 +41,8 @@ class OneBit(GatheredSigns):
 
     name: ClassVar[str] = "onebit"
     summary: ClassVar[str] = "1 bit: the means of both sides of zero, with error feedback"
+    source: ClassVar[str] = "Seide et al., Interspeech 2014"
+    page: ClassVar[str] = "sign_methods.md#onebit"
     values: ClassVar[int] = 2
     bound: ClassVar[str] = "|x|^2 - d1 high^2 - d0 low^2"
     samples: ClassVar[tuple[dict[str, Any], ...]] = ({"step_size": "tensor"}, {"step_size": "row"})

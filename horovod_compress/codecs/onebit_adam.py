@@ -192,12 +192,12 @@ class Recording(Codec):
 @register
 @dataclass(frozen=True)
 class OneBitAdam(Codec):
-    """One bit per element to the owner of a chunk and one back, with an error memory at both ends.
+    """One bit per element to the owner of a chunk and one back, with error feedback on both sides.
 
     Args:
-        scale: "l2" keeps the norm of a block, as in the paper; "l1" is the mean magnitude, for tensors
+        scale: "l2" keeps the norm of each block, as in the paper; "l1" is its mean magnitude, for tensors
             with few large values.
-        block: elements that share a scale, a multiple of 64.
+        block: number of elements that share a scale, a multiple of 64, at most 65536.
     """
 
     scale: str = "l2"
@@ -206,6 +206,8 @@ class OneBitAdam(Codec):
     name: ClassVar[str] = "onebit_adam"
     algebra: ClassVar[Algebra] = Algebra.FOLD
     summary: ClassVar[str] = Recording.summary
+    source: ClassVar[str] = "Tang et al., ICML 2021, arXiv:2102.02888"
+    page: ClassVar[str] = "sign_methods.md#onebit_adam"
     samples: ClassVar[tuple[dict[str, Any], ...]] = ({}, {"scale": "l1", "block": 64})
 
     def __post_init__(self) -> None:

@@ -53,11 +53,11 @@ class Share:
 @register
 @dataclass(frozen=True)
 class PowerSgd(Codec):
-    """Two factors of low rank, exchanged one after the other, both added.
+    """Two factors of low rank, exchanged one after the other by addition.
 
     Args:
-        rank: components of the factors, at least 1.
-        error_feedback: keep what the product lacks, and add it to the next gradient.
+        rank: number of columns of the two factors, at least 1.
+        error_feedback: whether to keep what the product lacks, and add it to the next gradient.
     """
 
     rank: int = 4
@@ -66,6 +66,8 @@ class PowerSgd(Codec):
     name: ClassVar[str] = "powersgd"
     algebra: ClassVar[Algebra] = Algebra.SUM
     summary: ClassVar[str] = "two factors of low rank, which add"
+    source: ClassVar[str] = "Vogels et al., NeurIPS 2019, arXiv:1905.13727"
+    page: ClassVar[str] = "powersgd.md"
     samples: ClassVar[tuple[dict[str, Any], ...]] = ({}, {"rank": 1}, {"rank": 2, "error_feedback": False})
 
     def __post_init__(self) -> None:

@@ -248,11 +248,11 @@ class Qsgd(Codec):
     """Unbiased quantisation on a scale for each block and rank.
 
     Args:
-        bits: of a code, 2 to 8: a sign and 2^(bits-1) - 1 levels.
-        block: how many elements of a tensor share a norm, a multiple of 64, at most 8192.
+        bits: bits per element, 2 to 8: a sign and 2^(bits-1) - 1 levels.
+        block: number of elements of a tensor that share a norm, a multiple of 64, at most 8192.
         norm: "max" for the largest magnitude of a block, or 2 for the 2-norm.
         coding: "packed" for codes of a fixed width, averaged by the owner of a chunk and rounded again, or
-            "elias" for codes of variable length, gathered: for few bits, few ranks and slow links.
+            "elias" for codes of variable length, which are gathered: for few bits, few ranks and slow links.
     """
 
     bits: int = 8
@@ -262,6 +262,8 @@ class Qsgd(Codec):
 
     name: ClassVar[str] = "qsgd"
     summary: ClassVar[str] = "2 to 8 bits: unbiased, on each rank's own scale"
+    source: ClassVar[str] = "Alistarh et al., NeurIPS 2017, arXiv:1610.02132"
+    page: ClassVar[str] = "quantising_methods.md#qsgd"
     samples: ClassVar[tuple[dict[str, Any], ...]] = (
         {"bits": 8},
         {"bits": 4, "block": 64},

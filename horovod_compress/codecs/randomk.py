@@ -38,11 +38,11 @@ from .shared.sections import check_density, share, slices
 @register
 @dataclass(frozen=True)
 class RandomK(Codec):
-    """A hundredth of the elements at random, the same on all ranks.
+    """Elements drawn at random, the same on all ranks; the others wait in the residual.
 
     Args:
-        density: which share of each tensor's elements is sent, above 0, at most 1.
-        scaled: no residual, but values that are right in expectation.
+        density: share of each tensor's elements that is sent, above 0, at most 1.
+        scaled: whether to scale values so that the result is unbiased, without a residual.
     """
 
     density: float = 0.01
@@ -50,7 +50,9 @@ class RandomK(Codec):
 
     name: ClassVar[str] = "randomk"
     algebra: ClassVar[Algebra] = Algebra.SUM
-    summary: ClassVar[str] = "values at random places that all ranks draw alike"
+    summary: ClassVar[str] = "values at random positions that all ranks draw alike"
+    source: ClassVar[str] = "Stich et al., NeurIPS 2018, arXiv:1809.07599"
+    page: ClassVar[str] = "sparse_methods.md#random-k"
     samples: ClassVar[tuple[dict[str, Any], ...]] = ({"density": 0.05}, {"density": 0.5, "scaled": True})
 
     def __post_init__(self) -> None:

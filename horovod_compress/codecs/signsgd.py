@@ -27,14 +27,13 @@ class SignSgd(Votes):
     """One bit per element, decided by the majority of ranks.
 
     Args:
-        step_size: "tensor" or "row" for a measured step per tensor or per output row (short rows
+        step_size: "tensor" or "row" for a step measured per tensor or per output row (short rows
             are joined until they hold 64 elements), or a fixed positive number: pure signSGD with
             1.0.
-        zeros: what exact zeros vote for: a "random" sign, the same on every rank, or "positive".
-        ties: what as many ranks for as against come to, which an even number of ranks may do: a
-            "random" sign, or "positive".
-        merge: "majority", the papers' vote, or "shaped": what the rank that merges rounds off is kept and added
-            the next time, so that over the steps the merged signs follow the mean of the ranks' signs.
+        zeros: how exact zeros vote: with a "random" sign, the same on every rank, or "positive".
+        ties: result of a tie, possible with an even number of ranks: a "random" sign, or "positive".
+        merge: "majority", the papers' vote, or "shaped", which keeps what merging rounds off and adds it the next
+            time, so that over the steps the merged signs follow the mean of the ranks' signs.
     """
 
     step_size: str | float = "row"
@@ -45,6 +44,8 @@ class SignSgd(Votes):
     name: ClassVar[str] = "signsgd"
     algebra: ClassVar[Algebra] = Algebra.FOLD
     summary: ClassVar[str] = "1 bit: the sign that most ranks have"
+    source: ClassVar[str] = "Bernstein et al., ICLR 2019, arXiv:1810.05291"
+    page: ClassVar[str] = "sign_methods.md#signsgd"
     samples: ClassVar[tuple[dict[str, Any], ...]] = (
         {"step_size": "row"},
         {"step_size": "tensor", "zeros": "positive"},

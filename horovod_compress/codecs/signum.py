@@ -34,15 +34,14 @@ class Signum(Votes):
     """One bit per element: the majority of the signs of the ranks' momentum.
 
     Args:
-        beta: factor of the momentum, at least 0, below 1.
-        step_size: "tensor" or "row" for a measured step per tensor or per output row (short rows
+        beta: momentum factor, at least 0, below 1; give the optimizer none.
+        step_size: "tensor" or "row" for a step measured per tensor or per output row (short rows
             are joined until they hold 64 elements), or a fixed positive number: pure Signum with
             1.0.
-        zeros: what exact zeros vote for: a "random" sign, the same on every rank, or "positive".
-        ties: what as many ranks for as against come to, which an even number of ranks may do: a
-            "random" sign, or "positive".
-        merge: "majority", the papers' vote, or "shaped": what the rank that merges rounds off is kept and added
-            the next time, so that over the steps the merged signs follow the mean of the ranks' signs.
+        zeros: how exact zeros vote: with a "random" sign, the same on every rank, or "positive".
+        ties: result of a tie, possible with an even number of ranks: a "random" sign, or "positive".
+        merge: "majority", the papers' vote, or "shaped", which keeps what merging rounds off and adds it the next
+            time, so that over the steps the merged signs follow the mean of the ranks' signs.
     """
 
     beta: float = 0.9
@@ -54,6 +53,8 @@ class Signum(Votes):
     name: ClassVar[str] = "signum"
     algebra: ClassVar[Algebra] = Algebra.FOLD
     summary: ClassVar[str] = "1 bit: the sign that the momentum of most ranks has"
+    source: ClassVar[str] = "Bernstein et al., ICLR 2019, arXiv:1810.05291"
+    page: ClassVar[str] = "sign_methods.md#signum"
     kept: ClassVar[str] = "momentum"
     samples: ClassVar[tuple[dict[str, Any], ...]] = (
         {"beta": 0.5, "step_size": "row"},

@@ -269,13 +269,13 @@ class SketchFusion(Codec):
     """Count sketches that add up, and the largest values exactly.
 
     Args:
-        density: which share of a bucket's elements the result holds, above 0, at most 1.
-        cells: of the sketch for each element: 0.1 is 3.2 bits per element.
-        rows: 1, 3 or 5; the median over rows is what is read.
-        candidates: how many times k values are exchanged exactly, of which the k largest count.
-        momentum: factor of the momentum that is kept here; 0 where the optimizer has its own.
-        error_feedback: "dense" keeps residual and momentum for every element, "sketch" in tables, for
-            less memory and one exchange, but values are only as exact as the sketch.
+        density: share of a bucket's elements in the result, above 0, at most 1.
+        cells: cells of the sketch per element: 0.1 is 3.2 bits per element.
+        rows: rows of the sketch: 1, 3 or 5; an element's value is the median over the rows.
+        candidates: for a result of k elements, candidates * k exact values are exchanged, and the k largest count.
+        momentum: factor of the method's own momentum; 0 if the optimizer has momentum.
+        error_feedback: "dense" keeps residual and momentum for every element; "sketch" keeps them in tables, which
+            needs less memory and one exchange, but values are only as exact as the sketch.
     """
 
     density: float = 0.05
@@ -287,6 +287,8 @@ class SketchFusion(Codec):
 
     name: ClassVar[str] = "sketch_fusion"
     summary: ClassVar[str] = "sums of count sketches, then the largest values exactly"
+    source: ClassVar[str] = "Dai et al., JPDC 185, 2024, 104811, after Ivkin et al., NeurIPS 2019, arXiv:1903.04488"
+    page: ClassVar[str] = "sketch_fusion.md"
     samples: ClassVar[tuple[dict[str, Any], ...]] = (
         {"density": 0.02, "cells": 0.2},
         {"density": 0.05, "cells": 0.5, "rows": 3, "momentum": 0.5, "candidates": 4},

@@ -39,13 +39,13 @@ _DENSITY = 0.01  # if neither a density nor a preset is given
 @register
 @dataclass(frozen=True)
 class SparseBinary(Sections):
-    """A thousandth or a hundredth of the positions, one value for all of them.
+    """The positions of the largest values of one sign, and one value for all of them.
 
     Args:
-        density: which share of each tensor's elements is sent, above 0, at most 1; 0.01 if neither
-            this nor a preset is given.
+        density: share of each tensor's elements that is sent, above 0, at most 1; None for 0.01, or the
+            preset's.
         preset: one of the published settings instead: 1 is density 0.001 in every step, 2 is 0.01
-            after every 10th, 3 is 0.01 after every 100th; the delay holds for
+            after every 10th step, 3 is 0.01 after every 100th; the delay applies to
             ``hvc.DistributedUpdateOptimizer`` only.
     """
 
@@ -54,6 +54,8 @@ class SparseBinary(Sections):
 
     name: ClassVar[str] = "sparse_binary"
     summary: ClassVar[str] = "positions of the largest values of one sign, Golomb-coded, and their mean"
+    source: ClassVar[str] = "Sattler et al., IJCNN 2019, arXiv:1805.08768"
+    page: ClassVar[str] = "sparse_binary.md"
     said: ClassVar[str] = "positions"
     samples: ClassVar[tuple[dict[str, Any], ...]] = ({"density": 0.01}, {"density": 0.3}, {"preset": 1})
 

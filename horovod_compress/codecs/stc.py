@@ -29,14 +29,16 @@ from .shared.sections import Sections, share
 @register
 @dataclass(frozen=True)
 class Stc(Sections):
-    """A hundredth of the elements, with one magnitude for all of them.
+    """The largest elements, with one magnitude for all of them; the others wait in the residual.
 
     Args:
-        density: which share of each tensor's elements is sent, above 0, at most 1.
+        density: share of each tensor's elements that is sent, above 0, at most 1.
     """
 
     name: ClassVar[str] = "stc"
     summary: ClassVar[str] = "positions of the largest values in Golomb code, their signs, and one magnitude"
+    source: ClassVar[str] = "Sattler et al., IEEE TNNLS 2019, arXiv:1903.02891"
+    page: ClassVar[str] = "sparse_methods.md#sparse-ternary-compression"
     samples: ClassVar[tuple[dict[str, Any], ...]] = ({"density": 0.01}, {"density": 0.3})
 
     def law(self) -> Law:

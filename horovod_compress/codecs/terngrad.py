@@ -40,9 +40,9 @@ class TernGrad(Dithering):
     """Three values on one scale per tensor, added as integers.
 
     Args:
-        clip: how many sigma of a tensor's gradient are its largest magnitude; 0 for no limit.
-        bits: of a code on the wire: 4 for up to 7 ranks, 8 for up to 127, 16 for up to 32,767, as
-            sums have to fit.
+        clip: largest magnitude, in sigma of a tensor's gradient, at least 1; larger values are cut off. 0 for no limit.
+        bits: bits per element: 4 for up to 7 ranks, 8 for up to 127, 16 for up to 32,767, because
+            sums over all ranks must fit.
     """
 
     clip: float = 2.5
@@ -51,6 +51,8 @@ class TernGrad(Dithering):
     name: ClassVar[str] = "terngrad"
     algebra: ClassVar[Algebra] = Algebra.SUM
     summary: ClassVar[str] = "-1, 0 or +1 on one scale per tensor for all ranks, added"
+    source: ClassVar[str] = "Wen et al., NeurIPS 2017, arXiv:1705.07878"
+    page: ClassVar[str] = "quantising_methods.md#terngrad"
     samples: ClassVar[tuple[dict[str, Any], ...]] = (
         {"bits": 4},
         {"clip": 0, "bits": 8},
@@ -95,7 +97,7 @@ class TernGrad(Dithering):
         enough = next((bits for bits in (8, 16) if world < 1 << (bits - 1)), None)
         advice = f"choose bits={enough}" if enough else "no width is enough"
         raise ConfigError(
-            f"terngrad with bits={self.bits} serves at most {(1 << (self.bits - 1)) - 1} ranks, as sums have to fit "
+            f"terngrad with bits={self.bits} supports at most {(1 << (self.bits - 1)) - 1} ranks, as sums have to fit "
             f"in {self.bits} bits, got {world}; {advice}"
         )
 

@@ -32,11 +32,11 @@ from .shared.sections import Sections, share
 @register
 @dataclass(frozen=True)
 class TopK(Sections):
-    """A hundredth of the elements, exactly; the others wait.
+    """The largest elements with their exact values; the others wait in the residual.
 
     Args:
-        density: which share of each tensor's elements is sent, above 0, at most 1.
-        value_bits: 32, which is 64 for float64 gradients, or 16: float16 for float16 gradients, else
+        density: share of each tensor's elements that is sent, above 0, at most 1.
+        value_bits: bits per value: 32 (64 for float64 gradients), or 16: float16 for float16 gradients, else
             bfloat16.
     """
 
@@ -44,6 +44,8 @@ class TopK(Sections):
 
     name: ClassVar[str] = "topk"
     summary: ClassVar[str] = "the largest values, exactly, and their positions in Golomb code"
+    source: ClassVar[str] = "Aji and Heafield, EMNLP 2017, arXiv:1704.05021"
+    page: ClassVar[str] = "sparse_methods.md#top-k"
     samples: ClassVar[tuple[dict[str, Any], ...]] = ({"density": 0.01}, {"density": 0.3, "value_bits": 16})
 
     def __post_init__(self) -> None:

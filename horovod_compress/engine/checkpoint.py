@@ -88,8 +88,8 @@ def load(reducer: Reducer, methods: Methods, state: Mapping[str, Any], residuals
     """Restore what :func:`save` returned.
 
     Args:
-        residuals: "restore", or "reset" to go on with empty residuals, as after a change of the
-            number of ranks.
+        residuals: "restore", or "reset" to continue with empty residuals, for example after a change of
+            the number of ranks.
 
     Raises:
         ConfigError: the state is not of this method, rank, number of ranks, model or plan.
@@ -167,7 +167,7 @@ def _check_alike(kind: str, kept: Mapping[str, Tensor], saved: Mapping[str, Tens
         if number := spoilt.count(saved[name]):
             raise ConfigError(
                 f"the saved compression state has {number} value(s) in the {kind} of {name} that are not finite or not "
-                f"below {spoilt.MOST:.1e}, which would spoil every step; load an earlier state, or pass "
+                f"below {spoilt.MOST:.1e}, which would corrupt every later step; load an earlier state, or pass "
                 f'residuals="reset"'
             )
 

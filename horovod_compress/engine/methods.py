@@ -25,7 +25,7 @@ class Methods:
     A codec's number is its place in ``codecs``. Number 0 is that of buckets that are not compressed.
 
     Args:
-        warmup: so many plain rounds come before every method.
+        warmup: number of initial uncompressed rounds.
     """
 
     rules: tuple[tuple[str, Codec], ...]
@@ -51,7 +51,7 @@ class Methods:
         if len(found) > 1 and not all(bucket.compressed for bucket in plan.buckets):
             wanted = ", ".join("none" if codec is None else described(codec) for codec in found)
             raise ConfigError(
-                f"small tensors share one uncompressed bucket, of which the methods want different things: {wanted}; "
+                f"small tensors share one uncompressed bucket, but the methods do not agree on it: {wanted}; "
                 f"leave min_elements=0, or give all methods the same momentum"
             )
 
@@ -86,7 +86,7 @@ class Methods:
         for pattern, codec in self.rules:
             if fnmatchcase(tensor, pattern):
                 return codec
-        raise ConfigError(f'no pattern fits the parameter {tensor}; end with "*" for all others: {{..., "*": "none"}}')
+        raise ConfigError(f'no pattern matches the parameter {tensor}; end with "*" for the rest: {{..., "*": "none"}}')
 
     def check_bucket(self, bucket: Bucket) -> None:
         """Refuse a bucket that its method cannot take.
@@ -100,8 +100,8 @@ class Methods:
             )
         if bucket.plain and not self.may_be_plain(bucket.method):
             raise ConfigError(
-                f"bucket {bucket.index} of the plan is left uncompressed, which would change what {self.name} makes of "
-                f'its gradients; give its parameters the method "none" with per_layer'
+                f"bucket {bucket.index} of the plan is left uncompressed, which would change the results "
+                f'of {self.name}; give its parameters the method "none" with per_layer'
             )
         for variant in self.codecs[bucket.method].variants():
             variant.check_bucket(bucket)
@@ -124,7 +124,7 @@ class Methods:
         for pattern, _ in self.rules:
             if pattern != _ALL and pattern not in first:
                 raise ConfigError(
-                    f"the pattern {pattern!r} is the first that fits for no parameter; parameters are named "
+                    f"no parameter takes its method from the pattern {pattern!r}; parameters are named "
                     f"as in {', '.join(t.name for t in tensors[:3])}"
                 )
 
@@ -143,14 +143,6 @@ class Methods:
             ConfigError: the methods differ in that.
         """
         return int(self._one("full_precision_every", [getattr(c, "full_precision_every", 0) for _, c in self.rules]))
-
-    def momenta(self) -> dict[str, float]:
-        """Return, by method, the momentum of those whose result is momentum upon what they are given."""
-        found = [(kind.name, float(getattr(kind, "momentum", 0.0))) for kind in self._kinds()]
-        return {name: momentum for name, momentum in found if momentum}
-
-    def _kinds(self) -> list[Codec]:
-        return [kind for _, codec in self.rules for kind in (codec, *codec.variants())]
 
     def _one(self, what: str, values: list[int]) -> int:
         if len(set(values)) > 1:
@@ -233,6 +225,6 @@ def _numbered(bucket: Bucket, methods: Methods) -> Bucket:
     if len(numbers) > 1:
         raise ConfigError(
             f"bucket {bucket.index} of the plan holds parameters of different methods: "
-            f"{', '.join(tensor.name for tensor in bucket.tensors[:5])}; cut it between them"
+            f"{', '.join(tensor.name for tensor in bucket.tensors[:5])}; split it between them"
         )
     return replace(bucket, method=numbers.pop())

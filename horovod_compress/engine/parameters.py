@@ -36,7 +36,7 @@ def pairs(given: object) -> list[tuple[str, nn.Parameter]]:
         if isinstance(parameter, UninitializedParameter):
             raise ConfigError(
                 f"parameter {name} has no shape yet, as in LazyLinear: run a forward pass of the model before the "
-                f"compression and the optimizer are made"
+                f"compression and the optimizer are created"
             )
     return found
 

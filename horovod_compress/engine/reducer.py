@@ -173,7 +173,7 @@ class Reducer:
         if before != after:
             name = next(name for name in before if before[name] != after[name])
             raise ConfigError(
-                f"rank {self.rank}: {name} has another method in the new buckets; what is kept for it would be lost"
+                f"rank {self.rank}: {name} has a different method in the new buckets; its state would be lost"
             )
         if self.tables():
             raise ConfigError(
@@ -199,7 +199,7 @@ class Reducer:
 
         Raises:
             ConfigError: the gradient does not fit, or was offered before in this step.
-            ExchangeError: an earlier exchange failed, or an earlier gradient could not be taken in.
+            ExchangeError: an earlier exchange failed, or an earlier gradient could not be processed.
         """
         station, position = self._where[index]
         self._check_fits(station.bucket.tensors[position], grad, station.device)
@@ -227,7 +227,7 @@ class Reducer:
         if grad.device != where.where:
             raise ConfigError(
                 f"rank {self.rank}: the gradient of {tensor.name} is on {grad.device}, its parameter was on "
-                f"{where.where} when the compression was made; move the model to its device before"
+                f"{where.where} when the compression was made; move the model to its device first"
             )
 
     def _claim(self, station: Station, position: int) -> None:
@@ -239,8 +239,8 @@ class Reducer:
                 raise ConfigError(
                     f"rank {self.rank}: the gradient of {station.bucket.tensors[position].name} was "
                     f"offered twice in step {station.finished + 1}; call the optimizer's step() or synchronize() "
-                    f"after each backward pass; or two distributed optimizers were made for this model or compression, "
-                    f"as by a cell of a notebook that ran twice: make model, compression and optimizer anew"
+                    f"after each backward pass; or two distributed optimizers share this model or compression, "
+                    f"for example by a notebook cell that ran twice: create model, compression and optimizer again"
                 )
 
     def _count_in(self, station: Station, position: int, nonfinite: int | Tensor) -> None:
@@ -318,11 +318,11 @@ class Reducer:
         for station in self.stations:
             if station.refused:
                 raise ExchangeError(
-                    f"rank {self.rank}: the gradients of bucket {station.bucket.index} could not be taken in: "
+                    f"rank {self.rank}: the gradients of bucket {station.bucket.index} could not be processed: "
                     f"{station.refused}; restart the job from a checkpoint"
                 ) from station.refused
         if self._closing:
-            raise ExchangeError(f"rank {self.rank}: this compression was closed while results were awaited")
+            raise ExchangeError(f"rank {self.rank}: this compression was closed while the optimizer waited for results")
         if missing := self.missing(step):
             raise ConfigError(
                 f"rank {self.rank}: no gradient was offered in step {step} for "
@@ -330,7 +330,7 @@ class Reducer:
                 f"exactly the parameters of this optimizer"
             )
         if not (self._thread.is_alive() and self._taker.alive() and self._decoder.alive()):
-            raise ExchangeError(f"rank {self.rank}: a thread of the reducer is gone; this is a bug")
+            raise ExchangeError(f"rank {self.rank}: a thread of the reducer ended unexpectedly; this is a bug")
 
     def _raise_failure(self) -> None:
         if self._failure:
@@ -362,7 +362,7 @@ class Reducer:
             station, position = self._where[index]
             raise ExchangeError(
                 f"rank {self.rank}: the gradient of {station.bucket.tensors[position].name}, in bucket {key.bucket} of "
-                f"step {key.step}, could not be taken in: {type(error).__name__}: {error}; restart the job from a "
+                f"step {key.step}, could not be processed: {type(error).__name__}: {error}; restart the job from a "
                 f"checkpoint"
             ) from error
 
@@ -540,8 +540,8 @@ class Reducer:
         self._told_of_dropped = True
         name, number = next(iter(station.dropped.items()))
         _log.warning(
-            "rank %d: %d value(s) kept for %s were not finite and have been dropped; they came from no step of this "
-            "method: look at what else writes to the compression's state, or at this host's memory",
+            "rank %d: %d value(s) kept for %s were not finite and have been dropped; no step of this method produces "
+            "them: check what else writes to the compression's state, or this host's memory",
             *(self.rank, number, name),
         )
 
@@ -830,6 +830,15 @@ class Reducer:
         for kept in self.states().values():
             for name in kept.keys() & factors.keys():
                 kept[name].mul_(factors[name].to(kept[name].device))
+        self._rest()
+
+    def scale_errors(self, factors: Mapping[str, float]) -> None:
+        """Multiply what waits to be sent, by tensor, between two steps; momentum stays as it is."""
+        if not factors:
+            return
+        for kind, kept in self.states().items():
+            for name in kept.keys() & factors.keys() if kind != "momentum" else ():
+                kept[name].mul_(factors[name])
         self._rest()
 
     def compare_first(self, value: int, what: str) -> None:

@@ -153,7 +153,7 @@ class Tuner:
         if self._drift.look(self._share(self._drift.seconds(step))):
             if self._reducer.rank == 0:
                 _log.warning(
-                    "the exchanges of a step take %.1f ms now and took %.1f ms when buckets were chosen, as the "
+                    "the exchanges of a step take %.1f ms now and took %.1f ms when buckets were chosen, because the "
                     "network or the method's rounds have changed: choosing again",
                     1e3 * self._drift.last, 1e3 * (self._drift.first or 0.0),
                 )  # fmt: skip
@@ -167,7 +167,7 @@ class Tuner:
         told: _Decision = self._share(decision)[0]
         if told.problem and self._schedule == OPTIONAL:
             if self._reducer.rank == 0:
-                _log.warning("schedule auto goes back to the buckets it began with: %s", told.problem)
+                _log.warning("schedule auto returns to its initial buckets: %s", told.problem)
             self._reducer.replan(self._before)  # the last trial's may be the slowest of all
             self.stop()
             return

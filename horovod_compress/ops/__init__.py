@@ -14,6 +14,7 @@ elements is then a one-element tensor on the device, and only ``int()`` of it wa
 ``HVC_KERNELS=reference`` runs the readable NumPy kernels of :mod:`.reference` instead.
 """
 
+from .adam import adam_hold_all
 from .basic import (
     bernoulli_words,
     crc32c,
@@ -89,6 +90,7 @@ __all__ = [
     "RECORD_UNIT",
     "Feedback",
     "absorb",
+    "adam_hold_all",
     "bernoulli_words",
     "binary_clear",
     "binary_decode",

@@ -22,7 +22,7 @@ from .text import milliseconds, table
 NOTES = """\
 model:    predicted from bytes, link and the codec's costs, before anything was sent
 refined:  predicted from buckets that were measured under the other schedules
-measured: slowest rank, median [quartiles]; compute is stood in for by sleeping, which leaves the cores to the exchange
+measured: slowest rank, median [quartiles]; compute is simulated by sleeping, which leaves the cores to the exchange
 error:    predicted / measured - 1"""
 
 

@@ -1,4 +1,4 @@
-"""A model with the parameters of a real one, whose compute is stood in for by sleeping.
+"""A model with the parameters of a real one, whose compute is simulated by sleeping.
 
 What is real: number, names, shapes and backward order of the gradients, the hooks that fire for
 each of them, and everything that Horovod or a compression does. What is stood in for: the time that

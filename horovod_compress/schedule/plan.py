@@ -148,7 +148,7 @@ class Plan:
         try:
             return cls.from_document(json.loads(Path(path).read_text()))
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-            raise ConfigError(f"{path} holds no plan: {type(error).__name__}: {error}") from None
+            raise ConfigError(f"{path} is not a plan: {type(error).__name__}: {error}") from None
 
     def fingerprint(self) -> str:
         """Return a short hash that differs whenever two plans differ."""

@@ -13,6 +13,7 @@ from torch import Tensor
 from horovod_compress import ops
 from horovod_compress.ops.keys import ZERO_SIGN, Key
 from horovod_compress.ops.reference import (
+    adam as reference_adam,
     basic as reference,
     lowrank as reference_lowrank,
     quantise as reference_quantise,
@@ -30,6 +31,7 @@ POISON = 0xA5
 ORACLES = (
     reference_quantise,
     reference,
+    reference_adam,
     reference_sparse,
     reference_sketch,
     reference_values,

@@ -153,6 +153,19 @@ class TestNumbers:
                 same("dense_decode", grad, poison(count, out), scale=0.3, residual=left)
             same("dense_add", grad, numbers(count, dtype, 4))
 
+    def test_adam(self, dtype: torch.dtype, same: Same, lengths: tuple[int, ...]) -> None:
+        for count in lengths:
+            several = [count]
+            given = [[numbers(count, dtype, seed) for count in several] for seed in (1, 2)]
+            squares = [tame(count, work(dtype), 3).abs() for count in several]
+            kept, rule = (
+                [poison(count, dtype) for count in several],
+                {"betas": (0.9, 0.999), "step": 7.0, "bound": 10.0, "left": 0.01},
+            )
+            same("adam_hold_all", kept, *given, squares, None, **rule)
+            if count % 3 == 0:
+                same("adam_hold_all", kept, *given, squares, [tame(max(count // 3, 1), work(dtype), 4).abs()], **rule)
+
     def test_dither(self, dtype: torch.dtype, same: Same, lengths: tuple[int, ...]) -> None:
         for count in lengths:
             for row_length in {max(count, 1), 100, 2048}:

@@ -8,7 +8,7 @@ import pytest
 
 pytest.importorskip("horovod.torch")
 
-from horovod_compress.engine.optimizer.held import BOUND
+from horovod_compress.engine.optimizer.second_moment import BOUND
 from tests.support.jobs import run_ranks
 
 pytestmark = pytest.mark.slow

@@ -87,7 +87,7 @@ def test_refusals_name_the_remedy(found) -> None:
             assert text.startswith("ConfigError") and "named_parameters" in text
     for text in value(found, "made twice"):
         assert text.startswith("ConfigError") and "offered twice in step 0" in text
-        assert "two distributed optimizers were made for this model or compression" in text
+        assert "two distributed optimizers share this model or compression" in text
 
 
 def test_attach_on_some_ranks_is_refused_on_all(found) -> None:

@@ -332,7 +332,7 @@ def test_records_are_kept_and_shown_when_the_job_fails(
 
 def test_the_step_table_names_what_is_stood_in_for() -> None:
     text = step.text(overlap.enriched(RECORDS, PLACE))
-    assert "compute 300 ms (stood in for by sleeping); T1 measured: 300 ms" in text
+    assert "compute 300 ms (simulated by sleeping); T1 measured: 300 ms" in text
     assert "emulated hosts, links limited to 1gbit by tc tbf" in text
     assert "K=...:   computed, not measured" in text
     line = next(line for line in text.splitlines() if line.startswith("none "))

@@ -35,7 +35,7 @@ def test_text_is_in_the_style_of_horovodrun():
     assert "    [ ] CUDA (built, no device found)" in lines
     assert "    [X] marsit" in lines
     assert "    HVC_ISA=avx2" in lines
-    assert any(line.startswith("Warning: Horovod's stall check is inert") for line in lines)
+    assert any(line.startswith("Warning: Horovod's stall check does nothing") for line in lines)
     assert not any(line.startswith("Problem") for line in lines)
 
 

@@ -17,13 +17,14 @@ pytest.importorskip("torch")
 import torch
 
 import check_links
+from horovod_compress.cli import command as cli
 from horovod_compress.codecs import registry
 from horovod_compress.exchange import wire
 from horovod_compress.options import Options
 from tests.support.local import Fleet, spec
 
 ROOT = Path(__file__).resolve().parents[2]
-README, CONTRIBUTING = ROOT / "README.md", ROOT / "CONTRIBUTING.md"
+DOCS, CONTRIBUTING = ROOT / "docs", ROOT / "CONTRIBUTING.md"
 PAGES = check_links.pages()
 OURS = [page for page in PAGES if page.parent != ROOT / "docker"]
 
@@ -65,6 +66,22 @@ def test_every_code_fence_is_closed_and_every_placeholder_filled(page: Path) -> 
     assert not re.search(r"@[A-Z]+_?[A-Z]*@|TODO|FIXME", text)
 
 
+def test_the_index_lists_every_page_once() -> None:
+    listed = re.findall(r"^\| \[([\w.-]+)\]\(\1\) \|", (DOCS / "README.md").read_text(), re.MULTILINE)
+    assert sorted(listed) == sorted(page.name for page in DOCS.glob("*.md") if page.name != "README.md")
+
+
+def test_the_front_page_is_short() -> None:
+    text = "\n".join(
+        line
+        for line in re.sub(r"^```.*?^```", "", (ROOT / "README.md").read_text(), flags=re.MULTILINE | re.DOTALL).split(
+            "\n"
+        )
+        if not line.startswith(("|", "    "))
+    )
+    assert len(re.findall(r"\w\S*", re.sub(r"\]\([^)]*\)", "]", text))) <= 1000
+
+
 # ---- code -------------------------------------------------------------------------------------
 
 
@@ -74,10 +91,10 @@ def test_python_blocks_compile(page: Path) -> None:
         compile(code, f"{page.name} block {number}", "exec")
 
 
-def test_the_diff_in_the_readme_is_the_diff_of_the_examples() -> None:
+def test_the_diff_in_the_page_on_usage_is_the_diff_of_the_examples() -> None:
     plain, ours = ((ROOT / "examples" / name).read_text().splitlines() for name in ("minimal_plain.py", "minimal.py"))
     lines = [line for line in difflib.ndiff(plain, ours) if line[0] in "+-" and line[2:].strip()]
-    assert blocks(README, "diff") == ["".join(f"{line[0]}{line[2:]}\n" for line in lines)]
+    assert blocks(DOCS / "usage.md", "diff") == ["".join(f"{line[0]}{line[2:]}\n" for line in lines)]
 
 
 def code_named(name: str) -> str:
@@ -123,7 +140,7 @@ def plain(cell: str) -> str:
 
 
 def test_the_table_of_options_is_complete_and_its_defaults_are_right() -> None:
-    shown = {plain(row[0]): plain(row[1]) for row in table_after(README, "## Options of all methods")}
+    shown = {plain(row[0]): plain(row[1]) for row in table_after(DOCS / "usage.md", "## Options of all methods")}
     assert shown.pop("process_set") == "all ranks"
     assert shown == {
         field.name: f'"{field.default}"' if isinstance(field.default, str) else repr(field.default)
@@ -132,12 +149,19 @@ def test_the_table_of_options_is_complete_and_its_defaults_are_right() -> None:
 
 
 def test_the_table_of_methods_is_complete_and_names_their_options() -> None:
-    rows = {plain(row[0]): row[3] for row in table_after(README, "## Methods available now")}
+    rows = {plain(row[0]): row[5] for row in table_after(DOCS / "methods.md", "## All methods")}
     assert sorted(rows) == sorted(registry.available())
     for name, cell in rows.items():
         shown = dict(re.findall(r"`(\w+)=([^`]+)`", cell))
         fields = dataclasses.fields(registry.codec_class(name))
         assert shown == {f.name: f'"{f.default}"' if isinstance(f.default, str) else repr(f.default) for f in fields}
+
+
+def test_the_table_of_methods_is_what_the_command_prints(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["list", "--markdown"]) == 0
+    page = (DOCS / "methods.md").read_text()
+    begin, end = "<!-- generated: hvd-compress list --markdown -->\n\n", "\n<!-- end of generated -->"
+    assert page.partition(begin)[2].partition(end)[0] == capsys.readouterr().out
 
 
 @pytest.mark.parametrize("page", OURS, ids=lambda page: str(page.relative_to(ROOT)))
@@ -158,7 +182,7 @@ def test_the_sizes_in_the_page_on_marsit_are_what_is_sent() -> None:
         for _ in range(3):
             fleet.step([{"weight": torch.ones(1000, 1000)}] * 4)
             sent.append(sum(reducer.metrics.bytes_sent for reducer in fleet.reducers))
-    shown = [row[-1] for row in table_after(ROOT / "docs" / "marsit.md", "## Bytes")]
+    shown = [row[-1] for row in table_after(DOCS / "marsit.md", "## Bytes")]
     assert [int(re.sub(r"\D", "", cell.rpartition("=")[2])) for cell in shown] == [sent[3] - sent[2], sent[2] - sent[1]]
 
 
@@ -168,18 +192,18 @@ def test_the_sizes_in_the_page_on_global_qsgd_are_what_is_sent() -> None:
             before = sum(reducer.metrics.bytes_sent for reducer in fleet.reducers)
             fleet.step([{"weight": torch.ones(1000, 1000)}] * 4)
         sent = sum(reducer.metrics.bytes_sent for reducer in fleet.reducers) - before
-    shown = [row[-1] for row in table_after(ROOT / "docs" / "global_qsgd.md", "## Bytes")]
+    shown = [row[-1] for row in table_after(DOCS / "global_qsgd.md", "## Bytes")]
     assert sum(int(re.sub(r"\D", "", cell.rpartition("=")[2])) for cell in shown) == sent
 
 
 def test_the_page_on_the_wire_format_is_that_of_the_code() -> None:
-    page = (ROOT / "docs" / "wire-format.md").read_text()
+    page = (DOCS / "wire-format.md").read_text()
     assert f"Wire version {wire.WIRE_VERSION}." in page
     assert f"A frame is {wire.HEADER_BYTES} bytes of header" in page
     rows = re.findall(r"^\| `([a-z0-9_ ]+)` \| `0x([0-9a-f]{4})` \|$", page, re.MULTILINE)
     names = {*registry.available(), "full precision", "verify", "agree", "weights", "prelude 0"}
     assert dict(rows) == {name: f"{wire.codec_id(name):04x}" for name in names}
-    fields = [(int(row[0]), int(row[1])) for row in table_after(ROOT / "docs" / "wire-format.md", "## Frame")]
+    fields = [(int(row[0]), int(row[1])) for row in table_after(DOCS / "wire-format.md", "## Frame")]
     ends = [offset + size for offset, size in fields]
     assert [offset for offset, _ in fields] == [0, *ends[:-1]] and ends[-1] == wire.HEADER_BYTES
 

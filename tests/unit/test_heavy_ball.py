@@ -64,10 +64,25 @@ def test_what_waits_for_long_and_counts_ten_times_is_spoken_of(
 
 @pytest.mark.parametrize(
     ("method", "options"),
-    [("none", {}), ("marsit", {}), ("powersgd", {}), ("topk", {"density": 0.3}), ("randomk", {"scaled": True})],
+    [
+        ("none", {}),
+        ("marsit", {"warmup_steps": 30}),
+        ("powersgd", {}),
+        ("topk", {"density": 0.3}),
+        ("randomk", {"scaled": True}),
+    ],
 )
 def test_nothing_is_said_of_what_does_not_wait(method: str, options: dict[str, Any]) -> None:
     assert heavy_ball.advice(HEAVY, parse(method, options)[0], NAMED) is None
+
+
+@pytest.mark.parametrize("method", ["marsit", "ef_signsgd", "onebit", "onebit_adam"])
+def test_one_bit_from_the_first_step_is_spoken_of(method: str) -> None:
+    text = heavy_ball.advice(HEAVY, parse(method, {})[0], NAMED)
+    assert text and text.startswith(f"{method} compresses from the first step") and text.endswith("warmup_steps=30")
+    assert heavy_ball.advice(HEAVY, parse(method, {"warmup_steps": 1})[0], NAMED) is None
+    assert heavy_ball.advice(SGD, parse(method, {})[0], NAMED) is None
+    assert heavy_ball.advice(ADAM, parse(method, {})[0], NAMED) is None
 
 
 def test_of_several_methods_the_one_that_waits_longest_is_named() -> None:
@@ -81,7 +96,7 @@ def test_groups_are_looked_at_with_the_methods_of_their_own_parameters() -> None
     light, heavy = {"params": PARAMETERS[:1]}, {"params": PARAMETERS[1:], "momentum": 0.9}
     optimizer = torch.optim.SGD([light, heavy], lr=0.1)
     heavy_ball.refuse_twice(optimizer, per_layer({"a": "dgc", "*": "marsit"}), NAMED)
-    assert heavy_ball.advice(optimizer, per_layer({"a": "topk", "*": "marsit"}), NAMED) is None
+    assert heavy_ball.advice(optimizer, per_layer({"a": "topk", "*": "signsgd"}), NAMED) is None
     with pytest.raises(ConfigError, match="dgc keeps"):
         heavy_ball.refuse_twice(optimizer, per_layer({"b": "dgc", "*": "marsit"}), NAMED)
     assert heavy_ball.advice(optimizer, per_layer({"b": "topk", "*": "marsit"}), NAMED)

@@ -55,9 +55,9 @@ def test_patterns_are_compared_in_order() -> None:
     methods = per_layer({"a.*": "fp16", "*.b": "bf16", "*": "fp16"})
     names = [methods.codecs[methods.number(name)].name for name in ("a.b", "c.b", "c.w")]
     assert names == ["fp16", "bf16", "fp16"] and len(methods.codecs) == 3  # none, fp16, bf16
-    with pytest.raises(ConfigError, match=r'no pattern fits the parameter c.w; end with "\*"'):
+    with pytest.raises(ConfigError, match=r'no pattern matches the parameter c.w; end with "\*"'):
         per_layer({"a.*": "fp16"}).number("c.w")
-    with pytest.raises(ConfigError, match=r"'embd\*' is the first that fits for no parameter.*head.weight"):
+    with pytest.raises(ConfigError, match=r"no parameter takes its method from the pattern 'embd\*'.*head.weight"):
         per_layer({"embd*": "fp16", "*": "none"}).check_used(TENSORS)
     per_layer({"head*": "fp16", "embed*": "none", "*": "none"}).check_used(TENSORS)
 
@@ -219,7 +219,7 @@ def test_a_label_that_nobody_knows_is_an_error() -> None:
 
 
 def test_a_function_that_fails_is_an_error() -> None:
-    with pytest.raises(ConfigError, match="the function of the step raised ZeroDivisionError for step 2"):
+    with pytest.raises(ConfigError, match="the function given to by_step raised ZeroDivisionError for step 2"):
         by_step(lambda step: 1 // (step - 2), {-1: "none"}).at(2)
 
 

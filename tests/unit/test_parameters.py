@@ -70,7 +70,7 @@ def test_a_start_refuses_them() -> None:
         specs(None)
     with pytest.raises(ConfigError, match="one parameter under two names; leave remove_duplicate=True"):
         specs([("a", WEIGHT), ("b", WEIGHT)])
-    with pytest.raises(ConfigError, match=r"w is torch.sparse_coo; parameters should be dense"):
+    with pytest.raises(ConfigError, match=r"w is torch.sparse_coo; parameters must be dense"):
         specs([("w", nn.Parameter(torch.eye(3).to_sparse()))])
 
 

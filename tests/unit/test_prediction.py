@@ -229,7 +229,7 @@ def test_a_plan_is_read_from_the_file_it_was_saved_to(tmp_path: Path) -> None:
     assert Plan.load(tmp_path / "plan.json") == plan
     (tmp_path / "other.json").write_text('[{"a": 1}]')
     for name in ("other.json", "missing.json"):
-        with pytest.raises(ConfigError, match="holds no plan"):
+        with pytest.raises(ConfigError, match="is not a plan"):
             Plan.load(tmp_path / name)
 
 

@@ -68,7 +68,7 @@ def test_an_error_in_taking_in_ends_the_step_on_every_rank(monkeypatch: pytest.M
         for reducer in fleet.reducers:
             with pytest.raises(
                 ExchangeError,
-                match="gradient of c, in bucket 0 of step 0, could not be taken in: ValueError: no such gradient",
+                match="gradient of c, in bucket 0 of step 0, could not be processed: ValueError: no such gradient",
             ):
                 reducer.result(0, step)
         assert time.monotonic() - began < SOON

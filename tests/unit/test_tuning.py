@@ -163,7 +163,7 @@ def test_methods_stay_and_small_tensors_stay_uncompressed(monkeypatch: pytest.Mo
             tuple(t.count for t in job.tuners[0]._tensors)
         }  # no other tensor is planned for
         assert [b.compressed for b in plan.buckets][-1] is False and fleet.reducers[0].residual_norm() > 0
-        with pytest.raises(ConfigError, match="another method"):
+        with pytest.raises(ConfigError, match="a different method"):
             fleet.reducers[0].replan(Plan.of([(tensors, 1)]))
 
 
@@ -421,7 +421,7 @@ def test_auto_goes_back_to_its_first_buckets_where_a_search_fails(
         for number in range(8):
             assert job.same(job.step(number))
         assert all(tuner.done for tuner in job.tuners) and {r.plan for r in fleet.reducers} == {before}
-        assert caplog.text.count("goes back to the buckets it began with: ConfigError: too large") == 1
+        assert caplog.text.count("returns to its initial buckets: ConfigError: too large") == 1
 
 
 # ---- what is measured ----

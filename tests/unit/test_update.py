@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -10,7 +11,9 @@ import pytest
 import torch
 from torch import nn
 
-from horovod_compress.errors import ConfigError, NonFiniteError
+from horovod_compress.engine import checkpoint
+from horovod_compress.engine.optimizer import heavy_ball
+from horovod_compress.errors import ConfigError, MismatchError, NonFiniteError
 from horovod_compress.fronts.horovod.update import distributed_update_optimizer
 from horovod_compress.schedule.plan import TensorSpec
 from tests.support.local import Fleet
@@ -26,13 +29,15 @@ class Compression:
         self.method, self.plan = fleet.methods.name, fleet.plan
         self.communication_delay = fleet.methods.communication_delay
         self.full_precision_every = fleet.methods.full_precision_every
-        self.momenta = fleet.methods.momenta
 
     def included(self) -> bool:
         return True
 
     def check_updates(self) -> None:
         pass
+
+    def check_momentum(self, optimizer: Any) -> None:
+        heavy_ball.refuse_twice(optimizer, self._fleet.methods, self._named.items(), updates=True)
 
     def begin_updates(self) -> Any:
         return self._reducer
@@ -41,7 +46,13 @@ class Compression:
         return [self._named[name] for name in self.plan.names()]
 
     def allgather_object(self, value: Any, name: str) -> list[Any]:
-        return [value] * WORLD
+        return [value] * self._fleet.world
+
+    def saved(self) -> dict[str, Any]:
+        return checkpoint.save(self._reducer, self._fleet.methods)
+
+    def load(self, state: dict[str, Any]) -> None:
+        checkpoint.load(self._reducer, self._fleet.methods, state, "restore")
 
 
 def train(
@@ -49,18 +60,20 @@ def train(
     run: Callable[[int, Any, dict[str, nn.Parameter]], None],
     method: str = "none",
     own: dict[str, Any] | None = None,
+    world: int = WORLD,
     **options: Any,
 ) -> tuple[list[dict[str, nn.Parameter]], list[Any]]:
     """Let every rank run with its optimizer; return parameters and optimizers."""
     shapes = {"used": (40,), "unused": (30,)}
-    named = [{n: nn.Parameter(torch.full(s, 0.5)) for n, s in shapes.items()} for _ in range(WORLD)]
+    named = [{n: nn.Parameter(torch.full(s, 0.5)) for n, s in shapes.items()} for _ in range(world)]
     made, errors = [], []
     specs = [TensorSpec(n, s, "float32") for n, s in shapes.items()]
-    with Fleet(WORLD, specs, method, **own or {}) as fleet:
-        for rank in range(WORLD):
+    with Fleet(world, specs, method, **own or {}) as fleet:
+        for rank in range(world):
             plain = kind(named[rank].values())
             compression = Compression(fleet, rank, named[rank])
             made.append(distributed_update_optimizer(plain, named[rank].items(), compression, **options))
+            made[-1].compression = compression
 
         def one(rank: int) -> None:
             try:
@@ -68,7 +81,7 @@ def train(
             except BaseException as error:
                 errors.append(error)
 
-        threads = [threading.Thread(target=one, args=(rank,)) for rank in range(WORLD)]
+        threads = [threading.Thread(target=one, args=(rank,)) for rank in range(world)]
         for thread in threads:
             thread.start()
         for thread in threads:
@@ -76,6 +89,12 @@ def train(
     if errors:
         raise errors[0]
     return named, made
+
+
+def held(optimizer: Any) -> dict[str, dict[str, Any]]:
+    """Return the second moments that are held, by name."""
+    moments: dict[str, dict[str, Any]] = optimizer.state_dict()["horovod_compress"]["second_moment"]["moments"]
+    return moments
 
 
 def adamw(parameters: Any) -> torch.optim.Optimizer:
@@ -125,13 +144,15 @@ def test_flush_does_not_rebuild_the_second_moment() -> None:
             if number == 1:  # one warm-up step, and one of two local steps
                 optimizer.zero_grad()
                 optimizer.flush()
-            seen[rank].append(optimizer.state[named["used"]]["exp_avg_sq"].clone())
+            seen[rank].append(held(optimizer))
 
     options = {"second_moment": "shared", "warmup_steps": 1, "rebuild_every": 1, "communication_delay": 2}
     train(adamw, run, **options)
     for mine in seen:
-        assert torch.equal(mine[0], mine[1]) and torch.equal(mine[1], mine[2])
-        assert bool((mine[3] > mine[2]).all())  # the exchange after: the control
+        assert mine[0] == {}  # in the warm-up it is the optimizer's
+        assert mine[1]["used"]["steps"] == mine[2]["used"]["steps"] == 1
+        assert torch.equal(mine[1]["used"]["moment"], mine[2]["used"]["moment"])
+        assert mine[3]["used"]["steps"] == 4  # the exchange after: the control; it stands for all steps since
 
 
 def test_step_hooks_are_called_once_before_and_after_a_load() -> None:
@@ -163,7 +184,7 @@ def test_momentum_upon_momentum_is_refused(method: str) -> None:
         return torch.optim.SGD(parameters, lr=0.1, momentum=0.9)
 
     for kind in (heavy, adamw):
-        with pytest.raises(ConfigError, match=f"give {method} momentum=0"):
+        with pytest.raises(ConfigError, match=f"or {method} momentum=0"):
             train(kind, nothing, method, {"momentum": 0.5, "density": 0.5})
         train(kind, nothing, method, {"momentum": 0.0, "density": 0.5})
     train(lambda p: torch.optim.SGD(p, lr=0.1), nothing, method, {"momentum": 0.5, "density": 0.5})
@@ -185,3 +206,211 @@ def test_steps_that_fail_for_numbers_that_are_not_finite_count() -> None:
 
     train(lambda parameters: torch.optim.SGD(parameters, lr=0.1), run)
     assert counted == [(3, 3)] * WORLD
+
+
+# ---- the second moment ----
+
+SHARED = {"second_moment": "shared", "warmup_steps": 3, "rebuild_every": 2, "communication_delay": 2}
+
+
+def give(rank: int, step: int, named: dict[str, nn.Parameter], since: int = 5) -> None:
+    """Set gradients that differ between ranks: one on both, one from a step on, and on rank 1 only."""
+    generator = torch.Generator().manual_seed(10 * step + rank)
+    named["used"].grad = torch.randn(40, generator=generator) * torch.logspace(-3, 0, 40)
+    named["unused"].grad = torch.randn(30, generator=generator) if rank == 1 and step >= since else None
+
+
+def digests(optimizer: Any) -> dict[str, tuple[float, list[float]]]:
+    """Return what is held, as what can be compared."""
+    return {name: (saved["steps"], saved["moment"].tolist()) for name, saved in held(optimizer).items()}
+
+
+@pytest.mark.parametrize("flushes", [(), (5,)], ids=str)
+def test_what_is_held_is_equal_on_all_ranks_and_moves_by_the_mean(flushes: tuple[int, ...]) -> None:
+    seen: list[list[Any]] = [[], []]
+
+    def run(rank: int, optimizer: Any, named: dict[str, nn.Parameter]) -> None:
+        for step in range(16):
+            give(rank, step, named)
+            if (step, rank) == (8, 0):  # as a gradient scaler does on the rank where gradients overflowed
+                optimizer.grad_scale, optimizer.found_inf = torch.tensor(8.0), torch.tensor(1.0)
+            optimizer.step()
+            vars(optimizer).pop("found_inf", None), vars(optimizer).pop("grad_scale", None)
+            if step in flushes:
+                optimizer.flush()
+            seen[rank].append(digests(optimizer))
+
+    _, made = train(adamw, run, **SHARED)
+    assert seen[0] == seen[1]
+    used, late = ([mine[name][0] if name in mine else None for mine in seen[0]] for name in ("used", "unused"))
+    first, second = (7, 9) if flushes else (6, 10)  # exchanges 2 and 4; that of flush() rebuilds nothing
+    assert used[:first] == [None] * 3 + [3.0] * (first - 3) and used[first:second] == [first + 1.0] * (second - first)
+    assert used[second] == second + 1.0
+    assert late[:first] == [None] * first and late[first] == first + 1.0 - 3  # a rank alone has had gradients since
+    moments = [torch.tensor(mine["used"][1]) for mine in (seen[0][first], seen[0][second])]
+    means = torch.stack([_gradient(rank, second) for rank in range(WORLD)]).mean(0)
+    keep, before, after = 0.999 ** (second - first), *(1 - 0.999 ** (step + 1) for step in (first, second))
+    assert torch.allclose(moments[1], (keep * before * moments[0] + (1 - keep) * means**2) / after, rtol=1e-4)
+    assert made[0].state[made[0].compression.parameters()[1]] == {}  # which it never had
+
+
+def _gradient(rank: int, step: int) -> torch.Tensor:
+    named = {name: nn.Parameter(torch.zeros(1)) for name in ("used", "unused")}
+    named["used"] = nn.Parameter(torch.zeros(40))
+    named["unused"] = nn.Parameter(torch.zeros(30))
+    give(rank, step, named)
+    assert named["used"].grad is not None
+    return named["used"].grad
+
+
+def resumed(
+    at: int, change: Callable[[int, Any], None] = lambda rank, state: None, method: str = "marsit"
+) -> list[list[Any]]:
+    """Return weights and what is held of a whole run, and of one that is resumed after so many steps."""
+    ends: list[list[Any]] = [[], []]
+    saved: list[Any] = [None, None]
+
+    def run(part: int) -> Callable[[int, Any, dict[str, nn.Parameter]], None]:
+        def steps(rank: int, optimizer: Any, named: dict[str, nn.Parameter]) -> None:
+            if part:
+                model, state, kept = saved[rank]
+                change(rank, state)
+                with torch.no_grad():
+                    for name, parameter in named.items():
+                        parameter.copy_(model[name])
+                optimizer.load_state_dict(state)
+                optimizer.compression.load(kept)
+            for step in range(at if part else 0, 16):
+                if step == at and not part:
+                    weights = {name: parameter.detach() for name, parameter in named.items()}
+                    saved[rank] = copy.deepcopy((weights, optimizer.state_dict(), optimizer.compression.saved()))
+                give(rank, step, named)
+                optimizer.step()
+
+        return steps
+
+    for part in range(2):
+        named, made = train(adamw, run(part), method, **SHARED)
+        for mine, optimizer in zip(named, made, strict=True):
+            ends[part].append(([p.detach().clone() for p in mine.values()], digests(optimizer)))
+    return ends
+
+
+@pytest.mark.parametrize("at", range(1, 15))
+def test_resuming_at_any_step_gives_the_same_bits(at: int) -> None:
+    """In the warm-up, at its end, between local steps, between rebuildings; 3 steps, then exchanges of 2, then of 2."""
+    whole, again = resumed(at)
+    for (mine, held_), (theirs, moments) in zip(whole, again, strict=True):
+        assert all(torch.equal(*both) for both in zip(mine, theirs, strict=True)) and held_ == moments
+    assert whole[0][1] == whole[1][1] and len(whole[0][1]) == 2
+
+
+def as_before(rank: int, state: dict[str, Any]) -> None:
+    """Let a saved state be one of the versions that kept V, and the steps that it stands for, with the optimizer."""
+    moments = state["horovod_compress"].pop("second_moment")["moments"]
+    if not moments:  # from the warm-up
+        for mine in state["state"].values():
+            mine["second_moment_steps"] = float(mine["step"])
+    for name, (moment, steps) in ((name, saved.values()) for name, saved in moments.items()):
+        nothing = {"step": torch.tensor(0.0), "exp_avg": torch.zeros_like(moment)}  # on a rank without a gradient
+        mine = state["state"].setdefault(("used", "unused").index(name), nothing)
+        mine |= {"exp_avg_sq": moment * (1 - 0.999**steps), "second_moment_steps": steps}
+
+
+@pytest.mark.parametrize("at", [2, 3, 4, 5, 6, 7, 8, 11, 14])
+def test_states_of_earlier_versions_go_on_with_the_same_second_moment(at: int) -> None:
+    whole, again = resumed(at, as_before, "none")
+    for (mine, held_), (theirs, moments) in zip(whole, again, strict=True):
+        assert all(torch.allclose(*both, rtol=1e-4, atol=1e-6) for both in zip(mine, theirs, strict=True))
+        assert set(held_) == set(moments) == {"used", "unused"}
+        for name, (steps, values) in held_.items():
+            assert steps == moments[name][0]
+            assert torch.allclose(torch.tensor(values), torch.tensor(moments[name][1]), rtol=1e-4)
+    assert again[0][1] == again[1][1]
+
+
+@pytest.mark.parametrize("at", [2, 6, 7])
+def test_second_moments_that_differ_between_ranks_are_noticed(at: int) -> None:
+    """In the warm-up the optimizer's own, afterwards what is held."""
+
+    def change(rank: int, state: dict[str, Any]) -> None:
+        if rank == 1:
+            held_ = [saved["moment"] for saved in state["horovod_compress"]["second_moment"]["moments"].values()]
+            (held_ or [state["state"][0]["exp_avg_sq"]])[0][7:8].mul_(1.001)
+
+    with pytest.raises(MismatchError, match="second moments"):
+        resumed(at, change)
+
+
+def test_a_warm_up_gradient_that_is_not_finite_leaves_no_trace() -> None:
+    def run(rank: int, optimizer: Any, named: dict[str, nn.Parameter]) -> None:
+        for step in range(8):
+            give(rank, step, named)
+            if step != 1:
+                optimizer.step()
+                continue
+            if rank == 0:
+                named["used"].grad[3] = torch.nan  # type: ignore[index]
+            with pytest.raises(NonFiniteError):
+                optimizer.step()
+
+    _, made = train(adamw, run, **SHARED)
+    assert digests(made[0]) == digests(made[1])
+    assert digests(made[0])["used"][0] == 2 + 4  # two steps of three, and a rebuilding
+    assert all(bool(torch.tensor(values).isfinite().all()) for _, values in digests(made[0]).values())
+
+
+def test_a_rebuilding_that_is_not_finite_waits_for_the_next() -> None:
+    def run(rank: int, optimizer: Any, named: dict[str, nn.Parameter]) -> None:
+        for step in range(11):
+            give(rank, step, named)
+            if (step, rank) == (6, 1):
+                optimizer.grad_scale, optimizer.found_inf = torch.tensor(8.0), torch.tensor(1.0)
+                named["used"].grad[3] = torch.inf  # type: ignore[index]
+            optimizer.step()
+            vars(optimizer).pop("found_inf", None), vars(optimizer).pop("grad_scale", None)
+            assert step < 3 or digests(optimizer)["used"][0] == (3 if step < 10 else 11)
+
+    _, made = train(adamw, run, **SHARED)
+    assert digests(made[0]) == digests(made[1])
+
+
+@pytest.mark.parametrize("choice", ["shared", "auto", "own"])
+def test_a_world_of_one_has_the_stock_optimizer(choice: str) -> None:
+    def run(rank: int, optimizer: Any, named: dict[str, nn.Parameter]) -> None:
+        for step in range(8):
+            give(1, step, named)
+            optimizer.step()
+
+    named, made = train(adamw, run, "marsit", world=1, **SHARED | {"second_moment": choice})
+    alone = {name: nn.Parameter(torch.full_like(p, 0.5)) for name, p in named[0].items()}
+    run(0, adamw(alone.values()), alone)
+    assert all(torch.equal(p, alone[name]) for name, p in named[0].items())
+    assert "second_moment" not in made[0].state_dict()["horovod_compress"]
+
+
+@pytest.mark.parametrize(
+    ("method", "choice", "options", "shares"),
+    [
+        ("marsit", "auto", {}, True),
+        ("marsit", "own", {}, False),
+        ("marsit", "auto", {"amsgrad": True}, False),
+        ("none", "auto", {}, False),
+        ("none", "shared", {"maximize": True}, True),
+        ("none", "shared", {"fused": True}, True),
+        ("none", "shared", {"foreach": True, "weight_decay": 0.1}, True),
+    ],
+)
+def test_which_second_moment_is_shared(method: str, choice: str, options: dict[str, Any], shares: bool) -> None:
+    def run(rank: int, optimizer: Any, named: dict[str, nn.Parameter]) -> None:
+        for step in range(9):
+            give(rank, step, named)
+            optimizer.step()
+
+    def adam(parameters: Any) -> torch.optim.Optimizer:
+        return torch.optim.Adam(parameters, lr=0.01, **options)
+
+    named, made = train(adam, run, method, **SHARED | {"second_moment": choice})
+    assert ("second_moment" in made[0].state_dict()["horovod_compress"]) is shares
+    # The last step is an exchange only after a warm-up of 3 steps.
+    assert torch.equal(named[0]["used"], named[1]["used"]) is shares

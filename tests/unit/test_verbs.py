@@ -91,7 +91,7 @@ def test_one_rank_has_nobody_to_exchange_with() -> None:
     alone = {name: value for name, value in os.environ.items() if not name.startswith("HOROVOD_")}
     done = subprocess.run(words, cwd=ROOT, env=alone, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 2 and not done.stdout
-    assert "nobody to exchange with" in done.stderr and "horovodrun -np 4" in done.stderr
+    assert "no one to exchange with" in done.stderr and "horovodrun -np 4" in done.stderr
 
 
 # ---- bench ------------------------------------------------------------------------------------
@@ -207,6 +207,15 @@ def test_list_has_every_method(capsys: pytest.CaptureFixture[str]) -> None:
     assert 1 <= methods["marsit"]["bits"] < 1.2 and methods["marsit"]["kept_bytes"] == 4
     assert 0.08 < methods["sparse_binary"]["bits"] < 0.1 and methods["sparse_binary"]["collectives"] == ["gather"]
     assert methods["sketch_fusion"]["conserves"] and not methods["sketch_fusion"]["unbiased"]
+
+
+def test_list_as_markdown_has_wire_ids_options_and_sources(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["list", "--markdown"]) == 0
+    rows = {line.split("`")[1]: line for line in capsys.readouterr().out.splitlines()[2:]}
+    assert "`0x380f`, 2" in rows["marsit"] and "arXiv:2204.06787" in rows["marsit"]
+    assert 'fold; gather with `coding="elias"`' in rows["qsgd"] and '`coding="packed"`' in rows["qsgd"]
+    assert cli.main(["list", "--markdown", "--json"]) == 2
+    assert "not both" in capsys.readouterr().err
 
 
 # ---- plan -------------------------------------------------------------------------------------
@@ -342,7 +351,7 @@ HEADER = b"name,shape,macs\n"
         (HEADER + b'"a,4x3,1\n', ", line 2: a line should have as many values"),
         (HEADER + b",4x3,1\n", ", line 2: the tensor has no name"),
         (HEADER + b"a,4x3,1\na,4x3,1\n", ", line 3: a second tensor is named 'a'"),
-        (HEADER + b"a" * 200_000 + b",4x3,1\n", "is no CSV file: field larger than field limit"),
+        (HEADER + b"a" * 200_000 + b",4x3,1\n", "is not a CSV file: field larger than field limit"),
         (HEADER, "names no tensor; the first line should be name,shape,macs"),
         (b"", "has no column name: the file is empty; the first line should be"),
         (b"name,shape\na,4x3\n", "has no column macs: the first line is 'name,shape'; the first line should be"),

@@ -65,7 +65,7 @@ def test_a_bucket_that_cannot_be_taken_in_is_an_error_for_whoever_waits(monkeypa
         steps = [reducer.offer(reducer.plan.names().index(name), grads[name]) for name in first]
         with pytest.raises(RuntimeError, match="out of memory"):
             reducer.offer(len(first), grads[last])
-        with pytest.raises(ExchangeError, match="bucket 0 could not be taken in: out of memory; restart"):
+        with pytest.raises(ExchangeError, match="bucket 0 could not be processed: out of memory; restart"):
             reducer.result(0, steps[0])
 
 

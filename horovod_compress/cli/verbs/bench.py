@@ -4,8 +4,8 @@
     hvd-compress bench allreduce --where lab --rates 1gbit --ranks 4
     hvd-compress bench training step --model resnet50 --rate 1gbit --where lab
 
-What follows the level is the benchmark's own; `hvd-compress bench allreduce --help` lists it. The
-benchmarks come with the source of horovod-compress, not with an installed package.
+Arguments after the level belong to the benchmark; `hvd-compress bench allreduce --help` lists them. The
+benchmarks are part of the source of horovod-compress, not of an installed package.
 """
 
 from __future__ import annotations

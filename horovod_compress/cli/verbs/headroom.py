@@ -1,11 +1,11 @@
-"""Tell whether compression pays on these hosts, before anything is changed.
+"""Find out whether compression pays on these hosts, before you change anything.
 
     horovodrun -np 4 -H a:1,b:1,c:1,d:1 hvd-compress headroom --elements 25000000
 
-It times Horovod's own all-reduce of so many float32 values, its fp16, this package's exchange
+It times Horovod's own all-reduce of that many float32 values, its fp16, this package's exchange
 without compression (none), and the same with a method, in turns. A method pays if it beats the
-fastest of the others. What that takes is the headroom: no compression can save more of a step, and
-nothing of what is hidden behind the backward pass. Marsit is measured in its sign rounds.
+fastest of the others, whose time is the headroom: no compression can save more of a step than that,
+and nothing of what hides behind the backward pass. Marsit is measured in its one-bit rounds.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--elements", type=int, default=25_000_000, help="values of the gradient (default 25 million)")
     parser.add_argument("--method", default="marsit", help="the method to compare with (default marsit)")
     parser.add_argument("--repeat", type=int, default=7, help="measurements of each, at least 2 (default 7)")
-    parser.add_argument("--compute-ms", type=float, help="time of your step without exchange, for the gain of a step")
+    parser.add_argument("--compute-ms", type=float, help="time of your step without exchange, to compute the gain")
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -48,7 +48,7 @@ def run(arguments: argparse.Namespace) -> int:
     rank, world = job.begin()
     if world < 2:
         return _refuse(
-            "there is nobody to exchange with; start it on the hosts of your job, such as\n"
+            "one rank has no one to exchange with; start it on the hosts of your job, such as\n"
             "  horovodrun -np 4 -H a:1,b:1,c:1,d:1 hvd-compress headroom"
         )
     options = {"full_precision_every": 0} if arguments.method == "marsit" else {}

@@ -2,6 +2,7 @@
 
     hvd-compress list
     hvd-compress list --json
+    hvd-compress list --markdown      the table of docs/methods.md
 
 Bits are those of one rank's payload for one element of a large float32 tensor, without headers, with
 the default options unless others are shown; preludes are included.
@@ -10,11 +11,22 @@ the default options unless others are shown; preludes are included.
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
+import sys
 from typing import Any
 
 _ELEMENTS, _RANKS = 1 << 22, 4
 _COLUMNS = ("method", "payloads", "collective", "bits", "kept bytes", "unbiased", "conserves", "error bound")
+_MARKDOWN_COLUMNS = (
+    "method",
+    "sends",
+    "bits per element",
+    "wire id, version",
+    "exchange",
+    "options and defaults",
+    "source, page",
+)
 _NOTES = """\
 payloads:   what becomes of those of several ranks; it decides which collectives fit
 bits:       per element and rank; with gathered payloads (*) the most, and every rank sends M-1 of them
@@ -26,11 +38,18 @@ M: ranks; d: elements; k: elements sent. hvd-compress list --json has the option
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add nothing: the table has no choices."""
+    """Add the choice of the form."""
+    parser.add_argument("--markdown", action="store_true", help="print the methods and their options as Markdown")
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Print the table and return 0."""
+    if arguments.markdown:
+        if arguments.json:
+            print("hvd-compress: give --json or --markdown, not both", file=sys.stderr)
+            return 2
+        print(markdown())
+        return 0
     found = rows()
     if arguments.json:
         print(json.dumps({"methods": found, "elements": _ELEMENTS, "ranks": _RANKS}))
@@ -104,3 +123,49 @@ def _line(one: dict[str, Any]) -> tuple[str, ...]:
         "yes" if one["conserves"] else "no",
         one["bound"],
     )
+
+
+# ---- Markdown ----
+
+
+def markdown() -> str:
+    """Return the table of docs/methods.md: the methods with their default options."""
+    from horovod_compress.codecs import registry
+
+    kinds = [registry.codec_class(name) for name in registry.available()]
+    lines = ["| " + " | ".join(_MARKDOWN_COLUMNS) + " |", "|---" * len(_MARKDOWN_COLUMNS) + "|"]
+    return "\n".join([*lines, *("| " + " | ".join(_cells(kind)) + " |" for kind in kinds)])
+
+
+def _cells(kind: Any) -> tuple[str, ...]:
+    from horovod_compress.exchange import wire
+    from horovod_compress.fronts import help_text
+
+    one, form = entry(kind, {}), kind().variants()[0]
+    options = ", ".join(f"`{field.name}={help_text.shown(field.default)}`" for field in dataclasses.fields(kind))
+    page = f"[{kind.page.partition('#')[0]}]({kind.page})" if kind.page else ""
+    return (
+        f"`{kind.name}`",
+        kind.summary,
+        f"{one['bits']:.3g}{'*' if one['bits_are_the_most'] else ''}",
+        f"`0x{wire.codec_id(kind.name):04x}`, {form.wire_version}",
+        _exchanges(kind),
+        options or "none",
+        "; ".join(filter(None, (kind.source, page))) or "-",
+    )
+
+
+def _exchanges(kind: Any) -> str:
+    """Return the collectives that fit, and the single options with which others do."""
+    from horovod_compress.exchange.choose import fitting
+    from horovod_compress.fronts import help_text
+
+    def fit(options: dict[str, Any]) -> str:
+        return " or ".join(fitting(kind(**options).variants()[0].algebra))
+
+    usual = fit({})
+    found: dict[str, None] = {}  # a set that keeps its order
+    for name, value in (option for sample in kind.samples for option in sample.items()):
+        if (other := fit({name: value})) != usual:
+            found[f"{other} with `{name}={help_text.shown(value)}`"] = None
+    return "; ".join([usual, *found])

@@ -1,13 +1,13 @@
-"""Predict a step on a network that need not be at hand, and choose the buckets for it.
+"""Predict a step on a network you don't have, and choose the buckets for it.
 
     hvd-compress plan --model resnet50 --method topk --option density=0.01 --ranks 4 --rate 1gbit --latency 0.1ms
     hvd-compress plan --method all --ranks 8,64,512,4096 --plot plots
     horovodrun -np 4 -H a:1,b:1,c:1,d:1 hvd-compress plan --method topk --measure
 
 The model is a name, a CSV file with the columns name, shape (64x3x7x7) and macs, or module:function, which
-returns a torch.nn.Module or (name, tensor or shape) pairs in forward order. What a method's codec costs is measured on
-this machine for a moment; the network is reckoned. With several ranks or methods the steps of all of them are shown.
-With --measure, on every rank of a job, steps are taken too, with compute that is stood in for by sleeping, and
+returns a torch.nn.Module or (name, tensor or shape) pairs in forward order. A method's codec is timed briefly on
+this machine; the network is computed. With several ranks or methods, it shows the steps of all of them.
+With --measure, on every rank of a job, steps are measured too, with compute replaced by sleeping, and
 predictions are compared with them. docs/planning.md has the formulas and what they leave out.
 """
 
@@ -36,11 +36,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--compute-ms", type=float, default=300.0, help="of a step without exchange (default 300)")
     parser.add_argument("--cores", type=float, default=1.0, help="for each rank, such as 0.5 (default 1)")
     parser.add_argument("--exchange", choices=("auto", "ring", "fold"), default="auto", help="(default auto)")
-    parser.add_argument("--per-host", type=int, metavar="N", help="what a hierarchy would take (not available)")
+    parser.add_argument("--per-host", type=int, metavar="N", help="predict a hierarchical exchange (not available yet)")
     parser.add_argument("--local-rate", help=f"between the ranks of a host, with --per-host (default {_LOCAL_RATE})")
     parser.add_argument("--plot", metavar="DIR|FILE", help="draw into a folder, or a .png or .svg file")
     parser.add_argument("--save", metavar="FILE", help="write the best plan; hvc.Plan.load(FILE) reads it")
-    parser.add_argument("--measure", action="store_true", help="take steps too, on the ranks of a horovodrun")
+    parser.add_argument("--measure", action="store_true", help="measure steps too, on the ranks of a horovodrun job")
     parser.add_argument("--repeat", type=int, default=7, help="steps that count with --measure (default 7)")
 
 

@@ -17,9 +17,9 @@ from ...exchange.transports.base import Transport
 from .ranks import listed
 
 ADVICE = (
-    "hvd.join() with uneven batches is not supported. Give every rank the same number of steps, as by drop_last=True, "
-    "or let all stop with the first that has no batch left: docs/limits.md has the lines. hvd.join() after equal "
-    "numbers of steps is fine"
+    "hvd.join() with uneven batches is not supported. Give every rank the same number of steps, for example with "
+    "drop_last=True, or stop all ranks as soon as one has no batch left: docs/limits.md has the code. hvd.join() after "
+    "equal numbers of steps is fine"
 )
 _TOPIC = "waits"
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from ... import ops
 from ...errors import ConfigError, NonFiniteError
 from ..reducer import Reducer
-from .adam import SharedSecondMoment
+from .update_moment import SharedSecondMoment
 
 _MOMENTA = ("momentum_buffer", "exp_avg")
 
@@ -61,14 +61,14 @@ class Exchange:
         for base, parameter in zip(self.base, self.parameters, strict=True):
             parameter.copy_(base)
 
-    def compare(self, weights: list[Tensor], counters: tuple[int, ...]) -> None:
+    def compare(self, tensors: Iterable[Tensor], counters: tuple[int, ...]) -> None:
         """Let the next exchange begin with a comparison of these across ranks."""
         value = 1
         for number in counters:
             value = ops.hash64(torch.tensor([number]).view(torch.uint8), value)
-        for weight in weights:
-            value = ops.hash64(weight.contiguous().view(-1).view(torch.uint8), value)
-        self.reducer.compare_first(value, "weights or step counts of the update-mode optimizer")
+        for tensor in tensors:
+            value = ops.hash64(tensor.detach().contiguous().view(-1).view(torch.uint8), value)
+        self.reducer.compare_first(value, "weights, second moments or step counts of the update-mode optimizer")
 
     def count_dense(self) -> None:
         """Let the bytes of an uncompressed ring count every local step, once: it would exchange them all."""
@@ -194,11 +194,13 @@ class Schedule:
     """What each step of an update-mode optimizer does.
 
     Args:
-        adam: of the shared second moment, or None.
+        moment: Adam's second moment, if the ranks share it.
     """
 
-    def __init__(self, optimizer: Any, exchange: Exchange, settings: Settings, adam: SharedSecondMoment | None) -> None:
-        self._optimizer, self._exchange, self._settings, self._adam = optimizer, exchange, settings, adam
+    def __init__(
+        self, optimizer: Any, exchange: Exchange, settings: Settings, moment: SharedSecondMoment | None
+    ) -> None:
+        self._optimizer, self._exchange, self._settings, self._moment = optimizer, exchange, settings, moment
         self.steps = 0  # all local steps
         self.since = 0  # local steps since the last exchange
         self.exchanges = 0
@@ -238,10 +240,10 @@ class Schedule:
             local()
         elif not scaled:
             raise self._exchange.not_finite()
-        if self._adam:
-            self._adam.take_over()
 
     def _local_step(self, local: Callable[[], None]) -> None:
+        if self._moment:
+            self._moment.begin(self.steps)
         if self.since == 0:
             self._exchange.remember()
         local()
@@ -249,16 +251,10 @@ class Schedule:
         if self.since == self._settings.delay:
             self.exchange()
 
-    @property
-    def holds(self) -> bool:
-        """Whether local steps leave Adam's second moment as it is."""
-        started = self._exchange.reducer.world > 1 and self.steps >= self._settings.warmup
-        return self._adam is not None and started
-
-    def held_step(self) -> None:
-        """Do a local step of Adam that leaves the second moment as it is."""
-        assert self._adam is not None
-        self._adam.step()
+    def prepare(self) -> None:
+        """Before the optimizer's own step, let it divide by the second moment that is held, if one is."""
+        if self._moment and self._moment.holds:
+            self._moment.prepare()
 
     def exchange(self, *, rebuild: bool = True) -> None:
         """Exchange the updates of the local steps since the last exchange, if there were any.
@@ -275,27 +271,27 @@ class Schedule:
         self.exchanges += 1
         self._exchange.updates(self.exchanges, self._optimizer.state)
         self.due |= self.exchanges % self._settings.rebuild_every == 0
-        if self._adam and self.due and rebuild:
-            self._rebuild(self._adam)
+        if self._moment and self.due and rebuild:
+            self._rebuild(self._moment)
 
-    def _rebuild(self, adam: SharedSecondMoment) -> None:
+    def _rebuild(self, moment: SharedSecondMoment) -> None:
         self.due = False
         if self._exchange.gradients():
-            means = [(p, p.grad) for p in self._exchange.parameters if p.grad is not None]
-            adam.rebuild(means, self._settings.delay * self._settings.rebuild_every)
+            moment.rebuild(self.steps + 1)  # with the one that is being done
 
-    def _compare(self, weights: Any) -> None:
+    def _compare(self, weights: Sequence[Tensor]) -> None:
         """See that all ranks are at the same point, once after the start and after each load."""
         if not self._compared:
-            counters = (self.steps, self.since, self.exchanges)
-            self._exchange.compare([weight.detach() for weight in weights], counters)
+            counters = (self.steps, self.since, self.exchanges, int(self.due))
+            self._exchange.compare([*weights, *(self._moment.compared() if self._moment else ())], counters)
             self._compared = True
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the counters, and the common weights if local steps have left them."""
+        """Return the counters, the common weights if local steps have left them, and what is held."""
         base = [base.clone() for base in self._exchange.base] if self.since else []
         counters = {"steps": self.steps, "since": self.since, "exchanges": self.exchanges, "due": self.due}
-        return counters | {"base": base}
+        held = {"second_moment": self._moment.state_dict()} if self._moment else {}
+        return counters | {"base": base} | held
 
     def check(self, state: dict[str, Any]) -> None:
         """Refuse a state that does not fit.
@@ -311,14 +307,24 @@ class Schedule:
                 f"{len(shapes)} parameters; expected fewer steps than communication_delay={self._settings.delay} and "
                 f"{len(expected)} parameters of the same shapes: resume with the same options and model"
             )
+        if self._moment and "second_moment" in state:
+            self._moment.check(state["second_moment"], warming=state["steps"] < self._settings.warmup)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore what :meth:`state_dict` returned and :meth:`check` accepted."""
         self.steps, self.since, self.exchanges = state["steps"], state["since"], state["exchanges"]
         self.due = state.get("due", False)  # earlier versions did not have to wait
         self._compared = False
-        if self._adam:
-            self._adam.forget()
+        if self._moment and "second_moment" in state:
+            self._moment.load_state_dict(state["second_moment"])
+        elif self._moment:
+            self._moment.load_earlier(self._rebuilt())
         # None are saved right after an exchange: they are the weights.
         for base, saved in zip(self._exchange.base, state["base"], strict=False):
             base.copy_(saved)
+
+    def _rebuilt(self) -> int:
+        """Return after how many local steps the second moment moved last, which earlier versions did not save."""
+        warmup, every = self._settings.warmup, self._settings.rebuild_every
+        exchanges = self.exchanges % every + every * self.due
+        return max(warmup, self.steps - self.since - exchanges * self._settings.delay) if self.steps >= warmup else -1

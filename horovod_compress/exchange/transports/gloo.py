@@ -245,7 +245,7 @@ class _Transfer:
             raise PeerError(self._peer, False, "this transport was aborted")
         try:
             if not work.wait(_seconds_left(deadline)):  # Gloo's word for a wait that was called off
-                raise PeerError(self._peer, False, "the transfer was called off")
+                raise PeerError(self._peer, False, "the transfer was cancelled")
         except RuntimeError as error:
             raise PeerError(self._peer, "timed out" in str(error).lower(), _first_line(error)) from None
         finally:

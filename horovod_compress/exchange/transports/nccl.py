@@ -306,12 +306,10 @@ def connect(
     if given_up.is_set():
         raise ExchangeError(
             f"rank {tokens.rank}: not all of {tokens.size} ranks joined NCCL's communicator within {seconds:g} s; "
-            f'NCCL_DEBUG=INFO says why, and transport="gloo" does without'
+            f'NCCL_DEBUG=INFO shows why; or use transport="gloo"'
         )
     if ended[0]:
-        raise ExchangeError(
-            f'rank {tokens.rank}: NCCL: {ended[0]}; NCCL_DEBUG=INFO says why, and transport="gloo" does without'
-        )
+        raise ExchangeError(f'rank {tokens.rank}: NCCL: {ended[0]}; NCCL_DEBUG=INFO shows why; or use transport="gloo"')
     return made[0]
 
 

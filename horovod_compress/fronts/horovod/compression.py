@@ -7,7 +7,7 @@ import logging
 import os
 import threading
 import weakref
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import MethodType
 from typing import Any, ClassVar, TypeVar, cast
 
@@ -24,15 +24,17 @@ from ...engine.agreement import uneven, way
 from ...engine.agreement.weights import Weights
 from ...engine.methods import Methods, per_layer
 from ...engine.optimizer import heavy_ball, held
+from ...engine.optimizer.rates import Rates
+from ...engine.optimizer.second_moment import REBUILD_EVERY, WARMUP_STEPS, check_state as check_moments
 from ...engine.parameters import listed
 from ...engine.reducer import Reducer
 from ...engine.tuning import Tuner
 from ...errors import ConfigError, HorovodCompressError
 from ...observe import trace as recording
 from ...observe.trace import MAX_EVENTS, Trace
-from ...options import Options
 from ...schedule.plan import Plan
 from ...schedule.policies.registry import OPTIONAL, is_adaptive
+from .. import help_text
 from .calls import (
     allgather_object,
     calling_optimizer,
@@ -74,18 +76,18 @@ def _refuse_class(*given: object) -> Any:
 
 
 class Compression:
-    """What is given to ``hvd.DistributedOptimizer(compression=...)``.
+    """A compression for ``hvd.DistributedOptimizer(compression=...)``.
 
-    Make one with a method's name, ``Compression.marsit(model.named_parameters(), ...)``, after
-    ``hvd.init()`` and on every rank alike: the ranks compare their options then.
+    Create one by the name of a method, ``Compression.marsit(model.named_parameters(), ...)``, after
+    ``hvd.init()`` and on every rank; the ranks then compare their options.
 
-    Options common to all methods are those of :class:`horovod_compress.options.Options`, and
-    ``process_set``. ``hvc.available()`` lists the methods.
+    ``hvc.available()`` lists the methods; ``help(hvc.Compression.marsit)`` shows a method's options, and those of
+    all methods, with their defaults.
 
     Raises:
         ConfigError: an option or the parameter list cannot work, on this or another rank.
         MismatchError: the ranks were given different options, parameters or versions.
-        ExchangeError: not every rank took part in time.
+        ExchangeError: not every rank arrived in time.
     """
 
     none: ClassVar[Callable[..., Compression]]
@@ -129,8 +131,10 @@ class Compression:
         self._compared_ways = False  # whether all ranks are known to be attached, or none
         self._tuner: Tuner | None = None
         self._held: held.HeldSecondMoment | None = None
+        self._rates: Rates | None = None  # that residuals follow
         self._met = False  # the optimizer
         self._moments: Mapping[str, Any] = {}  # that were loaded
+        self._followed: Sequence[float] = ()  # learning rates that were loaded
         self._scaler: Any = None  # the gradient scaler that is followed
         self._scale, self._bridged = 0.0, False  # of what is kept, 0 for not known; whether that is the scaler's
         if not process_set.included():
@@ -168,30 +172,30 @@ class Compression:
 
     @staticmethod
     def create(method: str | Codec, named_parameters: NamedParameters, **options: Any) -> Compression:
-        """Make the compression object of a method given by name.
+        """Create a compression by the name of its method.
 
         Args:
             method: one of :func:`available`, or what :func:`method` or :func:`by_step` returns.
             named_parameters: as given to the optimizer, in forward order; parameters that need no
-                gradient are left out.
-            options: of the method and common ones; ``process_set`` as for the optimizer.
+                gradient are skipped.
+            options: those of the method and those of all methods; ``process_set`` as for the optimizer.
         """
         process_set = options.pop("process_set", hvd.global_process_set)
         return Compression(method, named_parameters, options, process_set)
 
     @staticmethod
     def per_layer(methods: Mapping[str, str | Codec], named_parameters: NamedParameters, **options: Any) -> Compression:
-        """Make a compression object with a method for each kind of layer.
+        """Create a compression with different methods for different layers.
 
             hvc.Compression.per_layer({"embed*": hvc.method("topk", density=0.01), "*.bias": "none", "*": "marsit"},
                                       model.named_parameters())
 
         Args:
-            methods: names of methods, or what :func:`method` or :func:`by_step` returns, by pattern. A pattern is
-                compared with the whole name of a parameter; * stands for anything, ? for one character, [ab] for
-                one of these. The first that fits counts, and one has to.
+            methods: by pattern, names of methods or what :func:`method` or :func:`by_step` returns. A pattern has to
+                match the whole name of a parameter; * stands for anything, ? for one character, [ab] for
+                one of these. The first match counts, and every parameter needs one.
             named_parameters: as for :meth:`create`.
-            options: common ones; methods take their own in :func:`method`.
+            options: those of all methods; give a method's own options to :func:`method`.
         """
         process_set = options.pop("process_set", hvd.global_process_set)
         _check_process_set(process_set)
@@ -203,7 +207,7 @@ class Compression:
 
     @_of_an_object
     def compress(self, tensor: Tensor) -> tuple[Tensor, Any]:
-        """Take in a gradient; Horovod all-reduces the one-element token that this returns."""
+        """Accept a gradient; Horovod all-reduces the one-element token that this returns."""
         if self._in_updates:
             raise ConfigError(_TAKEN)
         if self._is_repeat():
@@ -224,29 +228,29 @@ class Compression:
         optimizer: Any,
         *,
         second_moment: str = "auto",
-        warmup_steps: int = held.WARMUP_STEPS,
+        warmup_steps: int = WARMUP_STEPS,
         rebuild_every: int | None = None,
     ) -> Any:
-        """Let a stock optimizer hand its gradients over without tokens; return the optimizer.
+        """Connect a stock optimizer without tokens; return the optimizer.
 
-        It gives the same bits as the stock path, spares one tiny all-reduce per parameter, and
-        failures of other ranks reach the training thread as :class:`ExchangeError`. It uses
-        private methods of Horovod 0.28; with another version it leaves the optimizer as it is.
+        The bits are the same as without it. It saves one tiny all-reduce per parameter, and failures of
+        other ranks reach the training thread as :class:`ExchangeError`. It uses private methods of
+        Horovod 0.28; with another version it leaves the optimizer unchanged.
 
-        Call it on every rank or on none, before the first backward pass: the ranks compare that at the first gradient.
+        Call it on every rank or on none, before the first backward pass: the ranks compare this at the first gradient.
 
         Args:
             optimizer: what ``hvd.DistributedOptimizer(..., compression=compression)`` returned.
-            second_moment: "shared" lets that of Adam and AdamW move in exact rounds only, and holds it in between, see
+            second_moment: "shared" updates that of Adam and AdamW in exact rounds only, and holds it in between, see
                 :mod:`...engine.optimizer.held`; "own" leaves it to the optimizer; "auto" is "shared" with these two and
-                methods that need it, else "own". So it is without ``attach()``.
-            warmup_steps: with a shared second moment, so many exact rounds begin the training; at least 1.
-            rebuild_every: with a shared second moment, after these one round in so many is exact; by default the
+                methods that need it, else "own". "auto" also applies without ``attach()``.
+            warmup_steps: with a shared second moment, number of exact rounds at the start; at least 1.
+            rebuild_every: with a shared second moment, one round in this many is exact after that; by default the
                 method's ``full_precision_every``, else 50.
 
         Raises:
-            ConfigError: the optimizer was made with another compression, process set or operation, or gradients were
-                handed over before.
+            ConfigError: the optimizer was created with another compression, process set or operation, or gradients
+                were exchanged before.
         """
         if self._in_updates:
             raise ConfigError(_TAKEN)
@@ -257,7 +261,7 @@ class Compression:
             )
         if getattr(optimizer, "_compression", None) is not self:
             raise ConfigError(
-                "attach() takes the optimizer that was made with this compression: "
+                "attach() takes the optimizer that was created with this compression: "
                 "hvd.DistributedOptimizer(..., compression=compression)"
             )
         if hasattr(optimizer, "_starting_models"):
@@ -271,7 +275,7 @@ class Compression:
             return optimizer
         self._meet(optimizer, second_moment, warmup_steps, rebuild_every)  # which needs nothing private
         if not horovod.__version__.startswith(_PRIVATE_API):
-            _log.warning("Horovod %s is not known to attach(); the stock path is used", horovod.__version__)
+            _log.warning("Horovod %s is unknown to attach(); using the stock path instead", horovod.__version__)
             return optimizer
         self._reducer.gain = self._gain_for(optimizer.op)
         _attach(optimizer, self)
@@ -285,6 +289,9 @@ class Compression:
         if text and not self._met and self._running().rank == 0:
             _log.warning("%s", text)
         self._held = held.hold(optimizer, self._running(), self._named, self._rebuild_every(), *options)
+        if self._running().options.follow_lr:
+            self._rates = Rates(optimizer, self._running(), self._named)
+            self._rates.load(self._followed)
         self._met = True
         if self._held:
             self._held.load_state_dict(self._moments)
@@ -293,21 +300,21 @@ class Compression:
 
     def _rebuild_every(self) -> int:
         try:
-            return self.full_precision_every() or held.REBUILD_EVERY
+            return self.full_precision_every() or REBUILD_EVERY
         except ConfigError:  # the methods differ in that
-            return held.REBUILD_EVERY
+            return REBUILD_EVERY
 
     def follow(self, scaler: Any) -> Any:
-        """Let what waits here follow the scale of a gradient scaler; return the scaler.
+        """Rescale residuals whenever a gradient scaler changes its scale; return the scaler.
 
             scaler = compression.follow(torch.amp.GradScaler())
 
-        Gradients come here multiplied by the scale, and so residuals are kept. When the scale changes, they are
-        multiplied by what it changed by, or what was not sent before would count as too much or too little. States of
-        both may be loaded in any order, before or after this. Save the scaler by its ``state_dict()``.
+        Gradients arrive multiplied by the scale, so residuals contain it too. Without this, unsent residual would
+        count too much or too little after a change of the scale. States of both may be loaded in any order, before or
+        after this. Save the scaler by its ``state_dict()``.
 
         Raises:
-            ConfigError: updates are exchanged, which are not scaled; or this follows a scaler already.
+            ConfigError: in update mode, where nothing is scaled; or this follows a scaler already.
         """
         if self._in_updates or self._scaler is not None:
             raise ConfigError(
@@ -368,8 +375,8 @@ class Compression:
             )
         if self._tuner and self._running().options.schedule != OPTIONAL:
             raise ConfigError(
-                "adaptive schedules hide exchanges behind the backward pass, and there is none to hide behind when "
-                'updates are exchanged; choose a fixed schedule such as "size:25MB"'
+                "adaptive schedules hide exchanges behind the backward pass, which update mode does not "
+                'have; choose a fixed schedule such as "size:25MB"'
             )
         if any(bucket.plain for bucket in self._running().plan.buckets):
             raise ConfigError(
@@ -386,7 +393,7 @@ class Compression:
         """Return every rank's value.
 
         Raises:
-            ExchangeError: not every rank took part in time.
+            ExchangeError: not every rank arrived in time.
         """
         return allgather_object(value, name, self._process_set, self._running().options.timeout, by_name=by_name)
 
@@ -406,23 +413,27 @@ class Compression:
         """Return the period of the method's full-precision rounds, 0 if it has none."""
         return self._methods.full_precision_every()
 
-    def momenta(self) -> dict[str, float]:
-        """Return, by method, the momentum of those that keep one for the optimizer's."""
-        return self._methods.momenta()
+    def check_momentum(self, optimizer: Any) -> None:
+        """Refuse momentum in the updates of an optimizer upon a method's own.
+
+        Raises:
+            ConfigError: says which of them to leave out.
+        """
+        heavy_ball.refuse_twice(optimizer, self._methods, self._named, updates=True)
 
     # ---- state ----
 
     def stats(self) -> dict[str, Any]:
-        """Return counters of this rank.
+        """Return this rank's counters.
 
         Returns:
-            ``steps``, ``bytes_sent`` (all bytes handed to the transport), ``bytes_dense`` (what a
-            float32 ring would have sent), ``seconds`` per phase, ``residual_norm``, ``nonfinite`` (values offered that
-            were not finite, the sum over all ranks, whatever becomes of them), ``verified`` (steps whose results were
-            compared across ranks), ``buckets``, ``plain_buckets`` (of them, those that the schedule leaves
-            uncompressed), ``tuned`` (no search for buckets is under way), ``method``, ``overlap`` (the share of the
-            exchanges' time that the backward pass hides, 0 to 1) and the ``overlap_seconds`` it is made of: see
-            :class:`horovod_compress.observe.overlap.Overlap`.
+            ``steps``, ``bytes_sent`` (bytes handed to the transport, headers included), ``bytes_dense`` (bytes that a
+            float32 ring would have sent), ``seconds`` per phase, ``residual_norm``, ``nonfinite`` (NaN and infinite
+            values offered by all ranks together, however they are treated), ``verified`` (steps whose results were
+            compared across ranks), ``buckets``, ``plain_buckets`` (those that the schedule leaves uncompressed),
+            ``collectives`` in use, ``tuned`` (no search for buckets is in progress), ``method``, ``overlap`` (the share
+            of the exchange time that the backward pass hides, 0 to 1) and the ``overlap_seconds`` it is computed from:
+            see :class:`horovod_compress.observe.overlap.Overlap`.
         """
         reducer = self._running()
         return (
@@ -439,20 +450,21 @@ class Compression:
         )
 
     def state_dict(self) -> dict[str, Any]:
-        """Return this rank's step and residuals; each rank saves its own, between two steps."""
+        """Return this rank's step and residuals; every rank saves its own, between two steps."""
         self._check_between_steps()
         tuned = {"tuned": self._tuner.chosen} if self._tuner else {}
         scaled = {"scale": self._scale} if self._scaler is not None else {}
         moments = self._held.state_dict() if self._held else self._moments  # which were loaded, and nobody holds yet
         held_ = {"second_moment": moments} if moments else {}
-        return checkpoint.save(self._running(), self._methods) | tuned | scaled | held_
+        rates = {"rates": self._rates.state()} if self._rates else {}
+        return checkpoint.save(self._running(), self._methods) | tuned | scaled | held_ | rates
 
     def load_state_dict(self, state: Mapping[str, Any], residuals: str = "restore") -> None:
         """Restore a state; see :func:`horovod_compress.engine.checkpoint.load`."""
         self._check_between_steps()
         moments = state.get("second_moment", {}) if isinstance(state, Mapping) else {}
         if self._reducer:  # else the rank is told below that it has no part in this
-            held.check_state(moments, {name: parameter.shape for name, parameter in self._named})
+            check_moments(moments, {name: parameter.shape for name, parameter in self._named})
         if self._tuner:
             checkpoint.check(self._running(), self._methods, state, residuals)  # before anything is changed
             same = state.get("world") == self._running().world
@@ -464,6 +476,9 @@ class Compression:
             self._held.load_state_dict(moments)
         elif self._compared_ways:
             self._settle_moments()
+        self._followed = [float(rate) for rate in state.get("rates", ()) if residuals == "restore"]
+        if self._rates:
+            self._rates.load(self._followed)
         self._settled, self._scale, self._bridged = -1, float(state.get("scale", 0.0)), False
 
     def _check_between_steps(self) -> None:
@@ -529,7 +544,7 @@ class Compression:
             return _NO_ADASUM
         if any(p.grad is not None and p.grad.is_sparse for p in self._parameters):
             return (
-                "sparse_as_dense=True hands over a copy that cannot be told from other tensors; leave "
+                "sparse_as_dense=True passes a copy that cannot be identified; leave "
                 "it out: Horovod reduces sparse gradients itself, uncompressed"
             )
         return (
@@ -585,6 +600,8 @@ class Compression:
         if self._tuner and not self._under_way and self._tuner.begin_step():
             self._take_order()
         reducer = self._running()
+        if self._rates and not self._under_way:
+            self._rates.begin()
         if self._held and not self._under_way:
             self._held.begin(reducer.next_step())
         if reducer.weights and not self._under_way:
@@ -652,29 +669,30 @@ class Compression:
 
 
 def trace(path: str | os.PathLike[str], steps: int | range | None = None, *, events: int = MAX_EVENTS) -> Trace:
-    """Record a timeline of all compressions of this process, those made later too.
+    """Record a timeline of all compressions of this process, also of those created later.
 
         with hvc.trace("trace.json", steps=20):
             train()
 
-    Each rank writes a file of its own: ``trace.rank3.json``, or with the number in place of ``{rank}`` where the path
-    has that. chrome://tracing and https://ui.perfetto.dev open it; docs/timeline.md says what is in it. The file is
-    written, in one piece, when the step after the last one begins, when the trace is closed, or at the end of the
-    process; should that fail then, it is logged, and training goes on. ``HVC_TRACE=path`` in the environment does the
-    same without a change of the program, with ``HVC_TRACE_STEPS`` as "20" or "100:110".
+    Each rank writes its own file: ``trace.rank3.json``, or with its number in place of ``{rank}`` if the path has
+    that. chrome://tracing and https://ui.perfetto.dev open it; docs/timeline.md explains the rows. The file is written
+    when the step after the last one begins, when the trace is closed, or at the end of the process, and appears
+    complete or not at all. If that fails, it is logged, and training continues. ``HVC_TRACE=path`` in the environment
+    does the same without changing the program, with ``HVC_TRACE_STEPS`` as "20" or "100:110".
 
     Args:
-        steps: how many, from the next one on, or a range of step numbers as ``stats()["steps"]`` counts them; None for
-            all, until ``close()``.
-        events: when so many are recorded of a compression, its recording ends, with a warning; one takes about 140
-            bytes in memory and in the file.
+        path: of the file.
+        steps: number of steps, from the next one on, or a range of step numbers as ``stats()["steps"]`` counts them;
+            None for all, until ``close()``.
+        events: largest number of events per compression; its recording then ends with a warning. An event takes about
+            140 bytes in memory and in the file.
 
     Raises:
-        ConfigError: the file cannot be written, ``steps`` is wrong, Horovod was not initialized, or a trace is being
-            recorded already.
+        ConfigError: the file cannot be written, ``steps`` is wrong, Horovod is not initialized, or another trace is
+            being recorded.
     """
     if not hvd.is_initialized():
-        raise ConfigError("hvc.trace() has to know this rank: call hvd.init() first")
+        raise ConfigError("hvc.trace() needs the number of this rank: call hvd.init() first")
     found = recording.begin(path, hvd.rank(), steps, events)
     for compression in list(_open):
         found.follow(compression._running(), compression.method)
@@ -747,10 +765,8 @@ def _factory(method: str) -> Callable[..., Compression]:
         return Compression.create(method, named_parameters, **options)
 
     make.__name__, make.__qualname__ = method, f"Compression.{method}"
-    own = registry.own_options(method)
-    make.__doc__ = (
-        f"{codec.__doc__}\n\n    {own[0].upper()}{own[1:]}. Common options: {', '.join(Options.names())}, process_set."
-    )
+    make.__doc__ = help_text.of_method(codec)
+    make.__signature__ = help_text.signature(codec, hvd.global_process_set)  # type: ignore[attr-defined]
     return make
 
 

@@ -32,10 +32,7 @@ from .calls import allgather_object
 _DTYPES = ("float32", "float64", "float16", "bfloat16")
 _DEFAULT_SECONDS = Options().timeout
 _HANDSHAKE = "hvc.handshake"
-_EMPTY = (
-    "; it is empty: an iterator can be read once, so write model.named_parameters() wherever it is asked for, or make "
-    "a list of it before"
-)
+_EMPTY = "; it is empty: an iterator can be read only once, so write model.named_parameters() each time, or pass a list"
 #: List at most this many ranks' problems; the others usually say the same.
 _LISTED = 4
 
@@ -127,7 +124,7 @@ def specs(named: object) -> list[TensorSpec]:
             raise ConfigError(f"parameter {name} is {dtype}; supported are {', '.join(_DTYPES)}")
         if parameter.layout is not torch.strided:
             raise ConfigError(
-                f"parameter {name} is {parameter.layout}; parameters should be dense, their gradients may not"
+                f"parameter {name} is {parameter.layout}; parameters must be dense, their gradients may be sparse"
             )
         tensors.append(TensorSpec(name, tuple(parameter.shape), dtype, _device_of(name, parameter)))
     names = [tensor.name for tensor in tensors]

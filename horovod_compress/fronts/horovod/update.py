@@ -18,7 +18,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from ...engine.optimizer.adam import FAMILY, SharedSecondMoment
+from ...engine.optimizer import second_moment as moments
+from ...engine.optimizer.update_moment import SharedSecondMoment
 from ...engine.optimizer.update_schedule import Exchange, Schedule, Settings
 from ...engine.parameters import pairs
 from ...errors import ConfigError
@@ -35,7 +36,7 @@ def distributed_update_optimizer(
     communication_delay: int | None = None,
     *,
     second_moment: str = "auto",
-    warmup_steps: int = 30,
+    warmup_steps: int = moments.WARMUP_STEPS,
     rebuild_every: int | None = None,
     momentum_masking: bool = True,
 ) -> torch.optim.Optimizer:
@@ -52,7 +53,7 @@ def distributed_update_optimizer(
         compression: used by nothing else.
         communication_delay: local steps between exchanges; by default what the compression's preset
             says, else 1.
-        second_moment: of Adam and AdamW: "shared" builds it from the mean gradient over ranks, in
+        second_moment: of Adam and AdamW: "shared" moves it by the mean gradient over ranks, in
             full-precision rounds only; "own" leaves it to each rank; "auto" shares it with marsit.
         warmup_steps: with a shared second moment, so many steps begin the training with uncompressed
             gradients; at least 1.
@@ -80,9 +81,11 @@ def distributed_update_optimizer(
     kind: Any = type(f"Update{type(optimizer).__name__}", (_UpdateMode, type(optimizer)), {})
     made = kind.__new__(kind)
     made.__dict__.update({name: value for name, value in optimizer.__dict__.items() if name != "step"})
-    adam = SharedSecondMoment(made) if settings.shared else None
-    exchange = Exchange(compression.begin_updates(), parameters, settings.masking)
-    made._updates = Schedule(made, exchange, settings, adam)
+    reducer = compression.begin_updates()
+    named = dict(zip(compression.plan.names(), parameters, strict=True))
+    moment = SharedSecondMoment(made, named) if settings.shared and reducer.world > 1 else None
+    made._updates = Schedule(made, Exchange(reducer, parameters, settings.masking), settings, moment)
+    made.register_step_pre_hook(lambda *given: made._updates.prepare())
     return made
 
 
@@ -116,38 +119,15 @@ def _settings(
     if isinstance(optimizer, torch.optim.LBFGS):
         raise ConfigError("LBFGS evaluates the model several times in a step, which update mode cannot follow")
     compression.check_updates()
-    _check_momentum(optimizer, compression.momenta())
+    compression.check_momentum(optimizer)
     delay = compression.communication_delay() if delay is None else delay
-    every = rebuild_every if rebuild_every is not None else compression.full_precision_every() or 50
-    for name, value in (("communication_delay", delay), ("warmup_steps", warmup), ("rebuild_every", every)):
-        if type(value) is not int or value < 1:
-            raise ConfigError(f"{name} should be a whole number, at least 1, got {value!r}")
+    every = rebuild_every if rebuild_every is not None else compression.full_precision_every() or moments.REBUILD_EVERY
+    moments.check_options(second_moment, communication_delay=delay, warmup_steps=warmup, rebuild_every=every)
     if type(masking) is not bool:
         raise ConfigError(f"momentum_masking should be True or False, got {masking!r}")
-    shared = _shares(second_moment, optimizer, compression.method)
-    if shared:
-        SharedSecondMoment(optimizer)  # refuses options that it has no meaning for
+    fits = moments.may_share(optimizer, second_moment)
+    shared = fits and (second_moment == "shared" or compression.method in _SHARED_BY_DEFAULT)
     return Settings(delay, shared, warmup if shared else 0, every, masking)
-
-
-def _check_momentum(optimizer: torch.optim.Optimizer, momenta: dict[str, float]) -> None:
-    """Refuse momentum upon momentum, with which updates grow without end."""
-    own = any(group.get("momentum") or group.get("betas") for group in optimizer.param_groups)
-    if momenta and own:
-        name, value = next(iter(momenta.items()))
-        raise ConfigError(
-            f"{type(optimizer).__name__} has momentum of its own, and {name} would add momentum={value} to its "
-            f"updates, which diverges; give {name} momentum=0"
-        )
-
-
-def _shares(second_moment: str, optimizer: torch.optim.Optimizer, method: str) -> bool:
-    if second_moment not in ("auto", "shared", "own"):
-        raise ConfigError(f'second_moment should be "auto", "shared" or "own", got {second_moment!r}')
-    adam = type(optimizer) in FAMILY
-    if second_moment == "shared" and not adam:
-        raise ConfigError(f'second_moment="shared" is for Adam and AdamW, got {type(optimizer).__name__}')
-    return adam and (second_moment == "shared" or (second_moment == "auto" and method in _SHARED_BY_DEFAULT))
 
 
 def _in_plan_order(
@@ -234,14 +214,7 @@ class _UpdateMode:
     step.hooked = True  # type: ignore[attr-defined]
 
     def _local_step(self) -> None:
-        if self._updates.holds:
-            type(self)._held_step(self)
-        else:
-            super().step()  # type: ignore[misc]
-
-    @torch.optim.Optimizer.profile_hook_step  # calls the hooks that were registered for steps
-    def _held_step(self) -> None:
-        self._updates.held_step()
+        super().step()  # type: ignore[misc]
 
     def _unscale(self, scale: Any) -> None:
         if scale is not None:

@@ -93,7 +93,7 @@ def load(model: str) -> Table:
     try:
         tensors = tuple(_tensors(path))
     except csv.Error as error:
-        raise ValueError(f"{path} is no CSV file: {error}; {_FORM}") from None
+        raise ValueError(f"{path} is not a CSV file: {error}; {_FORM}") from None
     if not tensors:
         raise ValueError(f"{path} names no tensor; {_FORM}")
     return Table(path.stem, tensors)

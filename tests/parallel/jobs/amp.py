@@ -47,7 +47,7 @@ def scaled(method: str, follow: bool, overflow: int = -1, saved: str = "") -> li
             model.load_state_dict(weights)
             optimizer, compression = optimizer_for(model, method, True, prefix="again.", **METHODS[method])
             assert compression
-            renamed = rename(state["compression"], "again.")
+            renamed = rename(state["compression"], "again.") | {"plan": compression.plan.fingerprint()}
             optimizer.load_state_dict(inner)
             if saved == "compression":
                 compression.load_state_dict(renamed)

@@ -119,11 +119,18 @@ def second_moment() -> dict[str, Any]:
     second, first = [], []
     for step in range(12):
         one_step(model, optimizer, step)
-        second.append(gathered(digest(s["exp_avg_sq"] for s in optimizer.state.values())))
+        second.append(gathered(digest(moments(optimizer))))
         first.append(gathered(digest(s["exp_avg"] for s in optimizer.state.values())))
     compression.close()
     moved = [a[0] != b[0] for a, b in pairwise(second)]
     return {"shared": all(len(set(s)) == 1 for s in second), "own": len(set(first[-1])), "moved": moved}
+
+
+def moments(optimizer: Any) -> list[torch.Tensor]:
+    """Return the second moments that are held; in the warm-up the optimizer's own, without their bias."""
+    held = optimizer.state_dict()["horovod_compress"]["second_moment"]["moments"].values()
+    own = [state["exp_avg_sq"] / (1 - 0.999 ** float(state["step"])) for state in optimizer.state.values()]
+    return [saved["moment"] for saved in held] or own
 
 
 def adam_learns(method: str) -> list[float]:
@@ -378,7 +385,7 @@ def refusals() -> list[str]:
 
 for sample in samples(few=arguments()["few"]):
     method, options, number = sample.method, sample.options, sample.number
-    heavy = options.get("momentum", method == "dgc")
+    heavy = options.get("momentum", method == "dgc") or options.get("beta", method == "signum")
     kind = "plain" if heavy else "adam" if number % 2 else "sgd"
     check(f"{method} {number}", lambda: every_method(method, options, kind))
 check("as gradients", as_gradients)

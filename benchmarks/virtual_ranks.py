@@ -1,0 +1,153 @@
+r"""Learning quality over many ranks, in one process: real reducers and payloads, one model, no network.
+
+    python benchmarks/virtual_ranks.py --ranks 16 --steps 300 --lr 1e-3 --run none --run marsit \
+        --run "marsit merge=sampled"
+
+All ranks have the same weights, so that one model serves them all; each draws its own batch, of the task's batch for
+four ranks divided among them. Everything else is as in a job: the reducer of every rank encodes, exchanges with the
+others through memory, and decodes. Each run leaves a JSON line.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path[:0] = [str(ROOT), str(ROOT / "examples")]
+
+from horovod_compress.engine.optimizer import held  # noqa: E402
+from options import value_of  # noqa: E402
+from tasks import TASKS, Task  # noqa: E402
+from tests.support.local import Fleet, spec  # noqa: E402
+from train import cosine, cross_entropy  # noqa: E402
+
+OPTIMIZERS = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW}
+
+
+def main() -> None:
+    chosen = arguments()
+    for words in chosen.run or ["none", "marsit", "marsit merge=sampled"]:
+        print(json.dumps(Training(words.split(), chosen).run()), flush=True)
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--task", choices=sorted(TASKS), default="text")
+    parser.add_argument("--shards", choices=("even", "uneven"), default="even")
+    parser.add_argument("--ranks", type=int, default=16)
+    parser.add_argument("--steps", type=int, default=300)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--optimizer", choices=(*OPTIMIZERS, "sgd"), default="adamw")
+    parser.add_argument("--lr", type=float, default=1e-3)
+    parser.add_argument("--lr-schedule", choices=("constant", "cosine"), default="cosine")
+    parser.add_argument("--exchange", choices=("auto", "ring", "fold"), default="auto")
+    parser.add_argument("--run", action="append", metavar="'METHOD [option=value ...]'")
+    return parser.parse_args()
+
+
+class Every:
+    """All ranks' reducers, where one is asked for: what holds the second moment speaks to them at once."""
+
+    def __init__(self, fleet: Fleet) -> None:
+        self._reducers = fleet.reducers
+        self._together = {"hold", "next_steps", "divide_by", "convert_kept"}
+
+    def __getattr__(self, name: str) -> Any:
+        if name not in self._together:
+            return getattr(self._reducers[0], name)
+        return lambda *given, **named: [getattr(reducer, name)(*given, **named) for reducer in self._reducers]
+
+    def idle(self) -> bool:
+        return all(reducer.idle() for reducer in self._reducers)
+
+
+class Training:
+    """One training of all ranks."""
+
+    def __init__(self, words: list[str], chosen: argparse.Namespace) -> None:
+        self.words, self.chosen = words, chosen
+        torch.manual_seed(chosen.seed)
+        self.task: Task = TASKS[chosen.task](chosen.shards)
+        self.model = self.task.model()
+        self.named = dict(self.model.named_parameters())
+        self.optimizer = self._optimizer()
+        options = {key: value_of(text) for key, _, text in (word.partition("=") for word in words[1:])}
+        tensors = [spec(name, *p.shape) for name, p in self.named.items()]
+        shared = {"schedule": "size:25MB", "exchange": chosen.exchange, "seed": chosen.seed, "verify_every": 0}
+        self.fleet = Fleet(chosen.ranks, tensors, words[0], **(shared | {"timeout": 600.0} | options))
+        every: Any = Every(self.fleet)
+        usual = self.fleet.methods.full_precision_every() or held.REBUILD_EVERY
+        self.held = held.hold(self.optimizer, every, self.named.items(), usual, "auto")
+
+    def _optimizer(self) -> torch.optim.Optimizer:
+        chosen, parameters = self.chosen, self.model.parameters()
+        if chosen.optimizer in OPTIMIZERS:
+            return OPTIMIZERS[chosen.optimizer](parameters, lr=chosen.lr)
+        return torch.optim.SGD(parameters, lr=chosen.lr, momentum=0.9)
+
+    def run(self) -> dict[str, Any]:
+        """Train, and return a record."""
+        began = time.monotonic()
+        with self.fleet:
+            for step in range(self.chosen.steps):
+                self._step(step)
+            sent = self.fleet.reducers[0].metrics.bytes_sent
+        loss, accuracy = held_out(self.task, self.model)
+        asked = {name: value for name, value in vars(self.chosen).items() if name != "run"}
+        found = {"loss": loss, "accuracy": accuracy, "bytes_sent": sent, "seconds": time.monotonic() - began}
+        return {"bench": "virtual_ranks", "name": " ".join(self.words)} | asked | found
+
+    def _step(self, step: int) -> None:
+        chosen = self.chosen
+        if chosen.lr_schedule == "cosine":
+            for group in self.optimizer.param_groups:
+                group["lr"] = chosen.lr * cosine(step, chosen.steps)
+        grads = [self._gradients(step, rank) for rank in range(chosen.ranks)]
+        if self.held:
+            self.held.begin(self.fleet.reducers[0].next_step())
+        number = self.fleet.offer(grads)
+        results = [self._results(rank, number, mine) for rank, mine in enumerate(grads)]
+        for name, parameter in self.named.items():
+            parameter.grad = results[0][name]
+        self.optimizer.step()
+
+    def _gradients(self, step: int, rank: int) -> dict[str, Tensor]:
+        world = self.chosen.ranks
+        batch = max(1, self.task.defaults.batch * 4 // world)
+        self.model.zero_grad(set_to_none=True)
+        cross_entropy(self.model, *self.task.batch(self.chosen.seed, step, rank, world, batch)).backward()
+        return {name: _gradient(parameter) for name, parameter in self.named.items()}
+
+    def _results(self, rank: int, step: int, mine: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        reducer = self.fleet.reducers[rank]
+        return {name: reducer.result(index, step) for index, name in enumerate(self.fleet.plan.names()) if name in mine}
+
+
+def _gradient(parameter: nn.Parameter) -> Tensor:
+    assert parameter.grad is not None
+    return parameter.grad
+
+
+@torch.no_grad()
+def held_out(task: Task, model: nn.Module) -> tuple[float, float]:
+    """Return the mean loss and the accuracy on all that is held out."""
+    loss, right, count = 0.0, 0, 0
+    for inputs, targets in task.held_out(0, 1):
+        scores, wanted = model(inputs).flatten(0, -2), targets.flatten()
+        loss += float(F.cross_entropy(scores, wanted, reduction="sum"))
+        right, count = right + int((scores.argmax(dim=1) == wanted).sum()), count + len(wanted)
+    return loss / count, right / count
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,121 @@
+"""Residuals follow the learning rate: late gradients count as they would have counted in time."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from horovod_compress.engine.optimizer import rates
+from horovod_compress.engine.optimizer.rates import MOST, Rates
+from tests.support.local import Fleet, random_grads, spec
+
+TENSORS = [spec("a", 40, 5), spec("b", 70)]
+RATES = [0.1, 0.4, 0.4, 0.2, 0.07, 0.07, 0.3]
+
+
+class Seen:
+    """Stands for a reducer and remembers by what residuals were multiplied."""
+
+    def __init__(self) -> None:
+        self.factors: list[dict[str, float]] = []
+
+    def scale_errors(self, factors: dict[str, float]) -> None:
+        self.factors.append(factors)
+
+
+def optimizer(*groups: float) -> tuple[torch.optim.SGD, list[tuple[str, torch.nn.Parameter]]]:
+    named = [(chr(97 + index), torch.nn.Parameter(torch.zeros(3))) for index in range(len(groups))]
+    made = [{"params": [p], "lr": lr} for (_, p), lr in zip(named, groups, strict=True)]
+    return torch.optim.SGD(made), named
+
+
+def followed(given: list[float]) -> list[float | None]:
+    """Return the factor of every step at these rates, None where nothing was multiplied."""
+    sgd, named = optimizer(given[0])
+    seen: Any = Seen()
+    follower = Rates(sgd, seen, named)
+    for rate in given:
+        sgd.param_groups[0]["lr"] = rate
+        follower.begin()
+    return [factors.get("a") for factors in seen.factors]
+
+
+def applied(method: str, follow: bool, **options: Any) -> tuple[Tensor, Tensor]:
+    """Return what plain SGD subtracted, and what no compression would have, less what still waits."""
+    sgd = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1.0)
+    names = [tensor.name for tensor in TENSORS]
+    got, wanted = torch.zeros(270, dtype=torch.float64), torch.zeros(270, dtype=torch.float64)
+    with Fleet(2, TENSORS, method, **options) as fleet:
+        # One optimizer stands for that of every rank: its only group has all tensors.
+        followers = [
+            Rates(sgd, reducer, [(name, sgd.param_groups[0]["params"][0])])
+            for reducer in fleet.reducers
+            for name in names
+        ]
+        for step, rate in enumerate(RATES):
+            sgd.param_groups[0]["lr"] = rate
+            for follower in followers if follow else ():
+                follower.begin()
+            grads = random_grads(2, TENSORS, seed=step)
+            results = fleet.step(grads)[0]
+            got += rate * torch.cat([results[name].double().view(-1) for name in names])
+            wanted += rate * torch.cat([(grads[0][n].double() + grads[1][n]).view(-1) / 2 for n in names])
+        waits = [torch.cat([kept[name].double() for name in names]) for kept in fleet.residuals()]
+    return got, wanted - RATES[-1] * (waits[0] + waits[1]) / 2
+
+
+@pytest.mark.parametrize(("method", "options"), [("topk", {"density": 0.1}), ("ef_signsgd", {"step_size": "tensor"})])
+def test_nothing_counts_at_another_rate_than_its_own(method: str, options: dict[str, Any]) -> None:
+    """The sum of rate times gradient is what was applied and what waits; without following it is not."""
+    got, wanted = applied(method, True, **options)
+    assert torch.allclose(got, wanted, atol=1e-5)
+    got, wanted = applied(method, False, **options)
+    assert not torch.allclose(got, wanted, atol=1e-2)
+
+
+def test_small_changes_add_up() -> None:
+    assert followed([1.0, 0.98, 0.96, 0.94, 0.92]) == [None, None, None, pytest.approx(1 / 0.94), None]
+
+
+def test_a_rate_of_nothing_is_passed_over() -> None:
+    assert followed([0.0, 1.0, 0.0, 0.5]) == [None, None, None, 2.0]
+
+
+def test_a_leap_is_bounded() -> None:
+    assert followed([1.0, 1e-6, 1.0]) == [None, MOST, 1 / MOST]
+
+
+def test_groups_have_rates_of_their_own_and_may_be_added() -> None:
+    sgd, named = optimizer(1.0, 1.0)
+    seen: Any = Seen()
+    follower = Rates(sgd, seen, named)
+    follower.begin()
+    sgd.param_groups[1]["lr"] = 0.5
+    sgd.add_param_group({"params": [torch.nn.Parameter(torch.zeros(2))], "lr": 3.0})
+    follower.begin()
+    assert seen.factors == [{}, {"b": 2.0}]
+
+
+def test_what_is_saved_goes_on() -> None:
+    sgd, named = optimizer(1.0)
+    seen: Any = Seen()
+    first, again = Rates(sgd, seen, named), Rates(sgd, seen, named)
+    first.begin()
+    again.load(first.state())
+    sgd.param_groups[0]["lr"] = 1 - rates.SMALL * 2
+    again.begin()
+    assert seen.factors == [{}, {"a": pytest.approx(1 / 0.9)}]
+
+
+def test_momentum_stays_as_it_is() -> None:
+    with Fleet(2, TENSORS, "dgc", density=0.1, ramp_steps=0) as fleet:
+        fleet.step(random_grads(2, TENSORS))
+        before = {kind: {n: t.clone() for n, t in kept.items()} for kind, kept in fleet.reducers[0].states().items()}
+        fleet.reducers[0].scale_errors({"a": 3.0})
+        after = fleet.reducers[0].states()
+        assert torch.equal(after["momentum"]["a"], before["momentum"]["a"])
+        assert torch.equal(after["residual"]["a"], before["residual"]["a"] * 3) and bool(before["residual"]["a"].any())
+        assert torch.equal(after["residual"]["b"], before["residual"]["b"])
