@@ -38,7 +38,8 @@ class Options:
             weights in the first step too; 0 for never.
         min_elements: tensors with fewer elements share an uncompressed bucket, one for each dtype and device.
         warmup_steps: number of initial steps that are exchanged uncompressed, in full precision.
-        follow_lr: multiply residuals by old / new learning rate when it changes, see :mod:`horovod_compress.engine.optimizer.rates`.
+        follow_lr: when a learning rate changes, multiply residuals by old / new, see
+            :mod:`horovod_compress.engine.optimizer.rates`.
     """
 
     schedule: str | Plan = "auto"

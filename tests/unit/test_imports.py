@@ -35,7 +35,7 @@ INNER = {
     "engine.agreement": {"engine.methods"},
     "engine.optimizer": {"engine.methods", "engine.reducer"},
     "exchange.transports": {"exchange.deadline", "exchange.device"},
-    "fronts.horovod": set(),
+    "fronts.horovod": {"fronts.help_text"},
     "ops.reference": {"ops.keys", "ops.legality"},
     "planner.shapes": set(),
     "schedule.policies": {"schedule.costs", "schedule.mixed", "schedule.plan", "schedule.trial"},

@@ -7,7 +7,8 @@ to element. Here the second moment moves in exact rounds only, which are few, an
     exact round    r = mean of the ranks' gradients, in bfloat16;  V = b2^n V + (1 - b2^n) r^2, n steps since the last
     other rounds   r = d * decode(encode(gradient / d)),  d = sqrt(V / (1 - b2^s)) + eps, at least a tenth of its row's
 
-What V is and how torch's own step comes to divide by it is in :mod:`.second_moment`. (Kin to 1-bit Adam, Tang et al. 2021, section 3, which freezes the second moment for good.)
+What V is and how torch's own step comes to divide by it is in :mod:`.second_moment`. (Kin to 1-bit Adam,
+Tang et al. 2021, section 3, which freezes the second moment for good.)
 """
 
 from __future__ import annotations

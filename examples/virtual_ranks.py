@@ -1,6 +1,6 @@
 r"""Learning quality over many ranks, in one process: real reducers and payloads, one model, no network.
 
-    python benchmarks/virtual_ranks.py --ranks 16 --steps 300 --lr 1e-3 --run none --run marsit \
+    python examples/virtual_ranks.py --ranks 16 --steps 300 --lr 1e-3 --run none --run marsit \
         --run "marsit merge=sampled"
 
 All ranks have the same weights, so that one model serves them all; each draws its own batch, of the task's batch for
@@ -12,25 +12,28 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 import time
-from collections.abc import Mapping
-from pathlib import Path
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-ROOT = Path(__file__).resolve().parent.parent
-sys.path[:0] = [str(ROOT), str(ROOT / "examples")]
+from horovod_compress.engine.methods import parse
+from horovod_compress.engine.optimizer.held import hold
+from horovod_compress.engine.optimizer.second_moment import REBUILD_EVERY
+from horovod_compress.engine.reducer import Reducer
+from horovod_compress.exchange.choose import chooser
+from horovod_compress.exchange.transports.local import Hub
+from horovod_compress.schedule.plan import TensorSpec
+from horovod_compress.schedule.policies.registry import make_plan
+from options import value_of
+from tasks import TASKS, Task
+from train import cosine, cross_entropy
 
-from horovod_compress.engine.optimizer import held  # noqa: E402
-from options import value_of  # noqa: E402
-from tasks import TASKS, Task  # noqa: E402
-from tests.support.local import Fleet, spec  # noqa: E402
-from train import cosine, cross_entropy  # noqa: E402
-
+#: Seconds for one exchange: all ranks share two or three cores.
+TIMEOUT = 600.0
 OPTIMIZERS = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW}
 
 
@@ -58,8 +61,8 @@ def arguments() -> argparse.Namespace:
 class Every:
     """All ranks' reducers, where one is asked for: what holds the second moment speaks to them at once."""
 
-    def __init__(self, fleet: Fleet) -> None:
-        self._reducers = fleet.reducers
+    def __init__(self, reducers: Sequence[Reducer]) -> None:
+        self._reducers = reducers
         self._together = {"hold", "next_steps", "divide_by", "convert_kept"}
 
     def __getattr__(self, name: str) -> Any:
@@ -81,13 +84,23 @@ class Training:
         self.model = self.task.model()
         self.named = dict(self.model.named_parameters())
         self.optimizer = self._optimizer()
-        options = {key: value_of(text) for key, _, text in (word.partition("=") for word in words[1:])}
-        tensors = [spec(name, *p.shape) for name, p in self.named.items()]
+        self.reducers = self._reducers(words)
+        every: Any = Every(self.reducers)
+        self.held = hold(self.optimizer, every, self.named.items(), self.every, "auto")
+
+    def _reducers(self, words: list[str]) -> list[Reducer]:
+        """Return the reducers of all ranks, which exchange through memory."""
+        chosen = self.chosen
+        own = {key: value_of(text) for key, _, text in (word.partition("=") for word in words[1:])}
         shared = {"schedule": "size:25MB", "exchange": chosen.exchange, "seed": chosen.seed, "verify_every": 0}
-        self.fleet = Fleet(chosen.ranks, tensors, words[0], **(shared | {"timeout": 600.0} | options))
-        every: Any = Every(self.fleet)
-        usual = self.fleet.methods.full_precision_every() or held.REBUILD_EVERY
-        self.held = held.hold(self.optimizer, every, self.named.items(), usual, "auto")
+        methods, options = parse(words[0], shared | {"timeout": TIMEOUT} | own)
+        tensors = [TensorSpec(name, tuple(p.shape), "float32") for name, p in self.named.items()]
+        plan = make_plan(options.schedule, tensors, options.min_elements, methods.number)
+        self.every = methods.full_precision_every() or REBUILD_EVERY
+        return [
+            Reducer(plan, methods.codecs, transport, chooser(options.exchange, transport.adds), options, None)
+            for transport in Hub(chosen.ranks).transports()
+        ]
 
     def _optimizer(self) -> torch.optim.Optimizer:
         chosen, parameters = self.chosen, self.model.parameters()
@@ -98,13 +111,20 @@ class Training:
     def run(self) -> dict[str, Any]:
         """Train, and return a record."""
         began = time.monotonic()
-        with self.fleet:
+        try:
             for step in range(self.chosen.steps):
                 self._step(step)
-            sent = self.fleet.reducers[0].metrics.bytes_sent
+        finally:
+            for reducer in self.reducers:
+                reducer.close()
         loss, accuracy = held_out(self.task, self.model)
         asked = {name: value for name, value in vars(self.chosen).items() if name != "run"}
-        found = {"loss": loss, "accuracy": accuracy, "bytes_sent": sent, "seconds": time.monotonic() - began}
+        found = {
+            "loss": loss,
+            "accuracy": accuracy,
+            "bytes_sent": self.reducers[0].metrics.bytes_sent,
+            "seconds": time.monotonic() - began,
+        }
         return {"bench": "virtual_ranks", "name": " ".join(self.words)} | asked | found
 
     def _step(self, step: int) -> None:
@@ -114,11 +134,15 @@ class Training:
                 group["lr"] = chosen.lr * cosine(step, chosen.steps)
         grads = [self._gradients(step, rank) for rank in range(chosen.ranks)]
         if self.held:
-            self.held.begin(self.fleet.reducers[0].next_step())
-        number = self.fleet.offer(grads)
-        results = [self._results(rank, number, mine) for rank, mine in enumerate(grads)]
+            self.held.begin(self.reducers[0].next_step())
+        order = self.reducers[0].plan.names()
+        for reducer, mine in zip(self.reducers, grads, strict=True):
+            for index, name in enumerate(order):
+                reducer.offer(index, mine[name])
+        for reducer in self.reducers:  # the results are the same on all of them
+            results = {name: reducer.result(index, step) for index, name in enumerate(order)}
         for name, parameter in self.named.items():
-            parameter.grad = results[0][name]
+            parameter.grad = results[name]
         self.optimizer.step()
 
     def _gradients(self, step: int, rank: int) -> dict[str, Tensor]:
@@ -127,10 +151,6 @@ class Training:
         self.model.zero_grad(set_to_none=True)
         cross_entropy(self.model, *self.task.batch(self.chosen.seed, step, rank, world, batch)).backward()
         return {name: _gradient(parameter) for name, parameter in self.named.items()}
-
-    def _results(self, rank: int, step: int, mine: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        reducer = self.fleet.reducers[rank]
-        return {name: reducer.result(index, step) for index, name in enumerate(self.fleet.plan.names()) if name in mine}
 
 
 def _gradient(parameter: nn.Parameter) -> Tensor:
