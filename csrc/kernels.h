@@ -125,8 +125,8 @@ void dense_decode_all(const DenseDecoded* tensors, int64_t tensor_count, Dtype p
 void absorb(void* grad, void* residual, void* momentum, double factor, Dtype dtype, int64_t count, Launch launch);
 void triad(float* a, const float* b, const float* c, float s, int64_t count, Launch launch);
 
-// adam.cpp, adam.cu: tensors whose scales are the same; `second` is written; `square` and `floors`, one per row or null,
-// are of the arithmetic type
+// adam.cpp, adam.cu: tensors whose scales are the same; `second` is written; `square` and `floors`, one per row or
+// null, are of the arithmetic type
 struct AdamHeld {
   void* second;
   const void *first, *grad, *square, *floors;

@@ -39,6 +39,8 @@ COMMON: list[tuple[str, Any, str]] = [
     ("min_elements", -5, "whole number"),
     ("warmup_steps", -5, "whole number"),
     ("warmup_steps", 1.5, "whole number"),
+    ("follow_lr", 1, "True or False"),
+    ("follow_lr", "yes", "True or False"),
     ("timeout", 0, "from 0.1 to 1000000 seconds"),
     ("timeout", -3.0, "from 0.1"),
     ("timeout", 1e-9, "from 0.1"),
@@ -240,7 +242,7 @@ def test_every_option_is_in_the_document() -> None:
     changed: dict[str, Any] = {
         "schedule": plan, "exchange": "ring", "seed": 9, "timeout": 9.0, "nonfinite": "zero", "verify_every": 9,
         "min_elements": 9, "full_precision_every": 9, "step_size": 9.0, "compensation": "none", "zeros": "positive",
-        "residual_decay": 0.5, "warmup_steps": 9, "merge": "sampled", "step_scale": 1.25,
+        "residual_decay": 0.5, "warmup_steps": 9, "merge": "sampled", "step_scale": 1.25, "follow_lr": True,
     }  # fmt: skip
     assert {*Options.names(), *registry.option_names("marsit")} - set(changed) == {"transport"}
     same = {"residual_decay": 0.9, "step_scale": 1.0}  # which otherwise follow other options

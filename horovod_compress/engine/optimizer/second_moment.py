@@ -180,11 +180,19 @@ def write(
     """
     second, first = state["exp_avg_sq"], wide(state["exp_avg"]).contiguous()
     out = second if second.dtype is first.dtype and second.is_contiguous() else torch.empty_like(first)
-    floors = None if exact else [held.floor.view(-1)]
-    flat = ([tensor.view(-1)] for tensor in (out, first, grad.contiguous(), held.moment))
-    rule = {"step": now, "bound": BOUND, "left": LEFT if second.element_size() > 2 else 1.0}
+    beta1, beta2 = map(float, group["betas"])
     with torch.cuda.device(out.device) if out.is_cuda else contextlib.nullcontext():
-        ops.adam_hold_all(*flat, floors, betas=tuple(map(float, group["betas"])), **rule)
+        ops.adam_hold_all(
+            [out.view(-1)],
+            [first.view(-1)],
+            [grad.contiguous().view(-1)],
+            [held.moment.view(-1)],
+            None if exact else [held.floor.view(-1)],
+            betas=(beta1, beta2),
+            step=now,
+            bound=BOUND,
+            left=LEFT if second.element_size() > 2 else 1.0,
+        )
     if out is not second:
         second.copy_(out)
 

@@ -435,7 +435,7 @@ def weights_apart(
     model = net()
     before(model)
     with Warnings() as warnings:
-        optimizer, compression = optimizer_for(model, "marsit", attach, verify_every=2, **options)
+        optimizer, compression = optimizer_for(model, "marsit", attach, verify_every=2, warmup_steps=1, **options)
         for step in range(6):
             optimizer.zero_grad()
             loss_of(model, step).backward()
