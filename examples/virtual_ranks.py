@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -95,6 +96,8 @@ class Training:
         shared = {"schedule": "size:25MB", "exchange": chosen.exchange, "seed": chosen.seed, "verify_every": 0}
         methods, options = parse(words[0], shared | {"timeout": TIMEOUT} | own)
         tensors = [TensorSpec(name, tuple(p.shape), "float32") for name, p in self.named.items()]
+        if options.follow_lr:
+            sys.exit("virtual_ranks.py: follow_lr=True needs an optimizer for each rank; use examples/train.py")
         plan = make_plan(options.schedule, tensors, options.min_elements, methods.number)
         self.every = methods.full_precision_every() or REBUILD_EVERY
         return [

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from horovod_compress.codecs.dense import FullPrecision
 from horovod_compress.engine import checkpoint
 from horovod_compress.engine.optimizer import held
-from horovod_compress.engine.optimizer.second_moment import BOUND, LEFT
+from horovod_compress.engine.optimizer.second_moment import BOUND
 from horovod_compress.errors import ConfigError, NonFiniteError
 from horovod_compress.schedule.plan import Plan, TensorSpec
 from tests.support.local import Fleet, all_same, random_grads, spec
@@ -42,12 +42,13 @@ class Team:
         options: dict[str, Any] | None = None,
         tensors: list[TensorSpec] = TENSORS,
         memory_format: torch.memory_format = torch.contiguous_format,
+        scaled: Callable[[Any], None] = lambda optimizer: None,
         **adam: Any,
     ) -> None:
         torch.manual_seed(3)
         start = {t.name: torch.randn(t.shape, dtype=getattr(torch, t.dtype)) for t in tensors}
         start = {n: w.to(memory_format=memory_format) if w.dim() == 4 else w for n, w in start.items()}
-        self.tensors = tensors
+        self.tensors, self._scaled = tensors, scaled
         self.fleet = Fleet(world, tensors, method, verify_every=1, **(options or {}))
         self.models = [
             {name: nn.Parameter(w.clone(memory_format=torch.preserve_format)) for name, w in start.items()}
@@ -76,6 +77,7 @@ class Team:
         for model, optimizer, result in zip(self.models, self.optimizers, results, strict=True):
             for name, parameter in model.items():
                 parameter.grad = result[name].clone()
+            self._scaled(optimizer)
             optimizer.step()
         assert all_same([{n: p.detach() for n, p in model.items()} for model in self.models])
         return results
@@ -135,7 +137,7 @@ def test_the_optimizer_divides_by_what_is_held(make: Any, adam: dict[str, Any]) 
                 divides = (state["exp_avg_sq"] / (1 - beta2**now)).sqrt()
                 first = state["exp_avg"].abs() / (1 - beta1**now) / BOUND
                 grad = parameter.grad + decay * before[name]  # type: ignore[operator]
-                own = grad.abs() * (LEFT * (1 - beta2) / (1 - beta2**now)) ** 0.5
+                own = grad.abs() * ((1 - beta2) / (1 - beta2**now)) ** 0.5
                 due = torch.maximum((mine.moment if exact else mine.squares()).sqrt(), torch.maximum(first, own))
                 torch.testing.assert_close(divides, due, rtol=1e-3, atol=0.0)
                 free += int((divides > torch.maximum(first, own) * 1.01).sum())
@@ -233,7 +235,7 @@ def test_resume_is_exact(at: int) -> None:
         ({"second_moment": "local"}, 'should be "auto", "shared" or "own", got \'local\''),
         ({"warmup": 0}, "warmup_steps should be a whole number from 1 on, got 0"),
         ({"every": True}, "rebuild_every should be a whole number from 1 on, got True"),
-        ({"make": torch.optim.SGD}, 'second_moment="shared" is for Adam and AdamW without amsgrad'),
+        ({"make": torch.optim.SGD}, 'second_moment="shared" is for Adam and AdamW with a second beta above 0 and without amsgrad'),
     ],
 )
 def test_refusals(given: dict[str, Any], said: str) -> None:
@@ -334,3 +336,62 @@ def test_every_round_of_a_method_divides_at_the_same_place(sample: Sample) -> No
     codec = sample.codec()
     rounds = [kind for kind in codec.variants() if not isinstance(kind, FullPrecision)]
     assert {kind.divides() for kind in rounds} == {codec.divides()}
+
+
+def scaled_by(scale: float, overflow: float = 0.0) -> Callable[[Any], None]:
+    """Return what a gradient scaler does before a fused step, which divides and skips by itself."""
+
+    def scaled(optimizer: Any) -> None:
+        for group in optimizer.param_groups:
+            for parameter in group["params"]:
+                parameter.grad *= scale
+        optimizer.grad_scale, optimizer.found_inf = torch.tensor(scale), torch.tensor(overflow)
+
+    return scaled
+
+
+def test_a_fused_step_may_leave_dividing_to_a_gradient_scaler() -> None:
+    with Team(fused=True) as plain, Team(fused=True, scaled=scaled_by(1024.0)) as team:
+        plain.run(range(12))
+        team.run(range(12))
+        assert all_same([plain.weights(), team.weights()])
+
+
+def test_a_fused_step_that_a_gradient_scaler_skips_changes_nothing() -> None:
+    with Team(fused=True) as team:
+        team.run(range(8))  # the next round is compressed, the one behind it exact
+        team._scaled = scaled_by(1024.0, overflow=1.0)
+        for step in (8, 9):
+            before, moment = team.weights(), team.moment("weight").moment.clone()
+            kept = [state["exp_avg_sq"].clone() for state in team.optimizers[0].state.values()]
+            team.step(random_grads(3, TENSORS, seed=step))
+            after = [state["exp_avg_sq"] for state in team.optimizers[0].state.values()]
+            assert all_same([before, team.weights()]) and torch.equal(moment, team.moment("weight").moment)
+            assert all(torch.equal(*both) for both in zip(kept, after, strict=True))
+        team._scaled = lambda optimizer: None
+        for optimizer in team.optimizers:
+            del optimizer.grad_scale, optimizer.found_inf  # type: ignore[attr-defined]
+        team.run(range(10, 12))
+        assert not all_same([before, team.weights()])  # the control
+
+
+def test_a_later_hook_that_clips_spoils_nothing() -> None:
+    def clip(optimizer: Any, *given: Any) -> None:
+        for group in optimizer.param_groups:
+            for parameter in group["params"]:
+                parameter.grad.mul_(1e-4)
+
+    with Team() as team:
+        for optimizer in team.optimizers:
+            optimizer.register_step_pre_hook(clip)
+        team.run(range(12))
+        states = team.optimizers[0].state.values()
+        assert all(bool(state["exp_avg_sq"].ge(0).all()) for state in states)
+        assert all(bool(weight.isfinite().all()) for weight in team.weights().values())
+
+
+def test_without_a_second_beta_there_is_nothing_to_hold() -> None:
+    with Team(second_moment="auto", betas=(0.9, 0.0)) as team:
+        assert team.held[0] is None
+    with pytest.raises(ConfigError, match="second beta above 0"):
+        Team(betas=(0.9, 0.0))

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from horovod_compress.engine.optimizer import second_moment
-from horovod_compress.engine.optimizer.second_moment import BOUND, FLOOR, LEFT, Moment
-from horovod_compress.engine.optimizer.update_moment import SharedSecondMoment
+from horovod_compress.engine.optimizer.second_moment import BOUND, FLOOR, Moment
+from horovod_compress.engine.optimizer.update_moment import LEFT, SharedSecondMoment
 from horovod_compress.errors import ConfigError
 
 RATE, BETA1, BETA2, EPS = 0.1, 0.9, 0.99, 1e-3

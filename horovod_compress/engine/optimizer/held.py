@@ -146,8 +146,9 @@ class HeldSecondMoment:
         """Restore what :meth:`state_dict` returned, beside what waits in the units that go with it."""
         self._prepared = self._reducer.step - 1
         where = {name: parameter.device for _, parameter, name in self._parameters()}
+        mine = {name: saved for name, saved in state.items() if name in where}
         self._held = {
-            name: _Held(**{**saved, "moment": saved["moment"].clone().to(where[name])}) for name, saved in state.items()
+            name: _Held(**{**saved, "moment": saved["moment"].clone().to(where[name])}) for name, saved in mine.items()
         }
 
     # ---- before the first gradient of a step ----
@@ -192,6 +193,9 @@ class HeldSecondMoment:
         if step <= self._prepared or awaited or not self._reducer.idle():
             return
         self._prepared = step
+        overflow = getattr(self._optimizer, "found_inf", None)  # a gradient scaler leaves it to a fused step to skip
+        if overflow is not None and bool(overflow):
+            return
         factors: dict[str, Tensor] = {}
         for group, parameter, name in self._parameters():
             held, state = self._held.get(name), self._optimizer.state.get(parameter)
@@ -203,7 +207,7 @@ class HeldSecondMoment:
                 before = held.divisor
                 held.move_to(now, grad, float(group["betas"][1]))
                 _note(factors, name, before, held.divisor)
-            moments.write(group, state, grad, held, now, exact)
+            moments.write(group, state, grad, held, now, exact=exact)
         self._reducer.convert_kept(factors)
 
 

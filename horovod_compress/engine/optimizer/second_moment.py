@@ -30,8 +30,6 @@ FAMILY = (torch.optim.Adam, torch.optim.AdamW)
 FLOOR = 0.1
 #: No element moves by more than so many learning rates in a step, as in Adam itself (Kingma and Ba 2015, section 2.1).
 BOUND = 10.0
-#: At least this part of the square that a gradient adds to Adam's second moment stays there; all of it in 16 bits.
-LEFT = 0.01
 #: How often the second moment moves, if nobody says.
 REBUILD_EVERY = 50
 #: How many exact rounds begin the training, if nobody says.
@@ -59,10 +57,11 @@ def may_share(optimizer: Any, second_moment: str) -> bool:
     Raises:
         ConfigError: it is to be shared, and cannot be.
     """
-    fits = isinstance(optimizer, FAMILY) and not any(group.get("amsgrad") for group in optimizer.param_groups)
+    groups = optimizer.param_groups
+    fits = isinstance(optimizer, FAMILY) and all(float(g["betas"][1]) and not g.get("amsgrad") for g in groups)
     if second_moment == "shared" and not fits:
         raise ConfigError(
-            'second_moment="shared" is for Adam and AdamW without amsgrad, whose second moment is another; got '
+            'second_moment="shared" is for Adam and AdamW with a second beta above 0 and without amsgrad; got '
             f'{type(optimizer).__name__}: leave it at "auto", or choose "own"'
         )
     return fits and (second_moment == "shared" or (second_moment == "auto" and _is_stock(optimizer)))
@@ -158,6 +157,8 @@ def gradient(optimizer: Any, group: Mapping[str, Any], parameter: nn.Parameter) 
     """Return the gradient as Adam's moments see it."""
     assert parameter.grad is not None
     grad = wide(parameter.grad)
+    if (scale := getattr(optimizer, "grad_scale", None)) is not None:  # a gradient scaler leaves it to a fused step
+        grad = grad / scale
     grad = -grad if group["maximize"] else grad
     # Groups say themselves which decay it is from torch 2.7 on.
     decoupled = group.get("decoupled_weight_decay", isinstance(optimizer, torch.optim.AdamW))
@@ -167,16 +168,24 @@ def gradient(optimizer: Any, group: Mapping[str, Any], parameter: nn.Parameter) 
 
 
 def write(
-    group: Mapping[str, Any], state: Mapping[str, Any], grad: Tensor, held: Moment, now: float, exact: bool = False
+    group: Mapping[str, Any],
+    state: Mapping[str, Any],
+    grad: Tensor,
+    held: Moment,
+    now: float,
+    *,
+    exact: bool = False,
+    left: float = 1.0,
 ) -> None:
     """Set the second moment of Adam so that its step number ``now``, with this gradient, divides by V's root + eps.
 
-    Or by more, where its first moment would move an element by more than :data:`BOUND`. Adam adds the square of this
-    gradient to what it is given, so that may be less than nothing until it has: a rank's own gradient is often many
-    times the root of V. :data:`LEFT` of the square has to stay, as differences of close numbers are rounded.
+    Or by more, where its first moment would move an element by more than :data:`BOUND`, and where this gradient is many
+    times that root: Adam adds its square to what it is given.
 
     Args:
         exact: divide by V as it is, without :data:`FLOOR`.
+        left: at least this part of that square stays; the rest may be taken off beforehand. Below 1 the state may be
+            less than nothing until the step is done, with this very gradient. In 16 bits all of it stays.
     """
     second, first = state["exp_avg_sq"], wide(state["exp_avg"]).contiguous()
     out = second if second.dtype is first.dtype and second.is_contiguous() else torch.empty_like(first)
@@ -191,7 +200,7 @@ def write(
             betas=(beta1, beta2),
             step=now,
             bound=BOUND,
-            left=LEFT if second.element_size() > 2 else 1.0,
+            left=left if second.element_size() > 2 else 1.0,
         )
     if out is not second:
         second.copy_(out)

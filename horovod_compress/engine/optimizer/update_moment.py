@@ -18,6 +18,9 @@ from ...errors import ConfigError
 from . import second_moment as moments
 from .second_moment import Moment
 
+#: A rank's own gradient is often many times the root of V. At least this part of the square that it adds to Adam's
+#: second moment stays there, as differences of close numbers are rounded.
+LEFT = 0.01
 #: Earlier versions kept V in ``exp_avg_sq``, and beside it, by this name, the steps that it stands for.
 _STEPS_BEFORE = "second_moment_steps"
 
@@ -64,7 +67,7 @@ class SharedSecondMoment:
             held, state = self._moments.get(name), self._optimizer.state.get(parameter)
             if held and state and parameter.grad is not None:
                 grad = moments.gradient(self._optimizer, group, parameter)
-                moments.write(group, state, grad, held, float(state["step"]) + 1)
+                moments.write(group, state, grad, held, float(state["step"]) + 1, left=LEFT)
 
     def rebuild(self, steps: int) -> None:
         """Move V by the gradients, which are means over ranks; a parameter without one keeps its V, as in Adam.

@@ -269,8 +269,8 @@ class Schedule:
         self.since = 0
         # Rounds are counted from 1, so a method's full-precision round comes after compressed ones.
         self.exchanges += 1
+        self.due |= self.exchanges % self._settings.rebuild_every == 0  # also where the exchange is not finite
         self._exchange.updates(self.exchanges, self._optimizer.state)
-        self.due |= self.exchanges % self._settings.rebuild_every == 0
         if self._moment and self.due and rebuild:
             self._rebuild(self._moment)
 

@@ -286,7 +286,7 @@ class Compression:
         """Look at the optimizer that takes the results: its momentum, and its second moment."""
         heavy_ball.refuse_twice(optimizer, self._methods, self._named)
         text = heavy_ball.advice(optimizer, self._methods, self._named)
-        if text and not self._met and self._running().rank == 0:
+        if text and not self._met and self._running().rank == 0 and not self._running().step:
             _log.warning("%s", text)
         self._held = held.hold(optimizer, self._running(), self._named, self._rebuild_every(), *options)
         if self._running().options.follow_lr:
@@ -456,7 +456,8 @@ class Compression:
         scaled = {"scale": self._scale} if self._scaler is not None else {}
         moments = self._held.state_dict() if self._held else self._moments  # which were loaded, and nobody holds yet
         held_ = {"second_moment": moments} if moments else {}
-        rates = {"rates": self._rates.state()} if self._rates else {}
+        followed = self._rates.state() if self._rates else list(self._followed)  # which were loaded
+        rates = {"rates": followed} if followed else {}
         return checkpoint.save(self._running(), self._methods) | tuned | scaled | held_ | rates
 
     def load_state_dict(self, state: Mapping[str, Any], residuals: str = "restore") -> None:

@@ -12,6 +12,7 @@ communication delay, divides the bytes once more.
 from __future__ import annotations
 
 import dataclasses
+from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -85,7 +86,7 @@ def distributed_update_optimizer(
     named = dict(zip(compression.plan.names(), parameters, strict=True))
     moment = SharedSecondMoment(made, named) if settings.shared and reducer.world > 1 else None
     made._updates = Schedule(made, Exchange(reducer, parameters, settings.masking), settings, moment)
-    made.register_step_pre_hook(lambda *given: made._updates.prepare())
+    made._last_hook = made.register_step_pre_hook(lambda *given: made._updates.prepare()).id
     return made
 
 
@@ -176,6 +177,8 @@ class _UpdateMode:
     """Put before an optimizer's class: its own ``step`` becomes the local step."""
 
     _updates: Schedule
+    _last_hook: int
+    _optimizer_step_pre_hooks: OrderedDict[int, Any]
     param_groups: list[dict[str, Any]]
     #: A gradient scaler then calls ``step`` even if this rank's gradients overflowed: ranks stay in step.
     _step_supports_amp_scaling = True
@@ -214,6 +217,7 @@ class _UpdateMode:
     step.hooked = True  # type: ignore[attr-defined]
 
     def _local_step(self) -> None:
+        self._optimizer_step_pre_hooks.move_to_end(self._last_hook)  # others may change gradients
         super().step()  # type: ignore[misc]
 
     def _unscale(self, scale: Any) -> None:

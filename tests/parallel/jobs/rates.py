@@ -49,6 +49,7 @@ def resumed(forget: bool) -> str:
     assert compression
     optimizer.load_state_dict(inner)
     compression.load_state_dict({name: part for name, part in kept.items() if not (forget and name == "rates")})
+    compression.load_state_dict(compression.state_dict())  # what was loaded is saved before the first gradient, too
     steps(model, optimizer, SAVED, len(RATES))
     compression.close()
     return digest(model.parameters())
