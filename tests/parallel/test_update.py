@@ -126,6 +126,10 @@ def test_ranks_that_start_differently_are_told(found) -> None:
         assert "ConfigError" in mine and "delay=1 on rank 0 and 2 on rank 1" in mine
 
 
+def test_a_hook_that_clips_comes_before_ours(found) -> None:
+    assert all(value(found, "clipped by a hook"))
+
+
 def test_closures_and_hooks(found) -> None:
     for mine in value(found, "closure"):
         assert mine["calls"] == 3 and len(set(mine["losses"])) == 3

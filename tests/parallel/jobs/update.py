@@ -349,6 +349,24 @@ def closure_and_hooks() -> dict[str, Any]:
     return {"losses": losses, "calls": len(calls)}
 
 
+def clipped_by_a_hook() -> bool:
+    """A hook that clips gradients, registered after everything else: squares stay squares, weights numbers."""
+    model = net()
+    optimizer, compression = wrapped(model, "marsit", "adam", 1, {"warmup_steps": 2})
+
+    def clip(*given: Any) -> None:
+        for parameter in model.parameters():
+            parameter.grad.mul_(1e-4)  # type: ignore[union-attr]
+
+    for step in range(8):
+        if step == 4:
+            optimizer.register_step_pre_hook(clip)
+        one_step(model, optimizer, step)
+    compression.close()
+    squares = [state["exp_avg_sq"] for state in optimizer.state.values()]
+    return all(bool(s.ge(0).all()) for s in squares) and all(bool(p.isfinite().all()) for p in model.parameters())
+
+
 def refusals() -> list[str]:
     found = []
 
@@ -402,6 +420,7 @@ check("interrupted", interrupted)
 for method, kind in (("marsit", "adam"), ("sparse_binary", "sgd"), ("sketch_fusion", "adam")):
     check(f"odd {method}", lambda: odd(method, kind))
 for name, case in (("scaler", scaler), ("rolled back", rolled_back), ("flushed", flushed), ("starts", different_starts),
-                   ("options", different_options), ("closure", closure_and_hooks)):  # fmt: skip
+                   ("options", different_options), ("closure", closure_and_hooks),
+                   ("clipped by a hook", clipped_by_a_hook)):  # fmt: skip
     check(name, case)
 check("refusals", refusals)
