@@ -2,7 +2,8 @@
 
 With momentum b a result counts 1 / (1 - b) times over the steps that follow. Upon a method's own momentum that grows
 without end. And what waited for many steps before it was sent counts late and so many times: at a learning rate that
-suits uncompressed training the loss may rise.
+suits uncompressed training the loss may rise. So it may with one bit from the first step on, when gradients are
+largest.
 """
 
 from __future__ import annotations
