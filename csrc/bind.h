@@ -72,13 +72,13 @@ void sign_offer_all(const Rows<7>& rows, int dtype, int64_t ranks, const std::op
                       at<int64_t>(counters), launch_of(launch));
 }
 
-void sign_decode_all(const Rows<7>& rows, int dtype, int feedback, double decay, double scale,
+void sign_decode_all(const Rows<8>& rows, int dtype, int feedback, double decay, double scale,
                      const std::optional<KeyWords>& key, Address launch) {
   const MaybeStream stream(key);
   std::vector<hvc::SignDecoded> tensors;
-  for (const auto& [bits, steps, count, row_length, word_offset, grad, residual] : rows)
-    tensors.push_back(
-        {at<uint64_t>(bits), at<float>(steps), count, row_length, word_offset, at<void>(grad), at<void>(residual)});
+  for (const auto& [bits, zeros, steps, count, row_length, word_offset, grad, residual] : rows)
+    tensors.push_back({at<uint64_t>(bits), at<uint64_t>(zeros), at<float>(steps), count, row_length, word_offset,
+                       at<void>(grad), at<void>(residual)});
   hvc::sign_decode_all(tensors.data(), int64_t(tensors.size()), hvc::Dtype(dtype), hvc::Feedback(feedback), decay,
                        scale, stream.pointer(), launch_of(launch));
 }
@@ -125,6 +125,16 @@ void shaped_fold(const std::vector<Address>& parts, int64_t words, Address out, 
                  const std::vector<Address>& after, Address launch) {
   hvc::shaped_fold(addresses<uint64_t>(parts), int64_t(parts.size()), words, at<uint64_t>(out),
                    addresses<uint64_t>(before), outputs<uint64_t>(after), launch_of(launch));
+}
+
+void ternary_fold(const std::vector<Address>& parts, int64_t words, Address out, const std::vector<Address>& before,
+                  const std::vector<Address>& after, Address launch) {
+  hvc::ternary_fold(addresses<uint64_t>(parts), int64_t(parts.size()), words, at<uint8_t>(out),
+                    addresses<uint64_t>(before), outputs<uint64_t>(after), launch_of(launch));
+}
+
+void ternary_unpack(Address packed, int64_t words, Address bits, Address zeros, Address launch) {
+  hvc::ternary_unpack(at<uint8_t>(packed), words, at<uint64_t>(bits), at<uint64_t>(zeros), launch_of(launch));
 }
 
 int64_t dense_offer(Address grad, Address residual, int dtype, int64_t count, Address out, int out_dtype,
@@ -243,6 +253,8 @@ void define_kernels(py::module_& module) {
   module.def("majority_fold", &majority_fold, unlocked());
   module.def("shaped_merge", &shaped_merge, unlocked());
   module.def("shaped_fold", &shaped_fold, unlocked());
+  module.def("ternary_fold", &ternary_fold, unlocked());
+  module.def("ternary_unpack", &ternary_unpack, unlocked());
   module.def("dense_offer", &dense_offer, unlocked());
   module.def("dense_add", &dense_add, unlocked());
   module.def("dense_decode", &dense_decode, unlocked());

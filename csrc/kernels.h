@@ -48,7 +48,7 @@ struct SignOffered {
   float* steps;
 };
 struct SignDecoded {
-  const uint64_t* bits;
+  const uint64_t *bits, *zeros;  // `zeros`, or none: where the result is 0, whatever the bit
   const float* steps;
   int64_t count, row_length, word_offset;
   void *grad, *residual;
@@ -98,6 +98,12 @@ void shaped_merge(uint64_t* into, const uint64_t* other, int64_t words, int64_t 
                   uint64_t* const* after, Launch launch);
 void shaped_fold(const uint64_t* const* parts, int64_t ranks, int64_t words, uint64_t* out,
                  const uint64_t* const* before, uint64_t* const* after, Launch launch);
+
+// ternary.cpp, ternary.cu: counts in `count_rows(ternary_modulus(ranks))` rows; `words` are whole groups of
+// hvc/ternary.h, as what is packed is. The fold is of at least two ranks' bits
+void ternary_fold(const uint64_t* const* parts, int64_t ranks, int64_t words, uint8_t* out,
+                  const uint64_t* const* before, uint64_t* const* after, Launch launch);
+void ternary_unpack(const uint8_t* packed, int64_t words, uint64_t* bits, uint64_t* zeros, Launch launch);
 
 // majority.cpp, majority.cu
 void majority_fold(const uint64_t* const* parts, int64_t part_count, int64_t count, uint64_t* out, Launch launch);

@@ -29,7 +29,7 @@ struct OfferResult {
 };
 
 template <class T> struct Decode {
-  const uint64_t* bits;
+  const uint64_t *bits, *zeros;
   const float* steps;
   Units units;
   Feedback feedback;
@@ -110,26 +110,6 @@ void sign_offer(const void* grad, const void* residual, Dtype dtype, int64_t cou
   });
 }
 
-void sign_decode(const uint64_t* bits, const float* steps, Dtype dtype, int64_t count, int64_t row_length,
-                 Feedback feedback, double decay, double scale, const Stream* key, int64_t word_offset, void* grad,
-                 void* residual, Launch launch) {
-  visit(dtype, [&](auto type) {
-    using T = typename decltype(type)::type;
-    const Decode<T> decode{bits,
-                           steps,
-                           units_of(count, row_length),
-                           feedback,
-                           decay,
-                           scale,
-                           key,
-                           word_offset,
-                           static_cast<T*>(grad),
-                           static_cast<Work<T>*>(residual),
-                           streams(count * int64_t(sizeof(T)))};
-    run_decode(decode, launch.threads);
-  });
-}
-
 void sign_offer_all(const SignOffered* tensors, int64_t tensor_count, Dtype dtype, int64_t ranks, const Stream* key,
                     int64_t* nonfinite, Launch launch) {
   std::vector<double> sums;
@@ -146,11 +126,23 @@ void sign_offer_all(const SignOffered* tensors, int64_t tensor_count, Dtype dtyp
 
 void sign_decode_all(const SignDecoded* tensors, int64_t tensor_count, Dtype dtype, Feedback feedback, double decay,
                      double scale, const Stream* key, Launch launch) {
-  for (int64_t i = 0; i < tensor_count; ++i) {
-    const SignDecoded& t = tensors[i];
-    sign_decode(t.bits, t.steps, dtype, t.count, t.row_length, feedback, decay, scale, key, t.word_offset, t.grad,
-                t.residual, launch);
-  }
+  visit(dtype, [&](auto type) {
+    using T = typename decltype(type)::type;
+    for (int64_t i = 0; i < tensor_count; ++i) {
+      const SignDecoded& t = tensors[i];
+      run_decode(Decode<T>{t.bits, t.zeros, t.steps, units_of(t.count, t.row_length), feedback, decay, scale, key,
+                           t.word_offset, static_cast<T*>(t.grad), static_cast<Work<T>*>(t.residual),
+                           streams(t.count * int64_t(sizeof(T)))},
+                 launch.threads);
+    }
+  });
+}
+
+void sign_decode(const uint64_t* bits, const float* steps, Dtype dtype, int64_t count, int64_t row_length,
+                 Feedback feedback, double decay, double scale, const Stream* key, int64_t word_offset, void* grad,
+                 void* residual, Launch launch) {
+  const SignDecoded tensor{bits, nullptr, steps, count, row_length, word_offset, grad, residual};
+  sign_decode_all(&tensor, 1, dtype, feedback, decay, scale, key, launch);
 }
 
 void sign_unpack(const uint64_t* bits, const float* steps, Dtype dtype, int64_t count, int64_t row_length, double scale,

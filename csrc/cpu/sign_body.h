@@ -58,20 +58,25 @@ HVC_INLINE uint32_t own_bits(const Lanes<W>& x, int64_t begin, int count, bool h
 template <Feedback kFeedback, bool kStream, class T>
 HVC_INLINE void decode_group(const Decode<T>& d, int64_t begin, int count, Work<T> step, Work<T> out, Coins& coins) {
   using W = Work<T>;
-  const uint32_t bits = bits_at(d.bits, begin, count);
+  const uint32_t bits = bits_at(d.bits, begin, count), zeros = d.zeros ? bits_at(d.zeros, begin, count) : 0;
+  const auto signed_by = [&](W size) {
+    const Lanes<W> value = select(bits, broadcast(size), broadcast(-size));
+    return d.zeros ? select(zeros, broadcast(W(0)), value) : value;
+  };
   T* grad = d.grad + begin;
   if constexpr (kFeedback != kFeedbackNone) {
     W* residual = d.residual + begin;
     const Lanes<W> x = offered(grad, residual, count);
     Lanes<W> left = x;
     if constexpr (kFeedback != kFeedbackMomentum) {
-      const uint32_t kept = kFeedback == kFeedbackGlobal ? bits : own_bits(x, begin, count, d.key != nullptr, coins);
-      left = x - select(kept, broadcast(step), broadcast(-step));
-      if constexpr (kFeedback == kFeedbackGlobal) left = within(left, most_left<W>);  // others' signs may add to it
+      if constexpr (kFeedback == kFeedbackGlobal)
+        left = within(x - signed_by(step), most_left<W>);  // others' signs may add to it
+      else
+        left = x - select(own_bits(x, begin, count, d.key != nullptr, coins), broadcast(step), broadcast(-step));
     }
     store(residual, left * broadcast(W(d.decay)), count);
   }
-  const Lanes<W> decoded = select(bits, broadcast(out), broadcast(-out));
+  const Lanes<W> decoded = signed_by(out);
   if constexpr (kStream)
     stream(grad, decoded);
   else

@@ -26,7 +26,7 @@ template <class T> struct Offered {
 };
 
 template <class T> struct Decoded {
-  const uint32_t* halves;
+  const uint32_t *halves, *zeros;  // 32 bits at a time
   const float* steps;
   int64_t count, row_length, word_offset;
   T* grad;
@@ -103,13 +103,14 @@ struct Step {
 };
 
 template <class T>
-__device__ Work<T> left_of(const Decoded<T>& d, const Rule& rule, Work<T> x, bool bit, Work<T> step, int64_t i) {
+__device__ Work<T> left_of(const Decoded<T>& d, const Rule& rule, Work<T> x, Work<T> value, Work<T> step, int64_t i) {
   using W = Work<T>;
   W left = x;
   if (rule.feedback != kFeedbackMomentum) {
-    const bool kept = rule.feedback == kFeedbackGlobal ? bit : own_bit(x, rule.coins, d.word_offset, i);
-    left = x - signed_step(kept, step);
-    if (rule.feedback == kFeedbackGlobal) left = cut_off(left, most_left<W>);  // others' signs may add to it
+    if (rule.feedback == kFeedbackGlobal)
+      left = cut_off(x - value, most_left<W>);  // others' signs may add to it
+    else
+      left = x - signed_step(own_bit(x, rule.coins, d.word_offset, i), step);
   }
   return left * W(rule.decay);
 }
@@ -125,17 +126,21 @@ template <class T, class Table> __global__ void decode_kernel(const __grid_const
     const int64_t first = (unit - table.begins[item]) * kMost, last = min(first + kMost, d.count);
     for (int64_t begin = first; begin < last; begin += kElements) {
       const Loaded<T> loaded = load_groups<T>(d.grad, d.residual, begin, keeps ? last : begin);
-      uint32_t bits[kInFlight];
+      uint32_t bits[kInFlight], zeros[kInFlight];
 #pragma unroll
-      for (int k = 0; k < kInFlight; ++k) bits[k] = begin + k * kWarp < last ? d.halves[begin / kWarp + k] : 0;
+      for (int k = 0; k < kInFlight; ++k) {
+        const bool inside = begin + k * kWarp < last;
+        bits[k] = inside ? d.halves[begin / kWarp + k] : 0;
+        zeros[k] = inside && d.zeros ? d.zeros[begin / kWarp + k] : 0;
+      }
 #pragma unroll
       for (int k = 0; k < kInFlight; ++k) {
         const int64_t i = begin + k * kWarp + lane_index();
         if (i >= last) break;
-        const bool bit = bits[k] >> lane_index() & 1;
+        const bool bit = bits[k] >> lane_index() & 1, zero = zeros[k] >> lane_index() & 1;
         const W step = d.steps[row_of(i, d.row_length, d.count)];
-        if (keeps) d.residual[i] = left_of(d, rule, loaded.x[k], bit, step, i);
-        d.grad[i] = from_work<T>(signed_step(bit, step * W(rule.scale)));
+        if (keeps) d.residual[i] = left_of(d, rule, loaded.x[k], zero ? W(0) : signed_step(bit, step), step, i);
+        d.grad[i] = from_work<T>(zero ? W(0) : signed_step(bit, step * W(rule.scale)));
       }
       if (kMost == kElements) break;  // told to the compiler, which would keep registers for another round
     }
@@ -221,6 +226,7 @@ void sign_decode_all(const SignDecoded* tensors, int64_t tensor_count, Dtype dty
     const auto item = [&](int64_t i) {
       const SignDecoded& t = tensors[i];
       return Decoded<T>{reinterpret_cast<const uint32_t*>(t.bits),
+                        reinterpret_cast<const uint32_t*>(t.zeros),
                         t.steps,
                         t.count,
                         t.row_length,
@@ -239,7 +245,7 @@ void sign_decode_all(const SignDecoded* tensors, int64_t tensor_count, Dtype dty
 void sign_decode(const uint64_t* bits, const float* steps, Dtype dtype, int64_t count, int64_t row_length,
                  Feedback feedback, double decay, double scale, const Stream* key, int64_t word_offset, void* grad,
                  void* residual, Launch launch) {
-  const SignDecoded tensor{bits, steps, count, row_length, word_offset, grad, residual};
+  const SignDecoded tensor{bits, nullptr, steps, count, row_length, word_offset, grad, residual};
   sign_decode_all(&tensor, 1, dtype, feedback, decay, scale, key, launch);
 }
 

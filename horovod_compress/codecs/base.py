@@ -85,6 +85,8 @@ class Work:
         gathered: the payloads of all ranks in rank order, where payloads are gathered.
         shared: the arrays of the preludes; after its prelude, each is equal on every rank.
         local: arrays that stay on this rank.
+        results: by region, arrays of what owners pass on in its place, see ``Codec.results``; none where payloads go
+            round a ring.
         carry: by region, what merging left for this round, see ``Codec.carries``.
         memo: what ``Codec.prepare`` derived from the bucket.
         momenta: by position, momentum buffers of the optimizer, to be emptied where this rank's
@@ -101,6 +103,7 @@ class Work:
     regions: dict[str, Tensor] = field(default_factory=dict)
     shared: dict[str, Tensor] = field(default_factory=dict)
     local: dict[str, Tensor] = field(default_factory=dict)
+    results: dict[str, Tensor] = field(default_factory=dict)
     carry: dict[str, Carry] = field(default_factory=dict)
     memo: dict[str, Any] = field(default_factory=dict)
     used: int = 0
@@ -290,6 +293,18 @@ class Codec:
         """
         return {}
 
+    def results(self, bucket: Bucket) -> Regions:
+        """Return, by region of the payload, the array that the owner of a chunk passes on in its place, if it does.
+
+        What becomes of a record lies at its place: the array is as many times as long as the region everywhere.
+        :meth:`fold_in` writes it, and every rank finds all of it in ``Work.results``.
+        """
+        return {}
+
+    def wants_owner(self) -> bool:
+        """Return whether payloads merge better where one rank sees all of them, than hop by hop in a ring."""
+        return False
+
     def at(self, step: int) -> Codec:
         """Return the codec of one step, for methods whose rounds differ."""
         return self
@@ -416,8 +431,14 @@ class Codec:
         """Do what :meth:`merge` does, in a round whose ``work.carry`` has what merging left."""
         self.merge(region, start, into, other, weights, key)
 
-    def fold_in(self, work: Work, region: str, start: int, into: Tensor, others: Sequence[Tensor], key: Key) -> None:
-        """Do what :meth:`fold` does, likewise."""
+    def fold_in(
+        self, work: Work, region: str, start: int, into: Tensor, others: Sequence[Tensor], key: Key, result: Tensor
+    ) -> None:
+        """Do what :meth:`fold` does, likewise.
+
+        Args:
+            result: where the result of these elements goes, of the type that :meth:`results` says; without one, ``into``.
+        """
         self.fold(region, start, into, others, key)
 
     def decode(self, work: Work, key: Key, gain: float) -> None:

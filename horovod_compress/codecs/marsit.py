@@ -30,7 +30,7 @@ from .base import Algebra, Codec, Law, Work
 from .dense import FullPrecision
 from .feedback import RULES, Feedback
 from .registry import register
-from .shared.signs import Signs, check_merge, check_step, check_zeros, shaped_fold
+from .shared.signs import Signs, check_merge, check_step, check_zeros, shaped_fold, ternary_fold
 
 #: The measured step, in means of |x|, where residual and merging keep all that the bits do not say.
 SHAPED_SCALE = 1.5
@@ -58,6 +58,9 @@ class Marsit(Signs):
             unbiased in every step.
         step_scale: the measured step in units of the mean of |x|, above 0 and below 2; None for 1.5 with shaped merging
             and an "own" residual, else 1.
+        levels: how many values an owner passes on where it sees the bits of all ranks: 3 are -1, 0 and 1, in 1.6 bits,
+            and keep what a bit has to leave to later steps; 2 is the paper's bit. None for 3 with shaped merging, which
+            ``exchange="auto"`` then takes to owners; in a ring every hop passes on a bit.
     """
 
     full_precision_every: int = 50
@@ -68,6 +71,7 @@ class Marsit(Signs):
     # The option takes the place of the method of this name: here merge_in and fold_in do all.
     merge: str = "shaped"  # type: ignore[assignment]
     step_scale: float | None = None
+    levels: int | None = None
 
     name: ClassVar[str] = "marsit"
     algebra: ClassVar[Algebra] = Algebra.MERGE
@@ -76,7 +80,8 @@ class Marsit(Signs):
     page: ClassVar[str] = "marsit.md"
 
     samples: ClassVar[tuple[dict[str, Any], ...]] = (
-        {"merge": "shaped", "step_size": "row", "full_precision_every": 3},
+        {"merge": "shaped", "step_size": "row", "full_precision_every": 3, "levels": 2},
+        {"merge": "shaped", "step_size": "row", "full_precision_every": 3, "levels": 3},
         {"merge": "sampled", "step_size": "row", "full_precision_every": 0, "zeros": "random"},
         {"merge": "sampled", "step_size": "tensor", "full_precision_every": 3, "compensation": "global"},
         {"merge": "sampled", "step_size": "tensor", "full_precision_every": 0, "compensation": "none"},
@@ -98,6 +103,8 @@ class Marsit(Signs):
             raise ConfigError(f"residual_decay should be a number above 0, at most 1, got {decay!r}")
         if isinstance(scale, bool) or not isinstance(scale, (int, float)) or not 0 < scale < MOST_SCALE:
             raise ConfigError(f"step_scale should be a number above 0 and below {MOST_SCALE:g}, got {scale!r}")
+        if self.levels not in ((2, 3) if self.merge == "shaped" else (2,)):
+            raise ConfigError(f'levels should be 2, or 3 with merge="shaped", got {self.levels!r}')
         if scale != 1 and not self._measured():
             raise ConfigError(
                 'step_scale is for a measured step, step_size="row" or "tensor"; a number is the step itself'
@@ -108,6 +115,8 @@ class Marsit(Signs):
         loses_nothing = self.merge == "shaped" and self.compensation == "own"
         if self.residual_decay is None:
             object.__setattr__(self, "residual_decay", 1.0 if loses_nothing else 0.9)
+        if self.levels is None:
+            object.__setattr__(self, "levels", 3 if self.merge == "shaped" else 2)
         if self.step_scale is None:
             object.__setattr__(self, "step_scale", SHAPED_SCALE if loses_nothing and self._measured() else 1.0)
 
@@ -147,12 +156,20 @@ class Marsit(Signs):
             before, after = work.carry[region].rows(start, start + into.numel())
             ops.shaped_merge(into, other, before, after, sum(weights))
 
-    def fold_in(self, work: Work, region: str, start: int, into: Tensor, others: Sequence[Tensor], key: Key) -> None:
+    def fold_in(
+        self, work: Work, region: str, start: int, into: Tensor, others: Sequence[Tensor], key: Key, result: Tensor
+    ) -> None:
         if self.merge == "shaped" and region == "bits":
-            shaped_fold(work, start, into, others)
+            if self._ternary():
+                ternary_fold(work, start, into, others, result)
+            else:
+                shaped_fold(work, start, into, others)
             return
         for index, other in enumerate(others):
             self.merge_in(work, region, start, into, other, (index + 1, 1), key.at(hop=index))
+
+    def _ternary(self) -> bool:
+        return self.levels == 3
 
     def _scale(self) -> float:
         assert self.step_scale is not None  # see _choose

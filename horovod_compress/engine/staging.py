@@ -29,6 +29,8 @@ class Staging:
         host: arrays of the same names, types and lengths in host memory.
         order: the chunks in the order in which they are needed on the host.
         records: see :meth:`horovod_compress.codecs.base.Codec.records`.
+        results: by region, the arrays of what owners pass on, on the device and on the host, where that is not the
+            region itself.
     """
 
     def __init__(
@@ -38,17 +40,16 @@ class Staging:
         host: Mapping[str, Tensor],
         order: Sequence[int],
         records: Mapping[str, int],
+        results: Mapping[str, tuple[Tensor, Tensor]] | None = None,
     ) -> None:
         self.device, self.host, self._order = device, host, list(order)
-        self._parts = {
-            chunk: [
-                (array[slice(*bounds)], host[name][slice(*bounds)])
-                for name, array in arrays.items()
-                for bounds in [chunk_bounds(array.numel(), chunk, len(order), records.get(name, 1))]
-                if bounds[0] < bounds[1]
-            ]
+        pairs = {name: (array, host[name]) for name, array in arrays.items()}
+        bounds = {
+            chunk: {n: chunk_bounds(a.numel(), chunk, len(order), records.get(n, 1)) for n, a in arrays.items()}
             for chunk in order
         }
+        self._parts = {chunk: _cut(pairs, pairs, bounds[chunk]) for chunk in order}
+        self._results = {chunk: _cut(pairs, pairs | dict(results or {}), bounds[chunk]) for chunk in order}
 
     def around(self, reduction: Reduction, deadline: Deadline) -> Reduction:
         """Return a reduction of one exchange that does what the given one does, and copies."""
@@ -66,9 +67,23 @@ class Staging:
         return self.device.mark()
 
     def put(self, chunk: int) -> None:
-        """Queue the copy of a chunk back to the device."""
-        for array, host in self._parts[chunk]:
+        """Queue the copy of a chunk's result back to the device."""
+        for array, host in self._results[chunk]:
             self.device.copy(array, host)
+
+
+def _cut(
+    arrays: Mapping[str, tuple[Tensor, Tensor]],
+    carriers: Mapping[str, tuple[Tensor, Tensor]],
+    bounds: Mapping[str, tuple[int, int]],
+) -> list[tuple[Tensor, Tensor]]:
+    """Return what lies within bounds, which are those of the arrays, in the pairs that carry their elements."""
+    found = []
+    for name, (start, stop) in bounds.items():
+        if start < stop:
+            ends = [index * carriers[name][0].numel() // arrays[name][0].numel() for index in (start, stop)]
+            found.append((carriers[name][0][slice(*ends)], carriers[name][1][slice(*ends)]))
+    return found
 
 
 @dataclass(frozen=True)

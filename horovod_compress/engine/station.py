@@ -169,7 +169,9 @@ class _CodecReduction:
         self.codec.merge_in(self.work, piece.region, piece.start, piece.values, other, weights, key)
 
     def fold(self, piece: Piece, others: Sequence[Tensor]) -> None:
-        self.codec.fold_in(self.work, piece.region, piece.start, piece.values, others, self.key)
+        self.codec.fold_in(
+            self.work, piece.region, piece.start, piece.values, others, self.key, piece.result
+        )
 
 
 class Station:
@@ -240,14 +242,19 @@ class Station:
 
     def _payload_for(self, codecs: Sequence[Codec]) -> _Payload:
         """Return memory for the largest payload; the rounds of a method share it."""
-        nbytes = max(_nbytes(codec.regions(self.bucket)) for codec in codecs)
-        reduced = [_nbytes(c.regions(self.bucket)) for c in codecs if c.algebra is not Algebra.GATHER]
+        nbytes = max(self._nbytes_of(codec) for codec in codecs)
+        reduced = [self._nbytes_of(codec) for codec in codecs if codec.algebra is not Algebra.GATHER]
         host = self.device.host_zeros(max(reduced, default=0), torch.uint8) if self._staged else None
         return _Payload(self.device.zeros(nbytes, torch.uint8), host)
 
+    def _nbytes_of(self, codec: Codec) -> int:
+        """Return what a payload and its results take."""
+        return _nbytes(codec.regions(self.bucket)) + _nbytes(codec.results(self.bucket))
+
     def _make_round(self, codec: Codec, label: str, payload: _Payload, state: dict[str, Tensor]) -> Round:
         world = self._world
-        regions = _carve(payload.memory, codec.regions(self.bucket))
+        sent = codec.regions(self.bucket)
+        regions = _carve(payload.memory, sent)
         arrays = codec.local(self.bucket)
         local = _carve(self._scratch, arrays) if codec.local_is_scratch else self._allocate(arrays, codec.folded)
         shared = [self._allocate(arrays) for arrays in codec.preludes(self.bucket)]
@@ -268,8 +275,11 @@ class Station:
             return Round(codec, label, work, layout, collective, {}, {}, preludes, inbox, None, self._gather)
         self._make_carry(codec, work, collective)
         order = collective.needed(self._rank, world)
-        staging = self._staging(regions, payload.host, order, codec.records())
-        layout = Layout.of(staging.host if staging else regions, world, codec.records())
+        results = codec.results(self.bucket) if collective.name == "fold" else {}
+        work.results = _carve(payload.memory[_nbytes(sent) :], results)
+        on_host = _carve(payload.host[_nbytes(sent) :], results) if payload.host is not None else work.results
+        staging = self._staging(regions, payload.host, order, codec.records(), _paired(work.results, on_host))
+        layout = Layout.of(staging.host if staging else regions, world, codec.records(), on_host)
         to_encode = encoded_by_chunk(codec, work, order)
         parts = decoded_by_chunk(codec, work, collective.order(self._rank, world))
         return Round(codec, label, work, layout, collective, to_encode, parts, preludes, None, staging, None)
@@ -278,8 +288,9 @@ class Station:
         """Let merging keep what it keeps where payloads are exchanged, for the elements that this rank merges."""
         rows, device = codec.carries(self._world), torch.device("cpu") if self._staged else self.device.where
         owns = collective.name == "fold"  # else it merges one hop's share of every chunk but one
+        records = codec.records()
         spans = {
-            name: chunk_bounds(count, self._rank, self._world) if owns else (0, count)
+            name: chunk_bounds(count, self._rank, self._world, records.get(name, 1)) if owns else (0, count)
             for name, count in ((name, work.regions[name].numel()) for name in rows)
         }
         work.carry = carries(rows, work.regions, spans, device)
@@ -291,13 +302,18 @@ class Station:
         return dict(kept)
 
     def _staging(
-        self, arrays: dict[str, Tensor], host: Tensor | None, order: list[int], records: dict[str, int]
+        self,
+        arrays: dict[str, Tensor],
+        host: Tensor | None,
+        order: list[int],
+        records: dict[str, int],
+        results: dict[str, tuple[Tensor, Tensor]] | None = None,
     ) -> Staging | None:
         """Return the copy of some arrays in host memory, if they are exchanged from there."""
         if host is None:
             return None
         regions = {name: (array.dtype, array.numel()) for name, array in arrays.items()}
-        return Staging(self.device, arrays, _carve(host, regions), order, records)
+        return Staging(self.device, arrays, _carve(host, regions), order, records, results)
 
     def _prelude(self, arrays: dict[str, Tensor]) -> Prelude:
         # Larger elements first, so that every array is aligned within a frame.
@@ -364,7 +380,7 @@ class Station:
         return self._rounds[self._codec.at(step if self._turn is None else self._turn)]
 
     def _make_plain(self, codec: Codec = _AS_IT_IS) -> None:
-        fits = self._payload.holds(_nbytes(codec.regions(self.bucket)))
+        fits = self._payload.holds(self._nbytes_of(codec))
         self._plain = self._make_round(codec, codec.name, self._payload if fits else self._payload_for((codec,)), {})
         self.device.rest()  # between two steps nothing is under way
 
@@ -603,6 +619,10 @@ def _nbytes(regions: Regions) -> int:
 
 def _padded(nbytes: int) -> int:
     return -(-nbytes // 64) * 64
+
+
+def _paired(first: dict[str, Tensor], second: dict[str, Tensor]) -> dict[str, tuple[Tensor, Tensor]]:
+    return {name: (array, second[name]) for name, array in first.items()}
 
 
 def _carve(memory: Tensor, regions: Regions) -> dict[str, Tensor]:

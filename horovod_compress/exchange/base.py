@@ -24,7 +24,7 @@ class Reduction(Protocol):
         """Merge a payload of ``weight`` ranks into this rank's own piece, in place."""
 
     def fold(self, piece: Piece, others: Sequence[Tensor]) -> None:
-        """Merge the pieces of all other ranks, in rank order, into this rank's own, in place.
+        """Merge the pieces of all other ranks, in rank order, into this rank's own, in place, or into its result.
 
         The pieces of the others may be overwritten.
         """
@@ -102,9 +102,9 @@ class Collective(Protocol):
 
 
 def copy_in(segment: Segment, frame: FrameBuffer) -> None:
-    """Copy a received segment into the payload."""
+    """Copy a received result into the payload."""
     for piece in segment.pieces:
-        piece.data.copy_(frame.payload(piece.at, piece.at + piece.data.numel()))
+        piece.result_data.copy_(frame.payload(piece.result_at, piece.result_at + piece.result_data.numel()))
 
 
 def received(piece: Piece, frame: FrameBuffer) -> Tensor:

@@ -39,6 +39,9 @@ class Method(Protocol):
     def adds_up(self) -> bool:
         """Whether payloads are plain numbers, whose sum any engine can make."""
 
+    def wants_owner(self) -> bool:
+        """Return whether payloads merge better where one rank sees all of them."""
+
 
 class Choose(Protocol):
     """Picks a collective for a bucket."""
@@ -62,6 +65,8 @@ def chooser(exchange: str, adds: Collection[torch.dtype] = ()) -> Choose:
     def choose(codec: Method, nbytes: int, world: int, dtypes: Collection[torch.dtype] = ()) -> Collective:
         fit = _FITTING[codec.algebra]
         if exchange == "auto":
+            if codec.wants_owner():
+                return fold
             if nbytes < _SMALL_BYTES:
                 return fold if world > 2 and fold in fit else fit[0]
             return native if codec.adds_up and dtypes and set(dtypes) <= set(adds) else fit[0]

@@ -49,8 +49,8 @@ class _Fold:
         self._sends: list[Pending] = []
 
     def run(self) -> Bad:
-        parts = self._post("fold in", dict.fromkeys(self._peers, self._rank))
-        results = self._post("fold results", {peer: peer for peer in self._peers})
+        parts = self._post("fold in", REDUCE, dict.fromkeys(self._peers, self._rank))
+        results = self._post("fold results", GATHER, {peer: peer for peer in self._peers})
         self._scatter()
         self._reduction.prepare(self._rank)
         self._x.note("hop", 0)
@@ -70,7 +70,9 @@ class _Fold:
             pending.wait(self._x.deadline)
         return self._bad
 
-    def _post(self, use: str, chunk_of: dict[int, int]) -> dict[tuple[int, int], tuple[Pending, FrameBuffer]]:
+    def _post(
+        self, use: str, phase: int, chunk_of: dict[int, int]
+    ) -> dict[tuple[int, int], tuple[Pending, FrameBuffer]]:
         """Post the receives of one phase: from each peer, one chunk."""
         most, room = self._layout.most_segments, self._layout.segment_bytes
         frames = iter(self._x.pool.take(use, most * len(self._peers), room))
@@ -78,7 +80,7 @@ class _Fold:
         for peer, chunk in chunk_of.items():
             for number, segment in enumerate(self._layout.chunks[chunk]):
                 frame = next(frames)
-                pending = self._x.transport.receive(frame.frame(segment.nbytes), peer)
+                pending = self._x.transport.receive(frame.frame(_nbytes(segment, phase)), peer)
                 posted[peer, number] = (pending, frame)
         return posted
 
@@ -97,7 +99,7 @@ class _Fold:
         Every peer's non-finite count is known by then: it came with its first segment.
         """
         address = self._x.address(self._rank, GATHER, 1, self._rank, number)
-        packed = frame.pack(address, self._bad, segment.data)
+        packed = frame.pack(address, self._bad, segment.result)
         for peer in self._after_own:
             self._send(packed, peer)
 
@@ -110,8 +112,12 @@ class _Fold:
     ) -> FrameBuffer:
         pending, frame = posted[peer, number]
         pending.wait(self._x.deadline)
-        nbytes = self._layout.chunks[chunk][number].nbytes
+        nbytes = _nbytes(self._layout.chunks[chunk][number], phase)
         bad = frame.check(self._x.address(peer, phase, phase, chunk, number), nbytes)
         if phase == REDUCE and number == 0:
             self._bad = self._bad.plus(bad)
         return frame
+
+
+def _nbytes(segment: Segment, phase: int) -> int:
+    return segment.nbytes if phase == REDUCE else segment.result_nbytes

@@ -6,7 +6,9 @@ The words are used throughout this package and mean nothing else:
 - a *chunk* is one rank's share of all regions;
 - a *segment* is what one frame carries of a chunk: consecutive *pieces* of its regions;
 - a *record* is a run of elements of a region that mean something together only, such as codes and
-  their scale: no cut goes through one.
+  their scale: no cut goes through one;
+- a *result* is what the owner of a chunk passes on of a region: its elements, or an array of another type in their
+  place, which is cut at the same records.
 """
 
 from __future__ import annotations
@@ -29,6 +31,9 @@ class Piece:
         values: these elements in the payload, in the region's dtype.
         data: the same memory as bytes.
         at: where the bytes start in the segment.
+        result: their result, in its own dtype.
+        result_data: the same memory as bytes.
+        result_at: where those start in the segment's result.
     """
 
     region: str
@@ -37,6 +42,9 @@ class Piece:
     values: Tensor
     data: Tensor
     at: int
+    result: Tensor
+    result_data: Tensor
+    result_at: int
 
 
 @dataclass(frozen=True)
@@ -45,10 +53,15 @@ class Segment:
 
     pieces: tuple[Piece, ...]
     nbytes: int
+    result_nbytes: int
 
     @property
     def data(self) -> list[Tensor]:
         return [piece.data for piece in self.pieces]
+
+    @property
+    def result(self) -> list[Tensor]:
+        return [piece.result_data for piece in self.pieces]
 
 
 @dataclass(frozen=True)
@@ -61,40 +74,67 @@ class Layout:
 
     regions: Mapping[str, Tensor]
     chunks: tuple[tuple[Segment, ...], ...]
-    segment_bytes: int  # the largest segment
+    segment_bytes: int  # the largest segment, or result of one
     most_segments: int  # of any chunk
 
     @classmethod
-    def of(cls, regions: Mapping[str, Tensor], world: int, records: Mapping[str, int] | None = None) -> Layout:
+    def of(
+        cls,
+        regions: Mapping[str, Tensor],
+        world: int,
+        records: Mapping[str, int] | None = None,
+        results: Mapping[str, Tensor] | None = None,
+    ) -> Layout:
         """Cut regions, given as typed one-dimensional tensors, into ``world`` chunks.
 
         Args:
             records: elements of a record, for regions that consist of records.
+            results: by region, arrays that hold what owners pass on, where that is not the region itself.
         """
-        parts = [(name, tensor, (records or {}).get(name, 1)) for name, tensor in regions.items()]
+        parts = [
+            _Part(name, tensor, (results or {}).get(name, tensor), (records or {}).get(name, 1))
+            for name, tensor in regions.items()
+        ]
         chunks = tuple(_segments([_share(part, index, world) for part in parts]) for index in range(world))
         segments = [segment for chunk in chunks for segment in chunk]
-        return cls(regions, chunks, max(s.nbytes for s in segments), max(len(c) for c in chunks))
+        most = max(max(s.nbytes, s.result_nbytes) for s in segments)
+        return cls(regions, chunks, most, max(len(c) for c in chunks))
 
 
 @dataclass(frozen=True)
-class _Share:
-    """What a chunk has of one region."""
+class _Part:
+    """One region of the payload."""
 
     region: str
-    start: int
-    stop: int
     tensor: Tensor
+    result: Tensor
     record: int
 
     @property
     def record_bytes(self) -> int:
         return self.record * self.tensor.element_size()
 
+    def piece(self, start: int, stop: int, at: int, result_at: int) -> Piece:
+        """Return some of the elements, and where they start in a segment and its result."""
+        values, data = self.tensor[start:stop], _as_bytes(self.tensor[start:stop])
+        if self.result is self.tensor:
+            return Piece(self.region, start, stop, values, data, at, values, data, result_at)
+        first, end = (index * self.result.numel() // self.tensor.numel() for index in (start, stop))
+        result = self.result[first:end]
+        return Piece(self.region, start, stop, values, data, at, result, _as_bytes(result), result_at)
 
-def _share(part: tuple[str, Tensor, int], index: int, world: int) -> _Share:
-    name, tensor, record = part
-    return _Share(name, *chunk_bounds(tensor.numel(), index, world, record), tensor, record)
+
+@dataclass(frozen=True)
+class _Share:
+    """What a chunk has of one region."""
+
+    part: _Part
+    start: int
+    stop: int
+
+
+def _share(part: _Part, index: int, world: int) -> _Share:
+    return _Share(part, *chunk_bounds(part.tensor.numel(), index, world, part.record))
 
 
 def chunk_bounds(count: int, index: int, world: int, record: int = 1) -> tuple[int, int]:
@@ -109,25 +149,24 @@ def _segments(shares: Sequence[_Share]) -> tuple[Segment, ...]:
     A chunk without elements still has one, empty, segment: every rank then sees as many messages
     as it expects, and non-finite counts always have a header to travel in.
     """
-    total = sum((s.stop - s.start) * s.tensor.element_size() for s in shares)
-    room = max(MIN_SEGMENT_BYTES, -(-total // MAX_SEGMENTS), *(s.record_bytes for s in shares))
+    total = sum((s.stop - s.start) * s.part.tensor.element_size() for s in shares)
+    room = max(MIN_SEGMENT_BYTES, -(-total // MAX_SEGMENTS), *(s.part.record_bytes for s in shares))
     segments: list[Segment] = []
     pieces: list[Piece] = []
-    filled = 0
+    filled = result = 0
     for share in shares:
-        start = share.start
+        start, part = share.start, share.part
         while start < share.stop:
-            if filled + share.record_bytes > room:
-                segments.append(Segment(tuple(pieces), filled))
-                pieces, filled = [], 0
-            end = min(share.stop, start + (room - filled) // share.record_bytes * share.record)
-            values = share.tensor[start:end]
-            data = _as_bytes(values)
-            pieces.append(Piece(share.region, start, end, values, data, filled))
-            filled += data.numel()
+            if filled + part.record_bytes > room:
+                segments.append(Segment(tuple(pieces), filled, result))
+                pieces, filled, result = [], 0, 0
+            end = min(share.stop, start + (room - filled) // part.record_bytes * part.record)
+            pieces.append(part.piece(start, end, filled, result))
+            filled += pieces[-1].data.numel()
+            result += pieces[-1].result_data.numel()
             start = end
     if pieces or not segments:
-        segments.append(Segment(tuple(pieces), filled))
+        segments.append(Segment(tuple(pieces), filled, result))
     return tuple(segments)
 
 

@@ -166,8 +166,8 @@ def fold_steps(link: Link, layout: Layout, reduction: Reduction, bad: Bad) -> It
     reduction.complete(rank, bad)
     share = Transfer(after=[where.mark()])
     for peer in peers:
-        share.sends += [(data, peer) for segment in own for data in segment.data]
-        share.receives += [(data, peer) for segment in layout.chunks[peer] for data in segment.data]
+        share.sends += [(data, peer) for segment in own for data in segment.result]
+        share.receives += [(data, peer) for segment in layout.chunks[peer] for data in segment.result]
     yield share
     where.after(share.done)
     for peer in peers:

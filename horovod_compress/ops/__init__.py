@@ -67,6 +67,7 @@ from .sparse import (
     golomb_parameter,
     top_select,
 )
+from .ternary import GROUP_WORDS, PACKED_WORDS, ternary_fold, ternary_modulus, ternary_unpack
 from .together import (
     Feedback,
     dense_decode_all,
@@ -87,6 +88,8 @@ from .together_quantise import (
 from .values import sample_decode, sample_offer, values_bound, values_decode, values_encode
 
 __all__ = [
+    "GROUP_WORDS",
+    "PACKED_WORDS",
     "RECORD_UNIT",
     "Feedback",
     "absorb",
@@ -165,6 +168,9 @@ __all__ = [
     "sketch_encode",
     "sketch_estimate",
     "sketch_top",
+    "ternary_fold",
+    "ternary_modulus",
+    "ternary_unpack",
     "top_select",
     "triad",
     "values_bound",

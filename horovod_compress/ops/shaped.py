@@ -41,7 +41,7 @@ def shaped_merge(into: Tensor, other: Tensor, before: Sequence[Tensor], after: S
     into_at = checked("into", into, torch.int64, words, device)
     other_at = checked("other", other, torch.int64, words, device)
     check_apart("into", into, "other", other)
-    before_at, after_at = (_checked_rows(n, rows, ranks, words, device) for n, rows in _named(before, after))
+    before_at, after_at = (checked_rows(n, rows, ranks, words, device) for n, rows in _named(before, after))
     if ORACLE:
         ORACLE.shaped_merge(into, other, before, after, ranks)
     else:
@@ -56,7 +56,7 @@ def shaped_fold(parts: Sequence[Tensor], out: Tensor, before: Sequence[Tensor], 
     """
     ranks, words = len(parts), out.numel()
     native, device, launch = backend(out)
-    before_at, after_at = (_checked_rows(n, rows, ranks, words, device) for n, rows in _named(before, after))
+    before_at, after_at = (checked_rows(n, rows, ranks, words, device) for n, rows in _named(before, after))
     out_at = checked("out", out, torch.int64, words, device)
     parts_at = [checked(f"parts[{i}]", part, torch.int64, words, device) for i, part in enumerate(parts)]
     if ORACLE:
@@ -69,9 +69,9 @@ def _named(before: Sequence[Tensor], after: Sequence[Tensor]) -> tuple[tuple[str
     return ("before", before), ("after", after)
 
 
-def _checked_rows(name: str, rows: Sequence[Tensor], ranks: int, words: int, device: int) -> list[int]:
-    """Check the rows that so many ranks need and return their addresses."""
-    needed = count_rows(ranks)
+def checked_rows(name: str, rows: Sequence[Tensor], modulus: int, words: int, device: int) -> list[int]:
+    """Check the rows that counts below ``modulus`` need and return their addresses."""
+    needed = count_rows(modulus)
     if len(rows) < needed:
-        raise ValueError(f"{name} must hold {needed} rows for {ranks} ranks, got {len(rows)}")
+        raise ValueError(f"{name} must hold {needed} rows for counts below {modulus}, got {len(rows)}")
     return [checked(f"{name}[{i}]", row, torch.int64, words, device) for i, row in enumerate(rows[:needed])]

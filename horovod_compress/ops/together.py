@@ -103,15 +103,18 @@ def sign_decode_all(
     scale: float = 1.0,
     key: Key | None = None,
     word_offsets: Sequence[int] | None = None,
+    zeros: Sequence[Tensor] | None = None,
 ) -> None:
     """Do :func:`.sign_decode` for several tensors.
 
     Args:
         word_offsets: of each tensor; None for 0.
+        zeros: bits of the elements whose result is 0, whatever ``bits`` say; None for no such elements.
     """
     number = len(grads)
     offsets = word_offsets or [0] * number
-    check_lengths(number, bits=bits, steps=steps, row_lengths=row_lengths, residuals=residuals, word_offsets=offsets)
+    lists = {"bits": bits, "steps": steps, "row_lengths": row_lengths, "residuals": residuals, "zeros": zeros}
+    check_lengths(number, word_offsets=offsets, **lists)
     if not number:
         return
     native, device, launch = backend(grads[0])
@@ -129,9 +132,10 @@ def sign_decode_all(
         if residuals:
             residual_at = checked("residual", residuals[i], work_dtype(dtype), count, device)
             check_apart("residual", residuals[i], "grad", grad)
-        rows.append((bits_at, steps_at, count, row_length, offsets[i], grad_at, residual_at))
+        zeros_at = checked("zeros", zeros[i], torch.int64, words, device) if zeros else 0
+        rows.append((bits_at, zeros_at, steps_at, count, row_length, offsets[i], grad_at, residual_at))
     if REFERENCE:
-        options = {"feedback": feedback, "decay": decay, "scale": scale, "key": key}
+        options = {"feedback": feedback, "decay": decay, "scale": scale, "key": key, "zeros": zeros}
         REFERENCE.sign_decode_all(bits, steps, row_lengths, grads, residuals, word_offsets=offsets, **options)
     else:
         native.sign_decode_all(rows, code, rule, decay, scale, key and key.words(), launch)

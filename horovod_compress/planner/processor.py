@@ -106,6 +106,7 @@ class _Run:
         regions, two = self._work.regions, codec.carries(2)
         spans = {name: (0, regions[name].numel()) for name in two}
         self._work.carry = carries(two, regions, spans, self._source.device)
+        self._work.results = _zeros(codec.results(bucket))
         codec.prepare(self._work)
 
     def measure(self) -> dict[str, float]:
@@ -140,7 +141,7 @@ class _Run:
 
         def reduce() -> None:
             for name, array in arrays.items():
-                self._codec.fold_in(self._work, name, 0, array, [others[name]], key)
+                self._codec.fold_in(self._work, name, 0, array, [others[name]], key, self._work.results.get(name, array))
 
         return _seconds(reduce)
 

@@ -45,8 +45,12 @@ def traffic(codec: Codec, bucket: Bucket, ranks: int, exchange: str = "auto", fi
     """
     preludes = tuple(_prelude(arrays, ranks) for arrays in codec.preludes(bucket))
     room = nbytes(codec.regions(bucket))
-    used = filled * room if codec.algebra is Algebra.GATHER else room
-    return Traffic(preludes, Part(used, chooser(exchange)(codec, room, ranks).name))
+    collective = chooser(exchange)(codec, room, ranks).name
+    if codec.algebra is Algebra.GATHER:
+        return Traffic(preludes, Part(filled * room, collective))
+    results = codec.results(bucket) if collective == "fold" else {}
+    passed_on = nbytes(codec.regions(bucket) | results)  # as much is sent of the one as of the other
+    return Traffic(preludes, Part((room + passed_on) / 2, collective))
 
 
 def _prelude(arrays: Regions, ranks: int) -> Part:

@@ -21,6 +21,7 @@ from horovod_compress.ops.reference import (
     shaped as reference_shaped,
     sketch as reference_sketch,
     sparse as reference_sparse,
+    ternary as reference_ternary,
     values as reference_values,
 )
 
@@ -38,6 +39,7 @@ ORACLES = (
     reference_lowrank,
     reference_records,
     reference_shaped,
+    reference_ternary,
 )
 GUARD = 64
 

@@ -376,6 +376,8 @@ class TestNumbers:
                 rule = {"feedback": feedback, "scale": 0.3, "decay": 0.9, "key": KEY, "word_offsets": places}
                 same("sign_decode_all", sent, steps, rows, offered.grads, offered.residuals, **rule)
             same("sign_decode_all", sent, steps, rows, offered.grads, None, feedback="none", scale=-1.5)
+            none = {"feedback": "global", "scale": 0.3, "zeros": [words(bits.numel(), 3) for bits in sent]}
+            same("sign_decode_all", sent, steps, rows, offered.grads, offered.residuals, **none)
 
     @pytest.mark.slow
     def test_more_tensors_than_a_table_holds(self, dtype: torch.dtype, same: Same) -> None:
@@ -515,6 +517,16 @@ class TestBits:
                 fresh = [poison(count, torch.int64) for _ in rows]
                 same("shaped_merge", words(count, 1), words(count, 2), rows, fresh, ranks)
                 same("shaped_fold", [words(count, part) for part in range(ranks)], words(count, 99), rows, fresh)
+
+    def test_ternary(self, same: Same) -> None:
+        for ranks in (2, 3, 4, 7, 65):
+            for groups in (0, 1, 20, 201):
+                count, packed = groups * ops.GROUP_WORDS, poison(groups * ops.PACKED_WORDS, torch.int64)
+                rows = [words(count, 50 + row) for row in range(ops.count_rows(ops.ternary_modulus(ranks)))]
+                fresh = [poison(count, torch.int64) for _ in rows]
+                same("ternary_fold", [words(count, part) for part in range(ranks)], packed, rows, fresh)
+                every = torch.arange(8 * packed.numel()).to(torch.uint8).view(torch.int64)
+                same("ternary_unpack", every, poison(count, torch.int64), poison(count, torch.int64))
 
     def test_hash(self, same: Same) -> None:
         for count in (0, 1, 7, 8, 16_383, 16_384, 100_003, 32 << 14, (33 << 14) + 5):

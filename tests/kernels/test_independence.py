@@ -71,10 +71,15 @@ def _bits(count: int) -> str:
     rows = [words(count, 20 + row) for row in range(3)]
     ops.shaped_merge(shaped, words(count, 2), rows, rows, 8)  # of eight ranks any counts are possible
     ops.shaped_fold([words(count, part) for part in range(8)], together, rows, rows)
+    groups = count // ops.GROUP_WORDS
+    packed, plain = poison(groups * ops.PACKED_WORDS, torch.int64), [poison(groups * 5, torch.int64) for _ in range(2)]
+    few = [row[: groups * ops.GROUP_WORDS] for row in rows]
+    ops.ternary_fold([words(groups * ops.GROUP_WORDS, part) for part in range(8)], packed, few, few)
+    ops.ternary_unpack(packed, *plain)
     data = words(count, 9).view(torch.uint8)[: 8 * count - 3]
     copied = poison(data.numel(), torch.uint8)
     sums = (ops.crc32c(data), ops.crc32c_copy(copied, data), ops.hash64(data))
-    return _digest([merged, drawn, folded, whole, copied, shaped, together, *rows], *sums)
+    return _digest([merged, drawn, folded, whole, copied, shaped, together, *rows, packed, *plain], *sums)
 
 
 def _dither(dtype: torch.dtype, count: int, row_length: int) -> str:

@@ -121,7 +121,7 @@ def test_refused() -> None:
     for ranks in (0, 65536):
         with pytest.raises(ValueError, match="ranks must be in"):
             ops.count_rows(ranks)
-    with pytest.raises(ValueError, match="before must hold 2 rows for 3 ranks, got 1"):
+    with pytest.raises(ValueError, match="before must hold 2 rows for counts below 3, got 1"):
         ops.shaped_merge(one, two, [one.clone()], [one.clone()], 3)
     with pytest.raises(ValueError, match=r"after\[0\] must be"):
         ops.shaped_merge(one, two, [one.clone()], [words(2, 1)], 2)

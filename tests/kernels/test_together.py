@@ -36,6 +36,9 @@ def test_signs(dtype: torch.dtype) -> None:
         compare("sign_offer_all", grads, kept, made[0], None, ROWS, key=key)
         feedback = {"feedback": "own" if kept else "none", "decay": 0.9, "key": key, "word_offsets": PLACES}
         compare("sign_decode_all", [bits(n, 2) for n in COUNTS], steps, ROWS, grads, kept, scale=0.3, **feedback)
+        feedback["feedback"] = "global" if kept else "none"
+        feedback["zeros"] = [bits(n, 3) for n in COUNTS]
+        compare("sign_decode_all", [bits(n, 2) for n in COUNTS], steps, ROWS, grads, kept, scale=0.3, **feedback)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -90,6 +90,12 @@ def shaped_fold(work: Work, start: int, into: Tensor, others: Sequence[Tensor]) 
     ops.shaped_fold([into, *others], into, before, after)
 
 
+def ternary_fold(work: Work, start: int, into: Tensor, others: Sequence[Tensor], result: Tensor) -> None:
+    """Merge the bits of all ranks to three values, and keep what that rounds off."""
+    before, after = work.carry["bits"].rows(start, start + into.numel())
+    ops.ternary_fold([into, *others], result, before, after)
+
+
 class Signs(Codec):
     """One bit per element and one step per group; how bits merge is the method's own business."""
 
@@ -117,17 +123,37 @@ class Signs(Codec):
     def _groups(self, bucket: Bucket) -> int:
         return sum(group_count(tensor, self._by_row()) for tensor in bucket.tensors)
 
+    def _ternary(self) -> bool:
+        """Return whether an owner passes on three values."""
+        return False
+
+    def _words(self, bucket: Bucket) -> int:
+        """Return how many words of bits there are: whole groups, where those are what owners pass on."""
+        unit = ops.GROUP_WORDS if self._ternary() else 1
+        return -(-bucket.padded // WORD // unit) * unit
+
+    def records(self) -> dict[str, int]:
+        return {"bits": ops.GROUP_WORDS} if self._ternary() else {}
+
+    def results(self, bucket: Bucket) -> Regions:
+        groups = self._words(bucket) // ops.GROUP_WORDS
+        return {"bits": (torch.int64, groups * ops.PACKED_WORDS)} if self._ternary() else {}
+
+    def wants_owner(self) -> bool:
+        return self._ternary()
+
     def regions(self, bucket: Bucket) -> Regions:
-        regions: Regions = {"bits": (torch.int64, bucket.padded // WORD)}
+        regions: Regions = {"bits": (torch.int64, self._words(bucket))}
         if self._measured():
             regions["steps"] = (torch.float32, self._groups(bucket))
         return regions
 
     def local(self, bucket: Bucket) -> Regions:
         groups = self._groups(bucket)
+        zeros: Regions = {"zeros": (torch.int64, self._words(bucket))} if self._ternary() else {}
         if self._measured():
-            return {"sums": (torch.float64, groups), "sizes": (torch.float64, groups)}
-        return {"fixed": (torch.float32, groups)}
+            return {"sums": (torch.float64, groups), "sizes": (torch.float64, groups), **zeros}
+        return {"fixed": (torch.float32, groups), **zeros}
 
     def prepare(self, work: Work) -> None:
         work.memo["steps"] = group_slices(work.bucket, self._by_row())
@@ -209,6 +235,7 @@ class Signs(Codec):
         places = [self._parts(work, part.position, part.start, part.stop) for part in parts]
         firsts = [work.span(part.position).start for part in parts]
         steps = work.regions["steps"] if self._measured() else work.local["fixed"]
+        zeros = self._unpacked(work, [bits for bits, _ in places])
         ops.sign_decode_all(
             [work.regions["bits"][bits] for bits, _ in places],
             [steps[own] for _, own in places],
@@ -222,7 +249,21 @@ class Signs(Codec):
             scale=gain,
             key=self._zero_key(key),
             word_offsets=[bits.start for bits, _ in places],
+            zeros=zeros,
         )
+
+    def _unpacked(self, work: Work, places: Sequence[slice]) -> list[Tensor] | None:
+        """Unpack what three-valued elements some words have; return those where they are 0, None for bits alone."""
+        packed = work.results.get("bits")
+        if packed is None:
+            return None
+        bits, zeros = work.regions["bits"], work.local["zeros"]
+        for place in places:
+            first, last = place.start // ops.GROUP_WORDS, -(-place.stop // ops.GROUP_WORDS)
+            group = slice(first * ops.GROUP_WORDS, last * ops.GROUP_WORDS)
+            source = packed[first * ops.PACKED_WORDS : last * ops.PACKED_WORDS]
+            ops.ternary_unpack(source, bits[group], zeros[group])
+        return [zeros[place] for place in places]
 
     def _rule(self) -> ops.Feedback:
         """Return what decoding leaves in the state."""
@@ -270,7 +311,9 @@ class Votes(Signs):
     def carries(self, world: int) -> dict[str, int]:
         return {"bits": ops.count_rows(world)} if self.merge == "shaped" else {}
 
-    def fold_in(self, work: Work, region: str, start: int, into: Tensor, others: Sequence[Tensor], key: Key) -> None:
+    def fold_in(
+        self, work: Work, region: str, start: int, into: Tensor, others: Sequence[Tensor], key: Key, result: Tensor
+    ) -> None:
         if self.merge == "shaped" and region == "bits":
             shaped_fold(work, start, into, others)
         else:

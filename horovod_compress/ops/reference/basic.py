@@ -259,10 +259,13 @@ def sign_decode(
     scale: float = 1.0,
     key: Key | None = None,
     word_offset: int = 0,
+    zeros: Tensor | None = None,
 ) -> None:
     x = _offered(grad, residual)
     step = np.repeat(steps.numpy(), row_length)[: x.size].astype(x.dtype)
     decoded = np.where(_unpacked(bits, x.size), step, -step)
+    if zeros is not None:
+        decoded[_unpacked(zeros, x.size)] = 0
     if residual is not None:
         own = np.where(_own_bits(x, key, word_offset), step, -step)
         left = {"global": left_over(x - decoded), "own": x - own, "momentum": x}[feedback]
@@ -302,11 +305,13 @@ def sign_decode_all(
     residuals: Sequence[Tensor] | None,
     *,
     word_offsets: Sequence[int] | None = None,
+    zeros: Sequence[Tensor] | None = None,
     **options: Any,
 ) -> None:
     for i, (grad, row_length) in enumerate(zip(grads, row_lengths, strict=True)):
         residual, offset = residuals[i] if residuals else None, word_offsets[i] if word_offsets else 0
-        sign_decode(bits[i], steps[i], row_length, grad, residual, word_offset=offset, **options)
+        none = zeros[i] if zeros else None
+        sign_decode(bits[i], steps[i], row_length, grad, residual, word_offset=offset, zeros=none, **options)
 
 
 def sign_unpack(bits: Tensor, steps: Tensor, row_length: int, out: Tensor, *, scale: float = 1.0) -> None:

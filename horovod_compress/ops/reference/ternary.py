@@ -1,0 +1,52 @@
+"""Folding signs to three values again, in slow and readable NumPy; see :mod:`.basic`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from torch import Tensor
+
+from .basic import _unpacked, _write_bits
+from .shaped import _signs
+
+_WEIGHTS = 3 ** np.arange(5).reshape(5, 1)
+
+
+def _modulus(ranks: int) -> tuple[int, int]:
+    """Return what a one counts by, and modulo what."""
+    return (2, ranks) if ranks % 2 else (1, ranks // 2)
+
+
+def left_over(rows: Sequence[Tensor], ranks: int, count: int) -> np.ndarray:
+    """Return E of every element: from -(ranks // 2) to ranks - ranks // 2 - 1."""
+    by, modulus = _modulus(ranks)
+    needed = rows[: (modulus - 1).bit_length()]
+    stored = sum((_unpacked(row, count).astype(np.int64) << place for place, row in enumerate(needed)), np.zeros(count))
+    return np.asarray((stored.astype(np.int64) ^ modulus // 2) * (2 // by) - ranks // 2)
+
+
+def _keep(rows: Sequence[Tensor], ranks: int, rest: np.ndarray) -> None:
+    by, modulus = _modulus(ranks)
+    stored = (rest + ranks // 2) // (2 // by) ^ modulus // 2
+    for place, row in enumerate(rows[: (modulus - 1).bit_length()]):
+        _write_bits(row, (stored >> place & 1).astype(bool))
+
+
+def ternary_fold(parts: Sequence[Tensor], out: Tensor, before: Sequence[Tensor], after: Sequence[Tensor]) -> None:
+    ranks, count = len(parts), 64 * parts[0].numel()
+    y = np.sum([_signs(part) for part in parts], axis=0) + left_over(before, ranks, count)
+    t = (y + ranks // 2) // ranks
+    _keep(after, ranks, y - ranks * t)
+    digits = (t + 1).reshape(-1, 5, 64)  # of group, word and lane
+    out.numpy().view(np.uint8)[:] = (digits * _WEIGHTS).sum(axis=1).astype(np.uint8).reshape(-1)
+
+
+def ternary_unpack(packed: Tensor, bits: Tensor, zeros: Tensor) -> None:
+    left = packed.numpy().view(np.uint8).astype(np.int64).reshape(-1, 64)
+    digits = np.zeros((left.shape[0], 5, 64), dtype=np.int64)
+    for place in reversed(range(5)):
+        digits[:, place] = np.minimum(left // 3**place, 2)
+        left -= digits[:, place] * 3**place
+    _write_bits(bits, (digits >= 1).reshape(-1))
+    _write_bits(zeros, (digits == 1).reshape(-1))
