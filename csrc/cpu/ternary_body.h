@@ -30,18 +30,25 @@ HVC_INLINE Bytes add_where(Bytes bytes, uint64_t bits, int at, uint8_t value) {
 #endif
 }
 
-// The bits of the bytes that are at least `bound`.
-HVC_INLINE uint64_t at_least(Bytes bytes, uint8_t bound) {
+// Takes `value` from the bytes that are at least that; returns which they are.
+HVC_INLINE uint64_t take_where(Bytes& bytes, uint8_t value) {
 #if HVC_WIDTH == 64
-  return _mm512_cmpge_epu8_mask((__m512i)bytes, _mm512_set1_epi8(char(bound)));
-#elif HVC_WIDTH == 32
-  return uint32_t(_mm256_movemask_epi8((__m256i)(bytes >= bound)));
-#elif defined(__SSE2__)
-  return uint32_t(_mm_movemask_epi8((__m128i)(bytes >= bound)));
-#else
-  uint64_t found = 0;
-  for (int i = 0; i < kWidth; ++i) found |= uint64_t(bytes[i] >= bound) << i;
+  const __m512i v = (__m512i)bytes, values = _mm512_set1_epi8(char(value));
+  const __mmask64 found = _mm512_cmpge_epu8_mask(v, values);
+  bytes = (Bytes)_mm512_mask_sub_epi8(v, found, v, values);
   return found;
+#else
+  const Bytes found = (Bytes)(bytes >= value);
+  bytes -= found & value;
+#if HVC_WIDTH == 32
+  return uint32_t(_mm256_movemask_epi8((__m256i)found));
+#elif defined(__SSE2__)
+  return uint32_t(_mm_movemask_epi8((__m128i)found));
+#else
+  uint64_t bits = 0;
+  for (int i = 0; i < kWidth; ++i) bits |= uint64_t(found[i] & 1) << i;
+  return bits;
+#endif
 #endif
 }
 
@@ -61,11 +68,8 @@ HVC_INLINE Trits<uint64_t> take_digit(Group& group, int k) {
   const uint8_t weight = digit_weight(k);
   Trits<uint64_t> digits;
   for (int i = 0; i < kByteVectors; ++i) {
-    Bytes& bytes = group.part[i];
-    const uint64_t one = at_least(bytes, weight), two = at_least(bytes, uint8_t(2 * weight));
-    bytes = bytes - ((Bytes)(bytes >= uint8_t(2 * weight)) & weight) - ((Bytes)(bytes >= weight) & weight);
-    digits.least_one |= one << (i * kWidth % kWordBits);
-    digits.two |= two << (i * kWidth % kWordBits);
+    digits.least_one |= take_where(group.part[i], weight) << (i * kWidth % kWordBits);
+    digits.two |= take_where(group.part[i], weight) << (i * kWidth % kWordBits);
   }
   return digits;
 }

@@ -2,10 +2,11 @@
 
     x = gradient + residual
     payload = [x >= 0], one bit each, and the mean of |x| of each step group
-    merge: round the sum of the signs and of what the last merge here rounded off; or, as in the paper, where
-           two partial payloads of a and b ranks differ, take the second's bit with probability
-           b / (a + b): the final bit is 1 with probability (ranks with bit 1) / M
-    result G = step * (2 bit - 1)
+    merge: round the sum of the signs and of what the last merge here rounded off, to -1, 0 or 1 where one rank
+           sees all of them and to a sign in a ring; or, as in the paper, where two partial payloads of a and b
+           ranks differ, take the second's bit with probability b / (a + b): the final bit is 1 with
+           probability (ranks with bit 1) / M
+    result G = step * the merged sign, or 0
     residual = x - G                      global compensation, or
                decay (x - own sign's step)  ordinary error feedback, whose memory may fade
 
@@ -75,7 +76,7 @@ class Marsit(Signs):
 
     name: ClassVar[str] = "marsit"
     algebra: ClassVar[Algebra] = Algebra.MERGE
-    summary: ClassVar[str] = "1 bit: signs, merged on every hop, with error feedback"
+    summary: ClassVar[str] = "1 bit: signs, merged to 1.6 bits by owners or to a bit on every hop, with error feedback"
     source: ClassVar[str] = "Wu et al., DAC 2022, arXiv:2204.06787"
     page: ClassVar[str] = "marsit.md"
 

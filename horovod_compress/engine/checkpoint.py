@@ -19,7 +19,7 @@ from .reducer import Reducer
 
 FORMAT = 2
 #: Options that states of earlier versions do not know, and what these did.
-_LATER = {"merge": "sampled", "step_scale": 1.0}
+_LATER = {"merge": "sampled", "step_scale": 1.0, "levels": 2}
 _IDLE_SECONDS = 5.0
 
 
@@ -132,9 +132,11 @@ def _known(config: dict[str, Any], saved: object) -> dict[str, Any]:
 
 def _known_in_words(value: Any, saved: object) -> Any:
     """Do so where a method and its options are one text, as in `per_layer` and `by_step`."""
-    if isinstance(value, str) and isinstance(saved, str) and "merge=" not in saved:
-        return value.replace(" merge='sampled' step_scale=1.0", "")
-    return value
+    if not isinstance(value, str) or not isinstance(saved, str):
+        return value
+    if "levels=" not in saved:
+        value = value.replace(" levels=2", "")
+    return value if "merge=" in saved else value.replace(" merge='sampled' step_scale=1.0", "")
 
 
 def saved_plan(state: Mapping[str, Any]) -> Plan:

@@ -275,7 +275,7 @@ class Station:
             return Round(codec, label, work, layout, collective, {}, {}, preludes, inbox, None, self._gather)
         self._make_carry(codec, work, collective)
         order = collective.needed(self._rank, world)
-        results = codec.results(self.bucket) if collective.name == "fold" else {}
+        results = codec.results(self.bucket) if collective.name == "fold" and world > 1 else {}
         work.results = _carve(payload.memory[_nbytes(sent) :], results)
         on_host = _carve(payload.host[_nbytes(sent) :], results) if payload.host is not None else work.results
         staging = self._staging(regions, payload.host, order, codec.records(), _paired(work.results, on_host))

@@ -23,7 +23,7 @@ POWERS = (0, 1, 2, 4)
 REFERENCE: ModuleType | None = None
 CPU: ModuleType
 if loader.choice() == "reference":
-    from . import reference
+    from .reference import basic as reference
 
     REFERENCE = CPU = reference
 else:

@@ -106,11 +106,14 @@ def test_staged_values_that_are_not_finite(case: Sample) -> None:
 def test_staging_copies_the_payload_and_no_more() -> None:
     """The positive control: bits are what is copied, to the host and back, and a count for each tensor."""
     tensors = [spec("a", 64 * 512)]
-    with everything_apart(), Fleet(2, tensors, "marsit", full_precision_every=0, step_size=1.0) as fleet:
-        fleet.step(random_grads(2, tensors))
-        for where in _apart(fleet):
-            assert where.copied == 2 * 64 * 512 // 8 + 8
-        assert len(_apart(fleet)) == 2
+    groups = -(-512 // 5)
+    for levels, nbytes in ((2, 2 * 64 * 512 // 8), (3, groups * (40 + 64))):
+        options = {"full_precision_every": 0, "step_size": 1.0, "levels": levels}
+        with everything_apart(), Fleet(2, tensors, "marsit", **options) as fleet:
+            fleet.step(random_grads(2, tensors))
+            for where in _apart(fleet):
+                assert where.copied == nbytes + 8
+            assert len(_apart(fleet)) == 2
     with contextlib.ExitStack() as nothing, Fleet(2, tensors, "marsit") as fleet:
         assert nothing and not _apart(fleet)  # gradients of the CPU are exchanged from where they are packed
         assert all(round_.staging is None for r in fleet.reducers for round_ in r.stations[0]._rounds.values())

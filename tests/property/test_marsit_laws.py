@@ -178,7 +178,8 @@ def test_the_measured_step_is_the_mean_magnitude_over_ranks() -> None:
     magnitudes = torch.stack([mine["a"].abs() for mine in grads]).mean(0)
     for step_size, rows in (("tensor", 16), ("row", 2)):  # rows of 32 are joined until they hold 64
         expected = magnitudes.view(16 // rows, -1).mean(1)
-        with Fleet(3, tensors, step_size=step_size, step_scale=1.0, full_precision_every=0) as fleet:
+        options = {"step_size": step_size, "step_scale": 1.0, "full_precision_every": 0, "levels": 2}
+        with Fleet(3, tensors, **options) as fleet:
             got = fleet.step(grads)[0]["a"].abs().view(16 // rows, -1)
         assert torch.equal(got, got[:, :1].expand_as(got))
         torch.testing.assert_close(got[:, 0], expected, rtol=1e-6, atol=0)

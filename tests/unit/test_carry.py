@@ -16,7 +16,7 @@ from tests.support.local import Fleet, random_grads, same_bits, spec
 
 WORLD = 3
 TENSORS = [spec("a", 30, 50), spec("b", 700)]
-OPTIONS = {"merge": "shaped", "full_precision_every": 0, "compensation": "none", "exchange": "ring"}
+OPTIONS = {"merge": "shaped", "full_precision_every": 0, "compensation": "none", "exchange": "ring", "levels": 2}
 GRADS = [random_grads(WORLD, TENSORS, seed=number) for number in range(5)]
 
 
@@ -133,16 +133,27 @@ def test_it_takes_as_few_bits_as_the_ranks_need() -> None:
                     )
 
 
+def test_three_values_are_kept_in_whole_groups() -> None:
+    with _fleet(exchange="fold", levels=3) as fleet:
+        shapes = [tuple(kept.shape) for reducer in fleet.reducers for kept in reducer.carries().values()]
+    groups = -(-fleet.plan.buckets[0].padded // 64 // 5)
+    assert [columns for _, columns in shapes] == [5 * (groups * (n + 1) // 3 - groups * n // 3) for n in range(3)]
+    assert {rows for rows, _ in shapes} == {2}
+
+
 @pytest.mark.parametrize(
     ("config", "saved"),
     [
         ({"merge": "sampled", "step_scale": 1.0, "zeros": "random"}, {"zeros": "random"}),
         ({"0: *": "marsit zeros='random' merge='sampled' step_scale=1.0"}, {"0: *": "marsit zeros='random'"}),
+        ({"0: *": "marsit merge='sampled' step_scale=1.0 levels=2"}, {"0: *": "marsit"}),
+        ({"0: *": "marsit merge='shaped' levels=2"}, {"0: *": "marsit merge='shaped'"}),
+        ({"merge": "shaped", "levels": 2}, {"merge": "shaped"}),
     ],
 )
 def test_states_from_before_these_options_are_of_the_same_configuration(
     config: dict[str, object], saved: dict[str, object]
 ) -> None:
     assert checkpoint._known(config, saved) == saved
-    shaped = {name: str(value).replace("sampled", "shaped") for name, value in config.items()}
-    assert checkpoint._known(shaped, saved) != saved
+    other = {name: str(value).replace("sampled", "shaped").replace("2", "3") for name, value in config.items()}
+    assert checkpoint._known(other, saved) != saved

@@ -79,14 +79,16 @@ def entry(kind: Any, options: dict[str, Any]) -> dict[str, Any]:
     """Return one row of the table: a method with the options given."""
     from horovod_compress.codecs.base import Algebra
     from horovod_compress.exchange.choose import fitting
+    from horovod_compress.planner.traffic import nbytes
     from horovod_compress.schedule.plan import Bucket, TensorSpec
 
     codec = kind(**options)
     bucket = Bucket(0, (TensorSpec("weight", (_ELEMENTS // 1024, 1024), "float32"),))
     form, law = codec.variants()[0], codec.law()
-    arrays = [form.regions(bucket), *form.preludes(bucket)]
-    nbytes = sum(dtype.itemsize * count for regions in arrays for dtype, count in regions.values())
-    tables = sum(dtype.itemsize * count for dtype, count in codec.tables(bucket).values())
+    own = form.regions(bucket)
+    passed_on = own | form.results(bucket)  # as much is sent of the one as of the other
+    size = (nbytes(own) + nbytes(passed_on)) / 2 + sum(map(nbytes, form.preludes(bucket)))
+    tables = nbytes(codec.tables(bucket))
     kept = sum(dtype.itemsize for dtype in codec.state(bucket).values()) + tables / _ELEMENTS
     return {
         "method": codec.name,
@@ -94,7 +96,7 @@ def entry(kind: Any, options: dict[str, Any]) -> dict[str, Any]:
         "summary": kind.summary,
         "payloads": form.algebra.name,
         "collectives": fitting(form.algebra),
-        "bits": 8 * nbytes / _ELEMENTS,
+        "bits": 8 * size / _ELEMENTS,
         "bits_are_the_most": form.algebra is Algebra.GATHER,
         "kept_bytes": kept,
         "unbiased": law.unbiased,
