@@ -1,4 +1,4 @@
-"""The two networks of the examples: small enough for a laptop, real enough to learn."""
+"""The networks of the examples: small enough for a laptop, real enough to learn."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Block(nn.Module):
 
 
 class CharTransformer(nn.Module):
-    """A next-character transformer of 1.3 million parameters.
+    """A next-character transformer; of 1.3 million parameters, if nothing else is said.
 
     There is no dropout: training must be a pure function of the data, so that a
     resumed run can be compared with an uninterrupted one byte for byte.

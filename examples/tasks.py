@@ -1,4 +1,4 @@
-"""The two training tasks: data that needs no download, and what is measured on it.
+"""The training tasks: data that needs no download, and what is measured on it.
 
 A batch is a pure function of (seed, step, rank, world, size). Nothing is remembered
 between batches, so the order of the data cannot depend on the compression method
@@ -10,9 +10,11 @@ of the text, that no other rank sees, as where data stay where they were collect
 
 from __future__ import annotations
 
+import sysconfig
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
+from pathlib import Path
 from typing import Protocol
 
 import numpy as np
@@ -104,13 +106,16 @@ class Text:
 
     def __init__(self, shards: str = "even") -> None:
         self._uneven = shards == "uneven"
-        text = reference_text()
+        text = self.text()
         vocabulary = sorted(set(text))
         number = {character: index for index, character in enumerate(vocabulary)}
         codes = torch.tensor([number[character] for character in text])
         cut = len(codes) * 9 // 10
         self.vocabulary = len(vocabulary)
         self.train, self.validation = codes[:cut], codes[cut:]
+
+    def text(self) -> str:
+        return reference_text()
 
     def model(self) -> nn.Module:
         return CharTransformer(self.vocabulary, self.context)
@@ -141,7 +146,19 @@ class Text:
         }
 
 
-TASKS: dict[str, type[Digits | Text]] = {"digits": Digits, "text": Text}
+class Code(Text):
+    """Predict the next character of Python's own library, with a deeper network: a check on what was tuned on text."""
+
+    name = "code"
+
+    def text(self) -> str:
+        return library_source()
+
+    def model(self) -> nn.Module:
+        return CharTransformer(self.vocabulary, self.context, width=128, layers=8)
+
+
+TASKS: dict[str, type[Digits | Text]] = {"digits": Digits, "text": Text, "code": Code}
 
 
 def reference_text() -> str:
@@ -149,6 +166,12 @@ def reference_text() -> str:
     from pydoc_data.topics import topics
 
     return "\n".join(topics[name] for name in sorted(topics))
+
+
+def library_source() -> str:
+    """Return the single-file modules of the running Python's library in the order of their names, in ASCII."""
+    modules = sorted(Path(sysconfig.get_path("stdlib")).glob("*.py"))
+    return "".join(module.read_text("ascii", errors="replace") for module in modules)
 
 
 def stratified_split(labels: np.ndarray, test_share: float) -> tuple[np.ndarray, np.ndarray]:
