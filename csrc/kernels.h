@@ -99,7 +99,7 @@ void shaped_merge(uint64_t* into, const uint64_t* other, int64_t words, int64_t 
 void shaped_fold(const uint64_t* const* parts, int64_t ranks, int64_t words, uint64_t* out,
                  const uint64_t* const* before, uint64_t* const* after, Launch launch);
 
-// ternary.cpp, ternary.cu: counts in `count_rows(ternary_modulus(ranks))` rows; `words` are whole groups of
+// ternary.cpp, ternary.cu: counts in `count_rows(ternary_states(ranks))` rows; `words` are whole groups of
 // hvc/ternary.h, as what is packed is. The fold is of at least two ranks' bits
 void ternary_fold(const uint64_t* const* parts, int64_t ranks, int64_t words, uint8_t* out,
                   const uint64_t* const* before, uint64_t* const* after, Launch launch);

@@ -106,10 +106,9 @@ class Text:
 
     def __init__(self, shards: str = "even") -> None:
         self._uneven = shards == "uneven"
-        text = self.text()
-        vocabulary = sorted(set(text))
-        number = {character: index for index, character in enumerate(vocabulary)}
-        codes = torch.tensor([number[character] for character in text])
+        characters = np.frombuffer(self.text().encode("utf-32-le"), "<u4")
+        vocabulary, numbers = np.unique(characters, return_inverse=True)
+        codes = torch.from_numpy(numbers.astype(np.int64))
         cut = len(codes) * 9 // 10
         self.vocabulary = len(vocabulary)
         self.train, self.validation = codes[:cut], codes[cut:]

@@ -11,7 +11,7 @@ namespace hvc {
 
 void ternary_fold(const uint64_t* const* parts, int64_t ranks, int64_t words, uint8_t* out,
                   const uint64_t* const* before, uint64_t* const* after, Launch launch) {
-  const int rows = count_rows(ternary_modulus(ranks));
+  const int rows = count_rows(ternary_states(ranks));
   const auto range = HVC_CHOOSE(fold);
   parallel_for(launch.threads, words / kGroupWords, words * 8 * (2 + ranks + 2 * rows),
                [&](int64_t, int64_t first, int64_t last) { range(parts, ranks, out, before, after, first, last); });

@@ -110,7 +110,7 @@ template <int kMost> HVC_INLINE void fold_block(const uint64_t* const* parts, in
 
 void fold(const uint64_t* const* parts, int64_t ranks, uint8_t* out, const uint64_t* const* before,
           uint64_t* const* after, int64_t first, int64_t last) {
-  with_rows(ternary_modulus(ranks), [&](auto most, int rows) {
+  with_rows(ternary_states(ranks), [&](auto most, int rows) {
     for (int64_t group = first; group < last; group += kBlockGroups) {
       const int64_t end = std::min(group + kBlockGroups, last);
       Trits<uint64_t> found[kBlockWords];

@@ -67,7 +67,7 @@ void ternary_fold(const uint64_t* const* parts, int64_t ranks, int64_t words, ui
   const Parts<uint8_t> addresses(bytes, ranks, launch);
   const int64_t items = words / kGroupWords * kThreadsOfGroup;
   start(fold_kernel, items, launch, addresses.list(), ranks, items, reinterpret_cast<uint64_t*>(out),
-        rows_of(ternary_modulus(ranks), before, after));
+        rows_of(ternary_states(ranks), before, after));
 }
 
 void ternary_unpack(const uint8_t* packed, int64_t words, uint64_t* bits, uint64_t* zeros, Launch launch) {

@@ -67,7 +67,7 @@ from .sparse import (
     golomb_parameter,
     top_select,
 )
-from .ternary import GROUP_WORDS, PACKED_WORDS, ternary_fold, ternary_modulus, ternary_unpack
+from .ternary import GROUP_WORDS, PACKED_WORDS, ternary_fold, ternary_states, ternary_unpack
 from .together import (
     Feedback,
     dense_decode_all,
@@ -169,7 +169,7 @@ __all__ = [
     "sketch_estimate",
     "sketch_top",
     "ternary_fold",
-    "ternary_modulus",
+    "ternary_states",
     "ternary_unpack",
     "top_select",
     "triad",

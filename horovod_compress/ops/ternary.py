@@ -24,28 +24,28 @@ GROUP_WORDS = 5
 PACKED_WORDS = 8
 
 
-def ternary_modulus(ranks: int) -> int:
-    """Return below what the counts of a fold of so many ranks stay."""
+def ternary_states(ranks: int) -> int:
+    """Return how many values that which a fold of so many ranks keeps can have."""
     if not 2 <= ranks <= MAX_PARTS:
         raise ValueError(f"ranks must be in [2, {MAX_PARTS}], got {ranks}")
-    return ranks if ranks % 2 else ranks // 2
+    return ranks if ranks % 2 else ranks // 2 + (ranks % 4 == 0)
 
 
 def ternary_fold(parts: Sequence[Tensor], out: Tensor, before: Sequence[Tensor], after: Sequence[Tensor]) -> None:
     """Fold the bits of all ranks to -1, 0 or 1, packed.
 
-    With signs +-1 and E for what is kept, y is the sum of the parts and E; the result t is the one for which
-    ``y - ranks * t``, which is kept, is at least ``-(ranks // 2)`` and below ``ranks - ranks // 2``.
+    With signs +-1 and E for what is kept, y is the sum of the parts and E; the result is the sign of y where y is at
+    least half of ``ranks`` from 0, else 0, and ``y - ranks * result`` is kept.
 
     Args:
         parts: of at least two ranks, whole groups of words.
-        before: the counts as they are, ``count_rows(ternary_modulus(ranks))`` rows or more.
+        before: the counts as they are, ``count_rows(ternary_states(ranks))`` rows or more.
         after: where they are written; ``before`` itself, or rows apart from it.
     """
     native, device, launch = backend(out)
-    words, modulus = _words_of(out), ternary_modulus(len(parts))
-    before_at = checked_rows("before", before, modulus, words, device)
-    after_at = checked_rows("after", after, modulus, words, device)
+    words, states = _words_of(out), ternary_states(len(parts))
+    before_at = checked_rows("before", before, states, words, device)
+    after_at = checked_rows("after", after, states, words, device)
     out_at = checked("out", out, torch.int64, out.numel(), device)
     parts_at = [checked(f"parts[{i}]", part, torch.int64, words, device) for i, part in enumerate(parts)]
     if ORACLE:

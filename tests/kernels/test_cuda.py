@@ -522,7 +522,7 @@ class TestBits:
         for ranks in (2, 3, 4, 7, 65):
             for groups in (0, 1, 20, 201):
                 count, packed = groups * ops.GROUP_WORDS, poison(groups * ops.PACKED_WORDS, torch.int64)
-                rows = [words(count, 50 + row) for row in range(ops.count_rows(ops.ternary_modulus(ranks)))]
+                rows = [words(count, 50 + row) for row in range(ops.count_rows(ops.ternary_states(ranks)))]
                 fresh = [poison(count, torch.int64) for _ in rows]
                 same("ternary_fold", [words(count, part) for part in range(ranks)], packed, rows, fresh)
                 every = torch.arange(8 * packed.numel()).to(torch.uint8).view(torch.int64)

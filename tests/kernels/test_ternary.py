@@ -18,10 +18,10 @@ RANKS = (2, 3, 4, 5, 6, 7, 8, 9, 16, 17, 32, 63, 64, 65, 200)
 
 def _counts(ranks: int, count: int, seed: int) -> list[Tensor]:
     """Return rows of any counts that so many ranks can have, for ``count`` words."""
-    modulus = ops.ternary_modulus(ranks)
-    counts = torch.randint(modulus, (64 * count,), generator=torch.Generator().manual_seed(seed)).numpy() ^ modulus // 2
+    states = ops.ternary_states(ranks)
+    counts = torch.randint(states, (64 * count,), generator=torch.Generator().manual_seed(seed)).numpy() ^ states // 2
     rows = []
-    for place in range(ops.count_rows(modulus)):
+    for place in range(ops.count_rows(states)):
         packed = np.packbits((counts >> place & 1).astype(bool), bitorder="little")
         rows.append(torch.from_numpy(packed.view(np.int64).copy()))
     return rows
@@ -59,20 +59,20 @@ def test_unpacking_equals_the_reference_for_every_byte(groups: int) -> None:
 @pytest.mark.parametrize("ranks", range(2, 20))
 def test_every_case_of_one_element(ranks: int) -> None:
     """From every count, with every sum of signs: the identity, the bound, and a count that there can be."""
-    by = 2 if ranks % 2 == 0 else 1  # what is kept of an even number of ranks is as even, or odd, as half of it
-    kept = range(-(ranks // 2), ranks - ranks // 2, by)
+    states, step = ops.ternary_states(ranks), 2 - ranks % 2
+    kept = [step * (2 * count - (states - 1)) // 2 for count in range(states)]  # around 0
     cases = [(rest, plus) for rest in kept for plus in range(ranks + 1)]
     groups = -(-len(cases) // 320)
     padded = cases + [(kept[0], 0)] * (320 * groups - len(cases))
     left, plus = (np.array(column) for column in zip(*padded, strict=True))
-    count, modulus = groups * ops.GROUP_WORDS, ops.ternary_modulus(ranks)
+    count = groups * ops.GROUP_WORDS
     parts = [_packed(rank < plus) for rank in range(ranks)]
-    stored = (left + ranks // 2) // by ^ modulus // 2
-    rows = [_packed(stored >> place & 1 == 1) for place in range(ops.count_rows(modulus))]
-    out = poison(groups * ops.PACKED_WORDS, torch.int64)
+    stored = np.array([kept.index(rest) for rest in left]) ^ states // 2
+    rows = [_packed(stored >> place & 1 == 1) for place in range(ops.count_rows(states))]
+    out, y = poison(groups * ops.PACKED_WORDS, torch.int64), 2 * plus - ranks + left
     ops.ternary_fold(parts, out, rows, rows)
     values, after = _unpacked(out), reference.left_over(rows, ranks, 64 * count)
-    assert (2 * plus - ranks + left == ranks * values + after).all()
+    assert (values == np.where(2 * abs(y) >= ranks, np.sign(y), 0)).all() and (after == y - ranks * values).all()
     assert set(after.tolist()) <= set(kept)  # so counts never need more rows
 
 
@@ -91,7 +91,7 @@ def test_in_place() -> None:
 
 def test_two_ranks_lose_nothing() -> None:
     """Two signs have three sums: there is nothing to keep, and no row for it."""
-    assert ops.count_rows(ops.ternary_modulus(2)) == 0
+    assert ops.count_rows(ops.ternary_states(2)) == 0
     one, two, out = words(10, 1), words(10, 2), poison(16, torch.int64)
     ops.ternary_fold([one, two], out, [], [])
     signs = [np.where(ones(part), 1, -1) for part in (one, two)]
@@ -101,7 +101,7 @@ def test_two_ranks_lose_nothing() -> None:
 @pytest.mark.parametrize("ranks", [300, 65535])
 def test_many_ranks(ranks: int) -> None:
     """The mean over the steps is that of the signs, for counts of many rows."""
-    rows = [torch.zeros(5, dtype=torch.int64) for _ in range(ops.count_rows(ops.ternary_modulus(ranks)))]
+    rows = [torch.zeros(5, dtype=torch.int64) for _ in range(ops.count_rows(ops.ternary_states(ranks)))]
     all_ones, none = torch.full((5,), -1), torch.zeros(5, dtype=torch.int64)
     parts = [all_ones] * (ranks // 3) + [none] * (ranks - ranks // 3)
     found = 0

@@ -87,7 +87,7 @@ class _Merging:
         if self._merge == "ternary":
             ((ranks, rows),) = self.kept.items()
             left = ternary.left_over(rows, ranks, 64 * rows[0].numel())
-            assert (left >= -(ranks // 2)).all() and (left < ranks - ranks // 2).all()
+            assert (2 * abs(left) <= ranks).all()
             return left
         found = {hop: rounded_off(rows, hop) for hop, rows in self.kept.items()}
         assert all((abs(mine) <= hop).all() for hop, mine in found.items())

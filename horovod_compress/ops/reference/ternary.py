@@ -13,30 +13,31 @@ from .shaped import _signs
 _WEIGHTS = 3 ** np.arange(5).reshape(5, 1)
 
 
-def _modulus(ranks: int) -> tuple[int, int]:
-    """Return what a one counts by, and modulo what."""
-    return (2, ranks) if ranks % 2 else (1, ranks // 2)
+def _steps_and_states(ranks: int) -> tuple[int, int]:
+    """Return how far apart the values are that can be kept, and how many there are; their middle is 0."""
+    return (1, ranks) if ranks % 2 else (2, ranks // 2 + (ranks % 4 == 0))
 
 
 def left_over(rows: Sequence[Tensor], ranks: int, count: int) -> np.ndarray:
-    """Return E of every element: from -(ranks // 2) to ranks - ranks // 2 - 1."""
-    by, modulus = _modulus(ranks)
-    needed = rows[: (modulus - 1).bit_length()]
-    stored = sum((_unpacked(row, count).astype(np.int64) << place for place, row in enumerate(needed)), np.zeros(count))
-    return np.asarray((stored.astype(np.int64) ^ modulus // 2) * (2 // by) - ranks // 2)
+    """Return E of every element: from -(ranks // 2) to ranks // 2."""
+    step, states = _steps_and_states(ranks)
+    stored = np.zeros(count, dtype=np.int64)
+    for place, row in enumerate(rows[: (states - 1).bit_length()]):
+        stored |= _unpacked(row, count).astype(np.int64) << place
+    return np.asarray(step * (2 * (stored ^ states // 2) - (states - 1)) // 2)
 
 
 def _keep(rows: Sequence[Tensor], ranks: int, rest: np.ndarray) -> None:
-    by, modulus = _modulus(ranks)
-    stored = (rest + ranks // 2) // (2 // by) ^ modulus // 2
-    for place, row in enumerate(rows[: (modulus - 1).bit_length()]):
+    step, states = _steps_and_states(ranks)
+    stored = (2 * rest // step + states - 1) // 2 ^ states // 2
+    for place, row in enumerate(rows[: (states - 1).bit_length()]):
         _write_bits(row, (stored >> place & 1).astype(bool))
 
 
 def ternary_fold(parts: Sequence[Tensor], out: Tensor, before: Sequence[Tensor], after: Sequence[Tensor]) -> None:
     ranks, count = len(parts), 64 * parts[0].numel()
     y = np.sum([_signs(part) for part in parts], axis=0) + left_over(before, ranks, count)
-    t = (y + ranks // 2) // ranks
+    t = np.where(2 * np.abs(y) >= ranks, np.sign(y), 0)
     _keep(after, ranks, y - ranks * t)
     digits = (t + 1).reshape(-1, 5, 64)  # of group, word and lane
     out.numpy().view(np.uint8)[:] = (digits * _WEIGHTS).sum(axis=1).astype(np.uint8).reshape(-1)
