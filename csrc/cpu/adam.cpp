@@ -10,8 +10,7 @@
 
 namespace hvc {
 
-void adam_hold_all(const AdamHeld* tensors, int64_t tensor_count, Dtype dtype, const AdamScales<double>& scales,
-                   Launch launch) {
+void adam_hold(const AdamHeld* tensors, int64_t tensor_count, Dtype dtype, AdamScales<double> scales, Launch launch) {
   visit(dtype, [&](auto type) {
     using T = typename decltype(type)::type;
     using W = Work<T>;

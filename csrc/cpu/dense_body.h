@@ -21,7 +21,7 @@ template <class T> void add(T* into, const T* other, int64_t first, int64_t last
 }
 
 template <class Out, class T>
-void scale(const T* payload, Wider<T, Out> factor, Out* out, bool streamed, int64_t first, int64_t last) {
+void scaled(const T* payload, Wider<T, Out> factor, Out* out, bool streamed, int64_t first, int64_t last) {
   using W = Wider<T, Out>;
   each_group(out, first, last, [&](int64_t i, int count, bool whole) {
     put(out + i, widen<W>(load(payload + i, count)) * broadcast(factor), count, whole && streamed);

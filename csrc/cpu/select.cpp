@@ -296,9 +296,10 @@ template <class W> int64_t take_winner(Part<W>& part, int32_t* positions, W* mea
 
 }  // namespace
 
-void top_select(const void* grad, const void* residual, Dtype dtype, int64_t count, int64_t k, int32_t* positions,
-                void* values, int64_t* found, Launch launch) {
+Found top_select(const void* grad, const void* residual, Dtype dtype, int64_t count, int64_t k, int32_t* positions,
+                 void* values, Launch launch) {
   const Memory memory;
+  Found found{};
   visit(dtype, [&](auto type) {
     using T = typename decltype(type)::type;
     const DefaultRounding rounding;
@@ -306,21 +307,23 @@ void top_select(const void* grad, const void* residual, Dtype dtype, int64_t cou
     const Candidates<Work<T>>& kept = parts[0].list;
     std::copy(kept.positions, kept.positions + kept.size, positions);
     std::copy(kept.values, kept.values + kept.size, static_cast<Work<T>*>(values));
-    found[0] = kept.size, found[1] = parts[0].nonfinite;
+    found = {kept.size, parts[0].nonfinite};
   });
+  return found;
 }
 
-void binary_select(const void* grad, const void* residual, Dtype dtype, int64_t count, int64_t k, int32_t* positions,
-                   void* mean, int64_t* found, Launch launch) {
+Found binary_select(const void* grad, const void* residual, Dtype dtype, int64_t count, int64_t k, int32_t* positions,
+                    void* mean, Launch launch) {
   const Memory memory;
+  Found found{};
   visit(dtype, [&](auto type) {
     using T = typename decltype(type)::type;
     const DefaultRounding rounding;
     auto parts = select_largest<kApart>(input<T>(grad, residual, count, k), memory.arena(), launch);
     auto* value = static_cast<Work<T>*>(mean);
-    found[0] = take_winner(parts[0], positions, value);
-    found[1] = parts[0].nonfinite;
+    found = {take_winner(parts[0], positions, value), parts[0].nonfinite};
   });
+  return found;
 }
 
 }  // namespace hvc

@@ -92,8 +92,8 @@ __global__ void triad_kernel(float* a, const float* b, const float* c, float s, 
 
 // ---- launchers --------------------------------------------------------------------------------------------
 
-void dense_offer_all(const DenseOffered* tensors, int64_t tensor_count, Dtype dtype, Dtype out_dtype,
-                     int64_t* nonfinite, Launch launch) {
+void dense_offer(const DenseOffered* tensors, int64_t tensor_count, Dtype dtype, Dtype out_dtype, int64_t* nonfinite,
+                 Launch launch) {
   clear(nonfinite, tensor_count * int64_t(sizeof *nonfinite), launch);
   const auto units = [&](int64_t i) { return ceil_div(tensors[i].count, in_one_go(tensor_count > 1)); };
   visit(dtype, [&](auto type) {
@@ -113,12 +113,6 @@ void dense_offer_all(const DenseOffered* tensors, int64_t tensor_count, Dtype dt
   });
 }
 
-void dense_offer(const void* grad, const void* residual, Dtype dtype, int64_t count, void* out, Dtype out_dtype,
-                 int64_t* nonfinite, Launch launch) {
-  const DenseOffered tensor{grad, residual, count, out};
-  dense_offer_all(&tensor, 1, dtype, out_dtype, nonfinite, launch);
-}
-
 void dense_add(void* into, const void* other, Dtype dtype, int64_t count, Launch launch) {
   visit(dtype, [&](auto type) {
     using T = typename decltype(type)::type;
@@ -126,8 +120,8 @@ void dense_add(void* into, const void* other, Dtype dtype, int64_t count, Launch
   });
 }
 
-void dense_decode_all(const DenseDecoded* tensors, int64_t tensor_count, Dtype payload_dtype, double factor,
-                      Dtype grad_dtype, Launch launch) {
+void dense_decode(const DenseDecoded* tensors, int64_t tensor_count, Dtype payload_dtype, Dtype grad_dtype,
+                  double scale, Launch launch) {
   const auto units = [&](int64_t i) { return ceil_div(tensors[i].count, in_one_go(tensor_count > 1)); };
   visit(payload_dtype, [&](auto type) {
     using T = typename decltype(type)::type;
@@ -140,16 +134,10 @@ void dense_decode_all(const DenseDecoded* tensors, int64_t tensor_count, Dtype p
       };
       in_tables<Decoded<Out, T>>(tensor_count, item, units, [&](const auto& table, int64_t) {
         start(decode_kernel<Out, T, std::decay_t<decltype(table)>>, table.units() * kWarp, launch, table,
-              Wider<T, Out>(factor));
+              Wider<T, Out>(scale));
       });
     });
   });
-}
-
-void dense_decode(const void* payload, Dtype payload_dtype, int64_t count, double factor, void* grad, Dtype grad_dtype,
-                  void* residual, Launch launch) {
-  const DenseDecoded tensor{payload, count, grad, residual};
-  dense_decode_all(&tensor, 1, payload_dtype, factor, grad_dtype, launch);
 }
 
 void absorb(void* grad, void* residual, void* momentum, double factor, Dtype dtype, int64_t count, Launch launch) {

@@ -270,7 +270,7 @@ void sketch_encode(const void* grad, const void* residual, const void* momentum,
 }
 
 // Waits for its stream: its result is a number for the host.
-int64_t sketch_top(const void* table, Dtype dtype, int rows, int64_t places, const Stream* key, const int64_t* spans,
+int64_t sketch_top(const void* table, Dtype dtype, int rows, int64_t places, const Stream* key, const Span* spans,
                    int64_t span_count, int64_t k, int64_t* positions, void* estimates, Launch launch) {
   const SketchSpans listed(spans, span_count);
   k = std::min(k, listed.elements);
