@@ -8,14 +8,14 @@
 // differs between them, in members of 8 bytes. They are of one type and share no memory. An int64_t* before `launch` is
 // for counts, one for each tensor of a batch.
 #pragma once
-#include "hvc/adam.h"
-#include "hvc/common.h"
-#include "hvc/golomb.h"
-#include "hvc/norm.h"
-#include "hvc/philox.h"
-#include "hvc/record.h"
-#include "hvc/sign.h"
-#include "hvc/values.h"
+#include "rules/adam.h"
+#include "rules/common.h"
+#include "rules/golomb.h"
+#include "rules/norm.h"
+#include "rules/philox.h"
+#include "rules/record.h"
+#include "rules/sign.h"
+#include "rules/values.h"
 
 namespace hvc {
 
@@ -35,7 +35,7 @@ struct QsgdShape {
 // sign.cpp, sign.cu
 void sign_pack(const void* x, Dtype dtype, int64_t count, uint64_t* bits, Launch launch);
 
-// An offer writes the sums of rows, as hvc/tree.h says, the steps that they make, both or neither.
+// An offer writes the sums of rows, as rules/tree.h says, the steps that they make, both or neither.
 struct SignOffered {
   const void *grad, *residual;
   int64_t count, row_length, word_offset;
@@ -176,7 +176,7 @@ void octave_encode(const OctaveEncoded* tensors, int64_t tensor_count, Dtype dty
 void octave_decode(const OctaveDecoded* tensors, int64_t tensor_count, Dtype dtype, int bits, int32_t headroom,
                    double scale, Launch launch);
 
-// qsgd.cpp, qsgd.cu: one record for every block, as hvc/qsgd.h says; `out` of a fold may be one of the parts
+// qsgd.cpp, qsgd.cu: one record for every block, as rules/qsgd.h says; `out` of a fold may be one of the parts
 void qsgd_fold(const uint8_t* const* parts, int64_t part_count, int64_t blocks, QsgdShape shape, const Stream* key,
                int64_t offset, uint8_t* out, Launch launch);
 struct QsgdEncoded {
@@ -194,9 +194,9 @@ void qsgd_encode(const QsgdEncoded* tensors, int64_t tensor_count, Dtype dtype, 
 void qsgd_decode(const QsgdDecoded* tensors, int64_t tensor_count, Dtype dtype, QsgdShape shape, double scale,
                  Launch launch);
 
-// elias.cpp, elias.cu: the same codes in sections as hvc/elias.h describes them. Encoding returns the bytes written and
-// waits for its stream on CUDA, `nonfinite` is host memory; decoding adds the sections in their order, `wrong` counts
-// malformed ranges.
+// elias.cpp, elias.cu: the same codes in sections as rules/elias.h describes them. Encoding returns the bytes written
+// and waits for its stream on CUDA, `nonfinite` is host memory; decoding adds the sections in their order, `wrong`
+// counts malformed ranges.
 int64_t elias_encode(const void* grad, Dtype dtype, int64_t count, QsgdShape shape, const Stream* key, int64_t offset,
                      uint8_t* out, int64_t* nonfinite, Launch launch);
 void elias_decode(const Section* sections, int64_t section_count, Dtype dtype, int64_t count, QsgdShape shape,
@@ -227,7 +227,7 @@ Found top_select(const void* grad, const void* residual, Dtype dtype, int64_t co
 Found binary_select(const void* grad, const void* residual, Dtype dtype, int64_t count, int64_t k, int32_t* positions,
                     void* mean, Launch launch);
 
-// golomb.cpp, golomb.cu: sections as hvc/golomb.h describes them; `wrong` counts malformed ranges. Encoding returns
+// golomb.cpp, golomb.cu: sections as rules/golomb.h describes them; `wrong` counts malformed ranges. Encoding returns
 // the bytes written, -1 if the positions do not ascend below `count`, and waits for its stream on CUDA.
 int64_t binary_encode(const int32_t* positions, int64_t kept, const void* mean, int value_bytes, int64_t count,
                       int parameter, uint8_t* out, Launch launch);
@@ -236,8 +236,8 @@ void binary_decode(const Section* sections, int64_t section_count, int64_t own, 
 void binary_clear(const Section* section, int parameter, Dtype dtype, int64_t count, void* tensor, int64_t* wrong,
                   Launch launch);
 
-// values.cpp, values.cu: sections as hvc/values.h describes them; `wrong` counts malformed ranges. Encoding returns the
-// bytes written, -1 if the positions do not ascend below `count`, and waits for its stream on CUDA; `mean` is for
+// values.cpp, values.cu: sections as rules/values.h describes them; `wrong` counts malformed ranges. Encoding returns
+// the bytes written, -1 if the positions do not ascend below `count`, and waits for its stream on CUDA; `mean` is for
 // kSigns only. With momentum, which needs a residual and kFullValues, what is kept is u = factor u + grad and
 // residual = x + factor u.
 int64_t values_encode(const int32_t* positions, int64_t kept, const void* values, const void* mean, Dtype dtype,
@@ -253,7 +253,7 @@ void sample_offer(const void* grad, const void* residual, Dtype dtype, int64_t c
 void sample_decode(const void* values, Dtype dtype, int64_t count, int64_t k, const Stream* key, int64_t first,
                    double scale, bool weighted, void* grad, void* residual, Launch launch);
 
-// lowrank.cpp, lowrank.cu: sums as hvc/lowrank.h describes them, for at least one row, column and component. Factors
+// lowrank.cpp, lowrank.cu: sums as rules/lowrank.h describes them, for at least one row, column and component. Factors
 // are of the arithmetic type, one line per component. lowrank_start brings the lines of `kept` to a common size, and
 // draws those that are zero or not finite: numbers `offset` and on of the key.
 void lowrank_start(const void* kept, Dtype dtype, int64_t columns, int64_t rank, const Stream* key, int64_t offset,
@@ -266,7 +266,7 @@ void lowrank_right(const void* grad, const void* residual, Dtype dtype, int64_t 
 void lowrank_decode(const void* left, const void* right, Dtype dtype, int64_t rows, int64_t columns, int64_t rank,
                     double scale, void* grad, void* residual, Launch launch);
 
-// records.cpp, records.cu: records as hvc/record.h describes them. The fold writes the record of the mean of what all
+// records.cpp, records.cu: records as rules/record.h describes them. The fold writes the record of the mean of what all
 // ranks sent plus `kept`, over one of the parts if it is given as `out`, and what that record lacks to `left`; both are
 // of the arithmetic type. Decoding takes what the own scales and the signs of grad + residual stand for out of the
 // residual.

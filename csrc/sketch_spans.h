@@ -3,7 +3,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "hvc/sketch.h"
+#include "rules/sketch.h"
 #include "kernels.h"
 
 namespace hvc {

@@ -1,5 +1,5 @@
 // Adam's second moment as its own step is to find it.
-#include "hvc/adam.h"
+#include "rules/adam.h"
 
 #include "kernels.h"
 #include "parallel.h"

@@ -1,5 +1,5 @@
 // Plain numbers: offer, add, decode. And the triad that measures the memory.
-#include "hvc/dense.h"
+#include "rules/dense.h"
 
 #include "kernels.h"
 #include "parallel.h"

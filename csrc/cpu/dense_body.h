@@ -34,10 +34,10 @@ void absorb(T* grad, Work<T>* residual, Work<T>* momentum, Work<T> factor, int64
   each_group(grad, first, last, [&](int64_t i, int count, bool) {
     Lanes<Work<T>> more = load(grad + i, count);
     if (momentum) {
-      more = within(broadcast(factor) * load(momentum + i, count) + more, most_kept<Work<T>>);
+      more = bounded(with_momentum(broadcast(factor), load(momentum + i, count), more));
       store(momentum + i, more, count);
     }
-    store(residual + i, within(load(residual + i, count) + more, most_kept<Work<T>>), count);
+    store(residual + i, bounded(load(residual + i, count) + more), count);
     memset(static_cast<void*>(grad + i), 0, size_t(count) * sizeof(T));
   });
 }

@@ -1,5 +1,5 @@
 // Standard dithering: integers that add.
-#include "hvc/level.h"
+#include "rules/level.h"
 
 #include <type_traits>
 

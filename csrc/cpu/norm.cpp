@@ -1,10 +1,10 @@
 // The norm of every block of a gradient, and how many values are not finite, in one pass.
-#include "hvc/norm.h"
+#include "rules/norm.h"
 
 #include <atomic>
 #include <memory>
 
-#include "hvc/tree.h"
+#include "rules/tree.h"
 #include "kernels.h"
 #include "parallel.h"
 #include "visit.h"
@@ -15,7 +15,7 @@
 namespace hvc {
 namespace {
 
-// Units of a row in index order: a maximum, or a sum as hvc/tree.h says.
+// Units of a row in index order: a maximum, or a sum as rules/tree.h says.
 template <class Out> void join(const Units& units, const double* parts, bool maximum, Out* out) {
   const DefaultRounding rounding;
   for (int64_t first = 0; first < units.total; first += units.per_row) {

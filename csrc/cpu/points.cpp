@@ -2,8 +2,8 @@
 #include <memory>
 #include <vector>
 
-#include "hvc/kept.h"
-#include "hvc/tree.h"
+#include "rules/kept.h"
+#include "rules/tree.h"
 #include "kernels.h"
 #include "parallel.h"
 #include "superblocks.h"

@@ -1,5 +1,5 @@
 // QSGD with packed codes: records of a norm and codes, made, averaged and decoded.
-#include "hvc/qsgd.h"
+#include "rules/qsgd.h"
 
 #include <atomic>
 #include <type_traits>

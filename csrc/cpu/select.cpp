@@ -4,7 +4,7 @@
 // its k largest, which raises the bound: what comes later must be larger, for equals lose against lower indices.
 // Where the bound was so high that fewer than k were found, the pass is made again with a lower one. So the sample
 // decides about the time and never about the result.
-#include "hvc/select.h"
+#include "rules/select.h"
 
 #include <cmath>
 #include <memory>
@@ -253,7 +253,7 @@ std::vector<Part<Work<T>>> select_largest(const Input<T>& in, Arena& arena, Laun
   return parts;
 }
 
-// The sum of magnitudes in the order of hvc/tree.h, as one row.
+// The sum of magnitudes in the order of rules/tree.h, as one row.
 template <class W> double sum_of_keys(const Key<W>* keys, int64_t size) {
   double total = 0;
   for (int64_t unit = 0; unit < size; unit += kSuperblock) {

@@ -1,5 +1,5 @@
 // Count sketches: tables that add up, and the largest elements that can be read from them.
-#include "hvc/sketch.h"
+#include "rules/sketch.h"
 
 #include <algorithm>
 #include <atomic>

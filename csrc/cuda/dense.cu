@@ -1,5 +1,5 @@
 // Plain numbers: offer, add, decode. And the triad that measures the memory.
-#include "hvc/dense.h"
+#include "rules/dense.h"
 #include "rows.h"
 #include "visit.h"
 
@@ -46,7 +46,8 @@ __global__ void offer_kernel(const __grid_constant__ Table table, int64_t* nonfi
 }
 
 template <class T> __global__ void add_kernel(T* into, const T* other, int64_t count) {
-  for (int64_t i = first_item(); i < count; i += item_stride()) into[i] = dense_sum(into[i], other[i]);
+  for (int64_t i = first_item(); i < count; i += item_stride())
+    into[i] = from_work<T>(to_work(into[i]) + to_work(other[i]));
 }
 
 template <class Out, class T, class Table>
@@ -67,7 +68,7 @@ __global__ void decode_kernel(const __grid_constant__ Table table, Wider<T, Out>
       for (int k = 0; k < kInFlight; ++k) {
         const int64_t i = begin + k * kWarp + lane_index();
         if (i >= last) break;
-        d.grad[i] = dense_scaled<Out>(values[k], factor);
+        d.grad[i] = from_work<Out>(Wider<T, Out>(to_work(values[k])) * factor);
         if (d.residual) d.residual[i] = 0;
       }
     }

@@ -1,5 +1,5 @@
 // The norm of every block of a gradient, and how many values are not finite, in one pass.
-#include "hvc/norm.h"
+#include "rules/norm.h"
 #include "rows.h"
 #include "visit.h"
 
@@ -24,7 +24,7 @@ __device__ inline double largest_of_warp(double lane) {
   return lane;
 }
 
-// A warp takes a block of 1024 elements of a row, lane by lane as hvc/tree.h says; a maximum needs no order.
+// A warp takes a block of 1024 elements of a row, lane by lane as rules/tree.h says; a maximum needs no order.
 template <Power kPower, bool kLargest, class T, class Table>
 __global__ void blocks_kernel(const __grid_constant__ Table table, Found found) {
   for (int64_t unit = first_warp(); unit < table.units(); unit += warp_stride()) {

@@ -1,5 +1,5 @@
 // Exponential dithering: signs and exponents that merge in a tree.
-#include "hvc/octave.h"
+#include "rules/octave.h"
 
 #include "dither.h"
 #include "parts.h"

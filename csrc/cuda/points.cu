@@ -1,6 +1,6 @@
 // Signs with two values per row: the fused offer, and the fused decode of all ranks.
-#include "hvc/kept.h"
-#include "hvc/sign.h"
+#include "rules/kept.h"
+#include "rules/sign.h"
 #include "parts.h"
 #include "rows.h"
 #include "visit.h"

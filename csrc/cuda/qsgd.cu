@@ -1,5 +1,5 @@
 // QSGD with packed codes: records of a norm and codes, made, averaged and decoded. A warp takes a record.
-#include "hvc/qsgd.h"
+#include "rules/qsgd.h"
 
 #include "blocks_of_codes.h"
 #include "parts.h"

@@ -1,7 +1,7 @@
 // Exact selection of the largest elements: the cut of each side digit by digit, then what passes it, in order.
-#include "hvc/select.h"
+#include "rules/select.h"
 
-#include "hvc/tree.h"
+#include "rules/tree.h"
 #include "launch.h"
 #include "scan.h"
 #include "visit.h"
@@ -142,7 +142,7 @@ template <class K> __global__ void sizes_kernel(const Search<K>* searches, int s
   }
 }
 
-// The order of hvc/tree.h: a warp adds a block of one side.
+// The order of rules/tree.h: a warp adds a block of one side.
 template <class W>
 __global__ void sums_kernel(Kept<W> positive, Kept<W> negative, const int64_t* sizes, int64_t blocks, double* sums) {
   for (int64_t item = first_warp(); item < 2 * blocks; item += warp_stride()) {

@@ -1,6 +1,6 @@
 // One bit per element: packing, the fused offer, the fused decode.
-#include "hvc/kept.h"
-#include "hvc/tree.h"
+#include "rules/kept.h"
+#include "rules/tree.h"
 #include "launch.h"
 #include "rows.h"
 #include "visit.h"
@@ -107,13 +107,10 @@ struct Step {
 template <class T>
 __device__ Work<T> left_of(const Decoded<T>& d, const Rule& rule, Work<T> x, bool bit, Work<T> step, int64_t i) {
   using W = Work<T>;
-  W left = x;
-  if (rule.feedback != kFeedbackMomentum) {
-    const bool kept = rule.feedback == kFeedbackGlobal ? bit : own_bit(x, rule.coins, d.word_offset, i);
-    left = x - signed_step(kept, step);
-    if (rule.feedback == kFeedbackGlobal) left = cut_off(left, most_left<W>);  // others' signs may add to it
-  }
-  return left * W(rule.decay);
+  const bool of_others = rule.feedback == kFeedbackGlobal;
+  if (rule.feedback == kFeedbackMomentum) return x * W(rule.decay);
+  const bool kept = of_others ? bit : own_bit(x, rule.coins, d.word_offset, i);
+  return less_step(x, kept, step, of_others) * W(rule.decay);
 }
 
 // A warp takes several halves of words, each read by all its lanes at once.

@@ -1,7 +1,7 @@
 // Count sketches: tables that add up, and the largest elements that can be read from them.
-#include "hvc/sketch.h"
+#include "rules/sketch.h"
 
-#include "hvc/dense.h"
+#include "rules/dense.h"
 #include "launch.h"
 #include "scan.h"
 #include "sketch_spans.h"

@@ -151,8 +151,7 @@ def _array(member: Array, row: Operation, compared: Collection[str]) -> list[str
 def _refuse_lengths(row: Operation, columns: Sequence[Column], number: int) -> NoReturn:
     for member, column in zip(row.given, columns, strict=True):
         if column is not None and len(column) != number:
-            many = member.name if member.name.endswith("s") else f"{member.name}s"
-            raise ValueError(f"{many} must hold one item for each of {number} tensors, got {len(column)}")
+            raise ValueError(f"{member.many} must hold one item for each of {number} tensors, got {len(column)}")
     raise AssertionError("the columns are as long as they should be")
 
 

@@ -223,7 +223,7 @@ def octave_decode(
 
 
 def octave_merge(into: Tensor, other: Tensor, key: Key, *, bits: int, offset: int = 0) -> None:
-    """Replace codes by codes of the sums, at random, without bias; see ``hvc/octave.h``.
+    """Replace codes by codes of the sums, at random, without bias; see ``rules/octave.h``.
 
     A number that is 2**16 or more times smaller than the other is dropped.
 

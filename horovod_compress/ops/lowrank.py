@@ -2,7 +2,7 @@
 
 A tensor of ``rows * columns`` elements is a matrix X, row after row. Factors have one line for each of
 ``rank`` components: ``left`` is (rank, rows), ``right`` is (rank, columns), both flat and float32, or
-float64 for float64 gradients. ``hvc/lowrank.h`` says in which order everything is added.
+float64 for float64 gradients. ``rules/lowrank.h`` says in which order everything is added.
 """
 
 from __future__ import annotations

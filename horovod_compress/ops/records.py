@@ -1,7 +1,7 @@
 """The kernels for records: a float32 scale for a block of elements, and a sign for each of them.
 
 Records are bytes, ``record_bytes(block)`` for each ``block`` elements, the last of which may be fewer;
-``hvc/record.h`` says how they are laid out. The rule of the scale is "l1" for the mean of ``|x|``, or
+``rules/record.h`` says how they are laid out. The rule of the scale is "l1" for the mean of ``|x|``, or
 "l2" for the root of the mean of ``x ** 2``.
 """
 

@@ -1,7 +1,7 @@
 """Count sketches: tables that add up, and the largest elements that can be read from them.
 
 A table is one tensor of ``rows * columns`` cells, row after row: float32, and float64 for float64
-gradients. ``hvc/sketch.h`` says how elements are laid out. The key names the random bits: whoever
+gradients. ``rules/sketch.h`` says how elements are laid out. The key names the random bits: whoever
 adds or reads tables must use the same one, so its rank should be 0 and its purpose ``SKETCH``.
 Positions are ``torch.int64`` indices into the bucket.
 """

@@ -1,7 +1,7 @@
 """Kernels of Sparse Binary Compression (arXiv:1805.08768) and of exact top-k selection.
 
 Positions are ``torch.int32``. Throughout, ``x = grad + residual`` in the dtype of the arithmetic:
-float64 for float64 gradients, else float32. Sections are laid out as ``hvc/golomb.h`` says.
+float64 for float64 gradients, else float32. Sections are laid out as ``rules/golomb.h`` says.
 """
 
 from __future__ import annotations

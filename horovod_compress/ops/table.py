@@ -31,10 +31,21 @@ class Kind(Enum):
 
 
 @dataclass(frozen=True)
-class Array:
-    """An array of each tensor."""
+class Member:
+    """What a kernel takes of each tensor."""
 
     name: str
+
+    @property
+    def many(self) -> str:
+        """Return the name of the column that holds it for all tensors."""
+        return self.name if self.name.endswith(("s", "est")) else f"{self.name}s"
+
+
+@dataclass(frozen=True)
+class Array(Member):
+    """An array of each tensor."""
+
     kind: Kind | torch.dtype
     size: Size = Size.COUNT
     optional: bool = False
@@ -43,10 +54,9 @@ class Array:
 
 
 @dataclass(frozen=True)
-class Number:
+class Number(Member):
     """A whole number of each tensor, 0 where none is given, and what it has to fulfil."""
 
-    name: str
     check: str = ""
 
 

@@ -1,6 +1,6 @@
 """Kernels of methods that send single values: with their positions, or at places that all ranks draw alike.
 
-Sections are laid out as ``hvc/values.h`` says, samples drawn as ``hvc/sample.h`` says. Positions are
+Sections are laid out as ``rules/values.h`` says, samples drawn as ``rules/sample.h`` says. Positions are
 ``torch.int32``. Throughout, ``x = grad + residual`` in the dtype of the arithmetic: float64 for
 float64 gradients, else float32.
 """

@@ -146,7 +146,7 @@ def draws(key: Key, first: int, count: int) -> np.ndarray:
 
 
 def _row_sum(row: np.ndarray) -> float:
-    """Sum one row of magnitudes in the fixed order that ``hvc/tree.h`` describes."""
+    """Sum one row of magnitudes in the fixed order that ``rules/tree.h`` describes."""
     blocks = -(-row.size // 1024)
     padded = np.zeros(1024 * blocks, dtype=row.dtype)
     padded[: row.size] = row

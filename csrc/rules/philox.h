@@ -1,7 +1,7 @@
 // Philox4x32-10 (Salmon et al., SC'11): a counter-based generator, so any word of any stream can be computed
 // anywhere, in any order, with no state.
 #pragma once
-#include "hvc/common.h"
+#include "rules/common.h"
 
 namespace hvc {
 

@@ -10,8 +10,8 @@
 // malformed where it leaves the section, where its stream is malformed by the rules of golomb.h, or has more or fewer
 // positions than were said.
 #pragma once
-#include "hvc/golomb.h"
-#include "hvc/half.h"
+#include "rules/golomb.h"
+#include "rules/half.h"
 
 namespace hvc {
 

@@ -16,8 +16,8 @@
 //      variance at most (||x||^2 - x_j^2) / columns in each row.
 //   3. Nothing smaller than a block is hashed or fetched, and the place of the next block costs an addition.
 #pragma once
-#include "hvc/half.h"
-#include "hvc/philox.h"
+#include "rules/half.h"
+#include "rules/philox.h"
 
 namespace hvc {
 

@@ -5,7 +5,7 @@
 //
 // Every element of a block is as likely as another to size / 2^32.
 #pragma once
-#include "hvc/philox.h"
+#include "rules/philox.h"
 
 namespace hvc {
 

@@ -5,7 +5,7 @@
 // Every step below is a bijection of the state for a fixed word, and of the word for a fixed state. So if two
 // inputs of equal length differ in one word only, their hashes differ: not probably, always.
 #pragma once
-#include "hvc/common.h"
+#include "rules/common.h"
 
 namespace hvc {
 

@@ -11,7 +11,7 @@
 // shuffles and a vector unit with halves. Absent elements of a short block count as 0, which changes no sum of
 // magnitudes. Superblocks of a row are added in index order, float64, from 0. A NaN result is the canonical one.
 #pragma once
-#include "hvc/common.h"
+#include "rules/common.h"
 
 namespace hvc {
 

@@ -8,7 +8,7 @@
 // Counts are bit-sliced, as in majority.h: row l holds bit l of 64 or more counts at once. What lies in memory is the
 // count XOR `middle_count`, so that memory of zeros stands for having rounded off nothing yet.
 #pragma once
-#include "hvc/common.h"
+#include "rules/common.h"
 
 namespace hvc {
 

@@ -9,7 +9,7 @@
 // section is nobody's and is ignored. A range is malformed where its stream leaves the section, or a position the
 // range, or where the stream ends inside a code word; of such a range the positions before count.
 #pragma once
-#include "hvc/common.h"
+#include "rules/common.h"
 
 namespace hvc {
 

@@ -4,7 +4,7 @@
 #pragma once
 #include <type_traits>
 
-#include "hvc/dither.h"
+#include "rules/dither.h"
 
 namespace hvc {
 

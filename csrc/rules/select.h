@@ -1,8 +1,8 @@
 // Which elements are kept: the k largest magnitudes, the lower index first among equals, never a zero or a NaN.
 // Positive and negative elements share one list of k, or have one each.
 #pragma once
-#include "hvc/half.h"
-#include "hvc/norm.h"
+#include "rules/half.h"
+#include "rules/norm.h"
 
 namespace hvc {
 

@@ -10,8 +10,8 @@
 // Bits are packed lowest first, and the last byte is filled with ones. A range is malformed where its stream leaves the
 // section, a position the range, a level the levels, or where the stream ends inside a code.
 #pragma once
-#include "hvc/golomb.h"
-#include "hvc/qsgd.h"
+#include "rules/golomb.h"
+#include "rules/qsgd.h"
 
 namespace hvc {
 

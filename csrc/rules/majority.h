@@ -1,6 +1,6 @@
 // Bit-sliced counting: plane l of a counter holds bit l of 64 (or more) counts at once.
 #pragma once
-#include "hvc/common.h"
+#include "rules/common.h"
 
 namespace hvc {
 

@@ -1,7 +1,7 @@
 // The norm of consecutive elements: the largest |x|, or the sum of |x|^p for p = 1, 2 or 4. These powers need no
 // libm. Values that are not finite count as 0 here; they are counted apart.
 #pragma once
-#include "hvc/half.h"
+#include "rules/half.h"
 
 namespace hvc {
 

@@ -2,7 +2,7 @@
 // NaN with the payload that F16C gives. No float operation here touches a subnormal float32, so a flush-to-zero
 // mode of the caller changes nothing.
 #pragma once
-#include "hvc/common.h"
+#include "rules/common.h"
 
 namespace hvc {
 

@@ -1,6 +1,6 @@
 // CRC-32C (Castagnoli, reflected polynomial 0x82F63B78, initial value and final xor all ones).
 #pragma once
-#include "hvc/common.h"
+#include "rules/common.h"
 
 namespace hvc {
 

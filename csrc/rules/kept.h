@@ -5,16 +5,11 @@
 // float32. Sums of 2^31 smaller ones are finite. Where what decoding leaves may be larger than x it is cut at half of
 // that, so that no bucket is refused for what earlier ones left.
 #pragma once
-#include "hvc/half.h"
+#include "rules/half.h"
 
 namespace hvc {
 
 template <class W> constexpr W too_large = W(0x1p96);
 template <class W> constexpr W most_left = W(0x1p95);
-
-// NaN cannot be taken in either.
-template <class W> HVC_RULE bool can_be_kept(W x) { return x < too_large<W> && x > -too_large<W>; }
-
-template <class W> HVC_RULE W cut_off(W x, W most) { return x > most ? most : x < -most ? -most : x; }
 
 }  // namespace hvc

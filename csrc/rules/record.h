@@ -6,13 +6,14 @@
 //            largest float32
 //
 // The sums are float64: element i of a block goes to lane i mod 32, a lane adds in order from 0, and the 32 lanes are
-// combined as in hvc/tree.h.
+// combined as in rules/tree.h.
 #pragma once
 #include <cmath>
 
-#include "hvc/kept.h"
-#include "hvc/sign.h"
-#include "hvc/tree.h"
+#include "rules/golomb.h"
+#include "rules/kept.h"
+#include "rules/sign.h"
+#include "rules/tree.h"
 
 namespace hvc {
 
@@ -23,20 +24,12 @@ constexpr double kLargestScale = 0x1.fffffep127;
 
 HVC_RULE int64_t record_bytes(int64_t block) { return kScaleBytes + block / 8; }
 
-HVC_RULE double scale_term(ScaleRule rule, double magnitude) {
-  return rule == kRoot ? magnitude * magnitude : magnitude;
-}
-
 // NaN gives the largest scale too: what a record holds is always a number.
 HVC_RULE float record_scale(ScaleRule rule, double sum, int64_t count) {
   const double mean = sum / double(count), scale = rule == kRoot ? sqrt(mean) : mean;
   return scale <= kLargestScale ? float(scale) : float(kLargestScale);
 }
 
-HVC_RULE float scale_of_record(const uint8_t* record) {
-  float scale;
-  memcpy(&scale, record, sizeof scale);
-  return scale;
-}
+HVC_RULE float scale_of_record(const uint8_t* record) { return bit_cast<float>(load_bytes<uint32_t>(record)); }
 
 }  // namespace hvc

@@ -1,7 +1,7 @@
 // What both kinds of dithering share: scaling by a norm, and 16 random bits for each element.
 #pragma once
-#include "hvc/half.h"
-#include "hvc/philox.h"
+#include "rules/half.h"
+#include "rules/philox.h"
 
 namespace hvc {
 

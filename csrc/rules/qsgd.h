@@ -8,8 +8,8 @@
 //
 // with s = 2^(bits-1) - 1 levels.
 #pragma once
-#include "hvc/level.h"
-#include "hvc/norm.h"
+#include "rules/level.h"
+#include "rules/norm.h"
 
 #include <cmath>
 #include <limits>

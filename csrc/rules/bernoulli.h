@@ -5,7 +5,7 @@
 // after 64 digits, or when only zeros of p remain, is 0. Once no lane is undecided further digits change nothing,
 // so where an implementation stops, and how many lanes it carries together, is invisible.
 #pragma once
-#include "hvc/philox.h"
+#include "rules/philox.h"
 
 namespace hvc {
 

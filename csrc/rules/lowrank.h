@@ -4,7 +4,7 @@
 // Every sum has one order, so that the result is the same for every thread count, vector width and device:
 //
 //   left[c][i]   the sum over j of X[i][j] right[c][j]: element j goes to lane j mod 32, a lane adds in order from 0,
-//                in the arithmetic type; the 32 lanes are combined as in hvc/tree.h
+//                in the arithmetic type; the 32 lanes are combined as in rules/tree.h
 //   right[c][j]  the sum over i of X[i][j] left[c][i]: blocks of 256 rows, each added in order from 0; then the blocks
 //                in order
 //   the product  components in order: left[0][i] right[0][j], and the others added to it; cut off where the result,
@@ -17,9 +17,9 @@
 #include <cmath>
 #include <type_traits>
 
-#include "hvc/kept.h"
-#include "hvc/philox.h"
-#include "hvc/tree.h"
+#include "rules/kept.h"
+#include "rules/philox.h"
+#include "rules/tree.h"
 
 namespace hvc {
 

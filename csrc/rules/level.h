@@ -1,7 +1,7 @@
 // Standard dithering: evenly spaced levels. A code is a whole number of `bits` = 4, 8 or 16 bits in two's
 // complement, and codes add. Four-bit codes lie two to a byte, the even element low.
 #pragma once
-#include "hvc/dither.h"
+#include "rules/dither.h"
 
 namespace hvc {
 
