@@ -78,7 +78,7 @@ def sanitizer_flags() -> tuple[str, ...]:
 
 
 def include_flags() -> tuple[str, ...]:
-    folders = (ROOT / "csrc", ROOT / "csrc" / "include", pybind11.get_include(), sysconfig.get_path("include"))
+    folders = (ROOT / "csrc", pybind11.get_include(), sysconfig.get_path("include"))
     return tuple(f"-I{folder}" for folder in folders)
 
 

@@ -1,13 +1,16 @@
-// What both Python modules share: unwrapping integers, releasing the GIL, nothing else.
+// What both Python modules share: every kernel of kernels.h under its own name, with its own arguments in their order.
 //
-// `launch` is the number of threads on the CPU and the stream on CUDA. `counter`, where there is one, is the
-// device memory that receives a count; 0 means that the count is returned.
+// Python passes integers: addresses, 0 for none, numbers and enumerators. What else an argument may be is said by
+// `Argument`. A kernel for a batch takes a row of integers for each tensor, in the order of the members of its struct;
+// the number of tensors is that of the rows. A count, which stands before `launch`, goes to the address that is given;
+// for 0 it is returned.
 #pragma once
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
 #include <array>
-#include <optional>
+#include <tuple>
+#include <type_traits>
 #include <vector>
 
 #include "kernels.h"
@@ -17,261 +20,289 @@ namespace py = pybind11;
 namespace {
 
 using Address = uintptr_t;
-using KeyWords = std::array<uint32_t, 5>;
 
-hvc::Launch launch_of(Address launch);  // each module has its own
+hvc::Launch launch_of(Address launch);  // each module has its own: the number of threads, or the stream
 
-template <class T> T* at(Address address) { return reinterpret_cast<T*>(address); }
+// Structs whose members are 8 bytes each, and were a row of integers each.
+template <class Members> struct Rows {
+  std::vector<Members> list;
+};
 
-hvc::Stream stream_of(const KeyWords& w) { return {w[0], w[1], w[2], w[3], w[4]}; }
-
-// An optional key as the pointer that the kernels take.
-struct MaybeStream {
-  explicit MaybeStream(const std::optional<KeyWords>& words) : present(words.has_value()) {
-    if (present) stream = stream_of(*words);
-  }
-  const hvc::Stream* pointer() const { return present ? &stream : nullptr; }
-  bool present;
+// The five words of a key, or none.
+struct MaybeKey {
+  bool present = false;
   hvc::Stream stream{};
 };
 
-void sign_pack(Address x, int dtype, int64_t count, Address bits, Address launch) {
-  hvc::sign_pack(at<void>(x), hvc::Dtype(dtype), count, at<uint64_t>(bits), launch_of(launch));
+// Reads the integers of a sequence of `count`. In plain C: for a small tensor it is a good part of a call.
+template <class Integer> bool read_integers(PyObject* sequence, Integer* into, Py_ssize_t count) {
+  const auto fast = py::reinterpret_steal<py::object>(PySequence_Fast(sequence, "a sequence of integers"));
+  bool good = fast && PySequence_Fast_GET_SIZE(fast.ptr()) == count;
+  for (Py_ssize_t i = 0; good && i < count; ++i) {
+    const long long value = PyLong_AsLongLong(PySequence_Fast_GET_ITEM(fast.ptr(), i));
+    into[i] = Integer(value);
+    good = !(value == -1 && PyErr_Occurred());
+  }
+  PyErr_Clear();
+  return good;
 }
 
-int64_t sign_offer(Address grad, Address residual, int dtype, int64_t count, int64_t row_length,
-                   const std::optional<KeyWords>& key, int64_t word_offset, Address bits, Address sums, Address counter,
-                   Address launch) {
-  const MaybeStream stream(key);
-  int64_t nonfinite = 0;
-  hvc::sign_offer(at<void>(grad), at<void>(residual), hvc::Dtype(dtype), count, row_length, stream.pointer(),
-                  word_offset, at<uint64_t>(bits), at<double>(sums), counter ? at<int64_t>(counter) : &nonfinite,
-                  launch_of(launch));
-  return nonfinite;
-}
+}  // namespace
 
-void sign_decode(Address bits, Address steps, int dtype, int64_t count, int64_t row_length, int feedback, double decay,
-                 double scale, const std::optional<KeyWords>& key, int64_t word_offset, Address grad, Address residual,
-                 Address launch) {
-  const MaybeStream stream(key);
-  hvc::sign_decode(at<uint64_t>(bits), at<float>(steps), hvc::Dtype(dtype), count, row_length, hvc::Feedback(feedback),
-                   decay, scale, stream.pointer(), word_offset, at<void>(grad), at<void>(residual), launch_of(launch));
-}
+namespace pybind11::detail {
 
-// All tensors of a bucket at once: addresses and numbers of each, in the order of the members in kernels.h.
-template <size_t kMembers> using Rows = std::vector<std::array<int64_t, kMembers>>;
+template <class Members> struct type_caster<Rows<Members>> {
+  PYBIND11_TYPE_CASTER(Rows<Members>, const_name("collections.abc.Sequence[collections.abc.Sequence[int]]"));
+  bool load(handle source, bool) {
+    constexpr size_t kMembers = sizeof(Members) / sizeof(int64_t);
+    static_assert(std::is_trivially_copyable_v<Members> && sizeof(Members) % sizeof(int64_t) == 0);
+    const auto rows = reinterpret_steal<object>(PySequence_Fast(source.ptr(), "a sequence of rows"));
+    if (!rows) PyErr_Clear();
+    if (!rows) return false;
+    value.list.resize(size_t(PySequence_Fast_GET_SIZE(rows.ptr())));
+    int64_t members[kMembers];
+    for (size_t i = 0; i < value.list.size(); ++i) {
+      if (!read_integers(PySequence_Fast_GET_ITEM(rows.ptr(), Py_ssize_t(i)), members, kMembers)) return false;
+      memcpy(static_cast<void*>(&value.list[i]), members, sizeof members);
+    }
+    return true;
+  }
+};
 
-void sign_offer_all(const Rows<7>& rows, int dtype, int64_t ranks, const std::optional<KeyWords>& key, Address counters,
-                    Address launch) {
-  const MaybeStream stream(key);
-  std::vector<hvc::SignOffered> tensors;
-  for (const auto& [grad, residual, count, row_length, word_offset, bits, steps] : rows)
-    tensors.push_back(
-        {at<void>(grad), at<void>(residual), count, row_length, word_offset, at<uint64_t>(bits), at<float>(steps)});
-  hvc::sign_offer_all(tensors.data(), int64_t(tensors.size()), hvc::Dtype(dtype), ranks, stream.pointer(),
-                      at<int64_t>(counters), launch_of(launch));
-}
+template <> struct type_caster<MaybeKey> {
+  PYBIND11_TYPE_CASTER(MaybeKey, const_name("collections.abc.Sequence[int] | None"));
+  bool load(handle source, bool) {
+    uint32_t words[5];
+    value.present = !source.is_none();
+    if (!value.present) return true;
+    if (!read_integers(source.ptr(), words, 5)) return false;
+    value.stream = {words[0], words[1], words[2], words[3], words[4]};
+    return true;
+  }
+};
 
-void sign_decode_all(const Rows<8>& rows, int dtype, int feedback, double decay, double scale,
-                     const std::optional<KeyWords>& key, Address launch) {
-  const MaybeStream stream(key);
-  std::vector<hvc::SignDecoded> tensors;
-  for (const auto& [bits, zeros, steps, count, row_length, word_offset, grad, residual] : rows)
-    tensors.push_back({at<uint64_t>(bits), at<uint64_t>(zeros), at<float>(steps), count, row_length, word_offset,
-                       at<void>(grad), at<void>(residual)});
-  hvc::sign_decode_all(tensors.data(), int64_t(tensors.size()), hvc::Dtype(dtype), hvc::Feedback(feedback), decay,
-                       scale, stream.pointer(), launch_of(launch));
-}
+}  // namespace pybind11::detail
 
-void sign_unpack(Address bits, Address steps, int dtype, int64_t count, int64_t row_length, double scale, Address out,
-                 Address launch) {
-  hvc::sign_unpack(at<uint64_t>(bits), at<float>(steps), hvc::Dtype(dtype), count, row_length, scale, at<void>(out),
-                   launch_of(launch));
-}
+namespace {
 
-void merge_bits(Address into, Address other, int64_t words, uint64_t numerator, uint64_t denominator,
-                const KeyWords& key, int64_t word_offset, Address launch) {
-  const hvc::Stream stream = stream_of(key);
-  hvc::merge_bits(at<uint64_t>(into), at<uint64_t>(other), words, numerator, denominator, &stream, word_offset,
-                  launch_of(launch));
-}
+// ---- arguments --------------------------------------------------------------------------------------------
 
-void bernoulli_words(Address out, int64_t words, uint64_t numerator, uint64_t denominator, const KeyWords& key,
-                     int64_t word_offset, Address launch) {
-  const hvc::Stream stream = stream_of(key);
-  hvc::bernoulli_words(at<uint64_t>(out), words, numerator, denominator, &stream, word_offset, launch_of(launch));
-}
+// `Given` is what Python passes for an argument of a type, get() the argument.
+template <class T, class = void> struct Argument {
+  using Given = T;
+  explicit Argument(Given given) : value(given) {}
+  T get() const { return value; }
+  T value;
+};
 
-// Addresses that Python passes as integers: of what is read, and of what is written.
-template <class T> const T* const* addresses(const std::vector<Address>& list) {
+template <class T> struct Argument<T, std::enable_if_t<std::is_enum_v<T>>> {
+  using Given = int;
+  explicit Argument(Given given) : value(given) {}
+  T get() const { return T(value); }
+  int value;
+};
+
+template <class T> struct Argument<T*, void> {
+  using Given = Address;
+  explicit Argument(Given given) : value(given) {}
+  T* get() const { return reinterpret_cast<T*>(value); }
+  Address value;
+};
+
+template <class T> struct Argument<T* const*, void> {  // addresses of several arrays
+  using Given = std::vector<Address>;
   static_assert(sizeof(Address) == sizeof(T*), "addresses are passed as integers");
-  return list.empty() ? nullptr : reinterpret_cast<const T* const*>(list.data());
-}
-template <class T> T* const* outputs(const std::vector<Address>& list) {
-  return const_cast<T* const*>(addresses<T>(list));
+  explicit Argument(const Given& given) : value(given) {}
+  T* const* get() const { return value.empty() ? nullptr : reinterpret_cast<T* const*>(value.data()); }
+  const Given& value;
+};
+
+template <class T> struct ListArgument {
+  using Given = Rows<T>;
+  explicit ListArgument(const Given& given) : value(given) {}
+  const T* get() const { return value.list.data(); }
+  const Given& value;
+};
+template <> struct Argument<const hvc::Section*, void> : ListArgument<hvc::Section> {
+  using ListArgument::ListArgument;
+};
+template <> struct Argument<const hvc::Span*, void> : ListArgument<hvc::Span> {
+  using ListArgument::ListArgument;
+};
+
+template <> struct Argument<const hvc::Stream*, void> {
+  using Given = MaybeKey;
+  explicit Argument(const Given& given) : value(given) {}
+  const hvc::Stream* get() const { return value.present ? &value.stream : nullptr; }
+  const Given& value;
+};
+
+template <> struct Argument<hvc::QsgdShape, void> {
+  using Given = std::tuple<int, int64_t, int>;
+  explicit Argument(const Given& given)
+      : value{std::get<0>(given), std::get<1>(given), hvc::Power(std::get<2>(given))} {}
+  hvc::QsgdShape get() const { return value; }
+  hvc::QsgdShape value;
+};
+
+template <> struct Argument<hvc::AdamScales<double>, void> {
+  using Given = std::array<double, 5>;
+  explicit Argument(const Given& given) : value{given[0], given[1], given[2], given[3], given[4]} {}
+  hvc::AdamScales<double> get() const { return value; }
+  hvc::AdamScales<double> value;
+};
+
+template <> struct Argument<hvc::Launch, void> {
+  using Given = Address;
+  explicit Argument(Given given) : value(launch_of(given)) {}
+  hvc::Launch get() const { return value; }
+  hvc::Launch value;
+};
+
+template <class T> using Given = std::conditional_t<std::is_class_v<typename Argument<T>::Given>,
+                                                    const typename Argument<T>::Given&, typename Argument<T>::Given>;
+
+// ---- kernels ----------------------------------------------------------------------------------------------
+
+template <class... A> constexpr bool has_count() {
+  using Types = std::tuple<void, void, A...>;
+  return std::is_same_v<std::tuple_element_t<sizeof...(A), Types>, int64_t*>;  // the last but one
 }
 
-void majority_fold(const std::vector<Address>& parts, int64_t count, Address out, Address launch) {
-  hvc::majority_fold(addresses<uint64_t>(parts), int64_t(parts.size()), count, at<uint64_t>(out), launch_of(launch));
+std::pair<int64_t, int64_t> shown(hvc::Found found) { return {found.kept, found.nonfinite}; }
+template <class T> T shown(T value) { return value; }
+
+template <class R, class... A> void define(py::module_& module, const char* name, R (*kernel)(A...)) {
+  const auto call = [kernel](Given<A>... given) {
+    int64_t count = 0;
+    std::tuple<Argument<A>...> arguments(given...);
+    return std::apply(
+        [&](auto&... argument) {
+          const auto run = [&](auto... last) {
+            if constexpr (std::is_void_v<R>)
+              return kernel(last...);
+            else
+              return shown(kernel(last...));
+          };
+          if constexpr (!has_count<A...>()) {
+            return run(argument.get()...);
+          } else {
+            auto& counter = std::get<sizeof...(A) - 2>(arguments);
+            if (counter.value == 0) counter.value = reinterpret_cast<Address>(&count);
+            if constexpr (std::is_void_v<R>) {
+              run(argument.get()...);
+              return count;
+            } else {
+              const auto result = run(argument.get()...);
+              return std::pair<int64_t, int64_t>(result, count);
+            }
+          }
+        },
+        arguments);
+  };
+  module.def(name, call, py::call_guard<py::gil_scoped_release>());
 }
 
-void shaped_merge(Address into, Address other, int64_t words, int64_t ranks, const std::vector<Address>& before,
-                  const std::vector<Address>& after, Address launch) {
-  hvc::shaped_merge(at<uint64_t>(into), at<uint64_t>(other), words, ranks, addresses<uint64_t>(before),
-                    outputs<uint64_t>(after), launch_of(launch));
+// For all tensors of a batch: a count for each of them.
+template <class Tensor, class... A, class = std::enable_if_t<std::is_class_v<Tensor> && (sizeof(Tensor) > 16)>>
+void define(py::module_& module, const char* name, void (*kernel)(const Tensor*, int64_t, A...)) {
+  const auto call = [kernel](const Rows<Tensor>& rows, Given<A>... given) {
+    const std::vector<Tensor>& tensors = rows.list;
+    std::tuple<Argument<A>...> arguments(given...);
+    return std::apply(
+        [&](auto&... argument) {
+          const auto run = [&] { kernel(tensors.data(), int64_t(tensors.size()), argument.get()...); };
+          if constexpr (!has_count<A...>()) {
+            run();
+          } else {
+            auto& counter = std::get<sizeof...(A) - 2>(arguments);
+            std::vector<int64_t> counts(counter.value == 0 ? tensors.size() : 0);
+            if (counter.value == 0) counter.value = reinterpret_cast<Address>(counts.data());
+            run();
+            return counts;
+          }
+        },
+        arguments);
+  };
+  module.def(name, call, py::call_guard<py::gil_scoped_release>());
 }
 
+// The number of ranks is that of the parts.
 void shaped_fold(const std::vector<Address>& parts, int64_t words, Address out, const std::vector<Address>& before,
                  const std::vector<Address>& after, Address launch) {
-  hvc::shaped_fold(addresses<uint64_t>(parts), int64_t(parts.size()), words, at<uint64_t>(out),
-                   addresses<uint64_t>(before), outputs<uint64_t>(after), launch_of(launch));
+  const Argument<const uint64_t* const*> parts_at(parts), before_at(before);
+  const Argument<uint64_t* const*> after_at(after);
+  hvc::shaped_fold(parts_at.get(), int64_t(parts.size()), words, reinterpret_cast<uint64_t*>(out), before_at.get(),
+                   after_at.get(), launch_of(launch));
 }
 
 void ternary_fold(const std::vector<Address>& parts, int64_t words, Address out, const std::vector<Address>& before,
                   const std::vector<Address>& after, Address launch) {
-  hvc::ternary_fold(addresses<uint64_t>(parts), int64_t(parts.size()), words, at<uint8_t>(out),
-                    addresses<uint64_t>(before), outputs<uint64_t>(after), launch_of(launch));
+  const Argument<const uint64_t* const*> parts_at(parts), before_at(before);
+  const Argument<uint64_t* const*> after_at(after);
+  hvc::ternary_fold(parts_at.get(), int64_t(parts.size()), words, reinterpret_cast<uint8_t*>(out), before_at.get(),
+                    after_at.get(), launch_of(launch));
 }
 
-void ternary_unpack(Address packed, int64_t words, Address bits, Address zeros, Address launch) {
-  hvc::ternary_unpack(at<uint8_t>(packed), words, at<uint64_t>(bits), at<uint64_t>(zeros), launch_of(launch));
-}
-
-int64_t dense_offer(Address grad, Address residual, int dtype, int64_t count, Address out, int out_dtype,
-                    Address counter, Address launch) {
-  int64_t nonfinite = 0;
-  hvc::dense_offer(at<void>(grad), at<void>(residual), hvc::Dtype(dtype), count, at<void>(out), hvc::Dtype(out_dtype),
-                   counter ? at<int64_t>(counter) : &nonfinite, launch_of(launch));
-  return nonfinite;
-}
-
-void dense_add(Address into, Address other, int dtype, int64_t count, Address launch) {
-  hvc::dense_add(at<void>(into), at<void>(other), hvc::Dtype(dtype), count, launch_of(launch));
-}
-
-void dense_decode(Address payload, int payload_dtype, int64_t count, double scale, Address grad, int grad_dtype,
-                  Address residual, Address launch) {
-  hvc::dense_decode(at<void>(payload), hvc::Dtype(payload_dtype), count, scale, at<void>(grad), hvc::Dtype(grad_dtype),
-                    at<void>(residual), launch_of(launch));
-}
-
-void dense_offer_all(const Rows<4>& rows, int dtype, int out_dtype, Address counters, Address launch) {
-  std::vector<hvc::DenseOffered> tensors;
-  for (const auto& [grad, residual, count, out] : rows)
-    tensors.push_back({at<void>(grad), at<void>(residual), count, at<void>(out)});
-  hvc::dense_offer_all(tensors.data(), int64_t(tensors.size()), hvc::Dtype(dtype), hvc::Dtype(out_dtype),
-                       at<int64_t>(counters), launch_of(launch));
-}
-
-void dense_decode_all(const Rows<4>& rows, int payload_dtype, double scale, int grad_dtype, Address launch) {
-  std::vector<hvc::DenseDecoded> tensors;
-  for (const auto& [payload, count, grad, residual] : rows)
-    tensors.push_back({at<void>(payload), count, at<void>(grad), at<void>(residual)});
-  hvc::dense_decode_all(tensors.data(), int64_t(tensors.size()), hvc::Dtype(payload_dtype), scale,
-                        hvc::Dtype(grad_dtype), launch_of(launch));
-}
-
-int64_t norm_offer(Address grad, int dtype, int64_t count, int64_t row_length, int power, Address norms,
-                   Address counter, Address launch) {
-  int64_t nonfinite = 0;
-  hvc::norm_offer(at<void>(grad), hvc::Dtype(dtype), count, row_length, hvc::Power(power), at<void>(norms),
-                  counter ? at<int64_t>(counter) : &nonfinite, launch_of(launch));
-  return nonfinite;
-}
-
-void level_encode(Address grad, Address norms, Address bounds, int dtype, int64_t count, int64_t row_length, int bits,
-                  int levels, const KeyWords& key, int64_t offset, Address codes, Address launch) {
-  const hvc::Stream stream = stream_of(key);
-  hvc::level_encode(at<void>(grad), at<void>(norms), at<void>(bounds), hvc::Dtype(dtype), count, row_length, bits,
-                    levels, &stream, offset, at<void>(codes), launch_of(launch));
-}
-
-void level_add(Address into, Address other, int64_t count, int bits, Address launch) {
-  hvc::level_add(at<void>(into), at<void>(other), count, bits, launch_of(launch));
-}
-
-void level_decode(Address codes, Address norms, int64_t count, int64_t row_length, int bits, double scale, Address grad,
-                  int dtype, Address launch) {
-  hvc::level_decode(at<void>(codes), at<void>(norms), count, row_length, bits, scale, at<void>(grad), hvc::Dtype(dtype),
-                    launch_of(launch));
-}
-
-void octave_encode(Address grad, Address norms, int dtype, int64_t count, int64_t row_length, int bits, int headroom,
-                   const KeyWords& key, int64_t offset, Address codes, Address launch) {
-  const hvc::Stream stream = stream_of(key);
-  hvc::octave_encode(at<void>(grad), at<void>(norms), hvc::Dtype(dtype), count, row_length, bits, headroom, &stream,
-                     offset, at<uint8_t>(codes), launch_of(launch));
-}
-
-void octave_merge(Address into, Address other, int64_t bytes, int bits, const KeyWords& key, int64_t offset,
-                  Address launch) {
-  const hvc::Stream stream = stream_of(key);
-  hvc::octave_merge(at<uint8_t>(into), at<uint8_t>(other), bytes, bits, &stream, offset, launch_of(launch));
-}
-
-void octave_decode(Address codes, Address norms, int64_t count, int64_t row_length, int bits, int headroom,
-                   double scale, Address grad, int dtype, Address launch) {
-  hvc::octave_decode(at<uint8_t>(codes), at<void>(norms), count, row_length, bits, headroom, scale, at<void>(grad),
-                     hvc::Dtype(dtype), launch_of(launch));
-}
-
-void triad(Address a, Address b, Address c, float s, int64_t count, Address launch) {
-  hvc::triad(at<float>(a), at<float>(b), at<float>(c), s, count, launch_of(launch));
-}
-
-uint64_t hash64(Address data, int64_t bytes, uint64_t seed, Address launch) {
-  return hvc::hash64(at<void>(data), bytes, seed, launch_of(launch));
-}
-
-#include "bind_adam.h"
-#include "bind_lowrank.h"
-#include "bind_points.h"
-#include "bind_records.h"
-#include "bind_quantise.h"
-#include "bind_sketch.h"
-#include "bind_sparse.h"
-// These two use what the ones above define.
-#include "bind_elias.h"
-#include "bind_values.h"
+#define HVC_DEFINE(name) define(module, #name, &hvc::name)
 
 void define_kernels(py::module_& module) {
-  using unlocked = py::call_guard<py::gil_scoped_release>;
-  define_adam(module);
-  define_sketch(module);
-  define_lowrank(module);
-  define_points(module);
-  define_records(module);
-  define_quantise(module);
-  module.def("sign_pack", &sign_pack, unlocked());
-  module.def("sign_offer", &sign_offer, unlocked());
-  module.def("sign_decode", &sign_decode, unlocked());
-  module.def("sign_offer_all", &sign_offer_all, unlocked());
-  module.def("sign_decode_all", &sign_decode_all, unlocked());
-  module.def("sign_unpack", &sign_unpack, unlocked());
-  module.def("merge_bits", &merge_bits, unlocked());
-  module.def("bernoulli_words", &bernoulli_words, unlocked());
-  module.def("majority_fold", &majority_fold, unlocked());
-  module.def("shaped_merge", &shaped_merge, unlocked());
-  module.def("shaped_fold", &shaped_fold, unlocked());
-  module.def("ternary_fold", &ternary_fold, unlocked());
-  module.def("ternary_unpack", &ternary_unpack, unlocked());
-  module.def("dense_offer", &dense_offer, unlocked());
-  module.def("dense_add", &dense_add, unlocked());
-  module.def("dense_decode", &dense_decode, unlocked());
-  module.def("dense_offer_all", &dense_offer_all, unlocked());
-  module.def("dense_decode_all", &dense_decode_all, unlocked());
-  module.def("norm_offer", &norm_offer, unlocked());
-  module.def("level_encode", &level_encode, unlocked());
-  module.def("level_add", &level_add, unlocked());
-  module.def("level_decode", &level_decode, unlocked());
-  module.def("octave_encode", &octave_encode, unlocked());
-  module.def("octave_merge", &octave_merge, unlocked());
-  module.def("octave_decode", &octave_decode, unlocked());
-  module.def("triad", &triad, unlocked());
-  module.def("hash64", &hash64, unlocked());
-  define_sparse_kernels(module);
-  define_elias(module);
-  define_values(module);
+  HVC_DEFINE(sign_pack);
+  HVC_DEFINE(sign_offer);
+  HVC_DEFINE(sign_decode);
+  HVC_DEFINE(points_offer);
+  HVC_DEFINE(points_decode);
+  HVC_DEFINE(merge_bits);
+  HVC_DEFINE(bernoulli_words);
+  HVC_DEFINE(majority_fold);
+  HVC_DEFINE(shaped_merge);
+  module.def("shaped_fold", &shaped_fold, py::call_guard<py::gil_scoped_release>());
+  module.def("ternary_fold", &ternary_fold, py::call_guard<py::gil_scoped_release>());
+  HVC_DEFINE(ternary_unpack);
+  HVC_DEFINE(record_offer);
+  HVC_DEFINE(record_fold);
+  HVC_DEFINE(record_decode);
+  HVC_DEFINE(dense_offer);
+  HVC_DEFINE(dense_add);
+  HVC_DEFINE(dense_decode);
+  HVC_DEFINE(absorb);
+  HVC_DEFINE(triad);
+  HVC_DEFINE(adam_hold);
+  HVC_DEFINE(norm_offer);
+  HVC_DEFINE(moments_offer);
+  HVC_DEFINE(level_encode);
+  HVC_DEFINE(level_add);
+  HVC_DEFINE(level_decode);
+  HVC_DEFINE(octave_encode);
+  HVC_DEFINE(octave_merge);
+  HVC_DEFINE(octave_fold);
+  HVC_DEFINE(octave_decode);
+  HVC_DEFINE(qsgd_encode);
+  HVC_DEFINE(qsgd_fold);
+  HVC_DEFINE(qsgd_decode);
+  HVC_DEFINE(elias_encode);
+  HVC_DEFINE(elias_decode);
+  HVC_DEFINE(sketch_encode);
+  HVC_DEFINE(sketch_top);
+  HVC_DEFINE(sketch_estimate);
+  HVC_DEFINE(sketch_clear);
+  HVC_DEFINE(top_select);
+  HVC_DEFINE(binary_select);
+  HVC_DEFINE(binary_encode);
+  HVC_DEFINE(binary_decode);
+  HVC_DEFINE(binary_clear);
+  HVC_DEFINE(values_encode);
+  HVC_DEFINE(values_decode);
+  HVC_DEFINE(sample_offer);
+  HVC_DEFINE(sample_decode);
+  HVC_DEFINE(lowrank_start);
+  HVC_DEFINE(lowrank_left);
+  HVC_DEFINE(lowrank_orthonormalise);
+  HVC_DEFINE(lowrank_right);
+  HVC_DEFINE(lowrank_decode);
+  HVC_DEFINE(hash64);
 }
+
+#undef HVC_DEFINE
 
 }  // namespace

@@ -5,10 +5,12 @@ namespace {
 
 hvc::Launch launch_of(Address threads) { return {int(threads), nullptr}; }
 
-uint32_t crc32c(Address data, int64_t bytes, uint32_t crc) { return hvc::crc32c(at<void>(data), bytes, crc); }
+uint32_t crc32c(Address data, int64_t bytes, uint32_t crc) {
+  return hvc::crc32c(reinterpret_cast<void*>(data), bytes, crc);
+}
 
 uint32_t crc32c_copy(Address into, Address from, int64_t bytes, uint32_t crc) {
-  return hvc::crc32c_copy(at<void>(into), at<void>(from), bytes, crc);
+  return hvc::crc32c_copy(reinterpret_cast<void*>(into), reinterpret_cast<void*>(from), bytes, crc);
 }
 
 std::array<uint32_t, 4> philox4x32(const std::array<uint32_t, 4>& counter, const std::array<uint32_t, 2>& key) {

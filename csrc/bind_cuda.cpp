@@ -6,7 +6,7 @@
 
 namespace {
 
-hvc::Launch launch_of(Address stream) { return {0, at<void>(stream)}; }
+hvc::Launch launch_of(Address stream) { return {0, reinterpret_cast<void*>(stream)}; }
 
 int device_count() {
   int count = 0;

@@ -3,15 +3,19 @@
 // Legality (types, lengths, devices, overlap) is checked by the Python side. Pointers are aligned to their element
 // and no more. Bits are 64-bit words, bit j of word w is element 64 w + j, padding bits are written 0. Nothing
 // here depends on the number of threads, the alignment or the instruction set.
+//
+// What a kernel does with a tensor it does with all tensors of a batch, on CUDA in one launch: their structs have what
+// differs between them, in members of 8 bytes. They are of one type and share no memory. An int64_t* before `launch` is
+// for counts, one for each tensor of a batch.
 #pragma once
-#include "hvc/adam.h"
-#include "hvc/common.h"
-#include "hvc/golomb.h"
-#include "hvc/norm.h"
-#include "hvc/philox.h"
-#include "hvc/record.h"
-#include "hvc/sign.h"
-#include "hvc/values.h"
+#include "rules/adam.h"
+#include "rules/common.h"
+#include "rules/golomb.h"
+#include "rules/norm.h"
+#include "rules/philox.h"
+#include "rules/record.h"
+#include "rules/sign.h"
+#include "rules/values.h"
 
 namespace hvc {
 
@@ -30,22 +34,14 @@ struct QsgdShape {
 
 // sign.cpp, sign.cu
 void sign_pack(const void* x, Dtype dtype, int64_t count, uint64_t* bits, Launch launch);
-void sign_offer(const void* grad, const void* residual, Dtype dtype, int64_t count, int64_t row_length,
-                const Stream* key, int64_t word_offset, uint64_t* bits, double* sums, int64_t* nonfinite,
-                Launch launch);
-void sign_decode(const uint64_t* bits, const float* steps, Dtype dtype, int64_t count, int64_t row_length,
-                 Feedback feedback, double decay, double scale, const Stream* key, int64_t word_offset, void* grad,
-                 void* residual, Launch launch);
-void sign_unpack(const uint64_t* bits, const float* steps, Dtype dtype, int64_t count, int64_t row_length, double scale,
-                 void* out, Launch launch);
 
-// The same for all tensors of a bucket, on CUDA in one launch of each kernel. An offer writes `steps` in the place of
-// sums, as hvc/tree.h says, and a count for each tensor. Tensors of a bucket have one type and no memory in common.
+// An offer writes the sums of rows, as rules/tree.h says, the steps that they make, both or neither.
 struct SignOffered {
   const void *grad, *residual;
   int64_t count, row_length, word_offset;
   uint64_t* bits;
   float* steps;
+  double* sums;
 };
 struct SignDecoded {
   const uint64_t *bits, *zeros;  // `zeros`, or none: where the result is 0, whatever the bit
@@ -53,22 +49,15 @@ struct SignDecoded {
   int64_t count, row_length, word_offset;
   void *grad, *residual;
 };
-void sign_offer_all(const SignOffered* tensors, int64_t tensor_count, Dtype dtype, int64_t ranks, const Stream* key,
-                    int64_t* nonfinite, Launch launch);
-void sign_decode_all(const SignDecoded* tensors, int64_t tensor_count, Dtype dtype, Feedback feedback, double decay,
-                     double scale, const Stream* key, Launch launch);
+void sign_offer(const SignOffered* tensors, int64_t tensor_count, Dtype dtype, int64_t ranks, const Stream* key,
+                int64_t* nonfinite, Launch launch);
+void sign_decode(const SignDecoded* tensors, int64_t tensor_count, Dtype dtype, Feedback feedback, double decay,
+                 double scale, const Stream* key, Launch launch);
 
 // points.cpp, points.cu: two values per row, `highs` for bit 1 and `lows` for bit 0, of which a rank sends one per
 // element. The offer writes sums of |x| and the number of elements of the high side, per row. Decoding adds the
-// values of all ranks in rank order, and keeps what the own ones lack; without `lows` they are -highs.
-void points_offer(const void* grad, const void* residual, Dtype dtype, int64_t count, int64_t row_length,
-                  uint64_t* bits, double* highs, double* lows, int64_t* ones, int64_t* nonfinite, Launch launch);
-void points_decode(const uint64_t* const* bits, const float* const* highs, const float* const* lows, int64_t ranks,
-                   int64_t own, Dtype dtype, int64_t count, int64_t row_length, double scale, void* grad,
-                   void* residual, Launch launch);
-
-// The same for all tensors of a bucket. What every rank sent lies in arrays for the whole bucket, in which a tensor's
-// part begins at `first_word` and `first_row`.
+// values of all ranks in rank order, and keeps what the own ones lack; without `lows` they are -highs. What every rank
+// sent lies in arrays for all tensors, in which a tensor's part begins at `first_word` and `first_row`.
 struct PointsOffered {
   const void *grad, *residual;
   int64_t count, row_length;
@@ -80,11 +69,10 @@ struct PointsDecoded {
   int64_t count, row_length, first_word, first_row;
   void *grad, *residual;
 };
-void points_offer_all(const PointsOffered* tensors, int64_t tensor_count, Dtype dtype, int64_t* nonfinite,
-                      Launch launch);
-void points_decode_all(const PointsDecoded* tensors, int64_t tensor_count, const uint64_t* const* bits,
-                       const float* const* highs, const float* const* lows, int64_t ranks, int64_t own, Dtype dtype,
-                       double scale, Launch launch);
+void points_offer(const PointsOffered* tensors, int64_t tensor_count, Dtype dtype, int64_t* nonfinite, Launch launch);
+void points_decode(const PointsDecoded* tensors, int64_t tensor_count, Dtype dtype, const uint64_t* const* bits,
+                   const float* const* highs, const float* const* lows, int64_t ranks, int64_t own, double scale,
+                   Launch launch);
 
 // merge.cpp, merge.cu: probability numerator / denominator, denominator <= 2^62
 void merge_bits(uint64_t* into, const uint64_t* other, int64_t words, uint64_t numerator, uint64_t denominator,
@@ -100,7 +88,7 @@ void shaped_fold(const uint64_t* const* parts, int64_t ranks, int64_t words, uin
                  const uint64_t* const* before, uint64_t* const* after, Launch launch);
 
 // ternary.cpp, ternary.cu: counts in `count_rows(ternary_states(ranks))` rows; `words` are whole groups of
-// hvc/ternary.h, as what is packed is. The fold is of at least two ranks' bits
+// rules/ternary.h, as what is packed is. The fold is of at least two ranks' bits
 void ternary_fold(const uint64_t* const* parts, int64_t ranks, int64_t words, uint8_t* out,
                   const uint64_t* const* before, uint64_t* const* after, Launch launch);
 void ternary_unpack(const uint8_t* packed, int64_t words, uint64_t* bits, uint64_t* zeros, Launch launch);
@@ -108,12 +96,8 @@ void ternary_unpack(const uint8_t* packed, int64_t words, uint64_t* bits, uint64
 // majority.cpp, majority.cu
 void majority_fold(const uint64_t* const* parts, int64_t part_count, int64_t count, uint64_t* out, Launch launch);
 
-// dense.cpp, dense.cu: the forms for all tensors of a bucket as above
-void dense_offer(const void* grad, const void* residual, Dtype dtype, int64_t count, void* out, Dtype out_dtype,
-                 int64_t* nonfinite, Launch launch);
+// dense.cpp, dense.cu
 void dense_add(void* into, const void* other, Dtype dtype, int64_t count, Launch launch);
-void dense_decode(const void* payload, Dtype payload_dtype, int64_t count, double scale, void* grad, Dtype grad_dtype,
-                  void* residual, Launch launch);
 struct DenseOffered {
   const void *grad, *residual;
   int64_t count;
@@ -124,10 +108,10 @@ struct DenseDecoded {
   int64_t count;
   void *grad, *residual;
 };
-void dense_offer_all(const DenseOffered* tensors, int64_t tensor_count, Dtype dtype, Dtype out_dtype,
-                     int64_t* nonfinite, Launch launch);
-void dense_decode_all(const DenseDecoded* tensors, int64_t tensor_count, Dtype payload_dtype, double scale,
-                      Dtype grad_dtype, Launch launch);
+void dense_offer(const DenseOffered* tensors, int64_t tensor_count, Dtype dtype, Dtype out_dtype, int64_t* nonfinite,
+                 Launch launch);
+void dense_decode(const DenseDecoded* tensors, int64_t tensor_count, Dtype payload_dtype, Dtype grad_dtype,
+                  double scale, Launch launch);
 void absorb(void* grad, void* residual, void* momentum, double factor, Dtype dtype, int64_t count, Launch launch);
 void triad(float* a, const float* b, const float* c, float s, int64_t count, Launch launch);
 
@@ -138,15 +122,10 @@ struct AdamHeld {
   const void *first, *grad, *square, *floors;
   int64_t count, row_length;
 };
-void adam_hold_all(const AdamHeld* tensors, int64_t tensor_count, Dtype dtype, const AdamScales<double>& scales,
-                   Launch launch);
+void adam_hold(const AdamHeld* tensors, int64_t tensor_count, Dtype dtype, AdamScales<double> scales, Launch launch);
 
 // norm.cpp, norm.cu: one norm per row: of the arithmetic type for kMaximum, else float64. Moments are the norms for
-// kMaximum and for kPower2 in one pass. The forms for all tensors of a bucket here and below as above.
-void norm_offer(const void* grad, Dtype dtype, int64_t count, int64_t row_length, Power power, void* norms,
-                int64_t* nonfinite, Launch launch);
-void moments_offer(const void* grad, Dtype dtype, int64_t count, int64_t row_length, void* largest, double* squares,
-                   int64_t* nonfinite, Launch launch);
+// kMaximum and for kPower2 in one pass.
 struct NormOffered {
   const void* grad;
   int64_t count, row_length;
@@ -158,19 +137,13 @@ struct MomentsOffered {
   void* largest;
   double* squares;
 };
-void norm_offer_all(const NormOffered* tensors, int64_t tensor_count, Dtype dtype, Power power, int64_t* nonfinite,
-                    Launch launch);
-void moments_offer_all(const MomentsOffered* tensors, int64_t tensor_count, Dtype dtype, int64_t* nonfinite,
-                       Launch launch);
+void norm_offer(const NormOffered* tensors, int64_t tensor_count, Dtype dtype, Power power, int64_t* nonfinite,
+                Launch launch);
+void moments_offer(const MomentsOffered* tensors, int64_t tensor_count, Dtype dtype, int64_t* nonfinite, Launch launch);
 
 // level.cpp, level.cu: codes of 4 bits (two to a byte, row_length even), 8 or 16 bits; levels < 2^(bits-1). |x| counts
 // as the bound of its row at most, where there are bounds.
-void level_encode(const void* grad, const void* norms, const void* bounds, Dtype dtype, int64_t count,
-                  int64_t row_length, int bits, int32_t levels, const Stream* key, int64_t offset, void* codes,
-                  Launch launch);
 void level_add(void* into, const void* other, int64_t count, int bits, Launch launch);
-void level_decode(const void* codes, const void* norms, int64_t count, int64_t row_length, int bits, double scale,
-                  void* grad, Dtype dtype, Launch launch);
 struct LevelEncoded {
   const void *grad, *norms;
   int64_t count, row_length, offset;
@@ -182,21 +155,17 @@ struct LevelDecoded {
   int64_t count, row_length;
   void* grad;
 };
-void level_encode_all(const LevelEncoded* tensors, int64_t tensor_count, Dtype dtype, int bits, int32_t levels,
-                      const Stream* key, Launch launch);
-void level_decode_all(const LevelDecoded* tensors, int64_t tensor_count, int bits, double scale, Dtype dtype,
-                      Launch launch);
+void level_encode(const LevelEncoded* tensors, int64_t tensor_count, Dtype dtype, int bits, int32_t levels,
+                  const Stream* key, Launch launch);
+void level_decode(const LevelDecoded* tensors, int64_t tensor_count, Dtype dtype, int bits, double scale,
+                  Launch launch);
 
 // octave.cpp, octave.cu: codes of 4 bits (two to a byte, row_length even) or 8; 1 <= headroom < 2^(bits-1). The fold
 // makes of the codes of all parts, 8 bits each, those of their mean; `out` may be one of the parts.
-void octave_encode(const void* grad, const void* norms, Dtype dtype, int64_t count, int64_t row_length, int bits,
-                   int32_t headroom, const Stream* key, int64_t offset, uint8_t* codes, Launch launch);
 void octave_merge(uint8_t* into, const uint8_t* other, int64_t bytes, int bits, const Stream* key, int64_t offset,
                   Launch launch);
 void octave_fold(const uint8_t* const* parts, int64_t part_count, int64_t count, int32_t headroom, const Stream* key,
                  int64_t offset, uint8_t* out, Launch launch);
-void octave_decode(const uint8_t* codes, const void* norms, int64_t count, int64_t row_length, int bits,
-                   int32_t headroom, double scale, void* grad, Dtype dtype, Launch launch);
 struct OctaveEncoded {
   const void *grad, *norms;
   int64_t count, row_length, offset;
@@ -208,18 +177,14 @@ struct OctaveDecoded {
   int64_t count, row_length;
   void* grad;
 };
-void octave_encode_all(const OctaveEncoded* tensors, int64_t tensor_count, Dtype dtype, int bits, int32_t headroom,
-                       const Stream* key, Launch launch);
-void octave_decode_all(const OctaveDecoded* tensors, int64_t tensor_count, int bits, int32_t headroom, double scale,
-                       Dtype dtype, Launch launch);
+void octave_encode(const OctaveEncoded* tensors, int64_t tensor_count, Dtype dtype, int bits, int32_t headroom,
+                   const Stream* key, Launch launch);
+void octave_decode(const OctaveDecoded* tensors, int64_t tensor_count, Dtype dtype, int bits, int32_t headroom,
+                   double scale, Launch launch);
 
-// qsgd.cpp, qsgd.cu: one record for every block, as hvc/qsgd.h says; `out` of a fold may be one of the parts
-void qsgd_encode(const void* grad, Dtype dtype, int64_t count, QsgdShape shape, const Stream* key, int64_t offset,
-                 uint8_t* records, int64_t* nonfinite, Launch launch);
+// qsgd.cpp, qsgd.cu: one record for every block, as rules/qsgd.h says; `out` of a fold may be one of the parts
 void qsgd_fold(const uint8_t* const* parts, int64_t part_count, int64_t blocks, QsgdShape shape, const Stream* key,
                int64_t offset, uint8_t* out, Launch launch);
-void qsgd_decode(const uint8_t* records, Dtype dtype, int64_t count, QsgdShape shape, double scale, void* grad,
-                 Launch launch);
 struct QsgdEncoded {
   const void* grad;
   int64_t count, offset;
@@ -230,14 +195,14 @@ struct QsgdDecoded {
   int64_t count;
   void* grad;
 };
-void qsgd_encode_all(const QsgdEncoded* tensors, int64_t tensor_count, Dtype dtype, QsgdShape shape, const Stream* key,
-                     int64_t* nonfinite, Launch launch);
-void qsgd_decode_all(const QsgdDecoded* tensors, int64_t tensor_count, Dtype dtype, QsgdShape shape, double scale,
-                     Launch launch);
+void qsgd_encode(const QsgdEncoded* tensors, int64_t tensor_count, Dtype dtype, QsgdShape shape, const Stream* key,
+                 int64_t* nonfinite, Launch launch);
+void qsgd_decode(const QsgdDecoded* tensors, int64_t tensor_count, Dtype dtype, QsgdShape shape, double scale,
+                 Launch launch);
 
-// elias.cpp, elias.cu: the same codes in sections as hvc/elias.h describes them. Encoding returns the bytes written and
-// waits for its stream on CUDA, `nonfinite` is host memory; decoding adds the sections in their order, `wrong` counts
-// malformed ranges.
+// elias.cpp, elias.cu: the same codes in sections as rules/elias.h describes them. Encoding returns the bytes written
+// and waits for its stream on CUDA, `nonfinite` is host memory; decoding adds the sections in their order, `wrong`
+// counts malformed ranges.
 int64_t elias_encode(const void* grad, Dtype dtype, int64_t count, QsgdShape shape, const Stream* key, int64_t offset,
                      uint8_t* out, int64_t* nonfinite, Launch launch);
 void elias_decode(const Section* sections, int64_t section_count, Dtype dtype, int64_t count, QsgdShape shape,
@@ -245,25 +210,30 @@ void elias_decode(const Section* sections, int64_t section_count, Dtype dtype, i
 
 // sketch.cpp, sketch.cu: a table has rows x (16 * places) cells, places prime, of float64 for kFloat64 and else of
 // float32; `dtype` of a table is one of these two. Elements lie below 2^31, `offset` is a multiple of 16. Spans are
-// pairs (start, count), ascending. sketch_top waits for its stream on CUDA.
+// ascending. sketch_top waits for its stream on CUDA.
+struct Span {
+  int64_t start, count;
+};
 void sketch_encode(const void* grad, const void* residual, const void* momentum, double factor, Dtype dtype,
                    int64_t count, int64_t offset, int rows, int64_t places, const Stream* key, void* table,
                    int64_t* nonfinite, Launch launch);
-int64_t sketch_top(const void* table, Dtype dtype, int rows, int64_t places, const Stream* key, const int64_t* spans,
+int64_t sketch_top(const void* table, Dtype dtype, int rows, int64_t places, const Stream* key, const Span* spans,
                    int64_t span_count, int64_t k, int64_t* positions, void* estimates, Launch launch);
 void sketch_estimate(const void* table, Dtype dtype, int rows, int64_t places, const Stream* key,
                      const int64_t* positions, int64_t count, void* estimates, Launch launch);
 void sketch_clear(void* table, Dtype dtype, int rows, int64_t places, const Stream* key, const int64_t* positions,
                   int64_t count, Launch launch);
 
-// select.cpp, select.cu: found[0] elements were kept and found[1] are not finite, in host memory; count < 2^31,
-// k <= count; waits for its stream on CUDA
-void top_select(const void* grad, const void* residual, Dtype dtype, int64_t count, int64_t k, int32_t* positions,
-                void* values, int64_t* found, Launch launch);
-void binary_select(const void* grad, const void* residual, Dtype dtype, int64_t count, int64_t k, int32_t* positions,
-                   void* mean, int64_t* found, Launch launch);
+// select.cpp, select.cu: count < 2^31, k <= count; waits for its stream on CUDA
+struct Found {
+  int64_t kept, nonfinite;
+};
+Found top_select(const void* grad, const void* residual, Dtype dtype, int64_t count, int64_t k, int32_t* positions,
+                 void* values, Launch launch);
+Found binary_select(const void* grad, const void* residual, Dtype dtype, int64_t count, int64_t k, int32_t* positions,
+                    void* mean, Launch launch);
 
-// golomb.cpp, golomb.cu: sections as hvc/golomb.h describes them; `wrong` counts malformed ranges. Encoding returns
+// golomb.cpp, golomb.cu: sections as rules/golomb.h describes them; `wrong` counts malformed ranges. Encoding returns
 // the bytes written, -1 if the positions do not ascend below `count`, and waits for its stream on CUDA.
 int64_t binary_encode(const int32_t* positions, int64_t kept, const void* mean, int value_bytes, int64_t count,
                       int parameter, uint8_t* out, Launch launch);
@@ -272,8 +242,8 @@ void binary_decode(const Section* sections, int64_t section_count, int64_t own, 
 void binary_clear(const Section* section, int parameter, Dtype dtype, int64_t count, void* tensor, int64_t* wrong,
                   Launch launch);
 
-// values.cpp, values.cu: sections as hvc/values.h describes them; `wrong` counts malformed ranges. Encoding returns the
-// bytes written, -1 if the positions do not ascend below `count`, and waits for its stream on CUDA; `mean` is for
+// values.cpp, values.cu: sections as rules/values.h describes them; `wrong` counts malformed ranges. Encoding returns
+// the bytes written, -1 if the positions do not ascend below `count`, and waits for its stream on CUDA; `mean` is for
 // kSigns only. With momentum, which needs a residual and kFullValues, what is kept is u = factor u + grad and
 // residual = x + factor u.
 int64_t values_encode(const int32_t* positions, int64_t kept, const void* values, const void* mean, Dtype dtype,
@@ -289,7 +259,7 @@ void sample_offer(const void* grad, const void* residual, Dtype dtype, int64_t c
 void sample_decode(const void* values, Dtype dtype, int64_t count, int64_t k, const Stream* key, int64_t first,
                    double scale, bool weighted, void* grad, void* residual, Launch launch);
 
-// lowrank.cpp, lowrank.cu: sums as hvc/lowrank.h describes them, for at least one row, column and component. Factors
+// lowrank.cpp, lowrank.cu: sums as rules/lowrank.h describes them, for at least one row, column and component. Factors
 // are of the arithmetic type, one line per component. lowrank_start brings the lines of `kept` to a common size, and
 // draws those that are zero or not finite: numbers `offset` and on of the key.
 void lowrank_start(const void* kept, Dtype dtype, int64_t columns, int64_t rank, const Stream* key, int64_t offset,
@@ -302,7 +272,7 @@ void lowrank_right(const void* grad, const void* residual, Dtype dtype, int64_t 
 void lowrank_decode(const void* left, const void* right, Dtype dtype, int64_t rows, int64_t columns, int64_t rank,
                     double scale, void* grad, void* residual, Launch launch);
 
-// records.cpp, records.cu: records as hvc/record.h describes them. The fold writes the record of the mean of what all
+// records.cpp, records.cu: records as rules/record.h describes them. The fold writes the record of the mean of what all
 // ranks sent plus `kept`, over one of the parts if it is given as `out`, and what that record lacks to `left`; both are
 // of the arithmetic type. Decoding takes what the own scales and the signs of grad + residual stand for out of the
 // residual.

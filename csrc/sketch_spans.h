@@ -3,16 +3,16 @@
 #include <cstdint>
 #include <vector>
 
-#include "hvc/sketch.h"
+#include "rules/sketch.h"
+#include "kernels.h"
 
 namespace hvc {
 
 struct SketchSpans {
-  // `pairs` holds (start, count).
-  SketchSpans(const int64_t* pairs, int64_t count) {
-    for (int64_t i = 0; i < count; ++i) {
-      if (pairs[2 * i + 1] == 0) continue;
-      list.push_back({pairs[2 * i], pairs[2 * i + 1], units});
+  SketchSpans(const Span* spans, int64_t count) {
+    for (const Span* span = spans; span != spans + count; ++span) {
+      if (span->count == 0) continue;
+      list.push_back({span->start, span->count, units});
       units += span_blocks(list.back());
       elements += list.back().count;
     }

@@ -1,6 +1,6 @@
 // From a run-time element type to a compile-time one.
 #pragma once
-#include "hvc/half.h"
+#include "rules/half.h"
 
 namespace hvc {
 

@@ -1,5 +1,5 @@
 // Adam's second moment as its own step is to find it.
-#include "hvc/adam.h"
+#include "rules/adam.h"
 
 #include "kernels.h"
 #include "parallel.h"
@@ -10,8 +10,7 @@
 
 namespace hvc {
 
-void adam_hold_all(const AdamHeld* tensors, int64_t tensor_count, Dtype dtype, const AdamScales<double>& scales,
-                   Launch launch) {
+void adam_hold(const AdamHeld* tensors, int64_t tensor_count, Dtype dtype, AdamScales<double> scales, Launch launch) {
   visit(dtype, [&](auto type) {
     using T = typename decltype(type)::type;
     using W = Work<T>;

@@ -1,6 +1,6 @@
 // CRC-32C, with and without a copy. The processor's instruction takes three cycles but can start one every cycle,
 // so three streams run side by side and are joined by a multiplication. Elsewhere: eight tables.
-#include "hvc/crc32c.h"
+#include "rules/crc32c.h"
 
 #include "isa.h"
 #include "kernels.h"

@@ -21,7 +21,7 @@ template <class T> void add(T* into, const T* other, int64_t first, int64_t last
 }
 
 template <class Out, class T>
-void scale(const T* payload, Wider<T, Out> factor, Out* out, bool streamed, int64_t first, int64_t last) {
+void scaled(const T* payload, Wider<T, Out> factor, Out* out, bool streamed, int64_t first, int64_t last) {
   using W = Wider<T, Out>;
   each_group(out, first, last, [&](int64_t i, int count, bool whole) {
     put(out + i, widen<W>(load(payload + i, count)) * broadcast(factor), count, whole && streamed);
@@ -34,10 +34,10 @@ void absorb(T* grad, Work<T>* residual, Work<T>* momentum, Work<T> factor, int64
   each_group(grad, first, last, [&](int64_t i, int count, bool) {
     Lanes<Work<T>> more = load(grad + i, count);
     if (momentum) {
-      more = within(broadcast(factor) * load(momentum + i, count) + more, most_kept<Work<T>>);
+      more = bounded(with_momentum(broadcast(factor), load(momentum + i, count), more));
       store(momentum + i, more, count);
     }
-    store(residual + i, within(load(residual + i, count) + more, most_kept<Work<T>>), count);
+    store(residual + i, bounded(load(residual + i, count) + more), count);
     memset(static_cast<void*>(grad + i), 0, size_t(count) * sizeof(T));
   });
 }

@@ -1,5 +1,5 @@
 // QSGD with Elias codes: sections of norms and streams, written, and decoded and added up.
-#include "hvc/elias.h"
+#include "rules/elias.h"
 
 #include <atomic>
 #include <vector>

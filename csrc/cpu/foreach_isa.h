@@ -5,8 +5,9 @@
 // fma is left out of the AVX2 list on purpose, and -ffp-contract=off must be given for the AVX-512 one.
 #include "isa.h"
 #include "kernels.h"
-#include "hvc/bernoulli.h"
-#include "hvc/tree.h"
+#include "rules/bernoulli.h"
+#include "rules/numbers.h"
+#include "rules/tree.h"
 
 #include <algorithm>
 #include <limits>

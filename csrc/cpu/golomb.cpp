@@ -1,5 +1,5 @@
 // Sections of Golomb codes: written, decoded and added up, and cleared.
-#include "hvc/golomb.h"
+#include "rules/golomb.h"
 
 #include <atomic>
 #include <vector>

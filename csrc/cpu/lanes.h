@@ -143,13 +143,8 @@ template <class W> HVC_INLINE Lanes<W> operator*(Lanes<W> a, const Lanes<W>& b) 
   for (int i = 0; i < a.kParts; ++i) a.part[i] *= b.part[i];
   return a;
 }
-// bounded() of hvc/dense.h in every lane.
-template <class W> HVC_INLINE Lanes<W> within(Lanes<W> a, W most) {
-  const typename Lanes<W>::Vector high = most - typename Lanes<W>::Vector{}, low = -high;
-  for (auto& part : a.part) {
-    part = part > high ? high : part;
-    part = part < low ? low : part;
-  }
+template <class W> HVC_INLINE Lanes<W> operator-(Lanes<W> a) {
+  for (auto& part : a.part) part = -part;
   return a;
 }
 template <class W> HVC_INLINE Lanes<W> magnitude(Lanes<W> a) {
@@ -173,7 +168,44 @@ template <class W> HVC_INLINE Lanes<W> select(uint32_t mask, const Lanes<W>& yes
   return a;
 }
 
-// The tree of hvc/tree.h below one block.
+// ---- what rules/lanewise.h needs of lanes -----------------------------------------------------------------
+
+using hvc::at_least;
+using hvc::below;
+using hvc::choose;
+using hvc::constant;
+using hvc::larger;
+using hvc::limited;
+using hvc::magnitude;
+using hvc::number_in;
+
+#include "rules/lanewise.h"
+
+template <class W> W number_in(const Lanes<W>&);
+
+template <class W> HVC_INLINE uint32_t at_least(const Lanes<W>& a, Same<W> bound) {
+  return mask_of<Test::greater_equal>(a, bound);
+}
+template <class W> HVC_INLINE uint32_t below(const Lanes<W>& a, Same<W> bound) {
+  return mask_of<Test::below>(a, bound);
+}
+template <class W> HVC_INLINE Lanes<W> choose(uint32_t mask, const Lanes<W>& yes, const Lanes<W>& no) {
+  return select(mask, yes, no);
+}
+template <class W> HVC_INLINE Lanes<W> constant(const Lanes<W>&, Same<W> value) { return broadcast(value); }
+template <class W> HVC_INLINE Lanes<W> larger(Lanes<W> a, const Lanes<W>& b) {
+  for (int i = 0; i < a.kParts; ++i) a.part[i] = larger_part(a.part[i], b.part[i]);
+  return a;
+}
+template <class W> HVC_INLINE Lanes<W> limited(Lanes<W> a, Same<W> most) {
+  const typename Lanes<W>::Vector bound = most - typename Lanes<W>::Vector{};
+  for (auto& part : a.part) part = limited_part(part, bound);
+  return a;
+}
+
+// ---- sums -------------------------------------------------------------------------------------------------
+
+// The tree of rules/tree.h below one block.
 template <class W> HVC_INLINE W combine(const Lanes<W>& a) {
   W lanes[kLanes];
   memcpy(lanes, a.part, sizeof lanes);

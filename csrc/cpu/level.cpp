@@ -1,5 +1,5 @@
 // Standard dithering: integers that add.
-#include "hvc/level.h"
+#include "rules/level.h"
 
 #include <type_traits>
 
@@ -49,25 +49,27 @@ template <class Body> void share(int64_t count, int64_t bytes, int threads, cons
 
 }  // namespace
 
-void level_encode(const void* grad, const void* norms, const void* bounds, Dtype dtype, int64_t count,
-                  int64_t row_length, int bits, int32_t levels, const Stream* key, int64_t offset, void* codes,
-                  Launch launch) {
+void level_encode(const LevelEncoded* tensors, int64_t tensor_count, Dtype dtype, int bits, int32_t levels,
+                  const Stream* key, Launch launch) {
   visit(dtype, [&](auto type) {
     using T = typename decltype(type)::type;
     using W = Work<T>;
-    const LevelEncode<T> e{static_cast<const T*>(grad),
-                           static_cast<const W*>(norms),
-                           static_cast<const W*>(bounds),
-                           row_length,
-                           levels,
-                           key,
-                           offset,
-                           codes};
     const auto range = bits == 4   ? HVC_CHOOSE(encode<4, T>)
                        : bits == 8 ? HVC_CHOOSE(encode<8, T>)
                                    : HVC_CHOOSE(encode<16, T>);
-    share(count, 4 * count * int64_t(sizeof(T)), launch.threads,
-          [&](int64_t first, int64_t last) { range(e, first, last); });
+    for (int64_t i = 0; i < tensor_count; ++i) {
+      const LevelEncoded& t = tensors[i];
+      const LevelEncode<T> e{static_cast<const T*>(t.grad),
+                             static_cast<const W*>(t.norms),
+                             static_cast<const W*>(t.bounds),
+                             t.row_length,
+                             levels,
+                             key,
+                             t.offset,
+                             t.codes};
+      share(t.count, 4 * t.count * int64_t(sizeof(T)), launch.threads,
+            [&](int64_t first, int64_t last) { range(e, first, last); });
+    }
   });
 }
 
@@ -82,34 +84,21 @@ void level_add(void* into, const void* other, int64_t count, int bits, Launch la
   });
 }
 
-void level_decode(const void* codes, const void* norms, int64_t count, int64_t row_length, int bits, double scale,
-                  void* grad, Dtype dtype, Launch launch) {
+void level_decode(const LevelDecoded* tensors, int64_t tensor_count, Dtype dtype, int bits, double scale,
+                  Launch launch) {
   visit(dtype, [&](auto type) {
     using T = typename decltype(type)::type;
-    const int64_t bytes = count * int64_t(sizeof(T));
-    const LevelDecode<T> d{codes,         static_cast<const Work<T>*>(norms), row_length, scale, static_cast<T*>(grad),
-                           streams(bytes)};
     const auto range = bits == 4   ? HVC_CHOOSE(decode<4, T>)
                        : bits == 8 ? HVC_CHOOSE(decode<8, T>)
                                    : HVC_CHOOSE(decode<16, T>);
-    share(count, 2 * bytes, launch.threads, [&](int64_t first, int64_t last) { range(d, first, last); });
+    for (int64_t i = 0; i < tensor_count; ++i) {
+      const LevelDecoded& t = tensors[i];
+      const int64_t bytes = t.count * int64_t(sizeof(T));
+      const LevelDecode<T> d{
+          t.codes, static_cast<const Work<T>*>(t.norms), t.row_length, scale, static_cast<T*>(t.grad), streams(bytes)};
+      share(t.count, 2 * bytes, launch.threads, [&](int64_t first, int64_t last) { range(d, first, last); });
+    }
   });
-}
-
-void level_encode_all(const LevelEncoded* tensors, int64_t tensor_count, Dtype dtype, int bits, int32_t levels,
-                      const Stream* key, Launch launch) {
-  for (int64_t i = 0; i < tensor_count; ++i) {
-    const LevelEncoded& t = tensors[i];
-    level_encode(t.grad, t.norms, t.bounds, dtype, t.count, t.row_length, bits, levels, key, t.offset, t.codes, launch);
-  }
-}
-
-void level_decode_all(const LevelDecoded* tensors, int64_t tensor_count, int bits, double scale, Dtype dtype,
-                      Launch launch) {
-  for (int64_t i = 0; i < tensor_count; ++i) {
-    const LevelDecoded& t = tensors[i];
-    level_decode(t.codes, t.norms, t.count, t.row_length, bits, scale, t.grad, dtype, launch);
-  }
 }
 
 }  // namespace hvc

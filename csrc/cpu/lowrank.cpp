@@ -2,7 +2,7 @@
 #include <cmath>
 #include <vector>
 
-#include "hvc/lowrank.h"
+#include "rules/lowrank.h"
 #include "kernels.h"
 #include "parallel.h"
 #include "visit.h"

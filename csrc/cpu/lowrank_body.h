@@ -34,7 +34,7 @@ HVC_INLINE int64_t left_of_rows(const LeftOf<T>& o, int64_t row, int64_t line) {
     for (int c = 0; c < kRank; ++c) right[c] = load(o.right + (line + c) * x.columns + j, count);
     for (int k = 0; k < kRows; ++k) {
       const Lanes<W> value = element<kResidual>(x, row + k, j, count);
-      nonfinite += __builtin_popcount(~mask_of<Test::below>(magnitude(value), too_large<W>) & valid_lanes(count));
+      nonfinite += __builtin_popcount(~can_be_kept(value) & valid_lanes(count));
       for (int c = 0; c < kRank; ++c) sums[k][c] = sums[k][c] + value * right[c];
     }
   };
@@ -139,11 +139,11 @@ template <bool kResidual, int kRows, class T> HVC_INLINE void decode_rows(const 
     }
     for (int k = 0; k < kRows; ++k) {
       T* grad = o.grad + (row + k) * o.columns + j;
-      if constexpr (kNarrow) sums[k] = within(sums[k], most_sent<T>(o.scale));
+      if constexpr (kNarrow) sums[k] = limited(sums[k], most_sent<T>(o.scale));
       if constexpr (kResidual) {
         W* residual = o.residual + (row + k) * o.columns + j;
         const Lanes<W> left = load(grad, count) + load(residual, count) - sums[k];
-        store(residual, within(left, most_left<W>), count);
+        store(residual, limited(left, most_left<W>), count);
       }
       store(grad, sums[k] * broadcast(W(o.scale)), count);
     }

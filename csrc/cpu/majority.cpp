@@ -1,5 +1,5 @@
 // The majority of many bit vectors, counted without unpacking a bit.
-#include "hvc/majority.h"
+#include "rules/majority.h"
 
 #include "kernels.h"
 #include "parallel.h"

@@ -1,5 +1,5 @@
 // Random bits of a rational probability, and the unbiased merge of two bit vectors.
-#include "hvc/bernoulli.h"
+#include "rules/bernoulli.h"
 #include "kernels.h"
 #include "parallel.h"
 

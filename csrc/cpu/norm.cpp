@@ -1,10 +1,10 @@
 // The norm of every block of a gradient, and how many values are not finite, in one pass.
-#include "hvc/norm.h"
+#include "rules/norm.h"
 
 #include <atomic>
 #include <memory>
 
-#include "hvc/tree.h"
+#include "rules/tree.h"
 #include "kernels.h"
 #include "parallel.h"
 #include "visit.h"
@@ -15,7 +15,7 @@
 namespace hvc {
 namespace {
 
-// Units of a row in index order: a maximum, or a sum as hvc/tree.h says.
+// Units of a row in index order: a maximum, or a sum as rules/tree.h says.
 template <class Out> void join(const Units& units, const double* parts, bool maximum, Out* out) {
   const DefaultRounding rounding;
   for (int64_t first = 0; first < units.total; first += units.per_row) {
@@ -42,50 +42,40 @@ template <Power kPower, class T> int64_t run(const T* x, const Units& units, voi
 
 }  // namespace
 
-void norm_offer(const void* grad, Dtype dtype, int64_t count, int64_t row_length, Power power, void* norms,
-                int64_t* nonfinite, Launch launch) {
+void norm_offer(const NormOffered* tensors, int64_t tensor_count, Dtype dtype, Power power, int64_t* nonfinite,
+                Launch launch) {
   visit(dtype, [&](auto type) {
     using T = typename decltype(type)::type;
-    const T* x = static_cast<const T*>(grad);
-    const Units units = units_of(count, row_length);
-    *nonfinite = power == kMaximum  ? run<kMaximum>(x, units, norms, launch.threads)
-                 : power == kPower1 ? run<kPower1>(x, units, norms, launch.threads)
-                 : power == kPower2 ? run<kPower2>(x, units, norms, launch.threads)
-                                    : run<kPower4>(x, units, norms, launch.threads);
+    const auto run_power = power == kMaximum  ? run<kMaximum, T>
+                           : power == kPower1 ? run<kPower1, T>
+                           : power == kPower2 ? run<kPower2, T>
+                                              : run<kPower4, T>;
+    for (int64_t i = 0; i < tensor_count; ++i) {
+      const NormOffered& t = tensors[i];
+      nonfinite[i] = run_power(static_cast<const T*>(t.grad), units_of(t.count, t.row_length), t.norms, launch.threads);
+    }
   });
 }
 
-void moments_offer(const void* grad, Dtype dtype, int64_t count, int64_t row_length, void* largest, double* squares,
-                   int64_t* nonfinite, Launch launch) {
+void moments_offer(const MomentsOffered* tensors, int64_t tensor_count, Dtype dtype, int64_t* nonfinite,
+                   Launch launch) {
   visit(dtype, [&](auto type) {
     using T = typename decltype(type)::type;
-    const T* x = static_cast<const T*>(grad);
-    const Units units = units_of(count, row_length);
-    const std::unique_ptr<double[]> parts(new double[size_t(2 * units.total)]);
     const auto range = HVC_CHOOSE(moments<T>);
-    std::atomic<int64_t> bad{0};
-    parallel_for(launch.threads, units.total, count * int64_t(sizeof(T)),
-                 [&](int64_t, int64_t first, int64_t last) { bad += range(x, units, parts.get(), first, last); });
-    join(units, parts.get(), true, static_cast<Work<T>*>(largest));
-    join(units, parts.get() + units.total, false, squares);
-    *nonfinite = bad;
+    for (int64_t i = 0; i < tensor_count; ++i) {
+      const MomentsOffered& t = tensors[i];
+      const Units units = units_of(t.count, t.row_length);
+      const std::unique_ptr<double[]> parts(new double[size_t(2 * units.total)]);
+      std::atomic<int64_t> bad{0};
+      parallel_for(launch.threads, units.total, t.count * int64_t(sizeof(T)),
+                   [&](int64_t, int64_t first, int64_t last) {
+                     bad += range(static_cast<const T*>(t.grad), units, parts.get(), first, last);
+                   });
+      join(units, parts.get(), true, static_cast<Work<T>*>(t.largest));
+      join(units, parts.get() + units.total, false, t.squares);
+      nonfinite[i] = bad;
+    }
   });
-}
-
-void norm_offer_all(const NormOffered* tensors, int64_t tensor_count, Dtype dtype, Power power, int64_t* nonfinite,
-                    Launch launch) {
-  for (int64_t i = 0; i < tensor_count; ++i) {
-    const NormOffered& t = tensors[i];
-    norm_offer(t.grad, dtype, t.count, t.row_length, power, t.norms, nonfinite + i, launch);
-  }
-}
-
-void moments_offer_all(const MomentsOffered* tensors, int64_t tensor_count, Dtype dtype, int64_t* nonfinite,
-                       Launch launch) {
-  for (int64_t i = 0; i < tensor_count; ++i) {
-    const MomentsOffered& t = tensors[i];
-    moments_offer(t.grad, dtype, t.count, t.row_length, t.largest, t.squares, nonfinite + i, launch);
-  }
 }
 
 }  // namespace hvc

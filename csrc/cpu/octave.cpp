@@ -1,5 +1,5 @@
 // Exponential dithering: signs and exponents that merge in a tree.
-#include "hvc/octave.h"
+#include "rules/octave.h"
 
 #include "kernels.h"
 #include "parallel.h"
@@ -56,15 +56,23 @@ template <class Body> void share(int64_t count, int64_t bytes, int threads, cons
 
 }  // namespace
 
-void octave_encode(const void* grad, const void* norms, Dtype dtype, int64_t count, int64_t row_length, int bits,
-                   int32_t headroom, const Stream* key, int64_t offset, uint8_t* codes, Launch launch) {
+void octave_encode(const OctaveEncoded* tensors, int64_t tensor_count, Dtype dtype, int bits, int32_t headroom,
+                   const Stream* key, Launch launch) {
   visit(dtype, [&](auto type) {
     using T = typename decltype(type)::type;
-    const OctaveEncode<T> e{
-        static_cast<const T*>(grad), static_cast<const Work<T>*>(norms), row_length, headroom, key, offset, codes};
     const auto range = bits == 4 ? HVC_CHOOSE(encode<4, T>) : HVC_CHOOSE(encode<8, T>);
-    share(count, 4 * count * int64_t(sizeof(T)), launch.threads,
-          [&](int64_t first, int64_t last) { range(e, first, last); });
+    for (int64_t i = 0; i < tensor_count; ++i) {
+      const OctaveEncoded& t = tensors[i];
+      const OctaveEncode<T> e{static_cast<const T*>(t.grad),
+                              static_cast<const Work<T>*>(t.norms),
+                              t.row_length,
+                              headroom,
+                              key,
+                              t.offset,
+                              t.codes};
+      share(t.count, 4 * t.count * int64_t(sizeof(T)), launch.threads,
+            [&](int64_t first, int64_t last) { range(e, first, last); });
+    }
   });
 }
 
@@ -82,32 +90,20 @@ void octave_fold(const uint8_t* const* parts, int64_t part_count, int64_t count,
   share(count, (8 + part_count) * count, launch.threads, [&](int64_t first, int64_t last) { range(f, first, last); });
 }
 
-void octave_decode(const uint8_t* codes, const void* norms, int64_t count, int64_t row_length, int bits,
-                   int32_t headroom, double scale, void* grad, Dtype dtype, Launch launch) {
+void octave_decode(const OctaveDecoded* tensors, int64_t tensor_count, Dtype dtype, int bits, int32_t headroom,
+                   double scale, Launch launch) {
   visit(dtype, [&](auto type) {
     using T = typename decltype(type)::type;
-    const int64_t bytes = count * int64_t(sizeof(T));
-    const OctaveDecode<T> d{
-        codes, static_cast<const Work<T>*>(norms), row_length, headroom, scale, static_cast<T*>(grad), streams(bytes)};
     const auto range = bits == 4 ? HVC_CHOOSE(decode<4, T>) : HVC_CHOOSE(decode<8, T>);
-    share(count, 2 * bytes, launch.threads, [&](int64_t first, int64_t last) { range(d, first, last); });
+    for (int64_t i = 0; i < tensor_count; ++i) {
+      const OctaveDecoded& t = tensors[i];
+      const int64_t bytes = t.count * int64_t(sizeof(T));
+      const OctaveDecode<T> d{
+          t.codes,       static_cast<const Work<T>*>(t.norms), t.row_length, headroom, scale, static_cast<T*>(t.grad),
+          streams(bytes)};
+      share(t.count, 2 * bytes, launch.threads, [&](int64_t first, int64_t last) { range(d, first, last); });
+    }
   });
-}
-
-void octave_encode_all(const OctaveEncoded* tensors, int64_t tensor_count, Dtype dtype, int bits, int32_t headroom,
-                       const Stream* key, Launch launch) {
-  for (int64_t i = 0; i < tensor_count; ++i) {
-    const OctaveEncoded& t = tensors[i];
-    octave_encode(t.grad, t.norms, dtype, t.count, t.row_length, bits, headroom, key, t.offset, t.codes, launch);
-  }
-}
-
-void octave_decode_all(const OctaveDecoded* tensors, int64_t tensor_count, int bits, int32_t headroom, double scale,
-                       Dtype dtype, Launch launch) {
-  for (int64_t i = 0; i < tensor_count; ++i) {
-    const OctaveDecoded& t = tensors[i];
-    octave_decode(t.codes, t.norms, t.count, t.row_length, bits, headroom, scale, t.grad, dtype, launch);
-  }
 }
 
 }  // namespace hvc

@@ -2,8 +2,8 @@
 #include <memory>
 #include <vector>
 
-#include "hvc/kept.h"
-#include "hvc/tree.h"
+#include "rules/kept.h"
+#include "rules/tree.h"
 #include "kernels.h"
 #include "parallel.h"
 #include "superblocks.h"
@@ -72,75 +72,61 @@ void add_ones(const Units& units, const int64_t* unit_ones, int64_t* ones) {
 
 }  // namespace
 
-void points_offer(const void* grad, const void* residual, Dtype dtype, int64_t count, int64_t row_length,
-                  uint64_t* bits, double* highs, double* lows, int64_t* ones, int64_t* nonfinite, Launch launch) {
+void points_offer(const PointsOffered* tensors, int64_t tensor_count, Dtype dtype, int64_t* nonfinite, Launch launch) {
   visit(dtype, [&](auto type) {
     using T = typename decltype(type)::type;
-    const Units units = units_of(count, row_length);
-    const std::unique_ptr<double[]> sums(new double[size_t(2 * units.total)]);
-    const std::unique_ptr<int64_t[]> counts(new int64_t[size_t(units.total)]);
-    double *unit_highs = sums.get(), *unit_lows = sums.get() + units.total;
-    const PointsOffer<T> offer{static_cast<const T*>(grad),
-                               static_cast<const Work<T>*>(residual),
-                               units,
-                               bits,
-                               unit_highs,
-                               unit_lows,
-                               counts.get()};
-    *nonfinite = run_offer(offer, launch.threads);
-    const DefaultRounding rounding;
-    add_superblocks(units, unit_highs, highs);
-    add_superblocks(units, unit_lows, lows);
-    add_ones(units, counts.get(), ones);
+    for (int64_t i = 0; i < tensor_count; ++i) {
+      const PointsOffered& t = tensors[i];
+      const Units units = units_of(t.count, t.row_length);
+      const std::unique_ptr<double[]> sums(new double[size_t(2 * units.total)]);
+      const std::unique_ptr<int64_t[]> counts(new int64_t[size_t(units.total)]);
+      double *unit_highs = sums.get(), *unit_lows = sums.get() + units.total;
+      const PointsOffer<T> offer{static_cast<const T*>(t.grad),
+                                 static_cast<const Work<T>*>(t.residual),
+                                 units,
+                                 t.bits,
+                                 unit_highs,
+                                 unit_lows,
+                                 counts.get()};
+      nonfinite[i] = run_offer(offer, launch.threads);
+      const DefaultRounding rounding;
+      add_superblocks(units, unit_highs, t.highs);
+      add_superblocks(units, unit_lows, t.lows);
+      add_ones(units, counts.get(), t.ones);
+    }
   });
 }
 
-void points_decode(const uint64_t* const* bits, const float* const* highs, const float* const* lows, int64_t ranks,
-                   int64_t own, Dtype dtype, int64_t count, int64_t row_length, double scale, void* grad,
-                   void* residual, Launch launch) {
-  visit(dtype, [&](auto type) {
-    using T = typename decltype(type)::type;
-    const PointsDecode<T> decode{bits,
-                                 highs,
-                                 lows,
-                                 ranks,
-                                 own,
-                                 units_of(count, row_length),
-                                 scale,
-                                 static_cast<T*>(grad),
-                                 static_cast<Work<T>*>(residual)};
-    const auto range = HVC_CHOOSE(points_decode<T>);
-    const int64_t bytes = count * int64_t(2 * sizeof(T) + 2 * sizeof(Work<T>));
-    parallel_for(launch.threads, decode.units.total, bytes,
-                 [&](int64_t, int64_t first, int64_t last) { range(decode, first, last); });
-  });
-}
-
-void points_offer_all(const PointsOffered* tensors, int64_t tensor_count, Dtype dtype, int64_t* nonfinite,
-                      Launch launch) {
-  for (int64_t i = 0; i < tensor_count; ++i) {
-    const PointsOffered& t = tensors[i];
-    points_offer(t.grad, t.residual, dtype, t.count, t.row_length, t.bits, t.highs, t.lows, t.ones, nonfinite + i,
-                 launch);
-  }
-}
-
-void points_decode_all(const PointsDecoded* tensors, int64_t tensor_count, const uint64_t* const* bits,
-                       const float* const* highs, const float* const* lows, int64_t ranks, int64_t own, Dtype dtype,
-                       double scale, Launch launch) {
+void points_decode(const PointsDecoded* tensors, int64_t tensor_count, Dtype dtype, const uint64_t* const* bits,
+                   const float* const* highs, const float* const* lows, int64_t ranks, int64_t own, double scale,
+                   Launch launch) {
   const auto number = size_t(ranks);
   std::vector<const uint64_t*> bits_of(number);
   std::vector<const float*> highs_of(number), lows_of(number);
-  for (int64_t i = 0; i < tensor_count; ++i) {
-    const PointsDecoded& t = tensors[i];
-    for (size_t rank = 0; rank < number; ++rank) {
-      bits_of[rank] = bits[rank] + t.first_word;
-      highs_of[rank] = highs[rank] + t.first_row;
-      if (lows) lows_of[rank] = lows[rank] + t.first_row;
+  visit(dtype, [&](auto type) {
+    using T = typename decltype(type)::type;
+    const auto range = HVC_CHOOSE(points_decode<T>);
+    for (int64_t i = 0; i < tensor_count; ++i) {
+      const PointsDecoded& t = tensors[i];
+      for (size_t rank = 0; rank < number; ++rank) {
+        bits_of[rank] = bits[rank] + t.first_word;
+        highs_of[rank] = highs[rank] + t.first_row;
+        if (lows) lows_of[rank] = lows[rank] + t.first_row;
+      }
+      const PointsDecode<T> decode{bits_of.data(),
+                                   highs_of.data(),
+                                   lows ? lows_of.data() : nullptr,
+                                   ranks,
+                                   own,
+                                   units_of(t.count, t.row_length),
+                                   scale,
+                                   static_cast<T*>(t.grad),
+                                   static_cast<Work<T>*>(t.residual)};
+      const int64_t bytes = t.count * int64_t(2 * sizeof(T) + 2 * sizeof(Work<T>));
+      parallel_for(launch.threads, decode.units.total, bytes,
+                   [&](int64_t, int64_t first, int64_t last) { range(decode, first, last); });
     }
-    points_decode(bits_of.data(), highs_of.data(), lows ? lows_of.data() : nullptr, ranks, own, dtype, t.count,
-                  t.row_length, scale, t.grad, t.residual, launch);
-  }
+  });
 }
 
 }  // namespace hvc

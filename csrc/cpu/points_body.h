@@ -12,11 +12,11 @@ template <class T> HVC_INLINE void points_offer_group(const T* grad, const Work<
                                                       BitWriter& writer, Sides<Work<T>>& sides) {
   using W = Work<T>;
   const Lanes<W> x = offered(grad, residual, count), size = magnitude(x), zero = broadcast(W(0));
-  const uint32_t valid = valid_lanes(count), ones = mask_of<Test::greater_equal>(x) & valid;
+  const uint32_t valid = valid_lanes(count), ones = sign_bit(x) & valid;
   sides.highs = sides.highs + select(ones, size, zero);
   sides.lows = sides.lows + select(ones, zero, size);
   sides.ones += __builtin_popcount(ones);
-  sides.nonfinite += __builtin_popcount(~mask_of<Test::below>(size, too_large<W>) & valid);
+  sides.nonfinite += __builtin_popcount(~can_be_kept(x) & valid);
   writer.put(ones, 0, count);
 }
 

@@ -1,5 +1,5 @@
 // QSGD with packed codes: records of a norm and codes, made, averaged and decoded.
-#include "hvc/qsgd.h"
+#include "rules/qsgd.h"
 
 #include <atomic>
 #include <type_traits>
@@ -46,17 +46,20 @@ template <class T> struct QsgdDecode {
 
 namespace hvc {
 
-void qsgd_encode(const void* grad, Dtype dtype, int64_t count, QsgdShape shape, const Stream* key, int64_t offset,
-                 uint8_t* records, int64_t* nonfinite, Launch launch) {
-  std::atomic<int64_t> bad{0};
+void qsgd_encode(const QsgdEncoded* tensors, int64_t tensor_count, Dtype dtype, QsgdShape shape, const Stream* key,
+                 int64_t* nonfinite, Launch launch) {
   visit(dtype, [&](auto type) {
     using T = typename decltype(type)::type;
-    const QsgdEncode<T> e{static_cast<const T*>(grad), count, shape, key, offset, records};
     const auto range = HVC_CHOOSE(encode<T>);
-    parallel_for(launch.threads, ceil_div(count, shape.block), 4 * count * int64_t(sizeof(T)),
-                 [&](int64_t, int64_t first, int64_t last) { bad += range(e, first, last); });
+    for (int64_t i = 0; i < tensor_count; ++i) {
+      const QsgdEncoded& t = tensors[i];
+      const QsgdEncode<T> e{static_cast<const T*>(t.grad), t.count, shape, key, t.offset, t.records};
+      std::atomic<int64_t> bad{0};
+      parallel_for(launch.threads, ceil_div(t.count, shape.block), 4 * t.count * int64_t(sizeof(T)),
+                   [&](int64_t, int64_t first, int64_t last) { bad += range(e, first, last); });
+      nonfinite[i] = bad;
+    }
   });
-  *nonfinite = bad;
 }
 
 void qsgd_fold(const uint8_t* const* parts, int64_t part_count, int64_t blocks, QsgdShape shape, const Stream* key,
@@ -67,32 +70,19 @@ void qsgd_fold(const uint8_t* const* parts, int64_t part_count, int64_t blocks, 
                [&](int64_t, int64_t first, int64_t last) { range(f, first, last); });
 }
 
-void qsgd_decode(const uint8_t* records, Dtype dtype, int64_t count, QsgdShape shape, double scale, void* grad,
+void qsgd_decode(const QsgdDecoded* tensors, int64_t tensor_count, Dtype dtype, QsgdShape shape, double scale,
                  Launch launch) {
   visit(dtype, [&](auto type) {
     using T = typename decltype(type)::type;
-    const int64_t bytes = count * int64_t(sizeof(T));
-    const QsgdDecode<T> d{records, count, shape, scale, static_cast<T*>(grad), streams(bytes)};
     const auto range = HVC_CHOOSE(decode<T>);
-    parallel_for(launch.threads, ceil_div(count, shape.block), 2 * bytes,
-                 [&](int64_t, int64_t first, int64_t last) { range(d, first, last); });
+    for (int64_t i = 0; i < tensor_count; ++i) {
+      const QsgdDecoded& t = tensors[i];
+      const int64_t bytes = t.count * int64_t(sizeof(T));
+      const QsgdDecode<T> d{t.records, t.count, shape, scale, static_cast<T*>(t.grad), streams(bytes)};
+      parallel_for(launch.threads, ceil_div(t.count, shape.block), 2 * bytes,
+                   [&](int64_t, int64_t first, int64_t last) { range(d, first, last); });
+    }
   });
-}
-
-void qsgd_encode_all(const QsgdEncoded* tensors, int64_t tensor_count, Dtype dtype, QsgdShape shape, const Stream* key,
-                     int64_t* nonfinite, Launch launch) {
-  for (int64_t i = 0; i < tensor_count; ++i) {
-    const QsgdEncoded& t = tensors[i];
-    qsgd_encode(t.grad, dtype, t.count, shape, key, t.offset, t.records, nonfinite + i, launch);
-  }
-}
-
-void qsgd_decode_all(const QsgdDecoded* tensors, int64_t tensor_count, Dtype dtype, QsgdShape shape, double scale,
-                     Launch launch) {
-  for (int64_t i = 0; i < tensor_count; ++i) {
-    const QsgdDecoded& t = tensors[i];
-    qsgd_decode(t.records, dtype, t.count, shape, scale, t.grad, launch);
-  }
 }
 
 }  // namespace hvc

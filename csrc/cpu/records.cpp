@@ -2,7 +2,7 @@
 #include <cmath>
 #include <vector>
 
-#include "hvc/record.h"
+#include "rules/record.h"
 #include "kernels.h"
 #include "parallel.h"
 #include "visit.h"

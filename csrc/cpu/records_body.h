@@ -22,8 +22,7 @@ HVC_INLINE float finish_record(uint8_t* record, int64_t block, int64_t count, Sc
 }
 
 template <ScaleRule kRule, class W> HVC_INLINE Lanes<double> terms(const Lanes<W>& x) {
-  const Lanes<double> size = widen<double>(magnitude(x));
-  return kRule == kRoot ? size * size : size;
+  return scale_term(kRule, widen<double>(magnitude(x)));
 }
 
 template <ScaleRule kRule, bool kResidual, class T>
@@ -37,8 +36,8 @@ int64_t record_offer_blocks(const RecordOffer<T>& o, int64_t first, int64_t last
     const auto add = [&](int64_t i, int count) __attribute__((always_inline)) {
       const Lanes<W> x = offered(o.grad + i, kResidual ? o.residual + i : nullptr, count);
       const uint32_t valid = valid_lanes(count);
-      put_record_bits(record, i - begin, mask_of<Test::greater_equal>(x) & valid);
-      nonfinite += __builtin_popcount(~mask_of<Test::below>(magnitude(x), too_large<W>) & valid);
+      put_record_bits(record, i - begin, sign_bit(x) & valid);
+      nonfinite += __builtin_popcount(~can_be_kept(x) & valid);
       sums = sums + terms<kRule>(x);
     };
     int64_t i = begin;
@@ -69,7 +68,7 @@ template <ScaleRule kRule, class W> HVC_INLINE Lanes<double> fold_group(const Re
   const uint32_t valid = valid_lanes(count);
   total = select(valid, total + load(o.kept + i, count), broadcast(W(0)));
   store(o.left + i, total, count);
-  put_record_bits(o.out + at, i - begin, mask_of<Test::greater_equal>(total) & valid);
+  put_record_bits(o.out + at, i - begin, sign_bit(total) & valid);
   return terms<kRule>(total);
 }
 
@@ -109,7 +108,7 @@ template <class T> void record_decode(const RecordDecode<T>& o, int64_t first, i
     const W own = o.scales[index], out = W(scale_of_record(record)) * W(o.scale);
     const auto decode = [&](int64_t i, int count) __attribute__((always_inline)) {
       const Lanes<W> x = offered(o.grad + i, o.residual + i, count);
-      store(o.residual + i, x - select(mask_of<Test::greater_equal>(x), broadcast(own), broadcast(-own)), count);
+      store(o.residual + i, less_value(x, signed_step(sign_bit(x), broadcast(own)), false), count);
       store(o.grad + i, select(record_bits(record, i - begin), broadcast(out), broadcast(-out)), count);
     };
     int64_t i = begin;

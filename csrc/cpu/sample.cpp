@@ -1,5 +1,5 @@
 // Samples that all ranks draw alike: offered and decoded.
-#include "hvc/sample.h"
+#include "rules/sample.h"
 
 #include <atomic>
 

@@ -4,7 +4,7 @@
 // its k largest, which raises the bound: what comes later must be larger, for equals lose against lower indices.
 // Where the bound was so high that fewer than k were found, the pass is made again with a lower one. So the sample
 // decides about the time and never about the result.
-#include "hvc/select.h"
+#include "rules/select.h"
 
 #include <cmath>
 #include <memory>
@@ -253,7 +253,7 @@ std::vector<Part<Work<T>>> select_largest(const Input<T>& in, Arena& arena, Laun
   return parts;
 }
 
-// The sum of magnitudes in the order of hvc/tree.h, as one row.
+// The sum of magnitudes in the order of rules/tree.h, as one row.
 template <class W> double sum_of_keys(const Key<W>* keys, int64_t size) {
   double total = 0;
   for (int64_t unit = 0; unit < size; unit += kSuperblock) {
@@ -296,9 +296,10 @@ template <class W> int64_t take_winner(Part<W>& part, int32_t* positions, W* mea
 
 }  // namespace
 
-void top_select(const void* grad, const void* residual, Dtype dtype, int64_t count, int64_t k, int32_t* positions,
-                void* values, int64_t* found, Launch launch) {
+Found top_select(const void* grad, const void* residual, Dtype dtype, int64_t count, int64_t k, int32_t* positions,
+                 void* values, Launch launch) {
   const Memory memory;
+  Found found{};
   visit(dtype, [&](auto type) {
     using T = typename decltype(type)::type;
     const DefaultRounding rounding;
@@ -306,21 +307,23 @@ void top_select(const void* grad, const void* residual, Dtype dtype, int64_t cou
     const Candidates<Work<T>>& kept = parts[0].list;
     std::copy(kept.positions, kept.positions + kept.size, positions);
     std::copy(kept.values, kept.values + kept.size, static_cast<Work<T>*>(values));
-    found[0] = kept.size, found[1] = parts[0].nonfinite;
+    found = {kept.size, parts[0].nonfinite};
   });
+  return found;
 }
 
-void binary_select(const void* grad, const void* residual, Dtype dtype, int64_t count, int64_t k, int32_t* positions,
-                   void* mean, int64_t* found, Launch launch) {
+Found binary_select(const void* grad, const void* residual, Dtype dtype, int64_t count, int64_t k, int32_t* positions,
+                    void* mean, Launch launch) {
   const Memory memory;
+  Found found{};
   visit(dtype, [&](auto type) {
     using T = typename decltype(type)::type;
     const DefaultRounding rounding;
     auto parts = select_largest<kApart>(input<T>(grad, residual, count, k), memory.arena(), launch);
     auto* value = static_cast<Work<T>*>(mean);
-    found[0] = take_winner(parts[0], positions, value);
-    found[1] = parts[0].nonfinite;
+    found = {take_winner(parts[0], positions, value), parts[0].nonfinite};
   });
+  return found;
 }
 
 }  // namespace hvc

@@ -1,5 +1,5 @@
 // Noise-shaped merging of signs.
-#include "hvc/shaped.h"
+#include "rules/shaped.h"
 
 #include "kernels.h"
 #include "parallel.h"

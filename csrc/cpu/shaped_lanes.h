@@ -1,4 +1,4 @@
-// Counts of hvc/shaped.h, many at once. Included by the bodies of kernels that count.
+// Counts of rules/shaped.h, many at once. Included by the bodies of kernels that count.
 
 // Vectors where whole ones fit, words at the end. Few rows are a constant of the compiler, and stay in registers.
 constexpr int kFewRows = 4;

@@ -3,8 +3,8 @@
 #include <memory>
 #include <vector>
 
-#include "hvc/kept.h"
-#include "hvc/tree.h"
+#include "rules/kept.h"
+#include "rules/tree.h"
 #include "kernels.h"
 #include "parallel.h"
 #include "superblocks.h"
@@ -76,6 +76,12 @@ template <class T> int64_t run_offer(Offer<T> o, double* sums, int threads) {
   return nonfinite;
 }
 
+void steps_of_rows(const SignOffered& t, const double* sums, int64_t ranks) {
+  const DefaultRounding rounding;
+  for (int64_t begin = 0, row = 0; begin < t.count; begin += t.row_length, ++row)
+    t.steps[row] = step_of(sums[row], std::min(t.row_length, t.count - begin), ranks);
+}
+
 template <class T> void run_decode(const Decode<T>& d, int threads) {
   const auto range = HVC_CHOOSE(decode<T>);
   const int64_t bytes = d.units.count * int64_t(2 * sizeof(T) + (d.residual ? 2 * sizeof(Work<T>) : 0));
@@ -94,60 +100,49 @@ void sign_pack(const void* x, Dtype dtype, int64_t count, uint64_t* bits, Launch
   });
 }
 
-void sign_offer(const void* grad, const void* residual, Dtype dtype, int64_t count, int64_t row_length,
-                const Stream* key, int64_t word_offset, uint64_t* bits, double* sums, int64_t* nonfinite,
-                Launch launch) {
-  visit(dtype, [&](auto type) {
-    using T = typename decltype(type)::type;
-    const Offer<T> offer{static_cast<const T*>(grad),
-                         static_cast<const Work<T>*>(residual),
-                         units_of(count, row_length),
-                         key,
-                         word_offset,
-                         bits,
-                         nullptr};
-    *nonfinite = run_offer(offer, sums, launch.threads);
-  });
-}
-
-void sign_offer_all(const SignOffered* tensors, int64_t tensor_count, Dtype dtype, int64_t ranks, const Stream* key,
-                    int64_t* nonfinite, Launch launch) {
-  std::vector<double> sums;
-  for (int64_t i = 0; i < tensor_count; ++i) {
-    const SignOffered& t = tensors[i];
-    sums.resize(t.steps ? size_t(ceil_div(t.count, t.row_length)) : 0);
-    sign_offer(t.grad, t.residual, dtype, t.count, t.row_length, key, t.word_offset, t.bits,
-               t.steps ? sums.data() : nullptr, nonfinite + i, launch);
-    const DefaultRounding rounding;
-    for (int64_t row = 0; row < int64_t(sums.size()); ++row)
-      t.steps[row] = step_of(sums[size_t(row)], std::min(t.row_length, t.count - row * t.row_length), ranks);
-  }
-}
-
-void sign_decode_all(const SignDecoded* tensors, int64_t tensor_count, Dtype dtype, Feedback feedback, double decay,
-                     double scale, const Stream* key, Launch launch) {
+void sign_offer(const SignOffered* tensors, int64_t tensor_count, Dtype dtype, int64_t ranks, const Stream* key,
+                int64_t* nonfinite, Launch launch) {
+  std::vector<double> room;
   visit(dtype, [&](auto type) {
     using T = typename decltype(type)::type;
     for (int64_t i = 0; i < tensor_count; ++i) {
-      const SignDecoded& t = tensors[i];
-      run_decode(Decode<T>{t.bits, t.zeros, t.steps, units_of(t.count, t.row_length), feedback, decay, scale, key,
-                           t.word_offset, static_cast<T*>(t.grad), static_cast<Work<T>*>(t.residual),
-                           streams(t.count * int64_t(sizeof(T)))},
-                 launch.threads);
+      const SignOffered& t = tensors[i];
+      const Offer<T> offer{static_cast<const T*>(t.grad),
+                           static_cast<const Work<T>*>(t.residual),
+                           units_of(t.count, t.row_length),
+                           key,
+                           t.word_offset,
+                           t.bits,
+                           nullptr};
+      if (t.steps && !t.sums) room.resize(size_t(ceil_div(t.count, t.row_length)));
+      double* sums = t.steps && !t.sums ? room.data() : t.sums;
+      nonfinite[i] = run_offer(offer, sums, launch.threads);
+      if (t.steps) steps_of_rows(t, sums, ranks);
     }
   });
 }
 
-void sign_decode(const uint64_t* bits, const float* steps, Dtype dtype, int64_t count, int64_t row_length,
-                 Feedback feedback, double decay, double scale, const Stream* key, int64_t word_offset, void* grad,
-                 void* residual, Launch launch) {
-  const SignDecoded tensor{bits, nullptr, steps, count, row_length, word_offset, grad, residual};
-  sign_decode_all(&tensor, 1, dtype, feedback, decay, scale, key, launch);
-}
-
-void sign_unpack(const uint64_t* bits, const float* steps, Dtype dtype, int64_t count, int64_t row_length, double scale,
-                 void* out, Launch launch) {
-  sign_decode(bits, steps, dtype, count, row_length, kFeedbackNone, 1, scale, nullptr, 0, out, nullptr, launch);
+void sign_decode(const SignDecoded* tensors, int64_t tensor_count, Dtype dtype, Feedback feedback, double decay,
+                 double scale, const Stream* key, Launch launch) {
+  visit(dtype, [&](auto type) {
+    using T = typename decltype(type)::type;
+    for (int64_t i = 0; i < tensor_count; ++i) {
+      const SignDecoded& t = tensors[i];
+      const Decode<T> decode{t.bits,
+                             t.zeros,
+                             t.steps,
+                             units_of(t.count, t.row_length),
+                             feedback,
+                             decay,
+                             scale,
+                             key,
+                             t.word_offset,
+                             static_cast<T*>(t.grad),
+                             static_cast<Work<T>*>(t.residual),
+                             streams(t.count * int64_t(sizeof(T)))};
+      run_decode(decode, launch.threads);
+    }
+  });
 }
 
 }  // namespace hvc

@@ -9,9 +9,9 @@ template <bool kCoin, class T> HVC_INLINE void offer_group(const T* grad, const 
   const Lanes<Work<T>> x = offered(grad, residual, count);
   const uint32_t valid = valid_lanes(count);
   const uint32_t zeros = kCoin ? mask_of<Test::equal>(x) & valid : 0;
-  const uint32_t ones = kCoin ? mask_of<Test::greater>(x) : mask_of<Test::greater_equal>(x) & valid;
+  const uint32_t ones = kCoin ? mask_of<Test::greater>(x) : sign_bit(x) & valid;
   sums = sums + magnitude(x);
-  nonfinite += __builtin_popcount(~mask_of<Test::below>(magnitude(x), too_large<Work<T>>) & valid);
+  nonfinite += __builtin_popcount(~can_be_kept(x) & valid);
   writer.put(ones, zeros, count);
 }
 
@@ -50,7 +50,7 @@ template <class T> OfferResult offer(const Offer<T>& o, int64_t first, int64_t l
 
 template <class W>
 HVC_INLINE uint32_t own_bits(const Lanes<W>& x, int64_t begin, int count, bool has_key, Coins& coins) {
-  if (!has_key) return mask_of<Test::greater_equal>(x);
+  if (!has_key) return sign_bit(x);
   const uint32_t zeros = mask_of<Test::equal>(x) & valid_lanes(count);
   return mask_of<Test::greater>(x) | (zeros ? zeros & coins.bits(begin, count) : 0);
 }
@@ -59,9 +59,8 @@ template <Feedback kFeedback, bool kStream, class T>
 HVC_INLINE void decode_group(const Decode<T>& d, int64_t begin, int count, Work<T> step, Work<T> out, Coins& coins) {
   using W = Work<T>;
   const uint32_t bits = bits_at(d.bits, begin, count), zeros = d.zeros ? bits_at(d.zeros, begin, count) : 0;
-  const auto signed_by = [&](W size) {
-    const Lanes<W> value = select(bits, broadcast(size), broadcast(-size));
-    return d.zeros ? select(zeros, broadcast(W(0)), value) : value;
+  const auto value = [&](const Lanes<W>& size) {
+    return d.zeros ? signed_step_or_zero(zeros, bits, size) : signed_step(bits, size);
   };
   T* grad = d.grad + begin;
   if constexpr (kFeedback != kFeedbackNone) {
@@ -69,14 +68,15 @@ HVC_INLINE void decode_group(const Decode<T>& d, int64_t begin, int count, Work<
     const Lanes<W> x = offered(grad, residual, count);
     Lanes<W> left = x;
     if constexpr (kFeedback != kFeedbackMomentum) {
-      if constexpr (kFeedback == kFeedbackGlobal)
-        left = within(x - signed_by(step), most_left<W>);  // others' signs may add to it
+      constexpr bool kOfOthers = kFeedback == kFeedbackGlobal;
+      if constexpr (kOfOthers)
+        left = less_value(x, value(broadcast(step)), kOfOthers);
       else
-        left = x - select(own_bits(x, begin, count, d.key != nullptr, coins), broadcast(step), broadcast(-step));
+        left = less_value(x, signed_step(own_bits(x, begin, count, d.key != nullptr, coins), broadcast(step)), kOfOthers);
     }
     store(residual, left * broadcast(W(d.decay)), count);
   }
-  const Lanes<W> decoded = signed_by(out);
+  const Lanes<W> decoded = value(broadcast(out));
   if constexpr (kStream)
     stream(grad, decoded);
   else
@@ -109,9 +109,7 @@ template <class T> void decode(const Decode<T>& d, int64_t first, int64_t last) 
 }
 
 template <class T> void pack(const T* x, int64_t count, uint64_t* bits, int64_t first, int64_t last) {
-  const auto half = [&](int64_t begin, int n) {
-    return mask_of<Test::greater_equal>(load(x + begin, n)) & valid_lanes(n);
-  };
+  const auto half = [&](int64_t begin, int n) { return sign_bit(load(x + begin, n)) & valid_lanes(n); };
   for (int64_t word = first; word < last; ++word) {
     const int64_t begin = word * kWordBits, rest = count - begin;
     if (__builtin_expect(rest >= kWordBits, 1))

@@ -47,7 +47,7 @@ template <class W> HVC_INLINE uint32_t at_least(IntsOf<W> v, Int<W> bound) {
 #endif
 }
 
-// order_of of hvc/sketch.h.
+// order_of of rules/sketch.h.
 template <class W> HVC_INLINE IntsOf<W> orders(VectorOf<W> v) {
   const IntsOf<W> bits = (IntsOf<W>)v;
   const IntsOf<W> order = bits < 0 ? bits ^ IntOf<W>::kMagnitude : bits;

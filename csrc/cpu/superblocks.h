@@ -1,6 +1,6 @@
-// The last level of the tree of hvc/tree.h: sums of rows from those of their superblocks.
+// The last level of the tree of rules/tree.h: sums of rows from those of their superblocks.
 #pragma once
-#include "hvc/tree.h"
+#include "rules/tree.h"
 
 namespace hvc {
 

@@ -1,6 +1,6 @@
 // Sections of positions with values: written, and decoded and added up.
-#include "hvc/dense.h"
-#include "hvc/values.h"
+#include "rules/dense.h"
+#include "rules/values.h"
 
 #include <atomic>
 #include <vector>

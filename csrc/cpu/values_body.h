@@ -54,9 +54,9 @@ HVC_INLINE void settle_tile(const ValueDecode<T>& d, int64_t begin, const Work<T
       const Lanes<W> grad = load(d.grad + at, lanes);
       Lanes<W> x = grad + load(d.residual + at, lanes);
       if constexpr (kKeeps == Keeps::momentum) {
-        const Lanes<W> momentum = within(broadcast(d.factor) * load(d.momentum + at, lanes) + grad, most_kept<W>);
+        const Lanes<W> momentum = bounded(with_momentum(broadcast(d.factor), load(d.momentum + at, lanes), grad));
         store(d.momentum + at, momentum, lanes);
-        x = within(x + broadcast(d.factor) * momentum, most_kept<W>);
+        x = bounded(x + broadcast(d.factor) * momentum);
       }
       store(d.residual + at, x, lanes);
     }

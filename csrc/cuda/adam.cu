@@ -1,5 +1,5 @@
 // Adam's second moment as its own step is to find it.
-#include "hvc/adam.h"
+#include "rules/adam.h"
 #include "rows.h"
 #include "visit.h"
 
@@ -36,8 +36,7 @@ __global__ void hold_kernel(const __grid_constant__ Table table, AdamScales<Work
 
 }  // namespace
 
-void adam_hold_all(const AdamHeld* tensors, int64_t tensor_count, Dtype dtype, const AdamScales<double>& scales,
-                   Launch launch) {
+void adam_hold(const AdamHeld* tensors, int64_t tensor_count, Dtype dtype, AdamScales<double> scales, Launch launch) {
   const auto units = [&](int64_t i) { return ceil_div(tensors[i].count, in_one_go(tensor_count > 1)); };
   visit(dtype, [&](auto type) {
     using T = typename decltype(type)::type;

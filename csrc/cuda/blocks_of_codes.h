@@ -1,14 +1,14 @@
 // A block of QSGD in a warp: its norm, and its codes, eight to a lane.
 #pragma once
 #include "dither.h"
-#include "hvc/golomb.h"
-#include "hvc/qsgd.h"
-#include "hvc/tree.h"
+#include "rules/golomb.h"
+#include "rules/qsgd.h"
+#include "rules/tree.h"
 
 namespace hvc {
 namespace {
 
-// The norm of value(0) to value(count - 1), in the order of hvc/tree.h; every lane gets it. Not finite counts as 0.
+// The norm of value(0) to value(count - 1), in the order of rules/tree.h; every lane gets it. Not finite counts as 0.
 template <class Value> __device__ float norm_of(Power power, int64_t count, const Value& value) {
   double largest = 0, squares = 0;
   for (int64_t block = 0; block < count; block += kBlock) {

@@ -1,8 +1,8 @@
-// The rows of counts of hvc/shaped.h: few addresses, which travel with the kernel's arguments.
+// The rows of counts of rules/shaped.h: few addresses, which travel with the kernel's arguments.
 #pragma once
 #include <algorithm>
 
-#include "hvc/shaped.h"
+#include "rules/shaped.h"
 #include "launch.h"
 
 namespace hvc {

@@ -1,5 +1,5 @@
 // Plain numbers: offer, add, decode. And the triad that measures the memory.
-#include "hvc/dense.h"
+#include "rules/dense.h"
 #include "rows.h"
 #include "visit.h"
 
@@ -46,7 +46,8 @@ __global__ void offer_kernel(const __grid_constant__ Table table, int64_t* nonfi
 }
 
 template <class T> __global__ void add_kernel(T* into, const T* other, int64_t count) {
-  for (int64_t i = first_item(); i < count; i += item_stride()) into[i] = dense_sum(into[i], other[i]);
+  for (int64_t i = first_item(); i < count; i += item_stride())
+    into[i] = from_work<T>(to_work(into[i]) + to_work(other[i]));
 }
 
 template <class Out, class T, class Table>
@@ -67,7 +68,7 @@ __global__ void decode_kernel(const __grid_constant__ Table table, Wider<T, Out>
       for (int k = 0; k < kInFlight; ++k) {
         const int64_t i = begin + k * kWarp + lane_index();
         if (i >= last) break;
-        d.grad[i] = dense_scaled<Out>(values[k], factor);
+        d.grad[i] = from_work<Out>(Wider<T, Out>(to_work(values[k])) * factor);
         if (d.residual) d.residual[i] = 0;
       }
     }
@@ -92,8 +93,8 @@ __global__ void triad_kernel(float* a, const float* b, const float* c, float s, 
 
 // ---- launchers --------------------------------------------------------------------------------------------
 
-void dense_offer_all(const DenseOffered* tensors, int64_t tensor_count, Dtype dtype, Dtype out_dtype,
-                     int64_t* nonfinite, Launch launch) {
+void dense_offer(const DenseOffered* tensors, int64_t tensor_count, Dtype dtype, Dtype out_dtype, int64_t* nonfinite,
+                 Launch launch) {
   clear(nonfinite, tensor_count * int64_t(sizeof *nonfinite), launch);
   const auto units = [&](int64_t i) { return ceil_div(tensors[i].count, in_one_go(tensor_count > 1)); };
   visit(dtype, [&](auto type) {
@@ -113,12 +114,6 @@ void dense_offer_all(const DenseOffered* tensors, int64_t tensor_count, Dtype dt
   });
 }
 
-void dense_offer(const void* grad, const void* residual, Dtype dtype, int64_t count, void* out, Dtype out_dtype,
-                 int64_t* nonfinite, Launch launch) {
-  const DenseOffered tensor{grad, residual, count, out};
-  dense_offer_all(&tensor, 1, dtype, out_dtype, nonfinite, launch);
-}
-
 void dense_add(void* into, const void* other, Dtype dtype, int64_t count, Launch launch) {
   visit(dtype, [&](auto type) {
     using T = typename decltype(type)::type;
@@ -126,8 +121,8 @@ void dense_add(void* into, const void* other, Dtype dtype, int64_t count, Launch
   });
 }
 
-void dense_decode_all(const DenseDecoded* tensors, int64_t tensor_count, Dtype payload_dtype, double factor,
-                      Dtype grad_dtype, Launch launch) {
+void dense_decode(const DenseDecoded* tensors, int64_t tensor_count, Dtype payload_dtype, Dtype grad_dtype,
+                  double scale, Launch launch) {
   const auto units = [&](int64_t i) { return ceil_div(tensors[i].count, in_one_go(tensor_count > 1)); };
   visit(payload_dtype, [&](auto type) {
     using T = typename decltype(type)::type;
@@ -140,16 +135,10 @@ void dense_decode_all(const DenseDecoded* tensors, int64_t tensor_count, Dtype p
       };
       in_tables<Decoded<Out, T>>(tensor_count, item, units, [&](const auto& table, int64_t) {
         start(decode_kernel<Out, T, std::decay_t<decltype(table)>>, table.units() * kWarp, launch, table,
-              Wider<T, Out>(factor));
+              Wider<T, Out>(scale));
       });
     });
   });
-}
-
-void dense_decode(const void* payload, Dtype payload_dtype, int64_t count, double factor, void* grad, Dtype grad_dtype,
-                  void* residual, Launch launch) {
-  const DenseDecoded tensor{payload, count, grad, residual};
-  dense_decode_all(&tensor, 1, payload_dtype, factor, grad_dtype, launch);
 }
 
 void absorb(void* grad, void* residual, void* momentum, double factor, Dtype dtype, int64_t count, Launch launch) {

@@ -1,6 +1,6 @@
 // What the dithering kernels share: a thread draws for the eight elements of one Philox block.
 #pragma once
-#include "hvc/dither.h"
+#include "rules/dither.h"
 #include "launch.h"
 
 namespace hvc {

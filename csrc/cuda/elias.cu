@@ -1,6 +1,6 @@
 // QSGD with Elias codes: a warp writes the stream of a range, a thread reads it. Ranks are added one after the other,
 // so their order is kept.
-#include "hvc/elias.h"
+#include "rules/elias.h"
 
 #include "blocks_of_codes.h"
 #include "positions.h"

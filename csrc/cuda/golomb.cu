@@ -1,7 +1,7 @@
 // Sections of Golomb codes: a thread codes a range. Ranks are added one after the other, so their order is kept.
-#include "hvc/golomb.h"
+#include "rules/golomb.h"
 
-#include "hvc/half.h"
+#include "rules/half.h"
 #include "positions.h"
 #include "scan.h"
 #include "visit.h"

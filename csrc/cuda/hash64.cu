@@ -1,5 +1,5 @@
 // The 64-bit hash: blocks in any order, their hashes chained in index order.
-#include "hvc/hash64.h"
+#include "rules/hash64.h"
 #include "launch.h"
 
 namespace hvc {

@@ -9,6 +9,7 @@
 #include <string>
 
 #include "kernels.h"
+#include "rules/numbers.h"
 
 namespace hvc {
 

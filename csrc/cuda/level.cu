@@ -1,5 +1,5 @@
 // Standard dithering: integers that add.
-#include "hvc/level.h"
+#include "rules/level.h"
 
 #include "dither.h"
 #include "rows.h"
@@ -93,8 +93,8 @@ __global__ void decode_kernel(const __grid_constant__ Table table, int bits, dou
 
 // ---- launchers --------------------------------------------------------------------------------------------
 
-void level_encode_all(const LevelEncoded* tensors, int64_t tensor_count, Dtype dtype, int bits, int32_t levels,
-                      const Stream* key, Launch launch) {
+void level_encode(const LevelEncoded* tensors, int64_t tensor_count, Dtype dtype, int bits, int32_t levels,
+                  const Stream* key, Launch launch) {
   const auto units = [&](int64_t i) { return drawn_units(tensors[i].offset, tensors[i].count); };
   visit(dtype, [&](auto type) {
     using T = typename decltype(type)::type;
@@ -116,19 +116,12 @@ void level_encode_all(const LevelEncoded* tensors, int64_t tensor_count, Dtype d
   });
 }
 
-void level_encode(const void* grad, const void* norms, const void* bounds, Dtype dtype, int64_t count,
-                  int64_t row_length, int bits, int32_t levels, const Stream* key, int64_t offset, void* codes,
-                  Launch launch) {
-  const LevelEncoded tensor{grad, norms, count, row_length, offset, codes, bounds};
-  level_encode_all(&tensor, 1, dtype, bits, levels, key, launch);
-}
-
 void level_add(void* into, const void* other, int64_t count, int bits, Launch launch) {
   start(add_codes_kernel, count, launch, into, other, count, bits);
 }
 
-void level_decode_all(const LevelDecoded* tensors, int64_t tensor_count, int bits, double scale, Dtype dtype,
-                      Launch launch) {
+void level_decode(const LevelDecoded* tensors, int64_t tensor_count, Dtype dtype, int bits, double scale,
+                  Launch launch) {
   const auto units = [&](int64_t i) { return ceil_div(tensors[i].count, in_one_go(tensor_count > 1)); };
   visit(dtype, [&](auto type) {
     using T = typename decltype(type)::type;
@@ -140,12 +133,6 @@ void level_decode_all(const LevelDecoded* tensors, int64_t tensor_count, int bit
       start(decode_kernel<T, std::decay_t<decltype(table)>>, table.units() * kWarp, launch, table, bits, scale);
     });
   });
-}
-
-void level_decode(const void* codes, const void* norms, int64_t count, int64_t row_length, int bits, double scale,
-                  void* grad, Dtype dtype, Launch launch) {
-  const LevelDecoded tensor{codes, norms, count, row_length, grad};
-  level_decode_all(&tensor, 1, bits, scale, dtype, launch);
 }
 
 }  // namespace hvc

@@ -1,5 +1,5 @@
 // Factors of low rank: a matrix times one of them in one pass, orthonormal lines, and the product with the residual.
-#include "hvc/lowrank.h"
+#include "rules/lowrank.h"
 #include "launch.h"
 #include "rows.h"
 #include "visit.h"
@@ -96,8 +96,8 @@ template <class T> __global__ void lowrank_decode_kernel(Product<T> o) {
     const int64_t row = row_of(i, o.columns, count), column = i - row * o.columns;
     W sum = o.right[column] * o.left[row];
     for (int64_t c = 1; c < o.rank; ++c) sum += o.right[c * o.columns + column] * o.left[c * o.rows + row];
-    if (std::is_same<T, Half>::value) sum = cut_off(sum, most_sent<T>(o.scale));
-    if (o.residual) o.residual[i] = cut_off(offered(o.grad, o.residual, i) - sum, most_left<W>);
+    if (std::is_same<T, Half>::value) sum = limited(sum, most_sent<T>(o.scale));
+    if (o.residual) o.residual[i] = limited(offered(o.grad, o.residual, i) - sum, most_left<W>);
     o.grad[i] = from_work<T>(sum * W(o.scale));
   }
 }

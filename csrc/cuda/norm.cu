@@ -1,5 +1,5 @@
 // The norm of every block of a gradient, and how many values are not finite, in one pass.
-#include "hvc/norm.h"
+#include "rules/norm.h"
 #include "rows.h"
 #include "visit.h"
 
@@ -24,7 +24,7 @@ __device__ inline double largest_of_warp(double lane) {
   return lane;
 }
 
-// A warp takes a block of 1024 elements of a row, lane by lane as hvc/tree.h says; a maximum needs no order.
+// A warp takes a block of 1024 elements of a row, lane by lane as rules/tree.h says; a maximum needs no order.
 template <Power kPower, bool kLargest, class T, class Table>
 __global__ void blocks_kernel(const __grid_constant__ Table table, Found found) {
   for (int64_t unit = first_warp(); unit < table.units(); unit += warp_stride()) {
@@ -88,8 +88,8 @@ void run(int64_t tensor_count, TensorOf tensor, int64_t* nonfinite, Launch launc
 
 }  // namespace
 
-void norm_offer_all(const NormOffered* tensors, int64_t tensor_count, Dtype dtype, Power power, int64_t* nonfinite,
-                    Launch launch) {
+void norm_offer(const NormOffered* tensors, int64_t tensor_count, Dtype dtype, Power power, int64_t* nonfinite,
+                Launch launch) {
   // Norms are the one or the other of two moments.
   const auto tensor = [&](int64_t i) {
     const NormOffered& t = tensors[i];
@@ -108,25 +108,13 @@ void norm_offer_all(const NormOffered* tensors, int64_t tensor_count, Dtype dtyp
   });
 }
 
-void moments_offer_all(const MomentsOffered* tensors, int64_t tensor_count, Dtype dtype, int64_t* nonfinite,
-                       Launch launch) {
+void moments_offer(const MomentsOffered* tensors, int64_t tensor_count, Dtype dtype, int64_t* nonfinite,
+                   Launch launch) {
   const auto tensor = [&](int64_t i) { return tensors[i]; };
   visit(dtype, [&](auto type) {
     using T = typename decltype(type)::type;
     run<kPower2, true, T>(tensor_count, tensor, nonfinite, launch);
   });
-}
-
-void norm_offer(const void* grad, Dtype dtype, int64_t count, int64_t row_length, Power power, void* norms,
-                int64_t* nonfinite, Launch launch) {
-  const NormOffered tensor{grad, count, row_length, norms};
-  norm_offer_all(&tensor, 1, dtype, power, nonfinite, launch);
-}
-
-void moments_offer(const void* grad, Dtype dtype, int64_t count, int64_t row_length, void* largest, double* squares,
-                   int64_t* nonfinite, Launch launch) {
-  const MomentsOffered tensor{grad, count, row_length, largest, squares};
-  moments_offer_all(&tensor, 1, dtype, nonfinite, launch);
 }
 
 }  // namespace hvc

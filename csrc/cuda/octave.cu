@@ -1,5 +1,5 @@
 // Exponential dithering: signs and exponents that merge in a tree.
-#include "hvc/octave.h"
+#include "rules/octave.h"
 
 #include "dither.h"
 #include "parts.h"
@@ -117,8 +117,8 @@ template <class T, class Table> __global__ void decode_kernel(const __grid_const
 
 // ---- launchers --------------------------------------------------------------------------------------------
 
-void octave_encode_all(const OctaveEncoded* tensors, int64_t tensor_count, Dtype dtype, int bits, int32_t headroom,
-                       const Stream* key, Launch launch) {
+void octave_encode(const OctaveEncoded* tensors, int64_t tensor_count, Dtype dtype, int bits, int32_t headroom,
+                   const Stream* key, Launch launch) {
   const auto units = [&](int64_t i) { return drawn_units(tensors[i].offset, tensors[i].count); };
   visit(dtype, [&](auto type) {
     using T = typename decltype(type)::type;
@@ -138,12 +138,6 @@ void octave_encode_all(const OctaveEncoded* tensors, int64_t tensor_count, Dtype
   });
 }
 
-void octave_encode(const void* grad, const void* norms, Dtype dtype, int64_t count, int64_t row_length, int bits,
-                   int32_t headroom, const Stream* key, int64_t offset, uint8_t* codes, Launch launch) {
-  const OctaveEncoded tensor{grad, norms, count, row_length, offset, codes};
-  octave_encode_all(&tensor, 1, dtype, bits, headroom, key, launch);
-}
-
 void octave_merge(uint8_t* into, const uint8_t* other, int64_t bytes, int bits, const Stream* key, int64_t offset,
                   Launch launch) {
   const int64_t count = bytes * 8 / bits;
@@ -158,8 +152,8 @@ void octave_fold(const uint8_t* const* parts, int64_t part_count, int64_t count,
   start(fold_kernel, drawn_units(offset, count) * kWarp, launch, f);
 }
 
-void octave_decode_all(const OctaveDecoded* tensors, int64_t tensor_count, int bits, int32_t headroom, double scale,
-                       Dtype dtype, Launch launch) {
+void octave_decode(const OctaveDecoded* tensors, int64_t tensor_count, Dtype dtype, int bits, int32_t headroom,
+                   double scale, Launch launch) {
   const auto units = [&](int64_t i) { return ceil_div(tensors[i].count, in_one_go(tensor_count > 1)); };
   visit(dtype, [&](auto type) {
     using T = typename decltype(type)::type;
@@ -172,12 +166,6 @@ void octave_decode_all(const OctaveDecoded* tensors, int64_t tensor_count, int b
             DecodeRule{bits, headroom, scale});
     });
   });
-}
-
-void octave_decode(const uint8_t* codes, const void* norms, int64_t count, int64_t row_length, int bits,
-                   int32_t headroom, double scale, void* grad, Dtype dtype, Launch launch) {
-  const OctaveDecoded tensor{codes, norms, count, row_length, grad};
-  octave_decode_all(&tensor, 1, bits, headroom, scale, dtype, launch);
 }
 
 }  // namespace hvc

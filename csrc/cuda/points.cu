@@ -1,6 +1,6 @@
 // Signs with two values per row: the fused offer, and the fused decode of all ranks.
-#include "hvc/kept.h"
-#include "hvc/sign.h"
+#include "rules/kept.h"
+#include "rules/sign.h"
 #include "parts.h"
 #include "rows.h"
 #include "visit.h"
@@ -105,8 +105,7 @@ template <class T, class Table> __global__ void points_decode_kernel(const __gri
 
 // ---- launchers --------------------------------------------------------------------------------------------
 
-void points_offer_all(const PointsOffered* tensors, int64_t tensor_count, Dtype dtype, int64_t* nonfinite,
-                      Launch launch) {
+void points_offer(const PointsOffered* tensors, int64_t tensor_count, Dtype dtype, int64_t* nonfinite, Launch launch) {
   const auto words = [&](int64_t i) { return words_for(tensors[i].count) * int64_t(sizeof(uint64_t)); };
   const auto rows = [&](int64_t i) { return ceil_div(tensors[i].count, tensors[i].row_length); };
   clear(nonfinite, tensor_count * int64_t(sizeof *nonfinite), launch);
@@ -144,9 +143,9 @@ void points_offer_all(const PointsOffered* tensors, int64_t tensor_count, Dtype 
       [&](int64_t i) { return Plain<double>{i < tensor_count ? tensor(i).highs : tensor(i).lows}; }, launch);
 }
 
-void points_decode_all(const PointsDecoded* tensors, int64_t tensor_count, const uint64_t* const* bits,
-                       const float* const* highs, const float* const* lows, int64_t ranks, int64_t own, Dtype dtype,
-                       double scale, Launch launch) {
+void points_decode(const PointsDecoded* tensors, int64_t tensor_count, Dtype dtype, const uint64_t* const* bits,
+                   const float* const* highs, const float* const* lows, int64_t ranks, int64_t own, double scale,
+                   Launch launch) {
   const Parts<uint64_t> bits_at(bits, ranks, launch);
   const Parts<float> highs_at(highs, ranks, launch), lows_at(lows, lows ? ranks : 0, launch);
   const Sent sent{bits_at.list(), highs_at.list(), lows_at.list(), lows != nullptr, ranks, own};
@@ -162,20 +161,6 @@ void points_decode_all(const PointsDecoded* tensors, int64_t tensor_count, const
       start(points_decode_kernel<T, std::decay_t<decltype(table)>>, table.units() * kWarp, launch, table, sent, scale);
     });
   });
-}
-
-void points_offer(const void* grad, const void* residual, Dtype dtype, int64_t count, int64_t row_length,
-                  uint64_t* bits, double* highs, double* lows, int64_t* ones, int64_t* nonfinite, Launch launch) {
-  const PointsOffered tensor{grad, residual, count, row_length, bits, highs, lows, ones};
-  points_offer_all(&tensor, 1, dtype, nonfinite, launch);
-}
-
-void points_decode(const uint64_t* const* bits, const float* const* highs, const float* const* lows, int64_t ranks,
-                   int64_t own, Dtype dtype, int64_t count, int64_t row_length, double scale, void* grad,
-                   void* residual, Launch launch) {
-  if (count == 0) return;
-  const PointsDecoded tensor{count, row_length, 0, 0, grad, residual};
-  points_decode_all(&tensor, 1, bits, highs, lows, ranks, own, dtype, scale, launch);
 }
 
 }  // namespace hvc

@@ -1,6 +1,6 @@
 // What the kernels that write positions share: the positions of each range, found by bisection.
 #pragma once
-#include "hvc/golomb.h"
+#include "rules/golomb.h"
 #include "launch.h"
 
 namespace hvc {

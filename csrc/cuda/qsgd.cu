@@ -1,5 +1,5 @@
 // QSGD with packed codes: records of a norm and codes, made, averaged and decoded. A warp takes a record.
-#include "hvc/qsgd.h"
+#include "rules/qsgd.h"
 
 #include "blocks_of_codes.h"
 #include "parts.h"
@@ -158,8 +158,8 @@ __global__ void decode_kernel(const __grid_constant__ Table table, QsgdShape sha
 
 // ---- launchers --------------------------------------------------------------------------------------------
 
-void qsgd_encode_all(const QsgdEncoded* tensors, int64_t tensor_count, Dtype dtype, QsgdShape shape, const Stream* key,
-                     int64_t* nonfinite, Launch launch) {
+void qsgd_encode(const QsgdEncoded* tensors, int64_t tensor_count, Dtype dtype, QsgdShape shape, const Stream* key,
+                 int64_t* nonfinite, Launch launch) {
   clear(nonfinite, tensor_count * int64_t(sizeof *nonfinite), launch);
   const auto units = [&](int64_t i) { return ceil_div(tensors[i].count, shape.block); };
   visit(dtype, [&](auto type) {
@@ -175,12 +175,6 @@ void qsgd_encode_all(const QsgdEncoded* tensors, int64_t tensor_count, Dtype dty
   });
 }
 
-void qsgd_encode(const void* grad, Dtype dtype, int64_t count, QsgdShape shape, const Stream* key, int64_t offset,
-                 uint8_t* records, int64_t* nonfinite, Launch launch) {
-  const QsgdEncoded tensor{grad, count, offset, records};
-  qsgd_encode_all(&tensor, 1, dtype, shape, key, nonfinite, launch);
-}
-
 void qsgd_fold(const uint8_t* const* parts, int64_t part_count, int64_t blocks, QsgdShape shape, const Stream* key,
                int64_t offset, uint8_t* out, Launch launch) {
   if (blocks == 0) return;
@@ -188,8 +182,8 @@ void qsgd_fold(const uint8_t* const* parts, int64_t part_count, int64_t blocks, 
   start(fold_kernel, blocks * kWarp, launch, QsgdFold{listed.list(), part_count, blocks, shape, *key, offset, out});
 }
 
-void qsgd_decode_all(const QsgdDecoded* tensors, int64_t tensor_count, Dtype dtype, QsgdShape shape, double scale,
-                     Launch launch) {
+void qsgd_decode(const QsgdDecoded* tensors, int64_t tensor_count, Dtype dtype, QsgdShape shape, double scale,
+                 Launch launch) {
   const auto units = [&](int64_t i) { return ceil_div(tensors[i].count, in_one_go(tensor_count > 1)); };
   visit(dtype, [&](auto type) {
     using T = typename decltype(type)::type;
@@ -201,12 +195,6 @@ void qsgd_decode_all(const QsgdDecoded* tensors, int64_t tensor_count, Dtype dty
       start(decode_kernel<T, std::decay_t<decltype(table)>>, table.units() * kWarp, launch, table, shape, scale);
     });
   });
-}
-
-void qsgd_decode(const uint8_t* records, Dtype dtype, int64_t count, QsgdShape shape, double scale, void* grad,
-                 Launch launch) {
-  const QsgdDecoded tensor{records, count, grad};
-  qsgd_decode_all(&tensor, 1, dtype, shape, scale, launch);
 }
 
 }  // namespace hvc

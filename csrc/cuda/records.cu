@@ -1,5 +1,5 @@
 // Signs with a scale for each block: the fused offer, the fold of all ranks' records, and the fused decode.
-#include "hvc/record.h"
+#include "rules/record.h"
 #include "parts.h"
 #include "rows.h"
 #include "visit.h"
@@ -81,9 +81,7 @@ template <class W> __global__ void record_fold_kernel(RecordFold<W> o) {
     const int64_t at = index * record_bytes(o.block);
     const auto sent = [&](int64_t rank, int64_t element) {
       const uint8_t* record = o.parts[rank] + at;
-      float scale;
-      uint8_t bytes[kScaleBytes] = {record[0], record[1], record[2], record[3]};
-      memcpy(&scale, bytes, sizeof scale);
+      const float scale = scale_of_record(record);
       return signed_step(record_bit(record, element), W(double(scale) / double(o.ranks)));
     };
     double sum = 0;
@@ -103,7 +101,7 @@ template <class W> __global__ void record_fold_kernel(RecordFold<W> o) {
     __syncwarp();  // and the scales
     const W scale = finish_record(o.out + at, o.block, end - begin, o.rule, sum);
     for (int64_t i = begin + lane_index(); i < end; i += kWarp) {
-      const W left = o.left[i] - signed_step(sign_bit(o.left[i]), scale);
+      const W left = less_value(o.left[i], signed_step(sign_bit(o.left[i]), scale), false);
       o.left[i] = is_finite(left) ? left : W(0);
     }
   }
@@ -114,11 +112,9 @@ template <class T> __global__ void record_decode_kernel(RecordDecode<T> o) {
   for (int64_t i = first_item(); i < o.count; i += item_stride()) {
     const int64_t index = row_of(i, o.block, o.count);
     const uint8_t* record = o.records + index * record_bytes(o.block);
-    float scale;
-    uint8_t bytes[kScaleBytes] = {record[0], record[1], record[2], record[3]};
-    memcpy(&scale, bytes, sizeof scale);
+    const float scale = scale_of_record(record);
     const W x = offered(o.grad, o.residual, i), out = W(scale) * W(o.scale);
-    o.residual[i] = x - signed_step(sign_bit(x), W(o.scales[index]));
+    o.residual[i] = less_value(x, signed_step(sign_bit(x), W(o.scales[index])), false);
     o.grad[i] = from_work<T>(signed_step(record_bit(record, i - index * o.block), out));
   }
 }

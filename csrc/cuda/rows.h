@@ -1,8 +1,8 @@
-// Rows of elements on CUDA: the tree of hvc/tree.h in blocks that warps sum, and bits that warps vote on.
+// Rows of elements on CUDA: the tree of rules/tree.h in blocks that warps sum, and bits that warps vote on.
 #pragma once
 #include <vector>
 
-#include "hvc/tree.h"
+#include "rules/tree.h"
 #include "launch.h"
 #include "table.h"
 
@@ -20,7 +20,7 @@ __device__ inline int64_t row_of(int64_t i, int64_t row_length, int64_t count) {
   return count <= 0xffffffff ? int64_t(uint32_t(i) / uint32_t(row_length)) : i / row_length;
 }
 
-// Blocks of all rows, in order; hvc/tree.h says what a block is.
+// Blocks of all rows, in order; rules/tree.h says what a block is.
 struct Blocks {
   int64_t per_row, total;
 };

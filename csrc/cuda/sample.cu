@@ -1,7 +1,7 @@
 // Samples that all ranks draw alike: offered and decoded.
-#include "hvc/sample.h"
+#include "rules/sample.h"
 
-#include "hvc/half.h"
+#include "rules/half.h"
 #include "launch.h"
 #include "visit.h"
 

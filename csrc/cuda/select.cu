@@ -1,7 +1,7 @@
 // Exact selection of the largest elements: the cut of each side digit by digit, then what passes it, in order.
-#include "hvc/select.h"
+#include "rules/select.h"
 
-#include "hvc/tree.h"
+#include "rules/tree.h"
 #include "launch.h"
 #include "scan.h"
 #include "visit.h"
@@ -142,7 +142,7 @@ template <class K> __global__ void sizes_kernel(const Search<K>* searches, int s
   }
 }
 
-// The order of hvc/tree.h: a warp adds a block of one side.
+// The order of rules/tree.h: a warp adds a block of one side.
 template <class W>
 __global__ void sums_kernel(Kept<W> positive, Kept<W> negative, const int64_t* sizes, int64_t blocks, double* sums) {
   for (int64_t item = first_warp(); item < 2 * blocks; item += warp_stride()) {
@@ -222,8 +222,8 @@ template <class T> Input<T> input(const void* grad, const void* residual, int64_
 
 }  // namespace
 
-void top_select(const void* grad, const void* residual, Dtype dtype, int64_t count, int64_t k, int32_t* positions,
-                void* values, int64_t* found, Launch launch) {
+Found top_select(const void* grad, const void* residual, Dtype dtype, int64_t count, int64_t k, int32_t* positions,
+                 void* values, Launch launch) {
   const Scratch<int64_t> results(2, launch);
   clear(results.get(), 2 * sizeof(int64_t), launch);
   visit(dtype, [&](auto type) {
@@ -232,11 +232,13 @@ void top_select(const void* grad, const void* residual, Dtype dtype, int64_t cou
     const Kept<Work<T>> kept{positions, static_cast<Work<T>*>(values)};
     select_largest<kTogether>(in, kept, kept, results.get(), results.get() + 1, launch);
   });
+  int64_t found[2];
   fetch(found, static_cast<const int64_t*>(results.get()), 2, launch);
+  return {found[0], found[1]};
 }
 
-void binary_select(const void* grad, const void* residual, Dtype dtype, int64_t count, int64_t k, int32_t* positions,
-                   void* mean, int64_t* found, Launch launch) {
+Found binary_select(const void* grad, const void* residual, Dtype dtype, int64_t count, int64_t k, int32_t* positions,
+                    void* mean, Launch launch) {
   const int64_t blocks = ceil_div(k, kBlock);
   const Scratch<int64_t> results(3, launch), sizes(2, launch);
   const Scratch<int32_t> chosen(2 * k, launch);
@@ -253,7 +255,9 @@ void binary_select(const void* grad, const void* residual, Dtype dtype, int64_t 
     start_blocks(winner_kernel<W>, 1, 1, launch, sums.get(), blocks, sizes.get(), static_cast<W*>(mean), results.get());
     start(copy_kernel, k, launch, positive.positions, negative.positions, results.get(), positions);
   });
+  int64_t found[2];
   fetch(found, static_cast<const int64_t*>(results.get()), 2, launch);
+  return {found[0], found[1]};
 }
 
 }  // namespace hvc

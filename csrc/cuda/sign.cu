@@ -1,6 +1,6 @@
 // One bit per element: packing, the fused offer, the fused decode.
-#include "hvc/kept.h"
-#include "hvc/tree.h"
+#include "rules/kept.h"
+#include "rules/tree.h"
 #include "launch.h"
 #include "rows.h"
 #include "visit.h"
@@ -93,26 +93,24 @@ __global__ void offer_kernel(const __grid_constant__ Table table, Coins coins, d
   }
 }
 
-// The step of each row, from its sum.
+// The sum of each row, the step that it makes, or both.
 struct Step {
+  double* sums;
   float* steps;
   int64_t count, row_length, ranks;
   __device__ void operator()(int64_t row, double sum) const {
-    steps[row] = step_of(sum, min(row_length, count - row * row_length), ranks);
+    if (sums) sums[row] = sum;
+    if (steps) steps[row] = step_of(sum, min(row_length, count - row * row_length), ranks);
   }
 };
 
 template <class T>
-__device__ Work<T> left_of(const Decoded<T>& d, const Rule& rule, Work<T> x, Work<T> value, Work<T> step, int64_t i) {
+__device__ Work<T> left_of(const Decoded<T>& d, const Rule& rule, Work<T> x, Work<T> result, Work<T> step, int64_t i) {
   using W = Work<T>;
-  W left = x;
-  if (rule.feedback != kFeedbackMomentum) {
-    if (rule.feedback == kFeedbackGlobal)
-      left = cut_off(x - value, most_left<W>);  // others' signs may add to it
-    else
-      left = x - signed_step(own_bit(x, rule.coins, d.word_offset, i), step);
-  }
-  return left * W(rule.decay);
+  const bool of_others = rule.feedback == kFeedbackGlobal;
+  if (rule.feedback == kFeedbackMomentum) return x * W(rule.decay);
+  const W value = of_others ? result : signed_step(own_bit(x, rule.coins, d.word_offset, i), step);
+  return less_value(x, value, of_others) * W(rule.decay);
 }
 
 // A warp takes several halves of words, each read by all its lanes at once.
@@ -139,8 +137,8 @@ template <class T, class Table> __global__ void decode_kernel(const __grid_const
         if (i >= last) break;
         const bool bit = bits[k] >> lane_index() & 1, zero = zeros[k] >> lane_index() & 1;
         const W step = d.steps[row_of(i, d.row_length, d.count)];
-        if (keeps) d.residual[i] = left_of(d, rule, loaded.x[k], zero ? W(0) : signed_step(bit, step), step, i);
-        d.grad[i] = from_work<T>(zero ? W(0) : signed_step(bit, step * W(rule.scale)));
+        if (keeps) d.residual[i] = left_of(d, rule, loaded.x[k], signed_step_or_zero(zero, bit, step), step, i);
+        d.grad[i] = from_work<T>(signed_step_or_zero(zero, bit, step * W(rule.scale)));
       }
       if (kMost == kElements) break;  // told to the compiler, which would keep registers for another round
     }
@@ -173,24 +171,6 @@ template <class T> void run_offer(const SignOffered* tensors, int64_t tensor_cou
   });
 }
 
-// An offer, and what becomes of the sums of each tensor's rows: `put` takes them, if there is one.
-template <class Put, class PutOf> void offer_all(const SignOffered* tensors, int64_t tensor_count, Dtype dtype,
-                                                 const Stream* key, bool adds, PutOf put, int64_t* nonfinite,
-                                                 Launch launch) {
-  const auto units = [&](int64_t i) { return units_of(tensors[i].count, tensors[i].row_length); };
-  std::vector<int64_t> first_block(size_t(tensor_count) + 1);
-  for (int64_t i = 0; i < tensor_count; ++i)
-    first_block[size_t(i) + 1] = first_block[size_t(i)] + blocks_of(tensors[i].count, tensors[i].row_length).total;
-  const Scratch<double> block_sums(adds ? first_block.back() : 0, launch);
-  visit(dtype, [&](auto type) {
-    using T = typename decltype(type)::type;
-    run_offer<T>(tensors, tensor_count, key, block_sums.get(), first_block, nonfinite, launch);
-  });
-  if (adds)
-    add_blocks<false, Put>(
-        tensor_count, units, block_sums.get(), [&](int64_t i) { return first_block[size_t(i)]; }, put, launch);
-}
-
 }  // namespace
 
 void sign_pack(const void* x, Dtype dtype, int64_t count, uint64_t* bits, Launch launch) {
@@ -201,25 +181,32 @@ void sign_pack(const void* x, Dtype dtype, int64_t count, uint64_t* bits, Launch
   });
 }
 
-void sign_offer(const void* grad, const void* residual, Dtype dtype, int64_t count, int64_t row_length,
-                const Stream* key, int64_t word_offset, uint64_t* bits, double* sums, int64_t* nonfinite,
-                Launch launch) {
-  const SignOffered tensor{grad, residual, count, row_length, word_offset, bits, nullptr};
-  const auto put = [&](int64_t) { return Plain<double>{sums}; };
-  offer_all<Plain<double>>(&tensor, 1, dtype, key, sums != nullptr, put, nonfinite, launch);
-}
-
-void sign_offer_all(const SignOffered* tensors, int64_t tensor_count, Dtype dtype, int64_t ranks, const Stream* key,
-                    int64_t* nonfinite, Launch launch) {
+void sign_offer(const SignOffered* tensors, int64_t tensor_count, Dtype dtype, int64_t ranks, const Stream* key,
+                int64_t* nonfinite, Launch launch) {
+  const auto units = [&](int64_t i) { return units_of(tensors[i].count, tensors[i].row_length); };
+  std::vector<int64_t> first_block(size_t(tensor_count) + 1);
+  for (int64_t i = 0; i < tensor_count; ++i)
+    first_block[size_t(i) + 1] = first_block[size_t(i)] + blocks_of(tensors[i].count, tensors[i].row_length).total;
   // An array without elements may have no address.
-  const bool steps =
-      std::any_of(tensors, tensors + tensor_count, [](const SignOffered& tensor) { return tensor.steps != nullptr; });
-  const auto put = [&](int64_t i) { return Step{tensors[i].steps, tensors[i].count, tensors[i].row_length, ranks}; };
-  offer_all<Step>(tensors, tensor_count, dtype, key, steps, put, nonfinite, launch);
+  const bool adds =
+      std::any_of(tensors, tensors + tensor_count, [](const SignOffered& t) { return t.steps || t.sums; });
+  const Scratch<double> block_sums(adds ? first_block.back() : 0, launch);
+  visit(dtype, [&](auto type) {
+    using T = typename decltype(type)::type;
+    run_offer<T>(tensors, tensor_count, key, block_sums.get(), first_block, nonfinite, launch);
+  });
+  if (!adds) return;
+  add_blocks<false, Step>(
+      tensor_count, units, block_sums.get(), [&](int64_t i) { return first_block[size_t(i)]; },
+      [&](int64_t i) {
+        const SignOffered& t = tensors[i];
+        return Step{t.sums, t.steps, t.count, t.row_length, ranks};
+      },
+      launch);
 }
 
-void sign_decode_all(const SignDecoded* tensors, int64_t tensor_count, Dtype dtype, Feedback feedback, double decay,
-                     double scale, const Stream* key, Launch launch) {
+void sign_decode(const SignDecoded* tensors, int64_t tensor_count, Dtype dtype, Feedback feedback, double decay,
+                 double scale, const Stream* key, Launch launch) {
   const Rule rule{feedback, decay, scale, Coins(key)};
   visit(dtype, [&](auto type) {
     using T = typename decltype(type)::type;
@@ -240,18 +227,6 @@ void sign_decode_all(const SignDecoded* tensors, int64_t tensor_count, Dtype dty
       start(decode_kernel<T, std::decay_t<decltype(table)>>, table.units() * kWarp, launch, table, rule);
     });
   });
-}
-
-void sign_decode(const uint64_t* bits, const float* steps, Dtype dtype, int64_t count, int64_t row_length,
-                 Feedback feedback, double decay, double scale, const Stream* key, int64_t word_offset, void* grad,
-                 void* residual, Launch launch) {
-  const SignDecoded tensor{bits, nullptr, steps, count, row_length, word_offset, grad, residual};
-  sign_decode_all(&tensor, 1, dtype, feedback, decay, scale, key, launch);
-}
-
-void sign_unpack(const uint64_t* bits, const float* steps, Dtype dtype, int64_t count, int64_t row_length, double scale,
-                 void* out, Launch launch) {
-  sign_decode(bits, steps, dtype, count, row_length, kFeedbackNone, 1, scale, nullptr, 0, out, nullptr, launch);
 }
 
 }  // namespace hvc

@@ -1,7 +1,7 @@
 // Count sketches: tables that add up, and the largest elements that can be read from them.
-#include "hvc/sketch.h"
+#include "rules/sketch.h"
 
-#include "hvc/dense.h"
+#include "rules/dense.h"
 #include "launch.h"
 #include "scan.h"
 #include "sketch_spans.h"
@@ -270,7 +270,7 @@ void sketch_encode(const void* grad, const void* residual, const void* momentum,
 }
 
 // Waits for its stream: its result is a number for the host.
-int64_t sketch_top(const void* table, Dtype dtype, int rows, int64_t places, const Stream* key, const int64_t* spans,
+int64_t sketch_top(const void* table, Dtype dtype, int rows, int64_t places, const Stream* key, const Span* spans,
                    int64_t span_count, int64_t k, int64_t* positions, void* estimates, Launch launch) {
   const SketchSpans listed(spans, span_count);
   k = std::min(k, listed.elements);

@@ -1,5 +1,5 @@
 // Noise-shaped folding of signs to three values.
-#include "hvc/ternary.h"
+#include "rules/ternary.h"
 
 #include "count_rows.h"
 #include "parts.h"

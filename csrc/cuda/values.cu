@@ -1,8 +1,8 @@
 // Sections of positions with values: a thread codes a range. Ranks are added one after the other, so their order is
 // kept.
-#include "hvc/values.h"
+#include "rules/values.h"
 
-#include "hvc/dense.h"
+#include "rules/dense.h"
 #include "positions.h"
 #include "scan.h"
 #include "visit.h"

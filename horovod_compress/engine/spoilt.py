@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-#: What decoding leaves is smaller, see csrc/include/hvc/kept.h.
+#: What decoding leaves is smaller, see csrc/rules/kept.h.
 MOST = 2.0**96
 
 

@@ -27,7 +27,7 @@ from . import spoilt
 from .arrivals import decoded_by_chunk, encoded_by_chunk
 from .staging import StagedGather, Staging
 
-#: Gradients below are never refused for being too large: half of what hvc/kept.h allows with a residual.
+#: Gradients below are never refused for being too large: half of what rules/kept.h allows with a residual.
 _HUGE = 2.0**95
 _CPU = Host()
 _AS_IT_IS = Uncompressed()

@@ -1,6 +1,7 @@
 """Operations on arrays: each checks its arguments once, then runs compiled code.
 
-What a codec or a frame does with memory belongs here. An operation is declared once, with its legality; its readable
+What a codec or a frame does with memory belongs here. An operation on the tensors of a bucket is a row of
+:mod:`.table`, and one tensor is a batch of one; the functions whose names end in ``_all`` take several. Its readable
 version is in :mod:`.reference`, the compiled one in csrc, where :mod:`.loader` finds it. Nothing here knows of buckets,
 transports or methods.
 
@@ -15,30 +16,24 @@ elements is then a one-element tensor on the device, and only ``int()`` of it wa
 """
 
 from .adam import adam_hold_all
-from .basic import (
-    bernoulli_words,
-    crc32c,
-    crc32c_copy,
-    dense_add,
-    dense_decode,
-    dense_offer,
-    hash64,
-    instruction_set,
+from .checks import crc32c, crc32c_copy, hash64, instruction_set, philox4x32
+from .dense import dense_add, dense_decode, dense_decode_all, dense_offer, dense_offer_all, triad
+from .dithering import (
     level_add,
     level_decode,
+    level_decode_all,
     level_encode,
-    majority_fold,
-    merge_bits,
+    level_encode_all,
+    moments_offer,
+    moments_offer_all,
     norm_offer,
+    norm_offer_all,
     octave_decode,
+    octave_decode_all,
     octave_encode,
+    octave_encode_all,
+    octave_fold,
     octave_merge,
-    philox4x32,
-    sign_decode,
-    sign_offer,
-    sign_pack,
-    sign_unpack,
-    triad,
 )
 from .legality import code_layout, word_count
 from .lowrank import lowrank_decode, lowrank_left, lowrank_orthonormalise, lowrank_right, lowrank_start
@@ -47,15 +42,27 @@ from .quantise import (
     elias_bound,
     elias_decode,
     elias_encode,
-    moments_offer,
-    octave_fold,
     qsgd_decode,
+    qsgd_decode_all,
     qsgd_encode,
+    qsgd_encode_all,
     qsgd_fold,
     qsgd_record_bytes,
 )
 from .records import RECORD_UNIT, record_bytes, record_decode, record_fold, record_offer
 from .shaped import count_rows, shaped_fold, shaped_merge
+from .signs import (
+    Feedback,
+    bernoulli_words,
+    majority_fold,
+    merge_bits,
+    sign_decode,
+    sign_decode_all,
+    sign_offer,
+    sign_offer_all,
+    sign_pack,
+    sign_unpack,
+)
 from .sketch import absorb, sketch_clear, sketch_columns, sketch_encode, sketch_estimate, sketch_top
 from .sparse import (
     binary_clear,
@@ -68,23 +75,6 @@ from .sparse import (
     top_select,
 )
 from .ternary import GROUP_WORDS, PACKED_WORDS, ternary_fold, ternary_states, ternary_unpack
-from .together import (
-    Feedback,
-    dense_decode_all,
-    dense_offer_all,
-    sign_decode_all,
-    sign_offer_all,
-)
-from .together_quantise import (
-    level_decode_all,
-    level_encode_all,
-    moments_offer_all,
-    norm_offer_all,
-    octave_decode_all,
-    octave_encode_all,
-    qsgd_decode_all,
-    qsgd_encode_all,
-)
 from .values import sample_decode, sample_offer, values_bound, values_decode, values_encode
 
 __all__ = [

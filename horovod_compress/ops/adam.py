@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from types import ModuleType
 
 from torch import Tensor
 
-from .legality import REFERENCE, backend, check_apart, check_lengths, checked, dtype_code, work_dtype
+from .dispatch import batch
 
-ORACLE: ModuleType | None = None
-if REFERENCE:
-    from .reference import adam as ORACLE
+_HOLD = batch("adam_hold")
 
 
 def adam_hold_all(
@@ -41,30 +38,19 @@ def adam_hold_all(
         step: the number of the coming step, from 1 on.
         left: at least this part of that square stays, from 0 to 1.
     """
-    number = len(seconds)
-    check_lengths(number, firsts=firsts, grads=grads, squares=squares, floors=floors)
-    if not number:
-        return
-    native, device, launch = backend(seconds[0])
-    dtype, code, rows = seconds[0].dtype, dtype_code("second", seconds[0]), []
-    for i, (second, first, grad, square) in enumerate(zip(seconds, firsts, grads, squares, strict=True)):
-        count, number_of_rows = second.numel(), floors[i].numel() if floors else 1
-        at = [checked(n, t, dtype, count, device) for n, t in (("second", second), ("first", first), ("grad", grad))]
-        at.append(checked("square", square, work_dtype(dtype), count, device))
-        at.append(checked("floor", floors[i], work_dtype(dtype), number_of_rows, device) if floors else 0)
-        if number_of_rows and count % number_of_rows:
-            raise ValueError(f"{count} elements cannot be in {number_of_rows} equal rows")
-        for name, other in (("first", first), ("grad", grad), ("square", square)):
-            check_apart("second", second, name, other)
-        rows.append((*at, count, max(1, count // max(1, number_of_rows))))
     beta1, beta2 = betas
     if not (0 <= beta1 < 1 and 0 < beta2 < 1 and step >= 1 and bound > 0 and 0 <= left <= 1):
         raise ValueError(
             f"betas must be in [0, 1) and (0, 1), step from 1, bound above 0, left in [0, 1]; got {betas}, {step}, "
             f"{bound}, {left}"
         )
-    if ORACLE:
-        ORACLE.adam_hold_all(seconds, firsts, grads, squares, floors, betas=betas, step=step, bound=bound, left=left)
-        return
+    row_lengths = []
+    for i, second in enumerate(seconds):
+        count, rows = second.numel(), floors[i].numel() if floors else 1
+        if rows and count % rows:
+            raise ValueError(f"{count} elements cannot be in {rows} equal rows")
+        row_lengths.append(max(1, count // max(1, rows)))
     least, wanted = 1 / ((1 - beta1**step) * bound), (1 - beta2**step) / beta2
-    native.adam_hold_all(rows, code, 1 - beta1, least, wanted, (1 - beta2) / beta2, 1 - left, launch)
+    scales = (1 - beta1, least, wanted, (1 - beta2) / beta2, 1 - left)
+    options = {"betas": betas, "step": step, "bound": bound, "left": left}
+    _HOLD((seconds, firsts, grads, squares, floors, row_lengths), (scales,), options)

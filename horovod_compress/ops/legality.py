@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import cache
 from types import ModuleType
+from typing import NoReturn
 
 import torch
 from torch import Tensor
@@ -19,6 +20,7 @@ MAX_WORDS = 1 << 33  # the group index is 32 bits wide, and a group holds two wo
 MAX_DRAWS = 1 << 35  # and a word 16 random bits for each of four elements
 #: Powers of |x| that a norm may add up; 0 stands for the maximum.
 POWERS = (0, 1, 2, 4)
+
 
 REFERENCE: ModuleType | None = None
 CPU: ModuleType
@@ -84,6 +86,12 @@ def dtype_code(name: str, tensor: Tensor) -> int:
     return code
 
 
+def floating(name: str, tensor: Tensor) -> torch.dtype:
+    """Return a dtype, which must be a floating one."""
+    dtype_code(name, tensor)
+    return tensor.dtype
+
+
 def work_dtype(dtype: torch.dtype) -> torch.dtype:
     """Return the dtype of the arithmetic, and so of a residual."""
     return torch.float64 if dtype is torch.float64 else torch.float32
@@ -93,14 +101,18 @@ def check_apart(name: str, first: Tensor, other_name: str, second: Tensor) -> No
     """Refuse two tensors that share memory."""
     a, b = first.data_ptr(), second.data_ptr()
     if a < b + second.nbytes and b < a + first.nbytes:
-        raise ValueError(f"{name} and {other_name} must not overlap")
+        refuse_overlap(name, other_name)
 
 
-def check_lengths(number: int, **lists: Sequence[object] | None) -> None:
-    """Refuse lists, one item for each gradient, that are not as long as these."""
-    for name, given in lists.items():
-        if given is not None and len(given) != number:
-            raise ValueError(f"{name} must hold one item for each of {number} gradients, got {len(given)}")
+def check_parts(parts: Sequence[Tensor]) -> None:
+    """Refuse the payloads of no ranks, and of more than a kernel counts."""
+    if not 1 <= len(parts) <= MAX_PARTS:
+        raise ValueError(f"parts must hold 1 to {MAX_PARTS} tensors, got {len(parts)}")
+
+
+def refuse_overlap(name: str, other_name: str) -> NoReturn:
+    """Say which arrays share memory."""
+    raise ValueError(f"{name} and {other_name} must not overlap")
 
 
 def row_count(count: int, row_length: int) -> int:
@@ -110,15 +122,16 @@ def row_count(count: int, row_length: int) -> int:
     return -(-count // row_length)
 
 
-def check_words(word_offset: int, words: int) -> None:
-    """Refuse words beyond what a key has numbers for."""
+def check_words(word_offset: int, count: int) -> None:
+    """Refuse bits whose words are beyond what a key has numbers for."""
+    words = word_count(count)
     if word_offset < 0 or word_offset + words > MAX_WORDS:
         raise ValueError(f"words must lie in [0, {MAX_WORDS}), got {word_offset} + {words}")
 
 
 def word_stream(key: Key | None, word_offset: int, words: int) -> tuple[int, int, int, int, int] | None:
     """Return the words of a key, or None without one, after checking that it has numbers for all of them."""
-    check_words(word_offset, words)
+    check_words(word_offset, 64 * words)
     return None if key is None else key.words()
 
 
@@ -162,13 +175,6 @@ def check_octaves(bits: int, headroom: int) -> None:
     most = min(1 << (bits - 1), 32) - 1
     if not 1 <= headroom <= most:
         raise ValueError(f"headroom must be in [1, {most}], got {headroom}")
-
-
-def checked_codes(codes: Tensor, bits: int, count: int, row_length: int, device: int) -> int:
-    """Check the codes of ``count`` elements and return their address."""
-    if bits == 4 and row_length % 2 and row_length < count:
-        raise ValueError(f"row_length must be even where two codes share a byte, got {row_length}")
-    return checked("codes", codes, *code_layout(bits, count), device)
 
 
 def code_layout(bits: int, count: int) -> tuple[torch.dtype, int]:

@@ -2,12 +2,10 @@
 
 A tensor of ``rows * columns`` elements is a matrix X, row after row. Factors have one line for each of
 ``rank`` components: ``left`` is (rank, rows), ``right`` is (rank, columns), both flat and float32, or
-float64 for float64 gradients. ``hvc/lowrank.h`` says in which order everything is added.
+float64 for float64 gradients. ``rules/lowrank.h`` says in which order everything is added.
 """
 
 from __future__ import annotations
-
-from types import ModuleType
 
 import torch
 from torch import Tensor
@@ -23,10 +21,6 @@ from .legality import (
     dtype_code,
     work_dtype,
 )
-
-ORACLE: ModuleType | None = None
-if REFERENCE:
-    from .reference import lowrank as ORACLE
 
 
 def lowrank_start(kept: Tensor, right: Tensor, rank: int, key: Key, *, offset: int = 0) -> None:
@@ -46,8 +40,8 @@ def lowrank_start(kept: Tensor, right: Tensor, rank: int, key: Key, *, offset: i
     right_at = checked("right", right, kept.dtype, kept.numel(), device)
     check_apart("right", right, "kept", kept)
     stream = draw_stream(key, offset, kept.numel())
-    if ORACLE:
-        ORACLE.lowrank_start(kept, right, rank, key, offset=offset)
+    if REFERENCE:
+        REFERENCE.lowrank_start(kept, right, rank, key, offset=offset)
     else:
         native.lowrank_start(kept_at, code, columns, rank, stream, offset, right_at, launch)
 
@@ -67,8 +61,8 @@ def lowrank_left(grad: Tensor, residual: Tensor | None, rows: int, right: Tensor
     right_at = checked("right", right, work_dtype(grad.dtype), rank * columns, device)
     left_at = checked("left", left, work_dtype(grad.dtype), rank * rows, device)
     _check_output("left", left, grad, residual, ("right", right))
-    if ORACLE:
-        return int(ORACLE.lowrank_left(grad, residual, rows, right, left))
+    if REFERENCE:
+        return int(REFERENCE.lowrank_left(grad, residual, rows, right, left))
     counter, counter_at = counter_for(device)
     counted: int = native.lowrank_left(*x_at, *shape, right_at, left_at, counter_at, launch)
     return counted if counter is None else counter
@@ -82,8 +76,8 @@ def lowrank_right(grad: Tensor, residual: Tensor | None, rows: int, left: Tensor
     left_at = checked("left", left, work_dtype(grad.dtype), rank * rows, device)
     right_at = checked("right", right, work_dtype(grad.dtype), rank * columns, device)
     _check_output("right", right, grad, residual, ("left", left))
-    if ORACLE:
-        ORACLE.lowrank_right(grad, residual, rows, left, right)
+    if REFERENCE:
+        REFERENCE.lowrank_right(grad, residual, rows, left, right)
     else:
         native.lowrank_right(*x_at, *shape, left_at, right_at, launch)
 
@@ -97,8 +91,8 @@ def lowrank_orthonormalise(lines: Tensor, rank: int) -> None:
     count = _lines("lines", lines, rank)
     code = _factor_code("lines", lines)
     lines_at = checked("lines", lines, lines.dtype, lines.numel(), device)
-    if ORACLE:
-        ORACLE.lowrank_orthonormalise(lines, rank)
+    if REFERENCE:
+        REFERENCE.lowrank_orthonormalise(lines, rank)
     else:
         native.lowrank_orthonormalise(lines_at, code, count, rank, launch)
 
@@ -118,8 +112,8 @@ def lowrank_decode(
         _check_output(name, factor, grad, residual)
     if residual is not None:
         check_apart("residual", residual, "grad", grad)
-    if ORACLE:
-        ORACLE.lowrank_decode(left, right, rows, grad, residual, scale=scale)
+    if REFERENCE:
+        REFERENCE.lowrank_decode(left, right, rows, grad, residual, scale=scale)
     else:
         native.lowrank_decode(left_at, right_at, code, rows, columns, rank, float(scale), *x_at, launch)
 

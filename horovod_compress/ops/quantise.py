@@ -1,42 +1,42 @@
-"""Kernels of methods that quantise: QSGD's records and sections, moments of a gradient, means of powers of two.
+"""The operations of QSGD: records, and sections of Elias codes.
 
-Records and their codes are laid out as ``hvc/qsgd.h`` says, sections as ``hvc/elias.h`` says. Random
-bits are drawn for elements as in :func:`.level_encode`. A block's norm is the largest ``|x|``
+Records and their codes are laid out as ``rules/qsgd.h`` says, sections as ``rules/elias.h`` says. Random
+bits are drawn for elements as in :func:`.level_encode_all`. A block's norm is the largest ``|x|``
 (``norm`` 0) or the root of the sum of squares (``norm`` 2), in float32 whatever the gradient is.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from types import ModuleType
 
 import torch
 from torch import Tensor
 
+from .dispatch import Counted, Counts, batch
 from .keys import Key
 from .legality import (
-    MAX_PARTS,
     REFERENCE,
     backend,
     check_apart,
+    check_draws,
     check_one_of,
+    check_parts,
     checked,
     counter_for,
     draw_stream,
     dtype_code,
     row_count,
-    work_dtype,
 )
 
-ORACLE: ModuleType | None = None
-if REFERENCE:
-    from .reference import quantise as ORACLE
+_ENCODE, _DECODE = batch("qsgd_encode"), batch("qsgd_decode")
 
 #: Elements that may share a norm: a multiple of BLOCK_UNIT, so that the codes of a block are whole words.
 BLOCK_UNIT, MOST_BLOCK = 64, 8192
 #: Elements whose Elias codes share a stream.
 ELIAS_RANGE = 8192
 NORM_BYTES = 4
+
+# ---- records ------------------------------------------------------------------------------------
 
 
 def qsgd_record_bytes(bits: int, block: int) -> int:
@@ -45,31 +45,40 @@ def qsgd_record_bytes(bits: int, block: int) -> int:
     return NORM_BYTES + block * bits // 8
 
 
-def qsgd_encode(
-    grad: Tensor, records: Tensor, key: Key, *, bits: int, block: int, norm: int, offset: int = 0
-) -> int | Tensor:
+@Counted
+def qsgd_encode_all(
+    grads: Sequence[Tensor],
+    records: Sequence[Tensor],
+    key: Key,
+    *,
+    bits: int,
+    block: int,
+    norm: int,
+    offsets: Sequence[int] | None = None,
+) -> Counts:
     """Write a record for every block; return how many elements are not finite, which count as 0 in a norm.
 
     Args:
         records: uint8, :func:`qsgd_record_bytes` for each block.
         bits: of a code, 2 to 8; ``2 ** (bits - 1) - 1`` is the code of the norm.
         block: how many elements share a norm.
-        offset: which element of the stream ``grad[0]`` is.
+        offsets: which element of the stream the first one of each tensor is; None for 0.
     """
-    native, device, launch = backend(grad)
-    count, code = grad.numel(), dtype_code("grad", grad)
     check_shape(bits, block, norm)
-    blocks = row_count(count, block)
-    grad_at = checked("grad", grad, grad.dtype, count, device)
-    records_at = checked("records", records, torch.uint8, blocks * qsgd_record_bytes(bits, block), device)
-    check_apart("records", records, "grad", grad)
-    stream = draw_stream(key, offset, blocks * block)
-    if ORACLE:
-        return int(ORACLE.qsgd_encode(grad, records, key, bits=bits, block=block, norm=norm, offset=offset))
-    counter, counter_at = counter_for(device)
-    shape = (code, count, bits, block, norm)
-    counted: int = native.qsgd_encode(grad_at, *shape, stream, offset, records_at, counter_at, launch)
-    return counted if counter is None else counter
+    size = qsgd_record_bytes(bits, block)
+    for grad, offset in zip(grads, offsets or (), strict=False):
+        check_draws(offset, row_count(grad.numel(), block) * block)
+    options = {"key": key, "bits": bits, "block": block, "norm": norm}
+    return _ENCODE(
+        (grads, offsets, records), ((bits, block, norm), key.words()), options, None, lambda n: -(-n // block) * size
+    )
+
+
+def qsgd_encode(
+    grad: Tensor, records: Tensor, key: Key, *, bits: int, block: int, norm: int, offset: int = 0
+) -> int | Tensor:
+    """Do :func:`qsgd_encode_all` for one tensor."""
+    return qsgd_encode_all.counts([grad], [records], key, bits=bits, block=block, norm=norm, offsets=[offset])[0]
 
 
 def qsgd_fold(
@@ -92,32 +101,29 @@ def qsgd_fold(
     """
     native, device, launch = backend(out)
     check_shape(bits, block, norm)
-    _check_parts(parts)
+    check_parts(parts)
     size, rest = divmod(out.numel(), qsgd_record_bytes(bits, block))
     if rest:
         raise ValueError(f"out must hold whole records of {qsgd_record_bytes(bits, block)} bytes, {rest} are left")
     out_at = checked("out", out, torch.uint8, out.numel(), device)
     parts_at = [checked(f"parts[{i}]", part, torch.uint8, out.numel(), device) for i, part in enumerate(parts)]
     stream = draw_stream(key, offset, size * block)
-    if ORACLE:
-        ORACLE.qsgd_fold(parts, out, key, bits=bits, block=block, norm=norm, offset=offset)
+    if REFERENCE:
+        REFERENCE.qsgd_fold(parts, out, key, bits=bits, block=block, norm=norm, offset=offset)
     else:
-        native.qsgd_fold(parts_at, size, bits, block, norm, stream, offset, out_at, launch)
+        native.qsgd_fold(parts_at, len(parts), size, (bits, block, norm), stream, offset, out_at, launch)
+
+
+def qsgd_decode_all(records: Sequence[Tensor], grads: Sequence[Tensor], *, bits: int, block: int, scale: float) -> None:
+    """Write ``(code * scale) * norm`` over the gradients."""
+    size = qsgd_record_bytes(bits, block)
+    options = {"bits": bits, "block": block, "scale": scale}
+    _DECODE((records, grads), ((bits, block, 0), scale), options, None, lambda n: -(-n // block) * size)
 
 
 def qsgd_decode(records: Tensor, grad: Tensor, *, bits: int, block: int, scale: float) -> None:
-    """Write ``(code * scale) * norm`` over ``grad``."""
-    native, device, launch = backend(grad)
-    count, code = grad.numel(), dtype_code("grad", grad)
-    check_shape(bits, block, 0)
-    nbytes = row_count(count, block) * qsgd_record_bytes(bits, block)
-    grad_at = checked("grad", grad, grad.dtype, count, device)
-    records_at = checked("records", records, torch.uint8, nbytes, device)
-    check_apart("records", records, "grad", grad)
-    if ORACLE:
-        ORACLE.qsgd_decode(records, grad, bits=bits, block=block, scale=scale)
-    else:
-        native.qsgd_decode(records_at, code, count, bits, block, scale, grad_at, launch)
+    """Do :func:`qsgd_decode_all` for one tensor."""
+    qsgd_decode_all([records], [grad], bits=bits, block=block, scale=scale)
 
 
 # ---- Elias codes --------------------------------------------------------------------------------
@@ -150,10 +156,10 @@ def elias_encode(
     out_at = checked("out", out, torch.uint8, out.numel(), device)
     check_apart("out", out, "grad", grad)
     stream = draw_stream(key, offset, row_count(count, block) * block)
-    if ORACLE:
-        used, bad = ORACLE.elias_encode(grad, out, key, bits=bits, block=block, norm=norm, offset=offset)
+    if REFERENCE:
+        used, bad = REFERENCE.elias_encode(grad, out, key, bits=bits, block=block, norm=norm, offset=offset)
     else:
-        used, bad = native.elias_encode(grad_at, code, count, bits, block, norm, stream, offset, out_at, launch)
+        used, bad = native.elias_encode(grad_at, code, count, (bits, block, norm), stream, offset, out_at, 0, launch)
     return int(used), int(bad)
 
 
@@ -166,63 +172,19 @@ def elias_decode(sections: Sequence[Tensor], grad: Tensor, *, bits: int, block: 
     native, device, launch = backend(grad)
     count, code = grad.numel(), dtype_code("grad", grad)
     check_shape(bits, block, 0)
-    _check_parts(sections)
+    check_parts(sections)
     grad_at = checked("grad", grad, grad.dtype, count, device)
     sections_at = [
         (checked(f"sections[{i}]", section, torch.uint8, section.numel(), device), section.numel())
         for i, section in enumerate(sections)
     ]
-    if ORACLE:
-        return int(ORACLE.elias_decode(sections, grad, bits=bits, block=block, scale=scale))
+    if REFERENCE:
+        return int(REFERENCE.elias_decode(sections, grad, bits=bits, block=block, scale=scale))
     counter, counter_at = counter_for(device)
-    counted: int = native.elias_decode(sections_at, code, count, bits, block, scale, grad_at, counter_at, launch)
+    counted: int = native.elias_decode(
+        sections_at, len(sections_at), code, count, (bits, block, 0), scale, grad_at, counter_at, launch
+    )
     return counted if counter is None else counter
-
-
-# ---- beside the kernels of dithering ------------------------------------------------------------
-
-
-def moments_offer(grad: Tensor, largest: Tensor, squares: Tensor, row_length: int) -> int | Tensor:
-    """Write the largest ``|x|`` and the sum of squares of every row; return how many elements are not finite.
-
-    It is :func:`.norm_offer` with powers 0 and 2 in one pass.
-    """
-    native, device, launch = backend(grad)
-    count, code = grad.numel(), dtype_code("grad", grad)
-    rows = row_count(count, row_length)
-    grad_at = checked("grad", grad, grad.dtype, count, device)
-    largest_at = checked("largest", largest, work_dtype(grad.dtype), rows, device)
-    squares_at = checked("squares", squares, torch.float64, rows, device)
-    check_apart("largest", largest, "grad", grad)
-    check_apart("squares", squares, "grad", grad)
-    if ORACLE:
-        return int(ORACLE.moments_offer(grad, largest, squares, row_length))
-    counter, counter_at = counter_for(device)
-    counted: int = native.moments_offer(grad_at, code, count, row_length, largest_at, squares_at, counter_at, launch)
-    return counted if counter is None else counter
-
-
-def octave_fold(parts: Sequence[Tensor], out: Tensor, key: Key, *, headroom: int, offset: int = 0) -> None:
-    """Write codes of the mean of some ranks' codes of :func:`.octave_encode`, rounded again without bias.
-
-    Codes have 8 bits; numbers are added in the order of the list, in float32.
-
-    Args:
-        out: uint8; may be one of the parts.
-        offset: which element of the stream the first one is.
-    """
-    native, device, launch = backend(out)
-    count = out.numel()
-    _check_parts(parts)
-    if not 1 <= headroom <= 31:
-        raise ValueError(f"headroom must be in [1, 31], got {headroom}")
-    out_at = checked("out", out, torch.uint8, count, device)
-    parts_at = [checked(f"parts[{i}]", part, torch.uint8, count, device) for i, part in enumerate(parts)]
-    stream = draw_stream(key, offset, count)
-    if ORACLE:
-        ORACLE.octave_fold(parts, out, key, headroom=headroom, offset=offset)
-    else:
-        native.octave_fold(parts_at, count, headroom, stream, offset, out_at, launch)
 
 
 # ---- legality -----------------------------------------------------------------------------------
@@ -235,8 +197,3 @@ def check_shape(bits: int, block: int, norm: int) -> None:
     if not BLOCK_UNIT <= block <= MOST_BLOCK or block % BLOCK_UNIT:
         raise ValueError(f"block must be a multiple of {BLOCK_UNIT}, at most {MOST_BLOCK}, got {block}")
     check_one_of("norm", norm, (0, 2))
-
-
-def _check_parts(parts: Sequence[Tensor]) -> None:
-    if not 1 <= len(parts) <= MAX_PARTS:
-        raise ValueError(f"there must be 1 to {MAX_PARTS} parts, got {len(parts)}")

@@ -1,32 +1,27 @@
 """The kernels for records: a float32 scale for a block of elements, and a sign for each of them.
 
 Records are bytes, ``record_bytes(block)`` for each ``block`` elements, the last of which may be fewer;
-``hvc/record.h`` says how they are laid out. The rule of the scale is "l1" for the mean of ``|x|``, or
+``rules/record.h`` says how they are laid out. The rule of the scale is "l1" for the mean of ``|x|``, or
 "l2" for the root of the mean of ``x ** 2``.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from types import ModuleType
 
 import torch
 from torch import Tensor
 
 from .legality import (
-    MAX_PARTS,
     REFERENCE,
     backend,
     check_apart,
+    check_parts,
     checked,
     counter_for,
     dtype_code,
     work_dtype,
 )
-
-ORACLE: ModuleType | None = None
-if REFERENCE:
-    from .reference import records as ORACLE
 
 #: Blocks are multiples of this many elements, so that records are whole 32-bit words.
 RECORD_UNIT = 64
@@ -59,8 +54,8 @@ def record_offer(grad: Tensor, residual: Tensor | None, records: Tensor, block: 
     if residual is not None:
         residual_at = checked("residual", residual, work_dtype(grad.dtype), count, device)
         check_apart("records", records, "residual", residual)
-    if ORACLE:
-        return int(ORACLE.record_offer(grad, residual, records, block, rule=rule))
+    if REFERENCE:
+        return int(REFERENCE.record_offer(grad, residual, records, block, rule=rule))
     counter, counter_at = counter_for(device)
     shape = (code, count, block, number)
     counted: int = native.record_offer(grad_at, residual_at, *shape, records_at, counter_at, launch)
@@ -80,8 +75,7 @@ def record_fold(parts: Sequence[Tensor], kept: Tensor, left: Tensor, out: Tensor
     """
     native, device, launch = backend(kept)
     count, number = kept.numel(), _rule(rule)
-    if not 1 <= len(parts) <= MAX_PARTS:
-        raise ValueError(f"parts must hold 1 to {MAX_PARTS} tensors, got {len(parts)}")
+    check_parts(parts)
     if kept.dtype not in (torch.float32, torch.float64):
         raise ValueError(f"kept must be float32 or float64, got {kept.dtype}")
     code = dtype_code("kept", kept)
@@ -90,10 +84,10 @@ def record_fold(parts: Sequence[Tensor], kept: Tensor, left: Tensor, out: Tensor
     out_at = _checked_records("out", out, count, block, device)
     parts_at = [_checked_records(f"parts[{i}]", part, count, block, device) for i, part in enumerate(parts)]
     check_apart("left", left, "kept", kept)
-    if ORACLE:
-        ORACLE.record_fold(parts, kept, left, out, block, rule=rule)
+    if REFERENCE:
+        REFERENCE.record_fold(parts, kept, left, out, block, rule=rule)
     else:
-        native.record_fold(parts_at, code, count, block, number, kept_at, left_at, out_at, launch)
+        native.record_fold(parts_at, len(parts), code, count, block, number, kept_at, left_at, out_at, launch)
 
 
 def record_decode(
@@ -114,8 +108,8 @@ def record_decode(
     grad_at = checked("grad", grad, grad.dtype, count, device)
     residual_at = checked("residual", residual, work_dtype(grad.dtype), count, device)
     check_apart("residual", residual, "grad", grad)
-    if ORACLE:
-        ORACLE.record_decode(records, scales, grad, residual, block, scale=scale)
+    if REFERENCE:
+        REFERENCE.record_decode(records, scales, grad, residual, block, scale=scale)
     else:
         shape = (code, count, block, float(scale))
         native.record_decode(records_at, scales_at, *shape, grad_at, residual_at, launch)

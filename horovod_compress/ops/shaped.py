@@ -1,7 +1,7 @@
 """The kernels for noise-shaped merging: one bit for several ranks, and what that rounds off.
 
 Counts, which are what is kept, are lists of rows: bit ``l`` of the count of every element is in row ``l``, laid
-out as bits are. ``hvc/shaped.h`` says what they mean; zeros stand for having rounded off nothing yet.
+out as bits are. ``rules/shaped.h`` says what they mean; zeros stand for having rounded off nothing yet.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Count sketches: tables that add up, and the largest elements that can be read from them.
 
 A table is one tensor of ``rows * columns`` cells, row after row: float32, and float64 for float64
-gradients. ``hvc/sketch.h`` says how elements are laid out. The key names the random bits: whoever
+gradients. ``rules/sketch.h`` says how elements are laid out. The key names the random bits: whoever
 adds or reads tables must use the same one, so its rank should be 0 and its purpose ``SKETCH``.
 Positions are ``torch.int64`` indices into the bucket.
 """
@@ -11,7 +11,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from functools import lru_cache
-from types import ModuleType
 
 import torch
 from torch import Tensor
@@ -27,10 +26,6 @@ from .legality import (
     dtype_code,
     work_dtype,
 )
-
-ORACLE: ModuleType | None = None
-if REFERENCE:
-    from .reference import sketch as ORACLE
 
 ROWS = (1, 3, 5)
 #: Elements that are laid out together; the places of a row, of this many cells, are a prime number.
@@ -96,9 +91,9 @@ def sketch_encode(
             f"offset must be a multiple of {ALIGNMENT}, and elements must lie in [0, {MAX_ELEMENTS}), "
             f"got {offset} + {count}"
         )
-    if ORACLE:
+    if REFERENCE:
         options = {"offset": offset, "momentum": momentum, "factor": factor}
-        return int(ORACLE.sketch_encode(grad, residual, table, rows, key, **options))
+        return int(REFERENCE.sketch_encode(grad, residual, table, rows, key, **options))
     counter, counter_at = counter_for(device)
     shape = (float(factor), code, count, offset, rows, places)
     counted: int = native.sketch_encode(grad_at, *others_at, *shape, key.words(), table_at, counter_at, launch)
@@ -131,7 +126,7 @@ def sketch_top(
     """
     native, device, launch = backend(table)
     table_at, places = _checked_table(table, rows, device)
-    flat = _checked_spans(spans)
+    _check_spans(spans)
     if k < 0:
         raise ValueError(f"k must be at least 0, got {k}")
     positions_at = checked("positions", positions, torch.int64, k, device)
@@ -139,10 +134,10 @@ def sketch_top(
     check_apart("positions", positions, "table", table)
     check_apart("estimates", estimates, "table", table)
     check_apart("positions", positions, "estimates", estimates)
-    if ORACLE:
-        return int(ORACLE.sketch_top(table, rows, key, spans, k, positions, estimates))
+    if REFERENCE:
+        return int(REFERENCE.sketch_top(table, rows, key, spans, k, positions, estimates))
     shape = (dtype_code("table", table), rows, places, key.words())
-    return int(native.sketch_top(table_at, *shape, flat, k, positions_at, estimates_at, launch))
+    return int(native.sketch_top(table_at, *shape, spans, len(spans), k, positions_at, estimates_at, launch))
 
 
 def sketch_estimate(table: Tensor, rows: int, key: Key, positions: Tensor, estimates: Tensor) -> None:
@@ -154,8 +149,8 @@ def sketch_estimate(table: Tensor, rows: int, key: Key, positions: Tensor, estim
     estimates_at = checked("estimates", estimates, table.dtype, count, device)
     check_apart("estimates", estimates, "table", table)
     check_apart("estimates", estimates, "positions", positions)
-    if ORACLE:
-        ORACLE.sketch_estimate(table, rows, key, positions, estimates)
+    if REFERENCE:
+        REFERENCE.sketch_estimate(table, rows, key, positions, estimates)
     else:
         shape = (dtype_code("table", table), rows, places, key.words())
         native.sketch_estimate(table_at, *shape, positions_at, count, estimates_at, launch)
@@ -168,8 +163,8 @@ def sketch_clear(table: Tensor, rows: int, key: Key, positions: Tensor) -> None:
     table_at, places = _checked_table(table, rows, device)
     positions_at = checked("positions", positions, torch.int64, count, device)
     check_apart("positions", positions, "table", table)
-    if ORACLE:
-        ORACLE.sketch_clear(table, rows, key, positions)
+    if REFERENCE:
+        REFERENCE.sketch_clear(table, rows, key, positions)
     else:
         shape = (dtype_code("table", table), rows, places, key.words())
         native.sketch_clear(table_at, *shape, positions_at, count, launch)
@@ -197,8 +192,8 @@ def absorb(grad: Tensor, residual: Tensor, momentum: Tensor | None = None, facto
         check_apart("momentum", momentum, "grad", grad)
         check_apart("momentum", momentum, "residual", residual)
     _check_factor(momentum, factor)
-    if ORACLE:
-        ORACLE.absorb(grad, residual, momentum, factor)
+    if REFERENCE:
+        REFERENCE.absorb(grad, residual, momentum, factor)
     else:
         native.absorb(grad_at, residual_at, momentum_at, float(factor), code, count, launch)
 
@@ -224,9 +219,7 @@ def _check_factor(momentum: Tensor | None, factor: float) -> None:
         raise ValueError(f"factor must be finite, and 0 without momentum, got {factor} with {given} momentum")
 
 
-def _checked_spans(spans: Sequence[tuple[int, int]]) -> list[int]:
-    """Check the spans and return them as one list."""
-    flat: list[int] = []
+def _check_spans(spans: Sequence[tuple[int, int]]) -> None:
     end = 0
     for start, count in spans:
         if start < end or start % ALIGNMENT or count < 0 or start + count > MAX_ELEMENTS:
@@ -234,6 +227,4 @@ def _checked_spans(spans: Sequence[tuple[int, int]]) -> list[int]:
                 f"spans must be pairs (start, count) with starts that are multiples of {ALIGNMENT}, ascending, "
                 f"apart and below {MAX_ELEMENTS}, got ({start}, {count}) after the end {end}"
             )
-        flat += (start, count)
         end = start + count
-    return flat

@@ -1,7 +1,7 @@
 """Kernels of Sparse Binary Compression (arXiv:1805.08768) and of exact top-k selection.
 
 Positions are ``torch.int32``. Throughout, ``x = grad + residual`` in the dtype of the arithmetic:
-float64 for float64 gradients, else float32. Sections are laid out as ``hvc/golomb.h`` says.
+float64 for float64 gradients, else float32. Sections are laid out as ``rules/golomb.h`` says.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
+from .dithering import norm_offer
 from .legality import (
     MAX_PARTS,
     REFERENCE,
@@ -21,9 +22,6 @@ from .legality import (
     dtype_code,
     work_dtype,
 )
-
-if REFERENCE:
-    from .reference import sparse as ORACLE
 
 MAX_ELEMENTS = (1 << 31) - 1  # positions are 32 bits wide
 MAX_PARAMETER = 20
@@ -52,7 +50,7 @@ def top_select(grad: Tensor, residual: Tensor | None, k: int, positions: Tensor,
     values_at = checked("values", values, work_dtype(grad.dtype), k, device)
     _check_all_apart({"positions": positions, "values": values}, {"grad": grad, "residual": residual})
     if REFERENCE:
-        return ORACLE.top_select(grad, residual, k, positions, values)
+        return REFERENCE.top_select(grad, residual, k, positions, values)
     kept, nonfinite = native.top_select(*given, k, positions_at, values_at, launch)
     return int(kept), int(nonfinite)
 
@@ -77,7 +75,7 @@ def binary_select(grad: Tensor, residual: Tensor | None, k: int, positions: Tens
     mean_at = checked("mean", mean, work_dtype(grad.dtype), 1, device)
     _check_all_apart({"positions": positions, "mean": mean}, {"grad": grad, "residual": residual})
     if REFERENCE:
-        return ORACLE.binary_select(grad, residual, k, positions, mean)
+        return REFERENCE.binary_select(grad, residual, k, positions, mean)
     kept, nonfinite = native.binary_select(*given, k, positions_at, mean_at, launch)
     return int(kept), int(nonfinite)
 
@@ -98,17 +96,8 @@ def _checked_selection(grad: Tensor, residual: Tensor | None, k: int, device: in
 
 def count_nonfinite(grad: Tensor) -> int | Tensor:
     """Return how many elements are not finite."""
-    native, device, launch = backend(grad)
     count = grad.numel()
-    code = dtype_code("grad", grad)
-    grad_at = checked("grad", grad, grad.dtype, count, device)
-    if REFERENCE:
-        return ORACLE.count_nonfinite(grad)
-    largest = torch.empty(1, dtype=work_dtype(grad.dtype), device=grad.device)
-    counter, counter_at = counter_for(device)
-    row = max(count, 1)
-    counted: int = native.norm_offer(grad_at, code, count, row, 0, largest.data_ptr(), counter_at, launch)
-    return counted if counter is None else counter
+    return norm_offer(grad, grad.new_empty(min(count, 1), dtype=work_dtype(grad.dtype)), max(count, 1))
 
 
 # ---- Golomb codes -----------------------------------------------------------------------------
@@ -175,7 +164,7 @@ def binary_encode(positions: Tensor, kept: int, mean: Tensor, b: int, elements: 
     out_at = checked("out", out, torch.uint8, out.numel(), device)
     _check_all_apart({"out": out}, {"positions": positions, "mean": mean})
     if REFERENCE:
-        used = ORACLE.binary_encode(positions, kept, mean, b, elements, out)
+        used = REFERENCE.binary_encode(positions, kept, mean, b, elements, out)
     else:
         value_bytes = mean.element_size()
         used = native.binary_encode(positions_at, kept, mean_at, value_bytes, elements, b, out_at, launch)
@@ -216,10 +205,12 @@ def binary_decode(
     named = {f"sections[{i}]": section for i, section in enumerate(sections)}
     _check_all_apart({"grad": grad, "residual": residual}, named)
     if REFERENCE:
-        return ORACLE.binary_decode(sections, own, b, grad, residual, scale)
+        return REFERENCE.binary_decode(sections, own, b, grad, residual, scale)
     counter, counter_at = counter_for(device)
     shape = (b, code, count, scale)
-    counted: int = native.binary_decode(sections_at, own, *shape, grad_at, residual_at, counter_at, launch)
+    counted: int = native.binary_decode(
+        sections_at, len(sections), own, *shape, grad_at, residual_at, counter_at, launch
+    )
     return counted if counter is None else counter
 
 
@@ -237,9 +228,9 @@ def binary_clear(section: Tensor, b: int, tensor: Tensor) -> int | Tensor:
     section_at = _checked_section("section", section, device)
     check_apart("tensor", tensor, "section", section)
     if REFERENCE:
-        return ORACLE.binary_clear(section, b, tensor)
+        return REFERENCE.binary_clear(section, b, tensor)
     counter, counter_at = counter_for(device)
-    counted: int = native.binary_clear(*section_at, b, code, count, tensor_at, counter_at, launch)
+    counted: int = native.binary_clear([section_at], b, code, count, tensor_at, counter_at, launch)
     return counted if counter is None else counter
 
 

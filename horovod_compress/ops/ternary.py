@@ -1,6 +1,6 @@
 """The kernels for folding signs to three values, -1, 0 or 1, and what that rounds off.
 
-Words come in groups of five, and the three-valued elements of a group take eight: ``hvc/ternary.h`` says how. Counts
+Words come in groups of five, and the three-valued elements of a group take eight: ``rules/ternary.h`` says how. Counts
 are as in :mod:`.shaped`.
 """
 

@@ -1,6 +1,6 @@
 """Kernels of methods that send single values: with their positions, or at places that all ranks draw alike.
 
-Sections are laid out as ``hvc/values.h`` says, samples drawn as ``hvc/sample.h`` says. Positions are
+Sections are laid out as ``rules/values.h`` says, samples drawn as ``rules/sample.h`` says. Positions are
 ``torch.int32``. Throughout, ``x = grad + residual`` in the dtype of the arithmetic: float64 for
 float64 gradients, else float32.
 """
@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from types import ModuleType
 
 import torch
 from torch import Tensor
@@ -27,10 +26,6 @@ from .legality import (
     work_dtype,
 )
 from .sparse import MAX_ELEMENTS, MAX_PARAMETER, golomb_bound, golomb_ranges
-
-ORACLE: ModuleType | None = None
-if REFERENCE:
-    from .reference import values as ORACLE
 
 #: How values are sent: in the dtype of the arithmetic, in 16 bits, or as a sign of one mean.
 FORMS = {"full": 0, "float16": 1, "bfloat16": 2, "signs": 3}
@@ -94,8 +89,8 @@ def values_encode(
     out_at = checked("out", out, torch.uint8, out.numel(), device)
     check_apart("out", out, "positions", positions)
     check_apart("out", out, "values", values)
-    if ORACLE:
-        used = ORACLE.values_encode(positions, kept, values, b, elements, out, form=form, mean=mean)
+    if REFERENCE:
+        used = REFERENCE.values_encode(positions, kept, values, b, elements, out, form=form, mean=mean)
     else:
         shape = (dtype_code("values", values), FORMS[form], elements, b)
         used = native.values_encode(positions_at, kept, values_at, mean_at, *shape, out_at, launch)
@@ -155,13 +150,13 @@ def values_decode(
         (checked(f"sections[{i}]", section, torch.uint8, section.numel(), device), section.numel())
         for i, section in enumerate(sections)
     ]
-    if ORACLE:
+    if REFERENCE:
         options = {"form": form, "momentum": momentum, "factor": factor, "masking": masking}
-        return int(ORACLE.values_decode(sections, own, b, grad, residual, scale, **options))
+        return int(REFERENCE.values_decode(sections, own, b, grad, residual, scale, **options))
     shape = (FORMS[form], b, code, count, float(scale))
     kept = (residual_at, momentum_at, float(factor), bool(masking))
     counter, counter_at = counter_for(device)
-    counted: int = native.values_decode(sections_at, own, *shape, grad_at, *kept, counter_at, launch)
+    counted: int = native.values_decode(sections_at, len(sections), own, *shape, grad_at, *kept, counter_at, launch)
     return counted if counter is None else counter
 
 
@@ -196,8 +191,8 @@ def sample_offer(grad: Tensor, residual: Tensor | None, values: Tensor, key: Key
         residual_at = checked("residual", residual, values.dtype, grad.numel(), device)
         check_apart("values", values, "residual", residual)
     check_apart("values", values, "grad", grad)
-    if ORACLE:
-        return int(ORACLE.sample_offer(grad, residual, values, key, first=first))
+    if REFERENCE:
+        return int(REFERENCE.sample_offer(grad, residual, values, key, first=first))
     counter, counter_at = counter_for(device)
     outputs = (values.data_ptr(), counter_at)
     counted: int = native.sample_offer(grad_at, residual_at, *shape, words, first, *outputs, launch)
@@ -228,8 +223,8 @@ def sample_decode(
         check_apart("residual", residual, "grad", grad)
         check_apart("values", values, "residual", residual)
     check_apart("values", values, "grad", grad)
-    if ORACLE:
-        ORACLE.sample_decode(values, grad, residual, key, scale, first=first, weighted=weighted)
+    if REFERENCE:
+        REFERENCE.sample_decode(values, grad, residual, key, scale, first=first, weighted=weighted)
     else:
         rule = (words, first, float(scale), bool(weighted))
         native.sample_decode(values.data_ptr(), *shape, *rule, grad_at, residual_at, launch)

@@ -6,12 +6,7 @@ import pytest
 import torch
 
 from horovod_compress import ops
-from horovod_compress.ops.reference import (
-    basic as reference,
-    lowrank as reference_lowrank,
-    records as reference_records,
-    sketch as reference_sketch,
-)
+from horovod_compress.ops import reference
 from tests.support.local import same_bits
 
 COUNT, ROW = 200, 64
@@ -41,10 +36,10 @@ def test_values_from_2_to_the_96th_on_are_counted(dtype: torch.dtype, size: floa
         assert of.sign_offer(x, residual, bits, None, ROW) == expected
         assert of.sign_offer(spoilt, residual, bits, sums, ROW) == expected + 1
         assert of.points_offer(x, residual, bits, highs, lows, ones, ROW) == expected
-    for left in (ops.lowrank_left, reference_lowrank.lowrank_left):
+    for left in (ops.lowrank_left, reference.lowrank_left):
         factors = torch.ones(2 * 20, dtype=dtype), torch.zeros(2 * 10, dtype=dtype)
         assert left(x, residual, 10, *factors) == expected
-    for offer in (ops.record_offer, reference_records.record_offer):
+    for offer in (ops.record_offer, reference.record_offer):
         records = torch.zeros(ROWS * ops.record_bytes(ROW), dtype=torch.uint8)
         assert [offer(x, residual, records, ROW, rule=rule) for rule in ("l1", "l2")] == [expected] * 2
 
@@ -55,7 +50,7 @@ def test_what_may_be_larger_than_x_is_cut_at_half_of_that(dtype: torch.dtype) ->
     bits, steps = torch.zeros(-(-COUNT // 64), dtype=torch.int64), torch.full((ROWS,), 2.0**95)
     left, right = torch.full((10,), 2.0**60, dtype=dtype), torch.full((20,), -(2.0**60), dtype=dtype)
     found = []
-    oracles = reference.sign_decode, reference_lowrank.lowrank_decode
+    oracles = reference.sign_decode, reference.lowrank_decode
     for sign, lowrank in ((ops.sign_decode, ops.lowrank_decode), oracles):
         for decode in ("sign", "lowrank"):
             grad, residual = _huge(dtype, 7e28), torch.zeros(COUNT, dtype=dtype)
@@ -75,7 +70,7 @@ def test_what_may_be_larger_than_x_is_cut_at_half_of_that(dtype: torch.dtype) ->
 @pytest.mark.parametrize("scale", [1.0, 3.0])
 def test_products_that_float16_cannot_hold_stay(scale: float) -> None:
     left, right = torch.full((10,), 300.0), torch.full((20,), 400.0)
-    for decode in (ops.lowrank_decode, reference_lowrank.lowrank_decode):
+    for decode in (ops.lowrank_decode, reference.lowrank_decode):
         grad, residual = torch.full((COUNT,), 49984.0).half(), torch.full((COUNT,), 70000.0)
         decode(left, right, 10, grad, residual, scale=scale)
         assert bool((grad == 65504).all())
@@ -86,7 +81,7 @@ def test_products_that_float16_cannot_hold_stay(scale: float) -> None:
 def test_what_is_kept_with_momentum_is_bounded(dtype: torch.dtype) -> None:
     huge = 0.7 * torch.finfo(dtype).max
     found = []
-    for absorb in (ops.absorb, reference_sketch.absorb):
+    for absorb in (ops.absorb, reference.absorb):
         grad, residual, momentum = _huge(dtype, huge), _huge(dtype, huge), _huge(dtype, huge)
         absorb(grad, residual, momentum, 0.9)
         assert bool(residual.isfinite().all() and momentum.isfinite().all())

@@ -323,7 +323,7 @@ REFUSED = {
     "records must be": lambda: ops.qsgd_encode(torch.ones(65), poison(36, U8), KEY, **SHAPE),
     "elements must lie": lambda: ops.qsgd_encode(torch.ones(4), poison(36, U8), KEY, **SHAPE, offset=-1),
     "out must hold whole records": lambda: ops.qsgd_fold([poison(37, U8)], poison(37, U8), KEY, **SHAPE),
-    "there must be 1 to": lambda: ops.qsgd_fold([], poison(36, U8), KEY, **SHAPE),
+    "parts must hold 1 to": lambda: ops.qsgd_fold([], poison(36, U8), KEY, **SHAPE),
     r"parts\[1\] must be": lambda: ops.octave_fold([poison(9, U8), poison(8, U8)], poison(9, U8), KEY, headroom=1),
     "headroom must be": lambda: ops.octave_fold([poison(9, U8)], poison(9, U8), KEY, headroom=0),
     "grad must be float32": lambda: ops.qsgd_decode(poison(36, U8), poison(4, U8), bits=4, block=64, scale=1.0),

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from horovod_compress import ops
+from horovod_compress.ops import reference
 from horovod_compress.ops.keys import Key
-from horovod_compress.ops.reference import basic as reference
 
 from .support import KEY, compare, ones, poison, words
 

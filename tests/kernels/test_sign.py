@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from horovod_compress import ops
-from horovod_compress.ops.reference import basic as reference
+from horovod_compress.ops import reference
 from tests.support.marks import each_value, slow
 
 from .support import DTYPES, KEY, LENGTHS, bits, compare, numbers, poison, tame, work

@@ -12,8 +12,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from horovod_compress.ops import reference
 from horovod_compress.ops.keys import MERGE, ZERO_SIGN, Key
-from horovod_compress.ops.reference import basic as reference
 
 
 class MarsitReference:

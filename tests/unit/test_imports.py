@@ -36,7 +36,7 @@ INNER = {
     "engine.optimizer": {"engine.methods", "engine.reducer"},
     "exchange.transports": {"exchange.deadline", "exchange.device"},
     "fronts.horovod": {"fronts.help_text"},
-    "ops.reference": {"ops.keys", "ops.legality"},
+    "ops.reference": {"ops.keys"},
     "planner.shapes": set(),
     "schedule.policies": {"schedule.costs", "schedule.mixed", "schedule.plan", "schedule.trial"},
 }
@@ -50,7 +50,7 @@ ALSO_HOROVOD = {"errors"}  # for the class of its error, which needs no framewor
 EXTENSIONS = {f"{NAME}._cpu", f"{NAME}._cuda"}
 MOST_AT_THE_TOP = 6
 #: Rooms that offer something themselves, beside saying what belongs there.
-OFFER = {"cli", "codecs", "ops", "planner.shapes"}
+OFFER = {"cli", "codecs", "ops", "ops.reference", "planner.shapes"}
 
 #: What the folders of the repository may import of each other.
 FOLDERS = {

@@ -89,7 +89,7 @@ def test_dependencies_come_from_pyproject():
 
 @pytest.fixture
 def package(tmp_path) -> PackageInstall:
-    for name in ("setup.py", "pyproject.toml", "csrc/cpu/sign.cpp", "csrc/include/hvc/sign.h"):
+    for name in ("setup.py", "pyproject.toml", "csrc/cpu/sign.cpp", "csrc/rules/sign.h"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(name)
     runner = make_runner(tmp_path)
@@ -101,7 +101,7 @@ def test_modules_follow_contents_and_not_times(package, tmp_path):
     before = package.fingerprint()
     os.utime(tmp_path / "csrc/cpu/sign.cpp")
     assert package.fingerprint() == before
-    (tmp_path / "csrc/include/hvc/sign.h").write_text("changed")
+    (tmp_path / "csrc/rules/sign.h").write_text("changed")
     changed = package.fingerprint()
     assert changed != before
     (tmp_path / "csrc/cpu/another.cpp").touch()

@@ -1,7 +1,7 @@
 """What the methods share that send positions: one section per tensor, gathered.
 
 A payload is a table of int32, the bytes of each tensor's section, and then the sections, laid out as
-``hvc/values.h`` says. Each method says how values are written, and what is left of them; or how a section
+``rules/values.h`` says. Each method says how values are written, and what is left of them; or how a section
 is written and read, if it is of another kind.
 """
 

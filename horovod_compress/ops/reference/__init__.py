@@ -1,4 +1,41 @@
 """Every operation again, in slow and readable NumPy: what the compiled ones must equal bit for bit.
 
-A module here has the name of the one beside which it stands, and the same functions with the same arguments.
+``HVC_KERNELS=reference`` runs everything on these. They take what the operations take for one tensor, of which the
+legality is checked already. A module here has the name of the one beside which it stands; this package has the
+functions of all.
 """
+
+from __future__ import annotations
+
+from types import FunctionType
+
+from . import (
+    adam,
+    checks,
+    dense,
+    dithering,
+    lowrank,
+    numbers,
+    quantise,
+    records,
+    shaped,
+    signs,
+    sketch,
+    sparse,
+    ternary,
+    values,
+)
+
+_MODULES = (
+    *(numbers, signs, shaped, ternary, records, dense, adam),
+    *(dithering, quantise, sketch, sparse, values, lowrank, checks),
+)
+
+
+def __getattr__(name: str) -> FunctionType:
+    """Return a function of one of the modules."""
+    for module in _MODULES:
+        found = vars(module).get(name)
+        if isinstance(found, FunctionType):
+            return found
+    raise AttributeError(f"no reference has a function {name!r}")

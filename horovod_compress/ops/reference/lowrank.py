@@ -1,4 +1,4 @@
-"""Factors of low rank again, in slow and readable NumPy; see :mod:`.basic`."""
+"""Factors of low rank again, in slow and readable NumPy."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from ..keys import Key
-from .basic import _offered, _quiet, left_over, random_words, store, too_large
+from .numbers import left_over, offered, quiet, random_words, store, too_large
 
 _LANES, _BLOCK, _ROW_BLOCK = 32, 1024, 256
 _DEPENDENT = {np.dtype(np.float32): 2.0**-20, np.dtype(np.float64): 2.0**-48}
@@ -44,7 +44,7 @@ def _unit_scale(line: np.ndarray) -> float:
     return float(2.0 ** max(-exponent, -1022)) if exponent > -1023 else 2.0**1023
 
 
-@_quiet
+@quiet
 def lowrank_start(kept: Tensor, right: Tensor, rank: int, key: Key, *, offset: int = 0) -> None:
     lines, out = kept.numpy().reshape(rank, -1), right.numpy().reshape(rank, -1)
     words = random_words(key, offset // 2, (offset + kept.numel() + 1) // 2 - offset // 2)
@@ -54,9 +54,9 @@ def lowrank_start(kept: Tensor, right: Tensor, rank: int, key: Key, *, offset: i
         out[c] = line.astype(np.float64) * scale if scale else (drawn[c] >> 8).astype(np.float64) * 2.0**-23
 
 
-@_quiet
+@quiet
 def lowrank_left(grad: Tensor, residual: Tensor | None, rows: int, right: Tensor, left: Tensor) -> int:
-    x = _offered(grad, residual)
+    x = offered(grad, residual)
     matrix = x.reshape(rows, -1)
     factor, out = right.numpy().reshape(-1, matrix.shape[1]), left.numpy().reshape(-1, rows)
     for c, line in enumerate(factor):
@@ -64,9 +64,9 @@ def lowrank_left(grad: Tensor, residual: Tensor | None, rows: int, right: Tensor
     return too_large(x)
 
 
-@_quiet
+@quiet
 def lowrank_right(grad: Tensor, residual: Tensor | None, rows: int, left: Tensor, right: Tensor) -> None:
-    matrix = _offered(grad, residual).reshape(rows, -1)
+    matrix = offered(grad, residual).reshape(rows, -1)
     factor, out = left.numpy().reshape(-1, rows), right.numpy().reshape(-1, matrix.shape[1])
     for first in range(0, rows, _ROW_BLOCK):
         sums = np.zeros_like(out)
@@ -75,7 +75,7 @@ def lowrank_right(grad: Tensor, residual: Tensor | None, rows: int, left: Tensor
         out[:] = sums if first == 0 else out + sums
 
 
-@_quiet
+@quiet
 def lowrank_orthonormalise(lines: Tensor, rank: int) -> None:
     factor = lines.numpy().reshape(rank, -1)
     kind = factor.dtype
@@ -91,7 +91,7 @@ def lowrank_orthonormalise(lines: Tensor, rank: int) -> None:
         line[:] = (line.astype(np.float64) * (1 / np.sqrt(after))).astype(kind) if kept else 0
 
 
-@_quiet
+@quiet
 def lowrank_decode(
     left: Tensor, right: Tensor, rows: int, grad: Tensor, residual: Tensor | None, *, scale: float = 1.0
 ) -> None:
@@ -104,5 +104,5 @@ def lowrank_decode(
         most = total.dtype.type(65504 / max(scale, 1.0))
         total = np.clip(total, -most, most)
     if residual is not None:
-        residual.numpy()[:] = left_over(_offered(grad, residual) - total)
+        residual.numpy()[:] = left_over(offered(grad, residual) - total)
     store(grad, total * total.dtype.type(scale))

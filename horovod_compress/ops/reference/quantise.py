@@ -1,4 +1,4 @@
-"""QSGD's records and sections, moments, and means of powers of two in slow, readable NumPy; see :mod:`.basic`."""
+"""QSGD's records and sections."""
 
 from __future__ import annotations
 
@@ -9,38 +9,18 @@ import torch
 from torch import Tensor
 
 from ..keys import Key
-from ..legality import work_dtype
-from .basic import (
-    _quiet,
-    _scaled,
-    _store_multiples,
-    _unpack_codes,
-    draws,
-    level_decode,
-    level_encode,
-    load,
-    norm_offer,
-    octave_decode,
-    octave_encode,
-    row_sums,
-    store,
-)
+from .dithering import scaled, store_multiples
+from .numbers import draws, load, quiet, row_sums, store
 
 ELIAS_RANGE = 8192
 NORM_BYTES = 4
 _MOST = np.finfo(np.float32).max
 
 
-@_quiet
-def moments_offer(grad: Tensor, largest: Tensor, squares: Tensor, row_length: int) -> int:
-    norm_offer(grad, squares, row_length, power=2)
-    return norm_offer(grad, largest, row_length, power=0)
-
-
 # ---- codes --------------------------------------------------------------------------------------
 
 
-@_quiet
+@quiet
 def _norms(x: np.ndarray, block: int, norm: int) -> np.ndarray:
     """Return the norm of every block: the next float32 that is no smaller, and finite."""
     kept = np.where(np.isfinite(x), np.abs(x), 0).astype(np.float64)
@@ -52,11 +32,11 @@ def _norms(x: np.ndarray, block: int, norm: int) -> np.ndarray:
     return np.asarray(np.where((nearest < exact) & (nearest < _MOST), above, nearest))
 
 
-@_quiet
+@quiet
 def _levels(x: np.ndarray, norms: np.ndarray, block: int, bits: int, key: Key, offset: int) -> np.ndarray:
     """Return the code of every element."""
     limit = np.float32(65536 * _top(bits))
-    z = _scaled(torch.from_numpy(x), torch.from_numpy(norms.astype(x.dtype)), block, float(limit))
+    z = scaled(torch.from_numpy(x), torch.from_numpy(norms.astype(x.dtype)), block, float(limit))
     z = np.where(z < limit, z, limit)
     z = np.where(z > -limit, z, -limit)
     return np.asarray((np.rint(z).astype(np.int64) + draws(key, offset, z.size)) >> 16)
@@ -94,7 +74,7 @@ def qsgd_encode(grad: Tensor, records: Tensor, key: Key, *, bits: int, block: in
     return int(np.count_nonzero(~np.isfinite(x)))
 
 
-@_quiet
+@quiet
 def qsgd_fold(
     parts: Sequence[Tensor], out: Tensor, key: Key, *, bits: int, block: int, norm: int, offset: int = 0
 ) -> None:
@@ -114,8 +94,8 @@ def qsgd_fold(
 
 def qsgd_decode(records: Tensor, grad: Tensor, *, bits: int, block: int, scale: float) -> None:
     norms, codes = _read(records, block, bits)
-    wide = torch.from_numpy(norms).to(work_dtype(grad.dtype))
-    _store_multiples(grad, codes[: grad.numel()], wide, block, scale)
+    wide = torch.from_numpy(norms.astype(load(grad).dtype))
+    store_multiples(grad, codes[: grad.numel()], wide, block, scale)
 
 
 # ---- sections of Elias codes --------------------------------------------------------------------
@@ -191,7 +171,7 @@ def elias_encode(
     return section.size, int(np.count_nonzero(~np.isfinite(x)))
 
 
-@_quiet
+@quiet
 def elias_decode(sections: Sequence[Tensor], grad: Tensor, *, bits: int, block: int, scale: float) -> int:
     kind, wrong = load(grad).dtype, 0
     count, length = grad.numel(), max(1, ELIAS_RANGE // block) * block
@@ -218,114 +198,3 @@ def elias_decode(sections: Sequence[Tensor], grad: Tensor, *, bits: int, block: 
             at += size
     store(grad, total)
     return wrong
-
-
-# ---- powers of two ------------------------------------------------------------------------------
-
-
-@_quiet
-def octave_fold(parts: Sequence[Tensor], out: Tensor, key: Key, *, headroom: int, offset: int = 0) -> None:
-    sums = None
-    for part in parts:
-        found = _unpack_codes(part, part.numel(), 8)
-        size = np.where(found % 128, 2.0 ** (headroom - found % 128), 0.0)
-        values = np.where((found >= 128) & (found % 128 != 0), -size, size).astype(np.float32)
-        sums = values if sums is None else sums + values
-    assert sums is not None
-    mean = torch.from_numpy(sums * (np.float32(1) / np.float32(len(parts))))
-    octave_encode(mean, torch.ones(1), max(1, mean.numel()), out, key, bits=8, headroom=headroom, offset=offset)
-
-
-# ---- all tensors of a bucket --------------------------------------------------------------------
-
-
-def norm_offer_all(
-    grads: Sequence[Tensor], norms: Sequence[Tensor], row_lengths: Sequence[int], *, power: int = 0
-) -> Tensor:
-    given = zip(grads, norms, row_lengths, strict=True)
-    return torch.tensor([norm_offer(*each, power=power) for each in given], dtype=torch.int64)
-
-
-def moments_offer_all(
-    grads: Sequence[Tensor], largest: Sequence[Tensor], squares: Sequence[Tensor], row_lengths: Sequence[int]
-) -> Tensor:
-    given = zip(grads, largest, squares, row_lengths, strict=True)
-    return torch.tensor([moments_offer(*each) for each in given], dtype=torch.int64)
-
-
-def level_encode_all(
-    grads: Sequence[Tensor],
-    norms: Sequence[Tensor],
-    row_lengths: Sequence[int],
-    codes: Sequence[Tensor],
-    key: Key,
-    *,
-    offsets: Sequence[int] | None = None,
-    bounds: Sequence[Tensor] | None = None,
-    bits: int,
-    levels: int,
-) -> None:
-    for i, each in enumerate(zip(grads, norms, row_lengths, codes, strict=True)):
-        bound, offset = bounds[i] if bounds else None, offsets[i] if offsets else 0
-        level_encode(*each, key, offset=offset, bounds=bound, bits=bits, levels=levels)
-
-
-def level_decode_all(
-    codes: Sequence[Tensor],
-    norms: Sequence[Tensor],
-    row_lengths: Sequence[int],
-    grads: Sequence[Tensor],
-    *,
-    bits: int,
-    scale: float,
-) -> None:
-    for each in zip(codes, norms, row_lengths, grads, strict=True):
-        level_decode(*each, bits=bits, scale=scale)
-
-
-def octave_encode_all(
-    grads: Sequence[Tensor],
-    norms: Sequence[Tensor],
-    row_lengths: Sequence[int],
-    codes: Sequence[Tensor],
-    key: Key,
-    *,
-    offsets: Sequence[int] | None = None,
-    bits: int,
-    headroom: int,
-) -> None:
-    for i, each in enumerate(zip(grads, norms, row_lengths, codes, strict=True)):
-        octave_encode(*each, key, offset=offsets[i] if offsets else 0, bits=bits, headroom=headroom)
-
-
-def octave_decode_all(
-    codes: Sequence[Tensor],
-    norms: Sequence[Tensor],
-    row_lengths: Sequence[int],
-    grads: Sequence[Tensor],
-    *,
-    bits: int,
-    headroom: int,
-    scale: float,
-) -> None:
-    for each in zip(codes, norms, row_lengths, grads, strict=True):
-        octave_decode(*each, bits=bits, headroom=headroom, scale=scale)
-
-
-def qsgd_encode_all(
-    grads: Sequence[Tensor],
-    records: Sequence[Tensor],
-    key: Key,
-    *,
-    offsets: Sequence[int] | None = None,
-    **rule: int,
-) -> Tensor:
-    firsts = offsets or [0] * len(grads)
-    given = zip(grads, records, firsts, strict=True)
-    counts = [qsgd_encode(grad, into, key, offset=first, **rule) for grad, into, first in given]
-    return torch.tensor(counts, dtype=torch.int64)
-
-
-def qsgd_decode_all(records: Sequence[Tensor], grads: Sequence[Tensor], *, bits: int, block: int, scale: float) -> None:
-    for each in zip(records, grads, strict=True):
-        qsgd_decode(*each, bits=bits, block=block, scale=scale)

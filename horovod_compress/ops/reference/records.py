@@ -1,4 +1,4 @@
-"""Signs with a scale for each block again, in slow and readable NumPy; see :mod:`.basic`."""
+"""Signs with a scale for each block again, in slow and readable NumPy."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import numpy as np
 from torch import Tensor
 
-from .basic import _offered, _quiet, store, too_large
 from .lowrank import _lane_sums
+from .numbers import offered, quiet, store, too_large
 
 _SCALE_BYTES, _LARGEST = 4, float(np.finfo(np.float32).max)
 
@@ -40,15 +40,15 @@ def _of(records: Tensor, block: int) -> np.ndarray:
     return np.asarray(records.numpy().reshape(-1, _SCALE_BYTES + block // 8))
 
 
-@_quiet
+@quiet
 def record_offer(grad: Tensor, residual: Tensor | None, records: Tensor, block: int, *, rule: str) -> int:
-    x = _offered(grad, residual)
+    x = offered(grad, residual)
     for record, own in zip(_of(records, block), _blocks(x.size, block), strict=True):
         _write(record, x[own], rule)
     return too_large(x)
 
 
-@_quiet
+@quiet
 def record_fold(parts: Sequence[Tensor], kept: Tensor, left: Tensor, out: Tensor, block: int, *, rule: str) -> None:
     all_parts = [_of(part, block) for part in parts]
     before, after = kept.numpy(), left.numpy()
@@ -66,11 +66,11 @@ def record_fold(parts: Sequence[Tensor], kept: Tensor, left: Tensor, out: Tensor
         after[own] = np.where(np.isfinite(rest), rest, before.dtype.type(0))
 
 
-@_quiet
+@quiet
 def record_decode(
     records: Tensor, scales: Tensor, grad: Tensor, residual: Tensor, block: int, *, scale: float = 1.0
 ) -> None:
-    x = _offered(grad, residual)
+    x = offered(grad, residual)
     found = np.empty_like(x)
     for index, own in enumerate(_blocks(x.size, block)):
         step, bits = _read(_of(records, block)[index], own.stop - own.start)

@@ -1,4 +1,4 @@
-"""Noise-shaped merging again, in slow and readable NumPy; see :mod:`.basic`."""
+"""Noise-shaped merging again, in slow and readable NumPy."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from collections.abc import Sequence
 import numpy as np
 from torch import Tensor
 
-from .basic import _unpacked, _write_bits
+from .numbers import unpacked, write_bits
 
 
 def rounded_off(rows: Sequence[Tensor], ranks: int) -> np.ndarray:
     """Return E of every element: an even number from -ranks to ranks - 1."""
     count, middle = 64 * rows[0].numel() if rows else 0, ranks // 2
-    stored = sum(_unpacked(row, count).astype(np.int64) << place for place, row in enumerate(rows))
+    stored = sum(unpacked(row, count).astype(np.int64) << place for place, row in enumerate(rows))
     return np.asarray(2 * ((stored ^ middle) - middle))
 
 
@@ -21,11 +21,11 @@ def _keep(rows: Sequence[Tensor], ranks: int, rest: np.ndarray) -> None:
     middle = ranks // 2
     stored = (rest // 2 + middle) ^ middle
     for place, row in enumerate(rows[: (ranks - 1).bit_length()]):
-        _write_bits(row, (stored >> place & 1).astype(bool))
+        write_bits(row, (stored >> place & 1).astype(bool))
 
 
 def _signs(bits: Tensor) -> np.ndarray:
-    return np.where(_unpacked(bits, 64 * bits.numel()), 1, -1)
+    return np.where(unpacked(bits, 64 * bits.numel()), 1, -1)
 
 
 def _round(y: np.ndarray, out: Tensor, before: Sequence[Tensor], after: Sequence[Tensor], ranks: int) -> None:
@@ -34,7 +34,7 @@ def _round(y: np.ndarray, out: Tensor, before: Sequence[Tensor], after: Sequence
     if needed:
         y = y + rounded_off(before[:needed], ranks)
     sign = np.where(y >= 0, 1, -1)
-    _write_bits(out, sign > 0)
+    write_bits(out, sign > 0)
     _keep(after, ranks, y - ranks * sign)
 
 

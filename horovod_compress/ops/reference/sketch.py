@@ -1,4 +1,4 @@
-"""The count sketch again, in slow and readable NumPy; see :mod:`.basic`."""
+"""The count sketch again, in slow and readable NumPy."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import numpy as np
 from torch import Tensor
 
 from ..keys import Key
-from .basic import _quiet, bounded, load, philox4x32, store
+from .numbers import bounded, load, philox4x32, quiet, store
 
 BLOCK = 16
 _LOW, _HALF = np.uint64(0xFFFFFFFF), np.uint64(32)
@@ -62,7 +62,7 @@ def _absorbed(grad: Tensor, residual: Tensor | None, momentum: Tensor | None, fa
     return x if residual is None else residual.numpy() + x
 
 
-@_quiet
+@quiet
 def sketch_encode(
     grad: Tensor,
     residual: Tensor | None,
@@ -84,7 +84,7 @@ def sketch_encode(
     return int(np.count_nonzero(~np.isfinite(found)))
 
 
-@_quiet
+@quiet
 def _estimates(table: Tensor, rows: int, key: Key, positions: np.ndarray) -> np.ndarray:
     """Return the medians over the rows, in an order that knows one NaN, above infinity."""
     values = table.numpy().reshape(rows, -1)
@@ -130,7 +130,7 @@ def sketch_clear(table: Tensor, rows: int, key: Key, positions: Tensor) -> None:
     np.put_along_axis(values, where, 0, axis=1)
 
 
-@_quiet
+@quiet
 def absorb(grad: Tensor, residual: Tensor, momentum: Tensor | None = None, factor: float = 0.0) -> None:
     more = _absorbed(grad, None, momentum, factor)
     if momentum is not None:

@@ -1,4 +1,4 @@
-"""Selection and Golomb codes again, in slow and readable NumPy; see :mod:`.basic`."""
+"""Selection and Golomb codes again, in slow and readable NumPy."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .basic import _offered, _quiet, load, row_sums, store
+from .numbers import load, offered, quiet, row_sums, store
 
 # ---- selection --------------------------------------------------------------------------------
 
@@ -24,9 +24,9 @@ def _not_finite(x: np.ndarray) -> int:
     return int(np.count_nonzero(~np.isfinite(x)))
 
 
-@_quiet
+@quiet
 def top_select(grad: Tensor, residual: Tensor | None, k: int, positions: Tensor, values: Tensor) -> tuple[int, int]:
-    x = _offered(grad, residual)
+    x = offered(grad, residual)
     kept = _largest(np.abs(x), k)
     positions.numpy()[: kept.size] = kept
     values.numpy()[: kept.size] = x[kept]
@@ -39,9 +39,9 @@ def _power_below(total: float) -> float:
     return math.ldexp(1.0, max(exponent, -1022))
 
 
-@_quiet
+@quiet
 def binary_select(grad: Tensor, residual: Tensor | None, k: int, positions: Tensor, mean: Tensor) -> tuple[int, int]:
-    x = _offered(grad, residual)
+    x = offered(grad, residual)
     sides = [_largest(x, k), _largest(-x, k)]
     totals = [row_sums(x[side].astype(np.float64), max(side.size, 1)).sum() for side in sides]
     unit = _power_below(max(abs(total) for total in totals))
@@ -131,11 +131,11 @@ def _value(section: Tensor, dtype: np.dtype) -> np.ndarray:
     return np.frombuffer(raw.ljust(dtype.itemsize, b"\0"), dtype=dtype)[0]
 
 
-@_quiet
+@quiet
 def binary_decode(
     sections: Sequence[Tensor], own: int, b: int, grad: Tensor, residual: Tensor | None, scale: float
 ) -> int:
-    x = _offered(grad, residual)
+    x = offered(grad, residual)
     total, wrong = np.zeros_like(x), 0
     for rank, section in enumerate(sections):
         positions, malformed = section_positions(section, b, x.size, x.itemsize)

@@ -1,4 +1,4 @@
-"""Folding signs to three values again, in slow and readable NumPy; see :mod:`.basic`."""
+"""Folding signs to three values again, in slow and readable NumPy."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 from torch import Tensor
 
-from .basic import _unpacked, _write_bits
+from .numbers import unpacked, write_bits
 from .shaped import _signs
 
 _WEIGHTS = 3 ** np.arange(5).reshape(5, 1)
@@ -23,7 +23,7 @@ def left_over(rows: Sequence[Tensor], ranks: int, count: int) -> np.ndarray:
     step, states = _steps_and_states(ranks)
     stored = np.zeros(count, dtype=np.int64)
     for place, row in enumerate(rows[: (states - 1).bit_length()]):
-        stored |= _unpacked(row, count).astype(np.int64) << place
+        stored |= unpacked(row, count).astype(np.int64) << place
     return np.asarray(step * (2 * (stored ^ states // 2) - (states - 1)) // 2)
 
 
@@ -31,7 +31,7 @@ def _keep(rows: Sequence[Tensor], ranks: int, rest: np.ndarray) -> None:
     step, states = _steps_and_states(ranks)
     stored = (2 * rest // step + states - 1) // 2 ^ states // 2
     for place, row in enumerate(rows[: (states - 1).bit_length()]):
-        _write_bits(row, (stored >> place & 1).astype(bool))
+        write_bits(row, (stored >> place & 1).astype(bool))
 
 
 def ternary_fold(parts: Sequence[Tensor], out: Tensor, before: Sequence[Tensor], after: Sequence[Tensor]) -> None:
@@ -49,5 +49,5 @@ def ternary_unpack(packed: Tensor, bits: Tensor, zeros: Tensor) -> None:
     for place in reversed(range(5)):
         digits[:, place] = np.minimum(left // 3**place, 2)
         left -= digits[:, place] * 3**place
-    _write_bits(bits, (digits >= 1).reshape(-1))
-    _write_bits(zeros, (digits == 1).reshape(-1))
+    write_bits(bits, (digits >= 1).reshape(-1))
+    write_bits(zeros, (digits == 1).reshape(-1))

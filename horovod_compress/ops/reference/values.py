@@ -1,4 +1,4 @@
-"""Sections of positions with values, and samples, again in slow and readable NumPy; see :mod:`.basic`."""
+"""Sections of positions with values, and samples, again in slow and readable NumPy."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ..keys import Key
-from .basic import _offered, _quiet, bounded, load, philox4x32, store
+from .numbers import bounded, load, offered, philox4x32, quiet, store
 from .sparse import _positions, _stream
 
 _NARROW = {"float16": torch.float16, "bfloat16": torch.bfloat16}
@@ -17,7 +17,7 @@ _NARROW = {"float16": torch.float16, "bfloat16": torch.bfloat16}
 # ---- sections ---------------------------------------------------------------------------------
 
 
-@_quiet
+@quiet
 def _rounded(x: np.ndarray, dtype: torch.dtype) -> Tensor:
     """Round to a 16-bit type; what would be infinite becomes the largest number of its sign, NaN that without one."""
     narrow = torch.empty(x.size, dtype=dtype)
@@ -102,7 +102,7 @@ def section_values(
     return np.concatenate(places), np.concatenate(found), wrong
 
 
-@_quiet
+@quiet
 def values_decode(
     sections: Sequence[Tensor],
     own: int,
@@ -116,7 +116,7 @@ def values_decode(
     factor: float = 0.0,
     masking: bool = True,
 ) -> int:
-    g, x = load(grad), _offered(grad, residual)
+    g, x = load(grad), offered(grad, residual)
     total, wrong = np.zeros_like(x), 0
     for rank, section in enumerate(sections):
         positions, values, malformed = section_values(section, b, x.size, form, x.dtype)
@@ -153,15 +153,15 @@ def _chosen(count: int, k: int, key: Key, first: int) -> tuple[np.ndarray, np.nd
     return begins[:-1] + (draws * sizes.astype(np.uint64) >> np.uint64(32)).astype(np.int64), sizes
 
 
-@_quiet
+@quiet
 def sample_offer(grad: Tensor, residual: Tensor | None, values: Tensor, key: Key, *, first: int = 0) -> int:
-    x = _offered(grad, residual)
+    x = offered(grad, residual)
     if values.numel():
         values.numpy()[:] = x[_chosen(x.size, values.numel(), key, first)[0]]
     return int(np.count_nonzero(~np.isfinite(x)))
 
 
-@_quiet
+@quiet
 def sample_decode(
     values: Tensor,
     grad: Tensor,
@@ -172,7 +172,7 @@ def sample_decode(
     first: int = 0,
     weighted: bool = False,
 ) -> None:
-    x, result = _offered(grad, residual), np.zeros_like(load(grad))
+    x, result = offered(grad, residual), np.zeros_like(load(grad))
     if values.numel():
         places, sizes = _chosen(x.size, values.numel(), key, first)
         sums = values.numpy() * sizes.astype(x.dtype) if weighted else values.numpy()

@@ -25,7 +25,7 @@ GRID = ("-DHVC_MOST_BLOCKS=3",)
 LANGUAGE = ("-std=c++17", "-x", "c++")
 FLAGS = ("-O1", *LANGUAGE, "-fPIC", "-fvisibility=hidden", "-ffp-contract=off", "-U_FORTIFY_SOURCE", *GRID)
 WARNINGS = ("-Wall", "-Wextra", "-Werror", "-Wno-unknown-pragmas", "-Wno-unused-function")
-FOLDERS = (HERE / "include", CSRC, CSRC / "include", Path(pybind11.get_include()), Path(sysconfig.get_path("include")))
+FOLDERS = (HERE / "include", CSRC, Path(pybind11.get_include()), Path(sysconfig.get_path("include")))
 
 
 def compiler() -> str | None:

@@ -4,7 +4,7 @@
 // vote that not all lanes of a warp reach, or not in the same line, ends the process, as what a GPU then does is
 // undefined; so does a barrier that threads of a block reach in different lines. Memory that kernels
 // ask for is poisoned and has guards around it. Rules that a GPU computes with instructions of its own (see the few
-// places with __CUDA_ARCH__ in csrc/include/hvc) are those of the CPU here.
+// places with __CUDA_ARCH__ in csrc/rules) are those of the CPU here.
 #pragma once
 #include <cmath>
 #include <cstddef>

@@ -1,0 +1,39 @@
+// What both kinds of dithering share: scaling by a norm, and 16 random bits for each element.
+#pragma once
+#include "rules/half.h"
+#include "rules/philox.h"
+
+namespace hvc {
+
+// Element e of a stream takes 16 bits, the lowest first: bits 16 (e mod 4) to 16 (e mod 4) + 15 of word e / 4.
+constexpr int kDrawBits = 16;
+constexpr int kDrawsPerWord = 4, kDrawsPerGroup = 8;
+
+// x * (target / norm) in two factors, so that neither leaves the normal numbers whatever the norm is.
+template <class W> struct Scaling {
+  W power, factor;
+};
+
+template <class W> constexpr W kFar = W(0x1p64);
+template <> inline constexpr double kFar<double> = 0x1p512;
+
+// The norm 0 gives 0 for every element.
+template <class W> HVC_RULE Scaling<W> scaling_for(W norm, W target) {
+  constexpr W kNear = W(1) / kFar<W>;
+  const W power = norm < kNear ? kFar<W> : norm > kFar<W> ? kNear : W(1);
+  return {power, norm > 0 ? target / (norm * power) : W(0)};
+}
+
+// Codes are made of float32 whatever the gradient is: they hold far fewer digits.
+template <class W> HVC_RULE float scaled(W x, const Scaling<W>& s) { return float((x * s.power) * s.factor); }
+
+// To the nearest integer, ties to even; the value fits.
+HVC_RULE int32_t nearest(float value) {
+#if defined(__CUDA_ARCH__)
+  return __float2int_rn(value);
+#else
+  return int32_t(__builtin_rintf(value));
+#endif
+}
+
+}  // namespace hvc

@@ -1,0 +1,32 @@
+// Standard dithering: evenly spaced levels. A code is a whole number of `bits` = 4, 8 or 16 bits in two's
+// complement, and codes add. Four-bit codes lie two to a byte, the even element low.
+#pragma once
+#include "rules/dither.h"
+
+namespace hvc {
+
+// `z` is x in units of 2^-16 levels, `limit` the largest level in them: floor(z + u) in steps of 2^16.
+HVC_RULE int32_t level_of(float z, float limit, uint32_t random) {
+  const float low = z < limit ? z : limit;  // NaN is the limit: such buckets are thrown away
+  const float both = low > -limit ? low : -limit;
+  return (nearest(both) + int32_t(random)) >> kDrawBits;
+}
+
+HVC_RULE float level_limit(int32_t levels) { return float(levels) * 65536.0f; }
+
+// The limit where |x| counts as `bound` at most; the norm 0 and an infinite bound change nothing.
+template <class W> HVC_RULE float bounded_limit(float limit, W bound, const Scaling<W>& s) {
+  const float bounded = scaled(bound, s);
+  return bounded < limit ? bounded : limit;
+}
+
+// In this order a subnormal norm loses nothing.
+template <class W> HVC_RULE W level_value(int32_t code, W scale, W norm) { return (W(code) * scale) * norm; }
+
+HVC_RULE int32_t even_nibble(uint8_t both) { return int8_t(uint8_t(both << 4)) >> 4; }
+HVC_RULE int32_t odd_nibble(uint8_t both) { return int8_t(both) >> 4; }
+
+// Two four-bit sums in one byte: the top bits are added apart, so that no carry crosses.
+HVC_RULE uint8_t add_nibbles(uint8_t a, uint8_t b) { return uint8_t(((a & 0x77u) + (b & 0x77u)) ^ ((a ^ b) & 0x88u)); }
+
+}  // namespace hvc

@@ -1,0 +1,97 @@
+// Exponential dithering: levels that are powers of two. A code of `bits` = 8 or 4 bits is a sign, the top bit, and an
+// exponent e: it stands for +-norm 2^(headroom - e), and e = 0 for zero. |x| = norm is e = headroom; the codes below
+// it are for sums. Merging a balanced tree of depth headroom - 1 therefore never reaches e = 0.
+#pragma once
+#include <type_traits>
+
+#include "rules/dither.h"
+
+namespace hvc {
+
+// Elements smaller than norm 2^-96 are rounded to that or to 0: what is left of float32's exponents is for scaling.
+constexpr int kOctaves = 96;
+
+// How elements become codes.
+struct Octaves {
+  int32_t headroom, smallest;  // the exponents of the norm and of the smallest level
+  uint32_t smallest_bits;      // the smallest level relative to the norm, as bits of float32
+  float stretch;               // makes the smallest level 2^16
+};
+
+HVC_RULE Octaves octaves_of(int bits, int headroom) {
+  const int most = (1 << (bits - 1)) - 1;
+  const int smallest = most < headroom + kOctaves ? most : headroom + kOctaves;
+  const int below = smallest - headroom;
+  return {headroom, smallest, uint32_t(127 - below) << 23, bit_cast<float>(uint32_t(127 + kDrawBits + below) << 23)};
+}
+
+// `z` is x / norm. Adding random bits below the mantissa carries into the exponent with the probability that makes
+// the two neighbouring powers of two unbiased. Below the smallest level the neighbours are it and 0. NaN counts as 1:
+// its sign is no result, as processors give it one or another.
+HVC_RULE uint32_t octave_of(float z, const Octaves& o, uint32_t sign_bit, uint32_t random) {
+  const uint32_t size = bit_cast<uint32_t>(z) & 0x7fffffffu;
+  const uint32_t a = size < 0x3f800000u ? size : 0x3f800000u;
+  const uint32_t large = uint32_t(127 + o.headroom) - ((a + (random << 7) + 64u) >> 23);
+  // Masks and no branches: loops over this are vectors.
+  const uint32_t below = 0u - uint32_t(a < o.smallest_bits);
+  const uint32_t chance = uint32_t(nearest(bit_cast<float>(a & below) * o.stretch));
+  const uint32_t small = uint32_t(o.smallest) & (0u - uint32_t(random < chance));
+  const uint32_t e = (below & small) | (~below & large);
+  return e | (sign_bit & (0u - (uint32_t(e != 0u) & uint32_t(z < 0))));
+}
+
+// The factor of a code, to be multiplied by 1 / ranks and then by the norm: a subnormal norm loses nothing so.
+HVC_RULE float octave_value(uint32_t code, uint32_t sign_bit, int32_t headroom) {
+  const uint32_t e = code & (sign_bit - 1u);
+  const uint32_t bits = uint32_t(127 + headroom) - e;
+  return bit_cast<float>(e == 0u ? 0u : bits << 23 | ((code & sign_bit) != 0u ? 0x80000000u : 0u));
+}
+
+// All ones where it is true. V is an unsigned integer or a vector of them.
+template <class V> HVC_RULE V where_less(const V& a, const V& b) {
+  if constexpr (std::is_integral_v<V>)
+    return V(0) - V(a < b);
+  else
+    return (V)(a < b);
+}
+template <class V> HVC_RULE V where_equal(const V& a, const V& b) {
+  if constexpr (std::is_integral_v<V>)
+    return V(0) - V(a == b);
+  else
+    return (V)(a == b);
+}
+template <class V> HVC_RULE V choose_bits(const V& mask, const V& yes, const V& no) {
+  return (mask & yes) | (~mask & no);
+}
+
+// What two codes have to do with each other. The exponents are e1 <= e2, D = e2 - e1.
+template <class V> struct OctavePair {
+  V larger, e1, equal_signs, cancelled;  // `larger` is the code with e1, that of the larger number
+  V trials, few;                         // how many random bits must be 0 for a step of the exponent; below 16 of them?
+};
+
+template <class V> HVC_RULE OctavePair<V> octave_pair(const V& a, const V& b, const V& sign_bit) {
+  const V zero = a ^ a, one = where_equal(zero, zero) & V(zero + 1), exponents = sign_bit - one;
+  const V ea = a & exponents, eb = b & exponents, b_larger = where_less(eb, ea);
+  const V larger = choose_bits(b_larger, b, a);
+  const V distance = choose_bits(b_larger, V(ea - eb), V(eb - ea));
+  const V equal_signs = where_equal(V((a ^ b) & sign_bit), zero);
+  const V trials = distance - (one & ~equal_signs), few = where_less(trials, V(one << 4));
+  const V cancelled = where_equal(distance, zero) & ~equal_signs;
+  return {larger, V(larger & exponents), equal_signs, cancelled, V(trials & few), few};
+}
+
+// One code for the sum of two, without bias but for differences of 16 octaves or more, where the smaller one is
+// dropped. Of equal signs e1 - 1 with probability 2^-D, else e1; of opposite signs e1 + 1 with probability 2^-(D-1),
+// else e1, and zero where D = 0. The low D of 16 random bits decide; `power` is 2^trials.
+template <class V> HVC_RULE V octave_merge(const V& a, const V& b, const OctavePair<V>& p, const V& power,
+                                           const V& random, const V& sign_bit) {
+  const V zero = a ^ a, one = where_equal(zero, zero) & V(zero + 1), exponents = sign_bit - one;
+  const V hit = where_equal(V(random & (power - one)), zero) & p.few & one;
+  const V up = hit & p.equal_signs & ~where_equal(p.e1, one), down = hit & ~p.equal_signs;
+  const V sum = (p.larger - up + down) & ~p.cancelled;
+  const V a_zero = where_equal(V(a & exponents), zero), b_zero = where_equal(V(b & exponents), zero);
+  return choose_bits(a_zero, b, choose_bits(b_zero, a, sum));
+}
+
+}  // namespace hvc

@@ -1,0 +1,89 @@
+// QSGD: codes of `bits` bits on a scale of their own for every block of elements.
+//
+//   block   a multiple of 64 elements of a tensor, at most kMostBlock; the last one of a tensor may be shorter
+//   norm    float32, whatever the gradient is: the largest |x| of the block, or the root of the sum of squares
+//   code    a whole number of `bits` bits in two's complement: x / norm * s rounded up or down at random
+//   record  the norm, then the codes of a whole block, element i at the bits from bits * i on, the lowest first;
+//           codes behind the end of a tensor are 0
+//
+// with s = 2^(bits-1) - 1 levels.
+#pragma once
+#include "rules/level.h"
+#include "rules/norm.h"
+
+#include <cmath>
+#include <limits>
+
+namespace hvc {
+
+constexpr int64_t kMostBlock = 8192;
+constexpr int kPacked = 8;  // codes that are packed at once: they are whole bytes
+
+constexpr int64_t kNormBytes = 4;
+
+HVC_RULE int64_t record_bytes(int64_t block, int bits) { return kNormBytes + block / 8 * bits; }
+HVC_RULE int32_t levels_of(int bits) { return (1 << (bits - 1)) - 1; }
+
+constexpr float kLargestNorm = std::numeric_limits<float>::max();
+
+// The next float32 that is no smaller, and finite: a larger norm only makes levels wider, a smaller one would cut
+// values off.
+HVC_RULE float norm_at_least(double norm) {
+  const float nearest = norm < double(kLargestNorm) ? float(norm) : kLargestNorm;
+  return double(nearest) < norm && nearest < kLargestNorm ? bit_cast<float>(bit_cast<uint32_t>(nearest) + 1u) : nearest;
+}
+
+// The root of a sum of squares; squares of small numbers may have vanished.
+HVC_RULE float norm_from_squares(double squares, double largest) {
+  const double root = sqrt(squares);
+  return norm_at_least(root > largest ? root : largest);
+}
+
+// ---- packing ----------------------------------------------------------------------------------------------
+
+HVC_RULE constexpr uint64_t every(int width, int low) {
+  uint64_t mask = 0;
+  for (int at = 0; at < 64; at += width) mask |= ((uint64_t(1) << low) - 1) << at;
+  return mask;
+}
+
+// Eight codes, a byte each, to 8 * kBits bits and back: neighbours are joined, then pairs, then fours.
+template <int kBits> HVC_RULE uint64_t pack_eight(uint64_t bytes) {
+  if (kBits == 8) return bytes;
+  constexpr int b = kBits % 8;
+  const uint64_t two = (bytes & every(16, b)) | (bytes >> (8 - b) & every(16, b) << b);
+  const uint64_t four = (two & every(32, 2 * b)) | (two >> (16 - 2 * b) & every(32, 2 * b) << (2 * b));
+  return (four & every(64, 4 * b)) | (four >> (32 - 4 * b) & every(64, 4 * b) << (4 * b));
+}
+
+// The codes are not negative yet: see signed_code.
+template <int kBits> HVC_RULE uint64_t unpack_eight(uint64_t packed) {
+  if (kBits == 8) return packed;
+  constexpr int b = kBits % 8;
+  const uint64_t four = (packed & every(64, 4 * b)) | (packed & every(64, 4 * b) << (4 * b)) << (32 - 4 * b);
+  const uint64_t two = (four & every(32, 2 * b)) | (four & every(32, 2 * b) << (2 * b)) << (16 - 2 * b);
+  return (two & every(16, b)) | (two & every(16, b) << b) << (8 - b);
+}
+
+HVC_RULE int32_t signed_code(uint32_t code, int bits) {
+  const int32_t half = 1 << (bits - 1);
+  return (int32_t(code) ^ half) - half;
+}
+
+// ---- the mean of blocks -----------------------------------------------------------------------------------
+
+// Blocks are added in units of their own norms / s, times a power of two that keeps them normal numbers.
+HVC_RULE float power_for(float largest_norm) { return scaling_for(largest_norm, 1.0f).power; }
+HVC_RULE float fold_unit(float norm, float power, int32_t levels) { return (norm * power) / float(levels); }
+
+// The norm of a sum, no larger than what the mean may have, and that of the mean.
+HVC_RULE float bounded_sum_norm(float norm, float power, int64_t ranks) {
+  const float most = (kLargestNorm * power) * float(ranks);
+  return norm < most ? norm : most;
+}
+HVC_RULE float mean_norm(float sum_norm, float power, int64_t ranks) {
+  const float mean = (sum_norm / float(ranks)) / power;
+  return mean < kLargestNorm ? mean : kLargestNorm;
+}
+
+}  // namespace hvc

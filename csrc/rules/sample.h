@@ -1,0 +1,36 @@
+// One element of each of k blocks, chosen at random: what all ranks with the same key agree on without a word.
+//
+//   block i   elements floor(count i / k) to floor(count (i + 1) / k) - 1
+//   element   begin + floor(draw * size / 2^32), where draw number n is 32 bits: word n mod 4 of group n / 4, digit 0
+//
+// Every element of a block is as likely as another to size / 2^32.
+#pragma once
+#include "rules/philox.h"
+
+namespace hvc {
+
+constexpr int kDrawsPerSampleGroup = 4;
+
+// The blocks in order, without a division for each.
+struct Blocks {
+  int64_t begin, size;  // of the current block
+  int64_t step, rest, part, k;
+};
+HVC_RULE Blocks blocks_from(int64_t count, int64_t k, int64_t index) {
+  const int64_t step = count / k, rest = count % k, part = rest * index % k;
+  return {step * index + rest * index / k, step + (part + rest >= k), step, rest, part, k};
+}
+HVC_RULE void next_block(Blocks& b) {
+  b.begin += b.size;
+  b.part += b.rest;
+  b.part -= b.part >= b.k ? b.k : 0;
+  b.size = b.step + (b.part + b.rest >= b.k);
+}
+
+HVC_RULE int64_t chosen_of(uint32_t draw, int64_t size) { return int64_t(uint64_t(draw) * uint64_t(size) >> 32); }
+
+HVC_RULE Counter sample_draws(const Stream& s, uint64_t group) {
+  return philox4x32({uint32_t(group), s.c1, s.c2, s.c3}, s.k0, s.k1);
+}
+
+}  // namespace hvc

@@ -1,0 +1,52 @@
+// The one order in which |x| is summed, so that the result is the same for every thread count, vector width and
+// device.
+//
+//   row          consecutive elements that share a step
+//   superblock   64 blocks of a row, counted from the row's start: added in index order, float64, from 0
+//   block        1024 elements of a row, counted from the row's start
+//   lane         inside a block element i goes to lane i mod 32; a lane adds its elements in index order in the
+//                arithmetic type (float32; float64 for float64 data), from 0
+//
+// The 32 lanes are combined pairwise, lane i with lane i + 16, then + 8, + 4, + 2, + 1: what a warp does with
+// shuffles and a vector unit with halves. Absent elements of a short block count as 0, which changes no sum of
+// magnitudes. Superblocks of a row are added in index order, float64, from 0. A NaN result is the canonical one.
+#pragma once
+#include "rules/common.h"
+
+namespace hvc {
+
+constexpr int kLanes = 32;
+constexpr int64_t kBlock = 1024;
+constexpr int64_t kSuperblock = 64 * kBlock;
+
+// Superblocks of all rows, in order: the unit in which work is shared out.
+struct Units {
+  int64_t count, row_length, per_row, total;
+};
+
+HVC_RULE Units units_of(int64_t count, int64_t row_length) {
+  const int64_t per_row = ceil_div(row_length, kSuperblock);
+  const int64_t rows = count / row_length, rest = count % row_length;
+  return {count, row_length, per_row, rows * per_row + ceil_div(rest, kSuperblock)};
+}
+
+HVC_RULE int64_t unit_begin(const Units& u, int64_t unit) {
+  if (unit >= u.total) return u.count;
+  return unit / u.per_row * u.row_length + unit % u.per_row * kSuperblock;
+}
+
+template <class W> HVC_RULE W combine_lanes(W* lanes) {
+  for (int half = kLanes / 2; half > 0; half /= 2)
+    for (int i = 0; i < half; ++i) lanes[i] += lanes[i + half];
+  return lanes[0];
+}
+
+HVC_RULE double canonical(double sum) { return sum == sum ? sum : bit_cast<double>(uint64_t(0x7ff8000000000000u)); }
+
+// What a row's sum of |x| is as a step: a rank's share in the mean over so many ranks of the mean of |x|.
+HVC_RULE float step_of(double sum, int64_t elements, int64_t ranks) {
+  const double mean = sum / double(elements * ranks);
+  return mean == mean ? float(mean) : bit_cast<float>(uint32_t(0x7fc00000u));
+}
+
+}  // namespace hvc
