@@ -30,6 +30,7 @@ from .base import Broken
 _TAG = 0x48564346  # one ordered stream per pair of ranks
 _NEVER_TAG = _TAG + 1
 _WATCH_TAG = _TAG + 2
+_ASIDE_TAG = _TAG + 3
 _EVER = timedelta(days=365)
 _NOTE_SECONDS = 0.5
 _POLL_SECONDS = 0.05
@@ -131,6 +132,10 @@ class GlooTransport:
     def receive(self, data: Tensor, frm: int) -> _Transfer:
         return self._start("recv", data, frm)
 
+    @property
+    def aside(self) -> _Aside:
+        return _Aside(self)
+
     def watch(self, peer: int) -> Broken:
         """Return what is set when the connection to a peer breaks, whichever end breaks it.
 
@@ -231,6 +236,19 @@ class GlooTransport:
         for transfer in self._transfers():
             transfer.work = None
         self._group = None
+
+
+class _Aside:
+    """The same connections under another tag, so that no message here meets a receive there."""
+
+    def __init__(self, whole: GlooTransport) -> None:
+        self._whole, self.rank, self.size = whole, whole.rank, whole.size
+
+    def send(self, data: Tensor, to: int) -> _Transfer:
+        return self._whole._start("send", data, to, _ASIDE_TAG)
+
+    def receive(self, data: Tensor, frm: int) -> _Transfer:
+        return self._whole._start("recv", data, frm, _ASIDE_TAG)
 
 
 class _Transfer:

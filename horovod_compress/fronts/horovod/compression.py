@@ -133,6 +133,7 @@ class Compression:
         self._held: held.HeldSecondMoment | None = None
         self._rates: Rates | None = None  # that residuals follow
         self._met = False  # the optimizer
+        self._frozen: list[nn.Parameter] = []  # of the step under way
         self._moments: Mapping[str, Any] = {}  # that were loaded
         self._followed: Sequence[float] = ()  # learning rates that were loaded
         self._scaler: Any = None  # the gradient scaler that is followed
@@ -288,6 +289,8 @@ class Compression:
         text = heavy_ball.advice(optimizer, self._methods, self._named)
         if text and not self._met and self._running().rank == 0 and not self._running().step:
             _log.warning("%s", text)
+        if not self._met:
+            optimizer.register_step_pre_hook(lambda *given: self._leave_frozen(optimizer))  # before that of self._held
         self._held = held.hold(optimizer, self._running(), self._named, self._rebuild_every(), *options)
         if self._running().options.follow_lr:
             self._rates = Rates(optimizer, self._running(), self._named)
@@ -601,12 +604,29 @@ class Compression:
         if self._tuner and not self._under_way and self._tuner.begin_step():
             self._take_order()
         reducer = self._running()
+        if not self._under_way:
+            self._freeze(reducer)
         if self._rates and not self._under_way:
             self._rates.begin()
         if self._held and not self._under_way:
             self._held.begin(reducer.next_step())
         if reducer.weights and not self._under_way:
             reducer.weights.take(reducer.next_step(), self._parameters)
+
+    def _freeze(self, reducer: Reducer) -> None:
+        """Exchange nothing for parameters that need no gradient in the step that begins."""
+        frozen = [index for index, parameter in enumerate(self._parameters) if not parameter.requires_grad]
+        self._frozen = [self._parameters[index] for index in frozen]
+        reducer.freeze(frozen)
+
+    def _leave_frozen(self, optimizer: Any) -> None:
+        """Before the optimizer's own step, let it skip frozen parameters, as torch alone does.
+
+        Horovod has given them gradients of zeros, with which momentum and weight decay would move them.
+        """
+        if not optimizer._handles:  # else Horovod has not fetched the results yet
+            for parameter in self._frozen:
+                parameter.grad = None
 
     def _share(self, value: Any) -> list[Any]:
         return self.allgather_object(value, self._tuning_name)
