@@ -153,7 +153,7 @@ class Reducer:
             ConfigError: a step is under way, the plan is not of the same tensors, or something is kept for
                 whole buckets.
         """
-        self._check_replan(plan)
+        self.check_replan(plan)
         plan = plan.placed(tensor for bucket in self.plan.buckets for tensor in bucket.tensors)
         self._rest()
         kept, step = self.states(), self.next_step()
@@ -167,7 +167,12 @@ class Reducer:
             self._rest()
             self._changed.notify_all()
 
-    def _check_replan(self, plan: Plan) -> None:
+    def check_replan(self, plan: Plan) -> None:
+        """Refuse buckets that :meth:`replan` could not go on with.
+
+        Raises:
+            ConfigError: says what they should be.
+        """
         if not self.wait_idle(self.options.timeout):
             raise ConfigError(f"rank {self.rank}: buckets can be changed between two steps only; one is under way")
         plan.check_covers([tensor for bucket in self.plan.buckets for tensor in bucket.tensors])

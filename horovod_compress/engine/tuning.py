@@ -108,16 +108,27 @@ class Tuner:
             self._decide(watch)
         return enough
 
+    def check(self, plan: Plan) -> None:
+        """Refuse the buckets of a checkpoint that :meth:`resume` could not go on with.
+
+        Raises:
+            ConfigError: says what they should be.
+        """
+        if self._idle:
+            return
+        for bucket in plan.buckets:
+            self._methods.check_bucket(bucket)
+        if self._schedule != OPTIONAL or self._is_of_these_devices(plan):
+            self._reducer.check_replan(plan)
+
     def resume(self, plan: Plan, done: bool) -> None:
-        """Go on with the buckets of a checkpoint.
+        """Go on with the buckets of a checkpoint, which :meth:`check` has found good.
 
         Args:
             done: they were chosen, not only tried.
         """
         if self._idle:
             return
-        for bucket in plan.buckets:
-            self._methods.check_bucket(bucket)
         fits = self._schedule != OPTIONAL or self._is_of_these_devices(plan)
         if fits:
             self._reducer.replan(plan)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,7 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from ... import ops
-from ...errors import ConfigError, NonFiniteError
+from ...errors import NonFiniteError, StateError
+from .. import sealed
 from ..reducer import Reducer
 from .update_moment import SharedSecondMoment
 
@@ -322,7 +323,7 @@ class Schedule:
         counters = {"steps": self.steps, "since": self.since, "exchanges": self.exchanges, "due": self.due}
         held = {"second_moment": self._moment.state_dict()} if self._moment else {}
         resting = {"resting": self._exchange.resting()} if self.since else {}
-        return counters | {"base": base} | held | resting
+        return sealed.sealed(counters | {"base": base} | held | resting)
 
     def check(self, state: dict[str, Any]) -> None:
         """Refuse a state that does not fit.
@@ -330,10 +331,11 @@ class Schedule:
         Raises:
             ConfigError: says what was expected.
         """
+        _check_form(state)
         shapes = [list(base.shape) for base in state["base"]]
         expected = [list(base.shape) for base in self._exchange.base] if state["since"] else []
         if state["since"] >= self._settings.delay or shapes != expected:
-            raise ConfigError(
+            raise StateError(
                 f"the saved optimizer stood {state['since']} local steps after an exchange, with the common weights of "
                 f"{len(shapes)} parameters; expected fewer steps than communication_delay={self._settings.delay} and "
                 f"{len(expected)} parameters of the same shapes: resume with the same options and model"
@@ -360,3 +362,33 @@ class Schedule:
         warmup, every = self._settings.warmup, self._settings.rebuild_every
         exchanges = self.exchanges % every + every * self.due
         return max(warmup, self.steps - self.since - exchanges * self._settings.delay) if self.steps >= warmup else -1
+
+
+def _check_form(state: object) -> None:
+    """Refuse what is not the state of an update-mode optimizer.
+
+    Raises:
+        StateError: it is malformed.
+        CorruptFrameError: it is not what was saved, by its checksums.
+    """
+    parts = state if isinstance(state, Mapping) else {}
+    sealed.outline(parts)
+    numbers = [parts.get(name) for name in ("steps", "since", "exchanges")]
+    moment, resting = parts.get("second_moment", {"moved": 0, "moments": {}}), parts.get("resting", [])
+    if (
+        not all(type(number) is int and 0 <= number < 1 << 62 for number in numbers)
+        or not isinstance(parts.get("base"), (list, tuple))
+        or not all(isinstance(base, Tensor) and base.is_floating_point() for base in parts["base"])
+        or type(parts.get("due", False)) is not bool
+        or not isinstance(moment, Mapping)
+        or type(moment.get("moved")) is not int
+        or not isinstance(moment.get("moments"), Mapping)
+        or not isinstance(resting, (list, tuple))
+        or not all(isinstance(name, str) for name in resting)
+    ):
+        raise StateError(
+            f"the saved state of an update-mode optimizer should have its counters and common weights, got "
+            f"{state!r:.100}; load what its state_dict() returned"
+        )
+    if sealed.KEY in parts:  # earlier versions had none
+        sealed.check(parts)

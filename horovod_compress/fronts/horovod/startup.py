@@ -25,11 +25,10 @@ from ...exchange.transports.base import Transport
 from ...exchange.transports.local import Hub
 from ...ops import loader
 from ...options import Options
-from ...schedule.plan import Plan, TensorSpec
+from ...schedule.plan import DTYPES, Plan, TensorSpec
 from ...schedule.policies.registry import OPTIONAL, is_adaptive, make_plan
 from .calls import allgather_object
 
-_DTYPES = ("float32", "float64", "float16", "bfloat16")
 _DEFAULT_SECONDS = Options().timeout
 _HANDSHAKE = "hvc.handshake"
 _EMPTY = "; it is empty: an iterator can be read only once, so write model.named_parameters() each time, or pass a list"
@@ -120,8 +119,8 @@ def specs(named: object) -> list[TensorSpec]:
     found = [(name, parameter) for name, parameter in given if parameter.requires_grad]
     for name, parameter in reversed(found):
         dtype = str(parameter.dtype).removeprefix("torch.")
-        if dtype not in _DTYPES:
-            raise ConfigError(f"parameter {name} is {dtype}; supported are {', '.join(_DTYPES)}")
+        if dtype not in DTYPES:
+            raise ConfigError(f"parameter {name} is {dtype}; supported are {', '.join(DTYPES)}")
         if parameter.layout is not torch.strided:
             raise ConfigError(
                 f"parameter {name} is {parameter.layout}; parameters must be dense, their gradients may be sparse"
