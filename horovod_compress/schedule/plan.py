@@ -122,7 +122,7 @@ class Plan:
         ]
 
     @classmethod
-    def from_document(cls, document: list[dict[str, Any]]) -> Plan:
+    def from_document(cls, document: Any) -> Plan:
         """Rebuild a plan from :meth:`document`.
 
         Raises:

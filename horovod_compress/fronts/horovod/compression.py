@@ -8,6 +8,7 @@ import os
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict
 from types import MethodType
 from typing import Any, ClassVar, TypeVar, cast
 
@@ -648,7 +649,7 @@ class Compression:
         self._settle_moments()
         kind = self._held.settings() if self._held else "its own"
         mine = way.Way(self._running().plan.fingerprint(), self._optimizer is not None, kind)
-        way.check(self.allgather_object(mine, "hvc.attach", by_name=True))
+        way.check_all(self.allgather_object(asdict(mine), "hvc.attach", by_name=True))
         self._compared_ways = True
 
     def _begin_step(self) -> None:
