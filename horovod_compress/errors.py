@@ -26,6 +26,10 @@ class MismatchError(HorovodCompressError, ValueError):
     """The ranks disagree, on options at the start or on a result later."""
 
 
+class StateError(ConfigError, MismatchError):
+    """A saved state that is malformed, or is not of this job."""
+
+
 class NonFiniteError(HorovodCompressError, FloatingPointError):
     """A gradient contains NaN or infinity, and ``nonfinite="raise"`` is set."""
 
@@ -35,7 +39,7 @@ class ExchangeError(HorovodCompressError, HorovodInternalError):  # type: ignore
 
 
 class CorruptFrameError(ExchangeError):
-    """The bytes received are not the frame expected."""
+    """The bytes received, or read from a checkpoint, are not those that were written."""
 
 
 class PeerError(Exception):

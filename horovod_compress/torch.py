@@ -22,6 +22,7 @@ from .errors import (
     HorovodCompressError,
     MismatchError,
     NonFiniteError,
+    StateError,
 )
 from .fronts.horovod.compression import Compression, trace
 from .fronts.horovod.update import distributed_update_optimizer as DistributedUpdateOptimizer
@@ -38,6 +39,7 @@ __all__ = [
     "MismatchError",
     "NonFiniteError",
     "Plan",
+    "StateError",
     "Trace",
     "available",
     "by_step",

@@ -6,31 +6,37 @@ they survive another choice of buckets; tables that stand for a whole bucket do 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
 from torch import Tensor
 
-from ..errors import ConfigError
+from ..errors import ConfigError, CorruptFrameError, StateError
 from ..schedule.plan import Plan
-from . import spoilt
+from . import sealed, spoilt
 from .methods import Methods
 from .reducer import Reducer
 
-FORMAT = 2
+FORMAT = 3
+#: The format before had no checksums.
+_BEFORE = 2
 #: Options that states of earlier versions do not know, and what these did.
 _LATER = {"merge": "sampled", "step_scale": 1.0, "levels": 2}
 _IDLE_SECONDS = 5.0
 
 
-def save(reducer: Reducer, methods: Methods) -> dict[str, Any]:
-    """Return this rank's state; every rank saves its own.
+def save(reducer: Reducer, methods: Methods, more: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """Return this rank's state, with its checksums; every rank saves its own.
+
+    Args:
+        more: what others keep beside it: plain data and tensors.
 
     Raises:
         ConfigError: a step is under way.
     """
     _between_steps(reducer, "saved")
-    return {
+    kept = {
         "format": FORMAT,
         "method": methods.name,
         "config": methods.config(),
@@ -44,63 +50,109 @@ def save(reducer: Reducer, methods: Methods) -> dict[str, Any]:
         "tables": _copies(reducer.tables()),
         "carries": _copies(reducer.carries()),
     }
+    return sealed.sealed(kept | dict(more or {}))
 
 
 def check(reducer: Reducer, methods: Methods, state: Mapping[str, Any], residuals: str) -> None:
-    """Refuse a state that :func:`load` could not restore, whatever the buckets.
+    """Refuse a state that :func:`restore` could not restore; nothing is changed.
 
     Raises:
-        ConfigError: the state is not of this method, rank, number of ranks or model.
+        ConfigError: there is a step under way, or no such way to treat residuals.
+        StateError: the state is malformed, or not of this method, rank, number of ranks, model or plan.
+        CorruptFrameError: it is not what was saved, by its checksums.
     """
     if residuals not in ("restore", "reset"):
         raise ConfigError(f'residuals should be "restore" or "reset", got {residuals!r}')
     _check_form(state)
     _between_steps(reducer, "loaded")
-    _expect("format", FORMAT, state.get("format"), "save it again with this version")
     _expect("method", methods.name, state.get("method"), "resume with the method it was saved with")
     saved = state.get("config")
     _expect("configuration", _known(methods.config(), saved), saved, "resume with the same options")
     _expect("seed", reducer.options.seed, state.get("seed"), "resume with the same seed")
     step = state.get("step")
-    if not isinstance(step, int) or not 0 <= step < 1 << 32:
-        raise ConfigError(f"the saved step should be a whole number from 0 to {(1 << 32) - 1}, got {step!r}")
+    if type(step) is not int or not 0 <= step < 1 << 32:
+        raise StateError(f"the saved step should be a whole number from 0 to {(1 << 32) - 1}, got {step!r}")
     if residuals == "restore":
-        again = 'load it on the rank it was saved on, or pass residuals="reset"'
-        _expect("number of ranks", reducer.world, state.get("world"), again)
-        _expect("rank", reducer.rank, state.get("rank"), again)
-        _check_kept(reducer.states(), state["state"])
+        _check_restored(reducer, state)
+    _check_more(state)
+    if state["format"] == FORMAT:
+        sealed.check(state)
+
+
+def _check_restored(reducer: Reducer, state: Mapping[str, Any]) -> None:
+    again = 'load it on the rank it was saved on, or pass residuals="reset"'
+    _expect("number of ranks", reducer.world, state.get("world"), again)
+    _expect("rank", reducer.rank, state.get("rank"), again)
+    _check_kept(reducer.states(), state["state"])
+    if reducer.tables():
+        _expect("plan", reducer.plan.fingerprint(), state.get("plan"), 'or pass residuals="reset"')
+    _check_kept({"table": reducer.tables()}, {"table": state["tables"]})
 
 
 def _check_form(state: object) -> None:
+    """Refuse what does not have the parts of a state, or has others in them."""
     if not isinstance(state, Mapping) or "format" not in state:
-        raise ConfigError(
+        raise StateError(
             f"a compression state is what its state_dict() returned, got {type(state).__name__} without a format"
         )
-    for part in ("state", "tables"):
-        if state["format"] == FORMAT and not isinstance(state.get(part), Mapping):
-            raise ConfigError(
-                f"the saved compression state should have a mapping {part!r}, got {state.get(part)!r:.100}; "
-                "save it again"
+    sealed.outline(state)
+    if type(state["format"]) is not int or state["format"] not in (_BEFORE, FORMAT):
+        _expect("format", FORMAT, state["format"], "save it again with this version")
+    if (sealed.KEY in state) != (state["format"] == FORMAT):
+        raise CorruptFrameError(
+            f"the saved compression state is corrupt: it has format {state['format']}, and "
+            f"{'checksums' if sealed.KEY in state else 'no checksums'}; load another copy, or an earlier state"
+        )
+    for part in ("state", "tables", "carries"):
+        kept = state.get(part, {} if part == "carries" else None)  # earlier versions saved none of these
+        if not isinstance(kept, Mapping) or not all(map(_is_kept, kept.values() if part == "state" else [kept])):
+            raise StateError(
+                f"the saved compression state should have a mapping {part!r} of tensors, got {kept!r:.100}; save it "
+                f"again"
             )
 
 
+def _is_kept(tensors: object) -> bool:
+    return isinstance(tensors, Mapping) and all(isinstance(tensor, Tensor) for tensor in tensors.values())
+
+
+def _check_more(state: Mapping[str, Any]) -> None:
+    """Refuse malformed values of what not every state has."""
+    rates = state.get("rates", [])
+    wrong = {
+        "tuned": type(state.get("tuned", False)) is not bool,
+        "scale": not _is_number(state.get("scale", 0.0)),
+        "rates": not isinstance(rates, (list, tuple)) or not all(map(_is_number, rates)),
+        "second_moment": not isinstance(state.get("second_moment", {}), Mapping),
+    }
+    for name in (name for name, is_wrong in wrong.items() if is_wrong):
+        raise StateError(f"the saved compression state has {state[name]!r:.100} for {name!r}; save it again")
+    if "buckets" in state:
+        saved_plan(state)
+
+
+def _is_number(value: object) -> bool:
+    return type(value) in (int, float) and 0 <= value < math.inf  # type: ignore[operator]
+
+
 def load(reducer: Reducer, methods: Methods, state: Mapping[str, Any], residuals: str) -> None:
-    """Restore what :func:`save` returned.
+    """Restore what :func:`save` returned, whole or not at all.
 
     Args:
         residuals: "restore", or "reset" to continue with empty residuals, for example after a change of
             the number of ranks.
 
     Raises:
-        ConfigError: the state is not of this method, rank, number of ranks, model or plan.
+        ConfigError, CorruptFrameError: see :func:`check`.
     """
     check(reducer, methods, state, residuals)
+    restore(reducer, state, residuals)
+
+
+def restore(reducer: Reducer, state: Mapping[str, Any], residuals: str) -> None:
+    """Restore a state that :func:`check` has found good."""
     kept = {**reducer.states(), "table": reducer.tables()}
-    if residuals == "restore":
-        if reducer.tables():
-            _expect("plan", reducer.plan.fingerprint(), state.get("plan"), 'or pass residuals="reset"')
-        _check_kept({"table": reducer.tables()}, {"table": state["tables"]})
-        saved = {**state["state"], "table": state["tables"]}
+    saved = {**state["state"], "table": state["tables"]}
     for kind, tensors in kept.items():
         for name, tensor in tensors.items():
             if residuals == "reset":
@@ -143,13 +195,16 @@ def saved_plan(state: Mapping[str, Any]) -> Plan:
     """Return the buckets that were in use.
 
     Raises:
-        ConfigError: the state does not say.
+        ConfigError: the state does not say, or is malformed there.
     """
     if not isinstance(state.get("buckets"), list):
-        raise ConfigError(
+        raise StateError(
             "the saved compression state does not say which buckets were in use; save it again with this version"
         )
-    return Plan.from_document(state["buckets"])
+    try:
+        return Plan.from_document(state["buckets"])
+    except ConfigError as error:
+        raise StateError(f"the saved compression state has malformed buckets: {error}") from None
 
 
 def _copies(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -167,7 +222,7 @@ def _check_alike(kind: str, kept: Mapping[str, Tensor], saved: Mapping[str, Tens
     for name, tensor in kept.items():
         _expect(f"{kind} of {name}", _kind(tensor), _kind(saved[name]), "resume with the same model")
         if number := spoilt.count(saved[name]):
-            raise ConfigError(
+            raise StateError(
                 f"the saved compression state has {number} value(s) in the {kind} of {name} that are not finite or not "
                 f"below {spoilt.MOST:.1e}, which would corrupt every later step; load an earlier state, or pass "
                 f'residuals="reset"'
@@ -187,5 +242,5 @@ def _between_steps(reducer: Reducer, verb: str) -> None:
 
 
 def _expect(what: str, want: object, got: object, advice: str) -> None:
-    if want != got:
-        raise ConfigError(f"the saved compression state has another {what}: expected {want!r}, got {got!r}; {advice}")
+    if sealed.canonical(sealed.outline({"": want})) != sealed.canonical(sealed.outline({"": got})):
+        raise StateError(f"the saved compression state has another {what}: expected {want!r}, got {got!r}; {advice}")

@@ -16,7 +16,7 @@ import contextlib
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -41,6 +41,7 @@ from ..ops.keys import Key
 from ..options import Options
 from ..schedule.plan import Bucket, Plan, TensorSpec
 from ..schedule.watch import Watch
+from .agreement.common_start import CommonStart, disagreement, note_of
 from .agreement.ranks import listed
 from .agreement.uneven import Uneven, refusal
 from .agreement.weights import Weights
@@ -88,7 +89,9 @@ class Reducer:
         self.gain: float | None = 1.0
         self.metrics, self.recorder, self.overlap = Metrics(), FlightRecorder(), Overlap()
         self._pool = FramePool()
-        self.uneven = Uneven(transport)
+        self.uneven, self._start = Uneven(transport), CommonStart(transport)
+        self._frozen: frozenset[int] = frozenset()  # see :meth:`freeze`
+        self._done = 0  # steps exchanged, whatever their numbers
         #: Compares weights, where somebody shows them.
         self.weights: Weights | None = None
         #: Takes marks of time, while somebody wants to know them.
@@ -101,7 +104,6 @@ class Reducer:
         self.on_unseen: Callable[[str], None] = lambda text: None
         self._closing = False
         self._closed = False
-        self._agreed = False  # whether the ranks compared their steps since the start or a resume
         self._told_of_dropped = False
         self._compared: tuple[int, str] = (0, "")  # what else they compare then, and what it stands for
         self._taker = Worker("hvc-offer", partial(self._worker_failed, "taking in gradients"))
@@ -151,7 +153,7 @@ class Reducer:
             ConfigError: a step is under way, the plan is not of the same tensors, or something is kept for
                 whole buckets.
         """
-        self._check_replan(plan)
+        self.check_replan(plan)
         plan = plan.placed(tensor for bucket in self.plan.buckets for tensor in bucket.tensors)
         self._rest()
         kept, step = self.states(), self.next_step()
@@ -165,7 +167,12 @@ class Reducer:
             self._rest()
             self._changed.notify_all()
 
-    def _check_replan(self, plan: Plan) -> None:
+    def check_replan(self, plan: Plan) -> None:
+        """Refuse buckets that :meth:`replan` could not go on with.
+
+        Raises:
+            ConfigError: says what they should be.
+        """
         if not self.wait_idle(self.options.timeout):
             raise ConfigError(f"rank {self.rank}: buckets can be changed between two steps only; one is under way")
         plan.check_covers([tensor for bucket in self.plan.buckets for tensor in bucket.tensors])
@@ -204,6 +211,8 @@ class Reducer:
         station, position = self._where[index]
         self._check_fits(station.bucket.tensors[position], grad, station.device)
         self._claim(station, position)
+        if index in self._frozen:
+            return self._offer_frozen(index, grad)
         key = self._key(station)  # not of self.step: the last bucket may still be under way
         self.overlap.offered(key.step)
         if station.device.apart:  # queued on the stream that the gradient comes from
@@ -217,6 +226,30 @@ class Reducer:
         station, position = self._where[index]
         self._claim(station, position)
         self._count_in(station, position, 0)
+
+    def _offer_frozen(self, index: int, grad: Tensor) -> int:
+        """Count a frozen tensor in: its result is 0, and what is kept for it stays as it is."""
+        station, position = self._where[index]
+        step = station.finished + 1
+        with torch.no_grad():
+            station.leave_out(position, grad)
+        if watch := self.watch:
+            watch.offered(index)
+        self._count_in(station, position, 0)  # last: another step may begin then
+        return step
+
+    def freeze(self, indices: Iterable[int]) -> None:
+        """Exchange nothing for these tensors from the next step on; between two steps, and on every rank alike.
+
+        Their results are 0. What is kept for them stays as it is, and is used again when they are no longer frozen.
+
+        Args:
+            indices: in plan order; all others are not frozen.
+        """
+        frozen = frozenset(indices)
+        if frozen != self._frozen:
+            with self._changed:
+                self._frozen, self._start.due = frozen, True
 
     def _check_fits(self, tensor: TensorSpec, grad: Tensor, where: Host) -> None:
         if tuple(grad.shape) != tensor.shape or str(grad.dtype) != f"torch.{tensor.dtype}":
@@ -308,7 +341,15 @@ class Reducer:
                     break
                 self._check_all_offered(step)
             self.uneven.waits(step)  # without the lock: it asks the store
+            self._check_start()
         self._raise_failure()
+
+    def _check_start(self) -> None:
+        """Stop all ranks if others wait for an answer that this one will not give."""
+        try:
+            self._start.check(self._done)
+        except MismatchError as error:
+            self._worker_failed("waiting", error)
 
     def missing(self, step: int) -> list[str]:
         """Return the tensors that were not offered in a step that is under way."""
@@ -392,7 +433,7 @@ class Reducer:
             if not self._await_full(station):
                 return not self._closing  # with other buckets, if they were changed
             step = self.step
-            if not self._agreed:
+            if self._start.due:
                 self._agree_on_step()
             began = time.perf_counter()
             self._exchange(station)
@@ -402,6 +443,7 @@ class Reducer:
                 if self.weights and self.weights.due(step):
                     self._compare(self.weights)
                 self.step += 1
+                self._done += 1
                 self.metrics.steps += 1
             self._decoder.put(partial(self._deliver, station, step, began))
         return bool(self.stations)
@@ -552,7 +594,7 @@ class Reducer:
         with self._changed:
             self._broken = failure
             self._changed.notify_all()
-        self.transport.abort({"why": str(failure)})
+        self.transport.abort(note_of(failure))
 
     def _gain_of(self, station: Station) -> float:
         """Return a bucket's gain. A mean multiplied afterwards would be rounded once more."""
@@ -620,14 +662,14 @@ class Reducer:
         Raises:
             MismatchError: names each rank's step, or the ranks that are in the minority.
         """
-        mine = torch.tensor(
-            [self.step, _signed(int(self.plan.fingerprint(), 16)), self._compared[0]], dtype=torch.int64
-        )
+        self._start.begin(self._done)
+        plan = _signed(int(self.plan.fingerprint(), 16))
+        mine = torch.tensor([self.step, plan, self._compared[0], self._hash_of_frozen()], dtype=torch.int64)
         exchange = self._new_exchange(0, codec_id("agree"), Bad())  # nothing here may depend on the plan
-        exchange.step = 0
+        exchange.step, exchange.transport = 0, self.transport.aside  # type: ignore[assignment]
         found, _ = gather.run(exchange, mine.view(torch.uint8))
         self.metrics.bytes_sent += exchange.bytes_sent
-        steps, plans, values = zip(*(data.view(torch.int64).tolist() for data in found), strict=True)
+        steps, plans, values, frozen = zip(*(data.view(torch.int64).tolist() for data in found), strict=True)
         if len(set(steps)) > 1:
             told = ", ".join(f"rank {rank} at step {step}" for rank, step in enumerate(steps))
             raise MismatchError(
@@ -645,7 +687,17 @@ class Reducer:
                 f"rank {self.rank}: the {self._compared[1]} differ between ranks, on rank(s) {odd} from the others; "
                 f"broadcast the parameters before the first step, and resume every rank from the same step"
             )
-        self._agreed = True
+        if odd := _minority(frozen):
+            raise MismatchError(
+                f"rank {self.rank}: the frozen parameters differ between ranks, on rank(s) {odd} from the others; call "
+                f"requires_grad_() on every rank alike, between the same two steps"
+            )
+        self._start.held()
+
+    def _hash_of_frozen(self) -> int:
+        names = self.plan.names()
+        text = "\n".join(sorted(names[index] for index in self._frozen)).encode()
+        return _signed(ops.hash64(torch.frombuffer(bytearray(text), dtype=torch.uint8), 1)) if text else 0
 
     def _verifying(self) -> bool:
         every = self.options.verify_every
@@ -700,9 +752,13 @@ class Reducer:
         where = self.recorder.last()
         self.transport.abort({"peer": error.peer, "late": error.late, "where": where})
         notes = self.transport.notes(_NOTES_SECONDS)
-        return refusal(notes) or ExchangeError(
-            f"rank {self.rank}: rank {error.peer} {verb} during {where} ({error.detail}). {self._culprit(notes)} "
-            f"Restart the job from a checkpoint; if a rank is only slow, raise timeout="
+        return (
+            refusal(notes)
+            or disagreement(notes)
+            or ExchangeError(
+                f"rank {self.rank}: rank {error.peer} {verb} during {where} ({error.detail}). {self._culprit(notes)} "
+                f"Restart the job from a checkpoint; if a rank is only slow, raise timeout="
+            )
         )
 
     def _culprit(self, notes: dict[int, dict[str, Any]]) -> str:
@@ -716,7 +772,7 @@ class Reducer:
 
     def _stop(self, failure: HorovodCompressError) -> None:
         """Fail for a reason of this rank's own, and let the other ranks know it."""
-        self.transport.abort({"why": str(failure)})
+        self.transport.abort(note_of(failure))
         self._fail(failure)
 
     def _fail(self, failure: HorovodCompressError) -> None:
@@ -776,7 +832,7 @@ class Reducer:
         """Go on at a step, between two steps; every rank has to."""
         self._rest()  # a state was loaded, on whatever stream
         with self._changed:
-            self.step, self._agreed = step, False
+            self.step, self._start.due = step, True
             self.uneven.resume()
             if self.weights:
                 self.weights.resume()
@@ -850,7 +906,7 @@ class Reducer:
         """
         with self._changed:
             self._compared = (_signed(value), what)
-            self._agreed = False
+            self._start.due = True
 
     def scale_kept(self, factor: float) -> None:
         """Multiply all that is kept, between two steps: gradients are so much larger from now on.

@@ -477,6 +477,13 @@ class Station:
         self.device.note(self._offered)
         return count
 
+    def leave_out(self, position: int, grad: Tensor) -> None:
+        """Take a gradient that is not exchanged in this step, on any rank; its result is 0."""
+        self.device.after(self.decoded)
+        self._originals[position] = grad.zero_()
+        self.device.keep((grad,))
+        self.device.note(self._offered)
+
     def offer_waiting(self, key: Key) -> Tensor:
         """Hand all gradients that waited to the codec, after the streams that they come from."""
         self.device.after(*self._offered.values())

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, astuple, dataclass
 from statistics import mean
 from typing import Any
 
@@ -28,7 +28,7 @@ TRIAL_STEPS = 3
 #: Below so many elements there is little to gain for schedule="auto".
 LEAST_ELEMENTS = 1 << 18
 
-#: Shows a value to all ranks and returns every rank's, in rank order.
+#: Shows plain data to all ranks and returns every rank's, in rank order.
 Share = Callable[[Any], list[Any]]
 
 _log = logging.getLogger("horovod_compress")
@@ -108,16 +108,27 @@ class Tuner:
             self._decide(watch)
         return enough
 
+    def check(self, plan: Plan) -> None:
+        """Refuse the buckets of a checkpoint that :meth:`resume` could not go on with.
+
+        Raises:
+            ConfigError: says what they should be.
+        """
+        if self._idle:
+            return
+        for bucket in plan.buckets:
+            self._methods.check_bucket(bucket)
+        if self._schedule != OPTIONAL or self._is_of_these_devices(plan):
+            self._reducer.check_replan(plan)
+
     def resume(self, plan: Plan, done: bool) -> None:
-        """Go on with the buckets of a checkpoint.
+        """Go on with the buckets of a checkpoint, which :meth:`check` has found good.
 
         Args:
             done: they were chosen, not only tried.
         """
         if self._idle:
             return
-        for bucket in plan.buckets:
-            self._methods.check_bucket(bucket)
         fits = self._schedule != OPTIONAL or self._is_of_these_devices(plan)
         if fits:
             self._reducer.replan(plan)
@@ -162,9 +173,10 @@ class Tuner:
 
     def _decide(self, watch: Watch) -> None:
         began = time.thread_time()
-        of_ranks = self._share(RankTrial(watch.step_seconds(), watch.buckets()))
-        decision = self._next(watch, of_ranks) if self._reducer.rank == 0 else None
-        told: _Decision = self._share(decision)[0]
+        shown = self._share([watch.step_seconds(), plain_costs(watch.buckets())])
+        of_ranks = [RankTrial(seconds, costs_of(costs)) for seconds, costs in shown]
+        decision = asdict(self._next(watch, of_ranks)) if self._reducer.rank == 0 else None
+        told = _Decision(**self._share(decision)[0])
         if told.problem and self._schedule == OPTIONAL:
             if self._reducer.rank == 0:
                 _log.warning("schedule auto returns to its initial buckets: %s", told.problem)
@@ -245,6 +257,16 @@ def _sizes(plan: Plan) -> str:
     """Return how many tensors each bucket holds, for people."""
     sizes = [f"{len(bucket.tensors)}{' uncompressed' if bucket.plain else ''}" for bucket in plan.buckets[:12]]
     return ", ".join([*sizes, "..."] if len(plan.buckets) > 12 else sizes)
+
+
+def plain_costs(costs: Mapping[int, BucketCost]) -> list[list[Any]]:
+    """Return what each bucket costs as plain data."""
+    return [[bucket, *astuple(cost)] for bucket, cost in costs.items()]
+
+
+def costs_of(plain: Sequence[Sequence[Any]]) -> dict[int, BucketCost]:
+    """Rebuild costs from :func:`plain_costs`."""
+    return {bucket: BucketCost(*cost) for bucket, *cost in plain}
 
 
 def step_over_ranks(of_ranks: Sequence[RankTrial]) -> float:

@@ -14,6 +14,9 @@ from ..errors import ConfigError, naming
 
 #: Every tensor starts at a multiple of this many elements, so that its bits start at a whole word.
 ALIGNMENT = 64
+#: What gradients may be.
+DTYPES = ("float32", "float64", "float16", "bfloat16")
+_MOST_METHODS, _MOST_ELEMENTS = 1 << 16, 1 << 48
 
 
 @dataclass(frozen=True)
@@ -119,19 +122,15 @@ class Plan:
         ]
 
     @classmethod
-    def from_document(cls, document: list[dict[str, Any]]) -> Plan:
-        """Rebuild a plan from :meth:`document`."""
-        return cls(
-            tuple(
-                Bucket(
-                    index,
-                    tuple(TensorSpec(name, tuple(shape), dtype) for name, shape, dtype in entry["tensors"]),
-                    entry["method"],
-                    entry.get("plain", False),
-                )
-                for index, entry in enumerate(document)
-            )
-        )
+    def from_document(cls, document: Any) -> Plan:
+        """Rebuild a plan from :meth:`document`.
+
+        Raises:
+            ConfigError: says what is malformed.
+        """
+        if not isinstance(document, list):
+            raise ConfigError(f"a plan should be a list of buckets, got {type(document).__name__}")
+        return cls(tuple(_bucket(index, entry) for index, entry in enumerate(document)))
 
     def save(self, path: str | Path) -> None:
         """Write the plan into a file, which :meth:`load` reads."""
@@ -147,7 +146,7 @@ class Plan:
         """
         try:
             return cls.from_document(json.loads(Path(path).read_text()))
-        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        except (OSError, ValueError, RecursionError) as error:
             raise ConfigError(f"{path} is not a plan: {type(error).__name__}: {error}") from None
 
     def fingerprint(self) -> str:
@@ -197,6 +196,34 @@ class Plan:
                 )
         if extra := sorted(set(planned) - {tensor.name for tensor in tensors}):
             raise ConfigError(f"the plan holds tensors that the model does not have: {extra[:5]}")
+
+
+def _bucket(index: int, entry: Any) -> Bucket:
+    """Return a bucket from its entry in a document.
+
+    Raises:
+        ConfigError: says what is malformed.
+    """
+    method, plain = (entry.get("method"), entry.get("plain", False)) if isinstance(entry, dict) else (None, None)
+    if type(method) is not int or not 0 <= method < _MOST_METHODS or type(plain) is not bool:
+        raise ConfigError(
+            f"bucket {index} of a plan should have the number of its method, and its tensors; got {entry!r:.100}"
+        )
+    tensors = entry.get("tensors")
+    if not isinstance(tensors, list) or not tensors or not all(map(_is_tensor, tensors)):
+        raise ConfigError(
+            f"bucket {index} of a plan should have tensors as [name, shape, dtype], at least one; got {tensors!r:.100}"
+        )
+    return Bucket(index, tuple(TensorSpec(name, tuple(shape), dtype) for name, shape, dtype in tensors), method, plain)
+
+
+def _is_tensor(entry: Any) -> bool:
+    if not isinstance(entry, (list, tuple)) or len(entry) != 3:
+        return False
+    name, shape, dtype = entry
+    if type(name) is not str or dtype not in DTYPES or not isinstance(shape, (list, tuple)):
+        return False
+    return all(type(size) is int and size >= 0 for size in shape) and math.prod(shape) < _MOST_ELEMENTS
 
 
 def _runs(tensors: Sequence[TensorSpec]) -> list[list[TensorSpec]]:

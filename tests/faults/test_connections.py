@@ -12,27 +12,11 @@ import torch
 
 from horovod_compress.errors import PeerError
 from horovod_compress.exchange.deadline import Deadline
-from horovod_compress.exchange.transports.gloo import GlooTransport, Meeting
+from horovod_compress.exchange.transports.gloo import GlooTransport
 from horovod_compress.observe.recorder import FlightRecorder
+from tests.support.connected import connected
 
 LONG, SOON = 30.0, 3.0
-
-
-def connected(size: int) -> list[GlooTransport]:
-    """Ranks in one process."""
-    first = Meeting(None, "127.0.0.1", LONG)
-    meetings = [first] + [Meeting(first.address, "127.0.0.1", LONG) for _ in range(size - 1)]
-    made: dict[int, GlooTransport] = {}
-
-    def connect(rank: int) -> None:
-        made[rank] = GlooTransport(meetings[rank], rank, size, "127.0.0.1", LONG)
-
-    threads = [threading.Thread(target=connect, args=(rank,)) for rank in range(size)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    return [made[rank] for rank in range(size)]
 
 
 @pytest.fixture
@@ -111,23 +95,38 @@ def test_close_delivers_what_was_sent(pair: list[GlooTransport]) -> None:
     assert torch.equal(got, data)
 
 
-class FrozenStore:
-    """As the store is while the process that serves it is frozen."""
+def test_what_a_rank_has_said_outlives_it(pair: list[GlooTransport]) -> None:
+    """No rank serves the others: not even that of rank 0 is lost with it."""
+    pair[0].say("topic", "word")
+    pair[0].abort({"why": "a test"})
+    pair[0].close()
+    assert pair[1].notes(0.3) == {0: {"why": "a test"}} and pair[1].said("topic") == {0: "word"}
+    pair[1].say("topic", "nobody listens")
+    assert pair[1].said("topic") == {0: "word", 1: "nobody listens"}
 
-    def check(self, keys: Any) -> bool:
-        time.sleep(LONG)
-        return False
 
-    def set(self, key: str, value: str) -> None:
-        time.sleep(LONG)
+def test_many_words_of_several_threads_arrive_whole(pair: list[GlooTransport]) -> None:
+    words = {f"topic {number}": "word " * 400 * (number % 3) for number in range(30)}
+    threads = [threading.Thread(target=pair[0].say, args=word) for word in words.items()]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(SOON)
+    end = time.monotonic() + SOON
+    while any(0 not in pair[1].said(topic) for topic in words) and time.monotonic() < end:
+        time.sleep(0.01)
+    assert {topic: pair[1].said(topic)[0] for topic in words} == words
 
 
-def test_frozen_store(pair: list[GlooTransport]) -> None:
-    pair[1]._store = FrozenStore()
-    began = time.monotonic()
-    assert pair[1].notes(0.2) == {}
-    pair[1].abort({"why": "a test"})
-    assert 0.2 <= time.monotonic() - began < SOON
+def test_closing_ends_all_threads() -> None:
+    before = threading.active_count()
+    for _ in range(3):
+        for transport in connected(3):
+            transport.close()
+    end = time.monotonic() + SOON
+    while threading.active_count() > before and time.monotonic() < end:
+        time.sleep(0.01)
+    assert threading.active_count() == before
 
 
 def test_dump_that_cannot_be_written(

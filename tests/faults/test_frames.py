@@ -5,6 +5,7 @@ The ranks are threads of one process, so that each fault hits one exact frame.
 
 from __future__ import annotations
 
+import itertools
 import threading
 import time
 from collections.abc import Mapping
@@ -46,16 +47,21 @@ class Faulty:
     """
 
     def __init__(self, inner: Transport, action: str, number: int) -> None:
-        self._inner, self._action, self._left = inner, action, number + inner.size - 1
+        self._inner, self._action, self._left = inner, action, itertools.count(number + inner.size - 1, -1)
         self.rank, self.size, self.name = inner.rank, inner.size, inner.name
         self.struck = threading.Event()
+
+    @property
+    def aside(self) -> Faulty:
+        other = Faulty.__new__(Faulty)
+        other.__dict__.update(self.__dict__, _inner=self._inner.aside)  # with one count of frames
+        return other
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._inner, name)
 
     def send(self, data: Tensor, to: int) -> Pending:
-        self._left -= 1
-        if self._left != -1:
+        if next(self._left):
             return self._inner.send(data, to)
         self.struck.set()
         return getattr(self, "_" + self._action.replace(" ", "_"))(data, to)

@@ -35,7 +35,7 @@ def test_frozen(nursery: Nursery) -> None:
 
 
 def test_corrupt_frame(nursery: Nursery) -> None:
-    case = {"fault": "flip", "victim": 1, "hop": 12, "timeout": 20.0, "leave": True, "staged": True}
+    case = {"fault": "flip", "victim": 1, "hop": 9, "timeout": 20.0, "leave": True, "staged": True}
     for rank in nursery.run(WORLD, "train.py", case):
         first = rank.report["first"]
         assert first["error"] == ("CorruptFrameError" if rank.number == 2 else "ExchangeError")

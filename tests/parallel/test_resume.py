@@ -41,7 +41,7 @@ def jobs(which: str) -> dict[str, list[Any]]:
     found = {}
     with tempfile.TemporaryDirectory() as folder:
         # The second job resumes in new processes: with the compression's state, and without.
-        for loads in (["nothing"], ["all", "without residuals"]):
+        for loads in (["nothing"], ["all", "folder", "without residuals"]):
             given = {"folder": folder, "methods": QUICK if which == "quick" else METHODS, "loads": loads}
             reports = run_ranks(2, "resume.py", timeout=300, arguments=given).reports
             found |= {load: [report[load] for report in reports] for load in loads}
@@ -54,8 +54,9 @@ def runs(request: pytest.FixtureRequest) -> dict[str, list[Any]]:
 
 
 @_each(METHODS)
-def test_resume_is_exact(runs, method: str) -> None:
-    for whole, resumed in zip(runs["nothing"], runs["all"], strict=True):
+@pytest.mark.parametrize("load", ["all", "folder"])
+def test_resume_is_exact(runs, method: str, load: str) -> None:
+    for whole, resumed in zip(runs["nothing"], runs[load], strict=True):
         assert whole[method]["middle"] == resumed[method]["middle"]
         assert whole[method]["end"] == resumed[method]["end"]
         assert whole[method]["end"]["step"] == 20

@@ -30,6 +30,7 @@ from horovod_compress.ops.keys import Key
 from horovod_compress.options import Options
 from horovod_compress.schedule.plan import Bucket, TensorSpec
 from tests.support import nccl
+from tests.support.connected import connected
 from tests.support.local import Fleet, random_grads, spec
 
 IDENTITY = (0,) * 128
@@ -373,7 +374,7 @@ class Gathers:
         self._met = threading.Barrier(size)
         self._values: dict[tuple[str, int], Any] = {}
 
-    def __call__(self, value: Any, name: str, rank: int, seconds: float) -> list[Any]:
+    def __call__(self, value: Any, name: str, rank: int, seconds: float, by_name: bool, under: str) -> list[Any]:
         if name == self.late:
             raise ExchangeError(f"not every rank joined {name}")
         self._values[name, rank] = value
@@ -459,14 +460,7 @@ def test_a_link_that_is_not_agreed_on_leaves_nothing_open(
 
 @pytest.fixture
 def pair() -> Iterator[list[gloo.GlooTransport]]:
-    meeting = gloo.Meeting(None, "127.0.0.1", 10.0)
-
-    def join(rank: int) -> gloo.GlooTransport:
-        met = gloo.Meeting(meeting.address, "127.0.0.1", 10.0) if rank else meeting
-        return gloo.GlooTransport(met, rank, 2, "127.0.0.1", 10.0)
-
-    with ThreadPoolExecutor(2) as pool:
-        both = list(pool.map(join, range(2)))
+    both = connected(2, 10.0)
     yield both
     for transport in both:
         transport.close()

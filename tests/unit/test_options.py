@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -19,10 +18,10 @@ from horovod_compress.engine.methods import parse
 from horovod_compress.errors import ConfigError, ExchangeError, HorovodCompressError, MismatchError
 from horovod_compress.exchange.choose import chooser
 from horovod_compress.exchange.deadline import Deadline
-from horovod_compress.exchange.transports import gloo
 from horovod_compress.fronts.horovod import startup
 from horovod_compress.options import LONGEST_SECONDS, SHORTEST_SECONDS, Options
 from horovod_compress.schedule.plan import Plan
+from tests.support.connected import connected
 from tests.support.local import spec
 
 COMMON: list[tuple[str, Any, str]] = [
@@ -99,14 +98,7 @@ def test_a_number_that_no_codec_could_take_is_refused(method: str, option: str, 
 def test_the_longest_timeout_is_one_that_the_parts_below_can_carry() -> None:
     """A store that is asked for more than its integers hold says that it timed out at once, or hangs."""
     assert parse("none", {"timeout": LONGEST_SECONDS})[1].timeout == LONGEST_SECONDS
-    own = "127.0.0.1"
-    server = gloo.Meeting(None, own, LONGEST_SECONDS)
-    # A rank that waits keeps its client of the store to itself: each needs one.
-    meetings = [server, gloo.Meeting(server.address, own, LONGEST_SECONDS)]
-    pool = ThreadPoolExecutor(2)
-    ranks = [pool.submit(gloo.GlooTransport, meetings[rank], rank, 2, own, LONGEST_SECONDS) for rank in range(2)]
-    first, second = (rank.result(20) for rank in ranks)
-    pool.shutdown()
+    first, second = connected(2, LONGEST_SECONDS)
     data, deadline = torch.arange(8, dtype=torch.uint8), Deadline(LONGEST_SECONDS)
     arrived = torch.zeros_like(data)
     pending = second.receive(arrived, 0)
@@ -115,25 +107,6 @@ def test_the_longest_timeout_is_one_that_the_parts_below_can_carry() -> None:
     assert torch.equal(arrived, data)
     for transport in (first, second):
         transport.close()
-
-
-@pytest.mark.parametrize(
-    ("address", "tried"), [(None, "open a store at 127.0.0.1 "), (("127.0.0.1", 9), "reach the store at 127.0.0.1:9 ")]
-)
-def test_a_store_that_is_out_of_reach_tells_the_port_that_was_tried(
-    address: tuple[str, int] | None, tried: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The one that the store had been given by the system: it was asked for port 0."""
-
-    def refuse(*given: Any, **named: Any) -> None:
-        raise RuntimeError("The socket has timed out while trying to connect to (127.0.0.1, 35121).\nframe #0: ...")
-
-    monkeypatch.setattr(gloo.dist, "TCPStore", refuse)
-    with pytest.raises(ExchangeError) as caught:
-        gloo.Meeting(address, "127.0.0.1", 2.5)
-    text = str(caught.value)
-    assert text.startswith(f"could not {tried}through which the ranks meet: The socket has timed out")
-    assert "connect to (127.0.0.1, 35121); set HOROVOD_GLOO_IFACE" in text and text.endswith("or raise timeout=2.5")
 
 
 @pytest.mark.parametrize("value", [0, 1, (1 << 64) - 1])
@@ -182,7 +155,7 @@ def test_errors_are_of_the_promised_kinds() -> None:
     assert issubclass(MismatchError, HorovodCompressError)
     from horovod.common.exceptions import HorovodInternalError
 
-    from horovod_compress.errors import CorruptFrameError, ExchangeError
+    from horovod_compress.errors import CorruptFrameError
 
     assert issubclass(ExchangeError, HorovodInternalError) and issubclass(CorruptFrameError, ExchangeError)
     assert not issubclass(MismatchError, HorovodInternalError)  # elastic must not retry it

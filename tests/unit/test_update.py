@@ -17,6 +17,7 @@ from horovod_compress.errors import ConfigError, MismatchError, NonFiniteError
 from horovod_compress.fronts.horovod.update import distributed_update_optimizer
 from horovod_compress.schedule.plan import TensorSpec
 from tests.support.local import Fleet
+from tests.support.states import unsealed
 
 WORLD = 2
 
@@ -307,6 +308,7 @@ def test_resuming_at_any_step_gives_the_same_bits(at: int) -> None:
 
 def as_before(rank: int, state: dict[str, Any]) -> None:
     """Let a saved state be one of the versions that kept V, and the steps that it stands for, with the optimizer."""
+    state["horovod_compress"] = unsealed(state["horovod_compress"])
     moments = state["horovod_compress"].pop("second_moment")["moments"]
     if not moments:  # from the warm-up
         for mine in state["state"].values():
@@ -335,6 +337,7 @@ def test_second_moments_that_differ_between_ranks_are_noticed(at: int) -> None:
 
     def change(rank: int, state: dict[str, Any]) -> None:
         if rank == 1:
+            state["horovod_compress"] = unsealed(state["horovod_compress"])
             held_ = [saved["moment"] for saved in state["horovod_compress"]["second_moment"]["moments"].values()]
             (held_ or [state["state"][0]["exp_avg_sq"]])[0][7:8].mul_(1.001)
 

@@ -30,14 +30,12 @@ class Document:
         refusal: why this rank cannot go on, if it cannot; it takes part all the same, so that
             the others need not wait for it.
         plan: rank 0's plan, which every rank uses.
-        meeting: where rank 0's store listens.
         gpu: names the GPU that this rank's gradients are on, if they all are and NCCL can be used here.
     """
 
     fields: dict[str, Any]
     refusal: str | None = None
     plan: list[dict[str, Any]] | None = None
-    meeting: tuple[str, int] | None = None
     gpu: str | None = None
 
 
@@ -82,6 +80,21 @@ def check(documents: Sequence[Document]) -> None:
                 f"the ranks do not agree on {name}: {by_value(values)}; start every rank with the "
                 f"same options, model and version of horovod-compress"
             )
+
+
+def from_plain(given: dict[str, Any]) -> Document:
+    """Rebuild a document from plain data, as :func:`dataclasses.asdict` gives it.
+
+    Raises:
+        MismatchError: it is none.
+    """
+    try:
+        return Document(**given)
+    except TypeError:
+        raise MismatchError(
+            f"a rank has shown {str(given)[:100]} in place of its options; give every rank the same version of "
+            f"horovod-compress"
+        ) from None
 
 
 def refusal(error: Exception) -> Document:

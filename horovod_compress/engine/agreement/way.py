@@ -6,8 +6,9 @@ compare their ways once, at the first gradient, while none of them waits for any
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from ...errors import MismatchError
 from .ranks import listed
@@ -26,6 +27,15 @@ class Way:
     plan: str
     attached: bool
     second_moment: str
+
+
+def check_all(shown: Sequence[Mapping[str, Any]]) -> None:
+    """Compare the ways of all ranks, as plain data.
+
+    Raises:
+        MismatchError: see :func:`check`.
+    """
+    check([Way(**way) for way in shown])
 
 
 def check(ways: Sequence[Way]) -> None:

@@ -147,9 +147,8 @@ class HeldSecondMoment:
         self._prepared = self._reducer.step - 1
         where = {name: parameter.device for _, parameter, name in self._parameters()}
         mine = {name: saved for name, saved in state.items() if name in where}
-        self._held = {
-            name: _Held(**{**saved, "moment": saved["moment"].clone().to(where[name])}) for name, saved in mine.items()
-        }
+        own = {name: saved["moment"].to(where[name], copy=True).contiguous() for name, saved in mine.items()}
+        self._held = {name: _Held(**{**saved, "moment": own[name]}) for name, saved in mine.items()}
 
     # ---- before the first gradient of a step ----
 

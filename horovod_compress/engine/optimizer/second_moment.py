@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -21,7 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from ... import ops
-from ...errors import ConfigError
+from ...errors import ConfigError, StateError
 
 #: Optimizers whose second moment this is.
 FAMILY = (torch.optim.Adam, torch.optim.AdamW)
@@ -85,12 +86,36 @@ def check_state(state: Mapping[str, Mapping[str, Any]], shapes: Mapping[str, tor
         ConfigError: names the parameter.
     """
     for name, saved in state.items():
-        moment = saved["moment"]
+        moment = _moment_of(name, saved)
         if name not in shapes or moment.shape != shapes[name] or not bool((moment.isfinite() & (moment >= 0)).all()):
-            raise ConfigError(
+            raise StateError(
                 f"the saved second moment of {name} should be finite, of shape {tuple(shapes.get(name, ()))}, got "
                 f"{tuple(moment.shape)}; load the state of the same model, saved at a step that went well"
             )
+
+
+def _moment_of(name: object, saved: object) -> Tensor:
+    """Return the tensor of a saved second moment, whose other parts are numbers.
+
+    Raises:
+        StateError: it is malformed.
+    """
+    parts = dict(saved) if isinstance(saved, Mapping) else {}
+    moment, divides = parts.pop("moment", None), parts.pop("divides", False)
+    fits = isinstance(moment, Tensor) and moment.dtype in (torch.float32, torch.float64)
+    numbers = {"steps", *parts} <= {"steps", "since", "eps"}
+    fits = fits and numbers and type(divides) is bool and all(map(_is_number, parts.values()))
+    if not fits or not parts.get("steps", 1):
+        raise StateError(
+            f"the saved second moment of {name!r:.100} should be a dense tensor of at least 32 bits and the steps that "
+            f"it stands for, got {saved!r:.100}; load what state_dict() returned"
+        )
+    assert isinstance(moment, Tensor)
+    return moment
+
+
+def _is_number(value: object) -> bool:
+    return type(value) in (int, float) and 0 <= value < math.inf  # type: ignore[operator]
 
 
 @dataclass

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ...errors import ConfigError
+from ...errors import StateError
 from . import second_moment as moments
 from .second_moment import Moment
 
@@ -113,7 +113,7 @@ class SharedSecondMoment:
         """
         moments.check_state(state["moments"], self._shapes)
         if warming and state["moved"] >= 0:
-            raise ConfigError(
+            raise StateError(
                 f"the saved optimizer ended its warm-up after {state['moved']} local steps or before, and warmup_steps "
                 f"would begin it again, with first moments that differ between ranks; resume with the same options"
             )
@@ -123,7 +123,7 @@ class SharedSecondMoment:
         devices = {name: parameter.device for _, parameter, name in self._places()}
         self._moved = state["moved"]
         self._moments = {
-            name: Moment(saved["moment"].clone().to(devices[name]), saved["steps"])
+            name: Moment(saved["moment"].to(devices[name], copy=True).contiguous(), saved["steps"])
             for name, saved in state["moments"].items()
         }
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,7 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from ... import ops
-from ...errors import ConfigError, NonFiniteError
+from ...errors import NonFiniteError, StateError
+from .. import sealed
 from ..reducer import Reducer
 from .update_moment import SharedSecondMoment
 
@@ -50,6 +51,14 @@ class Exchange:
         self.base = [torch.empty_like(parameter) for parameter in parameters]
         self._updates = [torch.empty(p.shape, dtype=p.dtype, device=p.device) for p in parameters]
         self._dense = 0.0
+        self._resting: set[int] = set()  # frozen in all local steps since the last exchange
+
+    def leave_frozen(self) -> list[int]:
+        """Let a local step skip frozen parameters, whatever gradients they have left; return which these are."""
+        frozen = [index for index, parameter in enumerate(self.parameters) if not parameter.requires_grad]
+        for index in frozen:
+            self.parameters[index].grad = None
+        return frozen
 
     def remember(self) -> None:
         """Note the weights that updates are counted from."""
@@ -76,6 +85,23 @@ class Exchange:
         self._dense += 8 * self.reducer.plan.count * (world - 1) / world
         self.reducer.metrics.bytes_dense = self._dense
 
+    def resting(self) -> list[str]:
+        """Return the names of what all local steps since the last exchange have left where it was."""
+        return [self.reducer.plan.names()[index] for index in sorted(self._resting)]
+
+    def resume(self, resting: Iterable[str]) -> None:
+        """Restore what :meth:`resting` returned."""
+        names = set(resting)
+        self._resting = {index for index, name in enumerate(self.reducer.plan.names()) if name in names}
+
+    def rest(self, frozen: Iterable[int], *, first: bool) -> None:
+        """Note which parameters a local step leaves where they are.
+
+        Args:
+            first: it is the first one since the last exchange.
+        """
+        self._resting = set(frozen) if first else self._resting & set(frozen)
+
     def updates(self, turn: int, state: dict[nn.Parameter, Any]) -> None:
         """Let the weights be the noted ones plus the mean of all ranks' updates.
 
@@ -86,6 +112,7 @@ class Exchange:
                 are the noted ones, on every rank.
         """
         self.reducer.next_steps(turn)
+        self.reducer.freeze(self._resting)
         self._show(self.base)
         momenta = list(self._momenta(state)) if self._masking else []
         try:
@@ -107,6 +134,8 @@ class Exchange:
         """Finish one parameter; return False if its update is not finite, and set it back."""
         parameter, base = self.parameters[index], self.base[index]
         if self._fetch(index, step, self._updates[index]):
+            if index in self._resting:
+                return True  # not even -0 becomes 0
             torch.add(base, self._updates[index], out=parameter)
             return True
         parameter.copy_(base)
@@ -126,14 +155,15 @@ class Exchange:
         A parameter for which no rank has a gradient has none afterwards either.
         """
         self.reducer.next_steps(plain=True)
+        self.reducer.freeze(frozen := self.leave_frozen())
         self._show(self.parameters)
         step, means = -1, []
         for index, parameter in enumerate(self.parameters):
             means.append(_marked(parameter))
             step = self.reducer.offer(index, means[-1])
         finite = [self._fetch(index, step, mean) for index, mean in enumerate(means)]
-        for parameter, mean in zip(self.parameters, means, strict=True):
-            if _nowhere(mean):
+        for index, (parameter, mean) in enumerate(zip(self.parameters, means, strict=True)):
+            if index in frozen or _nowhere(mean):
                 parameter.grad = None
             elif mean is not parameter.grad:
                 parameter.grad.copy_(mean)  # type: ignore[union-attr]
@@ -246,6 +276,7 @@ class Schedule:
             self._moment.begin(self.steps)
         if self.since == 0:
             self._exchange.remember()
+        self._exchange.rest(self._exchange.leave_frozen(), first=self.since == 0)
         local()
         self.since += 1
         if self.since == self._settings.delay:
@@ -291,7 +322,8 @@ class Schedule:
         base = [base.clone() for base in self._exchange.base] if self.since else []
         counters = {"steps": self.steps, "since": self.since, "exchanges": self.exchanges, "due": self.due}
         held = {"second_moment": self._moment.state_dict()} if self._moment else {}
-        return counters | {"base": base} | held
+        resting = {"resting": self._exchange.resting()} if self.since else {}
+        return sealed.sealed(counters | {"base": base} | held | resting)
 
     def check(self, state: dict[str, Any]) -> None:
         """Refuse a state that does not fit.
@@ -299,10 +331,11 @@ class Schedule:
         Raises:
             ConfigError: says what was expected.
         """
+        _check_form(state)
         shapes = [list(base.shape) for base in state["base"]]
         expected = [list(base.shape) for base in self._exchange.base] if state["since"] else []
         if state["since"] >= self._settings.delay or shapes != expected:
-            raise ConfigError(
+            raise StateError(
                 f"the saved optimizer stood {state['since']} local steps after an exchange, with the common weights of "
                 f"{len(shapes)} parameters; expected fewer steps than communication_delay={self._settings.delay} and "
                 f"{len(expected)} parameters of the same shapes: resume with the same options and model"
@@ -319,6 +352,7 @@ class Schedule:
             self._moment.load_state_dict(state["second_moment"])
         elif self._moment:
             self._moment.load_earlier(self._rebuilt())
+        self._exchange.resume(state.get("resting", ()))  # earlier versions exchanged frozen parameters
         # None are saved right after an exchange: they are the weights.
         for base, saved in zip(self._exchange.base, state["base"], strict=False):
             base.copy_(saved)
@@ -328,3 +362,33 @@ class Schedule:
         warmup, every = self._settings.warmup, self._settings.rebuild_every
         exchanges = self.exchanges % every + every * self.due
         return max(warmup, self.steps - self.since - exchanges * self._settings.delay) if self.steps >= warmup else -1
+
+
+def _check_form(state: object) -> None:
+    """Refuse what is not the state of an update-mode optimizer.
+
+    Raises:
+        StateError: it is malformed.
+        CorruptFrameError: it is not what was saved, by its checksums.
+    """
+    parts = state if isinstance(state, Mapping) else {}
+    sealed.outline(parts)
+    numbers = [parts.get(name) for name in ("steps", "since", "exchanges")]
+    moment, resting = parts.get("second_moment", {"moved": 0, "moments": {}}), parts.get("resting", [])
+    if (
+        not all(type(number) is int and 0 <= number < 1 << 62 for number in numbers)
+        or not isinstance(parts.get("base"), (list, tuple))
+        or not all(isinstance(base, Tensor) and base.is_floating_point() for base in parts["base"])
+        or type(parts.get("due", False)) is not bool
+        or not isinstance(moment, Mapping)
+        or type(moment.get("moved")) is not int
+        or not isinstance(moment.get("moments"), Mapping)
+        or not isinstance(resting, (list, tuple))
+        or not all(isinstance(name, str) for name in resting)
+    ):
+        raise StateError(
+            f"the saved state of an update-mode optimizer should have its counters and common weights, got "
+            f"{state!r:.100}; load what its state_dict() returned"
+        )
+    if sealed.KEY in parts:  # earlier versions had none
+        sealed.check(parts)

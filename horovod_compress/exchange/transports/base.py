@@ -30,26 +30,35 @@ class Broken(threading.Event):
     noted = False
 
 
-class Transport(Protocol):
-    """Moves bytes between the ranks of one job.
-
-    Messages between two ranks arrive in the order in which they were sent, and are matched with
-    receives in the order in which these were posted. Neither call blocks.
-    """
+class Messages(Protocol):
+    """Moves bytes between the ranks of one job, in one order for each pair of them."""
 
     rank: int
     size: int
-    name: str
-
-    @property
-    def adds(self) -> Collection[torch.dtype]:
-        """The types of numbers that :meth:`add_up` takes."""
 
     def send(self, data: Tensor, to: int) -> Pending:
         """Start to send ``uint8`` data, which must not change before the wait returns."""
 
     def receive(self, data: Tensor, frm: int) -> Pending:
         """Start to receive exactly ``data.numel()`` bytes into ``data``."""
+
+
+class Transport(Messages, Protocol):
+    """Moves bytes between the ranks of one job.
+
+    Messages between two ranks arrive in the order in which they were sent, and are matched with
+    receives in the order in which these were posted. Neither call blocks.
+    """
+
+    name: str
+
+    @property
+    def adds(self) -> Collection[torch.dtype]:
+        """The types of numbers that :meth:`add_up` takes."""
+
+    @property
+    def aside(self) -> Messages:
+        """The same connections for messages with an order to themselves, which never meet the others."""
 
     def add_up(self, data: Tensor, deadline: Deadline) -> Pending:
         """Start to write the sum over all ranks over ``data``, the same bits on every rank.

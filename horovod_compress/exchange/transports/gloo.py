@@ -1,9 +1,9 @@
-"""Bytes over TCP through torch.distributed's Gloo, in a group and a store of our own.
+"""Bytes over TCP through torch.distributed's Gloo, in groups of our own.
 
 The user's default process group is not touched. Gloo breaks a connection as soon as one end dies,
 and fails a wait when its deadline passes; what it lacks is telling the ranks that are not
 connected in the ring. So a rank that fails closes all its connections, which fails its neighbours
-in turn, after leaving a note in the store that says what it saw.
+in turn, after leaving a note for all that says what it saw: on a :class:`.board.Board`, whose connections stay.
 """
 
 from __future__ import annotations
@@ -25,11 +25,14 @@ from torch import Tensor
 
 from ...errors import ConfigError, ExchangeError, PeerError
 from ..deadline import Deadline
+from .addresses import Addresses, Share
 from .base import Broken
+from .board import Board
 
 _TAG = 0x48564346  # one ordered stream per pair of ranks
 _NEVER_TAG = _TAG + 1
 _WATCH_TAG = _TAG + 2
+_ASIDE_TAG = _TAG + 5
 _EVER = timedelta(days=365)
 _NOTE_SECONDS = 0.5
 _POLL_SECONDS = 0.05
@@ -75,29 +78,11 @@ def _interface_address(interface: str) -> str:
     raise ConfigError(f"HOROVOD_GLOO_IFACE={interface} has no IPv4 address; interfaces here: {', '.join(found)}")
 
 
-class Meeting:
-    """The key-value store through which ranks find each other; rank 0 serves it."""
-
-    def __init__(self, address: tuple[str, int] | None, own: str, seconds: float) -> None:
-        host, port = address or (own, 0)
-        limit = timedelta(seconds=seconds)
-        try:
-            self.store = dist.TCPStore(host, port, is_master=address is None, wait_for_workers=False, timeout=limit)
-        except RuntimeError as error:
-            # Where the system chooses the port, only the store knows it, and tells it.
-            tried = f"reach the store at {host}:{port}" if address else f"open a store at {host}"
-            raise ExchangeError(
-                f"could not {tried} through which the ranks meet: {_first_line(error).rstrip('.')}; set "
-                f"HOROVOD_GLOO_IFACE to a network interface that all hosts share, or raise timeout={seconds:g}"
-            ) from None
-        self.address = (host, self.store.port)
-
-
 class GlooTransport:
     """One rank's connections to all others.
 
     Args:
-        meeting: the store; every rank of the job joins the same one.
+        share: shows values to all ranks; every rank of the job calls it, twice.
         own: the address at which this rank listens.
         seconds: how long to wait for the other ranks to connect.
 
@@ -109,18 +94,11 @@ class GlooTransport:
     #: Gloo adds 16-bit floats one by one, and slower than the merge of this package.
     adds = frozenset({torch.float32, torch.float64})
 
-    def __init__(self, meeting: Meeting, rank: int, size: int, own: str, seconds: float) -> None:
+    def __init__(self, share: Share, rank: int, size: int, own: str, seconds: float) -> None:
         self.rank, self.size = rank, size
-        self._store = meeting.store
-        options = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
-        options._timeout = timedelta(seconds=seconds)
-        try:
-            options._devices = [dist.ProcessGroupGloo.create_device(hostname=own, lazy_init=False)]
-            self._group: Any = dist.ProcessGroupGloo(dist.PrefixStore("hvc", self._store), rank, size, options)
-        except RuntimeError as error:
-            raise ExchangeError(
-                f"rank {rank}: not all of {size} ranks connected within {seconds:g} s: {_first_line(error)}"
-            ) from None
+        deadline = Deadline(seconds)
+        self._group = _connected(share, rank, size, own, deadline)
+        self._store = Board(_connected(share, rank, size, own, deadline), rank, size)
         # A transfer keeps the connections open, and a traceback may keep the transfer.
         self._pending: weakref.WeakSet[_Transfer] = weakref.WeakSet()
         self._lock = threading.Lock()  # close() comes from another thread than the transfers
@@ -130,6 +108,10 @@ class GlooTransport:
 
     def receive(self, data: Tensor, frm: int) -> _Transfer:
         return self._start("recv", data, frm)
+
+    @property
+    def aside(self) -> _Aside:
+        return _Aside(self)
 
     def watch(self, peer: int) -> Broken:
         """Return what is set when the connection to a peer breaks, whichever end breaks it.
@@ -211,6 +193,7 @@ class GlooTransport:
         if any(transfer.work is not None for transfer in self._transfers()):
             self._break()  # some thread may be waiting, and would keep the connections open
         self._drop()
+        self._store.close()
 
     def _break(self) -> None:
         """Close every connection now, whoever still waits for a transfer or holds one.
@@ -231,6 +214,40 @@ class GlooTransport:
         for transfer in self._transfers():
             transfer.work = None
         self._group = None
+
+
+def _connected(share: Share, rank: int, size: int, own: str, deadline: Deadline) -> Any:
+    """Return a group of connections between all ranks.
+
+    Raises:
+        ExchangeError: not every rank connected in time.
+    """
+    options = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
+    options._timeout = _seconds_left(deadline)
+    addresses = Addresses(share)
+    try:
+        options._devices = [dist.ProcessGroupGloo.create_device(hostname=own, lazy_init=False)]
+        return dist.ProcessGroupGloo(addresses, rank, size, options)
+    except RuntimeError as error:
+        if addresses.problem:
+            raise addresses.problem from None
+        raise ExchangeError(
+            f"rank {rank}: not all of {size} ranks connected within {deadline.seconds:g} s: {_first_line(error)}; set "
+            f"HOROVOD_GLOO_IFACE to a network interface that all hosts share, or raise timeout="
+        ) from None
+
+
+class _Aside:
+    """The same connections under another tag, so that no message here meets a receive there."""
+
+    def __init__(self, whole: GlooTransport) -> None:
+        self._whole, self.rank, self.size = whole, whole.rank, whole.size
+
+    def send(self, data: Tensor, to: int) -> _Transfer:
+        return self._whole._start("send", data, to, _ASIDE_TAG)
+
+    def receive(self, data: Tensor, frm: int) -> _Transfer:
+        return self._whole._start("recv", data, frm, _ASIDE_TAG)
 
 
 class _Transfer:

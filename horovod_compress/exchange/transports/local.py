@@ -22,6 +22,7 @@ class Hub:
     def __init__(self, size: int) -> None:
         self.size = size
         self.links, self.sums = _links(size), _links(size)  # messages, and what is added up
+        self.beside = _links(size)  # messages with an order to themselves
         self.notes: dict[int, dict[str, Any]] = {}
         self.words: dict[tuple[str, int], str] = {}
         self.gone = [threading.Event() for _ in range(size)]
@@ -41,15 +42,20 @@ class LocalTransport:
     name = "local"
     adds = frozenset({torch.float32, torch.float64})
 
-    def __init__(self, hub: Hub, rank: int) -> None:
+    def __init__(self, hub: Hub, rank: int, links: dict[tuple[int, int], queue.SimpleQueue[Any]] | None = None) -> None:
         self._hub, self.rank, self.size = hub, rank, hub.size
+        self._links = hub.links if links is None else links
+
+    @property
+    def aside(self) -> LocalTransport:
+        return LocalTransport(self._hub, self.rank, self._hub.beside)
 
     def send(self, data: Tensor, to: int) -> _Sent:
-        self._hub.links[self.rank, to].put(data.clone())
+        self._links[self.rank, to].put(data.clone())
         return _Sent()
 
     def receive(self, data: Tensor, frm: int) -> _Receipt:
-        return _Receipt(self._hub, self._hub.links, data, frm, self.rank)
+        return _Receipt(self._hub, self._links, data, frm, self.rank)
 
     def add_up(self, data: Tensor, deadline: Deadline) -> _Sum:
         for peer in range(self.size):

@@ -27,7 +27,7 @@ from torch import Tensor
 from ...errors import ExchangeError, PeerError
 from ..deadline import Deadline
 from ..device import Host, Mark
-from .base import Broken, Pending, Transport
+from .base import Broken, Messages, Pending, Transport
 
 _POLL_SECONDS = 50e-6
 #: A peer that has closed may have sent all of its part: so long does the rest have to arrive.
@@ -234,6 +234,10 @@ class NcclTransport:
     def __init__(self, tokens: Transport, link: Link) -> None:
         self._tokens, self.link = tokens, link
         self.rank, self.size = tokens.rank, tokens.size
+
+    @property
+    def aside(self) -> Messages:
+        return self._tokens.aside
 
     def send(self, data: Tensor, to: int) -> Pending:
         return self._tokens.send(data, to)

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import pickle
 import sys
-import time
 from types import FrameType
 from typing import Any
 
@@ -16,15 +14,15 @@ from horovod.torch import mpi_ops
 from ...engine.agreement.ranks import listed
 from ...engine.agreement.uneven import ADVICE
 from ...errors import ConfigError, ExchangeError
-from ...exchange.deadline import Deadline
+from .gathering import NotAll, gather
 from .rollcall import RollCall
 
-_POLL_SECONDS = 0.002
 _WITH_JOIN = "is not supported with Join"  # in Horovod's refusal of a gather
 _FRAMES = 8  # between compress() and the optimizer there are two to four
 #: What ranks meet for, by the second word of the name that Horovod knows it by.
 _MEETINGS = {
     "handshake": "the handshake",
+    "addresses": "the exchange of addresses, by which ranks connect",
     "connected": "the end of the handshake, where ranks tell whether they are connected",
     "nccl": "the making of NCCL's connections",
     "linked": "the end of making NCCL's connections",
@@ -34,10 +32,13 @@ _MEETINGS = {
 }
 
 
-def allgather_object(value: Any, name: str, process_set: Any, seconds: float, *, by_name: bool = False) -> list[Any]:
-    """Gather one object per rank, as ``hvd.allgather_object`` does, but with a deadline.
+def allgather_object(
+    value: Any, name: str, process_set: Any, seconds: float, *, by_name: bool = False, under: str | None = None
+) -> list[Any]:
+    """Gather plain data of every rank, as ``hvd.allgather_object`` does, but with a deadline, and without pickles.
 
     Args:
+        under: the name that Horovod knows it by, where that is another one.
         by_name: leave word that this rank is there, so that an error can name the ranks that are not; for gathers that
             happen once.
 
@@ -47,7 +48,7 @@ def allgather_object(value: Any, name: str, process_set: Any, seconds: float, *,
     """
     roll = RollCall(name, process_set) if by_name else None
     try:
-        values = _allgather_object(value, name, process_set, seconds)
+        values = gather(value, under or name, process_set, seconds, lambda: False)
     except HorovodInternalError as error:
         if _WITH_JOIN in str(error):
             raise ConfigError(f"a rank has called hvd.join() while rank {hvd.rank()} begins a step; {ADVICE}") from None
@@ -57,35 +58,9 @@ def allgather_object(value: Any, name: str, process_set: Any, seconds: float, *,
     return values
 
 
-def _allgather_object(value: Any, name: str, process_set: Any, seconds: float) -> list[Any]:
-    data = torch.frombuffer(bytearray(pickle.dumps(value)), dtype=torch.uint8)
-    length = torch.tensor([data.numel()], dtype=torch.int64)
-    lengths = _allgather(length, f"{name}.length", process_set, seconds).tolist()
-    joined = _allgather(data, f"{name}.data", process_set, seconds).numpy().tobytes()
-    values, at = [], 0
-    for size in lengths:
-        values.append(pickle.loads(joined[at : at + size]))  # noqa: S301  from ranks of this job
-        at += size
-    return values
-
-
-def _allgather(tensor: torch.Tensor, name: str, process_set: Any, seconds: float) -> torch.Tensor:
-    deadline = Deadline(seconds)
-    handle = hvd.allgather_async(tensor, name=name, process_set=process_set)
-    while not hvd.poll(handle):
-        if deadline.passed():
-            raise _NotAll(f"{seconds:g}")
-        time.sleep(_POLL_SECONDS)
-    return hvd.synchronize(handle)
-
-
-class _NotAll(HorovodInternalError):  # type: ignore[misc]
-    """Some rank did not come to a gather in so many seconds."""
-
-
 def _why_not_all(name: str, error: Exception, roll: RollCall | None) -> str:
     """Return what is known of a gather that did not take place; what Horovod says of it, which is little, last."""
-    meeting, late = _MEETINGS.get(name.split(".")[1], name), isinstance(error, _NotAll)
+    meeting, late = _MEETINGS.get(name.split(".")[1], name), isinstance(error, NotAll)
     what = f"not every rank came to {meeting} within {error} s" if late else f"{meeting} did not take place"
     absent = roll.absent() if roll else []
     who = f" Rank(s) {listed(absent)} never came: look at their output." if absent else ""

@@ -8,6 +8,7 @@ import os
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict
 from types import MethodType
 from typing import Any, ClassVar, TypeVar, cast
 
@@ -35,6 +36,7 @@ from ...observe.trace import MAX_EVENTS, Trace
 from ...schedule.plan import Plan
 from ...schedule.policies.registry import OPTIONAL, is_adaptive
 from .. import help_text
+from . import saving
 from .calls import (
     allgather_object,
     calling_optimizer,
@@ -133,6 +135,7 @@ class Compression:
         self._held: held.HeldSecondMoment | None = None
         self._rates: Rates | None = None  # that residuals follow
         self._met = False  # the optimizer
+        self._frozen: list[nn.Parameter] = []  # of the step under way
         self._moments: Mapping[str, Any] = {}  # that were loaded
         self._followed: Sequence[float] = ()  # learning rates that were loaded
         self._scaler: Any = None  # the gradient scaler that is followed
@@ -288,6 +291,8 @@ class Compression:
         text = heavy_ball.advice(optimizer, self._methods, self._named)
         if text and not self._met and self._running().rank == 0 and not self._running().step:
             _log.warning("%s", text)
+        if not self._met:
+            optimizer.register_step_pre_hook(lambda *given: self._leave_frozen(optimizer))  # before that of self._held
         self._held = held.hold(optimizer, self._running(), self._named, self._rebuild_every(), *options)
         if self._running().options.follow_lr:
             self._rates = Rates(optimizer, self._running(), self._named)
@@ -458,20 +463,43 @@ class Compression:
         held_ = {"second_moment": moments} if moments else {}
         followed = self._rates.state() if self._rates else list(self._followed)  # which were loaded
         rates = {"rates": followed} if followed else {}
-        return checkpoint.save(self._running(), self._methods) | tuned | scaled | held_ | rates
+        return checkpoint.save(self._running(), self._methods, tuned | scaled | held_ | rates)
 
     def load_state_dict(self, state: Mapping[str, Any], residuals: str = "restore") -> None:
-        """Restore a state; see :func:`horovod_compress.engine.checkpoint.load`."""
+        """Restore a state, whole or not at all; every rank has to, between the same two steps.
+
+        Args:
+            residuals: "restore", or "reset" to continue with empty residuals, for example after a change of the number
+                of ranks.
+
+        Raises:
+            ConfigError: a step is under way.
+            StateError: the state is malformed, or not of this method, rank, number of ranks, model or plan.
+            CorruptFrameError: it is not what was saved, by its checksums.
+        """
+        self.check_state(state, residuals)
+        self._take_state(state, residuals)
+
+    def check_state(self, state: Mapping[str, Any], residuals: str = "restore") -> None:
+        """Refuse a state that could not be loaded; nothing is changed.
+
+        Raises:
+            ConfigError, CorruptFrameError: see :meth:`load_state_dict`.
+        """
         self._check_between_steps()
-        moments = state.get("second_moment", {}) if isinstance(state, Mapping) else {}
-        if self._reducer:  # else the rank is told below that it has no part in this
-            check_moments(moments, {name: parameter.shape for name, parameter in self._named})
+        checkpoint.check(self._running(), self._methods, state, residuals)
+        shapes = {name: parameter.shape for name, parameter in self._named}
+        check_moments(state.get("second_moment", {}), shapes)
         if self._tuner:
-            checkpoint.check(self._running(), self._methods, state, residuals)  # before anything is changed
+            self._tuner.check(checkpoint.saved_plan(state))
+
+    def _take_state(self, state: Mapping[str, Any], residuals: str) -> None:
+        moments = state.get("second_moment", {})
+        if self._tuner:
             same = state.get("world") == self._running().world
             self._tuner.resume(checkpoint.saved_plan(state), same and bool(state.get("tuned")))
             self._take_order()
-        checkpoint.load(self._running(), self._methods, state, residuals)
+        checkpoint.restore(self._running(), state, residuals)
         self._moments = moments
         if self._held:
             self._held.load_state_dict(moments)
@@ -481,6 +509,40 @@ class Compression:
         if self._rates:
             self._rates.load(self._followed)
         self._settled, self._scale, self._bridged = -1, float(state.get("scale", 0.0)), False
+
+    def save(self, folder: str | os.PathLike[str]) -> None:
+        """Save the state of all ranks in a folder that they share; every rank has to call it, between two steps.
+
+        The folder holds one file a rank and a manifest, and changes from the checkpoint of before to the new one at
+        once: a save that is cut off, or finds the disk full, leaves the one of before.
+
+        Raises:
+            ConfigError: some rank could not write its part, and says why; every rank raises it.
+        """
+        reducer = self._running()
+        saving.save(folder, self.state_dict, reducer.rank, lambda value: self.allgather_object(value, "hvc.save"))
+
+    def load(self, folder: str | os.PathLike[str], residuals: str = "refuse") -> None:
+        """Restore what :meth:`save` left in a folder; every rank has to call it, between the same two steps.
+
+        Either every rank restores its part, or none changes anything.
+
+        Args:
+            residuals: with another number of ranks than at the time of saving, "refuse" is an error, "redistribute"
+                deals out what waits to be sent, and "reset" begins with empty residuals, also with the same number.
+
+        Raises:
+            ConfigError: a step is under way on some rank.
+            StateError: the checkpoint is not of this method, model, schedule or number of ranks, or there is none.
+            CorruptFrameError: a file is not, byte for byte, what was written.
+        """
+        reducer = self._running()
+        owned = {name for codec in self._methods.codecs for variant in codec.variants() for name in variant.folded}
+        state, way = saving.load(
+            folder, residuals, (reducer.rank, reducer.world), owned, self.check_state,
+            lambda value: self.allgather_object(value, "hvc.load"),
+        )  # fmt: skip
+        self._take_state(state, way)
 
     def _check_between_steps(self) -> None:
         if self._under_way:
@@ -587,7 +649,7 @@ class Compression:
         self._settle_moments()
         kind = self._held.settings() if self._held else "its own"
         mine = way.Way(self._running().plan.fingerprint(), self._optimizer is not None, kind)
-        way.check(self.allgather_object(mine, "hvc.attach", by_name=True))
+        way.check_all(self.allgather_object(asdict(mine), "hvc.attach", by_name=True))
         self._compared_ways = True
 
     def _begin_step(self) -> None:
@@ -601,12 +663,29 @@ class Compression:
         if self._tuner and not self._under_way and self._tuner.begin_step():
             self._take_order()
         reducer = self._running()
+        if not self._under_way:
+            self._freeze(reducer)
         if self._rates and not self._under_way:
             self._rates.begin()
         if self._held and not self._under_way:
             self._held.begin(reducer.next_step())
         if reducer.weights and not self._under_way:
             reducer.weights.take(reducer.next_step(), self._parameters)
+
+    def _freeze(self, reducer: Reducer) -> None:
+        """Exchange nothing for parameters that need no gradient in the step that begins."""
+        frozen = [index for index, parameter in enumerate(self._parameters) if not parameter.requires_grad]
+        self._frozen = [self._parameters[index] for index in frozen]
+        reducer.freeze(frozen)
+
+    def _leave_frozen(self, optimizer: Any) -> None:
+        """Before the optimizer's own step, let it skip frozen parameters, as torch alone does.
+
+        Horovod has given them gradients of zeros, with which momentum and weight decay would move them.
+        """
+        if not optimizer._handles:  # else Horovod has not fetched the results yet
+            for parameter in self._frozen:
+                parameter.grad = None
 
     def _share(self, value: Any) -> list[Any]:
         return self.allgather_object(value, self._tuning_name)

@@ -5,14 +5,14 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import horovod.torch as hvd
 import torch
 
 from ...codecs.base import Codec
-from ...engine.tuning import costs_over_ranks
+from ...engine.tuning import costs_of, costs_over_ranks, plain_costs
 from ...errors import ConfigError
 from ...planner import comparison
 from ...planner.comparison import Trial
@@ -20,6 +20,7 @@ from ...planner.predictions import Case, predicted
 from ...planner.standin import TILE, Gradients, Pace, StandIn, calibrate, untouched_memory
 from ...schedule.plan import Plan
 from ...schedule.watch import Watch
+from .calls import allgather_object
 from .compression import Compression
 
 _WARM_UP = 2
@@ -42,7 +43,7 @@ def compare(case: Case, codec: Codec, repeat: int, tell: Callable[[str], None]) 
     """
     said = tell if hvd.rank() == 0 else lambda text: None
     said(f"measuring the codec of {codec.name} on this machine")
-    asked: _Asked = hvd.broadcast_object(_ask(case, codec) if hvd.rank() == 0 else None, name="plan.asked")
+    asked = _Asked(**_share(asdict(_ask(case, codec)) if hvd.rank() == 0 else None, "plan.asked")[0])
     if asked.problem:
         raise ConfigError(asked.problem)
     torch.set_num_threads(1)
@@ -57,6 +58,11 @@ def compare(case: Case, codec: Codec, repeat: int, tell: Callable[[str], None]) 
     # What is predicted, with the compute that was taken.
     measured = replace(case, compute=t1)
     return comparison.document(measured, predicted(measured, codec), trials) if hvd.rank() == 0 else {}
+
+
+def _share(value: Any, name: str) -> list[Any]:
+    """Return every rank's value."""
+    return allgather_object(value, f"hvc.{name}", hvd.global_process_set, _TIMEOUT_SECONDS)
 
 
 def _ask(case: Case, codec: Codec) -> _Asked:
@@ -105,7 +111,7 @@ class _Bench:
         model(torch.zeros(1)).backward()
         end()
         mine = time.perf_counter() - began
-        return max(hvd.allgather_object(mine, name="plan.step"))
+        return max(_share(mine, "plan.step"))
 
     def trial(self, schedule: str, plan: Plan) -> Trial:
         """Return what the steps with some buckets took."""
@@ -122,7 +128,7 @@ class _Bench:
         before = compression.stats()["bytes_sent"]
         seconds = [self._step(model, optimizer.step) for _ in range(self._repeat)]
         sent = (compression.stats()["bytes_sent"] - before) / self._repeat
-        buckets = costs_over_ranks(hvd.allgather_object(watch.buckets(), name="plan.buckets"))
+        buckets = costs_over_ranks([costs_of(costs) for costs in _share(plain_costs(watch.buckets()), "plan.buckets")])
         hvd.barrier()  # nobody closes while another rank is still under way
         compression.close()
         first, middle, third = statistics.quantiles(seconds, n=4, method="inclusive")

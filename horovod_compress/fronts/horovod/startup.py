@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import socket
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any, NoReturn, TypeVar
 
 import horovod.torch as hvd
@@ -14,24 +14,27 @@ from torch import nn
 
 from ...codecs.base import Codec
 from ...engine.agreement import handshake
+from ...engine.agreement.ranks import listed
 from ...engine.methods import Methods, numbered, parse
 from ...engine.parameters import pairs
 from ...engine.reducer import Reducer
 from ...errors import ConfigError, ExchangeError, HorovodCompressError, PeerError
 from ...exchange import device
 from ...exchange.choose import chooser
+from ...exchange.deadline import Deadline
 from ...exchange.transports import gloo, nccl
 from ...exchange.transports.base import Transport
 from ...exchange.transports.local import Hub
 from ...ops import loader
 from ...options import Options
-from ...schedule.plan import Plan, TensorSpec
+from ...schedule.plan import DTYPES, Plan, TensorSpec
 from ...schedule.policies.registry import OPTIONAL, is_adaptive, make_plan
 from .calls import allgather_object
 
-_DTYPES = ("float32", "float64", "float16", "bfloat16")
 _DEFAULT_SECONDS = Options().timeout
-_HANDSHAKE = "hvc.handshake"
+#: What ranks meet for, in this order, and the one name that Horovod knows these gathers by.
+_STAGES = ("handshake", "addresses", "connected", "nccl", "linked")
+_START = "hvc.start"
 _EMPTY = "; it is empty: an iterator can be read only once, so write model.named_parameters() each time, or pass a list"
 #: List at most this many ranks' problems; the others usually say the same.
 _LISTED = 4
@@ -50,7 +53,6 @@ def start(
     A rank that must refuse takes part in the handshake all the same, so that every rank stops
     with the reason instead of waiting.
     """
-    meeting: gloo.Meeting | None = None
     rank, world = process_set.rank(), process_set.size()
     seconds = _DEFAULT_SECONDS
     try:
@@ -68,17 +70,13 @@ def start(
                 plan = numbered(plan, methods)
             _check_options(methods, options, world)
             _check_buckets(methods, plan, options)
-            if world > 1:
-                meeting = gloo.Meeting(None, own, seconds)
-            address = meeting.address if meeting else None
-            document = replace(document, plan=plan.document(), meeting=address)
+            document = replace(document, plan=plan.document())
     except Exception as error:  # noqa: BLE001  whatever it is, the other ranks wait to hear of it
         refuse(error, process_set, seconds)
-    documents = allgather_object(document, _HANDSHAKE, process_set, seconds, by_name=True)
-    handshake.check(documents)
+    documents = _shake(document, process_set, seconds)
     plan = Plan.from_document(documents[0].plan).placed(tensors)
     where = device.of(plan.buckets[0].device) if _through_nccl(documents, kind) else None
-    transport = _connect_all(meeting, documents[0].meeting, own, process_set, seconds, where)
+    transport = _connect_all(own, process_set, seconds, where)
     devices = (lambda name: where) if where else None
     choose = chooser(options.exchange, transport.adds)
     return methods, Reducer(plan, methods.codecs, transport, choose, options, devices)
@@ -93,11 +91,43 @@ def refuse(error: Exception, process_set: Any, seconds: float = _DEFAULT_SECONDS
     if not hvd.is_initialized() or not process_set.included():
         raise error
     try:
-        documents = allgather_object(handshake.refusal(error), _HANDSHAKE, process_set, seconds, by_name=True)
+        _shake(handshake.refusal(error), process_set, seconds)
     except ExchangeError:
         raise error from None  # the others are somewhere else
-    handshake.check(documents)
     raise error
+
+
+def _shake(document: handshake.Document, process_set: Any, seconds: float) -> list[handshake.Document]:
+    """Return the documents of all ranks, which agree."""
+    found = _meet("handshake", asdict(document), process_set, seconds)
+    documents = [handshake.from_plain(plain) for plain in found]
+    handshake.check(documents)
+    return documents
+
+
+def _meet(stage: str, value: Any, process_set: Any, seconds: float) -> list[Any]:
+    """Return every rank's value at a stage of the start.
+
+    All stages have one name for Horovod, so that ranks which are at different ones meet as well: after a start that was
+    given up, by some ranks only perhaps, those that had come further give up too, and all begin again together.
+
+    Raises:
+        ExchangeError: not every rank came, or some have begun again.
+    """
+    deadline, mine, left = Deadline(seconds), _STAGES.index(stage), seconds
+    while True:
+        given, by_name = [mine, value], stage == _STAGES[0]
+        found = allgather_object(given, f"hvc.{stage}", process_set, left, by_name=by_name, under=_START)
+        left = max(deadline.left(), 0.01)
+        stages = [theirs for theirs, _ in found]
+        if min(stages) == max(stages):
+            return [theirs for _, theirs in found]
+        if mine > min(stages):
+            behind = [rank for rank, theirs in enumerate(stages) if theirs < mine]
+            raise ExchangeError(
+                f"rank {process_set.rank()}: rank(s) {listed(behind)} have given up this start, and have begun another "
+                f"one; create the compression again on every rank"
+            )
 
 
 @contextlib.contextmanager
@@ -120,8 +150,8 @@ def specs(named: object) -> list[TensorSpec]:
     found = [(name, parameter) for name, parameter in given if parameter.requires_grad]
     for name, parameter in reversed(found):
         dtype = str(parameter.dtype).removeprefix("torch.")
-        if dtype not in _DTYPES:
-            raise ConfigError(f"parameter {name} is {dtype}; supported are {', '.join(_DTYPES)}")
+        if dtype not in DTYPES:
+            raise ConfigError(f"parameter {name} is {dtype}; supported are {', '.join(DTYPES)}")
         if parameter.layout is not torch.strided:
             raise ConfigError(
                 f"parameter {name} is {parameter.layout}; parameters must be dense, their gradients may be sparse"
@@ -233,25 +263,21 @@ def _through_nccl(documents: Sequence[handshake.Document], kind: str) -> bool:
     return able and kind in ("auto", "nccl")
 
 
-def _connect_all(
-    meeting: gloo.Meeting | None,
-    address: tuple[str, int] | None,
-    own: str,
-    process_set: Any,
-    seconds: float,
-    where: device.Host | None,
-) -> Transport:
+def _connect_all(own: str, process_set: Any, seconds: float, where: device.Host | None) -> Transport:
     """Connect, and return when every rank has: a rank that closes early must not fail one that is late.
 
     Raises:
         ExchangeError: some rank could not connect; every rank says which.
     """
+    apart: list[ExchangeError] = []
     with contextlib.ExitStack() as undo:
-        transport, problem = _attempt(lambda: _connect(meeting, address, own, process_set, seconds))
+        transport, problem = _attempt(lambda: _connect(own, process_set, seconds, apart))
         if transport:
             undo.callback(transport.close)
+        if apart:
+            raise apart[0] from None  # the ranks are not together, so there is nobody to hear of it
         # Connecting has a bound of its own, which another rank may use up before it answers here.
-        _check_all(allgather_object(problem, "hvc.connected", process_set, 2 * seconds))
+        _check_all(_meet("connected", problem, process_set, 2 * seconds))
         undo.pop_all()
     assert transport is not None
     return _link(transport, where, process_set, seconds) if where else transport
@@ -273,10 +299,10 @@ def _check_all(problems: Sequence[str | None]) -> None:
     Raises:
         ExchangeError: says which rank has which.
     """
-    listed = [f"rank {rank}: {text.removeprefix(f'rank {rank}: ')}" for rank, text in enumerate(problems) if text]
-    if listed:
-        more = f"; and {len(listed) - _LISTED} more" if len(listed) > _LISTED else ""
-        raise ExchangeError("; ".join(listed[:_LISTED]) + more)
+    told = [f"rank {rank}: {text.removeprefix(f'rank {rank}: ')}" for rank, text in enumerate(problems) if text]
+    if told:
+        more = f"; and {len(told) - _LISTED} more" if len(told) > _LISTED else ""
+        raise ExchangeError("; ".join(told[:_LISTED]) + more)
 
 
 def _link(tokens: Transport, where: device.Host, process_set: Any, seconds: float) -> Transport:
@@ -288,14 +314,14 @@ def _link(tokens: Transport, where: device.Host, process_set: Any, seconds: floa
     with contextlib.ExitStack() as undo:
         undo.callback(tokens.close)
         found, problem = _attempt(lambda: _identity(tokens.rank))
-        found_by_all = allgather_object((found, problem), "hvc.nccl", process_set, seconds)
+        found_by_all = _meet("nccl", [found, problem], process_set, seconds)
         _check_all([problem for _, problem in found_by_all])
-        link, problem = _attempt(lambda: _join(found_by_all[0][0], where, tokens, seconds))
+        link, problem = _attempt(lambda: _join(tuple(found_by_all[0][0]), where, tokens, seconds))
         if link:
             undo.callback(link.abort)
         else:
             undo.close()  # at once: other ranks may be waiting for this one
-        _check_all(allgather_object(problem, "hvc.linked", process_set, 2 * seconds))
+        _check_all(_meet("linked", problem, process_set, 2 * seconds))
         undo.pop_all()
     assert link is not None
     return nccl.NcclTransport(tokens, link)
@@ -312,10 +338,17 @@ def _join(identity: tuple[int, ...], where: device.Host, tokens: Transport, seco
     return nccl.connect(nccl.api(), identity, where, tokens, seconds, broken=broken)
 
 
-def _connect(
-    meeting: gloo.Meeting | None, address: tuple[str, int] | None, own: str, process_set: Any, seconds: float
-) -> Transport:
+def _connect(own: str, process_set: Any, seconds: float, apart: list[ExchangeError]) -> Transport:
+    """Connect; errors of the meeting itself are noted."""
     if process_set.size() == 1:
         return Hub(1).transports()[0]
-    meeting = meeting or gloo.Meeting(address, own, seconds)
-    return gloo.GlooTransport(meeting, process_set.rank(), process_set.size(), own, seconds)
+
+    def share(values: dict[str, bytes]) -> dict[str, bytes]:
+        try:
+            found = _meet("addresses", {key: value.hex() for key, value in values.items()}, process_set, seconds)
+        except ExchangeError as error:
+            apart.append(error)
+            raise
+        return {key: bytes.fromhex(value) for mine in found for key, value in mine.items()}
+
+    return gloo.GlooTransport(share, process_set.rank(), process_set.size(), own, seconds)

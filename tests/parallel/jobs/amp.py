@@ -11,6 +11,7 @@ from torch import nn
 
 import horovod_compress.torch as hvc
 from tests.support.rank import check
+from tests.support.states import unsealed
 from tests.support.training import digest, loss_of, net, optimizer_for, train
 
 STEPS = range(7)
@@ -47,7 +48,7 @@ def scaled(method: str, follow: bool, overflow: int = -1, saved: str = "") -> li
             model.load_state_dict(weights)
             optimizer, compression = optimizer_for(model, method, True, prefix="again.", **METHODS[method])
             assert compression
-            renamed = rename(state["compression"], "again.") | {"plan": compression.plan.fingerprint()}
+            renamed = rename(unsealed(state["compression"]), "again.") | {"plan": compression.plan.fingerprint()}
             optimizer.load_state_dict(inner)
             if saved == "compression":
                 compression.load_state_dict(renamed)

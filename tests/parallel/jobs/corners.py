@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from horovod_compress.schedule.plan import Plan
 from tests.support.rank import check
+from tests.support.states import unsealed
 from tests.support.training import digest, farthest, gathered, loss_of, net, optimizer_for, weights
 
 hvd.init()
@@ -189,7 +190,7 @@ def one_rank_resumes() -> str:
     model = net()
     optimizer, compression = optimizer_for(model, "none", True, timeout=20.0)
     if RANK == 1:
-        compression.load_state_dict(compression.state_dict() | {"step": 7})
+        compression.load_state_dict(unsealed(compression.state_dict()) | {"step": 7})
     loss_of(model, 0).backward()
     text = refused(optimizer.step)
     compression.close()

@@ -9,6 +9,7 @@ import horovod.torch as hvd
 import torch
 
 from tests.support.rank import check
+from tests.support.states import unsealed
 from tests.support.training import digest, gathered, net, optimizer_for, train
 
 hvd.init()
@@ -48,7 +49,8 @@ def resumed(forget: bool) -> str:
     optimizer, compression = optimizer_for(model, "topk", density=0.05, follow_lr=True)
     assert compression
     optimizer.load_state_dict(inner)
-    compression.load_state_dict({name: part for name, part in kept.items() if not (forget and name == "rates")})
+    state = unsealed(kept)
+    compression.load_state_dict({name: part for name, part in state.items() if not (forget and name == "rates")})
     compression.load_state_dict(compression.state_dict())  # what was loaded is saved before the first gradient, too
     steps(model, optimizer, SAVED, len(RATES))
     compression.close()

@@ -16,6 +16,7 @@ torch.set_num_threads(1)
 given = rank.arguments()
 MIDDLE, END = 11, 20  # not right after a round in full precision, which empties residuals
 saved = Path(given["folder"]) / f"rank{hvd.rank()}.pt"
+together = saved.parent / "together"  # of all ranks
 
 
 def run(method: str, options: dict[str, Any], load: str) -> dict[str, Any]:
@@ -41,12 +42,15 @@ def run(method: str, options: dict[str, Any], load: str) -> dict[str, Any]:
         optimizer.load_state_dict(kept["optimizer"])
         if load == "all":
             compression.load_state_dict(kept["compression"])
+        if load == "folder":
+            compression.load(together / method)
     else:
         train(model, optimizer, range(MIDDLE), loss_of)
     middle = state()
     if load == "nothing":
         parts = {"model": model, "optimizer": optimizer, "compression": compression}
         torch.save({name: part.state_dict() for name, part in parts.items()}, path)
+        compression.save(together / method)
     train(model, optimizer, range(MIDDLE, END), loss_of)
     end = state()
     compression.close()

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 import horovod_compress.torch as hvc
 from horovod_compress.engine import tuning
 from tests.support.rank import check
+from tests.support.states import unsealed
 from tests.support.training import digest, gathered, loss_of, net, optimizer_for, train
 
 hvd.init()
@@ -92,7 +93,7 @@ def renamed_state(state: dict[str, Any]) -> dict[str, Any]:
         entry | {"tensors": [[f"again.{name}", *rest] for name, *rest in entry["tensors"]]}
         for entry in state["buckets"]
     ]
-    return state | {"state": kept, "buckets": buckets}
+    return unsealed(state) | {"state": kept, "buckets": buckets}
 
 
 check("resumed", resumed)

@@ -1,0 +1,108 @@
+"""Small values by key that every rank can read: what ranks leave for each other about waits and failures.
+
+Every rank keeps a copy, and what one writes it sends to all others, over connections of their own: they stay when
+those of the exchange are broken. So no rank has to serve it, and it outlives any of them. A thread for each peer waits
+for its messages: Gloo sends nothing before somebody waits for it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import threading
+import time
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Any
+
+import torch
+from torch import Tensor
+
+_LENGTH_TAG, _TEXT_TAG, _END_TAG = 0x48564200, 0x48564201, 0x48564202
+_EVER = timedelta(days=365)
+_SEND_SECONDS = 0.5
+_END_SECONDS = 0.1
+_MOST_BYTES = 1 << 20
+
+
+class Board:
+    """One rank's copy.
+
+    Args:
+        group: connects the ranks, and is used by nothing else; a ``ProcessGroupGloo``.
+    """
+
+    def __init__(self, group: Any, rank: int, size: int) -> None:
+        self._group, self._rank = group, rank
+        self._peers = [peer for peer in range(size) if peer != rank]
+        self._values: dict[str, str] = {}
+        self._lock = threading.Lock()
+        self._readers = [
+            threading.Thread(target=self._read, args=(group, peer), name="hvc-board", daemon=True)
+            for peer in self._peers
+        ]
+        for thread in self._readers:
+            thread.start()
+
+    def set(self, key: str, value: str) -> None:
+        """Write a value, for all ranks; those that are gone or frozen do not learn of it."""
+        self._values[key] = value
+        text = _bytes(json.dumps([key, value]).encode())
+        length = torch.tensor([text.numel()], dtype=torch.int64).view(torch.uint8)
+        end, sent = time.monotonic() + _SEND_SECONDS, []
+        with self._lock:  # length and text belong together
+            for peer in self._peers if self._group else ():
+                with contextlib.suppress(RuntimeError):
+                    sent += [self._group.send([length], peer, _LENGTH_TAG), self._group.send([text], peer, _TEXT_TAG)]
+        self._wait(sent, end)
+
+    def _wait(self, sent: Sequence[Any], end: float) -> None:
+        """Wait until messages have left. A wait that runs out would break all connections, so nothing is waited for."""
+
+        def wait() -> None:
+            for work in sent:
+                with contextlib.suppress(RuntimeError):
+                    work.wait(_EVER)
+
+        thread = threading.Thread(target=wait, name="hvc-board", daemon=True)
+        with contextlib.suppress(RuntimeError):  # at the interpreter's end no thread starts
+            thread.start()
+            thread.join(max(0.0, end - time.monotonic()))
+
+    def check(self, keys: Sequence[str]) -> bool:
+        """Return whether all of these have a value."""
+        return all(key in self._values for key in keys)
+
+    def get(self, key: str) -> bytes:
+        """Return a value that there is."""
+        return self._values[key].encode()
+
+    def close(self) -> None:
+        """Break the connections, and end the threads."""
+        with self._lock:
+            group, self._group = self._group, None
+        for peer in self._peers if group else ():
+            with contextlib.suppress(RuntimeError):
+                group.recv([torch.zeros(1, dtype=torch.uint8)], peer, _END_TAG).wait(timedelta(milliseconds=1))
+        for thread in self._readers:
+            thread.join(_END_SECONDS)
+
+    def _read(self, group: Any, peer: int) -> None:
+        with contextlib.suppress(RuntimeError, ValueError, TypeError):  # the connection is broken, or of no more use
+            while True:
+                length = _received(group, _LENGTH_TAG, 8, peer)
+                size = int(length.view(torch.int64))
+                if not 0 < size <= _MOST_BYTES:
+                    return
+                key, value = json.loads(_received(group, _TEXT_TAG, size, peer).numpy().tobytes())
+                self._values[str(key)] = str(value)
+
+
+def _received(group: Any, tag: int, size: int, peer: int) -> Tensor:
+    data = torch.zeros(size, dtype=torch.uint8)
+    group.recv([data], peer, tag).wait(_EVER)
+    return data
+
+
+def _bytes(text: bytes) -> Tensor:
+    return torch.frombuffer(bytearray(text), dtype=torch.uint8)

@@ -1,0 +1,99 @@
+"""Plain data of all ranks through Horovod's all-gather, within a bound of time.
+
+Each rank's part is JSON behind a header with its length and checksum, so nothing that arrives is ever
+executed, and what is left of a gather that was given up is not taken for an answer.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import struct
+import time
+from collections.abc import Callable
+from typing import Any
+
+import horovod.torch as hvd
+import torch
+from horovod.common.exceptions import HorovodInternalError
+
+from ...engine import sealed
+from ...errors import CorruptFrameError
+from ...exchange.deadline import Deadline
+
+_POLL_SECONDS = 0.002
+_HEADER = struct.Struct("<4sIQ")
+_MAGIC = b"HVCJ"
+#: Gathers that were given up and may still take place, by name: Horovod knows no way to take one back.
+_given_up: dict[str, int] = {}
+
+
+class NotAll(HorovodInternalError):  # type: ignore[misc]
+    """Some rank did not come to a gather in so many seconds."""
+
+
+def gather(value: Any, name: str, process_set: Any, seconds: float, failed: Callable[[], bool]) -> list[Any]:
+    """Return every rank's value, in rank order; tuples have become lists.
+
+    Args:
+        value: plain data.
+        failed: returns whether it is known that not every rank will come.
+
+    Raises:
+        NotAll: some rank did not come in time.
+        HorovodInternalError: Horovod has ended.
+        CorruptFrameError: what came is not what ranks send.
+    """
+    key, deadline = f"{name} {process_set.process_set_id}", Deadline(seconds)
+    if key in _given_up:
+        with contextlib.suppress(ValueError):  # a handle of an earlier run of Horovod
+            _wait(_given_up[key], deadline, failed)
+        del _given_up[key]
+    data = torch.frombuffer(bytearray(pack(value)), dtype=torch.uint8)
+    handle = hvd.allgather_async(data, name=name, process_set=process_set)
+    try:
+        return unpack(_wait(handle, deadline, failed).numpy().tobytes(), process_set.size())
+    except NotAll:
+        _given_up[key] = handle
+        raise
+
+
+def _wait(handle: int, deadline: Deadline, failed: Callable[[], bool]) -> torch.Tensor:
+    while not hvd.poll(handle):
+        if deadline.passed():
+            raise NotAll(f"{deadline.seconds:g}")
+        if failed():
+            raise HorovodInternalError("another rank has stopped")
+        time.sleep(_POLL_SECONDS)
+    return hvd.synchronize(handle)
+
+
+def pack(value: Any) -> bytes:
+    """Return one rank's part."""
+    text = json.dumps(value, separators=(",", ":")).encode()  # in its own order, in which differences are told
+    return _HEADER.pack(_MAGIC, sealed.crc(text), len(text)) + text
+
+
+def unpack(joined: bytes, ranks: int) -> list[Any]:
+    """Return the values of all parts, one behind the other.
+
+    Raises:
+        CorruptFrameError: these are not so many parts.
+    """
+    found, at = [], 0
+    try:
+        while at < len(joined):
+            magic, crc, size = _HEADER.unpack_from(joined, at)
+            at += _HEADER.size + size
+            text = joined[at - size : at]
+            if magic != _MAGIC or len(text) != size or sealed.crc(text) != crc:
+                break
+            found.append(json.loads(text))
+    except (struct.error, ValueError, RecursionError):
+        found = []
+    if len(found) != ranks or at != len(joined):
+        raise CorruptFrameError(
+            f"{len(joined)} bytes came from {ranks} ranks that are not what they send each other; "
+            f"check that every rank runs the same version of horovod-compress, and the network"
+        )
+    return found

@@ -1,0 +1,207 @@
+"""A saved state is loaded whole or not at all: flipped bits are found, and what is malformed is refused in words."""
+
+from __future__ import annotations
+
+import copy
+import io
+import random
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from horovod_compress.engine import checkpoint, sealed, state_file
+from horovod_compress.errors import ConfigError, CorruptFrameError, HorovodCompressError, StateError
+from horovod_compress.ops import hash64
+from tests.battery.kept import kept, same
+from tests.support.local import Fleet, random_grads, spec
+from tests.support.marks import slow
+from tests.support.states import unsealed
+
+WORLD = 2
+TENSORS = [spec("a", 9, 30), spec("b", 70), spec("c", 5, dtype=torch.float64)]
+METHODS: list[tuple[str, dict[str, Any]]] = [
+    ("marsit", {"compensation": "global"}),
+    ("dgc", {"density": 0.05}),
+    ("powersgd", {"rank": 2}),
+]
+BAD = (
+    None,
+    3,
+    -1,
+    1.5,
+    "x",
+    b"x",
+    [],
+    {},
+    [1],
+    {"a": 1},
+    {1: 2},
+    object(),
+    torch.zeros(3),
+    float("nan"),
+    1 << 80,
+    True,
+)
+
+
+@pytest.fixture(params=[METHODS[0], *slow(*((method,) for method in METHODS[1:]))], ids=lambda given: given[0])
+def fleet(request: pytest.FixtureRequest) -> Iterator[Fleet]:
+    method, options = request.param
+    with Fleet(WORLD, TENSORS, method, schedule="layerwise", **options) as made:
+        for seed in range(2):
+            made.step(random_grads(WORLD, TENSORS, seed=seed))
+        yield made
+
+
+def through_a_file(state: dict[str, Any]) -> bytes:
+    file = io.BytesIO()
+    torch.save(state, file)
+    return file.getvalue()
+
+
+def refused(fleet: Fleet, state: Any) -> HorovodCompressError | None:
+    """Try to load a state; return what it is refused with, having seen that nothing was changed."""
+    before, reducer = kept(fleet), fleet.reducers[0]
+    step = reducer.step
+    try:
+        checkpoint.load(reducer, fleet.methods, state, "restore")
+    except (CorruptFrameError, StateError) as error:
+        assert same(before, kept(fleet)) and reducer.step == step
+        return error
+    return None
+
+
+def values(state: Any) -> list[int]:
+    """Return hashes of everything in a state, to be compared."""
+    found = [hash64(torch.frombuffer(bytearray(sealed.canonical(sealed.outline(state))), dtype=torch.uint8), 1)]
+    return found + [hash64(sealed.raw(tensor), 1) for _, tensor in sealed.tensors(state)]
+
+
+def test_flipped_bits_of_a_file_are_found(fleet: Fleet) -> None:
+    """Where torch reads the file at all: no state is loaded that is not the one that was saved."""
+    state = checkpoint.save(fleet.reducers[0], fleet.methods)
+    data, picked = through_a_file(state), random.Random(7)
+    refusals = loads = 0
+    for _ in range(300):
+        bit = picked.randrange(8 * len(data))
+        changed = bytearray(data)
+        changed[bit // 8] ^= 1 << bit % 8
+        try:
+            read = torch.load(io.BytesIO(bytes(changed)), weights_only=True)
+        except Exception:
+            continue  # torch has found it
+        if refused(fleet, read):
+            refusals += 1
+        else:
+            loads += 1  # the flip lies where nothing is read, such as the file's own padding
+            assert values(read) == values(state)
+    assert refusals > 20
+    assert refused(fleet, torch.load(io.BytesIO(data), weights_only=True)) is None  # the control
+
+
+def test_every_flipped_bit_of_a_tensor_is_found(fleet: Fleet) -> None:
+    state = checkpoint.save(fleet.reducers[0], fleet.methods)
+    for name, tensor in sealed.tensors(state):
+        raw = tensor.view(-1).view(torch.uint8)
+        for at in {0, raw.numel() // 2, raw.numel() - 1} if raw.numel() else ():
+            for bit in range(8):
+                raw[at] ^= 1 << bit
+                assert refused(fleet, state), (name, at, bit)
+                raw[at] ^= 1 << bit
+    assert refused(fleet, state) is None
+
+
+def places(part: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """Return where anything is in a state: keys one after the other."""
+    if path:
+        yield path
+    if isinstance(part, dict):
+        for name in part:
+            yield from places(part[name], (*path, name))
+    elif isinstance(part, list):
+        for index, value in enumerate(part[:2]):
+            yield from places(value, (*path, index))
+
+
+def changed_at(state: Any, path: tuple[Any, ...], change: Callable[[Any, Any], None]) -> Any:
+    made = copy.deepcopy(state)
+    part = made
+    for name in path[:-1]:
+        part = part[name]
+    change(part, path[-1])
+    return made
+
+
+def odd_tensors(tensor: Tensor) -> list[Tensor]:
+    wide = tensor.to(torch.float64 if tensor.dtype is torch.float32 else torch.float32)
+    shaped = [tensor.flatten()[:-1], tensor.unsqueeze(0), torch.empty(0), tensor.to("meta"), wide]
+    return [*shaped, tensor.to(torch.complex64), tensor.to_sparse() if tensor.numel() else tensor.to("meta")]
+
+
+@pytest.mark.parametrize("is_sealed", [True, False], ids=["sealed", "earlier version"])
+def test_malformed_states_are_refused_in_words(fleet: Fleet, is_sealed: bool) -> None:
+    """Any part, replaced by anything or left out; nothing else than our own errors comes, and nothing is changed."""
+    state = checkpoint.save(fleet.reducers[0], fleet.methods, {"tuned": True, "scale": 2.0, "rates": [0.1]})
+    state = state if is_sealed else unsealed(state)
+    tried = accepted = 0
+    for path in places(state):
+        good = state
+        for name in path:
+            good = good[name]
+        candidates = [*BAD, *(odd_tensors(good) if isinstance(good, Tensor) and good.numel() else ())]
+        for bad in candidates:
+            if type(bad) is type(good) and not isinstance(bad, Tensor) and bad == good:
+                continue
+            made = changed_at(state, path, lambda part, name, bad=bad: part.__setitem__(name, bad))
+            tried, accepted = tried + 1, accepted + (refused(fleet, made) is None)
+        made = changed_at(state, path, lambda part, name: part.__delitem__(name))
+        tried, accepted = tried + 1, accepted + (refused(fleet, made) is None)
+    for whole in (*BAD, {"format": 3}, {"format": 2}):
+        assert refused(fleet, whole)
+    assert tried > 500
+    if is_sealed:
+        assert not accepted
+    checkpoint.load(fleet.reducers[0], fleet.methods, state, "restore")  # the control
+
+
+def test_a_refused_load_has_copied_nothing(fleet: Fleet) -> None:
+    """The last tensor of all is sparse, or has no values; those before it are good, and not those of now."""
+    state = unsealed(checkpoint.save(fleet.reducers[0], fleet.methods))
+    fleet.step(random_grads(WORLD, TENSORS, seed=9))
+    kinds = [kind for kind in ("state", "tables") if state[kind]]
+    for odd in (lambda t: t.to_sparse(), lambda t: t.to("meta"), lambda t: t[:-1]):
+        made = copy.deepcopy(state)
+        part = made[kinds[-1]] if kinds[-1] == "tables" else list(made["state"].values())[-1]
+        part[list(part)[-1]] = odd(part[list(part)[-1]])
+        assert refused(fleet, made)
+    assert refused(fleet, state) is None
+
+
+def test_states_of_the_version_before_still_load(fleet: Fleet) -> None:
+    state = checkpoint.save(fleet.reducers[0], fleet.methods)
+    before = kept(fleet)
+    checkpoint.load(fleet.reducers[0], fleet.methods, unsealed(state), "restore")
+    assert same(before, kept(fleet))
+    assert isinstance(refused(fleet, state | {"format": 2}), CorruptFrameError)
+    assert isinstance(refused(fleet, unsealed(state) | {"format": 3}), CorruptFrameError)
+    with pytest.raises(ConfigError, match="another format"):
+        checkpoint.load(fleet.reducers[0], fleet.methods, unsealed(state) | {"format": 1}, "restore")
+
+
+def test_every_flipped_bit_of_a_state_file_is_found(fleet: Fleet) -> None:
+    state = {"x": torch.arange(5, dtype=torch.int16), "y": {"z": torch.zeros(0), "n": [1, None, 0.5, "text"]}}
+    data = b"".join(state_file.parts(state))
+    assert values(state_file.parse(bytearray(data))) == values(state)
+    for bit in range(8 * len(data)):
+        changed = bytearray(data)
+        changed[bit // 8] ^= 1 << bit % 8
+        with pytest.raises(CorruptFrameError):
+            state_file.parse(changed)
+    for size in range(len(data)):
+        with pytest.raises(CorruptFrameError):
+            state_file.parse(bytearray(data[:size]))
+    with pytest.raises(CorruptFrameError):
+        state_file.parse(bytearray(data + b"\0"))
