@@ -5,6 +5,7 @@ from __future__ import annotations
 import pickle
 import sys
 import time
+from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
@@ -34,12 +35,21 @@ _MEETINGS = {
 }
 
 
-def allgather_object(value: Any, name: str, process_set: Any, seconds: float, *, by_name: bool = False) -> list[Any]:
+def allgather_object(
+    value: Any,
+    name: str,
+    process_set: Any,
+    seconds: float,
+    *,
+    by_name: bool = False,
+    failed: Callable[[], bool] = lambda: False,
+) -> list[Any]:
     """Gather one object per rank, as ``hvd.allgather_object`` does, but with a deadline.
 
     Args:
         by_name: leave word that this rank is there, so that an error can name the ranks that are not; for gathers that
             happen once.
+        failed: returns whether it is known that not every rank will come.
 
     Raises:
         ExchangeError: not every rank took part in time, or Horovod has ended.
@@ -47,7 +57,7 @@ def allgather_object(value: Any, name: str, process_set: Any, seconds: float, *,
     """
     roll = RollCall(name, process_set) if by_name else None
     try:
-        values = _allgather_object(value, name, process_set, seconds)
+        values = _allgather_object(value, name, process_set, seconds, failed)
     except HorovodInternalError as error:
         if _WITH_JOIN in str(error):
             raise ConfigError(f"a rank has called hvd.join() while rank {hvd.rank()} begins a step; {ADVICE}") from None
@@ -57,11 +67,11 @@ def allgather_object(value: Any, name: str, process_set: Any, seconds: float, *,
     return values
 
 
-def _allgather_object(value: Any, name: str, process_set: Any, seconds: float) -> list[Any]:
+def _allgather_object(value: Any, name: str, process_set: Any, seconds: float, failed: Callable[[], bool]) -> list[Any]:
     data = torch.frombuffer(bytearray(pickle.dumps(value)), dtype=torch.uint8)
     length = torch.tensor([data.numel()], dtype=torch.int64)
-    lengths = _allgather(length, f"{name}.length", process_set, seconds).tolist()
-    joined = _allgather(data, f"{name}.data", process_set, seconds).numpy().tobytes()
+    lengths = _allgather(length, f"{name}.length", process_set, seconds, failed).tolist()
+    joined = _allgather(data, f"{name}.data", process_set, seconds, failed).numpy().tobytes()
     values, at = [], 0
     for size in lengths:
         values.append(pickle.loads(joined[at : at + size]))  # noqa: S301  from ranks of this job
@@ -69,12 +79,16 @@ def _allgather_object(value: Any, name: str, process_set: Any, seconds: float) -
     return values
 
 
-def _allgather(tensor: torch.Tensor, name: str, process_set: Any, seconds: float) -> torch.Tensor:
+def _allgather(
+    tensor: torch.Tensor, name: str, process_set: Any, seconds: float, failed: Callable[[], bool]
+) -> torch.Tensor:
     deadline = Deadline(seconds)
     handle = hvd.allgather_async(tensor, name=name, process_set=process_set)
     while not hvd.poll(handle):
         if deadline.passed():
             raise _NotAll(f"{seconds:g}")
+        if failed():
+            raise HorovodInternalError("another rank has stopped")
         time.sleep(_POLL_SECONDS)
     return hvd.synchronize(handle)
 
@@ -139,14 +153,6 @@ def in_join() -> bool:
                 return True
             at = at.f_back
     return False
-
-
-def end_all_waits() -> None:
-    """Shut Horovod down, on all ranks, so that every wait in it ends with HorovodInternalError.
-
-    Not ``hvd.shutdown()``: that forgets the handles first, and their waits would end with ValueError.
-    """
-    mpi_ops._basics.shutdown()
 
 
 def calling_optimizer(compression: Any) -> Any | None:

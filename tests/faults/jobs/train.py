@@ -21,7 +21,7 @@ from tests.support.rank import arguments, mark, report
 from tests.support.training import digest
 
 DEFAULTS: dict[str, Any] = {
-    "fault": "none",  # kill, stop, sleep, raise, interrupt, flip
+    "fault": "none",  # kill, stop, term, sleep, raise, interrupt, flip
     "victim": 2,
     "event": "idle",  # of the flight recorder; "idle" is between two steps
     "hop": -1,
@@ -32,6 +32,7 @@ DEFAULTS: dict[str, Any] = {
     "path": "attached",  # or stock, or update
     "method": "marsit",
     "exchange": "ring",
+    "schedule": "layerwise",
     "width": 256,  # of the model: 64 times that many elements in each bucket
     "timeout": 4.0,
     "sleep": 8.0,
@@ -68,6 +69,8 @@ def harm(case: dict[str, Any]) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
     elif fault == "stop":
         os.kill(os.getpid(), signal.SIGSTOP)
+    elif fault == "term":
+        os.kill(os.getpid(), signal.SIGTERM)
     elif fault == "sleep":
         time.sleep(case["sleep"])
     elif fault == "interrupt":
@@ -112,7 +115,7 @@ def build(case: dict[str, Any]) -> tuple[nn.Module, hvc.Compression, Callable[[]
     make = getattr(hvc.Compression, case["method"])
     compression = make(
         model.named_parameters(),
-        schedule="layerwise",
+        schedule=case["schedule"],
         exchange=case["exchange"],
         timeout=case["timeout"],
     )
