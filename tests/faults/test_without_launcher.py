@@ -16,8 +16,8 @@ from .ranks import Nursery, Rank
 from .survivors import aborted_by_horovod, blames
 
 WORLD = 3
-#: Seconds that an exchange waits for a silent rank, and Horovod's own Gloo: so much more that Horovod is being shut down
-#: by this package when its own wait ends.
+#: Seconds that an exchange waits for a silent rank, and Horovod's own Gloo: so much longer that this package shuts
+#: Horovod down meanwhile.
 TIMEOUT, LIMIT = 1.0, 4
 #: Beyond Horovod's limit: a second for the notes on failures, another for the ends of processes, and a busy machine's.
 SLACK = 8.0

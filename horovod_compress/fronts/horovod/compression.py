@@ -122,6 +122,7 @@ class Compression:
         self.method = str(getattr(method, "name", method))
         self._process_set = process_set
         self._reducer: Reducer | None = None
+        self._run = Run()
         self._warned = self._logged = False
         self._optimizer: Any = None  # the one that attach() was given
         self._under_way = 0  # gradients handed over whose results were not fetched yet
@@ -159,7 +160,6 @@ class Compression:
             self._tuner = Tuner(self._reducer, str(schedule), self._share, self._methods, first)
             # Not a number of this process: others may have made more compressions, or fewer.
             self._tuning_name = f"hvc.tuning.{self._reducer.plan.fingerprint()}"
-        self._run = Run()
         self._reducer.check_usable = self._check_run
         _open.add(self)
         recording.follow(self._reducer, hvd.rank(), self.method)
