@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -791,7 +792,7 @@ class Reducer:
     def _fail(self, failure: HorovodCompressError) -> None:
         self._taker.leave_out()
         self._decoder.leave_out()
-        self.recorder.dump(self.rank, str(failure))
+        self.recorder.dump(self.rank, str(failure), world=self.world, host=socket.gethostname(), note=self._note)
         failure.__cause__ = None
         with self._changed:
             self._failure = failure

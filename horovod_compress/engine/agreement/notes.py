@@ -31,18 +31,21 @@ def note(where: str, place: Place, finished: tuple[int, int] | None, **reason: A
 
 
 def culprit(notes: Notes, rank: int, world: int) -> str:
-    """Return a sentence on who is to blame.
+    """Return a sentence on who is to blame, as a rank reads the notes, its own among them.
 
     That is a rank with a reason of its own; ranks that leave no note, as they did not see it coming; or those that live
     and are behind all others.
     """
     if not set(notes) - {rank} and rank != 0:
         return "Rank 0, which keeps the ranks' notes on failures, gives no sign of life: look at its output."
-    for other, found in sorted(notes.items()):
-        if "why" in found:
-            return f"Rank {other} stopped first: {found['why']}."
-    silent = sorted(set(range(world)) - set(notes) - {rank})
-    if silent:
+    return verdict(notes, world)
+
+
+def verdict(notes: Notes, world: int) -> str:
+    """Return a sentence on who is to blame, by the notes of all ranks that have left one."""
+    if own := _with_reasons(notes):
+        return f"Rank {own[0]} stopped first: {notes[own[0]]['why']}."
+    if silent := _silent(notes, world):
         return f"No sign of life from rank(s) {listed(silent)}: look at their output."
     if behind := _behind(notes):
         step, bucket, _ = notes[behind[0]]["place"]
@@ -51,15 +54,28 @@ def culprit(notes: Notes, rank: int, world: int) -> str:
     return f"Every rank has stopped: {', '.join(said)}."
 
 
+def first(notes: Notes, world: int) -> list[int]:
+    """Return the ranks that the verdict names, none if it names no one in particular."""
+    return _with_reasons(notes)[:1] or _silent(notes, world) or _behind(notes)
+
+
+def _with_reasons(notes: Notes) -> list[int]:
+    return [rank for rank, found in sorted(notes.items()) if "why" in found]
+
+
+def _silent(notes: Notes, world: int) -> list[int]:
+    return sorted(set(range(world)) - set(notes))
+
+
 def _behind(notes: Notes) -> list[int]:
     """Return the ranks that are behind all others, if there are any such."""
-    places = {rank: tuple(found["place"]) for rank, found in sorted(notes.items())}
-    first = min(places.values())
-    return [rank for rank, place in places.items() if place == first] if first != max(places.values()) else []
+    places = {rank: tuple(found["place"]) for rank, found in sorted(notes.items()) if "place" in found}
+    last = min(places.values(), default=())
+    return [rank for rank, place in places.items() if place == last and place != max(places.values())]
 
 
 def _of(found: Mapping[str, Any]) -> str:
-    return f"waited for rank {found['peer']}" if "peer" in found else f"was told that {found.get('ended')}"
+    return f"waited for rank {found['peer']}" if "peer" in found else f"was told that {found.get('ended', 'it ends')}"
 
 
 def last_finished(notes: Notes, world: int) -> str:
