@@ -21,9 +21,9 @@ from tests.support.rank import arguments, mark, report
 from tests.support.training import digest
 
 DEFAULTS: dict[str, Any] = {
-    "fault": "none",  # kill, stop, term, sleep, raise, interrupt, flip
+    "fault": "none",  # kill, stop, term, sleep, raise, interrupt, flip, drop
     "victim": 2,
-    "event": "idle",  # of the flight recorder; "idle" is between two steps
+    "event": "idle",  # of the flight recorder; "idle" is between two steps, "start" and "shutdown" are around all
     "hop": -1,
     "step": 2,
     "bucket": 1,
@@ -43,11 +43,11 @@ DEFAULTS: dict[str, Any] = {
 }
 
 
-class Flipping:
-    """A transport that flips one bit of one frame that it sends."""
+class Spoiling:
+    """A transport that flips one bit of one frame that it sends, or drops that frame."""
 
-    def __init__(self, inner: Any, number: int) -> None:
-        self._inner, self._left = inner, number
+    def __init__(self, inner: Any, number: int, drops: bool) -> None:
+        self._inner, self._left, self._drops = inner, number, drops
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._inner, name)
@@ -55,10 +55,15 @@ class Flipping:
     def send(self, data: torch.Tensor, to: int) -> Any:
         self._left -= 1
         if self._left == -1:
+            mark("fault", repr(time.monotonic()))
+            if self._drops:
+                return self
             data = data.clone()
             data[-1] ^= 16
-            mark("fault", repr(time.monotonic()))
         return self._inner.send(data, to)
+
+    def wait(self, deadline: Any) -> None:
+        """Return as if the dropped frame had left."""
 
 
 def harm(case: dict[str, Any]) -> None:
@@ -171,6 +176,8 @@ def main() -> None:
 
 def run(case: dict[str, Any]) -> None:
     hvd.init()
+    if (hvd.rank(), case["event"]) == (case["victim"], "start"):
+        harm(case)
     model, compression, train_step = build(case)
     weights = [digest(model.parameters())]
     tokens = note_tokens(compression)
@@ -180,14 +187,17 @@ def run(case: dict[str, Any]) -> None:
         weights.append(digest(model.parameters()))
 
     if hvd.rank() == case["victim"] and case["fault"] != "none":
-        if case["fault"] == "flip":
-            compression._reducer.transport = Flipping(compression._reducer.transport, case["hop"])
+        if case["fault"] in ("flip", "drop"):
+            inner, drops = compression._reducer.transport, case["fault"] == "drop"
+            compression._reducer.transport = Spoiling(inner, case["hop"], drops)
         else:
             arm(compression, case)
     done: list[int] = []
     if not case["catch"]:
         train(case, step, done)
         mark("done", repr(time.monotonic()))
+        if (hvd.rank(), case["event"]) == (case["victim"], "shutdown"):
+            harm(case)
         return
     found = {"first": tried(lambda: train(case, step, done)), "steps": len(done)}
     if found["first"]["error"]:
