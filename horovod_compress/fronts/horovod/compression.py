@@ -493,8 +493,8 @@ class Compression:
         return self._running().plan
 
     def close(self) -> None:
-        """Stop the exchange thread and close the connections; safe to call twice."""
-        if self._reducer:
+        """Stop the exchange thread and close the connections; safe to call twice. In a fork it does nothing."""
+        if self._reducer and not self._run.forked():
             self._reducer.close()
         _open.discard(self)
 
@@ -608,8 +608,13 @@ class Compression:
         """Refuse to go on in another run of Horovod than that which the ranks connected in.
 
         Raises:
-            ConfigError: Horovod was started again, as elastic jobs do after every change.
+            ConfigError: Horovod was started again, as elastic jobs do after every change; or this is a fork.
         """
+        if self._run.forked():
+            raise ConfigError(
+                "this process is a fork of a rank: its compression has no threads here, and the connections are the "
+                "rank's; exchange gradients in the rank itself"
+            )
         if self._run.replaced():
             raise ConfigError(
                 f"rank {hvd.rank()}: Horovod was shut down and started again, with other ranks perhaps, and this "

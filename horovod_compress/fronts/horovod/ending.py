@@ -84,8 +84,12 @@ class Run:
     """One run of Horovod, from its initialization to its end, which an elastic job follows with another one."""
 
     def __init__(self) -> None:
-        self._gate = guard()
+        self._gate, self._process = guard(), os.getpid()
         self._calls = self._gate.calls if self._gate else 0
+
+    def forked(self) -> bool:
+        """Return whether this process is a fork of that which began it, and has none of its threads."""
+        return os.getpid() != self._process
 
     def replaced(self) -> bool:
         """Return whether Horovod has been initialized again since."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import multiprocessing.util
 import os
 import signal
 import sys
@@ -21,7 +22,7 @@ from tests.support.rank import arguments, mark, report
 from tests.support.training import digest
 
 DEFAULTS: dict[str, Any] = {
-    "fault": "none",  # kill, stop, term, sleep, raise, interrupt, flip, drop
+    "fault": "none",  # kill, stop, term, sleep, raise, interrupt, fork, flip, drop
     "victim": 2,
     "event": "idle",  # of the flight recorder; "idle" is between two steps, "start" and "shutdown" are around all
     "hop": -1,
@@ -78,10 +79,31 @@ def harm(case: dict[str, Any]) -> None:
         os.kill(os.getpid(), signal.SIGTERM)
     elif fault == "sleep":
         time.sleep(case["sleep"])
+    elif fault == "fork":
+        fork()
     elif fault == "interrupt":
         threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()
     elif fault == "raise":
         raise RuntimeError("this rank's own error")
+
+
+def fork() -> None:
+    """Have children that use the job's compression, and end in the two ways in which children of Python's do."""
+    for ends in (os._exit, lambda status: multiprocessing.util._exit_function() or os._exit(status)):
+        if not (child := os.fork()):
+            try:
+                made[0].close()
+                step = made[1]
+                step()
+            except hvc.ConfigError as error:
+                hvd.shutdown()
+                ends(0 if "fork" in str(error) else 3)
+            ends(4)
+        _, status = os.waitpid(child, 0)
+        mark("child", str(os.waitstatus_to_exitcode(status)))
+
+
+made: list[Any] = []  # the compression and a function that trains a step, for forks
 
 
 def arm(compression: hvc.Compression, case: dict[str, Any]) -> None:
@@ -179,6 +201,7 @@ def run(case: dict[str, Any]) -> None:
     if (hvd.rank(), case["event"]) == (case["victim"], "start"):
         harm(case)
     model, compression, train_step = build(case)
+    made.extend((compression, train_step))
     weights = [digest(model.parameters())]
     tokens = note_tokens(compression)
 
