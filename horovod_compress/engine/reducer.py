@@ -753,7 +753,7 @@ class Reducer:
             self._flooded = True
             self._changed.notify_all()
             self._changed.wait_for(lambda: bool(self._failure), _FLOOD_SECONDS)
-        self._break_off("another rank has stopped")
+        self._break_off("another rank has stopped", stuck=True)
 
     def call_off(self, why: str) -> HorovodCompressError | None:
         """Fail, as nothing more will come of this job, and return the error that says which ranks gave no sign of life.
@@ -772,14 +772,14 @@ class Reducer:
             self._seen = self._failure is not None
             return self._failure and type(self._failure)(*self._failure.args)
 
-    def _break_off(self, why: str) -> None:
+    def _break_off(self, why: str, **more: Any) -> None:
         """Let the exchange thread fail, whatever it waits for, unless it does already."""
         with self._changed:
             if self._closing or self._failure or self._broken or self._note:
                 return
             self._broken = _CalledOff(why)
             self._changed.notify_all()
-        self._tell(ended=why)
+        self._tell(ended=why, **more)
 
     def _called_off(self, why: str) -> None:
         self._fail(self._abort(f"{why}, after {self.recorder.last()}", ended=why))

@@ -6,6 +6,8 @@ is wrong. A job without a fault, the control, ends well.
 
 from __future__ import annotations
 
+import signal
+
 import pytest
 
 from .pairs import pairs_of, pairwise_cells
@@ -17,8 +19,9 @@ pytestmark = pytest.mark.slow
 WORLD, VICTIM = 3, 1
 TIMEOUT, LIMIT = 2.0, 5  # seconds: of an exchange, and of Horovod's own Gloo
 SLEEP = 12.0
-#: For the notes, the ends of processes and a busy machine.
-SLACK = 12.0
+#: For the notes, and for a machine on which other work leaves a process a tenth of a processor. What fails here would
+#: last without end.
+SLACK, BOUND = 45.0, 90.0
 
 COLUMNS = {
     "fault": ["kill", "stop", "raise", "term", "sleep", "drop", "flip"],
@@ -63,7 +66,7 @@ def run(nursery: Nursery, fault: str, phase: str, path: str, exchange: str) -> l
     case = options(phase, path, exchange) | where(fault, phase, exchange) | {"fault": fault}
     gone = fault in ("kill", "stop", "term")
     env = {"HOROVOD_GLOO_TIMEOUT_SECONDS": str(LIMIT)}
-    return nursery.run(WORLD, "train.py", case, victims=[VICTIM] if gone else [], bound=60.0, env=env)
+    return nursery.run(WORLD, "train.py", case, victims=[VICTIM] if gone else [], bound=BOUND, env=env)
 
 
 @pytest.mark.parametrize(("fault", "phase", "path", "exchange"), CELLS)
@@ -78,20 +81,30 @@ def test_fault(nursery: Nursery, fault: str, phase: str, path: str, exchange: st
         if phase == "shutdown":
             assert rank.at - at <= LIMIT + SLACK
             continue  # its work is done
-        assert rank.status == 1, f"rank {rank.number}: {rank.status} {rank.output}"
+        assert rank.status == 1 or ended_by_gloo(fault, rank), f"rank {rank.number}: {rank.status} {rank.output}"
         assert rank.at - at <= LIMIT + SLACK, f"rank {rank.number} ended {rank.at - at:.1f} s after the fault"
         assert "done" not in rank.marks, f"rank {rank.number} went on"
         check_text(fault, phase, rank)
 
 
+def ended_by_gloo(fault: str, rank: Rank) -> bool:
+    """Return whether torch's Gloo has ended the process, as it does where the next message is larger than the lost one.
+
+    Its connections lose no messages; only this test's seam does.
+    """
+    return fault == "drop" and rank.status == -signal.SIGABRT and "gloo::EnforceNotMet" in rank.output
+
+
 def check_text(fault: str, phase: str, rank: Rank) -> None:
     """Check that the error says what is known: which rank, or which frame."""
+    if fault == "drop":  # every rank waits for another
+        return
     text = rank.output[rank.output.rindex("horovod_compress.errors.") :]
     if fault == "flip":
         assert f"corrupt frame from rank {VICTIM}" in text, text
     elif phase == "start":
         assert f"Rank(s) {VICTIM} never came" in text, text
-    elif fault != "drop":  # where a frame is lost, every rank waits for another
+    else:
         assert blames(text, VICTIM) or f"Rank {VICTIM} stopped first" in text, text
 
 

@@ -43,6 +43,12 @@ def test_a_rank_that_lives_and_is_behind_is_to_blame(behind: tuple[int, int, int
     assert first(notes, WORLD) == [2]
 
 
+def test_a_rank_that_neither_goes_on_nor_fails_is_to_blame() -> None:
+    notes = {rank: _waits(2) for rank in (0, 1, 3)} | {2: note("hop 1", AT, None, ended="another stopped", stuck=True)}
+    assert culprit(notes, 0, WORLD).startswith("Rank(s) 2 did not go on, nor fail with the others, in hop 1")
+    assert first(notes, WORLD) == [2]
+
+
 def test_nobody_is_blamed_where_all_are_alike() -> None:
     notes = {rank: _waits((rank - 1) % WORLD) for rank in range(WORLD)}
     assert culprit(notes, 0, WORLD).startswith("Every rank has stopped: rank 0 waited for rank 3, ")

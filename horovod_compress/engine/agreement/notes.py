@@ -25,7 +25,7 @@ def note(where: str, place: Place, finished: tuple[int, int] | None, **reason: A
         place: the same, to be compared with others.
         finished: the last bucket whose result it had, as step and bucket.
         reason: ``why`` for one of its own, ``peer`` and ``late`` for a rank that it lost, ``ended`` for what it was
-            told from outside.
+            told from outside, with ``stuck`` where its exchange did not fail by itself then.
     """
     return {"where": where, "place": place, "finished": finished, **reason}
 
@@ -33,8 +33,8 @@ def note(where: str, place: Place, finished: tuple[int, int] | None, **reason: A
 def culprit(notes: Notes, rank: int, world: int) -> str:
     """Return a sentence on who is to blame, as a rank reads the notes, its own among them.
 
-    That is a rank with a reason of its own; ranks that leave no note, as they did not see it coming; or those that live
-    and are behind all others.
+    That is a rank with a reason of its own; ranks that leave no note, as they did not see it coming; or those that
+    live, and are behind all others or busy with something else.
     """
     if not set(notes) - {rank} and rank != 0:
         return "Rank 0, which keeps the ranks' notes on failures, gives no sign of life: look at its output."
@@ -50,13 +50,16 @@ def verdict(notes: Notes, world: int) -> str:
     if behind := _behind(notes):
         step, bucket, _ = notes[behind[0]]["place"]
         return f"Rank(s) {listed(behind)} had not come to bucket {bucket} of step {step} yet: look at their output."
+    if stuck := _stuck(notes):
+        where = notes[stuck[0]]["where"]
+        return f"Rank(s) {listed(stuck)} did not go on, nor fail with the others, in {where}: look at their output."
     said = (f"rank {other} {_of(found)}" for other, found in sorted(notes.items()))
     return f"Every rank has stopped: {', '.join(said)}."
 
 
 def first(notes: Notes, world: int) -> list[int]:
     """Return the ranks that the verdict names, none if it names no one in particular."""
-    return _with_reasons(notes)[:1] or _silent(notes, world) or _behind(notes)
+    return _with_reasons(notes)[:1] or _silent(notes, world) or _behind(notes) or _stuck(notes)
 
 
 def _with_reasons(notes: Notes) -> list[int]:
@@ -72,6 +75,11 @@ def _behind(notes: Notes) -> list[int]:
     places = {rank: tuple(found["place"]) for rank, found in sorted(notes.items()) if "place" in found}
     last = min(places.values(), default=())
     return [rank for rank, place in places.items() if place == last and place != max(places.values())]
+
+
+def _stuck(notes: Notes) -> list[int]:
+    """Return the ranks whose exchange neither went on nor failed when the others' did: busy, or slow."""
+    return [rank for rank, found in sorted(notes.items()) if found.get("stuck")]
 
 
 def _of(found: Mapping[str, Any]) -> str:
