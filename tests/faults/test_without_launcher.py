@@ -19,8 +19,8 @@ WORLD = 3
 #: Seconds that an exchange waits for a silent rank, and Horovod's own Gloo: so much longer that this package shuts
 #: Horovod down meanwhile.
 TIMEOUT, LIMIT = 1.0, 4
-#: Beyond Horovod's limit: a second for the notes, another for the ends of processes, and much for a machine that is busy
-#: with other work. What fails here would last without end.
+#: Beyond Horovod's limit: a second for the notes, another for the ends of processes, and much for a machine that is
+#: busy with other work. What fails here would last without end.
 SLACK, BOUND = 45.0, 90.0
 FAULTS = ["stop", *slow("sleep", "kill", "raise", "term")]
 
