@@ -437,7 +437,7 @@ class Codec:
         """Do what :meth:`fold` does, likewise.
 
         Args:
-            result: where the result of these elements goes, of the type that :meth:`results` says; without one, ``into``.
+            result: where the result of these elements goes, of the type that :meth:`results` says; else ``into``.
         """
         self.fold(region, start, into, others, key)
 

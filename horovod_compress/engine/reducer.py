@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -42,7 +43,7 @@ from ..options import Options
 from ..schedule.plan import Bucket, Plan, TensorSpec
 from ..schedule.watch import Watch
 from .agreement.common_start import CommonStart, disagreement, note_of
-from .agreement.ranks import listed
+from .agreement.notes import AWAITED, EXCHANGED, MEETING, Place, last_finished, note, verdict
 from .agreement.uneven import Uneven, refusal
 from .agreement.weights import Weights
 from .station import Round, Station, nothing
@@ -53,6 +54,8 @@ _NOTES_SECONDS = 1.0
 _CLOSE_SECONDS = 1.0
 _TELL_SECONDS = 0.5
 _LOOK_SECONDS = 1.0
+#: How long a rank in an exchange may take to fail by itself after another one has, before its waits are called off.
+_FLOOD_SECONDS = 0.5
 
 #: What belongs to reducers whose device did not come to rest: its memory may still be written.
 _UNRESTED: list[object] = []
@@ -99,9 +102,14 @@ class Reducer:
         self._take_plan(plan)
         self._changed = threading.Condition()
         self._failure: HorovodCompressError | None = None
+        self._finished: tuple[int, int] | None = None  # the last step and bucket
         self._seen = False  # whether the training thread has seen the failure
         #: Called from the exchange thread if the training thread does not come for a failure.
         self.on_unseen: Callable[[str], None] = lambda text: None
+        #: Whether the training thread waits for all ranks to meet, before it offers gradients.
+        self.meeting = False
+        #: Called before a gradient is taken; raises where the job that the ranks connected in is another one now.
+        self.check_usable: Callable[[], None] = lambda: None
         self._closing = False
         self._closed = False
         self._told_of_dropped = False
@@ -111,8 +119,13 @@ class Reducer:
             "hvc-decode", partial(self._worker_failed, "decoding"), lambda: self._on_devices("decoding")
         )
         self._broken: HorovodCompressError | None = None  # what one of these failed with
+        self._flooded = False  # whether another rank has stopped
+        self._note: dict[str, Any] | None = None  # left for the other ranks
+        self._at: Place = (0, 0, AWAITED)
         self._thread = threading.Thread(target=self._run, name="hvc-exchange", daemon=True)
         self._thread.start()
+        if self.world > 1:
+            transport.on_abort(self._hear)
 
     def _take_plan(self, plan: Plan) -> None:
         self.plan = plan
@@ -264,6 +277,7 @@ class Reducer:
             )
 
     def _claim(self, station: Station, position: int) -> None:
+        self.check_usable()
         self._raise_failure()
         if self._closing:
             raise ConfigError(f"rank {self.rank}: this compression was closed; create a new one")
@@ -373,6 +387,10 @@ class Reducer:
         if not (self._thread.is_alive() and self._taker.alive() and self._decoder.alive()):
             raise ExchangeError(f"rank {self.rank}: a thread of the reducer ended unexpectedly; this is a bug")
 
+    def failed(self) -> bool:
+        """Return whether this rank has failed, for whatever reason; nothing more will come of it then."""
+        return self._failure is not None
+
     def _raise_failure(self) -> None:
         if self._failure:
             self._seen = True
@@ -414,8 +432,12 @@ class Reducer:
             with torch.no_grad(), self._on_devices("exchanging"):
                 while self._one_step():
                     pass
+        except _CalledOff as error:
+            self._called_off(str(error))
         except PeerError as error:
-            if self._broken:
+            if isinstance(self._broken, _CalledOff):
+                self._called_off(str(self._broken))
+            elif self._broken:
                 self._stop(self._broken)
             elif self._closing:
                 self._stop(ExchangeError(f"rank {self.rank} closed its compression during {self.recorder.last()}"))
@@ -452,22 +474,24 @@ class Reducer:
         """Wait until a bucket is full and take it; return False when the reducer is closed, or the bucket is gone."""
 
         def ready() -> bool:
-            return station.full or self._closing or bool(self._broken) or station not in self.stations
+            return station.full or self._closing or bool(self._broken or self._flooded) or station not in self.stations
 
+        self._at = self.step, station.bucket.index, AWAITED
         while True:
             with self._changed:
                 if self._changed.wait_for(ready, _LOOK_SECONDS):
-                    if self._broken:
-                        raise self._broken
+                    if self._broken or self._flooded:
+                        raise self._broken or _CalledOff("another rank has stopped")
                     if self._closing or station not in self.stations:
                         return False
-                    station.taken = True
+                    station.taken, self._at = True, (*self._at[:2], EXCHANGED)
                     return True
             self.uneven.check(self.step)  # without the lock: it asks the store
 
     def _deliver(self, station: Station, step: int, began: float) -> None:
         self._account(station, step, began, time.perf_counter())
         with self._changed:
+            self._finished = (step, station.bucket.index)
             station.finish(step)
             self._changed.notify_all()
 
@@ -594,7 +618,7 @@ class Reducer:
         with self._changed:
             self._broken = failure
             self._changed.notify_all()
-        self.transport.abort(note_of(failure))
+        self._tell(**note_of(failure))
 
     def _gain_of(self, station: Station) -> float:
         """Return a bucket's gain. A mean multiplied afterwards would be rounded once more."""
@@ -750,35 +774,81 @@ class Reducer:
         """Abort, so that the other ranks fail too, and say which rank is to blame."""
         verb = f"did not answer within {self.options.timeout:g} s" if error.late else "is gone"
         where = self.recorder.last()
-        self.transport.abort({"peer": error.peer, "late": error.late, "where": where})
-        notes = self.transport.notes(_NOTES_SECONDS)
+        what = f"rank {error.peer} {verb} during {where} ({error.detail})"
+        return self._abort(what, peer=error.peer, late=error.late)
+
+    def _abort(self, what: str, **reason: Any) -> HorovodCompressError:
+        """Leave a note and break all connections; return the error, with what the other ranks' notes say."""
+        mine = self._tell(**reason)
+        notes = {**self.transport.notes(_NOTES_SECONDS), self.rank: mine}
         return (
             refusal(notes)
             or disagreement(notes)
             or ExchangeError(
-                f"rank {self.rank}: rank {error.peer} {verb} during {where} ({error.detail}). {self._culprit(notes)} "
+                f"rank {self.rank}: {what}. {verdict(notes, self.world)} {last_finished(notes, self.world)} "
                 f"Restart the job from a checkpoint; if a rank is only slow, raise timeout="
             )
         )
 
-    def _culprit(self, notes: dict[int, dict[str, Any]]) -> str:
-        """Return a sentence on the ranks that left no note of their own: they did not see it coming."""
-        if not notes:
-            return "Rank 0, which keeps the ranks' notes on failures, gives no sign of life: look at its output."
-        silent = sorted(set(range(self.world)) - set(notes) - {self.rank})
-        if silent:
-            return f"No sign of life from rank(s) {listed(silent)}: look at their output."
-        return _told(notes)
+    def _place(self) -> Place:
+        step, bucket, come = self._at
+        return step, bucket, max(come, MEETING) if self.meeting else come
+
+    def _tell(self, **reason: Any) -> dict[str, Any]:
+        """Leave a note, if there is none yet, and break all connections; return the note."""
+        with self._changed:
+            first = self._note is None
+            self._note = self._note or note(self.recorder.last(), self._place(), self._finished, **reason)
+        if first:
+            self.transport.abort(self._note)
+        return self._note
+
+    def _hear(self) -> None:
+        """Fail with another rank, even where this one has nothing to exchange; and pass it on."""
+        with self._changed:
+            self._flooded = True
+            self._changed.notify_all()
+            self._changed.wait_for(lambda: bool(self._failure), _FLOOD_SECONDS)
+        self._break_off("another rank has stopped", stuck=True)
+
+    def call_off(self, why: str) -> HorovodCompressError | None:
+        """Fail, as nothing more will come of this job, and return the error that says which ranks gave no sign of life.
+
+        All ranks that are alive should come here, or fail by themselves, in about the same second.
+
+        Args:
+            why: what this rank has seen, for people.
+
+        Returns:
+            None if that could not be found out in time, or this reducer is being closed.
+        """
+        self._break_off(why)
+        with self._changed:
+            self._changed.wait_for(lambda: self._failure is not None, _NOTES_SECONDS + _CLOSE_SECONDS)
+            self._seen = self._failure is not None
+            return self._failure and type(self._failure)(*self._failure.args)
+
+    def _break_off(self, why: str, **more: Any) -> None:
+        """Let the exchange thread fail, whatever it waits for, unless it does already."""
+        with self._changed:
+            if self._closing or self._failure or self._broken or self._note:
+                return
+            self._broken = _CalledOff(why)
+            self._changed.notify_all()
+        self._tell(ended=why, **more)
+
+    def _called_off(self, why: str) -> None:
+        self._fail(self._abort(f"{why}, after {self.recorder.last()}", ended=why))
 
     def _stop(self, failure: HorovodCompressError) -> None:
         """Fail for a reason of this rank's own, and let the other ranks know it."""
-        self.transport.abort(note_of(failure))
+        self._tell(**note_of(failure))
         self._fail(failure)
 
     def _fail(self, failure: HorovodCompressError) -> None:
         self._taker.leave_out()
         self._decoder.leave_out()
-        self.recorder.dump(self.rank, str(failure))
+        self.recorder.dump(self.rank, str(failure), world=self.world, host=socket.gethostname(), note=self._note)
         failure.__cause__ = None
         with self._changed:
             self._failure = failure
@@ -979,6 +1049,10 @@ class Reducer:
         return self.idle()
 
 
+class _CalledOff(HorovodCompressError):
+    """The exchanges of this rank were called off from outside."""
+
+
 def _after(where: Host, mark: Mark, task: Callable[[], None]) -> None:
     """Do a task whose work on a device follows on a mark."""
     where.after(mark)
@@ -994,12 +1068,3 @@ def _minority(values: Sequence[int]) -> str:
     """Return the ranks whose value is not that of most, in words; among as many, the lowest rank's counts."""
     usual = max(set(values), key=lambda value: (values.count(value), -values.index(value)))
     return ", ".join(str(rank) for rank, value in enumerate(values) if value != usual)
-
-
-def _told(notes: dict[int, dict[str, Any]]) -> str:
-    """Return a sentence on what the ranks' notes say; one with a reason of its own comes first."""
-    for rank, note in sorted(notes.items()):
-        if "why" in note:
-            return f"Rank {rank} stopped first: {note['why']}."
-    said = (f"rank {rank} waited for rank {note.get('peer')}" for rank, note in sorted(notes.items()))
-    return f"Every rank has stopped: {', '.join(said)}."

@@ -169,9 +169,7 @@ class _CodecReduction:
         self.codec.merge_in(self.work, piece.region, piece.start, piece.values, other, weights, key)
 
     def fold(self, piece: Piece, others: Sequence[Tensor]) -> None:
-        self.codec.fold_in(
-            self.work, piece.region, piece.start, piece.values, others, self.key, piece.result
-        )
+        self.codec.fold_in(self.work, piece.region, piece.start, piece.values, others, self.key, piece.result)
 
 
 class Station:

@@ -59,6 +59,7 @@ def run(exchange: Exchange, own: Tensor, inbox: Inbox) -> tuple[Bad, list[Tensor
     """
     transport = exchange.transport
     mine = torch.tensor([own.numel()], dtype=torch.int64).view(torch.uint8)
+    exchange.note("hop", 0)
     lengths, bad = gather.run(exchange, mine)
     if bad.count:
         return bad, []
@@ -73,6 +74,7 @@ def run(exchange: Exchange, own: Tensor, inbox: Inbox) -> tuple[Bad, list[Tensor
                 f"most {inbox.capacity} are possible; check that every rank runs the same version"
             )
         receives[peer] = transport.receive(frame.frame(sizes[peer]), peer)
+    exchange.note("hop", 1)
     packed = inbox.out.pack(exchange.address(transport.rank, GATHER, 1, 0, 0), exchange.bad, [own])
     sends = [transport.send(packed, peer) for peer in inbox.frames]
     exchange.bytes_sent += packed.numel() * len(sends)

@@ -36,16 +36,20 @@ class FlightRecorder:
         _, step, bucket, event, hop = self._last
         return f"{event}{f' {hop}' if hop >= 0 else ''} of bucket {bucket}, step {step}"
 
-    def document(self, rank: int, failure: str) -> dict[str, Any]:
+    def document(self, rank: int, failure: str, **more: Any) -> dict[str, Any]:
         """Return the events as plain data, the oldest first."""
         names = ("time", "step", "bucket", "event", "hop")
         events = [dict(zip(names, event, strict=True)) for event in list(self.events)]
-        return {"rank": rank, "time": time.time(), "failure": failure, "events": events}
+        return {"rank": rank, "time": time.time(), "failure": failure, "events": events, **more}
 
-    def dump(self, rank: int, failure: str) -> None:
+    def dump(self, rank: int, failure: str, **more: Any) -> None:
         """Write ``rank<N>.json`` to the folder of ``HVC_DUMP_DIR``, if that is set.
 
         It never raises: a full disk must not hide the failure that there is to report.
+
+        Args:
+            failure: the error's text.
+            more: what else is known, as plain data.
         """
         folder = os.environ.get("HVC_DUMP_DIR", "")
         if not folder:
@@ -54,7 +58,7 @@ class FlightRecorder:
             path = Path(folder) / f"rank{rank}.json"
             path.parent.mkdir(parents=True, exist_ok=True)
             temporary = path.with_suffix(f".{os.getpid()}.tmp")
-            temporary.write_text(json.dumps(self.document(rank, failure)) + "\n")
+            temporary.write_text(json.dumps(self.document(rank, failure, **more)) + "\n")
             temporary.replace(path)  # a reader sees all of it or nothing
         except OSError as error:
             _log.warning("HVC_DUMP_DIR=%s: the flight record of rank %d was not written: %s", folder, rank, error)

@@ -141,7 +141,8 @@ class _Run:
 
         def reduce() -> None:
             for name, array in arrays.items():
-                self._codec.fold_in(self._work, name, 0, array, [others[name]], key, self._work.results.get(name, array))
+                result = self._work.results.get(name, array)
+                self._codec.fold_in(self._work, name, 0, array, [others[name]], key, result)
 
         return _seconds(reduce)
 

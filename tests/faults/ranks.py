@@ -35,6 +35,7 @@ class Rank:
     Attributes:
         status: of its exit, negative for a signal, None if the bound of time ended it.
         seconds: how long it lived.
+        at: when it ended, on the monotonic clock.
         output: what it printed, to either stream.
         report: what it reported, None if it did not.
         marks: the texts that it left with ``mark``.
@@ -43,6 +44,7 @@ class Rank:
     number: int
     status: int | None
     seconds: float
+    at: float
     output: str
     report: Any
     marks: dict[str, str]
@@ -120,6 +122,7 @@ def _rank(folder: Path, number: int, end: Mapping[str, Any]) -> Rank:
         number,
         end["status"],
         end["seconds"],
+        end["at"],
         output.read_text(errors="replace") if output.exists() else "",
         json.loads(report.read_text()) if report.exists() else None,
         {path.name.split(".")[1]: path.read_text() for path in folder.glob(f"mark.*.{number}")},

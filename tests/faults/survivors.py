@@ -101,7 +101,8 @@ def aborted_by_horovod(rank: Rank) -> bool:
 
 
 def blames(text: str, victim: int) -> bool:
-    """Return whether a message names exactly this rank as the one without a sign of life."""
+    """Return whether a message names exactly this rank as the one without a sign of life, or behind the others."""
     if victim == 0 and "Rank 0, which keeps the ranks' notes on failures, gives no sign of life" in text:
         return True
-    return re.search(rf"No sign of life from rank\(s\) {victim}\b(?!,)", text) is not None
+    behind = rf"Rank\(s\) {victim} (had not come to bucket \d+ of step \d+ yet|did not go on, nor fail with the others)"
+    return re.search(rf"No sign of life from rank\(s\) {victim}\b(?!,)|{behind}", text) is not None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from typing import Any, Protocol
 
 import torch
@@ -75,6 +75,9 @@ class Transport(Messages, Protocol):
 
     def notes(self, seconds: float) -> dict[int, dict[str, Any]]:
         """Return the notes of the ranks that aborted, waiting at most ``seconds`` for more."""
+
+    def on_abort(self, call: Callable[[], None]) -> None:
+        """Have this called once another rank has aborted, from a thread of its own; it is a hint, and not certain."""
 
     def say(self, topic: str, text: str) -> None:
         """Leave word for the other ranks; the last one counts. It takes a moment, and is not certain."""

@@ -32,7 +32,9 @@ from .board import Board
 _TAG = 0x48564346  # one ordered stream per pair of ranks
 _NEVER_TAG = _TAG + 1
 _WATCH_TAG = _TAG + 2
+_FLOOD_TAG = _TAG + 3
 _ASIDE_TAG = _TAG + 5
+_BYE_SECONDS = 0.1
 _EVER = timedelta(days=365)
 _NOTE_SECONDS = 0.5
 _POLL_SECONDS = 0.05
@@ -102,6 +104,8 @@ class GlooTransport:
         # A transfer keeps the connections open, and a traceback may keep the transfer.
         self._pending: weakref.WeakSet[_Transfer] = weakref.WeakSet()
         self._lock = threading.Lock()  # close() comes from another thread than the transfers
+        self._listeners: list[threading.Thread] = []
+        self._closing = False
 
     def send(self, data: Tensor, to: int) -> _Transfer:
         return self._start("send", data, to)
@@ -160,6 +164,7 @@ class GlooTransport:
 
     def abort(self, note: dict[str, Any]) -> None:
         _within(_NOTE_SECONDS, lambda: self._store.set(f"abort/{self.rank}", json.dumps(note)))
+        self._closing = True
         self._break()
         self._drop()
 
@@ -176,6 +181,44 @@ class GlooTransport:
                     found[rank] = json.loads(self._store.get(f"abort/{rank}"))
             time.sleep(_POLL_SECONDS)
 
+    def on_abort(self, call: Callable[[], None]) -> None:
+        """Listen to the neighbours in the ring only: each rank that hears of an abort aborts itself, and passes it on.
+
+        One that closes says so; a connection that breaks without a word is either an abort, of which there is a note,
+        or the end of a process, which whoever needs that rank learns soon enough.
+        """
+        for peer in self._neighbours():
+            with contextlib.suppress(PeerError):
+                self._listen(peer, call)
+
+    def _listen(self, peer: int, call: Callable[[], None]) -> None:
+        transfer, store = self._start("recv", torch.zeros(1, dtype=torch.uint8), peer, _FLOOD_TAG), self._store
+
+        def listen() -> None:
+            work, closed = transfer.work, True
+            try:
+                if work is not None:
+                    work.wait(_EVER)
+            except RuntimeError:
+                closed = self._closing
+            transfer.work = None
+            if not closed and _has_note(store, peer):
+                call()
+
+        thread = threading.Thread(target=listen, name="hvc-listen", daemon=True)
+        thread.start()
+        self._listeners.append(thread)
+
+    def _neighbours(self) -> set[int]:
+        return {(self.rank - 1) % self.size, (self.rank + 1) % self.size} - {self.rank}
+
+    def _take_leave(self) -> None:
+        """Tell the neighbours that this rank closes its connections, and has not aborted."""
+        bye = torch.zeros(1, dtype=torch.uint8)
+        for peer in self._neighbours() if self._listeners else ():
+            with contextlib.suppress(PeerError):
+                self._start("send", bye, peer, _FLOOD_TAG).wait(Deadline(_BYE_SECONDS))
+
     def say(self, topic: str, text: str) -> None:
         _within(_NOTE_SECONDS, lambda: self._store.set(f"{topic}/{self.rank}", text))
 
@@ -190,10 +233,16 @@ class GlooTransport:
                 found[rank] = self._store.get(f"{topic}/{rank}").decode()
 
     def close(self) -> None:
+        if not self._closing:
+            self._closing = True
+            self._take_leave()
         if any(transfer.work is not None for transfer in self._transfers()):
             self._break()  # some thread may be waiting, and would keep the connections open
         self._drop()
         self._store.close()
+        for thread in self._listeners:
+            if thread is not threading.current_thread():
+                thread.join(_BYE_SECONDS)
 
     def _break(self) -> None:
         """Close every connection now, whoever still waits for a transfer or holds one.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import queue
 import threading
 import time
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -25,6 +26,7 @@ class Hub:
         self.beside = _links(size)  # messages with an order to themselves
         self.notes: dict[int, dict[str, Any]] = {}
         self.words: dict[tuple[str, int], str] = {}
+        self.listeners: dict[int, Callable[[], None]] = {}
         self.gone = [threading.Event() for _ in range(size)]
 
     def transports(self) -> list[LocalTransport]:
@@ -65,12 +67,18 @@ class LocalTransport:
     def abort(self, note: dict[str, Any]) -> None:
         self._hub.notes.setdefault(self.rank, note)
         self._hub.gone[self.rank].set()
+        for rank, call in list(self._hub.listeners.items()):
+            if rank != self.rank:
+                threading.Thread(target=call, name="hvc-flood", daemon=True).start()
 
     def notes(self, seconds: float) -> dict[int, dict[str, Any]]:
         end = time.monotonic() + seconds
         while len(self._hub.notes) < self.size and time.monotonic() < end:
             time.sleep(_POLL_SECONDS)
         return dict(self._hub.notes)
+
+    def on_abort(self, call: Callable[[], None]) -> None:
+        self._hub.listeners[self.rank] = call
 
     def say(self, topic: str, text: str) -> None:
         self._hub.words[topic, self.rank] = text

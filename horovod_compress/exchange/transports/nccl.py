@@ -255,6 +255,9 @@ class NcclTransport:
     def notes(self, seconds: float) -> dict[int, dict[str, Any]]:
         return self._tokens.notes(seconds)
 
+    def on_abort(self, call: Callable[[], None]) -> None:
+        self._tokens.on_abort(call)
+
     def say(self, topic: str, text: str) -> None:
         self._tokens.say(topic, text)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
@@ -33,7 +34,14 @@ _MEETINGS = {
 
 
 def allgather_object(
-    value: Any, name: str, process_set: Any, seconds: float, *, by_name: bool = False, under: str | None = None
+    value: Any,
+    name: str,
+    process_set: Any,
+    seconds: float,
+    *,
+    by_name: bool = False,
+    under: str | None = None,
+    failed: Callable[[], bool] = lambda: False,
 ) -> list[Any]:
     """Gather plain data of every rank, as ``hvd.allgather_object`` does, but with a deadline, and without pickles.
 
@@ -41,6 +49,7 @@ def allgather_object(
         under: the name that Horovod knows it by, where that is another one.
         by_name: leave word that this rank is there, so that an error can name the ranks that are not; for gathers that
             happen once.
+        failed: returns whether it is known that not every rank will come.
 
     Raises:
         ExchangeError: not every rank took part in time, or Horovod has ended.
@@ -48,7 +57,7 @@ def allgather_object(
     """
     roll = RollCall(name, process_set) if by_name else None
     try:
-        values = gather(value, under or name, process_set, seconds, lambda: False)
+        values = gather(value, under or name, process_set, seconds, failed)
     except HorovodInternalError as error:
         if _WITH_JOIN in str(error):
             raise ConfigError(f"a rank has called hvd.join() while rank {hvd.rank()} begins a step; {ADVICE}") from None
@@ -114,14 +123,6 @@ def in_join() -> bool:
                 return True
             at = at.f_back
     return False
-
-
-def end_all_waits() -> None:
-    """Shut Horovod down, on all ranks, so that every wait in it ends with HorovodInternalError.
-
-    Not ``hvd.shutdown()``: that forgets the handles first, and their waits would end with ValueError.
-    """
-    mpi_ops._basics.shutdown()
 
 
 def calling_optimizer(compression: Any) -> Any | None:

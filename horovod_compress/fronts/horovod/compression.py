@@ -30,7 +30,7 @@ from ...engine.optimizer.second_moment import REBUILD_EVERY, WARMUP_STEPS, check
 from ...engine.parameters import listed
 from ...engine.reducer import Reducer
 from ...engine.tuning import Tuner
-from ...errors import ConfigError, HorovodCompressError
+from ...errors import ConfigError, ExchangeError, HorovodCompressError
 from ...observe import trace as recording
 from ...observe.trace import MAX_EVENTS, Trace
 from ...schedule.plan import Plan
@@ -40,13 +40,13 @@ from . import saving
 from .calls import (
     allgather_object,
     calling_optimizer,
-    end_all_waits,
     forget_step,
     in_backward,
     in_join,
     owner_of_token,
     waits_for_tokens,
 )
+from .ending import Run, end_all_waits, explain
 from .startup import before_handshake, start
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -124,6 +124,7 @@ class Compression:
         self.method = str(getattr(method, "name", method))
         self._process_set = process_set
         self._reducer: Reducer | None = None
+        self._run = Run()
         self._warned = self._logged = False
         self._optimizer: Any = None  # the one that attach() was given
         self._under_way = 0  # gradients handed over whose results were not fetched yet
@@ -162,6 +163,7 @@ class Compression:
             self._tuner = Tuner(self._reducer, str(schedule), self._share, self._methods, first)
             # Not a number of this process: others may have made more compressions, or fewer.
             self._tuning_name = f"hvc.tuning.{self._reducer.plan.fingerprint()}"
+        self._reducer.check_usable = self._check_run
         _open.add(self)
         recording.follow(self._reducer, hvd.rank(), self.method)
 
@@ -269,11 +271,7 @@ class Compression:
             )
         if hasattr(optimizer, "_starting_models"):
             raise ConfigError(_NO_ADASUM)
-        if optimizer.process_set is not self._process_set:
-            raise ConfigError(
-                f"the optimizer uses process set {optimizer.process_set}, the compression "
-                f"{self._process_set}; give both the same process_set="
-            )
+        self._check_same_ranks(optimizer)
         if not self._reducer:
             return optimizer
         self._meet(optimizer, second_moment, warmup_steps, rebuild_every)  # which needs nothing private
@@ -557,8 +555,8 @@ class Compression:
         return self._running().plan
 
     def close(self) -> None:
-        """Stop the exchange thread and close the connections; safe to call twice."""
-        if self._reducer:
+        """Stop the exchange thread and close the connections; safe to call twice. In a fork it does nothing."""
+        if self._reducer and not self._run.forked():
             self._reducer.close()
         _open.discard(self)
 
@@ -576,7 +574,7 @@ class Compression:
         off than to shut down, on all ranks. Its error then says nothing of the reason.
         """
         joined = in_join()
-        if self._optimizer is not None and not joined:
+        if self._run.replaced() or (self._optimizer is not None and not joined):
             return  # it waits for our results only
         if not self._logged:
             self._logged = True
@@ -644,7 +642,11 @@ class Compression:
 
     def _compare_ways(self) -> None:
         """At the first gradient, see that all ranks are attached, or none."""
-        if not self._met and (optimizer := calling_optimizer(self)):
+        optimizer = calling_optimizer(self) if self._optimizer is None else None
+        if optimizer is not None:
+            self._check_same_ranks(optimizer)
+            explain(optimizer, self._why_ended)
+        if optimizer is not None and not self._met:
             self._meet(optimizer, "auto")
         self._settle_moments()
         kind = self._held.settings() if self._held else "its own"
@@ -652,8 +654,47 @@ class Compression:
         way.check_all(self.allgather_object(asdict(mine), "hvc.attach", by_name=True))
         self._compared_ways = True
 
+    def _check_same_ranks(self, optimizer: Any) -> None:
+        """Refuse an optimizer of other ranks, some of which would wait for ranks that never come.
+
+        Raises:
+            ConfigError: names both process sets.
+        """
+        if optimizer.process_set is not self._process_set:
+            raise ConfigError(
+                f"rank {hvd.rank()}: the optimizer uses process set {optimizer.process_set}, the compression "
+                f"{self._process_set}; give both the same process_set="
+            )
+
+    def _check_run(self) -> None:
+        """Refuse to go on in another run of Horovod than that which the ranks connected in.
+
+        Raises:
+            ConfigError: Horovod was started again, as elastic jobs do after every change; or this is a fork.
+        """
+        if self._run.forked():
+            raise ConfigError(
+                "this process is a fork of a rank: its compression has no threads here, and the connections are the "
+                "rank's; exchange gradients in the rank itself"
+            )
+        if self._run.replaced():
+            raise ConfigError(
+                f"rank {hvd.rank()}: Horovod was shut down and started again, with other ranks perhaps, and this "
+                f"compression belongs to the ranks before. Elastic jobs are not supported yet: create model, "
+                f"compression and optimizer again after each reset, or restart the job from a checkpoint"
+            )
+
+    def _why_ended(self, optimizer: Any, said: str) -> HorovodCompressError | None:
+        """Return the error for the end of Horovod in the middle of a step, None where nothing is known."""
+        found = self._running().call_off(f"Horovod has ended and says {said!r}")
+        if found is not None:
+            self._under_way = 0  # nobody fetches the other results of this step
+            forget_step(optimizer)
+        return found
+
     def _begin_step(self) -> None:
         """While nothing is under way, let an adaptive schedule choose other buckets, and look at the weights."""
+        self._check_run()
         if not self._compared_ways:
             with self._comparing:  # with two devices there are two threads of autograd, and both come here
                 if not self._compared_ways:
@@ -688,7 +729,15 @@ class Compression:
                 parameter.grad = None
 
     def _share(self, value: Any) -> list[Any]:
-        return self.allgather_object(value, self._tuning_name)
+        reducer = self._running()
+        seconds, name = reducer.options.timeout, self._tuning_name
+        reducer.meeting = True
+        try:
+            return allgather_object(value, name, self._process_set, seconds, failed=reducer.failed)
+        except ExchangeError as error:
+            raise reducer.call_off(str(error).removeprefix(f"rank {hvd.rank()}: ").rstrip(".")) or error from error
+        finally:
+            reducer.meeting = False
 
     def _offer(self, index: int, grad: Tensor) -> int:
         step = self._running().offer(index, grad)

@@ -160,7 +160,7 @@ def _agree(compression: Any, settings: Settings | None, problem: str | None) -> 
         ConfigError: some rank refuses, or options differ.
     """
     mine = dataclasses.asdict(settings) if settings else None
-    found = compression.allgather_object([problem, mine], "hvc.update")
+    found = compression.allgather_object([problem, mine], "hvc.update", by_name=True)
     for rank, (refusal, _) in enumerate(found):
         if refusal:
             raise ConfigError(refusal if refusal == problem else f"rank {rank}: {refusal}")

@@ -3,7 +3,7 @@
 Reads one JSON document per job from its input: ``script``, ``ranks`` (an environment and an output
 file each), ``victims`` (ranks that need not end) and ``bound`` in seconds. Answers with one line:
 for every rank its exit status (negative for a signal, null if the bound ended it), how many seconds
-after the job's beginning it ended, and its process id.
+after the job's beginning it ended, when that was on the monotonic clock, and its process id.
 
 Every rank is a process of its own that ends as any Python program does, with all its exit
 handlers; what the fork saves is three seconds of imports per rank.
@@ -72,7 +72,8 @@ def watch(pids: list[int], victims: set[int], bound: float) -> list[dict[str, An
                 got, status = os.waitpid(pid, os.WNOHANG)
                 if got:
                     code = os.waitstatus_to_exitcode(status)
-                    ended[rank] = {"status": code, "seconds": time.monotonic() - began, "pid": pid}
+                    now = time.monotonic()
+                    ended[rank] = {"status": code, "seconds": now - began, "at": now, "pid": pid}
         time.sleep(_POLL_SECONDS)
     if late := expected - set(ended):
         for rank in late:  # says where it is, into its output
@@ -83,7 +84,8 @@ def watch(pids: list[int], victims: set[int], bound: float) -> list[dict[str, An
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
             os.waitpid(pid, 0)
-            ended[rank] = {"status": None, "seconds": time.monotonic() - began, "pid": pid}
+            now = time.monotonic()
+            ended[rank] = {"status": None, "seconds": now - began, "at": now, "pid": pid}
     return [ended[rank] for rank in range(len(pids))]
 
 

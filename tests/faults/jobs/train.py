@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import multiprocessing.util
 import os
 import signal
 import sys
@@ -21,9 +22,9 @@ from tests.support.rank import arguments, mark, report
 from tests.support.training import digest
 
 DEFAULTS: dict[str, Any] = {
-    "fault": "none",  # kill, stop, sleep, raise, interrupt, flip
+    "fault": "none",  # kill, stop, term, sleep, raise, interrupt, fork, flip, drop
     "victim": 2,
-    "event": "idle",  # of the flight recorder; "idle" is between two steps
+    "event": "idle",  # of the flight recorder; "idle" is between two steps, "start" and "shutdown" are around all
     "hop": -1,
     "step": 2,
     "bucket": 1,
@@ -32,6 +33,7 @@ DEFAULTS: dict[str, Any] = {
     "path": "attached",  # or stock, or update
     "method": "marsit",
     "exchange": "ring",
+    "schedule": "layerwise",
     "width": 256,  # of the model: 64 times that many elements in each bucket
     "timeout": 4.0,
     "sleep": 8.0,
@@ -42,11 +44,11 @@ DEFAULTS: dict[str, Any] = {
 }
 
 
-class Flipping:
-    """A transport that flips one bit of one frame that it sends."""
+class Spoiling:
+    """A transport that flips one bit of one frame that it sends, or drops that frame."""
 
-    def __init__(self, inner: Any, number: int) -> None:
-        self._inner, self._left = inner, number
+    def __init__(self, inner: Any, number: int, drops: bool) -> None:
+        self._inner, self._left, self._drops = inner, number, drops
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._inner, name)
@@ -54,10 +56,15 @@ class Flipping:
     def send(self, data: torch.Tensor, to: int) -> Any:
         self._left -= 1
         if self._left == -1:
+            mark("fault", repr(time.monotonic()))
+            if self._drops:
+                return self
             data = data.clone()
             data[-1] ^= 16
-            mark("fault", repr(time.monotonic()))
         return self._inner.send(data, to)
+
+    def wait(self, deadline: Any) -> None:
+        """Return as if the dropped frame had left."""
 
 
 def harm(case: dict[str, Any]) -> None:
@@ -68,12 +75,35 @@ def harm(case: dict[str, Any]) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
     elif fault == "stop":
         os.kill(os.getpid(), signal.SIGSTOP)
+    elif fault == "term":
+        os.kill(os.getpid(), signal.SIGTERM)
     elif fault == "sleep":
         time.sleep(case["sleep"])
+    elif fault == "fork":
+        fork()
     elif fault == "interrupt":
         threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()
     elif fault == "raise":
         raise RuntimeError("this rank's own error")
+
+
+def fork() -> None:
+    """Have children that use the job's compression, and end in the two ways in which children of Python's do."""
+    for ends in (os._exit, lambda status: multiprocessing.util._exit_function() or os._exit(status)):
+        if not (child := os.fork()):
+            try:
+                made[0].close()
+                step = made[1]
+                step()
+            except hvc.ConfigError as error:
+                hvd.shutdown()
+                ends(0 if "fork" in str(error) else 3)
+            ends(4)
+        _, status = os.waitpid(child, 0)
+        mark("child", str(os.waitstatus_to_exitcode(status)))
+
+
+made: list[Any] = []  # the compression and a function that trains a step, for forks
 
 
 def arm(compression: hvc.Compression, case: dict[str, Any]) -> None:
@@ -112,7 +142,7 @@ def build(case: dict[str, Any]) -> tuple[nn.Module, hvc.Compression, Callable[[]
     make = getattr(hvc.Compression, case["method"])
     compression = make(
         model.named_parameters(),
-        schedule="layerwise",
+        schedule=case["schedule"],
         exchange=case["exchange"],
         timeout=case["timeout"],
     )
@@ -168,7 +198,10 @@ def main() -> None:
 
 def run(case: dict[str, Any]) -> None:
     hvd.init()
+    if (hvd.rank(), case["event"]) == (case["victim"], "start"):
+        harm(case)
     model, compression, train_step = build(case)
+    made.extend((compression, train_step))
     weights = [digest(model.parameters())]
     tokens = note_tokens(compression)
 
@@ -177,14 +210,17 @@ def run(case: dict[str, Any]) -> None:
         weights.append(digest(model.parameters()))
 
     if hvd.rank() == case["victim"] and case["fault"] != "none":
-        if case["fault"] == "flip":
-            compression._reducer.transport = Flipping(compression._reducer.transport, case["hop"])
+        if case["fault"] in ("flip", "drop"):
+            inner, drops = compression._reducer.transport, case["fault"] == "drop"
+            compression._reducer.transport = Spoiling(inner, case["hop"], drops)
         else:
             arm(compression, case)
     done: list[int] = []
     if not case["catch"]:
         train(case, step, done)
         mark("done", repr(time.monotonic()))
+        if (hvd.rank(), case["event"]) == (case["victim"], "shutdown"):
+            harm(case)
         return
     found = {"first": tried(lambda: train(case, step, done)), "steps": len(done)}
     if found["first"]["error"]:

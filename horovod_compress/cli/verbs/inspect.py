@@ -1,0 +1,82 @@
+"""Say which rank stopped first, from the flight records of a job that failed.
+
+    HVC_DUMP_DIR=/shared/records horovodrun -np 4 ... python train.py
+    hvd-compress inspect /shared/records
+
+Each rank that fails writes its last 256 events to that folder, as rank0.json and so on; without the variable nothing
+is written. Copy the files of all hosts into one folder where they share none. A rank that was killed or frozen leaves
+no record, which tells it from the others. Clocks of hosts may differ: times are compared with that in mind.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the folder."""
+    parser.add_argument("folder", type=Path, help="that the ranks wrote their records to")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Print what the records say; return 0, or 2 where there are none."""
+    from ...engine.agreement import notes
+    from ...observe import post_mortem
+
+    if not arguments.folder.is_dir():
+        return _refuse(f"{arguments.folder} is no folder; give the one that HVC_DUMP_DIR named in the job")
+    records, problems = post_mortem.read(arguments.folder)
+    if not records:
+        also = "".join(f"\n  {problem}" for problem in problems)
+        return _refuse(f"{arguments.folder} holds no flight record, which are files such as rank0.json{also}")
+    first = min(record.time for record in records)
+    world = max(*(record.world for record in records), *(record.rank + 1 for record in records))
+    left = {record.rank: record.note for record in records}
+    absent = post_mortem.missing(records)
+    ranks = [
+        {
+            "rank": record.rank,
+            "host": record.host,
+            "seconds": record.time - first,
+            "last_event": record.last,
+            "last_finished": record.note.get("finished"),
+            "failure": record.failure,
+        }
+        for record in records
+    ]
+    found = {
+        "ranks": ranks,
+        "world": world,
+        "without_record": absent,
+        "first": notes.first(left, world),
+        "verdict": notes.verdict(left, world),
+        "problems": problems,
+    }
+    print(json.dumps(found) if arguments.json else text(found))
+    return 0
+
+
+def text(found: dict[str, Any]) -> str:
+    """Return the findings for people."""
+    lines = [f"{'rank':>4}  {'host':16}  {'failed':>9}  {'last finished':24}  last event"]
+    for rank in found["ranks"]:
+        finished = rank["last_finished"]
+        told = f"bucket {finished[1]} of step {finished[0]}" if finished else "not known"
+        lines.append(
+            f"{rank['rank']:4}  {rank['host']:16.16}  {rank['seconds']:+7.2f} s  {told:24}  {rank['last_event']}"
+        )
+    lines += [f"{rank:4}  {'no record: killed, frozen, or not failed':16}" for rank in found["without_record"]]
+    lines += ["", found["verdict"]]
+    chosen = [rank for rank in found["ranks"] if rank["rank"] in found["first"]] or found["ranks"][:1]
+    lines += [f"Rank {rank['rank']} said: {rank['failure']}" for rank in chosen]
+    lines += [f"Note: {problem}." for problem in found["problems"]]
+    return "\n".join(lines)
+
+
+def _refuse(problem: str) -> int:
+    print(f"hvd-compress inspect: {problem}", file=sys.stderr)
+    return 2

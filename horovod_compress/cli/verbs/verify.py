@@ -1,0 +1,147 @@
+"""Test this installation: equal bits on all ranks, and faults that are noticed in time, with ranks on this machine.
+
+    hvd-compress verify --np 4
+    horovodrun -np 8 -H a:4,b:4 hvd-compress verify
+
+Every method trains for some steps, after which all ranks must have the same weights, bit for bit. Then a frame with one
+bit changed, another seed on one rank and a result with one bit changed must be refused; and where a rank is killed or
+frozen in the middle of a step, every other one must fail in time and name it. Under horovodrun, which ends all ranks
+when one dies, the last two are left out.
+
+The exit status is 0 if all holds, 1 if something does not, 2 if it could not be tried. --plant makes one rank misbehave
+where all should be well, to see that this is found: the exit status is then 1, and the table says where.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import time
+from typing import Any
+
+PLANTS = ("corruption", "freeze", "mismatch", "drift")
+_MODULE = "horovod_compress.fronts.horovod.selftest"
+_MOST_RANKS = 64
+_BOUND = 300.0  # seconds for all checks in one job, after which it is called hung
+_BOUND_OF_ONE = 120.0
+_TIMEOUT = 2.0  # for exchanges with a frozen rank
+_LATE = 8.0  # seconds after the timeout, or after the death, at which a failure is called late: machines may be busy
+_SAME = "same bits: "
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the number of ranks, and the fault to plant."""
+    parser.add_argument("--np", type=int, default=4, metavar="N", help="ranks to start on this machine (default 4)")
+    parser.add_argument("--plant", choices=PLANTS, help="let the last rank misbehave, which has to be found")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Do the checks and print the table; return the exit status."""
+    if not 2 <= arguments.np <= _MOST_RANKS:
+        return _refuse(f"--np should be a number from 2 to {_MOST_RANKS}, got {arguments.np}")
+    in_job = "HOROVOD_RANK" in os.environ
+    if in_job and arguments.plant == "freeze":
+        return _refuse("--plant freeze is for ranks that verify starts itself: leave horovodrun out")
+    began = time.monotonic()
+    try:
+        rows, world = _in_this_job(arguments) if in_job else _with_own_ranks(arguments)
+    except ImportError as error:
+        return _refuse(f"it runs a Horovod job, and Horovod cannot be imported: {error}")
+    if not rows:  # another rank prints
+        return 0
+    found = {
+        "ranks": world,
+        "ok": all(row["ok"] for row in rows),
+        "seconds": time.monotonic() - began,
+        "checks": rows,
+        "planted": arguments.plant,
+    }
+    print(json.dumps(found) if arguments.json else text(found), flush=True)
+    return 0 if found["ok"] else 1
+
+
+def _with_own_ranks(arguments: argparse.Namespace) -> tuple[list[dict[str, Any]], int]:
+    from ...fronts.horovod import local_ranks
+
+    world, plant = arguments.np, arguments.plant or ""
+    victims = [world - 1] if plant == "freeze" else []
+    ends = local_ranks.run(_MODULE, world, {"how": "checks", "plant": plant}, _BOUND, victims)
+    rows = merged([end.found.get("checks") for end in ends if end.rank not in victims], [end.output for end in ends])
+    for how in ("kill", "freeze"):
+        began = time.monotonic()
+        ends = local_ranks.run(_MODULE, world, {"how": how, "seconds": _TIMEOUT}, _BOUND_OF_ONE, [world - 1])
+        problem, detail = judged(how, ends, world)
+        rows.append({"check": how, "ok": not problem, "seconds": time.monotonic() - began, "detail": problem or detail})
+    return rows, world
+
+
+def _in_this_job(arguments: argparse.Namespace) -> tuple[list[dict[str, Any]], int]:
+    from ...fronts.horovod import job, selftest
+
+    rank, world = job.begin()
+    rows = selftest.in_a_job(arguments.plant or "")
+    return (rows if rank == 0 else []), world
+
+
+def merged(of_ranks: list[list[dict[str, Any]] | None], outputs: list[str]) -> list[dict[str, Any]]:
+    """Return one row for each check: it holds if it does on every rank; the first that fails on one is the last."""
+    if silent := [rank for rank, rows in enumerate(of_ranks) if not rows]:
+        detail = f"rank(s) {', '.join(map(str, silent))} did not end well: {outputs[silent[0]][-2000:].strip()}"
+        return [{"check": "a job of all ranks", "ok": False, "seconds": 0.0, "detail": detail}]
+    rows = []
+    for same in zip(*filter(None, of_ranks), strict=False):
+        worst = next((row for row in same if not row["ok"]), same[0])
+        rows.append({**worst, "seconds": max(row["seconds"] for row in same)})
+        if not worst["ok"]:
+            break
+    return rows
+
+
+def judged(how: str, ends: Any, world: int) -> tuple[str, str]:
+    """Return what is wrong with the way in which the survivors failed, empty if nothing is; and what is right."""
+    victim = world - 1
+    at = ends[victim].found.get("fault")
+    if at is None:
+        return f"rank {victim} did not come to its fault: {ends[victim].output[-2000:].strip()}", ""
+    earliest, latest = (0.0, _LATE) if how == "kill" else (_TIMEOUT - 1.0, _TIMEOUT + _LATE)
+    delays = []
+    for end in ends[:victim]:
+        error = end.found.get("error")
+        if not error:
+            return f"rank {end.rank} did not fail, or did not end: {end.output[-2000:].strip()}", ""
+        delays.append(error["at"] - at)
+        if f"rank(s) {victim}:" not in error["text"] and f"rank {victim} " not in error["text"]:
+            return f"the error of rank {end.rank} does not name rank {victim}: {error['text']}", ""
+    if not earliest <= min(delays) or max(delays) > latest:
+        return f"the others failed after {min(delays):.1f} to {max(delays):.1f} s, not {earliest:g} to {latest:g} s", ""
+    done = "killed" if how == "kill" else f"frozen (timeout={_TIMEOUT:g})"
+    return "", f"rank {victim} {done}: the others failed after {min(delays):.1f} to {max(delays):.1f} s, and named it"
+
+
+def text(found: dict[str, Any]) -> str:
+    """Return the table for people."""
+    rows = found["checks"]
+    same = [row for row in rows if row["check"].startswith(_SAME) and row["ok"]]
+    shown = [row for row in rows if row not in same]
+    if same:
+        names = ", ".join(row["check"].removeprefix(_SAME) for row in same)
+        seconds = sum(row["seconds"] for row in same)
+        shown.insert(
+            0, {"check": "same bits", "ok": True, "seconds": seconds, "detail": f"{len(same)} methods: {names}"}
+        )
+    head = f"{'check':22}  {'result':6}  {'seconds':>7}  detail"
+    lines = [head, *(f"{r['check']:22}  {_word(r):6}  {r['seconds']:7.1f}  {r['detail']}" for r in shown)]
+    end = "all is well" if found["ok"] else "something is wrong"
+    lines.append(f"{found['ranks']} ranks, {found['seconds']:.0f} s: {end}")
+    return "\n".join(lines)
+
+
+def _word(row: dict[str, Any]) -> str:
+    return "ok" if row["ok"] else "FAILED"
+
+
+def _refuse(problem: str) -> int:
+    print(f"hvd-compress verify: {problem}", file=sys.stderr)
+    return 2

@@ -1,0 +1,63 @@
+"""`hvd-compress verify`: all is well here, every planted fault is found, and the table says where."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.jobs import ROOT
+
+pytestmark = pytest.mark.slow
+
+SECONDS = 240.0
+FOUND = {
+    "corruption": "corrupt frame from rank 2",
+    "freeze": "No sign of life from rank(s) 2",
+    "mismatch": "do not agree on seed: ranks 0, 1 = 0, rank 2 = 1",
+    "drift": "parameter first on rank(s) 2 differs",
+}
+
+
+def run(folder: Path, *words: str, launcher: tuple[str, ...] = ()) -> tuple[int, str]:
+    command = [*launcher, sys.executable, "-m", "horovod_compress.cli", "verify", "--json", *words]
+    env = {name: value for name, value in os.environ.items() if not name.startswith("HOROVOD_")}
+    env |= {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    # In an empty folder nothing of the tests can be imported by chance.
+    found = subprocess.run(command, env=env, cwd=folder, capture_output=True, text=True, timeout=SECONDS, check=False)
+    return found.returncode, found.stdout
+
+
+def checks(document: str) -> dict[str, dict[str, Any]]:
+    return {check["check"]: check for check in json.loads(document)["checks"]}
+
+
+def test_all_is_well(tmp_path: Path) -> None:
+    status, output = run(tmp_path, "--np", "3")
+    assert status == 0, output
+    found = checks(output)
+    assert {"corruption", "mismatch", "drift", "kill", "freeze"} < set(found)
+    assert sum(name.startswith("same bits: ") for name in found) >= 20
+
+
+@pytest.mark.parametrize("plant", FOUND)
+def test_a_planted_fault_is_found(tmp_path: Path, plant: str) -> None:
+    status, output = run(tmp_path, "--np", "3", "--plant", plant)
+    assert status == 1, output
+    failed = [check for check in checks(output).values() if not check["ok"]]
+    assert [check["check"] for check in failed] == ["same bits: marsit"]
+    assert FOUND[plant] in failed[0]["detail"]
+
+
+def test_in_a_job_of_horovodrun(tmp_path: Path) -> None:
+    launcher = (sys.executable, str(Path(sys.executable).with_name("horovodrun")), "--gloo", "-np", "2")
+    status, output = run(tmp_path, launcher=launcher)
+    assert status == 0, output
+    line = next(line for line in output.splitlines() if '"checks"' in line)
+    found = checks(line[line.index("{") :])
+    assert "drift" in found and "kill" not in found

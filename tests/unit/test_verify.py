@@ -1,0 +1,86 @@
+"""What `hvd-compress verify` makes of the ranks' findings: the table, and what counts as a failure."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from typing import Any
+
+import pytest
+
+pytest.importorskip("horovod.torch")
+
+from horovod_compress.cli.command import main
+from horovod_compress.cli.verbs import verify
+from horovod_compress.fronts.horovod import local_ranks
+from horovod_compress.fronts.horovod.local_ranks import End
+
+TEXT = "rank 0: rank 1 is gone. No sign of life from rank(s) 2: look at their output."
+
+
+def row(name: str, ok: bool = True, seconds: float = 1.0) -> dict[str, Any]:
+    return {"check": name, "ok": ok, "seconds": seconds, "detail": "" if ok else "it is not so"}
+
+
+def ends(*delays: float | None, text: str = TEXT, at: float | None = 10.0) -> list[End]:
+    """Return survivors, None for one that has left nothing, and then the victim."""
+    found = [End(rank, 0, {"error": d and {"text": text, "at": 10.0 + d}}, "") for rank, d in enumerate(delays)]
+    return [*found, End(len(delays), -9, {} if at is None else {"fault": at}, "its output")]
+
+
+def test_a_check_holds_if_it_does_on_every_rank() -> None:
+    rows = verify.merged([[row("a"), row("b"), row("c")], [row("a", seconds=3.0), row("b", ok=False)]], ["", ""])
+    assert [(found["check"], found["ok"], found["seconds"]) for found in rows] == [("a", True, 3.0), ("b", False, 1.0)]
+
+
+def test_a_rank_that_found_nothing_has_failed() -> None:
+    (found,) = verify.merged([[row("a")], None], ["", "Segmentation fault"])
+    assert not found["ok"] and "rank(s) 1" in found["detail"] and "Segmentation fault" in found["detail"]
+
+
+def test_a_death_is_to_be_noticed_in_time_and_by_name() -> None:
+    problem, detail = verify.judged("kill", ends(1.0, 1.5), 3)
+    assert problem == "" and "1.0 to 1.5 s" in detail
+
+
+@pytest.mark.parametrize(
+    ("how", "found", "said"),
+    [
+        ("kill", ends(1.0, 30.0), "after 1.0 to 30.0 s"),
+        ("freeze", ends(0.1, 3.0), "after 0.1 to 3.0 s"),
+        ("kill", ends(1.0, None), "rank 1 did not fail"),
+        ("kill", ends(1.0, 1.0, text="Horovod has been shut down"), "does not name rank 2"),
+        ("kill", ends(1.0, 1.0, at=None), "rank 2 did not come to its fault: its output"),
+    ],
+)
+def test_what_is_wrong_is_said(how: str, found: list[End], said: str) -> None:
+    problem, _ = verify.judged(how, found, 3)
+    assert said in problem
+
+
+@pytest.mark.parametrize("ok", [True, False])
+def test_status_and_document(ok: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    def run(module: str, world: int, what: Any, seconds: float, victims: Any = ()) -> list[End]:
+        if what["how"] == "checks":
+            return [End(rank, 0, {"checks": [row("same bits: none"), row("drift", ok)]}, "") for rank in range(3)]
+        return ends(2.5, 2.5)
+
+    monkeypatch.setattr(local_ranks, "run", run)
+    monkeypatch.delenv("HOROVOD_RANK", raising=False)
+    assert main(["verify", "--np", "3", "--json"]) == (0 if ok else 1)
+    found = json.loads(capsys.readouterr().out)
+    assert found["ok"] is ok and [check["check"] for check in found["checks"]][-2:] == ["kill", "freeze"]
+    text = verify.text(found)
+    assert ("all is well" in text) is ok and ("FAILED" in text) is not ok
+
+
+@pytest.mark.parametrize(("words", "said"), [(["--np", "1"], "--np should be"), (["--np", "65"], "--np should be")])
+def test_wrong_arguments_are_refused(words: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["verify", *words]) == 2
+    assert said in capsys.readouterr().err
+
+
+def test_freezing_is_not_for_a_launcher(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setenv("HOROVOD_RANK", "0")
+    assert verify.run(argparse.Namespace(np=4, plant="freeze", json=False)) == 2
+    assert "leave horovodrun out" in capsys.readouterr().err
