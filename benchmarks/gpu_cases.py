@@ -152,6 +152,17 @@ def shaped(a: Inputs, folds: bool) -> Arguments:
     return Arguments((parts[0], parts[1], *counts, RANKS), 8 * (3 + 2 * rows) * a.words)
 
 
+def ternary(a: Inputs, what: str) -> Arguments:
+    words = a.words // ops.GROUP_WORDS * ops.GROUP_WORDS
+    packed = torch.zeros(words // ops.GROUP_WORDS * ops.PACKED_WORDS, dtype=torch.int64)
+    parts = [a.bits(rank)[:words] for rank in range(RANKS)]
+    if what == "unpack":
+        return Arguments((packed, parts[0], parts[1]), packed.nbytes + 16 * words)
+    rows = ops.count_rows(ops.ternary_states(RANKS))
+    counts = [[torch.zeros(words, dtype=torch.int64) for _ in range(rows)] for _ in range(2)]
+    return Arguments((parts, packed, *counts), packed.nbytes + 8 * (RANKS + 2 * rows) * words)
+
+
 def merge(a: Inputs) -> Arguments:
     return Arguments((a.bits(1), a.bits(2), 2, 1, KEY), 24 * a.words)
 
@@ -376,6 +387,8 @@ CASES = (
     Case("merge_bits p=1/3", "merge_bits", merge),
     Case(f"shaped_merge of {RANKS}", "shaped_merge", partial(shaped, folds=False)),
     Case(f"shaped_fold of {RANKS}", "shaped_fold", partial(shaped, folds=True)),
+    Case(f"ternary_fold of {RANKS}", "ternary_fold", partial(ternary, what="fold")),
+    Case("ternary_unpack", "ternary_unpack", partial(ternary, what="unpack")),
     Case("bernoulli_words p=1/7", "bernoulli_words", lambda a: Arguments((a.bits(), 1, 7, KEY), 8 * a.words)),
     Case("majority_fold of 8", "majority_fold", majority),
     Case("dense_offer to float16", "dense_offer", partial(dense, what="offer")),

@@ -22,6 +22,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from horovod_compress.engine.methods import parse
+from horovod_compress.engine.optimizer.heavy_ball import exact_first
 from horovod_compress.engine.optimizer.held import hold
 from horovod_compress.engine.optimizer.second_moment import REBUILD_EVERY
 from horovod_compress.engine.reducer import Reducer
@@ -88,13 +89,16 @@ class Training:
         self.reducers = self._reducers(words)
         every: Any = Every(self.reducers)
         self.held = hold(self.optimizer, every, self.named.items(), self.every, "auto")
+        self.exact_first = 0
+        if self.options.warmup_steps is None:
+            self.exact_first = exact_first(self.optimizer, self.methods, self.named.items())
 
     def _reducers(self, words: list[str]) -> list[Reducer]:
         """Return the reducers of all ranks, which exchange through memory."""
         chosen = self.chosen
         own = {key: value_of(text) for key, _, text in (word.partition("=") for word in words[1:])}
         shared = {"schedule": "size:25MB", "exchange": chosen.exchange, "seed": chosen.seed, "verify_every": 0}
-        methods, options = parse(words[0], shared | {"timeout": TIMEOUT} | own)
+        self.methods, self.options = methods, options = parse(words[0], shared | {"timeout": TIMEOUT} | own)
         tensors = [TensorSpec(name, tuple(p.shape), "float32") for name, p in self.named.items()]
         if options.follow_lr:
             sys.exit("virtual_ranks.py: follow_lr=True needs an optimizer for each rank; use examples/train.py")
@@ -138,6 +142,9 @@ class Training:
         grads = [self._gradients(step, rank) for rank in range(chosen.ranks)]
         if self.held:
             self.held.begin(self.reducers[0].next_step())
+        if self.exact_first:
+            for reducer in self.reducers:
+                reducer.next_steps(plain=step < self.exact_first)
         order = self.reducers[0].plan.names()
         for reducer, mine in zip(self.reducers, grads, strict=True):
             for index, name in enumerate(order):

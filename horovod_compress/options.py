@@ -37,7 +37,8 @@ class Options:
         verify_every: compare a hash of all results, and of the weights, across ranks every this many steps; the
             weights in the first step too; 0 for never.
         min_elements: tensors with fewer elements share an uncompressed bucket, one for each dtype and device.
-        warmup_steps: number of initial steps that are exchanged uncompressed, in full precision.
+        warmup_steps: number of initial steps that are exchanged uncompressed, in full precision. None: 30 where a
+            method sends one bit of every element beside an optimizer with momentum, else 0.
         follow_lr: when a learning rate changes, multiply residuals by old / new, see
             :mod:`horovod_compress.engine.optimizer.rates`.
     """
@@ -50,7 +51,7 @@ class Options:
     nonfinite: str = "propagate"
     verify_every: int = 100
     min_elements: int = 0
-    warmup_steps: int = 0
+    warmup_steps: int | None = None
     follow_lr: bool = False
 
     def __post_init__(self) -> None:
@@ -60,7 +61,7 @@ class Options:
         _whole("seed", self.seed, 0, (1 << 64) - 1)
         _whole("verify_every", self.verify_every, 0, 1 << 31)
         _whole("min_elements", self.min_elements, 0, 1 << 62)
-        _whole("warmup_steps", self.warmup_steps, 0, 1 << 31)
+        _whole("warmup_steps", 0 if self.warmup_steps is None else self.warmup_steps, 0, 1 << 31)
         _seconds("timeout", self.timeout)
         if not isinstance(self.follow_lr, bool):
             raise ConfigError(f"follow_lr should be True or False, got {self.follow_lr!r}")

@@ -194,7 +194,7 @@ def parse(method: str | Codec | Methods, given: Mapping[str, Any]) -> tuple[Meth
             f"{_no_option(method, unknown[0])}, common ones are {', '.join(Options.names())} and process_set"
         )
     options = Options(**common)
-    return replace(_methods(method, own), warmup=options.warmup_steps), options
+    return replace(_methods(method, own), warmup=options.warmup_steps or 0), options
 
 
 def _no_option(method: str | Codec | Methods, option: str) -> str:

@@ -8,15 +8,16 @@ import pytest
 import torch
 from torch import Tensor
 
-from horovod_compress.codecs.base import Algebra, Regions
+from horovod_compress.codecs.base import Algebra, Codec, Regions
 from horovod_compress.engine.reducer import Reducer
+from horovod_compress.engine.station import Station
 from horovod_compress.exchange.transports.base import Transport
 from tests.battery.cases import each_case
 from tests.support.local import random_grads, spec
 from tests.support.marks import each_value, slow
 from tests.support.samples import Sample
 
-HEADER, AGREE, LENGTH = 64, 24, 8  # the first comparison: the step, the plan, and a hash for update mode
+HEADER, AGREE, LENGTH = 64, 32, 8  # the first comparison: the step, the plan, a hash for update mode, what is frozen
 #: More bytes than this, times the other ranks, make a prelude a fold.
 SMALL = 256 * 1024
 TENSORS = [spec("a", 50, 41), spec("b", 129), spec("c"), spec("d", 3, dtype=torch.float64)]
@@ -44,10 +45,22 @@ def _ring(chunks: list[int], rank: int) -> int:
     return sum(HEADER + chunks[(rank - hop) % world] for hop in range(2 * (world - 1)))
 
 
-def _fold(chunks: list[int], rank: int) -> int:
-    """Return what one rank sends in a fold: each other rank its chunk, and all of them its own."""
+def _fold(chunks: list[int], rank: int, results: list[int] | None = None) -> int:
+    """Return what one rank sends in a fold: each other rank its chunk, and all of them the result of its own."""
     sizes = [HEADER + size for size in chunks]
-    return sum(sizes) - sizes[rank] + (len(sizes) - 1) * sizes[rank]
+    return sum(sizes) - sizes[rank] + (len(sizes) - 1) * (HEADER + (results or chunks)[rank])
+
+
+def _results(codec: Codec, station: Station, chunks: list[int]) -> list[int]:
+    """Return the bytes of what the owners of all chunks pass on."""
+    regions, results, world = codec.regions(station.bucket), codec.results(station.bucket), len(chunks)
+    for name, (dtype, count) in results.items():
+        records = codec.records()[name]
+        of_result = {name: records * count // regions[name][1]}
+        theirs = _chunks({name: regions[name]}, world, {name: records})
+        passed_on = _chunks({name: (dtype, count)}, world, of_result)
+        chunks = [all_ - old + new for all_, old, new in zip(chunks, theirs, passed_on, strict=True)]
+    return chunks
 
 
 def _prelude(regions: Regions, rank: int, world: int) -> int:
@@ -71,7 +84,8 @@ def _expected(reducer: Reducer, case: Sample, step: int) -> int:
             assert 0 <= used <= _size(regions)
             total += (world - 1) * (HEADER + LENGTH + HEADER + used)
         else:
-            total += {"ring": _ring, "fold": _fold}[name](_chunks(regions, world, codec.records()), rank)
+            chunks = _chunks(regions, world, codec.records())
+            total += _ring(chunks, rank) if name == "ring" else _fold(chunks, rank, _results(codec, station, chunks))
     return total
 
 
@@ -94,12 +108,13 @@ def test_bytes_are_those_of_the_layout(case: Sample, world: int) -> None:
             return transport
 
         options = dict(exchange=exchange, schedule="layerwise", verify_every=0, wrap=wrap)
+        aside = (world - 1) * (HEADER + AGREE)  # the first comparison has messages of its own
         with case.fleet(world, TENSORS, **options) as fleet:
             before = [0] * world
             for step in range(4):
                 fleet.step(random_grads(world, TENSORS, seed=step))
                 now = [reducer.metrics.bytes_sent for reducer in fleet.reducers]
-                assert now == handed
+                assert now == [aside + given for given in handed]
                 due = [_expected(reducer, case, step) for reducer in fleet.reducers]
                 assert [b - a for a, b in zip(before, now, strict=True)] == due
                 assert world == 1 or min(due) > 0

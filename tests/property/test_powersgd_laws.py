@@ -14,7 +14,7 @@ from horovod_compress.codecs.powersgd import PowerSgd
 from horovod_compress.engine import checkpoint
 from horovod_compress.errors import ConfigError
 from horovod_compress.ops.keys import FACTOR, Key
-from horovod_compress.ops.reference.basic import random_words
+from horovod_compress.ops.reference.numbers import random_words
 from tests.support.local import Fleet, all_same, one_tensor, random_grads, same_bits, spec
 
 F64 = torch.float64

@@ -77,12 +77,11 @@ def test_nothing_is_said_of_what_does_not_wait(method: str, options: dict[str, A
 
 
 @pytest.mark.parametrize("method", ["marsit", "ef_signsgd", "onebit", "onebit_adam"])
-def test_one_bit_from_the_first_step_is_spoken_of(method: str) -> None:
-    text = heavy_ball.advice(HEAVY, parse(method, {})[0], NAMED)
-    assert text and text.startswith(f"{method} compresses from the first step") and text.endswith("warmup_steps=30")
-    assert heavy_ball.advice(HEAVY, parse(method, {"warmup_steps": 1})[0], NAMED) is None
-    assert heavy_ball.advice(SGD, parse(method, {})[0], NAMED) is None
-    assert heavy_ball.advice(ADAM, parse(method, {})[0], NAMED) is None
+def test_one_bit_and_momentum_begin_with_exact_rounds(method: str) -> None:
+    methods = parse(method, {})[0]
+    assert heavy_ball.exact_first(HEAVY, methods, NAMED) == heavy_ball.EXACT_FIRST
+    assert heavy_ball.exact_first(SGD, methods, NAMED) == heavy_ball.exact_first(ADAM, methods, NAMED) == 0
+    assert heavy_ball.exact_first(HEAVY, parse("powersgd", {})[0], NAMED) == 0
 
 
 def test_of_several_methods_the_one_that_waits_longest_is_named() -> None:

@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from horovod_compress.codecs.base import Codec
+from horovod_compress.codecs.base import Codec, Work
 from horovod_compress.codecs.registry import create
 from horovod_compress.engine.agreement.handshake import Document
 from horovod_compress.engine.station import Round, Station, _CodecReduction as CodecReduction, nothing
@@ -533,13 +533,18 @@ def consensus(codec: Codec, world: int, exchange: str, where: Host, link: Link) 
             together(link, [member.prelude(number) for member in members])
         together(link, [member.payload() for member in members])
         link.finish(Deadline(20.0))
-        return [{n: r.cpu() for n, r in member.round.work.regions.items()} for member in members]
+        return [{n: r.cpu() for n, r in complete(member.round.work).items()} for member in members]
+
+
+def complete(work: Work) -> dict[str, Tensor]:
+    """Return what every rank has after the exchange: regions, or the results that owners passed on in their place."""
+    return work.regions | work.results
 
 
 def over_local(method: str, world: int, exchange: str, **options: Any) -> list[dict[str, Tensor]]:
     with Fleet(world, TENSORS, method, exchange=exchange, **options) as fleet:
         fleet.step(random_grads(world, TENSORS))
-        return [dict(reducer.stations[0].round(0).work.regions) for reducer in fleet.reducers]
+        return [dict(complete(reducer.stations[0].round(0).work)) for reducer in fleet.reducers]
 
 
 VIRTUAL = [

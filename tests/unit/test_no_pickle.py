@@ -33,6 +33,8 @@ BANNED_CALLS = {
     "allgather_object", "broadcast_object", "broadcast_optimizer_state", "all_gather_object", "broadcast_object_list",
     "gather_object", "scatter_object_list",
 }  # fmt: skip
+#: What compiles text of its own: a table's rows, nothing that was read.
+COMPILES = {"ops/dispatch.py": ["exec", "compile"]}
 #: The package's own function of that name, which gathers JSON.
 OWN = {"allgather_object"}
 
@@ -67,7 +69,7 @@ def _banned_call(node: ast.Call) -> Iterator[str]:
 
 @pytest.mark.parametrize("path", sorted(PACKAGE.rglob("*.py")), ids=lambda path: str(path.relative_to(PACKAGE)))
 def test_no_module_executes_what_it_reads(path: Path) -> None:
-    assert list(banned(path.read_text())) == []
+    assert list(banned(path.read_text())) == COMPILES.get(path.relative_to(PACKAGE).as_posix(), [])
 
 
 @pytest.mark.parametrize(

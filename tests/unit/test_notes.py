@@ -55,7 +55,7 @@ def test_nobody_is_blamed_where_all_are_alike() -> None:
     assert first(notes, WORLD) == []
 
 
-def test_only_rank_0_can_know_the_notes() -> None:
+def test_ranks_without_a_note_are_silent() -> None:
     assert verdict({1: _waits(0)}, WORLD).startswith("No sign of life from rank(s) 0, 2, 3")
     assert verdict({0: _waits(1)}, WORLD).startswith("No sign of life from rank(s) 1, 2, 3")
 

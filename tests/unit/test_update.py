@@ -46,7 +46,7 @@ class Compression:
     def parameters(self) -> list[nn.Parameter]:
         return [self._named[name] for name in self.plan.names()]
 
-    def allgather_object(self, value: Any, name: str) -> list[Any]:
+    def allgather_object(self, value: Any, name: str, *, by_name: bool = False) -> list[Any]:
         return [value] * self._fleet.world
 
     def saved(self) -> dict[str, Any]:

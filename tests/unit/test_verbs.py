@@ -204,7 +204,7 @@ def test_list_has_every_method(capsys: pytest.CaptureFixture[str]) -> None:
     methods = {one["method"]: one for one in reversed(json.loads(capsys.readouterr().out)["methods"])}
     assert set(methods) == set(registry.available())
     assert methods["none"]["bits"] == 32 and methods["none"]["kept_bytes"] == 0 and methods["none"]["unbiased"]
-    assert 1 <= methods["marsit"]["bits"] < 1.2 and methods["marsit"]["kept_bytes"] == 4
+    assert 1.3 <= methods["marsit"]["bits"] < 1.4 and methods["marsit"]["kept_bytes"] == 4
     assert 0.08 < methods["sparse_binary"]["bits"] < 0.1 and methods["sparse_binary"]["collectives"] == ["gather"]
     assert methods["sketch_fusion"]["conserves"] and not methods["sketch_fusion"]["unbiased"]
 

@@ -3,7 +3,7 @@
 With momentum b a result counts 1 / (1 - b) times over the steps that follow. Upon a method's own momentum that grows
 without end. And what waited for many steps before it was sent counts late and so many times: at a learning rate that
 suits uncompressed training the loss may rise. So it may with one bit from the first step on, when gradients are
-largest.
+largest: such trainings begin with exact rounds.
 """
 
 from __future__ import annotations
@@ -24,6 +24,8 @@ Named = Iterable[tuple[str, nn.Parameter]]
 LONG = 100
 #: A result that counts so many times makes errors of the first steps dangerous.
 FAST = 5
+#: How many exact rounds begin such a training, if nobody says.
+EXACT_FIRST = 30
 
 
 def refuse_twice(optimizer: Any, methods: Methods, named: Named, updates: bool = False) -> None:
@@ -59,30 +61,6 @@ def _kept(group: Mapping[str, Any], updates: bool) -> tuple[str, str] | None:
 
 def advice(optimizer: Any, methods: Methods, named: Named) -> str | None:
     """Return what to tell the user of an optimizer whose momentum a method hardly bears with these options."""
-    return _waits(optimizer, methods, named) or _starts(optimizer, methods, named)
-
-
-def _starts(optimizer: Any, methods: Methods, named: Named) -> str | None:
-    """Return it for one bit from the first step on: at a high rate that alone made training diverge."""
-    if methods.warmup:
-        return None
-    for group, codec in _pairs(optimizer, methods, named):
-        if (
-            _times(group) >= FAST
-            and codec.divides() == "before"
-            and codec.feedback() == "own"
-            and codec.share_sent() == 1
-        ):
-            return (
-                f"{codec.name} compresses from the first step, when gradients are largest, and momentum="
-                f"{_momentum(group):g} lets each result count {_times(group):.0f} times: at a high learning rate that "
-                f"may diverge where uncompressed training does not; set warmup_steps=30"
-            )
-    return None
-
-
-def _waits(optimizer: Any, methods: Methods, named: Named) -> str | None:
-    """Return it for values that are sent late, and then count too much."""
     pairs = _pairs(optimizer, methods, named)
     found = [(codec.share_sent(), codec.name, group) for group, codec in pairs if _momentum(group)]
     share, name, group = min(found, key=lambda one: one[0], default=(1.0, "", {}))
@@ -94,6 +72,19 @@ def _waits(optimizer: Any, methods: Methods, named: Named) -> str | None:
         f"what waited count {times:.0f} times: a learning rate that suits uncompressed training may be far too high; "
         f"lower it, give the optimizer momentum=0, or send more with density="
     )
+
+
+def exact_first(optimizer: Any, methods: Methods, named: Named) -> int:
+    """Return how many first rounds should be exact: with one bit at a high rate, those alone can make training diverge.
+
+    They are :data:`EXACT_FIRST` where a result counts :data:`FAST` times, and the method sends one bit of every element.
+    """
+    pairs = _pairs(optimizer, methods, named)
+    return EXACT_FIRST if any(_times(group) >= FAST and _is_one_bit(codec) for group, codec in pairs) else 0
+
+
+def _is_one_bit(codec: Codec) -> bool:
+    return codec.divides() == "before" and codec.feedback() == "own" and codec.share_sent() == 1
 
 
 def _pairs(optimizer: Any, methods: Methods, named: Named) -> Iterator[tuple[Mapping[str, Any], Codec]]:

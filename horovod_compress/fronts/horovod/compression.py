@@ -134,6 +134,7 @@ class Compression:
         self._compared_ways = False  # whether all ranks are known to be attached, or none
         self._tuner: Tuner | None = None
         self._held: held.HeldSecondMoment | None = None
+        self._exact_first, self._is_exact = 0, False  # so many first steps are exact; whether the current one is
         self._rates: Rates | None = None  # that residuals follow
         self._met = False  # the optimizer
         self._frozen: list[nn.Parameter] = []  # of the step under way
@@ -159,7 +160,7 @@ class Compression:
         self._take_order()
         schedule = self._reducer.options.schedule
         if is_adaptive(schedule):
-            first = self._reducer.options.warmup_steps
+            first = self._reducer.options.warmup_steps or 0
             self._tuner = Tuner(self._reducer, str(schedule), self._share, self._methods, first)
             # Not a number of this process: others may have made more compressions, or fewer.
             self._tuning_name = f"hvc.tuning.{self._reducer.plan.fingerprint()}"
@@ -296,10 +297,24 @@ class Compression:
             self._rates = Rates(optimizer, self._running(), self._named)
             self._rates.load(self._followed)
         self._met = True
+        if self._running().options.warmup_steps is None:
+            self._begin_exact(optimizer)
         if self._held:
             self._held.load_state_dict(self._moments)
         if self._held and self._tuner:
             self._tuner.wait_for(self._held.warmup)
+
+    def _begin_exact(self, optimizer: Any) -> None:
+        """Let the first steps be exact where that is needed."""
+        self._exact_first = heavy_ball.exact_first(optimizer, self._methods, self._named)
+        if self._exact_first and self._running().rank == 0:
+            _log.info(
+                "the first %d steps are exchanged uncompressed: with momentum, one bit of their large gradients could "
+                "make training diverge; warmup_steps= sets another number",
+                self._exact_first,
+            )
+        if self._exact_first and self._tuner:
+            self._tuner.wait_for(self._exact_first)
 
     def _rebuild_every(self) -> int:
         try:
@@ -649,7 +664,8 @@ class Compression:
         if optimizer is not None and not self._met:
             self._meet(optimizer, "auto")
         self._settle_moments()
-        kind = self._held.settings() if self._held else "its own"
+        first = f", with {self._exact_first} exact steps first" if self._exact_first else ""
+        kind = self._held.settings() if self._held else f"its own{first}"
         mine = way.Way(self._running().plan.fingerprint(), self._optimizer is not None, kind)
         way.check_all(self.allgather_object(asdict(mine), "hvc.attach", by_name=True))
         self._compared_ways = True
@@ -660,7 +676,7 @@ class Compression:
         Raises:
             ConfigError: names both process sets.
         """
-        if optimizer.process_set is not self._process_set:
+        if getattr(optimizer, "process_set", self._process_set) is not self._process_set:  # that for Adasum has none
             raise ConfigError(
                 f"rank {hvd.rank()}: the optimizer uses process set {optimizer.process_set}, the compression "
                 f"{self._process_set}; give both the same process_set="
@@ -710,8 +726,17 @@ class Compression:
             self._rates.begin()
         if self._held and not self._under_way:
             self._held.begin(reducer.next_step())
+        if self._exact_first and not self._under_way:
+            self._choose_exact(reducer)
         if reducer.weights and not self._under_way:
             reducer.weights.take(reducer.next_step(), self._parameters)
+
+    def _choose_exact(self, reducer: Reducer) -> None:
+        """Exchange the first steps as they are."""
+        exact = reducer.next_step() < self._exact_first
+        if exact != self._is_exact:
+            reducer.next_steps(plain=exact)
+            self._is_exact = exact
 
     def _freeze(self, reducer: Reducer) -> None:
         """Exchange nothing for parameters that need no gradient in the step that begins."""
