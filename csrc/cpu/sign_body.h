@@ -72,7 +72,8 @@ HVC_INLINE void decode_group(const Decode<T>& d, int64_t begin, int count, Work<
       if constexpr (kOfOthers)
         left = less_value(x, value(broadcast(step)), kOfOthers);
       else
-        left = less_value(x, signed_step(own_bits(x, begin, count, d.key != nullptr, coins), broadcast(step)), kOfOthers);
+        left =
+            less_value(x, signed_step(own_bits(x, begin, count, d.key != nullptr, coins), broadcast(step)), kOfOthers);
     }
     store(residual, left * broadcast(W(d.decay)), count);
   }

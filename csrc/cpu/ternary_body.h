@@ -89,9 +89,9 @@ void unpack(const uint8_t* packed, uint64_t* bits, uint64_t* zeros, int64_t firs
 // Trits of as many groups as make whole vectors of words are found first, then packed.
 constexpr int64_t kBlockGroups = 8, kBlockWords = kBlockGroups * kGroupWords;
 
-template <int kMost> HVC_INLINE void fold_block(const uint64_t* const* parts, int64_t ranks, const uint64_t* const* before,
-                                                uint64_t* const* after, int rows, int64_t word, int64_t end,
-                                                Trits<uint64_t>* found) {
+template <int kMost> HVC_INLINE void fold_block(const uint64_t* const* parts, int64_t ranks,
+                                                const uint64_t* const* before, uint64_t* const* after, int rows,
+                                                int64_t word, int64_t end, Trits<uint64_t>* found) {
   each_bits(word, end, [&](int64_t at, auto zero) {
     using Bits = decltype(zero);
     Counts<Bits, kMost> counts;

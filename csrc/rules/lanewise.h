@@ -10,7 +10,7 @@ template <class V> HVC_RULE V limited_part(const V& x, const V& most) {
   return x > most ? most : x < -most ? -most : x;
 }
 
-template <class X> using NumberIn = decltype(number_in(std::declval<const X&>()));
+template <class X> using ValueOf = decltype(number_in(std::declval<const X&>()));
 
 // ---- signs ------------------------------------------------------------------------------------------------
 
@@ -20,7 +20,7 @@ template <class X> HVC_RULE auto sign_bit(const X& x) { return at_least(x, 0); }
 template <class Bit, class X> HVC_RULE X signed_step(const Bit& bit, const X& step) { return choose(bit, step, -step); }
 
 // Whether x is finite and small enough to be taken in; see kept.h. NaN is not.
-template <class X> HVC_RULE auto can_be_kept(const X& x) { return below(magnitude(x), too_large<NumberIn<X>>); }
+template <class X> HVC_RULE auto can_be_kept(const X& x) { return below(magnitude(x), too_large<ValueOf<X>>); }
 
 // The same, but for what is zero.
 template <class Bit, class X> HVC_RULE X signed_step_or_zero(const Bit& zero, const Bit& bit, const X& step) {
@@ -30,7 +30,7 @@ template <class Bit, class X> HVC_RULE X signed_step_or_zero(const Bit& zero, co
 // What is left of x where a value is taken for it: the step of its own sign, or what others' signs made, too.
 template <class X> HVC_RULE X less_value(const X& x, const X& value, bool of_others) {
   const X left = x - value;
-  return of_others ? limited(left, most_left<NumberIn<X>>) : left;
+  return of_others ? limited(left, most_left<ValueOf<X>>) : left;
 }
 
 // What a record's scale is made of.
@@ -45,7 +45,7 @@ template <class X> HVC_RULE X with_momentum(const X& factor, const X& momentum, 
 }
 
 // What is kept with momentum; see dense.h.
-template <class X> HVC_RULE X bounded(const X& x) { return limited(x, most_kept<NumberIn<X>>); }
+template <class X> HVC_RULE X bounded(const X& x) { return limited(x, most_kept<ValueOf<X>>); }
 
 // What to give to Adam: it adds (1 - b2) grad^2 to b2 times this, and then has (1 - b2^t) d^2. Here d^2 is `square`, at
 // least `floor`, or more where the first moment would move an element by more than `bound` learning rates. It may be
@@ -57,6 +57,6 @@ HVC_RULE X adam_held(const X& first, const X& grad, const X& square, const X& fl
   const X d = larger(larger(square, floor), least * least);
   const X wanted = s.wanted * d, coming = s.coming * (grad * grad);
   const X second = wanted - coming, off = s.taken * coming;
-  const X under = constant(first, kTiny<NumberIn<X>>) - off, lowest = choose(below(under, 0), under, zero);
+  const X under = constant(first, kTiny<ValueOf<X>>) - off, lowest = choose(below(under, 0), under, zero);
   return larger(lowest, second);
 }

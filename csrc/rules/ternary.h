@@ -1,13 +1,14 @@
 // Noise-shaped folding of signs to three values, and their bytes.
 //
 // The owner of a chunk rounds the sum of m ranks' signs and what it rounded off before, y, to m t: t is 1 where y is at
-// least m / 2, -1 where it is at most -m / 2, else 0. So a y in the middle between two values goes to the outer one, and
-// what is kept changes its sign: it averages out at once, where a tie to one side would be kept until it is used up.
+// least m / 2, -1 where it is at most -m / 2, else 0. So a y in the middle between two values goes to the outer one,
+// and what is kept changes its sign: it averages out at once, where a tie to one side would be kept until it is used
+// up.
 //
-// As in shaped.h the memory is a count. Signs of +-1 sum to twice the ones, less m: a one counts up by two, or by one if
-// m is even, as counts are even then too and half of them is kept. t + 1 is how often the count passes the end. Where m
-// is a multiple of 4 there are ties: -m / 2 and m / 2 are both kept, and the first time the count passes from m / 2 to
-// 1, the second time from m / 2 - 1 to 0. Counts lie in memory as those of shaped.h do.
+// As in shaped.h the memory is a count. Signs of +-1 sum to twice the ones, less m: a one counts up by two, or by one
+// if m is even, as counts are even then too and half of them is kept. t + 1 is how often the count passes the end.
+// Where m is a multiple of 4 there are ties: -m / 2 and m / 2 are both kept, and the first time the count passes from m
+// / 2 to 1, the second time from m / 2 - 1 to 0. Counts lie in memory as those of shaped.h do.
 //
 // On the wire five values take a byte, 1.6 bits each: 5 words of 64 lanes become a group of 64 bytes, and byte l has
 // the digits of lane l, of word k that of 3^k. So a group is packed and unpacked without moving bits between lanes.
@@ -32,7 +33,8 @@ template <class Bits> struct Trits {
 };
 
 // Whether the count in each lane is `value`, of the lanes given.
-template <class Bits> HVC_RULE Bits counts_equal(Bits lanes, const Bits* counts, int rows, uint64_t middle, uint64_t value) {
+template <class Bits>
+HVC_RULE Bits counts_equal(Bits lanes, const Bits* counts, int rows, uint64_t middle, uint64_t value) {
   for (int l = 0; l < rows; ++l) lanes &= ~(counts[l] ^ all_where<Bits>((middle ^ value) >> l & 1));
   return lanes;
 }
@@ -46,8 +48,8 @@ HVC_RULE Bits count_with_ties(const Bits& ones, Bits* counts, int rows, int64_t 
   Bits carry = ones & ~(first | second);
   for (int l = 0; l < rows; ++l) {
     const Bits old = counts[l];
-    counts[l] = old ^ carry ^ (first & all_where<Bits>((half ^ 1) >> l & 1)) ^
-                (second & all_where<Bits>((half - 1) >> l & 1));
+    counts[l] =
+        old ^ carry ^ (first & all_where<Bits>((half ^ 1) >> l & 1)) ^ (second & all_where<Bits>((half - 1) >> l & 1));
     carry &= old ^ all_where<Bits>(middle >> l & 1);
   }
   return first | second;

@@ -25,7 +25,7 @@ POWERS = (0, 1, 2, 4)
 REFERENCE: ModuleType | None = None
 CPU: ModuleType
 if loader.choice() == "reference":
-    from .reference import basic as reference
+    from . import reference
 
     REFERENCE = CPU = reference
 else:

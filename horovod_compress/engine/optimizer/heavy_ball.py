@@ -77,7 +77,7 @@ def advice(optimizer: Any, methods: Methods, named: Named) -> str | None:
 def exact_first(optimizer: Any, methods: Methods, named: Named) -> int:
     """Return how many first rounds should be exact: with one bit at a high rate, those alone can make training diverge.
 
-    They are :data:`EXACT_FIRST` where a result counts :data:`FAST` times, and the method sends one bit of every element.
+    So many as :data:`EXACT_FIRST` says where a result counts :data:`FAST` times and every element is sent as one bit.
     """
     pairs = _pairs(optimizer, methods, named)
     return EXACT_FIRST if any(_times(group) >= FAST and _is_one_bit(codec) for group, codec in pairs) else 0
