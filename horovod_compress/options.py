@@ -12,9 +12,9 @@ from .schedule.plan import Plan
 EXCHANGES = ("auto", "ring", "fold")
 TRANSPORTS = ("auto", "gloo", "nccl", "local")
 NONFINITE = ("propagate", "raise", "zero")
-#: The shortest timeout. With less, ranks miss each other by chance, and torch's store fails with a page of frames.
+#: The shortest timeout. With less, ranks miss each other by chance.
 SHORTEST_SECONDS = 0.1
-#: The longest timeout. The store and Gloo count in integers, which a few hundred years overflow.
+#: The longest timeout. Gloo counts in integers, which a few hundred years overflow.
 LONGEST_SECONDS = 1e6
 
 
@@ -37,8 +37,9 @@ class Options:
         verify_every: compare a hash of all results, and of the weights, across ranks every this many steps; the
             weights in the first step too; 0 for never.
         min_elements: tensors with fewer elements share an uncompressed bucket, one for each dtype and device.
-        warmup_steps: number of initial steps that are exchanged uncompressed, in full precision. None: 30 where a
-            method sends one bit of every element beside an optimizer with momentum, else 0.
+        warmup_steps: number of initial steps that are exchanged uncompressed, in full precision. None: 30, in the
+            gradients' own precision, where a method sends one bit of every element beside an optimizer with momentum,
+            else 0.
         follow_lr: when a learning rate changes, multiply residuals by old / new, see
             :mod:`horovod_compress.engine.optimizer.rates`.
     """

@@ -277,8 +277,8 @@ class Reducer:
             )
 
     def _claim(self, station: Station, position: int) -> None:
-        self.check_usable()
         self._raise_failure()
+        self.check_usable()
         if self._closing:
             raise ConfigError(f"rank {self.rank}: this compression was closed; create a new one")
         with self._changed:
@@ -354,7 +354,7 @@ class Reducer:
                 if self._changed.wait_for(lambda: ready() or bool(self._failure), _LOOK_SECONDS):
                     break
                 self._check_all_offered(step)
-            self.uneven.waits(step)  # without the lock: it asks the store
+            self.uneven.waits(step)  # without the lock: it asks the other ranks
             self._check_start()
         self._raise_failure()
 
@@ -465,7 +465,6 @@ class Reducer:
                 if self.weights and self.weights.due(step):
                     self._compare(self.weights)
                 self.step += 1
-                self._done += 1
                 self.metrics.steps += 1
             self._decoder.put(partial(self._deliver, station, step, began))
         return bool(self.stations)
@@ -486,12 +485,13 @@ class Reducer:
                         return False
                     station.taken, self._at = True, (*self._at[:2], EXCHANGED)
                     return True
-            self.uneven.check(self.step)  # without the lock: it asks the store
+            self.uneven.check(self.step)  # without the lock: it asks the other ranks
 
     def _deliver(self, station: Station, step: int, began: float) -> None:
         self._account(station, step, began, time.perf_counter())
         with self._changed:
             self._finished = (step, station.bucket.index)
+            self._done += station is self.stations[-1]
             station.finish(step)
             self._changed.notify_all()
 
@@ -624,7 +624,7 @@ class Reducer:
         """Return a bucket's gain. A mean multiplied afterwards would be rounded once more."""
         with self._changed:
             while station.gain is None:
-                station.gain = 1.0 if self._closing else self.gain
+                station.gain = 1.0 if self._closing or self._broken else self.gain
                 if station.gain is None:
                     self._changed.wait()
             return station.gain

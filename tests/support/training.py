@@ -50,7 +50,7 @@ def optimizer_for(
     compression = None
     if method is not None:
         shared = {"process_set": ours["process_set"]} if "process_set" in ours else {}
-        options = {"verify_every": 1, "timeout": 20.0} | options | shared
+        options = {"verify_every": 1, "timeout": 20.0, "warmup_steps": 0} | options | shared
         make = hvc.Compression.per_layer if isinstance(method, dict) else hvc.Compression.create
         compression = make(method, named, **options)
     optimizer = hvd.DistributedOptimizer(

@@ -7,7 +7,7 @@ is the mean of |x| over the group and over the ranks.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import ClassVar
 
 import torch
@@ -200,6 +200,7 @@ class Signs(Codec):
         return None if kept is None else [kept[span] for span in spans]
 
     def encode(self, work: Work, key: Key) -> None:
+        work.regions["bits"][work.bucket.padded // WORD :].zero_()  # what lay behind the last tensor may not count
         if self._measured() and not work.together:
             work.regions["steps"].copy_(work.local["sums"].div_(work.local["sizes"]))
         elif self._measured():
@@ -257,12 +258,10 @@ class Signs(Codec):
         packed = work.results.get("bits")
         if packed is None:
             return None
-        bits, zeros = work.regions["bits"], work.local["zeros"]
-        for place in places:
-            first, last = place.start // ops.GROUP_WORDS, -(-place.stop // ops.GROUP_WORDS)
-            group = slice(first * ops.GROUP_WORDS, last * ops.GROUP_WORDS)
+        bits, zeros, size = work.regions["bits"], work.local["zeros"], ops.GROUP_WORDS
+        for first, last in _joined((place.start // size, -(-place.stop // size)) for place in places):
             source = packed[first * ops.PACKED_WORDS : last * ops.PACKED_WORDS]
-            ops.ternary_unpack(source, bits[group], zeros[group])
+            ops.ternary_unpack(source, bits[first * size : last * size], zeros[first * size : last * size])
         return [zeros[place] for place in places]
 
     def _rule(self) -> ops.Feedback:
@@ -275,6 +274,17 @@ class Signs(Codec):
 
     def _zero_key(self, key: Key) -> Key | None:
         return key.at(purpose=ZERO_SIGN) if self.zeros == "random" else None
+
+
+def _joined(ranges: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Return ranges, with those that touch or overlap made one."""
+    found: list[tuple[int, int]] = []
+    for first, last in sorted(ranges):
+        if found and first <= found[-1][1]:
+            found[-1] = found[-1][0], max(last, found[-1][1])
+        else:
+            found.append((first, last))
+    return found
 
 
 def check_ties(ties: object) -> None:

@@ -37,7 +37,8 @@ def verdict(notes: Notes, world: int) -> str:
     live, and are behind all others or busy with something else.
     """
     if own := _with_reasons(notes):
-        return f"Rank {own[0]} stopped first: {notes[own[0]]['why']}."
+        why = str(notes[own[0]]["why"]).removeprefix(f"rank {own[0]}: ")
+        return f"Rank {own[0]} stopped first: {why}."
     if silent := _silent(notes, world):
         return f"No sign of life from rank(s) {listed(silent)}: look at their output."
     if behind := _behind(notes):

@@ -100,7 +100,7 @@ class GlooTransport:
         self.rank, self.size = rank, size
         deadline = Deadline(seconds)
         self._group = _connected(share, rank, size, own, deadline)
-        self._store = Board(_connected(share, rank, size, own, deadline), rank, size)
+        self._board = Board(_connected(share, rank, size, own, deadline), rank, size)
         # A transfer keeps the connections open, and a traceback may keep the transfer.
         self._pending: weakref.WeakSet[_Transfer] = weakref.WeakSet()
         self._lock = threading.Lock()  # close() comes from another thread than the transfers
@@ -123,7 +123,7 @@ class GlooTransport:
         Raises:
             PeerError: it is broken.
         """
-        broken, store = Broken(), self._store
+        broken, board = Broken(), self._board
         transfer = self._start("recv", torch.zeros(1, dtype=torch.uint8), peer, _WATCH_TAG)
 
         def look() -> None:
@@ -132,7 +132,7 @@ class GlooTransport:
                 if work is not None:
                     work.wait(_EVER)  # nobody ever sends this
             transfer.work = None
-            broken.noted = _has_note(store, peer)  # one that aborts leaves it before it breaks its connections
+            broken.noted = _has_note(board, peer)  # one that aborts leaves it before it breaks its connections
             broken.set()
 
         threading.Thread(target=look, name="hvc-watch", daemon=True).start()
@@ -163,23 +163,20 @@ class GlooTransport:
             return list(self._pending)
 
     def abort(self, note: dict[str, Any]) -> None:
-        _within(_NOTE_SECONDS, lambda: self._store.set(f"abort/{self.rank}", json.dumps(note)))
+        self._board.set(f"abort/{self.rank}", json.dumps(note))
         self._closing = True
         self._break()
         self._drop()
 
     def notes(self, seconds: float) -> dict[int, dict[str, Any]]:
         found: dict[int, dict[str, Any]] = {}
-        _within(seconds, lambda: self._read_notes(found, seconds))
-        return dict(found)
-
-    def _read_notes(self, found: dict[int, dict[str, Any]], seconds: float) -> None:
         end = time.monotonic() + seconds
         while len(found) < self.size and time.monotonic() < end:
             for rank in set(range(self.size)) - set(found):
-                if self._store.check([f"abort/{rank}"]):
-                    found[rank] = json.loads(self._store.get(f"abort/{rank}"))
+                if self._board.check([f"abort/{rank}"]):
+                    found[rank] = json.loads(self._board.get(f"abort/{rank}"))
             time.sleep(_POLL_SECONDS)
+        return found
 
     def on_abort(self, call: Callable[[], None]) -> None:
         """Listen to the neighbours in the ring only: each rank that hears of an abort aborts itself, and passes it on.
@@ -192,7 +189,7 @@ class GlooTransport:
                 self._listen(peer, call)
 
     def _listen(self, peer: int, call: Callable[[], None]) -> None:
-        transfer, store = self._start("recv", torch.zeros(1, dtype=torch.uint8), peer, _FLOOD_TAG), self._store
+        transfer, board = self._start("recv", torch.zeros(1, dtype=torch.uint8), peer, _FLOOD_TAG), self._board
 
         def listen() -> None:
             work, closed = transfer.work, True
@@ -202,7 +199,7 @@ class GlooTransport:
             except RuntimeError:
                 closed = self._closing
             transfer.work = None
-            if not closed and _has_note(store, peer):
+            if not closed and _has_note(board, peer):
                 call()
 
         thread = threading.Thread(target=listen, name="hvc-listen", daemon=True)
@@ -220,17 +217,11 @@ class GlooTransport:
                 self._start("send", bye, peer, _FLOOD_TAG).wait(Deadline(_BYE_SECONDS))
 
     def say(self, topic: str, text: str) -> None:
-        _within(_NOTE_SECONDS, lambda: self._store.set(f"{topic}/{self.rank}", text))
+        self._board.set(f"{topic}/{self.rank}", text)
 
     def said(self, topic: str) -> dict[int, str]:
-        found: dict[int, str] = {}
-        _within(_NOTE_SECONDS, lambda: self._read_words(topic, found))
-        return dict(found)
-
-    def _read_words(self, topic: str, found: dict[int, str]) -> None:
-        for rank in range(self.size):
-            if self._store.check([f"{topic}/{rank}"]):
-                found[rank] = self._store.get(f"{topic}/{rank}").decode()
+        keys = {rank: f"{topic}/{rank}" for rank in range(self.size)}
+        return {rank: self._board.get(key).decode() for rank, key in keys.items() if self._board.check([key])}
 
     def close(self) -> None:
         if not self._closing:
@@ -239,7 +230,7 @@ class GlooTransport:
         if any(transfer.work is not None for transfer in self._transfers()):
             self._break()  # some thread may be waiting, and would keep the connections open
         self._drop()
-        self._store.close()
+        self._board.close()
         for thread in self._listeners:
             if thread is not threading.current_thread():
                 thread.join(_BYE_SECONDS)
@@ -323,27 +314,12 @@ def _seconds_left(deadline: Deadline) -> timedelta:
     return timedelta(milliseconds=max(1, int(deadline.left() * 1000)))
 
 
-def _has_note(store: Any, rank: int) -> bool:
-    found: list[bool] = []
-    _within(_NOTE_SECONDS, lambda: found.append(store.check([f"abort/{rank}"])))
-    return any(found)
-
-
-def _within(seconds: float, call: Callable[[], object]) -> None:
-    """Make calls to the store, but no longer than this.
-
-    The store has no bound of its own: it hangs when rank 0, which serves it, is frozen. And it
-    fails when rank 0 is gone; what was done so far has to do then.
-    """
-
-    def quietly() -> None:
-        with contextlib.suppress(RuntimeError):
-            call()
-
-    thread = threading.Thread(target=quietly, name="hvc-notes", daemon=True)
-    with contextlib.suppress(RuntimeError):  # at the interpreter's end no thread starts
-        thread.start()
-        thread.join(seconds)
+def _has_note(board: Board, rank: int) -> bool:
+    """Return whether a rank has left a note; it may still be on its way when the connections break."""
+    end = time.monotonic() + _NOTE_SECONDS
+    while not (found := board.check([f"abort/{rank}"])) and time.monotonic() < end:
+        time.sleep(_POLL_SECONDS)
+    return found
 
 
 def _first_line(error: Exception) -> str:

@@ -30,6 +30,8 @@ _MEETINGS = {
     "attach": "the comparison of ranks before the first gradient",
     "tuning": "the comparison of measured times, by which the schedule chooses buckets",
     "update": "the comparison of update-mode optimizers",
+    "save": "the saving of a checkpoint folder",
+    "load": "the loading of a checkpoint folder",
 }
 
 

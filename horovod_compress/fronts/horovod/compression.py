@@ -134,7 +134,7 @@ class Compression:
         self._compared_ways = False  # whether all ranks are known to be attached, or none
         self._tuner: Tuner | None = None
         self._held: held.HeldSecondMoment | None = None
-        self._exact_first, self._is_exact = 0, False  # so many first steps are exact; whether the current one is
+        self._exact_first = 0  # so many first steps are exact
         self._rates: Rates | None = None  # that residuals follow
         self._met = False  # the optimizer
         self._frozen: list[nn.Parameter] = []  # of the step under way
@@ -306,8 +306,9 @@ class Compression:
 
     def _begin_exact(self, optimizer: Any) -> None:
         """Let the first steps be exact where that is needed."""
-        self._exact_first = heavy_ball.exact_first(optimizer, self._methods, self._named)
-        if self._exact_first and self._running().rank == 0:
+        mine = heavy_ball.exact_first(optimizer, self._methods, self._named)
+        self._exact_first = max(self._exact_first, mine)
+        if mine and self._running().rank == 0 and not self._running().step:
             _log.info(
                 "the first %d steps are exchanged uncompressed: with momentum, one bit of their large gradients could "
                 "make training diverge; warmup_steps= sets another number",
@@ -727,16 +728,9 @@ class Compression:
         if self._held and not self._under_way:
             self._held.begin(reducer.next_step())
         if self._exact_first and not self._under_way:
-            self._choose_exact(reducer)
+            reducer.next_steps(plain=reducer.next_step() < self._exact_first)
         if reducer.weights and not self._under_way:
             reducer.weights.take(reducer.next_step(), self._parameters)
-
-    def _choose_exact(self, reducer: Reducer) -> None:
-        """Exchange the first steps as they are."""
-        exact = reducer.next_step() < self._exact_first
-        if exact != self._is_exact:
-            reducer.next_steps(plain=exact)
-            self._is_exact = exact
 
     def _freeze(self, reducer: Reducer) -> None:
         """Exchange nothing for parameters that need no gradient in the step that begins."""

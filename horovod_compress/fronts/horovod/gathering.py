@@ -6,7 +6,6 @@ executed, and what is left of a gather that was given up is not taken for an ans
 
 from __future__ import annotations
 
-import contextlib
 import json
 import struct
 import time
@@ -32,6 +31,10 @@ class NotAll(HorovodInternalError):  # type: ignore[misc]
     """Some rank did not come to a gather in so many seconds."""
 
 
+class CalledOff(HorovodInternalError):  # type: ignore[misc]
+    """It is known that not every rank will come."""
+
+
 def gather(value: Any, name: str, process_set: Any, seconds: float, failed: Callable[[], bool]) -> list[Any]:
     """Return every rank's value, in rank order; tuples have become lists.
 
@@ -46,14 +49,19 @@ def gather(value: Any, name: str, process_set: Any, seconds: float, failed: Call
     """
     key, deadline = f"{name} {process_set.process_set_id}", Deadline(seconds)
     if key in _given_up:
-        with contextlib.suppress(ValueError):  # a handle of an earlier run of Horovod
-            _wait(_given_up[key], deadline, failed)
-        del _given_up[key]
+        before = _given_up.pop(key)
+        try:
+            _wait(before, deadline, failed)
+        except (NotAll, CalledOff):
+            _given_up[key] = before
+            raise
+        except (ValueError, HorovodInternalError):  # a handle of an earlier run of Horovod, or one that failed
+            pass
     data = torch.frombuffer(bytearray(pack(value)), dtype=torch.uint8)
     handle = hvd.allgather_async(data, name=name, process_set=process_set)
     try:
         return unpack(_wait(handle, deadline, failed).numpy().tobytes(), process_set.size())
-    except NotAll:
+    except (NotAll, CalledOff):
         _given_up[key] = handle
         raise
 
@@ -63,7 +71,7 @@ def _wait(handle: int, deadline: Deadline, failed: Callable[[], bool]) -> torch.
         if deadline.passed():
             raise NotAll(f"{deadline.seconds:g}")
         if failed():
-            raise HorovodInternalError("another rank has stopped")
+            raise CalledOff("another rank has stopped")
         time.sleep(_POLL_SECONDS)
     return hvd.synchronize(handle)
 
