@@ -200,7 +200,9 @@ class Signs(Codec):
         return None if kept is None else [kept[span] for span in spans]
 
     def encode(self, work: Work, key: Key) -> None:
-        work.regions["bits"][work.bucket.padded // WORD :].zero_()  # what lay behind the last tensor may not count
+        behind = work.regions["bits"][work.bucket.padded // WORD :]
+        if behind.numel():
+            behind.zero_()  # what lay there before may not count
         if self._measured() and not work.together:
             work.regions["steps"].copy_(work.local["sums"].div_(work.local["sizes"]))
         elif self._measured():
