@@ -277,8 +277,8 @@ class Reducer:
             )
 
     def _claim(self, station: Station, position: int) -> None:
+        self.check_usable()  # first: an elastic job would retry the failure of the run before without end
         self._raise_failure()
-        self.check_usable()
         if self._closing:
             raise ConfigError(f"rank {self.rank}: this compression was closed; create a new one")
         with self._changed:
