@@ -71,6 +71,16 @@ def poison(count: int, dtype: torch.dtype) -> Tensor:
     return torch.full((count * size,), POISON, dtype=torch.uint8).view(dtype)
 
 
+def count_rows_of(values: int, count: int, seed: int) -> list[Tensor]:
+    """Return rows of any counts below ``values``, for ``count`` words; see `rules/shaped.h`."""
+    counts = torch.randint(values, (64 * count,), generator=torch.Generator().manual_seed(seed)).numpy() ^ values // 2
+    rows = []
+    for place in range(ops.count_rows(values)):
+        packed = np.packbits((counts >> place & 1).astype(bool), bitorder="little")
+        rows.append(torch.from_numpy(packed.view(np.int64).copy()))
+    return rows
+
+
 class Guarded:
     """A copy of a tensor at a chosen misalignment, with poison before and after it."""
 

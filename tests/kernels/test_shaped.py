@@ -12,20 +12,10 @@ from torch import Tensor
 from horovod_compress import ops
 from horovod_compress.ops.reference import shaped as reference_shaped
 
-from .support import compare, ones, poison, words
+from .support import compare, count_rows_of, ones, poison, words
 
 WORDS = (0, 1, 3, 4, 7, 8, 9, 33)
 RANKS = (1, 2, 3, 4, 5, 7, 8, 9, 16, 17, 63, 64, 65, 200)
-
-
-def _counts(ranks: int, count: int, seed: int) -> list[Tensor]:
-    """Return rows of any counts that so many ranks can have."""
-    counts = torch.randint(ranks, (64 * count,), generator=torch.Generator().manual_seed(seed)).numpy() ^ ranks // 2
-    rows = []
-    for place in range(ops.count_rows(ranks)):
-        packed = np.packbits((counts >> place & 1).astype(bool), bitorder="little")
-        rows.append(torch.from_numpy(packed.view(np.int64).copy()))
-    return rows
 
 
 def _empty(like: list[Tensor]) -> list[Tensor]:
@@ -35,21 +25,21 @@ def _empty(like: list[Tensor]) -> list[Tensor]:
 @pytest.mark.parametrize("ranks", RANKS[1:])
 def test_merge_equals_the_reference(ranks: int) -> None:
     for count in WORDS:
-        rows = _counts(ranks, count, 3)
+        rows = count_rows_of(ranks, count, 3)
         compare("shaped_merge", words(count, 1), words(count, 2), rows, _empty(rows), ranks, shift=count)
 
 
 @pytest.mark.parametrize("ranks", RANKS)
 def test_fold_equals_the_reference(ranks: int) -> None:
     for count in WORDS[:: 1 if ranks < 20 else 3]:
-        rows, parts = _counts(ranks, count, 3), [words(count, part) for part in range(ranks)]
+        rows, parts = count_rows_of(ranks, count, 3), [words(count, part) for part in range(ranks)]
         compare("shaped_fold", parts, poison(count, torch.int64), rows, _empty(rows), shift=count)
 
 
 @pytest.mark.parametrize("ranks", [2, 3, 4, 5, 9])
 def test_in_place(ranks: int) -> None:
     """Counts may be written over those that are read, and a fold over any part."""
-    rows, parts = _counts(ranks, 40, 3), [words(40, part) for part in range(ranks)]
+    rows, parts = count_rows_of(ranks, 40, 3), [words(40, part) for part in range(ranks)]
     fresh, out = _empty(rows), poison(40, torch.int64)
     ops.shaped_fold(parts, out, rows, fresh)
     for place in range(ranks):
@@ -94,7 +84,7 @@ def _packed(*signs: np.ndarray) -> list[Tensor]:
 
 
 def test_what_all_agree_on_is_the_result_and_rounds_off_nothing() -> None:
-    rows = _counts(5, 10, 1)
+    rows = count_rows_of(5, 10, 1)
     same, fresh = words(10, 2), _empty(rows)
     out = poison(10, torch.int64)
     ops.shaped_fold([same.clone() for _ in range(5)], out, rows, fresh)

@@ -10,21 +10,14 @@ from torch import Tensor
 from horovod_compress import ops
 from horovod_compress.ops.reference import ternary as reference
 
-from .support import compare, ones, poison, words
+from .support import compare, count_rows_of, ones, poison, words
 
 GROUPS = (0, 1, 2, 7, 8, 9, 17)
 RANKS = (2, 3, 4, 5, 6, 7, 8, 9, 16, 17, 32, 63, 64, 65, 200)
 
 
 def _counts(ranks: int, count: int, seed: int) -> list[Tensor]:
-    """Return rows of any counts that so many ranks can have, for ``count`` words."""
-    states = ops.ternary_states(ranks)
-    counts = torch.randint(states, (64 * count,), generator=torch.Generator().manual_seed(seed)).numpy() ^ states // 2
-    rows = []
-    for place in range(ops.count_rows(states)):
-        packed = np.packbits((counts >> place & 1).astype(bool), bitorder="little")
-        rows.append(torch.from_numpy(packed.view(np.int64).copy()))
-    return rows
+    return count_rows_of(ops.ternary_states(ranks), count, seed)
 
 
 def _empty(like: list[Tensor]) -> list[Tensor]:
