@@ -241,7 +241,7 @@ def test_error_of_a_codec_reaches_every_rank() -> None:
     def fail(*_: object) -> None:
         raise MemoryError("no room")
 
-    crew.fleet.reducers[1]._exchange = fail  # type: ignore[method-assign, assignment]
+    crew.fleet.reducers[1]._exchanging._exchange = fail  # type: ignore[method-assign, assignment]
     began = time.monotonic()
     found = crew.run(1)[0]
     assert time.monotonic() - began < SLACK

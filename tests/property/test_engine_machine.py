@@ -133,11 +133,11 @@ class Engine(RuleBasedStateMachine):
         fleet = self.fleet
         assert fleet
         plan = make_plan(schedule, fleet.tensors, 0, fleet.methods.number)
-        before = [reducer.states() for reducer in fleet.reducers]
+        before = [reducer.kept.states() for reducer in fleet.reducers]
         copies = [{k: {n: t.clone() for n, t in those.items()} for k, those in mine.items()} for mine in before]
         for reducer, mine in zip(fleet.reducers, copies, strict=True):
             reducer.replan(plan)
-            now = reducer.states()
+            now = reducer.kept.states()
             assert all(torch.equal(now[kind][name], t) for kind, those in mine.items() for name, t in those.items())
 
     @rule(rank=st.integers(0, WORLD - 1))
