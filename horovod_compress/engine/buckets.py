@@ -39,7 +39,7 @@ class Buckets:
 
     def _make(self, bucket: Bucket) -> BucketState:
         context, where = self._context, self._context.devices[bucket.device]
-        link = getattr(context.transport, "link", None)
+        link = context.transport.link
         if link and link.where is not where:
             link = None
         staged = where.apart and not link

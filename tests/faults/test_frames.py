@@ -16,7 +16,8 @@ from torch import Tensor
 
 from horovod_compress.errors import CorruptFrameError, ExchangeError
 from horovod_compress.exchange.deadline import Deadline
-from horovod_compress.exchange.transports.base import Pending, Transport
+from horovod_compress.exchange.transports.base import Transport
+from horovod_compress.exchange.transports.messages import Pending
 from horovod_compress.exchange.wire import Bad, FrameBuffer
 from tests.support.local import Fleet, random_grads, same_bits, spec
 from tests.support.marks import slow

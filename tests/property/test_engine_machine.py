@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -150,9 +151,11 @@ class Engine(RuleBasedStateMachine):
         other = {names.index(name) for name in {"33"} ^ self.frozen}
         fleet.reducers[rank].freeze(other)
         step = fleet.offer(self._grads())
-        for reducer in fleet.reducers:
-            with pytest.raises(MismatchError):
-                reducer.result(0, step)
+        with ThreadPoolExecutor(WORLD) as pool:  # all at once, as in a job: the other rank is the one that notices
+            waiting = [pool.submit(reducer.result, 0, step) for reducer in fleet.reducers]
+            for each in waiting:
+                with pytest.raises(MismatchError):
+                    each.result()
         self.teardown()
         self.begin(self.method, "single")
 

@@ -25,8 +25,9 @@ from horovod_compress.exchange.choose import chooser
 from horovod_compress.exchange.deadline import Deadline
 from horovod_compress.exchange.device import Host
 from horovod_compress.exchange.transports import gloo
-from horovod_compress.exchange.transports.base import Broken
-from horovod_compress.exchange.transports.nccl import Link, NcclTransport, Transfer, connect, together, why_not
+from horovod_compress.exchange.transports.link import Link, Transfer
+from horovod_compress.exchange.transports.messages import Broken
+from horovod_compress.exchange.transports.nccl import NcclTransport, connect, together, why_not
 from horovod_compress.exchange.wire import Bad
 from horovod_compress.ops.keys import Key
 from horovod_compress.options import Options

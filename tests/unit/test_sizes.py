@@ -41,9 +41,8 @@ def sizes(name: str, source: str) -> Iterator[tuple[str, str, int]]:
 def attributes(node: ast.AST) -> Iterator[str]:
     """Yield every name that a class assigns as ``self.name``; those of classes inside it are theirs."""
     for inner in ast.iter_child_nodes(node):
-        if isinstance(inner, ast.Attribute) and isinstance(inner.ctx, ast.Store):
-            if isinstance(inner.value, ast.Name) and inner.value.id == "self":
-                yield inner.attr
+        if isinstance(inner, ast.Attribute) and isinstance(inner.ctx, ast.Store) and ast.unparse(inner.value) == "self":
+            yield inner.attr
         if not isinstance(inner, ast.ClassDef):
             yield from attributes(inner)
 

@@ -12,7 +12,7 @@ from ...codecs.base import Algebra, Codec, Regions
 from ...exchange import on_device, ragged
 from ...exchange.choose import Choose
 from ...exchange.device import Host
-from ...exchange.transports.nccl import Link
+from ...exchange.transports.link import Link
 from ...schedule.plan import Bucket
 from .staging import StagedGather
 

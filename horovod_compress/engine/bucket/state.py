@@ -11,7 +11,7 @@ from ...errors import HorovodCompressError
 from ...exchange.choose import Choose
 from ...exchange.deadline import Deadline
 from ...exchange.device import Host, Mark
-from ...exchange.transports.nccl import Link
+from ...exchange.transports.link import Link
 from ...ops.keys import Key
 from ...schedule.plan import Bucket
 from . import spoilt
