@@ -1,6 +1,6 @@
 """What one rank does with ResNet-50's gradients in a step but for the exchange, on any device; of Marsit by default.
 
-The 161 tensors are in four buckets, as MergeComp makes at most. Stations and codecs are the package's own, in a
+The 161 tensors are in four buckets, as MergeComp makes at most. Bucket states and codecs are the package's own, in a
 world of one.
 """
 
@@ -14,7 +14,7 @@ from torch import Tensor
 
 from horovod_compress.codecs.base import Algebra, Codec
 from horovod_compress.codecs.marsit import Marsit
-from horovod_compress.engine.station import Station
+from horovod_compress.engine.bucket.state import BucketState
 from horovod_compress.exchange import ring
 from horovod_compress.exchange.device import Host
 from horovod_compress.ops.keys import Key
@@ -43,37 +43,37 @@ class LocalStep:
     """
 
     def __init__(self, bucket: Bucket, device: Host, codec: Codec = MARSIT) -> None:
-        self.station = Station(bucket, codec, 0, 1, lambda *_: ring, device)
+        self.state = BucketState(bucket, codec, 0, 1, lambda *_: ring, device)
         generator = torch.Generator().manual_seed(bucket.index)
         self.grads = [torch.randn(tensor.shape, generator=generator).to(device.where) for tensor in bucket.tensors]
         self._step = 0
 
     def __call__(self) -> None:
-        station, key = self.station, Key(1, self._step, self.station.bucket.index, 0)
+        state, key = self.state, Key(1, self._step, self.state.bucket.index, 0)
         for position, grad in enumerate(self.grads):
-            station.claim(position, 1.0)
-            station.count_in(position, station.offer(position, grad, key, False))
-        if station.waits:
-            station.count_waiting(station.offer_waiting(key))
-        round_ = station.round(self._step)
+            state.claim(position, 1.0)
+            state.count_in(position, state.offer(position, grad, key, False))
+        if state.offers.waits:
+            state.count_waiting(state.offer_waiting(key))
+        round_ = state.round(self._step)
         for number in range(len(round_.preludes)):
-            round_.codec.begin(number, round_.work, key)
+            round_.begin(number, key)
         round_.encode(key)
         if round_.codec.algebra is Algebra.GATHER:
             round_.work.gathered = [round_.work.regions["payload"][: round_.work.used]]
-        round_.codec.decode(round_.work, key, 1.0)
-        station.finish(self._step)
+        round_.decode(key, 1.0)
+        state.finish(self._step)
         self._step += 1
 
     def written(self) -> list[Tensor]:
         """Return all that a step writes."""
-        sent = self.station.round(self._step).work.regions
-        return [*self.grads, *sent.values(), *self.station.state.values()]
+        sent = self.state.round(self._step).work.regions
+        return [*self.grads, *sent.values(), *self.state.memory.state.values()]
 
     @property
     def bytes_moved(self) -> int:
         """Bytes that a step reads and writes: a gradient twice and a residual three times, and bits."""
-        return int(24.25 * self.station.bucket.count)
+        return int(24.25 * self.state.bucket.count)
 
 
 def whole_step(steps: Sequence[LocalStep]) -> None:

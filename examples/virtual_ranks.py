@@ -61,19 +61,27 @@ def arguments() -> argparse.Namespace:
 
 
 class Every:
-    """All ranks' reducers, where one is asked for: what holds the second moment speaks to them at once."""
+    """All ranks' parts of one kind, where one is asked for: what holds the second moment speaks to them at once."""
 
-    def __init__(self, reducers: Sequence[Reducer]) -> None:
-        self._reducers = reducers
-        self._together = {"hold", "next_steps", "divide_by", "convert_kept"}
+    def __init__(self, parts: Sequence[Any], together: Sequence[str]) -> None:
+        self._parts, self._together = parts, together
 
     def __getattr__(self, name: str) -> Any:
         if name not in self._together:
-            return getattr(self._reducers[0], name)
-        return lambda *given, **named: [getattr(reducer, name)(*given, **named) for reducer in self._reducers]
+            return getattr(self._parts[0], name)
+        return lambda *given, **named: [getattr(part, name)(*given, **named) for part in self._parts]
+
+
+class EveryReducer(Every):
+    """All ranks' reducers."""
+
+    def __init__(self, reducers: Sequence[Reducer]) -> None:
+        super().__init__(reducers, ())
+        self.buckets = Every([reducer.buckets for reducer in reducers], ("hold", "next_steps", "divide_by"))
+        self.kept = Every([reducer.kept for reducer in reducers], ("convert",))
 
     def idle(self) -> bool:
-        return all(reducer.idle() for reducer in self._reducers)
+        return all(reducer.idle() for reducer in self._parts)
 
 
 class Training:
@@ -87,7 +95,7 @@ class Training:
         self.named = dict(self.model.named_parameters())
         self.optimizer = self._optimizer()
         self.reducers = self._reducers(words)
-        every: Any = Every(self.reducers)
+        every: Any = EveryReducer(self.reducers)
         self.held = hold(self.optimizer, every, self.named.items(), self.every, "auto")
         self.exact_first = 0
         if self.options.warmup_steps is None:
@@ -144,7 +152,7 @@ class Training:
             self.held.begin(self.reducers[0].next_step())
         if self.exact_first:
             for reducer in self.reducers:
-                reducer.next_steps(plain=step < self.exact_first)
+                reducer.buckets.next_steps(plain=step < self.exact_first)
         order = self.reducers[0].plan.names()
         for reducer, mine in zip(self.reducers, grads, strict=True):
             for index, name in enumerate(order):

@@ -56,7 +56,7 @@ class Ours:
 
     def exchange_alone(self) -> None:
         reducer = self.compression._running()
-        for number in range(len(reducer.stations)):
+        for number in range(len(reducer.buckets)):
             reducer.time_exchange(number)
 
     def close(self) -> None:

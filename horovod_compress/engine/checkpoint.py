@@ -14,7 +14,8 @@ from torch import Tensor
 
 from ..errors import ConfigError, CorruptFrameError, StateError
 from ..schedule.plan import Plan
-from . import sealed, spoilt
+from . import sealed
+from .bucket import spoilt
 from .methods import Methods
 from .reducer import Reducer
 
@@ -46,9 +47,9 @@ def save(reducer: Reducer, methods: Methods, more: Mapping[str, Any] | None = No
         "rank": reducer.rank,
         "plan": reducer.plan.fingerprint(),
         "buckets": reducer.plan.document(),
-        "state": {kind: _copies(kept) for kind, kept in reducer.states().items()},
-        "tables": _copies(reducer.tables()),
-        "carries": _copies(reducer.carries()),
+        "state": {kind: _copies(kept) for kind, kept in reducer.kept.states().items()},
+        "tables": _copies(reducer.kept.tables()),
+        "carries": _copies(reducer.kept.carries()),
     }
     return sealed.sealed(kept | dict(more or {}))
 
@@ -83,10 +84,10 @@ def _check_restored(reducer: Reducer, state: Mapping[str, Any]) -> None:
     again = 'load it on the rank it was saved on, or pass residuals="reset"'
     _expect("number of ranks", reducer.world, state.get("world"), again)
     _expect("rank", reducer.rank, state.get("rank"), again)
-    _check_kept(reducer.states(), state["state"])
-    if reducer.tables():
+    _check_kept(reducer.kept.states(), state["state"])
+    if reducer.kept.tables():
         _expect("plan", reducer.plan.fingerprint(), state.get("plan"), 'or pass residuals="reset"')
-    _check_kept({"table": reducer.tables()}, {"table": state["tables"]})
+    _check_kept({"table": reducer.kept.tables()}, {"table": state["tables"]})
 
 
 def _check_form(state: object) -> None:
@@ -151,7 +152,7 @@ def load(reducer: Reducer, methods: Methods, state: Mapping[str, Any], residuals
 
 def restore(reducer: Reducer, state: Mapping[str, Any], residuals: str) -> None:
     """Restore a state that :func:`check` has found good."""
-    kept = {**reducer.states(), "table": reducer.tables()}
+    kept = {**reducer.kept.states(), "table": reducer.kept.tables()}
     saved = {**state["state"], "table": state["tables"]}
     for kind, tensors in kept.items():
         for name, tensor in tensors.items():
@@ -167,7 +168,7 @@ def _load_carries(reducer: Reducer, state: Mapping[str, Any]) -> None:
     """Restore what merging keeps, which belongs to places of the payload: with any other it begins with zeros."""
     same = state.get("plan") == reducer.plan.fingerprint()
     saved = state.get("carries", {}) if same else {}  # earlier versions saved none
-    for name, kept in reducer.carries().items():
+    for name, kept in reducer.kept.carries().items():
         if name in saved and _kind(saved[name]) == _kind(kept):
             kept.copy_(saved[name])
         else:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from .base import Exchange, Reduction, copy_in, received
 from .layout import Layout, Segment
-from .transports.base import Pending
+from .transports.messages import Pending
 from .wire import GATHER, REDUCE, Bad, FrameBuffer
 
 name = "fold"

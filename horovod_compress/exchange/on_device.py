@@ -4,7 +4,7 @@ Messages are told by their order alone, and carry nothing but payload. What fram
 in one small message to each peer through the transport for tokens: the count of values that are not finite, and how
 many bytes are to be exchanged. Where a value is not finite, no payload is sent at all.
 
-Each collective is a generator of transfers, see :class:`~.transports.nccl.Transfer`: what it queues
+Each collective is a generator of transfers, see :class:`~.transports.link.Transfer`: what it queues
 between two of them follows on the first one's end. A *mark* is a point of a stream, as in :mod:`.device`.
 """
 
@@ -20,10 +20,10 @@ from torch import Tensor
 
 from ..errors import CorruptFrameError
 from . import everywhere, fold, gather, ring
-from .base import Exchange, Reduction
+from .base import Collective, Exchange, Reduction
 from .device import Mark
 from .layout import Layout, Segment
-from .transports.nccl import Link, Transfer
+from .transports.link import Link, Transfer
 from .wire import Bad
 
 #: Where a segment begins in memory for what arrives: the largest vector of a kernel.
@@ -52,7 +52,8 @@ class OnDevice:
     def run(self, exchange: Exchange, layout: Layout, reduction: Reduction) -> Bad:
         if exchange.transport.size == 1:
             return exchange.bad
-        link: Link = exchange.transport.link  # type: ignore[attr-defined]
+        link = exchange.transport.link
+        assert link
         nbytes = sum(segment.nbytes for chunk in layout.chunks for segment in chunk)
         bad, _ = _agree(exchange, nbytes, alike=True)
         if bad.count:
@@ -62,9 +63,9 @@ class OnDevice:
         return bad
 
 
-def of(collective: object) -> OnDevice:
+def of(collective: Collective) -> OnDevice:
     """Return the collective that does the same over GPU memory."""
-    return _OF[collective.name]  # type: ignore[attr-defined]
+    return _OF[collective.name]
 
 
 def _agree(exchange: Exchange, nbytes: int, alike: bool) -> tuple[Bad, list[int]]:
@@ -224,7 +225,8 @@ class Mailbox:
 
     def run(self, exchange: Exchange, own: Tensor) -> tuple[Bad, list[Tensor]]:
         """See :func:`.ragged.run`."""
-        link: Link = exchange.transport.link  # type: ignore[attr-defined]
+        link = exchange.transport.link
+        assert link
         bad, sizes = _agree(exchange, own.numel(), alike=False)
         if bad.count:
             return bad, []

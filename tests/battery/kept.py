@@ -15,12 +15,12 @@ Kept = list[dict[str, Tensor]]
 
 def kept_by(reducer: Reducer, tensors: Iterable[str] | None = None) -> dict[str, Tensor]:
     """Return views of every kind of state; unless only some tensors are asked for, of tables and carries too."""
-    found = {f"{kind} of {n}": t for kind, those in reducer.states().items() for n, t in those.items()}
+    found = {f"{kind} of {n}": t for kind, those in reducer.kept.states().items() for n, t in those.items()}
     if tensors is not None:
         wanted = set(tensors)
         return {name: t for name, t in found.items() if name.split(" of ", 1)[1] in wanted}
-    tables = {f"table {name}": t for name, t in reducer.tables().items()}
-    return found | tables | {f"carry {name}": t for name, t in reducer.carries().items()}
+    tables = {f"table {name}": t for name, t in reducer.kept.tables().items()}
+    return found | tables | {f"carry {name}": t for name, t in reducer.kept.carries().items()}
 
 
 def kept(fleet: Fleet) -> Kept:

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from horovod_compress.codecs.base import Algebra, Codec, Regions
+from horovod_compress.engine.bucket.state import BucketState
 from horovod_compress.engine.reducer import Reducer
-from horovod_compress.engine.station import Station
 from horovod_compress.exchange.transports.base import Transport
 from tests.battery.cases import each_case
 from tests.support.local import random_grads, spec
@@ -51,9 +51,9 @@ def _fold(chunks: list[int], rank: int, results: list[int] | None = None) -> int
     return sum(sizes) - sizes[rank] + (len(sizes) - 1) * (HEADER + (results or chunks)[rank])
 
 
-def _results(codec: Codec, station: Station, chunks: list[int]) -> list[int]:
+def _results(codec: Codec, state: BucketState, chunks: list[int]) -> list[int]:
     """Return the bytes of what the owners of all chunks pass on."""
-    regions, results, world = codec.regions(station.bucket), codec.results(station.bucket), len(chunks)
+    regions, results, world = codec.regions(state.bucket), codec.results(state.bucket), len(chunks)
     for name, (dtype, count) in results.items():
         records = codec.records()[name]
         of_result = {name: records * count // regions[name][1]}
@@ -75,17 +75,17 @@ def _expected(reducer: Reducer, case: Sample, step: int) -> int:
     rank, world = reducer.rank, reducer.world
     total = (world - 1) * (HEADER + AGREE) if step == 0 else 0
     codec = case.codec().at(step)
-    for station in reducer.stations:
-        regions, name = codec.regions(station.bucket), station.collective(step)
-        total += sum(_prelude(arrays, rank, world) for arrays in codec.preludes(station.bucket))
+    for state in reducer.buckets:
+        regions, name = codec.regions(state.bucket), state.round(step).collective.name
+        total += sum(_prelude(arrays, rank, world) for arrays in codec.preludes(state.bucket))
         if codec.algebra is Algebra.GATHER:
             assert set(regions) == {"payload"} and name == "gather"
-            used = station.round(step).work.used
+            used = state.round(step).work.used
             assert 0 <= used <= _size(regions)
             total += (world - 1) * (HEADER + LENGTH + HEADER + used)
         else:
             chunks = _chunks(regions, world, codec.records())
-            total += _ring(chunks, rank) if name == "ring" else _fold(chunks, rank, _results(codec, station, chunks))
+            total += _ring(chunks, rank) if name == "ring" else _fold(chunks, rank, _results(codec, state, chunks))
     return total
 
 
@@ -130,7 +130,7 @@ def test_every_rank_holds_the_payloads_of_all(case: Sample) -> None:
             grads = random_grads(3, tensors, seed=step)
             grads[1]["b"].zero_()  # one rank may have less to say
             fleet.step(grads)
-            works = [reducer.stations[0].round(step).work for reducer in fleet.reducers]
+            works = [reducer.buckets[0].round(step).work for reducer in fleet.reducers]
             if case.codec().at(step).algebra is not Algebra.GATHER:
                 continue
             own = [work.regions["payload"][: work.used] for work in works]

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from horovod_compress.codecs.base import Algebra
-from horovod_compress.engine import station
+from horovod_compress.engine.bucket import building
 from horovod_compress.exchange import fold, layout
 from tests.battery.cases import each_case
 from tests.battery.kept import kept, same
@@ -19,13 +19,13 @@ from tests.support.samples import Sample
 @each_case(lambda codec: any(kind.algebra is not Algebra.GATHER for kind in codec.variants()))
 def test_segments(case: Sample, monkeypatch: pytest.MonkeyPatch) -> None:
     """Preludes are folded here, as where they are large: those that go everywhere are one segment."""
-    monkeypatch.setattr(station, "for_prelude", lambda nbytes, world: fold)
+    monkeypatch.setattr(building, "for_prelude", lambda nbytes, world: fold)
     tensors = [spec("a", 5000), spec("b", 301, 7), spec("c", 1)]
 
     def run(exchange: str) -> tuple[list, int]:
         with case.fleet(3, tensors, exchange=exchange) as fleet:
             results = [fleet.step(random_grads(3, tensors, seed=number)) for number in range(3)]
-            rounds = [r for s in fleet.reducers[0].stations for r in s._rounds.values()]
+            rounds = [r for s in fleet.reducers[0].buckets for r in s.rounds.kinds.values()]
             return [*chain.from_iterable(results), *kept(fleet)], max(r.layout.most_segments for r in rounds)
 
     for exchange in case.exchanges():

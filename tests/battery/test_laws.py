@@ -61,7 +61,7 @@ def test_the_residual_is_what_keeps_it(case: Sample) -> None:
 
 def _residuals(fleet: Fleet) -> dict[str, Tensor]:
     """Return the residuals of all ranks, by tensor; zeros where a method has none."""
-    found = [reducer.residuals() for reducer in fleet.reducers]
+    found = [reducer.kept.residuals() for reducer in fleet.reducers]
     return {
         t.name: torch.stack([mine.get(t.name, torch.zeros(t.count)).double() for mine in found]) for t in fleet.tensors
     }

@@ -8,10 +8,11 @@ import pytest
 import torch
 
 from horovod_compress.codecs.base import Algebra
-from horovod_compress.engine import arrivals
+from horovod_compress.engine.bucket import arrivals
 from horovod_compress.exchange.device import Host
 from horovod_compress.exchange.transports.base import Transport
-from horovod_compress.exchange.transports.nccl import Link, NcclTransport
+from horovod_compress.exchange.transports.link import Link
+from horovod_compress.exchange.transports.nccl import NcclTransport
 from tests.battery.cases import each_case
 from tests.battery.kept import Kept, kept, same
 from tests.support import nccl
@@ -55,11 +56,11 @@ def _check(case: Sample, world: int, tensors: list, **options: Any) -> None:
     linked_results, left_there, linked_fleet = _run(case, world, tensors, **options, **linked(world))
     assert all(same(a, b) for a, b in zip(results, linked_results, strict=True)) and same(left, left_there)
     for one, other in zip(fleet.reducers, linked_fleet.reducers, strict=True):
-        for mine, theirs in zip(one.stations, other.stations, strict=True):
+        for mine, theirs in zip(one.buckets, other.buckets, strict=True):
             _same_payloads(case, mine, theirs)
-        groups = other.transport.link._library.groups
+        groups = other.context.transport.link._library.groups
         assert groups > 0 if world > 1 else groups == 0
-        assert other.transport.link._library.world.left() == 0
+        assert other.context.transport.link._library.world.left() == 0
 
 
 def _same_payloads(case: Sample, mine: Any, theirs: Any) -> None:

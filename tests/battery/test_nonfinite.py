@@ -38,8 +38,8 @@ def _of_bucket(fleet: Fleet, index: int) -> Grads:
 
 
 def _views(reducer: Reducer, index: int, names: list[str]) -> dict[str, Tensor]:
-    station = reducer.stations[index]
-    return kept_by(reducer, names) | station.tables | station.carry()
+    state = reducer.buckets[index]
+    return kept_by(reducer, names) | state.memory.tables | state.rounds.carry()
 
 
 def _walk(case: Sample, hurt: Fleet, healthy: Fleet) -> None:
@@ -151,7 +151,7 @@ def test_what_waits_and_is_not_finite_does_not_stay(
     with case.fleet(WORLD, TENSORS, schedule="layerwise") as fleet:
         fleet.step(random_grads(WORLD, TENSORS, seed=0))
         assert all(reducer.wait_idle(5.0) for reducer in fleet.reducers)
-        for tensors in fleet.reducers[1].states().values():
+        for tensors in fleet.reducers[1].kept.states().values():
             tensors["a"].view(-1)[3] = value
         for number in range(1, 4):
             results = fleet.step(random_grads(WORLD, TENSORS, seed=number))

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from horovod_compress.codecs.base import Algebra, Codec, Work
-from horovod_compress.engine import arrivals
+from horovod_compress.engine.bucket import arrivals
 from horovod_compress.exchange import fold, ring
 from tests.battery.cases import each_case
 from tests.battery.kept import Kept, kept, same
@@ -32,7 +32,7 @@ def _run(case: Sample, world: int, exchange: str) -> tuple[list[Kept], Kept, boo
 
 
 def _used(fleet: Fleet) -> bool:
-    return any(round_.parts for r in fleet.reducers for s in r.stations for round_ in s._rounds.values())
+    return any(round_.parts for r in fleet.reducers for s in r.buckets for round_ in s.rounds.kinds.values())
 
 
 @each_value
@@ -57,7 +57,7 @@ def test_parts_cover_every_element_once_and_come_late_enough(
     monkeypatch.setattr(arrivals, "MIN_ELEMENTS", 0)
     for world in case.worlds(2, 3):
         with case.fleet(world, TENSORS) as fleet:
-            for codec, round_ in fleet.reducers[0].stations[0]._rounds.items():
+            for codec, round_ in fleet.reducers[0].buckets[0].rounds.kinds.items():
                 for rank in range(world):
                     order = collective.order(rank, world)  # type: ignore[attr-defined]
                     parts = arrivals.decoded_by_chunk(codec, round_.work, order)
@@ -87,7 +87,7 @@ def _check_encoding(codec: Codec, work: Work, needed: list[int]) -> None:
 
 def _check(codec: Codec, regions: dict[str, torch.Tensor], parts: dict, order: list[int], fleet: Fleet) -> None:
     """Count how often every element is decoded, and what has arrived by then."""
-    work = fleet.reducers[0].stations[0]._rounds[codec].work
+    work = fleet.reducers[0].buckets[0].rounds.kinds[codec].work
     seen = [torch.zeros(t.count, dtype=torch.int64) for t in TENSORS]
     arrived: dict[str, set[int]] = {name: set() for name in regions}
     for chunk in order:

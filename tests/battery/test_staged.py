@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from horovod_compress.engine import arrivals
+from horovod_compress.engine.bucket import arrivals
 from horovod_compress.exchange.transports.base import Transport
 from tests.battery.cases import each_case
 from tests.battery.kept import Kept, kept, same
@@ -46,7 +46,9 @@ def _run(case: Sample, world: int, tensors: list, **options: Any) -> tuple[list[
 
 
 def _apart(fleet: Fleet) -> list[Apart]:
-    return [where for reducer in fleet.reducers for where in reducer._devices.values() if isinstance(where, Apart)]
+    return [
+        where for reducer in fleet.reducers for where in reducer.context.devices.values() if isinstance(where, Apart)
+    ]
 
 
 def _check(case: Sample, world: int, tensors: list, **options: Any) -> None:
@@ -116,4 +118,4 @@ def test_staging_copies_the_payload_and_no_more() -> None:
             assert len(_apart(fleet)) == 2
     with contextlib.ExitStack() as nothing, Fleet(2, tensors, "marsit") as fleet:
         assert nothing and not _apart(fleet)  # gradients of the CPU are exchanged from where they are packed
-        assert all(round_.staging is None for r in fleet.reducers for round_ in r.stations[0]._rounds.values())
+        assert all(round_.staging is None for r in fleet.reducers for round_ in r.buckets[0].rounds.kinds.values())

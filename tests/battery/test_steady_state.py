@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import psutil
 
-from horovod_compress.engine.station import Round, Station
+from horovod_compress.engine.bucket.round import Round
+from horovod_compress.engine.bucket.state import BucketState
 from tests.battery.cases import each_case
 from tests.support.local import Fleet, random_grads, spec
 from tests.support.samples import Sample
@@ -24,18 +25,17 @@ def _of_round(round_: Round) -> list[int]:
     return [array.data_ptr() for array in arrays]
 
 
-def _of_station(station: Station) -> list[int]:
-    found = [tensor.data_ptr() for tensor in [*station.state.values(), *station.tables.values()]]
-    return found + [address for round_ in station._rounds.values() for address in _of_round(round_)]
+def _of_state(state: BucketState) -> list[int]:
+    found = [tensor.data_ptr() for tensor in [*state.memory.state.values(), *state.memory.tables.values()]]
+    return found + [address for round_ in state.rounds.kinds.values() for address in _of_round(round_)]
 
 
 def _addresses(fleet: Fleet) -> list[int]:
     """Return where every long-lived buffer of all ranks lies."""
     found: list[int] = []
     for reducer in fleet.reducers:
-        found += [address for station in reducer.stations for address in _of_station(station)]
-        found += [frame.memory.data_ptr() for use in reducer._pool._buffers.values() for frame in use]
-        found.append(reducer._hashes.data_ptr())
+        found += [address for state in reducer.buckets for address in _of_state(state)]
+        found += [frame.memory.data_ptr() for use in reducer.context.pool._buffers.values() for frame in use]
     return found
 
 

@@ -16,7 +16,8 @@ from torch import Tensor
 
 from horovod_compress.errors import CorruptFrameError, ExchangeError
 from horovod_compress.exchange.deadline import Deadline
-from horovod_compress.exchange.transports.base import Pending, Transport
+from horovod_compress.exchange.transports.base import Transport
+from horovod_compress.exchange.transports.messages import Pending
 from horovod_compress.exchange.wire import Bad, FrameBuffer
 from tests.support.local import Fleet, random_grads, same_bits, spec
 from tests.support.marks import slow
@@ -241,7 +242,7 @@ def test_error_of_a_codec_reaches_every_rank() -> None:
     def fail(*_: object) -> None:
         raise MemoryError("no room")
 
-    crew.fleet.reducers[1]._exchange = fail  # type: ignore[method-assign, assignment]
+    crew.fleet.reducers[1]._exchanging._exchange = fail  # type: ignore[method-assign, assignment]
     began = time.monotonic()
     found = crew.run(1)[0]
     assert time.monotonic() - began < SLACK

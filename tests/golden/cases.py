@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from horovod_compress.codecs.base import Algebra, Codec
-from horovod_compress.engine.station import Station
+from horovod_compress.engine.bucket.state import BucketState
 from horovod_compress.exchange import ring
 from horovod_compress.exchange.wire import (
     GATHER,
@@ -61,15 +61,15 @@ def steps(codec: Codec) -> dict[str, int]:
 def payload(codec: Codec, dtype: str, step: int = STEP) -> bytes:
     """Return the bytes of one rank's payload, with its own preludes for those of all ranks."""
     bucket = Bucket(5, (TensorSpec("a", (3, 130), dtype), TensorSpec("b", (5,), dtype), TensorSpec("c", (), dtype)))
-    station = Station(bucket, codec, 0, WORLD, lambda *_: ring)
+    state = BucketState(bucket, codec, 0, WORLD, lambda *_: ring)
     key = Key(SEED, step, bucket.index, RANK)
     for position, spec in enumerate(bucket.tensors):
-        station.claim(position, 1.0)
-        assert station.offer(position, gradient(spec, position), key, False) == 0
-        station.count_in(position)
-    round_ = station.round(step)
+        state.claim(position, 1.0)
+        assert state.offer(position, gradient(spec, position), key, False) == 0
+        state.count_in(position)
+    round_ = state.round(step)
     for number in range(len(round_.preludes)):
-        round_.codec.begin(number, round_.work, key)
+        round_.begin(number, key)
     round_.codec.encode(round_.work, key)
     if round_.codec.algebra is Algebra.GATHER:
         return round_.work.regions["payload"][: round_.work.used].numpy().tobytes()

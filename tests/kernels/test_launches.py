@@ -1,6 +1,6 @@
 """What a bucket on a device costs in launches, counted where the emulated runtime starts kernels.
 
-The step is the station's and the codec's own, with the CPU as the device. Torch's own operations are counted
+The step is the bucket's and the codec's own, with the CPU as the device. Torch's own operations are counted
 too: on a GPU each is a launch.
 """
 
@@ -233,15 +233,15 @@ def test_counts_of_a_bucket_come_in_one_piece() -> None:
     """Nothing has to be put together before they are copied to the host."""
     step = LocalStep(BUCKETS[0], Device())
     step.grads[3].view(-1)[5] = float("nan")
-    station, key = step.station, Key(1, 0, 0, 0)
+    state, key = step.state, Key(1, 0, 0, 0)
     for position, grad in enumerate(step.grads):
-        station.claim(position, 1.0)
-        station.count_in(position, station.offer(position, grad, key, False))
-        assert not station.full
-    assert station.waits
-    station.count_waiting(station.offer_waiting(key))
-    assert station.full and not station.waits
+        state.claim(position, 1.0)
+        state.count_in(position, state.offer(position, grad, key, False))
+        assert not state.offers.full
+    assert state.offers.waits
+    state.count_waiting(state.offer_waiting(key))
+    assert state.offers.full and not state.offers.waits
     with Operations() as operations:
-        station.take_over(Deadline(10.0))
+        state.take_over(Deadline(10.0))
     assert operations.names == ["copy_"]
-    assert station.bad.count == 1 and station.bad_names == [BUCKETS[0].tensors[3].name]
+    assert state.nonfinite.bad.count == 1 and state.nonfinite.names == [BUCKETS[0].tensors[3].name]

@@ -10,7 +10,7 @@ import torch
 
 from horovod_compress.codecs import registry
 from horovod_compress.codecs.base import Codec, Work
-from horovod_compress.engine import arrivals
+from horovod_compress.engine.bucket import arrivals
 from horovod_compress.engine.worker import Worker
 from horovod_compress.errors import ExchangeError
 from horovod_compress.schedule.plan import Bucket, TensorSpec

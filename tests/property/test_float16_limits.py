@@ -61,7 +61,7 @@ def test_nothing_is_infinite(method: str, options: dict[str, Any]) -> None:
             results = fleet.step(_grads(step))
             assert all_same(results) and bool(results[0]["w"].isfinite().all())
         assert fleet.reducers[0].metrics.nonfinite == 0
-        assert all(bool(t.isfinite().all()) for s in fleet.reducers[0].stations for t in s.tables.values())
+        assert all(bool(t.isfinite().all()) for s in fleet.reducers[0].buckets for t in s.memory.tables.values())
 
 
 def test_what_dgc_with_momentum_could_not_send_stays() -> None:
@@ -71,7 +71,7 @@ def test_what_dgc_with_momentum_could_not_send_stays() -> None:
     options: dict[str, Any] = {"density": 0.004, "momentum": 0.5}
     with Fleet(WORLD, [spec("w", COUNT, dtype=torch.float16)], "dgc", **options) as fleet:
         for reducer in fleet.reducers:
-            reducer.stations[0].state["residual"][5] = 100000.0
+            reducer.buckets[0].memory.state["residual"][5] = 100000.0
         for grad in (spike, nothing, nothing, nothing):
             total += float(fleet.step([{"w": grad.clone()} for _ in range(WORLD)])[0]["w"][5])
         assert total == 149984.0 and float(fleet.residuals()[0]["w"][5]) == 0

@@ -178,7 +178,7 @@ def test_the_scale_is_the_largest_magnitude_of_any_rank(world: int, form: dict[s
     with Fleet(world, [spec("w", 5000)], "global_qsgd", block=0, **form) as fleet:
         fleet.step([{"w": grad} for grad in grads])
         for reducer in fleet.reducers:
-            assert reducer.stations[0].round(0).work.local["scales"].tolist() == [9.5]
+            assert reducer.buckets[0].round(0).work.local["scales"].tolist() == [9.5]
 
 
 @pytest.mark.parametrize("power", [1, 2, 4])
@@ -188,7 +188,7 @@ def test_a_finite_norm_is_that_of_all_ranks_elements_together(power: int, block:
     with Fleet(3, [spec("w", 1000)], "global_qsgd", norm=power, block=block, bits=16) as fleet:
         results = fleet.step([{"w": grad} for grad in grads])
         assert all_same(results)
-        found = [reducer.stations[0].round(0).work.local["scales"] for reducer in fleet.reducers]
+        found = [reducer.buckets[0].round(0).work.local["scales"] for reducer in fleet.reducers]
     pieces = torch.stack(grads).double().split(block or 1000, dim=1)
     expected = torch.stack([torch.linalg.vector_norm(piece, ord=power) for piece in pieces])
     assert all(torch.equal(mine, found[0]) for mine in found)

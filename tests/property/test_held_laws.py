@@ -97,7 +97,7 @@ class Team:
 def test_with_exact_rounds_only_it_is_the_stock_optimizer() -> None:
     with Team(every=1) as team:
         results = team.run(range(12))
-        assert team.held[0] and all(not r.stations[0].divisors for r in team.fleet.reducers)
+        assert team.held[0] and all(not r.buckets[0].memory.divisors for r in team.fleet.reducers)
         with Team(every=1, second_moment="own") as stock:
             for result in results:
                 assert bool(result[0]["weight"].isfinite().all())
@@ -173,7 +173,7 @@ def test_what_waits_keeps_its_meaning_when_the_second_moment_moves(method: str) 
         for name, total in sums.items():
             waits = torch.stack([residuals[name] for residuals in team.fleet.residuals()]).double().mean(0)
             for reducer in team.fleet.reducers:  # what owners keep is of the mean
-                waits += reducer.states().get("server", {}).get(name, torch.zeros(1)).double()
+                waits += reducer.kept.states().get("server", {}).get(name, torch.zeros(1)).double()
             divisor = team.moment(name).divisor
             if method == "powersgd":  # which only the optimizer divides after
                 assert divisor is None and torch.allclose(waits.view(total.shape), total, atol=1e-4)
@@ -274,7 +274,7 @@ def test_marsit_s_own_full_precision_rounds_are_left_out() -> None:
                 mine = team.held[0]
                 assert mine and mine.warmup == options.get("warmup_steps", 2)
                 exact = mine.is_exact(step)
-                assert {s.round(step).label for s in team.fleet.reducers[0].stations} == {"bf16" if exact else "marsit"}
+                assert {s.round(step).label for s in team.fleet.reducers[0].buckets} == {"bf16" if exact else "marsit"}
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64], ids=str)

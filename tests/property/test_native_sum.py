@@ -31,7 +31,7 @@ def fleet_of(world: int, method: str = "none", exchange: str = "auto", **options
 
 
 def collectives(fleet: Fleet) -> set[str]:
-    return {station.collective(r.step) for r in fleet.reducers for station in r.stations}
+    return {state.round(r.step).collective.name for r in fleet.reducers for state in r.buckets}
 
 
 def results(fleet: Fleet, world: int, steps: int = 1) -> list[list[dict[str, Tensor]]]:
@@ -92,7 +92,7 @@ def test_a_bucket_with_sparse_gradients() -> None:
 def test_steps_without_the_method() -> None:
     with fleet_of(3, "topk", density=0.1) as fleet:
         for reducer in fleet.reducers:
-            reducer.next_steps(plain=True)
+            reducer.buckets.next_steps(plain=True)
         assert collectives(fleet) == {"native"}
         ((first, *others),) = results(fleet, 3)
         assert all(torch.equal(first["a"], other["a"]) for other in others)
@@ -114,7 +114,7 @@ def test_an_abort_amid_a_sum_ends_it_on_every_rank() -> None:
             for index, name in enumerate(fleet.plan.names()):
                 step = reducer.offer(index, mine[name].clone())
         began = time.monotonic()
-        fleet.reducers[2].transport.abort({"why": "over"})
+        fleet.reducers[2].context.transport.abort({"why": "over"})
         for reducer in fleet.reducers[:2]:
             with pytest.raises(ExchangeError):
                 reducer.result(0, step)

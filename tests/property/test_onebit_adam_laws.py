@@ -29,7 +29,7 @@ def _signs(p: Tensor, scale: str, block: int) -> Tensor:
 
 
 def _kept(fleet: Fleet, kind: str) -> list[Kept]:
-    return [{n: t.clone() for n, t in reducer.states()[kind].items()} for reducer in fleet.reducers]
+    return [{n: t.clone() for n, t in reducer.kept.states()[kind].items()} for reducer in fleet.reducers]
 
 
 def _sum(kept: list[Kept], name: str) -> Tensor:

@@ -38,7 +38,7 @@ def test_small_and_large_tensors_move_alike(kind: Any, options: dict[str, Any], 
             if step != 5:
                 assert float(results[0]["big"][1]) == float(results[0]["small"][1])
         assert float(results[0]["small"][1]) > 3  # the control: momentum made it larger than the mean, 1.5
-        assert set(fleet.reducers[0].states()["momentum"]) == {"big", "small"}
+        assert set(fleet.reducers[0].kept.states()["momentum"]) == {"big", "small"}
 
 
 def test_sketch_fusion_has_it_too() -> None:

@@ -153,7 +153,7 @@ def test_the_factor_is_saved_and_the_same_everywhere() -> None:
     with Fleet(2, TENSOR, "powersgd") as fleet:
         for step in range(3):
             fleet.step([{"a": grad} for grad in _matrices(2, step)])
-        tables = [reducer.tables()["0 factor"] for reducer in fleet.reducers]
+        tables = [reducer.kept.tables()["0 factor"] for reducer in fleet.reducers]
         assert same_bits(tables[0], tables[1]) and bool(tables[0].any())
         states = [checkpoint.save(reducer, fleet.methods) for reducer in fleet.reducers]
         wanted = fleet.step([{"a": grad} for grad in _matrices(2, 9)])
@@ -162,7 +162,7 @@ def test_the_factor_is_saved_and_the_same_everywhere() -> None:
             for reducer, state in zip(fleet.reducers, states, strict=True):
                 checkpoint.load(reducer, fleet.methods, state, "restore")
                 if forget:  # the control
-                    reducer.tables()["0 factor"].zero_()
+                    reducer.kept.tables()["0 factor"].zero_()
             found = fleet.step([{"a": grad} for grad in _matrices(2, 9)])
             assert same_bits(found[0]["a"], wanted[0]["a"]) == same
 
@@ -195,7 +195,7 @@ def test_what_float16_cannot_hold_stays(gain: float) -> None:
     world, total = 3, torch.zeros(16, 40, dtype=torch.float64)
     with Fleet(world, [spec("w", 16, 40, dtype=torch.float16)], "powersgd", rank=1) as fleet:
         for reducer in fleet.reducers:
-            reducer.stations[0].state["residual"].fill_(50000.0)
+            reducer.buckets[0].memory.state["residual"].fill_(50000.0)
             reducer.gain = gain
         for value in (50000.0, 0.0, 0.0, 0.0, 0.0, 0.0):
             results = fleet.step([{"w": torch.full((16, 40), value).half()} for _ in range(world)])

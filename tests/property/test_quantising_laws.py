@@ -171,7 +171,7 @@ def test_the_scale_of_terngrad_is_that_of_all_ranks_for_each_tensor() -> None:
         fleet.step(grads)
         names = [t.name for t in fleet.plan.buckets[0].tensors]
         for reducer in fleet.reducers:
-            scales = dict(zip(names, reducer.stations[0].round(0).work.local["scales"].tolist(), strict=True))
+            scales = dict(zip(names, reducer.buckets[0].round(0).work.local["scales"].tolist(), strict=True))
             for name in names:
                 own = [m[name].double() for m in grads]
                 due = max(min(float(x.abs().max()), 2.5 * float(x.square().mean().sqrt())) for x in own)
@@ -326,7 +326,7 @@ def test_elias_codes_that_are_not_such_are_an_error() -> None:
     codec = registry.create("qsgd", coding="elias").at(0)
     with Fleet(2, [spec("w", 700)], codec, verify_every=0) as fleet:
         fleet.step(random_grads(2, fleet.tensors))
-        work = fleet.reducers[0].stations[0].round(0).work
+        work = fleet.reducers[0].buckets[0].round(0).work
         work.gathered[1] = work.gathered[1].clone()
         work.gathered[1][4 + 4 + 8 :] = 0
         work.grads[0] = torch.zeros(700)

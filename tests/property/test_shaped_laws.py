@@ -128,7 +128,7 @@ def _left(fleet: Fleet, exchange: str, levels: int) -> np.ndarray:
     total = np.zeros(64 * words, dtype=np.int64)
     for reducer in fleet.reducers:
         assert reducer.wait_idle(5.0)
-        ((_, kept),) = reducer.carries().items()
+        ((_, kept),) = reducer.kept.carries().items()
         for chunk in range(world):
             first, last = chunk_bounds(words, chunk, world, record)
             hop = (reducer.rank - chunk) % world + 1

@@ -104,7 +104,7 @@ def test_signum_without_momentum_is_signsgd(options: dict, world: int) -> None:
                 grad["a"][::3] = 0
             for mine, theirs in zip(plain.step(grads), other.step(grads), strict=True):
                 assert all(same_bits(mine[name], theirs[name]) for name in mine)
-        assert not other.reducers[0].states().get("momentum")
+        assert not other.reducers[0].kept.states().get("momentum")
 
 
 def test_signum_votes_with_the_momentum() -> None:
@@ -120,7 +120,7 @@ def test_signum_votes_with_the_momentum() -> None:
             size = torch.stack(momenta).abs().mean()
             assert torch.allclose(result, votes.sign() * size, rtol=1e-6)
             differ += int((torch.stack(grads).sign().sum(0).sign() != votes.sign()).sum())
-            kept = [reducer.states()["momentum"]["a"] for reducer in fleet.reducers]
+            kept = [reducer.kept.states()["momentum"]["a"] for reducer in fleet.reducers]
             for mine, m in zip(kept, momenta, strict=True):
                 assert torch.allclose(mine * (1 - beta) / beta, m, rtol=1e-9, atol=1e-12)
     assert differ > 100

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from horovod_compress.codecs.sparse_binary import PRESETS, SparseBinary
-from horovod_compress.engine.station import Station
+from horovod_compress.engine.bucket.state import BucketState
 from horovod_compress.errors import ConfigError, CorruptFrameError, HorovodCompressError
 from horovod_compress.exchange import ragged
 from horovod_compress.ops.keys import Key
@@ -76,10 +76,10 @@ def _encoded(tensors: list[TensorSpec], codec: SparseBinary) -> tuple[int, int]:
     total = positions = 0
     generator = torch.Generator().manual_seed(0)
     for index, tensor in enumerate(tensors):
-        station = Station(Bucket(index, (tensor,)), codec, 0, 2, lambda *_: ragged)
-        station.claim(0, 1.0)
-        station.offer(0, torch.randn(tensor.shape, generator=generator), Key(0, 0, index, 0), False)
-        round_ = station.round(0)
+        state = BucketState(Bucket(index, (tensor,)), codec, 0, 2, lambda *_: ragged)
+        state.claim(0, 1.0)
+        state.offer(0, torch.randn(tensor.shape, generator=generator), Key(0, 0, index, 0), False)
+        round_ = state.round(0)
         round_.codec.encode(round_.work, Key(0, 0, index, 0))
         total += round_.work.used
         positions += round_.work.memo["kept"][0]

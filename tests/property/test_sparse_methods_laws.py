@@ -26,7 +26,7 @@ def largest(x: np.ndarray, k: int) -> np.ndarray:
 
 
 def kept_on(fleet: Fleet, rank: int, kind: str = "residual") -> np.ndarray:
-    return fleet.reducers[rank].stations[0].state[kind][:COUNT].double().numpy()
+    return fleet.reducers[rank].buckets[0].memory.state[kind][:COUNT].double().numpy()
 
 
 @pytest.mark.parametrize("method", ["topk", "stc"])
@@ -178,7 +178,7 @@ def test_randomk_empties_momentum_where_values_were_sent_and_only_with_a_residua
         with Fleet(1, [spec("w", COUNT, dtype=dtype)], "randomk", density=0.1, scaled=scaled) as fleet:
             for _ in range(2):
                 momentum = torch.ones(COUNT, dtype=dtype)
-                fleet.reducers[0].clear_where_sent(0, [momentum])
+                fleet.reducers[0].buckets.clear_where_sent(0, [momentum])
                 sent = fleet.step([{"w": torch.ones(COUNT, dtype=dtype)}])[0]["w"] != 0
                 assert int(sent.sum()) == 70
                 assert torch.equal(momentum == 0, torch.zeros_like(sent) if scaled else sent)

@@ -15,7 +15,7 @@ from unittest import mock
 import torch
 from torch import Tensor
 
-from horovod_compress.engine import station
+from horovod_compress.engine.bucket.round import Prelude
 from horovod_compress.exchange import device
 from horovod_compress.exchange.deadline import Deadline
 from horovod_compress.exchange.device import Host
@@ -72,9 +72,9 @@ def everything_apart(make: Callable[[], Apart] = Apart) -> Iterator[None]:
     Args:
         make: makes a reducer's device.
     """
-    run = station.Prelude.run
+    run = Prelude.run
 
-    def finished(prelude: station.Prelude, *arguments: Any) -> Any:
+    def finished(prelude: Prelude, *arguments: Any) -> Any:
         """Kernels of the same thread follow on its copies; here they would run at once."""
         bad = run(prelude, *arguments)
         where = prelude.staging.device if prelude.staging else Host()
@@ -82,5 +82,5 @@ def everything_apart(make: Callable[[], Apart] = Apart) -> Iterator[None]:
         return bad
 
     a_new_one = mock.patch.object(device, "of", lambda name: make())  # noqa: PT008  one for each call
-    with a_new_one, mock.patch.object(station.Prelude, "run", finished):
+    with a_new_one, mock.patch.object(Prelude, "run", finished):
         yield

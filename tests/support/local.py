@@ -98,7 +98,7 @@ class Fleet:
 
     def residuals(self) -> list[dict[str, Tensor]]:
         """Return copies of every rank's residuals."""
-        return [{n: r.clone() for n, r in reducer.residuals().items()} for reducer in self.reducers]
+        return [{n: r.clone() for n, r in reducer.kept.residuals().items()} for reducer in self.reducers]
 
     def resume(self, step: int) -> None:
         for reducer in self.reducers:

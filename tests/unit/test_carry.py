@@ -35,7 +35,7 @@ def _load(fleet: Fleet, states: list[dict[str, Any]], residuals: str = "restore"
 
 
 def _anything(fleet: Fleet) -> bool:
-    return any(bool(kept.any()) for reducer in fleet.reducers for kept in reducer.carries().values())
+    return any(bool(kept.any()) for reducer in fleet.reducers for kept in reducer.kept.carries().values())
 
 
 def _results(fleet: Fleet) -> list[dict[str, Tensor]]:
@@ -87,7 +87,7 @@ def test_it_begins_anew(change: str, saved: Saved) -> None:
 
 def test_other_merging_is_another_configuration(saved: Saved) -> None:
     with _fleet(merge="sampled") as fleet:
-        assert fleet.reducers[0].carries() == {}
+        assert fleet.reducers[0].kept.carries() == {}
         with pytest.raises(ConfigError, match="another configuration"):
             _load(fleet, saved[0])
 
@@ -116,10 +116,10 @@ def test_full_precision_rounds_leave_it_alone() -> None:
         fleet.step(GRADS[0])
         assert not _anything(fleet)
         fleet.step(GRADS[1])
-        before = [{n: kept.clone() for n, kept in reducer.carries().items()} for reducer in fleet.reducers]
+        before = [{n: kept.clone() for n, kept in reducer.kept.carries().items()} for reducer in fleet.reducers]
         assert _anything(fleet)
         fleet.step(GRADS[2])
-        after = [reducer.carries() for reducer in fleet.reducers]
+        after = [reducer.kept.carries() for reducer in fleet.reducers]
         assert all(torch.equal(x[name], y[name]) for x, y in zip(before, after, strict=True) for name in x)
 
 
@@ -129,14 +129,14 @@ def test_it_takes_as_few_bits_as_the_ranks_need() -> None:
         for exchange, share in (("ring", 1), ("fold", world)):
             with Fleet(world, [spec("w", 64 * 60)], **OPTIONS | {"exchange": exchange}) as fleet:
                 for reducer in fleet.reducers:
-                    assert [tuple(kept.shape) for kept in reducer.carries().values()] == [(rows, 60 // share)] * (
+                    assert [tuple(kept.shape) for kept in reducer.kept.carries().values()] == [(rows, 60 // share)] * (
                         rows > 0
                     )
 
 
 def test_three_values_are_kept_in_whole_groups() -> None:
     with _fleet(exchange="fold", levels=3) as fleet:
-        shapes = [tuple(kept.shape) for reducer in fleet.reducers for kept in reducer.carries().values()]
+        shapes = [tuple(kept.shape) for reducer in fleet.reducers for kept in reducer.kept.carries().values()]
     groups = -(-fleet.plan.buckets[0].padded // 64 // 5)
     assert [columns for _, columns in shapes] == [5 * (groups * (n + 1) // 3 - groups * n // 3) for n in range(3)]
     assert {rows for rows, _ in shapes} == {2}

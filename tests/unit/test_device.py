@@ -103,7 +103,7 @@ def test_counts_may_be_tensors(apart: bool, monkeypatch: pytest.MonkeyPatch) -> 
                     grads[1]["b"][2] = float("nan")
                 results.append(fleet.step(grads))
                 if number == 1:
-                    names = [list(reducer.stations[0].bad_names) for reducer in fleet.reducers]
+                    names = [list(reducer.buckets[0].nonfinite.names) for reducer in fleet.reducers]
             return results, kept(fleet), [r.metrics.nonfinite for r in fleet.reducers], names
 
     numbers = steps()
@@ -156,9 +156,9 @@ def test_a_device_that_does_not_rest_keeps_its_memory(monkeypatch: pytest.Monkey
         fleet = Fleet(1, TENSORS, "marsit")
         with fleet:
             pass
-        stations = fleet.reducers[0].stations
+        buckets = fleet.reducers[0].buckets
         fleet.reducers[0].close()
-    assert [held for held, _ in kept_alive] == [stations]
+    assert [held for held, _ in kept_alive] == [buckets]
     with Fleet(2, TENSORS, "marsit") as fleet:
         pass
     assert len(kept_alive) == 1
@@ -173,7 +173,7 @@ def test_a_timed_exchange_is_over_before_the_next_step(method: str) -> None:
                 results.append(fleet.step(random_grads(2, TENSORS, seed=number)))
                 assert all(reducer.wait_idle(5.0) for reducer in fleet.reducers)
                 assert all(seconds > 0 for seconds in pool.map(lambda r: r.time_exchange(0), fleet.reducers))
-                for where in (where for r in fleet.reducers for where in r._devices.values()):
+                for where in (where for r in fleet.reducers for where in r.context.devices.values()):
                     assert not isinstance(where, Apart) or where._done == len(where._queued)
             return results, kept(fleet), fleet.reducers
 
@@ -181,7 +181,7 @@ def test_a_timed_exchange_is_over_before_the_next_step(method: str) -> None:
     with everything_apart():
         staged, left_there, reducers = steps()
     assert all(same(a, b) for a, b in zip(plain, staged, strict=True)) and same(left, left_there)
-    assert all(r.stations[0].decoded == r._devices["cpu"].mark() for r in reducers)
+    assert all(r.buckets[0].decoded == r.context.devices["cpu"].mark() for r in reducers)
 
 
 def test_counts_are_fetched_to_memory_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -196,14 +196,14 @@ def test_counts_are_fetched_to_memory_of_their_own(monkeypatch: pytest.MonkeyPat
     with everything_apart(Giving):
         with Fleet(2, TENSORS, "marsit", full_precision_every=0, nonfinite="propagate") as fleet:
             fleet.step(random_grads(2, TENSORS, seed=0))
-            wheres = [r._devices["cpu"] for r in fleet.reducers]
+            wheres = [r.context.devices["cpu"] for r in fleet.reducers]
             before = [where.given for where in wheres]  # type: ignore[attr-defined]
             for number, bad in ((1, ["b"]), (2, [])):
                 grads = random_grads(2, TENSORS, seed=number)
                 if bad:
                     grads[1]["b"][2] = float("nan")
                 fleet.step(grads)
-                assert fleet.reducers[1].stations[0].bad_names == bad
+                assert fleet.reducers[1].buckets[0].nonfinite.names == bad
             assert [where.given for where in wheres] == before  # type: ignore[attr-defined]
 
 

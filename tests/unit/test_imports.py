@@ -33,6 +33,7 @@ INNER = {
     "cli.verbs": set(),
     "codecs.shared": {"codecs.base", "codecs.feedback"},
     "engine.agreement": {"engine.methods"},
+    "engine.bucket": set(),
     "engine.optimizer": {"engine.methods", "engine.reducer", "engine.sealed"},
     "exchange.transports": {"exchange.deadline", "exchange.device"},
     "fronts.horovod": {"fronts.help_text"},

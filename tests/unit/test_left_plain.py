@@ -28,12 +28,12 @@ def fleet(request: pytest.FixtureRequest) -> Iterator[Fleet]:
 
 def keep(fleet: Fleet) -> None:
     for reducer in fleet.reducers:
-        for tensor in reducer.residuals().values():
+        for tensor in reducer.kept.residuals().values():
             tensor.fill_(KEPT)
 
 
 def labels(fleet: Fleet) -> set[str]:
-    return {reducer.stations[0].round(reducer.step).label for reducer in fleet.reducers}
+    return {reducer.buckets[0].round(reducer.step).label for reducer in fleet.reducers}
 
 
 def error(fleet: Fleet, seed: int, more: float) -> float:
@@ -105,10 +105,10 @@ def test_what_was_skipped_is_sent_later(fleet: Fleet) -> None:
 
 
 def test_the_two_kinds_of_rounds_share_their_memory(fleet: Fleet) -> None:
-    station = fleet.reducers[0].stations[0]
-    before = station.round(0).work.regions["values"].data_ptr()
+    state = fleet.reducers[0].buckets[0]
+    before = state.round(0).work.regions["values"].data_ptr()
     error(fleet, 1, KEPT)
-    assert station.round(1).work.regions["values"].data_ptr() == before
+    assert state.round(1).work.regions["values"].data_ptr() == before
 
 
 def test_residuals_are_looked_at_where_gradients_have_fewer_bits() -> None:

@@ -121,7 +121,7 @@ def test_what_was_not_sent_is_handed_on(later: str) -> None:
             grads = random_grads(2, TENSORS, seed=number)
             given += sum(mine["head.weight"].double() for mine in grads) / 2
             sent += fleet.step(grads)[0]["head.weight"]
-        waiting = sum(r.residuals()["head.weight"].double() for r in fleet.reducers).view(40, 70) / 2
+        waiting = sum(r.kept.residuals()["head.weight"].double() for r in fleet.reducers).view(40, 70) / 2
         assert bool((waiting != 0).any()) == (later != "none")
         assert torch.allclose(sent + waiting, given, atol=1e-5)
 
@@ -141,7 +141,7 @@ def test_nothing_waits_for_a_method_that_would_never_send_it(before: str, after:
         for number in range(4):
             results = fleet.step(random_grads(2, TENSORS, seed=number))
             assert all_same(results) and all(bool(t.isfinite().all()) for t in results[0].values())
-            waits = float(sum(t.abs().sum() for r in fleet.reducers for t in r.residuals().values()))
+            waits = float(sum(t.abs().sum() for r in fleet.reducers for t in r.kept.residuals().values()))
             assert waits > 0 or number > 1 or before == "marsit"
         if not fleet.methods.codecs[1].stages[1][1].takes_over() and after != "powersgd":
             assert waits == 0
@@ -166,8 +166,8 @@ def test_stages_of_one_name_differ_in_their_frames() -> None:
 
     with Fleet(2, TENSORS, by_step(another, stages), timeout=5.0) as fleet:
         fleet.step(random_grads(2, TENSORS))  # the control
-        for station in fleet.reducers[1].stations:
-            station._codec = by_step(lambda step: "b", stages)
+        for state in fleet.reducers[1].buckets:
+            state.rounds._codec = by_step(lambda step: "b", stages)
         grads = random_grads(2, TENSORS)
         step = fleet.offer(grads)
         for reducer in fleet.reducers:

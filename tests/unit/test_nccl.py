@@ -16,15 +16,18 @@ from torch import Tensor
 from horovod_compress.codecs.base import Codec, Work
 from horovod_compress.codecs.registry import create
 from horovod_compress.engine.agreement.handshake import Document
-from horovod_compress.engine.station import Round, Station, _CodecReduction as CodecReduction, nothing
+from horovod_compress.engine.bucket.reduction import CodecReduction
+from horovod_compress.engine.bucket.round import Round
+from horovod_compress.engine.bucket.state import BucketState
 from horovod_compress.errors import ConfigError, ExchangeError, PeerError
 from horovod_compress.exchange import device
 from horovod_compress.exchange.choose import chooser
 from horovod_compress.exchange.deadline import Deadline
 from horovod_compress.exchange.device import Host
 from horovod_compress.exchange.transports import gloo
-from horovod_compress.exchange.transports.base import Broken
-from horovod_compress.exchange.transports.nccl import Link, NcclTransport, Transfer, connect, together, why_not
+from horovod_compress.exchange.transports.link import Link, Transfer
+from horovod_compress.exchange.transports.messages import Broken
+from horovod_compress.exchange.transports.nccl import NcclTransport, connect, together, why_not
 from horovod_compress.exchange.wire import Bad
 from horovod_compress.ops.keys import Key
 from horovod_compress.options import Options
@@ -495,31 +498,31 @@ class Member:
     def __init__(self, rank: int, world: int, codec: Codec, exchange: str, where: Host, link: Link) -> None:
         self.link = Link(link._library, link._communicator, where, rank, world)
         bucket = Bucket(0, tuple(TENSORS))
-        self.station = Station(bucket, codec, rank, world, chooser(exchange), where, False, self.link)
+        self.state = BucketState(bucket, codec, rank, world, chooser(exchange), where, False, self.link)
         self.key = Key(0, 0, 0, rank)
 
     @property
     def round(self) -> Round:
-        return self.station.round(0)
+        return self.state.round(0)
 
     def offer(self, grads: dict[str, Tensor]) -> None:
         for position, tensor in enumerate(TENSORS):
-            self.station.claim(position, 1.0)
+            self.state.claim(position, 1.0)
             grad = grads[tensor.name].clone().to(self.link.where.where)
-            assert not int(self.station.offer(position, grad, self.key, False))
-            self.station.count_in(position)
-        if self.station.waits:
-            self.station.count_waiting(self.station.offer_waiting(self.key))
-        self.station.take_over(Deadline(10.0))
+            assert not int(self.state.offer(position, grad, self.key, False))
+            self.state.count_in(position)
+        if self.state.offers.waits:
+            self.state.count_waiting(self.state.offer_waiting(self.key))
+        self.state.take_over(Deadline(10.0))
 
     def prelude(self, number: int) -> Iterator[Transfer]:
-        self.round.codec.begin(number, self.round.work, self.key)
+        self.round.begin(number, self.key)
         prelude = self.round.preludes[number]
         return prelude.collective.steps(self.link, prelude.layout, self.round.before(self.key), Bad())
 
     def payload(self) -> Iterator[Transfer]:
         self.round.codec.encode(self.round.work, self.key)
-        reduction = CodecReduction(self.round.codec, self.round.work, self.key, {}, {}, nothing, nothing)
+        reduction = CodecReduction(self.round.codec, self.round.work, self.key)
         return self.round.collective.steps(self.link, self.round.layout, reduction, Bad())
 
 
@@ -544,7 +547,7 @@ def complete(work: Work) -> dict[str, Tensor]:
 def over_local(method: str, world: int, exchange: str, **options: Any) -> list[dict[str, Tensor]]:
     with Fleet(world, TENSORS, method, exchange=exchange, **options) as fleet:
         fleet.step(random_grads(world, TENSORS))
-        return [dict(complete(reducer.stations[0].round(0).work)) for reducer in fleet.reducers]
+        return [dict(complete(reducer.buckets[0].round(0).work)) for reducer in fleet.reducers]
 
 
 VIRTUAL = [

@@ -77,11 +77,11 @@ def _fail(folder: Path | None, monkeypatch: pytest.MonkeyPatch) -> list[str]:
             fleet.reducers[rank].offer(0, torch.ones(8))
         until = time.monotonic() + 10.0
         # The last note is waited for in vain for a second.
-        while sum(reducer.failed() for reducer in fleet.reducers) < WORLD and time.monotonic() < until:
+        while sum(reducer.failure.failed() for reducer in fleet.reducers) < WORLD and time.monotonic() < until:
             time.sleep(0.01)
-            if not folder and all(fleet.reducers[rank].failed() for rank in (0, 1, 3)):
+            if not folder and all(fleet.reducers[rank].failure.failed() for rank in (0, 1, 3)):
                 break
-        failed = [reducer for reducer in fleet.reducers if reducer.failed()]
+        failed = [reducer for reducer in fleet.reducers if reducer.failure.failed()]
         return [_error(reducer) for reducer in failed]
 
 

@@ -14,7 +14,7 @@ from horovod_compress import ops
 from horovod_compress.codecs import registry
 from horovod_compress.codecs.base import Algebra, Codec, Regions, Work
 from horovod_compress.codecs.dense import Uncompressed
-from horovod_compress.engine import arrivals
+from horovod_compress.engine.bucket import arrivals
 from horovod_compress.errors import ExchangeError, NonFiniteError
 from horovod_compress.exchange.choose import for_prelude
 from horovod_compress.ops.keys import Key
@@ -69,9 +69,9 @@ def test_two_preludes_in_a_row(world: int, least: int, monkeypatch: pytest.Monke
             assert all_same(results)
             torch.testing.assert_close(results[0]["w"], torch.stack(grads).mean(0), atol=1e-6, rtol=1e-5)
         if world > 1:
-            names = [p.collective.name for p in fleet.reducers[0].stations[0].round(0).preludes]
+            names = [p.collective.name for p in fleet.reducers[0].buckets[0].round(0).preludes]
             assert names == ["everywhere", "fold"]
-            assert bool(fleet.reducers[0].stations[0].round(0).parts) == (least == 0)
+            assert bool(fleet.reducers[0].buckets[0].round(0).parts) == (least == 0)
 
 
 def test_the_bytes_of_preludes_are_counted() -> None:
@@ -154,7 +154,7 @@ def test_a_rank_that_is_gone_during_a_prelude_is_an_error() -> None:
         grads = one_tensor(2, 64)
         fleet.step([{"w": grad} for grad in grads])
         step = fleet.reducers[0].offer(0, grads[0].clone())
-        fleet.reducers[1].transport.abort({"why": "a test"})
+        fleet.reducers[1].context.transport.abort({"why": "a test"})
         with pytest.raises(ExchangeError, match=r"rank 0: .*\. Rank 1 stopped first: a test\."):
             fleet.reducers[0].result(0, step)
 

@@ -17,10 +17,10 @@ RATES = [0.1, 0.4, 0.4, 0.2, 0.07, 0.07, 0.3]
 
 
 class Seen:
-    """Stands for a reducer and remembers by what residuals were multiplied."""
+    """Stands for a reducer and what it keeps, and remembers by what residuals were multiplied."""
 
     def __init__(self) -> None:
-        self.factors: list[dict[str, float]] = []
+        self.kept, self.factors = self, list[dict[str, float]]()
 
     def scale_errors(self, factors: dict[str, float]) -> None:
         self.factors.append(factors)
@@ -113,9 +113,11 @@ def test_what_is_saved_goes_on() -> None:
 def test_momentum_stays_as_it_is() -> None:
     with Fleet(2, TENSORS, "dgc", density=0.1, ramp_steps=0) as fleet:
         fleet.step(random_grads(2, TENSORS))
-        before = {kind: {n: t.clone() for n, t in kept.items()} for kind, kept in fleet.reducers[0].states().items()}
-        fleet.reducers[0].scale_errors({"a": 3.0})
-        after = fleet.reducers[0].states()
+        before = {
+            kind: {n: t.clone() for n, t in kept.items()} for kind, kept in fleet.reducers[0].kept.states().items()
+        }
+        fleet.reducers[0].kept.scale_errors({"a": 3.0})
+        after = fleet.reducers[0].kept.states()
         assert torch.equal(after["momentum"]["a"], before["momentum"]["a"])
         assert torch.equal(after["residual"]["a"], before["residual"]["a"] * 3) and bool(before["residual"]["a"].any())
         assert torch.equal(after["residual"]["b"], before["residual"]["b"])

@@ -96,15 +96,15 @@ def test_offers_that_do_not_fit_are_refused() -> None:
 def test_kinds_of_rounds_share_memory() -> None:
     """The densities of a warm-up use the buffers of the largest; constants of other methods stay apart."""
     with Fleet(2, [spec("a", 40000)], "dgc", density=0.001, ramp_steps=8) as fleet:
-        station = fleet.reducers[0].stations[0]
-        rounds = list(station._rounds.values())
+        state = fleet.reducers[0].buckets[0]
+        rounds = list(state.rounds.kinds.values())
         assert len(rounds) > 3
         for name in ("positions", "values"):
             assert len({r.work.local[name].untyped_storage().data_ptr() for r in rounds}) == 1
         assert len({frame.memory.data_ptr() for r in rounds for frame in r.inbox.frames.values()}) == 1
         capacities = [r.inbox.capacity for r in rounds]
-        assert len(set(capacities)) == len(rounds) and max(capacities) == station._inbox.capacity
-        assert station._scratch.numel() < 40000 * 0.25 * 8 + 256
+        assert len(set(capacities)) == len(rounds) and max(capacities) == state.memory.inbox.capacity
+        assert state.memory.scratch.numel() < 40000 * 0.25 * 8 + 256
     stages = by_step({0: method("signsgd", step_size=0.5), 2: method("signsgd", step_size=0.25)})
     with Fleet(2, [spec("a", 64)], stages) as fleet:
         found = [fleet.step([{"a": torch.ones(64)}] * 2)[0]["a"][0].item() for _ in range(4)]

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from horovod_compress.engine import arrivals
+from horovod_compress.engine.bucket import arrivals
 from horovod_compress.errors import ConfigError, ExchangeError
 from horovod_compress.observe import timeline, trace
 from horovod_compress.observe.overlap import Overlap, covered
@@ -74,7 +74,7 @@ def test_every_bucket_has_a_row_and_its_spans_are_well_formed(
         assert len([e for e in found if e["cat"] == "decode"]) == 4
         assert {e["args"]["step"] for e in spans(events, "decode") if e["name"] == f"bucket {index}"} == set(range(4))
         preludes = [e for e in found if e["name"].startswith("prelude 0")]
-        assert len(preludes) == (4 if fleet.reducers[0].stations[index].round(0).preludes else 0)
+        assert len(preludes) == (4 if fleet.reducers[0].buckets[index].round(0).preludes else 0)
 
 
 @pytest.mark.parametrize(("exchange", "last"), [("ring", 3), ("fold", 1)])
@@ -304,7 +304,7 @@ def test_a_single_bucket_hides_nothing(tmp_path: Path, schedule: str) -> None:
                     time.sleep(0.01)  # a long backward pass
                 for reducer in fleet.reducers:
                     reducer.settle(steps[0])
-        counted = [reducer.overlap.document() for reducer in fleet.reducers]
+        counted = [reducer.context.overlap.document() for reducer in fleet.reducers]
     for document in counted:
         share, seconds = document["overlap"], document["overlap_seconds"]
         assert seconds["busy"] > 0 and share == pytest.approx(seconds["hidden"] / seconds["busy"])

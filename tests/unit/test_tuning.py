@@ -99,7 +99,7 @@ def test_ranks_agree_in_every_step_and_choose_in_time(schedule: str, method: str
                 break
         assert number < 50 and all(tuner.chosen for tuner in job.tuners)
         assert sorted(fleet.reducers[0].plan.names()) == sorted(spec.name for spec in TENSORS)
-        assert fleet.reducers[0].watch is None  # nothing is measured any more
+        assert fleet.reducers[0].context.watch is None  # nothing is measured any more
         before = fleet.reducers[0].plan
         assert job.same(job.step(number + 1)) and fleet.reducers[0].plan is before
 
@@ -120,7 +120,8 @@ def test_other_buckets_change_nothing_that_is_kept() -> None:
             fleet.step(random_grads(2, TENSORS, seed=number))
         for groups in ([4, 5], [1] * 9, [9]):
             before = [
-                {k: {n: t.clone() for n, t in kept.items()} for k, kept in r.states().items()} for r in fleet.reducers
+                {k: {n: t.clone() for n, t in kept.items()} for k, kept in r.kept.states().items()}
+                for r in fleet.reducers
             ]
             cut, first = [], 0
             for count in groups:
@@ -130,7 +131,7 @@ def test_other_buckets_change_nothing_that_is_kept() -> None:
             for reducer in fleet.reducers:
                 reducer.replan(plan)
             for reducer, was in zip(fleet.reducers, before, strict=True):
-                now = reducer.states()
+                now = reducer.kept.states()
                 assert now.keys() == was.keys() and all(
                     torch.equal(now[kind][name], tensor) for kind, kept in was.items() for name, tensor in kept.items()
                 )
@@ -162,7 +163,7 @@ def test_methods_stay_and_small_tensors_stay_uncompressed(monkeypatch: pytest.Mo
         assert {a.counts for a in seen} == {
             tuple(t.count for t in job.tuners[0]._tensors)
         }  # no other tensor is planned for
-        assert [b.compressed for b in plan.buckets][-1] is False and fleet.reducers[0].residual_norm() > 0
+        assert [b.compressed for b in plan.buckets][-1] is False and fleet.reducers[0].kept.residual_norm() > 0
         with pytest.raises(ConfigError, match="a different method"):
             fleet.reducers[0].replan(Plan.of([(tensors, 1)]))
 
@@ -203,7 +204,7 @@ def test_a_resume_into_the_middle_of_a_search_goes_on_searching() -> None:
 
 def _mean_of_all(fleet: Fleet, grads: list[dict[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
     """Return the mean of gradient + residual over ranks."""
-    kept = [reducer.residuals() for reducer in fleet.reducers]
+    kept = [reducer.kept.residuals() for reducer in fleet.reducers]
     return {
         n: sum(g[n] + k[n].view(g[n].shape) for g, k in zip(grads, kept, strict=True)) / fleet.world for n in grads[0]
     }
@@ -219,7 +220,7 @@ def test_what_waits_is_sent_in_full_precision_for_gradients_of_16_bits_too(metho
         for reducer in fleet.reducers:
             reducer.replan(Plan.of([(tensors, 1, True)]))
         grads = random_grads(2, tensors, seed=9)
-        kept = [reducer.residuals()["half"].view(40, 30).clone() for reducer in fleet.reducers]
+        kept = [reducer.kept.residuals()["half"].view(40, 30).clone() for reducer in fleet.reducers]
         expected = ((grads[0]["half"].float() + kept[0]) + (grads[1]["half"].float() + kept[1])) / 2
         assert torch.equal(fleet.step(grads)[0]["half"], expected.half())
 
@@ -234,21 +235,21 @@ def test_a_bucket_left_uncompressed_sends_what_waits_and_is_compressed_again_lat
             reducer.replan(Plan.of(half))
         fleet._index = {name: place for place, name in enumerate(fleet.reducers[0].plan.names())}
         plain = [tensor.name for tensor in half[0][0]]
-        assert all(fleet.reducers[0].residuals()[name].any() for name in plain)
+        assert all(fleet.reducers[0].kept.residuals()[name].any() for name in plain)
         grads = random_grads(2, TENSORS, seed=9)
         expected = _mean_of_all(fleet, grads)
         results = fleet.step(grads)
         for name in plain:
             for rank in range(2):
                 assert torch.allclose(results[rank][name], expected[name], rtol=1e-5, atol=1e-6)
-                assert not fleet.reducers[rank].residuals()[name].any()
+                assert not fleet.reducers[rank].kept.residuals()[name].any()
         compressed = half[1][0][0].name
         assert not torch.allclose(results[0][compressed], expected[compressed], rtol=1e-5, atol=1e-6)
         for reducer in fleet.reducers:
             reducer.replan(fleet.plan)
         fleet._index = {name: place for place, name in enumerate(fleet.plan.names())}
         fleet.step(random_grads(2, TENSORS, seed=10))
-        assert all(fleet.reducers[0].residuals()[name].any() for name in plain)
+        assert all(fleet.reducers[0].kept.residuals()[name].any() for name in plain)
 
 
 def test_which_methods_may_be_left_out() -> None:
@@ -436,17 +437,17 @@ def test_steps_with_values_that_are_not_finite_do_not_count() -> None:
             if number in (1, 2):
                 grads[1][TENSORS[0].name][0, 0] = float("inf")
             job.take(grads)
-            watch = watch or fleet.reducers[0].watch
-            assert fleet.reducers[0].watch is watch and watch.steps() == [1, 1, 1, 2, 3][number]
+            watch = watch or fleet.reducers[0].context.watch
+            assert fleet.reducers[0].context.watch is watch and watch.steps() == [1, 1, 1, 2, 3][number]
         assert all(len(taken) == 3 for taken in watch._exchanges.values())
         job.step(9)
-        assert fleet.reducers[0].watch is not watch  # the first trial
+        assert fleet.reducers[0].context.watch is not watch  # the first trial
 
 
 def test_what_is_never_offered_comes_last() -> None:
     names = [tensor.name for tensor in TENSORS]
     with Fleet(2, TENSORS, "topk", schedule="auto") as fleet:
-        watch = fleet.reducers[0].watch = Watch(fleet.plan)
+        watch = fleet.reducers[0].context.watch = Watch(fleet.plan)
         for _ in range(3):
             watch.begin()
             for index in range(1, len(names)):  # the first one is sparse
@@ -513,7 +514,7 @@ def test_a_device_s_work_is_part_of_a_decoding() -> None:
     with everything_apart(Slow), Fleet(2, TENSORS, "topk", schedule="single") as fleet:
         found = []
         for Slow.slow in (False, True):
-            watch = fleet.reducers[0].watch = Watch(fleet.plan)
+            watch = fleet.reducers[0].context.watch = Watch(fleet.plan)
             for number in range(3):
                 watch.begin()
                 fleet.step(random_grads(2, TENSORS, seed=number))
@@ -553,9 +554,9 @@ def test_nothing_is_marked_before_the_search_begins() -> None:
         ]
         for number in range(4):
             job.step(number)
-            assert fleet.reducers[0].watch is None
+            assert fleet.reducers[0].context.watch is None
         job.step(4)
-        assert fleet.reducers[0].watch is not None
+        assert fleet.reducers[0].context.watch is not None
 
 
 # ---- drift ----

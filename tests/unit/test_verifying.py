@@ -16,17 +16,17 @@ TENSORS = [spec("a", 40), spec("b", 3, 5), spec("c", 70)]
 @pytest.mark.parametrize("wrong", [0, 1, 2, None])
 def test_one_wrong_bit_of_one_result_is_noticed(wrong: int | None) -> None:
     with Fleet(3, TENSORS, "none", verify_every=1) as fleet:
-        station = fleet.reducers[1].stations[0]
-        usual = station.write_back
+        state = fleet.reducers[1].buckets[0]
+        usual = state.write_back
 
         def write_back() -> None:
             usual()
             if wrong is not None:
-                grad = station.grads[wrong]
+                grad = state.memory.grads[wrong]
                 assert grad is not None
                 grad.view(torch.int32)[4] ^= 1
 
-        station.write_back = write_back  # type: ignore[method-assign]
+        state.write_back = write_back  # type: ignore[method-assign]
 
         def steps() -> None:
             for number in range(3):

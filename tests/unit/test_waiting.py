@@ -16,7 +16,7 @@ from horovod_compress.codecs.global_qsgd import Standard
 from horovod_compress.codecs.marsit import Marsit
 from horovod_compress.codecs.natural import Natural
 from horovod_compress.codecs.topk import TopK
-from horovod_compress.engine.station import Station
+from horovod_compress.engine.bucket.state import BucketState
 from horovod_compress.errors import ExchangeError
 from horovod_compress.exchange import ring
 from horovod_compress.exchange.deadline import Deadline
@@ -48,10 +48,10 @@ class Streams(Host):
         self.followed.extend(marks)
 
 
-def _offer(station: Station, position: int, zero: bool = False) -> None:
-    tensor = station.bucket.tensors[position]
-    station.claim(position, 1.0)
-    station.count_in(position, station.offer(position, torch.ones(tensor.shape), KEY, zero))
+def _offer(state: BucketState, position: int, zero: bool = False) -> None:
+    tensor = state.bucket.tensors[position]
+    state.claim(position, 1.0)
+    state.count_in(position, state.offer(position, torch.ones(tensor.shape), KEY, zero))
 
 
 def test_a_bucket_that_cannot_be_taken_in_is_an_error_for_whoever_waits(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -92,19 +92,19 @@ def test_what_a_class_redefines_holds_on_devices_too() -> None:
 
 def test_no_old_steps_are_sent_for_tensors_that_are_not_there() -> None:
     with everything_apart(), Fleet(2, TENSORS, "marsit", full_precision_every=0, step_size="tensor") as fleet:
-        station = fleet.reducers[0].stations[0]
+        state = fleet.reducers[0].buckets[0]
         fleet.step(random_grads(2, TENSORS))
-        work = station.round(1).work
-        work.grads[:] = [None if t.name == "a" else torch.ones(t.count) for t in station.bucket.tensors]
+        work = state.round(1).work
+        work.grads[:] = [None if t.name == "a" else torch.ones(t.count) for t in state.bucket.tensors]
         work.regions["steps"].fill_(3.0)
-        station.round(1).codec.encode(work, KEY)
-        a = [t.name for t in station.bucket.tensors].index("a")
+        state.round(1).codec.encode(work, KEY)
+        a = [t.name for t in state.bucket.tensors].index("a")
         assert not work.regions["steps"][work.memo["steps"][a]].any() and work.regions["steps"].any()
 
 
 def test_the_launch_follows_on_every_stream_that_gradients_come_from(monkeypatch: pytest.MonkeyPatch) -> None:
     where = Streams()
-    station = Station(Bucket(0, tuple(TENSORS)), Marsit(0), 0, 1, lambda *_: ring, where)
+    state = BucketState(Bucket(0, tuple(TENSORS)), Marsit(0), 0, 1, lambda *_: ring, where)
     followed: list[Any] = []
     together = Marsit.offer_all
 
@@ -115,13 +115,13 @@ def test_the_launch_follows_on_every_stream_that_gradients_come_from(monkeypatch
 
     monkeypatch.setattr(Marsit, "offer_all", watched)
     for name, positions in (("first", (4, 1)), ("second", (0, 2))):
-        thread = threading.Thread(target=lambda mine=positions: [_offer(station, p) for p in mine], name=name)
+        thread = threading.Thread(target=lambda mine=positions: [_offer(state, p) for p in mine], name=name)
         thread.start()
         thread.join()
-    _offer(station, 3)
-    assert station.waits and not station.full and not followed
-    station.count_waiting(station.offer_waiting(KEY))
-    assert station.full and not station.waits
+    _offer(state, 3)
+    assert state.offers.waits and not state.offers.full and not followed
+    state.count_waiting(state.offer_waiting(KEY))
+    assert state.offers.full and not state.offers.waits
     assert {"mark of first", "mark of second", "mark of MainThread"} <= set(followed)
 
 
@@ -130,10 +130,10 @@ def test_the_launch_follows_on_every_stream_that_gradients_come_from(monkeypatch
 )
 def test_others_do_not_wait(codec: Codec, device: Host, zero: bool) -> None:
     """On the CPU, where a count is wanted at once, and with methods that have no form for several tensors."""
-    station = Station(Bucket(0, tuple(TENSORS)), codec, 0, 1, lambda *_: ring, device)
+    state = BucketState(Bucket(0, tuple(TENSORS)), codec, 0, 1, lambda *_: ring, device)
     for position in range(len(TENSORS)):
-        _offer(station, position, zero)
-    assert station.full and not station.waits
+        _offer(state, position, zero)
+    assert state.offers.full and not state.offers.waits
 
 
 def _run(options: dict[str, Any], sparse: str | None = None, threads: int = 0) -> tuple[list, Any]:
@@ -209,13 +209,13 @@ def test_powers_that_float64_cannot_hold_are_found_in_their_tensor(norm: int) ->
     tensors = [spec(name, 300, dtype=torch.float64) for name in "abc"]
     found = []
     for where in (Host(), Streams()):
-        station = Station(Bucket(0, tuple(tensors)), Standard(8, norm, 256), 0, 1, lambda *_: ring, where)
+        state = BucketState(Bucket(0, tuple(tensors)), Standard(8, norm, 256), 0, 1, lambda *_: ring, where)
         for position, size in enumerate((1.0, 1.7e308, 1e300)):
-            station.claim(position, 1.0)
+            state.claim(position, 1.0)
             grad = torch.full((300,), size, dtype=torch.float64)
-            station.count_in(position, station.offer(position, grad, KEY, False))
-        if station.waits:
-            station.count_waiting(station.offer_waiting(KEY))
-        station.take_over(Deadline(10.0))
-        found.append((station.bad.count, station.bad_names))
+            state.count_in(position, state.offer(position, grad, KEY, False))
+        if state.offers.waits:
+            state.count_waiting(state.offer_waiting(KEY))
+        state.take_over(Deadline(10.0))
+        found.append((state.nonfinite.bad.count, state.nonfinite.names))
     assert found[0] == found[1] == ((1, ["b"]) if norm == 1 else (2, ["b", "c"]))

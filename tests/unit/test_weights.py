@@ -29,17 +29,19 @@ class Shown:
     def __init__(self, every: int) -> None:
         self.fleet = Fleet(WORLD, TENSORS, "none", verify_every=every)
         for reducer in self.fleet.reducers:
-            reducer.weights = Weights(every, warns=reducer.rank == 0)
+            reducer.verification.weights = Weights(every, warns=reducer.rank == 0)
 
     def step(self, number: int, odd: int | None = None, silent: int | None = None) -> None:
         for reducer in self.fleet.reducers:
-            assert reducer.weights and reducer.next_step() == number
+            assert reducer.verification.weights and reducer.next_step() == number
             if reducer.rank != silent:
-                reducer.weights.take(number, weights_of(reducer.rank, odd))
+                reducer.verification.weights.take(number, weights_of(reducer.rank, odd))
         self.fleet.step(random_grads(WORLD, TENSORS, number))
 
     def compared(self) -> set[int]:
-        return {reducer.weights.compared for reducer in self.fleet.reducers if reducer.weights}
+        return {
+            reducer.verification.weights.compared for reducer in self.fleet.reducers if reducer.verification.weights
+        }
 
 
 @pytest.mark.parametrize(("every", "expected"), [(0, [0] * 7), (1, [1, 2, 3, 4, 5, 6, 7]), (3, [1, 1, 2, 2, 2, 3, 3])])

@@ -53,9 +53,9 @@ def hold(
     rebuild_every = usual if rebuild_every is None else rebuild_every
     moments.check_options(second_moment, warmup_steps=warmup_steps, rebuild_every=rebuild_every)
     fits = moments.may_share(optimizer, second_moment)
-    if not fits or all(divides == "never" for divides in reducer.divides().values()):
+    if not fits or all(divides == "never" for divides in reducer.buckets.divides().values()):
         return None
-    warmup_steps = max(warmup_steps, reducer.exact_until())
+    warmup_steps = max(warmup_steps, reducer.buckets.exact_until())
     if reducer.rank == 0:
         _log.info(
             "the second moment of %s is shared: the first %d rounds and then one in %d are exact and move it, in the "
@@ -68,7 +68,7 @@ def hold(
 def give_back(state: Mapping[str, Mapping[str, Any]], reducer: Reducer) -> None:
     """Carry what waits over to the units of gradients, where a second moment was loaded that nobody holds."""
     factors = {name: _Held(**saved).divisor for name, saved in state.items()}
-    reducer.convert_kept({name: factor for name, factor in factors.items() if factor is not None})
+    reducer.kept.convert({name: factor for name, factor in factors.items() if factor is not None})
 
 
 @dataclass
@@ -157,12 +157,12 @@ class HeldSecondMoment:
         """Choose what the step exchanges, and show codecs what to divide by."""
         exact = self.is_exact(step)
         if self._every == 1:  # it is the stock optimizer
-            self._reducer.next_steps(plain=True)
+            self._reducer.buckets.next_steps(plain=True)
             return
-        self._reducer.hold(step, exact)
-        if exact and (watch := self._reducer.watch):
+        self._reducer.buckets.hold(step, exact)
+        if exact and (watch := self._reducer.context.watch):
             watch.spoil()  # what is measured now says nothing of the method
-        divides = self._reducer.divides()
+        divides = self._reducer.buckets.divides()
         factors: dict[str, Tensor] = {}
         for group, parameter, name in self._parameters():
             held, state = self._held.get(name), self._optimizer.state.get(parameter)
@@ -173,8 +173,10 @@ class HeldSecondMoment:
             if not (exact or held) and state and divides[name] != "never":  # the optimizer has moved its own until now
                 self._held[name] = held = _taken_over(group, state, divides[name] == "before")
                 _note(factors, name, None, held.divisor)
-        self._reducer.convert_kept(factors)
-        self._reducer.divide_by({name: held.divisor for name, held in self._held.items() if held.divisor is not None})
+        self._reducer.kept.convert(factors)
+        self._reducer.buckets.divide_by(
+            {name: held.divisor for name, held in self._held.items() if held.divisor is not None}
+        )
 
     def _parameters(self) -> Iterable[moments.Place]:
         return moments.places(self._optimizer, self._names)
@@ -207,7 +209,7 @@ class HeldSecondMoment:
                 held.move_to(now, grad, float(group["betas"][1]))
                 _note(factors, name, before, held.divisor)
             moments.write(group, state, grad, held, now, exact=exact)
-        self._reducer.convert_kept(factors)
+        self._reducer.kept.convert(factors)
 
 
 def _taken_over(group: dict[str, Any], state: dict[str, Any], divides: bool) -> _Held:

@@ -47,7 +47,7 @@ class Rates:
             if before:
                 factor = min(max(before / now, 1 / MOST), MOST)
                 factors |= {self._names[id(p)]: factor for p in group["params"] if id(p) in self._names}
-        self._reducer.scale_errors(factors)
+        self._reducer.kept.scale_errors(factors)
 
     def state(self) -> list[float]:
         return list(self._followed)

@@ -77,7 +77,7 @@ class Exchange:
             value = ops.hash64(torch.tensor([number]).view(torch.uint8), value)
         for tensor in tensors:
             value = ops.hash64(tensor.detach().contiguous().view(-1).view(torch.uint8), value)
-        self.reducer.compare_first(value, "weights, second moments or step counts of the update-mode optimizer")
+        self.reducer.start.compare_first(value, "weights, second moments or step counts of the update-mode optimizer")
 
     def count_dense(self) -> None:
         """Let the bytes of an uncompressed ring count every local step, once: it would exchange them all."""
@@ -111,7 +111,7 @@ class Exchange:
             NonFiniteError: some update was not finite on some rank; parameters of the same bucket
                 are the noted ones, on every rank.
         """
-        self.reducer.next_steps(turn)
+        self.reducer.buckets.next_steps(turn)
         self.reducer.freeze(self._resting)
         self._show(self.base)
         momenta = list(self._momenta(state)) if self._masking else []
@@ -154,7 +154,7 @@ class Exchange:
 
         A parameter for which no rank has a gradient has none afterwards either.
         """
-        self.reducer.next_steps(plain=True)
+        self.reducer.buckets.next_steps(plain=True)
         self.reducer.freeze(frozen := self.leave_frozen())
         self._show(self.parameters)
         step, means = -1, []
@@ -171,8 +171,8 @@ class Exchange:
 
     def _show(self, weights: Sequence[Tensor]) -> None:
         """Let the other ranks compare weights that should be the same as theirs, if they do in this exchange."""
-        if self.reducer.weights:
-            self.reducer.weights.take(self.reducer.next_step(), weights)
+        if self.reducer.verification.weights:
+            self.reducer.verification.weights.take(self.reducer.next_step(), weights)
 
     def not_finite(self) -> NonFiniteError:
         """Return the error for a mean gradient that is not finite."""
@@ -194,7 +194,7 @@ class Exchange:
             kept = state.get(parameter, {})
             own = [kept[name] for name in _MOMENTA if isinstance(kept.get(name), Tensor)]
             copies = [momentum.contiguous() for momentum in own]
-            self.reducer.clear_where_sent(index, copies)
+            self.reducer.buckets.clear_where_sent(index, copies)
             yield from zip(own, copies, strict=True)
 
 

@@ -26,8 +26,8 @@ from torch import Tensor
 from ...errors import ConfigError, ExchangeError, PeerError
 from ..deadline import Deadline
 from .addresses import Addresses, Share
-from .base import Broken
 from .board import Board
+from .messages import Broken
 
 _TAG = 0x48564346  # one ordered stream per pair of ranks
 _NEVER_TAG = _TAG + 1
@@ -93,6 +93,7 @@ class GlooTransport:
     """
 
     name = "gloo"
+    link = None
     #: Gloo adds 16-bit floats one by one, and slower than the merge of this package.
     adds = frozenset({torch.float32, torch.float64})
 

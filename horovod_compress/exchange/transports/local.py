@@ -42,6 +42,7 @@ class LocalTransport:
     """One rank's end of a :class:`Hub`."""
 
     name = "local"
+    link = None
     adds = frozenset({torch.float32, torch.float64})
 
     def __init__(self, hub: Hub, rank: int, links: dict[tuple[int, int], queue.SimpleQueue[Any]] | None = None) -> None:

@@ -151,10 +151,11 @@ class Compression:
 
     def _start(self, method: str | Codec | Methods, options: Mapping[str, Any]) -> None:
         self._methods, self._reducer = start(method, self._named, options, self._process_set)
-        self._reducer.on_unseen = self._wake
+        self._reducer.failure.on_unseen = self._wake
         self._reducer.uneven.in_join = in_join
         if self._reducer.world > 1:
-            self._reducer.weights = Weights(self._reducer.options.verify_every, warns=self._reducer.rank == 0)
+            weights = Weights(self._reducer.options.verify_every, warns=self._reducer.rank == 0)
+            self._reducer.verification.weights = weights
         self._reducer.gain = None  # the first token that comes back tells, or attach()
         self._owners = [owner_of_token() for _ in self._reducer.plan.names()]
         self._take_order()
@@ -164,7 +165,7 @@ class Compression:
             self._tuner = Tuner(self._reducer, str(schedule), self._share, self._methods, first)
             # Not a number of this process: others may have made more compressions, or fewer.
             self._tuning_name = f"hvc.tuning.{self._reducer.plan.fingerprint()}"
-        self._reducer.check_usable = self._check_run
+        self._reducer.offering.check_usable = self._check_run
         _open.add(self)
         recording.follow(self._reducer, hvd.rank(), self.method)
 
@@ -356,7 +357,7 @@ class Compression:
 
     def _rescale(self, before: float, after: float) -> None:
         if after != before and before > 0:
-            self._running().scale_kept(after / before)
+            self._running().kept.scale(after / before)
         self._scale = after
 
     def _bridge(self) -> None:
@@ -457,11 +458,11 @@ class Compression:
         reducer = self._running()
         return (
             reducer.metrics.document()
-            | reducer.overlap.document()
+            | reducer.context.overlap.document()
             | {
-                "residual_norm": reducer.residual_norm(),
+                "residual_norm": reducer.kept.residual_norm(),
                 "buckets": len(reducer.plan.buckets),
-                "collectives": sorted({station.collective(reducer.step) for station in reducer.stations}),
+                "collectives": sorted({state.round(reducer.step).collective.name for state in reducer.buckets}),
                 "plain_buckets": sum(bucket.plain for bucket in reducer.plan.buckets),
                 "tuned": self._tuner is None or self._tuner.done,
                 "method": self.method,
@@ -703,7 +704,7 @@ class Compression:
 
     def _why_ended(self, optimizer: Any, said: str) -> HorovodCompressError | None:
         """Return the error for the end of Horovod in the middle of a step, None where nothing is known."""
-        found = self._running().call_off(f"Horovod has ended and says {said!r}")
+        found = self._running().failure.call_off(f"Horovod has ended and says {said!r}")
         if found is not None:
             self._under_way = 0  # nobody fetches the other results of this step
             forget_step(optimizer)
@@ -728,9 +729,9 @@ class Compression:
         if self._held and not self._under_way:
             self._held.begin(reducer.next_step())
         if self._exact_first and not self._under_way:
-            reducer.next_steps(plain=reducer.next_step() < self._exact_first)
-        if reducer.weights and not self._under_way:
-            reducer.weights.take(reducer.next_step(), self._parameters)
+            reducer.buckets.next_steps(plain=reducer.next_step() < self._exact_first)
+        if reducer.verification.weights and not self._under_way:
+            reducer.verification.weights.take(reducer.next_step(), self._parameters)
 
     def _freeze(self, reducer: Reducer) -> None:
         """Exchange nothing for parameters that need no gradient in the step that begins."""
@@ -750,13 +751,14 @@ class Compression:
     def _share(self, value: Any) -> list[Any]:
         reducer = self._running()
         seconds, name = reducer.options.timeout, self._tuning_name
-        reducer.meeting = True
+        reducer.context.progress.meeting = True
         try:
-            return allgather_object(value, name, self._process_set, seconds, failed=reducer.failed)
+            return allgather_object(value, name, self._process_set, seconds, failed=reducer.failure.failed)
         except ExchangeError as error:
-            raise reducer.call_off(str(error).removeprefix(f"rank {hvd.rank()}: ").rstrip(".")) or error from error
+            why = str(error).removeprefix(f"rank {hvd.rank()}: ").rstrip(".")
+            raise reducer.failure.call_off(why) or error from error
         finally:
-            reducer.meeting = False
+            reducer.context.progress.meeting = False
 
     def _offer(self, index: int, grad: Tensor) -> int:
         step = self._running().offer(index, grad)

@@ -112,7 +112,7 @@ def same_bits(method: str, plant: str) -> str:
     try:
         if plant == "corruption":
             reducer = job.compression._running()
-            reducer.transport = _Flipping(reducer.transport, hvd.size() + 1)
+            reducer.context.transport = _Flipping(reducer.context.transport, hvd.size() + 1)
         for step in range(_STEPS):
             if plant == "freeze" and step == 1:
                 local_ranks.leave("fault", time.monotonic())
@@ -149,7 +149,7 @@ def corruption() -> str:
     job = _Job("marsit", seconds=10.0)
     if _mine():
         reducer = job.compression._running()
-        reducer.transport = _Flipping(reducer.transport, hvd.size() + 1)
+        reducer.context.transport = _Flipping(reducer.context.transport, hvd.size() + 1)
     told = ""
     try:
         for step in range(_STEPS):
@@ -189,16 +189,16 @@ def drift() -> str:
     """
     job = _Job("fp16")
     reducer = job.compression._running()
-    hashed = reducer._hash
+    hashed = reducer.verification.hash
 
-    def change(station: Any) -> int:
-        station.grads[0].view(-1).view(torch.int32)[0] ^= 1
-        return hashed(station)
+    def change(state: Any) -> int:
+        state.memory.grads[0].view(-1).view(torch.int32)[0] ^= 1
+        return hashed(state)
 
     try:
         job.step(0)
         if _mine():
-            reducer._hash = change  # type: ignore[method-assign]
+            reducer.verification.hash = change  # type: ignore[method-assign]
         told = ""
         try:
             job.step(1)
@@ -248,7 +248,7 @@ def lose_a_rank(how: str, seconds: float) -> None:
     job.step(0)
     hvd.barrier()
     if _mine():
-        recorder = job.compression._running().recorder
+        recorder = job.compression._running().context.recorder
         noted = recorder.note
 
         def note(step: int, bucket: int, event: str, hop: int = -1) -> None:

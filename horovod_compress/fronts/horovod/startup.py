@@ -24,6 +24,7 @@ from ...exchange.choose import chooser
 from ...exchange.deadline import Deadline
 from ...exchange.transports import gloo, nccl
 from ...exchange.transports.base import Transport
+from ...exchange.transports.link import Link
 from ...exchange.transports.local import Hub
 from ...ops import loader
 from ...options import Options
@@ -332,7 +333,7 @@ def _identity(rank: int) -> tuple[int, ...] | None:
     return library.get_unique_id() if rank == 0 else None
 
 
-def _join(identity: tuple[int, ...], where: device.Host, tokens: Transport, seconds: float) -> nccl.Link:
+def _join(identity: tuple[int, ...], where: device.Host, tokens: Transport, seconds: float) -> Link:
     peers = set(range(tokens.size)) - {tokens.rank}
     broken = {peer: tokens.watch(peer) for peer in peers}  # type: ignore[attr-defined]
     return nccl.connect(nccl.api(), identity, where, tokens, seconds, broken=broken)

@@ -108,7 +108,7 @@ made: list[Any] = []  # the compression and a function that trains a step, for f
 
 def arm(compression: hvc.Compression, case: dict[str, Any]) -> None:
     """Come to harm when the flight recorder notes the event of the case."""
-    recorder = compression._reducer.recorder
+    recorder = compression._reducer.context.recorder
     note = recorder.note
     target = (case["step"], case["bucket"], case["event"], case["hop"])
 
@@ -211,8 +211,8 @@ def run(case: dict[str, Any]) -> None:
 
     if hvd.rank() == case["victim"] and case["fault"] != "none":
         if case["fault"] in ("flip", "drop"):
-            inner, drops = compression._reducer.transport, case["fault"] == "drop"
-            compression._reducer.transport = Spoiling(inner, case["hop"], drops)
+            inner, drops = compression._reducer.context.transport, case["fault"] == "drop"
+            compression._reducer.context.transport = Spoiling(inner, case["hop"], drops)
         else:
             arm(compression, case)
     done: list[int] = []

@@ -56,8 +56,8 @@ def run(task: Any, method: str) -> dict[str, Any]:
         "digests": digests,
         "finite": all(loss == loss for loss in losses),
         "stats": {name: compression.stats()[name] for name in ("verified", "nonfinite", "bytes_sent")},
-        "devices": sorted({kept.device.type for state in reducer.states().values() for kept in state.values()}),
-        "staged": all(where.apart for where in reducer._devices.values()),
+        "devices": sorted({kept.device.type for state in reducer.kept.states().values() for kept in state.values()}),
+        "staged": all(where.apart for where in reducer.context.devices.values()),
     }
     compression.close()
     return found

@@ -53,7 +53,7 @@ def set_frozen(model: nn.Module, frozen: bool) -> None:
 
 def kept(compression: hvc.Compression) -> str:
     compression._reducer.wait_idle(5.0)
-    states = compression._reducer.states()
+    states = compression._reducer.kept.states()
     return digest(tensors[name] for tensors in states.values() for name in FROZEN if name in tensors)
 
 

@@ -20,7 +20,7 @@ COUNT = 100_003  # does not divide by anything
 
 def collectives(compression: hvc.Compression) -> list[str]:
     reducer = compression._reducer
-    return [station.collective(reducer.step) for station in reducer.stations]
+    return [state.round(reducer.step).collective.name for state in reducer.buckets]
 
 
 def reduced(dtype: torch.dtype, spoil: bool = False, method: str = "none", **options: Any) -> dict[str, Any]:

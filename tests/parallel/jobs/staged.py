@@ -35,7 +35,7 @@ def run(sample: Sample, staged: bool, **options: Any) -> dict[str, Any]:
             "bytes": compression.stats()["bytes_sent"],
             "verified": compression.stats()["verified"],
         }
-        apart = [where for where in compression._reducer._devices.values() if isinstance(where, Apart)]
+        apart = [where for where in compression._reducer.context.devices.values() if isinstance(where, Apart)]
         assert bool(apart) == staged and all(where.copied for where in apart)
         compression.close()
     return found

@@ -466,7 +466,7 @@ def updates_apart(between: Callable[[nn.Module], None]) -> list[str]:
             optimizer.step()
             if step == 3:
                 between(model)
-        assert compression._reducer.weights.compared == 3
+        assert compression._reducer.verification.weights.compared == 3
         close_together(compression)
     return warnings.texts
 

@@ -14,11 +14,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ..exchange.base import Reduction
-from ..exchange.deadline import Deadline
-from ..exchange.device import Host, Mark
-from ..exchange.layout import Piece, chunk_bounds
-from ..exchange.wire import Bad
+from ...exchange.base import Reduction
+from ...exchange.deadline import Deadline
+from ...exchange.device import Host, Mark
+from ...exchange.layout import Piece, chunk_bounds
+from ...exchange.wire import Bad
 
 
 class Staging:

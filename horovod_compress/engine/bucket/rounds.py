@@ -1,0 +1,105 @@
+"""The kinds of rounds of one bucket, and which of them a step takes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import Tensor
+
+from ...codecs.base import Codec, Divides
+from ...codecs.dense import BFloat, Uncompressed
+from .building import make_round
+from .memory import Memory
+from .round import Round
+
+_AS_IT_IS = Uncompressed()
+
+
+class Rounds:
+    """Makes the rounds of a method, and chooses among them."""
+
+    def __init__(self, codec: Codec, memory: Memory) -> None:
+        self._codec, self._memory = codec, memory
+        labels = _labels(codec.variants())
+        self.kinds = {kind: self._make(kind, labels[kind]) for kind in codec.variants()}
+        self._plain: Round | None = None
+        self._turn: int | None = None  # see :meth:`set_turn`
+        self._is_plain = False
+        self._nothing_waits = False  # see :meth:`note_emptied`
+        if codec.plain_when_empty(memory.bucket):
+            self._make_plain()
+
+    def _make(self, codec: Codec, label: str) -> Round:
+        seen = self._codec.sees(codec, self._memory.bucket)
+        kept = {name: kept for name, kept in self._memory.state.items() if name in seen}
+        return make_round(self._memory, codec, label, self._memory.payload, kept)
+
+    def _make_plain(self, codec: Codec = _AS_IT_IS) -> None:
+        payload = self._memory.payload_that_holds(codec)
+        self._plain = make_round(self._memory, codec, codec.name, payload, {})
+        self._memory.site.device.rest()  # between two steps nothing is under way
+
+    def at(self, step: int) -> Round:
+        """Return the round of a step."""
+        if self._plain and (self._is_plain or self._nothing_waits):
+            return self._plain
+        return self.kinds[self._codec.at(step if self._turn is None else self._turn)]
+
+    def set_turn(self, number: int | None, plain: bool) -> None:
+        """Choose what the coming steps exchange; between two steps, on every rank alike.
+
+        Args:
+            number: stands for the step where a method's rounds differ by it; None for the step.
+            plain: exchange what is offered as it is, without this method and its state.
+        """
+        if plain and not self._plain:
+            self._make_plain()
+        self._turn, self._is_plain = number, plain
+
+    def hold(self, step: int, exact: bool) -> None:
+        """Choose what the coming step exchanges beside a second moment that is held; on every rank alike.
+
+        Args:
+            exact: it sends gradients without this method and its state, float32 as bfloat16: what a square of the
+                second moment is made of need not be known any better.
+        """
+        if self._codec.divides() == "never":
+            return
+        if exact and not self._plain:
+            self._make_plain(BFloat() if self._memory.bucket.dtype == "float32" else Uncompressed())
+        self._turn, self._is_plain = self._codec.compressed_turn(step), exact
+
+    def divides(self) -> Divides:
+        """Return where a second moment that is held divides in the compressed rounds."""
+        return self._codec.divides()
+
+    def note_emptied(self) -> None:
+        """Take note that a round went well on every rank: nothing waits now, where every round sends all of it."""
+        if self._is_plain or self._nothing_waits or not self._codec.plain_when_empty(self._memory.bucket):
+            return
+        if all(grad is not None for grad in self._memory.grads):  # what was skipped may wait
+            self._nothing_waits = True
+            # A gradient of -0 plus this is -0: a job that goes on from a checkpoint, and adds it again, has equal bits.
+            self._memory.state["residual"].fill_(-0.0)
+
+    def resume(self) -> None:
+        """Go on with whatever was loaded."""
+        self._nothing_waits = False
+
+    def carry(self) -> dict[str, Tensor]:
+        """Return what merging keeps, by what it belongs to."""
+        return {
+            f"{round_.label} {name} {round_.collective.name}": carry.kept
+            for round_ in self.kinds.values()
+            for name, carry in round_.work.carry.items()
+        }
+
+
+def _labels(variants: Sequence[Codec]) -> dict[Codec, str]:
+    """Return a label for each kind of round: its name, and a number from the second one of that name on."""
+    labels: dict[Codec, str] = {}
+    seen: dict[str, int] = {}
+    for codec in variants:
+        seen[codec.name] = number = seen.get(codec.name, 0) + 1
+        labels[codec] = codec.name if number == 1 else f"{codec.name} {number}"
+    return labels

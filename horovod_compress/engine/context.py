@@ -1,0 +1,58 @@
+"""What all parts of one reducer share: where it runs, its one lock, and what is counted."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+from ..exchange.base import Exchange, FramePool
+from ..exchange.deadline import Deadline
+from ..exchange.transports.base import Transport
+from ..exchange.wire import Bad, codec_id
+from ..observe.metrics import Metrics
+from ..observe.overlap import Overlap
+from ..observe.recorder import FlightRecorder
+from ..ops.keys import Key
+from ..options import Options
+from ..schedule.watch import Watch
+from .devices import Devices
+from .progress import Progress
+
+
+class Context:
+    """One rank, as its reducer's parts see it."""
+
+    def __init__(self, transport: Transport, options: Options, devices: Devices) -> None:
+        self.transport, self.options, self.devices = transport, options, devices
+        self.rank, self.world = transport.rank, transport.size
+        #: The lock of all counters that several threads use, notified when one of them changes.
+        self.changed = threading.Condition()
+        self.progress = Progress()
+        #: See :attr:`Reducer.gain`.
+        self.gain: float | None = 1.0
+        self.metrics, self.recorder, self.overlap = Metrics(), FlightRecorder(), Overlap()
+        #: Takes marks of time, while somebody wants to know them.
+        self.watch: Watch | None = None
+        self.pool = FramePool()
+
+    def key(self, step: int, bucket: int) -> Key:
+        """Return what the random bits of this rank depend on."""
+        return Key(self.options.seed, step, bucket, self.rank)
+
+    def exchange(self, bucket: int, label: str, bad: Bad, deadline: Deadline | None = None) -> Exchange:
+        """Begin an exchange of the step under way.
+
+        Args:
+            label: names in frames what is exchanged.
+            bad: the values of this rank that are not finite.
+        """
+
+        def note(event: str, hop: int) -> None:
+            self.recorder.note(self.progress.step, bucket, event, hop)
+            if trace := self.metrics.trace:
+                now = time.perf_counter()
+                trace("hop", now, now, self.progress.step, None, f"{event} {hop}")
+
+        deadline = deadline or Deadline(self.options.timeout)
+        codec, step = codec_id(label), self.progress.step
+        return Exchange(self.transport, codec, step, bucket, bad, deadline, self.pool, note)

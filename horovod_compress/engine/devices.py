@@ -1,0 +1,55 @@
+"""The devices that a rank's buckets are on, all at once."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterable, Iterator
+
+from ..errors import ExchangeError
+from ..exchange import device
+from ..exchange.deadline import Deadline
+from ..exchange.device import Host
+
+
+class Devices(dict[str, Host]):
+    """The devices by name.
+
+    Args:
+        names: of the devices; a name may come several times.
+        make: makes a device; tests have devices of their own.
+    """
+
+    def __init__(self, names: Iterable[str], make: Callable[[str], Host] | None = None) -> None:
+        super().__init__({name: (make or device.of)(name) for name in device.check(names)})
+
+    @contextlib.contextmanager
+    def on(self, work: str) -> Iterator[None]:
+        """Do one thread's work, "exchanging" or "decoding", on its own streams."""
+        with contextlib.ExitStack() as stack:
+            for where in self.values():
+                stack.enter_context(getattr(where, work)())
+            yield
+
+    def rest(self) -> None:
+        """Wait until nothing is queued anywhere."""
+        for where in self.values():
+            where.rest()
+
+    def come_to_rest(self, seconds: float, queueing: bool) -> bool:
+        """Wait until nothing is queued on our streams: the allocator knows only of the one that asked for memory.
+
+        Args:
+            queueing: whether a thread may queue more.
+
+        Returns:
+            Whether it is so.
+        """
+        deadline = Deadline(seconds)
+        try:
+            for where in self.values():
+                for own in (where.exchanging, where.decoding, where.moving):
+                    with own():
+                        where.wait(where.mark(), deadline)
+        except (ExchangeError, RuntimeError):  # CUDA's errors are the latter
+            return False
+        return not (queueing and any(where.apart for where in self.values()))

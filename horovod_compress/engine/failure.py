@@ -1,0 +1,224 @@
+"""How a rank fails: once, for good, and together with all others.
+
+Whatever goes wrong on a rank, on whichever thread, ends in the exchange thread: it leaves a note of what it saw, breaks
+all connections, so that the other ranks fail at once, and reads their notes to say which rank is to blame. From then on
+every call of the training thread raises that error.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from ..errors import ExchangeError, HorovodCompressError, PeerError
+from .agreement.common_start import disagreement, note_of
+from .agreement.notes import last_finished, note, verdict
+from .agreement.uneven import refusal
+from .context import Context
+from .worker import Worker
+
+_NOTES_SECONDS = 1.0
+_TELL_SECONDS = 0.5
+#: How long a rank in an exchange may take to fail by itself after another one has, before its waits are called off.
+_FLOOD_SECONDS = 0.5
+#: How much longer :meth:`Failure.call_off` waits for the failure than that takes.
+_MORE_SECONDS = 1.0
+_STOPPED = "another rank has stopped"
+
+
+class CalledOff(HorovodCompressError):
+    """The exchanges of this rank were called off from outside."""
+
+
+class Failure:
+    """The failure of one rank, if there is one, and its way to the other ranks and threads."""
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+        self._workers: list[Worker] = []
+        self._failure: HorovodCompressError | None = None
+        self._flooded = False  # whether another rank has stopped
+        self._note: dict[str, Any] | None = None  # left for the other ranks
+        self._seen = False  # whether the training thread has seen the failure
+        #: What another thread than the exchange thread failed with, or what the exchange thread was called off for.
+        self.broken: HorovodCompressError | None = None
+        #: Whether the reducer is being closed.
+        self.closing = False
+        #: Called from the exchange thread if the training thread does not come for a failure.
+        self.on_unseen: Callable[[str], None] = lambda text: None
+
+    # ---- any thread ----
+
+    def failed(self) -> bool:
+        """Return whether this rank has failed, for whatever reason; nothing more will come of it then."""
+        return self._failure is not None
+
+    def raise_if_failed(self) -> None:
+        """Raise the failure on the training thread."""
+        if self._failure:
+            self._seen = True
+            raise type(self._failure)(*self._failure.args) from self._failure
+
+    def pending(self) -> HorovodCompressError | None:
+        """Return what the exchange thread has to fail with when it waits for gradients, if anything."""
+        return self.broken or (CalledOff(_STOPPED) if self._flooded else None)
+
+    def close(self) -> bool:
+        """Take note that the reducer is being closed; return whether it was not already."""
+        with self._context.changed:
+            first, self.closing = not self.closing, True
+            self._context.changed.notify_all()
+            return first
+
+    # ---- other threads than the exchange thread ----
+
+    def worker(
+        self,
+        name: str,
+        work: str,
+        within: Callable[[], contextlib.AbstractContextManager[object]] = contextlib.nullcontext,
+    ) -> Worker:
+        """Return a thread whose first error is this rank's failure.
+
+        Args:
+            work: what it does, in words.
+            within: see :class:`.worker.Worker`.
+        """
+        self._workers.append(Worker(name, partial(self.report, work), within))
+        return self._workers[-1]
+
+    def workers_alive(self) -> bool:
+        """Return whether these threads go on."""
+        return all(worker.alive() for worker in self._workers)
+
+    def report(self, work: str, error: BaseException) -> None:
+        """Let the exchange thread fail, and with it this rank and the others."""
+        text = f"rank {self._context.rank}: {type(error).__name__} in {work}: {error}"
+        failure = error if isinstance(error, HorovodCompressError) else ExchangeError(text)
+        with self._context.changed:
+            self.broken = failure
+            self._context.changed.notify_all()
+        self._tell(**note_of(failure))
+
+    def call_off(self, why: str) -> HorovodCompressError | None:
+        """Fail, as nothing more will come of this job, and return the error that says which ranks gave no sign of life.
+
+        All ranks that are alive should come here, or fail by themselves, in about the same second.
+
+        Args:
+            why: what this rank has seen, for people.
+
+        Returns:
+            None if that could not be found out in time, or this reducer is being closed.
+        """
+        self._break_off(why)
+        with self._context.changed:
+            self._context.changed.wait_for(self.failed, _NOTES_SECONDS + _MORE_SECONDS)
+            self._seen = self._failure is not None
+            return self._failure and type(self._failure)(*self._failure.args)
+
+    def hear(self) -> None:
+        """Fail with another rank, even where this one has nothing to exchange; and pass it on."""
+        with self._context.changed:
+            self._flooded = True
+            self._context.changed.notify_all()
+            self._context.changed.wait_for(self.failed, _FLOOD_SECONDS)
+        self._break_off(_STOPPED, stuck=True)
+
+    def _break_off(self, why: str, **more: Any) -> None:
+        """Let the exchange thread fail, whatever it waits for, unless it does already."""
+        with self._context.changed:
+            if self.closing or self._failure or self.broken or self._note:
+                return
+            self.broken = CalledOff(why)
+            self._context.changed.notify_all()
+        self._tell(ended=why, **more)
+
+    # ---- the exchange thread ----
+
+    def end(self, error: BaseException) -> None:
+        """Let the error that ended the exchange thread be the failure of this rank."""
+        if isinstance(error, CalledOff):
+            self._called_off(error)
+        elif isinstance(error, PeerError):
+            self._end_without(error)
+        elif isinstance(error, HorovodCompressError):
+            self._stop(error)
+        else:  # anything else would leave the training thread waiting
+            text = f"{type(error).__name__} during {self._context.recorder.last()}: {error}"
+            self._stop(ExchangeError(f"rank {self._context.rank}: {text}"))
+
+    def _end_without(self, error: PeerError) -> None:
+        """Fail as a peer was lost, or as this rank has itself broken its connections."""
+        if isinstance(self.broken, CalledOff):
+            self._called_off(self.broken)
+        elif self.broken:
+            self._stop(self.broken)
+        elif self.closing:
+            where = self._context.recorder.last()
+            self._stop(ExchangeError(f"rank {self._context.rank} closed its compression during {where}"))
+        else:
+            self._fail(self._explain(error))
+
+    def _called_off(self, error: CalledOff) -> None:
+        self._fail(self._abort(f"{error}, after {self._context.recorder.last()}", ended=str(error)))
+
+    def _stop(self, failure: HorovodCompressError) -> None:
+        """Fail for a reason of this rank's own, and let the other ranks know it."""
+        self._tell(**note_of(failure))
+        self._fail(failure)
+
+    def _explain(self, error: PeerError) -> HorovodCompressError:
+        """Abort, so that the other ranks fail too, and say which rank is to blame."""
+        verb = f"did not answer within {self._context.options.timeout:g} s" if error.late else "is gone"
+        where = self._context.recorder.last()
+        what = f"rank {error.peer} {verb} during {where} ({error.detail})"
+        return self._abort(what, peer=error.peer, late=error.late)
+
+    def _abort(self, what: str, **reason: Any) -> HorovodCompressError:
+        """Leave a note and break all connections; return the error, with what the other ranks' notes say."""
+        context, mine = self._context, self._tell(**reason)
+        notes = {**context.transport.notes(_NOTES_SECONDS), context.rank: mine}
+        return (
+            refusal(notes)
+            or disagreement(notes)
+            or ExchangeError(
+                f"rank {context.rank}: {what}. {verdict(notes, context.world)} {last_finished(notes, context.world)} "
+                f"Restart the job from a checkpoint; if a rank is only slow, raise timeout="
+            )
+        )
+
+    def _tell(self, **reason: Any) -> dict[str, Any]:
+        """Leave a note, if there is none yet, and break all connections; return the note."""
+        context, progress = self._context, self._context.progress
+        with context.changed:
+            first = self._note is None
+            self._note = self._note or note(context.recorder.last(), progress.place(), progress.finished, **reason)
+        if first:
+            context.transport.abort(self._note)
+        return self._note
+
+    def _fail(self, failure: HorovodCompressError) -> None:
+        context = self._context
+        for worker in self._workers:
+            worker.leave_out()
+        host = socket.gethostname()
+        context.recorder.dump(context.rank, str(failure), world=context.world, host=host, note=self._note)
+        failure.__cause__ = None
+        with context.changed:
+            self._failure = failure
+            context.changed.notify_all()
+        self._tell_training_thread(str(failure))
+
+    def _tell_training_thread(self, text: str) -> None:
+        """Wait until it has seen the failure; it may come to wait in Horovod only later: look again and again."""
+        look = time.monotonic() + _TELL_SECONDS
+        while not (self._seen or self.closing):
+            time.sleep(_TELL_SECONDS / 50)
+            if time.monotonic() > look and not (self._seen or self.closing):
+                self.on_unseen(text)
+                look = time.monotonic() + _TELL_SECONDS

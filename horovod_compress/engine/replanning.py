@@ -1,0 +1,45 @@
+"""Goes on with other buckets, between two steps."""
+
+from __future__ import annotations
+
+from ..errors import ConfigError
+from ..schedule.plan import Plan
+from .buckets import Buckets
+from .context import Context
+from .kept import Kept
+
+
+def check(context: Context, buckets: Buckets, kept: Kept, plan: Plan) -> None:
+    """Refuse buckets that :func:`replan` could not go on with.
+
+    Raises:
+        ConfigError: says what they should be.
+    """
+    plan.check_covers([tensor for bucket in buckets.plan.buckets for tensor in bucket.tensors])
+    before, after = ({t.name: b.method for b in p.buckets for t in b.tensors} for p in (buckets.plan, plan))
+    if before != after:
+        name = next(name for name in before if before[name] != after[name])
+        raise ConfigError(
+            f"rank {context.rank}: {name} has a different method in the new buckets; its state would be lost"
+        )
+    if tables := kept.tables():
+        raise ConfigError(
+            f"rank {context.rank}: this method keeps {', '.join(sorted(tables)[:3])} for whole buckets, which "
+            f'cannot be changed then; choose a fixed schedule such as "size:25MB"'
+        )
+
+
+def replan(context: Context, buckets: Buckets, kept: Kept, plan: Plan) -> None:
+    """Take other buckets; what is kept for the elements of a tensor goes with it, bit by bit."""
+    plan = plan.placed(tensor for bucket in buckets.plan.buckets for tensor in bucket.tensors)
+    context.devices.rest()
+    before, step = kept.states(), buckets.next_step()
+    with context.changed:
+        buckets.take_plan(plan)
+        for kind, tensors in kept.states().items():
+            for name, tensor in tensors.items():
+                tensor.copy_(before[kind][name])
+        for state in buckets:
+            state.resume(step)
+        context.devices.rest()
+        context.changed.notify_all()

@@ -1,0 +1,112 @@
+"""What the next exchange begins with: the ranks compare their step, buckets, weights and frozen tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from .. import ops
+from ..errors import MismatchError
+from ..exchange import gather
+from ..exchange.wire import Bad
+from .agreement.common_start import CommonStart
+from .agreement.ranks import minority
+from .buckets import Buckets
+from .context import Context
+
+
+class Start:
+    """Compares before the first exchange, and after each change that all ranks have to make alike."""
+
+    def __init__(self, context: Context, buckets: Buckets) -> None:
+        self._context, self._buckets = context, buckets
+        self._common = CommonStart(context.transport)
+        self._compared: tuple[int, str] = (0, "")  # what else they compare then, and what it stands for
+
+    @property
+    def due(self) -> bool:
+        """Whether the next exchange begins with a comparison."""
+        return self._common.due
+
+    def again(self) -> None:
+        """Compare before the next exchange; with the reducer's lock."""
+        self._common.due = True
+
+    def compare_first(self, value: int, what: str) -> None:
+        """Let the next exchange begin with a comparison across ranks; between two steps.
+
+        Args:
+            value: 64 bits that have to be equal on every rank.
+            what: it stands for, in the plural.
+        """
+        with self._context.changed:
+            self._compared = (signed(value), what)
+            self.again()
+
+    def freeze(self, indices: frozenset[int]) -> None:
+        """Let nothing be exchanged for these tensors; between two steps."""
+        if indices != self._buckets.frozen:
+            with self._context.changed:
+                self._buckets.frozen = indices
+                self.again()
+
+    def check(self) -> None:
+        """Refuse to wait for ranks that compare before a step in which this one exchanges already.
+
+        Raises:
+            MismatchError: see :meth:`.common_start.CommonStart.check`.
+        """
+        self._common.check(self._context.progress.done)
+
+    def agree(self) -> None:
+        """Compare step and plan at the start: ranks that resumed differently would misread each other.
+
+        Raises:
+            MismatchError: names each rank's step, or the ranks that are in the minority.
+        """
+        context = self._context
+        self._common.begin(context.progress.done)
+        plan = signed(int(self._buckets.plan.fingerprint(), 16))
+        values = [context.progress.step, plan, self._compared[0], self._hash_of_frozen()]
+        exchange = context.exchange(0, "agree", Bad())  # nothing here may depend on the plan
+        exchange.step, exchange.transport = 0, context.transport.aside  # type: ignore[assignment]
+        found, _ = gather.run(exchange, torch.tensor(values, dtype=torch.int64).view(torch.uint8))
+        context.metrics.bytes_sent += exchange.bytes_sent
+        self._compare(list(zip(*(data.view(torch.int64).tolist() for data in found), strict=True)))
+        self._common.held()
+
+    def _compare(self, found: Sequence[Sequence[int]]) -> None:
+        (steps, plans, values, frozen), rank = found, self._context.rank
+        if len(set(steps)) > 1:
+            told = ", ".join(f"rank {rank} at step {step}" for rank, step in enumerate(steps))
+            raise MismatchError(
+                f"rank {rank}: the ranks do not start at the same step: {told}; call "
+                f"load_state_dict() on every rank, with the state that this rank saved at the same step"
+            )
+        if odd := minority(plans):
+            raise MismatchError(
+                f"rank {rank}: the buckets differ between ranks, on rank(s) {odd} from the others; give every "
+                f"rank the same schedule=, and call load_state_dict() on every rank or on none, with states of the "
+                f"same step"
+            )
+        if odd := minority(values):
+            raise MismatchError(
+                f"rank {rank}: the {self._compared[1]} differ between ranks, on rank(s) {odd} from the others; "
+                f"broadcast the parameters before the first step, and resume every rank from the same step"
+            )
+        if odd := minority(frozen):
+            raise MismatchError(
+                f"rank {rank}: the frozen parameters differ between ranks, on rank(s) {odd} from the others; call "
+                f"requires_grad_() on every rank alike, between the same two steps"
+            )
+
+    def _hash_of_frozen(self) -> int:
+        names = self._buckets.plan.names()
+        text = "\n".join(sorted(names[index] for index in self._buckets.frozen)).encode()
+        return signed(ops.hash64(torch.frombuffer(bytearray(text), dtype=torch.uint8), 1)) if text else 0
+
+
+def signed(bits: int) -> int:
+    """Return 64 bits as the int64 that they are."""
+    return bits - (1 << 64) if bits >> 63 else bits

@@ -1,0 +1,198 @@
+"""Bytes from GPU to GPU, through NCCL's sends and receives.
+
+There is one communicator, on one stream of its own. The exchange thread alone feeds it, in the order of the plan, so
+all ranks call it in the same order, which is all that tells one message from the next: there are no frames here. NCCL
+itself waits for a peer for ever; so nobody waits for NCCL, but looks again and again, and aborts it when time is over.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ...errors import PeerError
+from ..deadline import Deadline
+from ..device import Host, Mark
+from .messages import Broken
+
+_POLL_SECONDS = 50e-6
+#: A peer that has closed may have sent all of its part: so long does the rest have to arrive.
+_GRACE_SECONDS = 1.0
+_ABORT_SECONDS = 0.5
+#: So many transfers may be queued at a time: a launch waits, without a bound, while CUDA's own queue is full.
+_QUEUED = 64
+
+
+@dataclass
+class Transfer:
+    """Sends and receives that start together, of ``uint8`` data on the device.
+
+    Attributes:
+        sends: data, and the rank that it is for.
+        receives: data, and the rank that it comes from. Between two ranks, the number and the sizes of one's sends are
+            those of the other's receives.
+        after: marks that they follow on.
+        done: the mark behind them, once they are queued.
+    """
+
+    sends: list[tuple[Tensor, int]] = field(default_factory=list)
+    receives: list[tuple[Tensor, int]] = field(default_factory=list)
+    after: list[Mark] = field(default_factory=list)
+    done: Mark = None
+
+
+class Link:
+    """One rank's end of the communicator.
+
+    Args:
+        library: has ``groupStart``, ``groupEnd`` and ``NCCL_UINT8``, as ``cupy.cuda.nccl`` does.
+        communicator: a ``NcclCommunicator``, or what has its methods.
+        where: the device; its stream for moving is the communicator's.
+        broken: by peer, whether its connection for tokens is.
+    """
+
+    def __init__(
+        self,
+        library: Any,
+        communicator: Any,
+        where: Host,
+        rank: int,
+        size: int,
+        broken: Mapping[int, Broken] | None = None,
+    ) -> None:
+        self.where, self.rank, self.size = where, rank, size
+        self._library, self._communicator, self._broken = library, communicator, broken or {}
+        self._lock = threading.Lock()  # no communicator may be aborted while it is being called
+        self._ending = threading.Lock()  # nor twice
+        self._left = (rank - 1) % size
+        self._scratch: Tensor | None = None
+
+    def scratch(self, nbytes: int) -> Tensor:
+        """Return memory on the device for what arrives; the same for every call, so for one exchange at a time."""
+        if self._scratch is None or self._scratch.numel() < nbytes:
+            self.where.rest()
+            self._scratch = self.where.zeros(nbytes, torch.uint8)
+            self.where.rest()
+        return self._scratch[:nbytes]
+
+    def run(self, steps: Iterable[Transfer], deadline: Deadline) -> None:
+        """Queue transfers as they are asked for, but only so many before the first of them is done.
+
+        Raises:
+            PeerError: a peer is gone, or the deadline passed.
+        """
+        queued: deque[Mark] = deque(maxlen=_QUEUED)
+        for transfer in steps:
+            if len(queued) == _QUEUED:
+                self._wait(queued[0], deadline)
+            pairs: list[tuple[Callable[..., None], Tensor, int]] = []
+            pairs += ((self._call("send"), *send) for send in transfer.sends)
+            pairs += ((self._call("recv"), *receive) for receive in transfer.receives)
+            self.start(pairs, [transfer])
+            queued.append(transfer.done)
+
+    def start(self, calls: Sequence[tuple[Callable[..., None], Tensor, int]], transfers: Sequence[Transfer]) -> None:
+        """Queue the sends and receives of some transfers as one group.
+
+        Raises:
+            PeerError: NCCL refuses, as it does when a peer is gone.
+        """
+        with self.where.moving():
+            for transfer in transfers:
+                self.where.after(*transfer.after)
+            calls = [call for call in calls if call[1].numel()]
+            try:
+                if calls:
+                    self._group(calls)
+            except RuntimeError as error:  # NcclError is one
+                raise PeerError(self._left, False, f"NCCL: {error}") from None
+            for transfer in transfers:
+                transfer.done = self.where.mark()
+
+    def _call(self, name: str) -> Callable[..., None]:
+        communicator = self._communicator
+        if communicator is None:
+            raise PeerError(self._left, False, "this transport was aborted or closed")
+        found: Callable[..., None] = getattr(communicator, name)
+        return found
+
+    def _group(self, calls: Sequence[tuple[Callable[..., None], Tensor, int]]) -> None:
+        stream, kind = self.where.stream(), self._library.NCCL_UINT8
+        with self._lock:
+            self._call("send")  # it may have been aborted in between
+            self._library.groupStart()
+            try:
+                for call, data, peer in calls:
+                    call(data.data_ptr(), data.numel(), kind, peer, stream)
+            finally:
+                self._library.groupEnd()
+
+    def finish(self, deadline: Deadline) -> None:
+        """Return when everything that this thread's stream follows on is done.
+
+        Raises:
+            PeerError: a peer is gone, or the deadline passed.
+        """
+        self._wait(self.where.mark(), deadline)
+
+    def _wait(self, mark: Mark, deadline: Deadline) -> None:
+        ends: dict[int, Deadline] = {}
+        while not self.where.reached(mark):
+            self._check()
+            for peer, broken in self._broken.items():
+                if peer not in ends and broken.is_set():
+                    ends[peer] = Deadline(0.0 if broken.noted else _GRACE_SECONDS)
+                if peer in ends and ends[peer].passed():
+                    raise PeerError(peer, False, "its connection broke during a transfer through NCCL")
+            if deadline.passed():
+                raise PeerError(self._left, True, "a transfer through NCCL did not end")
+            time.sleep(_POLL_SECONDS)
+        self._check()
+
+    def _check(self) -> None:
+        with self._lock:
+            check = self._call("check_async_error")
+            try:
+                check()
+            except RuntimeError as error:
+                raise PeerError(self._left, False, f"NCCL: {error}") from None
+
+    def meet(self, deadline: Deadline) -> None:
+        """Exchange a byte with every peer: NCCL connects at the first transfer, and waits for that without a bound.
+
+        Raises:
+            PeerError: a peer does not come.
+        """
+        peers = [peer for peer in range(self.size) if peer != self.rank]
+        given, taken = (self.where.zeros(self.size, torch.uint8) for _ in range(2))
+        sends, receives = ([(data[peer : peer + 1], peer) for peer in peers] for data in (given, taken))
+        self.where.rest()
+        transfer = Transfer(sends, receives)
+        self.run([transfer], deadline)
+        self.where.after(transfer.done)
+        self.finish(deadline)
+
+    def abort(self) -> None:
+        """End all transfers, done or not; safe to call twice, and from any thread.
+
+        Not ``destroy``, not even at the end: that waits for transfers, and with them for peers that may be gone.
+        """
+        with self._ending:
+            communicator, self._communicator = self._communicator, None
+        if communicator is None:
+            return
+        held = self._lock.acquire(timeout=_ABORT_SECONDS)  # a call that hangs is what an abort is for
+        try:
+            with contextlib.suppress(RuntimeError):
+                communicator.abort()
+        finally:
+            if held:
+                self._lock.release()
