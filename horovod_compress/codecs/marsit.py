@@ -28,6 +28,7 @@ from .. import ops
 from ..errors import ConfigError
 from ..ops.keys import Key
 from .base import Algebra, Codec, Law, Work
+from .carry import carry_of
 from .dense import FullPrecision
 from .feedback import RULES, Feedback
 from .registry import register
@@ -154,8 +155,8 @@ class Marsit(Signs):
         elif self.merge == "sampled":
             ops.merge_bits(into, other, *weights, key, word_offset=start)
         else:
-            before, after = work.carry[region].rows(start, start + into.numel())
-            ops.shaped_merge(into, other, before, after, sum(weights))
+            before, after = work.carry[carry_of(region, weights)].rows(start, start + into.numel())
+            ops.shaped_merge(into, other, before, after, sum(weights) // weights[0])  # in units of the own payload
 
     def fold_in(
         self, work: Work, region: str, start: int, into: Tensor, others: Sequence[Tensor], key: Key, result: Tensor

@@ -55,8 +55,7 @@ class CodecReduction:
             with self.encoding():
                 self.codec.encode_parts(self.work, present(self.work, self.to_encode[chunk]), self.key)
 
-    def merge(self, piece: Piece, other: Tensor, weight: int, hop: int) -> None:
-        weights = (1, weight)
+    def merge(self, piece: Piece, other: Tensor, weights: tuple[int, int], hop: int) -> None:
         key = self.key.at(hop=hop)
         self.codec.merge_in(self.work, piece.region, piece.start, piece.values, other, weights, key)
 
