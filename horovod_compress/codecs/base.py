@@ -15,7 +15,7 @@ from ..errors import ConfigError
 from ..ops.algebra import Algebra as Algebra  # for codecs, which import it with the rest of their interface
 from ..ops.keys import Key
 from ..schedule.plan import Bucket, TensorSpec
-from .carry import Carry
+from .carry import Carry, again
 from .feedback import Feedback
 
 Divides = Literal["before", "after", "never"]
@@ -131,6 +131,13 @@ class Work:
         """Return what is kept under a name for the elements of one tensor, or None."""
         kept = self.state.get(name)
         return None if kept is None else kept[self.span(position)]
+
+    def carry_of(self, region: str, weights: tuple[int, int]) -> Carry:
+        """Return what a merge keeps, given of how many ranks the two payloads are.
+
+        What was merged along a row of a torus is merged along its column once more, and both round off.
+        """
+        return self.carry[region if weights[0] == 1 else again(region)]
 
     def residual_of(self, position: int) -> Tensor | None:
         """Return the residual of one tensor."""

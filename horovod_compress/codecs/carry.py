@@ -32,15 +32,8 @@ class Carry:
         self.kept, self.next = self.next, self.kept
 
 
-def carry_of(region: str, weights: tuple[int, int]) -> str:
-    """Return the name of what a merge into a payload of so many ranks keeps, beside one of so many.
-
-    An element that was merged along a row of a torus is merged along its column once more, and both round off.
-    """
-    return region if weights[0] == 1 else _again(region)
-
-
-def _again(region: str) -> str:
+def again(region: str) -> str:
+    """Return the name of what merging keeps for elements of a region that it has merged before in the same round."""
     return f"{region} again"
 
 
@@ -61,6 +54,6 @@ def carries(
     for name, number in rows.items():
         if not number:
             continue
-        for key, (first, last) in zip((name, _again(name)), (span[name] for span in spans), strict=False):
+        for key, (first, last) in zip((name, again(name)), (span[name] for span in spans), strict=False):
             found[key] = Carry(first, torch.zeros(number, last - first, dtype=regions[name].dtype, device=device))
     return found

@@ -28,7 +28,6 @@ from .. import ops
 from ..errors import ConfigError
 from ..ops.keys import Key
 from .base import Algebra, Codec, Law, Work
-from .carry import carry_of
 from .dense import FullPrecision
 from .feedback import RULES, Feedback
 from .registry import register
@@ -155,7 +154,7 @@ class Marsit(Signs):
         elif self.merge == "sampled":
             ops.merge_bits(into, other, *weights, key, word_offset=start)
         else:
-            before, after = work.carry[carry_of(region, weights)].rows(start, start + into.numel())
+            before, after = work.carry_of(region, weights).rows(start, start + into.numel())
             ops.shaped_merge(into, other, before, after, sum(weights) // weights[0])  # in units of the own payload
 
     def fold_in(

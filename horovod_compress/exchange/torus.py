@@ -184,7 +184,7 @@ class Torus:
         Raises:
             ConfigError: so many ranks do not make so many rows.
         """
-        rows = _squarest(world) if self.rows is None else self.rows
+        rows = squarest(world) if self.rows is None else self.rows
         if world % rows:
             raise ConfigError(
                 f'exchange="torus:{rows}" asks for {rows} rows of equal length; {world} ranks do not make them: '
@@ -216,7 +216,8 @@ class Torus:
 
 
 @lru_cache
-def _squarest(world: int) -> int:
+def squarest(world: int) -> int:
+    """Return the largest number of rows that so many ranks make, and that is not above that of columns."""
     return max(rows for rows in range(1, math.isqrt(world) + 1) if world % rows == 0)
 
 
