@@ -27,11 +27,12 @@ from torch import Tensor
 from .. import ops
 from ..errors import ConfigError
 from ..ops.keys import Key
-from .base import Algebra, Codec, Law, Work
+from .base import Algebra, Codec, Law
 from .dense import FullPrecision
 from .feedback import RULES, Feedback
 from .registry import register
 from .shared.signs import Signs, check_merge, check_step, check_zeros, shaped_fold, ternary_fold
+from .work import Work
 
 #: The measured step, in means of |x|, where residual and merging keep all that the bits do not say.
 SHAPED_SCALE = 1.5

@@ -73,7 +73,9 @@ def of(collective: Collective) -> OnDevice:
         ConfigError: there is none.
     """
     if collective.name not in _OF:
-        raise ConfigError(f'exchange="{collective.name}" works in host memory only; choose transport="gloo" for it, or "ring"')
+        raise ConfigError(
+            f'exchange="{collective.name}" works in host memory only; choose transport="gloo" for it, or "ring"'
+        )
     return _OF[collective.name]
 
 

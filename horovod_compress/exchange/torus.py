@@ -20,7 +20,7 @@ from functools import lru_cache
 from ..errors import ConfigError
 from .base import Exchange, Reduction, copy_in, received
 from .layout import Layout, Segment
-from .transports.base import Pending
+from .transports.messages import Pending
 from .wire import GATHER, REDUCE, Bad, FrameBuffer
 
 name = "torus"

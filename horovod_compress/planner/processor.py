@@ -17,8 +17,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..codecs.base import Algebra, Codec, Regions, Work
+from ..codecs.base import Algebra, Codec
 from ..codecs.carry import carries
+from ..codecs.work import Regions, Work
 from ..exchange.wire import Address, Bad, FrameBuffer
 from ..ops.keys import Key
 from ..schedule.costs import Affine, fitted

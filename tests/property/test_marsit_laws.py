@@ -40,7 +40,8 @@ def _samples(world: int, exchange: str, coordinates: int, steps: int, seed: int 
 
 @each_value
 @pytest.mark.parametrize(
-    ("world", "exchange"), [*((world, e) for world in (2, 3, 4, 5) for e in ("ring", "fold")), (4, "torus"), (6, "torus")]
+    ("world", "exchange"),
+    [*((world, e) for world in (2, 3, 4, 5) for e in ("ring", "fold")), (4, "torus"), (6, "torus")],
 )
 def test_unbiased_with_the_promised_variance(world: int, exchange: str) -> None:
     signs, samples = _samples(world, exchange, coordinates=250, steps=40)

@@ -7,8 +7,9 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from ...codecs.base import Algebra, Codec, Work
+from ...codecs.base import Algebra, Codec
 from ...codecs.carry import carries
+from ...codecs.work import Work
 from ...exchange import everywhere, on_device
 from ...exchange.base import Collective
 from ...exchange.choose import for_prelude

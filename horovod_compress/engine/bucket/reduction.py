@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
-from ...codecs.base import Codec, Part, Work
+from ...codecs.base import Codec
+from ...codecs.work import Part, Work
 from ...exchange.layout import Piece
 from ...exchange.wire import Bad
 from ...ops.keys import Key
