@@ -9,7 +9,7 @@ from typing import Any
 from .errors import ConfigError
 from .schedule.plan import Plan
 
-EXCHANGES = ("auto", "ring", "fold")
+EXCHANGES = ("auto", "ring", "fold", "torus")
 TRANSPORTS = ("auto", "gloo", "nccl", "local")
 NONFINITE = ("propagate", "raise", "zero")
 #: The shortest timeout. With less, ranks miss each other by chance.
@@ -25,7 +25,8 @@ class Options:
     Args:
         schedule: how tensors are fused into buckets. "auto", "layerfusion" and "mergecomp" measure the job and choose;
             "layerwise", "single", "size:25MB" or a :class:`~horovod_compress.schedule.plan.Plan` are fixed.
-        exchange: "ring", "fold", or "auto" to choose per bucket; methods that gather need "auto".
+        exchange: "ring", "fold", "torus" (rings along rows and columns of ranks; "torus:2" for two rows), or "auto" to
+            choose ring or fold per bucket; methods that gather need "auto".
         transport: what moves the bytes: "gloo"; "nccl" for gradients on GPUs, with one GPU per rank; "auto" takes NCCL
             if that is so and CuPy is installed, else Gloo. With Gloo, payloads on GPUs go through host memory.
         seed: seed of all random bits, from 0 to 2^64 - 1; must be equal on every rank.
@@ -56,7 +57,7 @@ class Options:
     follow_lr: bool = False
 
     def __post_init__(self) -> None:
-        _choice("exchange", self.exchange, EXCHANGES)
+        _exchange(self.exchange)
         _choice("transport", self.transport, TRANSPORTS)
         _choice("nonfinite", self.nonfinite, NONFINITE)
         _whole("seed", self.seed, 0, (1 << 64) - 1)
@@ -82,6 +83,14 @@ class Options:
 def _choice(name: str, value: object, allowed: tuple[str, ...]) -> None:
     if value not in allowed:
         raise ConfigError(f"{name} should be one of {', '.join(allowed)}, got {value!r}")
+
+
+def _exchange(value: object) -> None:
+    kind, _, rows = str(value).partition(":")
+    if kind == "torus" and rows.isdecimal() and int(rows) >= 1:
+        return
+    if value not in EXCHANGES:
+        raise ConfigError(f'exchange should be one of {", ".join(EXCHANGES)}, or "torus:2" for two rows, got {value!r}')
 
 
 def _whole(name: str, value: object, low: int, high: int) -> None:

@@ -1,11 +1,10 @@
-"""The interface of a codec, and the working set that it is given."""
+"""The interface of a codec."""
 
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -15,12 +14,10 @@ from ..errors import ConfigError
 from ..ops.algebra import Algebra as Algebra  # for codecs, which import it with the rest of their interface
 from ..ops.keys import Key
 from ..schedule.plan import Bucket, TensorSpec
-from .carry import Carry
 from .feedback import Feedback
+from .work import Part, Regions, Work, work_dtype
 
 Divides = Literal["before", "after", "never"]
-#: Name, dtype and length of the arrays of a payload.
-Regions = dict[str, tuple[torch.dtype, int]]
 
 
 @dataclass(frozen=True)
@@ -41,111 +38,6 @@ class Law:
     conserves: bool = False
     epsilon: float = 2.0**-23
     bound: str = "none"
-
-
-def dtype_of(bucket: Bucket) -> torch.dtype:
-    """Return the dtype of a bucket's gradients."""
-    return getattr(torch, bucket.dtype)
-
-
-def work_dtype(bucket: Bucket) -> torch.dtype:
-    """Return the dtype of a bucket's arithmetic and residual."""
-    return torch.float64 if bucket.dtype == "float64" else torch.float32
-
-
-def clamped(values: Tensor, limit: float) -> Tensor | None:
-    """Clamp in place what a rank is going to send; return what that takes away, or None if that is nothing."""
-    if not values.numel() or float(torch.linalg.vector_norm(values, math.inf)) <= limit:
-        return None
-    rest = values.clone()
-    rest -= values.clamp_(-limit, limit)
-    return rest
-
-
-@dataclass(frozen=True)
-class Part:
-    """Elements ``start`` to ``stop`` of the tensor at ``position`` of a bucket."""
-
-    position: int
-    start: int
-    stop: int
-
-
-@dataclass
-class Work:
-    """What a codec works on: one bucket's arrays on one rank. The reducer owns it.
-
-    Attributes:
-        grads: this step's gradients, flat, one per tensor of the bucket. ``decode`` overwrites
-            them with the result.
-        state: what is kept from step to step for every element, flat with the bucket's gaps.
-        tables: what is kept from step to step for the bucket as a whole.
-        regions: the arrays of the payload; after the exchange, the consensus bytes.
-        used: bytes of the payload that ``encode`` filled, where payloads are gathered.
-        gathered: the payloads of all ranks in rank order, where payloads are gathered.
-        shared: the arrays of the preludes; after its prelude, each is equal on every rank.
-        local: arrays that stay on this rank.
-        results: by region, arrays of what owners pass on in its place, see ``Codec.results``; none where payloads go
-            round a ring.
-        carry: by region, what merging left for this round, see ``Codec.carries``.
-        memo: what ``Codec.prepare`` derived from the bucket.
-        momenta: by position, momentum buffers of the optimizer, to be emptied where this rank's
-            payload carried a value.
-        divisors: by position, what gradients are divided by before they are encoded, see :meth:`Codec.divides`.
-        together: whether gradients are taken in by ``offer_all``, as on a device, and not one by one.
-    """
-
-    bucket: Bucket
-    world: int
-    grads: list[Tensor | None]
-    state: dict[str, Tensor] = field(default_factory=dict)
-    tables: dict[str, Tensor] = field(default_factory=dict)
-    regions: dict[str, Tensor] = field(default_factory=dict)
-    shared: dict[str, Tensor] = field(default_factory=dict)
-    local: dict[str, Tensor] = field(default_factory=dict)
-    results: dict[str, Tensor] = field(default_factory=dict)
-    carry: dict[str, Carry] = field(default_factory=dict)
-    memo: dict[str, Any] = field(default_factory=dict)
-    used: int = 0
-    gathered: list[Tensor] = field(default_factory=list)
-    momenta: dict[int, list[Tensor]] = field(default_factory=dict)
-    divisors: dict[int, Tensor] = field(default_factory=dict)
-    together: bool = False
-
-    def present(self) -> list[int]:
-        """Return the positions of the tensors that were offered: sparse gradients are not."""
-        return [position for position, grad in enumerate(self.grads) if grad is not None]
-
-    def grad(self, position: int) -> Tensor:
-        """Return the gradient of one tensor."""
-        grad = self.grads[position]
-        assert grad is not None
-        return grad
-
-    def span(self, position: int) -> slice:
-        """Return where one tensor lies in the flat buffer."""
-        start = self.bucket.offsets[position]
-        return slice(start, start + self.bucket.tensors[position].count)
-
-    def state_of(self, name: str, position: int) -> Tensor | None:
-        """Return what is kept under a name for the elements of one tensor, or None."""
-        kept = self.state.get(name)
-        return None if kept is None else kept[self.span(position)]
-
-    def residual_of(self, position: int) -> Tensor | None:
-        """Return the residual of one tensor."""
-        return self.state_of("residual", position)
-
-    def limit(self) -> float:
-        """Return the largest value that a rank may send, so that the mean over ranks is not infinite."""
-        if self.bucket.dtype == "float16":
-            return torch.finfo(torch.float16).max
-        return torch.finfo(work_dtype(self.bucket)).max / (2 * self.world)
-
-    def saturate(self, position: int, gain: float) -> None:
-        """Let a sum over ranks that float16 cannot hold be its largest number; means of clamped values fit."""
-        if self.bucket.dtype == "float16" and gain > 1:
-            self.grad(position).clamp_(-self.limit(), self.limit())
 
 
 #: Methods of a codec, and their forms for several tensors.

@@ -17,9 +17,10 @@ import torch
 
 from ..errors import ConfigError
 from ..schedule.plan import Bucket
-from .base import Algebra, Codec, Divides, Regions
+from .base import Algebra, Codec, Divides
 from .dense import Dense, FullPrecision, Uncompressed
 from .registry import create
+from .work import Regions
 
 
 @dataclass(frozen=True)

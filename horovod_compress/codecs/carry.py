@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -32,20 +32,28 @@ class Carry:
         self.kept, self.next = self.next, self.kept
 
 
+def again(region: str) -> str:
+    """Return the name of what merging keeps for elements of a region that it has merged before in the same round."""
+    return f"{region} again"
+
+
 def carries(
-    rows: Mapping[str, int], regions: Mapping[str, Tensor], spans: Mapping[str, tuple[int, int]], device: torch.device
+    rows: Mapping[str, int],
+    regions: Mapping[str, Tensor],
+    spans: Sequence[Mapping[str, tuple[int, int]]],
+    device: torch.device,
 ) -> dict[str, Carry]:
     """Return an empty carry for every region that has rows.
 
     Args:
         rows: how many, by region.
-        spans: the first element that this rank merges, and the end, by region.
+        spans: the first element that this rank merges, and the end, by region; then of those that it merges again.
         device: where payloads are merged.
     """
     found = {}
     for name, number in rows.items():
         if not number:
             continue
-        first, last = spans[name]
-        found[name] = Carry(first, torch.zeros(number, last - first, dtype=regions[name].dtype, device=device))
+        for key, (first, last) in zip((name, again(name)), (span[name] for span in spans), strict=False):
+            found[key] = Carry(first, torch.zeros(number, last - first, dtype=regions[name].dtype, device=device))
     return found

@@ -21,8 +21,9 @@ from torch import Tensor
 from .. import ops
 from ..ops.keys import Key
 from ..schedule.plan import Bucket, TensorSpec
-from .base import Algebra, Codec, Law, Part, Regions, Work, dtype_of, work_dtype
+from .base import Algebra, Codec, Law
 from .registry import register
+from .work import Part, Regions, Work, dtype_of, work_dtype
 
 #: Parts of a tensor start at whole cache lines and vector registers.
 LANES = 64

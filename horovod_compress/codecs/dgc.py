@@ -30,10 +30,11 @@ from .. import ops
 from ..errors import ConfigError
 from ..ops.keys import Key
 from ..schedule.plan import Bucket
-from .base import Codec, Divides, Law, Work, work_dtype
+from .base import Codec, Divides, Law
 from .dense import Momentum
 from .registry import register
 from .shared.sections import Sections
+from .work import Work, work_dtype
 
 _FIRST, _FACTOR = 0.25, 4  # densities of the warm-up
 

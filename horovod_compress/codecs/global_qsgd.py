@@ -27,9 +27,10 @@ from torch import Tensor
 from .. import ops
 from ..errors import ConfigError
 from ..ops.keys import Key
-from .base import Algebra, Codec, Law, Work
+from .base import Algebra, Codec, Law
 from .registry import register
 from .shared.dithering import BLOCK_UNIT, Dithering, Scaled, whole
+from .work import Work
 
 _MOST_BLOCK = 1 << 30
 

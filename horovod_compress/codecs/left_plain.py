@@ -9,8 +9,9 @@ from typing import Any, ClassVar
 import torch
 
 from ..schedule.plan import Bucket
-from .base import Algebra, Codec, dtype_of, work_dtype
+from .base import Algebra, Codec
 from .dense import FullPrecision, Uncompressed
+from .work import dtype_of, work_dtype
 
 
 @dataclass(frozen=True)

@@ -27,11 +27,12 @@ from torch import Tensor
 from .. import ops
 from ..errors import ConfigError
 from ..ops.keys import Key
-from .base import Algebra, Codec, Law, Work
+from .base import Algebra, Codec, Law
 from .dense import FullPrecision
 from .feedback import RULES, Feedback
 from .registry import register
 from .shared.signs import Signs, check_merge, check_step, check_zeros, shaped_fold, ternary_fold
+from .work import Work
 
 #: The measured step, in means of |x|, where residual and merging keep all that the bits do not say.
 SHAPED_SCALE = 1.5
@@ -154,8 +155,8 @@ class Marsit(Signs):
         elif self.merge == "sampled":
             ops.merge_bits(into, other, *weights, key, word_offset=start)
         else:
-            before, after = work.carry[region].rows(start, start + into.numel())
-            ops.shaped_merge(into, other, before, after, sum(weights))
+            before, after = work.carry_of(region, weights).rows(start, start + into.numel())
+            ops.shaped_merge(into, other, before, after, sum(weights) // weights[0])  # in units of the own payload
 
     def fold_in(
         self, work: Work, region: str, start: int, into: Tensor, others: Sequence[Tensor], key: Key, result: Tensor

@@ -23,9 +23,10 @@ from torch import Tensor
 
 from .. import ops
 from ..ops.keys import DITHER, Key
-from .base import Algebra, Law, Work, dtype_of
+from .base import Algebra, Law
 from .registry import register
 from .shared.dithering import Dithering, Scaled
+from .work import Work, dtype_of
 
 #: The exponent of N itself; a mean is no larger.
 _HEADROOM = 1

@@ -22,9 +22,9 @@ from torch import Tensor
 from .. import ops
 from ..ops.keys import Key
 from ..schedule.plan import Bucket
-from .base import Regions, Work
 from .registry import register
 from .shared.gathered_signs import GatheredSigns
+from .work import Regions, Work
 
 
 @register

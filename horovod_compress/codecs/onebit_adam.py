@@ -28,9 +28,10 @@ from .. import ops
 from ..errors import ConfigError
 from ..ops.keys import Key
 from ..schedule.plan import Bucket, TensorSpec
-from .base import Algebra, Codec, Divides, Law, Regions, Work, work_dtype
+from .base import Algebra, Codec, Divides, Law
 from .feedback import Feedback
 from .registry import register
+from .work import Regions, Work, work_dtype
 
 MOST_BLOCK = 1 << 16
 

@@ -26,10 +26,11 @@ from ..errors import ConfigError, CorruptFrameError
 from ..ops.keys import DITHER, Key
 from ..ops.quantise import BLOCK_UNIT, MOST_BLOCK
 from ..schedule.plan import Bucket, TensorSpec
-from .base import Algebra, Codec, Divides, Law, Part, Regions, Work
+from .base import Algebra, Codec, Divides, Law
 from .registry import register
 from .shared.dithering import whole
 from .shared.sections import LENGTH_BYTES, cut, slices
+from .work import Part, Regions, Work
 
 #: Codes of fewer bits are so coarse that their noise counts in Adam's second moment.
 COARSE = 8

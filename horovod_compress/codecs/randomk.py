@@ -29,10 +29,11 @@ from .. import ops
 from ..errors import ConfigError
 from ..ops.keys import SAMPLE, Key
 from ..schedule.plan import Bucket
-from .base import Algebra, Codec, Divides, Law, Regions, Work, clamped, work_dtype
+from .base import Algebra, Codec, Divides, Law
 from .feedback import Feedback
 from .registry import register
 from .shared.sections import check_density, share, slices
+from .work import Regions, Work, clamped, work_dtype
 
 
 @register

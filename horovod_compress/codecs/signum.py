@@ -23,9 +23,10 @@ from .. import ops
 from ..errors import ConfigError
 from ..ops.keys import Key
 from ..schedule.plan import Bucket
-from .base import Algebra, Law, Work, work_dtype
+from .base import Algebra, Law
 from .registry import register
 from .shared.signs import Votes
+from .work import Work, work_dtype
 
 
 @register

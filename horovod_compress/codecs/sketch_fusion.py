@@ -34,10 +34,11 @@ from .. import ops
 from ..errors import ConfigError
 from ..ops.keys import SKETCH, Key
 from ..schedule.plan import Bucket
-from .base import Algebra, Codec, Divides, Law, Regions, Work, clamped, work_dtype
+from .base import Algebra, Codec, Divides, Law
 from .dense import Momentum
 from .feedback import Feedback
 from .registry import register
+from .work import Regions, Work, clamped, work_dtype
 
 #: Elements of one tensor among sorted positions of the bucket.
 Places = tuple[int, slice, Tensor]

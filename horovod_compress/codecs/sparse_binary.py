@@ -26,9 +26,10 @@ from .. import ops
 from ..errors import ConfigError
 from ..ops.keys import Key
 from ..schedule.plan import Bucket, TensorSpec
-from .base import Law, Regions, Work, work_dtype
+from .base import Law
 from .registry import register
 from .shared.sections import Sections, check_density, cut
+from .work import Regions, Work, work_dtype
 
 #: The published settings: (local steps between exchanges, density).
 PRESETS = {1: (1, 0.001), 2: (10, 0.01), 3: (100, 0.01)}

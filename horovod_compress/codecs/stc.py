@@ -21,9 +21,10 @@ from torch import Tensor
 
 from .. import ops
 from ..schedule.plan import Bucket
-from .base import Law, Regions, Work, work_dtype
+from .base import Law
 from .registry import register
 from .shared.sections import Sections, share
+from .work import Regions, Work, work_dtype
 
 
 @register

@@ -26,9 +26,10 @@ from .. import ops
 from ..errors import ConfigError
 from ..ops.keys import Key
 from ..schedule.plan import Bucket
-from .base import Algebra, Divides, Law, Regions, Work, work_dtype
+from .base import Algebra, Divides, Law
 from .registry import register
 from .shared.dithering import Dithering, Scaled, whole
+from .work import Regions, Work, work_dtype
 
 #: A sum of squares below this may lack some that vanished: then nothing is cut off.
 _SMALL = 2.0**-900

@@ -24,9 +24,9 @@ from torch import Tensor
 from ..errors import ConfigError
 from ..ops.keys import Key
 from ..schedule.plan import Bucket
-from .base import Work
 from .registry import register
 from .shared.sections import Sections, share
+from .work import Work
 
 
 @register

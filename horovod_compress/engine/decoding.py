@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 from functools import partial
 
-from ..codecs.base import Part
+from ..codecs.work import Part
 from ..errors import NonFiniteError
 from ..exchange.deadline import Deadline
 from ..exchange.device import Host, Mark

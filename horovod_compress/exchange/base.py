@@ -20,8 +20,12 @@ class Reduction(Protocol):
     def prepare(self, chunk: int) -> None:
         """Make sure that this rank's payload of a chunk is there, before it is sent or reduced for the first time."""
 
-    def merge(self, piece: Piece, other: Tensor, weight: int, hop: int) -> None:
-        """Merge a payload of ``weight`` ranks into this rank's own piece, in place."""
+    def merge(self, piece: Piece, other: Tensor, weights: tuple[int, int], hop: int) -> None:
+        """Merge a payload into this rank's own piece, in place.
+
+        Args:
+            weights: of how many ranks the own piece is, and the other.
+        """
 
     def fold(self, piece: Piece, others: Sequence[Tensor]) -> None:
         """Merge the pieces of all other ranks, in rank order, into this rank's own, in place, or into its result.
@@ -88,6 +92,9 @@ class Collective(Protocol):
 
     def needed(self, rank: int, world: int) -> list[int]:
         """Return the chunks in the order in which a rank's payload is sent or reduced for the first time."""
+
+    def merged(self, rank: int, world: int) -> list[range]:
+        """Return the chunks that hold what a rank merges: once, and then, where there is more, a second time."""
 
     def run(self, exchange: Exchange, layout: Layout, reduction: Reduction) -> Bad:
         """Run the exchange and return the non-finite count over all ranks.

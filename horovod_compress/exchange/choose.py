@@ -11,9 +11,14 @@ from ..errors import ConfigError
 from ..ops.algebra import Algebra
 from . import everywhere, fold, native, ragged, ring
 from .base import Collective
+from .torus import Torus
 
-_FITTING = {Algebra.SUM: (ring, fold), Algebra.MERGE: (ring, fold), Algebra.FOLD: (fold,)}
-_FITTING[Algebra.GATHER] = (ragged,)
+_FITTING: dict[Algebra, tuple[Collective, ...]] = {
+    Algebra.SUM: (ring, fold, Torus()),
+    Algebra.MERGE: (ring, fold, Torus()),
+    Algebra.FOLD: (fold,),
+    Algebra.GATHER: (ragged,),  # type: ignore[dict-item]  # its payloads stay whole, and rounds call it otherwise
+}
 
 #: Below this payload the 2(M-1) latencies of the ring cost more than its bytes.
 _SMALL_BYTES = 256 * 1024
@@ -58,7 +63,7 @@ def chooser(exchange: str, adds: Collection[torch.dtype] = ()) -> Choose:
     """Return a function that picks collectives.
 
     Args:
-        exchange: "ring", "fold" or "auto".
+        exchange: "ring", "fold", "torus", "torus:2" with a number of rows, or "auto".
         adds: what the transport can add up itself.
     """
 
@@ -70,9 +75,10 @@ def chooser(exchange: str, adds: Collection[torch.dtype] = ()) -> Choose:
             if nbytes < _SMALL_BYTES:
                 return fold if world > 2 and fold in fit else fit[0]
             return native if codec.adds_up and dtypes and set(dtypes) <= set(adds) else fit[0]
+        wanted, _, rows = exchange.partition(":")
         for collective in fit:
-            if collective.name == exchange:
-                return collective
+            if collective.name == wanted:
+                return Torus(int(rows)) if rows else collective
         names = " or ".join(fitting(codec.algebra))
         raise ConfigError(f'{codec.name} can be exchanged by {names} only, got exchange="{exchange}"')
 

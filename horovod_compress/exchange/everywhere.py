@@ -23,6 +23,11 @@ def needed(rank: int, world: int) -> list[int]:
     return [0]
 
 
+def merged(rank: int, world: int) -> list[range]:
+    """See :class:`.base.Collective`."""
+    return [range(1)]
+
+
 def run(exchange: Exchange, layout: Layout, reduction: Reduction) -> Bad:
     """See :class:`.base.Collective`; the layout has one chunk of one segment."""
     transport = exchange.transport

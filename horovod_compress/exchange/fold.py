@@ -31,6 +31,11 @@ def _after(rank: int, world: int) -> list[int]:
     return [(rank + number) % world for number in range(1, world)]
 
 
+def merged(rank: int, world: int) -> list[range]:
+    """See :class:`.base.Collective`."""
+    return [range(rank, rank + 1)]
+
+
 def run(exchange: Exchange, layout: Layout, reduction: Reduction) -> Bad:
     """See :class:`.base.Collective`."""
     if exchange.transport.size == 1:

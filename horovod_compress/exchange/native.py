@@ -39,6 +39,11 @@ def _parts(values: Tensor) -> Sequence[Tensor]:
     return values.chunk(2) if values.nbytes >= LARGE_BYTES else (values,)
 
 
+def merged(rank: int, world: int) -> list[range]:
+    """See :class:`.base.Collective`."""
+    return []
+
+
 def run(exchange: Exchange, layout: Layout, reduction: Reduction) -> Bad:
     """See :class:`.base.Collective`."""
     transport = exchange.transport

@@ -18,7 +18,7 @@ from types import ModuleType
 import torch
 from torch import Tensor
 
-from ..errors import CorruptFrameError
+from ..errors import ConfigError, CorruptFrameError
 from . import everywhere, fold, gather, ring
 from .base import Collective, Exchange, Reduction
 from .device import Mark
@@ -49,6 +49,9 @@ class OnDevice:
     def needed(self, rank: int, world: int) -> list[int]:
         return list(self.host.needed(rank, world))
 
+    def merged(self, rank: int, world: int) -> list[range]:
+        return list(self.host.merged(rank, world))
+
     def run(self, exchange: Exchange, layout: Layout, reduction: Reduction) -> Bad:
         if exchange.transport.size == 1:
             return exchange.bad
@@ -64,7 +67,15 @@ class OnDevice:
 
 
 def of(collective: Collective) -> OnDevice:
-    """Return the collective that does the same over GPU memory."""
+    """Return the collective that does the same over GPU memory.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    if collective.name not in _OF:
+        raise ConfigError(
+            f'exchange="{collective.name}" works in host memory only; choose transport="gloo" for it, or "ring"'
+        )
     return _OF[collective.name]
 
 
@@ -137,7 +148,7 @@ def ring_steps(link: Link, layout: Layout, reduction: Reduction, bad: Bad) -> It
             if reduces and number < len(into):
                 where.after(transfer.done)
                 for piece, part in zip(into[number].pieces, _typed(into[number], slots[number]), strict=True):
-                    reduction.merge(piece, part, hop + 1, hop)
+                    reduction.merge(piece, part, (1, hop + 1), hop)
                 ready[number] = where.mark()
         if hop >= world - 2:
             where.after(*ready)

@@ -45,6 +45,11 @@ def needed(rank: int, world: int) -> list[int]:
     return [(rank - number) % world for number in range(world)]
 
 
+def merged(rank: int, world: int) -> list[range]:
+    """See :class:`.base.Collective`."""
+    return [range(world)]  # one hop's share of every chunk but one
+
+
 def run(exchange: Exchange, layout: Layout, reduction: Reduction) -> Bad:
     """See :class:`.base.Collective`."""
     world = exchange.transport.size
@@ -138,4 +143,4 @@ class _Ring:
 
     def _merge(self, slot: _Slot, frame: FrameBuffer) -> None:
         for piece in slot.segment.pieces:
-            self._reduction.merge(piece, received(piece, frame), slot.hop + 1, slot.hop)
+            self._reduction.merge(piece, received(piece, frame), (1, slot.hop + 1), slot.hop)

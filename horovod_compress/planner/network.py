@@ -6,6 +6,7 @@ the cuts of :mod:`..exchange.layout`. M ranks send a payload of P bytes over lin
     chunk = P / M, in s segments of chunk / s bytes;  b = segment / rate,  c = processor's seconds for a segment
     ring        2 (M-1) hops;                             bytes sent 2 (M-1)/M P
     fold        2 phases of (M-1) s messages;             bytes sent 2 (M-1)/M P
+    torus       2 (C-1) + 2 (R-1) hops, R rows of C;      bytes sent 2 (M-1)/M P
     gather      lengths, then 1 phase of M-1 messages;    bytes sent (M-1) P
     everywhere  1 phase of M-1 messages;                  bytes sent (M-1) P
 
@@ -21,6 +22,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from ..exchange.layout import MAX_SEGMENTS, MIN_SEGMENT_BYTES
+from ..exchange.torus import squarest
 from ..exchange.wire import HEADER_BYTES
 
 #: What TCP over Ethernet leaves of a link's rate: 1448 bytes of data in a frame that occupies 1538.
@@ -131,6 +133,14 @@ def fold(cargo: Cargo, ranks: int, link: Link) -> Taken:
     return Taken(seconds, 2 * peers * chunk, 2 * peers * number)
 
 
+def torus(cargo: Cargo, ranks: int, link: Link) -> Taken:
+    """Rings along rows, and along columns for the share that a rank has then; see :mod:`..exchange.torus`."""
+    rows = squarest(ranks)
+    columns = ranks // rows
+    share = Cargo(cargo.nbytes / columns, cargo.merge / columns, cargo.copy)
+    return ring(cargo, columns, link) + ring(share, rows, link)
+
+
 def everywhere(cargo: Cargo, ranks: int, link: Link) -> Taken:
     """All of it to every other rank, reduced on each; see :mod:`..exchange.everywhere`."""
     peers = ranks - 1
@@ -146,7 +156,7 @@ def gather(cargo: Cargo, ranks: int, link: Link) -> Taken:
 
 
 #: By the names of :mod:`..exchange`.
-FORMULAS: dict[str, Formula] = {"ring": ring, "fold": fold, "everywhere": everywhere, "gather": gather}
+FORMULAS: dict[str, Formula] = {"ring": ring, "fold": fold, "torus": torus, "everywhere": everywhere, "gather": gather}
 
 
 # ---- what this package does not have ----

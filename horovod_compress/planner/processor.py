@@ -17,8 +17,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..codecs.base import Algebra, Codec, Regions, Work
+from ..codecs.base import Algebra, Codec
 from ..codecs.carry import carries
+from ..codecs.work import Regions, Work
 from ..exchange.wire import Address, Bad, FrameBuffer
 from ..ops.keys import Key
 from ..schedule.costs import Affine, fitted
@@ -105,7 +106,7 @@ class _Run:
         self._work.shared = {name: array for arrays in self._preludes for name, array in arrays.items()}
         regions, two = self._work.regions, codec.carries(2)
         spans = {name: (0, regions[name].numel()) for name in two}
-        self._work.carry = carries(two, regions, spans, self._source.device)
+        self._work.carry = carries(two, regions, [spans], self._source.device)
         self._work.results = _zeros(codec.results(bucket))
         codec.prepare(self._work)
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ..codecs.base import Algebra, Codec, Regions
+from ..codecs.base import Algebra, Codec
+from ..codecs.work import Regions
 from ..exchange.choose import chooser, for_prelude
 from ..schedule.plan import Bucket
 

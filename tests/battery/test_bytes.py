@@ -8,7 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from horovod_compress.codecs.base import Algebra, Codec, Regions
+from horovod_compress.codecs.base import Algebra, Codec
+from horovod_compress.codecs.work import Regions
 from horovod_compress.engine.bucket.state import BucketState
 from horovod_compress.engine.reducer import Reducer
 from horovod_compress.exchange.transports.base import Transport

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from horovod_compress.codecs.base import Algebra, Codec, Work
+from horovod_compress.codecs.base import Algebra, Codec
+from horovod_compress.codecs.work import Work
 from horovod_compress.engine.bucket import arrivals
 from horovod_compress.exchange import fold, ring
 from tests.battery.cases import each_case

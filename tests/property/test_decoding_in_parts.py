@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from horovod_compress.codecs import registry
-from horovod_compress.codecs.base import Codec, Work
+from horovod_compress.codecs.base import Codec
+from horovod_compress.codecs.work import Work
 from horovod_compress.engine.bucket import arrivals
 from horovod_compress.engine.worker import Worker
 from horovod_compress.errors import ExchangeError

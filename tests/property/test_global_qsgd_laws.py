@@ -12,7 +12,7 @@ from torch import Tensor
 
 from horovod_compress import ops
 from horovod_compress.codecs import registry
-from horovod_compress.codecs.base import Work
+from horovod_compress.codecs.work import Work
 from horovod_compress.errors import ConfigError
 from horovod_compress.ops.keys import Key
 from horovod_compress.schedule.plan import Bucket, TensorSpec

@@ -39,8 +39,10 @@ def _samples(world: int, exchange: str, coordinates: int, steps: int, seed: int 
 
 
 @each_value
-@pytest.mark.parametrize("exchange", ["ring", "fold"])
-@pytest.mark.parametrize("world", [2, 3, 4, 5])
+@pytest.mark.parametrize(
+    ("world", "exchange"),
+    [*((world, e) for world in (2, 3, 4, 5) for e in ("ring", "fold")), (4, "torus"), (6, "torus")],
+)
 def test_unbiased_with_the_promised_variance(world: int, exchange: str) -> None:
     signs, samples = _samples(world, exchange, coordinates=250, steps=40)
     assert set(samples.unique().tolist()) == {-1.0, 1.0}
@@ -65,18 +67,19 @@ def test_the_bound_on_the_bias_is_tight_enough() -> None:
     assert abs(wrong - right) / math.sqrt(right * (1 - right) / number) > _z(250)
 
 
-@pytest.mark.parametrize("world", [3, 4])
-def test_ring_and_fold_have_the_same_distribution(world: int) -> None:
+@pytest.mark.parametrize(("world", "other"), [(3, "fold"), (4, "fold"), (4, "torus"), (6, "torus")])
+def test_collectives_have_the_same_distribution(world: int, other: str) -> None:
     """Chi-square over all sign patterns: the fraction of ones is (ranks with bit 1) / M in both."""
-    signs, ring = _samples(world, "ring", 256, 40, seed=1)
-    _, fold = _samples(world, "fold", 256, 40, seed=1)
-    assert not torch.equal(ring, fold)  # another order of draws, so these are two samples
+    coordinates = max(256, 16 << world)  # so that every pattern is there
+    signs, ring = _samples(world, "ring", coordinates, 40, seed=1)
+    _, second = _samples(world, other, coordinates, 40, seed=1)
+    assert not torch.equal(ring, second)  # another order of draws, so these are two samples
     pattern = ((signs > 0).long() * (2 ** torch.arange(world))[:, None]).sum(0)
     statistic, freedom = 0.0, 0
     for code in range(1, 2**world - 1):
         chosen = pattern == code
         trials = int(chosen.sum()) * len(ring)
-        ones = [int((samples[:, chosen] > 0).sum()) for samples in (ring, fold)]
+        ones = [int((samples[:, chosen] > 0).sum()) for samples in (ring, second)]
         p = code.bit_count() / world
         statistic += sum((count - trials * p) ** 2 / (trials * p * (1 - p)) for count in ones)
         freedom += 2

@@ -10,6 +10,7 @@ from torch import Tensor
 from horovod_compress import ops
 from horovod_compress.errors import ConfigError
 from horovod_compress.exchange.layout import chunk_bounds
+from horovod_compress.exchange.torus import Torus
 from horovod_compress.ops.keys import Key
 from horovod_compress.ops.reference import ternary
 from horovod_compress.ops.reference.shaped import rounded_off
@@ -22,6 +23,7 @@ METHODS = {
     "marsit ring": {"method": "marsit", "exchange": "ring", "levels": 2, **_PLAIN},
     "marsit fold": {"method": "marsit", "exchange": "fold", "levels": 2, **_PLAIN},
     "marsit fold, three levels": {"method": "marsit", "exchange": "fold", "levels": 3, **_PLAIN},
+    "marsit torus": {"method": "marsit", "exchange": "torus", "levels": 2, **_PLAIN},
     "marsit ring, groups": {"method": "marsit", "exchange": "ring", "levels": 3, **_PLAIN},
     "signsgd fold": {"method": "signsgd", "step_size": 1.0, "merge": "shaped"},
     "signum fold": {"method": "signum", "beta": 0.0, "step_size": 1.0, "merge": "shaped"},
@@ -128,7 +130,10 @@ def _left(fleet: Fleet, exchange: str, levels: int) -> np.ndarray:
     total = np.zeros(64 * words, dtype=np.int64)
     for reducer in fleet.reducers:
         assert reducer.wait_idle(5.0)
-        ((_, kept),) = reducer.kept.carries().items()
+        kept, *again = reducer.kept.carries().values()
+        if exchange == "torus":
+            total += _left_on_a_torus(reducer.rank, world, words, kept, *again)
+            continue
         for chunk in range(world):
             first, last = chunk_bounds(words, chunk, world, record)
             hop = (reducer.rank - chunk) % world + 1
@@ -144,6 +149,23 @@ def _left(fleet: Fleet, exchange: str, levels: int) -> np.ndarray:
     return total[: bucket.padded]
 
 
+def _left_on_a_torus(rank: int, world: int, words: int, kept: Tensor, again: Tensor | None = None) -> np.ndarray:
+    """Return what one rank keeps in whole signs: a column merges payloads of as many ranks as a row has."""
+    place = Torus().place(rank, world)
+    total = np.zeros(64 * words, dtype=np.int64)
+    for chunk in range(world):
+        (group, part), (first, last) = divmod(chunk, place.rows), chunk_bounds(words, chunk, world)
+        hop = (place.column - group) % place.columns + 1
+        if hop > 1:
+            total[64 * first : 64 * last] += rounded_off(list(kept[: ops.count_rows(hop), first:last]), hop)
+        begin, _ = chunk_bounds(words, place.chunk(place.column + 1, 0), world)
+        hop = (place.row - part) % place.rows + 1
+        if again is not None and group == (place.column + 1) % place.columns and hop > 1:
+            here = slice(first - begin, last - begin)
+            total[64 * first : 64 * last] += place.columns * rounded_off(list(again[: ops.count_rows(hop), here]), hop)
+    return total
+
+
 def _flat(fleet: Fleet, tensors: dict[str, Tensor]) -> np.ndarray:
     """Return signs where they lie in the payload; gaps are all zeros, which is minus."""
     (bucket,) = fleet.plan.buckets
@@ -153,8 +175,14 @@ def _flat(fleet: Fleet, tensors: dict[str, Tensor]) -> np.ndarray:
     return flat
 
 
-@pytest.mark.parametrize("name", METHODS)
-@pytest.mark.parametrize("world", [2, 5, *slow(3, 4, 16)])
+@pytest.mark.parametrize(
+    ("name", "world"),
+    [
+        *((name, world) for name in METHODS for world in (2, 5)),
+        *(("marsit torus", world) for world in (4, 6)),
+        *slow(*((name, world) for name in METHODS for world in (3, 4, 16) if (name, world) != ("marsit torus", 4))),
+    ],
+)
 def test_the_identity_through_the_exchange(world: int, name: str) -> None:
     """In every step, on every rank, with chunks of any length, none included."""
     with Fleet(world, TENSORS, **METHODS[name]) as fleet:

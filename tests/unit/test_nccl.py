@@ -13,8 +13,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from horovod_compress.codecs.base import Codec, Work
+from horovod_compress.codecs.base import Codec
 from horovod_compress.codecs.registry import create
+from horovod_compress.codecs.work import Work
 from horovod_compress.engine.agreement.handshake import Document
 from horovod_compress.engine.bucket.reduction import CodecReduction
 from horovod_compress.engine.bucket.round import Round

@@ -12,8 +12,9 @@ from torch import Tensor
 
 from horovod_compress import ops
 from horovod_compress.codecs import registry
-from horovod_compress.codecs.base import Algebra, Codec, Regions, Work
+from horovod_compress.codecs.base import Algebra, Codec
 from horovod_compress.codecs.dense import Uncompressed
+from horovod_compress.codecs.work import Regions, Work
 from horovod_compress.engine.bucket import arrivals
 from horovod_compress.errors import ExchangeError, NonFiniteError
 from horovod_compress.exchange.choose import for_prelude

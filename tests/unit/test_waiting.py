@@ -10,12 +10,13 @@ from typing import Any
 import pytest
 import torch
 
-from horovod_compress.codecs.base import Codec, Part, Work
+from horovod_compress.codecs.base import Codec
 from horovod_compress.codecs.dense import Momentum, Uncompressed
 from horovod_compress.codecs.global_qsgd import Standard
 from horovod_compress.codecs.marsit import Marsit
 from horovod_compress.codecs.natural import Natural
 from horovod_compress.codecs.topk import TopK
+from horovod_compress.codecs.work import Part, Work
 from horovod_compress.engine.bucket.state import BucketState
 from horovod_compress.errors import ExchangeError
 from horovod_compress.exchange import ring

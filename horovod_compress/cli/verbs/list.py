@@ -163,7 +163,8 @@ def _exchanges(kind: Any) -> str:
     from horovod_compress.fronts import help_text
 
     def fit(options: dict[str, Any]) -> str:
-        return " or ".join(fitting(kind(**options).variants()[0].algebra))
+        *names, last = fitting(kind(**options).variants()[0].algebra)
+        return f"{', '.join(names)} or {last}" if names else last
 
     usual = fit({})
     found: dict[str, None] = {}  # a set that keeps its order

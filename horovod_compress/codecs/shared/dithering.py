@@ -16,7 +16,8 @@ from torch import Tensor
 from ... import ops
 from ...ops.keys import DITHER, Key
 from ...schedule.plan import Bucket, TensorSpec
-from ..base import Codec, Part, Regions, Work, work_dtype
+from ..base import Codec
+from ..work import Part, Regions, Work, work_dtype
 
 #: Blocks are whole chunks of the kernels; a scale of 32 bits then costs 1/8 bit per element at most.
 BLOCK_UNIT = 256

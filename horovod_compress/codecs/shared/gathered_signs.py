@@ -16,8 +16,9 @@ from ... import ops
 from ...errors import ConfigError, CorruptFrameError
 from ...ops.keys import Key
 from ...schedule.plan import Bucket
-from ..base import Algebra, Codec, Divides, Law, Regions, Work
+from ..base import Algebra, Codec, Divides, Law
 from ..feedback import Feedback
+from ..work import Regions, Work
 from .signs import WORD, fill_group_sizes, group_count, group_length, group_slices, words
 
 _WORD_BYTES, _VALUE_BYTES = 8, 4

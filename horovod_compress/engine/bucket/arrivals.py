@@ -10,7 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from ...codecs.base import Codec, Part, Work
+from ...codecs.base import Codec
+from ...codecs.work import Part, Work
 from ...exchange.layout import chunk_bounds
 
 #: Below this many elements a bucket is encoded and decoded in one go: the parts would cost more than they hide.

@@ -7,8 +7,9 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from ...codecs.base import Algebra, Codec, Work
+from ...codecs.base import Algebra, Codec
 from ...codecs.carry import carries
+from ...codecs.work import Work
 from ...exchange import everywhere, on_device
 from ...exchange.base import Collective
 from ...exchange.choose import for_prelude
@@ -100,12 +101,17 @@ def _make_carry(memory: Memory, codec: Codec, work: Work, collective: Collective
     """Let merging keep what it keeps where payloads are exchanged, for the elements that this rank merges."""
     site, records = memory.site, codec.records()
     rows, device = codec.carries(site.world), torch.device("cpu") if site.staged else site.device.where
-    owns = collective.name == "fold"  # else it merges one hop's share of every chunk but one
-    spans = {
-        name: chunk_bounds(count, site.rank, site.world, records.get(name, 1)) if owns else (0, count)
-        for name, count in ((name, work.regions[name].numel()) for name in rows)
-    }
+    merged = collective.merged(site.rank, site.world) if rows else []
+    spans = [
+        {name: _span(work.regions[name].numel(), chunks, site.world, records.get(name, 1)) for name in rows}
+        for chunks in merged
+    ]
     work.carry = carries(rows, work.regions, spans, device)
+
+
+def _span(count: int, chunks: range, world: int, record: int) -> tuple[int, int]:
+    """Return the first element of a region in consecutive chunks, and the end."""
+    return chunk_bounds(count, chunks[0], world, record)[0], chunk_bounds(count, chunks[-1], world, record)[1]
 
 
 def _prelude(memory: Memory, arrays: Arrays) -> Prelude:

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ...codecs.base import Algebra, Codec, Regions
+from ...codecs.base import Algebra, Codec
+from ...codecs.work import Regions
 from ...exchange import on_device, ragged
 from ...exchange.choose import Choose
 from ...exchange.device import Host

@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
-from ...codecs.base import Codec, Part, Work
+from ...codecs.base import Codec
+from ...codecs.work import Part, Work
 from ...exchange.layout import Piece
 from ...exchange.wire import Bad
 from ...ops.keys import Key
@@ -55,8 +56,7 @@ class CodecReduction:
             with self.encoding():
                 self.codec.encode_parts(self.work, present(self.work, self.to_encode[chunk]), self.key)
 
-    def merge(self, piece: Piece, other: Tensor, weight: int, hop: int) -> None:
-        weights = (1, weight)
+    def merge(self, piece: Piece, other: Tensor, weights: tuple[int, int], hop: int) -> None:
         key = self.key.at(hop=hop)
         self.codec.merge_in(self.work, piece.region, piece.start, piece.values, other, weights, key)
 

@@ -13,7 +13,8 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from ...codecs.base import Codec, Part, Work
+from ...codecs.base import Codec
+from ...codecs.work import Part, Work
 from ...exchange import on_device, ragged
 from ...exchange.base import Collective, Exchange, Reduction
 from ...exchange.deadline import Deadline

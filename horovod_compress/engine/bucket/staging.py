@@ -107,8 +107,8 @@ class _Staged:
             self.inner.prepare(chunk)
             self.fetched[chunk] = self.staging.fetch(chunk)
 
-    def merge(self, piece: Piece, other: Tensor, weight: int, hop: int) -> None:
-        self.inner.merge(piece, other, weight, hop)
+    def merge(self, piece: Piece, other: Tensor, weights: tuple[int, int], hop: int) -> None:
+        self.inner.merge(piece, other, weights, hop)
 
     def fold(self, piece: Piece, others: Sequence[Tensor]) -> None:
         self.inner.fold(piece, others)
