@@ -35,7 +35,8 @@ INNER = {
     "engine.agreement": {"engine.methods"},
     "engine.optimizer": {"engine.methods", "engine.reducer", "engine.sealed"},
     "exchange.transports": {"exchange.deadline", "exchange.device"},
-    "fronts.horovod": {"fronts.help_text"},
+    "fronts.common": {"fronts.help_text"},
+    "fronts.horovod": {"fronts.common", "fronts.help_text"},
     "ops.reference": {"ops.keys"},
     "planner.shapes": set(),
     "schedule.policies": {"schedule.costs", "schedule.mixed", "schedule.plan", "schedule.trial"},
@@ -260,7 +261,7 @@ def f():
     assert found == here | {"horovod.torch", "horovod.common"}
     assert imports_of(ast.parse("from horovod import torch"), [], ()) == {"horovod.torch"}
     assert "codecs.dense" in OURS["codecs.marsit"] and "ops" in OURS["exchange.wire"]
-    assert "engine.reducer" in OURS["fronts.horovod.startup"]
+    assert "engine.reducer" in OURS["fronts.common.startup"]
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ from .gathering import NotAll, gather
 from .rollcall import RollCall
 
 _WITH_JOIN = "is not supported with Join"  # in Horovod's refusal of a gather
-_FRAMES = 8  # between compress() and the optimizer there are two to four
+_FRAMES = 10  # between compress() and the optimizer there are two to four, and some of our own
 #: What ranks meet for, by the second word of the name that Horovod knows it by.
 _MEETINGS = {
     "handshake": "the handshake",
