@@ -18,7 +18,7 @@ NAME = PACKAGE.name
 
 #: From the top down. A room may import what lies below its layer; rooms of one layer do not know each other.
 LAYERS = [
-    {"torch", "timeline", "cli"},
+    {"torch", "ddp", "timeline", "cli"},
     {"fronts"},
     {"engine", "planner"},
     {"codecs", "exchange", "observe"},
@@ -37,6 +37,7 @@ INNER = {
     "exchange.transports": {"exchange.deadline", "exchange.device"},
     "fronts.common": {"fronts.help_text"},
     "fronts.horovod": {"fronts.common", "fronts.help_text"},
+    "fronts.torch_dist": {"fronts.common"},
     "ops.reference": {"ops.keys"},
     "planner.shapes": set(),
     "schedule.policies": {"schedule.costs", "schedule.mixed", "schedule.plan", "schedule.trial"},
