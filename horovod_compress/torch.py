@@ -24,10 +24,19 @@ from .errors import (
     NonFiniteError,
     StateError,
 )
-from .fronts.horovod.compression import Compression, trace
-from .fronts.horovod.update import distributed_update_optimizer as DistributedUpdateOptimizer
 from .observe.trace import Trace
 from .schedule.plan import Plan
+
+try:
+    from .fronts.horovod.compression import Compression, trace
+    from .fronts.horovod.update import distributed_update_optimizer as DistributedUpdateOptimizer
+except ModuleNotFoundError as error:
+    if (error.name or "").partition(".")[0] != "horovod":
+        raise
+    raise ImportError(
+        "horovod_compress.torch needs Horovod, which is not installed: pip install horovod[pytorch]; or, with "
+        "DistributedDataParallel and torchrun, import horovod_compress.ddp"
+    ) from None
 
 __all__ = [
     "Compression",

@@ -112,10 +112,10 @@ FAULTS = (
     ),
     # ---- engine ----
     Fault(
-        "engine: merges count every rank once",
-        "horovod_compress/engine/bucket/reduction.py",
-        "weights = (1, weight)",
-        "weights = (1, 1)",
+        "exchange: merges of a ring count every rank once",
+        "horovod_compress/exchange/ring.py",
+        "(1, slot.hop + 1), slot.hop)",
+        "(1, 1), slot.hop)",
         "tests/property/test_marsit_laws.py",
     ),
     Fault(
@@ -192,9 +192,16 @@ FAULTS = (
     Fault(
         "exchange: the ring says a payload holds one rank more",
         "horovod_compress/exchange/ring.py",
-        "slot.hop + 1, slot.hop)",
-        "slot.hop + 2, slot.hop)",
+        "(1, slot.hop + 1), slot.hop)",
+        "(1, slot.hop + 2), slot.hop)",
         "tests/unit/test_nccl.py",
+    ),
+    Fault(
+        "exchange: columns of a torus merge as if their payloads were of one rank",
+        "horovod_compress/exchange/torus.py",
+        "weights = (self.columns, (hop + 1) * self.columns)",
+        "weights = (1, hop + 1)",
+        "tests/property/test_shaped_laws.py",
     ),
     Fault(
         "exchange: the ring forgets its own NaN",

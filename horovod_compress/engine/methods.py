@@ -191,7 +191,8 @@ def parse(method: str | Codec | Methods, given: Mapping[str, Any]) -> tuple[Meth
     known = registry.option_names(method) if isinstance(method, str) else []
     if unknown := sorted(set(own) - set(known)):
         raise ConfigError(
-            f"{_no_option(method, unknown[0])}, common ones are {', '.join(Options.names())} and process_set"
+            f"{_no_option(method, unknown[0])}, common ones are {', '.join(Options.names())} and process_set, or "
+            f"process_group with DistributedDataParallel"
         )
     options = Options(**common)
     return replace(_methods(method, own), warmup=options.warmup_steps or 0), options

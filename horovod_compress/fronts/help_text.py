@@ -12,11 +12,11 @@ from ..codecs.base import Codec
 from ..options import Options
 
 _WIDTH = 100
-_PROCESS_SET = "the ranks that take part, as given to the optimizer. Default: all."
+PROCESS_SET = "the ranks that take part, as given to the optimizer. Default: all."
 _PARAMETERS = "as given to the optimizer, in forward order."
 
 
-def of_method(kind: type[Codec]) -> str:
+def of_method(kind: type[Codec], option: str = "process_set", said: str = PROCESS_SET) -> str:
     """Return the docstring of the factory of a method."""
     lead, own = _parts(kind)
     _, common = _parts(Options)
@@ -25,16 +25,16 @@ def of_method(kind: type[Codec]) -> str:
     return (
         f"{lead}\n\nSends: {kind.summary}.\n{source}{page}\nArgs:\n"
         f"{_entry('named_parameters', _PARAMETERS)}{_entries(kind, own)}"
-        f"\nOptions of all methods:\n{_entries(Options, common)}{_entry('process_set', _PROCESS_SET)}"
+        f"\nOptions of all methods:\n{_entries(Options, common)}{_entry(option, said)}"
     )
 
 
-def signature(kind: type[Codec], process_set: object) -> inspect.Signature:
+def signature(kind: type[Codec], ranks: object, option: str = "process_set") -> inspect.Signature:
     """Return the signature of the factory of a method, with every option and its default."""
     first = inspect.Parameter("named_parameters", inspect.Parameter.POSITIONAL_OR_KEYWORD)
     fields = [*dataclasses.fields(kind), *dataclasses.fields(Options)]
     options = [inspect.Parameter(one.name, inspect.Parameter.KEYWORD_ONLY, default=one.default) for one in fields]
-    last = inspect.Parameter("process_set", inspect.Parameter.KEYWORD_ONLY, default=process_set)
+    last = inspect.Parameter(option, inspect.Parameter.KEYWORD_ONLY, default=ranks)
     return inspect.Signature([first, *options, last])
 
 

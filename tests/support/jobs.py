@@ -94,10 +94,12 @@ def run_ranks(
     env: Mapping[str, str] | None = None,
     during: Callable[[RunningJob], None] | None = None,
     must_succeed: bool = True,
+    front: str = "horovod",
 ) -> Job:
     """Run a script under ``horovodrun -np world`` and return every rank's report.
 
     Args:
+        front: "torch" starts the ranks as torch.distributed wants them, with ``tests.support.launch``.
         script: a file; a bare name is looked for in ``tests/parallel/jobs``.
         timeout: seconds of wall clock; afterwards every process of the job is killed.
         arguments: plain data, for :func:`tests.support.rank.arguments`.
@@ -113,7 +115,7 @@ def run_ranks(
         environment = _environment(world, folder, mark, arguments, env)
         with (folder / "output").open("wb") as output:
             process = subprocess.Popen(
-                [sys.executable, str(_horovodrun()), "--gloo", "-np", str(world), sys.executable, str(path)],
+                [*_launcher(front), str(world), sys.executable, str(path)],
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 stdin=subprocess.DEVNULL,
@@ -158,6 +160,13 @@ def _environment(
         _ARGUMENTS: json.dumps(dict(arguments or {})),
     }
     return os.environ | ours | sleeping_yields(world) | dict(env or {})
+
+
+def _launcher(front: str) -> list[str]:
+    """Return the command that starts ranks, as far as to their number."""
+    if front == "torch":
+        return [sys.executable, "-m", "tests.support.launch"]
+    return [sys.executable, str(_horovodrun()), "--gloo", "-np"]
 
 
 def _horovodrun() -> Path:

@@ -10,8 +10,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import horovod.torch as hvd
-
 _found: dict[str, Any] = {}
 
 
@@ -26,7 +24,7 @@ def folder() -> Path:
 
 
 def rank() -> int:
-    return int(os.environ["HOROVOD_RANK"])
+    return int(os.environ["HOROVOD_RANK"] if "HOROVOD_RANK" in os.environ else os.environ["RANK"])
 
 
 def report(value: Any) -> None:
@@ -66,5 +64,7 @@ def check(name: str, case: Callable[[], Any]) -> None:
     report(_found)
     if rank() == 0:
         print(f"{name}: {_found[name]['error'] or 'done'} after {_found[name]['seconds']:.1f} s", flush=True)
+    import horovod.torch as hvd
+
     if hvd.is_initialized():
         hvd.barrier()

@@ -170,6 +170,8 @@ def test_options_written_as_code_exist(page: Path) -> None:
     known |= {option for name in registry.available() for option in registry.option_names(name)}
     # Not options of a method: of attach, Horovod and its optimizer, load_state_dict, torch, the walk-through and trace.
     known |= {"second_moment", "rebuild_every"}
+    known |= {"process_group", "bucket_cap_mb", "find_unused_parameters", "gradient_as_bucket_view"}
+    known |= {"static_graph", "mixed_precision", "strategy"}
     known |= {"op", "groups", "backward_passes_per_step", "sparse_as_dense", "sparse", "residuals"}
     known |= {"weights_only", "hop", "purpose", "period", "steps", "drop_last", "name", "root_rank"}
     calls = re.findall(r"`(?:[\w.]+\()?(?:[^`]*?, )?([a-z_]+)=[^`=]*`", page.read_text())

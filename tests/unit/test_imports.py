@@ -18,7 +18,7 @@ NAME = PACKAGE.name
 
 #: From the top down. A room may import what lies below its layer; rooms of one layer do not know each other.
 LAYERS = [
-    {"torch", "timeline", "cli"},
+    {"torch", "ddp", "timeline", "cli"},
     {"fronts"},
     {"engine", "planner"},
     {"codecs", "exchange", "observe"},
@@ -36,7 +36,9 @@ INNER = {
     "engine.bucket": set(),
     "engine.optimizer": {"engine.methods", "engine.reducer", "engine.sealed"},
     "exchange.transports": {"exchange.deadline", "exchange.device"},
-    "fronts.horovod": {"fronts.help_text"},
+    "fronts.common": {"fronts.help_text"},
+    "fronts.horovod": {"fronts.common", "fronts.help_text"},
+    "fronts.torch_dist": {"fronts.common"},
     "ops.reference": {"ops.keys"},
     "planner.shapes": set(),
     "schedule.policies": {"schedule.costs", "schedule.mixed", "schedule.plan", "schedule.trial"},
@@ -261,7 +263,7 @@ def f():
     assert found == here | {"horovod.torch", "horovod.common"}
     assert imports_of(ast.parse("from horovod import torch"), [], ()) == {"horovod.torch"}
     assert "codecs.dense" in OURS["codecs.marsit"] and "ops" in OURS["exchange.wire"]
-    assert "engine.reducer" in OURS["fronts.horovod.startup"]
+    assert "engine.reducer" in OURS["fronts.common.startup"]
 
 
 @pytest.mark.parametrize(

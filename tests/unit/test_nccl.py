@@ -301,7 +301,7 @@ def on(where: str) -> list[TensorSpec]:
 @pytest.fixture
 def start(monkeypatch: pytest.MonkeyPatch) -> Any:
     pytest.importorskip("horovod.torch")
-    from horovod_compress.fronts.horovod import startup
+    from horovod_compress.fronts.common import startup
 
     monkeypatch.setattr(startup, "_check_kernels", lambda: None)
     return startup
@@ -343,7 +343,7 @@ def test_ranks_that_share_a_gpu_are_named(start: Any) -> None:
 
 def test_kernels_that_are_missing_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("horovod.torch")
-    from horovod_compress.fronts.horovod import startup
+    from horovod_compress.fronts.common import startup
 
     def missing(name: str) -> None:
         raise ImportError(f"{name} does not load")
@@ -371,19 +371,29 @@ class Tokens:
 
 
 class Gathers:
-    """Horovod's all-gathers, between threads; from the one of a given name on they run out of time."""
+    """All-gathers between threads; from the one of a given name on they run out of time."""
 
     def __init__(self, size: int, late: str = "") -> None:
         self.size, self.late = size, late
         self._met = threading.Barrier(size)
         self._values: dict[tuple[str, int], Any] = {}
 
-    def __call__(self, value: Any, name: str, rank: int, seconds: float, by_name: bool, under: str) -> list[Any]:
+    def __call__(self, rank: int, value: Any, name: str) -> list[Any]:
         if name == self.late:
             raise ExchangeError(f"not every rank joined {name}")
         self._values[name, rank] = value
         self._met.wait(10.0)
         return [self._values[name, other] for other in range(self.size)]
+
+
+class OneOf:
+    """The job of one rank, as far as a start asks."""
+
+    def __init__(self, rank: int, gathers: Gathers) -> None:
+        self.rank, self.size, self._gathers = rank, gathers.size, gathers
+
+    def gather(self, value: Any, name: str, seconds: float, *, by_name: bool, under: str) -> list[Any]:
+        return self._gathers(self.rank, value, name)
 
 
 def link_all(
@@ -394,19 +404,19 @@ def link_all(
     identity: Callable[[], Any] = lambda: IDENTITY,
     late: str = "",
 ) -> list[Any]:
-    """Return each rank's transport or error; a rank is its own process set here."""
+    """Return each rank's transport or error."""
 
     def api() -> nccl.Library:
         library = shared.library()
         library.get_unique_id = identity  # type: ignore[attr-defined]
         return library
 
-    monkeypatch.setattr(start, "allgather_object", Gathers(len(tokens), late))
+    gathers = Gathers(len(tokens), late)
     monkeypatch.setattr(start.nccl, "api", api)
 
     def link(mine: Tokens) -> Any:
         try:
-            return start._link(mine, Host(), mine.rank, 1.0)
+            return start._link(mine, Host(), OneOf(mine.rank, gathers), 1.0)
         except Exception as error:
             return error
 

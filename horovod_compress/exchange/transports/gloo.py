@@ -9,13 +9,15 @@ in turn, after leaving a note for all that says what it saw: on a :class:`.board
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 import os
 import socket
+import struct
 import threading
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -29,6 +31,10 @@ from .addresses import Addresses, Share
 from .board import Board
 from .messages import Broken
 
+#: Names the network interface of the exchange.
+INTERFACE = "HOROVOD_GLOO_IFACE"
+_SIOCGIFADDR = 0x8915  # of Linux: the IPv4 address of an interface
+_LONGEST_NAME = 15
 _TAG = 0x48564346  # one ordered stream per pair of ranks
 _NEVER_TAG = _TAG + 1
 _WATCH_TAG = _TAG + 2
@@ -45,22 +51,22 @@ def available() -> bool:
     return dist.is_available() and dist.is_gloo_available()
 
 
-def own_address(one_host: bool) -> str:
+def own_address(one_host: bool, variables: Sequence[str] = (INTERFACE,)) -> str:
     """Return the address at which other ranks reach this one.
 
-    The interface of ``HOROVOD_GLOO_IFACE`` decides where it is set; else loopback when all ranks
-    share one host; else the address of this host's name.
+    The interface that the first of some environment variables names decides where one is set; else loopback when all
+    ranks share one host; else the address of this host's name.
 
     Raises:
         ConfigError: the interface has no address, or the host's name does not resolve.
     """
-    interface = os.environ.get("HOROVOD_GLOO_IFACE", "")
-    if interface:
-        return _interface_address(interface)
+    for variable in variables:
+        if interface := os.environ.get(variable, ""):
+            return _interface_address(interface, variable)
     if one_host:
         return "127.0.0.1"
     name = os.environ.get("HOROVOD_HOSTNAME") or socket.gethostname()
-    advice = "correct /etc/hosts, or set HOROVOD_GLOO_IFACE to the network interface to use"
+    advice = f"correct /etc/hosts, or set {variables[-1]} to the network interface to use"
     try:
         address = socket.gethostbyname(name)
     except OSError as error:
@@ -70,14 +76,12 @@ def own_address(one_host: bool) -> str:
     return address
 
 
-def _interface_address(interface: str) -> str:
-    import psutil  # a dependency of Horovod
-
-    found = psutil.net_if_addrs()
-    for entry in found.get(interface, []):
-        if entry.family == socket.AF_INET:
-            return entry.address
-    raise ConfigError(f"HOROVOD_GLOO_IFACE={interface} has no IPv4 address; interfaces here: {', '.join(found)}")
+def _interface_address(interface: str, variable: str) -> str:
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe, contextlib.suppress(OSError):
+        answer = fcntl.ioctl(probe.fileno(), _SIOCGIFADDR, struct.pack("256s", interface.encode()[:_LONGEST_NAME]))
+        return socket.inet_ntoa(answer[20:24])
+    names = ", ".join(name for _, name in socket.if_nameindex())
+    raise ConfigError(f"{variable}={interface} has no IPv4 address; interfaces here: {names}")
 
 
 class GlooTransport:

@@ -12,27 +12,14 @@ import torch
 from horovod.common.exceptions import HorovodInternalError
 from horovod.torch import mpi_ops
 
-from ...engine.agreement.ranks import listed
 from ...engine.agreement.uneven import ADVICE
 from ...errors import ConfigError, ExchangeError
+from ..common.meetings import why_not_all
 from .gathering import NotAll, gather
 from .rollcall import RollCall
 
 _WITH_JOIN = "is not supported with Join"  # in Horovod's refusal of a gather
-_FRAMES = 8  # between compress() and the optimizer there are two to four
-#: What ranks meet for, by the second word of the name that Horovod knows it by.
-_MEETINGS = {
-    "handshake": "the handshake",
-    "addresses": "the exchange of addresses, by which ranks connect",
-    "connected": "the end of the handshake, where ranks tell whether they are connected",
-    "nccl": "the making of NCCL's connections",
-    "linked": "the end of making NCCL's connections",
-    "attach": "the comparison of ranks before the first gradient",
-    "tuning": "the comparison of measured times, by which the schedule chooses buckets",
-    "update": "the comparison of update-mode optimizers",
-    "save": "the saving of a checkpoint folder",
-    "load": "the loading of a checkpoint folder",
-}
+_FRAMES = 10  # between compress() and the optimizer there are two to four, and some of our own
 
 
 def allgather_object(
@@ -71,16 +58,11 @@ def allgather_object(
 
 def _why_not_all(name: str, error: Exception, roll: RollCall | None) -> str:
     """Return what is known of a gather that did not take place; what Horovod says of it, which is little, last."""
-    meeting, late = _MEETINGS.get(name.split(".")[1], name), isinstance(error, NotAll)
-    what = f"not every rank came to {meeting} within {error} s" if late else f"{meeting} did not take place"
-    absent = roll.absent() if roll else []
-    who = f" Rank(s) {listed(absent)} never came: look at their output." if absent else ""
+    late = isinstance(error, NotAll)
     said = " ".join(str(error).split()).rstrip(".")
-    return (
-        f"rank {hvd.rank()}: {what}.{who} Usual causes: an error of a rank's own before this point; a rank that is "
-        f"slower to load its data or model than timeout= allows; compression objects that are not made, or used, on "
-        f"every rank in the same order{'' if late else f'. Horovod has ended, and says: {said}'}"
-    )
+    absent = roll.absent() if roll else []
+    ended = "" if late else f". Horovod has ended, and says: {said}"
+    return why_not_all(name, hvd.rank(), f"{said} s" if late else None, absent) + ended
 
 
 def owner_of_token() -> torch.Tensor:

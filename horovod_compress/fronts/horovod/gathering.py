@@ -1,13 +1,10 @@
 """Plain data of all ranks through Horovod's all-gather, within a bound of time.
 
-Each rank's part is JSON behind a header with its length and checksum, so nothing that arrives is ever
-executed, and what is left of a gather that was given up is not taken for an answer.
+What is left of a gather that was given up is not taken for an answer.
 """
 
 from __future__ import annotations
 
-import json
-import struct
 import time
 from collections.abc import Callable
 from typing import Any
@@ -16,13 +13,10 @@ import horovod.torch as hvd
 import torch
 from horovod.common.exceptions import HorovodInternalError
 
-from ...engine import sealed
-from ...errors import CorruptFrameError
 from ...exchange.deadline import Deadline
+from ..common.packing import pack, unpack
 
 _POLL_SECONDS = 0.002
-_HEADER = struct.Struct("<4sIQ")
-_MAGIC = b"HVCJ"
 #: Gathers that were given up and may still take place, by name: Horovod knows no way to take one back.
 _given_up: dict[str, int] = {}
 
@@ -74,34 +68,3 @@ def _wait(handle: int, deadline: Deadline, failed: Callable[[], bool]) -> torch.
             raise CalledOff("another rank has stopped")
         time.sleep(_POLL_SECONDS)
     return hvd.synchronize(handle)
-
-
-def pack(value: Any) -> bytes:
-    """Return one rank's part."""
-    text = json.dumps(value, separators=(",", ":")).encode()  # in its own order, in which differences are told
-    return _HEADER.pack(_MAGIC, sealed.crc(text), len(text)) + text
-
-
-def unpack(joined: bytes, ranks: int) -> list[Any]:
-    """Return the values of all parts, one behind the other.
-
-    Raises:
-        CorruptFrameError: these are not so many parts.
-    """
-    found, at = [], 0
-    try:
-        while at < len(joined):
-            magic, crc, size = _HEADER.unpack_from(joined, at)
-            at += _HEADER.size + size
-            text = joined[at - size : at]
-            if magic != _MAGIC or len(text) != size or sealed.crc(text) != crc:
-                break
-            found.append(json.loads(text))
-    except (struct.error, ValueError, RecursionError):
-        found = []
-    if len(found) != ranks or at != len(joined):
-        raise CorruptFrameError(
-            f"{len(joined)} bytes came from {ranks} ranks that are not what they send each other; "
-            f"check that every rank runs the same version of horovod-compress, and the network"
-        )
-    return found

@@ -14,7 +14,7 @@ from torch import nn
 import horovod_compress
 import horovod_compress.torch as hvc
 from horovod_compress.engine.agreement import handshake
-from horovod_compress.fronts.horovod import startup
+from horovod_compress.fronts.common import startup
 from horovod_compress.schedule.plan import Plan, TensorSpec
 from tests.support.rank import check
 

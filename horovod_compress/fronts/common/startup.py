@@ -8,13 +8,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import Any, NoReturn, TypeVar
 
-import horovod.torch as hvd
 import torch
 from torch import nn
 
 from ...codecs.base import Codec
 from ...engine.agreement import handshake
 from ...engine.agreement.ranks import listed
+from ...engine.job import Job
 from ...engine.methods import Methods, numbered, parse
 from ...engine.parameters import pairs
 from ...engine.reducer import Reducer
@@ -30,10 +30,9 @@ from ...ops import loader
 from ...options import Options
 from ...schedule.plan import DTYPES, Plan, TensorSpec
 from ...schedule.policies.registry import OPTIONAL, is_adaptive, make_plan
-from .calls import allgather_object
 
 _DEFAULT_SECONDS = Options().timeout
-#: What ranks meet for, in this order, and the one name that Horovod knows these gathers by.
+#: What ranks meet for, in this order, and the one name that the framework knows these gathers by.
 _STAGES = ("handshake", "addresses", "connected", "nccl", "linked")
 _START = "hvc.start"
 _EMPTY = "; it is empty: an iterator can be read only once, so write model.named_parameters() each time, or pass a list"
@@ -47,21 +46,21 @@ def start(
     method: str | Codec | Methods,
     named: object,
     given: Mapping[str, Any],
-    process_set: Any,
+    job: Job,
 ) -> tuple[Methods, Reducer]:
     """Compare options with the other ranks, agree on the plan, connect, and return a reducer.
 
     A rank that must refuse takes part in the handshake all the same, so that every rank stops
     with the reason instead of waiting.
     """
-    rank, world = process_set.rank(), process_set.size()
+    rank, world = job.rank, job.size
     seconds = _DEFAULT_SECONDS
     try:
         methods, options = parse(method, given)
         seconds = options.timeout
         tensors = specs(named)
         kind = _transport_kind(options, world, tensors)
-        own = gloo.own_address(one_host=hvd.local_size() == hvd.size())
+        own = job.own_address()
         methods.check_used(tensors)
         shown = handshake.fields(methods, options, tensors, kind, world)
         document = handshake.Document(shown, gpu=_gpu(tensors, kind))
@@ -73,44 +72,45 @@ def start(
             _check_buckets(methods, plan, options)
             document = replace(document, plan=plan.document())
     except Exception as error:  # noqa: BLE001  whatever it is, the other ranks wait to hear of it
-        refuse(error, process_set, seconds)
-    documents = _shake(document, process_set, seconds)
+        refuse(error, job, seconds)
+    documents = _shake(document, job, seconds)
     plan = Plan.from_document(documents[0].plan).placed(tensors)
     where = device.of(plan.buckets[0].device) if _through_nccl(documents, kind) else None
-    transport = _connect_all(own, process_set, seconds, where)
+    transport = _connect_all(own, job, seconds, where)
     devices = (lambda name: where) if where else None
     choose = chooser(options.exchange, transport.adds)
     return methods, Reducer(plan, methods.codecs, transport, choose, options, devices)
 
 
-def refuse(error: Exception, process_set: Any, seconds: float = _DEFAULT_SECONDS) -> NoReturn:
+def refuse(error: Exception, job: Job, seconds: float = _DEFAULT_SECONDS) -> NoReturn:
     """Take part in the handshake with this rank's error, which every rank then raises.
 
     Raises:
         ConfigError: says which rank has which error.
     """
-    if not hvd.is_initialized() or not process_set.included():
+    if not job.running() or not job.included():
         raise error
     try:
-        _shake(handshake.refusal(error), process_set, seconds)
+        _shake(handshake.refusal(error), job, seconds)
     except ExchangeError:
         raise error from None  # the others are somewhere else
     raise error
 
 
-def _shake(document: handshake.Document, process_set: Any, seconds: float) -> list[handshake.Document]:
+def _shake(document: handshake.Document, job: Job, seconds: float) -> list[handshake.Document]:
     """Return the documents of all ranks, which agree."""
-    found = _meet("handshake", asdict(document), process_set, seconds)
+    found = _meet("handshake", asdict(document), job, seconds)
     documents = [handshake.from_plain(plain) for plain in found]
     handshake.check(documents)
     return documents
 
 
-def _meet(stage: str, value: Any, process_set: Any, seconds: float) -> list[Any]:
+def _meet(stage: str, value: Any, job: Job, seconds: float) -> list[Any]:
     """Return every rank's value at a stage of the start.
 
-    All stages have one name for Horovod, so that ranks which are at different ones meet as well: after a start that was
-    given up, by some ranks only perhaps, those that had come further give up too, and all begin again together.
+    All stages have one name for the framework, so that ranks which are at different ones meet as well: after a start
+    that was given up, by some ranks only perhaps, those that had come further give up too, and all begin again
+    together.
 
     Raises:
         ExchangeError: not every rank came, or some have begun again.
@@ -118,7 +118,7 @@ def _meet(stage: str, value: Any, process_set: Any, seconds: float) -> list[Any]
     deadline, mine, left = Deadline(seconds), _STAGES.index(stage), seconds
     while True:
         given, by_name = [mine, value], stage == _STAGES[0]
-        found = allgather_object(given, f"hvc.{stage}", process_set, left, by_name=by_name, under=_START)
+        found = job.gather(given, f"hvc.{stage}", left, by_name=by_name, under=_START)
         left = max(deadline.left(), 0.01)
         stages = [theirs for theirs, _ in found]
         if min(stages) == max(stages):
@@ -126,18 +126,18 @@ def _meet(stage: str, value: Any, process_set: Any, seconds: float) -> list[Any]
         if mine > min(stages):
             behind = [rank for rank, theirs in enumerate(stages) if theirs < mine]
             raise ExchangeError(
-                f"rank {process_set.rank()}: rank(s) {listed(behind)} have given up this start, and have begun another "
+                f"rank {job.rank}: rank(s) {listed(behind)} have given up this start, and have begun another "
                 f"one; create the compression again on every rank"
             )
 
 
 @contextlib.contextmanager
-def before_handshake(process_set: Any) -> Iterator[None]:
+def before_handshake(job: Job) -> Iterator[None]:
     """Let every rank know of an error of this one, where the others come to the handshake already."""
     try:
         yield
     except Exception as error:  # noqa: BLE001  whatever it is, the other ranks wait to hear of it
-        refuse(error, process_set)
+        refuse(error, job)
 
 
 def specs(named: object) -> list[TensorSpec]:
@@ -217,8 +217,7 @@ def _transport_kind(options: Options, world: int, tensors: Sequence[TensorSpec])
         return "local"
     if options.transport == "local":
         raise ConfigError(
-            'transport="local" joins threads of one process; the ranks of a Horovod job are '
-            'processes: use transport="auto"'
+            'transport="local" joins threads of one process; the ranks of a job are processes: use transport="auto"'
         )
     if not gloo.available():
         raise ConfigError("this torch was built without Gloo, which moves the bytes between ranks")
@@ -259,12 +258,12 @@ def _through_nccl(documents: Sequence[handshake.Document], kind: str) -> bool:
         twice = [rank for rank, gpu in enumerate(gpus) if gpus.count(gpu) > 1]
         raise ConfigError(
             f'transport="nccl" takes a GPU for each rank, ranks {", ".join(map(str, twice))} share one: choose it by '
-            f'torch.cuda.set_device(hvd.local_rank()) before the model is made, or use transport="gloo"'
+            f'torch.cuda.set_device(local_rank) before the model is made, or use transport="gloo"'
         )
     return able and kind in ("auto", "nccl")
 
 
-def _connect_all(own: str, process_set: Any, seconds: float, where: device.Host | None) -> Transport:
+def _connect_all(own: str, job: Job, seconds: float, where: device.Host | None) -> Transport:
     """Connect, and return when every rank has: a rank that closes early must not fail one that is late.
 
     Raises:
@@ -272,16 +271,16 @@ def _connect_all(own: str, process_set: Any, seconds: float, where: device.Host 
     """
     apart: list[ExchangeError] = []
     with contextlib.ExitStack() as undo:
-        transport, problem = _attempt(lambda: _connect(own, process_set, seconds, apart))
+        transport, problem = _attempt(lambda: _connect(own, job, seconds, apart))
         if transport:
             undo.callback(transport.close)
         if apart:
             raise apart[0] from None  # the ranks are not together, so there is nobody to hear of it
         # Connecting has a bound of its own, which another rank may use up before it answers here.
-        _check_all(_meet("connected", problem, process_set, 2 * seconds))
+        _check_all(_meet("connected", problem, job, 2 * seconds))
         undo.pop_all()
     assert transport is not None
-    return _link(transport, where, process_set, seconds) if where else transport
+    return _link(transport, where, job, seconds) if where else transport
 
 
 def _attempt(work: Callable[[], T]) -> tuple[T | None, str | None]:
@@ -306,7 +305,7 @@ def _check_all(problems: Sequence[str | None]) -> None:
         raise ExchangeError("; ".join(told[:_LISTED]) + more)
 
 
-def _link(tokens: Transport, where: device.Host, process_set: Any, seconds: float) -> Transport:
+def _link(tokens: Transport, where: device.Host, job: Job, seconds: float) -> Transport:
     """Join NCCL's communicator; ranks come here together, as joining would wait for a late one without limit.
 
     Raises:
@@ -315,14 +314,14 @@ def _link(tokens: Transport, where: device.Host, process_set: Any, seconds: floa
     with contextlib.ExitStack() as undo:
         undo.callback(tokens.close)
         found, problem = _attempt(lambda: _identity(tokens.rank))
-        found_by_all = _meet("nccl", [found, problem], process_set, seconds)
+        found_by_all = _meet("nccl", [found, problem], job, seconds)
         _check_all([problem for _, problem in found_by_all])
         link, problem = _attempt(lambda: _join(tuple(found_by_all[0][0]), where, tokens, seconds))
         if link:
             undo.callback(link.abort)
         else:
             undo.close()  # at once: other ranks may be waiting for this one
-        _check_all(_meet("linked", problem, process_set, 2 * seconds))
+        _check_all(_meet("linked", problem, job, 2 * seconds))
         undo.pop_all()
     assert link is not None
     return nccl.NcclTransport(tokens, link)
@@ -339,17 +338,17 @@ def _join(identity: tuple[int, ...], where: device.Host, tokens: Transport, seco
     return nccl.connect(nccl.api(), identity, where, tokens, seconds, broken=broken)
 
 
-def _connect(own: str, process_set: Any, seconds: float, apart: list[ExchangeError]) -> Transport:
+def _connect(own: str, job: Job, seconds: float, apart: list[ExchangeError]) -> Transport:
     """Connect; errors of the meeting itself are noted."""
-    if process_set.size() == 1:
+    if job.size == 1:
         return Hub(1).transports()[0]
 
     def share(values: dict[str, bytes]) -> dict[str, bytes]:
         try:
-            found = _meet("addresses", {key: value.hex() for key, value in values.items()}, process_set, seconds)
+            found = _meet("addresses", {key: value.hex() for key, value in values.items()}, job, seconds)
         except ExchangeError as error:
             apart.append(error)
             raise
         return {key: bytes.fromhex(value) for mine in found for key, value in mine.items()}
 
-    return gloo.GlooTransport(share, process_set.rank(), process_set.size(), own, seconds)
+    return gloo.GlooTransport(share, job.rank, job.size, own, seconds)

@@ -1,0 +1,46 @@
+"""Compression for PyTorch's DistributedDataParallel, started by torchrun; Horovod is not needed.
+
+    import horovod_compress.ddp as hvc
+
+    compression = hvc.Compression.marsit(model.named_parameters())
+    ddp_model = DistributedDataParallel(model)
+    compression.register(ddp_model, optimizer)
+
+Options, results and saved states are those of :mod:`horovod_compress.torch`; docs/ddp.md has the differences.
+"""
+
+from .codecs.by_step import by_step, method
+from .codecs.registry import available
+from .errors import (
+    ConfigError,
+    CorruptFrameError,
+    ExchangeError,
+    HorovodCompressError,
+    MismatchError,
+    NonFiniteError,
+    StateError,
+)
+from .fronts.torch_dist.checks import update_optimizer as DistributedUpdateOptimizer
+from .fronts.torch_dist.compression import Compression, trace
+from .fronts.torch_dist.hook import ddp_hook
+from .observe.trace import Trace
+from .schedule.plan import Plan
+
+__all__ = [
+    "Compression",
+    "ConfigError",
+    "CorruptFrameError",
+    "DistributedUpdateOptimizer",
+    "ExchangeError",
+    "HorovodCompressError",
+    "MismatchError",
+    "NonFiniteError",
+    "Plan",
+    "StateError",
+    "Trace",
+    "available",
+    "by_step",
+    "ddp_hook",
+    "method",
+    "trace",
+]

@@ -1,0 +1,68 @@
+"""The ranks that exchange, as the framework knows them: the one thing that differs between fronts before a step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Protocol
+
+
+class Job(Protocol):
+    """The ranks of one compression, in the run of the framework in which it was made."""
+
+    @property
+    def rank(self) -> int:
+        """Return the number of this rank among those that take part."""
+
+    @property
+    def size(self) -> int:
+        """Return how many ranks take part."""
+
+    @property
+    def number(self) -> int:
+        """Return the number of this rank in the whole job, as people know it."""
+
+    def running(self) -> bool:
+        """Return whether the framework runs, so that ranks can meet."""
+
+    def included(self) -> bool:
+        """Return whether this rank takes part."""
+
+    def forked(self) -> bool:
+        """Return whether this process is a fork of the rank, and has none of its threads."""
+
+    def check(self) -> None:
+        """Refuse to go on in another run than that which the ranks connected in.
+
+        Raises:
+            ConfigError: the framework was started again, or this is a fork.
+        """
+
+    def own_address(self) -> str:
+        """Return the address at which the other ranks reach this one.
+
+        Raises:
+            ConfigError: there is none.
+        """
+
+    def gather(
+        self,
+        value: Any,
+        name: str,
+        seconds: float,
+        *,
+        by_name: bool = False,
+        under: str | None = None,
+        failed: Callable[[], bool] = lambda: False,
+    ) -> list[Any]:
+        """Return the plain data of every rank, in rank order; tuples have become lists.
+
+        Args:
+            name: of what ranks meet for, such as "hvc.handshake".
+            seconds: until they have to be there.
+            by_name: the error is to name the ranks that are missing, where that takes an effort.
+            under: what gathers are matched by, where that is not the name.
+            failed: returns whether it is known that not every rank will come.
+
+        Raises:
+            ExchangeError: not every rank came in time.
+        """

@@ -1,0 +1,197 @@
+"""What begins a step, between two of which nothing is under way: all that ranks have to do alike, on every rank.
+
+An adaptive schedule may choose other buckets, parameters may be frozen, residuals follow the learning rate and the
+scale of gradients, a second moment chooses between exact and compressed rounds, and the weights are looked at.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from torch import nn
+
+from ...engine import checkpoint
+from ...engine.agreement.weights import Weights
+from ...engine.methods import Methods
+from ...engine.optimizer import heavy_ball, held
+from ...engine.optimizer.rates import Rates
+from ...engine.optimizer.second_moment import REBUILD_EVERY, check_state as check_moments
+from ...engine.reducer import Reducer
+from ...engine.tuning import Share, Tuner
+from ...errors import ConfigError
+from ...schedule.policies.registry import is_adaptive
+from .scale import Scale
+
+Named = Sequence[tuple[str, nn.Parameter]]
+
+_log = logging.getLogger("horovod_compress")
+
+
+class Steps:
+    """Begins the steps of one compression.
+
+    Args:
+        named: the parameters that the compression was given.
+        share: joins all ranks, for an adaptive schedule; must not wait for ever.
+
+    Attributes:
+        parameters: in the order of the plan.
+        index: their places in it, by identity.
+        tuner: chooses buckets, where the schedule is an adaptive one.
+        held: the second moment of the optimizer, where that is shared.
+        frozen: the parameters that need no gradient in the step under way.
+        met: whether an optimizer is known.
+    """
+
+    def __init__(self, reducer: Reducer, methods: Methods, named: Named, share: Share) -> None:
+        self._reducer, self._methods, self.named = reducer, methods, named
+        self.scale = Scale(reducer)
+        self.held: held.HeldSecondMoment | None = None
+        self.frozen: list[nn.Parameter] = []
+        self.met = False
+        self._exact_first = 0  # so many first steps are exact
+        self._rates: Rates | None = None  # that residuals follow
+        self._moments: Mapping[str, Any] = {}  # that were loaded
+        self._followed: Sequence[float] = ()  # learning rates that were loaded
+        if reducer.world > 1:
+            reducer.verification.weights = Weights(reducer.options.verify_every, warns=reducer.rank == 0)
+        self.tuner: Tuner | None = None
+        if is_adaptive(schedule := reducer.options.schedule):
+            self.tuner = Tuner(reducer, str(schedule), share, methods, reducer.options.warmup_steps or 0)
+        self._take_order()
+
+    def _take_order(self) -> None:
+        """Number the parameters as the plan has them."""
+        by_name = dict(self.named)
+        self.parameters = [by_name[name] for name in self._reducer.plan.names()]
+        self.index = {id(parameter): index for index, parameter in enumerate(self.parameters)}
+
+    # ---- the optimizer ----
+
+    def meet(self, optimizer: Any, *options: Any) -> None:
+        """Look at the optimizer that takes the results: its momentum, and its second moment.
+
+        Args:
+            options: see :func:`~horovod_compress.engine.optimizer.held.hold`.
+
+        Raises:
+            ConfigError: it does not fit the method, or the options do not fit it.
+        """
+        reducer = self._reducer
+        heavy_ball.refuse_twice(optimizer, self._methods, self.named)
+        text = heavy_ball.advice(optimizer, self._methods, self.named)
+        if text and not self.met and reducer.rank == 0 and not reducer.step:
+            _log.warning("%s", text)
+        self.held = held.hold(optimizer, reducer, self.named, self._rebuild_every(), *options)
+        if reducer.options.follow_lr:
+            self._rates = Rates(optimizer, reducer, self.named)
+            self._rates.load(self._followed)
+        self.met = True
+        if reducer.options.warmup_steps is None:
+            self._begin_exact(optimizer)
+        if self.held:
+            self.held.load_state_dict(self._moments)
+            if self.tuner:
+                self.tuner.wait_for(self.held.warmup)
+
+    def _begin_exact(self, optimizer: Any) -> None:
+        """Let the first steps be exact where that is needed."""
+        mine = heavy_ball.exact_first(optimizer, self._methods, self.named)
+        self._exact_first = max(self._exact_first, mine)
+        if mine and self._reducer.rank == 0 and not self._reducer.step:
+            _log.info(
+                "the first %d steps are exchanged uncompressed: with momentum, one bit of their large gradients could "
+                "make training diverge; warmup_steps= sets another number",
+                self._exact_first,
+            )
+        if self._exact_first and self.tuner:
+            self.tuner.wait_for(self._exact_first)
+
+    def _rebuild_every(self) -> int:
+        try:
+            return self._methods.full_precision_every() or REBUILD_EVERY
+        except ConfigError:  # the methods differ in that
+            return REBUILD_EVERY
+
+    def second_moment(self) -> str:
+        """Return whose the second moment is, in words that have to be equal on every rank."""
+        first = f", with {self._exact_first} exact steps first" if self._exact_first else ""
+        return self.held.settings() if self.held else f"its own{first}"
+
+    def settle_moments(self) -> None:
+        """Where a second moment was loaded and nobody holds one, let what waits be in the units of gradients again."""
+        if self._moments and not self.held:
+            held.give_back(self._moments, self._reducer)
+        self._moments = {}
+
+    # ---- a step ----
+
+    def begin(self) -> bool:
+        """Begin a step, before its first gradient is offered; return whether the parameters have other numbers now."""
+        reducer = self._reducer
+        self.scale.bridge()
+        changed = bool(self.tuner and self.tuner.begin_step())
+        if changed:
+            self._take_order()
+        self._freeze()
+        if self._rates:
+            self._rates.begin()
+        if self.held:
+            self.held.begin(reducer.next_step())
+        if self._exact_first:
+            reducer.buckets.next_steps(plain=reducer.next_step() < self._exact_first)
+        if reducer.verification.weights:
+            reducer.verification.weights.take(reducer.next_step(), self.parameters)
+        return changed
+
+    def _freeze(self) -> None:
+        """Exchange nothing for parameters that need no gradient in the step that begins."""
+        frozen = [index for index, parameter in enumerate(self.parameters) if not parameter.requires_grad]
+        self.frozen = [self.parameters[index] for index in frozen]
+        self._reducer.freeze(frozen)
+
+    # ---- state ----
+
+    def state(self) -> dict[str, Any]:
+        """Return what is saved beside that of the reducer."""
+        tuned = {"tuned": self.tuner.chosen} if self.tuner else {}
+        moments = self.held.state_dict() if self.held else self._moments  # which were loaded, and nobody holds yet
+        held_ = {"second_moment": moments} if moments else {}
+        followed = self._rates.state() if self._rates else list(self._followed)  # which were loaded
+        rates = {"rates": followed} if followed else {}
+        return tuned | self.scale.state() | held_ | rates
+
+    def check(self, state: Mapping[str, Any], residuals: str) -> None:
+        """Refuse a state that could not be loaded; nothing is changed.
+
+        Raises:
+            ConfigError, CorruptFrameError: says what is wrong with it.
+        """
+        checkpoint.check(self._reducer, self._methods, state, residuals)
+        shapes = {name: parameter.shape for name, parameter in self.named}
+        check_moments(state.get("second_moment", {}), shapes)
+        if self.tuner:
+            self.tuner.check(checkpoint.saved_plan(state))
+
+    def load(self, state: Mapping[str, Any], residuals: str, *, begun: bool) -> None:
+        """Take a state that :meth:`check` has found good.
+
+        Args:
+            begun: gradients have been exchanged, so that it is known whether a second moment is held.
+        """
+        if self.tuner:
+            same = state.get("world") == self._reducer.world
+            self.tuner.resume(checkpoint.saved_plan(state), same and bool(state.get("tuned")))
+            self._take_order()
+        checkpoint.restore(self._reducer, state, residuals)
+        self._moments = state.get("second_moment", {})
+        if self.held:
+            self.held.load_state_dict(self._moments)
+        elif begun:
+            self.settle_moments()
+        self._followed = [float(rate) for rate in state.get("rates", ()) if residuals == "restore"]
+        if self._rates:
+            self._rates.load(self._followed)
+        self.scale.load(float(state.get("scale", 0.0)))

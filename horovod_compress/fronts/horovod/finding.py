@@ -1,0 +1,64 @@
+"""Which parameter a gradient is of, which Horovod does not say."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import Tensor, nn
+
+from ...errors import ConfigError
+
+NO_ADASUM = "op=hvd.Adasum is not supported: it combines parameter updates, not gradients; use op=hvd.Average"
+
+
+class Finder:
+    """Finds parameters by the identity of their gradients.
+
+    Args:
+        parameters: in the order of the plan.
+        rank: for people.
+    """
+
+    def __init__(self, parameters: Sequence[nn.Parameter], rank: int) -> None:
+        self._parameters, self._rank = parameters, rank
+        self._order = list(range(len(parameters)))
+        #: How many gradients of a step have come.
+        self.calls = 0
+
+    def find(self, tensor: Tensor, *, first: bool) -> int:
+        """Return the index of the parameter whose gradient this is.
+
+        Gradients arrive in much the same order in every step, so the last order is tried first.
+
+        Args:
+            first: of a step.
+
+        Raises:
+            ConfigError: it is of none; says why that may be.
+        """
+        if first:
+            self.calls = 0
+        place = self.calls % max(1, len(self._order))
+        self.calls += 1
+        if self._order and self._parameters[self._order[place]].grad is tensor:
+            return self._order[place]
+        for index, parameter in enumerate(self._parameters):
+            if parameter.grad is tensor:
+                at = self._order.index(index)
+                self._order[place], self._order[at] = index, self._order[place]
+                return index
+        raise ConfigError(self.why_unknown(tensor))
+
+    def why_unknown(self, tensor: Tensor) -> str:
+        if isinstance(tensor, nn.Parameter):
+            return NO_ADASUM
+        if any(p.grad is not None and p.grad.is_sparse for p in self._parameters):
+            return (
+                "sparse_as_dense=True passes a copy that cannot be identified; leave "
+                "it out: Horovod reduces sparse gradients itself, uncompressed"
+            )
+        return (
+            f"rank {self._rank}: compress() got a tensor of shape {tuple(tensor.shape)} that is not "
+            f"the gradient of any of the {len(self._parameters)} parameters in named_parameters; give "
+            f"the compression all parameters of the optimizer, and use it with that optimizer only"
+        )

@@ -1,0 +1,97 @@
+"""What update mode asks of a compression."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import nn
+
+from ...engine.optimizer import heavy_ball
+from ...engine.reducer import Reducer
+from ...errors import ConfigError
+from ...schedule.policies.registry import OPTIONAL
+from ..common.base import BaseCompression
+from .finding import Finder
+
+TAKEN = (
+    "a compression serves one optimizer: make another one for DistributedUpdateOptimizer or for "
+    "hvd.DistributedOptimizer"
+)
+
+
+class ForUpdates(BaseCompression):
+    """A compression that may serve update mode in place of an optimizer of Horovod's."""
+
+    _in_updates = False
+    _optimizer: Any = None  # the one that attach() was given
+    _finder: Finder
+
+    def begin_updates(self) -> Reducer:
+        """Hand the reducer to :func:`DistributedUpdateOptimizer`; gradients are refused from then on.
+
+        Raises:
+            ConfigError: the compression is in use already.
+        """
+        self.check_updates()
+        self._in_updates = True
+        if self._steps.tuner:
+            self._steps.tuner.stop()
+        self._optimizer = self  # nobody waits for tokens
+        self._running().gain = 1.0
+        return self._running()
+
+    def check_updates(self) -> None:
+        """Refuse what update mode cannot work with.
+
+        Raises:
+            ConfigError: the compression is in use already, or has an option that would hide errors.
+        """
+        reducer = self._running()
+        if self._in_updates or self._optimizer is not None or self._finder.calls or reducer.step:
+            raise ConfigError(TAKEN)
+        if self._steps.scale.scaler is not None:
+            raise ConfigError(
+                "this compression follows a gradient scaler, and updates are not scaled; leave follow() out"
+            )
+        if self._steps.tuner and reducer.options.schedule != OPTIONAL:
+            raise ConfigError(
+                "adaptive schedules hide exchanges behind the backward pass, which update mode does not "
+                'have; choose a fixed schedule such as "size:25MB"'
+            )
+        if any(bucket.plain for bucket in reducer.plan.buckets):
+            raise ConfigError(
+                "this plan leaves buckets uncompressed, which was chosen for gradients; give update mode a fixed "
+                'schedule such as "size:25MB"'
+            )
+        if reducer.options.nonfinite == "zero":
+            raise ConfigError(
+                'nonfinite="zero" has no meaning for weight updates: momentum and local weights would stay as they '
+                'are, not finite; choose "propagate" or "raise"'
+            )
+
+    def _follows_none(self) -> bool:
+        return self._in_updates or super()._follows_none()
+
+    def included(self) -> bool:
+        """Return whether this rank takes part."""
+        return self._job.included()
+
+    def parameters(self) -> list[nn.Parameter]:
+        """Return the parameters in the order of the plan."""
+        return list(self._steps.parameters)
+
+    def communication_delay(self) -> int:
+        """Return after how many local steps the method's settings exchange updates."""
+        return self._methods.communication_delay()
+
+    def full_precision_every(self) -> int:
+        """Return the period of the method's full-precision rounds, 0 if it has none."""
+        return self._methods.full_precision_every()
+
+    def check_momentum(self, optimizer: Any) -> None:
+        """Refuse momentum in the updates of an optimizer upon a method's own.
+
+        Raises:
+            ConfigError: says which of them to leave out.
+        """
+        heavy_ball.refuse_twice(optimizer, self._methods, self._steps.named, updates=True)

@@ -1,0 +1,57 @@
+"""The tokens that Horovod reduces in place of gradients, and what their mean or sum says."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import horovod.torch as hvd
+from torch import Tensor
+
+from ...engine.agreement import uneven
+from ...errors import ConfigError
+from .calls import owner_of_token
+
+
+class Tokens:
+    """One rank's tokens, one for each parameter.
+
+    Args:
+        rank: among those that take part.
+        world: how many these are.
+    """
+
+    def __init__(self, rank: int, world: int, parameters: int) -> None:
+        self._rank, self._world = rank, world
+        self._owners = [owner_of_token() for _ in range(parameters)]
+
+    def of(self, index: int) -> Tensor:
+        """Return the token of a parameter."""
+        token = self._owners[index].grad
+        assert token is not None
+        return token.fill_(_value(self._rank))
+
+    def gain(self, token: float, op: Any) -> float:
+        """Return what Horovod's operation made of the ranks' tokens: 1 for the mean, the number of ranks for the sum.
+
+        Args:
+            op: the operation, None where it is not known.
+
+        Raises:
+            ConfigError: it is none of these, or some rank has joined.
+        """
+        values = [_value(rank) for rank in range(self._world)]
+        total = sum(values)
+        for gain in (1.0, float(self._world)):
+            if abs(token - total * gain / self._world) < 1e-3:
+                return gain
+        if op in (hvd.Average, hvd.Sum) and (who := uneven.joined(token, values, op == hvd.Average)):
+            raise ConfigError(f"{who} called hvd.join() while rank {hvd.rank()} has a step left; {uneven.ADVICE}")
+        raise ConfigError(
+            f"rank {hvd.rank()}: tokens with the sum {total:g} came back as {token:g} from {self._world} "
+            f"ranks; only op=hvd.Average and op=hvd.Sum are supported"
+        )
+
+
+def _value(rank: int) -> float:
+    """Return the value of a rank's tokens. They differ, so that no other operation gives their mean or sum."""
+    return 3.0 if rank else 1.0

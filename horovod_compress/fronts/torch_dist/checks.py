@@ -1,0 +1,101 @@
+"""What a communication hook cannot serve is refused by name, before the first step where that can be seen then."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NoReturn
+
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from ...errors import ConfigError
+
+NO_JOIN = (
+    "DistributedDataParallel's join() with uneven batches is not supported: a rank without batches would have to go on "
+    "with residuals, and with its optimizer. Give every rank the same number of steps, for example with drop_last=True"
+)
+NO_SPARSE = (
+    "sparse gradients are not supported under DistributedDataParallel: create embeddings with sparse=False, or exclude "
+    "their parameters from the wrapped model and reduce them yourself"
+)
+NO_UPDATES = (
+    "DistributedUpdateOptimizer, which exchanges weight updates, needs Horovod: import horovod_compress.torch as hvc. "
+    "Under DistributedDataParallel gradients are exchanged: compression.register(ddp_model, optimizer)"
+)
+
+Named = Sequence[tuple[str, nn.Parameter]]
+
+
+def check_model(model: object, group: object, named: Named) -> None:
+    """Refuse a model that does not fit a compression.
+
+    Raises:
+        ConfigError: says what to do.
+    """
+    if not isinstance(model, DistributedDataParallel):
+        raise ConfigError(
+            f"register() takes the wrapped model, DistributedDataParallel(model), got a {type(model).__name__}"
+        )
+    if model.process_group is not group:
+        raise ConfigError("give DistributedDataParallel and the compression the same process_group=")
+    if getattr(model, "_comm_hooks", None) or getattr(model, "mixed_precision", None):
+        raise ConfigError(
+            "this DistributedDataParallel has a communication hook already, or mixed_precision=, which sets one; it "
+            "can have only one: wrap the model again, and use torch.autocast"
+        )
+    sparse = [name for name, module in model.module.named_modules() if getattr(module, "sparse", False) is True]
+    if sparse:
+        raise ConfigError(f"{NO_SPARSE}; sparse=True in {', '.join(sparse[:5])}")
+    _check_parameters(model, named)
+
+
+def _check_parameters(model: DistributedDataParallel, named: Named) -> None:
+    ours = {id(parameter): name for name, parameter in named}
+    ignored = set(getattr(model, "parameters_to_ignore", ()))
+    theirs = {id(p): name for name, p in model.module.named_parameters() if p.requires_grad and name not in ignored}
+    if missing := [name for key, name in theirs.items() if key not in ours]:
+        raise ConfigError(
+            f"named_parameters lacks {len(missing)} parameter(s) of the model: {', '.join(missing[:5])}; write "
+            f"model.named_parameters()"
+        )
+    extra = [name for name, parameter in named if parameter.requires_grad and id(parameter) not in theirs]
+    if extra:
+        raise ConfigError(
+            f"named_parameters has {len(extra)} parameter(s) that the model has not: {', '.join(extra[:5])}; create a "
+            f"compression for each model"
+        )
+
+
+def check_optimizer(optimizer: object, named: Named) -> None:
+    """Refuse what does not optimize the parameters of a compression.
+
+    Raises:
+        ConfigError: says what to do.
+    """
+    groups: Any = getattr(optimizer, "param_groups", None)
+    if groups is None or not callable(getattr(optimizer, "register_step_pre_hook", None)):
+        raise ConfigError(f"attach() takes an optimizer of torch.optim, such as SGD, got {optimizer!r:.200}")
+    ours = {id(parameter) for _, parameter in named}
+    if not any(id(parameter) in ours for group in groups for parameter in group["params"]):
+        raise ConfigError(
+            "the optimizer has none of the parameters in named_parameters; create it from the same model, after that "
+            "was moved to its device"
+        )
+
+
+def refuse_join(**options: Any) -> NoReturn:
+    """Stand for the hook that DistributedDataParallel's ``join()`` asks for.
+
+    Raises:
+        ConfigError: always.
+    """
+    raise ConfigError(NO_JOIN)
+
+
+def update_optimizer(*given: object, **options: object) -> NoReturn:
+    """Refuse: weight updates are exchanged under Horovod only.
+
+    Raises:
+        ConfigError: always.
+    """
+    raise ConfigError(NO_UPDATES)

@@ -1,0 +1,278 @@
+"""The compression object that DistributedDataParallel is given as the state of its communication hook."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar, TypeVar
+
+import torch.distributed as dist
+from torch import Tensor
+from torch.nn.parallel import DistributedDataParallel
+
+from ...codecs.base import Codec
+from ...engine.methods import per_layer
+from ...engine.optimizer.second_moment import WARMUP_STEPS
+from ...engine.reducer import Reducer
+from ...engine.worker import Worker
+from ...errors import ConfigError, HorovodCompressError
+from ...observe.trace import MAX_EVENTS, Trace
+from ..common.base import BaseCompression, begin_trace
+from ..common.factories import NamedParameters, add_factories
+from ..common.startup import before_handshake
+from . import checks
+from .backward import Backward, at_the_end, in_backward
+from .hook import ddp_hook
+from .job import TorchJob
+
+Model = TypeVar("Model", bound=DistributedDataParallel)
+
+_log = logging.getLogger("horovod_compress")
+_CLOSE_SECONDS = 1.0
+
+
+class Compression(BaseCompression):
+    """A compression for DistributedDataParallel.
+
+        compression = hvc.Compression.marsit(model.named_parameters())
+        ddp_model = DistributedDataParallel(model)
+        compression.register(ddp_model, optimizer)
+
+    Create one by the name of a method after ``torch.distributed.init_process_group()`` and on every rank; the ranks
+    then compare their options. Give it the parameters of the model itself, not of the wrapper: names are part of what
+    is saved.
+
+    ``hvc.available()`` lists the methods; ``help(hvc.Compression.marsit)`` shows a method's options, and those of
+    all methods, with their defaults.
+
+    Raises:
+        ConfigError: an option or the parameter list cannot work, on this or another rank.
+        MismatchError: the ranks were given different options, parameters or versions.
+        ExchangeError: not every rank arrived in time.
+    """
+
+    none: ClassVar[Callable[..., Compression]]
+    dgc: ClassVar[Callable[..., Compression]]
+    fp16: ClassVar[Callable[..., Compression]]
+    bf16: ClassVar[Callable[..., Compression]]
+    ef_signsgd: ClassVar[Callable[..., Compression]]
+    global_qsgd: ClassVar[Callable[..., Compression]]
+    marsit: ClassVar[Callable[..., Compression]]
+    natural: ClassVar[Callable[..., Compression]]
+    qsgd: ClassVar[Callable[..., Compression]]
+    randomk: ClassVar[Callable[..., Compression]]
+    onebit: ClassVar[Callable[..., Compression]]
+    onebit_adam: ClassVar[Callable[..., Compression]]
+    powersgd: ClassVar[Callable[..., Compression]]
+    signsgd: ClassVar[Callable[..., Compression]]
+    signum: ClassVar[Callable[..., Compression]]
+    sketch_fusion: ClassVar[Callable[..., Compression]]
+    sparse_binary: ClassVar[Callable[..., Compression]]
+    stc: ClassVar[Callable[..., Compression]]
+    terngrad: ClassVar[Callable[..., Compression]]
+    topk: ClassVar[Callable[..., Compression]]
+
+    _job: TorchJob
+    _backward: Backward | None = None
+    _worker: Worker | None = None
+
+    @staticmethod
+    def create(method: str | Codec, named_parameters: NamedParameters, **options: Any) -> Compression:
+        """Create a compression by the name of its method.
+
+        Args:
+            method: one of :func:`available`, or what :func:`method` or :func:`by_step` returns.
+            named_parameters: of the model, in forward order; parameters that need no gradient are skipped.
+            options: those of the method and those of all methods; ``process_group`` as for DistributedDataParallel.
+        """
+        job = TorchJob(options.pop("process_group", None))
+        return Compression(method, named_parameters, options, job)
+
+    @staticmethod
+    def per_layer(methods: Mapping[str, str | Codec], named_parameters: NamedParameters, **options: Any) -> Compression:
+        """Create a compression with different methods for different layers.
+
+            hvc.Compression.per_layer({"embed*": hvc.method("topk", density=0.01), "*.bias": "none", "*": "marsit"},
+                                      model.named_parameters())
+
+        Args:
+            methods: by pattern, names of methods or what :func:`method` or :func:`by_step` returns. A pattern has to
+                match the whole name of a parameter; * stands for anything, ? for one character, [ab] for
+                one of these. The first match counts, and every parameter needs one.
+            named_parameters: as for :meth:`create`.
+            options: those of all methods; give a method's own options to :func:`method`.
+        """
+        job = TorchJob(options.pop("process_group", None))
+        with before_handshake(job):
+            found = per_layer(methods)
+        return Compression(found, named_parameters, options, job)
+
+    def _prepare(self, reducer: Reducer) -> None:
+        reducer.failure.on_unseen = self._tell
+        self._told = False
+        self._worker = Worker("hvc-results", lambda error: None)
+
+    def _tell(self, failure: str) -> None:
+        """Tell of a failure that the training thread has not come for: it may wait in a collective of torch's."""
+        if not self._told:
+            self._told = True
+            _log.error("%s", failure)
+
+    def _not_here(self) -> str:
+        return f"rank {self._job.number} is not in this compression's process group, or the start failed"
+
+    # ---- the model and the optimizer ----
+
+    def register(
+        self,
+        ddp_model: Model,
+        optimizer: Any = None,
+        *,
+        second_moment: str = "auto",
+        warmup_steps: int = WARMUP_STEPS,
+        rebuild_every: int | None = None,
+    ) -> Model:
+        """Give DistributedDataParallel the hook that exchanges its gradients; return the model.
+
+        Call it on every rank, before the first backward pass.
+
+        Args:
+            ddp_model: the model whose parameters this compression was given, wrapped.
+            optimizer: the one that takes the results, see :meth:`attach`, whose options follow.
+
+        Raises:
+            ConfigError: the model has other parameters, other ranks, another hook, or what a hook cannot serve.
+        """
+        if not self._reducer:
+            return ddp_model
+        checks.check_model(ddp_model, self._job.group, self._steps.named)
+        if optimizer is not None:
+            self.attach(optimizer, second_moment=second_moment, warmup_steps=warmup_steps, rebuild_every=rebuild_every)
+        ddp_model.join_hook = checks.refuse_join  # type: ignore[method-assign]
+        ddp_model.register_comm_hook(self, ddp_hook)
+        return ddp_model
+
+    def attach(
+        self,
+        optimizer: Any,
+        *,
+        second_moment: str = "auto",
+        warmup_steps: int = WARMUP_STEPS,
+        rebuild_every: int | None = None,
+    ) -> Any:
+        """Take note of the optimizer that takes the results; return it.
+
+        A method may need to know it: the second moment of Adam is shared by the ranks then, momentum makes the first
+        steps exact, and momentum upon a method's own is refused. Without an optimizer, its second moment is its own.
+
+        Args:
+            optimizer: one of ``torch.optim``, of the parameters that this compression was given.
+            second_moment: "shared" updates that of Adam and AdamW in exact rounds only, and holds it in between; "own"
+                leaves it to the optimizer; "auto" is "shared" with these two and methods that need it, else "own".
+            warmup_steps: with a shared second moment, number of exact rounds at the start; at least 1.
+            rebuild_every: with a shared second moment, one round in this many is exact after that; by default the
+                method's ``full_precision_every``, else 50.
+
+        Raises:
+            ConfigError: it has other parameters, or gradients were exchanged before.
+        """
+        if not self._reducer:
+            return optimizer
+        if self._compared_ways:
+            raise ConfigError(
+                "attach() comes before the first backward pass, on every rank; this compression has exchanged "
+                "gradients already: call it right after the optimizer is created"
+            )
+        checks.check_optimizer(optimizer, self._steps.named)
+        self._steps.meet(optimizer, second_moment, warmup_steps, rebuild_every)
+        return optimizer
+
+    def _way(self) -> bool:
+        reducer = self._running()
+        needs = any(divides != "never" for divides in reducer.buckets.divides().values())
+        if needs and not self._steps.met and reducer.rank == 0:
+            _log.warning(
+                "%s was given no optimizer: write compression.register(ddp_model, optimizer), or "
+                "compression.attach(optimizer). Without it, Adam's second moment is computed from compressed "
+                "gradients, and no first steps are exact where momentum needs them",
+                self.method,
+            )
+        return True
+
+    # ---- gradients ----
+
+    def exchange(self, bucket: dist.GradBucket) -> Any:
+        """Accept a bucket of DistributedDataParallel's, as :func:`ddp_hook` does; never waits for results.
+
+        Raises:
+            ConfigError: it cannot be exchanged, or this is no backward pass.
+            ExchangeError: an earlier exchange failed.
+        """
+        if not in_backward():
+            raise ConfigError(checks.NO_JOIN)
+        buffer = bucket.buffer()
+        if buffer.is_sparse:
+            raise ConfigError(checks.NO_SPARSE)
+        if self._backward is None or bucket.index() == 0:
+            self._backward = Backward(self._result)
+            at_the_end(self._backward.end)
+        self._begin_step()
+        backward, index = self._backward, self._steps.index
+        numbers = [index.get(id(parameter)) for parameter in bucket.parameters()]
+        if None in numbers:
+            shape = tuple(bucket.parameters()[numbers.index(None)].shape)
+            raise ConfigError(
+                f"rank {self._job.number}: the model has a parameter of shape {shape} that is not one of the "
+                f"{len(index)} in named_parameters; give the compression all parameters of the model"
+            )
+        grads = bucket.gradients()
+        offered = [(at, self._offer(at, grad)) for at, grad in zip(numbers, grads, strict=True) if at is not None]
+        future = backward.add(buffer, offered)
+        if bucket.is_last():
+            self._backward = None
+            backward.close()
+            assert self._worker
+            self._worker.put(backward.complete)
+        return future
+
+    def _result(self, index: int, step: int) -> Tensor:
+        try:
+            result = self._running().result(index, step)
+        except HorovodCompressError:
+            self._under_way = 0  # nobody fetches the other results of this step
+            raise
+        self._under_way -= 1
+        return result
+
+    def close(self) -> None:
+        super().close()
+        if self._worker and not self._job.forked():
+            self._worker.close(_CLOSE_SECONDS)
+
+
+def trace(path: str | os.PathLike[str], steps: int | range | None = None, *, events: int = MAX_EVENTS) -> Trace:
+    """Record a timeline of all compressions of this process, also of those created later.
+
+        with hvc.trace("trace.json", steps=20):
+            train()
+
+    Each rank writes its own file, ``trace.rank3.json``. docs/timeline.md explains the rows, and the variable
+    ``HVC_TRACE``, which does the same without changing the program.
+
+    Args:
+        path: of the file.
+        steps: number of steps, from the next one on, or a range of step numbers; None for all, until ``close()``.
+        events: largest number of events per compression; its recording then ends with a warning.
+
+    Raises:
+        ConfigError: the file cannot be written, ``steps`` is wrong, torch.distributed is not initialized, or another
+            trace is being recorded.
+    """
+    if not dist.is_initialized():
+        raise ConfigError("hvc.trace() needs the number of this rank: call init_process_group() first")
+    return begin_trace(path, dist.get_rank(), steps, events)
+
+
+_GROUP = "the ranks that take part, as given to DistributedDataParallel. Default: all."
+add_factories(Compression, ("process_group", None, _GROUP), refused=("register", "attach", "follow"))

@@ -1,0 +1,118 @@
+"""torch.distributed's jobs: the ranks of a process group."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import Any
+
+import torch.distributed as dist
+from torch.distributed import distributed_c10d as c10d
+
+from ...errors import ConfigError, ExchangeError
+from ...exchange.transports import gloo
+from ..common.meetings import why_not_all
+from ..common.packing import pack, unpack
+from .meeting import Meetings, NotAll
+
+_LOOPBACK = ("localhost", "127.0.0.1", "::1")
+#: Network interfaces by the name of the variable that names them: ours first, then that of torch.
+_INTERFACES = (gloo.INTERFACE, "GLOO_SOCKET_IFNAME")
+
+#: The meetings of each process group that was used, by its name, with the group, and how many had that name.
+_meetings: dict[str, tuple[Any, int, Meetings]] = {}
+
+
+class TorchJob:
+    """The ranks of a process group, in the run of torch.distributed in which this was made.
+
+    Args:
+        process_group: None for all ranks.
+
+    Raises:
+        ConfigError: torch.distributed was not initialized, or this is no process group.
+    """
+
+    def __init__(self, process_group: Any) -> None:
+        if not dist.is_available() or not dist.is_initialized():
+            raise ConfigError(
+                "the ranks do not know each other yet: call torch.distributed.init_process_group() before the "
+                "compression is created, and start the job with torchrun"
+            )
+        self.group: Any = dist.group.WORLD if process_group is None else process_group
+        if self.group is not dist.GroupMember.NON_GROUP_MEMBER and self.group not in c10d._world.pg_map:
+            raise ConfigError(
+                "process_group should be None, or what torch.distributed.new_group([0, 1]) returned on every rank; got "
+                f"{process_group!r}"
+            )
+        self._process = os.getpid()
+        self._number = dist.get_rank()
+
+    @property
+    def rank(self) -> int:
+        return dist.get_rank(self.group)
+
+    @property
+    def size(self) -> int:
+        return dist.get_world_size(self.group)
+
+    @property
+    def number(self) -> int:
+        return self._number
+
+    def running(self) -> bool:
+        return dist.is_initialized()
+
+    def included(self) -> bool:
+        return self.group is not dist.GroupMember.NON_GROUP_MEMBER
+
+    def forked(self) -> bool:
+        return os.getpid() != self._process
+
+    def check(self) -> None:
+        if self.forked():
+            raise ConfigError(
+                "this process is a fork of a rank: its compression has no threads here, and the connections are the "
+                "rank's; exchange gradients in the rank itself"
+            )
+        if dist.is_initialized() and self.group not in c10d._world.pg_map:
+            raise ConfigError(
+                f"rank {self._number}: torch.distributed was shut down and initialized again, with other ranks "
+                f"perhaps, and this compression belongs to the ranks before; create model, compression and optimizer "
+                f"again"
+            )
+
+    def own_address(self) -> str:
+        whole, here = os.environ.get("WORLD_SIZE"), os.environ.get("LOCAL_WORLD_SIZE")
+        together = whole == here if whole and here else os.environ.get("MASTER_ADDR") in _LOOPBACK
+        return gloo.own_address(together, _INTERFACES)
+
+    def gather(
+        self,
+        value: Any,
+        name: str,
+        seconds: float,
+        *,
+        by_name: bool = False,
+        under: str | None = None,
+        failed: Callable[[], bool] = lambda: False,
+    ) -> list[Any]:
+        try:
+            parts = self._meetings().gather(under or name, pack(value), seconds, failed)
+        except NotAll as error:
+            ranks = dist.get_process_group_ranks(self.group)
+            absent = [ranks[rank] for rank in error.absent] if error.late else []
+            said = "" if error.late else f". {error}"
+            text = why_not_all(name, self._number, str(error) if error.late else None, absent)
+            raise ExchangeError(text + said) from None
+        return unpack(b"".join(parts), self.size)
+
+    def _meetings(self) -> Meetings:
+        name = str(self.group.group_name)
+        group, run, meetings = _meetings.get(name, (None, 0, None))
+        if group is not self.group or meetings is None:
+            store = c10d._get_process_group_store(self.group)
+            run += 1
+            meetings = Meetings(store, f"hvc/{name}/{run}", self.rank, self.size)
+            _meetings[name] = self.group, run, meetings
+        return meetings

@@ -1,0 +1,28 @@
+"""Starts the ranks of a torch.distributed job, and leaves them alone: torchrun ends all when one has failed.
+
+python -m tests.support.launch WORLD COMMAND...
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+
+
+def main(world: int, command: list[str]) -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    common = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(world)}
+    common["LOCAL_WORLD_SIZE"] = str(world)
+    ranks = [
+        subprocess.Popen(command, env={**os.environ, **common, "RANK": str(rank), "LOCAL_RANK": str(rank)})
+        for rank in range(world)
+    ]
+    return max(abs(rank.wait()) for rank in ranks)
+
+
+if __name__ == "__main__":
+    sys.exit(main(int(sys.argv[1]), sys.argv[2:]))

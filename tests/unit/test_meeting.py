@@ -1,0 +1,126 @@
+"""Gathers through the store of a process group: who is missing is named in time, and another try may succeed."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch")
+
+import torch.distributed as dist
+
+from horovod_compress.fronts.torch_dist.meeting import Meetings, NotAll
+
+WORLD, LONG, SHORT = 3, 20.0, 0.2
+
+
+def never() -> bool:
+    return False
+
+
+@pytest.fixture
+def store() -> Any:
+    return dist.HashStore()
+
+
+def ranks(store: Any, prefix: str = "job") -> list[Meetings]:
+    return [Meetings(store, prefix, rank, WORLD) for rank in range(WORLD)]
+
+
+def meet(who: list[Meetings], name: str, said: Callable[[int], bytes], seconds: float = LONG) -> list[Any]:
+    """Let ranks meet, and return what each gets or raises."""
+
+    def one(rank: int) -> Any:
+        try:
+            return who[rank].gather(name, said(rank), seconds, never)
+        except NotAll as error:
+            return error
+
+    with ThreadPoolExecutor(len(who)) as pool:
+        return list(pool.map(one, range(len(who))))
+
+
+def word(rank: int) -> bytes:
+    return bytes([rank, 0, 255])
+
+
+def test_every_rank_gets_all_values_in_order(store: Any) -> None:
+    job = ranks(store)
+    for turn in range(3):
+        found = meet(job, "a", lambda rank, turn=turn: word(rank) + bytes([turn]))
+        assert found == [[word(rank) + bytes([turn]) for rank in range(WORLD)]] * WORLD
+    assert meet(job, "b", word) == [[word(rank) for rank in range(WORLD)]] * WORLD
+
+
+def test_little_is_left_in_the_store(store: Any) -> None:
+    job = ranks(store)
+    meet(job, "a", word)
+    before = store.num_keys()
+    for _ in range(5):
+        meet(job, "a", word)
+    assert store.num_keys() == before
+
+
+def test_ranks_that_do_not_come_are_named(store: Any) -> None:
+    found = meet(ranks(store)[:2], "a", word, SHORT)
+    assert [(error.late, error.absent) for error in found] == [(True, [2])] * 2
+    assert str(found[0]) == "0.2 s"
+
+
+def test_after_a_meeting_that_was_given_up_the_next_one_can_succeed(store: Any) -> None:
+    """As with a collective: what was shown stays, so a rank that comes late still meets that."""
+    job = ranks(store)
+    meet(job[:2], "a", word, SHORT)
+    with ThreadPoolExecutor(1) as pool:
+        late = pool.submit(job[2].gather, "a", word(2), LONG, never)
+        assert late.result() == [word(rank) for rank in range(WORLD)]
+    again = meet(job, "a", lambda rank: b"again")
+    assert again == [[b"again"] * WORLD] * WORLD
+
+
+def test_jobs_do_not_meet_each_other(store: Any) -> None:
+    meet(ranks(store, "one"), "a", word)
+    found = meet(ranks(store, "two")[:1], "a", word, SHORT)
+    assert found[0].absent == [1, 2]
+
+
+def test_a_failure_elsewhere_ends_the_wait(store: Any) -> None:
+    failed = threading.Event()
+    threading.Timer(0.1, failed.set).start()
+    began = time.monotonic()
+    with pytest.raises(NotAll, match="another rank has stopped") as caught:
+        ranks(store)[0].gather("a", b"", LONG, failed.is_set)
+    assert not caught.value.late and time.monotonic() - began < LONG / 2
+
+
+class Frozen:
+    """A store whose host does not answer."""
+
+    def __init__(self) -> None:
+        self.end = threading.Event()
+
+    def set(self, key: str, value: bytes) -> None:
+        self.end.wait(LONG)
+
+
+class Gone(Frozen):
+    def set(self, key: str, value: bytes) -> None:
+        raise RuntimeError("Connection reset by peer")
+
+
+def test_a_store_that_hangs_is_not_waited_for() -> None:
+    frozen, began = Frozen(), time.monotonic()
+    with pytest.raises(NotAll) as caught:
+        ranks(frozen)[0].gather("a", b"", SHORT, never)
+    frozen.end.set()
+    assert caught.value.late and caught.value.absent == [] and time.monotonic() - began < LONG / 2
+
+
+def test_a_store_that_is_gone_is_told() -> None:
+    with pytest.raises(NotAll, match="does not answer: Connection reset by peer"):
+        ranks(Gone())[0].gather("a", b"", LONG, never)
