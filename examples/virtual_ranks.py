@@ -24,7 +24,6 @@ from torch import Tensor, nn
 from horovod_compress.engine.methods import parse
 from horovod_compress.engine.optimizer.heavy_ball import exact_first
 from horovod_compress.engine.optimizer.held import hold
-from horovod_compress.engine.optimizer.second_moment import REBUILD_EVERY
 from horovod_compress.engine.reducer import Reducer
 from horovod_compress.exchange.choose import chooser
 from horovod_compress.exchange.transports.local import Hub
@@ -96,7 +95,7 @@ class Training:
         self.optimizer = self._optimizer()
         self.reducers = self._reducers(words)
         every: Any = EveryReducer(self.reducers)
-        self.held = hold(self.optimizer, every, self.named.items(), self.every, "auto")
+        self.held = hold(self.optimizer, every, self.named.items(), self.every_full, "auto")
         self.exact_first = 0
         if self.options.warmup_steps is None:
             self.exact_first = exact_first(self.optimizer, self.methods, self.named.items())
@@ -111,7 +110,7 @@ class Training:
         if options.follow_lr:
             sys.exit("virtual_ranks.py: follow_lr=True needs an optimizer for each rank; use examples/train.py")
         plan = make_plan(options.schedule, tensors, options.min_elements, methods.number)
-        self.every = methods.full_precision_every() or REBUILD_EVERY
+        self.every_full = methods.full_precision_every()
         return [
             Reducer(plan, methods.codecs, transport, chooser(options.exchange, transport.adds), options, None)
             for transport in Hub(chosen.ranks).transports()

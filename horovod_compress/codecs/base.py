@@ -15,29 +15,10 @@ from ..ops.algebra import Algebra as Algebra  # for codecs, which import it with
 from ..ops.keys import Key
 from ..schedule.plan import Bucket, TensorSpec
 from .feedback import Feedback
+from .law import Law
 from .work import Part, Regions, Work, work_dtype
 
 Divides = Literal["before", "after", "never"]
-
-
-@dataclass(frozen=True)
-class Law:
-    """What a method promises, for ``x = gradient + residual`` of every rank and their mean.
-
-    The tests that are common to all methods prove it, and tables show it.
-
-    Attributes:
-        unbiased: the result's expectation over the random bits is the mean of ``x``.
-        conserves: result + mean residual afterwards = mean of ``x``, but for rounding: what is not
-            sent now is not lost.
-        epsilon: relative size of the rounding of one number on the wire.
-        bound: the error of the result against the mean of ``x``, as a formula.
-    """
-
-    unbiased: bool = False
-    conserves: bool = False
-    epsilon: float = 2.0**-23
-    bound: str = "none"
 
 
 #: Methods of a codec, and their forms for several tensors.

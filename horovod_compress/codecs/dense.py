@@ -21,7 +21,8 @@ from torch import Tensor
 from .. import ops
 from ..ops.keys import Key
 from ..schedule.plan import Bucket, TensorSpec
-from .base import Algebra, Codec, Law
+from .base import Algebra, Codec
+from .law import Law
 from .registry import register
 from .work import Part, Regions, Work, dtype_of, work_dtype
 

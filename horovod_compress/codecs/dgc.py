@@ -30,8 +30,9 @@ from .. import ops
 from ..errors import ConfigError
 from ..ops.keys import Key
 from ..schedule.plan import Bucket
-from .base import Codec, Divides, Law
+from .base import Codec, Divides
 from .dense import Momentum
+from .law import Law
 from .registry import register
 from .shared.sections import Sections
 from .work import Work, work_dtype

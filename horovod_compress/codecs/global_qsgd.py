@@ -27,7 +27,8 @@ from torch import Tensor
 from .. import ops
 from ..errors import ConfigError
 from ..ops.keys import Key
-from .base import Algebra, Codec, Law
+from .base import Algebra, Codec
+from .law import Law
 from .registry import register
 from .shared.dithering import BLOCK_UNIT, Dithering, Scaled, whole
 from .work import Work

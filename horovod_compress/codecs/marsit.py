@@ -27,9 +27,10 @@ from torch import Tensor
 from .. import ops
 from ..errors import ConfigError
 from ..ops.keys import Key
-from .base import Algebra, Codec, Law
+from .base import Algebra, Codec
 from .dense import FullPrecision
 from .feedback import RULES, Feedback
+from .law import Law
 from .registry import register
 from .shared.signs import Signs, check_merge, check_step, check_zeros, shaped_fold, ternary_fold
 from .work import Work
@@ -124,7 +125,11 @@ class Marsit(Signs):
 
     def law(self) -> Law:
         mean = "sum over steps of result / step" if self.merge == "shaped" else "E[result / step]"
-        return Law(conserves=self.compensation == "global", bound=f"{mean} = that of the mean of signs")
+        return Law(
+            conserves=self.compensation == "global",
+            bound=f"{mean} = that of the mean of signs",
+            few_exact=self._ternary(),
+        )
 
     def feedback(self) -> Feedback:
         return self.compensation

@@ -23,7 +23,8 @@ from torch import Tensor
 
 from .. import ops
 from ..ops.keys import DITHER, Key
-from .base import Algebra, Law
+from .base import Algebra
+from .law import Law
 from .registry import register
 from .shared.dithering import Dithering, Scaled
 from .work import Work, dtype_of

@@ -28,8 +28,9 @@ from .. import ops
 from ..errors import ConfigError
 from ..ops.keys import FACTOR, Key
 from ..schedule.plan import Bucket, TensorSpec
-from .base import Algebra, Codec, Divides, Law
+from .base import Algebra, Codec, Divides
 from .feedback import Feedback
+from .law import Law
 from .registry import register
 from .work import Regions, Work, work_dtype
 

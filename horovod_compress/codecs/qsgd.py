@@ -26,7 +26,8 @@ from ..errors import ConfigError, CorruptFrameError
 from ..ops.keys import DITHER, Key
 from ..ops.quantise import BLOCK_UNIT, MOST_BLOCK
 from ..schedule.plan import Bucket, TensorSpec
-from .base import Algebra, Codec, Divides, Law
+from .base import Algebra, Codec, Divides
+from .law import Law
 from .registry import register
 from .shared.dithering import whole
 from .shared.sections import LENGTH_BYTES, cut, slices

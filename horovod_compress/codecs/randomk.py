@@ -29,8 +29,9 @@ from .. import ops
 from ..errors import ConfigError
 from ..ops.keys import SAMPLE, Key
 from ..schedule.plan import Bucket
-from .base import Algebra, Codec, Divides, Law
+from .base import Algebra, Codec, Divides
 from .feedback import Feedback
+from .law import Law
 from .registry import register
 from .shared.sections import check_density, share, slices
 from .work import Regions, Work, clamped, work_dtype

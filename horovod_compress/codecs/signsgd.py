@@ -16,7 +16,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from .base import Algebra, Law
+from .base import Algebra
+from .law import Law
 from .registry import register
 from .shared.signs import Votes
 

@@ -23,7 +23,8 @@ from .. import ops
 from ..errors import ConfigError
 from ..ops.keys import Key
 from ..schedule.plan import Bucket
-from .base import Algebra, Law
+from .base import Algebra
+from .law import Law
 from .registry import register
 from .shared.signs import Votes
 from .work import Work, work_dtype

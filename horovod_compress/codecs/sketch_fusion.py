@@ -34,9 +34,10 @@ from .. import ops
 from ..errors import ConfigError
 from ..ops.keys import SKETCH, Key
 from ..schedule.plan import Bucket
-from .base import Algebra, Codec, Divides, Law
+from .base import Algebra, Codec, Divides
 from .dense import Momentum
 from .feedback import Feedback
+from .law import Law
 from .registry import register
 from .work import Regions, Work, clamped, work_dtype
 

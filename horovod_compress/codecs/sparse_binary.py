@@ -26,7 +26,7 @@ from .. import ops
 from ..errors import ConfigError
 from ..ops.keys import Key
 from ..schedule.plan import Bucket, TensorSpec
-from .base import Law
+from .law import Law
 from .registry import register
 from .shared.sections import Sections, check_density, cut
 from .work import Regions, Work, work_dtype

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from .. import ops
 from ..schedule.plan import Bucket
-from .base import Law
+from .law import Law
 from .registry import register
 from .shared.sections import Sections, share
 from .work import Regions, Work, work_dtype

@@ -26,7 +26,8 @@ from .. import ops
 from ..errors import ConfigError
 from ..ops.keys import Key
 from ..schedule.plan import Bucket
-from .base import Algebra, Divides, Law
+from .base import Algebra, Divides
+from .law import Law
 from .registry import register
 from .shared.dithering import Dithering, Scaled, whole
 from .work import Regions, Work, work_dtype

@@ -112,6 +112,10 @@ class Buckets:
         """Return the step at which the last method begins to compress."""
         return max((codec.exact_until() for codec in self._codecs), default=0)
 
+    def needs_few_exact(self) -> bool:
+        """Return whether no method that divides by a second moment needs many exact rounds for it."""
+        return all(codec.law().few_exact for codec in self._codecs if codec.divides() != "never")
+
     def divides(self) -> dict[str, Divides]:
         """Return, by tensor, where a second moment that is held divides."""
         return {tensor.name: state.rounds.divides() for state in self for tensor in state.bucket.tensors}

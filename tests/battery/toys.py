@@ -11,8 +11,9 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from horovod_compress.codecs.base import Algebra, Codec, Law
+from horovod_compress.codecs.base import Algebra, Codec
 from horovod_compress.codecs.feedback import Feedback
+from horovod_compress.codecs.law import Law
 from horovod_compress.codecs.work import Regions, Work, work_dtype
 from horovod_compress.ops.keys import Key
 from horovod_compress.schedule.plan import Bucket

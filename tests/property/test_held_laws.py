@@ -56,7 +56,7 @@ class Team:
         ]
         self.optimizers = [make(model.values(), **{"lr": RATE} | adam) for model in self.models]
         self.held = [
-            held.hold(optimizer, reducer, model.items(), held.REBUILD_EVERY, second_moment, warmup, every)
+            held.hold(optimizer, reducer, model.items(), 0, second_moment, warmup, every)
             for optimizer, reducer, model in zip(self.optimizers, self.fleet.reducers, self.models, strict=True)
         ]
 

@@ -31,7 +31,7 @@ LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
 #: What a room inside a room may import of the rest of that room.
 INNER = {
     "cli.verbs": set(),
-    "codecs.shared": {"codecs.base", "codecs.feedback", "codecs.work"},
+    "codecs.shared": {"codecs.base", "codecs.feedback", "codecs.law", "codecs.work"},
     "engine.agreement": {"engine.methods"},
     "engine.bucket": set(),
     "engine.optimizer": {"engine.methods", "engine.reducer", "engine.sealed"},
@@ -46,7 +46,15 @@ INNER = {
 #: These import nothing else of their room: all of it may use them.
 GROUND = {"exchange.deadline", "exchange.device", "exchange.layout", "ops.algebra", "ops.keys", "schedule.costs"}
 #: What a codec may use of its room.
-FOR_CODECS = {"codecs.base", "codecs.dense", "codecs.feedback", "codecs.registry", "codecs.shared", "codecs.work"}
+FOR_CODECS = {
+    "codecs.base",
+    "codecs.dense",
+    "codecs.feedback",
+    "codecs.law",
+    "codecs.registry",
+    "codecs.shared",
+    "codecs.work",
+}
 
 HOROVOD = "fronts.horovod"
 ALSO_HOROVOD = {"errors"}  # for the class of its error, which needs no framework

@@ -17,7 +17,6 @@ PACKAGE = Path(horovod_compress.__file__).parent
 MOST = {"lines": 400, "methods": 20, "attributes": 15}
 #: What was larger when the limits were set. A number here may become smaller, and goes when it is within the limit.
 LARGER = {
-    ("codecs/base.py", "lines"): 407,
     ("codecs/base.py Codec", "methods"): 49,
     ("codecs/shared/dithering.py Dithering", "methods"): 32,
     ("codecs/shared/sections.py Sections", "methods"): 22,

@@ -16,8 +16,9 @@ from ... import ops
 from ...errors import ConfigError, CorruptFrameError
 from ...ops.keys import Key
 from ...schedule.plan import Bucket
-from ..base import Algebra, Codec, Divides, Law
+from ..base import Algebra, Codec, Divides
 from ..feedback import Feedback
+from ..law import Law
 from ..work import Regions, Work
 from .signs import WORD, fill_group_sizes, group_count, group_length, group_slices, words
 

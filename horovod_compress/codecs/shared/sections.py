@@ -18,8 +18,9 @@ from ... import ops
 from ...errors import ConfigError, CorruptFrameError
 from ...ops.keys import Key
 from ...schedule.plan import Bucket, TensorSpec
-from ..base import Algebra, Codec, Divides, Law
+from ..base import Algebra, Codec, Divides
 from ..feedback import Feedback
+from ..law import Law
 from ..work import Regions, Work, clamped, work_dtype
 
 LENGTH_BYTES = 4  # bytes of a section's length, in the table at the start of a payload

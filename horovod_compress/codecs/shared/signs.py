@@ -17,7 +17,8 @@ from ... import ops
 from ...errors import ConfigError
 from ...ops.keys import TIE, ZERO_SIGN, Key
 from ...schedule.plan import Bucket, TensorSpec
-from ..base import Codec, Divides, Law
+from ..base import Codec, Divides
+from ..law import Law
 from ..work import Part, Regions, Work
 
 #: A step group covers at least so many elements: its 32 bits then cost half a bit per element at most. No more than

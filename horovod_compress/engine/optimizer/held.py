@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -24,7 +24,8 @@ from torch import Tensor, nn
 from ... import ops
 from ..reducer import Reducer
 from . import second_moment as moments
-from .second_moment import REBUILD_EVERY, WARMUP_STEPS, Moment
+from .exact_rounds import ExactRounds, chosen, usual
+from .second_moment import Moment
 
 #: What codecs divide by is at least this part of the root mean square of the tensor.
 LEAST = 1e-6
@@ -36,33 +37,35 @@ def hold(
     optimizer: Any,
     reducer: Reducer,
     named: Iterable[tuple[str, nn.Parameter]],
-    usual: int = REBUILD_EVERY,
+    full_precision_every: int = 0,
     second_moment: str = "own",
-    warmup_steps: int = WARMUP_STEPS,
+    warmup_steps: int | None = None,
     rebuild_every: int | None = None,
 ) -> HeldSecondMoment | None:
     """Return what holds the second moment of an optimizer, or None where it is left alone.
 
     Args:
         named: the parameters of the optimizer, as the reducer has them.
-        usual: stands for ``rebuild_every`` where that is None.
+        full_precision_every: that of the method; 0 if it has none.
+        warmup_steps, rebuild_every: choose the exact rounds; None for what suits the method.
 
     Raises:
         ConfigError: these options have no meaning, or not with this optimizer.
     """
-    rebuild_every = usual if rebuild_every is None else rebuild_every
-    moments.check_options(second_moment, warmup_steps=warmup_steps, rebuild_every=rebuild_every)
+    given = {"warmup_steps": warmup_steps, "rebuild_every": rebuild_every}
+    moments.check_options(second_moment, **{name: number for name, number in given.items() if number is not None})
     fits = moments.may_share(optimizer, second_moment)
     if not fits or all(divides == "never" for divides in reducer.buckets.divides().values()):
         return None
-    warmup_steps = max(warmup_steps, reducer.buckets.exact_until())
+    rounds = chosen(usual(full_precision_every, reducer.buckets.needs_few_exact()), warmup_steps, rebuild_every)
+    if (late := reducer.buckets.exact_until()) > rounds.warmup:
+        rounds = replace(rounds, warmup=late)
     if reducer.rank == 0:
         _log.info(
-            "the second moment of %s is shared: the first %d rounds and then one in %d are exact and move it, in the "
-            "others it is held",
-            *(type(optimizer).__name__, warmup_steps, rebuild_every),
+            "the second moment of %s is shared: %s are exact and move it, in the others it is held",
+            *(type(optimizer).__name__, rounds.in_words()),
         )
-    return HeldSecondMoment(optimizer, reducer, dict(named), warmup_steps, rebuild_every)
+    return HeldSecondMoment(optimizer, reducer, dict(named), rounds)
 
 
 def give_back(state: Mapping[str, Mapping[str, Any]], reducer: Reducer) -> None:
@@ -102,27 +105,26 @@ class HeldSecondMoment:
     Args:
         optimizer: only its state is written.
         named: its parameters by name, as the reducer has them.
-        warmup: so many steps begin the training with exact rounds; at least 1.
-        every: after these, one round in so many is exact.
+        rounds: the exact ones.
     """
 
     def __init__(
-        self, optimizer: Any, reducer: Reducer, named: Mapping[str, nn.Parameter], warmup: int, every: int
+        self, optimizer: Any, reducer: Reducer, named: Mapping[str, nn.Parameter], rounds: ExactRounds
     ) -> None:
         self._optimizer, self._reducer, self._names = optimizer, reducer, moments.names_of(named.items())
-        self._warmup, self._every = warmup, every
+        self._rounds = rounds
         self._held: dict[str, _Held] = {}
         self._prepared = reducer.step - 1
         optimizer.register_step_pre_hook(lambda *given: self.prepare())
 
     @property
     def warmup(self) -> int:
-        return self._warmup
+        return self._rounds.warmup
 
     def settings(self) -> str:
         """Return what has to be equal on every rank, in words."""
         begun = f", of step {self._reducer.step} ({self._digest():016x})" if self._held else ""
-        return f"shared with warmup_steps={self._warmup} and rebuild_every={self._every}{begun}"
+        return f"shared with {self._rounds}{begun}"
 
     def _digest(self) -> int:
         value = 1
@@ -131,7 +133,7 @@ class HeldSecondMoment:
         return value
 
     def is_exact(self, step: int) -> bool:
-        return step < self._warmup or (step - self._warmup) % self._every == 0
+        return step in self._rounds
 
     # ---- state ----
 
@@ -156,7 +158,7 @@ class HeldSecondMoment:
     def begin(self, step: int) -> None:
         """Choose what the step exchanges, and show codecs what to divide by."""
         exact = self.is_exact(step)
-        if self._every == 1:  # it is the stock optimizer
+        if self._rounds.every == 1:  # it is the stock optimizer
             self._reducer.buckets.next_steps(plain=True)
             return
         self._reducer.buckets.hold(step, exact)

@@ -31,10 +31,6 @@ FAMILY = (torch.optim.Adam, torch.optim.AdamW)
 FLOOR = 0.1
 #: No element moves by more than so many learning rates in a step, as in Adam itself (Kingma and Ba 2015, section 2.1).
 BOUND = 10.0
-#: How often the second moment moves, if nobody says.
-REBUILD_EVERY = 50
-#: How many exact rounds begin the training, if nobody says.
-WARMUP_STEPS = 30
 
 Place = tuple[dict[str, Any], nn.Parameter, str]
 

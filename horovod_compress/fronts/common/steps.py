@@ -17,7 +17,7 @@ from ...engine.agreement.weights import Weights
 from ...engine.methods import Methods
 from ...engine.optimizer import heavy_ball, held
 from ...engine.optimizer.rates import Rates
-from ...engine.optimizer.second_moment import REBUILD_EVERY, check_state as check_moments
+from ...engine.optimizer.second_moment import check_state as check_moments
 from ...engine.reducer import Reducer
 from ...engine.tuning import Share, Tuner
 from ...errors import ConfigError
@@ -84,7 +84,7 @@ class Steps:
         text = heavy_ball.advice(optimizer, self._methods, self.named)
         if text and not self.met and reducer.rank == 0 and not reducer.step:
             _log.warning("%s", text)
-        self.held = held.hold(optimizer, reducer, self.named, self._rebuild_every(), *options)
+        self.held = held.hold(optimizer, reducer, self.named, self._full_precision_every(), *options)
         if reducer.options.follow_lr:
             self._rates = Rates(optimizer, reducer, self.named)
             self._rates.load(self._followed)
@@ -109,11 +109,11 @@ class Steps:
         if self._exact_first and self.tuner:
             self.tuner.wait_for(self._exact_first)
 
-    def _rebuild_every(self) -> int:
+    def _full_precision_every(self) -> int:
         try:
-            return self._methods.full_precision_every() or REBUILD_EVERY
+            return self._methods.full_precision_every()
         except ConfigError:  # the methods differ in that
-            return REBUILD_EVERY
+            return 0
 
     def second_moment(self) -> str:
         """Return whose the second moment is, in words that have to be equal on every rank."""

@@ -14,7 +14,6 @@ from torch import Tensor, nn
 
 from ...codecs.base import Codec
 from ...engine.methods import per_layer
-from ...engine.optimizer.second_moment import WARMUP_STEPS
 from ...engine.reducer import Reducer
 from ...errors import ConfigError, HorovodCompressError
 from ...observe.trace import MAX_EVENTS, Trace
@@ -140,7 +139,7 @@ class Compression(ForUpdates):
         optimizer: Any,
         *,
         second_moment: str = "auto",
-        warmup_steps: int = WARMUP_STEPS,
+        warmup_steps: int | None = None,
         rebuild_every: int | None = None,
     ) -> Any:
         """Connect a stock optimizer without tokens; return the optimizer.
@@ -156,9 +155,10 @@ class Compression(ForUpdates):
             second_moment: "shared" updates that of Adam and AdamW in exact rounds only, and holds it in between, see
                 :mod:`...engine.optimizer.held`; "own" leaves it to the optimizer; "auto" is "shared" with these two and
                 methods that need it, else "own". "auto" also applies without ``attach()``.
-            warmup_steps: with a shared second moment, number of exact rounds at the start; at least 1.
-            rebuild_every: with a shared second moment, one round in this many is exact after that; by default the
-                method's ``full_precision_every``, else 50.
+            warmup_steps: with a shared second moment, number of exact rounds at the start; at least 1. None for 30, or
+                20 with ``marsit``.
+            rebuild_every: with a shared second moment, one round in this many is exact after that. None for the
+                method's ``full_precision_every``, else 50; with ``marsit`` for distances that grow up to 100.
 
         Raises:
             ConfigError: the optimizer was created with another compression, process set or operation, or gradients

@@ -20,6 +20,7 @@ import torch
 from torch import nn
 
 from ...engine.optimizer import second_moment as moments
+from ...engine.optimizer.exact_rounds import REBUILD_EVERY, WARMUP_STEPS
 from ...engine.optimizer.update_moment import SharedSecondMoment
 from ...engine.optimizer.update_schedule import Exchange, Schedule, Settings
 from ...engine.parameters import pairs
@@ -37,7 +38,7 @@ def distributed_update_optimizer(
     communication_delay: int | None = None,
     *,
     second_moment: str = "auto",
-    warmup_steps: int = moments.WARMUP_STEPS,
+    warmup_steps: int = WARMUP_STEPS,
     rebuild_every: int | None = None,
     momentum_masking: bool = True,
 ) -> torch.optim.Optimizer:
@@ -122,7 +123,7 @@ def _settings(
     compression.check_updates()
     compression.check_momentum(optimizer)
     delay = compression.communication_delay() if delay is None else delay
-    every = rebuild_every if rebuild_every is not None else compression.full_precision_every() or moments.REBUILD_EVERY
+    every = rebuild_every if rebuild_every is not None else compression.full_precision_every() or REBUILD_EVERY
     moments.check_options(second_moment, communication_delay=delay, warmup_steps=warmup, rebuild_every=every)
     if type(masking) is not bool:
         raise ConfigError(f"momentum_masking should be True or False, got {masking!r}")

@@ -13,7 +13,6 @@ from torch.nn.parallel import DistributedDataParallel
 
 from ...codecs.base import Codec
 from ...engine.methods import per_layer
-from ...engine.optimizer.second_moment import WARMUP_STEPS
 from ...engine.reducer import Reducer
 from ...engine.worker import Worker
 from ...errors import ConfigError, HorovodCompressError
@@ -130,7 +129,7 @@ class Compression(BaseCompression):
         optimizer: Any = None,
         *,
         second_moment: str = "auto",
-        warmup_steps: int = WARMUP_STEPS,
+        warmup_steps: int | None = None,
         rebuild_every: int | None = None,
     ) -> Model:
         """Give DistributedDataParallel the hook that exchanges its gradients; return the model.
@@ -158,7 +157,7 @@ class Compression(BaseCompression):
         optimizer: Any,
         *,
         second_moment: str = "auto",
-        warmup_steps: int = WARMUP_STEPS,
+        warmup_steps: int | None = None,
         rebuild_every: int | None = None,
     ) -> Any:
         """Take note of the optimizer that takes the results; return it.
@@ -170,9 +169,10 @@ class Compression(BaseCompression):
             optimizer: one of ``torch.optim``, of the parameters that this compression was given.
             second_moment: "shared" updates that of Adam and AdamW in exact rounds only, and holds it in between; "own"
                 leaves it to the optimizer; "auto" is "shared" with these two and methods that need it, else "own".
-            warmup_steps: with a shared second moment, number of exact rounds at the start; at least 1.
-            rebuild_every: with a shared second moment, one round in this many is exact after that; by default the
-                method's ``full_precision_every``, else 50.
+            warmup_steps: with a shared second moment, number of exact rounds at the start; at least 1. None for 30, or
+                20 with ``marsit``.
+            rebuild_every: with a shared second moment, one round in this many is exact after that. None for the
+                method's ``full_precision_every``, else 50; with ``marsit`` for distances that grow up to 100.
 
         Raises:
             ConfigError: it has other parameters, or gradients were exchanged before.

@@ -1,0 +1,27 @@
+"""What a method promises."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Law:
+    """What a method promises, for ``x = gradient + residual`` of every rank and their mean.
+
+    The tests that are common to all methods prove it, and tables show it.
+
+    Attributes:
+        unbiased: the result's expectation over the random bits is the mean of ``x``.
+        conserves: result + mean residual afterwards = mean of ``x``, but for rounding: what is not
+            sent now is not lost.
+        epsilon: relative size of the rounding of one number on the wire.
+        bound: the error of the result against the mean of ``x``, as a formula.
+        few_exact: training learns well with few exact rounds where a second moment is held; this is measured.
+    """
+
+    unbiased: bool = False
+    conserves: bool = False
+    epsilon: float = 2.0**-23
+    bound: str = "none"
+    few_exact: bool = False
