@@ -440,7 +440,7 @@ class Reducer:
             elif self._broken:
                 self._stop(self._broken)
             elif self._closing:
-                self._stop(ExchangeError(f"rank {self.rank} closed its compression during {self.recorder.last()}"))
+                self._stop(self._closed_in_exchange())
             else:
                 self._fail(self._explain(error))
         except HorovodCompressError as error:
@@ -871,6 +871,8 @@ class Reducer:
             self._changed.notify_all()
         self._taker.leave_out()
         self._join()
+        if self._exchanging():  # before the connections that a note takes are closed
+            self._tell(**note_of(self._closed_in_exchange()))
         self.transport.close()
         self._join()
         for worker in (self._taker, self._decoder):
@@ -891,6 +893,13 @@ class Reducer:
             return False
         queueing = self._thread.is_alive() or self._decoder.alive()
         return not (queueing and any(where.apart for where in self._devices.values()))
+
+    def _exchanging(self) -> bool:
+        """Return whether the exchange thread still waits for others, a while after this reducer began to close."""
+        return self._thread.is_alive() and self._thread is not threading.current_thread() and self._failure is None
+
+    def _closed_in_exchange(self) -> ExchangeError:
+        return ExchangeError(f"rank {self.rank} closed its compression during {self.recorder.last()}")
 
     def _join(self) -> None:
         if self._thread is not threading.current_thread():

@@ -412,9 +412,15 @@ class Compression:
         """Return every rank's value.
 
         Raises:
-            ExchangeError: not every rank arrived in time.
+            ExchangeError: not every rank arrived in time, or this one has heard that some rank has failed.
         """
-        return allgather_object(value, name, self._process_set, self._running().options.timeout, by_name=by_name)
+        reducer = self._running()
+        seconds, failed = reducer.options.timeout, reducer.failed
+        try:
+            return allgather_object(value, name, self._process_set, seconds, by_name=by_name, failed=failed)
+        except ExchangeError:
+            reducer.wait_idle(0.0)  # raises what this rank has failed with, which says more
+            raise
 
     def included(self) -> bool:
         """Return whether this rank takes part."""
