@@ -63,17 +63,18 @@ def measure(codec: Codec, ranks: int, elements: int, schedule: str = SCHEDULE) -
     tensors = [TensorSpec(f"layer{index}", (rows, COLUMNS), "float32") for index in range(4)]
     methods, options = parse(codec, {"schedule": schedule, "verify_every": 0})
     plan = make_plan(options.schedule, tensors, options.min_elements, methods.number)
-    before = held()
+    others = tensors_of_process()  # they stay, so that none of ours can take the place of one
+    before = _bytes(others)
     reducers = [
         Reducer(plan, methods.codecs, transport, chooser(options.exchange, transport.adds), options)
         for transport in Hub(ranks).transports()
     ]
     try:
         gradients = 4 * sum(tensor.count for tensor in tensors)
-        created = (held() - before) / ranks / gradients
+        created = (_bytes(tensors_of_process()) - before) / ranks / gradients
         for _ in range(STEPS):
             _step(reducers, tensors)
-        total = (held() - before) / ranks / gradients
+        total = (_bytes(tensors_of_process()) - before) / ranks / gradients
         kept = sum(map(_kept, reducers)) / ranks / gradients
         frames = sum(map(_frames, reducers)) / ranks / gradients
     finally:
@@ -98,13 +99,14 @@ def _step(reducers: Sequence[Reducer], tensors: Sequence[TensorSpec]) -> None:
         reducer.wait_idle(30.0)
 
 
-def held() -> int:
-    """Return the bytes that all tensors of this process hold; what several share counts once."""
+def tensors_of_process() -> list[torch.Tensor]:
+    """Return all tensors that there are."""
     gc.collect()
-    return _bytes(found for found in gc.get_objects() if type(found) is torch.Tensor)
+    return [found for found in gc.get_objects() if type(found) is torch.Tensor]
 
 
 def _bytes(tensors: Iterable[torch.Tensor]) -> int:
+    """Return the bytes that tensors hold; what several share counts once."""
     storages = (tensor.untyped_storage() for tensor in tensors)
     return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
 

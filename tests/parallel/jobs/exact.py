@@ -1,4 +1,4 @@
-"""Trainings that begin with exact steps: gone back into them, and resumed inside them, with fixed and searched buckets."""
+"""Trainings with exact first steps: gone back into them, and resumed inside them; with fixed and searched buckets."""
 
 from __future__ import annotations
 
