@@ -34,7 +34,7 @@ help:
 	@echo "make lint       check format, types, stubs, spelling and links; make format fixes what can be fixed automatically"
 	@echo "make coverage   run the tests and show what of the package they do not reach"
 	@echo "make fuzz       feed random bytes to the C++ that reads what ranks send, SECONDS=60 for each target"
-	@echo "make sanitize   run the kernel tests with sanitizers for addresses, undefined behaviour and threads; an hour"
+	@echo "make sanitize   run the kernel tests with sanitizers for addresses, undefined behaviour and threads; long"
 	@echo "make cuda-compile    compile the CUDA kernels for one architecture; needs nvcc and no GPU"
 	@echo "make bench      time kernels, one tensor and training steps on this machine, a few minutes"
 	@echo "make lab        the same tensor between four hosts with slow links, made on this machine, some minutes;"
