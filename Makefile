@@ -23,7 +23,7 @@ export PYTHONDONTWRITEBYTECODE := 1
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help setup environment demo test test-all lint format coverage cuda-compile bench lab clean clean-all
+.PHONY: help setup environment demo test test-all lint format coverage fuzz sanitize cuda-compile bench lab clean clean-all
 
 help:
 	@echo "make setup      create .venv with torch, Horovod, the compiled modules and all tools (a second run is quick)"
@@ -33,6 +33,8 @@ help:
 	@echo "make test-all   run all tests"
 	@echo "make lint       check format, types, stubs, spelling and links; make format fixes what can be fixed automatically"
 	@echo "make coverage   run the tests and show what of the package they do not reach"
+	@echo "make fuzz       feed random bytes to the C++ that reads what ranks send, SECONDS=60 for each target"
+	@echo "make sanitize   run the kernel tests with sanitizers for addresses, undefined behaviour and threads; long"
 	@echo "make cuda-compile    compile the CUDA kernels for one architecture; needs nvcc and no GPU"
 	@echo "make bench      time kernels, one tensor and training steps on this machine, a few minutes"
 	@echo "make lab        the same tensor between four hosts with slow links, made on this machine, some minutes;"
@@ -95,6 +97,14 @@ coverage: environment
 	@$(VENV)/python -m coverage combine --quiet
 	@echo "The least covered files, and all together:"
 	@$(VENV)/python -m coverage report --sort=cover --skip-covered | sed -n '1,22p;/^TOTAL/p'
+
+# With CXX=clang++, by clang's libFuzzer.
+SECONDS ?= 60
+fuzz: environment
+	@$(VENV)/python tools/fuzz.py --seconds $(SECONDS) $(ARGS)
+
+sanitize: environment
+	@$(VENV)/python tools/sanitize.py $(ARGS)
 
 # Keeps the CUDA kernels compiling where there is no GPU. HVC_CUDA=1 makes a missing nvcc an error, not a skip.
 cuda-compile: environment

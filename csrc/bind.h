@@ -34,14 +34,15 @@ struct MaybeKey {
   hvc::Stream stream{};
 };
 
-// Reads the integers of a sequence of `count`. In plain C: for a small tensor it is a good part of a call.
+// Reads the integers of a sequence of `count`; false where one does not fit. In plain C: for a small tensor it is a
+// good part of a call.
 template <class Integer> bool read_integers(PyObject* sequence, Integer* into, Py_ssize_t count) {
   const auto fast = py::reinterpret_steal<py::object>(PySequence_Fast(sequence, "a sequence of integers"));
   bool good = fast && PySequence_Fast_GET_SIZE(fast.ptr()) == count;
   for (Py_ssize_t i = 0; good && i < count; ++i) {
     const long long value = PyLong_AsLongLong(PySequence_Fast_GET_ITEM(fast.ptr(), i));
     into[i] = Integer(value);
-    good = !(value == -1 && PyErr_Occurred());
+    good = static_cast<long long>(into[i]) == value && !(value == -1 && PyErr_Occurred());
   }
   PyErr_Clear();
   return good;

@@ -45,7 +45,7 @@ template <bool kCopy> uint32_t crc_tables(const uint8_t* from, uint8_t* into, in
     for (int byte = 0; byte < 8; ++byte) crc ^= kTables.entry[7 - byte][word >> (8 * byte) & 0xff];
   }
 #endif
-  return crc_bytes<kCopy>(from + i, into + i, bytes - i, crc);
+  return crc_bytes<kCopy>(from + i, kCopy ? into + i : nullptr, bytes - i, crc);
 }
 
 #if defined(HVC_X86)
@@ -77,7 +77,7 @@ template <bool kCopy> uint32_t crc_hardware(const uint8_t* from, uint8_t* into, 
   crc = crc_streams<kCopy, 512>(from, into, bytes, at, crc);
   uint64_t wide = crc;
   for (; at + 8 <= bytes; at += 8) wide = _mm_crc32_u64(wide, take_word<kCopy>(from, into, at));
-  return crc_bytes<kCopy>(from + at, into + at, bytes - at, uint32_t(wide));
+  return crc_bytes<kCopy>(from + at, kCopy ? into + at : nullptr, bytes - at, uint32_t(wide));
 }
 
 #pragma GCC pop_options

@@ -48,6 +48,10 @@ class Exchanging:
     def alive(self) -> bool:
         return self._thread.is_alive()
 
+    def waits(self) -> bool:
+        """Return whether another thread asks while this one is still in an exchange."""
+        return self.alive() and self._thread is not threading.current_thread()
+
     def join(self, seconds: float) -> None:
         """Wait for the end of the thread, unless it is the one that asks."""
         if self._thread is not threading.current_thread():

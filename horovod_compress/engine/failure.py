@@ -74,6 +74,15 @@ class Failure:
             self._context.changed.notify_all()
             return first
 
+    def tell_of_closing(self) -> None:
+        """Let the other ranks know that this one is being closed in the middle of an exchange."""
+        if not self._failure:
+            self._tell(**note_of(self._closed_in_exchange()))
+
+    def _closed_in_exchange(self) -> ExchangeError:
+        where = self._context.recorder.last()
+        return ExchangeError(f"rank {self._context.rank} closed its compression during {where}")
+
     # ---- other threads than the exchange thread ----
 
     def worker(
@@ -159,8 +168,7 @@ class Failure:
         elif self.broken:
             self._stop(self.broken)
         elif self.closing:
-            where = self._context.recorder.last()
-            self._stop(ExchangeError(f"rank {self._context.rank} closed its compression during {where}"))
+            self._stop(self._closed_in_exchange())
         else:
             self._fail(self._explain(error))
 

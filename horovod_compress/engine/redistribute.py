@@ -8,7 +8,7 @@ with zeros.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 import torch
@@ -17,46 +17,81 @@ from torch import Tensor
 from ..errors import StateError
 from . import sealed
 
+#: Of a state: what is dealt out. What merging keeps is not.
+_PARTS = ("state", "tables")
+_LEFT_OUT = (*_PARTS, "carries", sealed.KEY)
 
-def redistributed(states: Sequence[Mapping[str, Any]], rank: int, world: int, owned: Collection[str]) -> dict[str, Any]:
+
+class _Sum:
+    """What one tensor adds up to over all ranks that saved."""
+
+    def __init__(self, first: Tensor) -> None:
+        self._dtype, self._total, self._ranks = first.dtype, torch.zeros(first.shape, dtype=torch.float64), 0
+
+    def add(self, tensor: Tensor) -> None:
+        self._total += tensor
+        self._ranks += 1
+
+    def dealt(self, owned: bool, rank: int) -> Tensor:
+        """Return a new rank's share."""
+        if owned and rank:
+            return torch.zeros_like(self._total, dtype=self._dtype)
+        return (self._total if owned else self._total / self._ranks).to(self._dtype)
+
+
+def redistributed(states: Iterable[Mapping[str, Any]], rank: int, world: int, owned: Collection[str]) -> dict[str, Any]:
     """Return the state of one rank of another number of ranks.
 
     Args:
-        states: of all ranks that saved, in rank order.
+        states: of all ranks that saved, in rank order; each is let go before the next one is asked for.
         owned: kinds of state that ranks keep as owners of elements.
 
     Raises:
         StateError: the states are not of one checkpoint.
     """
-    first = states[0]
-    for kind in ("state", "tables"):
-        _check_alike(kind, [state.get(kind) for state in states])
-    kept = {
-        kind: {name: _dealt([state["state"][kind][name] for state in states], kind in owned, rank) for name in tensors}
-        for kind, tensors in first["state"].items()
-    }
-    tables = {name: _dealt([state["tables"][name] for state in states], False, rank) for name in first["tables"]}
-    rest = {name: part for name, part in first.items() if name != sealed.KEY}
-    changed = {"rank": rank, "world": world, "state": kept, "tables": tables, "carries": {}}
-    return sealed.sealed(rest | changed)
+    rest: dict[str, Any] = {}
+    outline: Any = None
+    sums: dict[str, Any] = {}
+    number = 0
+    for state in states:
+        found = {part: _kinds(state.get(part)) for part in _PARTS}
+        if not number:
+            rest, outline = {name: part for name, part in state.items() if name not in _LEFT_OUT}, found
+            sums = {part: _begun(state[part]) for part in _PARTS}
+        _check_alike(number, outline, found)
+        for part in _PARTS:
+            _add(sums[part], state[part])
+        number += 1  # noqa: SIM113  enumerate() would keep the state while the next one is read
+        del state  # as this loop would
+    kept = {kind: _dealt(tensors, kind in owned, rank) for kind, tensors in sums["state"].items()}
+    changed = {"rank": rank, "world": world, "state": kept, "tables": _dealt(sums["tables"], False, rank)}
+    return sealed.sealed(rest | changed | {"carries": {}})
 
 
-def _dealt(tensors: Sequence[Tensor], owned: bool, rank: int) -> Tensor:
-    if owned and rank:
-        return torch.zeros_like(tensors[0])
-    total = torch.zeros(tensors[0].shape, dtype=torch.float64)
-    for tensor in tensors:
-        total += tensor
-    return (total if owned else total / len(tensors)).to(tensors[0].dtype)
+def _begun(part: Any) -> Any:
+    if isinstance(part, Tensor):
+        return _Sum(part)
+    return {name: _begun(value) for name, value in part.items()}
 
 
-def _check_alike(kind: str, parts: Sequence[Any]) -> None:
-    outlines = [_kinds(part) for part in parts]
-    if any(outline != outlines[0] for outline in outlines):
-        odd = next(rank for rank, outline in enumerate(outlines) if outline != outlines[0])
-        raise StateError(
-            f"the saved {kind} of rank {odd} has other tensors than that of rank 0; load another checkpoint"
-        )
+def _add(sums: Any, part: Any) -> None:
+    if isinstance(sums, _Sum):
+        sums.add(part)
+        return
+    for name, value in part.items():
+        _add(sums[name], value)
+
+
+def _dealt(sums: Mapping[str, _Sum], owned: bool, rank: int) -> dict[str, Tensor]:
+    return {name: found.dealt(owned, rank) for name, found in sums.items()}
+
+
+def _check_alike(rank: int, outline: Mapping[str, Any], found: Mapping[str, Any]) -> None:
+    for part in _PARTS:
+        if found[part] != outline[part]:
+            raise StateError(
+                f"the saved {part} of rank {rank} has other tensors than that of rank 0; load another checkpoint"
+            )
 
 
 def _kinds(part: Any) -> Any:

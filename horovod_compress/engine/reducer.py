@@ -234,6 +234,8 @@ class Reducer:
         first, transport = self.failure.close(), self.context.transport
         self.offering.worker.leave_out()
         self._exchanging.join(_CLOSE_SECONDS)
+        if self._exchanging.waits():  # before the connections that a note takes are closed
+            self.failure.tell_of_closing()
         transport.close()
         self._exchanging.join(_CLOSE_SECONDS)
         workers = self.offering.worker, self._decoding.worker

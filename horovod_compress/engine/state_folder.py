@@ -86,9 +86,16 @@ def commit(folder: Path, state: Mapping[str, Any], files: Iterable[Entry]) -> No
 
 
 def discard(folder: Path, entry: Entry) -> None:
-    """Remove a file that belongs to no checkpoint."""
+    """Remove a file, unless the manifest names it: whoever commits may fail when that is written already."""
+    try:
+        named = {found.name for found in manifest(folder).files}
+    except (StateError, IsADirectoryError):
+        named = set()
+    except (CorruptFrameError, OSError):
+        return  # it cannot be known; the next save tidies up
     with contextlib.suppress(OSError):
-        (folder / entry.name).unlink()
+        if entry.name not in named:
+            (folder / entry.name).unlink()
 
 
 def manifest(folder: Path) -> Manifest:

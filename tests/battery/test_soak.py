@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import threading
 import time
+from typing import Any
 
 import psutil
 import pytest
@@ -19,21 +20,41 @@ MOST_SLOPE = 1000
 SETTLE_SECONDS = 5.0
 
 
+def _slope(fleet: Fleet, steps: int) -> float:
+    """Return by how many bytes a step this process grows."""
+    grads, process = random_grads(fleet.world, TENSORS), psutil.Process()
+    for _ in range(steps // 10):
+        fleet.step(grads)
+    gc.collect()
+    before = process.memory_info().rss
+    for _ in range(steps - steps // 10):
+        fleet.step(grads)
+    gc.collect()
+    return (process.memory_info().rss - before) / (steps - steps // 10)
+
+
 @pytest.mark.slow
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("over", ["local", "gloo"])
 @pytest.mark.parametrize(
     "method", ["none", "marsit", "topk", "powersgd", "onebit_adam", "global_qsgd", "sparse_binary"]
 )
-def test_memory_does_not_grow(method: str) -> None:
-    grads, process = random_grads(2, TENSORS), psutil.Process()
-    with Fleet(2, TENSORS, method, schedule="layerwise", verify_every=100) as fleet:
-        for _ in range(STEPS // 10):
-            fleet.step(grads)
-        gc.collect()
-        before = process.memory_info().rss
-        for _ in range(STEPS - STEPS // 10):
-            fleet.step(grads)
-        gc.collect()
-        assert (process.memory_info().rss - before) / STEPS < MOST_SLOPE
+def test_memory_does_not_grow(method: str, over: str) -> None:
+    transports = connected(2) if over == "gloo" else []
+    options: dict[str, Any] = {"wrap": lambda local: transports[local.rank]} if transports else {}
+    with Fleet(2, TENSORS, method, schedule="layerwise", verify_every=100, **options) as fleet:
+        slope = _slope(fleet, STEPS)
+        print(f"{method} over {over}: {slope:.0f} bytes a step")
+        assert slope < MOST_SLOPE
+
+
+def test_a_leak_would_be_seen() -> None:
+    """The negative: a step that keeps as little as a tensor of this model."""
+    kept: list[Any] = []
+    with Fleet(2, TENSORS, "none") as fleet:
+        step = fleet.step
+        fleet.step = lambda grads: kept.append(grads[0]["a"].clone()) or step(grads)  # type: ignore[assignment]
+        assert _slope(fleet, 1000) > MOST_SLOPE
 
 
 def _held() -> tuple[int, int]:
@@ -60,12 +81,20 @@ def test_connections_leave_no_thread_and_no_descriptor(cycles: int) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("over", ["local", "gloo"])
 @pytest.mark.parametrize("cycles", [CYCLES])
-def test_reducers_leave_no_thread(cycles: int) -> None:
+def test_reducers_leave_no_thread_and_no_descriptor(cycles: int, over: str) -> None:
+    def cycle(number: int) -> None:
+        transports = connected(2) if over == "gloo" else []
+        options: dict[str, Any] = {"wrap": lambda local: transports[local.rank]} if transports else {}
+        with Fleet(2, TENSORS, "topk", **options) as fleet:
+            fleet.step(random_grads(2, TENSORS, seed=number))
+
+    cycle(0)
     before = _held()
     for number in range(cycles):
-        with Fleet(2, TENSORS, "topk") as fleet:
-            fleet.step(random_grads(2, TENSORS, seed=number))
+        cycle(number)
     end = time.monotonic() + SETTLE_SECONDS
     while any(now > then for now, then in zip(_held(), before, strict=True)) and time.monotonic() < end:
         time.sleep(0.05)

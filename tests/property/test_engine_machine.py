@@ -12,6 +12,7 @@ from hypothesis import settings, strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from horovod_compress.engine import checkpoint, sealed
+from horovod_compress.engine.reducer import Reducer
 from horovod_compress.errors import CorruptFrameError, MismatchError, StateError
 from horovod_compress.schedule.policies.registry import make_plan
 from tests.battery.kept import Kept, kept, same
@@ -67,10 +68,21 @@ class Engine(RuleBasedStateMachine):
         found = [mine.get(name, torch.zeros(0)).double() for mine in self.fleet.residuals()]
         return torch.stack(found).mean(dim=0)
 
+    def _check_less_is_left(self, grads: list[Any], waited: list[Any], left: list[Any]) -> None:
+        """What a rank sends is the largest part of what it has now, and not of a step before."""
+        for mine, had, has in zip(grads, waited, left, strict=True):
+            for name in set(NAMES) - self.frozen:
+                x = mine[name].double().flatten() + had[name].double()
+                assert float(has[name].double().norm()) <= float(x.norm()) * (1 + 1e-6), name
+
     @rule()
     def step(self) -> None:
-        grads, before = self._grads(), {name: self._residual(name) for name in NAMES}
+        fleet = self.fleet
+        assert fleet
+        grads, before, waited = self._grads(), {name: self._residual(name) for name in NAMES}, fleet.residuals()
         results = self._step(grads)
+        if self.method == "topk":
+            self._check_less_is_left(grads, waited, fleet.residuals())
         assert all_same(results)
         for name in NAMES:
             result = results[0][name].double().flatten()
@@ -151,11 +163,17 @@ class Engine(RuleBasedStateMachine):
         other = {names.index(name) for name in {"33"} ^ self.frozen}
         fleet.reducers[rank].freeze(other)
         step = fleet.offer(self._grads())
-        with ThreadPoolExecutor(WORLD) as pool:  # all at once, as in a job: the other rank is the one that notices
-            waiting = [pool.submit(reducer.result, 0, step) for reducer in fleet.reducers]
-            for each in waiting:
-                with pytest.raises(MismatchError):
-                    each.result()
+
+        def told(reducer: Reducer) -> bool:
+            with pytest.raises(MismatchError):
+                # All of them: a bucket that is frozen here is not exchanged, and needs no other rank.
+                for index in range(len(names)):
+                    reducer.result(index, step)
+            return True
+
+        # All at once, as in a job: a rank learns from the others while it waits for its own results.
+        with ThreadPoolExecutor(WORLD) as pool:
+            assert all(pool.map(told, fleet.reducers))
         self.teardown()
         self.begin(self.method, "single")
 

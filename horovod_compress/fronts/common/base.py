@@ -107,9 +107,15 @@ class BaseCompression:
         """Return every rank's value.
 
         Raises:
-            ExchangeError: not every rank arrived in time.
+            ExchangeError: not every rank arrived in time, or this one has heard that some rank has failed.
         """
-        return self._job.gather(value, name, self._running().options.timeout, by_name=by_name)
+        reducer = self._running()
+        failed = reducer.failure.failed
+        try:
+            return self._job.gather(value, name, reducer.options.timeout, by_name=by_name, failed=failed)
+        except ExchangeError:
+            reducer.wait_idle(0.0)  # raises what this rank has failed with, which says more
+            raise
 
     def _share(self, value: Any) -> list[Any]:
         reducer = self._running()

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -17,11 +18,16 @@ from ...errors import (
     ExchangeError,
     HorovodCompressError,
     MismatchError,
+    NonFiniteError,
     StateError,
 )
 
 WAYS = ("refuse", "reset", "redistribute")
-_KINDS = {kind.__name__: kind for kind in (ConfigError, CorruptFrameError, MismatchError, StateError)}
+#: What another rank's error is raised as here.
+_KINDS = {
+    kind.__name__: kind
+    for kind in (ConfigError, CorruptFrameError, ExchangeError, MismatchError, NonFiniteError, StateError)
+}
 
 #: Returns every rank's value.
 Share = Callable[[Any], list[Any]]
@@ -32,34 +38,46 @@ def save(folder: str | os.PathLike[str], state: Callable[[], Mapping[str, Any]],
 
     Raises:
         ConfigError: some rank could not; the checkpoint of before is still there.
+        ExchangeError: some rank has failed, or did not come.
     """
     path, entry, problem, mine = Path(folder), None, None, {}
     try:
         mine = dict(state())
         entry = state_folder.write(path, mine)
-    except (HorovodCompressError, OSError) as error:
+    except Exception as error:  # noqa: BLE001  whatever it is, the other ranks wait to hear of it
         problem = _said(error)
-    found = share([problem, entry and asdict(entry), mine.get("step")])
-    steps = sorted({step for told, _, step in found if not told})
-    if len(steps) > 1:
-        found[0][0] = ["MismatchError", f"the ranks are at different steps, {steps}; call save() after the same one"]
-    try:
+    with _discarding(path, entry):
+        found = share([problem, entry and asdict(entry), mine.get("step")])
+        steps = sorted({step for told, _, step in found if not told})
+        if len(steps) > 1:
+            found[0][0] = [
+                "MismatchError",
+                f"the ranks are at different steps, {steps}; call save() after the same one",
+            ]
         _raise([told for told, *_ in found])
+        problem = None
         if rank == 0:
             problem = _commit(path, mine, [Entry(**written) for _, written, _ in found])
-        _raise(share(problem)[:1])
-    except ExchangeError:
-        raise  # a rank is gone: whether the manifest names this rank's file cannot be known
+    problems = share(problem)  # where a rank is gone now, the manifest may name this rank's file: it stays
+    with _discarding(path, entry):
+        _raise(problems[:1])
+
+
+@contextlib.contextmanager
+def _discarding(folder: Path, entry: Entry | None) -> Iterator[None]:
+    """Remove this rank's file again if its checkpoint does not come about."""
+    try:
+        yield
     except HorovodCompressError:
         if entry:
-            state_folder.discard(path, entry)
+            state_folder.discard(folder, entry)
         raise
 
 
 def _commit(folder: Path, state: Mapping[str, Any], files: list[Entry]) -> list[str] | None:
     try:
         state_folder.commit(folder, state, files)
-    except OSError as error:
+    except Exception as error:  # noqa: BLE001  whatever it is, the other ranks wait to hear of it
         return _said(error)
     return None
 
@@ -87,7 +105,7 @@ def load(
     try:
         state, way, seen = _read(Path(folder), residuals, place, owned)
         check(state, way)
-    except (HorovodCompressError, OSError) as error:
+    except Exception as error:  # noqa: BLE001  whatever it is, the other ranks wait to hear of it
         problem = _said(error)
     found = share([problem, seen])
     _raise([told for told, _ in found])
@@ -114,14 +132,15 @@ def _read(folder: Path, residuals: str, place: tuple[int, int], owned: set[str])
             f"the checkpoint in {folder} is of {manifest.world} ranks, this job has {world}; pass "
             f'residuals="redistribute" to deal out what waits to be sent, or "reset" to begin with nothing'
         )
-    states = [state_folder.read(folder, entry) for entry in manifest.files]
+    states = (state_folder.read(folder, entry) for entry in manifest.files)  # one at a time: a model may be large
     return redistributed(states, rank, world, owned), "restore", seen
 
 
 def _said(error: Exception) -> list[str]:
     if isinstance(error, HorovodCompressError):
         return [type(error).__name__, str(error)]
-    return ["ConfigError", f"{error}; nothing was changed"]
+    what = str(error) if isinstance(error, OSError) else f"{type(error).__name__}: {error}"
+    return ["ConfigError", f"{what}; nothing was changed"]
 
 
 def _raise(problems: list[list[str] | None]) -> None:

@@ -79,7 +79,11 @@ def start(
     transport = _connect_all(own, job, seconds, where)
     devices = (lambda name: where) if where else None
     choose = chooser(options.exchange, transport.adds)
-    return methods, Reducer(plan, methods.codecs, transport, choose, options, devices)
+    with contextlib.ExitStack() as undo:
+        undo.callback(transport.close)  # else its threads, ports and connections would stay
+        reducer = Reducer(plan, methods.codecs, transport, choose, options, devices)
+        undo.pop_all()
+    return methods, reducer
 
 
 def refuse(error: Exception, job: Job, seconds: float = _DEFAULT_SECONDS) -> NoReturn:
@@ -110,10 +114,11 @@ def _meet(stage: str, value: Any, job: Job, seconds: float) -> list[Any]:
 
     All stages have one name for the framework, so that ranks which are at different ones meet as well: after a start
     that was given up, by some ranks only perhaps, those that had come further give up too, and all begin again
-    together.
+    together. And where some cannot connect, those that are connected hear of it while they wait for their next
+    addresses.
 
     Raises:
-        ExchangeError: not every rank came, or some have begun again.
+        ExchangeError: not every rank came, some have begun again, or some could not connect.
     """
     deadline, mine, left = Deadline(seconds), _STAGES.index(stage), seconds
     while True:
@@ -123,6 +128,8 @@ def _meet(stage: str, value: Any, job: Job, seconds: float) -> list[Any]:
         stages = [theirs for theirs, _ in found]
         if min(stages) == max(stages):
             return [theirs for _, theirs in found]
+        if min(stages) > 0:  # all are in this start: who begins another one comes to its handshake first
+            _check_all([theirs if at == _STAGES.index("connected") else None for at, theirs in found])
         if mine > min(stages):
             behind = [rank for rank, theirs in enumerate(stages) if theirs < mine]
             raise ExchangeError(
@@ -342,10 +349,12 @@ def _connect(own: str, job: Job, seconds: float, apart: list[ExchangeError]) -> 
     """Connect; errors of the meeting itself are noted."""
     if job.size == 1:
         return Hub(1).transports()[0]
+    limits = iter((seconds, 2 * seconds))  # before the second time, others may use up the bound to connect
 
     def share(values: dict[str, bytes]) -> dict[str, bytes]:
+        shown = {key: value.hex() for key, value in values.items()}
         try:
-            found = _meet("addresses", {key: value.hex() for key, value in values.items()}, job, seconds)
+            found = _meet("addresses", shown, job, next(limits))
         except ExchangeError as error:
             apart.append(error)
             raise

@@ -1,0 +1,64 @@
+// Codes of a fixed number of bits, with norms: any codes and any norms, NaN and infinity among them.
+#include "rules/qsgd.h"
+
+#include "fuzz/input.h"
+
+using namespace hvc;
+using namespace hvc::fuzz;
+
+namespace {
+
+int64_t code_bytes(int bits, int64_t count) { return bits == 4 ? ceil_div(count, 2) : count * bits / 8; }
+
+void level(Input& in, Dtype dtype, int64_t count) {
+  const int bits = 4 << in.below(3);
+  const int64_t row = 2 * (1 + in.below(300));
+  const Bytes norms = in.bytes(work_width(dtype) * ceil_div(count, row)), grad(width(dtype) * count);
+  const Bytes into = in.bytes(code_bytes(bits, count)), other = in.bytes(into.size);
+  level_add(into.get(), other.get(), bits == 16 ? count : into.size, bits, kHere);
+  const LevelDecoded tensor{into.get(), norms.get(), count, row, grad.get()};
+  level_decode(&tensor, 1, dtype, bits, 1.0 / 3, kHere);
+  // What is encoded is this rank's own, but its norms come from other ranks.
+  const Bytes x = in.bytes(width(dtype) * count);
+  const Stream key = in.key();
+  const LevelEncoded encoded{x.get(), norms.get(), count, row, 0, into.get(), nullptr};
+  level_encode(&encoded, 1, dtype, bits, int32_t(1 + in.below((1 << (bits - 1)) - 1)), &key, kHere);
+}
+
+void octave(Input& in, Dtype dtype, int64_t count) {
+  const int bits = in.coin() ? 4 : 8, headroom = int(1 + in.below(bits == 4 ? 7 : 31));
+  const int64_t row = 2 * (1 + in.below(300)), ranks = 1 + in.below(4);
+  const Stream key = in.key();
+  const Bytes norms = in.bytes(work_width(dtype) * ceil_div(count, row)), grad(width(dtype) * count);
+  const std::vector<Bytes> parts = in.parts(ranks, code_bytes(bits, count));
+  const Bytes into = in.bytes(code_bytes(bits, count));
+  octave_merge(into.get(), parts[0].get(), into.size, bits, &key, 0, kHere);
+  if (bits == 8) octave_fold(pointers<const uint8_t>(parts).data(), ranks, count, headroom, &key, 0, into.get(), kHere);
+  const OctaveDecoded tensor{into.get(), norms.get(), count, row, grad.get()};
+  octave_decode(&tensor, 1, dtype, bits, headroom, 1.0 / double(ranks), kHere);
+  const Bytes x = in.bytes(width(dtype) * count);
+  const OctaveEncoded encoded{x.get(), norms.get(), count, row, 0, into.get()};
+  octave_encode(&encoded, 1, dtype, bits, headroom, &key, kHere);
+}
+
+void qsgd(Input& in, Dtype dtype, int64_t count) {
+  const QsgdShape shape{int(2 + in.below(7)), 64 * (1 + in.below(6)), in.coin() ? kMaximum : kPower2};
+  const int64_t ranks = 1 + in.below(4), blocks = ceil_div(count, shape.block);
+  const Stream key = in.key();
+  const std::vector<Bytes> parts = in.parts(ranks, blocks * record_bytes(shape.block, shape.bits));
+  const Bytes grad(width(dtype) * count);
+  qsgd_fold(pointers<const uint8_t>(parts).data(), ranks, blocks, shape, &key, 0, parts[0].get(), kHere);
+  const QsgdDecoded tensor{parts[0].get(), count, grad.get()};
+  qsgd_decode(&tensor, 1, dtype, shape, 1.0 / double(levels_of(shape.bits)), kHere);
+}
+
+}  // namespace
+
+extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
+  Input in(data, size);
+  const int64_t method = in.below(3);
+  const Dtype dtype = in.dtype();
+  const int64_t count = in.below(2500);
+  method == 0 ? level(in, dtype, count) : method == 1 ? octave(in, dtype, count) : qsgd(in, dtype, count);
+  return 0;
+}

@@ -1,0 +1,97 @@
+// Plain numbers from other ranks, any of them NaN or infinite: sketches, factors, samples, and selection.
+#include "rules/sketch.h"
+
+#include "fuzz/input.h"
+
+using namespace hvc;
+using namespace hvc::fuzz;
+
+namespace {
+
+// A table that arrived: its largest elements lie inside the spans, in order, each once.
+void sketch(Input& in, Dtype dtype) {
+  constexpr int64_t kPlaces[] = {2, 3, 5, 7, 13, 31};
+  const Dtype kind = dtype == kFloat64 ? kFloat64 : kFloat32;
+  const int rows = int(1 + 2 * in.below(3));
+  const int64_t places = kPlaces[in.below(6)], count = 1 + in.below(2000), k = in.below(count + 1);
+  const Stream key = in.key();
+  const Bytes table = in.bytes(rows * places * kSketchBlock * width(kind));
+  const int64_t cut = in.below(count);
+  const Span spans[] = {{0, cut}, {ceil_div(cut, 64) * 64, count - cut}};
+  const Bytes positions(8 * k), estimates(width(kind) * k);
+  const int64_t found =
+      sketch_top(table.get(), kind, rows, places, &key, spans, 2, k, positions.as<int64_t>(), estimates.get(), kHere);
+  require(found >= 0 && found <= k, "no more are found than were asked for");
+  for (int64_t i = 0; i < found; ++i) {
+    const int64_t at = positions.as<int64_t>()[i];
+    require((at >= 0 && at < cut) || (at >= spans[1].start && at < spans[1].start + spans[1].count),
+            "inside the spans");
+    require(i == 0 || positions.as<int64_t>()[i - 1] < at, "positions ascend");
+  }
+  const Bytes again(width(kind) * found);
+  sketch_estimate(table.get(), kind, rows, places, &key, positions.as<int64_t>(), found, again.get(), kHere);
+  require(memcmp(again.get(), estimates.get(), size_t(again.size)) == 0, "an estimate is the same for itself");
+  sketch_clear(table.get(), kind, rows, places, &key, positions.as<int64_t>(), found, kHere);
+}
+
+void lowrank(Input& in, Dtype dtype) {
+  const int64_t rows = 1 + in.below(40), columns = 1 + in.below(40), rank = 1 + in.below(5), wide = work_width(dtype);
+  const Stream key = in.key();
+  const Bytes left = in.bytes(wide * rows * rank), right = in.bytes(wide * columns * rank), fresh(right.size);
+  const Bytes grad = in.bytes(width(dtype) * rows * columns), residual(wide * rows * columns);
+  lowrank_start(right.get(), dtype, columns, rank, &key, 0, fresh.get(), kHere);
+  lowrank_orthonormalise(left.get(), dtype, rows, rank, kHere);
+  lowrank_right(grad.get(), residual.get(), dtype, rows, columns, rank, left.get(), fresh.get(), kHere);
+  lowrank_decode(left.get(), right.get(), dtype, rows, columns, rank, 0.5, grad.get(), residual.get(), kHere);
+}
+
+void sample(Input& in, Dtype dtype) {
+  const int64_t count = 1 + in.below(3000), k = 1 + in.below(count);
+  const bool weighted = in.coin(), keeps = in.coin();
+  const Stream key = in.key();
+  const Bytes values = in.bytes(work_width(dtype) * k), grad = in.bytes(width(dtype) * count);
+  const Bytes residual(work_width(dtype) * count);
+  int64_t nonfinite = 0;
+  sample_decode(values.get(), dtype, count, k, &key, 0, 0.5, weighted, grad.get(), keeps ? residual.get() : nullptr,
+                kHere);
+  sample_offer(grad.get(), keeps ? residual.get() : nullptr, dtype, count, k, &key, 0, values.get(), &nonfinite, kHere);
+}
+
+void select(Input& in, Dtype dtype) {
+  const int64_t count = in.below(3000), k = in.below(count + 1);
+  const Bytes grad = in.bytes(width(dtype) * count), residual = in.bytes(work_width(dtype) * count);
+  const Bytes positions(4 * k), values(work_width(dtype) * k), mean(8);
+  const bool binary = in.coin();
+  const Found found =
+      binary ? binary_select(grad.get(), residual.get(), dtype, count, k, positions.as<int32_t>(), mean.get(), kHere)
+             : top_select(grad.get(), residual.get(), dtype, count, k, positions.as<int32_t>(), values.get(), kHere);
+  require(found.kept >= 0 && found.kept <= k && found.nonfinite <= count, "no more are found than were asked for");
+  for (int64_t i = 0; i < found.kept; ++i) {
+    const int32_t at = positions.as<int32_t>()[i];
+    require(at >= 0 && at < count && (i == 0 || positions.as<int32_t>()[i - 1] < at), "positions ascend");
+  }
+}
+
+void dense(Input& in, Dtype dtype) {
+  const int64_t count = in.below(3000);
+  const Dtype payload_dtype = in.dtype();
+  const Bytes payload = in.bytes(width(payload_dtype) * count), other = in.bytes(payload.size);
+  const Bytes grad(width(dtype) * count);
+  dense_add(payload.get(), other.get(), payload_dtype, count, kHere);
+  const DenseDecoded tensor{payload.get(), count, grad.get(), nullptr};
+  dense_decode(&tensor, 1, payload_dtype, dtype, 0.5, kHere);
+}
+
+}  // namespace
+
+extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
+  Input in(data, size);
+  const int64_t method = in.below(5);
+  const Dtype dtype = in.dtype();
+  if (method == 0) sketch(in, dtype);
+  if (method == 1) lowrank(in, dtype);
+  if (method == 2) sample(in, dtype);
+  if (method == 3) select(in, dtype);
+  if (method == 4) dense(in, dtype);
+  return 0;
+}

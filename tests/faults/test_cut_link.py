@@ -1,0 +1,50 @@
+"""A host whose link is cut, while both ends go on: every rank ends by itself, in time, and says which one is lost."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from benchmarks.lab import Lab, LabError
+from benchmarks.lab.needs import namespaces
+
+from .ranks import JOBS
+
+WORLD, VICTIM, STEP, STEPS = 3, 1, 3, 6
+TIMEOUT, SLACK = 4.0, 30.0
+
+
+def _refused() -> str:
+    try:
+        namespaces()
+    except LabError as error:
+        return str(error)
+    return ""
+
+
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(bool(_refused()), reason=_refused())]
+
+
+def _train(victim: int | None, method: str) -> dict[int, dict[str, Any]]:
+    case = {"victim": victim, "step": STEP, "steps": STEPS, "timeout": TIMEOUT, "method": method}
+    with Lab(WORLD) as lab:
+        outcome = lab.run("cut", [str(JOBS / "cut.py"), json.dumps(case)], limit=120.0)
+    return {record["rank"]: record for record in outcome.records}
+
+
+@pytest.mark.parametrize("method", ["marsit", "topk", "none"])
+def test_a_link_that_is_cut(method: str) -> None:
+    found = _train(VICTIM, method)
+    assert set(found) == set(range(WORLD))
+    for rank, record in found.items():
+        assert record["error"] == "ExchangeError" and record["steps"] == STEP, record
+        assert record["seconds"] < TIMEOUT + SLACK, record
+        if rank != VICTIM:
+            assert f"No sign of life from rank(s) {VICTIM}" in record["text"], record
+
+
+def test_control() -> None:
+    for record in _train(None, "marsit").values():
+        assert (record["error"], record["steps"]) == (None, STEPS), record

@@ -1,0 +1,126 @@
+"""The machine that drives the engine in any order finds faults of each kind that are planted there, one at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, Phase, settings
+from hypothesis.stateful import run_state_machine_as_test
+
+from horovod_compress import ops
+from horovod_compress.engine import checkpoint, sealed
+from horovod_compress.engine.reducer import Reducer
+from horovod_compress.errors import HorovodCompressError
+from tests.property.test_engine_machine import Engine
+
+pytestmark = pytest.mark.slow
+
+#: As `make test-all` runs the machine, without the search for the shortest way to a fault.
+LONG = settings(
+    max_examples=60,
+    stateful_step_count=20,
+    deadline=None,
+    derandomize=True,
+    database=None,
+    phases=(Phase.generate,),
+    report_multiple_bugs=False,
+    suppress_health_check=list(HealthCheck),
+)
+
+Plant = Callable[[pytest.MonkeyPatch], None]
+
+
+def _around(patch: pytest.MonkeyPatch, where: Any, name: str, wrap: Callable[..., Any]) -> None:
+    """Let a function be called by another one, which gets it first."""
+    whole = getattr(where, name)
+    patch.setattr(where, name, lambda *given, **named: wrap(whole, *given, **named))
+
+
+def residual_is_not_updated(patch: pytest.MonkeyPatch) -> None:
+    def decode(whole: Any, sections: Any, own: int, b: int, grad: Any, residual: Any, *rest: Any, **named: Any) -> Any:
+        before = residual.clone()
+        found = whole(sections, own, b, grad, residual, *rest, **named)
+        residual.copy_(before)
+        return found
+
+    _around(patch, ops, "values_decode", decode)
+
+
+def payload_is_stale(patch: pytest.MonkeyPatch) -> None:
+    lengths: dict[int, int] = {}
+
+    def encode(
+        whole: Any, positions: Any, kept: int, values: Any, b: int, elements: int, out: Any, **named: Any
+    ) -> int:
+        place = out.data_ptr()
+        if place not in lengths:
+            lengths.clear()  # memory of another run
+            lengths[place] = whole(positions, kept, values, b, elements, out, **named)
+        return lengths[place]
+
+    _around(patch, ops, "values_encode", encode)
+
+
+def one_rank_decodes_differently(patch: pytest.MonkeyPatch) -> None:
+    def decode(whole: Any, sections: Any, own: int, b: int, grad: Any, *rest: Any, **named: Any) -> Any:
+        found = whole(sections, own, b, grad, *rest, **named)
+        if own == 1:
+            grad.mul_(1 + 1e-6)
+        return found
+
+    _around(patch, ops, "values_decode", decode)
+
+
+def state_is_not_restored(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(checkpoint, "restore", lambda reducer, state, residuals: reducer.resume(state["step"]))
+
+
+def step_is_not_restored(patch: pytest.MonkeyPatch) -> None:
+    def resume(whole: Any, reducer: Reducer, step: int) -> None:
+        whole(reducer, step + (reducer.rank == 1))
+
+    _around(patch, Reducer, "resume", resume)
+
+
+def corrupt_states_are_taken(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(sealed, "check", lambda state: None)
+
+
+def other_buckets_lose_what_waits(patch: pytest.MonkeyPatch) -> None:
+    def replan(whole: Any, reducer: Reducer, plan: Any) -> None:
+        whole(reducer, plan)
+        for residual in reducer.kept.residuals().values():
+            residual.zero_()
+
+    _around(patch, Reducer, "replan", replan)
+
+
+def frozen_tensors_are_exchanged(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Reducer, "freeze", lambda reducer, indices: None)
+
+
+PLANTED: list[Plant] = [
+    residual_is_not_updated,
+    payload_is_stale,
+    one_rank_decodes_differently,
+    state_is_not_restored,
+    step_is_not_restored,
+    corrupt_states_are_taken,
+    other_buckets_lose_what_waits,
+    frozen_tensors_are_exchanged,
+]
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("plant", PLANTED, ids=lambda plant: plant.__name__)
+def test_a_planted_fault_is_found(plant: Plant, monkeypatch: pytest.MonkeyPatch) -> None:
+    plant(monkeypatch)
+    with pytest.raises((AssertionError, pytest.fail.Exception, HorovodCompressError)):
+        run_state_machine_as_test(Engine, settings=LONG)
+
+
+@pytest.mark.timeout(900)
+def test_control() -> None:
+    run_state_machine_as_test(Engine, settings=LONG)
