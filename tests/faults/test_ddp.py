@@ -57,10 +57,6 @@ def check_survivors(job: Job, text: str, victim: int = VICTIM) -> None:
     assert len({job.reports[rank]["weights"] for rank in survivors(victim)}) == 1
 
 
-def test_a_rank_that_dies_is_named() -> None:
-    check_survivors(harmed("kill", {}), f"No sign of life from rank(s) {VICTIM}")
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("ddp", [{}, UNUSED], ids=["", "unused"])
 def test_without_a_fault_all_end_well(ddp: dict[str, Any]) -> None:
