@@ -15,24 +15,27 @@ from tests.support.jobs import Job, RunningJob, run_ranks
 
 SCRIPT = Path(__file__).parent / "jobs" / "ddp.py"
 WORLD, VICTIM, TIMEOUT = 3, 1, 4.0
-SURVIVORS = [rank for rank in range(WORLD) if rank != VICTIM]
 MOST_SECONDS = 30.0  # from a fault to the end of the others, on a machine that is busy
 UNUSED = {"find_unused_parameters": True}
 
 
-def harmed(fault: str, ddp: dict[str, Any]) -> Job:
+def survivors(victim: int) -> list[int]:
+    return [rank for rank in range(WORLD) if rank != victim]
+
+
+def harmed(fault: str, ddp: dict[str, Any], victim: int = VICTIM) -> Job:
     def during(job: RunningJob) -> None:
         if fault != "stop":
             return
-        pids = [job.pid(rank) for rank in SURVIVORS]
-        job.wait_mark("stopped", VICTIM)
+        pids = [job.pid(rank) for rank in survivors(victim)]
+        job.wait_mark("stopped", victim)
         end = time.monotonic() + MOST_SECONDS
         while any(map(running, pids)) and time.monotonic() < end:
             time.sleep(0.05)
         assert not any(map(running, pids)), "a rank that lives has not ended while another is frozen"
-        os.kill(job.pid(VICTIM), signal.SIGKILL)
+        os.kill(job.pid(victim), signal.SIGKILL)
 
-    arguments = {"fault": fault, "victim": VICTIM, "timeout": TIMEOUT, "ddp": ddp}
+    arguments = {"fault": fault, "victim": victim, "timeout": TIMEOUT, "ddp": ddp}
     return run_ranks(
         WORLD, SCRIPT, timeout=120.0, arguments=arguments, during=during, must_succeed=fault == "none", front="torch"
     )
@@ -45,17 +48,13 @@ def running(pid: int) -> bool:
         return False
 
 
-def check_survivors(job: Job, text: str) -> None:
+def check_survivors(job: Job, text: str, victim: int = VICTIM) -> None:
     assert job.status is not None, job.tail()
-    for rank in SURVIVORS:
+    for rank in survivors(victim):
         found = job.reports[rank]
         assert found and found["error"] == "ExchangeError" and text in found["text"], (found, job.tail())
         assert found["seconds"] < MOST_SECONDS and found["step"] == 3
-    assert len({job.reports[rank]["weights"] for rank in SURVIVORS}) == 1
-
-
-def test_a_rank_that_dies_is_named() -> None:
-    check_survivors(harmed("kill", {}), f"No sign of life from rank(s) {VICTIM}")
+    assert len({job.reports[rank]["weights"] for rank in survivors(victim)}) == 1
 
 
 @pytest.mark.slow
@@ -71,6 +70,12 @@ def test_without_a_fault_all_end_well(ddp: dict[str, Any]) -> None:
 @pytest.mark.parametrize("fault", ["kill", "stop"])
 def test_a_rank_that_dies_or_freezes_ends_the_others(fault: str, ddp: dict[str, Any]) -> None:
     check_survivors(harmed(fault, ddp), f"No sign of life from rank(s) {VICTIM}")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("fault", ["kill", "stop"])
+def test_so_does_the_rank_whose_process_has_the_store(fault: str) -> None:
+    check_survivors(harmed(fault, UNUSED, victim=0), "No sign of life from rank(s) 0", victim=0)
 
 
 @pytest.mark.slow

@@ -87,8 +87,9 @@ def _warning(step: int, odd: Sequence[str], count: int, values: Sequence[str]) -
     return (
         f"weights differ between ranks at the beginning of step {step}, in {len(odd)} of {count} parameters, the first "
         f"of them {odd[0]}, by its hash: {by_value(values)}. All ranks get the same gradients, so the weights will not "
-        f"come together again. Usual causes: hvd.broadcast_parameters(model.state_dict(), root_rank=0) is missing, or "
-        f"comes before a checkpoint is loaded on one rank; random initial weights of different seeds; gradients that "
+        f"come together again. Usual causes: the weights were not broadcast, as DistributedDataParallel does and "
+        f"hvd.broadcast_parameters(model.state_dict(), root_rank=0), or a checkpoint was loaded on one rank after "
+        f"that; random initial weights of different seeds; gradients that "
         f"are clipped or changed between backward() and synchronize(), or differently on each rank before step(). "
         f"See docs/troubleshooting.md; this is said once"
     )
