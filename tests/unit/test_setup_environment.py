@@ -8,11 +8,12 @@ from pathlib import Path
 import pytest
 
 import setup_env
-from environment import cuda_compiler, inspect_environment, machine, package_install
+from environment import package_install
 from environment.lanes import side_by_side
-from environment.logged_command import StepFailed
 from environment.package_install import PackageInstall
-from environment.virtual_environment import VirtualEnvironment
+from horovod_compress.building import cuda_compiler, inspect_environment, machine
+from horovod_compress.building.logged_command import StepFailed
+from horovod_compress.building.virtual_environment import VirtualEnvironment
 from tests.support.setup import INSPECTION, make_packages, make_runner
 
 
