@@ -32,7 +32,7 @@ done
 scratch=$(mktemp -d "${TMPDIR:-/var/tmp}/hvc-image.XXXXXX")
 # Everything of ours lies below one folder: no image or container of the user is touched.
 store=${keep:-$scratch/store}
-bud() { buildah --root "$store/storage" --runroot "$scratch/run" --storage-driver "${STORAGE_DRIVER:-vfs}" "$@"; }
+bud() { buildah --root "$store/storage" --runroot "$scratch/run" --storage-driver "$driver" "$@"; }
 finish() {
   status=$?
   [ -z "${container:-}" ] || bud rm "$container" >/dev/null 2>&1 || true
@@ -47,6 +47,15 @@ finish() {
 trap finish EXIT
 trap 'exit 130' INT TERM
 mkdir -p "$store"
+
+# vfs copies everything for every image: it is for where overlays cannot be mounted, as in many containers.
+driver=vfs trial=$scratch/trial
+mkdir -p "$trial"/{lower,upper,work,mounted}
+options=lowerdir=$trial/lower,upperdir=$trial/upper,workdir=$trial/work
+if mount -t overlay overlay -o "$options" "$trial/mounted" 2>/dev/null; then
+  umount "$trial/mounted"
+  driver=overlay
+fi
 
 step() { echo "== $(date +%T) $*"; }
 
@@ -80,7 +89,8 @@ add "$scratch/cache" /mnt/cache rw
 args+=(--build-arg XDG_CACHE_HOME=/mnt/cache)
 
 step "docker/Dockerfile.cpu, stage $target"
-bud bud --isolation chroot --layers --network host --build-arg BASE=localhost/hvc-base "${args[@]}" "${mounts[@]}" \
+[ -z "$keep" ] || args+=(--layers)  # every step is an image then, and what has not changed is not done again
+bud bud --isolation chroot --network host --build-arg BASE=localhost/hvc-base "${args[@]}" "${mounts[@]}" \
   --target "$target" --file docker/Dockerfile.cpu --tag "localhost/horovod-compress:$target" .
 step "built: layers, the newest first"
 bud inspect --type image --format '{{range .OCIv1.History}}{{println .CreatedBy}}{{end}}' "localhost/horovod-compress:$target" \
