@@ -33,6 +33,18 @@ case ${1:-} in
     for host; do wait_for "$keys/hosts/$host"; done
     cat "$keys"/hosts/* >~/.ssh/known_hosts
     printf 'Host *\n  Port %s\n  StrictHostKeyChecking yes\n  BatchMode yes\n' "$port" >~/.ssh/config
+    # horovodrun's own command accepts any host key, and a command's options win over a configuration: leave that one out.
+    mkdir -p ~/bin
+    cat >~/bin/ssh <<'END'
+#!/usr/bin/env bash
+kept=()
+while [ $# -gt 0 ]; do
+  if [ "$1" = -o ] && [ "$2" = StrictHostKeyChecking=no ]; then shift 2; else kept+=("$1"); shift; fi
+done
+exec /usr/bin/ssh "${kept[@]}"
+END
+    chmod +x ~/bin/ssh
+    export PATH=~/bin:$PATH
     hosts=$(printf '%s:1,' "$@")
     exec horovodrun -np $# -H "${hosts%,}" -p "$port" \
       python /opt/horovod-compress/examples/train.py --task text --method marsit ${TRAIN_ARGS:-}
