@@ -23,7 +23,8 @@ export PYTHONDONTWRITEBYTECODE := 1
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help setup environment demo test test-all lint format coverage fuzz sanitize cuda-compile bench lab clean clean-all
+.PHONY: help setup environment dependencies demo test test-all lint format coverage fuzz sanitize cuda-compile bench lab
+.PHONY: wheel docs clean clean-all
 
 help:
 	@echo "make setup      create .venv with torch, Horovod, the compiled modules and all tools (a second run is quick)"
@@ -39,6 +40,8 @@ help:
 	@echo "make bench      time kernels, one tensor and training steps on this machine, a few minutes"
 	@echo "make lab        the same tensor between four hosts with slow links, made on this machine, some minutes;"
 	@echo "                needs root: make setup first, then sudo make lab"
+	@echo "make wheel      build the source distribution and a wheel into dist/, and try the wheel in a new environment"
+	@echo "make docs       build the documentation as a site into build/site"
 	@echo "make clean      remove what was compiled;  make clean-all removes .venv too"
 	@echo
 	@echo "Variables, with what they are now:"
@@ -63,13 +66,17 @@ help:
 setup: environment
 	@echo "Ready. Use it with:  . .venv/bin/activate"
 
+# What horovod-compress needs, without itself: in images, a layer that outlives changes of the sources.
+dependencies: override ONLY := --without-package
+dependencies: environment
+
 # Quiet where nothing is to be done, so that every other target can ask for it.
 environment:
 	@command -v $(PYTHON) >/dev/null || { \
 	  echo "make setup cannot go on: $(PYTHON) was not found." >&2; \
 	  echo "  Debian, Ubuntu:  sudo apt-get install python3 python3-venv python3-dev" >&2; \
 	  echo "  Fedora:          sudo dnf install python3 python3-devel" >&2; exit 1; }
-	@$(PYTHON) tools/setup_env.py --torch '$(TORCH)' --extras '$(EXTRAS)' --cuda '$(CUDA)' --jobs '$(JOBS)'
+	@$(PYTHON) tools/setup_env.py --torch '$(TORCH)' --extras '$(EXTRAS)' --cuda '$(CUDA)' --jobs '$(JOBS)' $(ONLY)
 
 demo: $(READY)
 	@$(VENV)/python examples/demo.py $(ARGS)
@@ -117,6 +124,14 @@ bench: environment
 lab: $(READY)
 	@rm -f build/lab/lab.json
 	@$(VENV)/python -m benchmarks.allreduce --where lab --json build/lab/lab.json --plot build/lab $(or $(ARGS),$(LAB))
+
+wheel: override EXTRAS := $(EXTRAS),release
+wheel: environment
+	@$(VENV)/python tools/build_wheel.py --torch '$(TORCH)' $(ARGS)
+
+docs: override EXTRAS := $(EXTRAS),docs
+docs: environment
+	@$(VENV)/python tools/build_docs.py $(ARGS)
 
 clean:
 	rm -rf build dist *.egg-info .pytest_cache .hypothesis .mypy_cache .ruff_cache

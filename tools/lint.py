@@ -59,6 +59,9 @@ def checks() -> list[Check]:
         Check("C++ format", [BIN / "clang-format", "--dry-run", "-Werror", *native_sources()], _FORMAT),
         Check("Python: ruff", [BIN / "ruff", "check", "--quiet"], f"{_FORMAT} fixes some; `ruff rule CODE` explains"),
         Check("Python format", [BIN / "ruff", "format", "--check", "--quiet"], _FORMAT),
+        Check(
+            "workflows: zizmor", [BIN / "zizmor", "--offline", "--quiet", ".github/workflows"], "see its audits page"
+        ),
         Check("links", [*python, ROOT / "tools" / "check_links.py"], "correct the link, or the heading"),
     ]
 

@@ -26,6 +26,10 @@ def main() -> int:
     if message:
         print(message, file=sys.stderr)
         return 1
+    # What builds Horovod lies in the package, which has it too: `hvd-compress build-horovod`.
+    from pathlib import Path
+
+    sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
     from environment.steps import run_from_command_line
 
     return run_from_command_line(sys.argv[1:])

@@ -8,12 +8,12 @@ import stat
 from pathlib import Path
 from typing import Any
 
-from environment import cuda_compiler
-from environment.bar import Bar
-from environment.logged_command import CommandRunner
 from environment.steps import Setup, phases
-from environment.virtual_environment import Inspection, VirtualEnvironment
-from environment.wheel_cache import BuildFacts
+from horovod_compress.building import cuda_compiler
+from horovod_compress.building.bar import Bar
+from horovod_compress.building.logged_command import CommandRunner
+from horovod_compress.building.virtual_environment import Inspection, VirtualEnvironment
+from horovod_compress.building.wheel_cache import BuildFacts
 
 FACTS = BuildFacts(
     horovod="0.28.1",

@@ -165,3 +165,7 @@ def test_verb_is_added_by_adding_a_file(monkeypatch, tmp_path, capsys):
     assert cli.main([]) == 2
     assert "Counts bits, 100% of them." in capsys.readouterr().out
     sys.modules.pop("horovod_compress.cli.verbs.count_bits")
+
+
+def test_the_reference_kernels_are_found() -> None:
+    assert check_build.attempt("reference", check_build._reference).available

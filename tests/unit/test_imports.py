@@ -24,13 +24,13 @@ LAYERS = [
     {"codecs", "exchange", "observe"},
     {"options"},
     {"ops", "schedule"},
-    {"errors", "_cpu", "_cuda"},
+    {"errors", "building", "_cpu", "_cuda"},
 ]
 LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
 
 #: What a room inside a room may import of the rest of that room.
 INNER = {
-    "cli.verbs": set(),
+    "cli.verbs": {"cli.kernel_times"},
     "codecs.shared": {"codecs.base", "codecs.feedback", "codecs.law", "codecs.work"},
     "engine.agreement": {"engine.methods"},
     "engine.bucket": set(),
@@ -66,7 +66,7 @@ OFFER = {"cli", "codecs", "ops", "ops.reference", "planner.shapes"}
 #: What the folders of the repository may import of each other.
 FOLDERS = {
     "horovod_compress": set(),
-    "tools": set(),
+    "tools": {"horovod_compress"},
     "benchmarks": {"horovod_compress"},
     "examples": {"horovod_compress", "benchmarks"},
     "tests": {"horovod_compress", "benchmarks", "examples", "tools"},

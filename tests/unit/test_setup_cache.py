@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 
 import setup_env
-from environment import horovod_wheel
-from environment.file_lock import file_lock
-from environment.logged_command import Stopped
-from environment.wheel_cache import BuildFacts, WheelCache, default_folder
+from horovod_compress.building import horovod_wheel
+from horovod_compress.building.file_lock import file_lock
+from horovod_compress.building.logged_command import Stopped
+from horovod_compress.building.wheel_cache import BuildFacts, WheelCache, default_folder
 from tests.support.setup import FACTS, make_runner
 
 
@@ -109,14 +109,14 @@ def test_wheel_without_its_library_is_recognised(tmp_path):
 def test_second_process_waits_for_the_lock_and_says_so(tmp_path):
     lock = tmp_path / "lock"
     script = (
-        "from pathlib import Path; from environment.file_lock import file_lock\n"
+        "from pathlib import Path; from horovod_compress.building.file_lock import file_lock\n"
         f"with file_lock(Path({str(lock)!r}), 'busy'): print('mine')"
     )
     environment = {**os.environ, "PYTHONPATH": str(Path(setup_env.__file__).parent)}
     with file_lock(lock, "busy"):
         second = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True, env=environment)
         assert second.stdout is not None
-        assert second.stdout.readline() == "waiting for another make setup that is busy ...\n"
+        assert second.stdout.readline() == "waiting for another process that is busy ...\n"
     rest, _ = second.communicate(timeout=30)
     assert rest == "mine\n"
 
@@ -146,4 +146,4 @@ def test_waiting_for_the_lock_ends_with_the_set_up(tmp_path):
         runner.stop()
         with file_lock(tmp_path / "lock", "busy", said.append, runner.pause):
             pytest.fail("two hold one lock")
-    assert said == ["waiting for another make setup that is busy ..."]
+    assert said == ["waiting for another process that is busy ..."]

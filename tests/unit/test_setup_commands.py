@@ -16,9 +16,9 @@ import pytest
 
 import setup_env
 from environment import steps
-from environment.advice import advice, excerpt, first_error
 from environment.lanes import side_by_side
-from environment.logged_command import StepFailed, Stopped
+from horovod_compress.building.advice import advice, excerpt, first_error
+from horovod_compress.building.logged_command import StepFailed, Stopped
 from tests.support.setup import make_runner
 
 SECONDS = 60.0  # that anything here may take on a busy machine
@@ -217,7 +217,7 @@ sys.exit(steps.run_from_command_line(["--venv", str(folder / ".venv")]))
 
 @pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGTERM])
 def test_signal_ends_both_lanes_and_says_how_to_go_on(tmp_path, number):
-    environment = os.environ | {"PYTHONPATH": str(Path(setup_env.__file__).parent)}
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(map(str, Path(setup_env.__file__).parents[:2]))}
     command = [sys.executable, "-c", _TWO_LANES, str(tmp_path)]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment)
     children = [int(wait_for(tmp_path / phase)) for phase in ("horovod", "kernels")]

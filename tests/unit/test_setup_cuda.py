@@ -13,8 +13,9 @@ from pathlib import Path
 import pytest
 
 import setup_env
-from environment import cuda_compiler, gpu_operations, inspect_environment, steps
-from environment.virtual_environment import EnvironmentProblem, Inspection, VirtualEnvironment
+from environment import steps
+from horovod_compress.building import cuda_compiler, gpu_operations, inspect_environment
+from horovod_compress.building.virtual_environment import EnvironmentProblem, Inspection, VirtualEnvironment
 from tests.support.setup import INSPECTION, WITH_CUDA, FakeSetup, make_packages, make_program, make_runner
 
 

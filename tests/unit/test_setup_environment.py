@@ -8,12 +8,13 @@ from pathlib import Path
 import pytest
 
 import setup_env
-from environment import cuda_compiler, inspect_environment, machine, package_install
+from environment import package_install
 from environment.lanes import side_by_side
-from environment.logged_command import StepFailed
 from environment.package_install import PackageInstall
-from environment.virtual_environment import VirtualEnvironment
-from tests.support.setup import INSPECTION, make_packages, make_runner
+from horovod_compress.building import cuda_compiler, inspect_environment, machine
+from horovod_compress.building.logged_command import StepFailed
+from horovod_compress.building.virtual_environment import VirtualEnvironment
+from tests.support.setup import INSPECTION, FakeSetup, make_packages, make_runner
 
 
 def make_record(venv: Path, name: str, *, complete: bool) -> Path:
@@ -161,3 +162,14 @@ def test_modules_follow_the_nvcc_of_the_packages(package, tmp_path, monkeypatch)
     before = package.fingerprint()
     make_packages(tmp_path / ".venv")
     assert package.fingerprint() != before
+
+
+def test_dependencies_alone_leave_the_package_out(tmp_path, monkeypatch):
+    done = []
+    monkeypatch.setattr(FakeSetup, "install_dependencies", lambda self, inspection: done.append("dependencies"))
+    monkeypatch.setattr(FakeSetup, "install_package", lambda self, inspection: done.append("package"))
+    monkeypatch.setattr(VirtualEnvironment, "works", lambda self: True)
+    FakeSetup(tmp_path, INSPECTION, package=False).run()
+    assert done == ["dependencies"]
+    FakeSetup(tmp_path, INSPECTION).run()
+    assert sorted(done[1:]) == ["dependencies", "package"]

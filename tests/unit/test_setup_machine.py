@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 import setup_env
-from environment import machine, prerequisites
-from environment.cmake import cmake_version
-from environment.prerequisites import PrerequisitesMissing
+from horovod_compress.building import machine, prerequisites
+from horovod_compress.building.cmake import cmake_version
+from horovod_compress.building.prerequisites import PrerequisitesMissing
 from tests.support.setup import make_program
 
 
@@ -104,7 +104,7 @@ def test_kernels_for_gpus_follow_the_gpu_and_the_switch(monkeypatch):
 
 def test_setup_py_sees_a_gpu_in_the_same_way():
     root = Path(setup_env.__file__).parents[1]
-    texts = [(root / name).read_text() for name in ("setup.py", "tools/environment/machine.py")]
+    texts = [(root / name).read_text() for name in ("setup.py", "horovod_compress/building/machine.py")]
     found = [
         [ast.dump(node) for node in ast.parse(text).body if getattr(node, "name", "") == "has_gpu"] for text in texts
     ]

@@ -7,8 +7,8 @@ import itertools
 
 import pytest
 
-from environment.bar import Bar, Phase
-from environment.progress import CommandProgress, clock_text, describe, parse_download, parse_percent
+from horovod_compress.building.bar import Bar, Phase
+from horovod_compress.building.progress import CommandProgress, clock_text, describe, parse_download, parse_percent
 from tests.support.setup import Terminal
 
 

@@ -99,12 +99,43 @@ def test_one_rank_has_nobody_to_exchange_with() -> None:
 TINY = ["kernels", "--count", "2048", "--repeat", "1", "--filter", "checksum"]
 
 
-def test_without_the_source_there_are_no_benchmarks(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+@pytest.fixture
+def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the verb see no source around the package."""
     monkeypatch.setattr(bench, "__file__", str(tmp_path / "horovod_compress" / "cli" / "verbs" / "bench.py"))
-    assert cli.main(["bench", *TINY]) == 2
+
+
+@pytest.mark.usefixtures("installed")
+def test_without_the_source_other_benchmarks_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["bench", "allreduce"]) == 2
     assert "not part of an installed package" in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("installed")
+def test_an_installed_package_times_its_kernels(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["bench", "kernels", "--count", "5000", "--repeat", "1", "--json"]) == 0
+    first, *records = map(json.loads, capsys.readouterr().out.splitlines())
+    assert first["count"] == 5000 and len(records) >= 5
+    assert all(record["wrong"] == 0 and record["bytes_per_second"] > 0 for record in records)
+    assert cli.main(["bench", "kernels", "--count", "100", "--repeat", "2"]) == 0
+    assert "sign_offer" in capsys.readouterr().out
+
+
+@pytest.mark.usefixtures("installed")
+def test_a_kernel_of_an_installed_package_that_is_wrong_is_found(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from horovod_compress import ops
+
+    real = ops.sign_pack
+
+    def wrong(grad: Any, bits: Any) -> None:
+        real(grad, bits)
+        bits[3] ^= 1
+
+    monkeypatch.setattr(ops, "sign_pack", wrong)
+    assert cli.main(["bench", "kernels", "--count", "5000", "--repeat", "1"]) == 1
+    assert "wrong results: sign_pack" in capsys.readouterr().err
 
 
 def test_a_benchmark_takes_its_own_arguments(capsys: pytest.CaptureFixture[str]) -> None:

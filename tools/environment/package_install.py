@@ -8,11 +8,11 @@ import subprocess
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from environment.cuda_compiler import find_nvcc
-from environment.logged_command import CommandRunner
-from environment.machine import jobs_beside, parallel_jobs, wants_cuda_kernels
-from environment.prerequisites import find_compiler
-from environment.virtual_environment import Inspection, VirtualEnvironment
+from horovod_compress.building.cuda_compiler import find_nvcc
+from horovod_compress.building.logged_command import CommandRunner
+from horovod_compress.building.machine import jobs_beside, parallel_jobs, wants_cuda_kernels
+from horovod_compress.building.prerequisites import find_compiler
+from horovod_compress.building.virtual_environment import Inspection, VirtualEnvironment
 
 _VARIABLES = ("HVC_CUDA", "HVC_SANITIZE", "CXX", "CXXFLAGS", "LDFLAGS", "CUDACXX", "CUDA_HOME")
 

@@ -18,18 +18,23 @@ from functools import partial
 from pathlib import Path
 from types import FrameType
 
-from environment import cuda_compiler, gpu_operations, horovod_wheel, prerequisites
-from environment.advice import FULL_DISK, PERMISSION
-from environment.bar import Bar, Phase
-from environment.file_lock import file_lock
-from environment.horovod_wheel import NEEDS, HorovodWheel, collect_facts
 from environment.lanes import side_by_side
-from environment.logged_command import CommandRunner, StepFailed
-from environment.machine import parallel_jobs, wants_cuda_kernels
 from environment.package_install import PackageInstall
-from environment.prerequisites import PrerequisitesMissing
-from environment.virtual_environment import EnvironmentProblem, Inspection, VirtualEnvironment, remembers_cuda
-from environment.wheel_cache import WheelCache, default_folder
+from horovod_compress.building import cuda_compiler, prerequisites
+from horovod_compress.building.advice import FULL_DISK, PERMISSION
+from horovod_compress.building.bar import Bar, Phase
+from horovod_compress.building.file_lock import file_lock
+from horovod_compress.building.horovod_install import HOROVOD_PHASES, HorovodInstall, with_gpu_operations
+from horovod_compress.building.horovod_wheel import NEEDS
+from horovod_compress.building.logged_command import CommandRunner, StepFailed
+from horovod_compress.building.machine import parallel_jobs, wants_cuda_kernels
+from horovod_compress.building.prerequisites import PrerequisitesMissing
+from horovod_compress.building.virtual_environment import (
+    EnvironmentProblem,
+    Inspection,
+    VirtualEnvironment,
+    remembers_cuda,
+)
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -48,11 +53,7 @@ PHASES = (
     Phase("environment", "creating .venv", 6),
     Phase("tools", "installing build tools", 4),
     Phase("packages", "installing packages", 60),
-    Phase("horovod-source", "downloading Horovod", 3),
-    Phase("cmake", "installing CMake", 3),
-    Phase("horovod", "building Horovod", 140, counts=True),
-    Phase("horovod-wheel", "installing Horovod", 3),
-    Phase("check", "loading Horovod", 4),
+    *HOROVOD_PHASES,
     Phase("kernels", "compiling kernels", 140, counts=True),
     Phase("package", "installing horovod-compress", 8),
 )
@@ -78,6 +79,7 @@ class Setup:
     cuda: bool = False
     environment: Mapping[str, str] = field(default_factory=lambda: dict(os.environ))
     machine_checked: bool = False
+    package: bool = True  # False: only what it needs, as a layer of its own in images
     _compiler: list[str] = field(default_factory=list)
     _checking: threading.Lock = field(default_factory=threading.Lock)
     _packages_ready: threading.Event = field(default_factory=threading.Event)
@@ -94,7 +96,9 @@ class Setup:
         inspection = self.install_tools(self.inspect())
         dependencies = partial(self.install_dependencies, inspection)
         package = partial(self.install_package, inspection)
-        if parallel_jobs(self.environment) > 1:
+        if not self.package:
+            dependencies()
+        elif parallel_jobs(self.environment) > 1:
             side_by_side(dependencies, package, stop=self.runner.stop)
         else:  # one compiler at a time: there may be no memory for two
             dependencies()
@@ -153,40 +157,11 @@ class Setup:
 
     def install_horovod(self, inspection: Inspection) -> None:
         environment = self.horovod_environment(inspection)
-        facts = collect_facts(inspection, environment)
-        installed = self.venv.folder / "horovod-wheel"
-        if not (inspection.horovod and installed.exists() and installed.read_text() == facts.key()):
-            self.check_machine(inspection)
-            installed.unlink(missing_ok=True)
-            cache = WheelCache(default_folder())
-            wheel, is_new = HorovodWheel(cache, self.venv, self.runner, facts, environment).get()
-            self.venv.install_wheel(wheel)
-            self._load_horovod(wheel, cache, facts.key(), is_new=is_new)
-            installed.write_text(facts.key())
-        self.runner.bar.done(*horovod_wheel.PHASES, "horovod-wheel", "check")
-
-    def _load_horovod(self, wheel: Path, cache: WheelCache, key: str, *, is_new: bool) -> None:
-        """Loads its library once.
-
-        Raises:
-            EnvironmentProblem: It does not load; the wheel is removed from the cache.
-        """
-        statements = "import torch; from horovod.torch import mpi_lib_v2"
-        try:
-            self.runner.run([self.venv.python, "-I", "-c", statements], phase="check")
-        except StepFailed as failure:
-            cache.discard(key)
-            again = "" if is_new else " It came from the cache and was removed there: run make setup again."
-            problem = f"{wheel.name} was installed, but Horovod's library does not load.{again}\n\n{failure}"
-            raise EnvironmentProblem(problem) from failure
+        HorovodInstall(self.venv, self.runner, environment).run(inspection, partial(self.check_machine, inspection))
 
     def horovod_environment(self, inspection: Inspection) -> Mapping[str, str]:
         """With NCCL operations where CUDA=1 and a torch with CUDA ask for them; what the user says of them wins."""
-        nvcc = cuda_compiler.find_nvcc(self.environment, self.venv)
-        if not (self.cuda and inspection.torch_cuda and nvcc):
-            return self.environment
-        variables = gpu_operations.build_variables(self.venv, nvcc, self.environment)
-        return {**variables, **self.environment, "LIBRARY_PATH": variables["LIBRARY_PATH"]}
+        return with_gpu_operations(self.venv, self.environment, inspection) if self.cuda else self.environment
 
     # ---- the other lane: our own modules ----------------------------------------------------------
 
@@ -285,6 +260,7 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--torch", default="torch==2.13.0", help="a requirement of pip's: version, path or address")
     parser.add_argument("--extras", default="test,demo,plot", help="extras of pyproject.toml, separated by commas")
     parser.add_argument("--cuda", default="", help="1: CuPy, NCCL and CUDA kernels, also later on; 0: no more")
+    parser.add_argument("--without-package", action="store_true", help="only what horovod-compress needs")
     jobs = os.environ.get("HVC_JOBS", "")
     parser.add_argument(
         "--jobs", default=jobs, help="compilers at a time (default: one for each core, and GB of memory)"
@@ -303,7 +279,8 @@ def _setup(options: argparse.Namespace) -> Setup:
     cuda = remembers_cuda(options.venv) if options.cuda == "" else options.cuda == "1"
     runner = CommandRunner(ROOT / "build" / "setup", Bar(phases(environment, cuda), sys.stdout))
     extras = [name for name in options.extras.replace(",", " ").split() if name]
-    return Setup(VirtualEnvironment(options.venv, runner), runner, options.torch, extras, cuda, environment)
+    venv, package = VirtualEnvironment(options.venv, runner), not options.without_package
+    return Setup(venv, runner, options.torch, extras, cuda, environment, package=package)
 
 
 def _interrupt(number: int, frame: FrameType | None) -> None:

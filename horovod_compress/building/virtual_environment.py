@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from environment.logged_command import CommandRunner, StepFailed
+from .logged_command import CommandRunner, StepFailed
 
 _HERE = Path(__file__).resolve().parent
 _CUDA_WANTED = "cuda-wanted"
@@ -57,6 +57,10 @@ class VirtualEnvironment:
     def pip(self, *arguments: str) -> list[str]:
         quiet = ("--disable-pip-version-check", "--no-input")
         return [*self._isolated, "-m", "pip", arguments[0], *quiet, *arguments[1:]]
+
+    def statement(self, python: str) -> list[str]:
+        """The command that runs Python statements in it."""
+        return [*self._isolated, "-c", python]
 
     def works(self) -> bool:
         """Whether it is where it was made, and its Python starts and has pip."""

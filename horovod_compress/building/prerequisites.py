@@ -27,16 +27,16 @@ class Missing:
 
 
 class PrerequisitesMissing(Exception):
-    def __init__(self, missing: list[Missing]) -> None:
+    def __init__(self, missing: list[Missing], program: str = "make setup") -> None:
         things = "1 thing is" if len(missing) == 1 else f"{len(missing)} things are"
         debian = " ".join(dict.fromkeys(entry.debian for entry in missing))
         fedora = " ".join(dict.fromkeys(entry.fedora for entry in missing))
         super().__init__(
             "\n".join(
                 [
-                    f"make setup cannot go on: {things} missing on this machine.",
+                    f"{program} cannot go on: {things} missing on this machine.",
                     *(f"  - {entry.what}" for entry in missing),
-                    "Install what is missing, then run make setup again:",
+                    f"Install what is missing, then run {program} again:",
                     f"  Debian, Ubuntu:  sudo apt-get install {debian}",
                     f"  Fedora:          sudo dnf install {fedora}",
                 ]
@@ -51,11 +51,12 @@ def find_compiler() -> list[str] | None:
     return next(([path] for name in ("c++", "g++", "clang++") if (path := shutil.which(name))), None)
 
 
-def require(include: Path | None = None) -> None:
+def require(include: Path | None = None, program: str = "make setup") -> None:
     """Checks everything at once, so that a person installs everything at once.
 
     Args:
         include: Where Python.h must be; that of the Python which runs this, when there is no environment yet.
+        program: What a person started.
 
     Raises:
         PrerequisitesMissing: With the commands that install what is missing.
@@ -63,7 +64,7 @@ def require(include: Path | None = None) -> None:
     checks = [_venv_missing() if include is None else None, _make_missing(), _compiler_missing()]
     checks.append(_headers_missing(include or Path(sysconfig.get_path("include"))))
     if missing := [entry for entry in checks if entry]:
-        raise PrerequisitesMissing(missing)
+        raise PrerequisitesMissing(missing, program)
 
 
 def _python() -> str:

@@ -6,8 +6,8 @@ import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from environment import cuda_compiler
-from environment.virtual_environment import EnvironmentProblem, VirtualEnvironment
+from . import cuda_compiler
+from .virtual_environment import EnvironmentProblem, VirtualEnvironment
 
 
 def build_variables(venv: VirtualEnvironment, nvcc: Path, environment: Mapping[str, str]) -> dict[str, str]:

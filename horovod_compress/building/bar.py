@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TextIO
 
-from environment.progress import CommandProgress, clock_text
+from .progress import CommandProgress, clock_text
 
 # How often it changes: on a terminal for the eye, in a file so that a reader sees that it still lives.
 _TERMINAL_SECONDS = 0.2

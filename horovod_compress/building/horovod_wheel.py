@@ -18,12 +18,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from environment.cmake import find_cmake
-from environment.logged_command import CommandRunner, StepFailed
-from environment.machine import parallel_jobs
-from environment.prerequisites import find_compiler
-from environment.virtual_environment import Inspection, VirtualEnvironment
-from environment.wheel_cache import BuildFacts, WheelCache
+from .cmake import find_cmake
+from .logged_command import CommandRunner, StepFailed
+from .machine import parallel_jobs
+from .prerequisites import find_compiler
+from .virtual_environment import Inspection, VirtualEnvironment
+from .wheel_cache import BuildFacts, WheelCache
 
 VERSION = "0.28.1"
 SHA256 = "92a43f5a94c43907a56805bad15f19700c62ffc83b7ca483f9e104e229f67ef0"
@@ -163,7 +163,9 @@ class HorovodWheel:
         self.runner.run(command, phase="horovod", environment=self._environment(cmake))
         if not any(contains(wheel, LIBRARY) for wheel in built.glob("*.whl")):
             reason = f"the build ended well, but its wheel has no {LIBRARY}"
-            raise StepFailed(self.runner.bar.title("horovod"), 0, self.runner.log("horovod"), [reason])
+            raise StepFailed(
+                self.runner.bar.title("horovod"), 0, self.runner.log("horovod"), [reason], self.runner.program
+            )
         return built
 
     def _environment(self, cmake: Path) -> dict[str, str]:

@@ -8,7 +8,7 @@ import subprocess
 from collections.abc import Mapping
 from pathlib import Path
 
-from environment.virtual_environment import EnvironmentProblem, VirtualEnvironment
+from .virtual_environment import EnvironmentProblem, VirtualEnvironment
 
 # The release where torch says nothing of CUDA 13: the oldest, which asks least of a driver (580 or newer).
 _RELEASE = "13.0"

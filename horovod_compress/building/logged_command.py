@@ -15,8 +15,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO
 
-from environment.advice import advice, excerpt
-from environment.bar import Bar
+from .advice import advice, excerpt
+from .bar import Bar
 
 _KEPT_LINES = 5000
 _PATIENCE_SECONDS = 3.0
@@ -27,14 +27,14 @@ _COLOUR = re.compile(r"\x1b\[[0-9;]*[mK]")
 class StepFailed(Exception):
     """A command failed. The text is what a person needs: the first error, what to do, the log."""
 
-    def __init__(self, title: str, status: int, log: Path, lines: Sequence[str]) -> None:
+    def __init__(self, title: str, status: int, log: Path, lines: Sequence[str], program: str = "make setup") -> None:
         self.status = status
         shown = "\n".join(f"  | {line.rstrip()}" for line in excerpt(lines)) or "  | (it printed nothing)"
         super().__init__(
-            f"make setup failed while {title} ({_ending(status)}). The first error, and the end:\n\n"
+            f"{program} failed while {title} ({_ending(status)}). The first error, and the end:\n\n"
             f"{shown}\n\n"
             f"{advice(lines, status)}\n"
-            "Then run make setup again: it goes on with what is missing.\n"
+            f"Then run {program} again: it goes on with what is missing.\n"
             f"Full log: {log}"
         )
 
@@ -50,8 +50,9 @@ class Stopped(Exception):
 class CommandRunner:
     """Runs commands, each as one phase of the bar with a log named after it; in several threads, if need be."""
 
-    def __init__(self, logs: Path, bar: Bar) -> None:
+    def __init__(self, logs: Path, bar: Bar, program: str = "make setup") -> None:
         self.logs = logs
+        self.program = program
         self.bar = bar
         self._written: set[str] = set()
         self._stopping = threading.Event()
@@ -76,7 +77,7 @@ class CommandRunner:
             log.write(f"$ {shlex.join(map(str, command))}\n".encode())
             status = self._follow(command, environment, folder, log, show, lines)
         if status != 0:
-            raise StepFailed(self.bar.title(phase), status, self.log(phase), list(lines))
+            raise StepFailed(self.bar.title(phase), status, self.log(phase), list(lines), self.program)
         self.bar.done(phase)
 
     def log(self, phase: str) -> Path:

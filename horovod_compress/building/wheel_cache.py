@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from environment.file_lock import file_lock
+from .file_lock import file_lock
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ import shutil
 import subprocess
 from pathlib import Path
 
-from environment.virtual_environment import VirtualEnvironment
+from .virtual_environment import VirtualEnvironment
 
 _OLDEST = (3, 18)
 

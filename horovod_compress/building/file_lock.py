@@ -36,7 +36,7 @@ def file_lock(
     with path.open("a") as file:
         os.set_inheritable(file.fileno(), True)
         if not _is_locked(file):
-            say(f"waiting for another make setup that is {purpose} ...")
+            say(f"waiting for another process that is {purpose} ...")
             while not _is_locked(file):
                 pause()
         try:

@@ -10,7 +10,7 @@ The disk is full, or a quota is used up. Make room; what is large: .venv, build,
 set-up in ~/.cache. XDG_CACHE_HOME and TMPDIR move the caches and the temporary files elsewhere."""
 _NO_MEMORY = """\
 The machine ran out of memory, and a compiler was killed: each needs about 1 GB. Close what else is running, or let one
-compiler work at a time:  make setup JOBS=1"""
+compiler work at a time:  make setup JOBS=1, or  hvd-compress build-horovod --jobs 1"""
 _NO_PYTHON_HEADERS = """\
 Python's headers are missing. Debian, Ubuntu: sudo apt-get install python3-dev; Fedora: sudo dnf install
 python3-devel."""

@@ -1,0 +1,134 @@
+"""Times the kernels that an installed package has, each against its reference: a small part of the benchmarks.
+
+GB/s counts every array once for each time it is read and once for each time it is written. `wrong` counts elements that
+differ from the NumPy reference.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+_ELEMENTS, _REPEAT = 1_000_000, 9
+_ROW = 1024
+_MOST_ELEMENTS = 1 << 28
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """A call that leaves its results in ``out``.
+
+    Args:
+        bytes_moved: read and written by one call.
+    """
+
+    name: str
+    bytes_moved: int
+    out: Sequence[Any]
+    run: Callable[[Any], object]
+
+
+def main(arguments: Sequence[str], *, as_json: bool) -> int:
+    """Print a table or JSON lines; return 1 if a kernel is wrong."""
+    options = _parse(arguments)
+    from .. import ops
+    from ..ops import reference
+
+    records = [_record(kernel, options.repeat, ops, reference) for kernel in kernels(options.count)]
+    first = {"bench": "kernels", "name": "header", "instruction_set": ops.instruction_set(), "count": options.count}
+    if as_json:
+        print("\n".join(json.dumps(record) for record in [first, *records]))
+    else:
+        print(f"{options.count:,} float32, {first['instruction_set']}\n{_table(records)}")
+    if wrong := [record["name"] for record in records if record["wrong"]]:
+        print(f"wrong results: {', '.join(wrong)}", file=sys.stderr)
+    return 1 if wrong else 0
+
+
+def kernels(count: int) -> Iterator[Kernel]:
+    """Return one kernel of each family that the methods are made from."""
+    import torch
+
+    from .. import ops
+    from ..ops.keys import Key
+
+    key, words = Key(seed=1, step=2, bucket=3, rank=4), ops.word_count(count)
+    generator = torch.Generator().manual_seed(1)
+    grad, residual = (torch.randn(count, generator=generator) for _ in range(2))
+    out, norm = torch.zeros(count), grad.abs().max().view(1)
+    bits, sums = torch.zeros(words, dtype=torch.int64), torch.zeros(-(-count // _ROW), dtype=torch.float64)
+    codes, mine = (torch.zeros(count, dtype=torch.uint8) for _ in range(2))
+    ops.octave_encode(grad, norm, count, codes, key, bits=8, headroom=3)
+    rule: dict[str, Any] = {"bits": 8, "headroom": 3}
+    yield Kernel("triad", 12 * count, [out], lambda o: o.triad(out, grad, residual, 0.5))
+    yield Kernel("sign_pack", 4 * count + 8 * words, [bits], lambda o: o.sign_pack(grad, bits))
+    yield Kernel(
+        "sign_offer",
+        8 * count + 8 * words,
+        [bits, sums],
+        lambda o: o.sign_offer(grad, residual, bits, sums, _ROW, key=key),
+    )
+    yield Kernel("octave_encode", 5 * count, [mine], lambda o: o.octave_encode(grad, norm, count, mine, key, **rule))
+    yield Kernel(
+        "octave_decode", 5 * count, [out], lambda o: o.octave_decode(codes, norm, count, out, **rule, scale=0.3)
+    )
+    yield Kernel("dense_add", 12 * count, [out], lambda o: o.dense_add(out.zero_(), grad))
+
+
+def _record(kernel: Kernel, repeat: int, ops: Any, reference: Any) -> dict[str, Any]:
+    seconds = []
+    for _ in range(repeat):
+        start = time.perf_counter()
+        kernel.run(ops)
+        seconds.append(time.perf_counter() - start)
+    found = [array.clone() for array in kernel.out]
+    kernel.run(reference)
+    wrong = sum(_differences(a, b) for a, b in zip(found, kernel.out, strict=True))
+    median = statistics.median(seconds)
+    rate = kernel.bytes_moved / median
+    return {
+        "bench": "kernels",
+        "name": kernel.name,
+        "bytes": kernel.bytes_moved,
+        "median_seconds": median,
+        "min_seconds": min(seconds),
+        "repeats": repeat,
+        "bytes_per_second": rate,
+        "wrong": wrong,
+    }
+
+
+def _differences(a: Any, b: Any) -> int:
+    """Count elements that are not the same bits."""
+    import torch
+
+    integer = {8: torch.int64, 4: torch.int32, 1: torch.uint8}[a.element_size()]
+    return int((a.view(integer) != b.view(integer)).sum())
+
+
+def _table(records: Sequence[dict[str, Any]]) -> str:
+    lines = [f"{'kernel':16s} {'median ms':>9s} {'min ms':>8s} {'GB/s':>7s} {'wrong':>6s}"]
+    for one in records:
+        times = f"{1e3 * one['median_seconds']:9.3f} {1e3 * one['min_seconds']:8.3f}"
+        lines.append(f"{one['name']:16s} {times} {one['bytes_per_second'] / 1e9:7.2f} {one['wrong']:6d}")
+    return "\n".join(lines)
+
+
+def _parse(arguments: Sequence[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="hvd-compress bench kernels",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--count", type=int, default=_ELEMENTS, help="float32 elements (default 1 million)")
+    parser.add_argument("--repeat", type=int, default=_REPEAT, help="measurements of each (default 9)")
+    options = parser.parse_args(arguments)
+    if not 1 <= options.count <= _MOST_ELEMENTS or options.repeat < 1:
+        parser.error(f"--count should be from 1 to {_MOST_ELEMENTS}, and --repeat at least 1")
+    return options
