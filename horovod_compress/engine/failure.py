@@ -77,11 +77,7 @@ class Failure:
     def tell_of_closing(self) -> None:
         """Let the other ranks know that this one is being closed in the middle of an exchange."""
         if not self._failure:
-            self._tell(**note_of(self._closed_in_exchange()))
-
-    def _closed_in_exchange(self) -> ExchangeError:
-        where = self._context.recorder.last()
-        return ExchangeError(f"rank {self._context.rank} closed its compression during {where}")
+            self._tell(**note_of(_closed_in_exchange(self._context)))
 
     # ---- other threads than the exchange thread ----
 
@@ -152,7 +148,7 @@ class Failure:
     def end(self, error: BaseException) -> None:
         """Let the error that ended the exchange thread be the failure of this rank."""
         if isinstance(error, CalledOff):
-            self._called_off(error)
+            self._fail(self._abort(f"{error}, after {self._context.recorder.last()}", ended=str(error)))
         elif isinstance(error, PeerError):
             self._end_without(error)
         elif isinstance(error, HorovodCompressError):
@@ -164,16 +160,13 @@ class Failure:
     def _end_without(self, error: PeerError) -> None:
         """Fail as a peer was lost, or as this rank has itself broken its connections."""
         if isinstance(self.broken, CalledOff):
-            self._called_off(self.broken)
+            self.end(self.broken)
         elif self.broken:
             self._stop(self.broken)
         elif self.closing:
-            self._stop(self._closed_in_exchange())
+            self._stop(_closed_in_exchange(self._context))
         else:
             self._fail(self._explain(error))
-
-    def _called_off(self, error: CalledOff) -> None:
-        self._fail(self._abort(f"{error}, after {self._context.recorder.last()}", ended=str(error)))
 
     def _stop(self, failure: HorovodCompressError) -> None:
         """Fail for a reason of this rank's own, and let the other ranks know it."""
@@ -230,3 +223,7 @@ class Failure:
             if time.monotonic() > look and not (self._seen or self.closing):
                 self.on_unseen(text)
                 look = time.monotonic() + _TELL_SECONDS
+
+
+def _closed_in_exchange(context: Context) -> ExchangeError:
+    return ExchangeError(f"rank {context.rank} closed its compression during {context.recorder.last()}")

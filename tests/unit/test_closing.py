@@ -25,7 +25,7 @@ def test_who_closes_in_an_exchange_is_named_by_all(offering: list[int]) -> None:
         grads = random_grads(WORLD, TENSORS, seed=1)
         steps = {rank: fleet.reducers[rank].offer(0, grads[rank]["a"]) for rank in offering}
         closing = fleet.reducers[CLOSES]
-        while not closing.recorder.last().startswith("hop") or "step 1" not in closing.recorder.last():
+        while not closing.context.recorder.last().startswith("hop") or "step 1" not in closing.context.recorder.last():
             time.sleep(0.001)  # until it is in the exchange
         began = time.monotonic()
         closing.close()
