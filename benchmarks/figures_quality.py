@@ -105,7 +105,7 @@ def draw(records: Sequence[Record], path: Path) -> list[Path]:
     """Draw all methods below each other, a panel for each task."""
     tasks = [task for task in TASKS if group(records, task, "even")]
     names = list(dict.fromkeys(record["name"] for record in records if record["name"] != "none"))
-    ratios = {record["name"]: record["bytes_ratio"] for record in reversed(records)}
+    ratios = {one["name"]: one["bytes_ratio"] for one in sorted(records, key=lambda one: one["task"] == "text")}
     title = "How methods learn, against no compression"
     notes = NOTES.format(**LIMITS)
     figure, panels = new_figure(title, notes, 10.5, 0.9 + 0.25 * len(names), columns=len(tasks))

@@ -23,12 +23,12 @@ from benchmarks.figures import COLOURS, dress, name_lines, new_figure, save_as
 from horovod_compress import ops
 from horovod_compress.ops.keys import Key
 
-RANKS, STEPS, SHOWN, WORDS = 4, 2000, 200, 64
+RANKS, STEPS, SHOWN, WORDS = 4, 2000, 200, 65
 SHARE = 0.55  # of +1 among the signs
 SLOW = 1 / 50  # of the step rate
 
 Floats = np.ndarray[Any, np.dtype[np.floating[Any]]]
-Merge = Callable[[list[Tensor], int], Tensor]
+Merge = Callable[[list[Tensor], int], tuple[Tensor, Tensor | None]]  # bits, and those of zeros where there are any
 
 
 def main() -> None:
@@ -41,7 +41,7 @@ def draw(path: Path) -> None:
     """Draw both panels."""
     bits = signs_of_ranks()
     mean: Floats = np.mean([unpacked([step[rank] for step in bits]) for rank in range(RANKS)], axis=0)
-    merged = {name: unpacked([merge(step, at) for at, step in enumerate(bits)]) for name, merge in merges().items()}
+    merged = {name: values([merge(step, at) for at, step in enumerate(bits)]) for name, merge in merges().items()}
     figure, (left, right) = new_figure(
         "Shaped merging stays with the ranks' signs, and its noise is fast",
         f"{RANKS} ranks, {SHARE:.0%} of their signs are +1; {STEPS} steps of {64 * WORDS} elements",
@@ -70,33 +70,47 @@ def unpacked(words: list[Tensor]) -> Floats:
     return 2.0 * bits - 1.0
 
 
+def values(merged: list[tuple[Tensor, Tensor | None]]) -> Floats:
+    """Return the merged values by step and element."""
+    signs = unpacked([ones for ones, _ in merged])
+    zeros = [zeros for _, zeros in merged if zeros is not None]
+    return np.where(unpacked(zeros) > 0, 0.0, signs) if zeros else signs
+
+
 def merges() -> dict[str, Merge]:
-    """Return how the bits of all ranks become one bit, by name."""
+    """Return how the bits of all ranks become one value, by name."""
     kept = {
         hop: [torch.zeros(WORDS, dtype=torch.int64) for _ in range(ops.count_rows(hop))] for hop in range(2, RANKS + 1)
     }
-    whole = [torch.zeros_like(row) for row in kept[RANKS]]
+    whole, three = ([torch.zeros_like(row) for row in kept[RANKS]] for _ in range(2))
 
-    def sampled(bits: list[Tensor], step: int) -> Tensor:
+    def sampled(bits: list[Tensor], step: int) -> tuple[Tensor, None]:
         into = bits[0].clone()
         for hop in range(1, RANKS):
             ops.merge_bits(into, bits[hop], hop, 1, Key(1, step, 0, 0, hop))
-        return into
+        return into, None
 
-    def ring(bits: list[Tensor], step: int) -> Tensor:
+    def ring(bits: list[Tensor], step: int) -> tuple[Tensor, None]:
         arrived = bits[0]
         for hop, rows in kept.items():
             mine = bits[hop - 1].clone()
             ops.shaped_merge(mine, arrived, rows, rows, hop)
             arrived = mine
-        return arrived
+        return arrived, None
 
-    def fold(bits: list[Tensor], step: int) -> Tensor:
+    def fold(bits: list[Tensor], step: int) -> tuple[Tensor, None]:
         out = torch.empty_like(bits[0])
         ops.shaped_fold(bits, out, whole, whole)
-        return out
+        return out, None
 
-    return {"sampled": sampled, "shaped, ring": ring, "shaped, fold": fold}
+    def ternary(bits: list[Tensor], step: int) -> tuple[Tensor, Tensor]:
+        packed = torch.zeros(WORDS // ops.GROUP_WORDS * ops.PACKED_WORDS, dtype=torch.int64)
+        ones, zeros = (torch.zeros(WORDS, dtype=torch.int64) for _ in range(2))
+        ops.ternary_fold(bits, packed, three, three)
+        ops.ternary_unpack(packed, ones, zeros)
+        return ones, zeros
+
+    return {"sampled": sampled, "shaped, ring": ring, "shaped, fold": fold, "shaped, three values": ternary}
 
 
 def sums(panel: Any, mean: Floats, merged: dict[str, Floats]) -> None:
