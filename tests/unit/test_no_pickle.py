@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 import horovod_compress
+from horovod_compress.errors import CorruptFrameError
 
 PACKAGE = Path(horovod_compress.__file__).parent
 #: Modules that execute what they read.
@@ -99,7 +100,7 @@ def test_the_walk_lets_pass_what_it_may() -> None:
     assert list(banned(text)) == []
 
 
-gathering = pytest.importorskip("horovod_compress.fronts.horovod.gathering")
+packing = pytest.importorskip("horovod_compress.fronts.common.packing")  # which needs torch
 
 PLAIN = st.recursive(
     st.none() | st.booleans() | st.integers(-(1 << 60), 1 << 60) | st.floats(allow_nan=False) | st.text(max_size=9),
@@ -110,26 +111,26 @@ PLAIN = st.recursive(
 
 @given(st.lists(PLAIN, min_size=1, max_size=4))
 def test_values_of_all_ranks_come_as_they_were(values: list[object]) -> None:
-    joined = b"".join(map(gathering.pack, values))
-    assert gathering.unpack(joined, len(values)) == json.loads(json.dumps(values))
+    joined = b"".join(map(packing.pack, values))
+    assert packing.unpack(joined, len(values)) == json.loads(json.dumps(values))
 
 
 @given(st.binary(max_size=200) | st.lists(st.binary(max_size=30), max_size=3).map(b"HVCJ".join), st.integers(1, 3))
 def test_anything_else_is_refused_in_words(data: bytes, ranks: int) -> None:
-    with pytest.raises(gathering.CorruptFrameError):
-        gathering.unpack(data, ranks)
+    with pytest.raises(CorruptFrameError):
+        packing.unpack(data, ranks)
 
 
 def test_every_flipped_bit_and_every_cut_is_refused() -> None:
-    joined = gathering.pack({"plan": [1, 2.5, None]}) + gathering.pack([])
+    joined = packing.pack({"plan": [1, 2.5, None]}) + packing.pack([])
     for bit in range(8 * len(joined)):
         changed = bytearray(joined)
         changed[bit // 8] ^= 1 << bit % 8
-        with pytest.raises(gathering.CorruptFrameError):
-            gathering.unpack(bytes(changed), 2)
+        with pytest.raises(CorruptFrameError):
+            packing.unpack(bytes(changed), 2)
     for size in range(len(joined)):
-        with pytest.raises(gathering.CorruptFrameError):
-            gathering.unpack(joined[:size], 2)
+        with pytest.raises(CorruptFrameError):
+            packing.unpack(joined[:size], 2)
     huge = struct.pack("<4sIQ", b"HVCJ", 0, 1 << 63)
-    with pytest.raises(gathering.CorruptFrameError):
-        gathering.unpack(huge, 1)
+    with pytest.raises(CorruptFrameError):
+        packing.unpack(huge, 1)

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from horovod_compress.errors import ConfigError
+from horovod_compress.exchange import on_device
 from horovod_compress.exchange.torus import Torus
 from horovod_compress.exchange.wire import GATHER, REDUCE
 from tests.support.local import Fleet, all_same, random_grads, same_bits, spec
@@ -42,6 +43,11 @@ def test_every_chunk_is_merged_from_all_ranks_once_and_completes_once(world: int
 def test_rows_are_as_many_as_come_nearest_to_a_square() -> None:
     found = {world: Torus().place(0, world).rows for world in (1, 2, 4, 6, 7, 12, 16, 18, 64)}
     assert found == {1: 1, 2: 1, 4: 2, 6: 2, 7: 1, 12: 3, 16: 4, 18: 3, 64: 8}
+
+
+def test_over_links_between_gpus_it_is_refused_by_name() -> None:
+    with pytest.raises(ConfigError, match='exchange="torus" works in host memory only; choose transport="gloo"'):
+        on_device.of(Torus())
 
 
 def test_rows_that_ranks_do_not_make_are_refused() -> None:
