@@ -54,7 +54,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--optimizer", choices=(*OPTIMIZERS, "sgd"), default="adamw")
     parser.add_argument("--lr", type=float, default=1e-3)
     parser.add_argument("--lr-schedule", choices=("constant", "cosine"), default="cosine")
-    parser.add_argument("--exchange", choices=("auto", "ring", "fold"), default="auto")
+    parser.add_argument("--exchange", choices=("auto", "ring", "fold", "torus"), default="auto")
     parser.add_argument("--run", action="append", metavar="'METHOD [option=value ...]'")
     return parser.parse_args()
 

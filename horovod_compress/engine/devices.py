@@ -35,11 +35,11 @@ class Devices(dict[str, Host]):
         for where in self.values():
             where.rest()
 
-    def come_to_rest(self, seconds: float, queueing: bool) -> bool:
+    def come_to_rest(self, seconds: float, queueing: Callable[[], bool]) -> bool:
         """Wait until nothing is queued on our streams: the allocator knows only of the one that asked for memory.
 
         Args:
-            queueing: whether a thread may queue more.
+            queueing: returns whether a thread may queue more; asked at the end.
 
         Returns:
             Whether it is so.
@@ -52,4 +52,4 @@ class Devices(dict[str, Host]):
                         where.wait(where.mark(), deadline)
         except (ExchangeError, RuntimeError):  # CUDA's errors are the latter
             return False
-        return not (queueing and any(where.apart for where in self.values()))
+        return not (queueing() and any(where.apart for where in self.values()))

@@ -241,6 +241,9 @@ class Reducer:
         workers = self.offering.worker, self._decoding.worker
         for worker in workers:
             worker.close(_CLOSE_SECONDS)
-        queueing = self._exchanging.alive() or workers[1].alive()
+
+        def queueing() -> bool:
+            return self._exchanging.alive() or workers[1].alive()
+
         if first and not self.context.devices.come_to_rest(_CLOSE_SECONDS, queueing):
             _UNRESTED.append((self.buckets, transport))

@@ -77,10 +77,14 @@ def commit(folder: Path, state: Mapping[str, Any], files: Iterable[Entry]) -> No
         state: of any rank.
 
     Raises:
-        OSError: the manifest cannot be written; the checkpoint of before is still there.
+        OSError: a file is not there, or the manifest cannot be written; the checkpoint of before is still there.
     """
+    files = list(files)
+    for entry in files:
+        if (size := (folder / entry.name).stat().st_size) != entry.bytes:
+            raise OSError(f"{folder / entry.name} has {size} bytes, {entry.bytes} were written; is the folder shared?")
     same = {name: state[name] for name in ("step", "world", "method", "config", "seed", "plan")}
-    made = Manifest(format=_FORMAT, package=__version__, wire=WIRE_VERSION, files=list(files), **same)
+    made = Manifest(format=_FORMAT, package=__version__, wire=WIRE_VERSION, files=files, **same)
     _write(folder / MANIFEST, [memoryview(_text(asdict(made)))])
     _tidy(folder, {entry.name for entry in made.files})
 

@@ -9,16 +9,16 @@ import torch
 
 from ..errors import ConfigError
 from ..ops.algebra import Algebra
-from . import everywhere, fold, native, ragged, ring
+from . import everywhere, fold, native, ragged, ring, torus
 from .base import Collective
-from .torus import Torus
 
-_FITTING: dict[Algebra, tuple[Collective, ...]] = {
-    Algebra.SUM: (ring, fold, Torus()),
-    Algebra.MERGE: (ring, fold, Torus()),
-    Algebra.FOLD: (fold,),
-    Algebra.GATHER: (ragged,),  # type: ignore[dict-item]  # its payloads stay whole, and rounds call it otherwise
+_FITTING = {
+    Algebra.SUM: (ring.name, fold.name, torus.KIND),
+    Algebra.MERGE: (ring.name, fold.name, torus.KIND),
+    Algebra.FOLD: (fold.name,),
+    Algebra.GATHER: (ragged.name,),
 }
+_MODULES = {module.name: module for module in (ring, fold, ragged)}
 
 #: Below this payload the 2(M-1) latencies of the ring cost more than its bytes.
 _SMALL_BYTES = 256 * 1024
@@ -26,7 +26,7 @@ _SMALL_BYTES = 256 * 1024
 
 def fitting(algebra: Algebra) -> list[str]:
     """Return the names of the collectives that fit an algebra, the usual one first."""
-    return [collective.name for collective in _FITTING[algebra]]
+    return list(_FITTING[algebra])
 
 
 class Method(Protocol):
@@ -73,12 +73,11 @@ def chooser(exchange: str, adds: Collection[torch.dtype] = ()) -> Choose:
             if codec.wants_owner():
                 return fold
             if nbytes < _SMALL_BYTES:
-                return fold if world > 2 and fold in fit else fit[0]
-            return native if codec.adds_up and dtypes and set(dtypes) <= set(adds) else fit[0]
+                return fold if world > 2 and fold.name in fit else _MODULES[fit[0]]
+            return native if codec.adds_up and dtypes and set(dtypes) <= set(adds) else _MODULES[fit[0]]
         wanted, _, rows = exchange.partition(":")
-        for collective in fit:
-            if collective.name == wanted:
-                return Torus(int(rows)) if rows else collective
+        if wanted in fit:
+            return torus.of(world, int(rows) if rows else None) if wanted == torus.KIND else _MODULES[wanted]
         names = " or ".join(fitting(codec.algebra))
         raise ConfigError(f'{codec.name} can be exchanged by {names} only, got exchange="{exchange}"')
 

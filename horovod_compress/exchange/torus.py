@@ -23,7 +23,8 @@ from .layout import Layout, Segment
 from .transports.messages import Pending
 from .wire import GATHER, REDUCE, Bad, FrameBuffer
 
-name = "torus"
+#: How it is asked for, with or without a number of rows.
+KIND = "torus"
 
 
 @dataclass(frozen=True)
@@ -171,27 +172,18 @@ class Torus:
     """A collective, see :class:`.base.Collective`.
 
     Args:
-        rows: of how many; None for the largest number of rows that is not above that of columns.
+        rows: of how many; a divisor of the number of ranks.
     """
 
-    rows: int | None = None
+    rows: int
 
-    name = name
+    @property
+    def name(self) -> str:
+        return f"{KIND}:{self.rows}"
 
     def place(self, rank: int, world: int) -> _Place:
-        """Return a rank's place.
-
-        Raises:
-            ConfigError: so many ranks do not make so many rows.
-        """
-        rows = squarest(world) if self.rows is None else self.rows
-        if world % rows:
-            raise ConfigError(
-                f'exchange="torus:{rows}" asks for {rows} rows of equal length; {world} ranks do not make them: '
-                f'choose a divisor of {world}, or "torus"'
-            )
-        columns = world // rows
-        return _Place(*divmod(rank, columns), rows, columns)
+        columns = world // self.rows
+        return _Place(*divmod(rank, columns), self.rows, columns)
 
     def order(self, rank: int, world: int) -> list[int]:
         return [arrival.chunk for arrival in self.place(rank, world).arrivals() if arrival.completes] or [0]
@@ -213,6 +205,24 @@ class Torus:
             return exchange.bad
         place = self.place(exchange.transport.rank, exchange.transport.size)
         return _Run(exchange, layout, reduction, place).run()
+
+
+def of(world: int, rows: int | None = None) -> Torus:
+    """Return the torus of so many ranks; one rank alone is one whatever is asked for.
+
+    Args:
+        rows: None for :func:`squarest`.
+
+    Raises:
+        ConfigError: so many ranks do not make so many rows.
+    """
+    rows = squarest(world) if rows is None or world == 1 else rows
+    if world % rows:
+        raise ConfigError(
+            f'exchange="torus:{rows}" asks for {rows} rows of equal length; {world} ranks do not make them: '
+            f'choose a divisor of {world}, or "torus"'
+        )
+    return Torus(rows)
 
 
 @lru_cache

@@ -20,6 +20,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 from ..exchange.layout import MAX_SEGMENTS, MIN_SEGMENT_BYTES
 from ..exchange.torus import squarest
@@ -133,9 +134,9 @@ def fold(cargo: Cargo, ranks: int, link: Link) -> Taken:
     return Taken(seconds, 2 * peers * chunk, 2 * peers * number)
 
 
-def torus(cargo: Cargo, ranks: int, link: Link) -> Taken:
+def torus(cargo: Cargo, ranks: int, link: Link, rows: int | None = None) -> Taken:
     """Rings along rows, and along columns for the share that a rank has then; see :mod:`..exchange.torus`."""
-    rows = squarest(ranks)
+    rows = rows or squarest(ranks)
     columns = ranks // rows
     share = Cargo(cargo.nbytes / columns, cargo.merge / columns, cargo.copy)
     return ring(cargo, columns, link) + ring(share, rows, link)
@@ -157,6 +158,12 @@ def gather(cargo: Cargo, ranks: int, link: Link) -> Taken:
 
 #: By the names of :mod:`..exchange`.
 FORMULAS: dict[str, Formula] = {"ring": ring, "fold": fold, "torus": torus, "everywhere": everywhere, "gather": gather}
+
+
+def formula(collective: str) -> Formula:
+    """Return the formula of a collective by its name; that of a torus has its number of rows."""
+    kind, _, rows = collective.partition(":")
+    return partial(torus, rows=int(rows)) if rows else FORMULAS[kind]
 
 
 # ---- what this package does not have ----

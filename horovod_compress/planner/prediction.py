@@ -16,7 +16,7 @@ from ..schedule.plan import Bucket, Plan, TensorSpec
 from ..schedule.policies import layerfusion
 from ..schedule.policies.registry import make_plan
 from .compute import arrivals
-from .network import FORMULAS, NOTHING, Cargo, Link, Taken, hierarchical
+from .network import NOTHING, Cargo, Link, Taken, formula, hierarchical
 from .processor import Processor, measured
 from .shapes import Table
 from .traffic import Part, Traffic, rounds, traffic
@@ -93,7 +93,7 @@ class Kind:
         cargo, world = Cargo(part.nbytes, merge, self._processor.copy), self._world
         if world.hosts:
             return hierarchical(cargo, world.ranks, self._link, *world.hosts)
-        return FORMULAS[part.collective](cargo, world.ranks, self._link) if world.ranks > 1 else NOTHING
+        return formula(part.collective)(cargo, world.ranks, self._link) if world.ranks > 1 else NOTHING
 
     def decode(self, bucket: Bucket) -> float:
         """Return the seconds on the decoding thread."""

@@ -9,8 +9,8 @@ from torch import Tensor
 
 from horovod_compress import ops
 from horovod_compress.errors import ConfigError
+from horovod_compress.exchange import torus
 from horovod_compress.exchange.layout import chunk_bounds
-from horovod_compress.exchange.torus import Torus
 from horovod_compress.ops.keys import Key
 from horovod_compress.ops.reference import ternary
 from horovod_compress.ops.reference.shaped import rounded_off
@@ -151,7 +151,7 @@ def _left(fleet: Fleet, exchange: str, levels: int) -> np.ndarray:
 
 def _left_on_a_torus(rank: int, world: int, words: int, kept: Tensor, again: Tensor | None = None) -> np.ndarray:
     """Return what one rank keeps in whole signs: a column merges payloads of as many ranks as a row has."""
-    place = Torus().place(rank, world)
+    place = torus.of(world).place(rank, world)
     total = np.zeros(64 * words, dtype=np.int64)
     for chunk in range(world):
         (group, part), (first, last) = divmod(chunk, place.rows), chunk_bounds(words, chunk, world)

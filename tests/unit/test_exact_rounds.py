@@ -36,6 +36,7 @@ def test_growing_distances_never_shrink_and_end_at_the_largest(warmup: int, ever
 def test_what_somebody_chooses_counts() -> None:
     few, many = usual(50, few=True), usual(50, few=False)
     assert (many, usual(0, few=False), usual(20, few=False)) == (ExactRounds(30, 50),) * 2 + (ExactRounds(30, 20),)
+    assert (usual(20, few=True), usual(1, few=True)) == (ExactRounds(20, 20), ExactRounds(20, 1))
     assert usual(200, few=True) == ExactRounds(20, 200, grows=True)
     assert chosen(few, None, None) == few and chosen(many, None, None) == many
     assert chosen(few, 7, None) == ExactRounds(7, 100, grows=True)

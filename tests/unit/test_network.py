@@ -37,7 +37,7 @@ def bucket(*shape: int) -> Bucket:
 
 
 def test_every_collective_has_a_formula() -> None:
-    names = {collective.name for fitting in _FITTING.values() for collective in fitting}
+    names = {name for fitting in _FITTING.values() for name in fitting}
     names |= {for_prelude(size, 4).name for size in (8, 1 << 30)}
     assert names == set(FORMULAS)
 

@@ -82,17 +82,36 @@ def test_every_kind_of_error_is_known_here() -> None:
     assert set(saving._KINDS.values()) == set(KINDS) == public - {HorovodCompressError}
 
 
-def test_a_rank_that_never_comes_leaves_no_file(tmp_path: Path) -> None:
-    """Before the manifest is written, nobody can have named it."""
+def test_a_rank_that_comes_too_late_may_name_the_files_of_those_that_gave_up(tmp_path: Path) -> None:
+    """What they showed is still there for it to see; so is what they wrote, and the checkpoint is whole."""
+    shown: dict[int, Any] = {}
 
-    def share(value: Any) -> list[Any]:
-        raise ExchangeError("rank 1 is gone")
+    def given_up(value: Any) -> list[Any]:
+        shown[1] = value
+        raise ExchangeError("rank 0 did not come in time")
 
+    with fleet_of(2) as fleet:
+        ranks = [lambda reducer=reducer: checkpoint.save(reducer, fleet.methods) for reducer in fleet.reducers]
+        with pytest.raises(ExchangeError, match="did not come"):
+            saving.save(tmp_path, ranks[1], 1, given_up)
+        saving.save(tmp_path, ranks[0], 0, lambda value: [value, shown.get(1)] if len(shown) == 1 else [value])
+        manifest = state_folder.manifest(tmp_path)
+        assert [state_folder.read(tmp_path, entry)["rank"] for entry in manifest.files] == [0, 1]
+
+
+def test_a_file_that_is_gone_is_not_named(tmp_path: Path) -> None:
+    """The checkpoint of before stays."""
     with fleet_of() as fleet:
-        reducer = fleet.reducers[0]
-        with pytest.raises(ExchangeError, match="is gone"):
-            saving.save(tmp_path, lambda: checkpoint.save(reducer, fleet.methods), 0, share)
-        assert not files(tmp_path)
+        team = Team(fleet)
+        team.save(tmp_path)
+        before = (tmp_path / state_folder.MANIFEST).read_bytes()
+        states = [checkpoint.save(reducer, fleet.methods) for reducer in fleet.reducers]
+        entries = [state_folder.write(tmp_path, state) for state in states]
+        (tmp_path / entries[-1].name).unlink()
+        with pytest.raises(OSError, match=entries[-1].name):
+            state_folder.commit(tmp_path, states[0], entries)
+        assert (tmp_path / state_folder.MANIFEST).read_bytes() == before
+        assert team.load(tmp_path) == [None] * WORLD
 
 
 def test_a_rank_that_is_gone_after_the_manifest_leaves_the_checkpoint(tmp_path: Path) -> None:

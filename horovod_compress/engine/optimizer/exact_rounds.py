@@ -2,7 +2,7 @@
 
 Gradients change most at the start of a training, so a second moment that stands for few steps is soon out of date.
 Rounds that are ever further apart keep up with that: the next exact round comes when a third more steps have passed,
-up to a largest distance. A training of 1,000 steps then has 35 of them instead of 50.
+up to a largest distance. A training of 1,000 steps then has 36 of them instead of 50.
 """
 
 from __future__ import annotations
@@ -63,9 +63,9 @@ def usual(full_precision_every: int, few: bool) -> ExactRounds:
         full_precision_every: the method's own; 0 if it has none.
         few: the method needs few, see ``Law.few_exact``.
     """
-    if few:
+    if few and not 0 < full_precision_every < REBUILD_EVERY:  # who asks for more rounds gets them
         return ExactRounds(FEW_WARMUP_STEPS, max(FEW_REBUILD_EVERY, full_precision_every), grows=True)
-    return ExactRounds(WARMUP_STEPS, full_precision_every or REBUILD_EVERY)
+    return ExactRounds(FEW_WARMUP_STEPS if few else WARMUP_STEPS, full_precision_every or REBUILD_EVERY)
 
 
 def chosen(rounds: ExactRounds, warmup_steps: int | None, rebuild_every: int | None) -> ExactRounds:

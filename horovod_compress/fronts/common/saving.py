@@ -46,8 +46,10 @@ def save(folder: str | os.PathLike[str], state: Callable[[], Mapping[str, Any]],
         entry = state_folder.write(path, mine)
     except Exception as error:  # noqa: BLE001  whatever it is, the other ranks wait to hear of it
         problem = _said(error)
+    # What was shown may be seen by ranks that come later than this one waits: the file stays then, for the next save
+    # to remove.
+    found = share([problem, entry and asdict(entry), mine.get("step")])
     with _discarding(path, entry):
-        found = share([problem, entry and asdict(entry), mine.get("step")])
         steps = sorted({step for told, _, step in found if not told})
         if len(steps) > 1:
             found[0][0] = [

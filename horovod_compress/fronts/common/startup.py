@@ -19,7 +19,7 @@ from ...engine.methods import Methods, numbered, parse
 from ...engine.parameters import pairs
 from ...engine.reducer import Reducer
 from ...errors import ConfigError, ExchangeError, HorovodCompressError, PeerError
-from ...exchange import device
+from ...exchange import device, on_device
 from ...exchange.choose import chooser
 from ...exchange.deadline import Deadline
 from ...exchange.transports import gloo, nccl
@@ -27,6 +27,7 @@ from ...exchange.transports.base import Transport
 from ...exchange.transports.link import Link
 from ...exchange.transports.local import Hub
 from ...ops import loader
+from ...ops.algebra import Algebra
 from ...options import Options
 from ...schedule.plan import DTYPES, Plan, TensorSpec
 from ...schedule.policies.registry import OPTIONAL, is_adaptive, make_plan
@@ -76,6 +77,8 @@ def start(
     documents = _shake(document, job, seconds)
     plan = Plan.from_document(documents[0].plan).placed(tensors)
     where = device.of(plan.buckets[0].device) if _through_nccl(documents, kind) else None
+    if where:
+        _check_links(methods, options, job.size)
     transport = _connect_all(own, job, seconds, where)
     devices = (lambda name: where) if where else None
     choose = chooser(options.exchange, transport.adds)
@@ -191,7 +194,15 @@ def _check_options(methods: Methods, options: Options, world: int) -> None:
         codec.check_world(world)
         codec.at(0)  # a function of the step may fail
         for variant in codec.variants():
-            chooser(options.exchange)(variant, 0, 2)
+            chooser(options.exchange)(variant, 0, world)
+
+
+def _check_links(methods: Methods, options: Options, world: int) -> None:
+    """Refuse an exchange that links between GPUs do not have; every rank comes to the same."""
+    variants = (variant for codec in methods.codecs for variant in codec.variants())
+    for variant in variants:
+        if variant.algebra is not Algebra.GATHER:
+            on_device.of(chooser(options.exchange)(variant, 0, world))
 
 
 def _check_buckets(methods: Methods, plan: Plan, options: Options) -> None:

@@ -170,9 +170,10 @@ class Compression(BaseCompression):
             second_moment: "shared" updates that of Adam and AdamW in exact rounds only, and holds it in between; "own"
                 leaves it to the optimizer; "auto" is "shared" with these two and methods that need it, else "own".
             warmup_steps: with a shared second moment, number of exact rounds at the start; at least 1. None for 30, or
-                20 with ``marsit``.
+                20 with ``marsit`` and three values.
             rebuild_every: with a shared second moment, one round in this many is exact after that. None for the
-                method's ``full_precision_every``, else 50; with ``marsit`` for distances that grow up to 100.
+                method's ``full_precision_every``, else 50; with ``marsit`` and three values, and no smaller
+                ``full_precision_every``, for distances that grow up to 100.
 
         Raises:
             ConfigError: it has other parameters, or gradients were exchanged before.

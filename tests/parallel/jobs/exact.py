@@ -34,7 +34,7 @@ class Run:
         exact, reducer = [], self.compression._reducer
         for number in range(reducer.next_step(), step):
             train(self.model, self.optimizer, [number])
-            exact.append(all(station._is_plain for station in reducer.buckets))
+            exact.append(all(state.rounds._is_plain for state in reducer.buckets))
         return exact
 
     def state(self) -> dict[str, Any]:
@@ -84,7 +84,7 @@ def searched(attach: bool) -> dict[str, Any]:
     for name, one in (("again", run), ("resumed", Run(attach, **options))):
         if one is not run:
             one.load(saved)
-        reducer, tuner = one.compression._reducer, one.compression._tuner
+        reducer, tuner = one.compression._reducer, one.compression._steps.tuner
         plan = reducer.plan.fingerprint()
         exact = one.to(EXACT_FIRST)
         waits = tuner._tuning is None and reducer.context.watch is None and reducer.plan.fingerprint() == plan
