@@ -59,16 +59,22 @@ fi
 
 step() { echo "== $(date +%T) $*"; }
 
-if [ -z "$base" ]; then
-  step "a base system by debootstrap"
-  suite=${suite:-$(. /etc/os-release && echo "$VERSION_CODENAME")}
-  base=$scratch/base
-  debootstrap --variant=minbase "$suite" "$base" >"$scratch/debootstrap.log" || { tail "$scratch/debootstrap.log"; exit 1; }
+make_base() {
+  if [ -z "$base" ]; then
+    step "a base system by debootstrap"
+    suite=${suite:-$(. /etc/os-release && echo "$VERSION_CODENAME")}
+    base=$scratch/base
+    debootstrap --variant=minbase "$suite" "$base" >"$scratch/debootstrap.log" || { tail "$scratch/debootstrap.log"; exit 1; }
+  fi
+  container=$(bud from scratch)
+  bud add --quiet "$container" "$base" / >/dev/null
+  bud commit --quiet --rm "$container" localhost/hvc-base >/dev/null
+  container=""
+}
+# A new base, even of the same files, would be the end of every layer that --keep has kept.
+if [ -n "$base$suite" ] || ! bud inspect --type image localhost/hvc-base >/dev/null 2>&1; then
+  make_base
 fi
-container=$(bud from scratch)
-bud add --quiet "$container" "$base" / >/dev/null
-bud commit --quiet --rm "$container" localhost/hvc-base >/dev/null
-container=""
 
 # As this machine has it configured: packages come from where they come from here.
 mounts=()
@@ -88,16 +94,19 @@ chown -R 1001 "$scratch/cache"
 add "$scratch/cache" /mnt/cache rw
 args+=(--build-arg XDG_CACHE_HOME=/mnt/cache)
 
+# buildah's chroot has a host name of its own that nothing resolves, and Horovod's Gloo crashes on such a name.
+names=(--uts host --add-host "$(uname -n):127.0.0.1")
+
 step "docker/Dockerfile.cpu, stage $target"
 [ -z "$keep" ] || args+=(--layers)  # every step is an image then, and what has not changed is not done again
-bud bud --isolation chroot --network host --build-arg BASE=localhost/hvc-base "${args[@]}" "${mounts[@]}" \
+bud bud --isolation chroot --network host "${names[@]}" --build-arg BASE=localhost/hvc-base "${args[@]}" "${mounts[@]}" \
   --target "$target" --file docker/Dockerfile.cpu --tag "localhost/horovod-compress:$target" .
 step "built: layers, the newest first"
 bud inspect --type image --format '{{range .OCIv1.History}}{{println .CreatedBy}}{{end}}' "localhost/horovod-compress:$target" \
   | cut -c1-110
 bud images
 
-container=$(bud from "localhost/horovod-compress:$target")
+container=$(bud from "${names[@]}" "localhost/horovod-compress:$target")
 in_image() { bud run --isolation chroot --user trainer "$container" -- "$@"; }
 if [ ${#command[@]} -gt 0 ]; then
   step "${command[*]}"

@@ -11,9 +11,10 @@ import importlib.metadata
 import importlib.util
 import json
 import os
+import socket
 import textwrap
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 
 from ..fronts.horovod import installed
 
@@ -24,6 +25,10 @@ STALL_WARNING = (
 HOROVOD_WARNING = (
     "Horovod was built without CUDA: tensors on a GPU that it is given, as by broadcast_parameters, are copied to the "
     "host and read without waiting for the copy. Call it before the model moves to the GPU, or run make setup CUDA=1."
+)
+HOST_PROBLEM = (
+    "the name of this host does not resolve, and Horovod's Gloo then ends in a segmentation fault: "
+    "add the name to /etc/hosts"
 )
 CUDA_TORCH, CUDA_TENSORS = "a PyTorch for CUDA 13", "CUDA tensors"
 
@@ -51,6 +56,7 @@ class Report:
     methods: list[Item]
     horovod: list[Item]
     torch: list[Item]
+    host: list[Item] = field(default_factory=list)
     environment: dict[str, str] = field(default_factory=dict)
     warnings: list[str] = field(default_factory=list)
     missing_for_gpus: list[str] = field(default_factory=list)  # no problem where gradients are on CPUs
@@ -64,6 +70,7 @@ class Report:
             "no methods": any(item.available for item in self.methods),
             "no Horovod for PyTorch: `make setup` builds one": _complete(self.horovod),
             "no PyTorch: pip install torch": _complete(self.torch),
+            HOST_PROBLEM: _complete(self.host),
         }
         return [name for name, met in needs.items() if not met]
 
@@ -77,6 +84,7 @@ class Report:
             "Available Methods": self.methods,
             "Horovod": self.horovod,
             "PyTorch": self.torch,
+            "Host": self.host,
         }
         lines = [f"horovod-compress v{self.version}:"]
         for title, items in sections.items():
@@ -120,6 +128,7 @@ def collect(environment: Mapping[str, str]) -> Report:
         methods=method_items(),
         horovod=horovod,
         torch=[attempt("PyTorch", _torch)],
+        host=[host_item(horovod)],
         environment={name: environment[name] for name in sorted(environment) if name.startswith("HVC_")},
         warnings=horovod_warnings(horovod),
         missing_for_gpus=missing_for_gpus(),
@@ -261,6 +270,22 @@ def horovod_warnings(horovod: list[Item]) -> list[str]:
     waits = found.get(CUDA_TENSORS, True) or not attempt("", _device_of_torch).available
     warnings = {STALL_WARNING: "Gloo controller" in found, HOROVOD_WARNING: not waits}
     return [text for text, holds in warnings.items() if holds]
+
+
+def host_item(horovod: list[Item]) -> Item:
+    """Return whether this host's name resolves: Horovod's Gloo looks it up, and does not notice when that fails."""
+    built = {item.name for item in horovod}
+    found = attempt("name resolves", _host_name)
+    return replace(found, needed="Gloo controller" in built and "MPI controller" not in built)
+
+
+def _host_name() -> str:
+    name = socket.gethostname()
+    try:
+        answers = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
+    except OSError as error:
+        raise Unavailable(f"{name}: {error.strerror or error}") from None
+    return f"{name} is {answers[0][4][0]}"
 
 
 def _horovod_torch() -> str:

@@ -55,6 +55,7 @@ def test_json_says_the_same():
         ({"kernels": [Item("reference", False)]}, "no kernels"),
         ({"horovod": [Item("Horovod", False)]}, "no Horovod"),
         ({"torch": [Item("PyTorch", False)]}, "no PyTorch"),
+        ({"host": [Item("name resolves", False)]}, "the name of this host does not resolve"),
     ],
 )
 def test_what_keeps_a_job_from_running_is_a_problem(changes, problem):
