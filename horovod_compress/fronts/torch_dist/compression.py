@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import threading
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, TypeVar
 
@@ -15,7 +16,7 @@ from ...codecs.base import Codec
 from ...engine.methods import per_layer
 from ...engine.reducer import Reducer
 from ...engine.worker import Worker
-from ...errors import ConfigError, HorovodCompressError
+from ...errors import ConfigError, ExchangeError, HorovodCompressError
 from ...observe.trace import MAX_EVENTS, Trace
 from ..common.base import BaseCompression, begin_trace
 from ..common.factories import NamedParameters, add_factories
@@ -110,7 +111,17 @@ class Compression(BaseCompression):
     def _prepare(self, reducer: Reducer) -> None:
         reducer.failure.on_unseen = self._tell
         self._told = False
-        self._worker = Worker("hvc-results", lambda error: None)
+        self._handing, self._ended = threading.Lock(), False
+        self._worker = Worker("hvc-results", self._worker_failed)
+
+    def _worker_failed(self, error: BaseException) -> None:
+        """Note that nobody fetches results any more."""
+        with self._handing:
+            self._ended = True
+        _log.error("rank %s: the thread that fetches results failed: %r", self._job.number, error)
+
+    def _fetches(self) -> bool:
+        return self._worker is not None and self._worker.alive()
 
     def _tell(self, failure: str) -> None:
         """Tell of a failure that the training thread has not come for: it may wait in a collective of torch's."""
@@ -215,7 +226,7 @@ class Compression(BaseCompression):
         if buffer.is_sparse:
             raise ConfigError(checks.NO_SPARSE)
         if self._backward is None or bucket.index() == 0:
-            self._backward = Backward(self._result)
+            self._backward = Backward(self._result, self._fetches)
             at_the_end(self._backward.end)
         self._begin_step()
         backward, index = self._backward, self._steps.index
@@ -232,9 +243,18 @@ class Compression(BaseCompression):
         if bucket.is_last():
             self._backward = None
             backward.close()
-            assert self._worker
-            self._worker.put(backward.complete)
+            self._hand_over(backward)
         return future
+
+    def _hand_over(self, backward: Backward) -> None:
+        """Have the results of a backward pass fetched; another thread may be closing this compression."""
+        with self._handing:  # else the thread could end between the look and the task
+            if self._worker and self._fetches() and not self._ended:
+                self._worker.put(backward.complete)
+                return
+        backward.give_up(
+            ExchangeError(f"rank {self._job.number}: this compression was closed in the middle of a backward pass")
+        )
 
     def _result(self, index: int, step: int) -> Tensor:
         try:
@@ -248,6 +268,8 @@ class Compression(BaseCompression):
     def close(self) -> None:
         super().close()
         if self._worker and not self._job.forked():
+            with self._handing:
+                self._ended = True
             self._worker.close(_CLOSE_SECONDS)
 
 
