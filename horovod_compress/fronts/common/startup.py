@@ -13,6 +13,7 @@ from torch import nn
 
 from ...codecs.base import Codec
 from ...engine.agreement import handshake
+from ...engine.agreement.place import own_address
 from ...engine.agreement.ranks import listed
 from ...engine.job import Job
 from ...engine.methods import Methods, numbered, parse
@@ -60,10 +61,10 @@ def start(
         seconds = options.timeout
         tensors = specs(named)
         kind = _transport_kind(options, world, tensors)
-        own = job.own_address()
+        place = job.place()
         methods.check_used(tensors)
         shown = handshake.fields(methods, options, tensors, kind, world)
-        document = handshake.Document(shown, gpu=_gpu(tensors, kind))
+        document = handshake.Document(shown, gpu=_gpu(tensors, kind), host=place.host, unreachable=place.problem)
         if rank == 0:
             plan = make_plan(options.schedule, tensors, options.min_elements, methods.number)
             if isinstance(options.schedule, Plan):
@@ -74,6 +75,7 @@ def start(
     except Exception as error:  # noqa: BLE001  whatever it is, the other ranks wait to hear of it
         refuse(error, job, seconds)
     documents = _shake(document, job, seconds)
+    own = own_address(place, documents)
     plan = Plan.from_document(documents[0].plan).placed(tensors)
     where = device.of(plan.buckets[0].device) if _through_nccl(documents, kind) else None
     transport = _connect_all(own, job, seconds, where)

@@ -9,13 +9,13 @@ from typing import Any
 import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 
+from ...engine.agreement.place import LOOPBACK, Place, host_name
 from ...errors import ConfigError, ExchangeError
 from ...exchange.transports import gloo
 from ..common.meetings import why_not_all
 from ..common.packing import pack, unpack
 from .meeting import Meetings, NotAll
 
-_LOOPBACK = ("localhost", "127.0.0.1", "::1")
 #: Network interfaces by the name of the variable that names them: ours first, then that of torch.
 _INTERFACES = (gloo.INTERFACE, "GLOO_SOCKET_IFNAME")
 
@@ -82,10 +82,15 @@ class TorchJob:
                 f"again"
             )
 
-    def own_address(self) -> str:
-        whole, here = os.environ.get("WORLD_SIZE"), os.environ.get("LOCAL_WORLD_SIZE")
-        together = whole == here if whole and here else os.environ.get("MASTER_ADDR") in _LOOPBACK
-        return gloo.own_address(together, _INTERFACES)
+    def place(self) -> Place:
+        if self.size == 1:
+            return Place(LOOPBACK)
+        if any(os.environ.get(variable) for variable in _INTERFACES):
+            return Place(gloo.own_address(False, _INTERFACES))
+        try:
+            return Place(gloo.own_address(False, _INTERFACES), host_name())
+        except ConfigError as error:  # of no account if all ranks are on this host
+            return Place(None, host_name(), str(error))
 
     def gather(
         self,
