@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import threading
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -19,8 +21,9 @@ from .meeting import Meetings, NotAll
 #: Network interfaces by the name of the variable that names them: ours first, then that of torch.
 _INTERFACES = (gloo.INTERFACE, "GLOO_SOCKET_IFNAME")
 
-#: The meetings of each process group that was used, by its name, with the group, and how many had that name.
-_meetings: dict[str, tuple[Any, int, Meetings]] = {}
+#: The meetings of each process group that was used, for as long as it lives.
+_meetings: weakref.WeakKeyDictionary[Any, Meetings] = weakref.WeakKeyDictionary()
+_making = threading.Lock()
 
 
 class TorchJob:
@@ -113,11 +116,8 @@ class TorchJob:
         return unpack(b"".join(parts), self.size)
 
     def _meetings(self) -> Meetings:
-        name = str(self.group.group_name)
-        group, run, meetings = _meetings.get(name, (None, 0, None))
-        if group is not self.group or meetings is None:
-            store = c10d._get_process_group_store(self.group)
-            run += 1
-            meetings = Meetings(store, f"hvc/{name}/{run}", self.rank, self.size)
-            _meetings[name] = self.group, run, meetings
-        return meetings
+        with _making:
+            if self.group not in _meetings:
+                store = c10d._get_process_group_store(self.group)
+                _meetings[self.group] = Meetings(store, f"hvc/{self.group.group_name}", self.rank, self.size)
+            return _meetings[self.group]
