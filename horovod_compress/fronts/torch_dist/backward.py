@@ -49,6 +49,10 @@ class Backward:
         self._pending.append((future, buffer, offered))
         return future
 
+    def offered(self) -> set[int]:
+        """Return the parameters that were offered so far, by number."""
+        return {index for _, _, offered in self._pending for index, _ in offered}
+
     def complete(self) -> None:
         """Fetch all results and complete the futures; on a thread of its own, after the last bucket."""
         try:

@@ -8,6 +8,7 @@ import threading
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, TypeVar
 
+import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
@@ -76,6 +77,11 @@ class Compression(BaseCompression):
     _job: TorchJob
     _backward: Backward | None = None
     _worker: Worker | None = None
+    _unused = False  # no model, no optimizer and no gradient have come since the start
+
+    def __init__(self, *given: Any) -> None:
+        super().__init__(*given)
+        self._unused = self._reducer is not None
 
     @staticmethod
     def create(method: str | Codec, named_parameters: NamedParameters, **options: Any) -> Compression:
@@ -161,6 +167,7 @@ class Compression(BaseCompression):
             self.attach(optimizer, second_moment=second_moment, warmup_steps=warmup_steps, rebuild_every=rebuild_every)
         ddp_model.join_hook = checks.refuse_join  # type: ignore[method-assign]
         ddp_model.register_comm_hook(self, ddp_hook)
+        self._unused = False
         return ddp_model
 
     def attach(
@@ -197,10 +204,12 @@ class Compression(BaseCompression):
             )
         checks.check_optimizer(optimizer, self._steps.named)
         self._steps.meet(optimizer, second_moment, warmup_steps, rebuild_every)
+        self._unused = False
         return optimizer
 
     def _way(self) -> bool:
         reducer = self._running()
+        self._unused = False
         needs = any(divides != "never" for divides in reducer.buckets.divides().values())
         if needs and not self._steps.met and reducer.rank == 0:
             _log.warning(
@@ -239,12 +248,20 @@ class Compression(BaseCompression):
             )
         grads = bucket.gradients()
         offered = [(at, self._offer(at, grad)) for at, grad in zip(numbers, grads, strict=True) if at is not None]
+        if bucket.is_last():
+            offered += self._offer_frozen(backward.offered() | {at for at, _ in offered})
         future = backward.add(buffer, offered)
         if bucket.is_last():
             self._backward = None
             backward.close()
             self._hand_over(backward)
         return future
+
+    def _offer_frozen(self, offered: set[int]) -> list[tuple[int, int]]:
+        """Count in what DistributedDataParallel hands nothing over for: it was frozen before the model was wrapped."""
+        parameters = self._steps.parameters
+        left = [at for at, p in enumerate(parameters) if at not in offered and not p.requires_grad]
+        return [(at, self._offer(at, torch.zeros_like(parameters[at]))) for at in left]
 
     def _hand_over(self, backward: Backward) -> None:
         """Have the results of a backward pass fetched; another thread may be closing this compression."""
@@ -265,9 +282,21 @@ class Compression(BaseCompression):
         self._under_way -= 1
         return result
 
+    def _tell_unused(self) -> None:
+        """Say that training went on without this compression: nothing else would."""
+        if self._unused and self._running().rank == 0:
+            _log.warning(
+                "%s has compressed nothing: it was created, but never given to a model; write "
+                "compression.register(ddp_model, optimizer) before the first backward pass, or "
+                "ddp_model.register_comm_hook(compression, hvc.ddp_hook)",
+                self.method,
+            )
+        self._unused = False
+
     def close(self) -> None:
         super().close()
         if self._worker and not self._job.forked():
+            self._tell_unused()
             with self._handing:
                 self._ended = True
             self._worker.close(_CLOSE_SECONDS)
