@@ -52,19 +52,15 @@ class BaseCompression:
         self._methods, self._reducer = start(method, named, options, job)
         with contextlib.ExitStack() as undo:
             undo.callback(self.close)  # else the connections and threads of the reducer would stay
-            self._begin(self._reducer, named)
+            self._prepare(self._reducer)
+            self._steps = Steps(self._reducer, self._methods, named, self._share)
+            self._take_order()
+            # Not a number of this process: others may have made more compressions, or fewer.
+            self._tuning_name = f"hvc.tuning.{self._reducer.plan.fingerprint()}"
+            self._reducer.offering.check_usable = job.check
+            _open.add(self)
+            recording.follow(self._reducer, job.number, self.method)
             undo.pop_all()
-
-    def _begin(self, reducer: Reducer, named: Any) -> None:
-        """Make what needs the reducer."""
-        self._prepare(reducer)
-        self._steps = Steps(reducer, self._methods, named, self._share)
-        self._take_order()
-        # Not a number of this process: others may have made more compressions, or fewer.
-        self._tuning_name = f"hvc.tuning.{reducer.plan.fingerprint()}"
-        reducer.offering.check_usable = self._job.check
-        _open.add(self)
-        recording.follow(reducer, self._job.number, self.method)
 
     def _prepare(self, reducer: Reducer) -> None:
         """Set what the reducer asks of the front; no gradient has been offered yet."""
