@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Protocol
 
+from .agreement.place import Place
+
 
 class Job(Protocol):
     """The ranks of one compression, in the run of the framework in which it was made."""
@@ -37,11 +39,11 @@ class Job(Protocol):
             ConfigError: the framework was started again, or this is a fork.
         """
 
-    def own_address(self) -> str:
-        """Return the address at which the other ranks reach this one.
+    def place(self) -> Place:
+        """Return where this rank is.
 
         Raises:
-            ConfigError: there is none.
+            ConfigError: there is no address, wherever the other ranks are.
         """
 
     def gather(

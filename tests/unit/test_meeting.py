@@ -104,12 +104,16 @@ class Frozen:
     def __init__(self) -> None:
         self.end = threading.Event()
 
+    def add(self, key: str, number: int) -> int:
+        self.end.wait(LONG)
+        return number
+
     def set(self, key: str, value: bytes) -> None:
         self.end.wait(LONG)
 
 
 class Gone(Frozen):
-    def set(self, key: str, value: bytes) -> None:
+    def add(self, key: str, number: int) -> int:
         raise RuntimeError("Connection reset by peer")
 
 

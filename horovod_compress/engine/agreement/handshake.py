@@ -31,12 +31,16 @@ class Document:
             the others need not wait for it.
         plan: rank 0's plan, which every rank uses.
         gpu: names the GPU that this rank's gradients are on, if they all are and NCCL can be used here.
+        host: names the host that this rank is on; see :class:`.place.Place`.
+        unreachable: why ranks on other hosts cannot connect to this one.
     """
 
     fields: dict[str, Any]
     refusal: str | None = None
     plan: list[dict[str, Any]] | None = None
     gpu: str | None = None
+    host: str = ""
+    unreachable: str | None = None
 
 
 def fields(

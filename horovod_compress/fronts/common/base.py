@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import logging
 import os
 import threading
@@ -49,14 +50,17 @@ class BaseCompression:
         with before_handshake(job):
             named: Any = listed(named_parameters)
         self._methods, self._reducer = start(method, named, options, job)
-        self._prepare(self._reducer)
-        self._steps = Steps(self._reducer, self._methods, named, self._share)
-        self._take_order()
-        # Not a number of this process: others may have made more compressions, or fewer.
-        self._tuning_name = f"hvc.tuning.{self._reducer.plan.fingerprint()}"
-        self._reducer.offering.check_usable = job.check
-        _open.add(self)
-        recording.follow(self._reducer, job.number, self.method)
+        with contextlib.ExitStack() as undo:
+            undo.callback(self.close)  # else the connections and threads of the reducer would stay
+            self._prepare(self._reducer)
+            self._steps = Steps(self._reducer, self._methods, named, self._share)
+            self._take_order()
+            # Not a number of this process: others may have made more compressions, or fewer.
+            self._tuning_name = f"hvc.tuning.{self._reducer.plan.fingerprint()}"
+            self._reducer.offering.check_usable = job.check
+            _open.add(self)
+            recording.follow(self._reducer, job.number, self.method)
+            undo.pop_all()
 
     def _prepare(self, reducer: Reducer) -> None:
         """Set what the reducer asks of the front; no gradient has been offered yet."""
@@ -176,7 +180,7 @@ class BaseCompression:
             | {
                 "residual_norm": reducer.kept.residual_norm(),
                 "buckets": len(reducer.plan.buckets),
-                "collectives": sorted({station.round(reducer.step).collective.name for station in reducer.buckets}),
+                "collectives": sorted({state.round(reducer.step).collective.name for state in reducer.buckets}),
                 "plain_buckets": sum(bucket.plain for bucket in reducer.plan.buckets),
                 "tuned": self._steps.tuner is None or self._steps.tuner.done,
                 "method": self.method,

@@ -13,6 +13,7 @@ from torch import nn
 
 from ...codecs.base import Codec
 from ...engine.agreement import handshake
+from ...engine.agreement.place import own_address
 from ...engine.agreement.ranks import listed
 from ...engine.job import Job
 from ...engine.methods import Methods, numbered, parse
@@ -61,10 +62,10 @@ def start(
         seconds = options.timeout
         tensors = specs(named)
         kind = _transport_kind(options, world, tensors)
-        own = job.own_address()
+        place = job.place()
         methods.check_used(tensors)
         shown = handshake.fields(methods, options, tensors, kind, world)
-        document = handshake.Document(shown, gpu=_gpu(tensors, kind))
+        document = handshake.Document(shown, gpu=_gpu(tensors, kind), host=place.host, unreachable=place.problem)
         if rank == 0:
             plan = make_plan(options.schedule, tensors, options.min_elements, methods.number)
             if isinstance(options.schedule, Plan):
@@ -75,6 +76,7 @@ def start(
     except Exception as error:  # noqa: BLE001  whatever it is, the other ranks wait to hear of it
         refuse(error, job, seconds)
     documents = _shake(document, job, seconds)
+    own = own_address(place, documents)
     plan = Plan.from_document(documents[0].plan).placed(tensors)
     where = device.of(plan.buckets[0].device) if _through_nccl(documents, kind) else None
     if where:

@@ -77,8 +77,8 @@ class ForUpdates(BaseCompression):
         return self._job.included()
 
     def parameters(self) -> list[nn.Parameter]:
-        """Return the parameters in the order of the plan."""
-        return list(self._steps.parameters)
+        """Return the parameters in the order of the plan; none on a rank that takes no part."""
+        return list(self._steps.parameters) if self._reducer else []
 
     def communication_delay(self) -> int:
         """Return after how many local steps the method's settings exchange updates."""

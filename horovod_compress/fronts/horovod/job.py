@@ -7,6 +7,7 @@ from typing import Any
 
 import horovod.torch as hvd
 
+from ...engine.agreement.place import Place
 from ...errors import ConfigError
 from ...exchange.transports import gloo
 from .calls import allgather_object
@@ -62,8 +63,8 @@ class HorovodJob:
                 f"compression and optimizer again after each reset, or restart the job from a checkpoint"
             )
 
-    def own_address(self) -> str:
-        return gloo.own_address(one_host=hvd.local_size() == hvd.size())
+    def place(self) -> Place:
+        return Place(gloo.own_address(one_host=hvd.local_size() == hvd.size()))
 
     def gather(
         self,

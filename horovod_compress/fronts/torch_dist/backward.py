@@ -4,9 +4,10 @@ A communication hook must not wait: where the hooks of ranks fire in different o
 So it returns a future. A thread fetches the results when the last bucket was handed over, and completes the futures:
 DistributedDataParallel may wait for them inside a lock, as it does in the first step of a static graph.
 
-An error set on such a future would reach the training thread as a RuntimeError about types. So futures are always
-completed, and the error is raised by a callback at the end of the backward pass, before DistributedDataParallel looks
-at what came. Where training may go on, it is raised by another one behind that, when all is as after any step.
+An error set on such a future would reach the training thread as a RuntimeError about types. So futures are completed
+whatever happened, with an error only where nothing else is left, and the error is raised by a callback at the end of
+the backward pass, before DistributedDataParallel looks at what came. Where training may go on, it is raised by another
+one behind that, when all is as after any step.
 """
 
 from __future__ import annotations
@@ -21,6 +22,8 @@ from torch import Tensor
 
 from ...errors import ExchangeError, HorovodCompressError, NonFiniteError
 
+_LOOK_SECONDS = 1.0
+
 #: A future, the bucket's memory, and what was offered of it: parameters by number, and their step.
 Pending = tuple[Any, Tensor, list[tuple[int, int]]]
 
@@ -30,10 +33,11 @@ class Backward:
 
     Args:
         result: waits for one result, by the number of the parameter and the step.
+        alive: returns whether the thread that completes is there.
     """
 
-    def __init__(self, result: Callable[[int, int], Tensor]) -> None:
-        self._result = result
+    def __init__(self, result: Callable[[int, int], Tensor], alive: Callable[[], bool]) -> None:
+        self._result, self._alive = result, alive
         self._pending: list[Pending] = []
         self._whole, self._done = False, threading.Event()
         self._error: HorovodCompressError | None = None
@@ -45,21 +49,46 @@ class Backward:
         self._pending.append((future, buffer, offered))
         return future
 
+    def offered(self) -> set[int]:
+        """Return the parameters that were offered so far, by number."""
+        return {index for _, _, offered in self._pending for index, _ in offered}
+
     def complete(self) -> None:
         """Fetch all results and complete the futures; on a thread of its own, after the last bucket."""
         try:
             for _, _, offered in self._pending:
                 for index, step in offered:
                     self._result(index, step)
-        except HorovodCompressError as error:
-            self._error = error
-        except Exception as error:  # noqa: BLE001  the training thread raises it
-            self._error = ExchangeError(f"fetching results failed: {type(error).__name__}: {error}")
+        except BaseException as error:  # noqa: BLE001  the training thread raises it
+            self._note(error)
         finally:
+            self._release()
+
+    def give_up(self, error: BaseException) -> None:
+        """Complete the futures without results, where there is no thread to fetch them."""
+        self._note(error)
+        self._release()
+
+    def _note(self, error: BaseException) -> None:
+        """Keep the first error, for the training thread."""
+        if not self._error:
+            ours = isinstance(error, HorovodCompressError)
+            text = f"fetching results failed: {type(error).__name__}: {error}"
+            self._error = error if ours else ExchangeError(text)  # type: ignore[assignment]
+
+    def _release(self) -> None:
+        """Complete every future, also after one that cannot be: a device in error fails each call upon it."""
+        try:
             for future, buffer, _ in self._pending:
-                with torch.cuda.device(buffer.device) if buffer.is_cuda else contextlib.nullcontext():
-                    future.set_result(buffer)
+                try:
+                    with torch.cuda.device(buffer.device) if buffer.is_cuda else contextlib.nullcontext():
+                        future.set_result(buffer)
+                except BaseException as error:  # noqa: BLE001  the training thread raises it
+                    self._note(error)
+                    with contextlib.suppress(Exception):
+                        future.set_exception(error)
             self._pending = []
+        finally:
             self._done.set()
 
     def close(self) -> None:
@@ -71,10 +100,17 @@ class Backward:
 
         Raises:
             HorovodCompressError: see :meth:`~horovod_compress.engine.reducer.Reducer.result`.
+            ExchangeError: nobody is left to fetch the results.
         """
         if not self._whole:
             return  # DistributedDataParallel says so itself: some parameters have got no gradient
-        self._done.wait()
+        while not self._done.wait(_LOOK_SECONDS) and self._alive():
+            pass
+        if not self._done.is_set():
+            raise ExchangeError(
+                "the thread that fetches results has ended in the middle of a backward pass, because the compression "
+                "was closed then or by an error that is logged above; restart the job from a checkpoint"
+            )
         error, self._error = self._error, None
         if isinstance(error, NonFiniteError):
             at_the_end(_raising(error))

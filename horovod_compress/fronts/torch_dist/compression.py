@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import logging
 import os
+import threading
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, TypeVar
 
+import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
@@ -15,7 +17,7 @@ from ...codecs.base import Codec
 from ...engine.methods import per_layer
 from ...engine.reducer import Reducer
 from ...engine.worker import Worker
-from ...errors import ConfigError, HorovodCompressError
+from ...errors import ConfigError, ExchangeError, HorovodCompressError
 from ...observe.trace import MAX_EVENTS, Trace
 from ..common.base import BaseCompression, begin_trace
 from ..common.factories import NamedParameters, add_factories
@@ -75,6 +77,11 @@ class Compression(BaseCompression):
     _job: TorchJob
     _backward: Backward | None = None
     _worker: Worker | None = None
+    _unused = False  # no model, no optimizer and no gradient have come since the start
+
+    def __init__(self, *given: Any) -> None:
+        super().__init__(*given)
+        self._unused = self._reducer is not None
 
     @staticmethod
     def create(method: str | Codec, named_parameters: NamedParameters, **options: Any) -> Compression:
@@ -110,7 +117,17 @@ class Compression(BaseCompression):
     def _prepare(self, reducer: Reducer) -> None:
         reducer.failure.on_unseen = self._tell
         self._told = False
-        self._worker = Worker("hvc-results", lambda error: None)
+        self._handing, self._ended = threading.Lock(), False
+        self._worker = Worker("hvc-results", self._worker_failed)
+
+    def _worker_failed(self, error: BaseException) -> None:
+        """Note that nobody fetches results any more."""
+        with self._handing:
+            self._ended = True
+        _log.error("rank %s: the thread that fetches results failed: %r", self._job.number, error)
+
+    def _fetches(self) -> bool:
+        return self._worker is not None and self._worker.alive()
 
     def _tell(self, failure: str) -> None:
         """Tell of a failure that the training thread has not come for: it may wait in a collective of torch's."""
@@ -150,6 +167,7 @@ class Compression(BaseCompression):
             self.attach(optimizer, second_moment=second_moment, warmup_steps=warmup_steps, rebuild_every=rebuild_every)
         ddp_model.join_hook = checks.refuse_join  # type: ignore[method-assign]
         ddp_model.register_comm_hook(self, ddp_hook)
+        self._unused = False
         return ddp_model
 
     def attach(
@@ -187,10 +205,12 @@ class Compression(BaseCompression):
             )
         checks.check_optimizer(optimizer, self._steps.named)
         self._steps.meet(optimizer, second_moment, warmup_steps, rebuild_every)
+        self._unused = False
         return optimizer
 
     def _way(self) -> bool:
         reducer = self._running()
+        self._unused = False
         needs = any(divides != "never" for divides in reducer.buckets.divides().values())
         if needs and not self._steps.met and reducer.rank == 0:
             _log.warning(
@@ -216,7 +236,7 @@ class Compression(BaseCompression):
         if buffer.is_sparse:
             raise ConfigError(checks.NO_SPARSE)
         if self._backward is None or bucket.index() == 0:
-            self._backward = Backward(self._result)
+            self._backward = Backward(self._result, self._fetches)
             at_the_end(self._backward.end)
         self._begin_step()
         backward, index = self._backward, self._steps.index
@@ -229,13 +249,30 @@ class Compression(BaseCompression):
             )
         grads = bucket.gradients()
         offered = [(at, self._offer(at, grad)) for at, grad in zip(numbers, grads, strict=True) if at is not None]
+        if bucket.is_last():
+            offered += self._offer_frozen(backward.offered() | {at for at, _ in offered})
         future = backward.add(buffer, offered)
         if bucket.is_last():
             self._backward = None
             backward.close()
-            assert self._worker
-            self._worker.put(backward.complete)
+            self._hand_over(backward)
         return future
+
+    def _offer_frozen(self, offered: set[int]) -> list[tuple[int, int]]:
+        """Count in what DistributedDataParallel hands nothing over for: it was frozen before the model was wrapped."""
+        parameters = self._steps.parameters
+        left = [at for at, p in enumerate(parameters) if at not in offered and not p.requires_grad]
+        return [(at, self._offer(at, torch.zeros_like(parameters[at]))) for at in left]
+
+    def _hand_over(self, backward: Backward) -> None:
+        """Have the results of a backward pass fetched; another thread may be closing this compression."""
+        with self._handing:  # else the thread could end between the look and the task
+            if self._worker and self._fetches() and not self._ended:
+                self._worker.put(backward.complete)
+                return
+        backward.give_up(
+            ExchangeError(f"rank {self._job.number}: this compression was closed in the middle of a backward pass")
+        )
 
     def _result(self, index: int, step: int) -> Tensor:
         try:
@@ -246,9 +283,23 @@ class Compression(BaseCompression):
         self._under_way -= 1
         return result
 
+    def _tell_unused(self) -> None:
+        """Say that training went on without this compression: nothing else would."""
+        if self._unused and self._running().rank == 0:
+            _log.warning(
+                "%s has compressed nothing: it was created, but never given to a model; write "
+                "compression.register(ddp_model, optimizer) before the first backward pass, or "
+                "ddp_model.register_comm_hook(compression, hvc.ddp_hook)",
+                self.method,
+            )
+        self._unused = False
+
     def close(self) -> None:
         super().close()
         if self._worker and not self._job.forked():
+            self._tell_unused()
+            with self._handing:
+                self._ended = True
             self._worker.close(_CLOSE_SECONDS)
 
 

@@ -3,24 +3,27 @@
 from __future__ import annotations
 
 import os
+import threading
+import weakref
 from collections.abc import Callable
 from typing import Any
 
 import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 
+from ...engine.agreement.place import LOOPBACK, Place, host_name
 from ...errors import ConfigError, ExchangeError
 from ...exchange.transports import gloo
 from ..common.meetings import why_not_all
 from ..common.packing import pack, unpack
 from .meeting import Meetings, NotAll
 
-_LOOPBACK = ("localhost", "127.0.0.1", "::1")
 #: Network interfaces by the name of the variable that names them: ours first, then that of torch.
 _INTERFACES = (gloo.INTERFACE, "GLOO_SOCKET_IFNAME")
 
-#: The meetings of each process group that was used, by its name, with the group, and how many had that name.
-_meetings: dict[str, tuple[Any, int, Meetings]] = {}
+#: The meetings of each process group that was used, for as long as it lives.
+_meetings: weakref.WeakKeyDictionary[Any, Meetings] = weakref.WeakKeyDictionary()
+_making = threading.Lock()
 
 
 class TorchJob:
@@ -82,10 +85,15 @@ class TorchJob:
                 f"again"
             )
 
-    def own_address(self) -> str:
-        whole, here = os.environ.get("WORLD_SIZE"), os.environ.get("LOCAL_WORLD_SIZE")
-        together = whole == here if whole and here else os.environ.get("MASTER_ADDR") in _LOOPBACK
-        return gloo.own_address(together, _INTERFACES)
+    def place(self) -> Place:
+        if self.size == 1:
+            return Place(LOOPBACK)
+        if any(os.environ.get(variable) for variable in _INTERFACES):
+            return Place(gloo.own_address(False, _INTERFACES))
+        try:
+            return Place(gloo.own_address(False, _INTERFACES), host_name())
+        except ConfigError as error:  # of no account if all ranks are on this host
+            return Place(None, host_name(), str(error))
 
     def gather(
         self,
@@ -108,11 +116,8 @@ class TorchJob:
         return unpack(b"".join(parts), self.size)
 
     def _meetings(self) -> Meetings:
-        name = str(self.group.group_name)
-        group, run, meetings = _meetings.get(name, (None, 0, None))
-        if group is not self.group or meetings is None:
-            store = c10d._get_process_group_store(self.group)
-            run += 1
-            meetings = Meetings(store, f"hvc/{name}/{run}", self.rank, self.size)
-            _meetings[name] = self.group, run, meetings
-        return meetings
+        with _making:
+            if self.group not in _meetings:
+                store = c10d._get_process_group_store(self.group)
+                _meetings[self.group] = Meetings(store, f"hvc/{self.group.group_name}", self.rank, self.size)
+            return _meetings[self.group]

@@ -1,8 +1,8 @@
 """Small values of all ranks through the store of a process group, within a bound of time.
 
 Every process group has a store, by which its ranks found each other, whatever its backend. A gather writes one value a
-rank under names that no other gather has, and reads those of the others. The calls into the store are made by a thread:
-its host may be frozen, and a call then does not come back.
+rank under names that no other gather has, reads those of the others, and says that it has. The calls into the store
+are made by a thread: its host may be frozen, and a call then does not come back.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ _POLL_SECONDS = 0.002
 _SLOW_SECONDS = 0.02  # between looks at a rank that does not come for long
 _PATIENT_SECONDS = 0.5
 _GRACE_SECONDS = 1.0  # for the store to say who is missing
+_PARTING_SECONDS = 2.0  # for other ranks to read what was shown
 
 
 class NotAll(Exception):
@@ -35,7 +36,7 @@ class NotAll(Exception):
 
 
 class Meetings:
-    """The gathers of one process group, in the order in which each name occurs.
+    """The gathers of one process group, in the order in which each name occurs; threads may share it.
 
     Args:
         store: of the group.
@@ -43,7 +44,9 @@ class Meetings:
     """
 
     def __init__(self, store: Any, prefix: str, rank: int, size: int) -> None:
-        self._store, self._prefix, self._rank, self._size = _own(store), prefix, rank, size
+        self._place = _Place(_own(store), prefix, rank, size)
+        self._lock = threading.Lock()
+        self._turns: dict[str, threading.Lock] = {}
         self._numbers: dict[str, int] = {}
         #: Gathers that were given up and may still take place: what was shown cannot be taken back.
         self._given_up: set[str] = set()
@@ -51,10 +54,22 @@ class Meetings:
     def gather(self, name: str, mine: bytes, seconds: float, failed: Callable[[], bool]) -> list[bytes]:
         """Return what every rank shows, in rank order.
 
+        Threads that gather under one name take turns, and the first of this rank meets the first of every other one.
+
         Raises:
             NotAll: some rank did not come in time.
         """
         deadline = Deadline(seconds)
+        with self._lock:
+            turn = self._turns.setdefault(name, threading.Lock())
+        if not turn.acquire(timeout=max(0.0, deadline.left())):
+            raise NotAll(f"{seconds:g} s", True, [])
+        try:
+            return self._gather(name, mine, deadline, failed)
+        finally:
+            turn.release()
+
+    def _gather(self, name: str, mine: bytes, deadline: Deadline, failed: Callable[[], bool]) -> list[bytes]:
         if name in self._given_up:
             self._meet(name, None, deadline, failed)
             self._given_up.remove(name)
@@ -65,11 +80,14 @@ class Meetings:
         return found
 
     def _meet(self, name: str, mine: bytes | None, deadline: Deadline, failed: Callable[[], bool]) -> list[bytes]:
-        key = f"{self._prefix}/{name}"
-        asked = _Asked(self._store, key, self._numbers[name], mine, self._rank, self._size)
+        asked = _Asked(self._place, name, self._numbers[name], mine)
         while not asked.done.wait(_POLL_SECONDS):
-            late = deadline.passed()
-            if late or failed():
+            late, has_failed = deadline.passed(), failed()
+            if asked.found:
+                if has_failed or asked.parting.passed():
+                    asked.given_up = True
+                    break
+            elif late or has_failed:
                 asked.given_up = True
                 asked.done.wait(_GRACE_SECONDS if late else 0.0)
                 raise NotAll(f"{deadline.seconds:g} s" if late else "another rank has stopped", late, asked.absent)
@@ -78,13 +96,37 @@ class Meetings:
         return asked.found
 
 
-class _Asked:
-    """One gather's calls into the store, on a thread."""
+class _Place:
+    """Where the ranks of one run of a process group leave their keys.
 
-    def __init__(self, store: Any, key: str, number: int, mine: bytes | None, rank: int, size: int) -> None:
-        self._store, self._key, self._number, self._mine = store, key, number, mine
-        self._rank, self._missing = rank, list(range(size))
+    A store may outlive the group, and serve the next one of the same name, with other processes. So runs are counted
+    in the store, by each rank of a group of this size.
+    """
+
+    def __init__(self, store: Any, prefix: str, rank: int, size: int) -> None:
+        self.store, self.rank, self.size = store, rank, size
+        self._prefix, self._lock, self._run = f"{prefix}/{size}", threading.Lock(), 0
+
+    def key(self, name: str) -> str:
+        """Return what all keys of a name begin with; asks the store the first time."""
+        with self._lock:
+            if not self._run:
+                self._run = int(self.store.add(f"{self._prefix}/run/{self.rank}", 1))
+        return f"{self._prefix}/{self._run}/{name}"
+
+
+class _Asked:
+    """One gather's calls into the store, on a thread.
+
+    A rank leaves when all have read, or have not for a while: its process may host the store, and end right after.
+    """
+
+    def __init__(self, place: _Place, name: str, number: int, mine: bytes | None) -> None:
+        self._place, self._of, self._number, self._mine = place, name, number, mine
+        self._store, self._rank, self._missing = place.store, place.rank, list(range(place.size))
+        self._key = ""
         self.found: list[bytes] = []
+        self.parting = Deadline(_PARTING_SECONDS)
         self.absent: list[int] = []
         self.error: Exception | None = None
         self.given_up, self.done = False, threading.Event()
@@ -92,13 +134,17 @@ class _Asked:
 
     def _run(self) -> None:
         try:
+            self._key = self._place.key(self._of)
             self._ask()
+            if self.found:
+                with contextlib.suppress(Exception):  # the host may have gone: this rank has all it needs
+                    self._part()
         except Exception as error:  # noqa: BLE001  whoever waits is told
             self.error = error
         self.done.set()
 
     def _ask(self) -> None:
-        size, began = len(self._missing), time.monotonic()
+        began = time.monotonic()
         if self._mine is not None:
             self._store.set(self._name(self._rank), self._mine)
         while self._missing and not self.given_up:
@@ -108,19 +154,32 @@ class _Asked:
                 time.sleep(_POLL_SECONDS if time.monotonic() - began < _PATIENT_SECONDS else _SLOW_SECONDS)
         self.absent = [rank for rank in self._missing if not self._is_there(rank)]
         if not self.absent:
-            self.found = [bytes(self._store.get(self._name(rank))) for rank in range(size)]
-            self._forget()
+            found = [bytes(self._store.get(self._name(rank))) for rank in range(self._place.size)]
+            self.parting = Deadline(_PARTING_SECONDS)
+            self.found = found
+
+    def _part(self) -> None:
+        """Say that this rank has read, and wait for the others to say so."""
+        self._forget()
+        self._store.set(self._read(self._rank), b"")
+        others = [self._read(rank) for rank in range(self._place.size)]
+        while not (self.given_up or self.parting.passed() or self._store.check(others)):
+            time.sleep(_POLL_SECONDS)
 
     def _is_there(self, rank: int) -> bool:
         return bool(self._store.check([self._name(rank)]))
 
     def _forget(self) -> None:
-        """Remove what this rank showed in the gather before, which every rank has read: all have come to this one."""
+        """Remove what this rank left in the gather before, which every rank has read: all have come to this one."""
         with contextlib.suppress(RuntimeError):  # not every store can
             self._store.delete_key(self._name(self._rank, -1))
+            self._store.delete_key(self._read(self._rank, -1))
 
     def _name(self, rank: int, before: int = 0) -> str:
         return f"{self._key}/{self._number + before}/{rank}"
+
+    def _read(self, rank: int, before: int = 0) -> str:
+        return f"{self._key}/{self._number + before}/read/{rank}"
 
 
 def _own(store: Any) -> Any:

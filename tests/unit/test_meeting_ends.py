@@ -1,0 +1,133 @@
+"""Gathers that end: the host of the store leaves last, threads share a group, and the next run begins anew."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch")
+
+import torch.distributed as dist
+
+from horovod_compress.fronts.torch_dist import meeting
+from horovod_compress.fronts.torch_dist.meeting import Meetings, NotAll
+
+WORLD, LONG, SHORT = 2, 20.0, 0.2
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def never() -> bool:
+    return False
+
+
+def gather_all(job: list[Meetings], name: str, said: bytes = b"") -> list[list[bytes]]:
+    with ThreadPoolExecutor(len(job)) as pool:
+        turns = [pool.submit(who.gather, name, said, LONG, never) for who in job]
+        return [turn.result() for turn in turns]
+
+
+class Slow:
+    """A store, as a rank sees it that is slow to read what others have shown."""
+
+    def __init__(self, store: Any, seconds: float) -> None:
+        self._store, self._seconds = store, seconds
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._store, name)
+
+    def clone(self) -> Slow:
+        return self
+
+    def get(self, key: str) -> bytes:
+        time.sleep(self._seconds)
+        return self._store.get(key)
+
+
+def test_a_rank_leaves_when_all_have_read() -> None:
+    store = dist.HashStore()
+    job = [Meetings(store, "job", 0, WORLD), Meetings(Slow(store, 0.3), "job", 1, WORLD)]
+    began = time.monotonic()
+    assert gather_all(job, "a", b"x") == [[b"x"] * WORLD] * WORLD
+    assert time.monotonic() - began >= 0.6  # two values were read slowly
+    with ThreadPoolExecutor(2) as pool:
+        turns = [pool.submit(who.gather, "a", b"y", LONG, never) for who in job]
+        turns[0].result()
+        assert store.check(["job/2/1/a/2/read/1"])
+
+
+def test_it_does_not_wait_long_for_one_that_does_not_say_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(meeting, "_PARTING_SECONDS", 0.2)
+    store = dist.HashStore()
+    job = [Meetings(store, "job", rank, WORLD) for rank in range(WORLD)]
+    with pytest.raises(NotAll):
+        job[0].gather("a", b"x", SHORT, never)  # shows a value, and does not read
+    assert job[1].gather("a", b"x", LONG, never) == [b"x"] * WORLD
+
+
+HOST = """
+import datetime, os, sys, time
+import torch.distributed as dist
+from horovod_compress.fronts.torch_dist import meeting
+
+rank, port = int(sys.argv[1]), int(sys.argv[2])
+limit = datetime.timedelta(seconds=30)
+store = dist.TCPStore("127.0.0.1", port, 2, rank == 0, limit, wait_for_workers=False)
+if rank == 0:
+    print(store.port, flush=True)
+else:
+    look = meeting._Asked._is_there  # this one is slow
+    meeting._Asked._is_there = lambda *given: time.sleep(0.3) or look(*given)
+if len(sys.argv) > 3:
+    meeting._PARTING_SECONDS = 0.0
+job = meeting.Meetings(store, "job", rank, 2)
+print(job.gather("save", b"x", 20.0, lambda: False), flush=True)
+os._exit(0)
+"""
+
+
+@pytest.mark.parametrize("leaves_at_once", [False, True], ids=["", "control"])
+def test_the_host_of_the_store_may_end_right_after_a_gather(leaves_at_once: bool) -> None:
+    """The control leaves as soon as it has read, and fails the other rank."""
+    command = [sys.executable, "-W", "ignore", "-c", HOST]
+    more = ["at once"] * leaves_at_once
+
+    def start(rank: int, port: str) -> subprocess.Popen[str]:
+        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, "cwd": ROOT}
+        return subprocess.Popen([*command, str(rank), port, *more], **pipes)  # type: ignore[call-overload,no-any-return]
+
+    host = start(0, "0")
+    assert host.stdout
+    other = start(1, host.stdout.readline().strip())
+    try:
+        said, errors = other.communicate(timeout=60)
+    finally:
+        for process in (host, other):
+            process.kill()
+            process.communicate()
+    assert ("[b'x', b'x']" in said) != leaves_at_once, errors
+
+
+def test_threads_of_a_rank_take_turns_under_one_name() -> None:
+    store, times = dist.HashStore(), 8
+    job = [Meetings(store, "job", rank, WORLD) for rank in range(WORLD)]
+    with ThreadPoolExecutor(WORLD * times) as pool:
+        turns = [pool.submit(who.gather, "a", b"x", LONG, never) for _ in range(times) for who in job]
+        assert [turn.result() for turn in turns] == [[b"x"] * WORLD] * (WORLD * times)
+
+
+def test_the_next_run_on_the_same_store_reads_nothing_of_the_one_before() -> None:
+    """Other processes may take part in it, which know nothing of that: only the store can count."""
+    store = dist.HashStore()
+    gather_all([Meetings(store, "job", rank, WORLD) for rank in range(WORLD)], "a", b"old")
+    again = [Meetings(store, "job", rank, WORLD) for rank in range(WORLD)]
+    with pytest.raises(NotAll) as caught:
+        again[0].gather("a", b"new", SHORT, never)
+    assert caught.value.absent == [1]
+    more = [Meetings(store, "job", rank, WORLD + 1) for rank in range(WORLD + 1)]
+    assert gather_all(more, "a", b"new") == [[b"new"] * (WORLD + 1)] * (WORLD + 1)

@@ -1,0 +1,180 @@
+"""What can be seen of the front for DistributedDataParallel with one rank, in this process."""
+
+from __future__ import annotations
+
+import gc
+import subprocess
+import sys
+import threading
+import weakref
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch")
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+import horovod_compress.ddp as hvc
+from horovod_compress.fronts.torch_dist import job
+
+LONG = 30.0
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture
+def group(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A process group of one rank, which met by a file: nothing in the environment tells of it."""
+    for name in ("MASTER_ADDR", "MASTER_PORT", "RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"):
+        monkeypatch.delenv(name, raising=False)
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+    yield
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+def pair(**options: Any) -> tuple[nn.Module, hvc.Compression]:
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 2))
+    return model, hvc.Compression.topk(model.named_parameters(), timeout=LONG, **options)
+
+
+def backward(model: nn.Module) -> BaseException | None:
+    """Run a backward pass, which has to end; return its error."""
+    found: list[BaseException | None] = []
+
+    def run() -> None:
+        try:
+            model(torch.ones(1, 4)).sum().backward()
+            found.append(None)
+        except BaseException as error:
+            found.append(error)
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    thread.join(LONG)
+    assert found, "the backward pass hangs"
+    return found[0]
+
+
+@pytest.mark.usefixtures("group")
+@pytest.mark.parametrize("closes", [False, True])
+@pytest.mark.parametrize("ddp", [{}, {"static_graph": True}], ids=["", "static"])
+def test_closing_in_the_middle_of_a_backward_pass_ends_it(closes: bool, ddp: dict[str, Any]) -> None:
+    model, compression = pair()
+    called = compression.register(DistributedDataParallel(model, **ddp))
+    offer, last = compression._offer, len(list(model.parameters()))
+    offered: list[int] = []
+
+    def then_close(index: int, grad: torch.Tensor) -> int:
+        step = offer(index, grad)
+        offered.append(index)
+        if closes and len(offered) == last:
+            other = threading.Thread(target=compression.close)
+            other.start()
+            other.join()
+        return step
+
+    compression._offer = then_close  # type: ignore[method-assign]
+    error = backward(called)
+    assert len(offered) == last
+    assert isinstance(error, hvc.ExchangeError) == closes, error
+    compression.close()
+
+
+FREEZINGS = {"never": None, "before wrapping": 0, "after wrapping": 1, "after registering": 2, "after a step": 3}
+
+
+@pytest.mark.usefixtures("group")
+@pytest.mark.parametrize("when", FREEZINGS)
+def test_a_parameter_may_be_frozen_at_any_time(when: str) -> None:
+    """DistributedDataParallel hands nothing over for one that was frozen before it was given the model."""
+    model, compression = pair()
+    frozen = model[0]  # type: ignore[index]
+
+    def come_to(stage: int) -> None:
+        if stage == FREEZINGS[when]:
+            frozen.requires_grad_(False)
+
+    come_to(0)
+    called = DistributedDataParallel(model, find_unused_parameters=True)
+    come_to(1)
+    compression.register(called)
+    come_to(2)
+    for _ in range(3):
+        assert backward(called) is None
+        come_to(3)
+    assert compression.stats()["steps"] == 3 and compression._under_way == 0
+    assert model[1].weight.grad is not None  # type: ignore[index]
+    assert frozen.weight.grad is not None or FREEZINGS[when] is not None
+    compression.close()
+
+
+@pytest.mark.usefixtures("group")
+@pytest.mark.parametrize("use", ["nothing", "register", "hook", "attach"])
+def test_a_compression_that_was_never_used_says_so(use: str, caplog: pytest.LogCaptureFixture) -> None:
+    model, compression = pair()
+    called = DistributedDataParallel(model)
+    if use == "register":
+        compression.register(called)
+    elif use == "attach":
+        compression.attach(torch.optim.SGD(model.parameters(), lr=0.1))
+    elif use == "hook":
+        called.register_comm_hook(compression, hvc.ddp_hook)
+    assert backward(called) is None
+    for _ in range(2):
+        compression.close()
+    told = [record for record in caplog.records if "has compressed nothing" in record.message]
+    assert len(told) == (use == "nothing")
+
+
+AT_EXIT = """
+import sys, torch
+import torch.distributed as dist
+import horovod_compress.ddp as hvc
+dist.init_process_group("gloo", init_method=f"file://{sys.argv[1]}", rank=0, world_size=1)
+model = torch.nn.Linear(2, 2)
+compression = hvc.Compression.topk(model.named_parameters())
+called = torch.nn.parallel.DistributedDataParallel(model)
+if len(sys.argv) > 2:
+    compression.register(called)
+called(torch.ones(1, 2)).sum().backward()
+"""
+
+
+@pytest.mark.parametrize("registers", [False, True])
+def test_so_does_one_that_nobody_closes(registers: bool, tmp_path: Path) -> None:
+    command = [sys.executable, "-W", "ignore", "-c", AT_EXIT, str(tmp_path / "store"), *["register"] * registers]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True, cwd=ROOT)
+    assert ("topk has compressed nothing" in ended.stderr) != registers
+
+
+@pytest.mark.usefixtures("group")
+def test_what_was_started_is_closed_if_the_rest_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*given: object) -> None:
+        raise OSError("no trace")
+
+    before = threading.active_count()
+    monkeypatch.setattr("horovod_compress.fronts.common.base.recording.follow", fails)
+    with pytest.raises(OSError, match="no trace"):
+        pair()
+    assert threading.active_count() == before
+    monkeypatch.undo()
+    compression = pair()[1]  # the control: there are threads to be ended
+    assert threading.active_count() > before
+    compression.close()
+    assert threading.active_count() == before
+
+
+def test_a_process_group_that_has_ended_is_forgotten(request: pytest.FixtureRequest) -> None:
+    request.getfixturevalue("group")
+    pair()[1].close()
+    group = weakref.ref(dist.group.WORLD)
+    assert group() in job._meetings
+    dist.destroy_process_group()
+    gc.collect()
+    assert group() is None
