@@ -16,7 +16,7 @@ from typing import Any
 
 from ..errors import ExchangeError, HorovodCompressError, PeerError
 from .agreement.common_start import disagreement, note_of
-from .agreement.notes import last_finished, note, verdict
+from .agreement.notes import EXCHANGED, last_finished, note, verdict
 from .agreement.uneven import refusal
 from .context import Context
 from .worker import Worker
@@ -75,8 +75,8 @@ class Failure:
             return first
 
     def tell_of_closing(self) -> None:
-        """Let the other ranks know that this one is being closed in the middle of an exchange."""
-        if not self._failure:
+        """Let the other ranks know that this one is being closed, if that is in the middle of an exchange."""
+        if not self._failure and self._context.progress.place()[2] == EXCHANGED:
             self._tell(**note_of(_closed_in_exchange(self._context)))
 
     # ---- other threads than the exchange thread ----
