@@ -38,8 +38,10 @@ def test_what_somebody_chooses_counts() -> None:
     assert (many, usual(0, few=False), usual(20, few=False)) == (ExactRounds(30, 50),) * 2 + (ExactRounds(30, 20),)
     assert (usual(20, few=True), usual(1, few=True)) == (ExactRounds(20, 20), ExactRounds(20, 1))
     assert usual(200, few=True) == ExactRounds(20, 200, grows=True)
-    assert chosen(few, None, None) == few and chosen(many, None, None) == many
-    assert chosen(few, 7, None) == ExactRounds(7, 100, grows=True)
-    assert chosen(few, None, 10) == ExactRounds(20, 10)
-    assert chosen(many, 1, 1) == ExactRounds(1, 1)
+    assert chosen(50, True) == few and chosen(50, False) == many
+    for needs_few in (True, False):
+        assert chosen(0, needs_few, warmup_steps=7) == ExactRounds(7, 50)
+        assert chosen(20, needs_few, warmup_steps=7) == ExactRounds(7, 20)
+        assert chosen(50, needs_few, rebuild_every=10) == ExactRounds(30, 10)
+        assert chosen(50, needs_few, 1, 1) == ExactRounds(1, 1)
     assert str(few) == "warmup_steps=20 and rebuild_every=up to 100" != str(many)

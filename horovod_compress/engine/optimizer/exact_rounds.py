@@ -68,7 +68,11 @@ def usual(full_precision_every: int, few: bool) -> ExactRounds:
     return ExactRounds(FEW_WARMUP_STEPS if few else WARMUP_STEPS, full_precision_every or REBUILD_EVERY)
 
 
-def chosen(rounds: ExactRounds, warmup_steps: int | None, rebuild_every: int | None) -> ExactRounds:
-    """Return the exact rounds that somebody has chosen over the usual ones."""
-    warmup = rounds.warmup if warmup_steps is None else warmup_steps
-    return ExactRounds(warmup, rebuild_every or rounds.every, rounds.grows and rebuild_every is None)
+def chosen(
+    full_precision_every: int, few: bool, warmup_steps: int | None = None, rebuild_every: int | None = None
+) -> ExactRounds:
+    """Return the exact rounds of a method; where somebody gives a number, distances are equal."""
+    if warmup_steps is None and rebuild_every is None:
+        return usual(full_precision_every, few)
+    plain = usual(full_precision_every, few=False)
+    return ExactRounds(warmup_steps or plain.warmup, rebuild_every or plain.every)

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from ... import ops
 from ..reducer import Reducer
 from . import second_moment as moments
-from .exact_rounds import ExactRounds, chosen, usual
+from .exact_rounds import ExactRounds, chosen
 from .second_moment import Moment
 
 #: What codecs divide by is at least this part of the root mean square of the tensor.
@@ -57,7 +57,8 @@ def hold(
     fits = moments.may_share(optimizer, second_moment)
     if not fits or all(divides == "never" for divides in reducer.buckets.divides().values()):
         return None
-    rounds = chosen(usual(full_precision_every, reducer.buckets.needs_few_exact()), warmup_steps, rebuild_every)
+    few = reducer.buckets.needs_few_exact()
+    rounds = chosen(full_precision_every, few, warmup_steps, rebuild_every)
     if (late := reducer.buckets.exact_until()) > rounds.warmup:
         rounds = replace(rounds, warmup=late)
     if reducer.rank == 0:
