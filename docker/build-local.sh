@@ -29,6 +29,13 @@ for program in buildah debootstrap; do
   command -v "$program" >/dev/null || fail "$program is missing: apt-get install buildah debootstrap"
 done
 
+pip_setting() { python3 -m pip config get "global.$1" 2>/dev/null || true; }
+links=${PIP_FIND_LINKS:-$(pip_setting find-links)}
+index=${PIP_INDEX_URL:-$(pip_setting index-url)}
+case $links$index in
+  *@*) fail "PIP_INDEX_URL or PIP_FIND_LINKS has a user name or password, which the image's history would keep" ;;
+esac
+
 scratch=$(mktemp -d "${TMPDIR:-/var/tmp}/hvc-image.XXXXXX")
 # Everything of ours lies below one folder: no image or container of the user is touched.
 store=${keep:-$scratch/store}
@@ -79,12 +86,10 @@ fi
 # As this machine has it configured: packages come from where they come from here.
 mounts=()
 add() { [ ! -e "$1" ] || mounts+=(--volume "$1:$2:$3"); }
-pip_setting() { python3 -m pip config get "global.$1" 2>/dev/null || true; }
 certificate=${PIP_CERT:-$(pip_setting cert)}
 add "${certificate:-/nowhere}" /run/pip-ca.crt ro
-links=${PIP_FIND_LINKS:-$(pip_setting find-links)}
 case $links in /*) add "$links" "$links" ro ;; esac
-args+=(--build-arg "PIP_FIND_LINKS=$links" --build-arg "PIP_INDEX_URL=${PIP_INDEX_URL:-$(pip_setting index-url)}")
+args+=(--build-arg "PIP_FIND_LINKS=$links" --build-arg "PIP_INDEX_URL=$index")
 [ -z "$certificate" ] || args+=(--build-arg PIP_CERT=/run/pip-ca.crt)
 # A copy, because the image's user must be able to write there.
 cache=${XDG_CACHE_HOME:-$HOME/.cache}/horovod-compress/wheels

@@ -112,17 +112,22 @@ class _Place:
         """The first hop along rows of what is complete."""
         return self.around + self.rows - 1
 
-    def begin(self) -> list[Send]:
+    @lru_cache  # noqa: B019  a process has few places, and the same in every step
+    def begin(self) -> tuple[Send, ...]:
         """Return what is sent before anything arrives."""
         if self.columns == 1:
-            return [Send(self.below, REDUCE, 0, self.chunk(0, self.row))]
-        return [Send(self.right, REDUCE, 0, chunk) for chunk in self.group(self.column)]
+            return (Send(self.below, REDUCE, 0, self.chunk(0, self.row)),)
+        return tuple(Send(self.right, REDUCE, 0, chunk) for chunk in self.group(self.column))
 
-    def arrivals(self) -> Iterator[Arrival]:
-        yield from self._along_the_row()
-        yield from self._down_the_column()
-        yield from self._around_the_column()
-        yield from self._back_along_the_row()
+    @lru_cache  # noqa: B019
+    def arrivals(self) -> tuple[Arrival, ...]:
+        """Return what arrives, in order."""
+        return (
+            *self._along_the_row(),
+            *self._down_the_column(),
+            *self._around_the_column(),
+            *self._back_along_the_row(),
+        )
 
     def _along_the_row(self) -> Iterator[Arrival]:
         for hop in range(self.columns - 1):
@@ -234,7 +239,7 @@ def squarest(world: int) -> int:
 class _Run:
     def __init__(self, exchange: Exchange, layout: Layout, reduction: Reduction, place: _Place) -> None:
         self._x, self._layout, self._reduction = exchange, layout, reduction
-        self._begin, self._arrivals = place.begin(), list(place.arrivals())
+        self._begin, self._arrivals = place.begin(), place.arrivals()
         self._bad = [exchange.bad] * exchange.transport.size  # per chunk
         self._sends: list[Pending] = []
         outgoing = [*self._begin, *(send for arrival in self._arrivals for send in arrival.then)]
