@@ -57,7 +57,7 @@ class Options:
     follow_lr: bool = False
 
     def __post_init__(self) -> None:
-        _exchange(self.exchange)
+        check_exchange(self.exchange)
         _choice("transport", self.transport, TRANSPORTS)
         _choice("nonfinite", self.nonfinite, NONFINITE)
         _whole("seed", self.seed, 0, (1 << 64) - 1)
@@ -85,7 +85,12 @@ def _choice(name: str, value: object, allowed: tuple[str, ...]) -> None:
         raise ConfigError(f"{name} should be one of {', '.join(allowed)}, got {value!r}")
 
 
-def _exchange(value: object) -> None:
+def check_exchange(value: object) -> None:
+    """Refuse a word that names no exchange.
+
+    Raises:
+        ConfigError: says which there are.
+    """
     kind, _, rows = str(value).partition(":")
     if kind == "torus" and rows.isdecimal() and int(rows) >= 1:
         return

@@ -317,6 +317,19 @@ def test_plan_prints_one_document_and_saves_the_plan(tmp_path: Path, capsys: pyt
     assert Plan.load(tmp_path / "plan.json") == Plan.from_document(found["plan"])
 
 
+def test_plan_takes_a_torus_with_a_number_of_rows(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["--json", *PLAN, "--method", "none", "--exchange", "torus:2"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert {bucket["collective"] for bucket in found["buckets"]} == {"torus:2"}
+
+
+@pytest.mark.parametrize("exchange", ["ring:2", "torus:x", "torus:0", "gather"])
+def test_plan_refuses_what_is_no_exchange(exchange: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main([*PLAN, "--method", "none", "--exchange", exchange]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("hvd-compress plan: exchange should be one of") and error.count("\n") == 1
+
+
 def test_plan_for_several_worlds(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("matplotlib")
     picture = tmp_path / "worlds.png"

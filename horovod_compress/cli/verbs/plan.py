@@ -35,7 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--latency", default="100us", help="of a message (default 100us)")
     parser.add_argument("--compute-ms", type=float, default=300.0, help="of a step without exchange (default 300)")
     parser.add_argument("--cores", type=float, default=1.0, help="for each rank, such as 0.5 (default 1)")
-    parser.add_argument("--exchange", choices=("auto", "ring", "fold", "torus"), default="auto", help="(default auto)")
+    parser.add_argument("--exchange", default="auto", help="auto, ring, fold, torus, or torus:ROWS (default auto)")
     parser.add_argument("--per-host", type=int, metavar="N", help="predict a hierarchical exchange (not available yet)")
     parser.add_argument("--local-rate", help=f"between the ranks of a host, with --per-host (default {_LOCAL_RATE})")
     parser.add_argument("--plot", metavar="DIR|FILE", help="draw into a folder, or a .png or .svg file")
@@ -80,7 +80,9 @@ def _run(arguments: argparse.Namespace) -> int:
 def _check(arguments: argparse.Namespace) -> None:
     """Refuse numbers and files that cannot be, before anything is measured."""
     from ...errors import ConfigError
+    from ...options import check_exchange
 
+    check_exchange(arguments.exchange)
     for option, value, most in (
         ("--compute-ms", arguments.compute_ms, _MOST_MILLISECONDS),
         ("--cores", arguments.cores, _MOST_CORES),

@@ -24,6 +24,7 @@ from ...observe import trace as recording
 from ...observe.trace import Trace
 from ...schedule.plan import Plan
 from . import saving
+from .factories import Factories
 from .scale import check_scaler
 from .startup import before_handshake, start
 from .steps import Steps
@@ -33,7 +34,7 @@ Scaler = TypeVar("Scaler")
 _log = logging.getLogger("horovod_compress")
 
 
-class BaseCompression:
+class BaseCompression(Factories):
     """A compression, without what depends on the framework."""
 
     def __init__(

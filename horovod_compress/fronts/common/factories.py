@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from types import MethodType
-from typing import Any, TypeVar, cast
+from typing import Any, ClassVar, Protocol, TypeVar, cast
 
 from torch import nn
 
@@ -13,6 +13,7 @@ from ...codecs.registry import available
 from ...errors import ConfigError
 from .. import help_text
 
+C = TypeVar("C")
 F = TypeVar("F", bound=Callable[..., Any])
 NamedParameters = Iterable[tuple[str, nn.Parameter]]
 
@@ -20,6 +21,37 @@ _WANTED = {
     "create": '"marsit", model.named_parameters()',
     "per_layer": '{"*": "marsit"}, model.named_parameters()',
 }
+
+
+class Factory(Protocol):
+    """How type checkers see what :func:`add_factories` adds: called, it makes an object of the class it is found in."""
+
+    def __get__(self, instance: object, owner: type[C]) -> Callable[..., C]: ...
+
+
+class Factories:
+    """The methods, for editors to complete; :func:`add_factories` adds those that are registered later."""
+
+    none: ClassVar[Factory]
+    dgc: ClassVar[Factory]
+    fp16: ClassVar[Factory]
+    bf16: ClassVar[Factory]
+    ef_signsgd: ClassVar[Factory]
+    global_qsgd: ClassVar[Factory]
+    marsit: ClassVar[Factory]
+    natural: ClassVar[Factory]
+    qsgd: ClassVar[Factory]
+    randomk: ClassVar[Factory]
+    onebit: ClassVar[Factory]
+    onebit_adam: ClassVar[Factory]
+    powersgd: ClassVar[Factory]
+    signsgd: ClassVar[Factory]
+    signum: ClassVar[Factory]
+    sketch_fusion: ClassVar[Factory]
+    sparse_binary: ClassVar[Factory]
+    stc: ClassVar[Factory]
+    terngrad: ClassVar[Factory]
+    topk: ClassVar[Factory]
 
 
 class _OfAnObject:

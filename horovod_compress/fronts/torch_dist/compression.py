@@ -5,8 +5,8 @@ from __future__ import annotations
 import logging
 import os
 import threading
-from collections.abc import Callable, Mapping
-from typing import Any, ClassVar, TypeVar
+from collections.abc import Mapping
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -52,27 +52,6 @@ class Compression(BaseCompression):
         MismatchError: the ranks were given different options, parameters or versions.
         ExchangeError: not every rank arrived in time.
     """
-
-    none: ClassVar[Callable[..., Compression]]
-    dgc: ClassVar[Callable[..., Compression]]
-    fp16: ClassVar[Callable[..., Compression]]
-    bf16: ClassVar[Callable[..., Compression]]
-    ef_signsgd: ClassVar[Callable[..., Compression]]
-    global_qsgd: ClassVar[Callable[..., Compression]]
-    marsit: ClassVar[Callable[..., Compression]]
-    natural: ClassVar[Callable[..., Compression]]
-    qsgd: ClassVar[Callable[..., Compression]]
-    randomk: ClassVar[Callable[..., Compression]]
-    onebit: ClassVar[Callable[..., Compression]]
-    onebit_adam: ClassVar[Callable[..., Compression]]
-    powersgd: ClassVar[Callable[..., Compression]]
-    signsgd: ClassVar[Callable[..., Compression]]
-    signum: ClassVar[Callable[..., Compression]]
-    sketch_fusion: ClassVar[Callable[..., Compression]]
-    sparse_binary: ClassVar[Callable[..., Compression]]
-    stc: ClassVar[Callable[..., Compression]]
-    terngrad: ClassVar[Callable[..., Compression]]
-    topk: ClassVar[Callable[..., Compression]]
 
     _job: TorchJob
     _backward: Backward | None = None
