@@ -11,14 +11,11 @@ HVC_INLINE void put_record_bits(uint8_t* record, int64_t element, uint32_t bits)
   memcpy(record + kScaleBytes + element / 8, &bits, sizeof bits);
 }
 
-// Writes what only a whole block gives: the scale, and zeros behind the bits of a short one.
-HVC_INLINE float finish_record(uint8_t* record, int64_t block, int64_t count, ScaleRule rule,
-                               const Lanes<double>& sums) {
-  const float scale = record_scale(rule, combine(sums), count);
+// Writes the scale, and zeros behind the bits of a short block.
+HVC_INLINE void finish_record(uint8_t* record, int64_t block, int64_t count, float scale) {
   memcpy(record, &scale, sizeof scale);
   const int64_t written = kScaleBytes + ceil_div(count, kLanes) * 4;
   memset(record + written, 0, size_t(record_bytes(block) - written));
-  return scale;
 }
 
 template <ScaleRule kRule, class W> HVC_INLINE Lanes<double> terms(const Lanes<W>& x) {
@@ -43,7 +40,7 @@ int64_t record_offer_blocks(const RecordOffer<T>& o, int64_t first, int64_t last
     int64_t i = begin;
     for (; i + kLanes <= end; i += kLanes) add(i, kLanes);
     if (i < end) add(i, rest_of(end - i));
-    finish_record(record, o.block, end - begin, kRule, sums);
+    finish_record(record, o.block, end - begin, record_scale(kRule, combine(sums), end - begin));
   }
   return nonfinite;
 }
@@ -56,20 +53,61 @@ template <class T> int64_t record_offer(const RecordOffer<T>& o, int64_t first, 
                     : record_offer_blocks<kMean, false>(o, first, last);
 }
 
-// The mean of what the ranks sent, and what the owner kept: written, with its signs, and its terms for the scale.
-template <ScaleRule kRule, class W> HVC_INLINE Lanes<double> fold_group(const RecordFold<W>& o, int64_t at,
-                                                                        const W* shares, int64_t begin, int64_t i,
-                                                                        int count) {
+// One block of a fold: where it is, and every rank's share in the mean.
+template <class W> struct FoldedBlock {
+  const RecordFold<W>& o;
+  int64_t at, begin, end;
+  const W* shares;
+};
+
+template <class W, class Visit> HVC_INLINE void each_group(const FoldedBlock<W>& b, const Visit& visit) {
+  for (int64_t i = b.begin; i < b.end; i += kLanes) visit(i, int(std::min<int64_t>(kLanes, b.end - i)));
+}
+
+// The mean of what the ranks sent, and what the owner kept; its signs are written.
+template <class W> HVC_INLINE Lanes<W> fold_group(const FoldedBlock<W>& b, int64_t i, int count) {
   const auto sent = [&](int64_t rank) __attribute__((always_inline)) {
-    return select(record_bits(o.parts[rank] + at, i - begin), broadcast(shares[rank]), broadcast(-shares[rank]));
+    const uint32_t bits = record_bits(b.o.parts[rank] + b.at, i - b.begin);
+    return select(bits, broadcast(b.shares[rank]), broadcast(-b.shares[rank]));
   };
-  Lanes<W> total = sent(0);
-  for (int64_t rank = 1; rank < o.ranks; ++rank) total = total + sent(rank);
+  Lanes<W> sum = sent(0);
+  for (int64_t rank = 1; rank < b.o.ranks; ++rank) sum = sum + sent(rank);
   const uint32_t valid = valid_lanes(count);
-  total = select(valid, total + load(o.kept + i, count), broadcast(W(0)));
-  store(o.left + i, total, count);
-  put_record_bits(o.out + at, i - begin, sign_bit(total) & valid);
-  return terms<kRule>(total);
+  sum = select(valid, sum + load(b.o.kept + i, count), broadcast(W(0)));
+  put_record_bits(b.o.out + b.at, i - b.begin, sign_bit(sum) & valid);
+  return sum;
+}
+
+template <class W> HVC_INLINE void keep_rest(const FoldedBlock<W>& b, int64_t i, int count, const Lanes<W>& sum,
+                                             W scale) {
+  const uint32_t bits = record_bits(b.o.out + b.at, i - b.begin);
+  const Lanes<W> left = sum - select(bits, broadcast(scale), broadcast(-scale));
+  const uint32_t finite = mask_of<Test::below>(magnitude(left), infinity<W>);
+  store(b.o.left + i, select(finite, left, broadcast(W(0))), count);
+}
+
+// The scale is that of the sums: known when all of them are.
+template <ScaleRule kRule, class W> HVC_INLINE float fold_measured(const FoldedBlock<W>& b) {
+  Lanes<double> sums = broadcast(0.0);
+  each_group(b, [&](int64_t i, int count) __attribute__((always_inline)) {
+    const Lanes<W> sum = fold_group(b, i, count);
+    store(b.o.left + i, sum, count);
+    sums = sums + terms<kRule>(sum);
+  });
+  const float scale = record_scale(kRule, combine(sums), b.end - b.begin);
+  each_group(b, [&](int64_t i, int count)
+                    __attribute__((always_inline)) { keep_rest(b, i, count, load(b.o.left + i, count), W(scale)); });
+  return scale;
+}
+
+// The scale is that of the parts: known beforehand, and one pass is enough.
+template <class W> HVC_INLINE float fold_shared(const FoldedBlock<W>& b) {
+  double sum = 0;
+  for (int64_t rank = 0; rank < b.o.ranks; ++rank) sum += double(scale_of_record(b.o.parts[rank] + b.at));
+  const float scale = record_scale(kShared, sum, b.o.ranks);
+  each_group(b, [&](int64_t i, int count)
+                    __attribute__((always_inline)) { keep_rest(b, i, count, fold_group(b, i, count), W(scale)); });
+  return scale;
 }
 
 template <ScaleRule kRule, class W> void record_fold_blocks(const RecordFold<W>& o, int64_t first, int64_t last) {
@@ -79,22 +117,20 @@ template <ScaleRule kRule, class W> void record_fold_blocks(const RecordFold<W>&
     const int64_t at = index * record_bytes(o.block);
     for (int64_t rank = 0; rank < o.ranks; ++rank)
       shares[size_t(rank)] = W(double(scale_of_record(o.parts[rank] + at)) / double(o.ranks));
-    Lanes<double> sums = broadcast(0.0);
-    for (int64_t i = begin; i < end; i += kLanes)
-      sums = sums + fold_group<kRule>(o, at, shares.data(), begin, i, int(std::min<int64_t>(kLanes, end - i)));
-    const W scale = finish_record(o.out + at, o.block, end - begin, kRule, sums);
-    for (int64_t i = begin; i < end; i += kLanes) {
-      const int count = int(std::min<int64_t>(kLanes, end - i));
-      const uint32_t bits = record_bits(o.out + at, i - begin);
-      const Lanes<W> left = load(o.left + i, count) - select(bits, broadcast(scale), broadcast(-scale));
-      const uint32_t finite = mask_of<Test::below>(magnitude(left), infinity<W>);
-      store(o.left + i, select(finite, left, broadcast(W(0))), count);
-    }
+    const FoldedBlock<W> block{o, at, begin, end, shares.data()};
+    float scale;
+    if constexpr (kRule == kShared)
+      scale = fold_shared(block);
+    else
+      scale = fold_measured<kRule>(block);
+    finish_record(o.out + at, o.block, end - begin, scale);
   }
 }
 
 template <class W> void record_fold(const RecordFold<W>& o, int64_t first, int64_t last) {
-  if (o.rule == kRoot)
+  if (o.rule == kShared)
+    record_fold_blocks<kShared>(o, first, last);
+  else if (o.rule == kRoot)
     record_fold_blocks<kRoot>(o, first, last);
   else
     record_fold_blocks<kMean>(o, first, last);

@@ -45,14 +45,15 @@ __device__ inline bool record_bit(const uint8_t* record, int64_t element) {
 }
 
 // Every lane gets the scale.
-__device__ inline float finish_record(uint8_t* record, int64_t block, int64_t count, ScaleRule rule, double lane) {
-  const double sum = __shfl_sync(kAllLanes, combine_warp(lane), 0);
-  const float scale = record_scale(rule, sum, count);
+__device__ inline float measured_scale(ScaleRule rule, double lane, int64_t count) {
+  return record_scale(rule, __shfl_sync(kAllLanes, combine_warp(lane), 0), count);
+}
+
+__device__ inline void finish_record(uint8_t* record, int64_t block, int64_t count, float scale) {
   const uint32_t bits = bit_cast<uint32_t>(scale);
   if (lane_index() < 4) record[lane_index()] = uint8_t(bits >> 8 * lane_index());
   const int64_t written = kScaleBytes + ceil_div(count, kWarp) * 4, end = record_bytes(block);
   for (int64_t i = written + lane_index(); i < end; i += kWarp) record[i] = 0;
-  return scale;
 }
 
 // A warp makes one record.
@@ -70,7 +71,7 @@ template <class T> __global__ void record_offer_kernel(RecordOffer<T> o) {
       nonfinite += !can_be_kept(x);
       sum += scale_term(o.rule, double(magnitude(x)));
     }
-    finish_record(record, o.block, end - begin, o.rule, sum);
+    finish_record(record, o.block, end - begin, measured_scale(o.rule, sum, end - begin));
   }
   add_count(o.nonfinite, nonfinite);
 }
@@ -84,7 +85,8 @@ template <class W> __global__ void record_fold_kernel(RecordFold<W> o) {
       const float scale = scale_of_record(record);
       return signed_step(record_bit(record, element), W(double(scale) / double(o.ranks)));
     };
-    double sum = 0;
+    double scales = 0, sum = 0;
+    for (int64_t rank = 0; rank < o.ranks; ++rank) scales += double(scale_of_record(o.parts[rank] + at));
     for (int64_t group = begin; group < end; group += kWarp) {
       const int64_t i = group + lane_index();
       W total = 0;
@@ -99,9 +101,11 @@ template <class W> __global__ void record_fold_kernel(RecordFold<W> o) {
       sum += scale_term(o.rule, double(magnitude(total)));
     }
     __syncwarp();  // and the scales
-    const W scale = finish_record(o.out + at, o.block, end - begin, o.rule, sum);
+    const float scale = o.rule == kShared ? record_scale(kShared, scales, o.ranks)
+                                          : measured_scale(o.rule, sum, end - begin);
+    finish_record(o.out + at, o.block, end - begin, scale);
     for (int64_t i = begin + lane_index(); i < end; i += kWarp) {
-      const W left = less_value(o.left[i], signed_step(sign_bit(o.left[i]), scale), false);
+      const W left = less_value(o.left[i], signed_step(sign_bit(o.left[i]), W(scale)), false);
       o.left[i] = is_finite(left) ? left : W(0);
     }
   }

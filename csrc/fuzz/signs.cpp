@@ -67,10 +67,11 @@ void ternary(Input& in, int64_t count) {
 void records(Input& in, Dtype dtype, int64_t count) {
   const int64_t block = 64 * (1 + in.below(6)), ranks = 1 + in.below(4), blocks = ceil_div(count, block);
   const auto rule = in.coin() ? kMean : kRoot;
+  const auto fold_rule = in.coin() ? kShared : rule;
   const std::vector<Bytes> parts = in.parts(ranks, blocks * record_bytes(block));
   const Bytes kept = in.bytes(work_width(dtype) * count), left(kept.size), scales = in.array<float>(blocks);
   const Bytes grad = in.bytes(width(dtype) * count), residual(work_width(dtype) * count);
-  record_fold(pointers<const uint8_t>(parts).data(), ranks, dtype, count, block, rule, kept.get(), left.get(),
+  record_fold(pointers<const uint8_t>(parts).data(), ranks, dtype, count, block, fold_rule, kept.get(), left.get(),
               parts[0].get(), kHere);
   record_decode(parts[0].get(), scales.as<float>(), dtype, count, block, 0.25, grad.get(), residual.get(), kHere);
   int64_t nonfinite = 0;

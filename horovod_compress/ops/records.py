@@ -2,7 +2,7 @@
 
 Records are bytes, ``record_bytes(block)`` for each ``block`` elements, the last of which may be fewer;
 ``rules/record.h`` says how they are laid out. The rule of the scale is "l1" for the mean of ``|x|``, or
-"l2" for the root of the mean of ``x ** 2``.
+"l2" for the root of the mean of ``x ** 2``; a fold has "shared" too, for the mean of the scales that it merges.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from .legality import (
 #: Blocks are multiples of this many elements, so that records are whole 32-bit words.
 RECORD_UNIT = 64
 _RULES = {"l1": 0, "l2": 1}
+_FOLD_RULES = {**_RULES, "shared": 2}
 
 
 def record_bytes(block: int) -> int:
@@ -45,7 +46,7 @@ def record_offer(grad: Tensor, residual: Tensor | None, records: Tensor, block: 
         The number of elements of ``x`` that are not finite, or 2^96 or more of either sign.
     """
     native, device, launch = backend(grad)
-    count, number = grad.numel(), _rule(rule)
+    count, number = grad.numel(), _number(rule, _RULES)
     code = dtype_code("grad", grad)
     grad_at = checked("grad", grad, grad.dtype, count, device)
     records_at = _checked_records("records", records, count, block, device)
@@ -74,7 +75,7 @@ def record_fold(parts: Sequence[Tensor], kept: Tensor, left: Tensor, out: Tensor
         out: may be one of the parts.
     """
     native, device, launch = backend(kept)
-    count, number = kept.numel(), _rule(rule)
+    count, number = kept.numel(), _number(rule, _FOLD_RULES)
     check_parts(parts)
     if kept.dtype not in (torch.float32, torch.float64):
         raise ValueError(f"kept must be float32 or float64, got {kept.dtype}")
@@ -115,10 +116,10 @@ def record_decode(
         native.record_decode(records_at, scales_at, *shape, grad_at, residual_at, launch)
 
 
-def _rule(rule: str) -> int:
-    if rule not in _RULES:
-        raise ValueError(f'rule must be "l1" or "l2", got {rule!r}')
-    return _RULES[rule]
+def _number(rule: str, rules: dict[str, int]) -> int:
+    if rule not in rules:
+        raise ValueError(f"rule must be one of {', '.join(rules)}, got {rule!r}")
+    return rules[rule]
 
 
 def _checked_records(name: str, records: Tensor, count: int, block: int, device: int) -> int:

@@ -123,6 +123,7 @@ class TestNumbers:
                         ops.record_offer(tame(count, dtype, rank), None, room[rank], block, rule=rule)
                     given = (room[:3], tame(count, kind, 9), poison(count, kind), room[3], block)
                     same("record_fold", *given, rule=rule)
+                    same("record_fold", *given, rule="shared")
                 scales = tame(blocks, torch.float32, 3)
                 same("record_decode", room[0], scales, grad, residual, block, scale=0.3)
 

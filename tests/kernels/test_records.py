@@ -14,6 +14,7 @@ from .support import DTYPES, compare, numbers, poison, tame, work
 BLOCKS = (64, 128, 2048)
 COUNTS = (0, 1, 31, 32, 33, 63, 64, 65, 127, 128, 1000, 2047, 2048, 2049, 4097, 9999)
 RULES = ("l1", "l2")
+FOLD_RULES = (*RULES, "shared")
 
 
 def _room(count: int, block: int) -> Tensor:
@@ -41,12 +42,12 @@ def test_offer(dtype: torch.dtype, rule: str) -> None:
 
 @each_value
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("rule", FOLD_RULES)
 @pytest.mark.parametrize("ranks", [1, 2, 3, 5])
 def test_fold(dtype: torch.dtype, rule: str, ranks: int) -> None:
     for block in BLOCKS:
         for count in COUNTS:
-            parts = [_records(count, block, rank, rule) for rank in range(ranks)]
+            parts = [_records(count, block, rank, "l1" if rule == "shared" else rule) for rank in range(ranks)]
             for kept in (tame(count, dtype, 9), numbers(count, dtype, 9)):
                 given = (kept, poison(count, dtype), _room(count, block), block)
                 compare("record_fold", parts, *given, rule=rule, shift=count)
@@ -89,6 +90,23 @@ def test_what_a_record_says(rule: str) -> None:
     assert torch.equal(out.sign(), grad.sign()) and torch.equal(out.abs(), scales.repeat_interleave(block)[:count])
 
 
+def test_a_fold_may_share_the_scale_of_its_parts() -> None:
+    count, block = 1000, 192
+    parts = [_records(count, block, rank) for rank in range(3)]
+    kept, left, out = tame(count, torch.float32, 9), poison(count, torch.float32), _room(count, block)
+    ops.record_fold(parts, kept, left, out, block, rule="shared")
+    scales = [part.view(-1, ops.record_bytes(block))[:, :4].clone().view(torch.float32) for part in (*parts, out)]
+    assert torch.allclose(sum(scales[:3], start=torch.zeros(1)) / 3, scales[3], rtol=1e-6)
+    said, zero = torch.zeros(count), torch.zeros(count)
+    ops.record_decode(out, scales[3].view(-1), said, zero, block)
+    sent = torch.zeros(count)
+    for part in parts:
+        one = torch.zeros(count)
+        ops.record_decode(part, scales[0].view(-1), one, torch.zeros(count), block)
+        sent += one / 3
+    assert torch.allclose(said + left, sent + kept, atol=1e-5)  # nothing is lost
+
+
 def test_a_scale_is_always_a_number() -> None:
     for dtype, value in ((torch.float64, 1e300), (torch.float32, float("nan")), (torch.float32, float("-inf"))):
         records = _room(64, 64)
@@ -121,6 +139,7 @@ MEMORY = _f(200)
 REFUSED = {
     "block must be": lambda: ops.record_offer(_f(64), None, R, 63, rule="l1"),
     "rule must be": lambda: ops.record_offer(_f(64), None, R, 64, rule="l3"),
+    "rule must be one of l1, l2,": lambda: ops.record_offer(_f(64), None, R, 64, rule="shared"),
     "records must be": lambda: ops.record_offer(_f(65), None, R, 64, rule="l1"),
     "residual must be": lambda: ops.record_offer(_f(64), _f(63), R, 64, rule="l1"),
     "parts must hold": lambda: ops.record_fold([], _f(64), _f(64), R, 64, rule="l1"),

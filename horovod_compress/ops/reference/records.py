@@ -13,11 +13,15 @@ from .numbers import offered, quiet, store, too_large
 _SCALE_BYTES, _LARGEST = 4, float(np.finfo(np.float32).max)
 
 
-def _write(record: np.ndarray, x: np.ndarray, rule: str) -> np.float32:
-    """Write the record of a block and return its scale."""
+def _scale(x: np.ndarray, rule: str) -> float:
+    """Return the scale of a block."""
     sizes = np.abs(x).astype(np.float64)
     mean = _lane_sums(sizes * sizes if rule == "l2" else sizes) / x.size
-    scale = np.sqrt(mean) if rule == "l2" else mean
+    return float(np.sqrt(mean) if rule == "l2" else mean)
+
+
+def _write(record: np.ndarray, x: np.ndarray, scale: float) -> np.float32:
+    """Write the record of a block and return its scale as float32."""
     kept = np.float32(scale if scale <= _LARGEST else _LARGEST)  # noqa: FURB136  min() would keep a NaN
     record[:_SCALE_BYTES] = np.frombuffer(kept.tobytes(), dtype=np.uint8)
     record[_SCALE_BYTES:] = 0
@@ -44,7 +48,7 @@ def _of(records: Tensor, block: int) -> np.ndarray:
 def record_offer(grad: Tensor, residual: Tensor | None, records: Tensor, block: int, *, rule: str) -> int:
     x = offered(grad, residual)
     for record, own in zip(_of(records, block), _blocks(x.size, block), strict=True):
-        _write(record, x[own], rule)
+        _write(record, x[own], _scale(x[own], rule))
     return too_large(x)
 
 
@@ -53,15 +57,17 @@ def record_fold(parts: Sequence[Tensor], kept: Tensor, left: Tensor, out: Tensor
     all_parts = [_of(part, block) for part in parts]
     before, after = kept.numpy(), left.numpy()
     for index, own in enumerate(_blocks(before.size, block)):
-        total = None
+        total, scales = None, 0.0
         for part in all_parts:
             scale, bits = _read(part[index], own.stop - own.start)
+            scales += float(scale)
             share = before.dtype.type(np.float64(scale) / len(parts))
             sent = np.where(bits, share, -share)
             total = sent if total is None else total + sent
         assert total is not None
         total = total + before[own]
-        step = before.dtype.type(_write(_of(out, block)[index], total, rule))
+        scale = scales / len(parts) if rule == "shared" else _scale(total, rule)
+        step = before.dtype.type(_write(_of(out, block)[index], total, scale))
         rest = total - np.where(total >= 0, step, -step)
         after[own] = np.where(np.isfinite(rest), rest, before.dtype.type(0))
 
