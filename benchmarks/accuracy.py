@@ -28,9 +28,9 @@ from benchmarks.results import Record, append_json, check_targets, header, proce
 PROGRAM = "python -m benchmarks.accuracy"
 METHODS = "horovod,horovod fp16,none,marsit"
 STOCK = {"horovod": "horovod-none", "horovod fp16": "horovod-fp16"}
-STEPS = {"digits": 300, "text": 300}
+STEPS = {"digits": 300, "text": 300, "lstm": 300}
 EVALUATIONS = 40
-METRIC = {"digits": "accuracy", "text": "loss"}
+METRIC = {"digits": "accuracy", "text": "loss", "lstm": "loss"}
 COLUMNS = (
     "method",
     "seconds to target, each seed",

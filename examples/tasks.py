@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from models import CharTransformer, digits_model
+from models import CharLSTM, CharTransformer, digits_model
 
 Pair = tuple[Tensor, Tensor]
 
@@ -157,7 +157,17 @@ class Code(Text):
         return CharTransformer(self.vocabulary, self.context, width=128, layers=8)
 
 
-TASKS: dict[str, type[Digits | Text]] = {"digits": Digits, "text": Text, "code": Code}
+class RecurrentText(Text):
+    """Predict the next character of the same text with an LSTM, as papers on sparse methods do."""
+
+    name = "lstm"
+    defaults = Defaults("sgd", batch=8, rates={"sgd": 0.5, "adam": 2e-3})
+
+    def model(self) -> nn.Module:
+        return CharLSTM(self.vocabulary)
+
+
+TASKS: dict[str, type[Digits | Text]] = {"digits": Digits, "text": Text, "code": Code, "lstm": RecurrentText}
 
 
 def reference_text() -> str:

@@ -35,7 +35,7 @@ def tasks(examples: None) -> ModuleType:
     return tasks
 
 
-@pytest.fixture(scope="module", params=["digits", "text", "code"])
+@pytest.fixture(scope="module", params=["digits", "text", "code", "lstm"])
 def task(request: pytest.FixtureRequest, tasks: ModuleType):
     return tasks.TASKS[request.param]()
 
@@ -49,7 +49,12 @@ def test_model_gives_a_score_for_every_class(task) -> None:
 
 @pytest.mark.parametrize(
     ("name", "low", "high"),
-    [("digits", 20_000, 90_000), ("text", 1_000_000, 2_000_000), ("code", 1_000_000, 2_000_000)],
+    [
+        ("digits", 20_000, 90_000),
+        ("text", 1_000_000, 2_000_000),
+        ("code", 1_000_000, 2_000_000),
+        ("lstm", 200_000, 300_000),
+    ],
 )
 def test_model_has_the_promised_size(tasks, name: str, low: int, high: int) -> None:
     count = sum(parameter.numel() for parameter in tasks.TASKS[name]().model().parameters())

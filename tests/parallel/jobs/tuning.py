@@ -17,7 +17,7 @@ from tests.support.training import digest, gathered, loss_of, net, optimizer_for
 
 hvd.init()
 torch.set_num_threads(1)
-STEPS = 55
+STEPS = 64
 tuning.LEAST_ELEMENTS = 1  # these models are small
 
 
