@@ -6,7 +6,6 @@ Threads of a reducer append what they have done to a list, and nothing else; eve
 from __future__ import annotations
 
 import atexit
-import contextlib
 import json
 import logging
 import os
@@ -15,12 +14,12 @@ import threading
 import time
 from collections.abc import Callable
 from datetime import datetime, timezone
-from pathlib import Path
 from types import TracebackType
 from typing import Any, Protocol
 
 from .. import __version__
 from ..errors import ConfigError
+from .files import check_writable, path_of, replace_whole
 from .metrics import Metrics
 from .timeline import Event, Record, events_of, process_of
 
@@ -50,7 +49,7 @@ class Trace:
     """
 
     def __init__(self, path: str | os.PathLike[str], rank: int, steps: int | range | None, events: int) -> None:
-        self.path, self._rank = path_of(path, rank), rank
+        self.path, self._rank = path_of(path, rank, "timeline", ".json"), rank
         self._steps, self._limit = _checked(steps), events
         if type(events) is not int or events < 1:
             raise ConfigError(f"events should be a whole number, at least 1, got {events!r}")
@@ -60,7 +59,7 @@ class Trace:
         self._lock, self._ending = threading.Lock(), False
         self._written = threading.Event()
         self._process = os.getpid()
-        _check_writable(self.path)
+        check_writable(self.path, "timeline")
 
     def follow(self, reducer: Recorded, method: str = "") -> None:
         """Record a reducer, from its next step on."""
@@ -102,15 +101,11 @@ class Trace:
         return first
 
     def _write(self) -> None:
-        temporary = _temporary(self.path)
         try:
-            temporary.write_text(json.dumps(self._document()))
-            temporary.replace(self.path)  # a reader sees all of it or nothing
+            replace_whole(self.path, json.dumps(self._document()))
             _log.info("rank %d: the timeline is in %s", self._rank, self.path)
         except Exception as error:  # noqa: BLE001  training goes on without it
             _log.warning("rank %d: the timeline was not written to %s: %s", self._rank, self.path, error)
-            with contextlib.suppress(OSError):
-                temporary.unlink(missing_ok=True)
         finally:
             self._recordings.clear()  # whoever keeps this object shall not keep them
             self._written.set()
@@ -194,17 +189,6 @@ def follow(reducer: Recorded, rank: int, method: str) -> None:
         _current.follow(reducer, method)
 
 
-def path_of(path: str | os.PathLike[str], rank: int) -> Path:
-    """Return a rank's file: its number in place of ``{rank}``, or before the ending."""
-    if not isinstance(path, (str, os.PathLike)) or not os.fspath(path):
-        raise ConfigError(f'the path of a timeline should be a file such as "trace.json", got {path!r}')
-    text = os.fspath(path)
-    if "{rank}" in text:
-        return Path(text.replace("{rank}", str(rank)))
-    whole = Path(text)
-    return whole.with_name(f"{whole.stem}.rank{rank}{whole.suffix or '.json'}")
-
-
 def parse_steps(text: str) -> int | range | None:
     """Return what ``HVC_TRACE_STEPS`` says: "20" the first twenty, "100:110" these, "" all.
 
@@ -230,18 +214,3 @@ def _from(steps: int | range | None, first: int) -> range:
     if isinstance(steps, range):
         return steps
     return range(first, sys.maxsize if steps is None else first + steps)
-
-
-def _temporary(path: Path) -> Path:
-    return path.with_name(f"{path.name}.{os.getpid()}.tmp")
-
-
-def _check_writable(path: Path) -> None:
-    try:
-        if path.is_dir():
-            raise IsADirectoryError(f"{path} is a folder")
-        path.parent.mkdir(parents=True, exist_ok=True)
-        _temporary(path).touch()
-        _temporary(path).unlink()
-    except OSError as error:
-        raise ConfigError(f"the timeline cannot be written to {path}: {error}; choose another file") from error

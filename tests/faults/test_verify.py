@@ -24,9 +24,28 @@ FOUND = {
 }
 
 
-def run(folder: Path, *words: str, launcher: tuple[str, ...] = ()) -> tuple[int, str]:
-    command = [*launcher, sys.executable, "-m", "horovod_compress.cli", "verify", "--json", *words]
-    env = {name: value for name, value in os.environ.items() if not name.startswith("HOROVOD_")}
+LAUNCHERS = ["horovodrun", "torchrun"]
+WITHOUT_HOROVOD = """
+import sys
+
+class Blocked:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] == "horovod":
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+sys.meta_path.insert(0, Blocked())
+from horovod_compress.cli import main
+status = main(sys.argv[1:])
+assert "horovod" not in sys.modules
+sys.exit(status)
+"""
+
+
+def run(
+    folder: Path, *words: str, launcher: tuple[str, ...] = (), script: Path | str = "-mhorovod_compress.cli"
+) -> tuple[int, str]:
+    command = [*launcher, sys.executable, str(script), "verify", "--json", *words]
+    env = {name: value for name, value in os.environ.items() if not name.startswith("HOROVOD_") and name != "RANK"}
     env |= {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     # In an empty folder nothing of the tests can be imported by chance.
     found = subprocess.run(command, env=env, cwd=folder, capture_output=True, text=True, timeout=SECONDS, check=False)
@@ -37,8 +56,17 @@ def checks(document: str) -> dict[str, dict[str, Any]]:
     return {check["check"]: check for check in json.loads(document)["checks"]}
 
 
-def test_all_is_well(tmp_path: Path) -> None:
-    status, output = run(tmp_path, "--np", "3")
+@pytest.fixture
+def without_horovod(tmp_path: Path) -> Path:
+    """A script that is `hvd-compress` where Horovod is not installed."""
+    path = tmp_path / "command.py"
+    path.write_text(WITHOUT_HOROVOD)
+    return path
+
+
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+def test_all_is_well(tmp_path: Path, launcher: str) -> None:
+    status, output = run(tmp_path, "--np", "3", "--launcher", launcher)
     assert status == 0, output
     found = checks(output)
     assert {"corruption", "mismatch", "drift", "kill", "freeze"} < set(found)
@@ -46,8 +74,9 @@ def test_all_is_well(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("plant", FOUND)
-def test_a_planted_fault_is_found(tmp_path: Path, plant: str) -> None:
-    status, output = run(tmp_path, "--np", "3", "--plant", plant)
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+def test_a_planted_fault_is_found(tmp_path: Path, plant: str, launcher: str) -> None:
+    status, output = run(tmp_path, "--np", "3", "--plant", plant, "--launcher", launcher)
     assert status == 1, output
     failed = [check for check in checks(output).values() if not check["ok"]]
     assert [check["check"] for check in failed] == ["same bits: marsit"]
@@ -61,3 +90,19 @@ def test_in_a_job_of_horovodrun(tmp_path: Path) -> None:
     line = next(line for line in output.splitlines() if '"checks"' in line)
     found = checks(line[line.index("{") :])
     assert "drift" in found and "kill" not in found
+
+
+def test_without_horovod_ranks_are_those_of_torchrun(tmp_path: Path, without_horovod: Path) -> None:
+    status, output = run(tmp_path, "--np", "2", script=without_horovod)
+    assert status == 0, output
+    assert json.loads(output)["launcher"] == "torchrun" and {"drift", "kill", "freeze"} < set(checks(output))
+
+
+@pytest.mark.parametrize(("words", "expected"), [((), 0), (("--plant", "drift"), 1)])
+def test_in_a_job_of_torchrun(tmp_path: Path, without_horovod: Path, words: tuple[str, ...], expected: int) -> None:
+    launcher = (sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--no-python")
+    status, output = run(tmp_path, *words, launcher=launcher, script=without_horovod)
+    assert bool(status) == bool(expected), output
+    found = checks(output[output.index('{"ranks"') :])
+    assert ("drift" in found) is (expected == 0) and "kill" not in found
+    assert [name for name, check in found.items() if not check["ok"]] == ["same bits: marsit"] * expected

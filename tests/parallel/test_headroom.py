@@ -12,18 +12,18 @@ from tests.support.jobs import run_ranks
 
 pytestmark = pytest.mark.alone
 
-CONTESTANTS = ["horovod fp32", "horovod fp16", "none", "marsit"]
-
 
 @pytest.mark.slow
-def test_two_ranks_measure_and_one_tells() -> None:
+@pytest.mark.parametrize(("front", "name"), [("horovod", "horovod"), ("torch", "ddp")])
+def test_two_ranks_measure_and_one_tells(front: str, name: str) -> None:
+    contestants = [f"{name} fp32", f"{name} fp16", "none", "marsit"]
     argv = ["--json", "headroom", "--elements", "5000", "--repeat", "2", "--compute-ms", "50"]
-    job = run_ranks(2, "headroom.py", arguments={"argv": argv})
+    job = run_ranks(2, "headroom.py", arguments={"argv": argv}, front=front)
     assert [report["status"] for report in job.reports] == [0, 0], job.tail()
     (line,) = (line for line in job.output.splitlines() if '"bench"' in line)
-    assert line.startswith("[0]<stdout>:")
-    found = json.loads(line.partition(">:")[2])
+    assert line.startswith("[0]<stdout>:{" if front == "horovod" else "{")
+    found = json.loads(line[line.index("{") :])
     assert found["ranks"] == 2 and found["elements"] == 5000
-    assert [timing["name"] for timing in found["timings"]] == CONTESTANTS
+    assert [timing["name"] for timing in found["timings"]] == contestants
     assert all(0 < timing["median_seconds"] < 10 for timing in found["timings"])
-    assert found["against"] in CONTESTANTS[:3] and 0 < found["most_step_gain"] < 1
+    assert found["against"] in contestants[:3] and 0 < found["most_step_gain"] < 1

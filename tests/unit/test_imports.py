@@ -30,7 +30,7 @@ LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
 
 #: What a room inside a room may import of the rest of that room.
 INNER = {
-    "cli.verbs": {"cli.kernel_times"},
+    "cli.verbs": {"cli.kernel_times", "cli.launchers"},
     "codecs.shared": {"codecs.base", "codecs.feedback", "codecs.law", "codecs.work"},
     "engine.agreement": {"engine.methods"},
     "engine.bucket": set(),

@@ -15,7 +15,7 @@ import torch
 
 from horovod_compress.engine.bucket import arrivals
 from horovod_compress.errors import ConfigError, ExchangeError
-from horovod_compress.observe import timeline, trace
+from horovod_compress.observe import files, timeline, trace
 from horovod_compress.observe.overlap import Overlap, covered
 from horovod_compress.schedule.plan import Plan
 from tests.support.local import Fleet, random_grads, spec
@@ -193,7 +193,7 @@ def test_a_failed_exchange_is_shown(tmp_path: Path) -> None:
 
 def test_paths() -> None:
     shown = {"f.json": "f.rank3.json", "a/f": "a/f.rank3.json", "f.{rank}.json": "f.3.json", "r{rank}/f": "r3/f"}
-    assert {text: str(trace.path_of(text, 3)) for text in shown} == shown
+    assert {text: str(files.path_of(text, 3, "timeline", ".json")) for text in shown} == shown
 
 
 def test_what_cannot_be_is_refused_at_once(tmp_path: Path) -> None:

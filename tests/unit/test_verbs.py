@@ -85,13 +85,17 @@ def test_wrong_arguments_are_refused_before_horovod_starts(
     assert said in capsys.readouterr().err
 
 
-def test_one_rank_has_nobody_to_exchange_with() -> None:
-    pytest.importorskip("horovod.torch")
-    words = [sys.executable, "-m", "horovod_compress.cli", "headroom"]
+@pytest.mark.parametrize(
+    ("launcher", "start"), [("horovodrun", "horovodrun -np 4"), ("torchrun", "torchrun --nnodes 4")]
+)
+def test_one_rank_has_nobody_to_exchange_with(launcher: str, start: str) -> None:
+    if launcher == "horovodrun":
+        pytest.importorskip("horovod.torch")
+    words = [sys.executable, "-m", "horovod_compress.cli", "headroom", "--launcher", launcher]
     alone = {name: value for name, value in os.environ.items() if not name.startswith("HOROVOD_")}
     done = subprocess.run(words, cwd=ROOT, env=alone, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 2 and not done.stdout
-    assert "no one to exchange with" in done.stderr and "horovodrun -np 4" in done.stderr
+    assert "no one to exchange with" in done.stderr and start in done.stderr
 
 
 # ---- bench ------------------------------------------------------------------------------------

@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("horovod.torch")
+pytest.importorskip("torch")
 
 from horovod_compress.cli.command import main
 from horovod_compress.cli.verbs import verify
-from horovod_compress.fronts.horovod import local_ranks
-from horovod_compress.fronts.horovod.local_ranks import End
+from horovod_compress.fronts.common.local_ranks import End
+from horovod_compress.fronts.torch_dist import local_ranks
 
 TEXT = "rank 0: rank 1 is gone. No sign of life from rank(s) 2: look at their output."
 
@@ -60,15 +60,17 @@ def test_what_is_wrong_is_said(how: str, found: list[End], said: str) -> None:
 
 @pytest.mark.parametrize("ok", [True, False])
 def test_status_and_document(ok: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    def run(module: str, world: int, what: Any, seconds: float, victims: Any = ()) -> list[End]:
+    def run(world: int, what: Any, seconds: float, victims: Any = ()) -> list[End]:
         if what["how"] == "checks":
             return [End(rank, 0, {"checks": [row("same bits: none"), row("drift", ok)]}, "") for rank in range(3)]
         return ends(2.5, 2.5)
 
     monkeypatch.setattr(local_ranks, "run", run)
-    monkeypatch.delenv("HOROVOD_RANK", raising=False)
-    assert main(["verify", "--np", "3", "--json"]) == (0 if ok else 1)
+    for name in ("HOROVOD_RANK", "RANK"):
+        monkeypatch.delenv(name, raising=False)
+    assert main(["verify", "--np", "3", "--launcher", "torchrun", "--json"]) == (0 if ok else 1)
     found = json.loads(capsys.readouterr().out)
+    assert found["launcher"] == "torchrun"
     assert found["ok"] is ok and [check["check"] for check in found["checks"]][-2:] == ["kill", "freeze"]
     text = verify.text(found)
     assert ("all is well" in text) is ok and ("FAILED" in text) is not ok
@@ -80,7 +82,23 @@ def test_wrong_arguments_are_refused(words: list[str], said: str, capsys: pytest
     assert said in capsys.readouterr().err
 
 
-def test_freezing_is_not_for_a_launcher(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setenv("HOROVOD_RANK", "0")
-    assert verify.run(argparse.Namespace(np=4, plant="freeze", json=False)) == 2
-    assert "leave horovodrun out" in capsys.readouterr().err
+@pytest.mark.parametrize(
+    ("variables", "launcher", "plant", "said"),
+    [
+        (["HOROVOD_RANK"], None, "freeze", "leave horovodrun out"),
+        (["RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"], None, "freeze", "leave torchrun out"),
+        (["HOROVOD_RANK"], "torchrun", None, "leave horovodrun out"),
+    ],
+)
+def test_what_is_not_for_ranks_of_a_launcher(
+    variables: list[str],
+    launcher: str | None,
+    plant: str | None,
+    said: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    for name in variables:
+        monkeypatch.setenv(name, "0")
+    assert verify.run(argparse.Namespace(np=4, plant=plant, json=False, launcher=launcher)) == 2
+    assert said in capsys.readouterr().err

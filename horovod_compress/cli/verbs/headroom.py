@@ -1,8 +1,9 @@
 """Find out whether compression pays on these hosts, before you change anything.
 
     horovodrun -np 4 -H a:1,b:1,c:1,d:1 hvd-compress headroom --elements 25000000
+    torchrun --nproc-per-node 4 --no-python hvd-compress headroom
 
-It times Horovod's own all-reduce of that many float32 values, its fp16, this package's exchange
+It times the framework's own all-reduce of that many float32 values, its fp16, this package's exchange
 without compression (none), and the same with a method, in turns. A method pays if it beats the
 fastest of the others, whose time is the headroom: no compression can save more of a step than that,
 and nothing of what hides behind the backward pass. Marsit is measured in its one-bit rounds.
@@ -15,14 +16,23 @@ import json
 import sys
 from typing import Any
 
+from .. import launchers
+
 #: A gain smaller than this drowns in the noise of a step.
 _LEAST_GAIN = 1.05
 _MOST_ELEMENTS = (1 << 31) - 1  # of one tensor: positions are 32-bit numbers
 _MOST_MILLISECONDS = 1_000_000_000
+#: How to start it.
+_START = {
+    "horovodrun": "horovodrun -np 4 -H a:1,b:1,c:1,d:1 hvd-compress headroom",
+    "torchrun": "torchrun --nnodes 4 --rdzv-backend c10d --rdzv-endpoint a --no-python hvd-compress headroom",
+}
 #: What to do where the method does not pay.
 _ADVICE = {
     "horovod fp32": "Leave the compression out.",
     "horovod fp16": "Horovod's own fp16 is the best of these: compression=hvd.Compression.fp16.",
+    "ddp fp32": "Leave the compression out.",
+    "ddp fp16": "DDP's own fp16_compress_hook is the best of these.",
     "none": "Method none, which does not compress, is the best of these.",
 }
 
@@ -33,33 +43,43 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--method", default="marsit", help="the method to compare with (default marsit)")
     parser.add_argument("--repeat", type=int, default=7, help="measurements of each, at least 2 (default 7)")
     parser.add_argument("--compute-ms", type=float, help="time of your step without exchange, to compute the gain")
+    launchers.add_argument(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Measure on every rank and print on rank 0; return the exit status."""
     if problem := _problem(arguments):
         return _refuse(problem)
+    launcher = launchers.chosen(arguments.launcher)
     try:
-        from ...fronts.horovod import headroom, job
+        ranks = _ranks(launcher)
     except ImportError as error:
-        return _refuse(f"it measures in a Horovod job, and Horovod cannot be imported: {error}")
-    from ...errors import ConfigError
-
-    rank, world = job.begin()
-    if world < 2:
+        return _refuse(f"it measures in a job, and {error}")
+    if ranks is None or ranks.size < 2:
         return _refuse(
-            "one rank has no one to exchange with; start it on the hosts of your job, such as\n"
-            "  horovodrun -np 4 -H a:1,b:1,c:1,d:1 hvd-compress headroom"
+            f"one rank has no one to exchange with; start it on the hosts of your job, such as\n  {_START[launcher]}"
         )
+    from ...errors import ConfigError
+    from ...fronts.common import headroom
+
     options = {"full_precision_every": 0} if arguments.method == "marsit" else {}
     try:
-        timings = headroom.measure(arguments.elements, arguments.repeat, arguments.method, options)
+        timings = headroom.measure(ranks, arguments.elements, arguments.repeat, arguments.method, options)
     except ConfigError as error:  # such as more ranks than the method can serve
         return _refuse(str(error))
-    if rank == 0:
-        found = document(arguments, world, [timing.document() for timing in timings])
+    if ranks.rank == 0:
+        found = document(arguments, ranks.size, [timing.document() for timing in timings])
         print(json.dumps(found) if arguments.json else text(found), flush=True)
+    ranks.gather(None, "hvc.headroom.end")  # the first rank may have the store by which the others meet
     return 0
+
+
+def _ranks(launcher: str) -> Any:
+    """Return the ranks of this job; None where no launcher has started this process as one."""
+    if launcher == "torchrun" and launchers.started_by() != "torchrun":
+        launchers.module(launcher, "ranks")  # else it would be of no use to start it
+        return None
+    return launchers.ranks(launcher)  # MPI may have started Horovod's, which it alone sees
 
 
 def _problem(arguments: argparse.Namespace) -> str:

@@ -2,10 +2,11 @@
 
     hvd-compress verify --np 4
     horovodrun -np 8 -H a:4,b:4 hvd-compress verify
+    torchrun --nproc-per-node 4 --no-python hvd-compress verify
 
 Every method trains for some steps, after which all ranks must have the same weights, bit for bit. Then a frame with one
 bit changed, another seed on one rank and a result with one bit changed must be refused; and where a rank is killed or
-frozen in the middle of a step, every other one must fail in time and name it. Under horovodrun, which ends all ranks
+frozen in the middle of a step, every other one must fail in time and name it. Under a launcher, which ends all ranks
 when one dies, the last two are left out.
 
 The exit status is 0 if all holds, 1 if something does not, 2 if it could not be tried. --plant makes one rank misbehave
@@ -15,14 +16,15 @@ where all should be well, to see that this is found: the exit status is then 1, 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
-import os
 import sys
 import time
 from typing import Any
 
+from .. import launchers
+
 PLANTS = ("corruption", "freeze", "mismatch", "drift")
-_MODULE = "horovod_compress.fronts.horovod.selftest"
 _MOST_RANKS = 64
 _BOUND = 300.0  # seconds for all checks in one job, after which it is called hung
 _BOUND_OF_ONE = 120.0
@@ -35,24 +37,28 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the number of ranks, and the fault to plant."""
     parser.add_argument("--np", type=int, default=4, metavar="N", help="ranks to start on this machine (default 4)")
     parser.add_argument("--plant", choices=PLANTS, help="let the last rank misbehave, which has to be found")
+    launchers.add_argument(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Do the checks and print the table; return the exit status."""
     if not 2 <= arguments.np <= _MOST_RANKS:
         return _refuse(f"--np should be a number from 2 to {_MOST_RANKS}, got {arguments.np}")
-    in_job = "HOROVOD_RANK" in os.environ
-    if in_job and arguments.plant == "freeze":
-        return _refuse("--plant freeze is for ranks that verify starts itself: leave horovodrun out")
+    under, launcher = launchers.started_by(), launchers.chosen(arguments.launcher)
+    if under not in ("", launcher):
+        return _refuse(f"--launcher {launcher} is for ranks that verify starts itself: leave {under} out")
+    if under and arguments.plant == "freeze":
+        return _refuse(f"--plant freeze is for ranks that verify starts itself: leave {under} out")
     began = time.monotonic()
     try:
-        rows, world = _in_this_job(arguments) if in_job else _with_own_ranks(arguments)
+        rows, world = _in_this_job(arguments, launcher) if under else _with_own_ranks(arguments, launcher)
     except ImportError as error:
-        return _refuse(f"it runs a Horovod job, and Horovod cannot be imported: {error}")
+        return _refuse(str(error))
     if not rows:  # another rank prints
         return 0
     found = {
         "ranks": world,
+        "launcher": launcher,
         "ok": all(row["ok"] for row in rows),
         "seconds": time.monotonic() - began,
         "checks": rows,
@@ -62,27 +68,29 @@ def run(arguments: argparse.Namespace) -> int:
     return 0 if found["ok"] else 1
 
 
-def _with_own_ranks(arguments: argparse.Namespace) -> tuple[list[dict[str, Any]], int]:
-    from ...fronts.horovod import local_ranks
-
+def _with_own_ranks(arguments: argparse.Namespace, launcher: str) -> tuple[list[dict[str, Any]], int]:
+    run = launchers.module(launcher, "local_ranks").run
     world, plant = arguments.np, arguments.plant or ""
     victims = [world - 1] if plant == "freeze" else []
-    ends = local_ranks.run(_MODULE, world, {"how": "checks", "plant": plant}, _BOUND, victims)
+    ends = run(world, {"how": "checks", "plant": plant}, _BOUND, victims)
     rows = merged([end.found.get("checks") for end in ends if end.rank not in victims], [end.output for end in ends])
     for how in ("kill", "freeze"):
         began = time.monotonic()
-        ends = local_ranks.run(_MODULE, world, {"how": how, "seconds": _TIMEOUT}, _BOUND_OF_ONE, [world - 1])
+        ends = run(world, {"how": how, "seconds": _TIMEOUT}, _BOUND_OF_ONE, [world - 1])
         problem, detail = judged(how, ends, world)
         rows.append({"check": how, "ok": not problem, "seconds": time.monotonic() - began, "detail": problem or detail})
     return rows, world
 
 
-def _in_this_job(arguments: argparse.Namespace) -> tuple[list[dict[str, Any]], int]:
-    from ...fronts.horovod import job, selftest
+def _in_this_job(arguments: argparse.Namespace, launcher: str) -> tuple[list[dict[str, Any]], int]:
+    ranks = launchers.ranks(launcher)
+    from ...errors import HorovodCompressError
+    from ...fronts.common.selftest import Checks
 
-    rank, world = job.begin()
-    rows = selftest.in_a_job(arguments.plant or "")
-    return (rows if rank == 0 else []), world
+    rows = Checks(ranks, arguments.plant or "").run()
+    with contextlib.suppress(HorovodCompressError):  # of a rank that is gone the rows tell
+        ranks.gather(None, "hvc.verify.end")  # the first rank may have the store by which the others meet
+    return (rows if ranks.rank == 0 else []), ranks.size
 
 
 def merged(of_ranks: list[list[dict[str, Any]] | None], outputs: list[str]) -> list[dict[str, Any]]:
@@ -134,7 +142,7 @@ def text(found: dict[str, Any]) -> str:
     head = f"{'check':22}  {'result':6}  {'seconds':>7}  detail"
     lines = [head, *(f"{r['check']:22}  {_word(r):6}  {r['seconds']:7.1f}  {r['detail']}" for r in shown)]
     end = "all is well" if found["ok"] else "something is wrong"
-    lines.append(f"{found['ranks']} ranks, {found['seconds']:.0f} s: {end}")
+    lines.append(f"{found['ranks']} ranks as under {found['launcher']}, {found['seconds']:.0f} s: {end}")
     return "\n".join(lines)
 
 

@@ -21,6 +21,8 @@ from ...engine.parameters import listed
 from ...engine.reducer import Reducer
 from ...errors import ConfigError, ExchangeError
 from ...observe import trace as recording
+from ...observe.prometheus import PrometheusFile
+from ...observe.reports import Reports, TensorBoard
 from ...observe.trace import Trace
 from ...schedule.plan import Plan
 from . import saving
@@ -59,6 +61,7 @@ class BaseCompression(Factories):
             # Not a number of this process: others may have made more compressions, or fewer.
             self._tuning_name = f"hvc.tuning.{self._reducer.plan.fingerprint()}"
             self._reducer.offering.check_usable = job.check
+            self._reports = self._begin_reports(self._reducer)
             _open.add(self)
             recording.follow(self._reducer, job.number, self.method)
             undo.pop_all()
@@ -66,6 +69,11 @@ class BaseCompression(Factories):
     def _prepare(self, reducer: Reducer) -> None:
         """Set what the reducer asks of the front; no gradient has been offered yet."""
         raise NotImplementedError
+
+    def _begin_reports(self, reducer: Reducer) -> Reports:
+        name = f"rank {self._job.number}: {self.method}"
+        line = reducer.rank == 0 and reducer.world > 1  # with one rank there is nothing to exchange
+        return Reports(reducer.metrics, self._counters, self.stats, reducer.next_step, name, line=line)
 
     def _running(self) -> Reducer:
         if self._reducer is None:
@@ -92,8 +100,10 @@ class BaseCompression(Factories):
             with self._comparing:  # with two devices there are two threads of autograd, and both come here
                 if not self._compared_ways:
                     self._compare_ways()
-        if not self._under_way and self._steps.begin():
-            self._take_order()
+        if not self._under_way:
+            self._reports.look()
+            if self._steps.begin():
+                self._take_order()
 
     def _compare_ways(self) -> None:
         """At the first gradient, see that all ranks hand over theirs alike, to the same optimizer."""
@@ -175,18 +185,53 @@ class BaseCompression(Factories):
             see :class:`horovod_compress.observe.overlap.Overlap`.
         """
         reducer = self._running()
-        return (
-            reducer.metrics.document()
-            | reducer.context.overlap.document()
-            | {
-                "residual_norm": reducer.kept.residual_norm(),
-                "buckets": len(reducer.plan.buckets),
-                "collectives": sorted({state.round(reducer.step).collective.name for state in reducer.buckets}),
-                "plain_buckets": sum(bucket.plain for bucket in reducer.plan.buckets),
-                "tuned": self._steps.tuner is None or self._steps.tuner.done,
-                "method": self.method,
-            }
-        )
+        return self._counters() | {
+            "residual_norm": reducer.kept.residual_norm(),
+            "buckets": len(reducer.plan.buckets),
+            "collectives": sorted({state.round(reducer.step).collective.name for state in reducer.buckets}),
+            "plain_buckets": sum(bucket.plain for bucket in reducer.plan.buckets),
+            "tuned": self._steps.tuner is None or self._steps.tuner.done,
+            "method": self.method,
+        }
+
+    def _counters(self) -> dict[str, Any]:
+        """Return what can be read at any time."""
+        reducer = self._running()
+        return reducer.metrics.document() | reducer.context.overlap.document()
+
+    def publish(
+        self,
+        *,
+        tensorboard: Any = None,
+        prometheus: str | os.PathLike[str] | None = None,
+        every: int = 100,
+        labels: Mapping[str, str] | None = None,
+    ) -> None:
+        """Report the counters of this rank every some steps, for TensorBoard, for Prometheus, or both.
+
+            compression.publish(tensorboard=SummaryWriter("runs/first") if rank == 0 else None)
+            compression.publish(prometheus="/var/lib/node_exporter/train.prom", labels={"job_name": "first"})
+
+        docs/monitoring.md has the names of all values. A report that cannot be written is a warning, and training goes
+        on.
+
+        Args:
+            tensorboard: a ``SummaryWriter``, or what has its ``add_scalar``; None on ranks that have none.
+            prometheus: a file that ends in ``.prom``, in the folder of the node exporter's textfile collector; each
+                rank writes its own, ``train.rank3.prom``.
+            every: steps from one report to the next.
+            labels: of every value for Prometheus, beside ``rank`` and ``method``. A host that runs several jobs or
+                models needs one that tells them apart.
+
+        Raises:
+            ConfigError: one of these cannot work.
+        """
+        if not self._reducer:
+            return
+        if prometheus is not None:
+            self._reports.add(PrometheusFile(prometheus, self._job.number, self.method, labels), every)
+        if tensorboard is not None:
+            self._reports.add(TensorBoard(tensorboard), every)
 
     def state_dict(self) -> dict[str, Any]:
         """Return this rank's step and residuals; every rank saves its own, between two steps."""

@@ -40,6 +40,10 @@ class ForUpdates(BaseCompression):
         self._running().gain = 1.0
         return self._running()
 
+    def report(self) -> None:
+        """Make the reports that are due, between two exchanges of updates."""
+        self._reports.look()
+
     def check_updates(self) -> None:
         """Refuse what update mode cannot work with.
 

@@ -237,6 +237,11 @@ class Compression(BaseCompression):
             self._hand_over(backward)
         return future
 
+    def exchange_alone(self, grad: Tensor) -> Tensor:
+        """Exchange the gradient of a model with one parameter outside a backward pass; for measurements."""
+        self._begin_step()
+        return self._result(0, self._offer(0, grad))
+
     def _offer_frozen(self, offered: set[int]) -> list[tuple[int, int]]:
         """Count in what DistributedDataParallel hands nothing over for: it was frozen before the model was wrapped."""
         parameters = self._steps.parameters

@@ -1,0 +1,93 @@
+"""What an exchange of gradients costs in this job, and what compression could save of it."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from .ranks import Ranks
+
+_WARM_UP = 2
+
+
+@dataclass(frozen=True)
+class Timing:
+    """The time from a barrier until the slowest rank has its result, in seconds."""
+
+    name: str
+    median: float
+    spread: float  # between the quartiles
+
+    def document(self) -> dict[str, Any]:
+        return {"name": self.name, "median_seconds": self.median, "spread_seconds": self.spread}
+
+
+def measure(ranks: Ranks, elements: int, repeat: int, method: str, options: dict[str, Any]) -> list[Timing]:
+    """Time the mean of one float32 tensor over the ranks: the framework's own, this package's, and with a method.
+
+    The contestants take turns. Every rank has to call this.
+
+    Returns:
+        The framework's own all-reduce in float32, the same through its fp16 compression, ``none``, which
+        sends float32 as the method would send its payload, and last the method.
+
+    Raises:
+        ConfigError: the method or an option is not known.
+    """
+    # As square as can be: methods that look at rows or matrices get some.
+    rows = max(1, round(elements**0.5))
+    shape = (rows, max(1, elements // rows))
+    source, grad = torch.randn(shape, generator=torch.Generator().manual_seed(ranks.rank)), torch.empty(shape)
+    both: dict[str, dict[str, Any]] = {"none": {}, method: options}
+    ours = {name: _Ours(ranks, grad, name, given) for name, given in both.items()}
+    contestants: dict[str, Callable[[], object]] = {
+        f"{ranks.name} fp32": lambda: ranks.mean(grad),
+        f"{ranks.name} fp16": lambda: ranks.mean_in_fp16(grad),
+    }
+    contestants |= {name: one.run for name, one in ours.items()}
+    seconds: dict[str, list[float]] = {name: [] for name in contestants}
+    for number in range(_WARM_UP + repeat):
+        for name, run in contestants.items():
+            grad.copy_(source)
+            taken = _slowest(ranks, run)
+            if number >= _WARM_UP:
+                seconds[name].append(taken)
+    for one in ours.values():
+        one.close()
+    return [_timing(name, values) for name, values in seconds.items()]
+
+
+class _Ours:
+    """The mean of one gradient, of a model with one parameter."""
+
+    def __init__(self, ranks: Ranks, grad: Tensor, method: str, options: dict[str, Any]) -> None:
+        model = nn.Module()
+        self._parameter = nn.Parameter(torch.zeros_like(grad))
+        model.register_parameter(f"headroom_{method}", self._parameter)
+        # One bucket; and nothing is to choose not to compress it.
+        self._training = ranks.train(model, method, schedule="single", **options)
+        self._ranks, self._grad = ranks, grad
+
+    def run(self) -> None:
+        self._ranks.exchange(self._training, self._parameter, self._grad)
+
+    def close(self) -> None:
+        self._training.compression.close()
+
+
+def _slowest(ranks: Ranks, run: Callable[[], object]) -> float:
+    ranks.barrier()
+    began = time.perf_counter()
+    run()
+    return ranks.slowest(time.perf_counter() - began)
+
+
+def _timing(name: str, values: list[float]) -> Timing:
+    first, middle, third = statistics.quantiles(values, n=4, method="inclusive")
+    return Timing(name, middle, third - first)

@@ -1,0 +1,271 @@
+"""One rank's part of ``hvd-compress verify``: checks in a running job, and the end of a rank in the middle of one.
+
+Each front has a module ``selftest``, which is what a rank is started as.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ...codecs.registry import available
+from ...errors import CorruptFrameError, ExchangeError, HorovodCompressError, MismatchError
+from . import local_ranks
+from .ranks import PATIENCE, Ranks
+
+_STEPS = 3
+_SHAPES = {"first": (61, 97), "second": (33,), "third": (1,), "last": (128, 64)}
+_PLANTED_IN = "marsit"  # the method in whose check a fault is planted
+
+
+class Failed(Exception):
+    """A check has found something wrong; says where."""
+
+
+class _Model(nn.Module):
+    """Parameters of odd sizes, whose gradients are given; every rank has others."""
+
+    def __init__(self, rank: int) -> None:
+        super().__init__()
+        self._rank = rank
+        generator = torch.Generator().manual_seed(5)
+        for name, shape in _SHAPES.items():
+            self.register_parameter(name, nn.Parameter(torch.randn(shape, generator=generator)))
+
+    def forward(self, step: int) -> Tensor:
+        generator = torch.Generator().manual_seed(1000 * step + self._rank)
+        total = sum((p * torch.randn(p.shape, generator=generator)).sum() for p in self.parameters())
+        assert isinstance(total, Tensor)
+        return total
+
+
+class _Flipping:
+    """A transport that changes one bit of one frame on its way."""
+
+    def __init__(self, inner: Any, number: int) -> None:
+        self._inner, self._left = inner, number
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+    def send(self, data: Tensor, to: int) -> Any:
+        self._left -= 1
+        if self._left == -1:
+            data = data.clone()
+            data[-1] ^= 16
+        return self._inner.send(data, to)
+
+
+class _Job:
+    """A model that trains with a compression."""
+
+    def __init__(self, ranks: Ranks, method: str, seconds: float = PATIENCE, **options: Any) -> None:
+        self.model = _Model(ranks.rank)
+        fixed = {"schedule": "layerwise", "verify_every": 1}
+        self.compression, self.optimizer, self._called = ranks.train(
+            self.model, method, timeout=seconds, **fixed, **options
+        )
+
+    def step(self, number: int) -> None:
+        self.optimizer.zero_grad()
+        self._called(number).backward()
+        self.optimizer.step()
+
+    def flip(self, number: int) -> None:
+        """Change one bit of what this rank sends."""
+        reducer = self.compression._running()
+        reducer.context.transport = _Flipping(reducer.context.transport, number)  # type: ignore[assignment]
+
+
+class Checks:
+    """The checks of a job that no rank has to die for; every rank has to do them.
+
+    Args:
+        plant: a fault of the last rank, which has to be found.
+    """
+
+    def __init__(self, ranks: Ranks, plant: str = "") -> None:
+        self._ranks, self._plant = ranks, plant
+        self._victim = ranks.size - 1
+        self._mine = ranks.rank == self._victim
+
+    def run(self) -> list[dict[str, Any]]:
+        """Do all of them; stop at the first that fails, as the job may be broken then."""
+        found: list[dict[str, Any]] = []
+        for name, check in self._all():
+            began = time.monotonic()
+            problem = detail = ""
+            try:
+                detail = check()
+            except (Failed, HorovodCompressError) as error:
+                problem = f"{type(error).__name__}: {error}" if isinstance(error, HorovodCompressError) else str(error)
+            seconds = time.monotonic() - began
+            found.append({"check": name, "ok": not problem, "seconds": seconds, "detail": problem or detail})
+            if problem:
+                break
+        return found
+
+    def _all(self) -> Iterator[tuple[str, Callable[[], str]]]:
+        for method in available():
+            yield f"same bits: {method}", partial(self.same_bits, method)
+        yield "corruption", self.corruption
+        yield "mismatch", self.mismatch
+        yield "drift", self.drift
+
+    def _gather(self, value: Any, name: str) -> list[Any]:
+        return self._ranks.gather(value, f"hvc.verify.{name}")
+
+    # ---- equal bits ----
+
+    def same_bits(self, method: str) -> str:
+        """Train with a method; every rank must have the same weights, bit for bit.
+
+        Raises:
+            Failed: names the parameter and the ranks that differ.
+        """
+        plant = self._plant if method == _PLANTED_IN and self._mine else ""
+        seconds = 3.0 if plant or method == _PLANTED_IN else PATIENCE
+        job = _Job(self._ranks, method, seconds, seed=int(plant == "mismatch"))
+        try:
+            if plant == "corruption":
+                job.flip(self._ranks.size + 1)
+            for step in range(_STEPS):
+                if plant == "freeze" and step == 1:
+                    local_ranks.leave("fault", time.monotonic())
+                    os.kill(os.getpid(), signal.SIGSTOP)
+                job.step(step)
+                if plant == "drift" and step == 1:
+                    next(job.model.parameters()).data.view(-1).view(torch.int32)[7] ^= 1
+            self._compare(job.model, method)
+        finally:
+            job.compression.close()
+        return ""
+
+    def _compare(self, model: nn.Module, method: str) -> None:
+        mine = {name: _hash(parameter) for name, parameter in model.named_parameters()}
+        every = self._gather(mine, f"weights.{method}")
+        for name in mine:
+            values = [found[name] for found in every]
+            usual = max(set(values), key=lambda value: (values.count(value), -values.index(value)))
+            if odd := [rank for rank, value in enumerate(values) if value != usual]:
+                raise Failed(f"parameter {name} on rank(s) {', '.join(map(str, odd))} differs from that of the others")
+
+    # ---- faults ----
+
+    def corruption(self) -> str:
+        """Change one bit on its way: the rank that gets it must refuse the frame, and no rank may go on.
+
+        Raises:
+            Failed: some rank went on.
+        """
+        job, told = _Job(self._ranks, "marsit", seconds=10.0), ""
+        if self._mine:
+            job.flip(self._ranks.size + 1)
+        try:
+            for step in range(_STEPS):
+                job.step(step)
+        except ExchangeError as error:
+            told = "refused" if isinstance(error, CorruptFrameError) else "stopped"
+        finally:
+            job.compression.close()
+        every = self._gather(told, "corruption")
+        if "" in every or "refused" not in every:
+            raise Failed(f"a changed bit was not refused: the ranks {every}")
+        return f"rank {every.index('refused')} refused a frame with one bit changed; all stopped"
+
+    def mismatch(self) -> str:
+        """Give one rank another seed: all must refuse to start.
+
+        Raises:
+            Failed: some rank started.
+        """
+        try:
+            _Job(self._ranks, "qsgd", seed=int(self._mine)).compression.close()
+            told = ""
+        except MismatchError as error:
+            told = str(error)
+        every = self._gather(told, "mismatch")
+        if not all("seed" in found for found in every):
+            raise Failed(f"another seed on rank {self._victim} was not refused: {every}")
+        return "another seed on one rank was refused at the start, by name"
+
+    def drift(self) -> str:
+        """Change one bit of one result: the comparison after the step must find it.
+
+        Raises:
+            Failed: it was not found, or blamed on another rank.
+        """
+        job, told = _Job(self._ranks, "fp16"), ""
+        reducer = job.compression._running()
+        hashed = reducer.verification.hash
+
+        def change(state: Any) -> int:
+            state.memory.grads[0].view(-1).view(torch.int32)[0] ^= 1
+            return hashed(state)
+
+        try:
+            job.step(0)
+            if self._mine:
+                reducer.verification.hash = change  # type: ignore[method-assign]
+            job.step(1)
+            job.step(2)
+        except MismatchError as error:
+            told = str(error)
+        finally:
+            job.compression.close()
+        every = self._gather(told, "drift")
+        # Of two ranks that differ nobody knows which is right, and the first is taken to be.
+        if not all(f"on rank(s) {self._victim} differs" in found for found in every):
+            raise Failed(f"a changed bit of a result on rank {self._victim} was not found: {every}")
+        return "one changed bit of a result was found in its step, by bucket and rank"
+
+
+def _hash(tensor: Tensor) -> str:
+    return hashlib.sha256(tensor.detach().contiguous().view(-1).view(torch.uint8).numpy().tobytes()).hexdigest()
+
+
+# ---- a rank ends ----
+
+
+def lose_a_rank(ranks: Ranks, how: str, seconds: float) -> None:
+    """Train, and let the last rank be killed or frozen in a step; the others leave what they saw."""
+    job = _Job(ranks, "marsit", seconds=seconds)
+    job.step(0)
+    ranks.barrier()
+    if ranks.rank == ranks.size - 1:
+        recorder = job.compression._running().context.recorder
+        noted = recorder.note
+
+        def note(step: int, bucket: int, event: str, hop: int = -1) -> None:
+            noted(step, bucket, event, hop)
+            if (step, event, hop) == (1, "hop", 1):
+                local_ranks.leave("fault", time.monotonic())
+                os.kill(os.getpid(), signal.SIGKILL if how == "kill" else signal.SIGSTOP)
+
+        recorder.note = note  # type: ignore[method-assign]
+    try:
+        for step in range(1, _STEPS):
+            job.step(step)
+    except ExchangeError as error:
+        local_ranks.leave("error", {"text": str(error), "at": time.monotonic()})
+    else:
+        local_ranks.leave("error", None)
+
+
+def main(ranks: Ranks) -> None:
+    """Do what this rank was started for, and end the process."""
+    what = local_ranks.task()
+    torch.set_num_threads(1)
+    if what["how"] == "checks":
+        local_ranks.leave("checks", Checks(ranks, what["plant"]).run())
+    else:
+        lose_a_rank(ranks, what["how"], what["seconds"])
+    os._exit(0)  # the framework would wait for the rank that is gone

@@ -1,0 +1,9 @@
+"""``python -m horovod_compress.fronts.torch_dist.selftest``: one rank of ``hvd-compress verify`` under torchrun."""
+
+from __future__ import annotations
+
+from ..common import selftest
+from .ranks import begin
+
+if __name__ == "__main__":
+    selftest.main(begin())

@@ -1,0 +1,23 @@
+"""The examples for trainers that create DistributedDataParallel themselves, with the real packages.
+
+`pip install 'horovod-compress[frameworks]'` installs both; see CONTRIBUTING.md.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.support.jobs import run_ranks
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.mark.parametrize("framework", ["lightning", "accelerate"])
+def test_none_is_the_training_without_us_and_marsit_is_equal_on_all_ranks(framework: str) -> None:
+    pytest.importorskip(framework, reason=f"{framework} is not installed: the extra `frameworks` has it")
+    first, second = run_ranks(
+        2, "frameworks.py", timeout=300.0, arguments={"framework": framework}, front="torch"
+    ).reports
+    assert first == second
+    assert first["None"] == first["none"]
+    assert first["marsit"] != first["none"]
