@@ -105,6 +105,7 @@ class Expectation(NamedTuple):
 
 def expectation(method: str) -> Expectation:
     """Return what is likely of a contestant; of an unknown one, as much as of an uncompressed one."""
+    method = method.removeprefix("ddp:")
     if method == NOTHING:
         return Expectation(0.0, 0.0)
     if method == "horovod fp16":

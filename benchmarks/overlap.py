@@ -67,7 +67,7 @@ def amortised(records: Sequence[Record]) -> list[Record]:
     """
     found = []
     for record in records:
-        if record["name"].startswith("marsit") and (full := partner(record["name"], records)):
+        if _front(record["name"])[1].startswith("marsit") and (full := partner(record["name"], records)):
             found += [_mean(record, full, every) for every in AMORTISED_OVER]
     return found
 
@@ -78,8 +78,15 @@ def partner(name: str, records: Sequence[Record]) -> Record | None:
     if _SIGNS_ONLY not in words:
         return None
     words.remove(_SIGNS_ONLY)
-    by_words = {frozenset(r["name"].split()[1:]): r for r in records if r["name"].split()[0] == "none"}
+    plain = _front(name)[0] + "none"
+    by_words = {frozenset(r["name"].split()[1:]): r for r in records if r["name"].split()[0] == plain}
     return by_words.get(frozenset(words)) or by_words.get(frozenset())
+
+
+def _front(name: str) -> tuple[str, str]:
+    """Return what a name says of the front, "ddp:" or nothing, and the method with its options."""
+    front, colon, method = name.partition(":")
+    return (front + colon, method) if colon and " " not in front else ("", name)
 
 
 def _mean(signs: Record, full: Record, every: int) -> Record:

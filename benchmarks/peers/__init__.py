@@ -13,16 +13,18 @@ def adapter(name: str) -> Adapter:
     """Return a contestant by its name, or by a method of this package with options.
 
     The names of others are those of ``names.STOCK`` and ``names.DDP``; everything else is read as
-    ``METHOD [ring|fold|auto] [key=value ...]``, see :func:`benchmarks.peers.names.parse`.
+    ``[ddp:]METHOD [ring|fold|auto] [key=value ...]``, see :func:`benchmarks.peers.names.parse`.
 
     Raises:
         PeerError: there is no such method, or a word is not understood.
     """
-    from . import ddp, ours, stock  # they import Horovod, which the drivers need not have
+    from . import ddp, ours, ours_ddp, stock  # they import Horovod, which the drivers need not have
 
     if name in names.STOCK:
         return stock.adapter(name)
-    return ddp.adapter(name) if name in names.DDP else ours.adapter(name)
+    if name in names.DDP:
+        return ddp.adapter(name)
+    return ours_ddp.adapter(name) if name.startswith(names.UNDER_DDP) else ours.adapter(name)
 
 
 def adapters(wanted: Iterable[str], files: Iterable[str] = ()) -> list[Adapter]:

@@ -17,6 +17,8 @@ from horovod_compress.schedule.policies.registry import make_plan
 STOCK = ("horovod fp32", "horovod fp16", "headroom")
 DDP = ("ddp fp32", "ddp fp16", "ddp powersgd r1", "ddp powersgd r4")
 METHODS = available()
+#: Begins the name of a method of this package that runs under DistributedDataParallel, as its communication hook.
+UNDER_DDP = "ddp:"
 
 
 class PeerError(RuntimeError):
@@ -35,7 +37,7 @@ def parse(text: str, others: Iterable[str] = (*STOCK, *DDP)) -> tuple[str, dict[
     if method not in METHODS:
         raise PeerError(
             f"unknown contestant {text!r}; there are {', '.join(others)}, and this package's methods with "
-            f"options: {', '.join(METHODS)}"
+            f"options, under Horovod or, as in {UNDER_DDP}marsit, under DDP: {', '.join(METHODS)}"
         )
     options: dict[str, Any] = {}
     for word in words:
@@ -72,7 +74,8 @@ def check(names: Iterable[str], stock: Iterable[str] = (*STOCK, *DDP)) -> None:
             raise PeerError(f"two contestants are named {name!r}; names are unique in a run")
         if name in known:
             continue
-        method, options = parse(name, known)
+        # Only a benchmark that has DDP itself can run methods under it.
+        method, options = parse(name.removeprefix(UNDER_DDP) if DDP[0] in known else name, known)
         try:
             _check_options(method, options)
         except ConfigError as error:

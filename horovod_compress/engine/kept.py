@@ -34,6 +34,20 @@ class Kept:
                     found.setdefault(kind, {})[tensor.name] = kept[state.memory.span(position)]
         return found
 
+    def of(self, index: int) -> dict[str, Tensor]:
+        """Return what is kept for the elements of one tensor, by its place in the plan; these are views."""
+        state, position = self._buckets.where(index)
+        state.device.after(state.decoded)
+        return {kind: kept[state.memory.span(position)] for kind, kept in state.memory.state.items()}
+
+    def put_back(self, index: int, saved: Mapping[str, Tensor]) -> None:
+        """Let what is kept for one tensor be as it was, between two steps, and on every rank alike."""
+        state, _ = self._buckets.where(index)
+        for kind, kept in self.of(index).items():
+            kept.copy_(saved[kind])
+        state.rounds.resume()  # something may wait again
+        self._context.devices.rest()
+
     def tables(self) -> dict[str, Tensor]:
         """Return what is kept for whole buckets, by bucket and name."""
         self._follow()

@@ -46,7 +46,6 @@ def test_training_goes_on_after_a_step_that_was_not_finite(reports: list[dict[st
     [
         ("join", "ConfigError: DistributedDataParallel's join() with uneven batches is not supported"),
         ("outside", "ConfigError: DistributedDataParallel's join() with uneven batches is not supported"),
-        ("sparse", "create embeddings with sparse=False"),
         ("other model", "named_parameters lacks 2 parameter(s) of the model: weight, bias"),
         ("plain model", "register() takes the wrapped model, DistributedDataParallel(model), got a Linear"),
         ("twice", "has a communication hook already"),

@@ -125,6 +125,23 @@ def calling_optimizer(compression: Any) -> Any | None:
     return None
 
 
+def densified_parameter(tensor: Any) -> Any | None:
+    """Return the parameter with a sparse gradient whose dense copy ``compress`` was given, as by ``sparse_as_dense``.
+
+    Only the frame of the optimizer that made the copy knows both.
+    """
+    frame = sys._getframe(1)
+    for _ in range(_FRAMES):
+        found = frame.f_locals.get("p")
+        grad = getattr(found, "grad", None)
+        if frame.f_locals.get("tensor") is tensor and isinstance(grad, torch.Tensor) and grad.is_sparse:
+            return found
+        if frame.f_back is None:
+            return None
+        frame = frame.f_back
+    return None
+
+
 def in_broadcast_optimizer_state() -> bool:
     """Return whether Horovod calls an optimizer's ``step`` only to make it build its state."""
     frame = sys._getframe(1)

@@ -21,7 +21,7 @@ from .. import help_text
 from ..common.base import begin_trace
 from ..common.factories import NamedParameters, add_factories, of_an_object
 from ..common.startup import before_handshake
-from .calls import calling_optimizer, forget_step, in_backward, in_join, waits_for_tokens
+from .calls import calling_optimizer, densified_parameter, forget_step, in_backward, in_join, waits_for_tokens
 from .ending import end_all_waits, explain
 from .finding import NO_ADASUM, Finder
 from .for_updates import TAKEN, ForUpdates
@@ -103,7 +103,7 @@ class Compression(ForUpdates):
         repeat = self._is_repeat()
         if not repeat:
             self._begin_step()
-        index = self._finder.find(tensor, first=not self._under_way)
+        index = self._index_of(tensor)
         return self._tokens.of(index), tensor if repeat else (index, self._offer(index, tensor))
 
     def decompress(self, tensor: Tensor, ctx: Any) -> Tensor:
@@ -215,6 +215,15 @@ class Compression(ForUpdates):
     def _take_order(self) -> None:
         self._settled = -1
         self._finder = Finder(self._steps.parameters, self._job.number)
+
+    def _index_of(self, tensor: Tensor) -> int:
+        """Return the index of the parameter whose gradient this is, or a dense copy of it."""
+        place = self._finder.look(tensor, first=not self._under_way)
+        if place is None and (parameter := densified_parameter(tensor)) is not None:
+            place = self._steps.index.get(id(parameter))
+        if place is None:
+            raise ConfigError(self._finder.why_unknown(tensor))
+        return place
 
     def _is_repeat(self) -> bool:
         """Return whether this call belongs to a second synchronize() of the same step.
@@ -331,15 +340,18 @@ def _attach(optimizer: Any, compression: Compression) -> None:
     def hand_over(parameter: nn.Parameter) -> tuple[Any, Any]:
         if parameter.grad is None:
             parameter.grad = torch.zeros_like(parameter)
-        if parameter.grad.is_sparse:
-            return stock(parameter)
+        grad = parameter.grad
+        if grad.is_sparse:
+            if not optimizer.sparse_as_dense:
+                return stock(parameter)
+            grad = grad.to_dense()
         if id(parameter) not in compression._steps.index:
             raise ConfigError(compression._finder.why_unknown(parameter.grad))
         if compression._is_repeat():
-            return (lambda: parameter.grad), None
+            return (lambda: grad), None
         compression._begin_step()
         index = compression._steps.index[id(parameter)]
-        step = compression._offer(index, parameter.grad)
+        step = compression._offer(index, grad)
         return (lambda: compression._result(index, step)), None
 
     optimizer._allreduce_grad_async = hand_over

@@ -6,8 +6,6 @@ from collections.abc import Sequence
 
 from torch import Tensor, nn
 
-from ...errors import ConfigError
-
 NO_ADASUM = "op=hvd.Adasum is not supported: it combines parameter updates, not gradients; use op=hvd.Average"
 
 
@@ -25,16 +23,13 @@ class Finder:
         #: How many gradients of a step have come.
         self.calls = 0
 
-    def find(self, tensor: Tensor, *, first: bool) -> int:
-        """Return the index of the parameter whose gradient this is.
+    def look(self, tensor: Tensor, *, first: bool) -> int | None:
+        """Return the index of the parameter whose gradient this is, None where it is of none.
 
         Gradients arrive in much the same order in every step, so the last order is tried first.
 
         Args:
             first: of a step.
-
-        Raises:
-            ConfigError: it is of none; says why that may be.
         """
         if first:
             self.calls = 0
@@ -47,16 +42,11 @@ class Finder:
                 at = self._order.index(index)
                 self._order[place], self._order[at] = index, self._order[place]
                 return index
-        raise ConfigError(self.why_unknown(tensor))
+        return None
 
     def why_unknown(self, tensor: Tensor) -> str:
         if isinstance(tensor, nn.Parameter):
             return NO_ADASUM
-        if any(p.grad is not None and p.grad.is_sparse for p in self._parameters):
-            return (
-                "sparse_as_dense=True passes a copy that cannot be identified; leave "
-                "it out: Horovod reduces sparse gradients itself, uncompressed"
-            )
         return (
             f"rank {self._rank}: compress() got a tensor of shape {tuple(tensor.shape)} that is not "
             f"the gradient of any of the {len(self._parameters)} parameters in named_parameters; give "

@@ -40,6 +40,16 @@ class Backward:
         self._result, self._alive = result, alive
         self._pending: list[Pending] = []
         self._whole, self._done = False, threading.Event()
+        #: Sparse gradients, by the number of their parameters: torch reduces them.
+        self.sparse: list[int] = []
+        #: Called after the last result was fetched.
+        self.settle: Callable[[], object] = lambda: None
+        #: Called when DistributedDataParallel has ended this pass too.
+        self.afterwards: Callable[[], None] | None = None
+        #: The parameters that buckets have brought, by identity.
+        self.brought: set[int] = set()
+        #: Buckets come without numbers, so that none is known to be the last one.
+        self.unnumbered = False
         self._error: HorovodCompressError | None = None
 
     def add(self, buffer: Tensor, offered: list[tuple[int, int]]) -> Any:
@@ -49,9 +59,13 @@ class Backward:
         self._pending.append((future, buffer, offered))
         return future
 
+    def add_to_last(self, offered: list[tuple[int, int]]) -> None:
+        """Fetch these results too, which belong to no bucket."""
+        self._pending[-1][2].extend(offered)
+
     def offered(self) -> set[int]:
         """Return the parameters that were offered so far, by number."""
-        return {index for _, _, offered in self._pending for index, _ in offered}
+        return {index for _, _, offered in self._pending for index, _ in offered} | {*self.sparse}
 
     def complete(self) -> None:
         """Fetch all results and complete the futures; on a thread of its own, after the last bucket."""
@@ -59,6 +73,7 @@ class Backward:
             for _, _, offered in self._pending:
                 for index, step in offered:
                     self._result(index, step)
+            self.settle()
         except BaseException as error:  # noqa: BLE001  the training thread raises it
             self._note(error)
         finally:
@@ -111,6 +126,8 @@ class Backward:
                 "the thread that fetches results has ended in the middle of a backward pass, because the compression "
                 "was closed then or by an error that is logged above; restart the job from a checkpoint"
             )
+        if self.afterwards:
+            at_the_end(self.afterwards)
         error, self._error = self._error, None
         if isinstance(error, NonFiniteError):
             at_the_end(_raising(error))

@@ -14,10 +14,6 @@ NO_JOIN = (
     "DistributedDataParallel's join() with uneven batches is not supported: a rank without batches would have to go on "
     "with residuals, and with its optimizer. Give every rank the same number of steps, for example with drop_last=True"
 )
-NO_SPARSE = (
-    "sparse gradients are not supported under DistributedDataParallel: create embeddings with sparse=False, or exclude "
-    "their parameters from the wrapped model and reduce them yourself"
-)
 NO_UPDATES = (
     "DistributedUpdateOptimizer, which exchanges weight updates, needs Horovod: import horovod_compress.torch as hvc. "
     "Under DistributedDataParallel gradients are exchanged: compression.register(ddp_model, optimizer)"
@@ -43,9 +39,6 @@ def check_model(model: object, group: object, named: Named) -> None:
             "this DistributedDataParallel has a communication hook already, or mixed_precision=, which sets one; it "
             "can have only one: wrap the model again, and use torch.autocast"
         )
-    sparse = [name for name, module in model.module.named_modules() if getattr(module, "sparse", False) is True]
-    if sparse:
-        raise ConfigError(f"{NO_SPARSE}; sparse=True in {', '.join(sparse[:5])}")
     _check_parameters(model, named)
 
 

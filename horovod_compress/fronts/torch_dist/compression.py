@@ -5,7 +5,8 @@ from __future__ import annotations
 import logging
 import os
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, TypeVar
 
 import torch
@@ -26,6 +27,8 @@ from . import checks
 from .backward import Backward, at_the_end, in_backward
 from .hook import ddp_hook
 from .job import TorchJob
+from .sparse import mean_of
+from .unused import Unused, looks_for_unused
 
 Model = TypeVar("Model", bound=DistributedDataParallel)
 
@@ -56,6 +59,7 @@ class Compression(BaseCompression):
     _job: TorchJob
     _backward: Backward | None = None
     _worker: Worker | None = None
+    _left_out: Unused | None = None  # where a step may leave parameters out
     _unused = False  # no model, no optimizer and no gradient have come since the start
 
     def __init__(self, *given: Any) -> None:
@@ -144,6 +148,8 @@ class Compression(BaseCompression):
         checks.check_model(ddp_model, self._job.group, self._steps.named)
         if optimizer is not None:
             self.attach(optimizer, second_moment=second_moment, warmup_steps=warmup_steps, rebuild_every=rebuild_every)
+        if looks_for_unused(ddp_model):
+            self._left_out = Unused(ddp_model, self._running().kept)
         ddp_model.join_hook = checks.refuse_join  # type: ignore[method-assign]
         ddp_model.register_comm_hook(self, ddp_hook)
         self._unused = False
@@ -211,31 +217,69 @@ class Compression(BaseCompression):
         """
         if not in_backward():
             raise ConfigError(checks.NO_JOIN)
-        buffer = bucket.buffer()
+        backward, buffer = self._begin_backward(bucket), bucket.buffer()
+        numbers = self._numbers(bucket.parameters())
         if buffer.is_sparse:
-            raise ConfigError(checks.NO_SPARSE)
-        if self._backward is None or bucket.index() == 0:
-            self._backward = Backward(self._result, self._fetches)
-            at_the_end(self._backward.end)
-        self._begin_step()
-        backward, index = self._backward, self._steps.index
-        numbers = [index.get(id(parameter)) for parameter in bucket.parameters()]
+            reduced, offered = mean_of(buffer, self._job.group), []
+            self._skip(backward, numbers)
+        else:
+            grads = bucket.gradients()
+            if self._left_out:
+                self._left_out.set_aside(bucket.parameters(), numbers, grads)
+            offered = [(at, self._offer(at, grad)) for at, grad in zip(numbers, grads, strict=True)]
+        future = backward.add(buffer, offered)
+        if bucket.is_last() or self._has_all(backward):
+            backward.add_to_last(self._offer_frozen(backward.offered()))
+            self._backward = None
+            backward.close()
+            self._hand_over(backward)
+        return reduced if buffer.is_sparse else future
+
+    def _begin_backward(self, bucket: dist.GradBucket) -> Backward:
+        """Return the backward pass that a bucket belongs to; the first bucket begins one, and a step."""
+        backward, brought = self._backward, {id(parameter) for parameter in bucket.parameters()}
+        if backward and (bucket.index() or backward.brought.isdisjoint(brought)):
+            # In the first step of a static graph all buckets are number 0, and none is said to be the last.
+            backward.unnumbered = backward.unnumbered or not bucket.index()
+        else:
+            self._backward = backward = Backward(self._result, self._fetches)
+            at_the_end(backward.end)
+            if self._left_out:
+                self._left_out.begin()
+                backward.afterwards = partial(self._left_out.settle, backward.brought)
+            self._begin_step()
+        backward.brought |= brought
+        return backward
+
+    def _has_all(self, backward: Backward) -> bool:
+        """Return whether buckets without numbers have brought all gradients."""
+        trained = (parameter for parameter in self._steps.parameters if parameter.requires_grad)
+        return backward.unnumbered and all(id(parameter) in backward.brought for parameter in trained)
+
+    def _skip(self, backward: Backward, numbers: list[int]) -> None:
+        """Count in sparse gradients, which torch reduces."""
+        reducer = self._running()
+        for at in numbers:
+            reducer.skip(at)
+        backward.sparse += numbers
+        # A bucket of sparse gradients only is awaited by nobody else.
+        backward.settle = partial(reducer.wait_idle, reducer.options.timeout)
+
+    def _numbers(self, parameters: Sequence[Tensor]) -> list[int]:
+        """Return the places of a bucket's parameters in the plan.
+
+        Raises:
+            ConfigError: one is none of ours.
+        """
+        index = self._steps.index
+        numbers = [index.get(id(parameter)) for parameter in parameters]
         if None in numbers:
-            shape = tuple(bucket.parameters()[numbers.index(None)].shape)
+            shape = tuple(parameters[numbers.index(None)].shape)
             raise ConfigError(
                 f"rank {self._job.number}: the model has a parameter of shape {shape} that is not one of the "
                 f"{len(index)} in named_parameters; give the compression all parameters of the model"
             )
-        grads = bucket.gradients()
-        offered = [(at, self._offer(at, grad)) for at, grad in zip(numbers, grads, strict=True) if at is not None]
-        if bucket.is_last():
-            offered += self._offer_frozen(backward.offered() | {at for at, _ in offered})
-        future = backward.add(buffer, offered)
-        if bucket.is_last():
-            self._backward = None
-            backward.close()
-            self._hand_over(backward)
-        return future
+        return [number for number in numbers if number is not None]
 
     def exchange_alone(self, grad: Tensor) -> Tensor:
         """Exchange the gradient of a model with one parameter outside a backward pass; for measurements."""

@@ -205,11 +205,6 @@ def joined() -> None:
         called(data(0)).sum().backward()
 
 
-def sparse() -> None:
-    model = nn.Sequential(nn.Embedding(20, 3, sparse=True))
-    made(model).register(DistributedDataParallel(model))
-
-
 def other_model() -> None:
     made(small()[0]).register(small()[1])
 
@@ -240,7 +235,6 @@ class _Bucket:
 
 REFUSALS: dict[str, Callable[[], object]] = {
     "join": joined,
-    "sparse": sparse,
     "other model": other_model,
     "plain model": lambda: made(m := nn.Linear(2, 2)).register(m),  # type: ignore[type-var]
     "twice": twice,
