@@ -61,7 +61,7 @@ inside() {
   ln -sfn "$root" /mnt/root/opt/horovod-compress
   id trainer >/dev/null 2>&1 || useradd --root /mnt/root --create-home --shell /bin/bash trainer
   # Python may lie in the home of who made .venv, which no other user may enter.
-  for folder in "$root" "$(realpath "$root/.venv/bin/python")"; do
+  for folder in "$root" "$(realpath "$root/.venv")" "$(realpath "$root/.venv/bin/python")"; do
     while [ "$folder" != / ]; do chmod a+x "/mnt/root$folder"; folder=$(dirname "$folder"); done
   done
   exec chroot --userspec=trainer:trainer /mnt/root env -i HOME=/home/trainer USER=trainer \
