@@ -16,6 +16,18 @@ wait_for() {
   exit 1
 }
 
+# Without Horovod: torchrun starts the ranks of its own host, so it runs on each.
+torchrun_on() {
+  local lead=$1 node=0 jobs=() host job
+  for host; do
+    run=(torchrun --nnodes $# --node-rank $node --master-addr "$lead" --nproc-per-node 1
+      /opt/horovod-compress/examples/minimal_ddp.py)
+    if [ $node = 0 ]; then "${run[@]}" & else ssh "$host" "${run[@]}" & fi
+    jobs+=($!) node=$((node + 1))
+  done
+  for job in "${jobs[@]}"; do wait "$job"; done
+}
+
 case ${1:-} in
   serve)
     wait_for "$keys/lead.pub"
@@ -46,6 +58,7 @@ END
     chmod +x ~/bin/ssh
     export PATH=~/bin:$PATH
     hosts=$(printf '%s:1,' "$@")
+    [ "${LAUNCHER:-horovodrun}" != torchrun ] || { torchrun_on "$@"; exit; }
     exec horovodrun -np $# -H "${hosts%,}" -p "$port" \
       python /opt/horovod-compress/examples/train.py --task text --method marsit ${TRAIN_ARGS:-}
     ;;

@@ -23,11 +23,20 @@ inline CountRows rows_of(int64_t modulus, const uint64_t* const* before, uint64_
 }
 
 // The counts of a thread: those of the lanes of a word, or of a byte of one.
-template <class Bits> __device__ void load_counts(const CountRows& memory, int64_t at, uint64_t* counts) {
-  for (int l = 0; l < memory.rows; ++l) counts[l] = reinterpret_cast<const Bits*>(memory.before[l])[at];
+template <class Bits, class Count> __device__ void load_counts(const CountRows& memory, int64_t at, Count* counts) {
+#pragma unroll
+  for (int l = 0; l < kMaxRows; ++l) {
+    if (l >= memory.rows) break;
+    counts[l] = reinterpret_cast<const Bits*>(memory.before[l])[at];
+  }
 }
-template <class Bits> __device__ void store_counts(const CountRows& memory, int64_t at, const uint64_t* counts) {
-  for (int l = 0; l < memory.rows; ++l) reinterpret_cast<Bits*>(memory.after[l])[at] = Bits(counts[l]);
+template <class Bits, class Count>
+__device__ void store_counts(const CountRows& memory, int64_t at, const Count* counts) {
+#pragma unroll
+  for (int l = 0; l < kMaxRows; ++l) {
+    if (l >= memory.rows) break;
+    reinterpret_cast<Bits*>(memory.after[l])[at] = Bits(counts[l]);
+  }
 }
 
 }  // namespace

@@ -21,13 +21,14 @@ __global__ void fold_kernel(PartList<uint8_t> parts, int64_t ranks, int64_t item
   for (int64_t item = first_item(); item < items; item += item_stride()) {
     const int64_t group = item / kThreadsOfGroup;
     uint64_t packed = 0;
+#pragma unroll 1  // the counts of one word take enough registers
     for (int k = 0; k < kGroupWords; ++k) {
       const int64_t byte = (group * kGroupWords + k) * kThreadsOfGroup + item % kThreadsOfGroup;
-      uint64_t counts[kMaxRows];
-      Trits<uint64_t> digits;
+      uint32_t counts[kMaxRows];  // of eight lanes; an integer of a GPU's registers
+      Trits<uint32_t> digits;
       load_counts<uint8_t>(memory, byte, counts);
       for (int64_t part = 0; part < ranks; ++part)
-        ternary_add(uint64_t(parts[part][byte]), counts, memory.rows, ranks, digits);
+        ternary_add(uint32_t(parts[part][byte]), counts, memory.rows, ranks, digits);
       store_counts<uint8_t>(memory, byte, counts);
       packed += (spread(uint8_t(digits.least_one)) + spread(uint8_t(digits.two))) * digit_weight(k);
     }

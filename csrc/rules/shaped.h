@@ -13,7 +13,15 @@
 namespace hvc {
 
 // Counts stay below the number of ranks, 65535 at most.
+//
+// Loops over rows name this limit and leave at `rows`: nvcc unrolls them, so that every index is a constant and the
+// counts of a thread stay in registers.
 constexpr int kMaxRows = 16;
+#if defined(__CUDA_ARCH__)
+#define HVC_UNROLL_ROWS _Pragma("unroll")
+#else
+#define HVC_UNROLL_ROWS
+#endif
 
 // Rows that counts below `ranks` need.
 HVC_RULE int count_rows(int64_t ranks) {
@@ -32,14 +40,18 @@ template <class Bits>
 HVC_RULE Bits count_once(const Bits* before, Bits* after, int rows, int64_t ranks, const Bits& up, const Bits& down) {
   const uint64_t middle = middle_count(ranks), top = uint64_t(ranks - 1);
   Bits end = up | down;
-  for (int l = 0; l < rows; ++l) {
+  HVC_UNROLL_ROWS
+  for (int l = 0; l < kMaxRows; ++l) {
+    if (l >= rows) break;
     // At the end is who goes up from `top` or down from 0: who has the bits of `top` there, or their opposite.
     const Bits at_top = ~(before[l] ^ all_where<Bits>((middle ^ top) >> l & 1));
     const Bits at_zero = ~(before[l] ^ all_where<Bits>(middle >> l & 1));
     end &= (up & at_top) | (down & at_zero);
   }
   Bits carry = (up | down) & ~end;
-  for (int l = 0; l < rows; ++l) {
+  HVC_UNROLL_ROWS
+  for (int l = 0; l < kMaxRows; ++l) {
+    if (l >= rows) break;
     const Bits old = before[l];
     after[l] = old ^ carry ^ (end & all_where<Bits>(top >> l & 1));
     carry &= old ^ down ^ all_where<Bits>(middle >> l & 1);

@@ -35,7 +35,11 @@ template <class Bits> struct Trits {
 // Whether the count in each lane is `value`, of the lanes given.
 template <class Bits>
 HVC_RULE Bits counts_equal(Bits lanes, const Bits* counts, int rows, uint64_t middle, uint64_t value) {
-  for (int l = 0; l < rows; ++l) lanes &= ~(counts[l] ^ all_where<Bits>((middle ^ value) >> l & 1));
+  HVC_UNROLL_ROWS
+  for (int l = 0; l < kMaxRows; ++l) {
+    if (l >= rows) break;
+    lanes &= ~(counts[l] ^ all_where<Bits>((middle ^ value) >> l & 1));
+  }
   return lanes;
 }
 
@@ -46,7 +50,9 @@ HVC_RULE Bits count_with_ties(const Bits& ones, Bits* counts, int rows, int64_t 
   const Bits first = counts_equal(Bits(ones & ~digits.least_one), counts, rows, middle, half);
   const Bits second = counts_equal(Bits(ones & digits.least_one & ~digits.two), counts, rows, middle, half - 1);
   Bits carry = ones & ~(first | second);
-  for (int l = 0; l < rows; ++l) {
+  HVC_UNROLL_ROWS
+  for (int l = 0; l < kMaxRows; ++l) {
+    if (l >= rows) break;
     const Bits old = counts[l];
     counts[l] =
         old ^ carry ^ (first & all_where<Bits>((half ^ 1) >> l & 1)) ^ (second & all_where<Bits>((half - 1) >> l & 1));
