@@ -7,8 +7,6 @@ from typing import Any, NamedTuple, Protocol
 
 from torch import Tensor, nn
 
-from .base import BaseCompression
-
 #: Seconds for what is to succeed, on a machine that may be busy.
 PATIENCE = 30.0
 
@@ -16,7 +14,7 @@ PATIENCE = 30.0
 class Training(NamedTuple):
     """A model under a compression: its optimizer, and what is called in place of the model."""
 
-    compression: BaseCompression
+    compression: Any  # the front's own Compression
     optimizer: Any
     called: Callable[..., Any]
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -66,6 +66,11 @@ class Backward:
     def offered(self) -> set[int]:
         """Return the parameters that were offered so far, by number."""
         return {index for _, _, offered in self._pending for index, _ in offered} | {*self.sparse}
+
+    def has_all(self, parameters: Iterable[Tensor]) -> bool:
+        """Return whether buckets without numbers have brought the gradients of all parameters that are trained."""
+        trained = (parameter for parameter in parameters if parameter.requires_grad)
+        return self.unnumbered and all(id(parameter) in self.brought for parameter in trained)
 
     def complete(self) -> None:
         """Fetch all results and complete the futures; on a thread of its own, after the last bucket."""

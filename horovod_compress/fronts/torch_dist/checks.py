@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
 
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from ...errors import ConfigError
@@ -92,3 +92,22 @@ def update_optimizer(*given: object, **options: object) -> NoReturn:
         ConfigError: always.
     """
     raise ConfigError(NO_UPDATES)
+
+
+def places(parameters: Sequence[Tensor], index: Mapping[int, int], rank: int) -> list[int]:
+    """Return the places of a bucket's parameters in the plan.
+
+    Args:
+        index: the place of each parameter of the compression, by identity.
+
+    Raises:
+        ConfigError: one is none of ours.
+    """
+    found = [index.get(id(parameter)) for parameter in parameters]
+    if None in found:
+        shape = tuple(parameters[found.index(None)].shape)
+        raise ConfigError(
+            f"rank {rank}: the model has a parameter of shape {shape} that is not one of the {len(index)} in "
+            "named_parameters; give the compression all parameters of the model"
+        )
+    return [place for place in found if place is not None]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from functools import partial
 from typing import Any, TypeVar
 
@@ -218,7 +218,7 @@ class Compression(BaseCompression):
         if not in_backward():
             raise ConfigError(checks.NO_JOIN)
         backward, buffer = self._begin_backward(bucket), bucket.buffer()
-        numbers = self._numbers(bucket.parameters())
+        numbers = checks.places(bucket.parameters(), self._steps.index, self._job.number)
         if buffer.is_sparse:
             reduced, offered = mean_of(buffer, self._job.group), []
             self._skip(backward, numbers)
@@ -228,7 +228,7 @@ class Compression(BaseCompression):
                 self._left_out.set_aside(bucket.parameters(), numbers, grads)
             offered = [(at, self._offer(at, grad)) for at, grad in zip(numbers, grads, strict=True)]
         future = backward.add(buffer, offered)
-        if bucket.is_last() or self._has_all(backward):
+        if bucket.is_last() or backward.has_all(self._steps.parameters):
             backward.add_to_last(self._offer_frozen(backward.offered()))
             self._backward = None
             backward.close()
@@ -251,11 +251,6 @@ class Compression(BaseCompression):
         backward.brought |= brought
         return backward
 
-    def _has_all(self, backward: Backward) -> bool:
-        """Return whether buckets without numbers have brought all gradients."""
-        trained = (parameter for parameter in self._steps.parameters if parameter.requires_grad)
-        return backward.unnumbered and all(id(parameter) in backward.brought for parameter in trained)
-
     def _skip(self, backward: Backward, numbers: list[int]) -> None:
         """Count in sparse gradients, which torch reduces."""
         reducer = self._running()
@@ -264,22 +259,6 @@ class Compression(BaseCompression):
         backward.sparse += numbers
         # A bucket of sparse gradients only is awaited by nobody else.
         backward.settle = partial(reducer.wait_idle, reducer.options.timeout)
-
-    def _numbers(self, parameters: Sequence[Tensor]) -> list[int]:
-        """Return the places of a bucket's parameters in the plan.
-
-        Raises:
-            ConfigError: one is none of ours.
-        """
-        index = self._steps.index
-        numbers = [index.get(id(parameter)) for parameter in parameters]
-        if None in numbers:
-            shape = tuple(parameters[numbers.index(None)].shape)
-            raise ConfigError(
-                f"rank {self._job.number}: the model has a parameter of shape {shape} that is not one of the "
-                f"{len(index)} in named_parameters; give the compression all parameters of the model"
-            )
-        return [number for number in numbers if number is not None]
 
     def exchange_alone(self, grad: Tensor) -> Tensor:
         """Exchange the gradient of a model with one parameter outside a backward pass; for measurements."""

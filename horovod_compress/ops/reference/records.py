@@ -66,8 +66,8 @@ def record_fold(parts: Sequence[Tensor], kept: Tensor, left: Tensor, out: Tensor
             total = sent if total is None else total + sent
         assert total is not None
         total = total + before[own]
-        scale = scales / len(parts) if rule == "shared" else _scale(total, rule)
-        step = before.dtype.type(_write(_of(out, block)[index], total, scale))
+        whole = scales / len(parts) if rule == "shared" else _scale(total, rule)
+        step = before.dtype.type(_write(_of(out, block)[index], total, whole))
         rest = total - np.where(total >= 0, step, -step)
         after[own] = np.where(np.isfinite(rest), rest, before.dtype.type(0))
 

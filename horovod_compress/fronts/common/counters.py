@@ -1,0 +1,84 @@
+"""What a compression tells of itself: counters, and where they are reported."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import Any
+
+from ...engine.reducer import Reducer
+from ...observe.prometheus import PrometheusFile
+from ...observe.reports import Reports, TensorBoard
+from .running import Running
+
+
+class Counters(Running):
+    """A compression that counts."""
+
+    _reports: Reports
+
+    def _begin_reports(self, reducer: Reducer) -> Reports:
+        name = f"rank {self._job.number}: {self.method}"
+        line = reducer.rank == 0 and reducer.world > 1  # with one rank there is nothing to exchange
+        return Reports(reducer.metrics, self._counters, self.stats, reducer.next_step, name, line=line)
+
+    def stats(self) -> dict[str, Any]:
+        """Return this rank's counters.
+
+        Returns:
+            ``steps``, ``bytes_sent`` (bytes handed to the transport, headers included), ``bytes_dense`` (bytes that a
+            float32 ring would have sent), ``seconds`` per phase, ``residual_norm``, ``nonfinite`` (NaN and infinite
+            values offered by all ranks together, however they are treated), ``verified`` (steps whose results were
+            compared across ranks), ``buckets``, ``plain_buckets`` (those that the schedule leaves uncompressed),
+            ``collectives`` in use, ``tuned`` (no search for buckets is in progress), ``method``, ``overlap`` (the share
+            of the exchange time that the backward pass hides, 0 to 1) and the ``overlap_seconds`` it is computed from:
+            see :class:`horovod_compress.observe.overlap.Overlap`.
+        """
+        reducer = self._running()
+        return self._counters() | {
+            "residual_norm": reducer.kept.residual_norm(),
+            "buckets": len(reducer.plan.buckets),
+            "collectives": sorted({state.round(reducer.step).collective.name for state in reducer.buckets}),
+            "plain_buckets": sum(bucket.plain for bucket in reducer.plan.buckets),
+            "tuned": self._steps.tuner is None or self._steps.tuner.done,
+            "method": self.method,
+        }
+
+    def _counters(self) -> dict[str, Any]:
+        """Return what can be read at any time."""
+        reducer = self._running()
+        return reducer.metrics.document() | reducer.context.overlap.document()
+
+    def publish(
+        self,
+        *,
+        tensorboard: Any = None,
+        prometheus: str | os.PathLike[str] | None = None,
+        every: int = 100,
+        labels: Mapping[str, str] | None = None,
+    ) -> None:
+        """Report the counters of this rank every some steps, for TensorBoard, for Prometheus, or both.
+
+            compression.publish(tensorboard=SummaryWriter("runs/first") if rank == 0 else None)
+            compression.publish(prometheus="/var/lib/node_exporter/train.prom", labels={"job_name": "first"})
+
+        docs/monitoring.md has the names of all values. A report that cannot be written is a warning, and training goes
+        on.
+
+        Args:
+            tensorboard: a ``SummaryWriter``, or what has its ``add_scalar``; None on ranks that have none.
+            prometheus: a file that ends in ``.prom``, in the folder of the node exporter's textfile collector; each
+                rank writes its own, ``train.rank3.prom``.
+            every: steps from one report to the next.
+            labels: of every value for Prometheus, beside ``rank`` and ``method``. A host that runs several jobs or
+                models needs one that tells them apart.
+
+        Raises:
+            ConfigError: one of these cannot work.
+        """
+        if not self._reducer:
+            return
+        if prometheus is not None:
+            self._reports.add(PrometheusFile(prometheus, self._job.number, self.method, labels), every)
+        if tensorboard is not None:
+            self._reports.add(TensorBoard(tensorboard), every)
