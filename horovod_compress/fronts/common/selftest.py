@@ -214,7 +214,7 @@ class Checks:
         try:
             job.step(0)
             if self._mine:
-                reducer.verification.hash = change  # type: ignore[method-assign]
+                reducer.verification.hash = change
             job.step(1)
             job.step(2)
         except MismatchError as error:
@@ -250,7 +250,7 @@ def lose_a_rank(ranks: Ranks, how: str, seconds: float) -> None:
                 local_ranks.leave("fault", time.monotonic())
                 os.kill(os.getpid(), signal.SIGKILL if how == "kill" else signal.SIGSTOP)
 
-        recorder.note = note  # type: ignore[method-assign]
+        recorder.note = note
     try:
         for step in range(1, _STEPS):
             job.step(step)

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from ...errors import ConfigError
+from .copied import Copied
 
 NO_JOIN = (
     "DistributedDataParallel's join() with uneven batches is not supported: a rank without batches would have to go on "
@@ -34,7 +35,8 @@ def check_model(model: object, group: object, named: Named) -> None:
         )
     if model.process_group is not group:
         raise ConfigError("give DistributedDataParallel and the compression the same process_group=")
-    if getattr(model, "_comm_hooks", None) or getattr(model, "mixed_precision", None):
+    hooks = [hook for hook, state in getattr(model, "_comm_hooks", ()) if not isinstance(state, Copied)]
+    if hooks or getattr(model, "mixed_precision", None):
         raise ConfigError(
             "this DistributedDataParallel has a communication hook already, or mixed_precision=, which sets one; it "
             "can have only one: wrap the model again, and use torch.autocast"

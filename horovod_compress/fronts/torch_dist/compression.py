@@ -25,6 +25,7 @@ from ..common.factories import NamedParameters, add_factories
 from ..common.startup import before_handshake
 from . import checks
 from .backward import Backward, at_the_end, in_backward
+from .copied import copied
 from .hook import ddp_hook
 from .job import TorchJob
 from .sparse import mean_of
@@ -65,6 +66,9 @@ class Compression(BaseCompression):
     def __init__(self, *given: Any) -> None:
         super().__init__(*given)
         self._unused = self._reducer is not None
+
+    def __reduce__(self) -> Any:
+        return copied, ()  # a model is copied or saved with its hook
 
     @staticmethod
     def create(method: str | Codec, named_parameters: NamedParameters, **options: Any) -> Compression:
