@@ -13,9 +13,10 @@ import pytest
 
 from tests.support.jobs import ROOT
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1000)]
 
-SECONDS = 240.0
+#: It takes one minute; on a machine with much else to do it took over four.
+SECONDS = 900.0
 FOUND = {
     "corruption": "corrupt frame from rank 2",
     "freeze": "No sign of life from rank(s) 2",

@@ -1,4 +1,4 @@
-"""The steps of docker/compose.yaml on four hosts of docker/compose-local.sh: they train, and check host keys."""
+"""The steps of docker/compose.yaml, on four hosts that docker/compose-local.sh makes: they train and check keys."""
 
 from __future__ import annotations
 
