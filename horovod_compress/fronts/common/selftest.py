@@ -82,7 +82,7 @@ class _Job:
     def flip(self, number: int) -> None:
         """Change one bit of what this rank sends."""
         reducer = self.compression._running()
-        reducer.context.transport = _Flipping(reducer.context.transport, number)  # type: ignore[assignment]
+        reducer.context.transport = _Flipping(reducer.context.transport, number)
 
 
 class Checks:
