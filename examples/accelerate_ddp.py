@@ -42,5 +42,5 @@ def train(accelerator: Accelerator, method: str | None = "marsit", epochs: int =
 
 if __name__ == "__main__":
     accelerator = Accelerator(cpu=True)
-    train(accelerator, *sys.argv[1:])
+    train(accelerator, sys.argv[1] if sys.argv[1:] else "marsit")
     accelerator.end_training()

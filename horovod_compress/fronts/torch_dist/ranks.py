@@ -62,4 +62,5 @@ class TorchRanks:
         return Training(compression, optimizer, compression.register(DistributedDataParallel(model), optimizer))
 
     def exchange(self, training: Training, parameter: nn.Parameter, grad: Tensor) -> None:
+        assert isinstance(training.compression, Compression)
         training.compression.exchange_alone(grad)
