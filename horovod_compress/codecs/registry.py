@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import importlib
 import inspect
 import pkgutil
@@ -38,8 +39,14 @@ def codec_class(name: str) -> type[Codec]:
         ConfigError: there is none.
     """
     if not isinstance(name, str) or name not in _CODECS:
-        raise ConfigError(f"unknown method {name!r:.200}; choose one of: {', '.join(_CODECS)}")
+        raise ConfigError(f"unknown method {name!r:.200}{meant(name, _CODECS)}; choose one of: {', '.join(_CODECS)}")
     return _CODECS[name]
+
+
+def meant(given: object, known: Iterable[str]) -> str:
+    """Return a question whether a name was meant that is almost what was given."""
+    near = difflib.get_close_matches(str(given).lower().replace("-", "_"), known, 1)
+    return f", did you mean {near[0]!r}?" if near else ""
 
 
 def option_names(name: str) -> list[str]:
@@ -60,10 +67,12 @@ def create(name: str, **options: Any) -> Codec:
         ConfigError: the name or an option is unknown, or a value is out of range.
     """
     codec = codec_class(name)
-    if unknown := sorted(set(options) - set(option_names(name))):
+    known = option_names(name)
+    if unknown := sorted(set(options) - set(known)):
         common = f"; {unknown[0]} is common to all methods: give it to the compression as a whole"
         raise ConfigError(
-            f"{name} has no option {unknown[0]!r}; {own_options(name)}{common if unknown[0] in Options.names() else ''}"
+            f"{name} has no option {unknown[0]!r}{meant(unknown[0], known)}; {own_options(name)}"
+            f"{common if unknown[0] in Options.names() else ''}"
         )
     return codec(**options)
 

@@ -61,7 +61,7 @@ class Failure:
         """Raise the failure on the training thread."""
         if self._failure:
             self._seen = True
-            raise type(self._failure)(*self._failure.args) from self._failure
+            raise type(self._failure)(*self._failure.args) from self._failure.__cause__
 
     def pending(self) -> HorovodCompressError | None:
         """Return what the exchange thread has to fail with when it waits for gradients, if anything."""

@@ -185,7 +185,10 @@ def parse(method: str | Codec | Methods, given: Mapping[str, Any]) -> tuple[Meth
         ConfigError: an option is unknown or out of range.
     """
     if not isinstance(method, (str, Codec, Methods)):
-        raise ConfigError(f'a method should be a name or hvc.method("name", option=...), got {method!r:.200}')
+        raise ConfigError(
+            f'a method should be a name or hvc.method("name", option=...), got a {type(method).__name__}; '
+            "the parameters come after it"
+        )
     common = {key: value for key, value in given.items() if key in Options.names()}
     own = {key: value for key, value in given.items() if key not in common}
     known = registry.option_names(method) if isinstance(method, str) else []
@@ -200,7 +203,8 @@ def parse(method: str | Codec | Methods, given: Mapping[str, Any]) -> tuple[Meth
 
 def _no_option(method: str | Codec | Methods, option: str) -> str:
     if isinstance(method, str):
-        return f"{method} has no option {option!r}; {registry.own_options(method)}"
+        near = registry.meant(option, [*registry.option_names(method), *Options.names()])
+        return f"{method} has no option {option!r}{near}; {registry.own_options(method)}"
     return f'{option!r} is no option common to all methods; a method\'s own are given in hvc.method("name", option=...)'
 
 

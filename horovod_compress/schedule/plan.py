@@ -146,7 +146,9 @@ class Plan:
         """
         try:
             return cls.from_document(json.loads(Path(path).read_text()))
-        except (OSError, ValueError, RecursionError) as error:
+        except OSError as error:
+            raise ConfigError(f"{path} cannot be read: {error.strerror}") from None
+        except (ValueError, RecursionError) as error:
             raise ConfigError(f"{path} is not a plan: {type(error).__name__}: {error}") from None
 
     def fingerprint(self) -> str:

@@ -53,7 +53,7 @@ def test_training_goes_on_after_a_step_that_was_not_finite(reports: list[dict[st
         ("updates", "needs Horovod"),
         ("group", "process_group should be None"),
         ("mismatch", "MismatchError: the ranks do not agree on seed: rank 0 = 0, rank 1 = 1"),
-        ("one rank", "ConfigError: rank 1 refused its options: none has no option 'colour'"),
+        ("one rank", "ConfigError: rank 1 cannot start: none has no option 'colour'"),
         ("control", "nothing was raised"),
     ],
 )

@@ -230,7 +230,7 @@ def test_every_option_is_in_the_document() -> None:
 def test_equal_documents_pass_and_refusals_come_first() -> None:
     handshake.check([_document(), _document()])
     refusal = handshake.refusal(ConfigError("seed should be something else"))
-    with pytest.raises(ConfigError, match="rank 1 refused its options: seed should be"):
+    with pytest.raises(ConfigError, match="rank 1 cannot start: seed should be"):
         handshake.check([_document(), refusal, _document(seed=3)])
 
 

@@ -242,7 +242,7 @@ def run_from_command_line(arguments: Sequence[str]) -> int:
             raise
         return _fail(setup, f"make setup failed: {error}\n\n{advice}\nThen run make setup again.", 1)
     except KeyboardInterrupt:
-        return _fail(setup, "make setup was interrupted; run it again to go on from there.", 130)
+        return _fail(setup, "make setup was interrupted; run it again, it keeps what is installed.", 130)
     setup.runner.bar.finish(f"everything is in {options.venv}")
     return 0
 

@@ -73,9 +73,9 @@ def check(documents: Sequence[Document]) -> None:
         ConfigError: some rank cannot go on.
         MismatchError: names the first field that differs, and each rank's value.
     """
-    for rank, document in enumerate(documents):
-        if document.refusal:
-            raise ConfigError(f"rank {rank} refused its options: {document.refusal}")
+    refusals = [document.refusal for document in documents]
+    if any(refusals):
+        raise ConfigError(_refused(refusals))
     names = dict.fromkeys(name for document in documents for name in document.fields)
     for name in names:
         values = [document.fields.get(name, "(not there)") for document in documents]
@@ -84,6 +84,14 @@ def check(documents: Sequence[Document]) -> None:
                 f"the ranks do not agree on {name}: {by_value(values)}; start every rank with the "
                 f"same options, model and version of horovod-compress"
             )
+
+
+def _refused(refusals: Sequence[str | None]) -> str:
+    """Return why the ranks cannot start: a mistake that all made alike needs no rank's name."""
+    rank, why = next((rank, why) for rank, why in enumerate(refusals) if why)
+    if all(other == why for other in refusals):
+        return why
+    return f"rank {rank} cannot start: {why}"
 
 
 def from_plain(given: dict[str, Any]) -> Document:

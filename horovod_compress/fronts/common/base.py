@@ -10,6 +10,7 @@ import threading
 import weakref
 from collections.abc import Mapping
 from dataclasses import asdict
+from types import MappingProxyType
 from typing import Any, TypeVar
 
 from ...codecs.base import Codec
@@ -38,8 +39,17 @@ class BaseCompression(Factories, Checkpoints, Counters):
     """A compression, without what depends on the framework."""
 
     def __init__(
-        self, method: str | Codec | Methods, named_parameters: Any, options: Mapping[str, Any], job: Job
+        self,
+        method: str | Codec | Methods = "",
+        named_parameters: Any = None,
+        options: Mapping[str, Any] = MappingProxyType({}),
+        job: Job | None = None,
     ) -> None:
+        if job is None:
+            raise ConfigError(
+                "hvc.Compression() makes nothing by itself: write hvc.Compression.marsit(model.named_parameters()), or "
+                "another method, or hvc.Compression.create(method, model.named_parameters())"
+            )
         self.method = str(getattr(method, "name", method))
         self._job = job
         self._reducer, self._under_way = None, 0
@@ -65,6 +75,11 @@ class BaseCompression(Factories, Checkpoints, Counters):
     def _prepare(self, reducer: Reducer) -> None:
         """Set what the reducer asks of the front; no gradient has been offered yet."""
         raise NotImplementedError
+
+    def __repr__(self) -> str:
+        reducer = self._reducer
+        state = f"{len(reducer.plan.buckets)} buckets, step {reducer.step}" if reducer else "not on this rank"
+        return f"<{type(self).__name__} {self.method}: {state}>"
 
     # ---- a step ----
 

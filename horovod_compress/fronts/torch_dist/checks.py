@@ -48,7 +48,13 @@ def _check_parameters(model: DistributedDataParallel, named: Named) -> None:
     ours = {id(parameter): name for name, parameter in named}
     ignored = set(getattr(model, "parameters_to_ignore", ()))
     theirs = {id(p): name for name, p in model.module.named_parameters() if p.requires_grad and name not in ignored}
-    if missing := [name for key, name in theirs.items() if key not in ours]:
+    missing = [name for key, name in theirs.items() if key not in ours]
+    if missing and len(missing) == len(theirs):
+        raise ConfigError(
+            "named_parameters has none of the model's parameters; a compression serves one model: create another one "
+            "with the named_parameters() of this model"
+        )
+    if missing:
         raise ConfigError(
             f"named_parameters lacks {len(missing)} parameter(s) of the model: {', '.join(missing[:5])}; write "
             f"model.named_parameters()"

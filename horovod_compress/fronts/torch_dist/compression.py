@@ -138,7 +138,7 @@ class Compression(BaseCompression):
     ) -> Model:
         """Give DistributedDataParallel the hook that exchanges its gradients; return the model.
 
-        Call it on every rank, before the first backward pass.
+        Call it on every rank, before the first backward pass: earlier steps are not compressed.
 
         Args:
             ddp_model: the model whose parameters this compression was given, wrapped.
