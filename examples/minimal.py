@@ -31,7 +31,7 @@ model = torch.nn.Sequential(
 optimizer = hvd.DistributedOptimizer(
     torch.optim.SGD(model.parameters(), lr=0.02, momentum=0.9),
     named_parameters=model.named_parameters(),
-    compression=hvc.Compression.marsit(model.named_parameters(), full_precision_every=50),
+    compression=hvc.Compression.marsit(model.named_parameters()),
 )
 hvd.broadcast_parameters(model.state_dict(), root_rank=0)
 

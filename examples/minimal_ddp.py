@@ -31,7 +31,7 @@ model = torch.nn.Sequential(
 )
 optimizer = torch.optim.SGD(model.parameters(), lr=0.02, momentum=0.9)
 ddp_model = DistributedDataParallel(model)
-compression = hvc.Compression.marsit(model.named_parameters(), full_precision_every=50)
+compression = hvc.Compression.marsit(model.named_parameters())
 compression.register(ddp_model, optimizer)
 
 for epoch in range(12):

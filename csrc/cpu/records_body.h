@@ -78,8 +78,8 @@ template <class W> HVC_INLINE Lanes<W> fold_group(const FoldedBlock<W>& b, int64
   return sum;
 }
 
-template <class W> HVC_INLINE void keep_rest(const FoldedBlock<W>& b, int64_t i, int count, const Lanes<W>& sum,
-                                             W scale) {
+template <class W>
+HVC_INLINE void keep_rest(const FoldedBlock<W>& b, int64_t i, int count, const Lanes<W>& sum, W scale) {
   const uint32_t bits = record_bits(b.o.out + b.at, i - b.begin);
   const Lanes<W> left = sum - select(bits, broadcast(scale), broadcast(-scale));
   const uint32_t finite = mask_of<Test::below>(magnitude(left), infinity<W>);

@@ -101,8 +101,8 @@ template <class W> __global__ void record_fold_kernel(RecordFold<W> o) {
       sum += scale_term(o.rule, double(magnitude(total)));
     }
     __syncwarp();  // and the scales
-    const float scale = o.rule == kShared ? record_scale(kShared, scales, o.ranks)
-                                          : measured_scale(o.rule, sum, end - begin);
+    const float scale =
+        o.rule == kShared ? record_scale(kShared, scales, o.ranks) : measured_scale(o.rule, sum, end - begin);
     finish_record(o.out + at, o.block, end - begin, scale);
     for (int64_t i = begin + lane_index(); i < end; i += kWarp) {
       const W left = less_value(o.left[i], signed_step(sign_bit(o.left[i]), W(scale)), false);

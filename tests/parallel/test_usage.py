@@ -83,9 +83,7 @@ def test_refusals_name_the_remedy(found) -> None:
         )
     for texts in value(found, "no parameters"):
         for text, came in zip(texts, ("None", "the name 0, which is no string"), strict=True):
-            assert (
-                text.startswith("ConfigError: rank 1 cannot start: named_parameters should be") and came in text
-            )
+            assert text.startswith("ConfigError: rank 1 cannot start: named_parameters should be") and came in text
     for text in value(found, "foreign attach"):
         assert text.startswith("ConfigError") and "compression=compression" in text
     for texts in value(found, "forgotten"):
