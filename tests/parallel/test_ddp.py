@@ -46,7 +46,7 @@ def test_training_goes_on_after_a_step_that_was_not_finite(reports: list[dict[st
     [
         ("join", "ConfigError: DistributedDataParallel's join() with uneven batches is not supported"),
         ("outside", "ConfigError: DistributedDataParallel's join() with uneven batches is not supported"),
-        ("other model", "named_parameters lacks 2 parameter(s) of the model: weight, bias"),
+        ("other model", "named_parameters has none of the model's parameters; a compression serves one model"),
         ("plain model", "register() takes the wrapped model, DistributedDataParallel(model), got a Linear"),
         ("twice", "has a communication hook already"),
         ("late optimizer", "attach() comes before the first backward pass"),

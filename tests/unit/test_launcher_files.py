@@ -8,6 +8,7 @@ import os
 import re
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -54,7 +55,9 @@ def of_torchrun(arguments: list[str]) -> argparse.Namespace:
 def of_horovodrun(arguments: list[str], monkeypatch: pytest.MonkeyPatch) -> Any:
     """Return arguments as horovodrun reads them."""
     pytest.importorskip("horovod")
-    from horovod.runner.launch import parse_args
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # it imports distutils
+        from horovod.runner.launch import parse_args
 
     monkeypatch.setattr(sys, "argv", ["horovodrun", *arguments])
     return parse_args()

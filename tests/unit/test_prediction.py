@@ -228,8 +228,8 @@ def test_a_plan_is_read_from_the_file_it_was_saved_to(tmp_path: Path) -> None:
     plan.save(tmp_path / "plan.json")
     assert Plan.load(tmp_path / "plan.json") == plan
     (tmp_path / "other.json").write_text('[{"a": 1}]')
-    for name in ("other.json", "missing.json"):
-        with pytest.raises(ConfigError, match="is not a plan"):
+    for name, why in (("other.json", "is not a plan"), ("missing.json", "cannot be read: No such file")):
+        with pytest.raises(ConfigError, match=why):
             Plan.load(tmp_path / name)
 
 

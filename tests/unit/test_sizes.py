@@ -21,7 +21,6 @@ LARGER = {
     ("codecs/shared/dithering.py Dithering", "methods"): 32,
     ("codecs/shared/sections.py Sections", "methods"): 22,
     ("codecs/shared/signs.py Signs", "methods"): 27,
-    ("fronts/common/base.py BaseCompression", "methods"): 23,
 }
 
 

@@ -43,6 +43,9 @@ class Compression:
     def begin_updates(self) -> Any:
         return self._reducer
 
+    def report(self) -> None:
+        pass
+
     def parameters(self) -> list[nn.Parameter]:
         return [self._named[name] for name in self.plan.names()]
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import threading
 from collections.abc import Mapping
 from functools import partial
 from typing import Any, TypeVar
@@ -17,8 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 from ...codecs.base import Codec
 from ...engine.methods import per_layer
 from ...engine.reducer import Reducer
-from ...engine.worker import Worker
-from ...errors import ConfigError, ExchangeError, HorovodCompressError
+from ...errors import ConfigError, HorovodCompressError
 from ...observe.trace import MAX_EVENTS, Trace
 from ..common.base import BaseCompression, begin_trace
 from ..common.factories import NamedParameters, add_factories
@@ -26,6 +24,7 @@ from ..common.startup import before_handshake
 from . import checks
 from .backward import Backward, at_the_end, in_backward
 from .copied import copied
+from .fetching import Fetching
 from .hook import ddp_hook
 from .job import TorchJob
 from .sparse import mean_of
@@ -34,7 +33,6 @@ from .unused import Unused, looks_for_unused
 Model = TypeVar("Model", bound=DistributedDataParallel)
 
 _log = logging.getLogger("horovod_compress")
-_CLOSE_SECONDS = 1.0
 
 
 class Compression(BaseCompression):
@@ -59,7 +57,7 @@ class Compression(BaseCompression):
 
     _job: TorchJob
     _backward: Backward | None = None
-    _worker: Worker | None = None
+    _fetching: Fetching | None = None
     _left_out: Unused | None = None  # where a step may leave parameters out
     _unused = False  # no model, no optimizer and no gradient have come since the start
 
@@ -104,17 +102,11 @@ class Compression(BaseCompression):
     def _prepare(self, reducer: Reducer) -> None:
         reducer.failure.on_unseen = self._tell
         self._told = False
-        self._handing, self._ended = threading.Lock(), False
-        self._worker = Worker("hvc-results", self._worker_failed)
+        self._fetching = Fetching(self._job.number)
 
-    def _worker_failed(self, error: BaseException) -> None:
-        """Note that nobody fetches results any more."""
-        with self._handing:
-            self._ended = True
-        _log.error("rank %s: the thread that fetches results failed: %r", self._job.number, error)
-
-    def _fetches(self) -> bool:
-        return self._worker is not None and self._worker.alive()
+    def _thread(self) -> Fetching:
+        assert self._fetching is not None  # a rank without it has no reducer, which is asked for before
+        return self._fetching
 
     def _tell(self, failure: str) -> None:
         """Tell of a failure that the training thread has not come for: it may wait in a collective of torch's."""
@@ -236,7 +228,7 @@ class Compression(BaseCompression):
             backward.add_to_last(self._offer_frozen(backward.offered()))
             self._backward = None
             backward.close()
-            self._hand_over(backward)
+            self._thread().hand_over(backward)
         return reduced if buffer.is_sparse else future
 
     def _begin_backward(self, bucket: dist.GradBucket) -> Backward:
@@ -246,7 +238,7 @@ class Compression(BaseCompression):
             # In the first step of a static graph all buckets are number 0, and none is said to be the last.
             backward.unnumbered = backward.unnumbered or not bucket.index()
         else:
-            self._backward = backward = Backward(self._result, self._fetches)
+            self._backward = backward = Backward(self._result, self._thread().alive)
             at_the_end(backward.end)
             if self._left_out:
                 self._left_out.begin()
@@ -275,16 +267,6 @@ class Compression(BaseCompression):
         left = [at for at, p in enumerate(parameters) if at not in offered and not p.requires_grad]
         return [(at, self._offer(at, torch.zeros_like(parameters[at]))) for at in left]
 
-    def _hand_over(self, backward: Backward) -> None:
-        """Have the results of a backward pass fetched; another thread may be closing this compression."""
-        with self._handing:  # else the thread could end between the look and the task
-            if self._worker and self._fetches() and not self._ended:
-                self._worker.put(backward.complete)
-                return
-        backward.give_up(
-            ExchangeError(f"rank {self._job.number}: this compression was closed in the middle of a backward pass")
-        )
-
     def _result(self, index: int, step: int) -> Tensor:
         try:
             result = self._running().result(index, step)
@@ -307,11 +289,9 @@ class Compression(BaseCompression):
 
     def close(self) -> None:
         super().close()
-        if self._worker and not self._job.forked():
+        if self._fetching and not self._job.forked():
             self._tell_unused()
-            with self._handing:
-                self._ended = True
-            self._worker.close(_CLOSE_SECONDS)
+            self._fetching.close()
 
 
 def trace(path: str | os.PathLike[str], steps: int | range | None = None, *, events: int = MAX_EVENTS) -> Trace:
