@@ -35,9 +35,10 @@ struct QsgdShape {
 // sign.cpp, sign.cu
 void sign_pack(const void* x, Dtype dtype, int64_t count, uint64_t* bits, Launch launch);
 
-// An offer writes the sums of rows, as rules/tree.h says, the steps that they make, both or neither.
+// An offer writes the sums of rows, as rules/tree.h says, the steps that they make, both or neither. Where there is a
+// divisor, gradients are divided by it when they are read, and results multiplied when they are written.
 struct SignOffered {
-  const void *grad, *residual;
+  const void *grad, *residual, *divisor;
   int64_t count, row_length, word_offset;
   uint64_t* bits;
   float* steps;
@@ -46,6 +47,7 @@ struct SignOffered {
 struct SignDecoded {
   const uint64_t *bits, *zeros;  // `zeros`, or none: where the result is 0, whatever the bit
   const float* steps;
+  const void* divisor;
   int64_t count, row_length, word_offset;
   void *grad, *residual;
 };

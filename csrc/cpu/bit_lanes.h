@@ -58,3 +58,12 @@ template <class T> HVC_INLINE Lanes<Work<T>> offered(const T* grad, const Work<T
   const Lanes<Work<T>> x = load(grad, count);
   return residual ? x + load(residual, count) : x;
 }
+
+// Of a gradient that is divided first, where there is something to divide by.
+template <class T>
+HVC_INLINE Lanes<Work<T>> offered(const T* grad, const Work<T>* residual, const Work<T>* divisor, int count) {
+  if (!divisor) return offered(grad, residual, count);
+  const Lanes<Work<T>> quotient = load(grad, count) / load(divisor, count);
+  const Lanes<Work<T>> x = select(valid_lanes(count), quotient, broadcast(Work<T>(0)));  // absent lanes are 0 / 0
+  return residual ? x + load(residual, count) : x;
+}

@@ -143,6 +143,10 @@ template <class W> HVC_INLINE Lanes<W> operator*(Lanes<W> a, const Lanes<W>& b) 
   for (int i = 0; i < a.kParts; ++i) a.part[i] *= b.part[i];
   return a;
 }
+template <class W> HVC_INLINE Lanes<W> operator/(Lanes<W> a, const Lanes<W>& b) {
+  for (int i = 0; i < a.kParts; ++i) a.part[i] /= b.part[i];
+  return a;
+}
 template <class W> HVC_INLINE Lanes<W> operator-(Lanes<W> a) {
   for (auto& part : a.part) part = -part;
   return a;

@@ -15,7 +15,7 @@ namespace {
 
 template <class T> struct Offer {
   const T* grad;
-  const Work<T>* residual;
+  const Work<T>*residual, *divisor;
   Units units;
   const Stream* key;
   int64_t word_offset;
@@ -31,6 +31,7 @@ struct OfferResult {
 template <class T> struct Decode {
   const uint64_t *bits, *zeros;
   const float* steps;
+  const Work<T>* divisor;
   Units units;
   Feedback feedback;
   double decay, scale;
@@ -56,7 +57,8 @@ template <class T> int64_t run_offer(Offer<T> o, double* sums, int threads) {
   o.unit_sums = partial ? partial.get() : sums;
 
   const auto range = HVC_CHOOSE(offer<T>);
-  const int64_t bytes = o.units.count * int64_t(sizeof(T) + (o.residual ? sizeof(Work<T>) : 0));
+  const int64_t bytes =
+      o.units.count * int64_t(sizeof(T) + (o.residual ? sizeof(Work<T>) : 0) + (o.divisor ? sizeof(Work<T>) : 0));
   std::vector<OfferResult> results(size_t(std::max(threads, 1)));
   std::vector<int64_t> begins(results.size());
   parallel_for(threads, o.units.total, bytes, [&](int64_t index, int64_t first, int64_t last) {
@@ -84,7 +86,8 @@ void steps_of_rows(const SignOffered& t, const double* sums, int64_t ranks) {
 
 template <class T> void run_decode(const Decode<T>& d, int threads) {
   const auto range = HVC_CHOOSE(decode<T>);
-  const int64_t bytes = d.units.count * int64_t(2 * sizeof(T) + (d.residual ? 2 * sizeof(Work<T>) : 0));
+  const int64_t bytes = d.units.count * int64_t(2 * sizeof(T) + (d.residual ? 2 * sizeof(Work<T>) : 0) +
+                                                (d.divisor ? sizeof(Work<T>) : 0));
   parallel_for(threads, d.units.total, bytes, [&](int64_t, int64_t first, int64_t last) { range(d, first, last); });
 }
 
@@ -109,6 +112,7 @@ void sign_offer(const SignOffered* tensors, int64_t tensor_count, Dtype dtype, i
       const SignOffered& t = tensors[i];
       const Offer<T> offer{static_cast<const T*>(t.grad),
                            static_cast<const Work<T>*>(t.residual),
+                           static_cast<const Work<T>*>(t.divisor),
                            units_of(t.count, t.row_length),
                            key,
                            t.word_offset,
@@ -131,6 +135,7 @@ void sign_decode(const SignDecoded* tensors, int64_t tensor_count, Dtype dtype, 
       const Decode<T> decode{t.bits,
                              t.zeros,
                              t.steps,
+                             static_cast<const Work<T>*>(t.divisor),
                              units_of(t.count, t.row_length),
                              feedback,
                              decay,

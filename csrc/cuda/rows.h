@@ -58,20 +58,23 @@ __device__ void each_loaded(int64_t first, int64_t last, const Load& load, const
 template <class T> struct Loaded {
   Work<T> x[kInFlight];  // 0 behind the end
 };
-template <class T>
-__device__ Loaded<T> load_groups(const T* grad, const Work<T>* residual, int64_t begin, int64_t end) {
+// Of gradients that are divided first, where there is something to divide by.
+template <class T> __device__ Loaded<T> load_groups(const T* grad, const Work<T>* residual, int64_t begin, int64_t end,
+                                                    const Work<T>* divisor = nullptr) {
   Loaded<T> loaded;
   T x[kInFlight];
+  Work<T> by[kInFlight];
 #pragma unroll
   for (int k = 0; k < kInFlight; ++k) {
     const int64_t i = begin + k * kWarp + lane_index();
     x[k] = i < end ? grad[i] : T{};
     loaded.x[k] = residual && i < end ? residual[i] : Work<T>(0);
+    by[k] = divisor && i < end ? divisor[i] : Work<T>(1);
   }
 #pragma unroll
   for (int k = 0; k < kInFlight; ++k) {
     const bool inside = begin + k * kWarp + lane_index() < end;
-    const Work<T> mine = to_work(x[k]);
+    const Work<T> mine = divisor ? to_work(x[k]) / by[k] : to_work(x[k]);
     loaded.x[k] = !inside ? Work<T>(0) : residual ? mine + loaded.x[k] : mine;
   }
   return loaded;

@@ -20,7 +20,7 @@ struct Coins {
 // What differs between the tensors of a bucket, at an offer and in decoding, and what all have in common.
 template <class T> struct Offered {
   const T* grad;
-  const Work<T>* residual;
+  const Work<T>*residual, *divisor;
   int64_t count, row_length, word_offset;
   uint32_t* halves;  // the bits, 32 at a time: what a warp votes on
 };
@@ -28,6 +28,7 @@ template <class T> struct Offered {
 template <class T> struct Decoded {
   const uint32_t *halves, *zeros;  // 32 bits at a time
   const float* steps;
+  const Work<T>* divisor;
   int64_t count, row_length, word_offset;
   T* grad;
   Work<T>* residual;
@@ -75,7 +76,7 @@ __global__ void offer_kernel(const __grid_constant__ Table table, Coins coins, d
     Work<T> sum = 0;
     int64_t bad = 0;
     for (int64_t groups = begin; groups < end; groups += kInFlight * kWarp) {
-      const Loaded<T> loaded = load_groups(o.grad, o.residual, groups, end);
+      const Loaded<T> loaded = load_groups(o.grad, o.residual, groups, end, o.divisor);
 #pragma unroll
       for (int k = 0; k < kInFlight; ++k) {
         const int64_t group = groups + k * kWarp, i = group + lane_index();
@@ -123,7 +124,7 @@ template <class T, class Table> __global__ void decode_kernel(const __grid_const
     const Decoded<T>& d = table.items[item];
     const int64_t first = (unit - table.begins[item]) * kMost, last = min(first + kMost, d.count);
     for (int64_t begin = first; begin < last; begin += kElements) {
-      const Loaded<T> loaded = load_groups<T>(d.grad, d.residual, begin, keeps ? last : begin);
+      const Loaded<T> loaded = load_groups<T>(d.grad, d.residual, begin, keeps ? last : begin, d.divisor);
       uint32_t bits[kInFlight], zeros[kInFlight];
 #pragma unroll
       for (int k = 0; k < kInFlight; ++k) {
@@ -138,7 +139,8 @@ template <class T, class Table> __global__ void decode_kernel(const __grid_const
         const bool bit = bits[k] >> lane_index() & 1, zero = zeros[k] >> lane_index() & 1;
         const W step = d.steps[row_of(i, d.row_length, d.count)];
         if (keeps) d.residual[i] = left_of(d, rule, loaded.x[k], signed_step_or_zero(zero, bit, step), step, i);
-        d.grad[i] = from_work<T>(signed_step_or_zero(zero, bit, step * W(rule.scale)));
+        const W decoded = signed_step_or_zero(zero, bit, step * W(rule.scale));
+        d.grad[i] = from_work<T>(d.divisor ? decoded * d.divisor[i] : decoded);
       }
       if (kMost == kElements) break;  // told to the compiler, which would keep registers for another round
     }
@@ -158,6 +160,7 @@ template <class T> void run_offer(const SignOffered* tensors, int64_t tensor_cou
     const SignOffered& t = tensors[i];
     return Offered<T>{static_cast<const T*>(t.grad),
                       static_cast<const Work<T>*>(t.residual),
+                      static_cast<const Work<T>*>(t.divisor),
                       t.count,
                       t.row_length,
                       t.word_offset,
@@ -215,6 +218,7 @@ void sign_decode(const SignDecoded* tensors, int64_t tensor_count, Dtype dtype, 
       return Decoded<T>{reinterpret_cast<const uint32_t*>(t.bits),
                         reinterpret_cast<const uint32_t*>(t.zeros),
                         t.steps,
+                        static_cast<const Work<T>*>(t.divisor),
                         t.count,
                         t.row_length,
                         t.word_offset,

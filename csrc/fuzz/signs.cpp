@@ -17,9 +17,15 @@ void sign(Input& in, Dtype dtype, int64_t count) {
   const Bytes bits = in.array<uint64_t>(words_for(count)), zeros = in.array<uint64_t>(words_for(count));
   const Bytes steps = in.array<float>(ceil_div(count, row)), grad = in.bytes(width(dtype) * count);
   const Bytes residual(work_width(dtype) * count);
-  const SignDecoded tensor{
-      bits.as<uint64_t>(), has_zeros ? zeros.as<uint64_t>() : nullptr,          steps.as<float>(), count, row, 0,
-      grad.get(),          feedback == kFeedbackNone ? nullptr : residual.get()};
+  const SignDecoded tensor{bits.as<uint64_t>(),
+                           has_zeros ? zeros.as<uint64_t>() : nullptr,
+                           steps.as<float>(),
+                           nullptr,
+                           count,
+                           row,
+                           0,
+                           grad.get(),
+                           feedback == kFeedbackNone ? nullptr : residual.get()};
   sign_decode(&tensor, 1, dtype, feedback, 1, 0.5, &key, kHere);
 }
 

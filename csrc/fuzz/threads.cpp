@@ -37,10 +37,10 @@ Written signs(Launch launch) {
   const Bytes grad = numbers(1), residual = numbers(2), bits(8 * words_for(kCount)), sums(8 * kRows);
   const Bytes steps(4 * kRows), result(4 * kCount);
   Written w;
-  const SignOffered offered{grad.get(),          residual.get(),    kCount, kRow, 0,
-                            bits.as<uint64_t>(), steps.as<float>(), nullptr};
+  const SignOffered offered{grad.get(), residual.get(),      nullptr,           kCount, kRow,
+                            0,          bits.as<uint64_t>(), steps.as<float>(), nullptr};
   sign_offer(&offered, 1, kFloat32, 2, &kKey, &w.counted, launch);
-  const SignDecoded decoded{bits.as<uint64_t>(), nullptr,       steps.as<float>(), kCount, kRow, 0,
+  const SignDecoded decoded{bits.as<uint64_t>(), nullptr,       steps.as<float>(), nullptr, kCount, kRow, 0,
                             grad.get(),          residual.get()};
   sign_decode(&decoded, 1, kFloat32, kFeedbackOwn, 1, 0.5, &kKey, launch);
   for (const Bytes* array : {&grad, &residual, &bits, &steps}) w.arrays.push_back(copy_of(*array));

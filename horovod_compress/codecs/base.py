@@ -60,6 +60,8 @@ class Codec:
     #: Whether local arrays hold nothing from one round to the next, so that rounds of other kinds may
     #: use the same memory.
     local_is_scratch: ClassVar[bool] = False
+    #: Whether its kernels divide and multiply by ``Work.divisors``, so that nobody else has to; see :meth:`divides`.
+    divides_itself: ClassVar[bool] = False
     #: The state and the local arrays that merging and folding work with, if any. They are where payloads are
     #: exchanged, which may be the host while all else is on a GPU.
     folded: ClassVar[frozenset[str]] = frozenset()

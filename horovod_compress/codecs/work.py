@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -64,7 +65,8 @@ class Work:
         memo: what ``Codec.prepare`` derived from the bucket.
         momenta: by position, momentum buffers of the optimizer, to be emptied where this rank's
             payload carried a value.
-        divisors: by position, what gradients are divided by before they are encoded, see :meth:`Codec.divides`.
+        divisors: by position, what gradients are divided by before they are encoded, see :meth:`Codec.divides`;
+            flat, in the dtype of the arithmetic.
         together: whether gradients are taken in by ``offer_all``, as on a device, and not one by one.
     """
 
@@ -121,6 +123,20 @@ class Work:
         if self.bucket.dtype == "float16":
             return torch.finfo(torch.float16).max
         return torch.finfo(work_dtype(self.bucket)).max / (2 * self.world)
+
+    def by_divisor(self, positions: Sequence[int]) -> list[tuple[list[int], list[Tensor] | None]]:
+        """Return which of these tensors have something to divide by, by their places in the list, and what it is.
+
+        Those that have nothing, such as parameters that were never used, are a group of their own; most often, all are
+        of one kind.
+        """
+        held = [(place, self.divisors.get(position)) for place, position in enumerate(positions)]
+        by = [(place, divisor) for place, divisor in held if divisor is not None]
+        plain = [place for place, divisor in held if divisor is None]
+        found: list[tuple[list[int], list[Tensor] | None]] = []
+        if by:
+            found.append(([place for place, _ in by], [divisor for _, divisor in by]))
+        return found + [(plain, None)] * bool(plain)
 
     def saturate(self, position: int, gain: float) -> None:
         """Let a sum over ranks that float16 cannot hold be its largest number; means of clamped values fit."""

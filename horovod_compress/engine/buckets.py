@@ -8,6 +8,7 @@ from torch import Tensor
 
 from ..codecs.base import Codec, Divides
 from ..codecs.left_plain import LeftPlain
+from ..codecs.work import work_dtype
 from ..exchange.choose import Choose
 from ..schedule.plan import Bucket, Plan
 from .bucket.state import BucketState
@@ -129,7 +130,8 @@ class Buckets:
         for state in self:
             named, mine = enumerate(tensor.name for tensor in state.bucket.tensors), state.memory.divisors
             mine.clear()
-            mine.update({position: divisors[name] for position, name in named if name in divisors})
+            dtype = work_dtype(state.bucket)
+            mine.update({position: divisors[name].to(dtype) for position, name in named if name in divisors})
 
     def clear_where_sent(self, index: int, momenta: Sequence[Tensor]) -> None:
         """Let a method empty these where this rank's payload carried a value: momentum masking.

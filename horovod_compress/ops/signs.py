@@ -42,8 +42,9 @@ def sign_offer_all(
     key: Key | None = None,
     word_offsets: Sequence[int] | None = None,
     sums: Sequence[Tensor] | None = None,
+    divisors: Sequence[Tensor] | None = None,
 ) -> Counts:
-    """Write the signs of ``x = grad + residual``, and what the ``|x|`` of every row come to.
+    """Write the signs of ``x = grad / divisor + residual``, and what the ``|x|`` of every row come to.
 
     Args:
         residuals: float32 (float64 for float64 gradients), or None for zero.
@@ -52,13 +53,14 @@ def sign_offer_all(
         key: names the random bits that exact zeros get; None gives zeros the bit 1.
         word_offsets: which word of that stream the first one of each tensor is; None for 0.
         sums: float64, for the same rows: the sums of ``|x|``, in one fixed order; None to skip.
+        divisors: dtypes as of ``residuals``, without zeros; None for 1.
 
     Returns:
         The numbers of elements of ``x`` that are not finite, or 2^96 or more of either sign.
     """
     if ranks < 1:
         raise ValueError(f"ranks must be at least 1, got {ranks}")
-    columns = (grads, residuals, row_lengths, word_offsets, bits, steps, sums)
+    columns = (grads, residuals, divisors, row_lengths, word_offsets, bits, steps, sums)
     return _OFFER(columns, (ranks, key and key.words()), {"ranks": ranks, "key": key})
 
 
@@ -71,11 +73,13 @@ def sign_offer(
     *,
     key: Key | None = None,
     word_offset: int = 0,
+    divisor: Tensor | None = None,
 ) -> int | Tensor:
     """Do :func:`sign_offer_all` for one tensor, with sums."""
     residuals, of_rows = None if residual is None else [residual], None if sums is None else [sums]
+    divisors = None if divisor is None else [divisor]
     given = ([grad], residuals, [bits], None, [row_length])
-    return sign_offer_all.counts(*given, key=key, word_offsets=[word_offset], sums=of_rows)[0]
+    return sign_offer_all.counts(*given, key=key, word_offsets=[word_offset], sums=of_rows, divisors=divisors)[0]
 
 
 def sign_decode_all(
@@ -91,22 +95,24 @@ def sign_decode_all(
     key: Key | None = None,
     word_offsets: Sequence[int] | None = None,
     zeros: Sequence[Tensor] | None = None,
+    divisors: Sequence[Tensor] | None = None,
 ) -> None:
     """Turn consensus bits into the result, in place over the gradients, and update the residuals.
 
-    With ``G = +-steps[row]`` and ``x = grad + residual``, "global" feedback keeps ``x - G``, "own"
+    With ``G = +-steps[row]`` and ``x = grad / divisor + residual``, "global" feedback keeps ``x - G``, "own"
     keeps ``x`` minus the step with the sign that :func:`sign_offer_all` gave it under the same key,
     "momentum" keeps ``x`` itself, "none" keeps nothing. What is kept is multiplied by ``decay``. Then
-    ``grad = G * scale``.
+    ``grad = G * scale * divisor``.
 
     Args:
         steps: float32, one for each ``row_length`` elements.
         word_offsets: of each tensor; None for 0.
         zeros: bits of the elements whose G is 0, whatever ``bits`` say; None for no such elements.
+        divisors: as for :func:`sign_offer_all`.
     """
     rule = _feedback_code(feedback, residuals is not None)
     options = {"feedback": feedback, "decay": decay, "scale": scale, "key": key}
-    columns = (bits, zeros, steps, row_lengths, word_offsets, grads, residuals)
+    columns = (bits, zeros, steps, divisors, row_lengths, word_offsets, grads, residuals)
     _DECODE(columns, (rule, decay, scale, key and key.words()), options)
 
 

@@ -93,6 +93,7 @@ ROWS, WORDS, PACKED = Size.ROWS, Size.WORDS, Size.PACKED
 COUNT, ROW_LENGTH = Number("count"), Number("row_length", "row_count(n, row_length)")
 OFFSET, WORD_OFFSET = Number("offset", "check_draws(offset, n)"), Number("word_offset", "check_words(word_offset, n)")
 GRAD, RESIDUAL = Array("grad", Kind.ANY), Array("residual", Kind.WORK, optional=True)
+DIVISOR = Array("divisor", Kind.WORK, optional=True)
 NORMS, CODES = Array("norms", Kind.WORK, ROWS), Array("codes", Kind.GIVEN, PACKED)
 NEW_BITS, NEW_CODES = new("bits", torch.int64, WORDS), new("codes", Kind.GIVEN, PACKED, apart="grad")
 DECODED = new("grad", Kind.ANY, apart="codes")
@@ -100,15 +101,15 @@ DECODED = new("grad", Kind.ANY, apart="codes")
 TABLE = (
     Operation(
         "sign_offer",
-        (GRAD, RESIDUAL, COUNT, ROW_LENGTH, WORD_OFFSET, NEW_BITS,
+        (GRAD, RESIDUAL, DIVISOR, COUNT, ROW_LENGTH, WORD_OFFSET, NEW_BITS,
          new("steps", torch.float32, ROWS, optional=True), new("sums", torch.float64, ROWS, optional=True)),
         counts=True,
     ),
     Operation(
         "sign_decode",
         (Array("bits", torch.int64, WORDS), Array("zeros", torch.int64, WORDS, optional=True),
-         Array("steps", torch.float32, ROWS), COUNT, ROW_LENGTH, WORD_OFFSET,
-         new("grad", Kind.ANY), new("residual", Kind.WORK, optional=True, apart="grad")),
+         Array("steps", torch.float32, ROWS), DIVISOR, COUNT, ROW_LENGTH, WORD_OFFSET,
+         new("grad", Kind.ANY, apart="divisor"), new("residual", Kind.WORK, optional=True, apart="grad divisor")),
     ),
     Operation(
         "points_offer",

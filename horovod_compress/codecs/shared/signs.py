@@ -104,6 +104,7 @@ class Signs(Codec):
     step_size: str | float  # the fields of the methods
     zeros: str
     wire_version: ClassVar[int] = 2
+    divides_itself: ClassVar[bool] = True
     #: Which part of an element's state the elements add to, and decoding renews.
     kept: ClassVar[str] = "residual"
 
@@ -180,10 +181,20 @@ class Signs(Codec):
             self.step_group(tensor),
             key=self._zero_key(key),
             word_offset=span.start // WORD,
+            divisor=work.divisors.get(position),
         )
 
     def offer_all(self, work: Work, positions: Sequence[int], key: Key) -> Tensor:
         """Take in several gradients, and write their steps at once."""
+        groups = work.by_divisor(positions)
+        if len(groups) == 1:
+            return self._offer_some(work, positions, key, groups[0][1])
+        counts = torch.zeros(len(positions), dtype=torch.int64, device=work.grad(positions[0]).device)
+        for places, divisors in groups:
+            counts[places] = self._offer_some(work, [positions[place] for place in places], key, divisors)
+        return counts
+
+    def _offer_some(self, work: Work, positions: Sequence[int], key: Key, divisors: Sequence[Tensor] | None) -> Tensor:
         spans, steps = [words(work.span(position)) for position in positions], work.memo["steps"]
         return ops.sign_offer_all(
             [work.grad(position) for position in positions],
@@ -194,6 +205,7 @@ class Signs(Codec):
             ranks=work.world,
             key=self._zero_key(key),
             word_offsets=[span.start for span in spans],
+            divisors=divisors,
         )
 
     def _kept_of(self, work: Work, spans: Sequence[slice]) -> list[Tensor] | None:
@@ -237,6 +249,14 @@ class Signs(Codec):
         Signs.decode_parts(self, work, [Part(position, start, stop)], key, gain)
 
     def decode_parts(self, work: Work, parts: Sequence[Part], key: Key, gain: float) -> None:
+        for places, divisors in work.by_divisor([part.position for part in parts]):
+            some = [parts[place] for place in places]
+            cut = divisors and [by[part.start : part.stop] for by, part in zip(divisors, some, strict=True)]
+            self._decode_some(work, some, key, gain, cut)
+
+    def _decode_some(
+        self, work: Work, parts: Sequence[Part], key: Key, gain: float, divisors: Sequence[Tensor] | None
+    ) -> None:
         places = [self._parts(work, part.position, part.start, part.stop) for part in parts]
         firsts = [work.span(part.position).start for part in parts]
         steps = work.regions["steps"] if self._measured() else work.local["fixed"]
@@ -255,6 +275,7 @@ class Signs(Codec):
             key=self._zero_key(key),
             word_offsets=[bits.start for bits, _ in places],
             zeros=zeros,
+            divisors=divisors,
         )
 
     def _unpacked(self, work: Work, places: Sequence[slice]) -> list[Tensor] | None:

@@ -58,8 +58,8 @@ class Round:
 
     @property
     def divided(self) -> bool:
-        """Whether gradients are divided before they are encoded, where there is something to divide by."""
-        return self.codec.divides() == "before"
+        """Whether gradients are to be divided before the codec has them, where there is something to divide by."""
+        return self.codec.divides() == "before" and not self.codec.divides_itself
 
     def offer(self, position: int, key: Key) -> int | Tensor:
         """Hand one gradient to the codec; return how many of its values are not finite."""

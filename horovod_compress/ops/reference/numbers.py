@@ -69,8 +69,9 @@ def store(tensor: Tensor, values: np.ndarray) -> None:
 
 
 @quiet
-def offered(grad: Tensor, residual: Tensor | None) -> np.ndarray:
-    return load(grad) if residual is None else load(grad) + residual.numpy()
+def offered(grad: Tensor, residual: Tensor | None, divisor: Tensor | None = None) -> np.ndarray:
+    given = load(grad) if divisor is None else load(grad) / divisor.numpy()
+    return given if residual is None else given + residual.numpy()
 
 
 def most_kept(x: np.ndarray) -> Any:

@@ -47,8 +47,9 @@ def sign_offer(
     word_offset: int = 0,
     steps: Tensor | None = None,
     ranks: int = 1,
+    divisor: Tensor | None = None,
 ) -> int:
-    x = offered(grad, residual)
+    x = offered(grad, residual, divisor)
     write_bits(bits, _own_bits(x, key, word_offset))
     found = row_sums(np.abs(x), row_length)
     if sums is not None:
@@ -73,8 +74,9 @@ def sign_decode(
     key: Key | None = None,
     word_offset: int = 0,
     zeros: Tensor | None = None,
+    divisor: Tensor | None = None,
 ) -> None:
-    x = offered(grad, residual)
+    x = offered(grad, residual, divisor)
     step = np.repeat(steps.numpy(), row_length)[: x.size].astype(x.dtype)
     decoded = np.where(unpacked(bits, x.size), step, -step)
     if zeros is not None:
@@ -83,7 +85,8 @@ def sign_decode(
         own = np.where(_own_bits(x, key, word_offset), step, -step)
         left = {"global": left_over(x - decoded), "own": x - own, "momentum": x}[feedback]
         residual.numpy()[:] = left * x.dtype.type(decay)
-    store(grad, decoded * x.dtype.type(scale))
+    result = decoded * x.dtype.type(scale)
+    store(grad, result if divisor is None else result * divisor.numpy())
 
 
 def sign_unpack(bits: Tensor, steps: Tensor, row_length: int, out: Tensor, *, scale: float = 1.0) -> None:
