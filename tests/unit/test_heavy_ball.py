@@ -62,6 +62,15 @@ def test_what_waits_for_long_and_counts_ten_times_is_spoken_of(
     assert heavy_ball.advice(ADAM, methods, NAMED) is None
 
 
+@pytest.mark.parametrize("optimizer", [SGD, ADAM])
+def test_a_momentum_of_the_methods_own_counts_as_well(optimizer: torch.optim.Optimizer) -> None:
+    text = heavy_ball.advice(optimizer, parse("dgc", {"momentum": 0.5})[0], NAMED)
+    assert text and "once in 1000 steps, and momentum=0.5 lets what waited count 2 times" in text
+    assert "give dgc momentum=0" in text
+    assert heavy_ball.advice(optimizer, parse("dgc", {"momentum": 0.0})[0], NAMED) is None
+    assert heavy_ball.advice(optimizer, parse("dgc", {"density": 0.2})[0], NAMED) is None
+
+
 @pytest.mark.parametrize(
     ("method", "options"),
     [

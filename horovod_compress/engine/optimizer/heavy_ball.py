@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from torch import nn
@@ -60,18 +61,38 @@ def _kept(group: Mapping[str, Any], updates: bool) -> tuple[str, str] | None:
 
 
 def advice(optimizer: Any, methods: Methods, named: Named) -> str | None:
-    """Return what to tell the user of an optimizer whose momentum a method hardly bears with these options."""
-    pairs = _pairs(optimizer, methods, named)
-    found = [(codec.share_sent(), codec.name, group) for group, codec in pairs if _momentum(group)]
-    share, name, group = min(found, key=lambda one: one[0], default=(1.0, "", {}))
-    times = _times(group)
-    if share == 1 or times / share < LONG:
+    """Return what to tell the user of momentum, the optimizer's or a method's own, that these options hardly bear."""
+    waits = [_Wait.of(group, codec) for group, codec in _pairs(optimizer, methods, named)]
+    longest = max(waits, key=lambda wait: wait.counted, default=None)
+    if longest is None or longest.share == 1 or longest.times == 1 or longest.counted < LONG:
         return None
     return (
-        f"with {name} an element is sent about once in {1 / share:.0f} steps, and momentum={_momentum(group):g} lets "
-        f"what waited count {times:.0f} times: a learning rate that suits uncompressed training may be far too high; "
-        f"lower it, give the optimizer momentum=0, or send more with density="
+        f"with {longest.name} an element is sent about once in {1 / longest.share:.0f} steps, and "
+        f"momentum={longest.momentum:g} lets what waited count {longest.times:.0f} times: a learning rate that suits "
+        f"uncompressed training may be far too high; lower it, give {longest.owner} momentum=0, or send more with "
+        f"density="
     )
+
+
+@dataclass(frozen=True)
+class _Wait:
+    """How long values wait under a method, and how often they count then."""
+
+    name: str
+    share: float  # of the elements that a step sends
+    momentum: float
+    times: float
+    owner: str  # who has the momentum
+
+    @property
+    def counted(self) -> float:
+        return self.times / self.share
+
+    @classmethod
+    def of(cls, group: Mapping[str, Any], codec: Codec) -> _Wait:
+        own = float(getattr(codec, "momentum", 0.0))  # then the optimizer may have none, see refuse_twice()
+        times = 1 / (1 - own) if own else _times(group)
+        return cls(codec.name, codec.share_sent(), own or _momentum(group), times, codec.name if own else "the optimizer")
 
 
 def exact_first(optimizer: Any, methods: Methods, named: Named) -> int:
