@@ -12,7 +12,7 @@ methods use for full-precision rounds and small tensors, then with the residual 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import torch
@@ -20,11 +20,13 @@ from torch import Tensor
 
 from .. import ops
 from ..ops.keys import Key
-from ..schedule.plan import Bucket, TensorSpec
+from ..schedule.plan import Bucket
 from .base import Algebra, Codec
 from .law import Law
+from .layout import Cutting, Layout, per_element
+from .properties import Properties
 from .registry import register
-from .work import Part, Regions, Work, dtype_of, work_dtype
+from .work import Part, Work, dtype_of, work_dtype
 
 #: Parts of a tensor start at whole cache lines and vector registers.
 LANES = 64
@@ -35,17 +37,18 @@ class Dense(Codec):
     """Exchange of plain numbers, of a type that the subclass chooses."""
 
     algebra: ClassVar[Algebra] = Algebra.SUM
-    adds_up: ClassVar[bool] = True
     epsilon: ClassVar[float] = 2.0**-23
 
-    def law(self) -> Law:
-        return Law(unbiased=True, conserves=True, epsilon=self.epsilon, bound="rounding only")
+    def properties(self) -> Properties:
+        law = Law(unbiased=True, conserves=True, epsilon=self.epsilon, bound="rounding only")
+        return Properties(law, adds_up=True)
+
+    def layout(self, bucket: Bucket, world: int) -> Layout:
+        cutting = Cutting([LANES] * len(bucket.tensors), self._needs)
+        return Layout({"values": (self.wire_dtype(bucket), bucket.padded)}, cutting=cutting)
 
     def wire_dtype(self, bucket: Bucket) -> torch.dtype:
         raise NotImplementedError
-
-    def regions(self, bucket: Bucket) -> Regions:
-        return {"values": (self.wire_dtype(bucket), bucket.padded)}
 
     def offer(self, work: Work, position: int, key: Key) -> int | Tensor:
         out = work.regions["values"][work.span(position)]
@@ -59,12 +62,9 @@ class Dense(Codec):
     def merge(self, region: str, start: int, into: Tensor, other: Tensor, weights: tuple[int, int], key: Key) -> None:
         ops.dense_add(into, other)
 
-    def granule(self, tensor: TensorSpec) -> int:
-        return LANES
-
-    def needs(self, work: Work, position: int, start: int, stop: int) -> dict[str, tuple[int, int]]:
-        first = work.span(position).start
-        return {"values": (first + start, first + stop)}
+    def _needs(self, work: Work, part: Part) -> dict[str, tuple[int, int]]:
+        first = work.span(part.position).start
+        return {"values": (first + part.start, first + part.stop)}
 
     def decode_part(self, work: Work, position: int, start: int, stop: int, key: Key, gain: float) -> None:
         part, residual = slice(start, stop), work.residual_of(position)
@@ -99,9 +99,6 @@ class Uncompressed(Dense):
 
     name: ClassVar[str] = "none"
     summary: ClassVar[str] = "no compression: the gradient's own type"
-
-    def may_be_plain(self) -> bool:
-        return False  # it is as plain as can be
 
     def wire_dtype(self, bucket: Bucket) -> torch.dtype:
         return dtype_of(bucket)
@@ -142,11 +139,11 @@ class Momentum(Dense):
     name: ClassVar[str] = "momentum"
     summary: ClassVar[str] = "float32, or float64 for float64 gradients, with momentum that is kept on each rank"
 
-    def law(self) -> Law:
-        return Law(bound="result = mean of u, rounding only")
+    def properties(self) -> Properties:
+        return Properties(Law(bound="result = mean of u, rounding only"), adds_up=True)
 
-    def state(self, bucket: Bucket) -> dict[str, torch.dtype]:
-        return {"momentum": work_dtype(bucket)}
+    def layout(self, bucket: Bucket, world: int) -> Layout:
+        return replace(super().layout(bucket, world), state=per_element(bucket, "momentum"))
 
     def wire_dtype(self, bucket: Bucket) -> torch.dtype:
         return work_dtype(bucket)

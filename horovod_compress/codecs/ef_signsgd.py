@@ -20,7 +20,6 @@ from torch import Tensor
 
 from .. import ops
 from ..ops.keys import Key
-from ..schedule.plan import Bucket
 from .registry import register
 from .shared.gathered_signs import GatheredSigns
 from .work import Regions, Work
@@ -46,8 +45,8 @@ class EfSignSgd(GatheredSigns):
     bound: ClassVar[str] = "(1 - |x|_1^2 / (d |x|^2)) |x|^2"
     samples: ClassVar[tuple[dict[str, Any], ...]] = ({"step_size": "row"}, {"step_size": "tensor"})
 
-    def local(self, bucket: Bucket) -> Regions:
-        return {name: (torch.float64, self._groups(bucket)) for name in ("sums", "sizes")}
+    def _local(self, groups: int) -> Regions:
+        return dict.fromkeys(("sums", "sizes"), (torch.float64, groups))
 
     def offer(self, work: Work, position: int, key: Key) -> int | Tensor:
         return ops.sign_offer(

@@ -18,7 +18,7 @@ residual.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import torch
@@ -27,10 +27,14 @@ from torch import Tensor
 from .. import ops
 from ..errors import ConfigError
 from ..ops.keys import Key
-from .base import Algebra, Codec
+from ..schedule.plan import Bucket
+from .base import Algebra
 from .law import Law
+from .layout import Layout
+from .properties import Properties
 from .registry import register
-from .shared.dithering import BLOCK_UNIT, Dithering, Scaled, whole
+from .shared.dithering import BLOCK_UNIT, Dithering, Rows, Scaled, whole
+from .shared.forms import ByForm
 from .work import Work
 
 _MOST_BLOCK = 1 << 30
@@ -46,11 +50,9 @@ class _Form(Dithering):
 
     name: ClassVar[str] = "global_qsgd"
 
-    def _power(self) -> int:
-        return 0 if self.norm == "max" else int(self.norm)
-
-    def _block(self) -> int:
-        return self.block
+    @property
+    def rows(self) -> Rows:
+        return Rows(0 if self.norm == "max" else int(self.norm), self.block)
 
 
 @dataclass(frozen=True)
@@ -64,7 +66,20 @@ class Standard(_Form):
         """Return the code of the norm: sums over all ranks just fit."""
         return ((1 << (self.bits - 1)) - 1) // world
 
-    def check_world(self, world: int) -> None:
+    def properties(self) -> Properties:
+        bound = "d N^2 / (4 s^2 M), N the norm, s the levels"
+        return replace(super().properties(), law=Law(unbiased=True, bound=bound, error=self._error))
+
+    def _error(self, x: Sequence[Tensor]) -> float:
+        world, count, power = len(x), x[0].numel(), self.rows.power
+        total = 0.0
+        for start in range(0, count, self.block or max(1, count)):
+            block = torch.stack([one[start : start + self.block] if self.block else one for one in x])
+            norm = block.abs().max() if not power else block.abs().pow(power).sum().pow(1 / power)
+            total += block.shape[1] * float(norm) ** 2 / (4 * self.levels(world) ** 2 * world)
+        return total
+
+    def layout(self, bucket: Bucket, world: int) -> Layout:
         if self.levels(world) < 1:
             enough = next((bits for bits in (8, 16) if 1 << (bits - 1) > world), None)
             advice = f"bits={enough}" if enough else 'dithering="exponential", bits=8'
@@ -72,6 +87,7 @@ class Standard(_Form):
                 f"global_qsgd with bits={self.bits} has no level left for each of {world} ranks, as sums "
                 f"have to fit in {self.bits} bits; choose {advice}"
             )
+        return super().layout(bucket, world)
 
     def _encode(
         self, work: Work, positions: Sequence[int], given: Scaled, codes: list[Tensor], key: Key, offsets: list[int]
@@ -98,13 +114,18 @@ class Exponential(_Form):
         """Return the exponent of the norm: a tree over all ranks takes it down to 1 at most."""
         return 1 + (world - 1).bit_length()
 
-    def check_world(self, world: int) -> None:
+    def properties(self) -> Properties:
+        bound = "M^0.17 |x|^2 / 8, and of values below the smallest power"
+        return replace(super().properties(), law=Law(unbiased=True, bound=bound))
+
+    def layout(self, bucket: Bucket, world: int) -> Layout:
         most = 1 << ((1 << (self.bits - 1)) - 2)
         if world > most:
             raise ConfigError(
                 f"global_qsgd with exponential dithering and bits={self.bits} supports at most {most} ranks, "
                 f"got {world}; choose bits=8"
             )
+        return super().layout(bucket, world)
 
     def _encode(
         self, work: Work, positions: Sequence[int], given: Scaled, codes: list[Tensor], key: Key, offsets: list[int]
@@ -141,7 +162,7 @@ class Exponential(_Form):
 
 @register
 @dataclass(frozen=True)
-class GlobalQsgd(Codec):
+class GlobalQsgd(ByForm):
     """Unbiased quantisation on one scale for all ranks.
 
     Args:
@@ -170,24 +191,6 @@ class GlobalQsgd(Codec):
         {"dithering": "exponential", "bits": 8, "block": 256},
     )
 
-    def law(self) -> Law:
-        standard = "d N^2 / (4 s^2 M), N the norm, s the levels"
-        exponential = "M^0.17 |x|^2 / 8, and of values below the smallest power"
-        return Law(unbiased=True, bound=standard if self.dithering == "standard" else exponential)
-
-    def error_bound(self, x: Sequence[Tensor]) -> float | None:
-        if self.dithering != "standard":
-            return None
-        world, count = len(x), x[0].numel()
-        levels = ((1 << (self.bits - 1)) - 1) // world
-        total = 0.0
-        for start in range(0, count, self.block or max(1, count)):
-            block = torch.stack([one[start : start + self.block] if self.block else one for one in x])
-            power = 0 if self.norm == "max" else int(self.norm)
-            norm = block.abs().max() if not power else block.abs().pow(power).sum().pow(1 / power)
-            total += block.shape[1] * float(norm) ** 2 / (4 * levels**2 * world)
-        return total
-
     def __post_init__(self) -> None:
         if self.dithering not in ("standard", "exponential"):
             raise ConfigError(f'dithering should be "standard" or "exponential", got {self.dithering!r}')
@@ -206,15 +209,6 @@ class GlobalQsgd(Codec):
             )
 
     @property
-    def _form(self) -> _Form:
+    def form(self) -> _Form:
         kind = Standard if self.dithering == "standard" else Exponential
         return kind(self.bits, self.norm, self.block)
-
-    def at(self, step: int) -> Codec:
-        return self._form
-
-    def variants(self) -> tuple[Codec, ...]:
-        return (self._form,)
-
-    def check_world(self, world: int) -> None:
-        self._form.check_world(world)

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import torch
@@ -25,6 +25,7 @@ from .. import ops
 from ..ops.keys import DITHER, Key
 from .base import Algebra
 from .law import Law
+from .properties import Properties
 from .registry import register
 from .shared.dithering import Dithering, Scaled
 from .work import Work, dtype_of
@@ -47,10 +48,11 @@ class Natural(Dithering):
     source: ClassVar[str] = "Horvath et al., MSML 2022, arXiv:1905.10988"
     page: ClassVar[str] = "quantising_methods.md#natural"
 
-    def law(self) -> Law:
-        return Law(unbiased=True, bound="9/8 E + |mean|^2 / 8, E = sum over ranks of |x|^2 / (8 M^2)")
+    def properties(self) -> Properties:
+        bound = "9/8 E + |mean|^2 / 8, E = sum over ranks of |x|^2 / (8 M^2)"
+        return replace(super().properties(), law=Law(unbiased=True, bound=bound, error=self._error))
 
-    def error_bound(self, x: Sequence[Tensor]) -> float:
+    def _error(self, x: Sequence[Tensor]) -> float:
         world, mean = len(x), torch.stack(list(x)).mean(0)
         largest = max(float(one.abs().max()) for one in x) if mean.numel() else 0.0
         lost = mean.numel() * (largest * 2.0 ** (1 - _OCTAVES)) ** 2  # below the smallest power

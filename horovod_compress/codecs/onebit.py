@@ -21,7 +21,6 @@ from torch import Tensor
 
 from .. import ops
 from ..ops.keys import Key
-from ..schedule.plan import Bucket
 from .registry import register
 from .shared.gathered_signs import GatheredSigns
 from .work import Regions, Work
@@ -47,9 +46,8 @@ class OneBit(GatheredSigns):
     bound: ClassVar[str] = "|x|^2 - d1 high^2 - d0 low^2"
     samples: ClassVar[tuple[dict[str, Any], ...]] = ({"step_size": "tensor"}, {"step_size": "row"})
 
-    def local(self, bucket: Bucket) -> Regions:
-        floats = {name: (torch.float64, self._groups(bucket)) for name in ("highs", "lows", "sizes")}
-        return floats | {"ones": (torch.int64, self._groups(bucket))}
+    def _local(self, groups: int) -> Regions:
+        return dict.fromkeys(("highs", "lows", "sizes"), (torch.float64, groups)) | {"ones": (torch.int64, groups)}
 
     def offer(self, work: Work, position: int, key: Key) -> int | Tensor:
         own = work.memo["groups"][position]

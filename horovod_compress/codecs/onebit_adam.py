@@ -28,11 +28,14 @@ from .. import ops
 from ..errors import ConfigError
 from ..ops.keys import Key
 from ..schedule.plan import Bucket, TensorSpec
-from .base import Algebra, Codec, Divides
-from .feedback import Feedback
+from .base import Algebra, Codec
 from .law import Law
+from .layout import Cutting, Layout, per_element
+from .properties import Properties
 from .registry import register
-from .work import Regions, Work, work_dtype
+from .shared.forms import ByForm
+from .shared.sections import slices
+from .work import Part, Work, work_dtype
 
 MOST_BLOCK = 1 << 16
 
@@ -54,13 +57,12 @@ class Recording(Codec):
     name: ClassVar[str] = "onebit_adam"
     algebra: ClassVar[Algebra] = Algebra.FOLD
     summary: ClassVar[str] = "1 bit both ways: signs with scales of blocks, errors kept on both sides"
-    folded: ClassVar[frozenset[str]] = frozenset({"server", "left"})
 
-    def divides(self) -> Divides:
-        return "before"
-
-    def feedback(self) -> Feedback:
-        return "own"
+    def properties(self) -> Properties:
+        share = "(1 - |x|_1^2 / (d |x|^2))" if self.scale == "l1" else "2 (1 - |x|_1 / (sqrt(d) |x|))"
+        law = Law(bound=f"of each record: {share} |x|^2; what both sides lack is kept")
+        owners = frozenset({"server", "left"})
+        return Properties(law, feedback="own", divides="before", has_private_state=True, folded=owners)
 
     # ---- layout ----
 
@@ -71,29 +73,22 @@ class Recording(Codec):
     def _number(self, tensor: TensorSpec) -> int:
         return -(-tensor.count // self.block)
 
-    def _records(self, bucket: Bucket) -> list[slice]:
-        """Return which records each tensor has."""
-        found, start = [], 0
-        for tensor in bucket.tensors:
-            found.append(slice(start, start + self._number(tensor)))
-            start = found[-1].stop
-        return found
-
     def _total(self, bucket: Bucket) -> int:
         return sum(self._number(tensor) for tensor in bucket.tensors)
 
-    def regions(self, bucket: Bucket) -> Regions:
-        return {"records": (torch.uint8, self._total(bucket) * self._record)}
-
-    def records(self) -> dict[str, int]:
-        return {"records": self._record}
-
-    def local(self, bucket: Bucket) -> Regions:
-        return {"scales": (torch.float32, self._total(bucket)), "left": (work_dtype(bucket), bucket.padded)}
+    def layout(self, bucket: Bucket, world: int) -> Layout:
+        total = self._total(bucket)
+        return Layout(
+            {"records": (torch.uint8, total * self._record)},
+            {"records": self._record},
+            state=per_element(bucket, "residual", "server"),
+            local={"scales": (torch.float32, total), "left": (work_dtype(bucket), bucket.padded)},
+            cutting=Cutting([self.block] * len(bucket.tensors), self._needs),
+        )
 
     def prepare(self, work: Work) -> None:
         self.place.work = work
-        work.memo["records"] = self._records(work.bucket)
+        work.memo["records"] = slices([self._number(tensor) for tensor in work.bucket.tensors])
         # What is written through here does not count as a change from outside, see _settle.
         work.memo["server"] = work.state["server"].data
         work.memo["settled"] = [-1] * len(work.bucket.tensors)
@@ -162,11 +157,8 @@ class Recording(Codec):
                 rule=self.scale,
             )
 
-    def granule(self, tensor: TensorSpec) -> int:
-        return self.block
-
-    def needs(self, work: Work, position: int, start: int, stop: int) -> dict[str, tuple[int, int]]:
-        records = self._part(work, position, start, stop)
+    def _needs(self, work: Work, part: Part) -> dict[str, tuple[int, int]]:
+        records = self._part(work, part.position, part.start, part.stop)
         return {"records": (records.start * self._record, records.stop * self._record)}
 
     def _part(self, work: Work, position: int, start: int, stop: int) -> slice:
@@ -193,7 +185,7 @@ class Recording(Codec):
 
 @register
 @dataclass(frozen=True)
-class OneBitAdam(Codec):
+class OneBitAdam(ByForm):
     """One bit per element to the owner of a chunk and one back, with error feedback on both sides.
 
     Args:
@@ -222,27 +214,5 @@ class OneBitAdam(Codec):
             )
 
     @property
-    def _form(self) -> Recording:
+    def form(self) -> Recording:
         return Recording(self.scale, self.block)
-
-    def at(self, step: int) -> Codec:
-        return self._form
-
-    def variants(self) -> tuple[Codec, ...]:
-        return (self._form,)
-
-    def law(self) -> Law:
-        share = "(1 - |x|_1^2 / (d |x|^2))" if self.scale == "l1" else "2 (1 - |x|_1 / (sqrt(d) |x|))"
-        return Law(bound=f"of each record: {share} |x|^2; what both sides lack is kept")
-
-    def divides(self) -> Divides:
-        return "before"
-
-    def feedback(self) -> Feedback:
-        return "own"
-
-    def keeps_to_itself(self) -> bool:
-        return True  # the owner's errors
-
-    def state(self, bucket: Bucket) -> dict[str, torch.dtype]:
-        return {name: work_dtype(bucket) for name in ("residual", "server")}

@@ -28,11 +28,12 @@ from .. import ops
 from ..errors import ConfigError
 from ..ops.keys import FACTOR, Key
 from ..schedule.plan import Bucket, TensorSpec
-from .base import Algebra, Codec, Divides
-from .feedback import Feedback
+from .base import Algebra, Codec
 from .law import Law
+from .layout import Layout, per_element
+from .properties import Properties
 from .registry import register
-from .work import Regions, Work, work_dtype
+from .work import Work, work_dtype
 
 
 @dataclass(frozen=True)
@@ -78,17 +79,13 @@ class PowerSgd(Codec):
         if not isinstance(self.error_feedback, bool):
             raise ConfigError(f"error_feedback should be True or False, got {self.error_feedback!r}")
 
-    def law(self) -> Law:
-        return Law(conserves=self.error_feedback, bound="of one rank: |X|^2 - |P^T X|^2, P orthonormal")
-
-    def takes_over(self) -> bool:
-        return False  # of tensors that travel as they are nothing is kept
-
-    def divides(self) -> Divides:
-        return "after"
-
-    def feedback(self) -> Feedback:
-        return "own" if self.error_feedback else "none"
+    def properties(self) -> Properties:
+        return Properties(
+            Law(conserves=self.error_feedback, bound="of one rank: |X|^2 - |P^T X|^2, P orthonormal"),
+            feedback="own" if self.error_feedback else "none",
+            divides="after",
+            drains_residual=False,  # of tensors that travel as they are nothing is kept
+        )
 
     # ---- layout ----
 
@@ -112,25 +109,16 @@ class PowerSgd(Codec):
             (left, right), values = ends, plain
         return found
 
-    def _sizes(self, bucket: Bucket) -> tuple[int, int, int]:
-        """Return how many numbers all left factors have, all right ones, and what travels as it is."""
-        shares = self.shares(bucket)
-        return (shares[-1].left.stop, shares[-1].right.stop, shares[-1].values.stop) if shares else (0, 0, 0)
-
-    def regions(self, bucket: Bucket) -> Regions:
-        _, right, values = self._sizes(bucket)
-        return {"right": (work_dtype(bucket), right), "values": (work_dtype(bucket), values)}
-
-    def preludes(self, bucket: Bucket) -> tuple[Regions, ...]:
-        left = self._sizes(bucket)[0]
-        return ({"left": (work_dtype(bucket), left)},) if left else ()
-
-    def tables(self, bucket: Bucket) -> Regions:
-        right = self._sizes(bucket)[1]
-        return {"factor": (work_dtype(bucket), right)} if right else {}
-
-    def local(self, bucket: Bucket) -> Regions:
-        return {"start": (work_dtype(bucket), self._sizes(bucket)[1])}
+    def layout(self, bucket: Bucket, world: int) -> Layout:
+        last, dtype = self.shares(bucket)[-1], work_dtype(bucket)
+        left, right, values = ((dtype, end.stop) for end in (last.left, last.right, last.values))
+        return Layout(
+            {"right": right, "values": values},
+            preludes=({"left": left},) if last.left.stop else (),
+            state=per_element(bucket, "residual") if self.error_feedback else {},
+            tables={"factor": right} if last.right.stop else {},
+            local={"start": right},
+        )
 
     def prepare(self, work: Work) -> None:
         work.memo["shares"] = self.shares(work.bucket)

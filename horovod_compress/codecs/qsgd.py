@@ -26,12 +26,15 @@ from ..errors import ConfigError, CorruptFrameError
 from ..ops.keys import DITHER, Key
 from ..ops.quantise import BLOCK_UNIT, MOST_BLOCK
 from ..schedule.plan import Bucket, TensorSpec
-from .base import Algebra, Codec, Divides
+from .base import Algebra, Codec
 from .law import Law
+from .layout import Cutting, Layout
+from .properties import Properties
 from .registry import register
 from .shared.dithering import whole
+from .shared.forms import ByForm
 from .shared.sections import LENGTH_BYTES, cut, slices
-from .work import Part, Regions, Work
+from .work import Part, Work
 
 #: Codes of fewer bits are so coarse that their noise counts in Adam's second moment.
 COARSE = 8
@@ -61,9 +64,15 @@ class _Form(Codec):
     def _power(self) -> int:
         return 0 if self.norm == "max" else 2
 
-    def divides(self) -> Divides:
+    def properties(self) -> Properties:
+        first = "sum over ranks and blocks of N/s min(d N/s / 4, |x|_1) / M^2"
+        bound = f"{first}, and of the mean likewise" if self.algebra is Algebra.FOLD else first
+        law = Law(unbiased=True, bound=bound, error=self._error)
         # With 8 bits the optimizer's own second moment hardly notices.
-        return "before" if self.bits < COARSE else "never"
+        return Properties(law, divides="before" if self.bits < COARSE else "never")
+
+    def _error(self, x: Sequence[Tensor]) -> float:
+        raise NotImplementedError
 
     def prepare(self, work: Work) -> None:
         work.memo["blocks"] = slices([self._blocks(tensor) for tensor in work.bucket.tensors])
@@ -98,11 +107,10 @@ class Packed(_Form):
     def _record(self) -> int:
         return ops.qsgd_record_bytes(self.bits, self.block)
 
-    def records(self) -> dict[str, int]:
-        return {"records": self._record()}
-
-    def regions(self, bucket: Bucket) -> Regions:
-        return {"records": (torch.uint8, self._record() * sum(self._blocks(tensor) for tensor in bucket.tensors))}
+    def layout(self, bucket: Bucket, world: int) -> Layout:
+        size, number = self._record(), sum(self._blocks(tensor) for tensor in bucket.tensors)
+        cutting = Cutting([self.block] * len(bucket.tensors), self._needs)
+        return Layout({"records": (torch.uint8, size * number)}, {"records": size}, cutting=cutting)
 
     def offer(self, work: Work, position: int, key: Key) -> int | Tensor:
         """Write the records of a tensor at once: nothing of other ranks has to be known."""
@@ -127,11 +135,8 @@ class Packed(_Form):
         again = key.at(hop=1, purpose=DITHER)
         ops.qsgd_fold(ranks, into, again, **self._rule(), norm=self._power(), offset=offset)
 
-    def granule(self, tensor: TensorSpec) -> int:
-        return self.block
-
-    def needs(self, work: Work, position: int, start: int, stop: int) -> dict[str, tuple[int, int]]:
-        own = self._places(work, position, start, stop)
+    def _needs(self, work: Work, part: Part) -> dict[str, tuple[int, int]]:
+        own = self._places(work, part.position, part.start, part.stop)
         return {"records": (own.start, own.stop)}
 
     def _places(self, work: Work, position: int, start: int, stop: int) -> slice:
@@ -149,7 +154,7 @@ class Packed(_Form):
         grads = [work.grad(part.position)[part.start : part.stop] for part in parts]
         ops.qsgd_decode_all(records, grads, **self._rule(), scale=gain / self.levels)
 
-    def error_bound(self, x: Sequence[Tensor]) -> float:
+    def _error(self, x: Sequence[Tensor]) -> float:
         """Bound both roundings; the mean of the rounded blocks has a norm and magnitudes no larger than given here."""
         world, total = len(x), 0.0
         for blocks in zip(*(one.split(self.block) for one in x), strict=True):
@@ -177,15 +182,13 @@ class Elias(_Form):
     def _room(self, tensor: TensorSpec) -> int:
         return ops.elias_bound(tensor.count, **self._rule())
 
-    def check_bucket(self, bucket: Bucket) -> None:
+    def layout(self, bucket: Bucket, world: int) -> Layout:
         for tensor in bucket.tensors:
             if self._room(tensor) >= 1 << 31:
                 raise ConfigError(
                     f'qsgd with coding="elias" takes sections of less than 2 GB; {tensor.name} is too large'
                 )
-
-    def regions(self, bucket: Bucket) -> Regions:
-        return {"payload": (torch.uint8, sum(LENGTH_BYTES + self._room(tensor) for tensor in bucket.tensors))}
+        return Layout({"payload": (torch.uint8, sum(LENGTH_BYTES + self._room(tensor) for tensor in bucket.tensors))})
 
     def prepare(self, work: Work) -> None:
         super().prepare(work)
@@ -227,7 +230,7 @@ class Elias(_Form):
                     f"{key.bucket}); check that every rank runs the same version of horovod-compress"
                 )
 
-    def error_bound(self, x: Sequence[Tensor]) -> float:
+    def _error(self, x: Sequence[Tensor]) -> float:
         total = 0.0
         for one in x:
             for block in one.split(self.block):
@@ -246,7 +249,7 @@ def _move(payload: Tensor, start: int, at: int, nbytes: int) -> None:
 
 @register
 @dataclass(frozen=True)
-class Qsgd(Codec):
+class Qsgd(ByForm):
     """Unbiased quantisation on a scale for each block and rank.
 
     Args:
@@ -286,22 +289,6 @@ class Qsgd(Codec):
             raise ConfigError(f'coding should be "packed" or "elias", got {self.coding!r}')
 
     @property
-    def _form(self) -> _Form:
+    def form(self) -> _Form:
         kind = Packed if self.coding == "packed" else Elias
         return kind(self.bits, self.block, self.norm)
-
-    def divides(self) -> Divides:
-        return self._form.divides()
-
-    def law(self) -> Law:
-        first = "sum over ranks and blocks of N/s min(d N/s / 4, |x|_1) / M^2"
-        return Law(unbiased=True, bound=first if self.coding == "elias" else f"{first}, and of the mean likewise")
-
-    def error_bound(self, x: Sequence[Tensor]) -> float | None:
-        return self._form.error_bound(x)
-
-    def at(self, step: int) -> Codec:
-        return self._form
-
-    def variants(self) -> tuple[Codec, ...]:
-        return (self._form,)

@@ -29,12 +29,13 @@ from .. import ops
 from ..errors import ConfigError
 from ..ops.keys import SAMPLE, Key
 from ..schedule.plan import Bucket
-from .base import Algebra, Codec, Divides
-from .feedback import Feedback
+from .base import Algebra, Codec
 from .law import Law
+from .layout import Layout, per_element
+from .properties import Properties
 from .registry import register
 from .shared.sections import check_density, share, slices
-from .work import Regions, Work, clamped, work_dtype
+from .work import Work, clamped, work_dtype
 
 
 @register
@@ -62,32 +63,27 @@ class RandomK(Codec):
         if type(self.scaled) is not bool:
             raise ConfigError(f"scaled should be True or False, got {self.scaled!r}")
 
-    def check_bucket(self, bucket: Bucket) -> None:
-        for tensor in bucket.tensors:
-            if tensor.count >= 1 << 31:
-                raise ConfigError(f"randomk takes tensors of less than 2^31 elements, {tensor.name} has {tensor.count}")
+    def properties(self) -> Properties:
+        bound = f"({'d/k - 1' if self.scaled else '1 - k/d'}) |mean of x|^2"
+        return Properties(
+            Law(unbiased=self.scaled, conserves=not self.scaled, bound=bound, error=self._error),
+            feedback="none" if self.scaled else "own",
+            divides="before",
+            share_sent=1.0 if self.scaled else self.density,
+        )
 
-    def law(self) -> Law:
-        factor = "d/k - 1" if self.scaled else "1 - k/d"
-        return Law(unbiased=self.scaled, conserves=not self.scaled, bound=f"({factor}) |mean of x|^2")
-
-    def error_bound(self, x: Sequence[Tensor]) -> float:
+    def _error(self, x: Sequence[Tensor]) -> float:
         count = x[0].numel()
         block = -(-count // share(self.density, count))  # the largest
         factor = block - 1 if self.scaled else 1 - 1 / block
         return factor * float(torch.stack(tuple(x)).mean(0).square().sum())
 
-    def divides(self) -> Divides:
-        return "before"
-
-    def feedback(self) -> Feedback:
-        return "none" if self.scaled else "own"
-
-    def share_sent(self) -> float:
-        return 1.0 if self.scaled else self.density
-
-    def regions(self, bucket: Bucket) -> Regions:
-        return {"values": (work_dtype(bucket), sum(share(self.density, tensor.count) for tensor in bucket.tensors))}
+    def layout(self, bucket: Bucket, world: int) -> Layout:
+        for tensor in bucket.tensors:
+            if tensor.count >= 1 << 31:
+                raise ConfigError(f"randomk takes tensors of less than 2^31 elements, {tensor.name} has {tensor.count}")
+        values = (work_dtype(bucket), sum(share(self.density, tensor.count) for tensor in bucket.tensors))
+        return Layout({"values": values}, state={} if self.scaled else per_element(bucket, "residual"))
 
     def prepare(self, work: Work) -> None:
         work.memo["places"] = slices([share(self.density, tensor.count) for tensor in work.bucket.tensors])

@@ -22,7 +22,7 @@ Everything after the sums is computed from the same bytes on every rank, so all 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from itertools import pairwise
 from typing import Any, ClassVar
@@ -34,11 +34,13 @@ from .. import ops
 from ..errors import ConfigError
 from ..ops.keys import SKETCH, Key
 from ..schedule.plan import Bucket
-from .base import Algebra, Codec, Divides
+from .base import Algebra, Codec
 from .dense import Momentum
-from .feedback import Feedback
 from .law import Law
+from .layout import Layout, per_element
+from .properties import Properties
 from .registry import register
+from .shared.forms import ByForm
 from .work import Regions, Work, clamped, work_dtype
 
 #: Elements of one tensor among sorted positions of the bucket.
@@ -58,7 +60,10 @@ class _Sketching(Codec):
     name: ClassVar[str] = "sketch_fusion"
     algebra: ClassVar[Algebra] = Algebra.SUM
     summary: ClassVar[str] = "sums of count sketches"
-    counts_late: ClassVar[bool] = True
+
+    def properties(self) -> Properties:
+        plain = Momentum(float(self.momentum)) if self.momentum else None
+        return Properties(small_tensors=plain, counts_late=True)
 
     def most(self, bucket: Bucket) -> int:
         """Return k: how many elements of a bucket the result holds at most."""
@@ -101,14 +106,12 @@ class _Sketching(Codec):
         found = ops.sketch_top(table, self.rows, key, spans, min(k, positions.numel()), positions, estimates)
         return positions[:found], estimates[:found]
 
-    def check_bucket(self, bucket: Bucket) -> None:
+    def _local(self, bucket: Bucket) -> Regions:
         if bucket.padded >= 1 << 31:
             raise ConfigError(
                 f"sketch_fusion takes buckets of less than 2^31 elements, bucket {bucket.index} has {bucket.padded}; "
                 f'choose schedule="size:25MB"'
             )
-
-    def local(self, bucket: Bucket) -> Regions:
         most = min(bucket.count, self.most(bucket) * self.candidates)
         return {"positions": (torch.int64, most), "estimates": (work_dtype(bucket), most)}
 
@@ -130,28 +133,18 @@ def _places(work: Work, positions: Tensor) -> list[Places]:
 class Dense(_Sketching):
     """Residual and momentum of every element are kept; values are exchanged exactly."""
 
-    def law(self) -> Law:
-        return Law(conserves=not self.momentum, bound="own: (1 - k/d) |x|^2 where the sketch finds the largest")
+    def properties(self) -> Properties:
+        law = Law(conserves=not self.momentum, bound="own: (1 - k/d) |x|^2 where the sketch finds the largest")
+        return replace(super().properties(), law=law, feedback="own", divides="before")
 
-    def divides(self) -> Divides:
-        return "before"
-
-    def feedback(self) -> Feedback:
-        return "own"
-
-    def state(self, bucket: Bucket) -> dict[str, torch.dtype]:
-        names = ["residual", "momentum"] if self.momentum else ["residual"]
-        return {name: work_dtype(bucket) for name in names}
-
-    def regions(self, bucket: Bucket) -> Regions:
-        return {"values": (work_dtype(bucket), min(bucket.count, self.most(bucket) * self.candidates))}
-
-    def preludes(self, bucket: Bucket) -> tuple[Regions, ...]:
-        return ({"table": self._table(bucket)},)
-
-    def local(self, bucket: Bucket) -> Regions:
-        chosen = {"chosen": (torch.int32, self.most(bucket)), "kept": (work_dtype(bucket), self.most(bucket))}
-        return super().local(bucket) | chosen
+    def layout(self, bucket: Bucket, world: int) -> Layout:
+        local, most, dtype = self._local(bucket), self.most(bucket), work_dtype(bucket)
+        return Layout(
+            {"values": local["estimates"]},
+            preludes=({"table": self._table(bucket)},),
+            state=per_element(bucket, *(["residual", "momentum"] if self.momentum else ["residual"])),
+            local=local | {"chosen": (torch.int32, most), "kept": (dtype, most)},
+        )
 
     def begin(self, number: int, work: Work, key: Key) -> dict[int, int]:
         return self._sketch(work, work.shared["table"], _hash_key(key), state=True)
@@ -210,15 +203,14 @@ class Dense(_Sketching):
 class InSketch(_Sketching):
     """Error and momentum are tables too, the same on every rank; values are what is read from them."""
 
-    def law(self) -> Law:
-        return Law(bound="of each row: |x|^2 / columns a value")
+    def properties(self) -> Properties:
+        # What a table holds cannot follow where a divisor moves, as it is of no element.
+        law = Law(bound="of each row: |x|^2 / columns a value")
+        return replace(super().properties(), law=law, has_private_state=True)
 
-    def regions(self, bucket: Bucket) -> Regions:
-        return {"table": self._table(bucket)}
-
-    def tables(self, bucket: Bucket) -> Regions:
-        names = ["error", "momentum"] if self.momentum else ["error"]
-        return {name: self._table(bucket) for name in names}
+    def layout(self, bucket: Bucket, world: int) -> Layout:
+        table, names = self._table(bucket), ["error", "momentum"] if self.momentum else ["error"]
+        return Layout({"table": table}, tables=dict.fromkeys(names, table), local=self._local(bucket))
 
     def encode(self, work: Work, key: Key) -> dict[int, int]:
         table = work.regions["table"]
@@ -267,7 +259,7 @@ def _hash_key(key: Key) -> Key:
 
 @register
 @dataclass(frozen=True)
-class SketchFusion(Codec):
+class SketchFusion(ByForm):
     """Count sketches that add up, and the largest values exactly.
 
     Args:
@@ -313,41 +305,10 @@ class SketchFusion(Codec):
             raise ConfigError(f'error_feedback should be "dense" or "sketch", got {self.error_feedback!r}')
 
     @property
-    def _form(self) -> _Sketching:
+    def form(self) -> _Sketching:
         dense = self.error_feedback == "dense"
         options = (self.density, self.cells, self.rows, self.candidates if dense else 1, self.momentum)
         return Dense(*options) if dense else InSketch(*options)
 
-    def plain(self) -> Codec | None:
-        return Momentum(float(self.momentum)) if self.momentum else None
-
-    def at(self, step: int) -> Codec:
-        return self._form
-
-    def variants(self) -> tuple[Codec, ...]:
-        return (self._form,)
-
-    def law(self) -> Law:
-        return self._form.law()
-
-    def keeps_to_itself(self) -> bool:
-        return self.error_feedback == "sketch"
-
-    def takes_over(self) -> bool:
-        return self.error_feedback == "dense"
-
-    def divides(self) -> Divides:
-        # What a table holds cannot follow where a divisor moves, as it is of no element.
-        return "before" if self.error_feedback == "dense" else "never"
-
-    def share_sent(self) -> float:
-        return self.density
-
-    def feedback(self) -> Feedback:
-        return self._form.feedback()
-
-    def state(self, bucket: Bucket) -> dict[str, torch.dtype]:
-        return self._form.state(bucket)
-
-    def tables(self, bucket: Bucket) -> Regions:
-        return self._form.tables(bucket)
+    def properties(self) -> Properties:
+        return replace(super().properties(), share_sent=self.density)

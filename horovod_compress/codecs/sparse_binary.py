@@ -16,7 +16,7 @@ the update of several local steps is what is sent, and momentum is emptied where
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import torch
@@ -27,6 +27,7 @@ from ..errors import ConfigError
 from ..ops.keys import Key
 from ..schedule.plan import Bucket, TensorSpec
 from .law import Law
+from .properties import Properties
 from .registry import register
 from .shared.sections import Sections, check_density, cut
 from .work import Regions, Work, work_dtype
@@ -69,11 +70,10 @@ class SparseBinary(Sections):
         if density is not None:
             check_density(density)
 
-    def law(self) -> Law:
-        return Law(conserves=True, bound="own: (1 - k mean^2 / |x|^2) |x|^2")
-
-    def communication_delay(self) -> int:
-        return PRESETS[self.preset][0] if self.preset else 1
+    def properties(self) -> Properties:
+        law = Law(conserves=True, bound="own: (1 - k mean^2 / |x|^2) |x|^2")
+        delay = PRESETS[self.preset][0] if self.preset else 1
+        return replace(super().properties(), law=law, communication_delay=delay)
 
     def share_sent(self) -> float:
         if self.preset is not None:
@@ -86,7 +86,7 @@ class SparseBinary(Sections):
         value_bytes = work_dtype(bucket).itemsize
         return ops.golomb_bound(self.most(tensor), tensor.count, self.parameter(tensor), value_bytes)
 
-    def local(self, bucket: Bucket) -> Regions:
+    def _scratch(self, bucket: Bucket) -> Regions:
         positions = sum(self.most(tensor) for tensor in bucket.tensors)
         return {"positions": (torch.int32, positions), "means": (work_dtype(bucket), len(bucket.tensors))}
 

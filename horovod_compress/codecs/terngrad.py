@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -26,11 +26,13 @@ from .. import ops
 from ..errors import ConfigError
 from ..ops.keys import Key
 from ..schedule.plan import Bucket
-from .base import Algebra, Divides
+from .base import Algebra
 from .law import Law
+from .layout import Layout
+from .properties import Properties
 from .registry import register
-from .shared.dithering import Dithering, Scaled, whole
-from .work import Regions, Work, work_dtype
+from .shared.dithering import Dithering, Rows, Scaled, whole
+from .work import Work, work_dtype
 
 #: A sum of squares below this may lack some that vanished: then nothing is cut off.
 _SMALL = 2.0**-900
@@ -69,18 +71,17 @@ class TernGrad(Dithering):
         if not whole(self.bits) or self.bits not in (4, 8, 16):
             raise ConfigError(f"bits should be 4, 8 or 16, got {self.bits!r}")
 
-    def law(self) -> Law:
+    def properties(self) -> Properties:
         kept = "s / M^2 times the sum over ranks of |c|_1"
         bound = kept if not self.clip else f"{kept}, and |mean of c - x|^2"
-        return Law(unbiased=not self.clip, bound=bound)
+        return replace(
+            super().properties(),
+            law=Law(unbiased=not self.clip, bound=bound, error=self._error),
+            divides="before",
+            stands_for_mean=True,  # clipping makes it biased, but no more than that
+        )
 
-    def divides(self) -> Divides:
-        return "before"
-
-    def may_be_plain(self) -> bool:
-        return True  # clipping makes it biased, but results stand for the mean all the same
-
-    def error_bound(self, x: Sequence[Tensor]) -> float:
+    def _error(self, x: Sequence[Tensor]) -> float:
         world, kept = len(x), [self._clipped(one) for one in x]
         scale = max(float(c.abs().max()) for c in kept) if x[0].numel() else 0.0
         variance = scale * sum(float(c.abs().sum()) for c in kept) / world**2
@@ -93,7 +94,7 @@ class TernGrad(Dithering):
         bound = self.clip * float(x.square().mean().sqrt())
         return x.clamp(-bound, bound)
 
-    def check_world(self, world: int) -> None:
+    def _check_world(self, world: int) -> None:
         if world < 1 << (self.bits - 1):
             return
         enough = next((bits for bits in (8, 16) if world < 1 << (bits - 1)), None)
@@ -105,13 +106,15 @@ class TernGrad(Dithering):
 
     # ---- scales: one for each tensor ----
 
-    def _one_scale(self) -> bool:
-        return False
+    @property
+    def rows(self) -> Rows:
+        return Rows(one_scale=False)
 
-    def local(self, bucket: Bucket) -> Regions:
-        number = len(bucket.tensors)
+    def layout(self, bucket: Bucket, world: int) -> Layout:
+        self._check_world(world)
+        usual, number = super().layout(bucket, world), len(bucket.tensors)
         moments = {"squares": (torch.float64, number), "sizes": (torch.float64, number)}
-        return super().local(bucket) | moments | {"bounds": (work_dtype(bucket), number)}
+        return replace(usual, local=usual.local | moments | {"bounds": (work_dtype(bucket), number)})
 
     def prepare(self, work: Work) -> None:
         super().prepare(work)
@@ -122,13 +125,13 @@ class TernGrad(Dithering):
         if not self.clip:
             return super().offer(work, position, key)
         largest, squares = (self._rows_of(name, work, position) for name in ("parts", "squares"))
-        return ops.moments_offer(work.grad(position), largest, squares, self._row(work.bucket.tensors[position]))
+        return ops.moments_offer(work.grad(position), largest, squares, self.rows.length(work.bucket.tensors[position]))
 
     def offer_all(self, work: Work, positions: Sequence[int], key: Key) -> Tensor:
         if not self.clip:
             return super().offer_all(work, positions, key)
         largest, squares = ([self._rows_of(name, work, p) for p in positions] for name in ("parts", "squares"))
-        rows = [self._row(work.bucket.tensors[position]) for position in positions]
+        rows = [self.rows.length(work.bucket.tensors[position]) for position in positions]
         return ops.moments_offer_all([work.grad(position) for position in positions], largest, squares, rows)
 
     def begin(self, number: int, work: Work, key: Key) -> None:

@@ -68,7 +68,7 @@ class TopK(Sections):
         # Of a larger one every step could send only so little that it would wait for ever.
         return int(torch.count_nonzero(values.abs() > torch.finfo(torch.bfloat16).max))
 
-    def error_bound(self, x: Sequence[Tensor]) -> float:
+    def _error(self, x: Sequence[Tensor]) -> float:
         rounding = 0.0 if self.value_bits == 32 else 2.0**-16
         left = 1 - share(self.density, x[0].numel()) / x[0].numel() + rounding
         return left * sum(float(mine.square().sum()) for mine in x) / len(x)

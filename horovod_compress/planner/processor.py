@@ -71,7 +71,7 @@ def measured(method: Codec, codec: Codec) -> Processor:
     """Return what a round costs on this machine; takes less than a second, and once per process.
 
     Args:
-        codec: of one kind of round, one of the method's ``variants()``.
+        codec: of one kind of round, one of the method's variants.
     """
     with torch.no_grad(), _one_thread():
         sizes = [_Run(method, codec, shape, _FEW).measure() for shape in _SHAPES]
@@ -99,15 +99,16 @@ class _Run:
         self._codec, self._ranks = codec, ranks
         bucket = Bucket(0, (TensorSpec("weight", shape, "float32"),))
         self._source = torch.randn(bucket.count, generator=torch.Generator().manual_seed(1))
-        self._preludes = [_zeros(arrays) for arrays in codec.preludes(bucket)]
-        state = {name: torch.zeros(bucket.padded, dtype=dtype) for name, dtype in method.state(bucket).items()}
-        self._work = Work(bucket, ranks, [self._source.clone()], state, _zeros(method.tables(bucket)))
-        self._work.regions, self._work.local = _zeros(codec.regions(bucket)), _zeros(codec.local(bucket))
+        layout, whole = codec.layout(bucket, ranks), method.layout(bucket, ranks)
+        self._preludes = [_zeros(arrays) for arrays in layout.preludes]
+        state = {name: torch.zeros(bucket.padded, dtype=dtype) for name, dtype in whole.state.items()}
+        self._work = Work(bucket, ranks, [self._source.clone()], state, _zeros(whole.tables))
+        self._work.regions, self._work.local = _zeros(layout.regions), _zeros(layout.local | layout.scratch)
         self._work.shared = {name: array for arrays in self._preludes for name, array in arrays.items()}
-        regions, two = self._work.regions, codec.carries(2)
+        regions, two = self._work.regions, codec.layout(bucket, 2).carries
         spans = {name: (0, regions[name].numel()) for name in two}
         self._work.carry = carries(two, regions, [spans], self._source.device)
-        self._work.results = _zeros(codec.results(bucket))
+        self._work.results = _zeros(layout.results)
         codec.prepare(self._work)
 
     def measure(self) -> dict[str, float]:

@@ -12,9 +12,10 @@ import torch
 from torch import Tensor
 
 from horovod_compress.codecs.base import Algebra, Codec
-from horovod_compress.codecs.feedback import Feedback
 from horovod_compress.codecs.law import Law
-from horovod_compress.codecs.work import Regions, Work, work_dtype
+from horovod_compress.codecs.layout import Layout, per_element
+from horovod_compress.codecs.properties import Properties
+from horovod_compress.codecs.work import Work, work_dtype
 from horovod_compress.ops.keys import Key
 from horovod_compress.schedule.plan import Bucket
 
@@ -33,14 +34,12 @@ class TopOne(Codec):
     summary: ClassVar[str] = "the largest value of each tensor"
     samples: ClassVar[tuple[dict[str, Any], ...]] = ({}, {"every": 2})
 
-    def law(self) -> Law:
-        return Law(conserves=True)
+    def properties(self) -> Properties:
+        return Properties(Law(conserves=True), feedback="own")
 
-    def feedback(self) -> Feedback:
-        return "own"
-
-    def regions(self, bucket: Bucket) -> Regions:
-        return {"payload": (torch.uint8, ENTRY * len(bucket.tensors))}
+    def layout(self, bucket: Bucket, world: int) -> Layout:
+        payload = {"payload": (torch.uint8, ENTRY * len(bucket.tensors))}
+        return Layout(payload, state=per_element(bucket, "residual"))
 
     def offer(self, work: Work, position: int, key: Key) -> int:
         return int((~work.grad(position).isfinite()).sum())
@@ -88,20 +87,16 @@ class Steps(Codec):
     summary: ClassVar[str] = "momentum in steps"
     samples: ClassVar[tuple[dict[str, Any], ...]] = ({}, {"remember": False})
 
-    def feedback(self) -> Feedback:
-        return "own"
+    def properties(self) -> Properties:
+        return Properties(feedback="own")
 
-    def state(self, bucket: Bucket) -> dict[str, torch.dtype]:
-        return {"residual": work_dtype(bucket), "momentum": work_dtype(bucket)}
-
-    def tables(self, bucket: Bucket) -> Regions:
-        return {"largest": (torch.float64, 2)} if self.remember else {}
-
-    def regions(self, bucket: Bucket) -> Regions:
-        return {"steps": (torch.int32, bucket.padded)}
-
-    def preludes(self, bucket: Bucket) -> tuple[Regions, ...]:
-        return ({"most": (torch.float64, 1)},)
+    def layout(self, bucket: Bucket, world: int) -> Layout:
+        return Layout(
+            {"steps": (torch.int32, bucket.padded)},
+            preludes=({"most": (torch.float64, 1)},),
+            state=per_element(bucket, "residual", "momentum"),
+            tables={"largest": (torch.float64, 2)} if self.remember else {},
+        )
 
     def offer(self, work: Work, position: int, key: Key) -> int:
         return int((~work.grad(position).isfinite()).sum())

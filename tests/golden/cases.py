@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from horovod_compress.codecs.base import Algebra, Codec
+from horovod_compress.codecs.base import Algebra, Codec, variants_of
 from horovod_compress.engine.bucket.state import BucketState
 from horovod_compress.exchange import ring
 from horovod_compress.exchange.wire import (
@@ -53,8 +53,8 @@ def steps(codec: Codec) -> dict[str, int]:
     """Return a step for each kind of round that a method has, by the text that a case's name ends with."""
     found: dict[Codec, int] = {}
     for step in range(STEP, STEP + MOST_ROUNDS):
-        found.setdefault(codec.at(step), step)
-    assert set(found) == set(codec.variants())
+        found.setdefault(codec.for_step(step), step)
+    assert set(found) == set(variants_of(codec))
     return {"" if step == STEP else f" @ step {step}": step for step in found.values()}
 
 

@@ -572,7 +572,7 @@ VIRTUAL = [
 def check_virtual(method: str, exchange: str, options: dict[str, Any], world: int, where: Host, link: Link) -> None:
     codec = create(method, **options)
     expected = over_local(method, world, exchange, **options)
-    found = consensus(codec.at(0), world, exchange, where, link)
+    found = consensus(codec.for_step(0), world, exchange, where, link)
     for mine, theirs in zip(found, expected, strict=True):
         for name, region in theirs.items():
             assert torch.equal(mine[name].view(torch.uint8), region.view(torch.uint8)), (method, exchange, name)

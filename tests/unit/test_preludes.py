@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import pytest
@@ -12,8 +12,9 @@ from torch import Tensor
 
 from horovod_compress import ops
 from horovod_compress.codecs import registry
-from horovod_compress.codecs.base import Algebra, Codec
+from horovod_compress.codecs.base import Algebra, Codec, variants_of
 from horovod_compress.codecs.dense import Uncompressed
+from horovod_compress.codecs.layout import Layout
 from horovod_compress.codecs.work import Regions, Work
 from horovod_compress.engine.bucket import arrivals
 from horovod_compress.errors import ExchangeError, NonFiniteError
@@ -32,8 +33,12 @@ class Centred(Uncompressed):
     name: ClassVar[str] = "centred"
     algebra: ClassVar[Algebra] = Algebra.SUM
 
-    def preludes(self, bucket: Bucket) -> tuple[Regions, ...]:
-        return {"least": (torch.float32, 1), "ranks": (torch.float64, 2)}, {"sums": (torch.float64, bucket.padded)}
+    def layout(self, bucket: Bucket, world: int) -> Layout:
+        preludes: tuple[Regions, ...] = (
+            {"least": (torch.float32, 1), "ranks": (torch.float64, 2)},
+            {"sums": (torch.float64, bucket.padded)},
+        )
+        return replace(super().layout(bucket, world), preludes=preludes)
 
     def begin(self, number: int, work: Work, key: Key) -> None:
         x = work.grad(0).double()
@@ -173,4 +178,4 @@ def test_a_silent_rank_is_late() -> None:
 def test_other_methods_have_no_prelude(method: str) -> None:
     codec: Codec = registry.create(method)
     bucket = Fleet(1, [spec("w", 100)], method).plan.buckets[0]
-    assert all(variant.preludes(bucket) == () for variant in codec.variants())
+    assert all(kind.layout(bucket, 2).preludes == () for kind in variants_of(codec))

@@ -7,6 +7,7 @@ norms of rows over all ranks, or the norm of the bucket.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
@@ -17,7 +18,8 @@ from ... import ops
 from ...ops.keys import DITHER, Key
 from ...schedule.plan import Bucket, TensorSpec
 from ..base import Codec
-from ..work import Part, Regions, Work, work_dtype
+from ..layout import Cutting, Layout
+from ..work import Part, Work, work_dtype
 
 #: Blocks are whole chunks of the kernels; a scale of 32 bits then costs 1/8 bit per element at most.
 BLOCK_UNIT = 256
@@ -31,59 +33,71 @@ def whole(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
 
 
+@dataclass(frozen=True)
+class Rows:
+    """Which elements share a scale, and how that is found.
+
+    Attributes:
+        power: which power of ``|x|`` norms add up; 0 for the maximum.
+        block: how many elements make a row; 0 for all of a tensor.
+        one_scale: all rows of a bucket have one scale; None: where there are no blocks.
+    """
+
+    power: int = 0
+    block: int = 0
+    one_scale: bool | None = None
+
+    @property
+    def shared(self) -> bool:
+        """Whether all rows of a bucket have one scale."""
+        return not self.block if self.one_scale is None else self.one_scale
+
+    def number(self, tensor: TensorSpec) -> int:
+        """Return how many rows a tensor has."""
+        return -(-tensor.count // self.block) if self.block else 1
+
+    def length(self, tensor: TensorSpec) -> int:
+        """Return how many elements a row has."""
+        return self.block or max(1, tensor.count)
+
+    def granule(self, tensor: TensorSpec) -> int:
+        """Return of how many elements parts are multiples: whole rows, where a tensor has several."""
+        return self.block if 0 < self.block < tensor.count else BLOCK_UNIT
+
+
 class Dithering(Codec):
     """The norms, and where codes lie; how numbers become codes is the method's own business."""
 
     bits: int  # the fields of the methods
 
+    @property
+    def rows(self) -> Rows:
+        """Which elements share a scale."""
+        return Rows()
+
     # ---- layout ----
 
-    def _power(self) -> int:
-        """Return which power of ``|x|`` norms add up; 0 for the maximum."""
-        return 0
-
-    def _block(self) -> int:
-        """Return how many elements make a row; 0 for all of a tensor."""
-        return 0
-
-    def _one_scale(self) -> bool:
-        """Return whether all rows of a bucket have one scale."""
-        return not self._block()
-
-    def _rows(self, tensor: TensorSpec) -> int:
-        block = self._block()
-        return -(-tensor.count // block) if block else 1
-
-    def _row(self, tensor: TensorSpec) -> int:
-        return self._block() or max(1, tensor.count)
-
-    def _parts(self, bucket: Bucket) -> int:
-        return sum(self._rows(tensor) for tensor in bucket.tensors)
-
-    def _norms(self, bucket: Bucket) -> tuple[torch.dtype, int]:
-        dtype = torch.float64 if self._power() else work_dtype(bucket)
-        return dtype, 1 if self._one_scale() else self._parts(bucket)
-
-    def regions(self, bucket: Bucket) -> Regions:
-        return {"codes": ops.code_layout(self.bits, bucket.padded)}
-
-    def preludes(self, bucket: Bucket) -> tuple[Regions, ...]:
-        return ({"norms": self._norms(bucket)},)
-
-    def local(self, bucket: Bucket) -> Regions:
-        dtype, count = self._norms(bucket)
-        return {"parts": (dtype, self._parts(bucket)), "scales": (work_dtype(bucket), count)}
+    def layout(self, bucket: Bucket, world: int) -> Layout:
+        rows = self.rows
+        number, dtype = sum(map(rows.number, bucket.tensors)), torch.float64 if rows.power else work_dtype(bucket)
+        scales = 1 if rows.shared else number
+        return Layout(
+            {"codes": ops.code_layout(self.bits, bucket.padded)},
+            preludes=({"norms": (dtype, scales)},),
+            local={"parts": (dtype, number), "scales": (work_dtype(bucket), scales)},
+            cutting=Cutting([rows.granule(tensor) for tensor in bucket.tensors], self._needs, encoding=True),
+        )
 
     def prepare(self, work: Work) -> None:
         parts, start = [], 0
         for tensor in work.bucket.tensors:
-            parts.append(slice(start, start + self._rows(tensor)))
+            parts.append(slice(start, start + self.rows.number(tensor)))
             start = parts[-1].stop
         work.memo["parts"] = parts
 
     def _first_scale(self, work: Work, position: int) -> int:
         """Return where the scales of one tensor begin: the bucket's only one, or one for each of its rows."""
-        return 0 if self._one_scale() else int(work.memo["parts"][position].start)
+        return 0 if self.rows.shared else int(work.memo["parts"][position].start)
 
     def _places(self, work: Work, position: int, start: int, stop: int) -> slice:
         """Return where the codes of elements ``start`` to ``stop`` of a tensor lie.
@@ -96,8 +110,8 @@ class Dithering(Codec):
     # ---- norms ----
 
     def offer(self, work: Work, position: int, key: Key) -> int | Tensor:
-        row, parts = self._row(work.bucket.tensors[position]), self._rows_of("parts", work, position)
-        nonfinite = ops.norm_offer(work.grad(position), parts, row, power=self._power())
+        row, parts = self.rows.length(work.bucket.tensors[position]), self._rows_of("parts", work, position)
+        nonfinite = ops.norm_offer(work.grad(position), parts, row, power=self.rows.power)
         if not self._may_overflow(work):
             return nonfinite
         return int(nonfinite) or int(not bool(parts.isfinite().all()))
@@ -108,8 +122,8 @@ class Dithering(Codec):
         return ops.norm_offer_all(
             [work.grad(position) for position in positions],
             [self._rows_of("parts", work, position) for position in positions],
-            [self._row(work.bucket.tensors[position]) for position in positions],
-            power=self._power(),
+            [self.rows.length(work.bucket.tensors[position]) for position in positions],
+            power=self.rows.power,
         )
 
     def _may_overflow(self, work: Work) -> bool:
@@ -117,27 +131,27 @@ class Dithering(Codec):
 
         They would make every element of a block NaN, and nobody would count it.
         """
-        return self._power() > 0 and work_dtype(work.bucket) is torch.float64
+        return self.rows.power > 0 and work_dtype(work.bucket) is torch.float64
 
     def _rows_of(self, name: str, work: Work, position: int) -> Tensor:
         """Return what a local array holds for the rows of one tensor: nothing, if it is empty."""
         tensor, first = work.bucket.tensors[position], work.memo["parts"][position].start
-        return work.local[name][first : first - (-tensor.count // self._row(tensor))]
+        return work.local[name][first : first - (-tensor.count // self.rows.length(tensor))]
 
     def begin(self, number: int, work: Work, key: Key) -> None:
         parts, norms = work.local["parts"], work.shared["norms"]
         for position, own in enumerate(work.memo["parts"]):
             if work.grads[position] is None:
                 parts[own] = 0  # what an earlier step left
-        if self._one_scale():
-            norms[0] = _added(parts) if self._power() else parts.max()
+        if self.rows.shared:
+            norms[0] = _added(parts) if self.rows.power else parts.max()
         else:
             norms.copy_(parts)
 
     def merge(self, region: str, start: int, into: Tensor, other: Tensor, weights: tuple[int, int], key: Key) -> None:
         if region != "norms":
             self._merge_codes(start, into, other, key)
-        elif self._power():
+        elif self.rows.power:
             ops.dense_add(into, other)
         else:
             torch.maximum(into, other, out=into)
@@ -164,19 +178,20 @@ class Dithering(Codec):
 
     def _make_scales(self, work: Work) -> None:
         """Take the root by square roots: NumPy's are right to the last bit on every machine, torch's are not."""
-        norms = work.shared["norms"]
-        if self._power() > 1:
+        norms, power = work.shared["norms"], self.rows.power
+        if power > 1:
             roots = norms.cpu()  # the same memory, if it is on the CPU
-            for _ in range(self._power().bit_length() - 1):
+            for _ in range(power.bit_length() - 1):
                 np.sqrt(roots.numpy(), out=roots.numpy())
             norms.copy_(roots)
         scales = work.local["scales"].copy_(norms)
-        if self._power() and scales.dtype is torch.float32:
+        if power and scales.dtype is torch.float32:
             scales.clamp_(max=torch.finfo(torch.float32).max)  # no element is larger
 
     def _scaled(self, work: Work, parts: Sequence[Part]) -> Scaled:
         """Return parts of the gradients, and their scales."""
-        rows = [self._row(work.bucket.tensors[part.position]) for part in parts]
+        length = self.rows.length
+        rows = [length(work.bucket.tensors[part.position]) for part in parts]
         grads = [work.grad(part.position)[part.start : part.stop] for part in parts]
         every = work.local["scales"]
         firsts = [self._first_scale(work, part.position) for part in parts]
@@ -197,11 +212,8 @@ class Dithering(Codec):
         """
         raise NotImplementedError
 
-    def granule(self, tensor: TensorSpec) -> int:
-        return self._block() if 0 < self._block() < tensor.count else BLOCK_UNIT
-
-    def needs(self, work: Work, position: int, start: int, stop: int) -> dict[str, tuple[int, int]]:
-        codes = self._places(work, position, start, stop)
+    def _needs(self, work: Work, part: Part) -> dict[str, tuple[int, int]]:
+        codes = self._places(work, part.position, part.start, part.stop)
         return {"codes": (codes.start, codes.stop)}  # scales are known since the prelude
 
     def decode_part(self, work: Work, position: int, start: int, stop: int, key: Key, gain: float) -> None:

@@ -16,9 +16,10 @@ from ... import ops
 from ...errors import ConfigError, CorruptFrameError
 from ...ops.keys import Key
 from ...schedule.plan import Bucket
-from ..base import Algebra, Codec, Divides
-from ..feedback import Feedback
+from ..base import Algebra, Codec
 from ..law import Law
+from ..layout import Layout, per_element
+from ..properties import Properties
 from ..work import Regions, Work
 from .signs import WORD, fill_group_sizes, group_count, group_length, group_slices, words
 
@@ -40,14 +41,8 @@ class GatheredSigns(Codec):
         if self.step_size not in ("tensor", "row"):
             raise ConfigError(f'step_size should be "tensor" or "row", got {self.step_size!r}')
 
-    def law(self) -> Law:
-        return Law(conserves=True, bound=f"own: {self.bound}")
-
-    def divides(self) -> Divides:
-        return "before"
-
-    def feedback(self) -> Feedback:
-        return "own"
+    def properties(self) -> Properties:
+        return Properties(Law(conserves=True, bound=f"own: {self.bound}"), feedback="own", divides="before")
 
     # ---- layout ----
 
@@ -60,8 +55,16 @@ class GatheredSigns(Codec):
     def _nbytes(self, bucket: Bucket) -> int:
         return bucket.padded // WORD * _WORD_BYTES + self.values * self._groups(bucket) * _VALUE_BYTES
 
-    def regions(self, bucket: Bucket) -> Regions:
-        return {"payload": (torch.uint8, self._nbytes(bucket))}
+    def layout(self, bucket: Bucket, world: int) -> Layout:
+        return Layout(
+            {"payload": (torch.uint8, self._nbytes(bucket))},
+            state=per_element(bucket, "residual"),
+            local=self._local(self._groups(bucket)),
+        )
+
+    def _local(self, groups: int) -> Regions:
+        """Return what is measured of every group."""
+        raise NotImplementedError
 
     def prepare(self, work: Work) -> None:
         work.memo["groups"] = group_slices(work.bucket, self._by_row())

@@ -7,6 +7,7 @@ is written and read, if it is of another kind.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any, ClassVar
@@ -18,9 +19,10 @@ from ... import ops
 from ...errors import ConfigError, CorruptFrameError
 from ...ops.keys import Key
 from ...schedule.plan import Bucket, TensorSpec
-from ..base import Algebra, Codec, Divides
-from ..feedback import Feedback
+from ..base import Algebra, Codec
 from ..law import Law
+from ..layout import Layout, per_element
+from ..properties import Properties
 from ..work import Regions, Work, clamped, work_dtype
 
 LENGTH_BYTES = 4  # bytes of a section's length, in the table at the start of a payload
@@ -58,44 +60,44 @@ class Sections(Codec):
     density: float = 0.01
 
     algebra: ClassVar[Algebra] = Algebra.GATHER
-    local_is_scratch: ClassVar[bool] = True
     #: What a section says, in words.
     said: ClassVar[str] = "positions and values"
 
     def __post_init__(self) -> None:
         check_density(self.density)
 
-    def check_bucket(self, bucket: Bucket) -> None:
-        for tensor in bucket.tensors:
-            if tensor.count >= 1 << 31:
-                raise ConfigError(
-                    f"{self.name} takes tensors of less than 2^31 elements, {tensor.name} has {tensor.count}"
-                )
-            if (room := self._room(tensor, bucket)) >= 1 << 31:  # the table says lengths as int32
-                raise ConfigError(
-                    f"{self.name} writes less than 2^31 bytes for a tensor, {tensor.name} with {tensor.count} elements "
-                    f"may take {room} at density {self.share_sent():g}; choose a lower density"
-                )
+    def properties(self) -> Properties:
+        law = Law(conserves=True, bound="own: (1 - k/d) |x|^2", error=self._error)
+        return Properties(law, feedback="own", divides="before", share_sent=self.share_sent())
 
-    def _room(self, tensor: TensorSpec, bucket: Bucket) -> int:
-        """Return the most bytes of a tensor's section."""
-        wide, b = work_dtype(bucket).itemsize, self.parameter(tensor)
-        return ops.values_bound(self.most(tensor), tensor.count, b, wide, form=self.form(bucket))
-
-    def law(self) -> Law:
-        return Law(conserves=True, bound="own: (1 - k/d) |x|^2")
-
-    def divides(self) -> Divides:
-        return "before"
-
-    def feedback(self) -> Feedback:
-        return "own"
+    def _error(self, x: Sequence[Tensor]) -> float | None:
+        return None
 
     def form(self, bucket: Bucket) -> str:
         """Return how values are written, one of ``ops.values.FORMS``."""
         return "full"
 
     # ---- layout ----
+
+    def layout(self, bucket: Bucket, world: int) -> Layout:
+        room = sum(LENGTH_BYTES + self._checked_room(tensor, bucket) for tensor in bucket.tensors)
+        payload, scratch = {"payload": (torch.uint8, room)}, self._scratch(bucket)
+        return Layout(payload, state=per_element(bucket, "residual"), scratch=scratch)
+
+    def _checked_room(self, tensor: TensorSpec, bucket: Bucket) -> int:
+        if tensor.count >= 1 << 31:
+            raise ConfigError(f"{self.name} takes tensors of less than 2^31 elements, {tensor.name} has {tensor.count}")
+        if (room := self._room(tensor, bucket)) >= 1 << 31:  # the table says lengths as int32
+            raise ConfigError(
+                f"{self.name} writes less than 2^31 bytes for a tensor, {tensor.name} with {tensor.count} elements "
+                f"may take {room} at density {self.share_sent():g}; choose a lower density"
+            )
+        return room
+
+    def _room(self, tensor: TensorSpec, bucket: Bucket) -> int:
+        """Return the most bytes of a tensor's section."""
+        wide, b = work_dtype(bucket).itemsize, self.parameter(tensor)
+        return ops.values_bound(self.most(tensor), tensor.count, b, wide, form=self.form(bucket))
 
     def share_sent(self) -> float:
         """Return of which share of a tensor's elements the positions are sent."""
@@ -109,11 +111,7 @@ class Sections(Codec):
         """Return the parameter of the Golomb code: how many bits of a gap are written plainly."""
         return ops.golomb_parameter(self.most(tensor), tensor.count) if tensor.count else 0
 
-    def regions(self, bucket: Bucket) -> Regions:
-        room = sum(LENGTH_BYTES + self._room(tensor, bucket) for tensor in bucket.tensors)
-        return {"payload": (torch.uint8, room)}
-
-    def local(self, bucket: Bucket) -> Regions:
+    def _scratch(self, bucket: Bucket) -> Regions:
         number = sum(self.most(tensor) for tensor in bucket.tensors)
         return {"positions": (torch.int32, number), "values": (work_dtype(bucket), number)}
 

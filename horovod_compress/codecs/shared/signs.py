@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import ClassVar
 
 import torch
@@ -17,8 +18,10 @@ from ... import ops
 from ...errors import ConfigError
 from ...ops.keys import TIE, ZERO_SIGN, Key
 from ...schedule.plan import Bucket, TensorSpec
-from ..base import Codec, Divides
+from ..base import Codec
 from ..law import Law
+from ..layout import Cutting, Layout
+from ..properties import Properties
 from ..work import Part, Regions, Work
 
 #: A step group covers at least so many elements: its 32 bits then cost half a bit per element at most. No more than
@@ -107,8 +110,8 @@ class Signs(Codec):
     #: Which part of an element's state the elements add to, and decoding renews.
     kept: ClassVar[str] = "residual"
 
-    def divides(self) -> Divides:
-        return "before" if self._measured() else "never"  # a step that is given is in the units of gradients
+    def properties(self) -> Properties:
+        return Properties(divides="before" if self._measured() else "never")  # a step that is given has their units
 
     # ---- layout ----
 
@@ -134,28 +137,19 @@ class Signs(Codec):
         unit = ops.GROUP_WORDS if self._ternary() else 1
         return -(-bucket.padded // WORD // unit) * unit
 
-    def records(self) -> dict[str, int]:
-        return {"bits": ops.GROUP_WORDS} if self._ternary() else {}
-
-    def results(self, bucket: Bucket) -> Regions:
-        groups = self._words(bucket) // ops.GROUP_WORDS
-        return {"bits": (torch.int64, groups * ops.PACKED_WORDS)} if self._ternary() else {}
-
-    def wants_owner(self) -> bool:
-        return self._ternary()
-
-    def regions(self, bucket: Bucket) -> Regions:
-        regions: Regions = {"bits": (torch.int64, self._words(bucket))}
-        if self._measured():
-            regions["steps"] = (torch.float32, self._groups(bucket))
-        return regions
-
-    def local(self, bucket: Bucket) -> Regions:
-        groups = self._groups(bucket)
-        zeros: Regions = {"zeros": (torch.int64, self._words(bucket))} if self._ternary() else {}
-        if self._measured():
-            return {"sums": (torch.float64, groups), "sizes": (torch.float64, groups), **zeros}
-        return {"fixed": (torch.float32, groups), **zeros}
+    def layout(self, bucket: Bucket, world: int) -> Layout:
+        groups, number, ternary = self._groups(bucket), self._words(bucket), self._ternary()
+        steps: Regions = {"steps": (torch.float32, groups)} if self._measured() else {}
+        means: Regions = {"sums": (torch.float64, groups), "sizes": (torch.float64, groups)}
+        zeros: Regions = {"zeros": (torch.int64, number)} if ternary else {}
+        packed = number // ops.GROUP_WORDS * ops.PACKED_WORDS
+        return Layout(
+            {"bits": (torch.int64, number)} | steps,
+            records={"bits": ops.GROUP_WORDS} if ternary else {},
+            results={"bits": (torch.int64, packed)} if ternary else {},
+            local=(means if self._measured() else {"fixed": (torch.float32, groups)}) | zeros,
+            cutting=Cutting([self._granule(tensor) for tensor in bucket.tensors], self._needs),
+        )
 
     def prepare(self, work: Work) -> None:
         work.memo["steps"] = group_slices(work.bucket, self._by_row())
@@ -217,12 +211,12 @@ class Signs(Codec):
         """Return what a measured step is multiplied by."""
         return 1.0
 
-    def granule(self, tensor: TensorSpec) -> int:
+    def _granule(self, tensor: TensorSpec) -> int:
         group = self.step_group(tensor)
         return WORD if group >= tensor.count else math.lcm(WORD, group)
 
-    def needs(self, work: Work, position: int, start: int, stop: int) -> dict[str, tuple[int, int]]:
-        bits, steps = self._parts(work, position, start, stop)
+    def _needs(self, work: Work, part: Part) -> dict[str, tuple[int, int]]:
+        bits, steps = self._parts(work, part.position, part.start, part.stop)
         found = {"bits": (bits.start, bits.stop)}
         return found | {"steps": (steps.start, steps.stop)} if self._measured() else found
 
@@ -270,7 +264,7 @@ class Signs(Codec):
 
     def _rule(self) -> ops.Feedback:
         """Return what decoding leaves in the state."""
-        return self.feedback()
+        return "none"
 
     def _decay(self) -> float:
         """Return by what that is multiplied."""
@@ -322,8 +316,9 @@ class Votes(Signs):
         tie = "a random sign" if self.ties == "random" else "+"
         return Law(bound=f"result = step * majority of {signs}; a tie is {tie}")
 
-    def carries(self, world: int) -> dict[str, int]:
-        return {"bits": ops.count_rows(world)} if self.merge == "shaped" else {}
+    def layout(self, bucket: Bucket, world: int) -> Layout:
+        carries = {"bits": ops.count_rows(world)} if self.merge == "shaped" else {}
+        return replace(super().layout(bucket, world), carries=carries)
 
     def fold_in(
         self, work: Work, region: str, start: int, into: Tensor, others: Sequence[Tensor], key: Key, result: Tensor

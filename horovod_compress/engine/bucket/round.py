@@ -9,11 +9,12 @@ decode   the result, whole or part by part, over the gradients
 from __future__ import annotations
 
 import contextlib
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from torch import Tensor
 
 from ...codecs.base import Codec
+from ...codecs.properties import Properties
 from ...codecs.work import Part, Work
 from ...exchange import on_device, ragged
 from ...exchange.base import Collective, Exchange, Reduction
@@ -43,23 +44,24 @@ class Round:
     """What one kind of round needs: some methods have compressed and full-precision rounds."""
 
     codec: Codec
+    properties: Properties
     label: str  # names the kind of round in frames
     work: Work
-    layout: Layout
     collective: Collective
-    to_encode: dict[int, list[Part]]  # what has to be encoded before each chunk is sent
-    parts: dict[int, list[Part]]  # what each chunk makes ready to be decoded
-    preludes: tuple[Prelude, ...]
-    inbox: ragged.Inbox | on_device.Mailbox | None  # where payloads are gathered
-    staging: Staging | None  # where the payload is exchanged from host memory of its own
-    gather: StagedGather | None  # likewise, where payloads are gathered
+    preludes: tuple[Prelude, ...] = ()
+    layout: Layout = field(kw_only=True)
+    to_encode: dict[int, list[Part]] = field(default_factory=dict)  # what has to be encoded before each chunk is sent
+    parts: dict[int, list[Part]] = field(default_factory=dict)  # what each chunk makes ready to be decoded
+    inbox: ragged.Inbox | on_device.Mailbox | None = None  # where payloads are gathered
+    staging: Staging | None = None  # where the payload is exchanged from host memory of its own
+    gather: StagedGather | None = None  # likewise, where payloads are gathered
 
     # ---- offer ----
 
     @property
     def divided(self) -> bool:
         """Whether gradients are divided before they are encoded, where there is something to divide by."""
-        return self.codec.divides() == "before"
+        return self.properties.divides == "before"
 
     def offer(self, position: int, key: Key) -> int | Tensor:
         """Hand one gradient to the codec; return how many of its values are not finite."""

@@ -47,7 +47,6 @@ class BucketState:
         staged: bool = False,
         link: Link | None = None,
     ) -> None:
-        codec.check_world(world)
         self.bucket, self.device = bucket, device
         alone = world == 1
         site = Site(rank, world, collective, device, staged and not alone, None if alone else link)
@@ -115,7 +114,7 @@ class BucketState:
 
     def _hand(self, round_: Round, position: int, key: Key, zero_nonfinite: bool) -> int | Tensor:
         flat, zero = round_.work.grad(position), self.nonfinite.let_be_zero
-        if zero_nonfinite and round_.codec.counts_late and ops.count_nonfinite(flat):
+        if zero_nonfinite and round_.properties.counts_late and ops.count_nonfinite(flat):
             zero(position, flat, ~flat.isfinite())
         count = round_.offer(position, key)
         if not self.device.apart and count and self.drop_spoilt(position):

@@ -14,7 +14,7 @@ from typing import Any
 
 from torch import nn
 
-from ...codecs.base import Codec
+from ...codecs.base import Codec, variants_of
 from ...errors import ConfigError
 from ..methods import Methods
 
@@ -62,7 +62,7 @@ def _kept(group: Mapping[str, Any], updates: bool) -> tuple[str, str] | None:
 def advice(optimizer: Any, methods: Methods, named: Named) -> str | None:
     """Return what to tell the user of an optimizer whose momentum a method hardly bears with these options."""
     pairs = _pairs(optimizer, methods, named)
-    found = [(codec.share_sent(), codec.name, group) for group, codec in pairs if _momentum(group)]
+    found = [(codec.properties().share_sent, codec.name, group) for group, codec in pairs if _momentum(group)]
     share, name, group = min(found, key=lambda one: one[0], default=(1.0, "", {}))
     times = _times(group)
     if share == 1 or times / share < LONG:
@@ -84,7 +84,8 @@ def exact_first(optimizer: Any, methods: Methods, named: Named) -> int:
 
 
 def _is_one_bit(codec: Codec) -> bool:
-    return codec.divides() == "before" and codec.feedback() == "own" and codec.share_sent() == 1
+    found = codec.properties()
+    return found.divides == "before" and found.feedback == "own" and found.share_sent == 1
 
 
 def _pairs(optimizer: Any, methods: Methods, named: Named) -> Iterator[tuple[Mapping[str, Any], Codec]]:
@@ -93,7 +94,7 @@ def _pairs(optimizer: Any, methods: Methods, named: Named) -> Iterator[tuple[Map
     for group in optimizer.param_groups:
         codecs = {methods.codec(names[id(p)]) for p in group["params"] if id(p) in names}
         for codec in codecs:
-            yield from ((group, kind) for kind in dict.fromkeys((codec, *codec.variants())))
+            yield from ((group, kind) for kind in dict.fromkeys((codec, *variants_of(codec))))
 
 
 def _momentum(group: Mapping[str, Any]) -> float:
