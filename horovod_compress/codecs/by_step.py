@@ -17,10 +17,9 @@ from typing import Any, ClassVar
 
 from ..errors import ConfigError
 from ..schedule.plan import Bucket
-from .base import Algebra, Codec, variants_of
+from .base import Algebra, Codec, Properties, variants_of
 from .dense import Dense, FullPrecision, Uncompressed
 from .layout import Layout
-from .properties import Properties
 from .registry import create
 from .work import Regions
 

@@ -28,12 +28,11 @@ from torch import Tensor
 
 from .. import ops
 from ..errors import ConfigError
-from ..ops.keys import Key
 from ..schedule.plan import Bucket
+from .base import Properties
 from .dense import Momentum
 from .law import Law
 from .layout import Layout, per_element
-from .properties import Properties
 from .registry import register
 from .shared.sections import Sections
 from .work import Work
@@ -116,10 +115,10 @@ class Dgc(Sections):
 
     # ---- clipping ----
 
-    def offer(self, work: Work, position: int, key: Key) -> int:
+    def select(self, work: Work, position: int) -> int:
         if self.clip:
             _cut_down(work.grad(position), self.clip / math.sqrt(work.world))
-        return super().offer(work, position, key)
+        return super().select(work, position)
 
     # ---- momentum ----
 

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any, ClassVar
 
 import torch
@@ -28,10 +29,9 @@ from .. import ops
 from ..errors import ConfigError
 from ..ops.keys import Key
 from ..schedule.plan import Bucket
-from .base import Algebra
+from .base import Algebra, Piece, Properties
 from .law import Law
 from .layout import Layout
-from .properties import Properties
 from .registry import register
 from .shared.dithering import BLOCK_UNIT, Dithering, Rows, Scaled, whole
 from .shared.forms import ByForm
@@ -95,11 +95,11 @@ class Standard(_Form):
         levels = self.levels(work.world)
         ops.level_encode_all(*given, codes, key, bits=self.bits, levels=levels, offsets=offsets)
 
-    def _merge_codes(self, start: int, into: Tensor, other: Tensor, key: Key) -> None:
+    def _combine(self, start: int, into: Tensor, other: Tensor, key: Key) -> None:
         ops.level_add(into, other, bits=self.bits)
 
-    def _decode(self, given: Scaled, grads: list[Tensor], world: int, gain: float) -> None:
-        scale = gain / (self.levels(world) * world)
+    def _decode(self, given: Scaled, grads: list[Tensor], world: int, result_scale: float) -> None:
+        scale = result_scale / (self.levels(world) * world)
         ops.level_decode_all(*given, grads, bits=self.bits, scale=scale)
 
 
@@ -133,31 +133,31 @@ class Exponential(_Form):
         headroom = self.headroom(work.world)
         ops.octave_encode_all(*given, codes, key, bits=self.bits, headroom=headroom, offsets=offsets)
 
-    def fold(self, region: str, start: int, into: Tensor, others: Sequence[Tensor], key: Key) -> None:
+    def fold(self, work: Work, piece: Piece, others: Sequence[Tensor], key: Key) -> None:
         """Merge neighbours, then neighbours of these, and so on: ceil(log2 M) merges for each rank at most.
 
         Every merge may multiply the second moment by 9/8; in a ring that would happen M-1 times.
         """
-        if region == "norms":
-            super().fold(region, start, into, others, key)
+        if piece.region == "norms":
+            super().fold(work, piece, others, key)
             return
-        ranks = [*others[: key.rank], into, *others[key.rank :]]
+        ranks = [*others[: key.rank], piece.values, *others[key.rank :]]
         step, node = 1, 0
         while step < len(ranks):
             for left in range(0, len(ranks) - step, 2 * step):
-                self._merge_codes(start, ranks[left], ranks[left + step], key.at(hop=node))
+                self._combine(piece.start, ranks[left], ranks[left + step], key.at(hop=node))
                 node += 1
             step *= 2
-        if ranks[0] is not into:
-            into.copy_(ranks[0])
+        if ranks[0] is not piece.values:
+            piece.values.copy_(ranks[0])
 
-    def _merge_codes(self, start: int, into: Tensor, other: Tensor, key: Key) -> None:
+    def _combine(self, start: int, into: Tensor, other: Tensor, key: Key) -> None:
         offset = start * (2 if self.bits == 4 else 1)
         ops.octave_merge(into, other, key, bits=self.bits, offset=offset)
 
-    def _decode(self, given: Scaled, grads: list[Tensor], world: int, gain: float) -> None:
+    def _decode(self, given: Scaled, grads: list[Tensor], world: int, result_scale: float) -> None:
         headroom = self.headroom(world)
-        ops.octave_decode_all(*given, grads, bits=self.bits, headroom=headroom, scale=gain / world)
+        ops.octave_decode_all(*given, grads, bits=self.bits, headroom=headroom, scale=result_scale / world)
 
 
 @register
@@ -208,7 +208,7 @@ class GlobalQsgd(ByForm):
                 f"block should be 0 or a multiple of {BLOCK_UNIT}, at most {_MOST_BLOCK}, got {self.block!r}"
             )
 
-    @property
+    @cached_property
     def form(self) -> _Form:
         kind = Standard if self.dithering == "standard" else Exponential
         return kind(self.bits, self.norm, self.block)

@@ -6,10 +6,9 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from ..schedule.plan import Bucket
-from .base import Algebra, Codec
+from .base import Algebra, Codec, Properties
 from .dense import FullPrecision, Uncompressed
 from .layout import Layout
-from .properties import Properties
 from .work import dtype_of, work_dtype
 
 
@@ -20,7 +19,7 @@ class LeftPlain(Codec):
     What the method keeps stays its own, so the bucket can be compressed again in any later step.
 
     Args:
-        codec: the method; one that may be plain, see :class:`~horovod_compress.codecs.properties.Properties`.
+        codec: the method; one that may be plain, see :class:`~horovod_compress.codecs.base.Properties`.
         keeps: whether it keeps something for the elements of the bucket.
     """
 

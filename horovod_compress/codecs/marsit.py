@@ -28,14 +28,13 @@ from .. import ops
 from ..errors import ConfigError
 from ..ops.keys import Key
 from ..schedule.plan import Bucket
-from .base import Algebra, Codec
+from .base import Algebra, Codec, Piece, Properties
 from .dense import FullPrecision
 from .feedback import RULES, Feedback
 from .law import Law
 from .layout import Layout, per_element
-from .properties import Properties
 from .registry import register
-from .shared.signs import Signs, check_merge, check_step, check_zeros, shaped_fold, ternary_fold
+from .shared.signs import Signs, check_merge, check_step, check_zeros, shaped_fold
 from .work import Work
 
 #: The measured step, in means of |x|, where residual and merging keep all that the bits do not say.
@@ -74,8 +73,7 @@ class Marsit(Signs):
     compensation: Feedback = "own"
     zeros: str = "random"
     residual_decay: float | None = None
-    # The option takes the place of the method of this name: here merge_in and fold_in do all.
-    merge: str = "shaped"  # type: ignore[assignment]
+    merge: str = "shaped"
     step_scale: float | None = None
     levels: int | None = None
 
@@ -152,28 +150,21 @@ class Marsit(Signs):
 
     # ---- one round ----
 
-    def merge_in(
-        self, work: Work, region: str, start: int, into: Tensor, other: Tensor, weights: tuple[int, int], key: Key
-    ) -> None:
-        if region == "steps":
+    def combine(self, work: Work, piece: Piece, other: Tensor, weights: tuple[int, int], key: Key) -> None:
+        into = piece.values
+        if piece.region == "steps":
             ops.dense_add(into, other)
         elif self.merge == "sampled":
-            ops.merge_bits(into, other, *weights, key, word_offset=start)
+            ops.merge_bits(into, other, *weights, key, word_offset=piece.start)
         else:
-            before, after = work.carry_of(region, weights).rows(start, start + into.numel())
+            before, after = work.carry_of(piece.region, weights).rows(piece.start, piece.start + into.numel())
             ops.shaped_merge(into, other, before, after, sum(weights) // weights[0])  # in units of the own payload
 
-    def fold_in(
-        self, work: Work, region: str, start: int, into: Tensor, others: Sequence[Tensor], key: Key, result: Tensor
-    ) -> None:
-        if self.merge == "shaped" and region == "bits":
-            if self._ternary():
-                ternary_fold(work, start, into, others, result)
-            else:
-                shaped_fold(work, start, into, others)
-            return
-        for index, other in enumerate(others):
-            self.merge_in(work, region, start, into, other, (index + 1, 1), key.at(hop=index))
+    def fold(self, work: Work, piece: Piece, others: Sequence[Tensor], key: Key) -> None:
+        if self.merge == "shaped" and piece.region == "bits":
+            shaped_fold(work, piece, others, ternary=self._ternary())
+        else:
+            super().fold(work, piece, others, key)
 
     def _ternary(self) -> bool:
         return self.levels == 3

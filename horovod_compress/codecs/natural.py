@@ -23,9 +23,8 @@ from torch import Tensor
 
 from .. import ops
 from ..ops.keys import DITHER, Key
-from .base import Algebra
+from .base import Algebra, Piece, Properties
 from .law import Law
-from .properties import Properties
 from .registry import register
 from .shared.dithering import Dithering, Scaled
 from .work import Work, dtype_of
@@ -72,15 +71,16 @@ class Natural(Dithering):
     ) -> None:
         ops.octave_encode_all(*given, codes, key, bits=self.bits, headroom=_HEADROOM, offsets=offsets)
 
-    def fold(self, region: str, start: int, into: Tensor, others: Sequence[Tensor], key: Key) -> None:
-        if region == "norms":
-            super().fold(region, start, into, others, key)
+    def fold(self, work: Work, piece: Piece, others: Sequence[Tensor], key: Key) -> None:
+        if piece.region == "norms":
+            super().fold(work, piece, others, key)
             return
-        ranks = [*others[: key.rank], into, *others[key.rank :]]
-        ops.octave_fold(ranks, into, key.at(hop=1, purpose=DITHER), headroom=_HEADROOM, offset=start)
+        ranks = [*others[: key.rank], piece.values, *others[key.rank :]]
+        again = key.at(hop=1, purpose=DITHER)
+        ops.octave_fold(ranks, piece.values, again, headroom=_HEADROOM, offset=piece.start)
 
-    def _decode(self, given: Scaled, grads: list[Tensor], world: int, gain: float) -> None:
-        ops.octave_decode_all(*given, grads, bits=self.bits, headroom=_HEADROOM, scale=gain)
+    def _decode(self, given: Scaled, grads: list[Tensor], world: int, result_scale: float) -> None:
+        ops.octave_decode_all(*given, grads, bits=self.bits, headroom=_HEADROOM, scale=result_scale)
 
 
 def _power_of_two(value: float, most: float) -> float:

@@ -19,6 +19,7 @@ column that is zero, as all are at first, or not finite is drawn anew.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -28,12 +29,11 @@ from .. import ops
 from ..errors import ConfigError
 from ..ops.keys import FACTOR, Key
 from ..schedule.plan import Bucket, TensorSpec
-from .base import Algebra, Codec
+from .base import Algebra, Codec, Piece, Properties
 from .law import Law
 from .layout import Layout, per_element
-from .properties import Properties
 from .registry import register
-from .work import Work, work_dtype
+from .work import Counts, Part, Work, work_dtype
 
 
 @dataclass(frozen=True)
@@ -125,7 +125,10 @@ class PowerSgd(Codec):
 
     # ---- one round ----
 
-    def offer(self, work: Work, position: int, key: Key) -> int | Tensor:
+    def submit(self, work: Work, positions: Sequence[int], key: Key) -> Counts:
+        return [self._submit(work, position, key) for position in positions]
+
+    def _submit(self, work: Work, position: int, key: Key) -> int | Tensor:
         share: Share = work.memo["shares"][position]
         grad, residual = work.grad(position), work.residual_of(position)
         if not share.rank:
@@ -135,39 +138,40 @@ class PowerSgd(Codec):
         ops.lowrank_start(work.tables["factor"][share.right], start, share.rank, drawn, offset=share.right.start)
         return ops.lowrank_left(grad, residual, share.rows, start, work.shared["left"][share.left])
 
-    def begin(self, number: int, work: Work, key: Key) -> None:
+    def before(self, number: int, work: Work, key: Key) -> None:
         for share, grad in zip(work.memo["shares"], work.grads, strict=True):
             if grad is None:  # what an earlier step left
-                work.shared["left"][share.left] = 0
-
-    def merge(self, region: str, start: int, into: Tensor, other: Tensor, weights: tuple[int, int], key: Key) -> None:
-        ops.dense_add(into, other)
-
-    def encode(self, work: Work, key: Key) -> None:
-        for position, share in enumerate(work.memo["shares"]):
-            if work.grads[position] is None:
                 work.regions["right"][share.right] = 0
                 work.regions["values"][share.values] = 0
-            elif share.rank:
+                if share.rank:
+                    work.shared["left"][share.left] = 0
+
+    def combine(self, work: Work, piece: Piece, other: Tensor, weights: tuple[int, int], key: Key) -> None:
+        ops.dense_add(piece.values, other)
+
+    def encode(self, work: Work, parts: Sequence[Part], key: Key) -> None:
+        for position in (part.position for part in parts):
+            share: Share = work.memo["shares"][position]
+            if share.rank:
                 left, right = work.shared["left"][share.left], work.regions["right"][share.right]
                 ops.lowrank_orthonormalise(left, share.rank)
                 ops.lowrank_right(work.grad(position), work.residual_of(position), share.rows, left, right)
 
-    def decode(self, work: Work, key: Key, gain: float) -> None:
+    def decode(self, work: Work, parts: Sequence[Part], key: Key, result_scale: float) -> None:
         work.regions["right"].mul_(1 / work.world)
-        for position in work.present():
+        for position in (part.position for part in parts):
             share: Share = work.memo["shares"][position]
             if share.rank:
-                self._decode_matrix(work, position, share, gain)
+                self._decode_matrix(work, position, share, result_scale)
             else:
                 values = work.regions["values"][share.values]
-                ops.dense_decode(values, work.grad(position), scale=gain / work.world)
+                ops.dense_decode(values, work.grad(position), scale=result_scale / work.world)
 
-    def _decode_matrix(self, work: Work, position: int, share: Share, gain: float) -> None:
+    def _decode_matrix(self, work: Work, position: int, share: Share, result_scale: float) -> None:
         left, right = work.shared["left"][share.left], work.regions["right"][share.right]
         if ops.count_nonfinite(right):  # sums beyond the largest number: these components are left out
             lines = right.view(share.rank, -1)
             lines[~lines.isfinite().all(dim=1)] = 0
         work.tables["factor"][share.right] = right
         grad, residual = work.grad(position), work.residual_of(position)
-        ops.lowrank_decode(left, right, share.rows, grad, residual, scale=gain)
+        ops.lowrank_decode(left, right, share.rows, grad, residual, scale=result_scale)

@@ -29,13 +29,12 @@ from .. import ops
 from ..errors import ConfigError
 from ..ops.keys import SAMPLE, Key
 from ..schedule.plan import Bucket
-from .base import Algebra, Codec
+from .base import Algebra, Codec, Piece, Properties
 from .law import Law
 from .layout import Layout, per_element
-from .properties import Properties
 from .registry import register
-from .shared.sections import check_density, share, slices
-from .work import Work, clamped, work_dtype
+from .shared.sections import check_density, share
+from .work import Counts, Part, Work, clamped, slices, work_dtype
 
 
 @register
@@ -89,7 +88,10 @@ class RandomK(Codec):
         work.memo["places"] = slices([share(self.density, tensor.count) for tensor in work.bucket.tensors])
         work.memo["rest"] = [None] * len(work.bucket.tensors)
 
-    def offer(self, work: Work, position: int, key: Key) -> int | Tensor:
+    def submit(self, work: Work, positions: Sequence[int], key: Key) -> Counts:
+        return [self._submit(work, position, key) for position in positions]
+
+    def _submit(self, work: Work, position: int, key: Key) -> int | Tensor:
         own = work.memo["places"][position]
         given = (work.grad(position), work.residual_of(position), work.regions["values"][own])
         nonfinite = ops.sample_offer(*given, _shared(key), first=own.start)
@@ -104,24 +106,24 @@ class RandomK(Codec):
             return work.limit()
         return work.limit() / -(-count // share(self.density, count))  # it is multiplied by the size of its block
 
-    def encode(self, work: Work, key: Key) -> None:
+    def before(self, number: int, work: Work, key: Key) -> None:
         for position, grad in enumerate(work.grads):
             if grad is None:  # a sparse gradient, which Horovod reduces itself
                 work.regions["values"][work.memo["places"][position]] = 0
 
-    def merge(self, region: str, start: int, into: Tensor, other: Tensor, weights: tuple[int, int], key: Key) -> None:
-        ops.dense_add(into, other)
+    def combine(self, work: Work, piece: Piece, other: Tensor, weights: tuple[int, int], key: Key) -> None:
+        ops.dense_add(piece.values, other)
 
-    def decode(self, work: Work, key: Key, gain: float) -> None:
-        for position in work.present():
+    def decode(self, work: Work, parts: Sequence[Part], key: Key, result_scale: float) -> None:
+        for position in (part.position for part in parts):
             own = work.memo["places"][position]
             values, grad, residual = work.regions["values"][own], work.grad(position), work.residual_of(position)
             rule = {"first": own.start, "weighted": self.scaled}
-            ops.sample_decode(values, grad, residual, _shared(key), gain / work.world, **rule)
+            ops.sample_decode(values, grad, residual, _shared(key), result_scale / work.world, **rule)
             rest = work.memo["rest"][position]
             if rest is not None and residual is not None:  # what a clamp took from the values that were sent
                 residual.add_(self._spread(work, position, rest, key))
-            work.saturate(position, gain)
+            work.saturate(position, result_scale)
             if not self.scaled and (momenta := work.momenta.get(position)):  # else nothing waits that could be stale
                 self._clear(work, position, momenta, key)
 

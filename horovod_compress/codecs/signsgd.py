@@ -16,8 +16,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
-from .base import Algebra
-from .properties import Properties
+from .base import Algebra, Properties
 from .registry import register
 from .shared.signs import Votes
 

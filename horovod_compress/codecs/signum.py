@@ -19,14 +19,11 @@ from typing import Any, ClassVar
 
 from .. import ops
 from ..errors import ConfigError
-from ..ops.keys import Key
 from ..schedule.plan import Bucket
-from .base import Algebra
+from .base import Algebra, Properties
 from .layout import Layout, per_element
-from .properties import Properties
 from .registry import register
 from .shared.signs import Votes
-from .work import Work
 
 
 @register
@@ -75,10 +72,8 @@ class Signum(Votes):
     def layout(self, bucket: Bucket, world: int) -> Layout:
         return replace(super().layout(bucket, world), state=per_element(bucket, "momentum") if self.beta else {})
 
-    def encode(self, work: Work, key: Key) -> None:
-        super().encode(work, key)
-        if self._measured():
-            work.regions["steps"].mul_(1 - self.beta)  # the sums are those of m / (1 - beta)
+    def _scale(self) -> float:
+        return 1 - self.beta  # the means are those of m / (1 - beta)
 
     def _rule(self) -> ops.Feedback:
         return "momentum" if self.beta else "none"

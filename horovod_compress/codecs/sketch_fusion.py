@@ -22,8 +22,10 @@ Everything after the sums is computed from the same bytes on every rank, so all 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
+from functools import cached_property
 from itertools import pairwise
 from typing import Any, ClassVar
 
@@ -34,14 +36,13 @@ from .. import ops
 from ..errors import ConfigError
 from ..ops.keys import SKETCH, Key
 from ..schedule.plan import Bucket
-from .base import Algebra, Codec
+from .base import Algebra, Codec, Piece, Properties
 from .dense import Momentum
 from .law import Law
 from .layout import Layout, per_element
-from .properties import Properties
 from .registry import register
 from .shared.forms import ByForm
-from .work import Regions, Work, clamped, work_dtype
+from .work import Counts, Part, Regions, Work, clamped, work_dtype
 
 #: Elements of one tensor among sorted positions of the bucket.
 Places = tuple[int, slice, Tensor]
@@ -74,8 +75,11 @@ class _Sketching(Codec):
         columns = ops.sketch_columns(int(bucket.count * self.cells / self.rows))
         return work_dtype(bucket), self.rows * columns
 
-    def offer(self, work: Work, position: int, key: Key) -> int:
-        return 0  # counted when the sketch is made: one pass less
+    def submit(self, work: Work, positions: Sequence[int], key: Key) -> Counts:
+        return [0] * len(positions)  # counted when the sketch is made: one pass less
+
+    def combine(self, work: Work, piece: Piece, other: Tensor, weights: tuple[int, int], key: Key) -> None:
+        ops.dense_add(piece.values, other)
 
     def _sketch(self, work: Work, table: Tensor, key: Key, *, state: bool) -> dict[int, int]:
         """Sketch the bucket; tensors go in order, so that every cell is summed in one order."""
@@ -146,10 +150,10 @@ class Dense(_Sketching):
             local=local | {"chosen": (torch.int32, most), "kept": (dtype, most)},
         )
 
-    def begin(self, number: int, work: Work, key: Key) -> dict[int, int]:
-        return self._sketch(work, work.shared["table"], _hash_key(key), state=True)
+    def before(self, number: int, work: Work, key: Key) -> dict[int, int] | None:
+        return self._sketch(work, work.shared["table"], _hash_key(key), state=True) if number == 0 else None
 
-    def encode(self, work: Work, key: Key) -> dict[int, int]:
+    def encode(self, work: Work, parts: Sequence[Part], key: Key) -> None:
         values = work.regions["values"]
         positions, _ = self._largest(work, work.shared["table"], _hash_key(key), values.numel())
         values[positions.numel() :] = 0
@@ -157,7 +161,6 @@ class Dense(_Sketching):
             values[where] = self._offered(work, position, inside)
         values.clamp_(-work.limit(), work.limit())
         work.memo["positions"] = positions
-        return {}
 
     def _offered(self, work: Work, position: int, inside: Tensor) -> Tensor:
         """Return ``v`` at some elements of a tensor, in the order of operations of the kernels."""
@@ -168,20 +171,17 @@ class Dense(_Sketching):
             new = momentum[inside] * self.momentum + new
         return residual[inside] + new
 
-    def merge(self, region: str, start: int, into: Tensor, other: Tensor, weights: tuple[int, int], key: Key) -> None:
-        ops.dense_add(into, other)
-
-    def decode(self, work: Work, key: Key, gain: float) -> None:
+    def decode(self, work: Work, parts: Sequence[Part], key: Key, result_scale: float) -> None:
         positions, values = self._chosen(work)
-        for position in work.present():
+        for position in (part.position for part in parts):
             residual, momentum = work.residual_of(position), work.state_of("momentum", position)
             assert residual is not None
             ops.absorb(work.grad(position), residual, momentum, self.momentum)
         limit = work.limit()
         for position, where, inside in _places(work, positions):
             grad, residual = work.grad(position), work.residual_of(position)
-            grad[inside] = (values[where] * (gain / work.world)).to(grad.dtype)
-            work.saturate(position, gain)
+            grad[inside] = (values[where] * (result_scale / work.world)).to(grad.dtype)
+            work.saturate(position, result_scale)
             assert residual is not None
             # Of what was clamped the rest stays.
             residual[inside] = residual[inside] - residual[inside].clamp_(-limit, limit)
@@ -212,7 +212,7 @@ class InSketch(_Sketching):
         table, names = self._table(bucket), ["error", "momentum"] if self.momentum else ["error"]
         return Layout({"table": table}, tables=dict.fromkeys(names, table), local=self._local(bucket))
 
-    def encode(self, work: Work, key: Key) -> dict[int, int]:
+    def before(self, number: int, work: Work, key: Key) -> dict[int, int]:
         table = work.regions["table"]
         counts = self._sketch(work, table, _hash_key(key.at(step=0)), state=False)
         # Cells pile up: the sum over ranks has to be finite too, for the error would never be again.
@@ -221,10 +221,7 @@ class InSketch(_Sketching):
             counts = {work.present()[0]: 1}
         return counts
 
-    def merge(self, region: str, start: int, into: Tensor, other: Tensor, weights: tuple[int, int], key: Key) -> None:
-        ops.dense_add(into, other)
-
-    def decode(self, work: Work, key: Key, gain: float) -> None:
+    def decode(self, work: Work, parts: Sequence[Part], key: Key, result_scale: float) -> None:
         key = _hash_key(key.at(step=0))  # tables of different steps add, so all hash alike
         mean, error, momentum = work.regions["table"], work.tables["error"], work.tables.get("momentum")
         mean.mul_(1 / work.world)
@@ -235,13 +232,13 @@ class InSketch(_Sketching):
         positions, values = self._largest(work, error, key, self.most(work.bucket))
         for table in work.tables.values():
             ops.sketch_clear(table, self.rows, key, positions)
-        for position in work.present():
-            work.grad(position).zero_()
+        for part in parts:
+            work.grad(part.position).zero_()
         for position, where, inside in _places(work, positions):
             grad, mine = work.grad(position), values[where]
             rest = clamped(mine, work.limit())
-            grad[inside] = (mine * gain).to(grad.dtype)
-            work.saturate(position, gain)
+            grad[inside] = (mine * result_scale).to(grad.dtype)
+            work.saturate(position, result_scale)
             if rest is not None:
                 self._put_back(work, position, inside, rest, key)
 
@@ -304,7 +301,7 @@ class SketchFusion(ByForm):
         if self.error_feedback not in ("dense", "sketch"):
             raise ConfigError(f'error_feedback should be "dense" or "sketch", got {self.error_feedback!r}')
 
-    @property
+    @cached_property
     def form(self) -> _Sketching:
         dense = self.error_feedback == "dense"
         options = (self.density, self.cells, self.rows, self.candidates if dense else 1, self.momentum)

@@ -24,12 +24,11 @@ from torch import Tensor
 
 from .. import ops
 from ..errors import ConfigError
-from ..ops.keys import Key
 from ..schedule.plan import Bucket, TensorSpec
+from .base import Properties
 from .law import Law
-from .properties import Properties
 from .registry import register
-from .shared.sections import Sections, check_density, cut
+from .shared.sections import Sections, check_density, cut, parameter
 from .work import Regions, Work, work_dtype
 
 #: The published settings: (local steps between exchanges, density).
@@ -83,8 +82,8 @@ class SparseBinary(Sections):
     # ---- layout ----
 
     def _room(self, tensor: TensorSpec, bucket: Bucket) -> int:
-        value_bytes = work_dtype(bucket).itemsize
-        return ops.golomb_bound(self.most(tensor), tensor.count, self.parameter(tensor), value_bytes)
+        most, count = self.most(tensor), tensor.count
+        return ops.golomb_bound(most, count, parameter(most, count), work_dtype(bucket).itemsize)
 
     def _scratch(self, bucket: Bucket) -> Regions:
         positions = sum(self.most(tensor) for tensor in bucket.tensors)
@@ -92,7 +91,7 @@ class SparseBinary(Sections):
 
     # ---- one round ----
 
-    def offer(self, work: Work, position: int, key: Key) -> int:
+    def select(self, work: Work, position: int) -> int:
         own, means = work.memo["places"][position], work.local["means"]
         kept, nonfinite = ops.binary_select(
             work.grad(position),

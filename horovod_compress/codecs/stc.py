@@ -21,8 +21,8 @@ from torch import Tensor
 
 from .. import ops
 from ..schedule.plan import Bucket
+from .base import Properties
 from .law import Law
-from .properties import Properties
 from .registry import register
 from .shared.sections import Sections, share
 from .work import Regions, Work, work_dtype

@@ -26,13 +26,12 @@ from .. import ops
 from ..errors import ConfigError
 from ..ops.keys import Key
 from ..schedule.plan import Bucket
-from .base import Algebra
+from .base import Algebra, Properties
 from .law import Law
 from .layout import Layout
-from .properties import Properties
 from .registry import register
 from .shared.dithering import Dithering, Rows, Scaled, whole
-from .work import Work, work_dtype
+from .work import Counts, Work, work_dtype
 
 #: A sum of squares below this may lack some that vanished: then nothing is cut off.
 _SMALL = 2.0**-900
@@ -121,23 +120,17 @@ class TernGrad(Dithering):
         for position, tensor in enumerate(work.bucket.tensors):
             work.local["sizes"][position] = max(1, tensor.count)
 
-    def offer(self, work: Work, position: int, key: Key) -> int | Tensor:
+    def submit(self, work: Work, positions: Sequence[int], key: Key) -> Counts:
         if not self.clip:
-            return super().offer(work, position, key)
-        largest, squares = (self._rows_of(name, work, position) for name in ("parts", "squares"))
-        return ops.moments_offer(work.grad(position), largest, squares, self.rows.length(work.bucket.tensors[position]))
+            return super().submit(work, positions, key)
+        largest, squares = (self._rows_of(name, work, positions) for name in ("parts", "squares"))
+        rows = [work.memo["lengths"][position] for position in positions]
+        return ops.moments_offer_all.counts([work.grad(position) for position in positions], largest, squares, rows)
 
-    def offer_all(self, work: Work, positions: Sequence[int], key: Key) -> Tensor:
-        if not self.clip:
-            return super().offer_all(work, positions, key)
-        largest, squares = ([self._rows_of(name, work, p) for p in positions] for name in ("parts", "squares"))
-        rows = [self.rows.length(work.bucket.tensors[position]) for position in positions]
-        return ops.moments_offer_all([work.grad(position) for position in positions], largest, squares, rows)
-
-    def begin(self, number: int, work: Work, key: Key) -> None:
-        if self.clip:
+    def before(self, number: int, work: Work, key: Key) -> None:
+        if self.clip and number == 0:
             self._limit(work)
-        super().begin(number, work, key)
+        super().before(number, work, key)
 
     def _limit(self, work: Work) -> None:
         """Find where the own gradients are cut off; what is cut off does not widen the scale."""
@@ -152,11 +145,11 @@ class TernGrad(Dithering):
     def _encode(
         self, work: Work, positions: Sequence[int], given: Scaled, codes: list[Tensor], key: Key, offsets: list[int]
     ) -> None:
-        bounds = [self._rows_of("bounds", work, position) for position in positions] if self.clip else None
+        bounds = self._rows_of("bounds", work, positions) if self.clip else None
         ops.level_encode_all(*given, codes, key, bits=self.bits, levels=1, offsets=offsets, bounds=bounds)
 
-    def _merge_codes(self, start: int, into: Tensor, other: Tensor, key: Key) -> None:
+    def _combine(self, start: int, into: Tensor, other: Tensor, key: Key) -> None:
         ops.level_add(into, other, bits=self.bits)
 
-    def _decode(self, given: Scaled, grads: list[Tensor], world: int, gain: float) -> None:
-        ops.level_decode_all(*given, grads, bits=self.bits, scale=gain / world)
+    def _decode(self, given: Scaled, grads: list[Tensor], world: int, result_scale: float) -> None:
+        ops.level_decode_all(*given, grads, bits=self.bits, scale=result_scale / world)

@@ -6,9 +6,8 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from torch import Tensor
 
-from ..codecs.base import Codec
+from ..codecs.base import Codec, Divides
 from ..codecs.left_plain import LeftPlain
-from ..codecs.properties import Divides
 from ..exchange.choose import Choose
 from ..schedule.plan import Bucket, Plan
 from .bucket.state import BucketState

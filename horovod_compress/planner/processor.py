@@ -17,9 +17,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..codecs.base import Algebra, Codec
+from ..codecs.base import Algebra, Codec, Piece
 from ..codecs.carry import carries
-from ..codecs.work import Regions, Work
+from ..codecs.work import Part, Regions, Work
 from ..exchange.wire import Address, Bad, FrameBuffer
 from ..ops.keys import Key
 from ..schedule.costs import Affine, fitted
@@ -125,16 +125,18 @@ class _Run:
     def _once(self, step: int) -> dict[str, float]:
         work, key, codec = self._work, Key(0, step, 0, 0), self._codec
         work.grads[0].copy_(self._source)  # type: ignore[union-attr]
-        found = {"offer": _seconds(lambda: codec.offer(work, 0, key)), "encode": 0.0, "merge": 0.0}
+        whole = [Part(0, 0, self._source.numel())]
+        found = {"offer": _seconds(lambda: codec.submit(work, [0], key)), "encode": 0.0, "merge": 0.0}
         for number, arrays in enumerate(self._preludes):
-            found["encode"] += _seconds(lambda n=number: codec.begin(n, work, key))  # type: ignore[misc]
+            found["encode"] += _seconds(lambda n=number: codec.before(n, work, key))  # type: ignore[misc]
             found["merge"] += self._merging(arrays, key)
-        found["encode"] += _seconds(lambda: codec.encode(work, key))
+        found["encode"] += _seconds(lambda: codec.before(len(self._preludes), work, key))
+        found["encode"] += _seconds(lambda: codec.encode(work, whole, key))
         if codec.algebra is Algebra.GATHER:
             work.gathered = [work.regions["payload"][: work.used]] * self._ranks
         else:
             found["merge"] += self._merging(work.regions, key)
-        found["decode"] = _seconds(lambda: codec.decode(work, key, 1.0))
+        found["decode"] = _seconds(lambda: codec.decode(work, whole, key, 1.0))
         return found
 
     def _merging(self, arrays: dict[str, Tensor], key: Key) -> float:
@@ -144,7 +146,7 @@ class _Run:
         def reduce() -> None:
             for name, array in arrays.items():
                 result = self._work.results.get(name, array)
-                self._codec.fold_in(self._work, name, 0, array, [others[name]], key, result)
+                self._codec.fold(self._work, Piece(name, 0, array, result), [others[name]], key)
 
         return _seconds(reduce)
 

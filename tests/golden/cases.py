@@ -69,8 +69,8 @@ def payload(codec: Codec, dtype: str, step: int = STEP) -> bytes:
         state.count_in(position)
     round_ = state.round(step)
     for number in range(len(round_.preludes)):
-        round_.begin(number, key)
-    round_.codec.encode(round_.work, key)
+        round_.before(number, key)
+    round_.encode(key)
     if round_.codec.algebra is Algebra.GATHER:
         return round_.work.regions["payload"][: round_.work.used].numpy().tobytes()
     return b"".join(array.view(torch.uint8).numpy().tobytes() for array in round_.work.regions.values())

@@ -50,7 +50,7 @@ def test_an_error_in_decoding_ends_every_rank(monkeypatch: pytest.MonkeyPatch) -
         def fails(*_: object) -> None:
             raise ArithmeticError("no luck")
 
-        monkeypatch.setattr(Marsit, "decode_parts", fails)
+        monkeypatch.setattr(Marsit, "decode", fails)
         step = fleet.offer(random_grads(2, TENSORS))
         for reducer in fleet.reducers:
             with pytest.raises(ExchangeError, match=r"no luck|is gone|stopped"):

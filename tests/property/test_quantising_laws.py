@@ -13,6 +13,7 @@ from torch import Tensor
 from horovod_compress import ops
 from horovod_compress.codecs import registry
 from horovod_compress.codecs.base import Codec, check_world
+from horovod_compress.codecs.work import Part
 from horovod_compress.errors import ConfigError, CorruptFrameError
 from horovod_compress.ops.keys import Key
 from tests.support.local import Fleet, all_same, one_tensor, random_grads, spec
@@ -338,4 +339,4 @@ def test_elias_codes_that_are_not_such_are_an_error() -> None:
         work.gathered[1][4 + 4 + 8 :] = 0
         work.grads[0] = torch.zeros(700)
         with pytest.raises(CorruptFrameError, match=r"malformed range.* of Elias codes for w"):
-            codec.decode(work, Key(0, 0, 0, 0), 1.0)
+            codec.decode(work, [Part(0, 0, 700)], Key(0, 0, 0, 0), 1.0)

@@ -80,7 +80,7 @@ def _encoded(tensors: list[TensorSpec], codec: SparseBinary) -> tuple[int, int]:
         state.claim(0, 1.0)
         state.offer(0, torch.randn(tensor.shape, generator=generator), Key(0, 0, index, 0), False)
         round_ = state.round(0)
-        round_.codec.encode(round_.work, Key(0, 0, index, 0))
+        round_.encode(Key(0, 0, index, 0))
         total += round_.work.used
         positions += round_.work.memo["kept"][0]
     return total, positions

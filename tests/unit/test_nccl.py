@@ -527,12 +527,12 @@ class Member:
         self.state.take_over(Deadline(10.0))
 
     def prelude(self, number: int) -> Iterator[Transfer]:
-        self.round.begin(number, self.key)
+        self.round.before(number, self.key)
         prelude = self.round.preludes[number]
-        return prelude.collective.steps(self.link, prelude.layout, self.round.before(self.key), Bad())
+        return prelude.collective.steps(self.link, prelude.layout, self.round.reduction(self.key), Bad())
 
     def payload(self) -> Iterator[Transfer]:
-        self.round.codec.encode(self.round.work, self.key)
+        self.round.encode(self.key)
         reduction = CodecReduction(self.round.codec, self.round.work, self.key)
         return self.round.collective.steps(self.link, self.round.layout, reduction, Bad())
 

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import cached_property
 
 from ...schedule.plan import Bucket
-from ..base import Codec
+from ..base import Codec, Properties
 from ..layout import Layout
-from ..properties import Properties
 
 
 class ByForm(Codec):
     """Checks options, and leaves all rounds to the class that they choose."""
 
-    @property
+    @cached_property
     def form(self) -> Codec:
         """The codec of every round."""
         raise NotImplementedError

@@ -19,11 +19,10 @@ from ... import ops
 from ...errors import ConfigError, CorruptFrameError
 from ...ops.keys import Key
 from ...schedule.plan import Bucket, TensorSpec
-from ..base import Algebra, Codec
+from ..base import Algebra, Codec, Properties
 from ..law import Law
 from ..layout import Layout, per_element
-from ..properties import Properties
-from ..work import Regions, Work, clamped, work_dtype
+from ..work import Counts, Part, Regions, Work, clamped, slices, work_dtype
 
 LENGTH_BYTES = 4  # bytes of a section's length, in the table at the start of a payload
 
@@ -44,13 +43,9 @@ def share(density: float, count: int) -> int:
     return -(-count * exact.numerator // exact.denominator)
 
 
-def slices(sizes: list[int]) -> list[slice]:
-    """Return where each of some parts lies, one behind the other."""
-    found, start = [], 0
-    for size in sizes:
-        found.append(slice(start, start + size))
-        start += size
-    return found
+def parameter(most: int, count: int) -> int:
+    """Return the parameter of the Golomb code of positions: how many bits of a gap are written plainly."""
+    return ops.golomb_parameter(most, count) if count else 0
 
 
 @dataclass(frozen=True)
@@ -67,11 +62,8 @@ class Sections(Codec):
         check_density(self.density)
 
     def properties(self) -> Properties:
-        law = Law(conserves=True, bound="own: (1 - k/d) |x|^2", error=self._error)
+        law = Law(conserves=True, bound="own: (1 - k/d) |x|^2")
         return Properties(law, feedback="own", divides="before", share_sent=self.share_sent())
-
-    def _error(self, x: Sequence[Tensor]) -> float | None:
-        return None
 
     def form(self, bucket: Bucket) -> str:
         """Return how values are written, one of ``ops.values.FORMS``."""
@@ -96,8 +88,8 @@ class Sections(Codec):
 
     def _room(self, tensor: TensorSpec, bucket: Bucket) -> int:
         """Return the most bytes of a tensor's section."""
-        wide, b = work_dtype(bucket).itemsize, self.parameter(tensor)
-        return ops.values_bound(self.most(tensor), tensor.count, b, wide, form=self.form(bucket))
+        most, count, wide = self.most(tensor), tensor.count, work_dtype(bucket).itemsize
+        return ops.values_bound(most, count, parameter(most, count), wide, form=self.form(bucket))
 
     def share_sent(self) -> float:
         """Return of which share of a tensor's elements the positions are sent."""
@@ -107,10 +99,6 @@ class Sections(Codec):
         """Return k: of how many elements of a tensor the positions are sent at most."""
         return share(self.share_sent(), tensor.count)
 
-    def parameter(self, tensor: TensorSpec) -> int:
-        """Return the parameter of the Golomb code: how many bits of a gap are written plainly."""
-        return ops.golomb_parameter(self.most(tensor), tensor.count) if tensor.count else 0
-
     def _scratch(self, bucket: Bucket) -> Regions:
         number = sum(self.most(tensor) for tensor in bucket.tensors)
         return {"positions": (torch.int32, number), "values": (work_dtype(bucket), number)}
@@ -118,14 +106,18 @@ class Sections(Codec):
     def prepare(self, work: Work) -> None:
         tensors = work.bucket.tensors
         work.memo["places"] = slices([self.most(tensor) for tensor in tensors])
-        work.memo["parameters"] = [self.parameter(tensor) for tensor in tensors]
+        work.memo["parameters"] = [parameter(self.most(tensor), tensor.count) for tensor in tensors]
         work.memo["kept"] = [0] * len(tensors)
         work.memo["rest"] = [None] * len(tensors)  # what a clamp took from the values, for the residual
         work.memo["form"] = self.form(work.bucket)
 
     # ---- one round ----
 
-    def offer(self, work: Work, position: int, key: Key) -> int:
+    def submit(self, work: Work, positions: Sequence[int], key: Key) -> Counts:
+        return [self.select(work, position) for position in positions]
+
+    def select(self, work: Work, position: int) -> int:
+        """Choose what is sent of one tensor; return how many of its values are not finite."""
         own = work.memo["places"][position]
         given = (work.grad(position), work.residual_of(position), own.stop - own.start)
         kept, nonfinite = ops.top_select(*given, work.local["positions"][own], work.local["values"][own])
@@ -137,15 +129,15 @@ class Sections(Codec):
         """Return what all values of a tensor count as, where only their signs are sent."""
         return None
 
-    def encode(self, work: Work, key: Key) -> None:
+    def encode(self, work: Work, parts: Sequence[Part], key: Key) -> None:
         """Write one section per tensor behind a table of the sections' lengths."""
         payload, tensors = work.regions["payload"], work.bucket.tensors
         at = LENGTH_BYTES * len(tensors)
         lengths = payload[:at].view(torch.int32)
         lengths.zero_()  # sparse gradients, which Horovod reduces itself, have no section
-        for position in work.present():
-            length = self.write(work, position, payload[at:])
-            lengths[position] = length
+        for part in parts:
+            length = self.write(work, part.position, payload[at:])
+            lengths[part.position] = length
             at += length
         work.used = at
 
@@ -167,19 +159,15 @@ class Sections(Codec):
         """Return what :func:`ops.values_decode` has to know of momentum that is kept here."""
         return {}
 
-    def decode(self, work: Work, key: Key, gain: float) -> None:
+    def decode(self, work: Work, parts: Sequence[Part], key: Key, result_scale: float) -> None:
         sections = [cut(payload, len(work.bucket.tensors)) for payload in work.gathered]
-        for position in work.present():
+        for position in (part.position for part in parts):
             mine = [of_rank[position] for of_rank in sections]
-            wrong = int(self.read(work, position, mine, key.rank, gain / work.world))
+            wrong = int(self.read(work, position, mine, key.rank, result_scale / work.world))
             if wrong:
-                name = work.bucket.tensors[position].name
-                raise CorruptFrameError(
-                    f"rank {key.rank}: {wrong} malformed range(s) of {self.said} for {name} (step {key.step}, "
-                    f"bucket {key.bucket}); check that every rank runs the same version of horovod-compress"
-                )
+                raise malformed(wrong, self.said, work, position, key)
             self._put_back(work, position)
-            work.saturate(position, gain)
+            work.saturate(position, result_scale)
             if momenta := work.momenta.get(position):
                 self._clear(work, position, momenta)
 
@@ -214,6 +202,14 @@ class Sections(Codec):
         sent = work.local["positions"][own][: work.memo["kept"][position]].long()
         for momentum in momenta:
             momentum.index_fill_(0, sent, 0)
+
+
+def malformed(ranges: int, said: str, work: Work, position: int, key: Key) -> CorruptFrameError:
+    """Return the error for sections of a tensor that say what no rank has written."""
+    return CorruptFrameError(
+        f"rank {key.rank}: {ranges} malformed range(s) of {said} for {work.bucket.tensors[position].name} (step "
+        f"{key.step}, bucket {key.bucket}); check that every rank runs the same version of horovod-compress"
+    )
 
 
 def cut(payload: Tensor, number: int) -> list[Tensor]:

@@ -39,7 +39,9 @@ def make_round(memory: Memory, codec: Codec, label: str, payload: Payload, kept:
     codec.prepare(work)
     preludes = tuple(_prelude(memory, each) for each in shared)
     collective = _collective(memory, codec, layout, work)
-    make = partial(Round, codec, codec.properties(), label, work, collective, preludes)
+    properties = codec.properties()
+    waits = properties.batched and memory.site.device.apart
+    make = partial(Round, codec, properties, label, work, collective, preludes, waits=waits)
     if codec.algebra is Algebra.GATHER:
         return _gathering(memory, layout, work, make)
     return _reducing(memory, layout, work, collective, payload, make)
@@ -65,7 +67,6 @@ def _work(
         memory.allocate(layout.local, codec.properties().folded) | scratch,
         momenta=memory.momenta,
         divisors=memory.divisors,
-        together=memory.site.device.apart and codec.offers_together(),
     )
 
 

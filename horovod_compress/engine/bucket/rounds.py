@@ -6,10 +6,9 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from ...codecs.base import Codec, variants_of
+from ...codecs.base import Codec, Divides, variants_of
 from ...codecs.dense import BFloat, Dense, Uncompressed
 from ...codecs.left_plain import LeftPlain
-from ...codecs.properties import Divides
 from .building import make_round
 from .memory import Memory
 from .round import Round
@@ -28,6 +27,7 @@ class Rounds:
         self._plain: Round | None = None
         self._round_index: int | None = None  # see :meth:`set_round`
         self._compressed = False  # see :meth:`hold`
+        self._last: tuple[int, Round] | None = None  # the step that was asked for last: every gradient asks
         self._is_plain = False
         self._nothing_waits = False  # see :meth:`note_emptied`
         if self._empties:
@@ -48,8 +48,11 @@ class Rounds:
         """Return the round of a step."""
         if self._plain and (self._is_plain or self._nothing_waits):
             return self._plain
-        index = step if self._round_index is None else self._round_index
-        return self.kinds[self._codec.for_step(index, compressed=self._compressed)]
+        last = self._last
+        if last is None or last[0] != step:
+            index = step if self._round_index is None else self._round_index
+            last = self._last = step, self.kinds[self._codec.for_step(index, compressed=self._compressed)]
+        return last[1]
 
     def set_round(self, number: int | None, plain: bool) -> None:
         """Choose what the coming steps exchange; between two steps, on every rank alike.
@@ -60,6 +63,7 @@ class Rounds:
         """
         if plain and not self._plain:
             self._make_plain()
+        self._last = None
         self._round_index, self._compressed, self._is_plain = number, False, plain
 
     def hold(self, exact: bool) -> None:
@@ -73,6 +77,7 @@ class Rounds:
             return
         if exact and not self._plain:
             self._make_plain(BFloat() if self._memory.bucket.dtype == "float32" else Uncompressed())
+        self._last = None
         self._round_index, self._compressed, self._is_plain = None, True, exact
 
     def divides(self) -> Divides:
