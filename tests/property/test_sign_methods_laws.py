@@ -226,8 +226,8 @@ def test_options(codec: type, options: dict) -> None:
 def test_a_payload_of_another_length_is_an_error(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
     encode = GatheredSigns.encode
 
-    def short(self: GatheredSigns, work: object, key: Key) -> None:
-        encode(self, work, key)
+    def short(self: GatheredSigns, work: object, parts: object, key: Key) -> None:
+        encode(self, work, parts, key)
         work.used -= 4 * (key.rank == 1)
 
     grads = random_grads(2, [spec("a", 100)])
