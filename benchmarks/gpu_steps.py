@@ -57,11 +57,11 @@ class LocalStep:
             state.count_waiting(state.offer_waiting(key))
         round_ = state.round(self._step)
         for number in range(len(round_.preludes)):
-            round_.begin(number, key)
+            round_.before(number, key)
         round_.encode(key)
         if round_.codec.algebra is Algebra.GATHER:
             round_.work.gathered = [round_.work.regions["payload"][: round_.work.used]]
-        round_.decode(key, 1.0)
+        round_.decode(round_.whole(), key, 1.0)
         state.finish(self._step)
         self._step += 1
 

@@ -6,6 +6,7 @@ import ast
 from collections.abc import Iterable
 from typing import Any
 
+from horovod_compress.codecs.base import variants_of
 from horovod_compress.codecs.registry import available
 from horovod_compress.engine.methods import parse as parse_options
 from horovod_compress.errors import ConfigError
@@ -86,5 +87,5 @@ def _check_options(method: str, given: dict[str, Any]) -> None:
     """Refuse what every job would refuse, whatever the model and the number of ranks."""
     methods, options = parse_options(method, given)
     make_plan(options.schedule, [TensorSpec("weight", (1024, 1024), "float32")], options.min_elements)
-    for variant in methods.codecs[1].variants():
+    for variant in variants_of(methods.codecs[1]):
         chooser(options.exchange)(variant, 0, 2)

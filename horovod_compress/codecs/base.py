@@ -1,245 +1,117 @@
-"""The interface of a codec."""
+"""The interface of a codec: what a method has to say, in the order in which it is asked.
+
+``properties`` and ``layout`` state facts: the one what holds whatever the bucket, the other what a bucket needs. The
+other methods do the work of a round, on all tensors they are given at once:
+
+    submit    a gradient, or several, as they arrive: read them, and count values that are not finite
+    before    an exchange begins: fill the arrays of this prelude, or do what the payload as a whole needs
+    encode    write the payload of some parts of the tensors
+    combine   two payloads become one, or fold: all of them do; gathered payloads stay as they are
+    decode    write the result of some parts over the gradients, and renew what is kept
+
+Most methods need ``properties``, ``layout``, ``submit``, ``combine`` and ``decode`` only.
+"""
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
-import torch
 from torch import Tensor
 
 from ..errors import ConfigError
-from ..ops.algebra import Algebra as Algebra  # for codecs, which import it with the rest of their interface
+from ..ops.algebra import (
+    Algebra as Algebra,  # for codecs, which import them with the rest of their interface
+    Piece as Piece,
+)
 from ..ops.keys import Key
 from ..schedule.plan import Bucket, TensorSpec
 from .feedback import Feedback
 from .law import Law
-from .work import Part, Regions, Work, work_dtype
+from .layout import Layout
+from .work import Counts, Part, Work
 
 Divides = Literal["before", "after", "never"]
 
 
-#: Methods of a codec, and their forms for several tensors.
-_FORMS = (
-    ("offer", "offer_all"),
-    ("encode", "offer_all"),
-    ("encode_part", "encode_parts"),
-    ("decode_part", "decode_parts"),
-)
-
-
 @dataclass(frozen=True)
-class Codec:
-    """One method. Stateless: its fields are its options, and all it may know is in its arguments.
+class Properties:
+    """What is true of a method with its options. A simple method says its law, its residual rule and ``divides``.
 
-    The reducer calls ``offer`` once per tensor as gradients arrive, or on a device ``offer_all`` once for
-    all, ``encode`` when the bucket is full, then runs the collective with ``merge`` or ``fold``, then calls
-    ``decode``. Equal arguments give equal bytes on every rank and device.
+    Attributes:
+        law: what it promises.
+        feedback: the residual rule in use.
+        divides: where a second moment that is held divides. Gradients "before" they are encoded, and results are
+            multiplied again; or only in the optimizer, "after"; or "never", where results are so near the mean that
+            the optimizer's own may move with them.
+        divides_itself: its kernels divide and multiply by ``Work.divisors``, so that nobody else has to.
+        batched: one kernel takes in all tensors of a bucket, so gradients on a GPU wait for the last one.
 
-    A method that has to know something of all ranks before it can encode, such as a global norm,
-    has *preludes*: exchanges of arrays of their own, before the payload's, in order.
+        share_sent: which share of the elements a round sends, if the others wait.
+        drains_residual: what waits in the residual of any element is sent in time, whoever left it there.
+        has_private_state: something waits here that no other method would send: none may come after this one.
+        stands_for_mean: results stand for the mean of what the ranks have; None for what the law says of it.
+        small_tensors: the codec of tensors too small to be compressed, None for their gradients as they are. Where a
+            method changes what a learning rate means, as momentum does, small tensors need the same.
+
+        variants: every codec that ``for_step`` may return; none for the method itself.
+        full_precision_every: the period of full-precision rounds, 0 for none.
+        communication_delay: after how many local steps an exchange is due in update mode, if the user does not say.
+        exact_until: the step of the first compressed round.
+
+        counts_late: values that are not finite are counted in ``before``, not in ``submit``.
+        adds_up: payloads merge by nothing but the addition of their numbers, in whatever order.
+        folded: the state and the local arrays that merging works with. They are where payloads are exchanged, which
+            may be the host while all else is on a GPU.
     """
 
-    name: ClassVar[str]
-    wire_version: ClassVar[int] = 1
-    algebra: ClassVar[Algebra]
-    summary: ClassVar[str]
-    #: The paper that the method is from.
-    source: ClassVar[str] = ""
-    #: Its page in docs/, with the heading where several methods share one.
-    page: ClassVar[str] = ""
-    #: Options that show every rule of the method: what the tests common to all methods, the golden
-    #: payloads and the tables go through.
-    samples: ClassVar[tuple[dict[str, Any], ...]] = ({},)
-    #: Whether values that are not finite are counted in ``begin`` or ``encode``, not in ``offer``.
-    counts_late: ClassVar[bool] = False
-    #: Whether payloads merge by nothing but the addition of their numbers, in whatever order.
-    adds_up: ClassVar[bool] = False
-    #: Whether local arrays hold nothing from one round to the next, so that rounds of other kinds may
-    #: use the same memory.
-    local_is_scratch: ClassVar[bool] = False
-    #: Whether its kernels divide and multiply by ``Work.divisors``, so that nobody else has to; see :meth:`divides`.
-    divides_itself: ClassVar[bool] = False
-    #: The state and the local arrays that merging and folding work with, if any. They are where payloads are
-    #: exchanged, which may be the host while all else is on a GPU.
-    folded: ClassVar[frozenset[str]] = frozenset()
+    law: Law = field(default_factory=Law)
+    feedback: Feedback = "none"
+    divides: Divides = "never"
+    divides_itself: bool = False
+    batched: bool = False
 
-    def __init_subclass__(cls, **options: Any) -> None:
-        """Take back the forms for several tensors where what belongs to them is redefined, and they are not."""
-        super().__init_subclass__(**options)
-        for one, several in _FORMS:
-            if cls._place_of(one) < cls._place_of(several):
-                setattr(cls, several, getattr(Codec, several))
+    # what waits, and what may take the method's place
+    share_sent: float = 1.0
+    drains_residual: bool = True
+    has_private_state: bool = False
+    stands_for_mean: bool | None = None
+    small_tensors: Codec | None = None
 
-    @classmethod
-    def _place_of(cls, name: str) -> int:
-        """Return how far up the classes the definition of a method is."""
-        return next(place for place, base in enumerate(cls.__mro__) if name in vars(base))
+    # rounds that differ
+    variants: tuple[Codec, ...] = ()
+    full_precision_every: int = 0
+    communication_delay: int = 1
+    exact_until: int = 0
 
-    def law(self) -> Law:
-        """Return what the method promises with these options."""
-        return Law()
+    # how the engine may run it
+    counts_late: bool = False
+    adds_up: bool = False
+    folded: frozenset[str] = frozenset()
 
-    def error_bound(self, x: Sequence[Tensor]) -> float | None:
-        """Return a bound of the expected squared error of the mean, or None where there is none.
-
-        Args:
-            x: one tensor of a bucket of its own, on each rank; float64.
-        """
-        return None
-
-    def config(self) -> dict[str, Any]:
-        """Return the options as plain data, for the handshake and for checkpoints."""
-        return dataclasses.asdict(self)
-
-    def feedback(self) -> Feedback:
-        """Return the residual rule in use."""
-        return "none"
-
-    def divides(self) -> Divides:
-        """Return where a second moment that is held divides.
-
-        Gradients "before" they are encoded, and results are multiplied again; or only in the optimizer, "after"; or
-        "never", where results are so near the mean that the optimizer's own may move with them.
-        """
-        return "never"
-
-    def keeps_to_itself(self) -> bool:
-        """Return whether something waits here that no other method would send: then none may come after this one."""
-        return False
-
+    @property
     def may_be_plain(self) -> bool:
-        """Return whether a bucket may travel uncompressed in any step without a change of what its results mean.
+        """Whether a bucket may travel uncompressed in any step without a change of what its results mean.
 
-        The method's result has to stand for the mean of what the ranks have, and nothing but a residual may wait.
+        The result has to stand for the mean of what the ranks have, and nothing but a residual may wait.
         """
-        law = self.law()
-        return (law.unbiased or law.conserves) and self.plain() is None and not self.keeps_to_itself()
+        law, mean = self.law, self.stands_for_mean
+        stands = law.unbiased or law.conserves if mean is None else mean
+        return stands and self.small_tensors is None and not self.has_private_state
 
-    def plain_when_empty(self, bucket: Bucket) -> bool:
-        """Return whether rounds send gradients as they are while nothing waits.
 
-        Nothing waits after any round of such a method.
-        """
-        return False
+#: A bucket that every method can take.
+_NOTHING = Bucket(0, (TensorSpec("nothing", (0,), "float32"),))
 
-    def share_sent(self) -> float:
-        """Return which share of the elements a round sends, if the others wait."""
-        return 1.0
 
-    def takes_over(self) -> bool:
-        """Return whether what waits in the residual of every element is sent in time, whoever left it there."""
-        return self.feedback() != "none"
+class _NoCompression:
+    """Refuses to be used as a compression of Horovod's."""
 
-    def state(self, bucket: Bucket) -> dict[str, torch.dtype]:
-        """Return the names and dtypes of what is kept for every element from step to step.
-
-        It is saved by parameter and follows the parameters to other buckets. A bucket that is not
-        finite leaves it as it was.
-        """
-        return {"residual": work_dtype(bucket)} if self.feedback() != "none" else {}
-
-    def plain(self) -> Codec | None:
-        """Return the codec of tensors that are too small to be compressed, None for their gradients as they are.
-
-        Where a method changes what a learning rate means, as momentum does, small tensors need the same.
-        """
-        return None
-
-    def sees(self, variant: Codec, bucket: Bucket) -> Collection[str]:
-        """Return which kinds of state the rounds of one of the variants work with."""
-        return self.state(bucket)
-
-    def communication_delay(self) -> int:
-        """Return after how many local steps an exchange is due in update mode, if the user does not say."""
-        return 1
-
-    def tables(self, bucket: Bucket) -> Regions:
-        """Return the arrays that are kept from step to step for the bucket as a whole."""
-        return {}
-
-    def carries(self, world: int) -> dict[str, int]:
-        """Return, by region of the payload, how many rows of its type merging keeps for the next round.
-
-        They belong to the places that this rank merges, not to parameters: other buckets, another number of ranks or
-        another collective begin with zeros. See :mod:`horovod_compress.codecs.carry`.
-        """
-        return {}
-
-    def results(self, bucket: Bucket) -> Regions:
-        """Return, by region of the payload, the array that the owner of a chunk passes on in its place, if it does.
-
-        What becomes of a record lies at its place: the array is as many times as long as the region everywhere.
-        :meth:`fold_in` writes it, and every rank finds all of it in ``Work.results``.
-        """
-        return {}
-
-    def wants_owner(self) -> bool:
-        """Return whether payloads merge better where one rank sees all of them, than hop by hop in a ring."""
-        return False
-
-    def at(self, step: int) -> Codec:
-        """Return the codec of one step, for methods whose rounds differ."""
-        return self
-
-    def exact_until(self) -> int:
-        """Return the step of the first compressed round."""
-        return 0
-
-    def compressed_turn(self, step: int) -> int:
-        """Return what :meth:`at` takes for the compressed round of a step, where exact ones are somebody else's."""
-        return step
-
-    def variants(self) -> tuple[Codec, ...]:
-        """Return every codec that :meth:`at` may return."""
-        return (self,)
-
-    def regions(self, bucket: Bucket) -> Regions:
-        """Return the arrays of a bucket's payload; the reducer allocates them once.
-
-        Where payloads are gathered there is one array, "payload", of as many bytes as a payload may
-        take.
-        """
-        raise NotImplementedError
-
-    def records(self) -> dict[str, int]:
-        """Return, for regions that consist of records, how many elements make one.
-
-        A record is handed to :meth:`merge` and :meth:`fold` whole: a scale and its codes, for example.
-        """
-        return {}
-
-    def local(self, bucket: Bucket) -> Regions:
-        """Return the arrays that the codec needs beside the payload."""
-        return {}
-
-    def preludes(self, bucket: Bucket) -> tuple[Regions, ...]:
-        """Return the arrays of each exchange before ``encode``; names differ from the payload's.
-
-        They are merged by :meth:`merge` or :meth:`fold` like the payload, with a key of rank 0: in
-        rank order where they are small, else each chunk in its owner's order. If a gradient is not finite the rest of
-        the round is left out on every rank.
-        """
-        return ()
-
-    def begin(self, number: int, work: Work, key: Key) -> dict[int, int] | None:
-        """Fill this rank's arrays of one prelude; those of earlier ones are complete.
-
-        Returns:
-            By position, how many values turned out not to be finite; see ``counts_late``.
-        """
-
-    def check_world(self, world: int) -> None:
-        """Refuse a number of ranks that these options cannot serve.
-
-        Raises:
-            ConfigError: says which options can.
-        """
+    name: ClassVar[str]
 
     def compress(self, tensor: Tensor) -> Any:
-        """Refuse to be used as a compression, which Horovod asks for this.
+        """Refuse what Horovod asks of a compression.
 
         Raises:
             ConfigError: always.
@@ -250,141 +122,119 @@ class Codec:
             f"model.named_parameters()), and give that to the optimizer"
         )
 
-    def check_bucket(self, bucket: Bucket) -> None:
-        """Refuse a bucket that the method cannot take.
+
+@dataclass(frozen=True)
+class Codec(_NoCompression):
+    """One method. Stateless: its fields are its options, and all it may know is in its arguments.
+
+    Equal arguments give equal bytes on every rank and device. One tensor is a batch of one: no method has a second
+    form for it.
+    """
+
+    wire_version: ClassVar[int] = 1
+    algebra: ClassVar[Algebra]
+    summary: ClassVar[str]
+    #: The paper that the method is from.
+    source: ClassVar[str] = ""
+    #: Its page in docs/, with the heading where several methods share one.
+    page: ClassVar[str] = ""
+    #: Options that show every rule of the method: what the tests common to all methods, the golden
+    #: payloads and the tables go through.
+    samples: ClassVar[tuple[dict[str, Any], ...]] = ({},)
+
+    # ---- facts ----
+
+    def properties(self) -> Properties:
+        """Return what is true of the method with these options."""
+        return Properties()
+
+    def layout(self, bucket: Bucket, world: int) -> Layout:
+        """Return the arrays of a bucket on each of ``world`` ranks.
 
         Raises:
-            ConfigError: says what would do.
+            ConfigError: these options cannot serve such a bucket, or so many ranks; says which can.
         """
+        raise NotImplementedError
+
+    def for_step(self, step: int, *, compressed: bool = False) -> Codec:
+        """Return the codec of one step, for methods whose rounds differ; ``properties`` lists them as variants.
+
+        Args:
+            compressed: leave out the full-precision rounds between compressed ones: they are somebody else's.
+        """
+        return self
+
+    # ---- one round ----
 
     def prepare(self, work: Work) -> None:
         """Fill what stays the same in every step; called once per bucket."""
 
-    def offer(self, work: Work, position: int, key: Key) -> int | Tensor:
-        """Take in the gradient of one tensor.
+    def submit(self, work: Work, positions: Sequence[int], key: Key) -> Counts:
+        """Take in the gradients of some tensors, which stay as they are: one as it arrives, or all at once on a GPU.
 
         Returns:
-            The number of non-finite values; on a GPU it may be one element there, which spares a wait.
+            For each of them, how many values of what is to be sent are not finite; a GPU may keep its counts there,
+            which spares a wait.
         """
         raise NotImplementedError
 
-    def encode(self, work: Work, key: Key) -> dict[int, int] | None:
-        """Finish the payload once every tensor of the bucket was offered.
+    def before(self, number: int, work: Work, key: Key) -> dict[int, int] | None:
+        """Make this rank ready for one exchange, once every tensor of the bucket was submitted.
 
-        Where payloads are gathered it sets ``work.used``.
+        That is, fill the arrays of the prelude of this number; those of earlier ones are complete. The last exchange is
+        that of the payload: of a method without preludes it is number 0.
 
         Returns:
-            By position, how many values turned out not to be finite; see ``counts_late``.
+            By position, how many values turned out not to be finite; see ``Properties.counts_late``.
         """
-        if self.encodes_in_parts:
-            self.encode_first(work, key)
-            self.encode_parts(work, _whole(work), key)
-        return None
 
-    def merge(self, region: str, start: int, into: Tensor, other: Tensor, weights: tuple[int, int], key: Key) -> None:
-        """Merge two partial payloads of a region in place.
+    def encode(self, work: Work, parts: Sequence[Part], key: Key) -> None:
+        """Write the payload of some parts of the bucket, or do what is left to do of it.
+
+        Called with all that was submitted; or as ``Layout.cutting`` allows, with some parts before the chunk is sent
+        that needs them. Where payloads are gathered it sets ``work.used``.
+        """
+
+    def combine(self, work: Work, piece: Piece, other: Tensor, weights: tuple[int, int], key: Key) -> None:
+        """Merge the elements of another partial payload, ``other``, into ``piece.values``.
 
         Args:
-            start: index in the region of the first element.
-            weights: how many ranks ``into`` and ``other`` stand for.
+            weights: how many ranks the own and the other payload stand for.
+            key: of the rank that merges, with the hop.
         """
         raise NotImplementedError
 
-    def fold(self, region: str, start: int, into: Tensor, others: Sequence[Tensor], key: Key) -> None:
-        """Merge the payloads of all other ranks into this rank's own; by default one by one.
+    def fold(self, work: Work, piece: Piece, others: Sequence[Tensor], key: Key) -> None:
+        """Merge the payloads of all other ranks into ``piece.result``; by default one by one into ``piece.values``.
 
         Args:
             others: in rank order; they may be overwritten.
             key: of the rank that folds.
         """
         for index, other in enumerate(others):
-            self.merge(region, start, into, other, (index + 1, 1), key.at(hop=index))
+            self.combine(work, piece, other, (index + 1, 1), key.at(hop=index))
 
-    def merge_in(
-        self, work: Work, region: str, start: int, into: Tensor, other: Tensor, weights: tuple[int, int], key: Key
-    ) -> None:
-        """Do what :meth:`merge` does, in a round whose ``work.carry`` has what merging left."""
-        self.merge(region, start, into, other, weights, key)
+    def decode(self, work: Work, parts: Sequence[Part], key: Key, result_scale: float) -> None:
+        """Write the result of some parts over the gradients, and renew what is kept.
 
-    def fold_in(
-        self, work: Work, region: str, start: int, into: Tensor, others: Sequence[Tensor], key: Key, result: Tensor
-    ) -> None:
-        """Do what :meth:`fold` does, likewise.
+        Called with all that was submitted; or as ``Layout.cutting`` allows, with some parts as their chunks arrive.
 
         Args:
-            result: where the result of these elements goes, of the type that :meth:`results` says; else ``into``.
-        """
-        self.fold(region, start, into, others, key)
-
-    def decode(self, work: Work, key: Key, gain: float) -> None:
-        """Write the result over the gradients and update the residual.
-
-        Args:
-            key: this rank's key, as given to ``offer``.
-            gain: 1 for the mean over ranks, the number of ranks for the sum.
-        """
-        self.decode_parts(work, _whole(work), key, gain)
-
-    # ---- all tensors of a bucket at once: optional, for kernels that are one launch then and not one for each ----
-
-    def offer_all(self, work: Work, positions: Sequence[int], key: Key) -> Tensor:
-        """Take in the gradients of several tensors of the bucket, as :meth:`offer` does one by one.
-
-        A method with a form of its own gets the gradients of a device by it, when the bucket is full.
-
-        Returns:
-            The numbers of non-finite values, one for each tensor, where the gradients are.
-        """
-        counts = [self.offer(work, position, key) for position in positions]
-        where = [work.grad(position).device for position in positions]
-        return torch.cat([torch.as_tensor(count, device=at).view(1) for count, at in zip(counts, where, strict=True)])
-
-    def offers_together(self) -> bool:
-        """Return whether :meth:`offer_all` is anything but :meth:`offer` for one tensor after the other."""
-        return type(self).offer_all is not Codec.offer_all
-
-    def encode_parts(self, work: Work, parts: Sequence[Part], key: Key) -> None:
-        """Do what :meth:`encode_part` does, for several parts of the bucket."""
-        for part in parts:
-            self.encode_part(work, part.position, part.start, part.stop, key)
-
-    def decode_parts(self, work: Work, parts: Sequence[Part], key: Key, gain: float) -> None:
-        """Do what :meth:`decode_part` does, for several parts of the bucket."""
-        for part in parts:
-            self.decode_part(work, part.position, part.start, part.stop, key, gain)
-
-    # ---- encoding while earlier chunks are on their way: optional; needs those of decoding in parts too ----
-
-    #: Whether ``encode`` is the same as ``encode_first`` and then ``encode_part`` for every element. Its
-    #: values that are not finite are counted before.
-    encodes_in_parts: ClassVar[bool] = False
-
-    def encode_first(self, work: Work, key: Key) -> None:
-        """Do what all parts need."""
-
-    def encode_part(self, work: Work, position: int, start: int, stop: int, key: Key) -> None:
-        """Write the payload of elements ``start`` to ``stop`` of one tensor; see :meth:`decode_part`."""
-        raise NotImplementedError
-
-    # ---- decoding while later chunks are still under way: optional, all three or none ----
-
-    def granule(self, tensor: TensorSpec) -> int | None:
-        """Return of how many elements the parts of a tensor are multiples; None: not in parts."""
-        return None
-
-    def needs(self, work: Work, position: int, start: int, stop: int) -> dict[str, tuple[int, int]]:
-        """Return what a part needs of the payload: for each region, the first index and the end."""
-        raise NotImplementedError
-
-    def decode_part(self, work: Work, position: int, start: int, stop: int, key: Key, gain: float) -> None:
-        """Do what ``decode`` does for elements ``start`` to ``stop`` of one tensor only.
-
-        Args:
-            start: a multiple of the granule; ``stop`` is one too, or the end of the tensor.
+            key: this rank's key, as given to ``submit``.
+            result_scale: 1 for the mean over ranks, the number of ranks for the sum.
         """
         raise NotImplementedError
 
 
-def _whole(work: Work) -> list[Part]:
-    """Return all of the tensors that were offered."""
-    return [Part(position, 0, work.bucket.tensors[position].count) for position in work.present()]
+def variants_of(codec: Codec) -> tuple[Codec, ...]:
+    """Return every codec that the steps of a method may take."""
+    return codec.properties().variants or (codec,)
+
+
+def check_world(codec: Codec, world: int) -> None:
+    """Refuse a number of ranks that a method with its options cannot serve, whatever the bucket.
+
+    Raises:
+        ConfigError: says which options can.
+    """
+    codec.layout(_NOTHING, world)

@@ -9,16 +9,17 @@ plain rounds (``none``).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Hashable, Mapping
+import dataclasses
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, ClassVar
-
-import torch
 
 from ..errors import ConfigError
 from ..schedule.plan import Bucket
-from .base import Algebra, Codec, Divides
+from .base import Algebra, Codec, Properties, variants_of
 from .dense import Dense, FullPrecision, Uncompressed
+from .layout import Layout
 from .registry import create
 from .work import Regions
 
@@ -42,101 +43,84 @@ class ByStep(Codec):
     def __post_init__(self) -> None:
         ends = self.stages if self.choose else self.stages[:-1]
         for label, codec in ends if len(self.stages) > 1 else ():
-            if codec.keeps_to_itself():
+            if codec.properties().has_private_state:
                 raise ConfigError(
                     f"{codec.name} (stage {label!r}) keeps errors that no other method would send; let it be "
                     f"the last stage, by steps and not by a function"
                 )
 
-    def config(self) -> dict[str, Any]:
-        prefix = "from step " if self.choose is None else ""
-        return {f"{prefix}{label}": described(codec) for label, codec in self.stages}
-
-    def divides(self) -> Divides:
-        """A second moment is held after a warm-up; between methods that differ it would be a matter of the step."""
+    def properties(self) -> Properties:
+        last = self._of_stages[-1]
+        # A second moment is held after a warm-up; between methods that differ it would be a matter of the step.
         warms_up = self.choose is None and all(isinstance(codec, Dense) for _, codec in self.stages[:-1])
-        return self.stages[-1][1].divides() if warms_up else "never"
+        divides = last.divides if warms_up else "never"
+        variants = [variant for _, codec in self.stages for variant in variants_of(codec)]
+        numbers = range(len(self.stages))
+        if any(self._loses(before, after) for before in numbers for after in numbers):
+            variants.append(FullPrecision())
+        return Properties(
+            divides=divides,
+            small_tensors=self._small_tensors(),
+            variants=tuple(dict.fromkeys(variants)),
+            full_precision_every=last.full_precision_every,
+            communication_delay=last.communication_delay,
+            exact_until=int(self.stages[-1][0]) if divides != "never" else 0,
+        )
 
-    def exact_until(self) -> int:
-        return int(self.stages[-1][0]) if self.divides() != "never" else 0
+    @cached_property
+    def _of_stages(self) -> list[Properties]:
+        return [codec.properties() for _, codec in self.stages]
 
-    def compressed_turn(self, step: int) -> int:
-        first, codec = self.stages[-1]
-        turn = codec.compressed_turn(step)
-        if step < first or turn == step:
-            return step
-        return next(number for number in (first, first + 1) if codec.at(number) == codec.at(turn))
-
-    def state(self, bucket: Bucket) -> dict[str, torch.dtype]:
-        return {name: dtype for _, codec in self.stages for name, dtype in codec.state(bucket).items()}
-
-    def sees(self, variant: Codec, bucket: Bucket) -> Collection[str]:
-        if isinstance(variant, Dense):  # plain rounds send and empty whatever waits
-            return self.state(bucket)
-        stages = [codec for _, codec in self.stages if variant in codec.variants()]
-        return {name for codec in stages for name in codec.sees(variant, bucket)}
-
-    def tables(self, bucket: Bucket) -> Regions:
-        found: Regions = {}
-        for _, codec in self.stages:
-            for name, array in codec.tables(bucket).items():
-                if found.setdefault(name, array) != array:
-                    raise ConfigError(
-                        f"two stages keep {name!r} in different sizes for bucket {bucket.index}; give methods "
-                        f"that keep tables the same options in every stage"
-                    )
-        return found
-
-    def plain(self) -> Codec | None:
-        found = [(label, codec.plain()) for label, codec in self.stages]
-        if not any(codec for _, codec in found):
+    def _small_tensors(self) -> Codec | None:
+        found = [each.small_tensors for each in self._of_stages]
+        if not any(found):
             return None
-        return ByStep(tuple((label, codec or FullPrecision()) for label, codec in found), self.choose)
+        labels = (label for label, _ in self.stages)
+        return ByStep(
+            tuple((label, codec or FullPrecision()) for label, codec in zip(labels, found, strict=True)), self.choose
+        )
 
-    def communication_delay(self) -> int:
-        return self.stages[-1][1].communication_delay()
+    def layout(self, bucket: Bucket, world: int) -> Layout:
+        layouts = [codec.layout(bucket, world) for _, codec in self.stages]
+        state = {name: dtype for layout in layouts for name, dtype in layout.state.items()}
+        tables: Regions = {}
+        for name, array in (item for layout in layouts for item in layout.tables.items()):
+            if tables.setdefault(name, array) != array:
+                raise ConfigError(
+                    f"two stages keep {name!r} in different sizes for bucket {bucket.index}; give methods "
+                    f"that keep tables the same options in every stage"
+                )
+        return Layout(state=state, tables=tables)
 
-    @property
-    def full_precision_every(self) -> int:
-        """Return the period of full-precision rounds of the last stage, 0 if it has none."""
-        return int(getattr(self.stages[-1][1], "full_precision_every", 0))
-
-    def at(self, step: int) -> Codec:
-        codec = self._stage(step)
-        if step and self._loses(self._stage(step - 1), codec):
+    def for_step(self, step: int, *, compressed: bool = False) -> Codec:
+        number = self._stage(step)
+        if step and self._loses(self._stage(step - 1), number):
             return FullPrecision()
-        return codec.at(step)
+        return self.stages[number][1].for_step(step, compressed=compressed)
 
-    @staticmethod
-    def _loses(before: Codec, codec: Codec) -> bool:
+    def _loses(self, before: int, after: int) -> bool:
         """Return whether what waits after one stage would never be sent in another one."""
-        waits = before is not codec and before.feedback() != "none"
-        return waits and not isinstance(codec, Dense) and not codec.takes_over()
+        codec, found = self.stages[after][1], self._of_stages[after]
+        if self.stages[before][1] is codec or self._of_stages[before].feedback == "none":
+            return False
+        sent = found.feedback != "none" and found.drains_residual
+        return not sent and not isinstance(codec, Dense)
 
-    def _stage(self, step: int) -> Codec:
+    def _stage(self, step: int) -> int:
+        """Return the number of a step's stage."""
         if self.choose is None:
-            return next(codec for first, codec in reversed(self.stages) if first <= step)
+            return max(number for number, (first, _) in enumerate(self.stages) if first <= step)
         try:
             label = self.choose(step)
         except Exception as error:  # it is the user's, and may raise anything
             raise ConfigError(
                 f"the function given to by_step raised {type(error).__name__} for step {step}: {error}"
             ) from error
-        for known, codec in self.stages:
+        for number, (known, _) in enumerate(self.stages):
             if known == label:
-                return codec
+                return number
         names = ", ".join(repr(known) for known, _ in self.stages)
         raise ConfigError(f"the function given to by_step returned {label!r} for step {step}; methods has {names}")
-
-    def variants(self) -> tuple[Codec, ...]:
-        found = [variant for _, codec in self.stages for variant in codec.variants()]
-        if any(self._loses(before, codec) for _, before in self.stages for _, codec in self.stages):
-            found.append(FullPrecision())
-        return tuple(dict.fromkeys(found))
-
-    def check_world(self, world: int) -> None:
-        for _, codec in self.stages:
-            codec.check_world(world)
 
 
 def by_step(
@@ -195,6 +179,14 @@ def method(name: str, **options: Any) -> Codec:
     return create(name, **options)
 
 
+def config_of(codec: Codec) -> dict[str, Any]:
+    """Return a method's options as plain data, for the handshake and for checkpoints."""
+    if not isinstance(codec, ByStep):
+        return dataclasses.asdict(codec)
+    prefix = "from step " if codec.choose is None else ""
+    return {f"{prefix}{label}": described(stage) for label, stage in codec.stages}
+
+
 def described(codec: Codec) -> str:
     """Return a method and its options in one line."""
-    return " ".join([codec.name, *(f"{name}={value!r}" for name, value in codec.config().items())])
+    return " ".join([codec.name, *(f"{name}={value!r}" for name, value in config_of(codec).items())])

@@ -12,7 +12,7 @@ methods use for full-precision rounds and small tensors, then with the residual 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import torch
@@ -20,11 +20,12 @@ from torch import Tensor
 
 from .. import ops
 from ..ops.keys import Key
-from ..schedule.plan import Bucket, TensorSpec
-from .base import Algebra, Codec
+from ..schedule.plan import Bucket
+from .base import Algebra, Codec, Piece, Properties
 from .law import Law
+from .layout import Cutting, Layout, per_element
 from .registry import register
-from .work import Part, Regions, Work, dtype_of, work_dtype
+from .work import Counts, Part, Work, dtype_of, work_dtype
 
 #: Parts of a tensor start at whole cache lines and vector registers.
 LANES = 64
@@ -35,61 +36,39 @@ class Dense(Codec):
     """Exchange of plain numbers, of a type that the subclass chooses."""
 
     algebra: ClassVar[Algebra] = Algebra.SUM
-    adds_up: ClassVar[bool] = True
     epsilon: ClassVar[float] = 2.0**-23
 
-    def law(self) -> Law:
-        return Law(unbiased=True, conserves=True, epsilon=self.epsilon, bound="rounding only")
+    def properties(self) -> Properties:
+        law = Law(unbiased=True, conserves=True, epsilon=self.epsilon, bound="rounding only")
+        return Properties(law, batched=True, adds_up=True)
+
+    def layout(self, bucket: Bucket, world: int) -> Layout:
+        cutting = Cutting([LANES] * len(bucket.tensors), self._needs)
+        return Layout({"values": (self.wire_dtype(bucket), bucket.padded)}, cutting=cutting)
 
     def wire_dtype(self, bucket: Bucket) -> torch.dtype:
         raise NotImplementedError
 
-    def regions(self, bucket: Bucket) -> Regions:
-        return {"values": (self.wire_dtype(bucket), bucket.padded)}
-
-    def offer(self, work: Work, position: int, key: Key) -> int | Tensor:
-        out = work.regions["values"][work.span(position)]
-        return ops.dense_offer(work.grad(position), work.residual_of(position), out)
-
-    def offer_all(self, work: Work, positions: Sequence[int], key: Key) -> Tensor:
+    def submit(self, work: Work, positions: Sequence[int], key: Key) -> Counts:
         spans = [work.span(position) for position in positions]
         grads, outs = [work.grad(position) for position in positions], [work.regions["values"][span] for span in spans]
-        return ops.dense_offer_all(grads, _kept_of(work, spans), outs)
+        return ops.dense_offer_all.counts(grads, work.states_of("residual", spans), outs)
 
-    def merge(self, region: str, start: int, into: Tensor, other: Tensor, weights: tuple[int, int], key: Key) -> None:
-        ops.dense_add(into, other)
+    def combine(self, work: Work, piece: Piece, other: Tensor, weights: tuple[int, int], key: Key) -> None:
+        ops.dense_add(piece.values, other)
 
-    def granule(self, tensor: TensorSpec) -> int:
-        return LANES
+    def _needs(self, work: Work, part: Part) -> dict[str, tuple[int, int]]:
+        own = work.place(part)
+        return {"values": (own.start, own.stop)}
 
-    def needs(self, work: Work, position: int, start: int, stop: int) -> dict[str, tuple[int, int]]:
-        first = work.span(position).start
-        return {"values": (first + start, first + stop)}
-
-    def decode_part(self, work: Work, position: int, start: int, stop: int, key: Key, gain: float) -> None:
-        part, residual = slice(start, stop), work.residual_of(position)
-        ops.dense_decode(
-            work.regions["values"][work.span(position)][part],
-            work.grad(position)[part],
-            scale=gain / work.world,
-            residual=None if residual is None else residual[part],
-        )
-
-    def decode_parts(self, work: Work, parts: Sequence[Part], key: Key, gain: float) -> None:
-        firsts = [work.span(part.position).start for part in parts]
-        spans = [slice(first + part.start, first + part.stop) for first, part in zip(firsts, parts, strict=True)]
+    def decode(self, work: Work, parts: Sequence[Part], key: Key, result_scale: float) -> None:
+        spans = [work.place(part) for part in parts]
         ops.dense_decode_all(
             [work.regions["values"][span] for span in spans],
-            [work.grad(part.position)[part.start : part.stop] for part in parts],
-            scale=gain / work.world,
-            residuals=_kept_of(work, spans),
+            work.grads_of(parts),
+            scale=result_scale / work.world,
+            residuals=work.states_of("residual", spans),
         )
-
-
-def _kept_of(work: Work, spans: Sequence[slice]) -> list[Tensor] | None:
-    """Return the residual of some elements of the bucket, if there is one."""
-    kept = work.state.get("residual")
-    return None if kept is None else [kept[span] for span in spans]
 
 
 @register
@@ -99,9 +78,6 @@ class Uncompressed(Dense):
 
     name: ClassVar[str] = "none"
     summary: ClassVar[str] = "no compression: the gradient's own type"
-
-    def may_be_plain(self) -> bool:
-        return False  # it is as plain as can be
 
     def wire_dtype(self, bucket: Bucket) -> torch.dtype:
         return dtype_of(bucket)
@@ -142,27 +118,32 @@ class Momentum(Dense):
     name: ClassVar[str] = "momentum"
     summary: ClassVar[str] = "float32, or float64 for float64 gradients, with momentum that is kept on each rank"
 
-    def law(self) -> Law:
-        return Law(bound="result = mean of u, rounding only")
+    def properties(self) -> Properties:
+        return Properties(Law(bound="result = mean of u, rounding only"), adds_up=True)
 
-    def state(self, bucket: Bucket) -> dict[str, torch.dtype]:
-        return {"momentum": work_dtype(bucket)}
+    def layout(self, bucket: Bucket, world: int) -> Layout:
+        return replace(super().layout(bucket, world), state=per_element(bucket, "momentum"))
 
     def wire_dtype(self, bucket: Bucket) -> torch.dtype:
         return work_dtype(bucket)
 
-    def offer(self, work: Work, position: int, key: Key) -> int | Tensor:
+    def submit(self, work: Work, positions: Sequence[int], key: Key) -> Counts:
+        return [self._submit(work, position) for position in positions]
+
+    def _submit(self, work: Work, position: int) -> int:
         out = work.regions["values"][work.span(position)]
         torch.mul(self._kept(work, position), self.momentum, out=out).add_(work.grad(position))
         nonfinite = int(ops.count_nonfinite(out))
         out.clamp_(-work.limit(), work.limit())
         return nonfinite
 
-    def decode_part(self, work: Work, position: int, start: int, stop: int, key: Key, gain: float) -> None:
-        part, most = slice(start, stop), torch.finfo(work_dtype(work.bucket)).max / 4
-        kept = self._kept(work, position)[part]
-        kept.mul_(self.momentum).add_(work.grad(position)[part]).clamp_(-most, most)
-        super().decode_part(work, position, start, stop, key, gain)
+    def decode(self, work: Work, parts: Sequence[Part], key: Key, result_scale: float) -> None:
+        most = torch.finfo(work_dtype(work.bucket)).max / 4
+        for part in parts:
+            own = slice(part.start, part.stop)
+            kept = self._kept(work, part.position)[own]
+            kept.mul_(self.momentum).add_(work.grad(part.position)[own]).clamp_(-most, most)
+        super().decode(work, parts, key, result_scale)
 
     def _kept(self, work: Work, position: int) -> Tensor:
         kept = work.state_of("momentum", position)

@@ -28,14 +28,14 @@ from torch import Tensor
 
 from .. import ops
 from ..errors import ConfigError
-from ..ops.keys import Key
 from ..schedule.plan import Bucket
-from .base import Codec, Divides
+from .base import Properties
 from .dense import Momentum
 from .law import Law
+from .layout import Layout, per_element
 from .registry import register
 from .shared.sections import Sections
-from .work import Work, work_dtype
+from .work import Work
 
 _FIRST, _FACTOR = 0.25, 4  # densities of the warm-up
 
@@ -84,8 +84,18 @@ class Dgc(Sections):
         if type(self.clip) not in (int, float) or not 0 <= self.clip <= sys.float_info.max:
             raise ConfigError(f"clip should be a number, 0 for none, got {self.clip!r}")
 
-    def law(self) -> Law:
-        return Law(conserves=not self.momentum, bound="own: (1 - k/d) |v|^2")
+    def properties(self) -> Properties:
+        return replace(
+            super().properties(),
+            law=Law(conserves=not self.momentum, bound="own: (1 - k/d) |v|^2"),
+            divides="never" if self.clip else "before",  # a length is in the units of gradients
+            small_tensors=Momentum(float(self.momentum)) if self.momentum else None,
+            variants=(*self._stages(), replace(self, ramp_steps=0)),
+        )
+
+    def layout(self, bucket: Bucket, world: int) -> Layout:
+        names = ("residual", "momentum") if self.momentum else ("residual",)
+        return replace(super().layout(bucket, world), state=per_element(bucket, *names))
 
     # ---- warm-up ----
 
@@ -97,33 +107,20 @@ class Dgc(Sections):
             density /= _FACTOR
         return [replace(self, density=density, ramp_steps=0) for density in densities[: self.ramp_steps]]
 
-    def at(self, step: int) -> Dgc:
+    def for_step(self, step: int, *, compressed: bool = False) -> Dgc:
         stages = self._stages()
         if step < self.ramp_steps and stages:
             return stages[step * len(stages) // self.ramp_steps]
         return replace(self, ramp_steps=0)
 
-    def variants(self) -> tuple[Dgc, ...]:
-        return (*self._stages(), replace(self, ramp_steps=0))
-
-    def divides(self) -> Divides:
-        return "never" if self.clip else "before"  # a length is in the units of gradients
-
     # ---- clipping ----
 
-    def offer(self, work: Work, position: int, key: Key) -> int:
+    def select(self, work: Work, position: int) -> int:
         if self.clip:
             _cut_down(work.grad(position), self.clip / math.sqrt(work.world))
-        return super().offer(work, position, key)
+        return super().select(work, position)
 
     # ---- momentum ----
-
-    def plain(self) -> Codec | None:
-        return Momentum(float(self.momentum)) if self.momentum else None
-
-    def state(self, bucket: Bucket) -> dict[str, torch.dtype]:
-        names = ["residual", "momentum"] if self.momentum else ["residual"]
-        return {name: work_dtype(bucket) for name in names}
 
     def keeps(self, work: Work, position: int) -> dict[str, Any]:
         momentum = work.state_of("momentum", position)

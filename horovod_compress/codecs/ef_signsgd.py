@@ -15,15 +15,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-import torch
-from torch import Tensor
-
 from .. import ops
 from ..ops.keys import Key
-from ..schedule.plan import Bucket
 from .registry import register
 from .shared.gathered_signs import GatheredSigns
-from .work import Regions, Work
+from .work import Counts, Work
 
 
 @register
@@ -46,24 +42,8 @@ class EfSignSgd(GatheredSigns):
     bound: ClassVar[str] = "(1 - |x|_1^2 / (d |x|^2)) |x|^2"
     samples: ClassVar[tuple[dict[str, Any], ...]] = ({"step_size": "row"}, {"step_size": "tensor"})
 
-    def local(self, bucket: Bucket) -> Regions:
-        return {name: (torch.float64, self._groups(bucket)) for name in ("sums", "sizes")}
-
-    def offer(self, work: Work, position: int, key: Key) -> int | Tensor:
-        return ops.sign_offer(
-            work.grad(position),
-            work.residual_of(position),
-            self._bits(work, work.regions["payload"], position),
-            work.local["sums"][work.memo["groups"][position]],
-            work.memo["lengths"][position],
-        )
-
-    def offer_all(self, work: Work, positions: Sequence[int], key: Key) -> Tensor:
-        """Take in several gradients, and write their values at once."""
-        values, groups = self._values(work, work.regions["payload"], 0), work.memo["groups"]
+    def submit(self, work: Work, positions: Sequence[int], key: Key) -> Counts:
+        values, groups = work.memo["values"][0], work.memo["groups"]
         steps = [values[groups[position]] for position in positions]
         lengths = [work.memo["lengths"][position] for position in positions]
-        return ops.sign_offer_all(*self._offered(work, positions), steps, lengths)
-
-    def _means(self, work: Work) -> list[Tensor]:
-        return [] if work.together else [work.local["sums"].div_(work.local["sizes"])]
+        return ops.sign_offer_all.counts(*self._submitted(work, positions), steps, lengths)

@@ -18,7 +18,8 @@ residual.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any, ClassVar
 
 import torch
@@ -27,10 +28,13 @@ from torch import Tensor
 from .. import ops
 from ..errors import ConfigError
 from ..ops.keys import Key
-from .base import Algebra, Codec
+from ..schedule.plan import Bucket
+from .base import Algebra, Piece, Properties
 from .law import Law
+from .layout import Layout
 from .registry import register
-from .shared.dithering import BLOCK_UNIT, Dithering, Scaled, whole
+from .shared.dithering import BLOCK_UNIT, Dithering, Rows, Scaled, whole
+from .shared.forms import ByForm
 from .work import Work
 
 _MOST_BLOCK = 1 << 30
@@ -46,11 +50,9 @@ class _Form(Dithering):
 
     name: ClassVar[str] = "global_qsgd"
 
-    def _power(self) -> int:
-        return 0 if self.norm == "max" else int(self.norm)
-
-    def _block(self) -> int:
-        return self.block
+    @property
+    def rows(self) -> Rows:
+        return Rows(0 if self.norm == "max" else int(self.norm), self.block)
 
 
 @dataclass(frozen=True)
@@ -64,7 +66,20 @@ class Standard(_Form):
         """Return the code of the norm: sums over all ranks just fit."""
         return ((1 << (self.bits - 1)) - 1) // world
 
-    def check_world(self, world: int) -> None:
+    def properties(self) -> Properties:
+        bound = "d N^2 / (4 s^2 M), N the norm, s the levels"
+        return replace(super().properties(), law=Law(unbiased=True, bound=bound, error=self._error))
+
+    def _error(self, x: Sequence[Tensor]) -> float:
+        world, count, power = len(x), x[0].numel(), self.rows.power
+        total = 0.0
+        for start in range(0, count, self.block or max(1, count)):
+            block = torch.stack([one[start : start + self.block] if self.block else one for one in x])
+            norm = block.abs().max() if not power else block.abs().pow(power).sum().pow(1 / power)
+            total += block.shape[1] * float(norm) ** 2 / (4 * self.levels(world) ** 2 * world)
+        return total
+
+    def layout(self, bucket: Bucket, world: int) -> Layout:
         if self.levels(world) < 1:
             enough = next((bits for bits in (8, 16) if 1 << (bits - 1) > world), None)
             advice = f"bits={enough}" if enough else 'dithering="exponential", bits=8'
@@ -72,6 +87,7 @@ class Standard(_Form):
                 f"global_qsgd with bits={self.bits} has no level left for each of {world} ranks, as sums "
                 f"have to fit in {self.bits} bits; choose {advice}"
             )
+        return super().layout(bucket, world)
 
     def _encode(
         self, work: Work, positions: Sequence[int], given: Scaled, codes: list[Tensor], key: Key, offsets: list[int]
@@ -79,11 +95,11 @@ class Standard(_Form):
         levels = self.levels(work.world)
         ops.level_encode_all(*given, codes, key, bits=self.bits, levels=levels, offsets=offsets)
 
-    def _merge_codes(self, start: int, into: Tensor, other: Tensor, key: Key) -> None:
+    def _combine(self, start: int, into: Tensor, other: Tensor, key: Key) -> None:
         ops.level_add(into, other, bits=self.bits)
 
-    def _decode(self, given: Scaled, grads: list[Tensor], world: int, gain: float) -> None:
-        scale = gain / (self.levels(world) * world)
+    def _decode(self, given: Scaled, grads: list[Tensor], world: int, result_scale: float) -> None:
+        scale = result_scale / (self.levels(world) * world)
         ops.level_decode_all(*given, grads, bits=self.bits, scale=scale)
 
 
@@ -98,13 +114,18 @@ class Exponential(_Form):
         """Return the exponent of the norm: a tree over all ranks takes it down to 1 at most."""
         return 1 + (world - 1).bit_length()
 
-    def check_world(self, world: int) -> None:
+    def properties(self) -> Properties:
+        bound = "M^0.17 |x|^2 / 8, and of values below the smallest power"
+        return replace(super().properties(), law=Law(unbiased=True, bound=bound))
+
+    def layout(self, bucket: Bucket, world: int) -> Layout:
         most = 1 << ((1 << (self.bits - 1)) - 2)
         if world > most:
             raise ConfigError(
                 f"global_qsgd with exponential dithering and bits={self.bits} supports at most {most} ranks, "
                 f"got {world}; choose bits=8"
             )
+        return super().layout(bucket, world)
 
     def _encode(
         self, work: Work, positions: Sequence[int], given: Scaled, codes: list[Tensor], key: Key, offsets: list[int]
@@ -112,36 +133,36 @@ class Exponential(_Form):
         headroom = self.headroom(work.world)
         ops.octave_encode_all(*given, codes, key, bits=self.bits, headroom=headroom, offsets=offsets)
 
-    def fold(self, region: str, start: int, into: Tensor, others: Sequence[Tensor], key: Key) -> None:
+    def fold(self, work: Work, piece: Piece, others: Sequence[Tensor], key: Key) -> None:
         """Merge neighbours, then neighbours of these, and so on: ceil(log2 M) merges for each rank at most.
 
         Every merge may multiply the second moment by 9/8; in a ring that would happen M-1 times.
         """
-        if region == "norms":
-            super().fold(region, start, into, others, key)
+        if piece.region == "norms":
+            super().fold(work, piece, others, key)
             return
-        ranks = [*others[: key.rank], into, *others[key.rank :]]
+        ranks = [*others[: key.rank], piece.values, *others[key.rank :]]
         step, node = 1, 0
         while step < len(ranks):
             for left in range(0, len(ranks) - step, 2 * step):
-                self._merge_codes(start, ranks[left], ranks[left + step], key.at(hop=node))
+                self._combine(piece.start, ranks[left], ranks[left + step], key.at(hop=node))
                 node += 1
             step *= 2
-        if ranks[0] is not into:
-            into.copy_(ranks[0])
+        if ranks[0] is not piece.values:
+            piece.values.copy_(ranks[0])
 
-    def _merge_codes(self, start: int, into: Tensor, other: Tensor, key: Key) -> None:
+    def _combine(self, start: int, into: Tensor, other: Tensor, key: Key) -> None:
         offset = start * (2 if self.bits == 4 else 1)
         ops.octave_merge(into, other, key, bits=self.bits, offset=offset)
 
-    def _decode(self, given: Scaled, grads: list[Tensor], world: int, gain: float) -> None:
+    def _decode(self, given: Scaled, grads: list[Tensor], world: int, result_scale: float) -> None:
         headroom = self.headroom(world)
-        ops.octave_decode_all(*given, grads, bits=self.bits, headroom=headroom, scale=gain / world)
+        ops.octave_decode_all(*given, grads, bits=self.bits, headroom=headroom, scale=result_scale / world)
 
 
 @register
 @dataclass(frozen=True)
-class GlobalQsgd(Codec):
+class GlobalQsgd(ByForm):
     """Unbiased quantisation on one scale for all ranks.
 
     Args:
@@ -170,24 +191,6 @@ class GlobalQsgd(Codec):
         {"dithering": "exponential", "bits": 8, "block": 256},
     )
 
-    def law(self) -> Law:
-        standard = "d N^2 / (4 s^2 M), N the norm, s the levels"
-        exponential = "M^0.17 |x|^2 / 8, and of values below the smallest power"
-        return Law(unbiased=True, bound=standard if self.dithering == "standard" else exponential)
-
-    def error_bound(self, x: Sequence[Tensor]) -> float | None:
-        if self.dithering != "standard":
-            return None
-        world, count = len(x), x[0].numel()
-        levels = ((1 << (self.bits - 1)) - 1) // world
-        total = 0.0
-        for start in range(0, count, self.block or max(1, count)):
-            block = torch.stack([one[start : start + self.block] if self.block else one for one in x])
-            power = 0 if self.norm == "max" else int(self.norm)
-            norm = block.abs().max() if not power else block.abs().pow(power).sum().pow(1 / power)
-            total += block.shape[1] * float(norm) ** 2 / (4 * levels**2 * world)
-        return total
-
     def __post_init__(self) -> None:
         if self.dithering not in ("standard", "exponential"):
             raise ConfigError(f'dithering should be "standard" or "exponential", got {self.dithering!r}')
@@ -205,16 +208,7 @@ class GlobalQsgd(Codec):
                 f"block should be 0 or a multiple of {BLOCK_UNIT}, at most {_MOST_BLOCK}, got {self.block!r}"
             )
 
-    @property
-    def _form(self) -> _Form:
+    @cached_property
+    def form(self) -> _Form:
         kind = Standard if self.dithering == "standard" else Exponential
         return kind(self.bits, self.norm, self.block)
-
-    def at(self, step: int) -> Codec:
-        return self._form
-
-    def variants(self) -> tuple[Codec, ...]:
-        return (self._form,)
-
-    def check_world(self, world: int) -> None:
-        self._form.check_world(world)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+
+from torch import Tensor
 
 
 @dataclass(frozen=True)
@@ -17,6 +20,8 @@ class Law:
             sent now is not lost.
         epsilon: relative size of the rounding of one number on the wire.
         bound: the error of the result against the mean of ``x``, as a formula.
+        error: returns a bound of the expected squared error of the mean, or None where there is none. It takes one
+            tensor of a bucket of its own, on each rank; float64.
         few_exact: training learns well with few exact rounds where a second moment is held; this is measured.
     """
 
@@ -24,4 +29,5 @@ class Law:
     conserves: bool = False
     epsilon: float = 2.0**-23
     bound: str = "none"
+    error: Callable[[Sequence[Tensor]], float | None] | None = None
     few_exact: bool = False

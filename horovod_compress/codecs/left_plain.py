@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
 from dataclasses import dataclass
-from typing import Any, ClassVar
-
-import torch
+from typing import ClassVar
 
 from ..schedule.plan import Bucket
-from .base import Algebra, Codec
+from .base import Algebra, Codec, Properties
 from .dense import FullPrecision, Uncompressed
+from .layout import Layout
 from .work import dtype_of, work_dtype
 
 
@@ -21,7 +19,7 @@ class LeftPlain(Codec):
     What the method keeps stays its own, so the bucket can be compressed again in any later step.
 
     Args:
-        codec: the method; one that :meth:`~horovod_compress.codecs.base.Codec.may_be_plain`.
+        codec: the method; one that may be plain, see :class:`~horovod_compress.codecs.base.Properties`.
         keeps: whether it keeps something for the elements of the bucket.
     """
 
@@ -32,21 +30,16 @@ class LeftPlain(Codec):
     algebra: ClassVar[Algebra] = Algebra.SUM
     summary: ClassVar[str] = "a method's bucket, uncompressed"
 
-    def config(self) -> dict[str, Any]:
-        return self.codec.config()
+    def properties(self) -> Properties:
+        return Properties(variants=(self.for_step(0),))
 
-    def state(self, bucket: Bucket) -> dict[str, torch.dtype]:
-        return self.codec.state(bucket)
+    def layout(self, bucket: Bucket, world: int) -> Layout:
+        return Layout(state=self.codec.layout(bucket, world).state)
 
-    def sees(self, variant: Codec, bucket: Bucket) -> Collection[str]:
-        return self.state(bucket)
-
-    def at(self, step: int) -> Codec:
+    def for_step(self, step: int, *, compressed: bool = False) -> Codec:
         # A residual is of float32 at least, and would be rounded to the gradients' own type.
         return FullPrecision() if self.keeps else Uncompressed()
 
     def plain_when_empty(self, bucket: Bucket) -> bool:
+        """Return whether rounds send gradients as they are while nothing waits, which is after any round."""
         return self.keeps and dtype_of(bucket) is work_dtype(bucket)
-
-    def variants(self) -> tuple[Codec, ...]:
-        return (self.at(0),)

@@ -19,7 +19,7 @@ residual, which then does not fade.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 from torch import Tensor
@@ -27,12 +27,14 @@ from torch import Tensor
 from .. import ops
 from ..errors import ConfigError
 from ..ops.keys import Key
-from .base import Algebra, Codec
+from ..schedule.plan import Bucket
+from .base import Algebra, Codec, Piece, Properties
 from .dense import FullPrecision
 from .feedback import RULES, Feedback
 from .law import Law
+from .layout import Layout, per_element
 from .registry import register
-from .shared.signs import Signs, check_merge, check_step, check_zeros, shaped_fold, ternary_fold
+from .shared.signs import Signs, check_merge, check_step, check_zeros, shaped_fold
 from .work import Work
 
 #: The measured step, in means of |x|, where residual and merging keep all that the bits do not say.
@@ -71,8 +73,7 @@ class Marsit(Signs):
     compensation: Feedback = "own"
     zeros: str = "random"
     residual_decay: float | None = None
-    # The option takes the place of the method of this name: here merge_in and fold_in do all.
-    merge: str = "shaped"  # type: ignore[assignment]
+    merge: str = "shaped"
     step_scale: float | None = None
     levels: int | None = None
 
@@ -123,60 +124,53 @@ class Marsit(Signs):
         if self.step_scale is None:
             object.__setattr__(self, "step_scale", SHAPED_SCALE if loses_nothing and self._measured() else 1.0)
 
-    def law(self) -> Law:
+    def properties(self) -> Properties:
         mean = "sum over steps of result / step" if self.merge == "shaped" else "E[result / step]"
-        return Law(
-            conserves=self.compensation == "global",
-            bound=f"{mean} = that of the mean of signs",
-            few_exact=self._ternary(),
+        conserves, bound = self.compensation == "global", f"{mean} = that of the mean of signs"
+        return replace(
+            super().properties(),
+            law=Law(conserves=conserves, bound=bound, few_exact=self._ternary()),
+            feedback=self.compensation,
+            stands_for_mean=self._measured(),  # results are then of the gradients' size
+            variants=(self, FullPrecision()) if self.full_precision_every else (),
+            full_precision_every=self.full_precision_every,
         )
 
-    def feedback(self) -> Feedback:
-        return self.compensation
+    def layout(self, bucket: Bucket, world: int) -> Layout:
+        return replace(
+            super().layout(bucket, world),
+            state=per_element(bucket, "residual") if self.compensation != "none" else {},
+            carries={"bits": ops.count_rows(world)} if self.merge == "shaped" else {},
+        )
 
-    def may_be_plain(self) -> bool:
-        return isinstance(self.step_size, str)  # measured: results are of the gradients' size
-
-    def at(self, step: int) -> Codec:
+    def for_step(self, step: int, *, compressed: bool = False) -> Codec:
         every = self.full_precision_every
-        return FullPrecision() if every and step % every == 0 else self
-
-    def compressed_turn(self, step: int) -> int:
-        return 1
-
-    def variants(self) -> tuple[Codec, ...]:
-        return (self, FullPrecision()) if self.full_precision_every else (self,)
+        exact = every and step % every == 0 and not (compressed and every > 1)
+        return FullPrecision() if exact else self
 
     # ---- one round ----
 
-    def carries(self, world: int) -> dict[str, int]:
-        return {"bits": ops.count_rows(world)} if self.merge == "shaped" else {}
-
-    def merge_in(
-        self, work: Work, region: str, start: int, into: Tensor, other: Tensor, weights: tuple[int, int], key: Key
-    ) -> None:
-        if region == "steps":
+    def combine(self, work: Work, piece: Piece, other: Tensor, weights: tuple[int, int], key: Key) -> None:
+        into = piece.values
+        if piece.region == "steps":
             ops.dense_add(into, other)
         elif self.merge == "sampled":
-            ops.merge_bits(into, other, *weights, key, word_offset=start)
+            ops.merge_bits(into, other, *weights, key, word_offset=piece.start)
         else:
-            before, after = work.carry_of(region, weights).rows(start, start + into.numel())
+            before, after = work.carry_of(piece.region, weights).rows(piece.start, piece.start + into.numel())
             ops.shaped_merge(into, other, before, after, sum(weights) // weights[0])  # in units of the own payload
 
-    def fold_in(
-        self, work: Work, region: str, start: int, into: Tensor, others: Sequence[Tensor], key: Key, result: Tensor
-    ) -> None:
-        if self.merge == "shaped" and region == "bits":
-            if self._ternary():
-                ternary_fold(work, start, into, others, result)
-            else:
-                shaped_fold(work, start, into, others)
-            return
-        for index, other in enumerate(others):
-            self.merge_in(work, region, start, into, other, (index + 1, 1), key.at(hop=index))
+    def fold(self, work: Work, piece: Piece, others: Sequence[Tensor], key: Key) -> None:
+        if self.merge == "shaped" and piece.region == "bits":
+            shaped_fold(work, piece, others, ternary=self._ternary())
+        else:
+            super().fold(work, piece, others, key)
 
     def _ternary(self) -> bool:
         return self.levels == 3
+
+    def _rule(self) -> ops.Feedback:
+        return self.compensation
 
     def _scale(self) -> float:
         assert self.step_scale is not None  # see _choose

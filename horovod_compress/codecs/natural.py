@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import torch
@@ -23,7 +23,7 @@ from torch import Tensor
 
 from .. import ops
 from ..ops.keys import DITHER, Key
-from .base import Algebra
+from .base import Algebra, Piece, Properties
 from .law import Law
 from .registry import register
 from .shared.dithering import Dithering, Scaled
@@ -47,10 +47,11 @@ class Natural(Dithering):
     source: ClassVar[str] = "Horvath et al., MSML 2022, arXiv:1905.10988"
     page: ClassVar[str] = "quantising_methods.md#natural"
 
-    def law(self) -> Law:
-        return Law(unbiased=True, bound="9/8 E + |mean|^2 / 8, E = sum over ranks of |x|^2 / (8 M^2)")
+    def properties(self) -> Properties:
+        bound = "9/8 E + |mean|^2 / 8, E = sum over ranks of |x|^2 / (8 M^2)"
+        return replace(super().properties(), law=Law(unbiased=True, bound=bound, error=self._error))
 
-    def error_bound(self, x: Sequence[Tensor]) -> float:
+    def _error(self, x: Sequence[Tensor]) -> float:
         world, mean = len(x), torch.stack(list(x)).mean(0)
         largest = max(float(one.abs().max()) for one in x) if mean.numel() else 0.0
         lost = mean.numel() * (largest * 2.0 ** (1 - _OCTAVES)) ** 2  # below the smallest power
@@ -70,15 +71,16 @@ class Natural(Dithering):
     ) -> None:
         ops.octave_encode_all(*given, codes, key, bits=self.bits, headroom=_HEADROOM, offsets=offsets)
 
-    def fold(self, region: str, start: int, into: Tensor, others: Sequence[Tensor], key: Key) -> None:
-        if region == "norms":
-            super().fold(region, start, into, others, key)
+    def fold(self, work: Work, piece: Piece, others: Sequence[Tensor], key: Key) -> None:
+        if piece.region == "norms":
+            super().fold(work, piece, others, key)
             return
-        ranks = [*others[: key.rank], into, *others[key.rank :]]
-        ops.octave_fold(ranks, into, key.at(hop=1, purpose=DITHER), headroom=_HEADROOM, offset=start)
+        ranks = [*others[: key.rank], piece.values, *others[key.rank :]]
+        again = key.at(hop=1, purpose=DITHER)
+        ops.octave_fold(ranks, piece.values, again, headroom=_HEADROOM, offset=piece.start)
 
-    def _decode(self, given: Scaled, grads: list[Tensor], world: int, gain: float) -> None:
-        ops.octave_decode_all(*given, grads, bits=self.bits, headroom=_HEADROOM, scale=gain)
+    def _decode(self, given: Scaled, grads: list[Tensor], world: int, result_scale: float) -> None:
+        ops.octave_decode_all(*given, grads, bits=self.bits, headroom=_HEADROOM, scale=result_scale)
 
 
 def _power_of_two(value: float, most: float) -> float:

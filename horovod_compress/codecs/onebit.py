@@ -17,14 +17,13 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
-from torch import Tensor
 
 from .. import ops
 from ..ops.keys import Key
-from ..schedule.plan import Bucket
 from .registry import register
 from .shared.gathered_signs import GatheredSigns
-from .work import Regions, Work
+from .shared.signs import fill_group_sizes
+from .work import Counts, Regions, Work
 
 
 @register
@@ -47,30 +46,23 @@ class OneBit(GatheredSigns):
     bound: ClassVar[str] = "|x|^2 - d1 high^2 - d0 low^2"
     samples: ClassVar[tuple[dict[str, Any], ...]] = ({"step_size": "tensor"}, {"step_size": "row"})
 
-    def local(self, bucket: Bucket) -> Regions:
-        floats = {name: (torch.float64, self._groups(bucket)) for name in ("highs", "lows", "sizes")}
-        return floats | {"ones": (torch.int64, self._groups(bucket))}
+    def _local(self, groups: int) -> Regions:
+        return dict.fromkeys(("highs", "lows", "sizes"), (torch.float64, groups)) | {"ones": (torch.int64, groups)}
 
-    def offer(self, work: Work, position: int, key: Key) -> int | Tensor:
-        own = work.memo["groups"][position]
-        return ops.points_offer(
-            work.grad(position),
-            work.residual_of(position),
-            self._bits(work, work.regions["payload"], position),
-            work.local["highs"][own],
-            work.local["lows"][own],
-            work.local["ones"][own],
-            work.memo["lengths"][position],
-        )
+    def prepare(self, work: Work) -> None:
+        super().prepare(work)
+        fill_group_sizes(work.local["sizes"], work.bucket, self._by_row())
 
-    def offer_all(self, work: Work, positions: Sequence[int], key: Key) -> Tensor:
+    def submit(self, work: Work, positions: Sequence[int], key: Key) -> Counts:
         groups = [work.memo["groups"][position] for position in positions]
         highs, lows, ones = ([work.local[name][own] for own in groups] for name in ("highs", "lows", "ones"))
         lengths = [work.memo["lengths"][position] for position in positions]
-        return ops.points_offer_all(*self._offered(work, positions), highs, lows, ones, lengths)
+        return ops.points_offer_all.counts(*self._submitted(work, positions), highs, lows, ones, lengths)
 
-    def _means(self, work: Work) -> list[Tensor]:
+    def before(self, number: int, work: Work, key: Key) -> None:
         highs, lows, ones = (work.local[name] for name in ("highs", "lows", "ones"))
         zeros = work.local["sizes"] - ones
         # An empty side has the sum 0, so any divisor gives 0.
-        return [highs.div_(ones.clamp(min=1)), lows.div_(zeros.clamp_(min=1)).neg_()]
+        means = (highs.div_(ones.clamp(min=1)), lows.div_(zeros.clamp_(min=1)).neg_())
+        for values, mean in zip(work.memo["values"], means, strict=True):
+            values.copy_(mean)

@@ -18,7 +18,8 @@ goes into that rank's residual, times M as the mean over M ranks is taken of it.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, ClassVar
 
 import torch
@@ -28,39 +29,32 @@ from .. import ops
 from ..errors import ConfigError
 from ..ops.keys import Key
 from ..schedule.plan import Bucket, TensorSpec
-from .base import Algebra, Codec, Divides
-from .feedback import Feedback
+from .base import Algebra, Codec, Piece, Properties
 from .law import Law
+from .layout import Cutting, Layout, per_element
 from .registry import register
-from .work import Regions, Work, work_dtype
+from .shared.forms import ByForm
+from .work import Counts, Part, Work, slices, work_dtype
 
 MOST_BLOCK = 1 << 16
 
 
-class _Place:
-    """The bucket that a codec works on: what the owner of a chunk kept is not among the arguments of a fold."""
-
-    work: Work
-
-
 @dataclass(frozen=True)
 class Recording(Codec):
-    """The rounds of one bucket; ``variants`` of the method makes a new one for each."""
+    """What every round does."""
 
     scale: str
     block: int
-    place: _Place = field(default_factory=_Place, compare=False, repr=False)
 
     name: ClassVar[str] = "onebit_adam"
     algebra: ClassVar[Algebra] = Algebra.FOLD
     summary: ClassVar[str] = "1 bit both ways: signs with scales of blocks, errors kept on both sides"
-    folded: ClassVar[frozenset[str]] = frozenset({"server", "left"})
 
-    def divides(self) -> Divides:
-        return "before"
-
-    def feedback(self) -> Feedback:
-        return "own"
+    def properties(self) -> Properties:
+        share = "(1 - |x|_1^2 / (d |x|^2))" if self.scale == "l1" else "2 (1 - |x|_1 / (sqrt(d) |x|))"
+        law = Law(bound=f"of each record: {share} |x|^2; what both sides lack is kept")
+        owners = frozenset({"server", "left"})
+        return Properties(law, feedback="own", divides="before", has_private_state=True, folded=owners)
 
     # ---- layout ----
 
@@ -71,29 +65,21 @@ class Recording(Codec):
     def _number(self, tensor: TensorSpec) -> int:
         return -(-tensor.count // self.block)
 
-    def _records(self, bucket: Bucket) -> list[slice]:
-        """Return which records each tensor has."""
-        found, start = [], 0
-        for tensor in bucket.tensors:
-            found.append(slice(start, start + self._number(tensor)))
-            start = found[-1].stop
-        return found
-
     def _total(self, bucket: Bucket) -> int:
         return sum(self._number(tensor) for tensor in bucket.tensors)
 
-    def regions(self, bucket: Bucket) -> Regions:
-        return {"records": (torch.uint8, self._total(bucket) * self._record)}
-
-    def records(self) -> dict[str, int]:
-        return {"records": self._record}
-
-    def local(self, bucket: Bucket) -> Regions:
-        return {"scales": (torch.float32, self._total(bucket)), "left": (work_dtype(bucket), bucket.padded)}
+    def layout(self, bucket: Bucket, world: int) -> Layout:
+        total = self._total(bucket)
+        return Layout(
+            {"records": (torch.uint8, total * self._record)},
+            {"records": self._record},
+            state=per_element(bucket, "residual", "server"),
+            local={"scales": (torch.float32, total), "left": (work_dtype(bucket), bucket.padded)},
+            cutting=Cutting([self.block] * len(bucket.tensors), self._needs),
+        )
 
     def prepare(self, work: Work) -> None:
-        self.place.work = work
-        work.memo["records"] = self._records(work.bucket)
+        work.memo["records"] = slices([self._number(tensor) for tensor in work.bucket.tensors])
         # What is written through here does not count as a change from outside, see _settle.
         work.memo["server"] = work.state["server"].data
         work.memo["settled"] = [-1] * len(work.bucket.tensors)
@@ -109,7 +95,10 @@ class Recording(Codec):
 
     # ---- one round ----
 
-    def offer(self, work: Work, position: int, key: Key) -> int | Tensor:
+    def submit(self, work: Work, positions: Sequence[int], key: Key) -> Counts:
+        return [self._submit(work, position, key) for position in positions]
+
+    def _submit(self, work: Work, position: int, key: Key) -> int | Tensor:
         self._settle(work, position, key.rank)
         own = work.memo["records"][position]
         records = work.regions["records"][own.start * self._record : own.stop * self._record]
@@ -133,7 +122,7 @@ class Recording(Codec):
                 residual[part].add_(kept[part].to(residual.device), alpha=work.world)
                 kept[part].zero_()
 
-    def encode(self, work: Work, key: Key) -> None:
+    def encode(self, work: Work, parts: Sequence[Part], key: Key) -> None:
         scales = work.local["scales"]
         table = work.regions["records"].view(scales.numel(), self._record)
         for own, grad in zip(work.memo["records"], work.grads, strict=True):
@@ -141,9 +130,9 @@ class Recording(Codec):
                 table[own] = 0
         scales.copy_(table[:, :4].view(torch.float32).view(-1))
 
-    def fold(self, region: str, start: int, into: Tensor, others: Sequence[Tensor], key: Key) -> None:
-        work, size = self.place.work, self._record
-        first, last = start // size, (start + into.numel()) // size
+    def fold(self, work: Work, piece: Piece, others: Sequence[Tensor], key: Key) -> None:
+        into, size = piece.values, self._record
+        first, last = piece.start // size, (piece.start + into.numel()) // size
         payloads = [*others[: key.rank], into, *others[key.rank :]]
         for position, own in enumerate(work.memo["records"]):
             low, high = max(first, own.start), min(last, own.stop)
@@ -162,38 +151,38 @@ class Recording(Codec):
                 rule=self.scale,
             )
 
-    def granule(self, tensor: TensorSpec) -> int:
-        return self.block
-
-    def needs(self, work: Work, position: int, start: int, stop: int) -> dict[str, tuple[int, int]]:
-        records = self._part(work, position, start, stop)
+    def _needs(self, work: Work, part: Part) -> dict[str, tuple[int, int]]:
+        records = self._place(work, part)
         return {"records": (records.start * self._record, records.stop * self._record)}
 
-    def _part(self, work: Work, position: int, start: int, stop: int) -> slice:
-        """Return the records of elements ``start`` to ``stop`` of a tensor."""
-        first = work.memo["records"][position].start
-        return slice(first + start // self.block, first - (-stop // self.block))
+    def _place(self, work: Work, part: Part) -> slice:
+        """Return the records of a part."""
+        first = work.memo["records"][part.position].start
+        return slice(first + part.start // self.block, first - (-part.stop // self.block))
 
-    def decode_part(self, work: Work, position: int, start: int, stop: int, key: Key, gain: float) -> None:
-        part, residual = self._part(work, position, start, stop), work.residual_of(position)
-        assert residual is not None
+    def decode(self, work: Work, parts: Sequence[Part], key: Key, result_scale: float) -> None:
+        for part in parts:
+            self._decode(work, part, key, result_scale)
+
+    def _decode(self, work: Work, part: Part, key: Key, result_scale: float) -> None:
+        records = self._place(work, part)
         ops.record_decode(
-            work.regions["records"][part.start * self._record : part.stop * self._record],
-            work.local["scales"][part],
-            work.grad(position)[start:stop],
-            residual[start:stop],
+            work.regions["records"][records.start * self._record : records.stop * self._record],
+            work.local["scales"][records],
+            work.grad(part.position)[part.start : part.stop],
+            work.state["residual"][work.place(part)],
             self.block,
-            scale=gain,
+            scale=result_scale,
         )
-        owned, first = self._owned(work, position, key.rank), work.span(position).start
-        mine = slice(first + max(start, owned.start), first + min(stop, owned.stop))
+        owned, first = self._owned(work, part.position, key.rank), work.span(part.position).start
+        mine = slice(first + max(part.start, owned.start), first + min(part.stop, owned.stop))
         if mine.start < mine.stop:
             work.memo["server"][mine] = work.local["left"][mine]
 
 
 @register
 @dataclass(frozen=True)
-class OneBitAdam(Codec):
+class OneBitAdam(ByForm):
     """One bit per element to the owner of a chunk and one back, with error feedback on both sides.
 
     Args:
@@ -221,28 +210,6 @@ class OneBitAdam(Codec):
                 f"block should be a multiple of {ops.RECORD_UNIT}, at most {MOST_BLOCK}, got {self.block!r}"
             )
 
-    @property
-    def _form(self) -> Recording:
+    @cached_property
+    def form(self) -> Recording:
         return Recording(self.scale, self.block)
-
-    def at(self, step: int) -> Codec:
-        return self._form
-
-    def variants(self) -> tuple[Codec, ...]:
-        return (self._form,)
-
-    def law(self) -> Law:
-        share = "(1 - |x|_1^2 / (d |x|^2))" if self.scale == "l1" else "2 (1 - |x|_1 / (sqrt(d) |x|))"
-        return Law(bound=f"of each record: {share} |x|^2; what both sides lack is kept")
-
-    def divides(self) -> Divides:
-        return "before"
-
-    def feedback(self) -> Feedback:
-        return "own"
-
-    def keeps_to_itself(self) -> bool:
-        return True  # the owner's errors
-
-    def state(self, bucket: Bucket) -> dict[str, torch.dtype]:
-        return {name: work_dtype(bucket) for name in ("residual", "server")}

@@ -19,6 +19,7 @@ column that is zero, as all are at first, or not finite is drawn anew.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -28,11 +29,11 @@ from .. import ops
 from ..errors import ConfigError
 from ..ops.keys import FACTOR, Key
 from ..schedule.plan import Bucket, TensorSpec
-from .base import Algebra, Codec, Divides
-from .feedback import Feedback
+from .base import Algebra, Codec, Piece, Properties
 from .law import Law
+from .layout import Layout, per_element
 from .registry import register
-from .work import Regions, Work, work_dtype
+from .work import Counts, Part, Work, work_dtype
 
 
 @dataclass(frozen=True)
@@ -78,17 +79,13 @@ class PowerSgd(Codec):
         if not isinstance(self.error_feedback, bool):
             raise ConfigError(f"error_feedback should be True or False, got {self.error_feedback!r}")
 
-    def law(self) -> Law:
-        return Law(conserves=self.error_feedback, bound="of one rank: |X|^2 - |P^T X|^2, P orthonormal")
-
-    def takes_over(self) -> bool:
-        return False  # of tensors that travel as they are nothing is kept
-
-    def divides(self) -> Divides:
-        return "after"
-
-    def feedback(self) -> Feedback:
-        return "own" if self.error_feedback else "none"
+    def properties(self) -> Properties:
+        return Properties(
+            Law(conserves=self.error_feedback, bound="of one rank: |X|^2 - |P^T X|^2, P orthonormal"),
+            feedback="own" if self.error_feedback else "none",
+            divides="after",
+            drains_residual=False,  # of tensors that travel as they are nothing is kept
+        )
 
     # ---- layout ----
 
@@ -112,32 +109,26 @@ class PowerSgd(Codec):
             (left, right), values = ends, plain
         return found
 
-    def _sizes(self, bucket: Bucket) -> tuple[int, int, int]:
-        """Return how many numbers all left factors have, all right ones, and what travels as it is."""
-        shares = self.shares(bucket)
-        return (shares[-1].left.stop, shares[-1].right.stop, shares[-1].values.stop) if shares else (0, 0, 0)
-
-    def regions(self, bucket: Bucket) -> Regions:
-        _, right, values = self._sizes(bucket)
-        return {"right": (work_dtype(bucket), right), "values": (work_dtype(bucket), values)}
-
-    def preludes(self, bucket: Bucket) -> tuple[Regions, ...]:
-        left = self._sizes(bucket)[0]
-        return ({"left": (work_dtype(bucket), left)},) if left else ()
-
-    def tables(self, bucket: Bucket) -> Regions:
-        right = self._sizes(bucket)[1]
-        return {"factor": (work_dtype(bucket), right)} if right else {}
-
-    def local(self, bucket: Bucket) -> Regions:
-        return {"start": (work_dtype(bucket), self._sizes(bucket)[1])}
+    def layout(self, bucket: Bucket, world: int) -> Layout:
+        last, dtype = self.shares(bucket)[-1], work_dtype(bucket)
+        left, right, values = ((dtype, end.stop) for end in (last.left, last.right, last.values))
+        return Layout(
+            {"right": right, "values": values},
+            preludes=({"left": left},) if last.left.stop else (),
+            state=per_element(bucket, "residual") if self.error_feedback else {},
+            tables={"factor": right} if last.right.stop else {},
+            local={"start": right},
+        )
 
     def prepare(self, work: Work) -> None:
         work.memo["shares"] = self.shares(work.bucket)
 
     # ---- one round ----
 
-    def offer(self, work: Work, position: int, key: Key) -> int | Tensor:
+    def submit(self, work: Work, positions: Sequence[int], key: Key) -> Counts:
+        return [self._submit(work, position, key) for position in positions]
+
+    def _submit(self, work: Work, position: int, key: Key) -> int | Tensor:
         share: Share = work.memo["shares"][position]
         grad, residual = work.grad(position), work.residual_of(position)
         if not share.rank:
@@ -147,39 +138,40 @@ class PowerSgd(Codec):
         ops.lowrank_start(work.tables["factor"][share.right], start, share.rank, drawn, offset=share.right.start)
         return ops.lowrank_left(grad, residual, share.rows, start, work.shared["left"][share.left])
 
-    def begin(self, number: int, work: Work, key: Key) -> None:
+    def before(self, number: int, work: Work, key: Key) -> None:
         for share, grad in zip(work.memo["shares"], work.grads, strict=True):
             if grad is None:  # what an earlier step left
-                work.shared["left"][share.left] = 0
-
-    def merge(self, region: str, start: int, into: Tensor, other: Tensor, weights: tuple[int, int], key: Key) -> None:
-        ops.dense_add(into, other)
-
-    def encode(self, work: Work, key: Key) -> None:
-        for position, share in enumerate(work.memo["shares"]):
-            if work.grads[position] is None:
                 work.regions["right"][share.right] = 0
                 work.regions["values"][share.values] = 0
-            elif share.rank:
+                if share.rank:
+                    work.shared["left"][share.left] = 0
+
+    def combine(self, work: Work, piece: Piece, other: Tensor, weights: tuple[int, int], key: Key) -> None:
+        ops.dense_add(piece.values, other)
+
+    def encode(self, work: Work, parts: Sequence[Part], key: Key) -> None:
+        for position in (part.position for part in parts):
+            share: Share = work.memo["shares"][position]
+            if share.rank:
                 left, right = work.shared["left"][share.left], work.regions["right"][share.right]
                 ops.lowrank_orthonormalise(left, share.rank)
                 ops.lowrank_right(work.grad(position), work.residual_of(position), share.rows, left, right)
 
-    def decode(self, work: Work, key: Key, gain: float) -> None:
+    def decode(self, work: Work, parts: Sequence[Part], key: Key, result_scale: float) -> None:
         work.regions["right"].mul_(1 / work.world)
-        for position in work.present():
+        for position in (part.position for part in parts):
             share: Share = work.memo["shares"][position]
             if share.rank:
-                self._decode_matrix(work, position, share, gain)
+                self._decode_matrix(work, position, share, result_scale)
             else:
                 values = work.regions["values"][share.values]
-                ops.dense_decode(values, work.grad(position), scale=gain / work.world)
+                ops.dense_decode(values, work.grad(position), scale=result_scale / work.world)
 
-    def _decode_matrix(self, work: Work, position: int, share: Share, gain: float) -> None:
+    def _decode_matrix(self, work: Work, position: int, share: Share, result_scale: float) -> None:
         left, right = work.shared["left"][share.left], work.regions["right"][share.right]
         if ops.count_nonfinite(right):  # sums beyond the largest number: these components are left out
             lines = right.view(share.rank, -1)
             lines[~lines.isfinite().all(dim=1)] = 0
         work.tables["factor"][share.right] = right
         grad, residual = work.grad(position), work.residual_of(position)
-        ops.lowrank_decode(left, right, share.rows, grad, residual, scale=gain)
+        ops.lowrank_decode(left, right, share.rows, grad, residual, scale=result_scale)

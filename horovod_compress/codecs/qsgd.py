@@ -16,22 +16,25 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
 from .. import ops
-from ..errors import ConfigError, CorruptFrameError
+from ..errors import ConfigError
 from ..ops.keys import DITHER, Key
 from ..ops.quantise import BLOCK_UNIT, MOST_BLOCK
 from ..schedule.plan import Bucket, TensorSpec
-from .base import Algebra, Codec, Divides
+from .base import Algebra, Codec, Divides, Piece, Properties
 from .law import Law
+from .layout import Cutting, Layout
 from .registry import register
 from .shared.dithering import whole
-from .shared.sections import LENGTH_BYTES, cut, slices
-from .work import Part, Regions, Work
+from .shared.forms import ByForm
+from .shared.sections import LENGTH_BYTES, cut, malformed
+from .work import Counts, Part, Work, slices
 
 #: Codes of fewer bits are so coarse that their noise counts in Adam's second moment.
 COARSE = 8
@@ -61,9 +64,16 @@ class _Form(Codec):
     def _power(self) -> int:
         return 0 if self.norm == "max" else 2
 
-    def divides(self) -> Divides:
+    def properties(self) -> Properties:
+        first = "sum over ranks and blocks of N/s min(d N/s / 4, |x|_1) / M^2"
+        bound = f"{first}, and of the mean likewise" if self.algebra is Algebra.FOLD else first
+        law = Law(unbiased=True, bound=bound, error=self._error)
         # With 8 bits the optimizer's own second moment hardly notices.
-        return "before" if self.bits < COARSE else "never"
+        divides: Divides = "before" if self.bits < COARSE else "never"
+        return Properties(law, divides=divides, batched=self.algebra is Algebra.FOLD)
+
+    def _error(self, x: Sequence[Tensor]) -> float:
+        raise NotImplementedError
 
     def prepare(self, work: Work) -> None:
         work.memo["blocks"] = slices([self._blocks(tensor) for tensor in work.bucket.tensors])
@@ -71,9 +81,6 @@ class _Form(Codec):
     def _offset(self, work: Work, position: int) -> int:
         """Return which element of the bucket's random bits the first one of a tensor is."""
         return int(work.memo["blocks"][position].start) * self.block
-
-    def _offer_rule(self, work: Work, position: int) -> dict[str, int]:
-        return self._rule() | {"norm": self._power(), "offset": self._offset(work, position)}
 
     def _norm_of(self, block: Tensor) -> float:
         return float(block.abs().max() if self.norm == "max" else block.square().sum().sqrt())
@@ -98,21 +105,16 @@ class Packed(_Form):
     def _record(self) -> int:
         return ops.qsgd_record_bytes(self.bits, self.block)
 
-    def records(self) -> dict[str, int]:
-        return {"records": self._record()}
+    def layout(self, bucket: Bucket, world: int) -> Layout:
+        size, number = self._record(), sum(self._blocks(tensor) for tensor in bucket.tensors)
+        cutting = Cutting([self.block] * len(bucket.tensors), self._needs)
+        return Layout({"records": (torch.uint8, size * number)}, {"records": size}, cutting=cutting)
 
-    def regions(self, bucket: Bucket) -> Regions:
-        return {"records": (torch.uint8, self._record() * sum(self._blocks(tensor) for tensor in bucket.tensors))}
-
-    def offer(self, work: Work, position: int, key: Key) -> int | Tensor:
-        """Write the records of a tensor at once: nothing of other ranks has to be known."""
-        own = self._places(work, position, 0, work.bucket.tensors[position].count)
-        records, rule = work.regions["records"][own], self._offer_rule(work, position)
-        return ops.qsgd_encode(work.grad(position), records, key.at(purpose=DITHER), **rule)
-
-    def offer_all(self, work: Work, positions: Sequence[int], key: Key) -> Tensor:
-        spans = [self._places(work, position, 0, work.bucket.tensors[position].count) for position in positions]
-        return ops.qsgd_encode_all(
+    def submit(self, work: Work, positions: Sequence[int], key: Key) -> Counts:
+        """Write the records at once: nothing of other ranks has to be known."""
+        size, blocks = self._record(), work.memo["blocks"]
+        spans = [slice(blocks[p].start * size, blocks[p].stop * size) for p in positions]
+        return ops.qsgd_encode_all.counts(
             [work.grad(position) for position in positions],
             [work.regions["records"][span] for span in spans],
             key.at(purpose=DITHER),
@@ -121,35 +123,26 @@ class Packed(_Form):
             offsets=[self._offset(work, position) for position in positions],
         )
 
-    def fold(self, region: str, start: int, into: Tensor, others: Sequence[Tensor], key: Key) -> None:
-        ranks = [*others[: key.rank], into, *others[key.rank :]]
-        offset = start // self._record() * self.block
+    def fold(self, work: Work, piece: Piece, others: Sequence[Tensor], key: Key) -> None:
+        ranks = [*others[: key.rank], piece.values, *others[key.rank :]]
+        offset = piece.start // self._record() * self.block
         again = key.at(hop=1, purpose=DITHER)
-        ops.qsgd_fold(ranks, into, again, **self._rule(), norm=self._power(), offset=offset)
+        ops.qsgd_fold(ranks, piece.values, again, **self._rule(), norm=self._power(), offset=offset)
 
-    def granule(self, tensor: TensorSpec) -> int:
-        return self.block
-
-    def needs(self, work: Work, position: int, start: int, stop: int) -> dict[str, tuple[int, int]]:
-        own = self._places(work, position, start, stop)
+    def _needs(self, work: Work, part: Part) -> dict[str, tuple[int, int]]:
+        own = self._place(work, part)
         return {"records": (own.start, own.stop)}
 
-    def _places(self, work: Work, position: int, start: int, stop: int) -> slice:
-        """Return where the records of elements ``start`` to ``stop`` of a tensor lie."""
-        first, size = work.memo["blocks"][position].start, self._record()
-        return slice((first + start // self.block) * size, (first - (-stop // self.block)) * size)
+    def _place(self, work: Work, part: Part) -> slice:
+        """Return where the records of a part lie."""
+        first, size = work.memo["blocks"][part.position].start, self._record()
+        return slice((first + part.start // self.block) * size, (first - (-part.stop // self.block)) * size)
 
-    def decode_part(self, work: Work, position: int, start: int, stop: int, key: Key, gain: float) -> None:
-        # Of this class: a subclass whose form for one part ends here may have the one for several call that.
-        Packed.decode_parts(self, work, [Part(position, start, stop)], key, gain)
+    def decode(self, work: Work, parts: Sequence[Part], key: Key, result_scale: float) -> None:
+        records = [work.regions["records"][self._place(work, part)] for part in parts]
+        ops.qsgd_decode_all(records, work.grads_of(parts), **self._rule(), scale=result_scale / self.levels)
 
-    def decode_parts(self, work: Work, parts: Sequence[Part], key: Key, gain: float) -> None:
-        spans = [self._places(work, part.position, part.start, part.stop) for part in parts]
-        records = [work.regions["records"][span] for span in spans]
-        grads = [work.grad(part.position)[part.start : part.stop] for part in parts]
-        ops.qsgd_decode_all(records, grads, **self._rule(), scale=gain / self.levels)
-
-    def error_bound(self, x: Sequence[Tensor]) -> float:
+    def _error(self, x: Sequence[Tensor]) -> float:
         """Bound both roundings; the mean of the rounded blocks has a norm and magnitudes no larger than given here."""
         world, total = len(x), 0.0
         for blocks in zip(*(one.split(self.block) for one in x), strict=True):
@@ -177,57 +170,54 @@ class Elias(_Form):
     def _room(self, tensor: TensorSpec) -> int:
         return ops.elias_bound(tensor.count, **self._rule())
 
-    def check_bucket(self, bucket: Bucket) -> None:
+    def layout(self, bucket: Bucket, world: int) -> Layout:
         for tensor in bucket.tensors:
             if self._room(tensor) >= 1 << 31:
                 raise ConfigError(
                     f'qsgd with coding="elias" takes sections of less than 2 GB; {tensor.name} is too large'
                 )
-
-    def regions(self, bucket: Bucket) -> Regions:
-        return {"payload": (torch.uint8, sum(LENGTH_BYTES + self._room(tensor) for tensor in bucket.tensors))}
+        return Layout({"payload": (torch.uint8, sum(LENGTH_BYTES + self._room(tensor) for tensor in bucket.tensors))})
 
     def prepare(self, work: Work) -> None:
         super().prepare(work)
         work.memo["rooms"] = slices([self._room(tensor) for tensor in work.bucket.tensors])
         work.memo["used"] = [0] * len(work.bucket.tensors)
 
-    def offer(self, work: Work, position: int, key: Key) -> int:
+    def submit(self, work: Work, positions: Sequence[int], key: Key) -> Counts:
+        return [self._submit(work, position, key) for position in positions]
+
+    def _submit(self, work: Work, position: int, key: Key) -> int:
         """Write the section of a tensor where it fits at any length; ``encode`` moves them together."""
         room = work.memo["rooms"][position]
         table = LENGTH_BYTES * len(work.bucket.tensors)
         out = work.regions["payload"][table + room.start : table + room.stop]
-        rule = self._offer_rule(work, position)
+        rule = self._rule() | {"norm": self._power(), "offset": self._offset(work, position)}
         used, bad = ops.elias_encode(work.grad(position), out, key.at(purpose=DITHER), **rule)
         work.memo["used"][position] = used
         return bad
 
-    def encode(self, work: Work, key: Key) -> None:
+    def encode(self, work: Work, parts: Sequence[Part], key: Key) -> None:
         payload = work.regions["payload"]
         at = table = LENGTH_BYTES * len(work.bucket.tensors)
         lengths = payload[:table].view(torch.int32)
         lengths.zero_()  # sparse gradients, which Horovod reduces itself, have no section
-        for position in work.present():
+        for position in (part.position for part in parts):
             used, start = work.memo["used"][position], table + work.memo["rooms"][position].start
             _move(payload, start, at, used)
             lengths[position] = used
             at += used
         work.used = at
 
-    def decode(self, work: Work, key: Key, gain: float) -> None:
+    def decode(self, work: Work, parts: Sequence[Part], key: Key, result_scale: float) -> None:
         sections = [cut(payload, len(work.bucket.tensors)) for payload in work.gathered]
-        scale = gain / (work.world * self.levels)
-        for position in work.present():
-            parts = [of_rank[position] for of_rank in sections]
-            wrong = int(ops.elias_decode(parts, work.grad(position), **self._rule(), scale=scale))
+        scale = result_scale / (work.world * self.levels)
+        for position in (part.position for part in parts):
+            mine = [of_rank[position] for of_rank in sections]
+            wrong = int(ops.elias_decode(mine, work.grad(position), **self._rule(), scale=scale))
             if wrong:
-                name = work.bucket.tensors[position].name
-                raise CorruptFrameError(
-                    f"rank {key.rank}: {wrong} malformed range(s) of Elias codes for {name} (step {key.step}, bucket "
-                    f"{key.bucket}); check that every rank runs the same version of horovod-compress"
-                )
+                raise malformed(wrong, "Elias codes", work, position, key)
 
-    def error_bound(self, x: Sequence[Tensor]) -> float:
+    def _error(self, x: Sequence[Tensor]) -> float:
         total = 0.0
         for one in x:
             for block in one.split(self.block):
@@ -246,7 +236,7 @@ def _move(payload: Tensor, start: int, at: int, nbytes: int) -> None:
 
 @register
 @dataclass(frozen=True)
-class Qsgd(Codec):
+class Qsgd(ByForm):
     """Unbiased quantisation on a scale for each block and rank.
 
     Args:
@@ -285,23 +275,7 @@ class Qsgd(Codec):
         if self.coding not in ("packed", "elias"):
             raise ConfigError(f'coding should be "packed" or "elias", got {self.coding!r}')
 
-    @property
-    def _form(self) -> _Form:
+    @cached_property
+    def form(self) -> _Form:
         kind = Packed if self.coding == "packed" else Elias
         return kind(self.bits, self.block, self.norm)
-
-    def divides(self) -> Divides:
-        return self._form.divides()
-
-    def law(self) -> Law:
-        first = "sum over ranks and blocks of N/s min(d N/s / 4, |x|_1) / M^2"
-        return Law(unbiased=True, bound=first if self.coding == "elias" else f"{first}, and of the mean likewise")
-
-    def error_bound(self, x: Sequence[Tensor]) -> float | None:
-        return self._form.error_bound(x)
-
-    def at(self, step: int) -> Codec:
-        return self._form
-
-    def variants(self) -> tuple[Codec, ...]:
-        return (self._form,)

@@ -29,12 +29,12 @@ from .. import ops
 from ..errors import ConfigError
 from ..ops.keys import SAMPLE, Key
 from ..schedule.plan import Bucket
-from .base import Algebra, Codec, Divides
-from .feedback import Feedback
+from .base import Algebra, Codec, Piece, Properties
 from .law import Law
+from .layout import Layout, per_element
 from .registry import register
-from .shared.sections import check_density, share, slices
-from .work import Regions, Work, clamped, work_dtype
+from .shared.sections import check_density, share
+from .work import Counts, Part, Work, clamped, slices, work_dtype
 
 
 @register
@@ -62,38 +62,36 @@ class RandomK(Codec):
         if type(self.scaled) is not bool:
             raise ConfigError(f"scaled should be True or False, got {self.scaled!r}")
 
-    def check_bucket(self, bucket: Bucket) -> None:
-        for tensor in bucket.tensors:
-            if tensor.count >= 1 << 31:
-                raise ConfigError(f"randomk takes tensors of less than 2^31 elements, {tensor.name} has {tensor.count}")
+    def properties(self) -> Properties:
+        bound = f"({'d/k - 1' if self.scaled else '1 - k/d'}) |mean of x|^2"
+        return Properties(
+            Law(unbiased=self.scaled, conserves=not self.scaled, bound=bound, error=self._error),
+            feedback="none" if self.scaled else "own",
+            divides="before",
+            share_sent=1.0 if self.scaled else self.density,
+        )
 
-    def law(self) -> Law:
-        factor = "d/k - 1" if self.scaled else "1 - k/d"
-        return Law(unbiased=self.scaled, conserves=not self.scaled, bound=f"({factor}) |mean of x|^2")
-
-    def error_bound(self, x: Sequence[Tensor]) -> float:
+    def _error(self, x: Sequence[Tensor]) -> float:
         count = x[0].numel()
         block = -(-count // share(self.density, count))  # the largest
         factor = block - 1 if self.scaled else 1 - 1 / block
         return factor * float(torch.stack(tuple(x)).mean(0).square().sum())
 
-    def divides(self) -> Divides:
-        return "before"
-
-    def feedback(self) -> Feedback:
-        return "none" if self.scaled else "own"
-
-    def share_sent(self) -> float:
-        return 1.0 if self.scaled else self.density
-
-    def regions(self, bucket: Bucket) -> Regions:
-        return {"values": (work_dtype(bucket), sum(share(self.density, tensor.count) for tensor in bucket.tensors))}
+    def layout(self, bucket: Bucket, world: int) -> Layout:
+        for tensor in bucket.tensors:
+            if tensor.count >= 1 << 31:
+                raise ConfigError(f"randomk takes tensors of less than 2^31 elements, {tensor.name} has {tensor.count}")
+        values = (work_dtype(bucket), sum(share(self.density, tensor.count) for tensor in bucket.tensors))
+        return Layout({"values": values}, state={} if self.scaled else per_element(bucket, "residual"))
 
     def prepare(self, work: Work) -> None:
         work.memo["places"] = slices([share(self.density, tensor.count) for tensor in work.bucket.tensors])
         work.memo["rest"] = [None] * len(work.bucket.tensors)
 
-    def offer(self, work: Work, position: int, key: Key) -> int | Tensor:
+    def submit(self, work: Work, positions: Sequence[int], key: Key) -> Counts:
+        return [self._submit(work, position, key) for position in positions]
+
+    def _submit(self, work: Work, position: int, key: Key) -> int | Tensor:
         own = work.memo["places"][position]
         given = (work.grad(position), work.residual_of(position), work.regions["values"][own])
         nonfinite = ops.sample_offer(*given, _shared(key), first=own.start)
@@ -108,24 +106,24 @@ class RandomK(Codec):
             return work.limit()
         return work.limit() / -(-count // share(self.density, count))  # it is multiplied by the size of its block
 
-    def encode(self, work: Work, key: Key) -> None:
+    def before(self, number: int, work: Work, key: Key) -> None:
         for position, grad in enumerate(work.grads):
             if grad is None:  # a sparse gradient, which Horovod reduces itself
                 work.regions["values"][work.memo["places"][position]] = 0
 
-    def merge(self, region: str, start: int, into: Tensor, other: Tensor, weights: tuple[int, int], key: Key) -> None:
-        ops.dense_add(into, other)
+    def combine(self, work: Work, piece: Piece, other: Tensor, weights: tuple[int, int], key: Key) -> None:
+        ops.dense_add(piece.values, other)
 
-    def decode(self, work: Work, key: Key, gain: float) -> None:
-        for position in work.present():
+    def decode(self, work: Work, parts: Sequence[Part], key: Key, result_scale: float) -> None:
+        for position in (part.position for part in parts):
             own = work.memo["places"][position]
             values, grad, residual = work.regions["values"][own], work.grad(position), work.residual_of(position)
             rule = {"first": own.start, "weighted": self.scaled}
-            ops.sample_decode(values, grad, residual, _shared(key), gain / work.world, **rule)
+            ops.sample_decode(values, grad, residual, _shared(key), result_scale / work.world, **rule)
             rest = work.memo["rest"][position]
             if rest is not None and residual is not None:  # what a clamp took from the values that were sent
                 residual.add_(self._spread(work, position, rest, key))
-            work.saturate(position, gain)
+            work.saturate(position, result_scale)
             if not self.scaled and (momenta := work.momenta.get(position)):  # else nothing waits that could be stale
                 self._clear(work, position, momenta, key)
 

@@ -13,11 +13,10 @@ per output row, so that a learning rate means what it means without compression.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
-from .base import Algebra
-from .law import Law
+from .base import Algebra, Properties
 from .registry import register
 from .shared.signs import Votes
 
@@ -57,5 +56,5 @@ class SignSgd(Votes):
     def __post_init__(self) -> None:
         self.check_votes()
 
-    def law(self) -> Law:
-        return self.law_of("signs")
+    def properties(self) -> Properties:
+        return replace(super().properties(), law=self.law_of("signs"))

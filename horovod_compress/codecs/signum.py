@@ -14,20 +14,16 @@ beta = 0 this is signSGD, bit for bit, and nothing is kept.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
-
-import torch
 
 from .. import ops
 from ..errors import ConfigError
-from ..ops.keys import Key
 from ..schedule.plan import Bucket
-from .base import Algebra
-from .law import Law
+from .base import Algebra, Properties
+from .layout import Layout, per_element
 from .registry import register
 from .shared.signs import Votes
-from .work import Work, work_dtype
 
 
 @register
@@ -70,16 +66,14 @@ class Signum(Votes):
             raise ConfigError(f"beta should be a number, at least 0, below 1, got {self.beta!r}")
         self.check_votes()
 
-    def law(self) -> Law:
-        return self.law_of("signs of m")
+    def properties(self) -> Properties:
+        return replace(super().properties(), law=self.law_of("signs of m"))
 
-    def state(self, bucket: Bucket) -> dict[str, torch.dtype]:
-        return {"momentum": work_dtype(bucket)} if self.beta else {}
+    def layout(self, bucket: Bucket, world: int) -> Layout:
+        return replace(super().layout(bucket, world), state=per_element(bucket, "momentum") if self.beta else {})
 
-    def encode(self, work: Work, key: Key) -> None:
-        super().encode(work, key)
-        if self._measured():
-            work.regions["steps"].mul_(1 - self.beta)  # the sums are those of m / (1 - beta)
+    def _scale(self) -> float:
+        return 1 - self.beta  # the means are those of m / (1 - beta)
 
     def _rule(self) -> ops.Feedback:
         return "momentum" if self.beta else "none"

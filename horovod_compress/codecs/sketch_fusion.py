@@ -22,8 +22,10 @@ Everything after the sums is computed from the same bytes on every rank, so all 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from fractions import Fraction
+from functools import cached_property
 from itertools import pairwise
 from typing import Any, ClassVar
 
@@ -34,12 +36,13 @@ from .. import ops
 from ..errors import ConfigError
 from ..ops.keys import SKETCH, Key
 from ..schedule.plan import Bucket
-from .base import Algebra, Codec, Divides
+from .base import Algebra, Codec, Piece, Properties
 from .dense import Momentum
-from .feedback import Feedback
 from .law import Law
+from .layout import Layout, per_element
 from .registry import register
-from .work import Regions, Work, clamped, work_dtype
+from .shared.forms import ByForm
+from .work import Counts, Part, Regions, Work, clamped, work_dtype
 
 #: Elements of one tensor among sorted positions of the bucket.
 Places = tuple[int, slice, Tensor]
@@ -58,7 +61,10 @@ class _Sketching(Codec):
     name: ClassVar[str] = "sketch_fusion"
     algebra: ClassVar[Algebra] = Algebra.SUM
     summary: ClassVar[str] = "sums of count sketches"
-    counts_late: ClassVar[bool] = True
+
+    def properties(self) -> Properties:
+        plain = Momentum(float(self.momentum)) if self.momentum else None
+        return Properties(small_tensors=plain, counts_late=True)
 
     def most(self, bucket: Bucket) -> int:
         """Return k: how many elements of a bucket the result holds at most."""
@@ -69,8 +75,11 @@ class _Sketching(Codec):
         columns = ops.sketch_columns(int(bucket.count * self.cells / self.rows))
         return work_dtype(bucket), self.rows * columns
 
-    def offer(self, work: Work, position: int, key: Key) -> int:
-        return 0  # counted when the sketch is made: one pass less
+    def submit(self, work: Work, positions: Sequence[int], key: Key) -> Counts:
+        return [0] * len(positions)  # counted when the sketch is made: one pass less
+
+    def combine(self, work: Work, piece: Piece, other: Tensor, weights: tuple[int, int], key: Key) -> None:
+        ops.dense_add(piece.values, other)
 
     def _sketch(self, work: Work, table: Tensor, key: Key, *, state: bool) -> dict[int, int]:
         """Sketch the bucket; tensors go in order, so that every cell is summed in one order."""
@@ -101,14 +110,12 @@ class _Sketching(Codec):
         found = ops.sketch_top(table, self.rows, key, spans, min(k, positions.numel()), positions, estimates)
         return positions[:found], estimates[:found]
 
-    def check_bucket(self, bucket: Bucket) -> None:
+    def _local(self, bucket: Bucket) -> Regions:
         if bucket.padded >= 1 << 31:
             raise ConfigError(
                 f"sketch_fusion takes buckets of less than 2^31 elements, bucket {bucket.index} has {bucket.padded}; "
                 f'choose schedule="size:25MB"'
             )
-
-    def local(self, bucket: Bucket) -> Regions:
         most = min(bucket.count, self.most(bucket) * self.candidates)
         return {"positions": (torch.int64, most), "estimates": (work_dtype(bucket), most)}
 
@@ -130,33 +137,23 @@ def _places(work: Work, positions: Tensor) -> list[Places]:
 class Dense(_Sketching):
     """Residual and momentum of every element are kept; values are exchanged exactly."""
 
-    def law(self) -> Law:
-        return Law(conserves=not self.momentum, bound="own: (1 - k/d) |x|^2 where the sketch finds the largest")
+    def properties(self) -> Properties:
+        law = Law(conserves=not self.momentum, bound="own: (1 - k/d) |x|^2 where the sketch finds the largest")
+        return replace(super().properties(), law=law, feedback="own", divides="before")
 
-    def divides(self) -> Divides:
-        return "before"
+    def layout(self, bucket: Bucket, world: int) -> Layout:
+        local, most, dtype = self._local(bucket), self.most(bucket), work_dtype(bucket)
+        return Layout(
+            {"values": local["estimates"]},
+            preludes=({"table": self._table(bucket)},),
+            state=per_element(bucket, *(["residual", "momentum"] if self.momentum else ["residual"])),
+            local=local | {"chosen": (torch.int32, most), "kept": (dtype, most)},
+        )
 
-    def feedback(self) -> Feedback:
-        return "own"
+    def before(self, number: int, work: Work, key: Key) -> dict[int, int] | None:
+        return self._sketch(work, work.shared["table"], _hash_key(key), state=True) if number == 0 else None
 
-    def state(self, bucket: Bucket) -> dict[str, torch.dtype]:
-        names = ["residual", "momentum"] if self.momentum else ["residual"]
-        return {name: work_dtype(bucket) for name in names}
-
-    def regions(self, bucket: Bucket) -> Regions:
-        return {"values": (work_dtype(bucket), min(bucket.count, self.most(bucket) * self.candidates))}
-
-    def preludes(self, bucket: Bucket) -> tuple[Regions, ...]:
-        return ({"table": self._table(bucket)},)
-
-    def local(self, bucket: Bucket) -> Regions:
-        chosen = {"chosen": (torch.int32, self.most(bucket)), "kept": (work_dtype(bucket), self.most(bucket))}
-        return super().local(bucket) | chosen
-
-    def begin(self, number: int, work: Work, key: Key) -> dict[int, int]:
-        return self._sketch(work, work.shared["table"], _hash_key(key), state=True)
-
-    def encode(self, work: Work, key: Key) -> dict[int, int]:
+    def encode(self, work: Work, parts: Sequence[Part], key: Key) -> None:
         values = work.regions["values"]
         positions, _ = self._largest(work, work.shared["table"], _hash_key(key), values.numel())
         values[positions.numel() :] = 0
@@ -164,7 +161,6 @@ class Dense(_Sketching):
             values[where] = self._offered(work, position, inside)
         values.clamp_(-work.limit(), work.limit())
         work.memo["positions"] = positions
-        return {}
 
     def _offered(self, work: Work, position: int, inside: Tensor) -> Tensor:
         """Return ``v`` at some elements of a tensor, in the order of operations of the kernels."""
@@ -175,20 +171,17 @@ class Dense(_Sketching):
             new = momentum[inside] * self.momentum + new
         return residual[inside] + new
 
-    def merge(self, region: str, start: int, into: Tensor, other: Tensor, weights: tuple[int, int], key: Key) -> None:
-        ops.dense_add(into, other)
-
-    def decode(self, work: Work, key: Key, gain: float) -> None:
+    def decode(self, work: Work, parts: Sequence[Part], key: Key, result_scale: float) -> None:
         positions, values = self._chosen(work)
-        for position in work.present():
+        for position in (part.position for part in parts):
             residual, momentum = work.residual_of(position), work.state_of("momentum", position)
             assert residual is not None
             ops.absorb(work.grad(position), residual, momentum, self.momentum)
         limit = work.limit()
         for position, where, inside in _places(work, positions):
             grad, residual = work.grad(position), work.residual_of(position)
-            grad[inside] = (values[where] * (gain / work.world)).to(grad.dtype)
-            work.saturate(position, gain)
+            grad[inside] = (values[where] * (result_scale / work.world)).to(grad.dtype)
+            work.saturate(position, result_scale)
             assert residual is not None
             # Of what was clamped the rest stays.
             residual[inside] = residual[inside] - residual[inside].clamp_(-limit, limit)
@@ -210,17 +203,16 @@ class Dense(_Sketching):
 class InSketch(_Sketching):
     """Error and momentum are tables too, the same on every rank; values are what is read from them."""
 
-    def law(self) -> Law:
-        return Law(bound="of each row: |x|^2 / columns a value")
+    def properties(self) -> Properties:
+        # What a table holds cannot follow where a divisor moves, as it is of no element.
+        law = Law(bound="of each row: |x|^2 / columns a value")
+        return replace(super().properties(), law=law, has_private_state=True)
 
-    def regions(self, bucket: Bucket) -> Regions:
-        return {"table": self._table(bucket)}
+    def layout(self, bucket: Bucket, world: int) -> Layout:
+        table, names = self._table(bucket), ["error", "momentum"] if self.momentum else ["error"]
+        return Layout({"table": table}, tables=dict.fromkeys(names, table), local=self._local(bucket))
 
-    def tables(self, bucket: Bucket) -> Regions:
-        names = ["error", "momentum"] if self.momentum else ["error"]
-        return {name: self._table(bucket) for name in names}
-
-    def encode(self, work: Work, key: Key) -> dict[int, int]:
+    def before(self, number: int, work: Work, key: Key) -> dict[int, int]:
         table = work.regions["table"]
         counts = self._sketch(work, table, _hash_key(key.at(step=0)), state=False)
         # Cells pile up: the sum over ranks has to be finite too, for the error would never be again.
@@ -229,10 +221,7 @@ class InSketch(_Sketching):
             counts = {work.present()[0]: 1}
         return counts
 
-    def merge(self, region: str, start: int, into: Tensor, other: Tensor, weights: tuple[int, int], key: Key) -> None:
-        ops.dense_add(into, other)
-
-    def decode(self, work: Work, key: Key, gain: float) -> None:
+    def decode(self, work: Work, parts: Sequence[Part], key: Key, result_scale: float) -> None:
         key = _hash_key(key.at(step=0))  # tables of different steps add, so all hash alike
         mean, error, momentum = work.regions["table"], work.tables["error"], work.tables.get("momentum")
         mean.mul_(1 / work.world)
@@ -243,13 +232,13 @@ class InSketch(_Sketching):
         positions, values = self._largest(work, error, key, self.most(work.bucket))
         for table in work.tables.values():
             ops.sketch_clear(table, self.rows, key, positions)
-        for position in work.present():
-            work.grad(position).zero_()
+        for part in parts:
+            work.grad(part.position).zero_()
         for position, where, inside in _places(work, positions):
             grad, mine = work.grad(position), values[where]
             rest = clamped(mine, work.limit())
-            grad[inside] = (mine * gain).to(grad.dtype)
-            work.saturate(position, gain)
+            grad[inside] = (mine * result_scale).to(grad.dtype)
+            work.saturate(position, result_scale)
             if rest is not None:
                 self._put_back(work, position, inside, rest, key)
 
@@ -267,7 +256,7 @@ def _hash_key(key: Key) -> Key:
 
 @register
 @dataclass(frozen=True)
-class SketchFusion(Codec):
+class SketchFusion(ByForm):
     """Count sketches that add up, and the largest values exactly.
 
     Args:
@@ -312,42 +301,11 @@ class SketchFusion(Codec):
         if self.error_feedback not in ("dense", "sketch"):
             raise ConfigError(f'error_feedback should be "dense" or "sketch", got {self.error_feedback!r}')
 
-    @property
-    def _form(self) -> _Sketching:
+    @cached_property
+    def form(self) -> _Sketching:
         dense = self.error_feedback == "dense"
         options = (self.density, self.cells, self.rows, self.candidates if dense else 1, self.momentum)
         return Dense(*options) if dense else InSketch(*options)
 
-    def plain(self) -> Codec | None:
-        return Momentum(float(self.momentum)) if self.momentum else None
-
-    def at(self, step: int) -> Codec:
-        return self._form
-
-    def variants(self) -> tuple[Codec, ...]:
-        return (self._form,)
-
-    def law(self) -> Law:
-        return self._form.law()
-
-    def keeps_to_itself(self) -> bool:
-        return self.error_feedback == "sketch"
-
-    def takes_over(self) -> bool:
-        return self.error_feedback == "dense"
-
-    def divides(self) -> Divides:
-        # What a table holds cannot follow where a divisor moves, as it is of no element.
-        return "before" if self.error_feedback == "dense" else "never"
-
-    def share_sent(self) -> float:
-        return self.density
-
-    def feedback(self) -> Feedback:
-        return self._form.feedback()
-
-    def state(self, bucket: Bucket) -> dict[str, torch.dtype]:
-        return self._form.state(bucket)
-
-    def tables(self, bucket: Bucket) -> Regions:
-        return self._form.tables(bucket)
+    def properties(self) -> Properties:
+        return replace(super().properties(), share_sent=self.density)

@@ -16,7 +16,7 @@ the update of several local steps is what is sent, and momentum is emptied where
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import torch
@@ -24,11 +24,11 @@ from torch import Tensor
 
 from .. import ops
 from ..errors import ConfigError
-from ..ops.keys import Key
 from ..schedule.plan import Bucket, TensorSpec
+from .base import Properties
 from .law import Law
 from .registry import register
-from .shared.sections import Sections, check_density, cut
+from .shared.sections import Sections, check_density, cut, parameter
 from .work import Regions, Work, work_dtype
 
 #: The published settings: (local steps between exchanges, density).
@@ -69,11 +69,10 @@ class SparseBinary(Sections):
         if density is not None:
             check_density(density)
 
-    def law(self) -> Law:
-        return Law(conserves=True, bound="own: (1 - k mean^2 / |x|^2) |x|^2")
-
-    def communication_delay(self) -> int:
-        return PRESETS[self.preset][0] if self.preset else 1
+    def properties(self) -> Properties:
+        law = Law(conserves=True, bound="own: (1 - k mean^2 / |x|^2) |x|^2")
+        delay = PRESETS[self.preset][0] if self.preset else 1
+        return replace(super().properties(), law=law, communication_delay=delay)
 
     def share_sent(self) -> float:
         if self.preset is not None:
@@ -83,16 +82,16 @@ class SparseBinary(Sections):
     # ---- layout ----
 
     def _room(self, tensor: TensorSpec, bucket: Bucket) -> int:
-        value_bytes = work_dtype(bucket).itemsize
-        return ops.golomb_bound(self.most(tensor), tensor.count, self.parameter(tensor), value_bytes)
+        most, count = self.most(tensor), tensor.count
+        return ops.golomb_bound(most, count, parameter(most, count), work_dtype(bucket).itemsize)
 
-    def local(self, bucket: Bucket) -> Regions:
+    def _scratch(self, bucket: Bucket) -> Regions:
         positions = sum(self.most(tensor) for tensor in bucket.tensors)
         return {"positions": (torch.int32, positions), "means": (work_dtype(bucket), len(bucket.tensors))}
 
     # ---- one round ----
 
-    def offer(self, work: Work, position: int, key: Key) -> int:
+    def select(self, work: Work, position: int) -> int:
         own, means = work.memo["places"][position], work.local["means"]
         kept, nonfinite = ops.binary_select(
             work.grad(position),

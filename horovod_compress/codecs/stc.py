@@ -13,7 +13,7 @@ Sattler, Wiedemann, Müller and Samek, arXiv:1903.02891, IEEE TNNLS 2019.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import torch
@@ -21,6 +21,7 @@ from torch import Tensor
 
 from .. import ops
 from ..schedule.plan import Bucket
+from .base import Properties
 from .law import Law
 from .registry import register
 from .shared.sections import Sections, share
@@ -42,22 +43,23 @@ class Stc(Sections):
     page: ClassVar[str] = "sparse_methods.md#sparse-ternary-compression"
     samples: ClassVar[tuple[dict[str, Any], ...]] = ({"density": 0.01}, {"density": 0.3})
 
-    def law(self) -> Law:
-        return Law(conserves=True, bound="own: (1 - k mean^2 / |x|^2) |x|^2")
+    def properties(self) -> Properties:
+        law = Law(conserves=True, bound="own: (1 - k mean^2 / |x|^2) |x|^2", error=self._error)
+        return replace(super().properties(), law=law)
 
     def form(self, bucket: Bucket) -> str:
         return "signs"
 
-    def error_bound(self, x: Sequence[Tensor]) -> float:
+    def _error(self, x: Sequence[Tensor]) -> float:
         k, total = share(self.density, x[0].numel()), 0.0
         for mine in x:
             largest = float(mine.abs().topk(k).values.sum())
             total += float(mine.square().sum()) - largest * largest / k
         return total / len(x)
 
-    def local(self, bucket: Bucket) -> Regions:
+    def _scratch(self, bucket: Bucket) -> Regions:
         number = len(bucket.tensors)
-        return super().local(bucket) | {"sums": (torch.float64, number), "means": (work_dtype(bucket), number)}
+        return super()._scratch(bucket) | {"sums": (torch.float64, number), "means": (work_dtype(bucket), number)}
 
     def mean(self, work: Work, position: int) -> Tensor:
         """Return the mean magnitude, from a sum in one fixed order."""

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -26,11 +26,12 @@ from .. import ops
 from ..errors import ConfigError
 from ..ops.keys import Key
 from ..schedule.plan import Bucket
-from .base import Algebra, Divides
+from .base import Algebra, Properties
 from .law import Law
+from .layout import Layout
 from .registry import register
-from .shared.dithering import Dithering, Scaled, whole
-from .work import Regions, Work, work_dtype
+from .shared.dithering import Dithering, Rows, Scaled, whole
+from .work import Counts, Work, work_dtype
 
 #: A sum of squares below this may lack some that vanished: then nothing is cut off.
 _SMALL = 2.0**-900
@@ -69,18 +70,17 @@ class TernGrad(Dithering):
         if not whole(self.bits) or self.bits not in (4, 8, 16):
             raise ConfigError(f"bits should be 4, 8 or 16, got {self.bits!r}")
 
-    def law(self) -> Law:
+    def properties(self) -> Properties:
         kept = "s / M^2 times the sum over ranks of |c|_1"
         bound = kept if not self.clip else f"{kept}, and |mean of c - x|^2"
-        return Law(unbiased=not self.clip, bound=bound)
+        return replace(
+            super().properties(),
+            law=Law(unbiased=not self.clip, bound=bound, error=self._error),
+            divides="before",
+            stands_for_mean=True,  # clipping makes it biased, but no more than that
+        )
 
-    def divides(self) -> Divides:
-        return "before"
-
-    def may_be_plain(self) -> bool:
-        return True  # clipping makes it biased, but results stand for the mean all the same
-
-    def error_bound(self, x: Sequence[Tensor]) -> float:
+    def _error(self, x: Sequence[Tensor]) -> float:
         world, kept = len(x), [self._clipped(one) for one in x]
         scale = max(float(c.abs().max()) for c in kept) if x[0].numel() else 0.0
         variance = scale * sum(float(c.abs().sum()) for c in kept) / world**2
@@ -93,7 +93,7 @@ class TernGrad(Dithering):
         bound = self.clip * float(x.square().mean().sqrt())
         return x.clamp(-bound, bound)
 
-    def check_world(self, world: int) -> None:
+    def _check_world(self, world: int) -> None:
         if world < 1 << (self.bits - 1):
             return
         enough = next((bits for bits in (8, 16) if world < 1 << (bits - 1)), None)
@@ -105,36 +105,32 @@ class TernGrad(Dithering):
 
     # ---- scales: one for each tensor ----
 
-    def _one_scale(self) -> bool:
-        return False
+    @property
+    def rows(self) -> Rows:
+        return Rows(one_scale=False)
 
-    def local(self, bucket: Bucket) -> Regions:
-        number = len(bucket.tensors)
+    def layout(self, bucket: Bucket, world: int) -> Layout:
+        self._check_world(world)
+        usual, number = super().layout(bucket, world), len(bucket.tensors)
         moments = {"squares": (torch.float64, number), "sizes": (torch.float64, number)}
-        return super().local(bucket) | moments | {"bounds": (work_dtype(bucket), number)}
+        return replace(usual, local=usual.local | moments | {"bounds": (work_dtype(bucket), number)})
 
     def prepare(self, work: Work) -> None:
         super().prepare(work)
         for position, tensor in enumerate(work.bucket.tensors):
             work.local["sizes"][position] = max(1, tensor.count)
 
-    def offer(self, work: Work, position: int, key: Key) -> int | Tensor:
+    def submit(self, work: Work, positions: Sequence[int], key: Key) -> Counts:
         if not self.clip:
-            return super().offer(work, position, key)
-        largest, squares = (self._rows_of(name, work, position) for name in ("parts", "squares"))
-        return ops.moments_offer(work.grad(position), largest, squares, self._row(work.bucket.tensors[position]))
+            return super().submit(work, positions, key)
+        largest, squares = (self._rows_of(name, work, positions) for name in ("parts", "squares"))
+        rows = [work.memo["lengths"][position] for position in positions]
+        return ops.moments_offer_all.counts([work.grad(position) for position in positions], largest, squares, rows)
 
-    def offer_all(self, work: Work, positions: Sequence[int], key: Key) -> Tensor:
-        if not self.clip:
-            return super().offer_all(work, positions, key)
-        largest, squares = ([self._rows_of(name, work, p) for p in positions] for name in ("parts", "squares"))
-        rows = [self._row(work.bucket.tensors[position]) for position in positions]
-        return ops.moments_offer_all([work.grad(position) for position in positions], largest, squares, rows)
-
-    def begin(self, number: int, work: Work, key: Key) -> None:
-        if self.clip:
+    def before(self, number: int, work: Work, key: Key) -> None:
+        if self.clip and number == 0:
             self._limit(work)
-        super().begin(number, work, key)
+        super().before(number, work, key)
 
     def _limit(self, work: Work) -> None:
         """Find where the own gradients are cut off; what is cut off does not widen the scale."""
@@ -149,11 +145,11 @@ class TernGrad(Dithering):
     def _encode(
         self, work: Work, positions: Sequence[int], given: Scaled, codes: list[Tensor], key: Key, offsets: list[int]
     ) -> None:
-        bounds = [self._rows_of("bounds", work, position) for position in positions] if self.clip else None
+        bounds = self._rows_of("bounds", work, positions) if self.clip else None
         ops.level_encode_all(*given, codes, key, bits=self.bits, levels=1, offsets=offsets, bounds=bounds)
 
-    def _merge_codes(self, start: int, into: Tensor, other: Tensor, key: Key) -> None:
+    def _combine(self, start: int, into: Tensor, other: Tensor, key: Key) -> None:
         ops.level_add(into, other, bits=self.bits)
 
-    def _decode(self, given: Scaled, grads: list[Tensor], world: int, gain: float) -> None:
-        ops.level_decode_all(*given, grads, bits=self.bits, scale=gain / world)
+    def _decode(self, given: Scaled, grads: list[Tensor], world: int, result_scale: float) -> None:
+        ops.level_decode_all(*given, grads, bits=self.bits, scale=result_scale / world)

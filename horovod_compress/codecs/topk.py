@@ -15,15 +15,16 @@ With 16 bits the residual keeps what rounding took.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
 from ..errors import ConfigError
-from ..ops.keys import Key
 from ..schedule.plan import Bucket
+from .base import Properties
+from .law import Law
 from .registry import register
 from .shared.sections import Sections, share
 from .work import Work
@@ -53,14 +54,18 @@ class TopK(Sections):
         if type(self.value_bits) is not int or self.value_bits not in (16, 32):
             raise ConfigError(f"value_bits should be 16 or 32, got {self.value_bits!r}")
 
+    def properties(self) -> Properties:
+        law = Law(conserves=True, bound="own: (1 - k/d) |x|^2", error=self._error)
+        return replace(super().properties(), law=law)
+
     def form(self, bucket: Bucket) -> str:
         if self.value_bits == 32:
             return "full"
         # float16 ends at 65504, which values of other dtypes pass.
         return "float16" if bucket.dtype == "float16" else "bfloat16"
 
-    def offer(self, work: Work, position: int, key: Key) -> int:
-        nonfinite = super().offer(work, position, key)
+    def select(self, work: Work, position: int) -> int:
+        nonfinite = super().select(work, position)
         if nonfinite or work.memo["form"] != "bfloat16" or work.bucket.dtype != "float64":
             return nonfinite
         own = work.memo["places"][position]
@@ -68,7 +73,7 @@ class TopK(Sections):
         # Of a larger one every step could send only so little that it would wait for ever.
         return int(torch.count_nonzero(values.abs() > torch.finfo(torch.bfloat16).max))
 
-    def error_bound(self, x: Sequence[Tensor]) -> float:
+    def _error(self, x: Sequence[Tensor]) -> float:
         rounding = 0.0 if self.value_bits == 32 else 2.0**-16
         left = 1 - share(self.density, x[0].numel()) / x[0].numel() + rounding
         return left * sum(float(mine.square().sum()) for mine in x) / len(x)

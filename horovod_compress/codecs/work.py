@@ -15,6 +15,8 @@ from .carry import Carry, again
 
 #: Name, dtype and length of the arrays of a payload.
 Regions = dict[str, tuple[torch.dtype, int]]
+#: A number for each of some tensors, of which a GPU may hold one or all.
+Counts = Tensor | Sequence[int | Tensor]
 
 
 def dtype_of(bucket: Bucket) -> torch.dtype:
@@ -34,6 +36,15 @@ def clamped(values: Tensor, limit: float) -> Tensor | None:
     rest = values.clone()
     rest -= values.clamp_(-limit, limit)
     return rest
+
+
+def slices(sizes: list[int]) -> list[slice]:
+    """Return where each of some parts lies, one behind the other."""
+    found, start = [], 0
+    for size in sizes:
+        found.append(slice(start, start + size))
+        start += size
+    return found
 
 
 @dataclass(frozen=True)
@@ -59,15 +70,14 @@ class Work:
         gathered: the payloads of all ranks in rank order, where payloads are gathered.
         shared: the arrays of the preludes; after its prelude, each is equal on every rank.
         local: arrays that stay on this rank.
-        results: by region, arrays of what owners pass on in its place, see ``Codec.results``; none where payloads go
+        results: by region, arrays of what owners pass on in its place, see ``Layout.results``; none where payloads go
             round a ring.
-        carry: by region, what merging left for this round, see ``Codec.carries``.
+        carry: by region, what merging left for this round, see ``Layout.carries``.
         memo: what ``Codec.prepare`` derived from the bucket.
         momenta: by position, momentum buffers of the optimizer, to be emptied where this rank's
             payload carried a value.
-        divisors: by position, what gradients are divided by before they are encoded, see :meth:`Codec.divides`;
-            flat, in the dtype of the arithmetic.
-        together: whether gradients are taken in by ``offer_all``, as on a device, and not one by one.
+        divisors: by position, what gradients are divided by before they are encoded, flat and in the dtype of the
+            arithmetic; see ``Properties.divides``.
     """
 
     bucket: Bucket
@@ -85,10 +95,9 @@ class Work:
     gathered: list[Tensor] = field(default_factory=list)
     momenta: dict[int, list[Tensor]] = field(default_factory=dict)
     divisors: dict[int, Tensor] = field(default_factory=dict)
-    together: bool = False
 
     def present(self) -> list[int]:
-        """Return the positions of the tensors that were offered: sparse gradients are not."""
+        """Return the positions of the tensors that were submitted: sparse gradients are not."""
         return [position for position, grad in enumerate(self.grads) if grad is not None]
 
     def grad(self, position: int) -> Tensor:
@@ -102,10 +111,24 @@ class Work:
         start = self.bucket.offsets[position]
         return slice(start, start + self.bucket.tensors[position].count)
 
+    def place(self, part: Part) -> slice:
+        """Return where a part lies in the flat buffer."""
+        start = self.bucket.offsets[part.position]
+        return slice(start + part.start, start + part.stop)
+
+    def grads_of(self, parts: Sequence[Part]) -> list[Tensor]:
+        """Return the gradients of some parts."""
+        return [self.grad(part.position)[part.start : part.stop] for part in parts]
+
     def state_of(self, name: str, position: int) -> Tensor | None:
         """Return what is kept under a name for the elements of one tensor, or None."""
         kept = self.state.get(name)
         return None if kept is None else kept[self.span(position)]
+
+    def states_of(self, name: str, spans: Sequence[slice]) -> list[Tensor] | None:
+        """Return what is kept under a name for some elements of the bucket, or None."""
+        kept = self.state.get(name)
+        return None if kept is None else [kept[span] for span in spans]
 
     def carry_of(self, region: str, weights: tuple[int, int]) -> Carry:
         """Return what a merge keeps, given of how many ranks the two payloads are.
@@ -138,7 +161,7 @@ class Work:
             found.append(([place for place, _ in by], [divisor for _, divisor in by]))
         return found + [(plain, None)] * bool(plain)
 
-    def saturate(self, position: int, gain: float) -> None:
+    def saturate(self, position: int, result_scale: float) -> None:
         """Let a sum over ranks that float16 cannot hold be its largest number; means of clamped values fit."""
-        if self.bucket.dtype == "float16" and gain > 1:
+        if self.bucket.dtype == "float16" and result_scale > 1:
             self.grad(position).clamp_(-self.limit(), self.limit())

@@ -50,7 +50,7 @@ class Buckets:
 
     def _codec_of(self, bucket: Bucket) -> Codec:
         codec = self._codecs[bucket.method]
-        return LeftPlain(codec, bool(codec.state(bucket))) if bucket.plain else codec
+        return LeftPlain(codec, bool(codec.layout(bucket, self._context.world).state)) if bucket.plain else codec
 
     def __iter__(self) -> Iterator[BucketState]:
         return iter(self._states)
@@ -88,18 +88,18 @@ class Buckets:
 
     # ---- the coming step ----
 
-    def next_steps(self, turn: int | None = None, *, plain: bool = False) -> None:
+    def next_steps(self, round_index: int | None = None, *, plain: bool = False) -> None:
         """Choose what the coming steps exchange.
 
         Args:
-            turn: stands for the step where a method's rounds differ by it; None for the step.
+            round_index: stands for the step where a method's rounds differ by it; None for the step.
             plain: exchange what is offered as it is, without the method and its state.
         """
         with self._context.changed:
             for state in self:
-                state.rounds.set_turn(turn, plain)
+                state.rounds.set_round(round_index, plain)
 
-    def hold(self, step: int, exact: bool) -> None:
+    def hold(self, exact: bool) -> None:
         """Choose what the coming step exchanges where a second moment is held.
 
         Args:
@@ -107,15 +107,16 @@ class Buckets:
         """
         with self._context.changed:
             for state in self:
-                state.rounds.hold(step, exact)
+                state.rounds.hold(exact)
 
     def exact_until(self) -> int:
         """Return the step at which the last method begins to compress."""
-        return max((codec.exact_until() for codec in self._codecs), default=0)
+        return max((codec.properties().exact_until for codec in self._codecs), default=0)
 
     def needs_few_exact(self) -> bool:
         """Return whether no method that divides by a second moment needs many exact rounds for it."""
-        return all(codec.law().few_exact for codec in self._codecs if codec.divides() != "never")
+        found = [codec.properties() for codec in self._codecs]
+        return all(each.law.few_exact for each in found if each.divides != "never")
 
     def divides(self) -> dict[str, Divides]:
         """Return, by tensor, where a second moment that is held divides."""

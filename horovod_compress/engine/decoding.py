@@ -74,7 +74,7 @@ class Decoding:
         self._context.recorder.note(key.step, key.bucket, "decode")
         began = time.perf_counter()
         with self._context.metrics.timed("decode", where=(key.step, state.bucket)):
-            round_.decode_parts(parts, key, gain)
+            round_.decode(parts, key, gain)
         state.decoding += time.perf_counter() - began
 
     def _complete(self, state: BucketState, round_: Round, key: Key, bad: Bad, verifying: bool) -> None:
@@ -103,7 +103,7 @@ class Decoding:
         gain = self._gain_of(state)
         self._context.recorder.note(key.step, key.bucket, "decode")
         with self._context.metrics.timed("decode", where=(key.step, state.bucket)):
-            round_.decode(key, gain)
+            round_.decode(round_.whole(), key, gain)
 
     def _gain_of(self, state: BucketState) -> float:
         """Return a bucket's gain. A mean multiplied afterwards would be rounded once more."""

@@ -143,10 +143,10 @@ class Exchanging:
         for number, prelude in enumerate(round_.preludes):
             context.recorder.note(context.progress.step, bucket.index, "prelude", number)
             with context.metrics.timed("encode", where=(key.step, bucket, f"encode for prelude {number}")):
-                state.nonfinite.add(round_.begin(number, key))
+                state.nonfinite.add(round_.before(number, key))
             exchange = context.exchange(bucket.index, f"prelude {number}", state.nonfinite.bad, deadline)
             with context.metrics.timed("exchange", where=(key.step, bucket, f"prelude {number}")):
-                bad = prelude.run(exchange, round_.before(key))
+                bad = prelude.run(exchange, round_.reduction(key))
             context.metrics.bytes_sent += exchange.bytes_sent
             if bad.count:
                 break

@@ -8,8 +8,8 @@ from fnmatch import fnmatchcase
 from typing import Any
 
 from ..codecs import registry
-from ..codecs.base import Codec
-from ..codecs.by_step import described, method, warmed
+from ..codecs.base import Codec, variants_of
+from ..codecs.by_step import config_of, described, method, warmed
 from ..codecs.dense import Uncompressed
 from ..errors import ConfigError
 from ..options import Options
@@ -39,7 +39,7 @@ class Methods:
         return plain, *(warmed(codec, self.warmup) for codec in self._own())
 
     def _plain(self) -> list[Codec | None]:
-        return list(dict.fromkeys(codec.plain() for codec in self._own()))
+        return list(dict.fromkeys(codec.properties().small_tensors for codec in self._own()))
 
     def check_plain(self, plan: Plan) -> None:
         """Refuse methods that want different things of the buckets that are not compressed, if there are any.
@@ -66,7 +66,7 @@ class Methods:
     def config(self) -> dict[str, Any]:
         """Return all options as plain data, for the handshake and for checkpoints."""
         if len(self.rules) == 1:
-            return self.rules[0][1].config()
+            return config_of(self.rules[0][1])
         return {f"{number}: {pattern}": described(codec) for number, (pattern, codec) in enumerate(self.rules)}
 
     def number(self, tensor: str) -> int:
@@ -88,8 +88,8 @@ class Methods:
                 return codec
         raise ConfigError(f'no pattern matches the parameter {tensor}; end with "*" for the rest: {{..., "*": "none"}}')
 
-    def check_bucket(self, bucket: Bucket) -> None:
-        """Refuse a bucket that its method cannot take.
+    def check_bucket(self, bucket: Bucket, world: int) -> None:
+        """Refuse a bucket that its method cannot take on so many ranks.
 
         Raises:
             ConfigError: says what would do.
@@ -103,12 +103,13 @@ class Methods:
                 f"bucket {bucket.index} of the plan is left uncompressed, which would change the results "
                 f'of {self.name}; give its parameters the method "none" with per_layer'
             )
-        for variant in self.codecs[bucket.method].variants():
-            variant.check_bucket(bucket)
+        codec = self.codecs[bucket.method]
+        for kind in (codec, *variants_of(codec)):
+            kind.layout(bucket, world)
 
     def may_be_plain(self, number: int) -> bool:
         """Return whether buckets of a method may travel uncompressed in any step."""
-        return number > 0 and self._own()[number - 1].may_be_plain()
+        return number > 0 and not self.is_plain(number) and self._own()[number - 1].properties().may_be_plain
 
     def is_plain(self, number: int) -> bool:
         """Return whether a method compresses nothing, so that nothing is gained by leaving its buckets uncompressed."""
@@ -128,13 +129,18 @@ class Methods:
                     f"as in {', '.join(t.name for t in tensors[:3])}"
                 )
 
+    def folded(self) -> set[str]:
+        """Return the names of the state that owners of chunks keep of what they merge."""
+        variants = (variant for codec in self.codecs for variant in variants_of(codec))
+        return {name for variant in variants for name in variant.properties().folded}
+
     def communication_delay(self) -> int:
         """Return after how many local steps these settings exchange updates.
 
         Raises:
             ConfigError: the methods differ in that.
         """
-        return int(self._one("communication delay", [codec.communication_delay() for _, codec in self.rules]))
+        return int(self._one("communication delay", [c.properties().communication_delay for _, c in self.rules]))
 
     def full_precision_every(self) -> int:
         """Return the period of full-precision rounds, 0 if there are none.
@@ -142,7 +148,7 @@ class Methods:
         Raises:
             ConfigError: the methods differ in that.
         """
-        return int(self._one("full_precision_every", [getattr(c, "full_precision_every", 0) for _, c in self.rules]))
+        return int(self._one("full_precision_every", [c.properties().full_precision_every for _, c in self.rules]))
 
     def _one(self, what: str, values: list[int]) -> int:
         if len(set(values)) > 1:

@@ -117,7 +117,7 @@ class Tuner:
         if self._idle:
             return
         for bucket in plan.buckets:
-            self._methods.check_bucket(bucket)
+            self._methods.check_bucket(bucket, self._reducer.world)
         if self._schedule != OPTIONAL or self._is_of_these_devices(plan):
             self._reducer.check_replan(plan)
 
@@ -249,7 +249,7 @@ class Tuner:
         found = as_buckets(choice, self._tensors, methods.__getitem__, self._methods.may_be_plain, small)
         check_number(found.plan)
         for bucket in found.plan.buckets:
-            self._methods.check_bucket(bucket)
+            self._methods.check_bucket(bucket, self._reducer.world)
         return found
 
 

@@ -40,22 +40,18 @@ class Method(Protocol):
     def algebra(self) -> Algebra:
         """How payloads become one."""
 
-    @property
-    def adds_up(self) -> bool:
-        """Whether payloads are plain numbers, whose sum any engine can make."""
-
-    def wants_owner(self) -> bool:
-        """Return whether payloads merge better where one rank sees all of them."""
-
 
 class Choose(Protocol):
     """Picks a collective for a bucket."""
 
-    def __call__(self, codec: Method, nbytes: int, world: int, dtypes: Collection[torch.dtype] = ()) -> Collective:
+    def __call__(
+        self, codec: Method, nbytes: int, world: int, added: Collection[torch.dtype] = (), by_owner: bool = False
+    ) -> Collective:
         """Return the collective of a payload.
 
         Args:
-            dtypes: of the payload's regions; without them it is not left to the transport.
+            added: the dtypes of the payload's regions, where they are plain numbers whose sum any engine can make.
+            by_owner: payloads merge better where one rank sees all of them.
         """
 
 
@@ -67,14 +63,16 @@ def chooser(exchange: str, adds: Collection[torch.dtype] = ()) -> Choose:
         adds: what the transport can add up itself.
     """
 
-    def choose(codec: Method, nbytes: int, world: int, dtypes: Collection[torch.dtype] = ()) -> Collective:
+    def choose(
+        codec: Method, nbytes: int, world: int, added: Collection[torch.dtype] = (), by_owner: bool = False
+    ) -> Collective:
         fit = _FITTING[codec.algebra]
         if exchange == "auto":
-            if codec.wants_owner():
+            if by_owner:
                 return fold
             if nbytes < _SMALL_BYTES:
                 return fold if world > 2 and fold.name in fit else _MODULES[fit[0]]
-            return native if codec.adds_up and dtypes and set(dtypes) <= set(adds) else _MODULES[fit[0]]
+            return native if added and set(added) <= set(adds) else _MODULES[fit[0]]
         wanted, _, rows = exchange.partition(":")
         if wanted in fit:
             return torus.of(world, int(rows) if rows else None) if wanted == torus.KIND else _MODULES[wanted]

@@ -19,30 +19,26 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from ..ops import algebra
+
 MIN_SEGMENT_BYTES = 256 * 1024
 MAX_SEGMENTS = 16
 
 
 @dataclass(frozen=True)
-class Piece:
-    """Elements ``start`` to ``stop`` of a region.
+class Piece(algebra.Piece):
+    """Elements ``start`` to ``stop`` of a region, and where they are in a frame.
 
     Attributes:
-        values: these elements in the payload, in the region's dtype.
-        data: the same memory as bytes.
+        data: the memory of the values as bytes.
         at: where the bytes start in the segment.
-        result: their result, in its own dtype.
-        result_data: the same memory as bytes.
+        result_data: the memory of the result as bytes.
         result_at: where those start in the segment's result.
     """
 
-    region: str
-    start: int
     stop: int
-    values: Tensor
     data: Tensor
     at: int
-    result: Tensor
     result_data: Tensor
     result_at: int
 
@@ -118,10 +114,10 @@ class _Part:
         """Return some of the elements, and where they start in a segment and its result."""
         values, data = self.tensor[start:stop], _as_bytes(self.tensor[start:stop])
         if self.result is self.tensor:
-            return Piece(self.region, start, stop, values, data, at, values, data, result_at)
+            return Piece(self.region, start, values, values, stop, data, at, data, result_at)
         first, end = (index * self.result.numel() // self.tensor.numel() for index in (start, stop))
         result = self.result[first:end]
-        return Piece(self.region, start, stop, values, data, at, result, _as_bytes(result), result_at)
+        return Piece(self.region, start, values, result, stop, data, at, _as_bytes(result), result_at)
 
 
 @dataclass(frozen=True)

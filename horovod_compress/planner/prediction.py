@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from ..codecs.base import Algebra, Codec
+from ..codecs.base import Algebra, Codec, check_world
 from ..schedule.costs import Arrivals, Costs, fitted
 from ..schedule.plan import Bucket, Plan, TensorSpec
 from ..schedule.policies import layerfusion
@@ -65,7 +65,7 @@ class Kind:
     """One kind of round of a method in a world.
 
     Args:
-        codec: of that kind, one of the method's ``variants()``.
+        codec: of that kind, one of the method's variants.
         costs: of the processor with a core of its own.
     """
 
@@ -155,8 +155,8 @@ class Predictor:
     """
 
     def __init__(self, table: Table, codec: Codec, world: World, compute: float) -> None:
-        codec.check_world(world.ranks)
-        self._codec, self._table, self._compute = codec, table, compute
+        check_world(codec, world.ranks)
+        self._codec, self._world, self._table, self._compute = codec, world, table, compute
         self.tensors = specs(table)
         self._kinds = [(Kind(one, measured(codec, one), world), share) for one, share in rounds(codec)]
 
@@ -172,7 +172,7 @@ class Predictor:
             ConfigError: the method cannot take one of the buckets.
         """
         for bucket in plan.buckets:
-            self._codec.check_bucket(bucket)
+            self._codec.layout(bucket, self._world.ranks)
         steps = []
         for kind, share in self._kinds:
             found = slots(arrivals(self._table, self._compute, kind.offer), plan, kind)

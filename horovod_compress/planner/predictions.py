@@ -8,7 +8,7 @@ from typing import Any
 
 from ..codecs import registry
 from ..codecs.base import Codec
-from ..codecs.by_step import described
+from ..codecs.by_step import config_of, described
 from ..errors import ConfigError
 from .network import Link
 from .prediction import USUAL, Predictor, Timeline, World
@@ -98,7 +98,7 @@ def cells(case: Case, codecs: Sequence[Codec], ranks: Sequence[int], hosts: tupl
 
 
 def _cell(case: Case, codec: Codec) -> Cell:
-    law = codec.law()
+    law = codec.properties().law
     lossless = law.unbiased or law.conserves
     try:
         found = Predictor(case.table, codec, case.world, case.compute).best()
@@ -117,8 +117,8 @@ def _hierarchical(case: Case, codec: Codec, hosts: tuple[int, Link]) -> Cell | N
 
 def name_of(codec: Codec) -> str:
     """Return a method with the options that are not its defaults."""
-    usual = type(codec)().config()
-    options = {name: value for name, value in codec.config().items() if value != usual.get(name)}
+    usual = config_of(type(codec)())
+    options = {name: value for name, value in config_of(codec).items() if value != usual.get(name)}
     return " ".join([codec.name, *(f"{name}={value}" for name, value in options.items())])
 
 

@@ -17,9 +17,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..codecs.base import Algebra, Codec
+from ..codecs.base import Algebra, Codec, Piece
 from ..codecs.carry import carries
-from ..codecs.work import Regions, Work
+from ..codecs.work import Part, Regions, Work
 from ..exchange.wire import Address, Bad, FrameBuffer
 from ..ops.keys import Key
 from ..schedule.costs import Affine, fitted
@@ -71,7 +71,7 @@ def measured(method: Codec, codec: Codec) -> Processor:
     """Return what a round costs on this machine; takes less than a second, and once per process.
 
     Args:
-        codec: of one kind of round, one of the method's ``variants()``.
+        codec: of one kind of round, one of the method's variants.
     """
     with torch.no_grad(), _one_thread():
         sizes = [_Run(method, codec, shape, _FEW).measure() for shape in _SHAPES]
@@ -99,15 +99,16 @@ class _Run:
         self._codec, self._ranks = codec, ranks
         bucket = Bucket(0, (TensorSpec("weight", shape, "float32"),))
         self._source = torch.randn(bucket.count, generator=torch.Generator().manual_seed(1))
-        self._preludes = [_zeros(arrays) for arrays in codec.preludes(bucket)]
-        state = {name: torch.zeros(bucket.padded, dtype=dtype) for name, dtype in method.state(bucket).items()}
-        self._work = Work(bucket, ranks, [self._source.clone()], state, _zeros(method.tables(bucket)))
-        self._work.regions, self._work.local = _zeros(codec.regions(bucket)), _zeros(codec.local(bucket))
+        layout, whole = codec.layout(bucket, ranks), method.layout(bucket, ranks)
+        self._preludes = [_zeros(arrays) for arrays in layout.preludes]
+        state = {name: torch.zeros(bucket.padded, dtype=dtype) for name, dtype in whole.state.items()}
+        self._work = Work(bucket, ranks, [self._source.clone()], state, _zeros(whole.tables))
+        self._work.regions, self._work.local = _zeros(layout.regions), _zeros(layout.local | layout.scratch)
         self._work.shared = {name: array for arrays in self._preludes for name, array in arrays.items()}
-        regions, two = self._work.regions, codec.carries(2)
+        regions, two = self._work.regions, codec.layout(bucket, 2).carries
         spans = {name: (0, regions[name].numel()) for name in two}
         self._work.carry = carries(two, regions, [spans], self._source.device)
-        self._work.results = _zeros(codec.results(bucket))
+        self._work.results = _zeros(layout.results)
         codec.prepare(self._work)
 
     def measure(self) -> dict[str, float]:
@@ -124,16 +125,18 @@ class _Run:
     def _once(self, step: int) -> dict[str, float]:
         work, key, codec = self._work, Key(0, step, 0, 0), self._codec
         work.grads[0].copy_(self._source)  # type: ignore[union-attr]
-        found = {"offer": _seconds(lambda: codec.offer(work, 0, key)), "encode": 0.0, "merge": 0.0}
+        whole = [Part(0, 0, self._source.numel())]
+        found = {"offer": _seconds(lambda: codec.submit(work, [0], key)), "encode": 0.0, "merge": 0.0}
         for number, arrays in enumerate(self._preludes):
-            found["encode"] += _seconds(lambda n=number: codec.begin(n, work, key))  # type: ignore[misc]
+            found["encode"] += _seconds(lambda n=number: codec.before(n, work, key))  # type: ignore[misc]
             found["merge"] += self._merging(arrays, key)
-        found["encode"] += _seconds(lambda: codec.encode(work, key))
+        found["encode"] += _seconds(lambda: codec.before(len(self._preludes), work, key))
+        found["encode"] += _seconds(lambda: codec.encode(work, whole, key))
         if codec.algebra is Algebra.GATHER:
             work.gathered = [work.regions["payload"][: work.used]] * self._ranks
         else:
             found["merge"] += self._merging(work.regions, key)
-        found["decode"] = _seconds(lambda: codec.decode(work, key, 1.0))
+        found["decode"] = _seconds(lambda: codec.decode(work, whole, key, 1.0))
         return found
 
     def _merging(self, arrays: dict[str, Tensor], key: Key) -> float:
@@ -143,7 +146,7 @@ class _Run:
         def reduce() -> None:
             for name, array in arrays.items():
                 result = self._work.results.get(name, array)
-                self._codec.fold_in(self._work, name, 0, array, [others[name]], key, result)
+                self._codec.fold(self._work, Piece(name, 0, array, result), [others[name]], key)
 
         return _seconds(reduce)
 

@@ -37,20 +37,21 @@ def traffic(codec: Codec, bucket: Bucket, ranks: int, exchange: str = "auto", fi
     """Return what a bucket sends in one round.
 
     Args:
-        codec: of that round, one of ``Codec.variants()``.
+        codec: of that round, one of ``variants_of(method)``.
         exchange: as the option of that name.
         filled: which part of a payload's room is used, where payloads are gathered: their arrays say the most only.
 
     Raises:
         ConfigError: the exchange does not fit the method.
     """
-    preludes = tuple(_prelude(arrays, ranks) for arrays in codec.preludes(bucket))
-    room = nbytes(codec.regions(bucket))
-    collective = chooser(exchange)(codec, room, ranks).name
+    layout = codec.layout(bucket, ranks)
+    preludes = tuple(_prelude(arrays, ranks) for arrays in layout.preludes)
+    room = nbytes(layout.regions)
+    collective = chooser(exchange)(codec, room, ranks, by_owner=bool(layout.results)).name
     if codec.algebra is Algebra.GATHER:
         return Traffic(preludes, Part(filled * room, collective))
-    results = codec.results(bucket) if collective == "fold" else {}
-    passed_on = nbytes(codec.regions(bucket) | results)  # as much is sent of the one as of the other
+    results = layout.results if collective == "fold" else {}
+    passed_on = nbytes(layout.regions | results)  # as much is sent of the one as of the other
     return Traffic(preludes, Part((room + passed_on) / 2, collective))
 
 
@@ -66,9 +67,9 @@ def nbytes(arrays: Regions) -> int:
 
 def rounds(codec: Codec) -> list[tuple[Codec, float]]:
     """Return the kinds of rounds of a method once its warm-up is over, with their shares; the usual one first."""
-    period = max(1, int(getattr(codec, "full_precision_every", 0)))
+    period = max(1, codec.properties().full_precision_every)
     shares: dict[Codec, float] = {}
     for step in range(period):
-        one = codec.at(_ROUNDS_FROM + step)
+        one = codec.for_step(_ROUNDS_FROM + step)
         shares[one] = shares.get(one, 0.0) + 1 / period
     return sorted(shares.items(), key=lambda pair: -pair[1])

@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from horovod_compress.codecs.base import Algebra, Codec
+from horovod_compress.codecs.base import Algebra, variants_of
+from horovod_compress.codecs.layout import Layout
 from horovod_compress.codecs.work import Regions
-from horovod_compress.engine.bucket.state import BucketState
 from horovod_compress.engine.reducer import Reducer
 from horovod_compress.exchange.transports.base import Transport
 from tests.battery.cases import each_case
@@ -52,11 +52,11 @@ def _fold(chunks: list[int], rank: int, results: list[int] | None = None) -> int
     return sum(sizes) - sizes[rank] + (len(sizes) - 1) * (HEADER + (results or chunks)[rank])
 
 
-def _results(codec: Codec, state: BucketState, chunks: list[int]) -> list[int]:
+def _results(layout: Layout, chunks: list[int]) -> list[int]:
     """Return the bytes of what the owners of all chunks pass on."""
-    regions, results, world = codec.regions(state.bucket), codec.results(state.bucket), len(chunks)
-    for name, (dtype, count) in results.items():
-        records = codec.records()[name]
+    regions, world = layout.regions, len(chunks)
+    for name, (dtype, count) in layout.results.items():
+        records = layout.records[name]
         of_result = {name: records * count // regions[name][1]}
         theirs = _chunks({name: regions[name]}, world, {name: records})
         passed_on = _chunks({name: (dtype, count)}, world, of_result)
@@ -75,18 +75,19 @@ def _expected(reducer: Reducer, case: Sample, step: int) -> int:
     """Return what one rank sends in a step; asked after it, as gathered payloads have any length."""
     rank, world = reducer.rank, reducer.world
     total = (world - 1) * (HEADER + AGREE) if step == 0 else 0
-    codec = case.codec().at(step)
+    codec = case.codec().for_step(step)
     for state in reducer.buckets:
-        regions, name = codec.regions(state.bucket), state.round(step).collective.name
-        total += sum(_prelude(arrays, rank, world) for arrays in codec.preludes(state.bucket))
+        layout, name = codec.layout(state.bucket, world), state.round(step).collective.name
+        regions = layout.regions
+        total += sum(_prelude(arrays, rank, world) for arrays in layout.preludes)
         if codec.algebra is Algebra.GATHER:
             assert set(regions) == {"payload"} and name == "gather"
             used = state.round(step).work.used
             assert 0 <= used <= _size(regions)
             total += (world - 1) * (HEADER + LENGTH + HEADER + used)
         else:
-            chunks = _chunks(regions, world, codec.records())
-            total += _ring(chunks, rank) if name == "ring" else _fold(chunks, rank, _results(codec, state, chunks))
+            chunks = _chunks(regions, world, layout.records)
+            total += _ring(chunks, rank) if name == "ring" else _fold(chunks, rank, _results(layout, chunks))
     return total
 
 
@@ -122,7 +123,7 @@ def test_bytes_are_those_of_the_layout(case: Sample, world: int) -> None:
                 before = now
 
 
-@each_case(lambda codec: any(kind.algebra is Algebra.GATHER for kind in codec.variants()))
+@each_case(lambda codec: any(kind.algebra is Algebra.GATHER for kind in variants_of(codec)))
 def test_every_rank_holds_the_payloads_of_all(case: Sample) -> None:
     """Gathered payloads come in rank order, as long as their ranks made them; an empty bucket is decoded too."""
     tensors = [spec("a", 70), spec("b", 9)]
@@ -132,7 +133,7 @@ def test_every_rank_holds_the_payloads_of_all(case: Sample) -> None:
             grads[1]["b"].zero_()  # one rank may have less to say
             fleet.step(grads)
             works = [reducer.buckets[0].round(step).work for reducer in fleet.reducers]
-            if case.codec().at(step).algebra is not Algebra.GATHER:
+            if case.codec().for_step(step).algebra is not Algebra.GATHER:
                 continue
             own = [work.regions["payload"][: work.used] for work in works]
             for work in works:

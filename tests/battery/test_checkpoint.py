@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+from horovod_compress.codecs.by_step import config_of
 from horovod_compress.engine import checkpoint
 from horovod_compress.errors import ConfigError
 from tests.battery.cases import CASES, each_case
@@ -85,7 +86,7 @@ def test_the_state_of_another_method_or_sample_is_refused(case: Sample) -> None:
             if other == case:
                 continue
             for reducer, state in zip(fleet.reducers, states, strict=True):
-                foreign = state | {"method": other.method, "config": other.codec().config()}
+                foreign = state | {"method": other.method, "config": config_of(other.codec())}
                 want = "another method" if other.method != case.method else "another configuration"
                 with pytest.raises(ConfigError, match=want):
                     checkpoint.load(reducer, fleet.methods, foreign, "restore")

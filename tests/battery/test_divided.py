@@ -14,7 +14,7 @@ WORLD = 3
 NAMES = {"a", "b", "c"}
 
 
-@each_case(lambda codec: codec.divides() == "before", cheap=True)
+@each_case(lambda codec: codec.properties().divides == "before", cheap=True)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=["float32", "float64"])
 @pytest.mark.parametrize("held", [NAMES, {"a", "c"}], ids=["all", "some"])
 def test_results_are_those_of_gradients_that_were_divided(case: Sample, dtype: torch.dtype, held: set[str]) -> None:
@@ -26,7 +26,7 @@ def test_results_are_those_of_gradients_that_were_divided(case: Sample, dtype: t
             grads = random_grads(WORLD, tensors, seed=number)
             divided = [{n: g / by[n].view_as(g) if n in by else g for n, g in one.items()} for one in grads]
             for fleet in (mine, other):
-                _hold(fleet, number)
+                _hold(fleet)
             for reducer in mine.reducers:
                 reducer.buckets.divide_by(by)
             results, expected = mine.step(grads), other.step(divided)
@@ -38,7 +38,7 @@ def test_results_are_those_of_gradients_that_were_divided(case: Sample, dtype: t
             assert same(*kept)
 
 
-def _hold(fleet: Fleet, step: int) -> None:
+def _hold(fleet: Fleet) -> None:
     """Let the coming step be a compressed one."""
     for reducer in fleet.reducers:
-        reducer.buckets.hold(step, exact=False)
+        reducer.buckets.hold(exact=False)

@@ -50,7 +50,7 @@ def test_a_frozen_tensor_rests(case: Sample, schedule: str, frozen: set[str]) ->
         assert all(bool(result.any()) for result in results[0].values())
 
 
-@each_case(lambda codec: codec.name == "topk" and codec.law().conserves, cheap=True)
+@each_case(lambda codec: codec.name == "topk" and codec.properties().law.conserves, cheap=True)
 def test_nothing_is_lost_meanwhile(case: Sample) -> None:
     """What was sent and what waits add up to what was offered while the tensor was not frozen."""
     with case.fleet(WORLD, TENSORS) as fleet:

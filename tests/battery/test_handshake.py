@@ -7,6 +7,7 @@ import json
 import pytest
 
 from horovod_compress.codecs import registry
+from horovod_compress.codecs.by_step import config_of
 from horovod_compress.engine.agreement import handshake
 from horovod_compress.engine.agreement.handshake import Document
 from horovod_compress.engine.methods import single
@@ -34,7 +35,7 @@ def test_any_two_samples_refuse_each_other(case: Sample) -> None:
 @each_case(cheap=True)
 def test_options_are_all_shown_and_all_can_be_given(case: Sample) -> None:
     """No option is left out of the handshake or hides one that all methods share."""
-    config = case.codec().config()
+    config = config_of(case.codec())
     assert set(config) == set(registry.option_names(case.method)) and set(case.options) <= set(config)
     assert not set(config) & set(Options.names())
     assert registry.create(case.method, **config) == case.codec()

@@ -7,7 +7,7 @@ from itertools import chain
 import pytest
 import torch
 
-from horovod_compress.codecs.base import Algebra
+from horovod_compress.codecs.base import Algebra, variants_of
 from horovod_compress.engine.bucket import building
 from horovod_compress.exchange import fold, layout
 from tests.battery.cases import each_case
@@ -16,7 +16,7 @@ from tests.support.local import all_same, one_tensor, random_grads, spec
 from tests.support.samples import Sample
 
 
-@each_case(lambda codec: any(kind.algebra is not Algebra.GATHER for kind in codec.variants()))
+@each_case(lambda codec: any(kind.algebra is not Algebra.GATHER for kind in variants_of(codec)))
 def test_segments(case: Sample, monkeypatch: pytest.MonkeyPatch) -> None:
     """Preludes are folded here, as where they are large: those that go everywhere are one segment."""
     monkeypatch.setattr(building, "for_prelude", lambda nbytes, world: fold)

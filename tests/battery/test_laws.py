@@ -23,12 +23,12 @@ DTYPES = [torch.float32, torch.float64, torch.bfloat16]
 
 
 @each_value
-@each_case(lambda codec: codec.law().conserves, cheap=True)
+@each_case(lambda codec: codec.properties().law.conserves, cheap=True)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_what_is_not_sent_is_kept(case: Sample, dtype: torch.dtype) -> None:
     """result + mean residual' = mean (gradient + residual), but for one rounding for each operation."""
     tensors = [spec("a", 9, 40, dtype=dtype), spec("b", 65, dtype=dtype)]
-    unit = max(case.codec().law().epsilon, torch.finfo(dtype).eps)
+    unit = max(case.codec().properties().law.epsilon, torch.finfo(dtype).eps)
     for world in case.worlds(1, 2, 4):
         with case.fleet(world, tensors) as fleet:
             for number in range(5):
@@ -44,7 +44,7 @@ def test_what_is_not_sent_is_kept(case: Sample, dtype: torch.dtype) -> None:
                     assert bool((wrong <= (world + 3) * unit * size).all()), float((wrong / size).max() / unit)
 
 
-@each_case(lambda codec: codec.law().conserves and bool(codec.state(ANY_BUCKET)), cheap=True)
+@each_case(lambda codec: codec.properties().law.conserves and bool(codec.layout(ANY_BUCKET, 1).state), cheap=True)
 def test_the_residual_is_what_keeps_it(case: Sample) -> None:
     """The control: the sum does not come out without the residuals, neither those before nor those after."""
     tensors = [spec("a", 9, 40)]
@@ -80,7 +80,7 @@ def _draws(case: Sample, grads: list[Tensor], number: int) -> Tensor:
     return torch.stack(found)
 
 
-@each_case(lambda codec: codec.law().unbiased)
+@each_case(lambda codec: codec.properties().law.unbiased)
 def test_unbiased(case: Sample) -> None:
     """The mean of many draws is the mean of the ranks, within 5 standard errors and the rounding.
 
@@ -91,14 +91,15 @@ def test_unbiased(case: Sample) -> None:
     draws, exact = _draws(case, grads, number), torch.stack(grads).double()
     spread = draws.var(0)
     error = spread.maximum(spread.mean()).sqrt() / math.sqrt(number)
-    limit = 5 * error + (WORLD + 2) * case.codec().law().epsilon * exact.abs().mean(0)
+    limit = 5 * error + (WORLD + 2) * case.codec().properties().law.epsilon * exact.abs().mean(0)
     assert bool(((draws.mean(0) - exact.mean(0)).abs() <= limit).all())
     # The control: the limit is tight enough to tell the mean from that without the last rank.
     assert bool(((draws.mean(0) - exact[:-1].mean(0)).abs() > limit).any())
 
 
 def _bounded(codec: Codec) -> bool:
-    return codec.error_bound([torch.ones(8, dtype=torch.float64)] * WORLD) is not None
+    error = codec.properties().law.error
+    return error is not None and error([torch.ones(8, dtype=torch.float64)] * WORLD) is not None
 
 
 def _spiky(count: int) -> list[Tensor]:
@@ -117,7 +118,8 @@ def test_the_squared_error_is_bounded(case: Sample, kind: str) -> None:
     """The mean over 200 draws is at most the bound, with 3 % for chance."""
     grads = one_tensor(WORLD, 2100, seed=7) if kind == "normal" else _spiky(2100)
     exact = [grad.double() for grad in grads]
-    bound = case.codec().error_bound(exact)
+    error = case.codec().properties().law.error
+    bound = error and error(exact)
     assert bound is not None and math.isfinite(bound)
     error = float(((_draws(case, grads, 200) - torch.stack(exact).mean(0)) ** 2).sum(1).mean())
     assert error <= 1.03 * bound

@@ -71,7 +71,7 @@ def _check(case: Sample, world: int, tensors: list, **options: Any) -> None:
 def _same_payloads(case: Sample, mine: Any, theirs: Any) -> None:
     """Compare the consensus bytes of the last step, which methods of sums multiply by something afterwards."""
     a, b = mine.round(STEPS - 1).work, theirs.round(STEPS - 1).work
-    if case.codec().at(STEPS - 1).algebra is Algebra.GATHER:
+    if case.codec().for_step(STEPS - 1).algebra is Algebra.GATHER:
         assert all(torch.equal(x, y) for x, y in zip(a.gathered, b.gathered, strict=True))
     else:
         for name, region in a.regions.items():

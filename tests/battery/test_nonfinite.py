@@ -142,7 +142,7 @@ def test_huge_numbers_do_no_lasting_harm(case: Sample, dtype: torch.dtype, huge:
                 assert all(bool(tensor.isfinite().all()) for mine in kept(fleet) for tensor in mine.values())
 
 
-@each_case(lambda codec: type(codec) in REGISTERED and bool(codec.state(ANY_BUCKET)), cheap=True)
+@each_case(lambda codec: type(codec) in REGISTERED and bool(codec.layout(ANY_BUCKET, 1).state), cheap=True)
 @pytest.mark.parametrize("value", [math.nan, 3e38], ids=str)
 def test_what_waits_and_is_not_finite_does_not_stay(
     case: Sample, value: float, caplog: pytest.LogCaptureFixture

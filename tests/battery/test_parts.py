@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from horovod_compress.codecs.base import Algebra, Codec
+from horovod_compress.codecs.base import Algebra, Codec, variants_of
+from horovod_compress.codecs.layout import Layout
 from horovod_compress.codecs.work import Work
 from horovod_compress.engine.bucket import arrivals
 from horovod_compress.exchange import fold, ring
@@ -21,8 +22,7 @@ TENSORS = [spec("a", 70, 336), spec("b", 5), spec("empty", 0), spec("c", 9001), 
 
 def in_parts(codec: Codec) -> bool:
     """Return whether some kind of round can be decoded in parts."""
-    tensor = ANY_BUCKET.tensors[0]
-    return any(k.algebra is not Algebra.GATHER and k.granule(tensor) is not None for k in codec.variants())
+    return any(k.algebra is not Algebra.GATHER and k.layout(ANY_BUCKET, 1).cutting for k in variants_of(codec))
 
 
 def _run(case: Sample, world: int, exchange: str) -> tuple[list[Kept], Kept, bool]:
@@ -61,43 +61,46 @@ def test_parts_cover_every_element_once_and_come_late_enough(
             for codec, round_ in fleet.reducers[0].buckets[0].rounds.kinds.items():
                 for rank in range(world):
                     order = collective.order(rank, world)  # type: ignore[attr-defined]
-                    parts = arrivals.decoded_by_chunk(codec, round_.work, order)
-                    if codec.encodes_in_parts:
+                    layout = codec.layout(round_.work.bucket, world)
+                    parts = arrivals.decoded_by_chunk(layout, round_.work, order)
+                    if layout.cutting and layout.cutting.encoding:
                         needed = collective.needed(rank, world)  # type: ignore[attr-defined]
-                        _check_encoding(codec, round_.work, needed)
+                        _check_encoding(layout, round_.work, needed)
                     if round_.parts:
-                        _check(codec, round_.work.regions, parts, order, fleet)
+                        _check(layout, round_.work, parts, order)
 
 
-def _check_encoding(codec: Codec, work: Work, needed: list[int]) -> None:
+def _check_encoding(layout: Layout, work: Work, needed: list[int]) -> None:
     """Count how often every element is encoded, and whether it is before its chunk is sent."""
-    parts = arrivals.encoded_by_chunk(codec, work, needed)
+    parts, cutting = arrivals.encoded_by_chunk(layout, work, needed), layout.cutting
+    assert cutting
     seen = [torch.zeros(t.count, dtype=torch.int64) for t in TENSORS]
     sent: dict[str, set[int]] = {name: set() for name in work.regions}
     for chunk in needed:
         for part in parts.get(chunk, []):
             seen[part.position][part.start : part.stop] += 1
-            for name, (low, high) in codec.needs(work, part.position, part.start, part.stop).items():
+            for name, (low, high) in cutting.needs(work, part).items():
                 assert not set(range(low, high)) & sent[name]
         for name, region in work.regions.items():
-            record = codec.records().get(name, 1)
+            record = layout.records.get(name, 1)
             sent[name] |= set(range(*arrivals.chunk_bounds(region.numel(), chunk, len(needed), record)))
     assert all(bool((count == 1).all()) for count in seen)
     assert len(parts) > 1
 
 
-def _check(codec: Codec, regions: dict[str, torch.Tensor], parts: dict, order: list[int], fleet: Fleet) -> None:
+def _check(layout: Layout, work: Work, parts: dict, order: list[int]) -> None:
     """Count how often every element is decoded, and what has arrived by then."""
-    work = fleet.reducers[0].buckets[0].rounds.kinds[codec].work
+    regions, cutting = work.regions, layout.cutting
+    assert cutting
     seen = [torch.zeros(t.count, dtype=torch.int64) for t in TENSORS]
     arrived: dict[str, set[int]] = {name: set() for name in regions}
     for chunk in order:
         for name, region in regions.items():
-            record = codec.records().get(name, 1)
+            record = layout.records.get(name, 1)
             arrived[name] |= set(range(*arrivals.chunk_bounds(region.numel(), chunk, len(order), record)))
         for part in parts.get(chunk, []):
             seen[part.position][part.start : part.stop] += 1
-            for name, (low, high) in codec.needs(work, part.position, part.start, part.stop).items():
+            for name, (low, high) in cutting.needs(work, part).items():
                 assert set(range(low, high)) <= arrived[name]
     assert all(bool((count == 1).all()) for count in seen)
     assert len(parts) > 1  # else nothing would overlap

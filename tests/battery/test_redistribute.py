@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from horovod_compress.codecs.base import Codec
+from horovod_compress.codecs.base import Codec, check_world
 from horovod_compress.engine import checkpoint, sealed
 from horovod_compress.engine.redistribute import redistributed
 from horovod_compress.errors import ConfigError
@@ -23,11 +23,12 @@ BEFORE, AFTER = 2, 3
 def _owes(codec: Codec) -> bool:
     """Return whether what waits is owed to the mean, and the numbers of ranks are possible."""
     try:
-        codec.check_world(BEFORE)
-        codec.check_world(AFTER)
+        check_world(codec, BEFORE)
+        check_world(codec, AFTER)
     except ConfigError:
         return False
-    return "residual" in codec.state(ANY_BUCKET) and (codec.law().conserves or codec.keeps_to_itself())
+    found = codec.properties()
+    return "residual" in codec.layout(ANY_BUCKET, BEFORE).state and (found.law.conserves or found.has_private_state)
 
 
 @each_case(_owes, cheap=True)
@@ -36,7 +37,7 @@ def test_nothing_that_waits_is_lost_to_other_ranks(case: Sample) -> None:
         for seed in range(3):
             before.step(random_grads(BEFORE, TENSORS, seed=seed))
         states = [checkpoint.save(reducer, before.methods) for reducer in before.reducers]
-    owned = {name for codec in before.methods.codecs for kind in codec.variants() for name in kind.folded}
+    owned = before.methods.folded()
     with case.fleet(AFTER, TENSORS, schedule="layerwise") as after:
         for rank, reducer in enumerate(after.reducers):
             state = redistributed(states, rank, AFTER, owned)

@@ -48,7 +48,7 @@ def test_buckets_change_nothing_for_the_ranks(case: Sample) -> None:
                 assert all_same(results)
 
 
-@each_case(lambda codec: codec.law().unbiased)
+@each_case(lambda codec: codec.properties().law.unbiased)
 def test_the_seed_decides_what_is_random(case: Sample) -> None:
     """An unbiased result that is not the mean owes its right to chance: another seed gives other bits.
 
@@ -59,5 +59,7 @@ def test_the_seed_decides_what_is_random(case: Sample) -> None:
         grads = random_grads(world, TENSORS)
         result = fleet.step(grads)[0]["a"].double()
     stack = torch.stack([mine["a"] for mine in grads]).double()
-    exact = bool(((result - stack.mean(0)).abs() <= 2 * world * case.codec().law().epsilon * stack.abs().sum(0)).all())
+    exact = bool(
+        ((result - stack.mean(0)).abs() <= 2 * world * case.codec().properties().law.epsilon * stack.abs().sum(0)).all()
+    )
     assert same(_run(case, world, seed=1)[0][-1], _run(case, world, seed=2)[0][-1]) == exact

@@ -77,7 +77,7 @@ KINDS: dict[str, tuple[Callable[[Tensor, int], Tensor], bool]] = {
 def test_kinds_of_input(case: Sample) -> None:
     """Nothing hangs, and no rank differs, whatever comes; what is small enough stays finite."""
     tensors = [spec("a", 20, 30), *GAPS]
-    law = case.codec().law()
+    law = case.codec().properties().law
     for kind, (make, finite) in KINDS.items():
         with case.fleet(WORLD, tensors, timeout=10.0) as fleet:
             for number in range(3):

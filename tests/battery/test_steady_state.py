@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import psutil
 
+from horovod_compress.codecs.base import variants_of
 from horovod_compress.engine.bucket.round import Round
 from horovod_compress.engine.bucket.state import BucketState
 from tests.battery.cases import each_case
@@ -42,7 +43,7 @@ def _addresses(fleet: Fleet) -> list[int]:
 @each_case()
 def test_buffers_stay_and_memory_is_flat(case: Sample) -> None:
     codec = case.codec()
-    assert {codec.at(step) for step in range(WARM)} == set(codec.variants()), "every kind of round comes soon"
+    assert {codec.for_step(step) for step in range(WARM)} == set(variants_of(codec)), "every kind of round comes soon"
     for exchange in case.exchanges():
         options = dict(exchange=exchange, schedule="layerwise", verify_every=3, min_elements=5)
         with case.fleet(2, TENSORS, **options) as fleet:

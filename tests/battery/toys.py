@@ -5,16 +5,17 @@ They use the parts of the interface that few methods use, so that the battery is
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
-from horovod_compress.codecs.base import Algebra, Codec
-from horovod_compress.codecs.feedback import Feedback
+from horovod_compress.codecs.base import Algebra, Codec, Piece, Properties
 from horovod_compress.codecs.law import Law
-from horovod_compress.codecs.work import Regions, Work, work_dtype
+from horovod_compress.codecs.layout import Layout, per_element
+from horovod_compress.codecs.work import Counts, Part, Work, work_dtype
 from horovod_compress.ops.keys import Key
 from horovod_compress.schedule.plan import Bucket
 
@@ -33,26 +34,24 @@ class TopOne(Codec):
     summary: ClassVar[str] = "the largest value of each tensor"
     samples: ClassVar[tuple[dict[str, Any], ...]] = ({}, {"every": 2})
 
-    def law(self) -> Law:
-        return Law(conserves=True)
+    def properties(self) -> Properties:
+        return Properties(Law(conserves=True), feedback="own")
 
-    def feedback(self) -> Feedback:
-        return "own"
+    def layout(self, bucket: Bucket, world: int) -> Layout:
+        payload = {"payload": (torch.uint8, ENTRY * len(bucket.tensors))}
+        return Layout(payload, state=per_element(bucket, "residual"))
 
-    def regions(self, bucket: Bucket) -> Regions:
-        return {"payload": (torch.uint8, ENTRY * len(bucket.tensors))}
-
-    def offer(self, work: Work, position: int, key: Key) -> int:
-        return int((~work.grad(position).isfinite()).sum())
+    def submit(self, work: Work, positions: Sequence[int], key: Key) -> Counts:
+        return [int((~work.grad(position).isfinite()).sum()) for position in positions]
 
     def _x(self, work: Work, position: int) -> Tensor:
         residual = work.residual_of(position)
         assert residual is not None
         return work.grad(position).to(work_dtype(work.bucket)) + residual
 
-    def encode(self, work: Work, key: Key) -> None:
+    def encode(self, work: Work, parts: Sequence[Part], key: Key) -> None:
         work.used = 0
-        for position in work.present():
+        for position in (part.position for part in parts):
             x = self._x(work, position)
             if not x.any() or (key.step + position) % self.every:
                 continue
@@ -62,19 +61,19 @@ class TopOne(Codec):
             entry[8:].view(torch.float64)[0] = x[own]
             work.used += ENTRY
 
-    def decode(self, work: Work, key: Key, gain: float) -> None:
+    def decode(self, work: Work, parts: Sequence[Part], key: Key, result_scale: float) -> None:
         total = torch.zeros(work.bucket.padded, dtype=torch.float64)
         for payload in work.gathered:
             for at in range(0, payload.numel(), ENTRY):
                 entry = payload[at : at + ENTRY].clone()  # a payload lies in a frame at any address
                 total[entry[:8].view(torch.int64)] += entry[8:].view(torch.float64)
         own = work.gathered[key.rank].clone().view(-1, ENTRY)[:, :8].contiguous().view(torch.int64).view(-1)
-        for position in work.present():
+        for position in (part.position for part in parts):
             x, span = self._x(work, position), work.span(position)
             sent = own[(own >= span.start) & (own < span.stop)] - span.start
             x[sent] = 0
             work.state["residual"][span] = x
-            work.grad(position).copy_(total[span] * (gain / work.world))
+            work.grad(position).copy_(total[span] * (result_scale / work.world))
 
 
 @dataclass(frozen=True)
@@ -88,23 +87,19 @@ class Steps(Codec):
     summary: ClassVar[str] = "momentum in steps"
     samples: ClassVar[tuple[dict[str, Any], ...]] = ({}, {"remember": False})
 
-    def feedback(self) -> Feedback:
-        return "own"
+    def properties(self) -> Properties:
+        return Properties(feedback="own")
 
-    def state(self, bucket: Bucket) -> dict[str, torch.dtype]:
-        return {"residual": work_dtype(bucket), "momentum": work_dtype(bucket)}
+    def layout(self, bucket: Bucket, world: int) -> Layout:
+        return Layout(
+            {"steps": (torch.int32, bucket.padded)},
+            preludes=({"most": (torch.float64, 1)},),
+            state=per_element(bucket, "residual", "momentum"),
+            tables={"largest": (torch.float64, 2)} if self.remember else {},
+        )
 
-    def tables(self, bucket: Bucket) -> Regions:
-        return {"largest": (torch.float64, 2)} if self.remember else {}
-
-    def regions(self, bucket: Bucket) -> Regions:
-        return {"steps": (torch.int32, bucket.padded)}
-
-    def preludes(self, bucket: Bucket) -> tuple[Regions, ...]:
-        return ({"most": (torch.float64, 1)},)
-
-    def offer(self, work: Work, position: int, key: Key) -> int:
-        return int((~work.grad(position).isfinite()).sum())
+    def submit(self, work: Work, positions: Sequence[int], key: Key) -> Counts:
+        return [int((~work.grad(position).isfinite()).sum()) for position in positions]
 
     def _x(self, work: Work, position: int) -> tuple[Tensor, Tensor]:
         """Return (the new momentum, the same and the residual)."""
@@ -112,15 +107,17 @@ class Steps(Codec):
         momentum = work.state["momentum"][span] / 2 + grad
         return momentum, momentum + work.state["residual"][span]
 
-    def begin(self, number: int, work: Work, key: Key) -> None:
+    def before(self, number: int, work: Work, key: Key) -> None:
+        if number == 1:  # the payload
+            return
         most = [float(x.abs().max()) for x in (self._x(work, p)[1] for p in work.present()) if x.numel()]
         work.shared["most"][0] = max(most, default=0.0)
 
-    def merge(self, region: str, start: int, into: Tensor, other: Tensor, weights: tuple[int, int], key: Key) -> None:
-        if region == "most":
-            torch.maximum(into, other, out=into)
+    def combine(self, work: Work, piece: Piece, other: Tensor, weights: tuple[int, int], key: Key) -> None:
+        if piece.region == "most":
+            torch.maximum(piece.values, other, out=piece.values)
         else:
-            into += other
+            piece.values.add_(other)
 
     def _unit(self, work: Work) -> float:
         most = float(work.shared["most"])
@@ -131,17 +128,17 @@ class Steps(Codec):
     def _rounded(self, x: Tensor, unit: float) -> Tensor:
         return (x.double() / (unit or 1.0)).round().nan_to_num().to(torch.int32)
 
-    def encode(self, work: Work, key: Key) -> None:
-        for position in work.present():
+    def encode(self, work: Work, parts: Sequence[Part], key: Key) -> None:
+        for position in (part.position for part in parts):
             work.regions["steps"][work.span(position)] = self._rounded(self._x(work, position)[1], self._unit(work))
 
-    def decode(self, work: Work, key: Key, gain: float) -> None:
+    def decode(self, work: Work, parts: Sequence[Part], key: Key, result_scale: float) -> None:
         unit = self._unit(work)
-        for position in work.present():
+        for position in (part.position for part in parts):
             (momentum, x), span = self._x(work, position), work.span(position)
             work.state["residual"][span] = x - (self._rounded(x, unit) * unit).to(x.dtype)
             work.state["momentum"][span] = momentum
-            work.grad(position).copy_(work.regions["steps"][span] * (unit * gain / work.world))
+            work.grad(position).copy_(work.regions["steps"][span] * (unit * result_scale / work.world))
         if "largest" in work.tables:
             table = work.tables["largest"]
             table[0] = max(float(work.shared["most"]), float(table[0]) / 2)

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from horovod_compress.codecs.base import Algebra, Codec
+from horovod_compress.codecs.base import Algebra, Codec, variants_of
 from horovod_compress.engine.bucket.state import BucketState
 from horovod_compress.exchange import ring
 from horovod_compress.exchange.wire import (
@@ -53,8 +53,8 @@ def steps(codec: Codec) -> dict[str, int]:
     """Return a step for each kind of round that a method has, by the text that a case's name ends with."""
     found: dict[Codec, int] = {}
     for step in range(STEP, STEP + MOST_ROUNDS):
-        found.setdefault(codec.at(step), step)
-    assert set(found) == set(codec.variants())
+        found.setdefault(codec.for_step(step), step)
+    assert set(found) == set(variants_of(codec))
     return {"" if step == STEP else f" @ step {step}": step for step in found.values()}
 
 
@@ -69,8 +69,8 @@ def payload(codec: Codec, dtype: str, step: int = STEP) -> bytes:
         state.count_in(position)
     round_ = state.round(step)
     for number in range(len(round_.preludes)):
-        round_.begin(number, key)
-    round_.codec.encode(round_.work, key)
+        round_.before(number, key)
+    round_.encode(key)
     if round_.codec.algebra is Algebra.GATHER:
         return round_.work.regions["payload"][: round_.work.used].numpy().tobytes()
     return b"".join(array.view(torch.uint8).numpy().tobytes() for array in round_.work.regions.values())

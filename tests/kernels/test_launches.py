@@ -6,6 +6,7 @@ too: on a GPU each is a launch.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,7 +24,7 @@ from horovod_compress.codecs.natural import Natural
 from horovod_compress.codecs.onebit import OneBit
 from horovod_compress.codecs.qsgd import Packed
 from horovod_compress.codecs.terngrad import TernGrad
-from horovod_compress.codecs.work import Work
+from horovod_compress.codecs.work import Counts, Part, Work
 from horovod_compress.exchange.deadline import Deadline
 from horovod_compress.exchange.device import Host
 from horovod_compress.ops.keys import Key
@@ -87,36 +88,40 @@ def on_a_device(codec: Codec, bucket: Bucket) -> tuple[list[Tensor], Started]:
 
 
 class OneByOne(Marsit):
-    """Marsit as if it had no forms for several tensors."""
+    """Marsit as if it took every tensor by itself."""
 
-    def offer(self, work: Work, position: int, key: Key) -> int | Tensor:
-        return super().offer(work, position, key)
+    def submit(self, work: Work, positions: Sequence[int], key: Key) -> Counts:
+        return [super(OneByOne, self).submit(work, [position], key)[0] for position in positions]
 
-    def decode_part(self, work: Work, position: int, start: int, stop: int, key: Key, gain: float) -> None:
-        super().decode_part(work, position, start, stop, key, gain)
+    def decode(self, work: Work, parts: Sequence[Part], key: Key, result_scale: float) -> None:
+        for part in parts:
+            super().decode(work, [part], key, result_scale)
 
 
 class StandardOneByOne(Standard):
     """The same for the norms and codes of Global-QSGD."""
 
-    def offer(self, work: Work, position: int, key: Key) -> int | Tensor:
-        return super().offer(work, position, key)
+    def submit(self, work: Work, positions: Sequence[int], key: Key) -> Counts:
+        return [super(StandardOneByOne, self).submit(work, [position], key)[0] for position in positions]
 
-    def encode_part(self, work: Work, position: int, start: int, stop: int, key: Key) -> None:
-        super().encode_part(work, position, start, stop, key)
+    def encode(self, work: Work, parts: Sequence[Part], key: Key) -> None:
+        for part in parts:
+            super().encode(work, [part], key)
 
-    def decode_part(self, work: Work, position: int, start: int, stop: int, key: Key, gain: float) -> None:
-        super().decode_part(work, position, start, stop, key, gain)
+    def decode(self, work: Work, parts: Sequence[Part], key: Key, result_scale: float) -> None:
+        for part in parts:
+            super().decode(work, [part], key, result_scale)
 
 
 class PackedOneByOne(Packed):
     """The same for the records of QSGD."""
 
-    def offer(self, work: Work, position: int, key: Key) -> int | Tensor:
-        return super().offer(work, position, key)
+    def submit(self, work: Work, positions: Sequence[int], key: Key) -> Counts:
+        return [super(PackedOneByOne, self).submit(work, [position], key)[0] for position in positions]
 
-    def decode_part(self, work: Work, position: int, start: int, stop: int, key: Key, gain: float) -> None:
-        super().decode_part(work, position, start, stop, key, gain)
+    def decode(self, work: Work, parts: Sequence[Part], key: Key, result_scale: float) -> None:
+        for part in parts:
+            super().decode(work, [part], key, result_scale)
 
 
 @each_value
@@ -227,7 +232,7 @@ def test_one_by_one_costs_launches_for_every_tensor() -> None:
         found, started = on_a_device(OneByOne(full_precision_every=0), bucket)
         assert all(map(same_bits, together, found))
         assert started.kernels == 3 * len(bucket.tensors) and started.memsets == 2 * len(bucket.tensors)
-        assert started.operations == [*cleared(bucket), "div_", "copy_", "mul_"]
+        assert started.operations == [*cleared(bucket), "mul_"]
 
 
 def test_counts_of_a_bucket_come_in_one_piece() -> None:

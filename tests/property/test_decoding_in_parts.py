@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -23,8 +24,9 @@ TENSORS = [spec("a", 70, 336), spec("b", 5), spec("empty", 0), spec("c", 9001), 
 
 def _work(codec: Codec, world: int) -> Work:
     offsets_from = Bucket(0, tuple(TensorSpec(t.name, t.shape, "float32") for t in TENSORS))
-    regions = {n: torch.zeros(c, dtype=d) for n, (d, c) in codec.regions(offsets_from).items()}
-    local = {n: torch.zeros(c, dtype=d) for n, (d, c) in codec.local(offsets_from).items()}
+    layout = codec.layout(offsets_from, world)
+    regions = {n: torch.zeros(c, dtype=d) for n, (d, c) in layout.regions.items()}
+    local = {n: torch.zeros(c, dtype=d) for n, (d, c) in layout.local.items()}
     work = Work(offsets_from, world, [None] * len(TENSORS), regions=regions, local=local)
     codec.prepare(work)
     return work
@@ -33,8 +35,10 @@ def _work(codec: Codec, world: int) -> Work:
 def test_a_codec_that_cannot_decode_parts_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(arrivals, "MIN_ELEMENTS", 0)
     codec = registry.create("marsit")
-    monkeypatch.setattr(type(codec), "granule", lambda self, tensor: None)
-    assert arrivals.decoded_by_chunk(codec, _work(codec, 2), [0, 1]) == {}
+    work = _work(codec, 2)
+    layout = codec.layout(work.bucket, 2)
+    assert arrivals.decoded_by_chunk(layout, work, [0, 1])
+    assert arrivals.decoded_by_chunk(replace(layout, cutting=None), work, [0, 1]) == {}
 
 
 def test_an_error_in_decoding_ends_every_rank(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -46,7 +50,7 @@ def test_an_error_in_decoding_ends_every_rank(monkeypatch: pytest.MonkeyPatch) -
         def fails(*_: object) -> None:
             raise ArithmeticError("no luck")
 
-        monkeypatch.setattr(Marsit, "decode_parts", fails)
+        monkeypatch.setattr(Marsit, "decode", fails)
         step = fleet.offer(random_grads(2, TENSORS))
         for reducer in fleet.reducers:
             with pytest.raises(ExchangeError, match=r"no luck|is gone|stopped"):

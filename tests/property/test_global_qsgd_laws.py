@@ -12,6 +12,7 @@ from torch import Tensor
 
 from horovod_compress import ops
 from horovod_compress.codecs import registry
+from horovod_compress.codecs.base import check_world
 from horovod_compress.codecs.work import Work
 from horovod_compress.errors import ConfigError
 from horovod_compress.ops.keys import Key
@@ -309,14 +310,14 @@ def test_too_many_ranks_are_refused_with_what_to_choose() -> None:
     create = registry.create
     for world, advice in ((8, "bits=8"), (200, "bits=16"), (40_000, "exponential")):
         with pytest.raises(ConfigError, match=f"{world} ranks.*choose .*{advice}"):
-            create("global_qsgd", bits=4).check_world(world)
+            check_world(create("global_qsgd", bits=4), world)
     with pytest.raises(ConfigError, match="bits=16"):
-        create("global_qsgd", bits=8).check_world(128)
-    create("global_qsgd", bits=4).check_world(7)
-    create("global_qsgd", bits=8).check_world(127)
-    create("global_qsgd", bits=4, dithering="exponential").check_world(64)
+        check_world(create("global_qsgd", bits=8), 128)
+    check_world(create("global_qsgd", bits=4), 7)
+    check_world(create("global_qsgd", bits=8), 127)
+    check_world(create("global_qsgd", bits=4, dithering="exponential"), 64)
     with pytest.raises(ConfigError, match="at most 64 ranks, got 65; choose bits=8"):
-        create("global_qsgd", bits=4, dithering="exponential").check_world(65)
+        check_world(create("global_qsgd", bits=4, dithering="exponential"), 65)
     with pytest.raises(ConfigError, match="8 ranks"):
         Fleet(8, [spec("w", 10)], "global_qsgd", bits=4)
 
@@ -329,7 +330,7 @@ def test_the_ring_is_refused_for_exponential_dithering() -> None:
 @pytest.mark.parametrize(("norm", "roots"), [(2, 1), (4, 2)])
 def test_roots_are_right_to_the_last_bit(norm: int, roots: int) -> None:
     """Scales decide what every rank decodes: a root that differs between machines would part the ranks."""
-    codec = registry.create("global_qsgd", norm=norm).at(0)
+    codec = registry.create("global_qsgd", norm=norm).for_step(0)
     bucket = Bucket(0, (TensorSpec("a", (16384,), "float64"),))
     sums = torch.rand(16384, generator=torch.Generator().manual_seed(1), dtype=torch.float64) * 4
     expected = sums.tolist()

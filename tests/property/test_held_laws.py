@@ -13,6 +13,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from horovod_compress.codecs.base import variants_of
 from horovod_compress.codecs.dense import FullPrecision
 from horovod_compress.engine import checkpoint
 from horovod_compress.engine.optimizer import held
@@ -337,8 +338,8 @@ def test_a_bucket_that_is_left_uncompressed_for_a_while() -> None:
 def test_every_round_of_a_method_divides_at_the_same_place(sample: Sample) -> None:
     """A round that did not would read what another one kept in other units; full-precision rounds are left out."""
     codec = sample.codec()
-    rounds = [kind for kind in codec.variants() if not isinstance(kind, FullPrecision)]
-    assert {kind.divides() for kind in rounds} == {codec.divides()}
+    rounds = [kind for kind in variants_of(codec) if not isinstance(kind, FullPrecision)]
+    assert {kind.properties().divides for kind in rounds} == {codec.properties().divides}
 
 
 def scaled_by(scale: float, overflow: float = 0.0) -> Callable[[Any], None]:

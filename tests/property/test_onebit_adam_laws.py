@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from horovod_compress.codecs.base import variants_of
 from horovod_compress.codecs.onebit_adam import OneBitAdam
 from horovod_compress.engine import checkpoint
 from horovod_compress.errors import ConfigError
@@ -148,10 +149,10 @@ def test_when_the_scale_of_the_paper_contracts(kind: str) -> None:
 def test_the_bytes_of_a_payload() -> None:
     """A record for each block of each tensor; blocks are not shared between tensors."""
     with Fleet(2, TENSORS, "onebit_adam", block=128) as fleet:
-        (form,) = fleet.methods.codecs[1].variants()
-        regions = form.regions(fleet.plan.buckets[0])
-        assert regions["records"] == (torch.uint8, (6 + 1 + 3 + 0) * (4 + 16))
-        assert form.records() == {"records": 20}
+        (form,) = variants_of(fleet.methods.codecs[1])
+        layout = form.layout(fleet.plan.buckets[0], 2)
+        assert layout.regions["records"] == (torch.uint8, (6 + 1 + 3 + 0) * (4 + 16))
+        assert layout.records == {"records": 20}
 
 
 @pytest.mark.parametrize(

@@ -121,9 +121,9 @@ def test_what_travels_as_it_is() -> None:
     codec = PowerSgd(rank=2)
     assert [codec.rank_of(tensor) for tensor in tensors] == [0, 0, 0, 0, 2]
     with Fleet(2, tensors, codec) as fleet:
-        regions = codec.regions(fleet.plan.buckets[0])
-        assert regions["right"][1] == 2 * 45 and regions["values"][1] == 900 + 12 + 1 + 80
-        assert codec.preludes(fleet.plan.buckets[0])[0]["left"][1] == 2 * 8
+        layout = codec.layout(fleet.plan.buckets[0], 2)
+        assert layout.regions["right"][1] == 2 * 45 and layout.regions["values"][1] == 900 + 12 + 1 + 80
+        assert layout.preludes[0]["left"][1] == 2 * 8
         grads = random_grads(2, tensors)
         result = fleet.step(grads)[0]
         for tensor in tensors[:-1]:

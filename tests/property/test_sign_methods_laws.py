@@ -8,13 +8,16 @@ import pytest
 import torch
 from torch import Tensor
 
+from horovod_compress.codecs.base import Piece
 from horovod_compress.codecs.ef_signsgd import EfSignSgd
 from horovod_compress.codecs.onebit import OneBit
 from horovod_compress.codecs.shared.gathered_signs import GatheredSigns
 from horovod_compress.codecs.signsgd import SignSgd
 from horovod_compress.codecs.signum import Signum
+from horovod_compress.codecs.work import Work
 from horovod_compress.errors import ConfigError, CorruptFrameError, HorovodCompressError
 from horovod_compress.ops.keys import Key
+from horovod_compress.schedule.plan import Bucket
 from tests.support.local import Fleet, all_same, one_tensor, random_grads, same_bits, spec
 
 F64 = torch.float64
@@ -56,10 +59,11 @@ def test_votes_on_noise_have_no_direction(method: str, world: int) -> None:
 def test_coins_do_not_depend_on_who_folds_or_in_what_pieces() -> None:
     parts = [torch.randint(-(1 << 62), 1 << 62, (40,), generator=torch.Generator().manual_seed(r)) for r in range(2)]
     codec, key, whole = SignSgd(), Key(5, 6, 7, 0), parts[0].clone()
-    codec.fold("bits", 100, whole, [parts[1]], key)
+    work = Work(Bucket(0, ()), 2, [])
+    codec.fold(work, Piece("bits", 100, whole, whole), [parts[1]], key)
     cut, other = parts[0].clone(), key.at(rank=1, hop=3)
-    codec.fold("bits", 100, cut[:13], [parts[1][:13]], other)
-    codec.fold("bits", 113, cut[13:], [parts[1][13:]], other)
+    codec.fold(work, Piece("bits", 100, cut[:13], cut[:13]), [parts[1][:13]], other)
+    codec.fold(work, Piece("bits", 113, cut[13:], cut[13:]), [parts[1][13:]], other)
     assert torch.equal(whole, cut)
 
 
@@ -222,8 +226,8 @@ def test_options(codec: type, options: dict) -> None:
 def test_a_payload_of_another_length_is_an_error(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
     encode = GatheredSigns.encode
 
-    def short(self: GatheredSigns, work: object, key: Key) -> None:
-        encode(self, work, key)
+    def short(self: GatheredSigns, work: object, parts: object, key: Key) -> None:
+        encode(self, work, parts, key)
         work.used -= 4 * (key.rank == 1)
 
     grads = random_grads(2, [spec("a", 100)])

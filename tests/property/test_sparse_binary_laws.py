@@ -80,7 +80,7 @@ def _encoded(tensors: list[TensorSpec], codec: SparseBinary) -> tuple[int, int]:
         state.claim(0, 1.0)
         state.offer(0, torch.randn(tensor.shape, generator=generator), Key(0, 0, index, 0), False)
         round_ = state.round(0)
-        round_.codec.encode(round_.work, Key(0, 0, index, 0))
+        round_.encode(Key(0, 0, index, 0))
         total += round_.work.used
         positions += round_.work.memo["kept"][0]
     return total, positions
@@ -100,7 +100,7 @@ def test_ratio_on_the_shapes_of_resnet50(preset: int, paper: int) -> None:
     tensors = [spec(row["name"], *map(int, row["shape"].split("x"))) for row in rows]
     codec = SparseBinary(preset=preset)
     total, _ = _encoded(tensors, codec)
-    dense = 4 * sum(tensor.count for tensor in tensors) * codec.communication_delay()
+    dense = 4 * sum(tensor.count for tensor in tensors) * codec.properties().communication_delay
     print(f"preset {preset}: {dense / total:.0f} times below float32")
     assert dense / total >= paper
 
@@ -108,8 +108,8 @@ def test_ratio_on_the_shapes_of_resnet50(preset: int, paper: int) -> None:
 def test_presets() -> None:
     assert PRESETS == {1: (1, 0.001), 2: (10, 0.01), 3: (100, 0.01)}
     assert SparseBinary(preset=2).most(spec("a", 1000)) == SparseBinary(0.01).most(spec("a", 1000)) == 10
-    assert SparseBinary().most(spec("a", 1000)) == 10 and SparseBinary().communication_delay() == 1
-    assert SparseBinary(preset=1).most(spec("a", 1000)) == 1 == SparseBinary(preset=1).communication_delay()
+    assert SparseBinary().most(spec("a", 1000)) == 10 and SparseBinary().properties().communication_delay == 1
+    assert SparseBinary(preset=1).most(spec("a", 1000)) == 1 == SparseBinary(preset=1).properties().communication_delay
     assert SparseBinary(0.3).most(spec("a", 10)) == 3  # 0.3 as a binary fraction would give 4 with some numbers
 
 

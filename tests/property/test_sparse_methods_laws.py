@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from horovod_compress.codecs.base import variants_of
 from horovod_compress.codecs.dgc import Dgc
 from horovod_compress.codecs.randomk import RandomK
 from horovod_compress.codecs.shared.sections import Sections
@@ -94,11 +95,11 @@ def test_dgc_of_everything_is_momentum_sgd() -> None:
 
 def test_the_densities_of_a_warm_up() -> None:
     codec = Dgc(density=0.001, ramp_steps=8)
-    assert [codec.at(step).density for step in range(0, 10, 2)] == [0.25, 0.0625, 0.015625, 0.00390625, 0.001]
-    assert codec.at(7).density == 0.00390625 and codec.at(10**6) == Dgc(density=0.001)
-    assert {codec.at(step) for step in range(9)} == set(codec.variants())
-    assert Dgc(density=0.3, ramp_steps=5).variants() == (Dgc(density=0.3),)
-    assert {Dgc(ramp_steps=2).at(step) for step in range(5)} == set(Dgc(ramp_steps=2).variants())
+    assert [codec.for_step(step).density for step in range(0, 10, 2)] == [0.25, 0.0625, 0.015625, 0.00390625, 0.001]
+    assert codec.for_step(7).density == 0.00390625 and codec.for_step(10**6) == Dgc(density=0.001)
+    assert {codec.for_step(step) for step in range(9)} == set(variants_of(codec))
+    assert variants_of(Dgc(density=0.3, ramp_steps=5)) == (Dgc(density=0.3),)
+    assert {Dgc(ramp_steps=2).for_step(step) for step in range(5)} == set(variants_of(Dgc(ramp_steps=2)))
 
 
 def test_the_places_of_randomk_are_those_of_all_ranks() -> None:
@@ -166,10 +167,10 @@ def test_dgc_clips_each_rank_before_anything_waits() -> None:
 def test_sections_that_may_pass_what_their_table_can_say_are_refused() -> None:
     """Lengths are int32."""
     bucket = Bucket(0, (spec("w", 1 << 30),))
-    TopK(density=0.01).check_bucket(bucket)
+    TopK(density=0.01).layout(bucket, 2)
     for codec in (TopK(density=0.6), Dgc(density=0.6)):
         with pytest.raises(ConfigError, match="lower density"):
-            codec.check_bucket(bucket)
+            codec.layout(bucket, 2)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from horovod_compress.codecs import registry
-from horovod_compress.codecs.base import Codec
+from horovod_compress.codecs.base import Codec, check_world, variants_of
 from horovod_compress.errors import ConfigError
 from horovod_compress.exchange.choose import chooser
 from horovod_compress.options import EXCHANGES
@@ -52,11 +52,11 @@ class Sample:
 
     def worlds(self, *wanted: int) -> list[int]:
         """Return which of these numbers of ranks the options can serve."""
-        return [world for world in wanted if not _refused(lambda: self.codec().check_world(world))]
+        return [world for world in wanted if not _refused(lambda: check_world(self.codec(), world))]
 
     def exchanges(self) -> list[str]:
         """Return the values of ``exchange`` that fit every kind of round."""
-        kinds = self.codec().variants()
+        kinds = variants_of(self.codec())
         return [e for e in EXCHANGES if not any(_refused(lambda: chooser(e)(kind, 1, 2)) for kind in kinds)]
 
 
@@ -74,7 +74,8 @@ def samples_of(kind: type[Codec]) -> Iterator[Sample]:
 
 def keeps_anything(codec: Codec) -> bool:
     """Return whether a method keeps anything from step to step."""
-    return bool(codec.state(ANY_BUCKET) or codec.tables(ANY_BUCKET))
+    layout = codec.layout(ANY_BUCKET, 1)
+    return bool(layout.state or layout.tables)
 
 
 def _refused(ask: Any) -> bool:

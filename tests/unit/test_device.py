@@ -82,10 +82,10 @@ def test_a_gradient_elsewhere_is_refused() -> None:
 
 
 def _tensor_counts(kind: Any) -> Callable[..., Tensor]:
-    offer = kind.offer
+    submit = kind.submit
 
     def counted(self: Any, *arguments: Any) -> Tensor:
-        return torch.tensor([offer(self, *arguments)])
+        return torch.as_tensor(submit(self, *arguments))
 
     return counted
 
@@ -108,7 +108,7 @@ def test_counts_may_be_tensors(apart: bool, monkeypatch: pytest.MonkeyPatch) -> 
 
     numbers = steps()
     for kind in (Marsit, Dense):
-        monkeypatch.setattr(kind, "offer", _tensor_counts(kind))
+        monkeypatch.setattr(kind, "submit", _tensor_counts(kind))
     if apart:
         with everything_apart():
             tensors = steps()
@@ -192,7 +192,7 @@ def test_counts_are_fetched_to_memory_of_their_own(monkeypatch: pytest.MonkeyPat
             self.given += 1
             return super().host_zeros(count, dtype)
 
-    monkeypatch.setattr(Marsit, "offer", _tensor_counts(Marsit))
+    monkeypatch.setattr(Marsit, "submit", _tensor_counts(Marsit))
     with everything_apart(Giving):
         with Fleet(2, TENSORS, "marsit", full_precision_every=0, nonfinite="propagate") as fleet:
             fleet.step(random_grads(2, TENSORS, seed=0))

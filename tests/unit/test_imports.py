@@ -31,7 +31,7 @@ LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
 #: What a room inside a room may import of the rest of that room.
 INNER = {
     "cli.verbs": {"cli.kernel_times", "cli.launchers"},
-    "codecs.shared": {"codecs.base", "codecs.feedback", "codecs.law", "codecs.work"},
+    "codecs.shared": {"codecs.base", "codecs.law", "codecs.layout", "codecs.work"},
     "engine.agreement": {"engine.methods"},
     "engine.bucket": set(),
     "engine.optimizer": {"engine.methods", "engine.reducer", "engine.sealed"},
@@ -51,6 +51,7 @@ FOR_CODECS = {
     "codecs.dense",
     "codecs.feedback",
     "codecs.law",
+    "codecs.layout",
     "codecs.registry",
     "codecs.shared",
     "codecs.work",

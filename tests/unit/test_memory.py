@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,9 @@ import torch
 
 from benchmarks import memory
 from horovod_compress.codecs import registry
+from horovod_compress.codecs.base import Codec
+from horovod_compress.codecs.layout import Layout
+from horovod_compress.schedule.plan import Bucket
 from tests.support.local import Fleet, spec
 from tests.support.marks import slow
 
@@ -43,7 +47,12 @@ def test_the_table_has_every_method() -> None:
 def test_memory_that_is_kept_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     """The negative: a method that keeps a copy of its payload."""
     codec = registry.codec_class("none")
-    monkeypatch.setattr(codec, "local", lambda self, bucket: {"copy": (torch.float32, bucket.padded)})
+    usual = codec.layout
+
+    def keeps(self: Codec, bucket: Bucket, world: int) -> Layout:
+        return replace(usual(self, bucket, world), local={"copy": (torch.float32, bucket.padded)})
+
+    monkeypatch.setattr(codec, "layout", keeps)
     found = memory.measure(codec(), 2, ELEMENTS)
     assert found.total > rows()["none"][-1] + 0.9
 

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 
+from horovod_compress.codecs.base import Codec
 from horovod_compress.codecs.by_step import ByStep, by_step, method
 from horovod_compress.codecs.dense import FullPrecision
 from horovod_compress.engine.methods import Methods, numbered, parse, per_layer
@@ -143,8 +144,14 @@ def test_nothing_waits_for_a_method_that_would_never_send_it(before: str, after:
             assert all_same(results) and all(bool(t.isfinite().all()) for t in results[0].values())
             waits = float(sum(t.abs().sum() for r in fleet.reducers for t in r.kept.residuals().values()))
             assert waits > 0 or number > 1 or before == "marsit"
-        if not fleet.methods.codecs[1].stages[1][1].takes_over() and after != "powersgd":
+        if not _drains(fleet.methods.codecs[1].stages[1][1]) and after != "powersgd":
             assert waits == 0
+
+
+def _drains(codec: Codec) -> bool:
+    """Return whether a method sends what any other has left."""
+    found = codec.properties()
+    return found.feedback != "none" and found.drains_residual
 
 
 def test_what_only_one_method_would_send_must_stay_with_it() -> None:
@@ -215,12 +222,12 @@ def test_what_are_no_stages_is_refused(given: tuple[Any, ...], text: str) -> Non
 
 def test_a_label_that_nobody_knows_is_an_error() -> None:
     with pytest.raises(ConfigError, match="returned 'late' for step 2; methods has 'early'"):
-        by_step(_plain, {"early": "none"}).at(2)
+        by_step(_plain, {"early": "none"}).for_step(2)
 
 
 def test_a_function_that_fails_is_an_error() -> None:
     with pytest.raises(ConfigError, match="the function given to by_step raised ZeroDivisionError for step 2"):
-        by_step(lambda step: 1 // (step - 2), {-1: "none"}).at(2)
+        by_step(lambda step: 1 // (step - 2), {-1: "none"}).for_step(2)
 
 
 @pytest.mark.parametrize("given", [None, 3, ["marsit"], {"*": "topk"}, by_step, method])

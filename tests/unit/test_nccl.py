@@ -527,12 +527,12 @@ class Member:
         self.state.take_over(Deadline(10.0))
 
     def prelude(self, number: int) -> Iterator[Transfer]:
-        self.round.begin(number, self.key)
+        self.round.before(number, self.key)
         prelude = self.round.preludes[number]
-        return prelude.collective.steps(self.link, prelude.layout, self.round.before(self.key), Bad())
+        return prelude.collective.steps(self.link, prelude.layout, self.round.reduction(self.key), Bad())
 
     def payload(self) -> Iterator[Transfer]:
-        self.round.codec.encode(self.round.work, self.key)
+        self.round.encode(self.key)
         reduction = CodecReduction(self.round.codec, self.round.work, self.key)
         return self.round.collective.steps(self.link, self.round.layout, reduction, Bad())
 
@@ -572,7 +572,7 @@ VIRTUAL = [
 def check_virtual(method: str, exchange: str, options: dict[str, Any], world: int, where: Host, link: Link) -> None:
     codec = create(method, **options)
     expected = over_local(method, world, exchange, **options)
-    found = consensus(codec.at(0), world, exchange, where, link)
+    found = consensus(codec.for_step(0), world, exchange, where, link)
     for mine, theirs in zip(found, expected, strict=True):
         for name, region in theirs.items():
             assert torch.equal(mine[name].view(torch.uint8), region.view(torch.uint8)), (method, exchange, name)

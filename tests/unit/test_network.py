@@ -150,10 +150,11 @@ def test_bytes_are_those_of_the_codec(name: str) -> None:
     codec = registry.create(name)
     for kind, share in rounds(codec):
         found = traffic(kind, bucket(300, 400), 4)
-        sent = kind.regions(bucket(300, 400))
-        passed_on = sent | (kind.results(bucket(300, 400)) if found.payload.collective == "fold" else {})
+        layout = kind.layout(bucket(300, 400), 2)
+        sent = layout.regions
+        passed_on = sent | (layout.results if found.payload.collective == "fold" else {})
         assert 0 < share <= 1 and found.payload.nbytes == (nbytes(sent) + nbytes(passed_on)) / 2
-        assert len(found.preludes) == len(kind.preludes(bucket(300, 400)))
+        assert len(found.preludes) == len(layout.preludes)
         assert found.payload.collective in FORMULAS
     assert sum(share for _, share in rounds(codec)) == pytest.approx(1)
 

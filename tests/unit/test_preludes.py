@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import pytest
@@ -12,9 +13,10 @@ from torch import Tensor
 
 from horovod_compress import ops
 from horovod_compress.codecs import registry
-from horovod_compress.codecs.base import Algebra, Codec
+from horovod_compress.codecs.base import Algebra, Codec, Piece, variants_of
 from horovod_compress.codecs.dense import Uncompressed
-from horovod_compress.codecs.work import Regions, Work
+from horovod_compress.codecs.layout import Layout
+from horovod_compress.codecs.work import Part, Regions, Work
 from horovod_compress.engine.bucket import arrivals
 from horovod_compress.errors import ExchangeError, NonFiniteError
 from horovod_compress.exchange.choose import for_prelude
@@ -32,30 +34,36 @@ class Centred(Uncompressed):
     name: ClassVar[str] = "centred"
     algebra: ClassVar[Algebra] = Algebra.SUM
 
-    def preludes(self, bucket: Bucket) -> tuple[Regions, ...]:
-        return {"least": (torch.float32, 1), "ranks": (torch.float64, 2)}, {"sums": (torch.float64, bucket.padded)}
+    def layout(self, bucket: Bucket, world: int) -> Layout:
+        preludes: tuple[Regions, ...] = (
+            {"least": (torch.float32, 1), "ranks": (torch.float64, 2)},
+            {"sums": (torch.float64, bucket.padded)},
+        )
+        return replace(super().layout(bucket, world), preludes=preludes)
 
-    def begin(self, number: int, work: Work, key: Key) -> None:
+    def before(self, number: int, work: Work, key: Key) -> None:
         x = work.grad(0).double()
         if number == 0:
             work.shared["least"][0] = x.min()
             work.shared["ranks"][:] = torch.tensor([1.0, key.rank])
-        else:
+        elif number == 1:
             assert work.shared["ranks"].tolist() == [work.world, sum(range(work.world))]
             work.shared["sums"][: x.numel()] = x - work.shared["least"].double()
 
-    def merge(self, region: str, start: int, into: Tensor, other: Tensor, weights: tuple[int, int], key: Key) -> None:
-        if region == "least":
-            torch.minimum(into, other, out=into)
+    def combine(self, work: Work, piece: Piece, other: Tensor, weights: tuple[int, int], key: Key) -> None:
+        if piece.region == "least":
+            torch.minimum(piece.values, other, out=piece.values)
         else:
-            ops.dense_add(into, other)
+            ops.dense_add(piece.values, other)
 
-    def decode_part(self, work: Work, position: int, start: int, stop: int, key: Key, gain: float) -> None:
-        super().decode_part(work, position, start, stop, key, gain)
-        x = work.grad(0)[start:stop]
-        found = (work.shared["sums"][start:stop] / work.world + work.shared["least"].double()).float()
-        assert float((found - x).abs().max()) < 1e-5
-        x.copy_(found)
+    def decode(self, work: Work, parts: Sequence[Part], key: Key, result_scale: float) -> None:
+        super().decode(work, parts, key, result_scale)
+        for part in parts:
+            own = slice(part.start, part.stop)
+            x = work.grad(0)[own]
+            found = (work.shared["sums"][own] / work.world + work.shared["least"].double()).float()
+            assert float((found - x).abs().max()) < 1e-5
+            x.copy_(found)
 
 
 @pytest.mark.parametrize("least", [0, COUNT + 1])
@@ -173,4 +181,4 @@ def test_a_silent_rank_is_late() -> None:
 def test_other_methods_have_no_prelude(method: str) -> None:
     codec: Codec = registry.create(method)
     bucket = Fleet(1, [spec("w", 100)], method).plan.buckets[0]
-    assert all(variant.preludes(bucket) == () for variant in codec.variants())
+    assert all(kind.layout(bucket, 2).preludes == () for kind in variants_of(codec))

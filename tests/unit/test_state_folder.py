@@ -67,7 +67,7 @@ class Team:
 
     def load(self, folder: Path, residuals: str = "refuse") -> list[HorovodCompressError | None]:
         fleet = self._fleet
-        owned = {name for codec in fleet.methods.codecs for kind in codec.variants() for name in kind.folded}
+        owned = fleet.methods.folded()
 
         def call(rank: int) -> None:
             reducer = fleet.reducers[rank]

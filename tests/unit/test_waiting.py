@@ -11,12 +11,10 @@ import pytest
 import torch
 
 from horovod_compress.codecs.base import Codec
-from horovod_compress.codecs.dense import Momentum, Uncompressed
 from horovod_compress.codecs.global_qsgd import Standard
 from horovod_compress.codecs.marsit import Marsit
-from horovod_compress.codecs.natural import Natural
 from horovod_compress.codecs.topk import TopK
-from horovod_compress.codecs.work import Part, Work
+from horovod_compress.codecs.work import Work
 from horovod_compress.engine.bucket.state import BucketState
 from horovod_compress.errors import ExchangeError
 from horovod_compress.exchange import ring
@@ -60,7 +58,7 @@ def test_a_bucket_that_cannot_be_taken_in_is_an_error_for_whoever_waits(monkeypa
         raise RuntimeError("out of memory")
 
     with everything_apart(), Fleet(2, TENSORS, "marsit", full_precision_every=0) as fleet:
-        monkeypatch.setattr(Marsit, "offer_all", refuse)
+        monkeypatch.setattr(Marsit, "submit", refuse)
         reducer, grads = fleet.reducers[0], random_grads(2, TENSORS)[0]
         *first, last = reducer.plan.names()
         steps = [reducer.offer(reducer.plan.names().index(name), grads[name]) for name in first]
@@ -70,27 +68,6 @@ def test_a_bucket_that_cannot_be_taken_in_is_an_error_for_whoever_waits(monkeypa
             reducer.result(0, steps[0])
 
 
-class _Clip:
-    def offer(self, work: Work, position: int, key: Key) -> Any:
-        work.grad(position).clamp_(-1, 1)
-        return super().offer(work, position, key)  # type: ignore[misc]
-
-
-def test_what_a_class_redefines_holds_on_devices_too() -> None:
-    class Mixed(_Clip, Marsit):
-        pass
-
-    class Encodes(Marsit):
-        def encode(self, work: Work, key: Key) -> None:
-            super().encode(work, key)
-
-    class Further(Mixed):
-        pass
-
-    assert not Mixed(0).offers_together() and not Encodes(0).offers_together() and not Further(0).offers_together()
-    assert Marsit(0).offers_together() and Uncompressed().offers_together()
-
-
 def test_no_old_steps_are_sent_for_tensors_that_are_not_there() -> None:
     with everything_apart(), Fleet(2, TENSORS, "marsit", full_precision_every=0, step_size="tensor") as fleet:
         state = fleet.reducers[0].buckets[0]
@@ -98,7 +75,7 @@ def test_no_old_steps_are_sent_for_tensors_that_are_not_there() -> None:
         work = state.round(1).work
         work.grads[:] = [None if t.name == "a" else torch.ones(t.count) for t in state.bucket.tensors]
         work.regions["steps"].fill_(3.0)
-        state.round(1).codec.encode(work, KEY)
+        state.round(1).encode(KEY)
         a = [t.name for t in state.bucket.tensors].index("a")
         assert not work.regions["steps"][work.memo["steps"][a]].any() and work.regions["steps"].any()
 
@@ -107,14 +84,14 @@ def test_the_launch_follows_on_every_stream_that_gradients_come_from(monkeypatch
     where = Streams()
     state = BucketState(Bucket(0, tuple(TENSORS)), Marsit(0), 0, 1, lambda *_: ring, where)
     followed: list[Any] = []
-    together = Marsit.offer_all
+    together = Marsit.submit
 
     def watched(codec: Marsit, work: Work, positions: list[int], key: Key) -> Any:
         followed.extend(where.followed)
         assert positions == list(range(len(TENSORS)))
         return together(codec, work, positions, key)
 
-    monkeypatch.setattr(Marsit, "offer_all", watched)
+    monkeypatch.setattr(Marsit, "submit", watched)
     for name, positions in (("first", (4, 1)), ("second", (0, 2))):
         thread = threading.Thread(target=lambda mine=positions: [_offer(state, p) for p in mine], name=name)
         thread.start()
@@ -130,7 +107,7 @@ def test_the_launch_follows_on_every_stream_that_gradients_come_from(monkeypatch
     ("codec", "device", "zero"), [(Marsit(0), Host(), False), (Marsit(0), Streams(), True), (TopK(), Streams(), False)]
 )
 def test_others_do_not_wait(codec: Codec, device: Host, zero: bool) -> None:
-    """On the CPU, where a count is wanted at once, and with methods that have no form for several tensors."""
+    """On the CPU, where a count is wanted at once, and with methods whose kernels take one tensor."""
     state = BucketState(Bucket(0, tuple(TENSORS)), codec, 0, 1, lambda *_: ring, device)
     for position in range(len(TENSORS)):
         _offer(state, position, zero)
@@ -184,25 +161,6 @@ def test_values_that_are_not_finite_are_found_in_their_tensor(nonfinite: str) ->
         found = [r.result(fleet._index["c"], step) for r in fleet.reducers]
         assert all(bool(result.isnan().all()) == (nonfinite == "propagate") for result in found)
         assert [reducer.metrics.nonfinite for reducer in fleet.reducers] == [1, 1]
-
-
-def test_a_class_with_a_form_of_its_own_for_one_tensor_has_no_other_for_several() -> None:
-    seen = []
-
-    class Own(Uncompressed):
-        def decode_part(self, work: Work, position: int, start: int, stop: int, key: Key, gain: float) -> None:
-            seen.append(Part(position, start, stop))
-
-    class OwnCodes(Natural):
-        def encode_part(self, work: Work, position: int, start: int, stop: int, key: Key) -> None:
-            seen.append(Part(position, start, stop))
-
-    assert Uncompressed().offers_together() and Own().offers_together() and not Momentum().offers_together()
-    parts, work = [Part(0, 0, 5), Part(1, 3, 4)], Work(Bucket(0, tuple(TENSORS)), 1, [])
-    Own().decode_parts(work, parts, KEY, 1.0)
-    assert OwnCodes().offers_together()
-    OwnCodes().encode_parts(work, parts, KEY)
-    assert seen == [*parts, *parts]
 
 
 @pytest.mark.parametrize("norm", [1, 2, 4])

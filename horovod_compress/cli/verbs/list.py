@@ -77,19 +77,18 @@ def rows() -> list[dict[str, Any]]:
 
 def entry(kind: Any, options: dict[str, Any]) -> dict[str, Any]:
     """Return one row of the table: a method with the options given."""
-    from horovod_compress.codecs.base import Algebra
+    from horovod_compress.codecs.base import Algebra, variants_of
     from horovod_compress.exchange.choose import fitting
     from horovod_compress.planner.traffic import nbytes
     from horovod_compress.schedule.plan import Bucket, TensorSpec
 
     codec = kind(**options)
     bucket = Bucket(0, (TensorSpec("weight", (_ELEMENTS // 1024, 1024), "float32"),))
-    form, law = codec.variants()[0], codec.law()
-    own = form.regions(bucket)
-    passed_on = own | form.results(bucket)  # as much is sent of the one as of the other
-    size = (nbytes(own) + nbytes(passed_on)) / 2 + sum(map(nbytes, form.preludes(bucket)))
-    tables = nbytes(codec.tables(bucket))
-    kept = sum(dtype.itemsize for dtype in codec.state(bucket).values()) + tables / _ELEMENTS
+    form, law = variants_of(codec)[0], codec.properties().law
+    layout, whole = form.layout(bucket, 1), codec.layout(bucket, 1)
+    passed_on = layout.regions | layout.results  # as much is sent of the one as of the other
+    size = (nbytes(layout.regions) + nbytes(passed_on)) / 2 + sum(map(nbytes, layout.preludes))
+    kept = sum(dtype.itemsize for dtype in whole.state.values()) + nbytes(whole.tables) / _ELEMENTS
     return {
         "method": codec.name,
         "options": options,
@@ -140,10 +139,11 @@ def markdown() -> str:
 
 
 def _cells(kind: Any) -> tuple[str, ...]:
+    from horovod_compress.codecs.base import variants_of
     from horovod_compress.exchange import wire
     from horovod_compress.fronts import help_text
 
-    one, form = entry(kind, {}), kind().variants()[0]
+    one, form = entry(kind, {}), variants_of(kind())[0]
     options = ", ".join(f"`{field.name}={help_text.shown(field.default)}`" for field in dataclasses.fields(kind))
     page = f"[{kind.page.partition('#')[0]}]({kind.page})" if kind.page else ""
     return (
@@ -159,11 +159,12 @@ def _cells(kind: Any) -> tuple[str, ...]:
 
 def _exchanges(kind: Any) -> str:
     """Return the collectives that fit, and the single options with which others do."""
+    from horovod_compress.codecs.base import variants_of
     from horovod_compress.exchange.choose import fitting
     from horovod_compress.fronts import help_text
 
     def fit(options: dict[str, Any]) -> str:
-        *names, last = fitting(kind(**options).variants()[0].algebra)
+        *names, last = fitting(variants_of(kind(**options))[0].algebra)
         return f"{', '.join(names)} or {last}" if names else last
 
     usual = fit({})

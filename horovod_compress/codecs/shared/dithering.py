@@ -7,7 +7,8 @@ norms of rows over all ranks, or the norm of the bucket.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -16,8 +17,9 @@ from torch import Tensor
 from ... import ops
 from ...ops.keys import DITHER, Key
 from ...schedule.plan import Bucket, TensorSpec
-from ..base import Codec
-from ..work import Part, Regions, Work, work_dtype
+from ..base import Codec, Piece, Properties
+from ..layout import Cutting, Layout
+from ..work import Counts, Part, Work, slices, work_dtype
 
 #: Blocks are whole chunks of the kernels; a scale of 32 bits then costs 1/8 bit per element at most.
 BLOCK_UNIT = 256
@@ -31,161 +33,152 @@ def whole(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
 
 
+@dataclass(frozen=True)
+class Rows:
+    """Which elements share a scale, and how that is found.
+
+    Attributes:
+        power: which power of ``|x|`` norms add up; 0 for the maximum.
+        block: how many elements make a row; 0 for all of a tensor.
+        one_scale: all rows of a bucket have one scale; None: where there are no blocks.
+    """
+
+    power: int = 0
+    block: int = 0
+    one_scale: bool | None = None
+
+    @property
+    def shared(self) -> bool:
+        """Whether all rows of a bucket have one scale."""
+        return not self.block if self.one_scale is None else self.one_scale
+
+    def number(self, tensor: TensorSpec) -> int:
+        """Return how many rows a tensor has."""
+        return -(-tensor.count // self.block) if self.block else 1
+
+    def length(self, tensor: TensorSpec) -> int:
+        """Return how many elements a row has."""
+        return self.block or max(1, tensor.count)
+
+    def granule(self, tensor: TensorSpec) -> int:
+        """Return of how many elements parts are multiples: whole rows, where a tensor has several."""
+        return self.block if 0 < self.block < tensor.count else BLOCK_UNIT
+
+
 class Dithering(Codec):
     """The norms, and where codes lie; how numbers become codes is the method's own business."""
 
     bits: int  # the fields of the methods
 
+    @property
+    def rows(self) -> Rows:
+        """Which elements share a scale."""
+        return Rows()
+
+    def properties(self) -> Properties:
+        return Properties(batched=True)
+
     # ---- layout ----
 
-    def _power(self) -> int:
-        """Return which power of ``|x|`` norms add up; 0 for the maximum."""
-        return 0
-
-    def _block(self) -> int:
-        """Return how many elements make a row; 0 for all of a tensor."""
-        return 0
-
-    def _one_scale(self) -> bool:
-        """Return whether all rows of a bucket have one scale."""
-        return not self._block()
-
-    def _rows(self, tensor: TensorSpec) -> int:
-        block = self._block()
-        return -(-tensor.count // block) if block else 1
-
-    def _row(self, tensor: TensorSpec) -> int:
-        return self._block() or max(1, tensor.count)
-
-    def _parts(self, bucket: Bucket) -> int:
-        return sum(self._rows(tensor) for tensor in bucket.tensors)
-
-    def _norms(self, bucket: Bucket) -> tuple[torch.dtype, int]:
-        dtype = torch.float64 if self._power() else work_dtype(bucket)
-        return dtype, 1 if self._one_scale() else self._parts(bucket)
-
-    def regions(self, bucket: Bucket) -> Regions:
-        return {"codes": ops.code_layout(self.bits, bucket.padded)}
-
-    def preludes(self, bucket: Bucket) -> tuple[Regions, ...]:
-        return ({"norms": self._norms(bucket)},)
-
-    def local(self, bucket: Bucket) -> Regions:
-        dtype, count = self._norms(bucket)
-        return {"parts": (dtype, self._parts(bucket)), "scales": (work_dtype(bucket), count)}
+    def layout(self, bucket: Bucket, world: int) -> Layout:
+        rows = self.rows
+        number, dtype = sum(map(rows.number, bucket.tensors)), torch.float64 if rows.power else work_dtype(bucket)
+        scales = 1 if rows.shared else number
+        return Layout(
+            {"codes": ops.code_layout(self.bits, bucket.padded)},
+            preludes=({"norms": (dtype, scales)},),
+            local={"parts": (dtype, number), "scales": (work_dtype(bucket), scales)},
+            cutting=Cutting([rows.granule(tensor) for tensor in bucket.tensors], self._needs, encoding=True),
+        )
 
     def prepare(self, work: Work) -> None:
-        parts, start = [], 0
-        for tensor in work.bucket.tensors:
-            parts.append(slice(start, start + self._rows(tensor)))
-            start = parts[-1].stop
-        work.memo["parts"] = parts
+        rows, tensors = self.rows, work.bucket.tensors
+        parts = slices([rows.number(tensor) for tensor in tensors])
+        work.memo["parts"], work.memo["lengths"] = parts, [rows.length(tensor) for tensor in tensors]
+        # An empty tensor may have a place, but no row that could be measured.
+        placed = zip(parts, tensors, strict=True)
+        work.memo["rows"] = [own if tensor.count else slice(own.start, own.start) for own, tensor in placed]
+        work.memo["scales"] = [0 if rows.shared else own.start for own in parts]
 
-    def _first_scale(self, work: Work, position: int) -> int:
-        """Return where the scales of one tensor begin: the bucket's only one, or one for each of its rows."""
-        return 0 if self._one_scale() else int(work.memo["parts"][position].start)
-
-    def _places(self, work: Work, position: int, start: int, stop: int) -> slice:
-        """Return where the codes of elements ``start`` to ``stop`` of a tensor lie.
-
-        Tensors and their parts start at whole bytes.
-        """
-        first, packed = work.span(position).start, 2 if self.bits == 4 else 1
-        return slice((first + start) // packed, -(-(first + stop) // packed))
+    def _place(self, work: Work, part: Part) -> slice:
+        """Return where the codes of a part lie. Tensors and their parts start at whole bytes."""
+        own, packed = work.place(part), 2 if self.bits == 4 else 1
+        return slice(own.start // packed, -(-own.stop // packed))
 
     # ---- norms ----
 
-    def offer(self, work: Work, position: int, key: Key) -> int | Tensor:
-        row, parts = self._row(work.bucket.tensors[position]), self._rows_of("parts", work, position)
-        nonfinite = ops.norm_offer(work.grad(position), parts, row, power=self._power())
-        if not self._may_overflow(work):
-            return nonfinite
-        return int(nonfinite) or int(not bool(parts.isfinite().all()))
+    def submit(self, work: Work, positions: Sequence[int], key: Key) -> Counts:
+        power, lengths, norms = self.rows.power, work.memo["lengths"], self._rows_of("parts", work, positions)
+        grads, of_rows = [work.grad(position) for position in positions], [lengths[position] for position in positions]
+        counts = ops.norm_offer_all.counts(grads, norms, of_rows, power=power)
+        if not power or work_dtype(work.bucket) is not torch.float64:
+            return counts
+        # There are numbers whose powers float64 cannot hold: a block of NaN, and nobody would count it.
+        return [int(n) or int(not bool(mine.isfinite().all())) for n, mine in zip(counts, norms, strict=True)]
 
-    def offer_all(self, work: Work, positions: Sequence[int], key: Key) -> Tensor:
-        if self._may_overflow(work):
-            return super().offer_all(work, positions, key)
-        return ops.norm_offer_all(
-            [work.grad(position) for position in positions],
-            [self._rows_of("parts", work, position) for position in positions],
-            [self._row(work.bucket.tensors[position]) for position in positions],
-            power=self._power(),
-        )
+    def _rows_of(self, name: str, work: Work, positions: Sequence[int]) -> list[Tensor]:
+        """Return what a local array holds for the rows of some tensors: nothing for an empty one."""
+        array, rows = work.local[name], work.memo["rows"]
+        return [array[rows[position]] for position in positions]
 
-    def _may_overflow(self, work: Work) -> bool:
-        """Return whether there are numbers whose powers float64 cannot hold.
+    def before(self, number: int, work: Work, key: Key) -> None:
+        if number == 0:
+            self._measure(work)
+        else:
+            self._make_scales(work)
 
-        They would make every element of a block NaN, and nobody would count it.
-        """
-        return self._power() > 0 and work_dtype(work.bucket) is torch.float64
-
-    def _rows_of(self, name: str, work: Work, position: int) -> Tensor:
-        """Return what a local array holds for the rows of one tensor: nothing, if it is empty."""
-        tensor, first = work.bucket.tensors[position], work.memo["parts"][position].start
-        return work.local[name][first : first - (-tensor.count // self._row(tensor))]
-
-    def begin(self, number: int, work: Work, key: Key) -> None:
+    def _measure(self, work: Work) -> None:
+        """Write the norms of this rank."""
         parts, norms = work.local["parts"], work.shared["norms"]
         for position, own in enumerate(work.memo["parts"]):
             if work.grads[position] is None:
                 parts[own] = 0  # what an earlier step left
-        if self._one_scale():
-            norms[0] = _added(parts) if self._power() else parts.max()
+        if self.rows.shared:
+            norms[0] = _added(parts) if self.rows.power else parts.max()
         else:
             norms.copy_(parts)
 
-    def merge(self, region: str, start: int, into: Tensor, other: Tensor, weights: tuple[int, int], key: Key) -> None:
-        if region != "norms":
-            self._merge_codes(start, into, other, key)
-        elif self._power():
-            ops.dense_add(into, other)
+    def combine(self, work: Work, piece: Piece, other: Tensor, weights: tuple[int, int], key: Key) -> None:
+        if piece.region != "norms":
+            self._combine(piece.start, piece.values, other, key)
+        elif self.rows.power:
+            ops.dense_add(piece.values, other)
         else:
-            torch.maximum(into, other, out=into)
+            torch.maximum(piece.values, other, out=piece.values)
 
-    def _merge_codes(self, start: int, into: Tensor, other: Tensor, key: Key) -> None:
+    def _combine(self, start: int, into: Tensor, other: Tensor, key: Key) -> None:
         raise NotImplementedError
 
     # ---- codes ----
 
-    encodes_in_parts: ClassVar[bool] = True
-
-    def encode_first(self, work: Work, key: Key) -> None:
-        self._make_scales(work)
-
-    def encode_part(self, work: Work, position: int, start: int, stop: int, key: Key) -> None:
-        # Of this class: a subclass whose form for one part ends here may have the one for several call that.
-        Dithering.encode_parts(self, work, [Part(position, start, stop)], key)
-
-    def encode_parts(self, work: Work, parts: Sequence[Part], key: Key) -> None:
+    def encode(self, work: Work, parts: Sequence[Part], key: Key) -> None:
         grads, scales, rows = self._scaled(work, parts)
-        offsets = [work.span(part.position).start + part.start for part in parts]
+        offsets = [work.place(part).start for part in parts]
         positions, given = [part.position for part in parts], (grads, scales, rows)
         self._encode(work, positions, given, self._codes(work, parts), key.at(purpose=DITHER), offsets)
 
     def _make_scales(self, work: Work) -> None:
         """Take the root by square roots: NumPy's are right to the last bit on every machine, torch's are not."""
-        norms = work.shared["norms"]
-        if self._power() > 1:
+        norms, power = work.shared["norms"], self.rows.power
+        if power > 1:
             roots = norms.cpu()  # the same memory, if it is on the CPU
-            for _ in range(self._power().bit_length() - 1):
+            for _ in range(power.bit_length() - 1):
                 np.sqrt(roots.numpy(), out=roots.numpy())
             norms.copy_(roots)
         scales = work.local["scales"].copy_(norms)
-        if self._power() and scales.dtype is torch.float32:
+        if power and scales.dtype is torch.float32:
             scales.clamp_(max=torch.finfo(torch.float32).max)  # no element is larger
 
     def _scaled(self, work: Work, parts: Sequence[Part]) -> Scaled:
         """Return parts of the gradients, and their scales."""
-        rows = [self._row(work.bucket.tensors[part.position]) for part in parts]
-        grads = [work.grad(part.position)[part.start : part.stop] for part in parts]
-        every = work.local["scales"]
-        firsts = [self._first_scale(work, part.position) for part in parts]
+        every, rows = work.local["scales"], [work.memo["lengths"][part.position] for part in parts]
+        firsts = [work.memo["scales"][part.position] for part in parts]
         own = zip(parts, firsts, rows, strict=True)
-        return grads, [every[at + part.start // row : at - (-part.stop // row)] for part, at, row in own], rows
+        scales = [every[at + part.start // row : at - (-part.stop // row)] for part, at, row in own]
+        return work.grads_of(parts), scales, rows
 
     def _codes(self, work: Work, parts: Sequence[Part]) -> list[Tensor]:
-        places = [self._places(work, part.position, part.start, part.stop) for part in parts]
-        return [work.regions["codes"][place] for place in places]
+        return [work.regions["codes"][self._place(work, part)] for part in parts]
 
     def _encode(
         self, work: Work, positions: Sequence[int], given: Scaled, codes: list[Tensor], key: Key, offsets: list[int]
@@ -197,21 +190,15 @@ class Dithering(Codec):
         """
         raise NotImplementedError
 
-    def granule(self, tensor: TensorSpec) -> int:
-        return self._block() if 0 < self._block() < tensor.count else BLOCK_UNIT
-
-    def needs(self, work: Work, position: int, start: int, stop: int) -> dict[str, tuple[int, int]]:
-        codes = self._places(work, position, start, stop)
+    def _needs(self, work: Work, part: Part) -> dict[str, tuple[int, int]]:
+        codes = self._place(work, part)
         return {"codes": (codes.start, codes.stop)}  # scales are known since the prelude
 
-    def decode_part(self, work: Work, position: int, start: int, stop: int, key: Key, gain: float) -> None:
-        Dithering.decode_parts(self, work, [Part(position, start, stop)], key, gain)  # as in encode_part
-
-    def decode_parts(self, work: Work, parts: Sequence[Part], key: Key, gain: float) -> None:
+    def decode(self, work: Work, parts: Sequence[Part], key: Key, result_scale: float) -> None:
         grads, scales, rows = self._scaled(work, parts)
-        self._decode((self._codes(work, parts), scales, rows), grads, work.world, gain)
+        self._decode((self._codes(work, parts), scales, rows), grads, work.world, result_scale)
 
-    def _decode(self, given: Scaled, grads: list[Tensor], world: int, gain: float) -> None:
+    def _decode(self, given: Scaled, grads: list[Tensor], world: int, result_scale: float) -> None:
         raise NotImplementedError
 
 

@@ -16,11 +16,11 @@ from ... import ops
 from ...errors import ConfigError, CorruptFrameError
 from ...ops.keys import Key
 from ...schedule.plan import Bucket
-from ..base import Algebra, Codec, Divides
-from ..feedback import Feedback
+from ..base import Algebra, Codec, Properties
 from ..law import Law
-from ..work import Regions, Work
-from .signs import WORD, fill_group_sizes, group_count, group_length, group_slices, words
+from ..layout import Layout, per_element
+from ..work import Part, Regions, Work
+from .signs import WORD, group_count, group_length, group_slices, words
 
 _WORD_BYTES, _VALUE_BYTES = 8, 4
 
@@ -40,14 +40,9 @@ class GatheredSigns(Codec):
         if self.step_size not in ("tensor", "row"):
             raise ConfigError(f'step_size should be "tensor" or "row", got {self.step_size!r}')
 
-    def law(self) -> Law:
-        return Law(conserves=True, bound=f"own: {self.bound}")
-
-    def divides(self) -> Divides:
-        return "before"
-
-    def feedback(self) -> Feedback:
-        return "own"
+    def properties(self) -> Properties:
+        law = Law(conserves=True, bound=f"own: {self.bound}")
+        return Properties(law, feedback="own", divides="before", batched=True)
 
     # ---- layout ----
 
@@ -60,38 +55,41 @@ class GatheredSigns(Codec):
     def _nbytes(self, bucket: Bucket) -> int:
         return bucket.padded // WORD * _WORD_BYTES + self.values * self._groups(bucket) * _VALUE_BYTES
 
-    def regions(self, bucket: Bucket) -> Regions:
-        return {"payload": (torch.uint8, self._nbytes(bucket))}
+    def layout(self, bucket: Bucket, world: int) -> Layout:
+        return Layout(
+            {"payload": (torch.uint8, self._nbytes(bucket))},
+            state=per_element(bucket, "residual"),
+            local=self._local(self._groups(bucket)),
+        )
+
+    def _local(self, groups: int) -> Regions:
+        """Return what is measured of every group, where that is not written into the payload."""
+        return {}
 
     def prepare(self, work: Work) -> None:
         work.memo["groups"] = group_slices(work.bucket, self._by_row())
+        work.memo["number"] = self._groups(work.bucket)
         work.memo["lengths"] = [group_length(tensor, self._by_row()) for tensor in work.bucket.tensors]
-        fill_group_sizes(work.local["sizes"], work.bucket, self._by_row())
+        own = work.regions["payload"]
+        work.memo["bits"] = self._bits(work, own)
+        work.memo["values"] = [self._values(work, own, number) for number in range(self.values)]
 
-    def _bits(self, work: Work, payload: Tensor, position: int) -> Tensor:
-        """Return the bits of one tensor in a payload."""
-        span = words(work.span(position))
-        return payload[span.start * _WORD_BYTES : span.stop * _WORD_BYTES].view(torch.int64)
+    def _bits(self, work: Work, payload: Tensor) -> Tensor:
+        """Return the bits in a payload."""
+        return payload[: work.bucket.padded // WORD * _WORD_BYTES].view(torch.int64)
 
     def _values(self, work: Work, payload: Tensor, number: int) -> Tensor:
         """Return one of the arrays of values in a payload."""
-        size = self._groups(work.bucket) * _VALUE_BYTES
+        size = work.memo["number"] * _VALUE_BYTES
         start = work.bucket.padded // WORD * _WORD_BYTES + number * size
         return payload[start : start + size].view(torch.float32)
 
     # ---- one round ----
 
-    def encode(self, work: Work, key: Key) -> None:
-        payload = work.regions["payload"]
-        for number, mean in enumerate(self._means(work)):
-            self._values(work, payload, number).copy_(mean)
-        work.used = payload.numel()
+    def encode(self, work: Work, parts: Sequence[Part], key: Key) -> None:
+        work.used = work.regions["payload"].numel()
 
-    def _means(self, work: Work) -> list[Tensor]:
-        """Return the values of all groups, as this rank's offers found them; those that are not in the payload yet."""
-        raise NotImplementedError
-
-    def decode(self, work: Work, key: Key, gain: float) -> None:
+    def decode(self, work: Work, parts: Sequence[Part], key: Key, result_scale: float) -> None:
         nbytes = self._nbytes(work.bucket)
         for rank, payload in enumerate(work.gathered):
             if payload.numel() != nbytes:
@@ -101,10 +99,10 @@ class GatheredSigns(Codec):
                     f"horovod-compress"
                 )
         arrays = [[self._values(work, payload, n) for payload in work.gathered] for n in range(self.values)]
-        present, words_end = work.present(), work.bucket.padded // WORD * _WORD_BYTES
+        present = [part.position for part in parts]
         highs, *lows = arrays
         ops.points_decode_all(
-            [payload[:words_end].view(torch.int64) for payload in work.gathered],
+            [self._bits(work, payload) for payload in work.gathered],
             highs,
             lows[0] if lows else None,
             [work.memo["lengths"][position] for position in present],
@@ -113,13 +111,12 @@ class GatheredSigns(Codec):
             [work.state["residual"][work.span(position)] for position in present],
             first_words=[work.span(position).start // WORD for position in present],
             first_rows=[work.memo["groups"][position].start for position in present],
-            scale=gain / work.world,
+            scale=result_scale / work.world,
         )
 
-    def _offered(self, work: Work, positions: Sequence[int]) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
+    def _submitted(self, work: Work, positions: Sequence[int]) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
         """Return gradients, residuals and bits of some tensors."""
-        return (
-            [work.grad(position) for position in positions],
-            [work.state["residual"][work.span(position)] for position in positions],
-            [self._bits(work, work.regions["payload"], position) for position in positions],
-        )
+        spans = [work.span(position) for position in positions]
+        bits, residual = work.memo["bits"], work.state["residual"]
+        grads = [work.grad(position) for position in positions]
+        return grads, [residual[span] for span in spans], [bits[words(span)] for span in spans]

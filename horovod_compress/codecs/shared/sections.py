@@ -7,6 +7,7 @@ is written and read, if it is of another kind.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any, ClassVar
@@ -18,10 +19,10 @@ from ... import ops
 from ...errors import ConfigError, CorruptFrameError
 from ...ops.keys import Key
 from ...schedule.plan import Bucket, TensorSpec
-from ..base import Algebra, Codec, Divides
-from ..feedback import Feedback
+from ..base import Algebra, Codec, Properties
 from ..law import Law
-from ..work import Regions, Work, clamped, work_dtype
+from ..layout import Layout, per_element
+from ..work import Counts, Part, Regions, Work, clamped, slices, work_dtype
 
 LENGTH_BYTES = 4  # bytes of a section's length, in the table at the start of a payload
 
@@ -42,13 +43,9 @@ def share(density: float, count: int) -> int:
     return -(-count * exact.numerator // exact.denominator)
 
 
-def slices(sizes: list[int]) -> list[slice]:
-    """Return where each of some parts lies, one behind the other."""
-    found, start = [], 0
-    for size in sizes:
-        found.append(slice(start, start + size))
-        start += size
-    return found
+def parameter(most: int, count: int) -> int:
+    """Return the parameter of the Golomb code of positions: how many bits of a gap are written plainly."""
+    return ops.golomb_parameter(most, count) if count else 0
 
 
 @dataclass(frozen=True)
@@ -58,44 +55,41 @@ class Sections(Codec):
     density: float = 0.01
 
     algebra: ClassVar[Algebra] = Algebra.GATHER
-    local_is_scratch: ClassVar[bool] = True
     #: What a section says, in words.
     said: ClassVar[str] = "positions and values"
 
     def __post_init__(self) -> None:
         check_density(self.density)
 
-    def check_bucket(self, bucket: Bucket) -> None:
-        for tensor in bucket.tensors:
-            if tensor.count >= 1 << 31:
-                raise ConfigError(
-                    f"{self.name} takes tensors of less than 2^31 elements, {tensor.name} has {tensor.count}"
-                )
-            if (room := self._room(tensor, bucket)) >= 1 << 31:  # the table says lengths as int32
-                raise ConfigError(
-                    f"{self.name} writes less than 2^31 bytes for a tensor, {tensor.name} with {tensor.count} elements "
-                    f"may take {room} at density {self.share_sent():g}; choose a lower density"
-                )
-
-    def _room(self, tensor: TensorSpec, bucket: Bucket) -> int:
-        """Return the most bytes of a tensor's section."""
-        wide, b = work_dtype(bucket).itemsize, self.parameter(tensor)
-        return ops.values_bound(self.most(tensor), tensor.count, b, wide, form=self.form(bucket))
-
-    def law(self) -> Law:
-        return Law(conserves=True, bound="own: (1 - k/d) |x|^2")
-
-    def divides(self) -> Divides:
-        return "before"
-
-    def feedback(self) -> Feedback:
-        return "own"
+    def properties(self) -> Properties:
+        law = Law(conserves=True, bound="own: (1 - k/d) |x|^2")
+        return Properties(law, feedback="own", divides="before", share_sent=self.share_sent())
 
     def form(self, bucket: Bucket) -> str:
         """Return how values are written, one of ``ops.values.FORMS``."""
         return "full"
 
     # ---- layout ----
+
+    def layout(self, bucket: Bucket, world: int) -> Layout:
+        room = sum(LENGTH_BYTES + self._checked_room(tensor, bucket) for tensor in bucket.tensors)
+        payload, scratch = {"payload": (torch.uint8, room)}, self._scratch(bucket)
+        return Layout(payload, state=per_element(bucket, "residual"), scratch=scratch)
+
+    def _checked_room(self, tensor: TensorSpec, bucket: Bucket) -> int:
+        if tensor.count >= 1 << 31:
+            raise ConfigError(f"{self.name} takes tensors of less than 2^31 elements, {tensor.name} has {tensor.count}")
+        if (room := self._room(tensor, bucket)) >= 1 << 31:  # the table says lengths as int32
+            raise ConfigError(
+                f"{self.name} writes less than 2^31 bytes for a tensor, {tensor.name} with {tensor.count} elements "
+                f"may take {room} at density {self.share_sent():g}; choose a lower density"
+            )
+        return room
+
+    def _room(self, tensor: TensorSpec, bucket: Bucket) -> int:
+        """Return the most bytes of a tensor's section."""
+        most, count, wide = self.most(tensor), tensor.count, work_dtype(bucket).itemsize
+        return ops.values_bound(most, count, parameter(most, count), wide, form=self.form(bucket))
 
     def share_sent(self) -> float:
         """Return of which share of a tensor's elements the positions are sent."""
@@ -105,29 +99,25 @@ class Sections(Codec):
         """Return k: of how many elements of a tensor the positions are sent at most."""
         return share(self.share_sent(), tensor.count)
 
-    def parameter(self, tensor: TensorSpec) -> int:
-        """Return the parameter of the Golomb code: how many bits of a gap are written plainly."""
-        return ops.golomb_parameter(self.most(tensor), tensor.count) if tensor.count else 0
-
-    def regions(self, bucket: Bucket) -> Regions:
-        room = sum(LENGTH_BYTES + self._room(tensor, bucket) for tensor in bucket.tensors)
-        return {"payload": (torch.uint8, room)}
-
-    def local(self, bucket: Bucket) -> Regions:
+    def _scratch(self, bucket: Bucket) -> Regions:
         number = sum(self.most(tensor) for tensor in bucket.tensors)
         return {"positions": (torch.int32, number), "values": (work_dtype(bucket), number)}
 
     def prepare(self, work: Work) -> None:
         tensors = work.bucket.tensors
         work.memo["places"] = slices([self.most(tensor) for tensor in tensors])
-        work.memo["parameters"] = [self.parameter(tensor) for tensor in tensors]
+        work.memo["parameters"] = [parameter(self.most(tensor), tensor.count) for tensor in tensors]
         work.memo["kept"] = [0] * len(tensors)
         work.memo["rest"] = [None] * len(tensors)  # what a clamp took from the values, for the residual
         work.memo["form"] = self.form(work.bucket)
 
     # ---- one round ----
 
-    def offer(self, work: Work, position: int, key: Key) -> int:
+    def submit(self, work: Work, positions: Sequence[int], key: Key) -> Counts:
+        return [self.select(work, position) for position in positions]
+
+    def select(self, work: Work, position: int) -> int:
+        """Choose what is sent of one tensor; return how many of its values are not finite."""
         own = work.memo["places"][position]
         given = (work.grad(position), work.residual_of(position), own.stop - own.start)
         kept, nonfinite = ops.top_select(*given, work.local["positions"][own], work.local["values"][own])
@@ -139,15 +129,15 @@ class Sections(Codec):
         """Return what all values of a tensor count as, where only their signs are sent."""
         return None
 
-    def encode(self, work: Work, key: Key) -> None:
+    def encode(self, work: Work, parts: Sequence[Part], key: Key) -> None:
         """Write one section per tensor behind a table of the sections' lengths."""
         payload, tensors = work.regions["payload"], work.bucket.tensors
         at = LENGTH_BYTES * len(tensors)
         lengths = payload[:at].view(torch.int32)
         lengths.zero_()  # sparse gradients, which Horovod reduces itself, have no section
-        for position in work.present():
-            length = self.write(work, position, payload[at:])
-            lengths[position] = length
+        for part in parts:
+            length = self.write(work, part.position, payload[at:])
+            lengths[part.position] = length
             at += length
         work.used = at
 
@@ -169,19 +159,15 @@ class Sections(Codec):
         """Return what :func:`ops.values_decode` has to know of momentum that is kept here."""
         return {}
 
-    def decode(self, work: Work, key: Key, gain: float) -> None:
+    def decode(self, work: Work, parts: Sequence[Part], key: Key, result_scale: float) -> None:
         sections = [cut(payload, len(work.bucket.tensors)) for payload in work.gathered]
-        for position in work.present():
+        for position in (part.position for part in parts):
             mine = [of_rank[position] for of_rank in sections]
-            wrong = int(self.read(work, position, mine, key.rank, gain / work.world))
+            wrong = int(self.read(work, position, mine, key.rank, result_scale / work.world))
             if wrong:
-                name = work.bucket.tensors[position].name
-                raise CorruptFrameError(
-                    f"rank {key.rank}: {wrong} malformed range(s) of {self.said} for {name} (step {key.step}, "
-                    f"bucket {key.bucket}); check that every rank runs the same version of horovod-compress"
-                )
+                raise malformed(wrong, self.said, work, position, key)
             self._put_back(work, position)
-            work.saturate(position, gain)
+            work.saturate(position, result_scale)
             if momenta := work.momenta.get(position):
                 self._clear(work, position, momenta)
 
@@ -216,6 +202,14 @@ class Sections(Codec):
         sent = work.local["positions"][own][: work.memo["kept"][position]].long()
         for momentum in momenta:
             momentum.index_fill_(0, sent, 0)
+
+
+def malformed(ranges: int, said: str, work: Work, position: int, key: Key) -> CorruptFrameError:
+    """Return the error for sections of a tensor that say what no rank has written."""
+    return CorruptFrameError(
+        f"rank {key.rank}: {ranges} malformed range(s) of {said} for {work.bucket.tensors[position].name} (step "
+        f"{key.step}, bucket {key.bucket}); check that every rank runs the same version of horovod-compress"
+    )
 
 
 def cut(payload: Tensor, number: int) -> list[Tensor]:

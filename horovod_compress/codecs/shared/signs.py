@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import ClassVar
 
 import torch
@@ -17,9 +18,10 @@ from ... import ops
 from ...errors import ConfigError
 from ...ops.keys import TIE, ZERO_SIGN, Key
 from ...schedule.plan import Bucket, TensorSpec
-from ..base import Codec, Divides
+from ..base import Codec, Divides, Piece, Properties
 from ..law import Law
-from ..work import Part, Regions, Work
+from ..layout import Cutting, Layout
+from ..work import Counts, Part, Regions, Work, slices
 
 #: A step group covers at least so many elements: its 32 bits then cost half a bit per element at most. No more than
 #: that: rows that share a step should be alike, and those of an embedding are not.
@@ -49,11 +51,7 @@ def group_count(tensor: TensorSpec, by_row: bool) -> int:
 
 def group_slices(bucket: Bucket, by_row: bool) -> list[slice]:
     """Return where the groups of each tensor lie among those of the bucket."""
-    slices, start = [], 0
-    for tensor in bucket.tensors:
-        slices.append(slice(start, start + group_count(tensor, by_row)))
-        start = slices[-1].stop
-    return slices
+    return slices([group_count(tensor, by_row) for tensor in bucket.tensors])
 
 
 def fill_group_sizes(sizes: Tensor, bucket: Bucket, by_row: bool) -> None:
@@ -86,16 +84,11 @@ def check_merge(merge: object, other: str) -> None:
         raise ConfigError(f'merge should be "shaped" or "{other}", got {merge!r}')
 
 
-def shaped_fold(work: Work, start: int, into: Tensor, others: Sequence[Tensor]) -> None:
-    """Merge the bits of all ranks, and keep what that rounds off."""
-    before, after = work.carry["bits"].rows(start, start + into.numel())
-    ops.shaped_fold([into, *others], into, before, after)
-
-
-def ternary_fold(work: Work, start: int, into: Tensor, others: Sequence[Tensor], result: Tensor) -> None:
-    """Merge the bits of all ranks to three values, and keep what that rounds off."""
-    before, after = work.carry["bits"].rows(start, start + into.numel())
-    ops.ternary_fold([into, *others], result, before, after)
+def shaped_fold(work: Work, piece: Piece, others: Sequence[Tensor], *, ternary: bool = False) -> None:
+    """Merge the bits of all ranks to one, or to three values, and keep what that rounds off."""
+    before, after = work.carry[piece.region].rows(piece.start, piece.start + piece.values.numel())
+    fold = ops.ternary_fold if ternary else ops.shaped_fold
+    fold([piece.values, *others], piece.result, before, after)
 
 
 class Signs(Codec):
@@ -104,27 +97,22 @@ class Signs(Codec):
     step_size: str | float  # the fields of the methods
     zeros: str
     wire_version: ClassVar[int] = 2
-    divides_itself: ClassVar[bool] = True
     #: Which part of an element's state the elements add to, and decoding renews.
     kept: ClassVar[str] = "residual"
 
-    def divides(self) -> Divides:
-        return "before" if self._measured() else "never"  # a step that is given is in the units of gradients
+    def properties(self) -> Properties:
+        # A step that is given is in the units of gradients.
+        divides: Divides = "before" if self._measured() else "never"
+        return Properties(divides=divides, divides_itself=True, batched=True)
 
     # ---- layout ----
 
     def _measured(self) -> bool:
         return isinstance(self.step_size, str)
 
-    def _by_row(self) -> bool:
-        return self.step_size == "row"
-
     def step_group(self, tensor: TensorSpec) -> int:
         """Return how many elements of a tensor share one step."""
-        return group_length(tensor, self._by_row())
-
-    def _groups(self, bucket: Bucket) -> int:
-        return sum(group_count(tensor, self._by_row()) for tensor in bucket.tensors)
+        return group_length(tensor, self.step_size == "row")
 
     def _ternary(self) -> bool:
         """Return whether an owner passes on three values."""
@@ -135,93 +123,59 @@ class Signs(Codec):
         unit = ops.GROUP_WORDS if self._ternary() else 1
         return -(-bucket.padded // WORD // unit) * unit
 
-    def records(self) -> dict[str, int]:
-        return {"bits": ops.GROUP_WORDS} if self._ternary() else {}
-
-    def results(self, bucket: Bucket) -> Regions:
-        groups = self._words(bucket) // ops.GROUP_WORDS
-        return {"bits": (torch.int64, groups * ops.PACKED_WORDS)} if self._ternary() else {}
-
-    def wants_owner(self) -> bool:
-        return self._ternary()
-
-    def regions(self, bucket: Bucket) -> Regions:
-        regions: Regions = {"bits": (torch.int64, self._words(bucket))}
-        if self._measured():
-            regions["steps"] = (torch.float32, self._groups(bucket))
-        return regions
-
-    def local(self, bucket: Bucket) -> Regions:
-        groups = self._groups(bucket)
-        zeros: Regions = {"zeros": (torch.int64, self._words(bucket))} if self._ternary() else {}
-        if self._measured():
-            return {"sums": (torch.float64, groups), "sizes": (torch.float64, groups), **zeros}
-        return {"fixed": (torch.float32, groups), **zeros}
+    def layout(self, bucket: Bucket, world: int) -> Layout:
+        number, ternary = self._words(bucket), self._ternary()
+        groups = sum(group_count(tensor, self.step_size == "row") for tensor in bucket.tensors)
+        steps: Regions = {"steps": (torch.float32, groups)} if self._measured() else {}
+        zeros: Regions = {"zeros": (torch.int64, number)} if ternary else {}
+        packed = number // ops.GROUP_WORDS * ops.PACKED_WORDS
+        return Layout(
+            {"bits": (torch.int64, number)} | steps,
+            records={"bits": ops.GROUP_WORDS} if ternary else {},
+            results={"bits": (torch.int64, packed)} if ternary else {},
+            local=({} if self._measured() else {"fixed": (torch.float32, groups)}) | zeros,
+            cutting=Cutting([self._granule(tensor) for tensor in bucket.tensors], self._needs),
+        )
 
     def prepare(self, work: Work) -> None:
-        work.memo["steps"] = group_slices(work.bucket, self._by_row())
+        work.memo["steps"] = group_slices(work.bucket, self.step_size == "row")
+        work.memo["lengths"] = [self.step_group(tensor) for tensor in work.bucket.tensors]
         if not self._measured():
             work.local["fixed"].fill_(float(self.step_size))
-            return
-        # How many elements each step covers, times the number of ranks: dividing by it gives this
-        # rank's share in the mean over ranks, so that the exchange only has to add.
-        fill_group_sizes(work.local["sizes"], work.bucket, self._by_row())
-        work.local["sizes"].mul_(work.world)
 
     # ---- one round ----
 
-    def offer(self, work: Work, position: int, key: Key) -> int | Tensor:
-        tensor, span = work.bucket.tensors[position], work.span(position)
-        steps = work.memo["steps"][position]
-        return ops.sign_offer(
-            work.grad(position),
-            work.state_of(self.kept, position),
-            work.regions["bits"][words(span)],
-            work.local["sums"][steps] if self._measured() else None,
-            self.step_group(tensor),
-            key=self._zero_key(key),
-            word_offset=span.start // WORD,
-            divisor=work.divisors.get(position),
-        )
+    def submit(self, work: Work, positions: Sequence[int], key: Key) -> Counts:
+        """Write bits and steps: this rank's share in the mean over ranks, so that the exchange only has to add."""
+        counts: dict[int, int | Tensor] = {}
+        for places, divisors in work.by_divisor(positions):
+            found = self._submit(work, [positions[place] for place in places], key, divisors)
+            if len(places) == len(positions):
+                return found
+            counts.update(zip(places, found, strict=True))
+        return [counts[place] for place in range(len(positions))]
 
-    def offer_all(self, work: Work, positions: Sequence[int], key: Key) -> Tensor:
-        """Take in several gradients, and write their steps at once."""
-        groups = work.by_divisor(positions)
-        if len(groups) == 1:
-            return self._offer_some(work, positions, key, groups[0][1])
-        counts = torch.zeros(len(positions), dtype=torch.int64, device=work.grad(positions[0]).device)
-        for places, divisors in groups:
-            counts[places] = self._offer_some(work, [positions[place] for place in places], key, divisors)
-        return counts
-
-    def _offer_some(self, work: Work, positions: Sequence[int], key: Key, divisors: Sequence[Tensor] | None) -> Tensor:
-        spans, steps = [words(work.span(position)) for position in positions], work.memo["steps"]
-        return ops.sign_offer_all(
+    def _submit(self, work: Work, positions: Sequence[int], key: Key, divisors: Sequence[Tensor] | None) -> Counts:
+        spans, steps, lengths = [work.span(p) for p in positions], work.memo["steps"], work.memo["lengths"]
+        return ops.sign_offer_all.counts(
             [work.grad(position) for position in positions],
-            self._kept_of(work, [work.span(position) for position in positions]),
-            [work.regions["bits"][span] for span in spans],
+            work.states_of(self.kept, spans),
+            [work.regions["bits"][words(span)] for span in spans],
             [work.regions["steps"][steps[position]] for position in positions] if self._measured() else None,
-            [self.step_group(work.bucket.tensors[position]) for position in positions],
+            [lengths[position] for position in positions],
             ranks=work.world,
             key=self._zero_key(key),
-            word_offsets=[span.start for span in spans],
+            word_offsets=[span.start // WORD for span in spans],
             divisors=divisors,
         )
 
-    def _kept_of(self, work: Work, spans: Sequence[slice]) -> list[Tensor] | None:
-        """Return what is kept for some elements of the bucket, if anything is."""
-        kept = work.state.get(self.kept)
-        return None if kept is None else [kept[span] for span in spans]
-
-    def encode(self, work: Work, key: Key) -> None:
+    def before(self, number: int, work: Work, key: Key) -> None:
         behind = work.regions["bits"][work.bucket.padded // WORD :]
         if behind.numel():
             behind.zero_()  # what lay there before may not count
-        if self._measured() and not work.together:
-            work.regions["steps"].copy_(work.local["sums"].div_(work.local["sizes"]))
-        elif self._measured():
+        if self._measured():
             for position in set(range(len(work.grads))) - set(work.present()):
-                work.regions["steps"][work.memo["steps"][position]].zero_()  # nothing was offered: no old step is sent
+                work.regions["steps"][work.memo["steps"][position]].zero_()  # nothing was submitted: no old one is sent
         if self._measured() and self._scale() != 1:
             work.regions["steps"].mul_(self._scale())
 
@@ -229,49 +183,41 @@ class Signs(Codec):
         """Return what a measured step is multiplied by."""
         return 1.0
 
-    def granule(self, tensor: TensorSpec) -> int:
+    def _granule(self, tensor: TensorSpec) -> int:
         group = self.step_group(tensor)
         return WORD if group >= tensor.count else math.lcm(WORD, group)
 
-    def needs(self, work: Work, position: int, start: int, stop: int) -> dict[str, tuple[int, int]]:
-        bits, steps = self._parts(work, position, start, stop)
+    def _needs(self, work: Work, part: Part) -> dict[str, tuple[int, int]]:
+        bits, steps = self._places(work, part)
         found = {"bits": (bits.start, bits.stop)}
         return found | {"steps": (steps.start, steps.stop)} if self._measured() else found
 
-    def _parts(self, work: Work, position: int, start: int, stop: int) -> tuple[slice, slice]:
-        """Return where the words and the steps of elements ``start`` to ``stop`` of a tensor lie."""
-        first, step = work.span(position).start, work.memo["steps"][position].start
-        group = self.step_group(work.bucket.tensors[position])
-        return words(slice(first + start, first + stop)), slice(step + start // group, step - (-stop // group))
+    def _places(self, work: Work, part: Part) -> tuple[slice, slice]:
+        """Return where the words and the steps of a part lie."""
+        first, length = work.memo["steps"][part.position].start, work.memo["lengths"][part.position]
+        return words(work.place(part)), slice(first + part.start // length, first - (-part.stop // length))
 
-    def decode_part(self, work: Work, position: int, start: int, stop: int, key: Key, gain: float) -> None:
-        # Of this class: a subclass whose form for one part ends here may have the one for several call that.
-        Signs.decode_parts(self, work, [Part(position, start, stop)], key, gain)
-
-    def decode_parts(self, work: Work, parts: Sequence[Part], key: Key, gain: float) -> None:
-        for places, divisors in work.by_divisor([part.position for part in parts]):
-            some = [parts[place] for place in places]
+    def decode(self, work: Work, parts: Sequence[Part], key: Key, result_scale: float) -> None:
+        for chosen, divisors in work.by_divisor([part.position for part in parts]):
+            some = [parts[place] for place in chosen]
             cut = divisors and [by[part.start : part.stop] for by, part in zip(divisors, some, strict=True)]
-            self._decode_some(work, some, key, gain, cut)
+            self._decode(work, some, key, result_scale, cut)
 
-    def _decode_some(
-        self, work: Work, parts: Sequence[Part], key: Key, gain: float, divisors: Sequence[Tensor] | None
+    def _decode(
+        self, work: Work, parts: Sequence[Part], key: Key, result_scale: float, divisors: Sequence[Tensor] | None
     ) -> None:
-        places = [self._parts(work, part.position, part.start, part.stop) for part in parts]
-        firsts = [work.span(part.position).start for part in parts]
+        places, lengths = [self._places(work, part) for part in parts], work.memo["lengths"]
         steps = work.regions["steps"] if self._measured() else work.local["fixed"]
         zeros = self._unpacked(work, [bits for bits, _ in places])
         ops.sign_decode_all(
             [work.regions["bits"][bits] for bits, _ in places],
             [steps[own] for _, own in places],
-            [self.step_group(work.bucket.tensors[part.position]) for part in parts],
-            [work.grad(part.position)[part.start : part.stop] for part in parts],
-            self._kept_of(
-                work, [slice(at + part.start, at + part.stop) for at, part in zip(firsts, parts, strict=True)]
-            ),
+            [lengths[part.position] for part in parts],
+            work.grads_of(parts),
+            work.states_of(self.kept, [work.place(part) for part in parts]),
             feedback=self._rule(),
             decay=self._decay(),
-            scale=gain,
+            scale=result_scale,
             key=self._zero_key(key),
             word_offsets=[bits.start for bits, _ in places],
             zeros=zeros,
@@ -291,7 +237,7 @@ class Signs(Codec):
 
     def _rule(self) -> ops.Feedback:
         """Return what decoding leaves in the state."""
-        return self.feedback()
+        return "none"
 
     def _decay(self) -> float:
         """Return by what that is multiplied."""
@@ -326,8 +272,7 @@ class Votes(Signs):
     """
 
     ties: str  # the fields of the methods
-    # The option takes the place of the method of this name, which no fold asks for.
-    merge: str  # type: ignore[assignment]
+    merge: str
 
     def check_votes(self) -> None:
         """Refuse options that say nothing."""
@@ -343,26 +288,22 @@ class Votes(Signs):
         tie = "a random sign" if self.ties == "random" else "+"
         return Law(bound=f"result = step * majority of {signs}; a tie is {tie}")
 
-    def carries(self, world: int) -> dict[str, int]:
-        return {"bits": ops.count_rows(world)} if self.merge == "shaped" else {}
+    def layout(self, bucket: Bucket, world: int) -> Layout:
+        carries = {"bits": ops.count_rows(world)} if self.merge == "shaped" else {}
+        return replace(super().layout(bucket, world), carries=carries)
 
-    def fold_in(
-        self, work: Work, region: str, start: int, into: Tensor, others: Sequence[Tensor], key: Key, result: Tensor
-    ) -> None:
-        if self.merge == "shaped" and region == "bits":
-            shaped_fold(work, start, into, others)
+    def fold(self, work: Work, piece: Piece, others: Sequence[Tensor], key: Key) -> None:
+        into = piece.values
+        if piece.region == "steps":
+            for other in others:
+                ops.dense_add(into, other)
+        elif self.merge == "shaped":
+            shaped_fold(work, piece, others)
         else:
-            self.fold(region, start, into, others, key)
-
-    def fold(self, region: str, start: int, into: Tensor, others: Sequence[Tensor], key: Key) -> None:
-        if region == "bits":
             parts = [into, *others]
             if self.ties == "random" and len(parts) % 2 == 0:
-                parts.append(self._coins(start, into, key))  # one vote more: no tie, and no majority overturned
+                parts.append(self._coins(piece.start, into, key))  # one vote more: no tie, and no majority overturned
             ops.majority_fold(parts, into, into.numel() * WORD)
-            return
-        for other in others:
-            ops.dense_add(into, other)
 
     def _coins(self, start: int, like: Tensor, key: Key) -> Tensor:
         """Return random words that depend on the place in the region only, whoever folds, and in whatever pieces."""

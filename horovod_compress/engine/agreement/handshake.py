@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ... import __version__
+from ...codecs.base import variants_of
 from ...errors import ConfigError, HorovodCompressError, MismatchError
 from ...exchange.wire import WIRE_VERSION
 from ...options import Options
@@ -55,7 +56,7 @@ def fields(
         "method": methods.name,
     }
     for codec in methods.codecs:
-        shown |= {f"{kind.name} payload version": kind.wire_version for kind in codec.variants()}
+        shown |= {f"{kind.name} payload version": kind.wire_version for kind in variants_of(codec)}
     shown |= options.document() | {"transport": transport}
     shown |= methods.config()
     shown["number of parameters"] = len(tensors)

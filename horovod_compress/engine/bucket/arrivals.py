@@ -8,9 +8,9 @@ later ones are. All of this is known before the first step.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 
-from ...codecs.base import Codec
+from ...codecs.layout import Cutting, Layout
 from ...codecs.work import Part, Work
 from ...exchange.layout import chunk_bounds
 
@@ -20,52 +20,52 @@ MIN_ELEMENTS = 1 << 18
 _PARTS_PER_CHUNK = 4
 
 
-def decoded_by_chunk(codec: Codec, work: Work, order: list[int]) -> dict[int, list[Part]]:
+def decoded_by_chunk(layout: Layout, work: Work, order: list[int]) -> dict[int, list[Part]]:
     """Return what each chunk makes ready, all parts together covering the bucket; or nothing.
 
     Args:
         order: the chunks in the order in which they become complete on this rank.
     """
-    return _by_chunk(codec, work, order, max)
+    return _by_chunk(layout, work, order, max)
 
 
-def encoded_by_chunk(codec: Codec, work: Work, order: list[int]) -> dict[int, list[Part]]:
+def encoded_by_chunk(layout: Layout, work: Work, order: list[int]) -> dict[int, list[Part]]:
     """Return what each chunk needs that no earlier one did, all parts together covering the bucket; or nothing.
 
     Args:
         order: the chunks in the order in which this rank's payload is needed.
     """
-    return _by_chunk(codec, work, order, min) if codec.encodes_in_parts else {}
+    return _by_chunk(layout, work, order, min) if layout.cutting and layout.cutting.encoding else {}
 
 
 def _by_chunk(
-    codec: Codec, work: Work, order: list[int], choose: Callable[[Iterable[int]], int]
+    layout: Layout, work: Work, order: list[int], choose: Callable[[Iterable[int]], int]
 ) -> dict[int, list[Part]]:
-    tensors = work.bucket.tensors
-    if work.world == 1 or work.bucket.count < MIN_ELEMENTS or any(codec.granule(t) is None for t in tensors):
+    cutting = layout.cutting
+    if cutting is None or work.world == 1 or work.bucket.count < MIN_ELEMENTS:
         return {}
     turn = {chunk: number for number, chunk in enumerate(order)}
     found: dict[int, list[Part]] = {}
-    for position in range(len(tensors)):
-        for part in _cut(codec, work, position):
-            chunk = order[choose(turn[needed] for needed in _chunks_for(codec, work, part))]
+    for position in range(len(work.bucket.tensors)):
+        for part in _cut(cutting, work, position):
+            needs = cutting.needs(work, part)
+            chunk = order[choose(turn[needed] for needed in _chunks_for(needs, layout.records, work))]
             _append(found.setdefault(chunk, []), part)
     return found
 
 
-def _cut(codec: Codec, work: Work, position: int) -> list[Part]:
-    tensor = work.bucket.tensors[position]
-    granule = codec.granule(tensor) or 1
+def _cut(cutting: Cutting, work: Work, position: int) -> list[Part]:
+    tensor, granule = work.bucket.tensors[position], cutting.granules[position]
     least = work.bucket.count // (_PARTS_PER_CHUNK * work.world)
     size = granule * -(-least // granule)
     return [Part(position, at, min(at + size, tensor.count)) for at in range(0, tensor.count, size)]
 
 
-def _chunks_for(codec: Codec, work: Work, part: Part) -> set[int]:
+def _chunks_for(needs: Mapping[str, tuple[int, int]], records: Mapping[str, int], work: Work) -> set[int]:
     """Return the chunks that hold what a part needs of the payload."""
     chunks: set[int] = set()
-    for region, (start, stop) in codec.needs(work, part.position, part.start, part.stop).items():
-        count, record = work.regions[region].numel(), codec.records().get(region, 1)
+    for region, (start, stop) in needs.items():
+        count, record = work.regions[region].numel(), records.get(region, 1)
         for chunk in range(work.world):
             low, high = chunk_bounds(count, chunk, work.world, record)
             if low < stop and start < high:

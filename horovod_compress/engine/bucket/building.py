@@ -2,24 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from ...codecs.base import Algebra, Codec
 from ...codecs.carry import carries
+from ...codecs.layout import Layout
 from ...codecs.work import Work
-from ...exchange import everywhere, on_device
+from ...exchange import everywhere, layout as exchanged, on_device
 from ...exchange.base import Collective
 from ...exchange.choose import for_prelude
-from ...exchange.layout import Layout, chunk_bounds
+from ...exchange.layout import chunk_bounds
 from .arrivals import decoded_by_chunk, encoded_by_chunk
 from .memory import Memory, Payload, carve, nbytes_of
 from .round import Prelude, Round
 from .staging import Staging
 
 Arrays = dict[str, Tensor]
+#: Makes a round of what is left to say.
+Make = Callable[..., Round]
 
 
 def make_round(memory: Memory, codec: Codec, label: str, payload: Payload, kept: Mapping[str, Tensor]) -> Round:
@@ -29,78 +33,81 @@ def make_round(memory: Memory, codec: Codec, label: str, payload: Payload, kept:
         label: names it in frames.
         kept: what it works with of the bucket's state.
     """
-    arrays = codec.preludes(memory.bucket)
-    shared = [memory.allocate(each) for each in arrays]
-    work = _work(memory, codec, payload, kept, shared)
+    layout = memory.layout(codec)
+    shared = [memory.allocate(arrays) for arrays in layout.preludes]
+    work = _work(memory, codec, layout, payload, kept, shared)
     codec.prepare(work)
     preludes = tuple(_prelude(memory, each) for each in shared)
-    collective = _collective(memory, codec, work)
+    collective = _collective(memory, codec, layout, work)
+    properties = codec.properties()
+    waits = properties.batched and memory.site.device.apart
+    make = partial(Round, codec, properties, label, work, collective, preludes, waits=waits)
     if codec.algebra is Algebra.GATHER:
-        return _gathering(memory, codec, label, work, collective, preludes)
-    return _reducing(memory, codec, label, work, collective, preludes, payload)
+        return _gathering(memory, layout, work, make)
+    return _reducing(memory, layout, work, collective, payload, make)
 
 
-def _work(memory: Memory, codec: Codec, payload: Payload, kept: Mapping[str, Tensor], shared: list[Arrays]) -> Work:
-    bucket, arrays = memory.bucket, codec.local(memory.bucket)
-    local = carve(memory.scratch, arrays) if codec.local_is_scratch else memory.allocate(arrays, codec.folded)
+def _work(
+    memory: Memory,
+    codec: Codec,
+    layout: Layout,
+    payload: Payload,
+    kept: Mapping[str, Tensor],
+    shared: list[Arrays],
+) -> Work:
+    scratch = carve(memory.scratch, layout.scratch)
     return Work(
-        bucket,
+        memory.bucket,
         memory.site.world,
         memory.grads,
         dict(kept),
         memory.tables,
-        carve(payload.memory, codec.regions(bucket)),
+        carve(payload.memory, layout.regions),
         {name: array for each in shared for name, array in each.items()},
-        local,
+        memory.allocate(layout.local, codec.properties().folded) | scratch,
         momenta=memory.momenta,
         divisors=memory.divisors,
-        together=memory.site.device.apart and codec.offers_together(),
     )
 
 
-def _collective(memory: Memory, codec: Codec, work: Work) -> Collective:
+def _collective(memory: Memory, codec: Codec, layout: Layout, work: Work) -> Collective:
     site, regions = memory.site, work.regions.values()
-    found = site.choose(codec, sum(array.nbytes for array in regions), site.world, {array.dtype for array in regions})
+    added = {array.dtype for array in regions} if codec.properties().adds_up else set()
+    found = site.choose(codec, sum(array.nbytes for array in regions), site.world, added, bool(layout.results))
     return on_device.of(found) if site.link and codec.algebra is not Algebra.GATHER else found
 
 
-def _gathering(
-    memory: Memory, codec: Codec, label: str, work: Work, collective: Collective, preludes: tuple[Prelude, ...]
-) -> Round:
+def _gathering(memory: Memory, layout: Layout, work: Work, make: Make) -> Round:
     assert memory.inbox is not None
-    layout = Layout.of(work.regions, memory.site.world, codec.records())
+    chunks = exchanged.Layout.of(work.regions, memory.site.world, layout.records)
     inbox = memory.inbox.of(sum(array.nbytes for array in work.regions.values()))
-    return Round(codec, label, work, layout, collective, {}, {}, preludes, inbox, None, memory.gather)
+    return make(layout=chunks, inbox=inbox, gather=memory.gather)
 
 
 def _reducing(
-    memory: Memory,
-    codec: Codec,
-    label: str,
-    work: Work,
-    collective: Collective,
-    preludes: tuple[Prelude, ...],
-    payload: Payload,
+    memory: Memory, layout: Layout, work: Work, collective: Collective, payload: Payload, make: Make
 ) -> Round:
-    site, bucket = memory.site, memory.bucket
-    _make_carry(memory, codec, work, collective)
+    site, records = memory.site, layout.records
+    _make_carry(memory, layout, work, collective)
     order = collective.needed(site.rank, site.world)
-    results = codec.results(bucket) if collective.name == "fold" and site.world > 1 else {}
-    behind = nbytes_of(codec.regions(bucket))
+    results = layout.results if collective.name == "fold" and site.world > 1 else {}
+    behind = nbytes_of(layout.regions)
     work.results = carve(payload.memory[behind:], results)
     on_host = carve(payload.host[behind:], results) if payload.host is not None else work.results
     pairs = {name: (array, on_host[name]) for name, array in work.results.items()}
-    staging = _staging(memory, work.regions, payload.host, order, codec.records(), pairs)
-    layout = Layout.of(staging.host if staging else work.regions, site.world, codec.records(), on_host)
-    to_encode = encoded_by_chunk(codec, work, order)
-    parts = decoded_by_chunk(codec, work, collective.order(site.rank, site.world))
-    return Round(codec, label, work, layout, collective, to_encode, parts, preludes, None, staging, None)
+    staging = _staging(memory, work.regions, payload.host, order, records, pairs)
+    return make(
+        layout=exchanged.Layout.of(staging.host if staging else work.regions, site.world, records, on_host),
+        to_encode=encoded_by_chunk(layout, work, order),
+        parts=decoded_by_chunk(layout, work, collective.order(site.rank, site.world)),
+        staging=staging,
+    )
 
 
-def _make_carry(memory: Memory, codec: Codec, work: Work, collective: Collective) -> None:
+def _make_carry(memory: Memory, layout: Layout, work: Work, collective: Collective) -> None:
     """Let merging keep what it keeps where payloads are exchanged, for the elements that this rank merges."""
-    site, records = memory.site, codec.records()
-    rows, device = codec.carries(site.world), torch.device("cpu") if site.staged else site.device.where
+    site, records, rows = memory.site, layout.records, layout.carries
+    device = torch.device("cpu") if site.staged else site.device.where
     merged = collective.merged(site.rank, site.world) if rows else []
     spans = [
         {name: _span(work.regions[name].numel(), chunks, site.world, records.get(name, 1)) for name in rows}
@@ -123,7 +130,7 @@ def _prelude(memory: Memory, arrays: Arrays) -> Prelude:
     host = site.device.host_zeros(nbytes, torch.uint8) if site.staged else None
     staging = _staging(memory, arrays, host, collective.needed(site.rank, site.world), {})
     collective = on_device.of(collective) if site.link else collective
-    return Prelude(Layout.of(staging.host if staging else arrays, chunks), collective, staging)
+    return Prelude(exchanged.Layout.of(staging.host if staging else arrays, chunks), collective, staging)
 
 
 def _staging(
@@ -131,7 +138,7 @@ def _staging(
     arrays: Arrays,
     host: Tensor | None,
     order: list[int],
-    records: dict[str, int],
+    records: Mapping[str, int],
     results: dict[str, tuple[Tensor, Tensor]] | None = None,
 ) -> Staging | None:
     """Return the copy of some arrays in host memory, if they are exchanged from there."""

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ...codecs.base import Algebra, Codec
+from ...codecs.base import Algebra, Codec, variants_of
+from ...codecs.layout import Layout
 from ...codecs.work import Regions
 from ...exchange import on_device, ragged
 from ...exchange.choose import Choose
@@ -43,19 +44,24 @@ class Memory:
 
     def __init__(self, bucket: Bucket, codec: Codec, site: Site) -> None:
         self.bucket, self.site = bucket, site
-        variants = codec.variants()
+        variants, own = variants_of(codec), codec.layout(bucket, site.world)
         #: This step's gradients, flat, one per tensor.
         self.grads: list[Tensor | None] = [None] * len(bucket.tensors)
         #: What is kept from step to step, for every element and for the bucket as a whole.
-        self.state = self.allocate({n: (d, bucket.padded) for n, d in codec.state(bucket).items()}, _folded(codec))
-        self.tables = self.allocate(codec.tables(bucket))
+        self.state = self.allocate({n: (d, bucket.padded) for n, d in own.state.items()}, _folded(variants))
+        self.tables = self.allocate(own.tables)
         #: By position, the optimizer's momentum buffers; see Work.momenta.
         self.momenta: dict[int, list[Tensor]] = {}
-        #: By position, what gradients are divided by before they are encoded; see Codec.divides.
+        #: By position, what gradients are divided by before they are encoded; see Properties.divides.
         self.divisors: dict[int, Tensor] = {}
         self.payload = self.payload_for(variants)
-        self.scratch = site.device.zeros(_scratch_nbytes(variants, bucket), torch.uint8)
+        scratch = max((nbytes_of(self.layout(codec).scratch) for codec in variants), default=0)
+        self.scratch = site.device.zeros(scratch, torch.uint8)
         self.inbox, self.gather = self._inbox_for(variants)
+
+    def layout(self, codec: Codec) -> Layout:
+        """Return what a kind of round needs of this bucket."""
+        return codec.layout(self.bucket, self.site.world)
 
     def allocate(self, regions: Regions, on_host: Collection[str] = ()) -> dict[str, Tensor]:
         """Return arrays on the device, but for some that payloads are merged with where they are exchanged."""
@@ -83,13 +89,14 @@ class Memory:
 
     def _nbytes_of(self, codec: Codec) -> int:
         """Return what a payload and its results take."""
-        return nbytes_of(codec.regions(self.bucket)) + nbytes_of(codec.results(self.bucket))
+        layout = self.layout(codec)
+        return nbytes_of(layout.regions) + nbytes_of(layout.results)
 
     def _inbox_for(
         self, variants: Sequence[Codec]
     ) -> tuple[ragged.Inbox | on_device.Mailbox | None, StagedGather | None]:
         """Return memory for the largest payloads that are gathered."""
-        regions = [codec.regions(self.bucket) for codec in variants if codec.algebra is Algebra.GATHER]
+        regions = [self.layout(codec).regions for codec in variants if codec.algebra is Algebra.GATHER]
         sizes = [sum(dtype.itemsize * count for dtype, count in arrays.values()) for arrays in regions]
         if not sizes:
             return None, None
@@ -132,11 +139,6 @@ def _padded(nbytes: int) -> int:
     return -(-nbytes // 64) * 64
 
 
-def _folded(codec: Codec) -> set[str]:
+def _folded(variants: Sequence[Codec]) -> set[str]:
     """Return the state that payloads are merged with."""
-    return {name for variant in codec.variants() for name in variant.folded}
-
-
-def _scratch_nbytes(codecs: Sequence[Codec], bucket: Bucket) -> int:
-    """Return the size of the largest local arrays that hold nothing between rounds."""
-    return max((nbytes_of(codec.local(bucket)) for codec in codecs if codec.local_is_scratch), default=0)
+    return {name for variant in variants for name in variant.properties().folded}

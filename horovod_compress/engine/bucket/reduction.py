@@ -27,7 +27,7 @@ def nothing(parts: list[Part]) -> None:
 
 
 def present(work: Work, parts: list[Part]) -> list[Part]:
-    """Return the parts of gradients that were offered: sparse ones are not."""
+    """Return the parts of gradients that were submitted: sparse ones are not."""
     return [part for part in parts if work.grads[part.position] is not None]
 
 
@@ -54,14 +54,13 @@ class CodecReduction:
     def prepare(self, chunk: int) -> None:
         if chunk in self.to_encode:
             with self.encoding():
-                self.codec.encode_parts(self.work, present(self.work, self.to_encode[chunk]), self.key)
+                self.codec.encode(self.work, present(self.work, self.to_encode[chunk]), self.key)
 
     def merge(self, piece: Piece, other: Tensor, weights: tuple[int, int], hop: int) -> None:
-        key = self.key.at(hop=hop)
-        self.codec.merge_in(self.work, piece.region, piece.start, piece.values, other, weights, key)
+        self.codec.combine(self.work, piece, other, weights, self.key.at(hop=hop))
 
     def fold(self, piece: Piece, others: Sequence[Tensor]) -> None:
-        self.codec.fold_in(self.work, piece.region, piece.start, piece.values, others, self.key, piece.result)
+        self.codec.fold(self.work, piece, others, self.key)
 
     def complete(self, chunk: int, bad: Bad) -> None:
         if chunk in self.parts and not bad.count:

@@ -1,6 +1,6 @@
 """One kind of round of a bucket: everything that is asked of its codec on a gradient's way, in the order of that way.
 
-offer    one gradient, or all at once where a device takes them together
+submit   one gradient, or all at once where a device takes them together
 encode   what needs the whole bucket; before it, the preludes
 exchange the payload; parts are encoded and handed on for decoding meanwhile
 decode   the result, whole or part by part, over the gradients
@@ -9,17 +9,18 @@ decode   the result, whole or part by part, over the gradients
 from __future__ import annotations
 
 import contextlib
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from torch import Tensor
 
-from ...codecs.base import Codec
+from ...codecs.base import Codec, Properties
 from ...codecs.work import Part, Work
 from ...exchange import on_device, ragged
 from ...exchange.base import Collective, Exchange, Reduction
 from ...exchange.deadline import Deadline
 from ...exchange.layout import Layout
 from ...exchange.wire import Bad
+from ...ops.dispatch import as_tensor
 from ...ops.keys import Key
 from .reduction import CodecReduction, Encoding, Take, nothing, present
 from .staging import StagedGather, Staging
@@ -43,50 +44,56 @@ class Round:
     """What one kind of round needs: some methods have compressed and full-precision rounds."""
 
     codec: Codec
+    properties: Properties
     label: str  # names the kind of round in frames
     work: Work
-    layout: Layout
     collective: Collective
-    to_encode: dict[int, list[Part]]  # what has to be encoded before each chunk is sent
-    parts: dict[int, list[Part]]  # what each chunk makes ready to be decoded
-    preludes: tuple[Prelude, ...]
-    inbox: ragged.Inbox | on_device.Mailbox | None  # where payloads are gathered
-    staging: Staging | None  # where the payload is exchanged from host memory of its own
-    gather: StagedGather | None  # likewise, where payloads are gathered
+    preludes: tuple[Prelude, ...] = ()
+    layout: Layout = field(kw_only=True)
+    to_encode: dict[int, list[Part]] = field(default_factory=dict)  # what has to be encoded before each chunk is sent
+    parts: dict[int, list[Part]] = field(default_factory=dict)  # what each chunk makes ready to be decoded
+    inbox: ragged.Inbox | on_device.Mailbox | None = None  # where payloads are gathered
+    staging: Staging | None = None  # where the payload is exchanged from host memory of its own
+    gather: StagedGather | None = None  # likewise, where payloads are gathered
+    waits: bool = False  # whether gradients wait for the last one, to be submitted together
 
-    # ---- offer ----
+    # ---- submit ----
 
     @property
     def divided(self) -> bool:
         """Whether gradients are to be divided before the codec has them, where there is something to divide by."""
-        return self.codec.divides() == "before" and not self.codec.divides_itself
+        return self.properties.divides == "before" and not self.properties.divides_itself
 
-    def offer(self, position: int, key: Key) -> int | Tensor:
+    def submit(self, position: int, key: Key) -> int | Tensor:
         """Hand one gradient to the codec; return how many of its values are not finite."""
-        if self.work.together:
-            return self.offer_all([position], key)
-        return self.codec.offer(self.work, position, key)
+        (count,) = self.codec.submit(self.work, [position], key)
+        return count
 
-    def offer_all(self, positions: list[int], key: Key) -> Tensor:
+    def submit_all(self, positions: list[int], key: Key) -> Tensor:
         """Hand several gradients to the codec at once; return their counts."""
-        return self.codec.offer_all(self.work, positions, key)
+        counts = self.codec.submit(self.work, positions, key)
+        return counts if isinstance(counts, Tensor) else as_tensor([int(count) for count in counts])
 
     # ---- encode ----
 
-    def begin(self, number: int, key: Key) -> dict[int, int] | None:
+    def before(self, number: int, key: Key) -> dict[int, int] | None:
         """Fill the arrays of a prelude; return what was counted late, by position."""
-        return self.codec.begin(number, self.work, key)
+        return self.codec.before(number, self.work, key)
 
     def encode(self, key: Key) -> dict[int, int] | None:
         """Finish the payload, but for the parts that are encoded while earlier ones are on their way."""
+        counts = self.codec.before(len(self.preludes), self.work, key)
         if not self.to_encode:
-            return self.codec.encode(self.work, key)
-        self.codec.encode_first(self.work, key)
-        return None
+            self.codec.encode(self.work, self.whole(), key)
+        return counts
+
+    def whole(self) -> list[Part]:
+        """Return all that was submitted."""
+        return [Part(position, 0, self.work.grad(position).numel()) for position in self.work.present()]
 
     # ---- exchange ----
 
-    def before(self, key: Key) -> Reduction:
+    def reduction(self, key: Key) -> Reduction:
         """Return what the collective of a prelude needs of the codec.
 
         The key is one of rank 0, as a reduction that every rank does by itself may not depend on
@@ -119,22 +126,11 @@ class Round:
 
     # ---- decode ----
 
-    def decode(self, key: Key, gain: float) -> None:
-        """Decode the whole result at once."""
-        self.codec.decode(self.work, key, gain)
-        self._multiply([Part(p, 0, self.work.grad(p).numel()) for p in self.work.present()])
-
-    def decode_parts(self, parts: list[Part], key: Key, gain: float) -> None:
-        """Decode parts of the result; those of sparse gradients are left out."""
+    def decode(self, parts: list[Part], key: Key, result_scale: float) -> None:
+        """Decode parts of the result, and give them the size of gradients again; sparse gradients are left out."""
         parts = present(self.work, parts)
-        self.codec.decode_parts(self.work, parts, key, gain)
-        self._multiply(parts)
-
-    def _multiply(self, parts: list[Part]) -> None:
-        """Give decoded parts the size of gradients again."""
-        if not self.divided or not self.work.divisors:
-            return
-        for part in parts:
+        self.codec.decode(self.work, parts, key, result_scale)
+        for part in parts if self.divided and self.work.divisors else ():
             if (divisor := self.work.divisors.get(part.position)) is not None:
                 self.work.grad(part.position)[part.start : part.stop].mul_(divisor[part.start : part.stop])
 

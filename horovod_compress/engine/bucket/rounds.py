@@ -6,8 +6,9 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from ...codecs.base import Codec, Divides
-from ...codecs.dense import BFloat, Uncompressed
+from ...codecs.base import Codec, Divides, variants_of
+from ...codecs.dense import BFloat, Dense, Uncompressed
+from ...codecs.left_plain import LeftPlain
 from .building import make_round
 from .memory import Memory
 from .round import Round
@@ -20,18 +21,22 @@ class Rounds:
 
     def __init__(self, codec: Codec, memory: Memory) -> None:
         self._codec, self._memory = codec, memory
-        labels = _labels(codec.variants())
-        self.kinds = {kind: self._make(kind, labels[kind]) for kind in codec.variants()}
+        self._divides = codec.properties().divides
+        self._empties = isinstance(codec, LeftPlain) and codec.plain_when_empty(memory.bucket)
+        self.kinds = {kind: self._make(kind, label) for kind, label in _labels(variants_of(codec)).items()}
         self._plain: Round | None = None
-        self._turn: int | None = None  # see :meth:`set_turn`
+        self._round_index: int | None = None  # see :meth:`set_round`
+        self._compressed = False  # see :meth:`hold`
+        self._last: tuple[int, Round] | None = None  # the step that was asked for last: every gradient asks
         self._is_plain = False
         self._nothing_waits = False  # see :meth:`note_emptied`
-        if codec.plain_when_empty(memory.bucket):
+        if self._empties:
             self._make_plain()
 
     def _make(self, codec: Codec, label: str) -> Round:
-        seen = self._codec.sees(codec, self._memory.bucket)
-        kept = {name: kept for name, kept in self._memory.state.items() if name in seen}
+        own = self._memory.layout(codec).state
+        # Plain rounds send and empty whatever waits.
+        kept = {n: kept for n, kept in self._memory.state.items() if n in own or isinstance(codec, Dense)}
         return make_round(self._memory, codec, label, self._memory.payload, kept)
 
     def _make_plain(self, codec: Codec = _AS_IT_IS) -> None:
@@ -43,9 +48,13 @@ class Rounds:
         """Return the round of a step."""
         if self._plain and (self._is_plain or self._nothing_waits):
             return self._plain
-        return self.kinds[self._codec.at(step if self._turn is None else self._turn)]
+        last = self._last
+        if last is None or last[0] != step:
+            index = step if self._round_index is None else self._round_index
+            last = self._last = step, self.kinds[self._codec.for_step(index, compressed=self._compressed)]
+        return last[1]
 
-    def set_turn(self, number: int | None, plain: bool) -> None:
+    def set_round(self, number: int | None, plain: bool) -> None:
         """Choose what the coming steps exchange; between two steps, on every rank alike.
 
         Args:
@@ -54,28 +63,30 @@ class Rounds:
         """
         if plain and not self._plain:
             self._make_plain()
-        self._turn, self._is_plain = number, plain
+        self._last = None
+        self._round_index, self._compressed, self._is_plain = number, False, plain
 
-    def hold(self, step: int, exact: bool) -> None:
+    def hold(self, exact: bool) -> None:
         """Choose what the coming step exchanges beside a second moment that is held; on every rank alike.
 
         Args:
             exact: it sends gradients without this method and its state, float32 as bfloat16: what a square of the
                 second moment is made of need not be known any better.
         """
-        if self._codec.divides() == "never":
+        if self._divides == "never":
             return
         if exact and not self._plain:
             self._make_plain(BFloat() if self._memory.bucket.dtype == "float32" else Uncompressed())
-        self._turn, self._is_plain = self._codec.compressed_turn(step), exact
+        self._last = None
+        self._round_index, self._compressed, self._is_plain = None, True, exact
 
     def divides(self) -> Divides:
         """Return where a second moment that is held divides in the compressed rounds."""
-        return self._codec.divides()
+        return self._divides
 
     def note_emptied(self) -> None:
         """Take note that a round went well on every rank: nothing waits now, where every round sends all of it."""
-        if self._is_plain or self._nothing_waits or not self._codec.plain_when_empty(self._memory.bucket):
+        if self._is_plain or self._nothing_waits or not self._empties:
             return
         if all(grad is not None for grad in self._memory.grads):  # what was skipped may wait
             self._nothing_waits = True

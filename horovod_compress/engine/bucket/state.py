@@ -47,7 +47,6 @@ class BucketState:
         staged: bool = False,
         link: Link | None = None,
     ) -> None:
-        codec.check_world(world)
         self.bucket, self.device = bucket, device
         alone = world == 1
         site = Site(rank, world, collective, device, staged and not alone, None if alone else link)
@@ -106,7 +105,7 @@ class BucketState:
             flat.div_(self.memory.divisors[position])
         self.device.keep((flat, grad))
         count: int | Tensor = 0
-        if round_.work.together and not zero_nonfinite:
+        if round_.waits and not zero_nonfinite:
             self.offers.waiting.append(position)
         else:
             count = self._hand(round_, position, key, zero_nonfinite)
@@ -115,17 +114,17 @@ class BucketState:
 
     def _hand(self, round_: Round, position: int, key: Key, zero_nonfinite: bool) -> int | Tensor:
         flat, zero = round_.work.grad(position), self.nonfinite.let_be_zero
-        if zero_nonfinite and round_.codec.counts_late and ops.count_nonfinite(flat):
+        if zero_nonfinite and round_.properties.counts_late and ops.count_nonfinite(flat):
             zero(position, flat, ~flat.isfinite())
-        count = round_.offer(position, key)
+        count = round_.submit(position, key)
         if not self.device.apart and count and self.drop_spoilt(position):
-            count = round_.offer(position, key)
+            count = round_.submit(position, key)
         if count and zero_nonfinite:
             zero(position, flat, ~flat.isfinite())
-            count = round_.offer(position, key)
+            count = round_.submit(position, key)
         if count and zero_nonfinite:  # finite, but too large for this method
             zero(position, flat, flat.abs() >= min(_HUGE, torch.finfo(flat.dtype).max))
-            count = round_.offer(position, key)
+            count = round_.submit(position, key)
         return count
 
     def leave_out(self, position: int, grad: Tensor) -> None:
@@ -147,7 +146,7 @@ class BucketState:
         """Hand all gradients that waited to the codec, after the streams that they come from."""
         self.device.after(*self._offered.values())
         self.offers.waiting.sort()
-        counts = self.round(key.step).offer_all(self.offers.waiting, key)
+        counts = self.round(key.step).submit_all(self.offers.waiting, key)
         self.device.note(self._offered)
         return counts
 

@@ -15,7 +15,7 @@ from typing import Any
 
 from torch import nn
 
-from ...codecs.base import Codec
+from ...codecs.base import Codec, variants_of
 from ...errors import ConfigError
 from ..methods import Methods
 
@@ -92,7 +92,13 @@ class _Wait:
     def of(cls, group: Mapping[str, Any], codec: Codec) -> _Wait:
         own = float(getattr(codec, "momentum", 0.0))  # then the optimizer may have none, see refuse_twice()
         times = 1 / (1 - own) if own else _times(group)
-        return cls(codec.name, codec.share_sent(), own or _momentum(group), times, codec.name if own else "the optimizer")
+        return cls(
+            codec.name,
+            codec.properties().share_sent,
+            own or _momentum(group),
+            times,
+            codec.name if own else "the optimizer",
+        )
 
 
 def exact_first(optimizer: Any, methods: Methods, named: Named) -> int:
@@ -105,7 +111,8 @@ def exact_first(optimizer: Any, methods: Methods, named: Named) -> int:
 
 
 def _is_one_bit(codec: Codec) -> bool:
-    return codec.divides() == "before" and codec.feedback() == "own" and codec.share_sent() == 1
+    found = codec.properties()
+    return found.divides == "before" and found.feedback == "own" and found.share_sent == 1
 
 
 def _pairs(optimizer: Any, methods: Methods, named: Named) -> Iterator[tuple[Mapping[str, Any], Codec]]:
@@ -114,7 +121,7 @@ def _pairs(optimizer: Any, methods: Methods, named: Named) -> Iterator[tuple[Map
     for group in optimizer.param_groups:
         codecs = {methods.codec(names[id(p)]) for p in group["params"] if id(p) in names}
         for codec in codecs:
-            yield from ((group, kind) for kind in dict.fromkeys((codec, *codec.variants())))
+            yield from ((group, kind) for kind in dict.fromkeys((codec, *variants_of(codec))))
 
 
 def _momentum(group: Mapping[str, Any]) -> float:

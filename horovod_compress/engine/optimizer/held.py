@@ -162,7 +162,7 @@ class HeldSecondMoment:
         if self._rounds.every == 1:  # it is the stock optimizer
             self._reducer.buckets.next_steps(plain=True)
             return
-        self._reducer.buckets.hold(step, exact)
+        self._reducer.buckets.hold(exact)
         if exact and (watch := self._reducer.context.watch):
             watch.spoil()  # what is measured now says nothing of the method
         divides = self._reducer.buckets.divides()

@@ -77,7 +77,7 @@ class Checkpoints(Running):
             CorruptFrameError: a file is not, byte for byte, what was written.
         """
         reducer = self._running()
-        owned = {name for codec in self._methods.codecs for variant in codec.variants() for name in variant.folded}
+        owned = self._methods.folded()
         state, how = saving.load(
             folder, residuals, (reducer.rank, reducer.world), owned, self.check_state,
             lambda value: self.allgather_object(value, "hvc.load"),

@@ -11,7 +11,7 @@ from typing import Any, NoReturn, TypeVar
 import torch
 from torch import nn
 
-from ...codecs.base import Codec
+from ...codecs.base import Codec, check_world, variants_of
 from ...engine.agreement import handshake
 from ...engine.agreement.place import own_address
 from ...engine.agreement.ranks import listed
@@ -71,7 +71,7 @@ def start(
             if isinstance(options.schedule, Plan):
                 plan = numbered(plan, methods)
             _check_options(methods, options, world)
-            _check_buckets(methods, plan, options)
+            _check_buckets(methods, plan, options, world)
             document = replace(document, plan=plan.document())
     except Exception as error:  # noqa: BLE001  whatever it is, the other ranks wait to hear of it
         refuse(error, job, seconds)
@@ -193,26 +193,26 @@ def _device_of(name: str, parameter: nn.Parameter) -> str:
 def _check_options(methods: Methods, options: Options, world: int) -> None:
     """Refuse what the number of ranks or the exchange does not allow, before anybody connects."""
     for codec in methods.codecs:
-        codec.check_world(world)
-        codec.at(0)  # a function of the step may fail
-        for variant in codec.variants():
+        check_world(codec, world)
+        codec.for_step(0)  # a function of the step may fail
+        for variant in variants_of(codec):
             chooser(options.exchange)(variant, 0, world)
 
 
 def _check_links(methods: Methods, options: Options, world: int) -> None:
     """Refuse an exchange that links between GPUs do not have; every rank comes to the same."""
-    variants = (variant for codec in methods.codecs for variant in codec.variants())
+    variants = (variant for codec in methods.codecs for variant in variants_of(codec))
     for variant in variants:
         if variant.algebra is not Algebra.GATHER:
             on_device.of(chooser(options.exchange)(variant, 0, world))
 
 
-def _check_buckets(methods: Methods, plan: Plan, options: Options) -> None:
+def _check_buckets(methods: Methods, plan: Plan, options: Options, world: int) -> None:
     """Refuse buckets that their method cannot take."""
     methods.check_plain(plan)
     for bucket in plan.buckets:
-        methods.check_bucket(bucket)
-        tables = methods.codecs[bucket.method].tables(bucket)
+        methods.check_bucket(bucket, world)
+        tables = methods.codecs[bucket.method].layout(bucket, world).tables
         if tables and is_adaptive(options.schedule) and options.schedule != OPTIONAL:
             raise ConfigError(
                 f"{methods.codecs[bucket.method].name} keeps {', '.join(sorted(tables))} for whole buckets, so they "
