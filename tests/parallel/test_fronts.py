@@ -14,7 +14,19 @@ FRONTS = ("torch", "horovod")
 STEPS = [0, 20]
 SECONDS = 280.0  # for a job of all methods
 FEW = ("marsit", "topk")
-ADAM = {"method": "marsit", "adam": True, "options": {"full_precision_every": 4}}
+ADAM = {"method": "marsit", "adam": {}, "options": {"full_precision_every": 4}}
+#: A second moment that is held, in unusual company.
+HELD: dict[str, dict[str, Any]] = {
+    "plain": {"method": "marsit"},
+    "own": {"method": "marsit", "attach": {"second_moment": "own"}},
+    "fused": {"method": "marsit", "adam": {"fused": True}},
+    "maximize": {"method": "marsit", "adam": {"maximize": True, "foreach": True, "weight_decay": 0.1}},
+    "layerwise": {"method": "ef_signsgd", "options": {"schedule": "layerwise"}},
+    "onebit_adam": {"method": "onebit_adam"},
+    "per layer": {"method": {"0.*": "topk", "3.*": "powersgd", "*": "marsit"}},
+    "by step": {"by step": [[0, "none"], [6, "marsit"]]},
+    "thawed": {"method": "marsit", "thaws": 7, "ddp": {"find_unused_parameters": True}},
+}
 #: DDP's own ways must not change a bit either.
 DDP_WAYS = ({"gradient_as_bucket_view": True}, {"static_graph": True}, {"find_unused_parameters": True})
 
@@ -49,6 +61,37 @@ def test_two_fronts_give_the_same_bytes() -> None:
 @pytest.mark.parametrize("world", [2, 4])
 def test_they_do_with_every_method(world: int) -> None:
     check_equal(by_method(tuple(available())) | {"adam": ADAM | {"steps": STEPS}}, world)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(2 * SECONDS + 60)
+def test_a_second_moment_that_is_held() -> None:
+    common = {"steps": [0, 14], "adam": {}, "attach": {"second_moment": "shared", "warmup_steps": 4, "rebuild_every": 5}}
+    ours, theirs = (run(front, {name: common | case for name, case in HELD.items()}, 3) for front in FRONTS)
+    for name in HELD:
+        assert [report[name] for report in ours] == [report[name] for report in theirs], name
+        assert (ours[0][name]["weights"] == ours[0]["plain"]["weights"]) is (name == "plain")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(2 * SECONDS + 60)
+def test_a_gradient_that_is_not_finite_on_any_rank() -> None:
+    """The step is refused on all ranks, or its values count as zeros, and training goes on with the same bytes."""
+    world, at = 4, 5
+    policies = {"raise": {"nonfinite": "raise"}, "zero": {"nonfinite": "zero"}}
+    cases = {f"{name} {bad}": (name, bad) for name in policies for bad in (None, *range(world))}
+    asked = {
+        key: {"method": "marsit", "steps": [0, 9], "options": policies[name], "nan": [at, bad]}
+        for key, (name, bad) in cases.items()
+    }
+    ours, theirs = (run(front, asked, world) for front in FRONTS)
+    for mine, other in zip(ours, theirs, strict=True):
+        assert mine == other
+        for key, (name, bad) in cases.items():
+            raised = name == "raise" and bad is not None
+            assert len(mine[key]["refused"]) == raised
+            assert not raised or f"first on rank {bad}" in mine[key]["refused"][0]
+            assert (mine[key]["weights"] == mine["raise None"]["weights"]) is (bad is None)  # the control
 
 
 @pytest.mark.slow

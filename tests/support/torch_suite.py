@@ -19,6 +19,7 @@ from typing import Any
 
 WORLD, SECONDS = 2, 100
 os.environ |= {"BACKEND": "gloo", "WORLD_SIZE": str(WORLD), "DISTRIBUTED_TESTS_DEFAULT_TIMEOUT": str(SECONDS)}
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # ranks share the cores of one machine
 os.environ.setdefault("TEMP_DIR", tempfile.gettempdir())
 
 import torch
