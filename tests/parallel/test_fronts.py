@@ -66,7 +66,11 @@ def test_they_do_with_every_method(world: int) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(2 * SECONDS + 60)
 def test_a_second_moment_that_is_held() -> None:
-    common = {"steps": [0, 14], "adam": {}, "attach": {"second_moment": "shared", "warmup_steps": 4, "rebuild_every": 5}}
+    common = {
+        "steps": [0, 14],
+        "adam": {},
+        "attach": {"second_moment": "shared", "warmup_steps": 4, "rebuild_every": 5},
+    }
     ours, theirs = (run(front, {name: common | case for name, case in HELD.items()}, 3) for front in FRONTS)
     for name in HELD:
         assert [report[name] for report in ours] == [report[name] for report in theirs], name

@@ -8,8 +8,10 @@ Each test runs beside its control, without us.
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from typing import Any
 
@@ -64,8 +66,6 @@ EXCHANGE = (
 )
 #: These give one model a hook and compare it with another one without: that one gets a compression, at its first step.
 BESIDE_HOOKS = (
-    "test_accumulate_gradients_no_sync_allreduce_hook",
-    "test_accumulate_gradients_no_sync_allreduce_with_then_hook",
     "test_ddp_hook_parity_allreduce",
     "test_ddp_hook_parity_allreduce_process_group",
     "test_ddp_hook_parity_post_localSGD",
@@ -142,12 +142,19 @@ LEFT_OUT = {
         ),
         _UNEVEN,
     ),
-    "test_ddp_native_mixed_precision_ignored_params": "mixed_precision= sets a hook itself and is refused: docs/ddp.md#limits",
+    **dict.fromkeys(
+        (
+            "test_accumulate_gradients_no_sync_allreduce_hook",
+            "test_accumulate_gradients_no_sync_allreduce_with_then_hook",
+        ),
+        "gives its only model a hook of torch's",
+    ),
+    "test_ddp_native_mixed_precision_ignored_params": "mixed_precision= is refused: docs/ddp.md#limits",
     "test_skip_all_reduce_unused_parameters": "skip_all_reduce_unused_params=True is refused: docs/ddp.md#limits",
     "test_ddp_profiling_torch_profiler": "it counts all-reduces in a profile, and our exchange is none of them",
-    "test_ddp_comm_hook_logging": "it expects the log of a model without a hook first, and has only hooks of torch's after",
+    "test_ddp_comm_hook_logging": "expects the log of a model without a hook, and then those of torch's own",
     "test_DistributedDataParallel_requires_grad": "wraps no model that can be trained",
-    "test_ddp_model_diff_num_params_across_ranks": "DistributedDataParallel refuses the model before a hook can be given",
+    "test_ddp_model_diff_num_params_across_ranks": "DistributedDataParallel itself refuses the model",
     **dict.fromkeys(
         (
             "test_DistributedDataParallel",
@@ -165,6 +172,16 @@ LEFT_OUT = {
 }
 
 
+#: Of PyTorch's harness: seconds are for each test.
+ENVIRONMENT = {
+    "BACKEND": "gloo",
+    "WORLD_SIZE": "2",
+    "DISTRIBUTED_TESTS_DEFAULT_TIMEOUT": "100",
+    "TEMP_DIR": tempfile.gettempdir(),
+    "OMP_NUM_THREADS": "1",  # ranks share the cores of one machine
+}
+
+
 class Suite:
     """The process that has PyTorch's tests, and runs one at a time."""
 
@@ -173,9 +190,9 @@ class Suite:
             [sys.executable, "-W", "ignore", "-m", "tests.support.torch_suite"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
             text=True,
             cwd=ROOT,
+            env=os.environ | ENVIRONMENT,
         )
 
     def ask(self, what: object) -> Any:
@@ -204,7 +221,7 @@ def suite() -> Iterator[Suite]:
     made.close()
 
 
-@pytest.mark.parametrize("name", (*EXCHANGE, *BESIDE_HOOKS, *NO_EXCHANGE))
+@pytest.mark.parametrize("name", [*EXCHANGE, *BESIDE_HOOKS, *NO_EXCHANGE])
 def test_it_passes_with_none_as_without_us(name: str, suite: Suite) -> None:
     control = suite.run(name, ours=False)
     if control["outcome"] == "absent":

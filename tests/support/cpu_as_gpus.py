@@ -14,8 +14,7 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.overrides import TorchFunctionMode
-from torch.testing._internal import common_distributed, common_utils
-from torch.testing._internal.distributed import distributed_test
+from torch.testing._internal import common_distributed
 
 CPU = torch.device("cpu")
 
@@ -58,10 +57,12 @@ def stand_in(count: int) -> OnCPU:
         setattr(torch.cuda, name, lambda *given, **named: None)
     torch.cuda.device = lambda *given: contextlib.nullcontext()  # type: ignore[assignment, misc]
     nn.Module.cuda = lambda module, device=None: module  # type: ignore[method-assign, assignment]
-    _to, nn.Module.to = nn.Module.to, _moved(nn.Module.to)  # type: ignore[method-assign, assignment]
+    nn.Module.to = _moved(nn.Module.to)  # type: ignore[method-assign, assignment]
     construct = DistributedDataParallel.__init__
 
-    def without_devices(model: Any, module: nn.Module, device_ids: Any = None, output_device: Any = None, **options: Any) -> None:
+    def without_devices(
+        model: Any, module: nn.Module, device_ids: Any = None, output_device: Any = None, **options: Any
+    ) -> None:
         construct(model, module, **options)
 
     DistributedDataParallel.__init__ = without_devices  # type: ignore[method-assign, assignment]

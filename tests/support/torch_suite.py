@@ -2,7 +2,8 @@
 
 PyTorch's wheel has these tests, in ``torch.testing``. They run in its own harness, on two ranks, which are forked from
 this process: it has imported everything once. As a program it reads JSON lines ``{"name": ..., "ours": ...,
-"late": ...}`` and answers each with ``{"outcome": ..., "text": ..., "models": ..., "steps": ...}``.
+"late": ...}`` and answers each with ``{"outcome": ..., "text": ..., "models": ..., "steps": ...}``. Its environment is
+:data:`tests.parallel.test_torch_suite.ENVIRONMENT`.
 """
 
 from __future__ import annotations
@@ -17,11 +18,6 @@ import unittest
 from pathlib import Path
 from typing import Any
 
-WORLD, SECONDS = 2, 100
-os.environ |= {"BACKEND": "gloo", "WORLD_SIZE": str(WORLD), "DISTRIBUTED_TESTS_DEFAULT_TIMEOUT": str(SECONDS)}
-os.environ.setdefault("OMP_NUM_THREADS", "1")  # ranks share the cores of one machine
-os.environ.setdefault("TEMP_DIR", tempfile.gettempdir())
-
 import torch
 import torch._dynamo  # torch's optimizers import it at their first use
 from torch.nn.parallel import DistributedDataParallel
@@ -30,6 +26,8 @@ from torch.testing._internal.distributed import distributed_test
 import horovod_compress.ddp as hvc
 from tests.support.cpu_as_gpus import stand_in
 
+WORLD = int(os.environ["WORLD_SIZE"])
+SECONDS = float(os.environ["DISTRIBUTED_TESTS_DEFAULT_TIMEOUT"])
 _TESTS: Any = distributed_test.DistributedTest._DistTestBase
 
 

@@ -36,7 +36,7 @@ def made(case: dict[str, Any], model: nn.Sequential) -> tuple[Any, Any, nn.Modul
 def created(case: dict[str, Any], named: Any, options: dict[str, Any]) -> Any:
     """Return the compression; a method may be one for each layer by pattern, or by step."""
     if "by step" in case:
-        return hvc.Compression.create(hvc.by_step({at: method for at, method in case["by step"]}), named, **options)
+        return hvc.Compression.create(hvc.by_step(dict(case["by step"])), named, **options)
     if isinstance(case["method"], dict):
         return hvc.Compression.per_layer(case["method"], named, **options)
     return hvc.Compression.create(case["method"], named, **options)
