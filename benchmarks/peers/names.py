@@ -20,6 +20,8 @@ DDP = ("ddp fp32", "ddp fp16", "ddp powersgd r1", "ddp powersgd r4")
 METHODS = available()
 #: Begins the name of a method of this package that runs under DistributedDataParallel, as its communication hook.
 UNDER_DDP = "ddp:"
+#: Of DistributedDataParallel itself, which a name that begins so may set among the options of the method.
+DDP_OPTIONS = ("bucket_cap_mb",)
 
 
 class PeerError(RuntimeError):
@@ -53,6 +55,12 @@ def parse(text: str, others: Iterable[str] = (*STOCK, *DDP)) -> tuple[str, dict[
     return method, options
 
 
+def divided(options: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the options of DistributedDataParallel, and those of the method."""
+    theirs = {key: value for key, value in options.items() if key in DDP_OPTIONS}
+    return theirs, {key: value for key, value in options.items() if key not in DDP_OPTIONS}
+
+
 def _value(text: str) -> Any:
     try:
         return ast.literal_eval(text)
@@ -76,7 +84,10 @@ def check(names: Iterable[str], stock: Iterable[str] = (*STOCK, *DDP)) -> None:
         if name in known:
             continue
         # Only a benchmark that has DDP itself can run methods under it.
-        method, options = parse(name.removeprefix(UNDER_DDP) if DDP[0] in known else name, known)
+        under_ddp = DDP[0] in known and name.startswith(UNDER_DDP)
+        method, options = parse(name.removeprefix(UNDER_DDP) if under_ddp else name, known)
+        if under_ddp:
+            _, options = divided(options)
         try:
             _check_options(method, options)
         except ConfigError as error:

@@ -21,6 +21,7 @@ from horovod.runner.gloo_run import create_run_env_vars, create_slot_env_vars
 from horovod.runner.http.http_server import RendezvousServer
 
 from tests.support.jobs import ROOT
+from tests.support.launch import free_port
 from tests.support.yields import sleeping_yields
 
 JOBS = Path(__file__).parent / "jobs"
@@ -93,9 +94,11 @@ class Nursery:
                 "HVC_TEST_FOLDER": name,
                 "HVC_TEST_ARGUMENTS": json.dumps(dict(arguments)),
             } | dict(env or {})
+            # A job chooses its front: torch.distributed looks for these.
+            shared |= {"WORLD_SIZE": world, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port()}
             ranks = [
                 {
-                    "environment": {k: str(v) for k, v in (shared | create_slot_env_vars(slot)).items()},
+                    "environment": _environment(shared, slot),
                     "output": str(folder / f"output.{slot.rank}"),
                 }
                 for slot in plan
@@ -113,6 +116,11 @@ class Nursery:
     def close(self) -> None:
         self._process.kill()
         self._process.communicate()
+
+
+def _environment(shared: Mapping[str, Any], slot: Any) -> dict[str, str]:
+    found = {**shared, **create_slot_env_vars(slot), "RANK": slot.rank, "LOCAL_RANK": slot.rank}
+    return {name: str(value) for name, value in found.items()}
 
 
 def _rank(folder: Path, number: int, end: Mapping[str, Any]) -> Rank:

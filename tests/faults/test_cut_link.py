@@ -27,16 +27,17 @@ def _refused() -> str:
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(bool(_refused()), reason=_refused())]
 
 
-def _train(victim: int | None, method: str) -> dict[int, dict[str, Any]]:
-    case = {"victim": victim, "step": STEP, "steps": STEPS, "timeout": TIMEOUT, "method": method}
+def _train(victim: int | None, method: str, front: str) -> dict[int, dict[str, Any]]:
+    case = {"front": front, "victim": victim, "step": STEP, "steps": STEPS, "timeout": TIMEOUT, "method": method}
     with Lab(WORLD) as lab:
         outcome = lab.run("cut", [str(JOBS / "cut.py"), json.dumps(case)], limit=120.0)
     return {record["rank"]: record for record in outcome.records}
 
 
+@pytest.mark.parametrize("front", ["horovod", "torch"])
 @pytest.mark.parametrize("method", ["marsit", "topk", "none"])
-def test_a_link_that_is_cut(method: str) -> None:
-    found = _train(VICTIM, method)
+def test_a_link_that_is_cut(method: str, front: str) -> None:
+    found = _train(VICTIM, method, front)
     assert set(found) == set(range(WORLD))
     for rank, record in found.items():
         assert record["error"] == "ExchangeError" and record["steps"] == STEP, record
@@ -45,6 +46,7 @@ def test_a_link_that_is_cut(method: str) -> None:
             assert f"No sign of life from rank(s) {VICTIM}" in record["text"], record
 
 
-def test_control() -> None:
-    for record in _train(None, "marsit").values():
+@pytest.mark.parametrize("front", ["horovod", "torch"])
+def test_control(front: str) -> None:
+    for record in _train(None, "marsit", front).values():
         assert (record["error"], record["steps"]) == (None, STEPS), record

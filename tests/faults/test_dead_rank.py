@@ -7,15 +7,15 @@ import pytest
 from tests.support.marks import slow
 
 from .ranks import Nursery
-from .survivors import PATHS, PHASES, WORLD, check_survivors, strike
+from .survivors import DDP, PATHS, PHASES, WORLD, check_survivors, strike
 
 SECONDS = 5.0
 FEW = [("mid-ring", 2, "attached"), ("idle", 0, "stock")]
 OTHERS = [("in backward", 1, "attached"), ("idle", 3, "attached")]
-ALL = [*OTHERS, *((phase, victim, path) for phase in PHASES for victim in (0, 2) for path in PATHS)]
+ALL = [*OTHERS, *((phase, victim, path) for phase in PHASES for victim in (0, 2) for path in (*PATHS, DDP))]
 
 
-@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("path", [*PATHS, *slow(DDP)])
 def test_control(nursery: Nursery, path: str) -> None:
     for rank in nursery.run(WORLD, "train.py", {"fault": "none", "path": path}):
         assert rank.report["first"]["error"] is None, rank.report
@@ -50,12 +50,13 @@ def test_killed_in_update_mode(nursery: Nursery, phase: str, victim: int, method
 
 
 @pytest.mark.slow
-def test_killed_in_fold(nursery: Nursery) -> None:
-    survivors = strike(nursery, "kill", "encode", 1, "attached", exchange="fold")
-    check_survivors(survivors, 1, "attached", 0.0, SECONDS)
+@pytest.mark.parametrize("path", ["attached", DDP])
+def test_killed_in_fold(nursery: Nursery, path: str) -> None:
+    survivors = strike(nursery, "kill", "encode", 1, path, exchange="fold")
+    check_survivors(survivors, 1, path, 0.0, SECONDS)
 
 
-@pytest.mark.parametrize("victim", [0, *slow(2)])
-def test_killed_in_the_transport_s_own_sum(nursery: Nursery, victim: int) -> None:
-    survivors = strike(nursery, "kill", "sum", victim, "attached", method="none", exchange="auto", width=8192)
-    check_survivors(survivors, victim, "attached", 0.0, SECONDS)
+@pytest.mark.parametrize(("victim", "path"), [(0, "attached"), *slow((2, "attached"), (2, DDP))])
+def test_killed_in_the_transport_s_own_sum(nursery: Nursery, victim: int, path: str) -> None:
+    survivors = strike(nursery, "kill", "sum", victim, path, method="none", exchange="auto", width=8192)
+    check_survivors(survivors, victim, path, 0.0, SECONDS)

@@ -11,14 +11,14 @@ import torch
 from tests.support.marks import slow
 
 from .ranks import Nursery, Rank
-from .survivors import PATHS, WORLD, blames
+from .survivors import DDP, PATHS, WORLD, blames
 
 
 def _fault_at(ranks: list[Rank], victim: int) -> float:
     return float(ranks[victim].marks["fault"])
 
 
-@pytest.mark.parametrize("path", ["attached", *slow("stock")])
+@pytest.mark.parametrize("path", ["attached", *slow("stock", DDP)])
 def test_silent_rank(nursery: Nursery, path: str) -> None:
     """A rank that is alive but does not step: Horovod would wait for it for ever."""
     case = {"fault": "sleep", "victim": 1, "path": path, "timeout": 2.0, "sleep": 6.0}
@@ -37,14 +37,15 @@ def test_silent_rank(nursery: Nursery, path: str) -> None:
         assert any(blames(rank.output, 1) for rank in ranks), ranks
 
 
-def test_late_but_in_time(nursery: Nursery) -> None:
+@pytest.mark.parametrize("path", ["attached", *slow(DDP)])
+def test_late_but_in_time(nursery: Nursery, path: str) -> None:
     """The control of the test above."""
-    case = {"fault": "sleep", "victim": 1, "timeout": 10.0, "sleep": 2.0, "leave": True}
+    case = {"fault": "sleep", "victim": 1, "path": path, "timeout": 10.0, "sleep": 2.0, "leave": True}
     for rank in nursery.run(WORLD, "train.py", case):
         assert (rank.report["first"]["error"], rank.report["steps"]) == (None, 4)
 
 
-@pytest.mark.parametrize("path", ["stock", *slow("attached")])
+@pytest.mark.parametrize("path", ["stock", *slow("attached", DDP)])
 def test_corrupt_frame(nursery: Nursery, path: str) -> None:
     """Rank 1 sends 12 frames a step; its step, which it sends aside before, is not counted.
 
@@ -61,9 +62,10 @@ def test_corrupt_frame(nursery: Nursery, path: str) -> None:
 
 
 @pytest.mark.slow
-def test_dump(nursery: Nursery, tmp_path: Path) -> None:
+@pytest.mark.parametrize("path", ["attached", DDP])
+def test_dump(nursery: Nursery, tmp_path: Path, path: str) -> None:
     env = {"HVC_DUMP_DIR": str(tmp_path / "made" / "here")}
-    case = {"fault": "kill", "victim": 3, "event": "hop", "hop": 0, "leave": True}
+    case = {"fault": "kill", "victim": 3, "event": "hop", "hop": 0, "path": path, "leave": True}
     ranks = nursery.run(WORLD, "train.py", case, victims=[3], env=env)
     folder = tmp_path / "made" / "here"
     assert sorted(path.name for path in folder.iterdir()) == ["rank0.json", "rank1.json", "rank2.json"]
@@ -78,8 +80,9 @@ def test_dump(nursery: Nursery, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_users_own_error(nursery: Nursery) -> None:
-    case = {"fault": "raise", "victim": 1, "catch": False, "timeout": 30.0}
+@pytest.mark.parametrize("path", ["attached", DDP])
+def test_users_own_error(nursery: Nursery, path: str) -> None:
+    case = {"fault": "raise", "victim": 1, "path": path, "catch": False, "timeout": 30.0}
     ranks = nursery.run(WORLD, "train.py", case)
     at = _fault_at(ranks, 1)
     for rank in ranks:
@@ -114,7 +117,7 @@ def test_no_error_before_a_meeting(nursery: Nursery) -> None:
         assert (rank.status, rank.report) == (0, {"error": None}), rank
 
 
-@pytest.mark.parametrize("path", slow(*PATHS))
+@pytest.mark.parametrize("path", slow(*PATHS, DDP))
 def test_interrupt_in_an_exchange(nursery: Nursery, path: str) -> None:
     """Ctrl-C while rank 3 is awaited: the rank ends at once, although its exchange has much time."""
     case = {
@@ -130,7 +133,7 @@ def test_interrupt_in_an_exchange(nursery: Nursery, path: str) -> None:
         assert "Fatal Python error" not in rank.output and "terminate called" not in rank.output
 
 
-@pytest.mark.parametrize("path", slow(*PATHS))
+@pytest.mark.parametrize("path", slow(*PATHS, DDP))
 def test_end_without_close(nursery: Nursery, path: str) -> None:
     case = {"catch": False, "path": path}
     ranks = nursery.run(WORLD, "train.py", case)
@@ -139,9 +142,10 @@ def test_end_without_close(nursery: Nursery, path: str) -> None:
 
 
 @pytest.mark.slow
-def test_end_after_a_failure(nursery: Nursery) -> None:
+@pytest.mark.parametrize("path", ["attached", DDP])
+def test_end_after_a_failure(nursery: Nursery, path: str) -> None:
     """Rank 0 freezes, and with it the store; neither close() nor the interpreter's end hangs on it."""
-    case = {"fault": "stop", "victim": 0, "event": "hop", "hop": 1, "timeout": 3.0, "close": False}
+    case = {"fault": "stop", "victim": 0, "event": "hop", "hop": 1, "path": path, "timeout": 3.0, "close": False}
     env = {"HOROVOD_GLOO_TIMEOUT_SECONDS": "3"}  # Horovod itself waits for this long when it ends
     ranks = nursery.run(WORLD, "train.py", case, victims=[0], bound=35.0, env=env)
     for rank in ranks[1:]:

@@ -5,14 +5,14 @@ from __future__ import annotations
 import pytest
 
 from .ranks import Nursery
-from .survivors import PATHS, PHASES, TIMEOUT, check_survivors, strike
+from .survivors import DDP, PATHS, PHASES, TIMEOUT, check_survivors, strike
 
 pytestmark = pytest.mark.slow
 
 #: The other ranks' clocks run from the beginning of the bucket, a little before the fault.
 EARLIEST, LATEST = TIMEOUT - 1.0, TIMEOUT + 2.0
 FEW = [("mid-ring", 2, "attached"), ("idle", 0, "attached"), ("between", 1, "stock")]
-ALL = [(phase, victim, path) for phase in PHASES for victim in (0, 2) for path in PATHS]
+ALL = [(phase, victim, path) for phase in PHASES for victim in (0, 2) for path in (*PATHS, DDP)]
 
 
 @pytest.mark.parametrize(("phase", "victim", "path"), FEW)
@@ -25,6 +25,7 @@ def test_frozen_anywhere(nursery: Nursery, phase: str, victim: int, path: str) -
     check_survivors(strike(nursery, "stop", phase, victim, path), victim, path, EARLIEST, LATEST)
 
 
-def test_frozen_in_the_transport_s_own_sum(nursery: Nursery) -> None:
-    survivors = strike(nursery, "stop", "sum", 2, "attached", method="none", exchange="auto", width=8192)
-    check_survivors(survivors, 2, "attached", EARLIEST, LATEST)
+@pytest.mark.parametrize("path", ["attached", DDP])
+def test_frozen_in_the_transport_s_own_sum(nursery: Nursery, path: str) -> None:
+    survivors = strike(nursery, "stop", "sum", 2, path, method="none", exchange="auto", width=8192)
+    check_survivors(survivors, 2, path, EARLIEST, LATEST)

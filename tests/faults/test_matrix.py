@@ -26,7 +26,7 @@ SLACK, BOUND = 45.0, 90.0
 COLUMNS = {
     "fault": ["kill", "stop", "raise", "term", "sleep", "drop", "flip"],
     "phase": ["start", "search", "first hop", "last hop", "between", "shutdown"],
-    "path": ["stock", "attached", "update"],
+    "path": ["stock", "attached", "update", "ddp"],
     "exchange": ["ring", "fold", "gather"],
 }
 AT_THE_SEAM = ("drop", "flip")

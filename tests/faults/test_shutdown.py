@@ -13,7 +13,7 @@ from .ranks import Nursery
 WORLD = 3
 
 
-@pytest.mark.parametrize("path", slow("stock", "attached", "update"))
+@pytest.mark.parametrize("path", slow("stock", "attached", "update", "ddp"))
 def test_a_fork_leaves_the_job_alone(nursery: Nursery, path: str) -> None:
     """Children of a rank, such as those of a data loader, may end, close and try; the rank goes on."""
     ranks = nursery.run(WORLD, "train.py", {"fault": "fork", "victim": 1, "catch": False, "path": path})
@@ -24,7 +24,7 @@ def test_a_fork_leaves_the_job_alone(nursery: Nursery, path: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("event", ["idle", "hop"])
-@pytest.mark.parametrize("path", ["stock", "attached", "update"])
+@pytest.mark.parametrize("path", ["stock", "attached", "update", "ddp"])
 def test_an_interrupted_rank_ends(nursery: Nursery, path: str, event: str) -> None:
     """Ctrl-C, in an exchange and between steps; the others end too, as one of them is gone."""
     case = {"fault": "interrupt", "victim": 1, "event": event, "hop": 0 if event == "hop" else -1}

@@ -52,13 +52,19 @@ def test_every_survivor_ends_and_says_why(nursery: Nursery, fault: str) -> None:
     check_ends(*run(nursery, fault, path="stock"))
 
 
-@pytest.mark.parametrize(("path", "fault"), slow(*((p, f) for p in ("attached", "update") for f in ("stop", "kill"))))
+@pytest.mark.parametrize(
+    ("path", "fault"), slow(*((p, f) for p in ("attached", "update", "ddp") for f in ("stop", "kill")))
+)
 def test_on_other_paths(nursery: Nursery, path: str, fault: str) -> None:
     check_ends(*run(nursery, fault, path=path))
 
 
 @pytest.mark.parametrize(
-    ("path", "fault"), [("attached", "kill"), *slow(("attached", "stop"), ("stock", "kill"), ("stock", "stop"))]
+    ("path", "fault"),
+    [
+        ("attached", "kill"),
+        *slow(("attached", "stop"), ("stock", "kill"), ("stock", "stop"), ("ddp", "kill"), ("ddp", "stop")),
+    ],
 )
 def test_in_the_search_of_a_schedule(nursery: Nursery, path: str, fault: str) -> None:
     """Where ranks compare times, a gather of Horovod's fails, which knows no ranks."""
@@ -66,7 +72,7 @@ def test_in_the_search_of_a_schedule(nursery: Nursery, path: str, fault: str) ->
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("path", ["stock", "attached", "update"])
+@pytest.mark.parametrize("path", ["stock", "attached", "update", "ddp"])
 def test_control(nursery: Nursery, path: str) -> None:
     """Without a fault every rank ends well, and says nothing."""
     schedule = "layerwise" if path == "update" else "mergecomp"

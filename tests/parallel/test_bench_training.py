@@ -22,6 +22,7 @@ norm.weight,300,0
 head.weight,1000x300,1000
 """
 METHODS = ["horovod fp32", "none", "marsit schedule=layerwise"]
+UNDER_DDP = ["ddp fp32", "ddp fp16", "ddp powersgd r1", "ddp:topk bucket_cap_mb=1"]
 COMPUTE_SECONDS = 0.04
 
 
@@ -30,21 +31,24 @@ def test_two_ranks_measure_steps(tmp_path: Path, capsys: pytest.CaptureFixture[s
     model, found = tmp_path / "tiny.csv", tmp_path / "found.json"
     model.write_text(TABLE)
     words = ["--model", str(model), "--compute-ms", str(1000 * COMPUTE_SECONDS), "--repeat", "3", "--limit", "60"]
-    status = step.main([*words, "--ranks", "2", "--methods", *METHODS, "--json", str(found)])
+    status = step.main([*words, "--ranks", "2", "--methods", *METHODS, *UNDER_DDP, "--json", str(found)])
     said = capsys.readouterr()
     assert status == 0, said.err
 
     first, *records = map(json.loads, found.read_text().splitlines())
     assert first["bench"] == "step" and first["machine"]["cores"]
     measured = {record["name"]: record for record in records if "median_seconds" in record}
-    assert list(measured) == ["headroom", "horovod fp32", "none", "marsit schedule=layerwise full_precision_every=0"]
+    ours = "marsit schedule=layerwise full_precision_every=0"
+    assert list(measured) == ["headroom", "horovod fp32", "none", ours, *UNDER_DDP]
     for record in measured.values():
         assert record["wrong"] == 0 and len(record["seconds"]) == len(record["alone_seconds"]) == 3
         assert record["parameters"] == 429_772 and record["tensors"] == 5
         # A calibrated step takes the compute time; other tests may keep the cores busy.
         assert 0.9 * COMPUTE_SECONDS < record["median_seconds"] < 20 * COMPUTE_SECONDS
         assert record["t1_seconds"] == measured["headroom"]["median_seconds"]
-    dense, marsit = measured["none"], measured["marsit schedule=layerwise full_precision_every=0"]
+    half, low_rank = (measured[name]["bytes_sent"] for name in ("ddp fp16", "ddp powersgd r1"))
+    assert 2 * half == measured["ddp fp32"]["bytes_sent"] and 0 < low_rank < half
+    dense, marsit = measured["none"], measured[ours]
     assert marsit["buckets"] == 5 and marsit["median_exchange_seconds"] > 0
     assert 20 * marsit["bytes_sent"] < dense["bytes_sent"] and dense["bytes_sent"] > 4 * 429_772
     computed = [record["name"] for record in records if "computed_seconds" in record]

@@ -49,6 +49,7 @@ def test_training_goes_on_after_a_step_that_was_not_finite(reports: list[dict[st
         ("other model", "named_parameters has none of the model's parameters; a compression serves one model"),
         ("plain model", "register() takes the wrapped model, DistributedDataParallel(model), got a Linear"),
         ("twice", "has a communication hook already"),
+        ("skipping", "skip_all_reduce_unused_params=True, and keeps buckets from its hook"),
         ("late optimizer", "attach() comes before the first backward pass"),
         ("updates", "needs Horovod"),
         ("group", "process_group should be None"),

@@ -11,16 +11,29 @@ from horovod_compress.codecs.registry import available
 from tests.support.jobs import run_ranks
 
 FRONTS = ("torch", "horovod")
-STEPS = [0, 12]
+STEPS = [0, 20]
+SECONDS = 280.0  # for a job of all methods
 FEW = ("marsit", "topk")
-ADAM = {"method": "marsit", "adam": True, "options": {"full_precision_every": 4}}
+ADAM = {"method": "marsit", "adam": {}, "options": {"full_precision_every": 4}}
+#: A second moment that is held, in unusual company.
+HELD: dict[str, dict[str, Any]] = {
+    "plain": {"method": "marsit"},
+    "own": {"method": "marsit", "attach": {"second_moment": "own"}},
+    "fused": {"method": "marsit", "adam": {"fused": True}},
+    "maximize": {"method": "marsit", "adam": {"maximize": True, "foreach": True, "weight_decay": 0.1}},
+    "layerwise": {"method": "ef_signsgd", "options": {"schedule": "layerwise"}},
+    "onebit_adam": {"method": "onebit_adam"},
+    "per layer": {"method": {"0.*": "topk", "3.*": "powersgd", "*": "marsit"}},
+    "by step": {"by step": [[0, "none"], [6, "marsit"]]},
+    "thawed": {"method": "marsit", "thaws": 7, "ddp": {"find_unused_parameters": True}},
+}
 #: DDP's own ways must not change a bit either.
 DDP_WAYS = ({"gradient_as_bucket_view": True}, {"static_graph": True}, {"find_unused_parameters": True})
 
 
 def run(front: str, cases: dict[str, dict[str, Any]], world: int = 2) -> list[dict[str, Any]]:
     """Return what every rank reports by case."""
-    job = run_ranks(world, "fronts.py", timeout=280.0, arguments={"cases": cases}, front=front)
+    job = run_ranks(world, "fronts.py", timeout=SECONDS, arguments={"cases": cases}, front=front)
     for name in cases:
         assert len({report[name]["weights"] for report in job.reports}) == 1, name
         assert len({report[name]["moments"] for report in job.reports}) == 1, name
@@ -44,13 +57,45 @@ def test_two_fronts_give_the_same_bytes() -> None:
 
 
 @pytest.mark.slow
-def test_they_do_with_every_method() -> None:
-    check_equal(by_method(tuple(available())) | {"adam": ADAM | {"steps": STEPS}})
+@pytest.mark.timeout(2 * SECONDS + 60)
+@pytest.mark.parametrize("world", [2, 4])
+def test_they_do_with_every_method(world: int) -> None:
+    check_equal(by_method(tuple(available())) | {"adam": ADAM | {"steps": STEPS}}, world)
 
 
 @pytest.mark.slow
-def test_four_ranks_do_too() -> None:
-    check_equal(by_method((*FEW, "powersgd", "global_qsgd", "signum")), 4)
+@pytest.mark.timeout(2 * SECONDS + 60)
+def test_a_second_moment_that_is_held() -> None:
+    common = {
+        "steps": [0, 14],
+        "adam": {},
+        "attach": {"second_moment": "shared", "warmup_steps": 4, "rebuild_every": 5},
+    }
+    ours, theirs = (run(front, {name: common | case for name, case in HELD.items()}, 3) for front in FRONTS)
+    for name in HELD:
+        assert [report[name] for report in ours] == [report[name] for report in theirs], name
+        assert (ours[0][name]["weights"] == ours[0]["plain"]["weights"]) is (name == "plain")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(2 * SECONDS + 60)
+def test_a_gradient_that_is_not_finite_on_any_rank() -> None:
+    """The step is refused on all ranks, or its values count as zeros, and training goes on with the same bytes."""
+    world, at = 4, 5
+    policies = {"raise": {"nonfinite": "raise"}, "zero": {"nonfinite": "zero"}}
+    cases = {f"{name} {bad}": (name, bad) for name in policies for bad in (None, *range(world))}
+    asked = {
+        key: {"method": "marsit", "steps": [0, 9], "options": policies[name], "nan": [at, bad]}
+        for key, (name, bad) in cases.items()
+    }
+    ours, theirs = (run(front, asked, world) for front in FRONTS)
+    for mine, other in zip(ours, theirs, strict=True):
+        assert mine == other
+        for key, (name, bad) in cases.items():
+            raised = name == "raise" and bad is not None
+            assert len(mine[key]["refused"]) == raised
+            assert not raised or f"first on rank {bad}" in mine[key]["refused"][0]
+            assert (mine[key]["weights"] == mine["raise None"]["weights"]) is (bad is None)  # the control
 
 
 @pytest.mark.slow
@@ -67,15 +112,23 @@ def test_buckets_of_ours_have_nothing_to_do_with_those_of_ddp(schedule: str) -> 
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(3 * SECONDS + 60)
+@pytest.mark.parametrize("world", [2, 4])
 @pytest.mark.parametrize("first", FRONTS)
-def test_a_job_goes_on_under_the_other_front(first: str, tmp_path: Path) -> None:
+def test_a_job_goes_on_under_the_other_front(first: str, world: int, tmp_path: Path) -> None:
+    """With every method: ten steps under one front and ten under the other are twenty under the first."""
     second = FRONTS[1 - FRONTS.index(first)]
-    cases = {"sgd": {"method": "marsit"}, "adam": ADAM, "top": {"method": "topk", "options": {"density": 0.05}}}
+    cases = by_method(tuple(available())) | {"adam": ADAM | {"steps": STEPS}}
     for name in cases:
         (tmp_path / name).mkdir()
-    whole = run(first, {name: case | {"steps": [0, 20]} for name, case in cases.items()})
-    saved = {"steps": [0, 10], "save": True}
-    run(first, {name: case | saved | {"folder": str(tmp_path / name)} for name, case in cases.items()})
-    loaded = {"steps": [10, 20], "load": True}
-    rest = run(second, {name: case | loaded | {"folder": str(tmp_path / name)} for name, case in cases.items()})
-    assert rest == whole
+
+    def part(front: str, steps: list[int], what: str) -> list[dict[str, Any]]:
+        more = {"steps": steps, what: True}
+        return run(front, {n: case | more | {"folder": str(tmp_path / n)} for n, case in cases.items()}, world)
+
+    saved = part(first, [0, STEPS[1] // 2], "save")
+    rest = part(second, [STEPS[1] // 2, STEPS[1]], "load")
+    whole = run(first, cases, world)
+    for name in cases:
+        assert [report[name] for report in rest] == [report[name] for report in whole], name
+        assert saved[0][name]["weights"] != whole[0][name]["weights"]

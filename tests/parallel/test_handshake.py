@@ -9,6 +9,7 @@ import pytest
 pytest.importorskip("horovod.torch")
 
 from tests.support.jobs import run_ranks
+from tests.support.marks import slow
 
 pytestmark = pytest.mark.alone
 
@@ -48,9 +49,9 @@ INVALID = {
 }
 
 
-@pytest.fixture(scope="module")
-def found() -> list[dict[str, Any]]:
-    job = run_ranks(WORLD, "handshake.py", timeout=200)
+@pytest.fixture(scope="module", params=["horovod", *slow("torch")])
+def found(request: pytest.FixtureRequest) -> list[dict[str, Any]]:
+    job = run_ranks(WORLD, "handshake.py", timeout=200, front=request.param)
     for report in job.reports:
         assert not [case["traceback"] for case in report.values() if case["error"]]
     return [{name: case["value"] for name, case in report.items()} for report in job.reports]

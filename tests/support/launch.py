@@ -11,11 +11,15 @@ import subprocess
 import sys
 
 
-def main(world: int, command: list[str]) -> int:
+def free_port() -> int:
+    """Return a port that nobody listens at."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    common = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(world)}
+        return int(probe.getsockname()[1])
+
+
+def main(world: int, command: list[str]) -> int:
+    common = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": str(world)}
     common["LOCAL_WORLD_SIZE"] = str(world)
     ranks = [
         subprocess.Popen(command, env={**os.environ, **common, "RANK": str(rank), "LOCAL_RANK": str(rank)})

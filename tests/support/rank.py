@@ -64,7 +64,18 @@ def check(name: str, case: Callable[[], Any]) -> None:
     report(_found)
     if rank() == 0:
         print(f"{name}: {_found[name]['error'] or 'done'} after {_found[name]['seconds']:.1f} s", flush=True)
-    import horovod.torch as hvd
+    meet()
 
-    if hvd.is_initialized():
-        hvd.barrier()
+
+def meet() -> None:
+    """Wait for all ranks, under either front."""
+    if "HOROVOD_RANK" in os.environ:
+        import horovod.torch as hvd
+
+        if hvd.is_initialized():
+            hvd.barrier()
+    else:
+        import torch.distributed as dist
+
+        if dist.is_initialized():
+            dist.barrier()

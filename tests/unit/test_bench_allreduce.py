@@ -287,6 +287,19 @@ def test_methods_of_this_package() -> None:
         adapters(["none ring", "none ring"])
 
 
+def test_methods_under_ddp_take_an_option_of_ddp() -> None:
+    pytest.importorskip("horovod.torch")
+    from benchmarks.peers import adapter, names
+
+    found = adapter("ddp:topk bucket_cap_mb=5 density=0.1")
+    assert found._ddp == {"bucket_cap_mb": 5}
+    assert found.options["density"] == 0.1 and "bucket_cap_mb" not in found.options
+    names.check(["ddp:topk bucket_cap_mb=5 density=0.1", "topk density=0.1"])
+    for text in ("topk bucket_cap_mb=5", "ddp:topk bucket_cap_kb=5"):
+        with pytest.raises(base.PeerError, match="no option 'bucket_cap_"):
+            names.check([text])
+
+
 def test_every_default_contestant_can_be_made() -> None:
     pytest.importorskip("horovod.torch")
     from benchmarks.peers import adapters

@@ -41,6 +41,11 @@ def check_model(model: object, group: object, named: Named) -> None:
             "this DistributedDataParallel has a communication hook already, or mixed_precision=, which sets one; it "
             "can have only one: wrap the model again, and use torch.autocast"
         )
+    if getattr(model, "skip_all_reduce_unused_params", False):
+        raise ConfigError(
+            "this DistributedDataParallel has skip_all_reduce_unused_params=True, and keeps buckets from its hook in "
+            "some steps; wrap the model again without it"
+        )
     _check_parameters(model, named)
 
 

@@ -11,20 +11,29 @@ import time
 import horovod.torch as hvd
 import torch
 from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 
+import horovod_compress.ddp
 import horovod_compress.torch as hvc
 from benchmarks.lab.network import INTERFACE
 from benchmarks.outcomes import emit
+from benchmarks.peers.ddp import join
 
 case = json.loads(sys.argv[1])
 hvd.init()
 torch.manual_seed(1)
 model = nn.Sequential(nn.Linear(64, 256, bias=False), nn.Tanh(), nn.Linear(256, 64, bias=False))
-compression = hvc.Compression.create(case["method"], model.named_parameters(), timeout=case["timeout"])
-optimizer = hvd.DistributedOptimizer(
-    torch.optim.SGD(model.parameters(), lr=0.01), model.named_parameters(), compression=compression
-)
-compression.attach(optimizer)
+called, optimizer = model, torch.optim.SGD(model.parameters(), lr=0.01)
+options = {"timeout": case["timeout"]}
+if case["front"] == "torch":
+    join()  # the ranks of torch.distributed meet where Horovod's do
+    called = DistributedDataParallel(model)
+    compression = horovod_compress.ddp.Compression.create(case["method"], model.named_parameters(), **options)
+    compression.register(called, optimizer)
+else:
+    compression = hvc.Compression.create(case["method"], model.named_parameters(), **options)
+    optimizer = hvd.DistributedOptimizer(optimizer, model.named_parameters(), compression=compression)
+    compression.attach(optimizer)
 found = {"rank": hvd.rank(), "error": None, "text": "", "steps": 0, "seconds": 0.0}
 began = time.monotonic()
 try:
@@ -35,7 +44,7 @@ try:
                 subprocess.run(["ip", "link", "set", "dev", INTERFACE, "down"], check=True)
         optimizer.zero_grad()
         x = torch.randn(8, 64)
-        (model(x) - x).square().mean().backward()
+        (called(x) - x).square().mean().backward()
         optimizer.step()
         found["steps"] = step + 1
 except hvc.HorovodCompressError as error:

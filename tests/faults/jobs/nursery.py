@@ -25,6 +25,7 @@ from typing import Any
 import torch
 import torch._dynamo  # torch's optimizers import it at their first use
 
+import horovod_compress.ddp
 import horovod_compress.torch  # noqa: F401  the imports that this process is for
 
 _POLL_SECONDS = 0.01

@@ -14,11 +14,14 @@ from typing import Any
 
 import horovod.torch as hvd
 import torch
+import torch.distributed as dist
 from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 
+import horovod_compress.ddp
 import horovod_compress.torch as hvc
 from tests.support.apart import everything_apart
-from tests.support.rank import arguments, mark, report
+from tests.support.rank import arguments, mark, rank, report
 from tests.support.training import digest
 
 DEFAULTS: dict[str, Any] = {
@@ -30,7 +33,7 @@ DEFAULTS: dict[str, Any] = {
     "bucket": 1,
     "steps": 4,
     "sleeper": -1,  # a rank that comes late to that step, so that the others are found waiting
-    "path": "attached",  # or stock, or update
+    "path": "attached",  # or stock, or update; or ddp, for the other front
     "method": "marsit",
     "exchange": "ring",
     "schedule": "layerwise",
@@ -96,7 +99,8 @@ def fork() -> None:
                 step = made[1]
                 step()
             except hvc.ConfigError as error:
-                hvd.shutdown()
+                if hvd.is_initialized():
+                    hvd.shutdown()
                 ends(0 if "fork" in str(error) else 3)
             ends(4)
         _, status = os.waitpid(child, 0)
@@ -138,21 +142,28 @@ def build(case: dict[str, Any]) -> tuple[nn.Module, hvc.Compression, Callable[[]
     torch.manual_seed(1)
     width = case["width"]
     # Two buckets of one tensor each: the first is exchanged while backward still runs.
-    model = nn.Sequential(nn.Linear(64, width, bias=False), nn.Tanh(), nn.Linear(width, 64, bias=False))
-    make = getattr(hvc.Compression, case["method"])
-    compression = make(
+    model: nn.Module = nn.Sequential(nn.Linear(64, width, bias=False), nn.Tanh(), nn.Linear(width, 64, bias=False))
+    front = horovod_compress.ddp if case["path"] == "ddp" else hvc
+    compression = front.Compression.create(
+        case["method"],
         model.named_parameters(),
         schedule=case["schedule"],
         exchange=case["exchange"],
         timeout=case["timeout"],
     )
-    optimizer = distributed(model, compression, case["path"])
-    data = torch.Generator().manual_seed(hvd.rank())
+    called = model
+    if case["path"] == "ddp":
+        called = DistributedDataParallel(model, bucket_cap_mb=0.001)  # so its buckets are these two as well
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+        compression.register(called, optimizer)
+    else:
+        optimizer = distributed(model, compression, case["path"])
+    data = torch.Generator().manual_seed(rank())
 
     def step() -> None:
         x = torch.randn(8, 64, generator=data)
         optimizer.zero_grad()
-        (model(x) - x).square().mean().backward()
+        (called(x) - x).square().mean().backward()
         optimizer.step()
 
     return model, compression, step
@@ -181,10 +192,10 @@ def tried(what: Callable[[], None]) -> dict[str, Any]:
 
 def train(case: dict[str, Any], step: Callable[[], None], done: list[int]) -> None:
     for number in range(case["steps"]):
-        mine = hvd.rank() == case["victim"]
+        mine = rank() == case["victim"]
         if mine and case["event"] == "idle" and number == case["step"]:
             harm(case)
-        if hvd.rank() == case["sleeper"] and number == case["step"]:
+        if rank() == case["sleeper"] and number == case["step"]:
             time.sleep(case["sleep"])
         step()
         done.append(number)
@@ -197,19 +208,22 @@ def main() -> None:
 
 
 def run(case: dict[str, Any]) -> None:
-    hvd.init()
-    if (hvd.rank(), case["event"]) == (case["victim"], "start"):
+    if case["path"] == "ddp":
+        dist.init_process_group("gloo")
+    else:
+        hvd.init()
+    if (rank(), case["event"]) == (case["victim"], "start"):
         harm(case)
     model, compression, train_step = build(case)
     made.extend((compression, train_step))
     weights = [digest(model.parameters())]
-    tokens = note_tokens(compression)
+    tokens = note_tokens(compression) if case["path"] != "ddp" else []
 
     def step() -> None:
         train_step()
         weights.append(digest(model.parameters()))
 
-    if hvd.rank() == case["victim"] and case["fault"] != "none":
+    if rank() == case["victim"] and case["fault"] != "none":
         if case["fault"] in ("flip", "drop"):
             inner, drops = compression._reducer.context.transport, case["fault"] == "drop"
             compression._reducer.context.transport = Spoiling(inner, case["hop"], drops)
@@ -219,7 +233,7 @@ def run(case: dict[str, Any]) -> None:
     if not case["catch"]:
         train(case, step, done)
         mark("done", repr(time.monotonic()))
-        if (hvd.rank(), case["event"]) == (case["victim"], "shutdown"):
+        if (rank(), case["event"]) == (case["victim"], "shutdown"):
             harm(case)
         return
     found = {"first": tried(lambda: train(case, step, done)), "steps": len(done)}

@@ -223,6 +223,12 @@ def late_optimizer() -> None:
     compression.attach(torch.optim.SGD(model.parameters(), lr=0.1))
 
 
+def skipping() -> None:
+    model, called = small()
+    called.skip_all_reduce_unused_params = True  # type: ignore[attr-defined]  # newer versions have an argument for it
+    made(model).register(called)
+
+
 def outside() -> None:
     model, _ = small()
     made(model).exchange(_Bucket())  # type: ignore[arg-type]
@@ -239,6 +245,7 @@ REFUSALS: dict[str, Callable[[], object]] = {
     "plain model": lambda: made(m := nn.Linear(2, 2)).register(m),  # type: ignore[type-var]
     "twice": twice,
     "late optimizer": late_optimizer,
+    "skipping": skipping,
     "outside": outside,
     "updates": lambda: hvc.DistributedUpdateOptimizer(None, None, None),
     "group": lambda: hvc.Compression.none([], process_group="all"),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Any
 
@@ -10,45 +9,37 @@ import torch
 from torch import nn
 
 from horovod_compress.engine import sealed
+from tests.support.front import DDP, hvc, start, trained
 from tests.support.rank import arguments, rank, report
 from tests.support.training import batch, digest, net
 
 ASKED = arguments()
-DDP = "HOROVOD_RANK" not in os.environ
 LR = 0.02
 SMALL_BUCKETS_MB = 0.002
 
-if DDP:
-    import torch.distributed as dist
-    from torch.nn.parallel import DistributedDataParallel
 
-    import horovod_compress.ddp as hvc
-
-    dist.init_process_group("gloo")
-else:
-    import horovod.torch as hvd
-
-    import horovod_compress.torch as hvc  # type: ignore[no-redef]
-
-    hvd.init()
-
-
-def made(case: dict[str, Any], model: nn.Module) -> tuple[Any, Any, nn.Module]:
+def made(case: dict[str, Any], model: nn.Sequential) -> tuple[Any, Any, nn.Module]:
     """Return the compression, the optimizer and the model to be called, under this front."""
     named = list(model.named_parameters())
     options = {"verify_every": 5, "timeout": 30.0} | case.get("options", {})
-    compression = hvc.Compression.create(case["method"], named, **options)
+    compression = created(case, named, options)
     codecs = compression._methods.codecs
     own = any(getattr(codec, "momentum", 0.0) or getattr(codec, "beta", 0.0) for codec in codecs)
     plain: Any = torch.optim.SGD(model.parameters(), lr=LR, momentum=0.0 if own else 0.9)
-    if case.get("adam"):
-        plain = torch.optim.Adam(model.parameters(), lr=0.002)
-    if DDP:
-        wrapped = DistributedDataParallel(model, bucket_cap_mb=SMALL_BUCKETS_MB, **case.get("ddp", {}))
-        compression.register(wrapped, plain)
-        return compression, plain, wrapped
-    optimizer = hvd.DistributedOptimizer(plain, named_parameters=named, compression=compression)
-    return compression, compression.attach(optimizer), model
+    if "adam" in case:
+        plain = torch.optim.AdamW(model.parameters(), **{"lr": 0.002} | case["adam"])
+    ddp = {"bucket_cap_mb": SMALL_BUCKETS_MB} | case.get("ddp", {})
+    called, optimizer = trained(model, plain, compression, case.get("attach"), ddp)
+    return compression, optimizer, called
+
+
+def created(case: dict[str, Any], named: Any, options: dict[str, Any]) -> Any:
+    """Return the compression; a method may be one for each layer by pattern, or by step."""
+    if "by step" in case:
+        return hvc.Compression.create(hvc.by_step(dict(case["by step"])), named, **options)
+    if isinstance(case["method"], dict):
+        return hvc.Compression.per_layer(case["method"], named, **options)
+    return hvc.Compression.create(case["method"], named, **options)
 
 
 def train(case: dict[str, Any]) -> dict[str, Any]:
@@ -61,10 +52,16 @@ def train(case: dict[str, Any]) -> dict[str, Any]:
         model.load_state_dict(both["model"])
         optimizer.load_state_dict(both["optimizer"])
         compression.load(folder / "compression")
+    refused = []
     for step in range(*case["steps"]):
         optimizer.zero_grad()
-        called(batch(step, rank())).square().mean().backward()
-        optimizer.step()
+        model[3].requires_grad_(step >= case.get("thaws", 0))
+        loss = called(batch(step, rank())).square().mean()
+        try:
+            (loss * float("nan") if case.get("nan") == [step, rank()] else loss).backward()
+            optimizer.step()
+        except hvc.NonFiniteError as error:
+            refused.append(str(error))
     state = compression.state_dict()
     if case.get("save"):
         assert folder is not None
@@ -72,9 +69,11 @@ def train(case: dict[str, Any]) -> dict[str, Any]:
         compression.save(folder / "compression")
     moments = [kept["exp_avg_sq"] for kept in optimizer.state.values() if "exp_avg_sq" in kept]
     compression.close()
-    return {"weights": digest(model.parameters()), "state": repr(state[sealed.KEY]), "moments": digest(moments)}
+    found = {"weights": digest(model.parameters()), "moments": digest(moments)}
+    return found | {"state": repr(state[sealed.KEY]), "refused": refused}
 
 
+start()
 report({name: train(case) for name, case in ASKED["cases"].items()})
 if DDP:
-    dist.destroy_process_group()
+    torch.distributed.destroy_process_group()

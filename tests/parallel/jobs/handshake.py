@@ -7,19 +7,18 @@ from collections.abc import Callable, Iterator
 from typing import Any
 from unittest import mock
 
-import horovod.torch as hvd
 import torch
 from torch import nn
 
 import horovod_compress
-import horovod_compress.torch as hvc
 from horovod_compress.engine.agreement import handshake
 from horovod_compress.fronts.common import startup
 from horovod_compress.schedule.plan import Plan, TensorSpec
-from tests.support.rank import check
+from tests.support.front import hvc, start
+from tests.support.rank import check, meet, rank
 
-hvd.init()
-ODD = hvd.rank() == 1
+start()
+ODD = rank() == 1
 
 
 def model(width: int = 8, dtype: torch.dtype = torch.float32) -> nn.Module:
@@ -36,7 +35,7 @@ def attempt(make: Callable[[], Any]) -> dict[str, Any]:
         return {"kind": kind, "text": text, "seconds": time.monotonic() - began, "recoverable": recoverable}
     # close() cuts the connections, and the other ranks may still be connecting: the last one to
     # connect would find nobody.
-    hvd.barrier()
+    meet()
     made.close()
     return {"kind": "accepted", "text": "", "seconds": time.monotonic() - began, "recoverable": None}
 
