@@ -2,9 +2,10 @@
 
 ArXiv:2305.18627, ECAI 2025.
 
-    N = the norm of a block over all ranks: the largest |x|, or (sum over ranks and elements of |x|^p)^(1/p)
-    standard:     code = x / N * s rounded up or down at random without bias, s = (2^(bits-1) - 1) // M
+    N = the norm of a block over all ranks: the largest |x|, or (sum over ranks of |x_m|_q^p)^(1/p)
+    standard:     code = x / N * s rounded up or down at random without bias, s = (2^(bits-1) - 1) // M or an option
                   codes are added as integers; result = N / (s M) * code
+                  where s is given, a rank sends its codes in as few bits as they need, and owners the sums in `bits`
     exponential:  code = sign and exponent of x / N rounded to a power of two, likewise
                   two codes with exponents e1 <= e2, D = e2 - e1, become one:
                       equal signs:    e1 - 1 with probability 2^-D, else e1
@@ -27,13 +28,24 @@ from torch import Tensor
 from .. import ops
 from ..errors import ConfigError
 from ..ops.keys import Key
+from ..schedule.plan import ALIGNMENT, Bucket
 from .base import Algebra, Codec
 from .law import Law
 from .registry import register
 from .shared.dithering import BLOCK_UNIT, Dithering, Scaled, whole
-from .work import Work
+from .work import Part, Regions, Work
 
 _MOST_BLOCK = 1 << 30
+
+
+def _power(norm: str | int) -> int:
+    return 0 if norm == "max" else int(norm)
+
+
+def _joined(values: Tensor, norm: str | int) -> Tensor:
+    """Return the norm over the first dimension."""
+    power = _power(norm)
+    return values.abs().pow(power).sum(0).pow(1 / power) if power else values.abs().amax(0)
 
 
 @dataclass(frozen=True)
@@ -43,11 +55,15 @@ class _Form(Dithering):
     bits: int
     norm: str | int
     block: int
+    across: str | int | None = None
 
     name: ClassVar[str] = "global_qsgd"
 
     def _power(self) -> int:
-        return 0 if self.norm == "max" else int(self.norm)
+        return _power(self.norm)
+
+    def _over_ranks(self) -> int:
+        return _power(self.norm if self.across is None else self.across)
 
     def _block(self) -> int:
         return self.block
@@ -85,6 +101,59 @@ class Standard(_Form):
     def _decode(self, given: Scaled, grads: list[Tensor], world: int, gain: float) -> None:
         scale = gain / (self.levels(world) * world)
         ops.level_decode_all(*given, grads, bits=self.bits, scale=scale)
+
+
+@dataclass(frozen=True)
+class Narrow(Standard):
+    """Codes of fewer bits than their sums need: owners add them, and pass the sums on in ``bits``."""
+
+    most: int = 1
+
+    algebra: ClassVar[Algebra] = Algebra.FOLD
+    summary: ClassVar[str] = "integers on one scale for all ranks, packed, and added by owners"
+
+    def levels(self, world: int) -> int:
+        return self.most
+
+    def check_world(self, world: int) -> None:
+        room = (1 << (self.bits - 1)) - 1
+        if self.most * world > room:
+            advice = f"levels={room // world}" if world <= room else "more bits"
+            raise ConfigError(
+                f"global_qsgd with levels={self.most} and bits={self.bits} supports at most {room // self.most} ranks, "
+                f"as sums have to fit in {self.bits} bits, got {world}; choose {advice}"
+            )
+
+    def _width(self) -> int:
+        return self.most.bit_length() + 1
+
+    def records(self) -> dict[str, int]:
+        return {"codes": ALIGNMENT // 8 * self._width()}
+
+    def results(self, bucket: Bucket) -> Regions:
+        return {"codes": ops.code_layout(self.bits, bucket.padded)}
+
+    def wants_owner(self) -> bool:
+        return True
+
+    def fold_in(
+        self, work: Work, region: str, start: int, into: Tensor, others: Sequence[Tensor], key: Key, result: Tensor
+    ) -> None:
+        if region == "norms":
+            self.fold(region, start, into, others, key)
+        else:
+            count = into.numel() * 8 // self._width()
+            ops.level_fold([into, *others], result, count, bits=self._width(), sum_bits=self.bits)
+
+    def decode_part(self, work: Work, position: int, start: int, stop: int, key: Key, gain: float) -> None:
+        self.decode_parts(work, [Part(position, start, stop)], key, gain)
+
+    def decode_parts(self, work: Work, parts: Sequence[Part], key: Key, gain: float) -> None:
+        sums = work.results.get("codes")  # one rank has only its own
+        codes, bits = (work.regions["codes"], self._width()) if sums is None else (sums, self.bits)
+        grads, scales, rows = self._scaled(work, parts)
+        scale = gain / (self.most * work.world)
+        ops.level_decode_all(self._codes(work, parts, codes, bits), scales, rows, grads, bits=bits, scale=scale)
 
 
 @dataclass(frozen=True)
@@ -147,16 +216,22 @@ class GlobalQsgd(Codec):
     Args:
         dithering: "standard" rounds to evenly spaced levels, whose codes add; "exponential" to
             powers of two, which keeps small values and is exchanged by the fold.
-        bits: bits per element: 4 or 8, and 16 with standard dithering only.
+        bits: bits per element: 4 or 8, and 16 with standard dithering only; with ``levels`` those of a sum, 3 to 8.
         norm: "max" for the largest magnitude over all ranks, or p = 1, 2 or 4 for the p-norm of all
             ranks' elements together.
         block: number of elements that share a scale, a multiple of 256; 0 for one scale per bucket.
+        across: over the ranks' norms, another norm than ``norm``: "max", 1, 2 or 4. None for the same.
+        levels: the code s of the norm. Then a rank sends codes of log2(s + 1) + 1 bits, rounded up, and owners the
+            sums in ``bits``: as exact as without, in fewer bytes, with the largest s that leaves room for all ranks,
+            (2^(bits-1) - 1) // M. None for that s, and codes of ``bits`` everywhere, which any exchange can add.
     """
 
     dithering: str = "standard"
     bits: int = 8
     norm: str | int = "max"
     block: int = 2048
+    across: str | int | None = None
+    levels: int | None = None
 
     name: ClassVar[str] = "global_qsgd"
     summary: ClassVar[str] = "4, 8 or 16 bits: unbiased, on one scale for all ranks"
@@ -168,6 +243,9 @@ class GlobalQsgd(Codec):
         {"dithering": "standard", "bits": 16, "norm": 2},
         {"dithering": "exponential", "bits": 4},
         {"dithering": "exponential", "bits": 8, "block": 256},
+        {"dithering": "standard", "bits": 8, "norm": 2, "across": "max"},
+        {"dithering": "standard", "bits": 8, "levels": 31},
+        {"dithering": "standard", "bits": 5, "block": 256, "levels": 3},
     )
 
     def law(self) -> Law:
@@ -179,36 +257,54 @@ class GlobalQsgd(Codec):
         if self.dithering != "standard":
             return None
         world, count = len(x), x[0].numel()
-        levels = ((1 << (self.bits - 1)) - 1) // world
+        levels = self.levels or ((1 << (self.bits - 1)) - 1) // world
+        across = self.norm if self.across is None else self.across
         total = 0.0
         for start in range(0, count, self.block or max(1, count)):
             block = torch.stack([one[start : start + self.block] if self.block else one for one in x])
-            power = 0 if self.norm == "max" else int(self.norm)
-            norm = block.abs().max() if not power else block.abs().pow(power).sum().pow(1 / power)
+            norm = _joined(_joined(block.T, self.norm), across)
             total += block.shape[1] * float(norm) ** 2 / (4 * levels**2 * world)
         return total
 
     def __post_init__(self) -> None:
         if self.dithering not in ("standard", "exponential"):
             raise ConfigError(f'dithering should be "standard" or "exponential", got {self.dithering!r}')
-        if not whole(self.bits) or self.bits not in (4, 8, 16):
-            raise ConfigError(f"bits should be 4, 8 or 16, got {self.bits!r}")
-        if self.dithering == "exponential" and self.bits == 16:
-            raise ConfigError(
-                "bits should be 4 or 8 with exponential dithering, as 8 bits already hold 96 octaves and a "
-                'sign, got 16; for more precision choose dithering="standard"'
-            )
-        if self.norm != "max" and not (whole(self.norm) and self.norm in (1, 2, 4)):
-            raise ConfigError(f'norm should be "max", 1, 2 or 4, got {self.norm!r}')
+        self._check_bits()
+        for name in ("norm", "across"):
+            value = getattr(self, name)
+            known = value == "max" or (whole(value) and value in (1, 2, 4))
+            if not known and (name == "norm" or value is not None):
+                raise ConfigError(f'{name} should be "max", 1, 2 or 4, got {value!r}')
+        if self.across == self.norm:
+            object.__setattr__(self, "across", None)  # ranks and checkpoints compare what is in force
         if not whole(self.block) or not 0 <= self.block <= _MOST_BLOCK or self.block % BLOCK_UNIT:
             raise ConfigError(
                 f"block should be 0 or a multiple of {BLOCK_UNIT}, at most {_MOST_BLOCK}, got {self.block!r}"
             )
 
+    def _check_bits(self) -> None:
+        bits, levels = self.bits, self.levels
+        if levels is None:
+            if not whole(bits) or bits not in (4, 8, 16):
+                raise ConfigError(f"bits should be 4, 8 or 16, got {bits!r}")
+            if self.dithering == "exponential" and bits == 16:
+                raise ConfigError(
+                    "bits should be 4 or 8 with exponential dithering, as 8 bits already hold 96 octaves and a "
+                    'sign, got 16; for more precision choose dithering="standard"'
+                )
+        elif self.dithering != "standard":
+            raise ConfigError(f'levels is for dithering="standard", got {levels!r} with {self.dithering!r}')
+        elif not whole(bits) or not 3 <= bits <= 8:
+            raise ConfigError(f"bits should be a whole number from 3 to 8 with levels, got {bits!r}")
+        elif not whole(levels) or not 1 <= levels < 1 << (bits - 1):
+            raise ConfigError(f"levels should be from 1 to {(1 << (bits - 1)) - 1} with bits={bits}, got {levels!r}")
+
     @property
     def _form(self) -> _Form:
-        kind = Standard if self.dithering == "standard" else Exponential
-        return kind(self.bits, self.norm, self.block)
+        form = self.bits, self.norm, self.block, self.across
+        if self.dithering != "standard":
+            return Exponential(*form)
+        return Standard(*form) if self.levels is None else Narrow(*form, self.levels)
 
     def at(self, step: int) -> Codec:
         return self._form

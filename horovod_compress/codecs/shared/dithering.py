@@ -42,6 +42,14 @@ class Dithering(Codec):
         """Return which power of ``|x|`` norms add up; 0 for the maximum."""
         return 0
 
+    def _over_ranks(self) -> int:
+        """Return which power of the ranks' norms is added up; 0 for the maximum."""
+        return self._power()
+
+    def _width(self) -> int:
+        """Return how many bits a rank's own codes have."""
+        return self.bits
+
     def _block(self) -> int:
         """Return how many elements make a row; 0 for all of a tensor."""
         return 0
@@ -61,18 +69,18 @@ class Dithering(Codec):
         return sum(self._rows(tensor) for tensor in bucket.tensors)
 
     def _norms(self, bucket: Bucket) -> tuple[torch.dtype, int]:
-        dtype = torch.float64 if self._power() else work_dtype(bucket)
+        dtype = torch.float64 if self._power() or self._over_ranks() else work_dtype(bucket)
         return dtype, 1 if self._one_scale() else self._parts(bucket)
 
     def regions(self, bucket: Bucket) -> Regions:
-        return {"codes": ops.code_layout(self.bits, bucket.padded)}
+        return {"codes": ops.code_layout(self._width(), bucket.padded)}
 
     def preludes(self, bucket: Bucket) -> tuple[Regions, ...]:
         return ({"norms": self._norms(bucket)},)
 
     def local(self, bucket: Bucket) -> Regions:
-        dtype, count = self._norms(bucket)
-        return {"parts": (dtype, self._parts(bucket)), "scales": (work_dtype(bucket), count)}
+        work, count = work_dtype(bucket), self._norms(bucket)[1]
+        return {"parts": (torch.float64 if self._power() else work, self._parts(bucket)), "scales": (work, count)}
 
     def prepare(self, work: Work) -> None:
         parts, start = [], 0
@@ -85,13 +93,13 @@ class Dithering(Codec):
         """Return where the scales of one tensor begin: the bucket's only one, or one for each of its rows."""
         return 0 if self._one_scale() else int(work.memo["parts"][position].start)
 
-    def _places(self, work: Work, position: int, start: int, stop: int) -> slice:
+    def _places(self, work: Work, position: int, start: int, stop: int, bits: int) -> slice:
         """Return where the codes of elements ``start`` to ``stop`` of a tensor lie.
 
         Tensors and their parts start at whole bytes.
         """
-        first, packed = work.span(position).start, 2 if self.bits == 4 else 1
-        return slice((first + start) // packed, -(-(first + stop) // packed))
+        first = work.span(position).start
+        return slice(*(ops.code_layout(bits, first + element)[1] for element in (start, stop)))
 
     # ---- norms ----
 
@@ -100,7 +108,7 @@ class Dithering(Codec):
         nonfinite = ops.norm_offer(work.grad(position), parts, row, power=self._power())
         if not self._may_overflow(work):
             return nonfinite
-        return int(nonfinite) or int(not bool(parts.isfinite().all()))
+        return int(nonfinite) or int(not bool(self._of_rank(parts.clone()).isfinite().all()))
 
     def offer_all(self, work: Work, positions: Sequence[int], key: Key) -> Tensor:
         if self._may_overflow(work):
@@ -117,7 +125,15 @@ class Dithering(Codec):
 
         They would make every element of a block NaN, and nobody would count it.
         """
-        return self._power() > 0 and work_dtype(work.bucket) is torch.float64
+        return max(self._power(), self._over_ranks()) > 0 and work_dtype(work.bucket) is torch.float64
+
+    def _of_rank(self, norms: Tensor) -> Tensor:
+        """Turn, in place, sums of powers of ``|x|`` into what is added or compared over the ranks."""
+        if self._over_ranks() != self._power():
+            _take_roots(norms, self._power())
+            for _ in range(self._over_ranks().bit_length() - 1):
+                norms.mul_(norms)
+        return norms
 
     def _rows_of(self, name: str, work: Work, position: int) -> Tensor:
         """Return what a local array holds for the rows of one tensor: nothing, if it is empty."""
@@ -133,11 +149,12 @@ class Dithering(Codec):
             norms[0] = _added(parts) if self._power() else parts.max()
         else:
             norms.copy_(parts)
+        self._of_rank(norms)
 
     def merge(self, region: str, start: int, into: Tensor, other: Tensor, weights: tuple[int, int], key: Key) -> None:
         if region != "norms":
             self._merge_codes(start, into, other, key)
-        elif self._power():
+        elif self._over_ranks():
             ops.dense_add(into, other)
         else:
             torch.maximum(into, other, out=into)
@@ -160,18 +177,14 @@ class Dithering(Codec):
         grads, scales, rows = self._scaled(work, parts)
         offsets = [work.span(part.position).start + part.start for part in parts]
         positions, given = [part.position for part in parts], (grads, scales, rows)
-        self._encode(work, positions, given, self._codes(work, parts), key.at(purpose=DITHER), offsets)
+        codes = self._codes(work, parts, work.regions["codes"], self._width())
+        self._encode(work, positions, given, codes, key.at(purpose=DITHER), offsets)
 
     def _make_scales(self, work: Work) -> None:
-        """Take the root by square roots: NumPy's are right to the last bit on every machine, torch's are not."""
         norms = work.shared["norms"]
-        if self._power() > 1:
-            roots = norms.cpu()  # the same memory, if it is on the CPU
-            for _ in range(self._power().bit_length() - 1):
-                np.sqrt(roots.numpy(), out=roots.numpy())
-            norms.copy_(roots)
+        _take_roots(norms, self._over_ranks())
         scales = work.local["scales"].copy_(norms)
-        if self._power() and scales.dtype is torch.float32:
+        if norms.dtype is torch.float64 and scales.dtype is torch.float32:
             scales.clamp_(max=torch.finfo(torch.float32).max)  # no element is larger
 
     def _scaled(self, work: Work, parts: Sequence[Part]) -> Scaled:
@@ -183,9 +196,8 @@ class Dithering(Codec):
         own = zip(parts, firsts, rows, strict=True)
         return grads, [every[at + part.start // row : at - (-part.stop // row)] for part, at, row in own], rows
 
-    def _codes(self, work: Work, parts: Sequence[Part]) -> list[Tensor]:
-        places = [self._places(work, part.position, part.start, part.stop) for part in parts]
-        return [work.regions["codes"][place] for place in places]
+    def _codes(self, work: Work, parts: Sequence[Part], codes: Tensor, bits: int) -> list[Tensor]:
+        return [codes[self._places(work, part.position, part.start, part.stop, bits)] for part in parts]
 
     def _encode(
         self, work: Work, positions: Sequence[int], given: Scaled, codes: list[Tensor], key: Key, offsets: list[int]
@@ -201,7 +213,7 @@ class Dithering(Codec):
         return self._block() if 0 < self._block() < tensor.count else BLOCK_UNIT
 
     def needs(self, work: Work, position: int, start: int, stop: int) -> dict[str, tuple[int, int]]:
-        codes = self._places(work, position, start, stop)
+        codes = self._places(work, position, start, stop, self._width())
         return {"codes": (codes.start, codes.stop)}  # scales are known since the prelude
 
     def decode_part(self, work: Work, position: int, start: int, stop: int, key: Key, gain: float) -> None:
@@ -209,10 +221,20 @@ class Dithering(Codec):
 
     def decode_parts(self, work: Work, parts: Sequence[Part], key: Key, gain: float) -> None:
         grads, scales, rows = self._scaled(work, parts)
-        self._decode((self._codes(work, parts), scales, rows), grads, work.world, gain)
+        codes = self._codes(work, parts, work.regions["codes"], self._width())
+        self._decode((codes, scales, rows), grads, work.world, gain)
 
     def _decode(self, given: Scaled, grads: list[Tensor], world: int, gain: float) -> None:
         raise NotImplementedError
+
+
+def _take_roots(sums: Tensor, power: int) -> None:
+    """Take roots by square roots: NumPy's are right to the last bit on every machine, torch's are not."""
+    if power > 1:
+        roots = sums.cpu()  # the same memory, if it is on the CPU
+        for _ in range(power.bit_length() - 1):
+            np.sqrt(roots.numpy(), out=roots.numpy())
+        sums.copy_(roots)
 
 
 def _added(parts: Tensor) -> float:
