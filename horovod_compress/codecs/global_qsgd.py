@@ -93,7 +93,7 @@ class Standard(_Form):
         self, work: Work, positions: Sequence[int], given: Scaled, codes: list[Tensor], key: Key, offsets: list[int]
     ) -> None:
         levels = self.levels(work.world)
-        ops.level_encode_all(*given, codes, key, bits=self.bits, levels=levels, offsets=offsets)
+        ops.level_encode_all(*given, codes, key, bits=self._width(), levels=levels, offsets=offsets)
 
     def _merge_codes(self, start: int, into: Tensor, other: Tensor, key: Key) -> None:
         ops.level_add(into, other, bits=self.bits)
