@@ -258,6 +258,10 @@ def dithering(a: Arrays) -> Iterable[Case]:
     yield kernel_case("level_encode 4 bits", 9 * n // 2, "level_encode", *blocks, a.packed, KEY, bits=4, levels=1)
     yield kernel_case("level_add 8 bits", 3 * n, "level_add", a.bytes, a.more_bytes, bits=8)
     yield kernel_case("level_add 4 bits", 3 * n // 2, "level_add", a.packed, a.more_packed, bits=4)
+    six = torch.zeros(ops.code_layout(6, n)[1], dtype=torch.uint8)
+    yield kernel_case("level_encode 6 bits", 19 * n // 4, "level_encode", *blocks, six, KEY, bits=6, levels=31)
+    rule = {"bits": 6, "sum_bits": 8}
+    yield kernel_case("level_fold of 4 6 bits", 4 * n, "level_fold", [six] * 4, a.bytes, n, **rule)
     decoded = (a.more_bytes, *blocks[1:], a.out)
     yield kernel_case("level_decode 8 bits", 5 * n, "level_decode", *decoded, bits=8, scale=0.01)
     yield kernel_case("octave_encode 8 bits", 5 * n, "octave_encode", *given, a.bytes, KEY, bits=8, headroom=3)

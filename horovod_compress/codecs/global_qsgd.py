@@ -245,7 +245,6 @@ class GlobalQsgd(Codec):
         {"dithering": "exponential", "bits": 8, "block": 256},
         {"dithering": "standard", "bits": 8, "norm": 2, "across": "max"},
         {"dithering": "standard", "bits": 8, "levels": 31},
-        {"dithering": "standard", "bits": 5, "block": 256, "levels": 3},
     )
 
     def law(self) -> Law:
