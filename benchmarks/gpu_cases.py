@@ -410,7 +410,7 @@ CASES = (
     Case("level_encode 8 bits", "level_encode", partial(level_encode, bits=8)),
     Case("level_encode 4 bits", "level_encode", partial(level_encode, bits=4)),
     Case("level_encode 6 bits", "level_encode", partial(level_encode, bits=6)),
-    Case("level_fold of 4 6 bits", "level_fold", level_fold),
+    Case("level_fold of 4", "level_fold", level_fold),
     Case("level_add 8 bits", "level_add", lambda a: Arguments((a.codes(1), a.codes(2)), 3 * a.count, {"bits": 8})),
     Case("level_decode 8 bits", "level_decode", level_decode),
     Case(f"level_encode_all of {TENSORS}", "level_encode_all", partial(codes_together, what="encode", rule=LEVELS)),

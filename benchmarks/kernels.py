@@ -260,8 +260,7 @@ def dithering(a: Arrays) -> Iterable[Case]:
     yield kernel_case("level_add 4 bits", 3 * n // 2, "level_add", a.packed, a.more_packed, bits=4)
     six = torch.zeros(ops.code_layout(6, n)[1], dtype=torch.uint8)
     yield kernel_case("level_encode 6 bits", 19 * n // 4, "level_encode", *blocks, six, KEY, bits=6, levels=31)
-    rule = {"bits": 6, "sum_bits": 8}
-    yield kernel_case("level_fold of 4 6 bits", 4 * n, "level_fold", [six] * 4, a.bytes, n, **rule)
+    yield kernel_case("level_fold of 4", 4 * n, "level_fold", [six] * 4, a.bytes.clone(), n, bits=6, sum_bits=8)
     decoded = (a.more_bytes, *blocks[1:], a.out)
     yield kernel_case("level_decode 8 bits", 5 * n, "level_decode", *decoded, bits=8, scale=0.01)
     yield kernel_case("octave_encode 8 bits", 5 * n, "octave_encode", *given, a.bytes, KEY, bits=8, headroom=3)

@@ -39,7 +39,7 @@ struct LevelFold {
   uint8_t* out;
 };
 
-constexpr int kAnyBits = 0;    // packed, in the number of bits that the call says
+constexpr int kAnyBits = 0;      // packed, in the number of bits that the call says
 constexpr int64_t kShare = 256;  // threads take whole chunks: what is drawn and packed together
 
 }  // namespace
@@ -116,7 +116,7 @@ void level_decode(const LevelDecoded* tensors, int64_t tensor_count, Dtype dtype
       const LevelDecoded& t = tensors[i];
       const int64_t bytes = t.count * int64_t(sizeof(T));
       const LevelDecode<T> d{
-          t.codes,  static_cast<const Work<T>*>(t.norms), t.row_length, bits, scale, static_cast<T*>(t.grad),
+          t.codes,       static_cast<const Work<T>*>(t.norms), t.row_length, bits, scale, static_cast<T*>(t.grad),
           streams(bytes)};
       share(t.count, 2 * bytes, launch.threads, [&](int64_t first, int64_t last) { range(d, first, last); });
     }

@@ -59,11 +59,8 @@ class _Form(Dithering):
 
     name: ClassVar[str] = "global_qsgd"
 
-    def _power(self) -> int:
-        return _power(self.norm)
-
-    def _over_ranks(self) -> int:
-        return _power(self.norm if self.across is None else self.across)
+    def _powers(self) -> tuple[int, int]:
+        return _power(self.norm), _power(self.norm if self.across is None else self.across)
 
     def _block(self) -> int:
         return self.block
@@ -93,7 +90,7 @@ class Standard(_Form):
         self, work: Work, positions: Sequence[int], given: Scaled, codes: list[Tensor], key: Key, offsets: list[int]
     ) -> None:
         levels = self.levels(work.world)
-        ops.level_encode_all(*given, codes, key, bits=self._width(), levels=levels, offsets=offsets)
+        ops.level_encode_all(*given, codes, key, bits=self.bits, levels=levels, offsets=offsets)
 
     def _merge_codes(self, start: int, into: Tensor, other: Tensor, key: Key) -> None:
         ops.level_add(into, other, bits=self.bits)
@@ -105,9 +102,10 @@ class Standard(_Form):
 
 @dataclass(frozen=True)
 class Narrow(Standard):
-    """Codes of fewer bits than their sums need: owners add them, and pass the sums on in ``bits``."""
+    """Codes of fewer bits than their sums need: owners add them, and pass the sums on in ``sum_bits``."""
 
     most: int = 1
+    sum_bits: int = 8
 
     algebra: ClassVar[Algebra] = Algebra.FOLD
     summary: ClassVar[str] = "integers on one scale for all ranks, packed, and added by owners"
@@ -116,22 +114,19 @@ class Narrow(Standard):
         return self.most
 
     def check_world(self, world: int) -> None:
-        room = (1 << (self.bits - 1)) - 1
+        room = (1 << (self.sum_bits - 1)) - 1
         if self.most * world > room:
             advice = f"levels={room // world}" if world <= room else "more bits"
             raise ConfigError(
-                f"global_qsgd with levels={self.most} and bits={self.bits} supports at most {room // self.most} ranks, "
-                f"as sums have to fit in {self.bits} bits, got {world}; choose {advice}"
+                f"global_qsgd with levels={self.most} and bits={self.sum_bits} supports at most {room // self.most} "
+                f"ranks, as sums have to fit in {self.sum_bits} bits, got {world}; choose {advice}"
             )
 
-    def _width(self) -> int:
-        return self.most.bit_length() + 1
-
     def records(self) -> dict[str, int]:
-        return {"codes": ALIGNMENT // 8 * self._width()}
+        return {"codes": ALIGNMENT // 8 * self.bits}
 
     def results(self, bucket: Bucket) -> Regions:
-        return {"codes": ops.code_layout(self.bits, bucket.padded)}
+        return {"codes": ops.code_layout(self.sum_bits, bucket.padded)}
 
     def wants_owner(self) -> bool:
         return True
@@ -142,15 +137,15 @@ class Narrow(Standard):
         if region == "norms":
             self.fold(region, start, into, others, key)
         else:
-            count = into.numel() * 8 // self._width()
-            ops.level_fold([into, *others], result, count, bits=self._width(), sum_bits=self.bits)
+            count = into.numel() * 8 // self.bits
+            ops.level_fold([into, *others], result, count, bits=self.bits, sum_bits=self.sum_bits)
 
     def decode_part(self, work: Work, position: int, start: int, stop: int, key: Key, gain: float) -> None:
         self.decode_parts(work, [Part(position, start, stop)], key, gain)
 
     def decode_parts(self, work: Work, parts: Sequence[Part], key: Key, gain: float) -> None:
         sums = work.results.get("codes")  # one rank has only its own
-        codes, bits = (work.regions["codes"], self._width()) if sums is None else (sums, self.bits)
+        codes, bits = (work.regions["codes"], self.bits) if sums is None else (sums, self.sum_bits)
         grads, scales, rows = self._scaled(work, parts)
         scale = gain / (self.most * work.world)
         ops.level_decode_all(self._codes(work, parts, codes, bits), scales, rows, grads, bits=bits, scale=scale)
@@ -300,10 +295,12 @@ class GlobalQsgd(Codec):
 
     @property
     def _form(self) -> _Form:
-        form = self.bits, self.norm, self.block, self.across
+        form = self.norm, self.block, self.across
         if self.dithering != "standard":
-            return Exponential(*form)
-        return Standard(*form) if self.levels is None else Narrow(*form, self.levels)
+            return Exponential(self.bits, *form)
+        if self.levels is None:
+            return Standard(self.bits, *form)
+        return Narrow(self.levels.bit_length() + 1, *form, self.levels, self.bits)
 
     def at(self, step: int) -> Codec:
         return self._form

@@ -221,7 +221,7 @@ REFUSED = {
         torch.ones(5), torch.ones(2), 4, empty(3, 5), KEY, bits=3, levels=1
     ),
     "sum_bits": lambda: ops.level_fold([empty(4, 4)], empty(8, 4), 4, bits=4, sum_bits=16),
-    "out and parts": lambda: (lambda one: ops.level_fold([one], one, 4, bits=8, sum_bits=8))(empty(8, 4)),
+    "out and parts": lambda: ops.level_fold([own := empty(8, 4)], own, 4, bits=8, sum_bits=8),
     r"parts\[1\] must be": lambda: ops.level_fold([empty(4, 4), empty(8, 4)], empty(8, 4), 4, bits=4, sum_bits=8),
     "parts must hold": lambda: ops.level_fold([], empty(8, 4), 4, bits=4, sum_bits=8),
     "bits": lambda: ops.level_add(empty(8, 4), empty(8, 4), bits=5),

@@ -394,7 +394,7 @@ def test_too_many_ranks_are_refused_with_what_to_choose() -> None:
 def test_sums_of_a_given_number_of_levels_have_to_fit() -> None:
     codec = registry.create("global_qsgd", levels=31)
     codec.check_world(4)
-    with pytest.raises(ConfigError, match="at most 4 ranks.*got 5; choose levels=25"):
+    with pytest.raises(ConfigError, match=r"at most 4 ranks.*got 5; choose levels=25"):
         codec.check_world(5)
     with pytest.raises(ConfigError, match="got 200; choose more bits"):
         codec.check_world(200)

@@ -38,17 +38,9 @@ class Dithering(Codec):
 
     # ---- layout ----
 
-    def _power(self) -> int:
-        """Return which power of ``|x|`` norms add up; 0 for the maximum."""
-        return 0
-
-    def _over_ranks(self) -> int:
-        """Return which power of the ranks' norms is added up; 0 for the maximum."""
-        return self._power()
-
-    def _width(self) -> int:
-        """Return how many bits a rank's own codes have."""
-        return self.bits
+    def _powers(self) -> tuple[int, int]:
+        """Return which power of ``|x|`` a rank's norm adds up, and which of the ranks' norms; 0 for the maximum."""
+        return 0, 0
 
     def _block(self) -> int:
         """Return how many elements make a row; 0 for all of a tensor."""
@@ -69,18 +61,18 @@ class Dithering(Codec):
         return sum(self._rows(tensor) for tensor in bucket.tensors)
 
     def _norms(self, bucket: Bucket) -> tuple[torch.dtype, int]:
-        dtype = torch.float64 if self._power() or self._over_ranks() else work_dtype(bucket)
+        dtype = torch.float64 if any(self._powers()) else work_dtype(bucket)
         return dtype, 1 if self._one_scale() else self._parts(bucket)
 
     def regions(self, bucket: Bucket) -> Regions:
-        return {"codes": ops.code_layout(self._width(), bucket.padded)}
+        return {"codes": ops.code_layout(self.bits, bucket.padded)}
 
     def preludes(self, bucket: Bucket) -> tuple[Regions, ...]:
         return ({"norms": self._norms(bucket)},)
 
     def local(self, bucket: Bucket) -> Regions:
         work, count = work_dtype(bucket), self._norms(bucket)[1]
-        return {"parts": (torch.float64 if self._power() else work, self._parts(bucket)), "scales": (work, count)}
+        return {"parts": (torch.float64 if self._powers()[0] else work, self._parts(bucket)), "scales": (work, count)}
 
     def prepare(self, work: Work) -> None:
         parts, start = [], 0
@@ -105,10 +97,10 @@ class Dithering(Codec):
 
     def offer(self, work: Work, position: int, key: Key) -> int | Tensor:
         row, parts = self._row(work.bucket.tensors[position]), self._rows_of("parts", work, position)
-        nonfinite = ops.norm_offer(work.grad(position), parts, row, power=self._power())
+        nonfinite = ops.norm_offer(work.grad(position), parts, row, power=self._powers()[0])
         if not self._may_overflow(work):
             return nonfinite
-        return int(nonfinite) or int(not bool(self._of_rank(parts.clone()).isfinite().all()))
+        return int(nonfinite) or int(not bool(_of_rank(parts.clone(), *self._powers()).isfinite().all()))
 
     def offer_all(self, work: Work, positions: Sequence[int], key: Key) -> Tensor:
         if self._may_overflow(work):
@@ -117,7 +109,7 @@ class Dithering(Codec):
             [work.grad(position) for position in positions],
             [self._rows_of("parts", work, position) for position in positions],
             [self._row(work.bucket.tensors[position]) for position in positions],
-            power=self._power(),
+            power=self._powers()[0],
         )
 
     def _may_overflow(self, work: Work) -> bool:
@@ -125,15 +117,7 @@ class Dithering(Codec):
 
         They would make every element of a block NaN, and nobody would count it.
         """
-        return max(self._power(), self._over_ranks()) > 0 and work_dtype(work.bucket) is torch.float64
-
-    def _of_rank(self, norms: Tensor) -> Tensor:
-        """Turn, in place, sums of powers of ``|x|`` into what is added or compared over the ranks."""
-        if self._over_ranks() != self._power():
-            _take_roots(norms, self._power())
-            for _ in range(self._over_ranks().bit_length() - 1):
-                norms.mul_(norms)
-        return norms
+        return any(self._powers()) and work_dtype(work.bucket) is torch.float64
 
     def _rows_of(self, name: str, work: Work, position: int) -> Tensor:
         """Return what a local array holds for the rows of one tensor: nothing, if it is empty."""
@@ -146,15 +130,15 @@ class Dithering(Codec):
             if work.grads[position] is None:
                 parts[own] = 0  # what an earlier step left
         if self._one_scale():
-            norms[0] = _added(parts) if self._power() else parts.max()
+            norms[0] = _added(parts) if self._powers()[0] else parts.max()
         else:
             norms.copy_(parts)
-        self._of_rank(norms)
+        _of_rank(norms, *self._powers())
 
     def merge(self, region: str, start: int, into: Tensor, other: Tensor, weights: tuple[int, int], key: Key) -> None:
         if region != "norms":
             self._merge_codes(start, into, other, key)
-        elif self._over_ranks():
+        elif self._powers()[1]:
             ops.dense_add(into, other)
         else:
             torch.maximum(into, other, out=into)
@@ -177,12 +161,12 @@ class Dithering(Codec):
         grads, scales, rows = self._scaled(work, parts)
         offsets = [work.span(part.position).start + part.start for part in parts]
         positions, given = [part.position for part in parts], (grads, scales, rows)
-        codes = self._codes(work, parts, work.regions["codes"], self._width())
+        codes = self._codes(work, parts, work.regions["codes"], self.bits)
         self._encode(work, positions, given, codes, key.at(purpose=DITHER), offsets)
 
     def _make_scales(self, work: Work) -> None:
         norms = work.shared["norms"]
-        _take_roots(norms, self._over_ranks())
+        _take_roots(norms, self._powers()[1])
         scales = work.local["scales"].copy_(norms)
         if norms.dtype is torch.float64 and scales.dtype is torch.float32:
             scales.clamp_(max=torch.finfo(torch.float32).max)  # no element is larger
@@ -213,7 +197,7 @@ class Dithering(Codec):
         return self._block() if 0 < self._block() < tensor.count else BLOCK_UNIT
 
     def needs(self, work: Work, position: int, start: int, stop: int) -> dict[str, tuple[int, int]]:
-        codes = self._places(work, position, start, stop, self._width())
+        codes = self._places(work, position, start, stop, self.bits)
         return {"codes": (codes.start, codes.stop)}  # scales are known since the prelude
 
     def decode_part(self, work: Work, position: int, start: int, stop: int, key: Key, gain: float) -> None:
@@ -221,11 +205,20 @@ class Dithering(Codec):
 
     def decode_parts(self, work: Work, parts: Sequence[Part], key: Key, gain: float) -> None:
         grads, scales, rows = self._scaled(work, parts)
-        codes = self._codes(work, parts, work.regions["codes"], self._width())
+        codes = self._codes(work, parts, work.regions["codes"], self.bits)
         self._decode((codes, scales, rows), grads, work.world, gain)
 
     def _decode(self, given: Scaled, grads: list[Tensor], world: int, gain: float) -> None:
         raise NotImplementedError
+
+
+def _of_rank(norms: Tensor, power: int, across: int) -> Tensor:
+    """Turn, in place, sums of powers of ``|x|`` into what is added or compared over the ranks."""
+    if power != across:
+        _take_roots(norms, power)
+        for _ in range(across.bit_length() - 1):
+            norms.mul_(norms)
+    return norms
 
 
 def _take_roots(sums: Tensor, power: int) -> None:

@@ -102,7 +102,8 @@ def level_add(into: Tensor, other: Tensor, *, bits: int) -> None:
 
 
 def level_fold(parts: Sequence[Tensor], out: Tensor, count: int, *, bits: int, sum_bits: int) -> None:
-    _pack_codes(out, sum(_signed(unpack_codes(part, count, bits), bits) for part in parts), sum_bits)
+    codes = [_signed(unpack_codes(part, count, bits), bits) for part in parts]
+    _pack_codes(out, np.sum(codes, axis=0), sum_bits)
 
 
 @quiet
