@@ -168,9 +168,14 @@ def merge(a: Inputs) -> Arguments:
 
 
 def level_encode(a: Inputs, bits: int) -> Arguments:
-    kind, size = {4: (torch.uint8, -(-a.count // 2)), 8: (torch.uint8, a.count), 16: (torch.int16, a.count)}[bits]
+    kind, size = ops.code_layout(bits, a.count)
     codes, rule = torch.zeros(size, dtype=kind), {"bits": bits, "levels": (1 << bits - 1) // 4 - (bits > 4)}
     return Arguments((a.grad, a.norms(), BLOCK, codes, KEY), 4 * a.count + codes.nbytes, rule)
+
+
+def level_fold(a: Inputs) -> Arguments:
+    parts = [a.bytes(ops.code_layout(6, a.count)[1]) for _ in range(RANKS)]
+    return Arguments((parts, a.bytes(a.count), a.count), RANKS * parts[0].numel() + a.count, {"bits": 6, "sum_bits": 8})
 
 
 def level_decode(a: Inputs) -> Arguments:
@@ -404,6 +409,8 @@ CASES = (
     Case(f"moments_offer_all of {TENSORS}", "moments_offer_all", partial(norms_together, moments=True)),
     Case("level_encode 8 bits", "level_encode", partial(level_encode, bits=8)),
     Case("level_encode 4 bits", "level_encode", partial(level_encode, bits=4)),
+    Case("level_encode 6 bits", "level_encode", partial(level_encode, bits=6)),
+    Case("level_fold of 4", "level_fold", level_fold),
     Case("level_add 8 bits", "level_add", lambda a: Arguments((a.codes(1), a.codes(2)), 3 * a.count, {"bits": 8})),
     Case("level_decode 8 bits", "level_decode", level_decode),
     Case(f"level_encode_all of {TENSORS}", "level_encode_all", partial(codes_together, what="encode", rule=LEVELS)),

@@ -273,6 +273,7 @@ void define_kernels(py::module_& module) {
   HVC_DEFINE(moments_offer);
   HVC_DEFINE(level_encode);
   HVC_DEFINE(level_add);
+  HVC_DEFINE(level_fold);
   HVC_DEFINE(level_decode);
   HVC_DEFINE(octave_encode);
   HVC_DEFINE(octave_merge);

@@ -143,9 +143,12 @@ void norm_offer(const NormOffered* tensors, int64_t tensor_count, Dtype dtype, P
                 Launch launch);
 void moments_offer(const MomentsOffered* tensors, int64_t tensor_count, Dtype dtype, int64_t* nonfinite, Launch launch);
 
-// level.cpp, level.cu: codes of 4 bits (two to a byte, row_length even), 8 or 16 bits; levels < 2^(bits-1). |x| counts
-// as the bound of its row at most, where there are bounds.
+// level.cpp, level.cu: codes of 2 to 8 or of 16 bits, packed (rows are whole bytes); levels < 2^(bits-1). |x| counts
+// as the bound of its row at most, where there are bounds. Added in place they have 4, 8 or 16 bits. The fold adds the
+// codes of all parts modulo 2^8, and writes the lowest sum_bits <= 8 of each sum; `out` is none of the parts.
 void level_add(void* into, const void* other, int64_t count, int bits, Launch launch);
+void level_fold(const uint8_t* const* parts, int64_t part_count, int64_t count, int bits, int sum_bits, uint8_t* out,
+                Launch launch);
 struct LevelEncoded {
   const void *grad, *norms;
   int64_t count, row_length, offset;

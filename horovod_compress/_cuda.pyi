@@ -18,6 +18,7 @@ from ._cpu import (
     level_add as level_add,
     level_decode as level_decode,
     level_encode as level_encode,
+    level_fold as level_fold,
     lowrank_decode as lowrank_decode,
     lowrank_left as lowrank_left,
     lowrank_orthonormalise as lowrank_orthonormalise,

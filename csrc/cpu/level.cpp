@@ -15,6 +15,7 @@ template <class T> struct LevelEncode {
   const Work<T>* norms;
   const Work<T>* bounds;
   int64_t row_length;
+  int bits;
   int32_t levels;
   const Stream* key;
   int64_t offset;
@@ -25,11 +26,20 @@ template <class T> struct LevelDecode {
   const void* codes;
   const Work<T>* norms;
   int64_t row_length;
+  int bits;
   double scale;
   T* grad;
   bool streamed;
 };
 
+struct LevelFold {
+  const uint8_t* const* parts;
+  int64_t part_count;
+  int bits, sum_bits;
+  uint8_t* out;
+};
+
+constexpr int kAnyBits = 0;      // packed, in the number of bits that the call says
 constexpr int64_t kShare = 256;  // threads take whole chunks: what is drawn and packed together
 
 }  // namespace
@@ -54,15 +64,17 @@ void level_encode(const LevelEncoded* tensors, int64_t tensor_count, Dtype dtype
   visit(dtype, [&](auto type) {
     using T = typename decltype(type)::type;
     using W = Work<T>;
-    const auto range = bits == 4   ? HVC_CHOOSE(encode<4, T>)
-                       : bits == 8 ? HVC_CHOOSE(encode<8, T>)
-                                   : HVC_CHOOSE(encode<16, T>);
+    const auto range = bits == 4    ? HVC_CHOOSE(encode<4, T>)
+                       : bits == 8  ? HVC_CHOOSE(encode<8, T>)
+                       : bits == 16 ? HVC_CHOOSE(encode<16, T>)
+                                    : HVC_CHOOSE(encode<kAnyBits, T>);
     for (int64_t i = 0; i < tensor_count; ++i) {
       const LevelEncoded& t = tensors[i];
       const LevelEncode<T> e{static_cast<const T*>(t.grad),
                              static_cast<const W*>(t.norms),
                              static_cast<const W*>(t.bounds),
                              t.row_length,
+                             bits,
                              levels,
                              key,
                              t.offset,
@@ -84,18 +96,28 @@ void level_add(void* into, const void* other, int64_t count, int bits, Launch la
   });
 }
 
+void level_fold(const uint8_t* const* parts, int64_t part_count, int64_t count, int bits, int sum_bits, uint8_t* out,
+                Launch launch) {
+  const LevelFold f{parts, part_count, bits, sum_bits, out};
+  const auto range = HVC_CHOOSE(fold);
+  share(count, (2 + 2 * part_count) * count, launch.threads,
+        [&](int64_t first, int64_t last) { range(f, first, last); });
+}
+
 void level_decode(const LevelDecoded* tensors, int64_t tensor_count, Dtype dtype, int bits, double scale,
                   Launch launch) {
   visit(dtype, [&](auto type) {
     using T = typename decltype(type)::type;
-    const auto range = bits == 4   ? HVC_CHOOSE(decode<4, T>)
-                       : bits == 8 ? HVC_CHOOSE(decode<8, T>)
-                                   : HVC_CHOOSE(decode<16, T>);
+    const auto range = bits == 4    ? HVC_CHOOSE(decode<4, T>)
+                       : bits == 8  ? HVC_CHOOSE(decode<8, T>)
+                       : bits == 16 ? HVC_CHOOSE(decode<16, T>)
+                                    : HVC_CHOOSE(decode<kAnyBits, T>);
     for (int64_t i = 0; i < tensor_count; ++i) {
       const LevelDecoded& t = tensors[i];
       const int64_t bytes = t.count * int64_t(sizeof(T));
       const LevelDecode<T> d{
-          t.codes, static_cast<const Work<T>*>(t.norms), t.row_length, scale, static_cast<T*>(t.grad), streams(bytes)};
+          t.codes,       static_cast<const Work<T>*>(t.norms), t.row_length, bits, scale, static_cast<T*>(t.grad),
+          streams(bytes)};
       share(t.count, 2 * bytes, launch.threads, [&](int64_t first, int64_t last) { range(d, first, last); });
     }
   });

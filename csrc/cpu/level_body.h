@@ -2,6 +2,8 @@
 
 #include "dither_lanes.h"
 
+#include "pack_lanes.h"
+
 template <int kBits> using Code = std::conditional_t<kBits == 16, int16_t, int8_t>;
 
 template <int kBits, class T> void encode(const LevelEncode<T>& e, int64_t first, int64_t last) {
@@ -14,7 +16,10 @@ template <int kBits, class T> void encode(const LevelEncode<T>& e, int64_t first
     const Scaling<Work<T>> scaling = scaling_for(e.norms[row], Work<T>(most));
     const float limit = e.bounds ? bounded_limit(most, e.bounds[row], scaling) : most;
     scale_part(e.grad + begin, count, scaling, z);
-    if constexpr (kBits == 4) {
+    if constexpr (kBits == kAnyBits) {
+      each_element(count, [&](int i) { codes[i] = int8_t(level_of(z[i], limit, random[i])); });
+      pack_codes_of(e.bits, static_cast<uint8_t*>(e.codes) + packed_bytes(begin, e.bits), codes, count);
+    } else if constexpr (kBits == 4) {
       each_element(count, [&](int i) { codes[i] = int8_t(level_of(z[i], limit, random[i])); });
       pack_codes(static_cast<uint8_t*>(e.codes) + begin / 2, reinterpret_cast<uint8_t*>(codes), count);
     } else {
@@ -29,7 +34,11 @@ template <int kBits, class T> void decode(const LevelDecode<T>& d, int64_t first
   alignas(64) W values[kChunk];
   each_part(first, last, d.row_length, [&](int64_t row, int64_t begin, int count) {
     const W norm = d.norms[row], scale = W(d.scale);
-    if constexpr (kBits == 4) {
+    if constexpr (kBits == kAnyBits) {
+      alignas(64) int8_t codes[kChunk];
+      unpack_codes_of(d.bits, codes, static_cast<const uint8_t*>(d.codes) + packed_bytes(begin, d.bits), count);
+      each_element(count, [&](int i) { values[i] = level_value(codes[i], scale, norm); });
+    } else if constexpr (kBits == 4) {
       const uint8_t* from = static_cast<const uint8_t*>(d.codes) + begin / 2;
       for (int i = 0; i < count / 2; ++i) {
         values[2 * i] = level_value(even_nibble(from[i]), scale, norm);
@@ -53,4 +62,17 @@ void add_shorts(uint16_t* into, const uint16_t* other, int64_t first, int64_t la
 }
 void add_packed(uint8_t* into, const uint8_t* other, int64_t first, int64_t last) {
   for (int64_t i = first; i < last; ++i) into[i] = add_nibbles(into[i], other[i]);
+}
+
+void fold(const LevelFold& f, int64_t first, int64_t last) {
+  alignas(64) int8_t sums[kChunk], codes[kChunk];
+  for (; first < last; first += kChunk) {
+    const int count = int(std::min<int64_t>(kChunk, last - first));
+    for (int64_t part = 0; part < f.part_count; ++part) {
+      const uint8_t* from = f.parts[part] + packed_bytes(first, f.bits);
+      unpack_codes_of(f.bits, part == 0 ? sums : codes, from, count);
+      if (part != 0) each_element(count, [&](int i) { sums[i] = int8_t(uint8_t(sums[i]) + uint8_t(codes[i])); });
+    }
+    pack_codes_of(f.sum_bits, f.out + packed_bytes(first, f.sum_bits), sums, count);
+  }
 }

@@ -2,67 +2,7 @@
 
 #include "qsgd_lanes.h"
 
-// `count` is a multiple of 8, and whole words are stored: `into` has room for 8 bytes behind the codes.
-template <int kBits> HVC_INLINE void pack_as(uint8_t* into, const int8_t* codes, int count) {
-  for (int i = 0; i < count; i += kPacked, into += kBits) {
-    uint64_t bytes;
-    memcpy(&bytes, codes + i, sizeof bytes);
-    const uint64_t packed = pack_eight<kBits>(bytes);
-    memcpy(into, &packed, sizeof packed);
-  }
-}
-template <int kBits> HVC_INLINE void unpack_as(int8_t* codes, const uint8_t* from, int count) {
-  constexpr uint8_t kHalf = 1 << (kBits - 1);
-  const int bytes = count / kPacked * kBits;
-  int i = 0, at = 0;
-  const auto eight = [&](uint64_t packed) {
-    const uint64_t found = unpack_eight<kBits>(packed);
-    memcpy(codes + i, &found, sizeof found);
-    i += kPacked, at += kBits;
-  };
-  // Whole words are loaded where the codes behind are there to be read.
-  while (at + 8 <= bytes) {
-    uint64_t packed;
-    memcpy(&packed, from + at, sizeof packed);
-    eight(packed);
-  }
-  while (at < bytes) {
-    uint64_t packed = 0;
-    memcpy(&packed, from + at, kBits);
-    eight(packed);
-  }
-  if constexpr (kBits < 8)
-    for (int j = 0; j < count; ++j) codes[j] = int8_t(uint8_t((uint8_t(codes[j]) ^ kHalf) - kHalf));
-}
-
-// Calls use(a constant of that value) for 2 to 8 bits.
-template <class Use> HVC_INLINE void with_bits(int bits, const Use& use) {
-  switch (bits) {
-    case 2:
-      return use(std::integral_constant<int, 2>());
-    case 3:
-      return use(std::integral_constant<int, 3>());
-    case 4:
-      return use(std::integral_constant<int, 4>());
-    case 5:
-      return use(std::integral_constant<int, 5>());
-    case 6:
-      return use(std::integral_constant<int, 6>());
-    case 7:
-      return use(std::integral_constant<int, 7>());
-    default:
-      return use(std::integral_constant<int, 8>());
-  }
-}
-
-void pack_codes_of(int bits, uint8_t* into, const int8_t* codes, int count) {
-  alignas(64) uint8_t packed[kChunk + 8];
-  with_bits(bits, [&](auto b) { pack_as<b()>(packed, codes, count); });
-  memcpy(into, packed, size_t(count / 8 * bits));
-}
-void unpack_codes_of(int bits, int8_t* codes, const uint8_t* from, int count) {
-  with_bits(bits, [&](auto b) { unpack_as<b()>(codes, from, count); });
-}
+#include "pack_lanes.h"
 
 HVC_INLINE float norm_at(const uint8_t* record) {
   float norm;
@@ -75,7 +15,7 @@ template <class T> HVC_INLINE void put_record(const QsgdShape& shape, uint8_t* r
                                               const T* x, int64_t count, Draws& draws, int64_t offset) {
   memcpy(record, &written, sizeof written);
   uint8_t* into = record + sizeof written;
-  quantise_block(shape, x, count, norm, draws, offset, [&](const int8_t* codes, int chunk) {
+  quantise_block(shape, x, count, norm, draws, offset, [&](int8_t* codes, int chunk) {
     pack_codes_of(shape.bits, into, codes, chunk);
     into += chunk / 8 * shape.bits;
   });

@@ -2,6 +2,7 @@
 #include "rules/qsgd.h"
 
 #include "blocks_of_codes.h"
+#include "pack.h"
 #include "parts.h"
 #include "rows.h"
 #include "visit.h"
@@ -35,35 +36,6 @@ struct QsgdFold {
   int64_t offset;
   uint8_t* out;
 };
-
-// ---- codes ------------------------------------------------------------------------------------------------
-
-__device__ inline uint64_t pack_eight_as(int bits, uint64_t bytes) {
-  switch (bits) {
-    case 2:
-      return pack_eight<2>(bytes);
-    case 3:
-      return pack_eight<3>(bytes);
-    case 4:
-      return pack_eight<4>(bytes);
-    case 5:
-      return pack_eight<5>(bytes);
-    case 6:
-      return pack_eight<6>(bytes);
-    case 7:
-      return pack_eight<7>(bytes);
-    default:
-      return bytes;
-  }
-}
-
-__device__ inline int32_t code_at(const uint8_t* codes, int64_t i, int bits) {
-  const int64_t bit = i * bits;
-  const int shift = int(bit % 8);
-  uint32_t word = codes[bit / 8];
-  if (shift + bits > 8) word |= uint32_t(codes[bit / 8 + 1]) << 8;
-  return signed_code(word >> shift & ((1u << bits) - 1u), bits);
-}
 
 // A code with its norm.
 struct Code {
@@ -119,7 +91,7 @@ __global__ void fold_kernel(QsgdFold f) {
       for (int64_t part = 0; part < f.part_count; ++part) {
         const uint8_t* record = f.parts[part] + at;
         const float unit = fold_unit(norm_at(record), power, levels);
-        const float value = float(code_at(record + kNormBytes, j, f.shape.bits)) * unit;
+        const float value = float(packed_code(record + kNormBytes, j, f.shape.bits)) * unit;
         total = part == 0 ? value : total + value;
       }
       return total;
@@ -146,7 +118,7 @@ __global__ void decode_kernel(const __grid_constant__ Table table, QsgdShape sha
     const auto load = [&](int64_t i) {
       const int64_t block = row_of(i, shape.block, d.count);
       const uint8_t* record = d.records + block * bytes;
-      return Code{code_at(record + kNormBytes, i - block * shape.block, shape.bits), norm_at(record)};
+      return Code{packed_code(record + kNormBytes, i - block * shape.block, shape.bits), norm_at(record)};
     };
     each_loaded(first, min(first + kMost, d.count), load, [&](int64_t i, const Code& code) {
       d.grad[i] = from_work<T>(level_value(code.level, W(scale), W(code.norm)));

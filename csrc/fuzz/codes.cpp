@@ -8,7 +8,7 @@ using namespace hvc::fuzz;
 
 namespace {
 
-int64_t code_bytes(int bits, int64_t count) { return bits == 4 ? ceil_div(count, 2) : count * bits / 8; }
+int64_t code_bytes(int bits, int64_t count) { return packed_bytes(count, bits); }
 
 void level(Input& in, Dtype dtype, int64_t count) {
   const int bits = 4 << in.below(3);
@@ -23,6 +23,17 @@ void level(Input& in, Dtype dtype, int64_t count) {
   const Stream key = in.key();
   const LevelEncoded encoded{x.get(), norms.get(), count, row, 0, into.get(), nullptr};
   level_encode(&encoded, 1, dtype, bits, int32_t(1 + in.below((1 << (bits - 1)) - 1)), &key, kHere);
+}
+
+void packed(Input& in, Dtype dtype, int64_t count) {
+  const int bits = int(2 + in.below(7)), sum_bits = int(2 + in.below(7));
+  const int64_t row = 8 * (1 + in.below(100)), ranks = 1 + in.below(4);
+  const Bytes norms = in.bytes(work_width(dtype) * ceil_div(count, row)), grad(width(dtype) * count);
+  const std::vector<Bytes> parts = in.parts(ranks, code_bytes(bits, count));
+  const Bytes sums(code_bytes(sum_bits, count));
+  level_fold(pointers<const uint8_t>(parts).data(), ranks, count, bits, sum_bits, sums.get(), kHere);
+  const LevelDecoded tensor{sums.get(), norms.get(), count, row, grad.get()};
+  level_decode(&tensor, 1, dtype, sum_bits, 1.0 / 3, kHere);
 }
 
 void octave(Input& in, Dtype dtype, int64_t count) {
@@ -56,9 +67,10 @@ void qsgd(Input& in, Dtype dtype, int64_t count) {
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   Input in(data, size);
-  const int64_t method = in.below(3);
+  const int64_t method = in.below(4);
   const Dtype dtype = in.dtype();
   const int64_t count = in.below(2500);
-  method == 0 ? level(in, dtype, count) : method == 1 ? octave(in, dtype, count) : qsgd(in, dtype, count);
+  const auto run = method == 0 ? level : method == 1 ? octave : method == 2 ? qsgd : packed;
+  run(in, dtype, count);
   return 0;
 }

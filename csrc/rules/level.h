@@ -1,7 +1,8 @@
-// Standard dithering: evenly spaced levels. A code is a whole number of `bits` = 4, 8 or 16 bits in two's
-// complement, and codes add. Four-bit codes lie two to a byte, the even element low.
+// Standard dithering: evenly spaced levels. A code is a whole number of 2 to 8 or of 16 bits in two's complement, and
+// codes add. Those below 8 bits are packed; with four, the even element of two is low.
 #pragma once
 #include "rules/dither.h"
+#include "rules/pack.h"
 
 namespace hvc {
 

@@ -10,6 +10,7 @@
 #pragma once
 #include "rules/level.h"
 #include "rules/norm.h"
+#include "rules/pack.h"
 
 #include <cmath>
 #include <limits>
@@ -17,7 +18,6 @@
 namespace hvc {
 
 constexpr int64_t kMostBlock = 8192;
-constexpr int kPacked = 8;  // codes that are packed at once: they are whole bytes
 
 constexpr int64_t kNormBytes = 4;
 
@@ -37,37 +37,6 @@ HVC_RULE float norm_at_least(double norm) {
 HVC_RULE float norm_from_squares(double squares, double largest) {
   const double root = sqrt(squares);
   return norm_at_least(root > largest ? root : largest);
-}
-
-// ---- packing ----------------------------------------------------------------------------------------------
-
-HVC_RULE constexpr uint64_t every(int width, int low) {
-  uint64_t mask = 0;
-  for (int at = 0; at < 64; at += width) mask |= ((uint64_t(1) << low) - 1) << at;
-  return mask;
-}
-
-// Eight codes, a byte each, to 8 * kBits bits and back: neighbours are joined, then pairs, then fours.
-template <int kBits> HVC_RULE uint64_t pack_eight(uint64_t bytes) {
-  if (kBits == 8) return bytes;
-  constexpr int b = kBits % 8;
-  const uint64_t two = (bytes & every(16, b)) | (bytes >> (8 - b) & every(16, b) << b);
-  const uint64_t four = (two & every(32, 2 * b)) | (two >> (16 - 2 * b) & every(32, 2 * b) << (2 * b));
-  return (four & every(64, 4 * b)) | (four >> (32 - 4 * b) & every(64, 4 * b) << (4 * b));
-}
-
-// The codes are not negative yet: see signed_code.
-template <int kBits> HVC_RULE uint64_t unpack_eight(uint64_t packed) {
-  if (kBits == 8) return packed;
-  constexpr int b = kBits % 8;
-  const uint64_t four = (packed & every(64, 4 * b)) | (packed & every(64, 4 * b) << (4 * b)) << (32 - 4 * b);
-  const uint64_t two = (four & every(32, 2 * b)) | (four & every(32, 2 * b) << (2 * b)) << (16 - 2 * b);
-  return (two & every(16, b)) | (two & every(16, b) << b) << (8 - b);
-}
-
-HVC_RULE int32_t signed_code(uint32_t code, int bits) {
-  const int32_t half = 1 << (bits - 1);
-  return (int32_t(code) ^ half) - half;
 }
 
 // ---- the mean of blocks -----------------------------------------------------------------------------------

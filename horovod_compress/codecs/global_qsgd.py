@@ -2,9 +2,10 @@
 
 ArXiv:2305.18627, ECAI 2025.
 
-    N = the norm of a block over all ranks: the largest |x|, or (sum over ranks and elements of |x|^p)^(1/p)
-    standard:     code = x / N * s rounded up or down at random without bias, s = (2^(bits-1) - 1) // M
+    N = the norm of a block over all ranks: the largest |x|, or (sum over ranks of |x_m|_q^p)^(1/p)
+    standard:     code = x / N * s rounded up or down at random without bias, s = (2^(bits-1) - 1) // M or an option
                   codes are added as integers; result = N / (s M) * code
+                  where s is given, a rank sends its codes in as few bits as they need, and owners the sums in `bits`
     exponential:  code = sign and exponent of x / N rounded to a power of two, likewise
                   two codes with exponents e1 <= e2, D = e2 - e1, become one:
                       equal signs:    e1 - 1 with probability 2^-D, else e1
@@ -28,16 +29,25 @@ from torch import Tensor
 from .. import ops
 from ..errors import ConfigError
 from ..ops.keys import Key
-from ..schedule.plan import Bucket
+from ..schedule.plan import ALIGNMENT, Bucket
 from .base import Algebra, Piece, Properties
 from .law import Law
 from .layout import Layout
 from .registry import register
 from .shared.dithering import BLOCK_UNIT, Dithering, Rows, Scaled, whole
 from .shared.forms import ByForm
-from .work import Work
+from .work import Part, Work
 
 _MOST_BLOCK = 1 << 30
+
+
+def _power(norm: str | int) -> int:
+    return 0 if norm == "max" else int(norm)
+
+
+def _norm(values: Tensor, power: int) -> Tensor:
+    """Return the norm over the first dimension."""
+    return values.abs().pow(power).sum(0).pow(1 / power) if power else values.abs().amax(0)
 
 
 @dataclass(frozen=True)
@@ -47,12 +57,13 @@ class _Form(Dithering):
     bits: int
     norm: str | int
     block: int
+    across: str | int | None = None
 
     name: ClassVar[str] = "global_qsgd"
 
     @property
     def rows(self) -> Rows:
-        return Rows(0 if self.norm == "max" else int(self.norm), self.block)
+        return Rows(_power(self.norm), self.block, across=None if self.across is None else _power(self.across))
 
 
 @dataclass(frozen=True)
@@ -71,11 +82,11 @@ class Standard(_Form):
         return replace(super().properties(), law=Law(unbiased=True, bound=bound, error=self._error))
 
     def _error(self, x: Sequence[Tensor]) -> float:
-        world, count, power = len(x), x[0].numel(), self.rows.power
+        world, count, rows = len(x), x[0].numel(), self.rows
         total = 0.0
         for start in range(0, count, self.block or max(1, count)):
             block = torch.stack([one[start : start + self.block] if self.block else one for one in x])
-            norm = block.abs().max() if not power else block.abs().pow(power).sum().pow(1 / power)
+            norm = _norm(_norm(block.T, rows.power), rows.over_ranks)
             total += block.shape[1] * float(norm) ** 2 / (4 * self.levels(world) ** 2 * world)
         return total
 
@@ -101,6 +112,46 @@ class Standard(_Form):
     def _decode(self, given: Scaled, grads: list[Tensor], world: int, result_scale: float) -> None:
         scale = result_scale / (self.levels(world) * world)
         ops.level_decode_all(*given, grads, bits=self.bits, scale=scale)
+
+
+@dataclass(frozen=True)
+class Narrow(Standard):
+    """Codes of fewer bits than their sums need: owners add them, and pass the sums on in ``sum_bits``."""
+
+    most: int = 1
+    sum_bits: int = 8
+
+    algebra: ClassVar[Algebra] = Algebra.FOLD
+    summary: ClassVar[str] = "integers on one scale for all ranks, packed, and added by owners"
+
+    def levels(self, world: int) -> int:
+        return self.most
+
+    def layout(self, bucket: Bucket, world: int) -> Layout:
+        room = (1 << (self.sum_bits - 1)) - 1
+        if self.most * world > room:
+            advice = f"levels={room // world}" if world <= room else "more bits"
+            raise ConfigError(
+                f"global_qsgd with levels={self.most} and bits={self.sum_bits} supports at most {room // self.most} "
+                f"ranks, as sums have to fit in {self.sum_bits} bits, got {world}; choose {advice}"
+            )
+        records = {"codes": ALIGNMENT // 8 * self.bits}
+        results = {"codes": ops.code_layout(self.sum_bits, bucket.padded)}
+        return replace(super().layout(bucket, world), records=records, results=results)
+
+    def fold(self, work: Work, piece: Piece, others: Sequence[Tensor], key: Key) -> None:
+        if piece.region == "norms":
+            super().fold(work, piece, others, key)
+            return
+        count = piece.values.numel() * 8 // self.bits
+        ops.level_fold([piece.values, *others], piece.result, count, bits=self.bits, sum_bits=self.sum_bits)
+
+    def decode(self, work: Work, parts: Sequence[Part], key: Key, result_scale: float) -> None:
+        sums = work.results.get("codes")  # one rank has only its own
+        codes, bits = (work.regions["codes"], self.bits) if sums is None else (sums, self.sum_bits)
+        grads, scales, rows = self._scaled(work, parts)
+        scale = result_scale / (self.most * work.world)
+        ops.level_decode_all(self._codes(work, parts, codes, bits), scales, rows, grads, bits=bits, scale=scale)
 
 
 @dataclass(frozen=True)
@@ -168,16 +219,22 @@ class GlobalQsgd(ByForm):
     Args:
         dithering: "standard" rounds to evenly spaced levels, whose codes add; "exponential" to
             powers of two, which keeps small values and is exchanged by the fold.
-        bits: bits per element: 4 or 8, and 16 with standard dithering only.
+        bits: bits per element: 4 or 8, and 16 with standard dithering only; with ``levels`` those of a sum, 3 to 8.
         norm: "max" for the largest magnitude over all ranks, or p = 1, 2 or 4 for the p-norm of all
             ranks' elements together.
         block: number of elements that share a scale, a multiple of 256; 0 for one scale per bucket.
+        across: over the ranks' norms, another norm than ``norm``: "max", 1, 2 or 4. None for the same.
+        levels: the code s of the norm. Then a rank sends codes of log2(s + 1) + 1 bits, rounded up, and owners the
+            sums in ``bits``: as exact as without, in fewer bytes, with the largest s that leaves room for all ranks,
+            (2^(bits-1) - 1) // M. None for that s, and codes of ``bits`` everywhere, which any exchange can add.
     """
 
     dithering: str = "standard"
     bits: int = 8
     norm: str | int = "max"
     block: int = 2048
+    across: str | int | None = None
+    levels: int | None = None
 
     name: ClassVar[str] = "global_qsgd"
     summary: ClassVar[str] = "4, 8 or 16 bits: unbiased, on one scale for all ranks"
@@ -189,26 +246,48 @@ class GlobalQsgd(ByForm):
         {"dithering": "standard", "bits": 16, "norm": 2},
         {"dithering": "exponential", "bits": 4},
         {"dithering": "exponential", "bits": 8, "block": 256},
+        {"dithering": "standard", "bits": 8, "norm": 2, "across": "max"},
+        {"dithering": "standard", "bits": 8, "levels": 31},
     )
 
     def __post_init__(self) -> None:
         if self.dithering not in ("standard", "exponential"):
             raise ConfigError(f'dithering should be "standard" or "exponential", got {self.dithering!r}')
-        if not whole(self.bits) or self.bits not in (4, 8, 16):
-            raise ConfigError(f"bits should be 4, 8 or 16, got {self.bits!r}")
-        if self.dithering == "exponential" and self.bits == 16:
-            raise ConfigError(
-                "bits should be 4 or 8 with exponential dithering, as 8 bits already hold 96 octaves and a "
-                'sign, got 16; for more precision choose dithering="standard"'
-            )
-        if self.norm != "max" and not (whole(self.norm) and self.norm in (1, 2, 4)):
-            raise ConfigError(f'norm should be "max", 1, 2 or 4, got {self.norm!r}')
+        self._check_bits()
+        for name in ("norm", "across"):
+            value = getattr(self, name)
+            known = value == "max" or (whole(value) and value in (1, 2, 4))
+            if not known and (name == "norm" or value is not None):
+                raise ConfigError(f'{name} should be "max", 1, 2 or 4, got {value!r}')
+        if self.across == self.norm:
+            object.__setattr__(self, "across", None)  # ranks and checkpoints compare what is in force
         if not whole(self.block) or not 0 <= self.block <= _MOST_BLOCK or self.block % BLOCK_UNIT:
             raise ConfigError(
                 f"block should be 0 or a multiple of {BLOCK_UNIT}, at most {_MOST_BLOCK}, got {self.block!r}"
             )
 
+    def _check_bits(self) -> None:
+        bits, levels = self.bits, self.levels
+        if levels is None:
+            if not whole(bits) or bits not in (4, 8, 16):
+                raise ConfigError(f"bits should be 4, 8 or 16, got {bits!r}")
+            if self.dithering == "exponential" and bits == 16:
+                raise ConfigError(
+                    "bits should be 4 or 8 with exponential dithering, as 8 bits already hold 96 octaves and a "
+                    'sign, got 16; for more precision choose dithering="standard"'
+                )
+        elif self.dithering != "standard":
+            raise ConfigError(f'levels is for dithering="standard", got {levels!r} with {self.dithering!r}')
+        elif not whole(bits) or not 3 <= bits <= 8:
+            raise ConfigError(f"bits should be a whole number from 3 to 8 with levels, got {bits!r}")
+        elif not whole(levels) or not 1 <= levels < 1 << (bits - 1):
+            raise ConfigError(f"levels should be from 1 to {(1 << (bits - 1)) - 1} with bits={bits}, got {levels!r}")
+
     @cached_property
     def form(self) -> _Form:
-        kind = Standard if self.dithering == "standard" else Exponential
-        return kind(self.bits, self.norm, self.block)
+        form = self.norm, self.block, self.across
+        if self.dithering != "standard":
+            return Exponential(self.bits, *form)
+        if self.levels is None:
+            return Standard(self.bits, *form)
+        return Narrow(self.levels.bit_length() + 1, *form, self.levels, self.bits)

@@ -7,6 +7,7 @@ which element of the key's stream the first one of a tensor is; None for 0.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from functools import partial
 
@@ -16,6 +17,7 @@ from torch import Tensor
 from .dispatch import Counted, Counts, batch
 from .keys import Key
 from .legality import (
+    CODE_BITS,
     POWERS,
     REFERENCE,
     backend,
@@ -133,7 +135,7 @@ def level_decode_all(
     scale: float,
 ) -> None:
     """Write ``(code * scale) * norm`` over the gradients."""
-    check_one_of("bits", bits, (4, 8, 16))
+    check_one_of("bits", bits, CODE_BITS)
     _check_rows(grads, row_lengths, bits)
     kind = code_layout(bits, 0)[0]
     options = {"bits": bits, "scale": scale}
@@ -157,6 +159,31 @@ def level_add(into: Tensor, other: Tensor, *, bits: int) -> None:
         REFERENCE.level_add(into, other, bits=bits)
     else:
         native.level_add(into_at, other_at, count, bits, launch)
+
+
+def level_fold(parts: Sequence[Tensor], out: Tensor, count: int, *, bits: int, sum_bits: int) -> None:
+    """Write the sums of some ranks' codes of :func:`level_encode`, in other widths.
+
+    Sums that do not fit into ``sum_bits`` are wrong.
+
+    Args:
+        parts: codes of ``bits`` bits, 2 to 8; see :func:`.code_layout`.
+        out: codes of ``sum_bits`` bits, 2 to 8; apart from the parts.
+        count: how many codes there are.
+    """
+    native, device, launch = backend(out)
+    check_parts(parts)
+    for name, width in (("bits", bits), ("sum_bits", sum_bits)):
+        check_one_of(name, width, CODE_BITS[:-1])
+    out_at = checked("out", out, torch.uint8, _codes(sum_bits, count), device)
+    size = _codes(bits, count)
+    parts_at = [checked(f"parts[{i}]", part, torch.uint8, size, device) for i, part in enumerate(parts)]
+    for i, part in enumerate(parts):
+        check_apart("out", out, f"parts[{i}]", part)
+    if REFERENCE:
+        REFERENCE.level_fold(parts, out, count, bits=bits, sum_bits=sum_bits)
+    else:
+        native.level_fold(parts_at, len(parts), count, bits, sum_bits, out_at, launch)
 
 
 # ---- powers of two ------------------------------------------------------------------------------
@@ -273,8 +300,9 @@ def _codes(bits: int, count: int) -> int:
 
 def _check_rows(grads: Sequence[Tensor], row_lengths: Sequence[int], bits: int) -> None:
     """Refuse rows that would share a byte."""
-    if bits != 4:
+    unit = 8 // math.gcd(bits, 8)
+    if unit == 1:
         return
     for grad, row_length in zip(grads, row_lengths, strict=True):
-        if row_length % 2 and row_length < grad.numel():
-            raise ValueError(f"row_length must be even where two codes share a byte, got {row_length}")
+        if row_length % unit and row_length < grad.numel():
+            raise ValueError(f"row_length must be a multiple of {unit} where codes share bytes, got {row_length}")

@@ -20,6 +20,8 @@ MAX_WORDS = 1 << 33  # the group index is 32 bits wide, and a group holds two wo
 MAX_DRAWS = 1 << 35  # and a word 16 random bits for each of four elements
 #: Powers of |x| that a norm may add up; 0 stands for the maximum.
 POWERS = (0, 1, 2, 4)
+#: Of codes that are whole numbers.
+CODE_BITS = (*range(2, 9), 16)
 
 
 REFERENCE: ModuleType | None = None
@@ -164,7 +166,7 @@ def check_one_of(name: str, value: int, allowed: tuple[int, ...]) -> None:
 
 def check_levels(bits: int, levels: int) -> None:
     """Refuse a number of levels that does not fit into the bits of a code."""
-    check_one_of("bits", bits, (4, 8, 16))
+    check_one_of("bits", bits, CODE_BITS)
     if not 1 <= levels < 1 << (bits - 1):
         raise ValueError(f"levels must be in [1, {1 << (bits - 1)}), got {levels}")
 
@@ -178,7 +180,5 @@ def check_octaves(bits: int, headroom: int) -> None:
 
 
 def code_layout(bits: int, count: int) -> tuple[torch.dtype, int]:
-    """Return the dtype and the length of the array that holds ``count`` codes."""
-    if bits == 4:
-        return torch.uint8, (count + 1) // 2
-    return (torch.int16 if bits == 16 else torch.uint8), count
+    """Return the dtype and the length of the array that holds ``count`` codes; those below 8 bits share bytes."""
+    return (torch.int16, count) if bits == 16 else (torch.uint8, -(-count * bits // 8))

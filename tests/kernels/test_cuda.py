@@ -188,6 +188,20 @@ class TestNumbers:
                         rest = {"bits": bits, "headroom": 3, "scale": 0.3}
                         same("octave_decode", codes, norms, row_length, poison(count, dtype), **rest)
 
+    def test_packed_levels(self, dtype: torch.dtype, same: Same, lengths: tuple[int, ...]) -> None:
+        for count in lengths[::2]:
+            for bits, levels, sum_bits in ((2, 1, 4), (3, 3, 5), (5, 15, 7), (6, 31, 8), (7, 63, 8)):
+                size, row_length = ops.code_layout(bits, count)[1], (max(count, 1), 104, 2048)[bits % 3]
+                grad, norms = numbers(count, dtype, count), tame(-(-count // row_length), work(dtype), 1).abs()
+                codes = [poison(size, torch.uint8) for _ in range(3)]
+                rule = {"bits": bits, "levels": levels, "offset": count % 5 * 3}
+                same("level_encode", grad, norms, row_length, codes[0], KEY, **rule)
+                for rank, part in enumerate(codes):
+                    ops.level_encode(grad, norms, row_length, part, KEY.at(rank=rank), **rule)
+                sums = poison(ops.code_layout(sum_bits, count)[1], torch.uint8)
+                same("level_fold", codes, sums, count, bits=bits, sum_bits=sum_bits)
+                same("level_decode", codes[0], norms, row_length, poison(count, dtype), bits=bits, scale=0.3)
+
     def test_quantise(self, dtype: torch.dtype, same: Same, lengths: tuple[int, ...]) -> None:
         for count in lengths:
             for bits, block, norm in ((8, 512, 0), (3, 64, 2), (5, 1152, 2), (2, 8192, 0)):

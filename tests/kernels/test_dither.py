@@ -14,6 +14,9 @@ from .support import DTYPES, KEY, LENGTHS, compare, differences, numbers, poison
 
 ROWS = (2, 62, 256, 2048)
 CODES = ((4, 1), (4, 7), (8, 1), (8, 31), (8, 127), (16, 5), (16, 32767))
+PACKED = ((2, 1), (3, 2), (5, 15), (6, 31), (7, 63))
+#: Rows of whole bytes, however many bits a code has.
+WHOLE_ROWS = (8, 56, 256, 2048)
 EXPONENTS = ((4, 1), (4, 3), (4, 6), (8, 1), (8, 3), (8, 31))
 
 
@@ -64,11 +67,11 @@ def test_norms_by_hand() -> None:
 
 @each_value
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize(("bits", "levels"), CODES)
+@pytest.mark.parametrize(("bits", "levels"), CODES + PACKED)
 def test_level_encode(bits: int, levels: int, dtype: torch.dtype) -> None:
     for count in LENGTHS[::2]:
-        x = numbers(count, dtype, count)
-        for row_length, shrink in ((max(count, 1), 1.0), (ROWS[count % 4], 1.0), (62, 0.3)):
+        x, rows = numbers(count, dtype, count), ROWS if bits in (4, 8, 16) else WHOLE_ROWS
+        for row_length, shrink in ((max(count, 1), 1.0), (rows[count % 4], 1.0), (rows[1], 0.3)):
             rest = {"bits": bits, "levels": levels, "offset": count % 19 * 2}
             norms = norms_of(x, row_length, shrink)
             compare("level_encode", x, norms, row_length, empty(bits, count), KEY, **rest, shift=count)
@@ -80,12 +83,38 @@ def test_level_add(bits: int) -> None:
         compare("level_add", codes_for(bits, count, 1), codes_for(bits, count, 2), bits=bits, shift=count)
 
 
+@pytest.mark.parametrize(("bits", "sum_bits"), [(2, 4), (2, 3), (4, 8), (5, 8), (6, 8), (7, 8), (8, 8), (3, 5)])
+def test_level_fold(bits: int, sum_bits: int) -> None:
+    for count in LENGTHS:
+        parts = [codes_for(bits, count, seed) for seed in range(1 + count % 4)]
+        for part in parts:  # bits behind the last code are 0
+            if count * bits % 8:
+                part[-1] &= (1 << count * bits % 8) - 1
+        compare("level_fold", parts, empty(sum_bits, count), count, bits=bits, sum_bits=sum_bits, shift=count)
+
+
+def test_the_fold_is_the_sum_that_codes_of_the_full_width_make_on_their_way() -> None:
+    """Fewer bits for a rank's own codes change nothing that is decoded."""
+    count, levels, kinds = 5000, 31, (torch.ones(1), 5000)
+    packed, wide = [empty(6, count) for _ in range(4)], [empty(8, count) for _ in range(4)]
+    for rank, codes in enumerate(zip(packed, wide, strict=True)):
+        x = torch.linspace(-1, 1, count).roll(rank)
+        for out, bits in zip(codes, (6, 8), strict=True):
+            ops.level_encode(x, *kinds, out, KEY.at(rank=rank), bits=bits, levels=levels)
+    sums = empty(8, count)
+    ops.level_fold(packed, sums, count, bits=6, sum_bits=8)
+    for other in wide[1:]:
+        ops.level_add(wide[0], other, bits=8)
+    assert torch.equal(sums, wide[0])
+    assert int(sums.view(torch.int8).max()) > 31  # more than six bits hold
+
+
 @each_value
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("bits", [4, 8, 16])
+@pytest.mark.parametrize("bits", [2, 3, 4, 5, 6, 7, 8, 16])
 def test_level_decode(bits: int, dtype: torch.dtype) -> None:
     for count in LENGTHS[::2]:
-        for row_length in (max(count, 1), ROWS[count % 4]):
+        for row_length in (max(count, 1), (ROWS if bits in (4, 8, 16) else WHOLE_ROWS)[count % 4]):
             norms = tame(-(-count // row_length), work(dtype), 5).abs()
             arguments = (codes_for(bits, count, 3), norms, row_length, poison(count, dtype))
             compare("level_decode", *arguments, bits=bits, scale=1 / 93, shift=count)
@@ -188,11 +217,18 @@ def test_large_inputs_with_threads(threads: int) -> None:
 
 
 REFUSED = {
+    "row_length must be a multiple of 8": lambda: ops.level_encode(
+        torch.ones(5), torch.ones(2), 4, empty(3, 5), KEY, bits=3, levels=1
+    ),
+    "sum_bits": lambda: ops.level_fold([empty(4, 4)], empty(8, 4), 4, bits=4, sum_bits=16),
+    "out and parts": lambda: ops.level_fold([own := empty(8, 4)], own, 4, bits=8, sum_bits=8),
+    r"parts\[1\] must be": lambda: ops.level_fold([empty(4, 4), empty(8, 4)], empty(8, 4), 4, bits=4, sum_bits=8),
+    "parts must hold": lambda: ops.level_fold([], empty(8, 4), 4, bits=4, sum_bits=8),
     "bits": lambda: ops.level_add(empty(8, 4), empty(8, 4), bits=5),
     "levels": lambda: ops.level_encode(torch.ones(4), torch.ones(1), 4, empty(8, 4), KEY, bits=8, levels=128),
     "headroom": lambda: ops.octave_encode(torch.ones(4), torch.ones(1), 4, empty(4, 4), KEY, bits=4, headroom=8),
     "power": lambda: ops.norm_offer(torch.ones(4), torch.ones(1, dtype=torch.float64), 4, power=3),
-    "row_length must be even": lambda: ops.level_encode(
+    "row_length must be a multiple of 2": lambda: ops.level_encode(
         torch.ones(5), torch.ones(2), 3, empty(4, 5), KEY, bits=4, levels=1
     ),
     "norms must be": lambda: ops.norm_offer(torch.ones(4), torch.ones(2), 4),

@@ -97,6 +97,12 @@ def _dither(dtype: torch.dtype, count: int, row_length: int) -> str:
         ops.level_add(*pair, bits=bits)
         found += [*pair, poison(count, dtype)]
         ops.level_decode(pair[0], norms, row_length, found[-1], bits=bits, scale=0.7)
+    if row_length % 8 == 0 or row_length >= count:
+        pair = [poison(ops.code_layout(3, count)[1], torch.uint8) for _ in range(2)]
+        for rank, codes in enumerate(pair):
+            ops.level_encode(grad, norms, row_length, codes, KEY.at(rank=rank), bits=3, levels=3, offset=64)
+        found += [*pair, poison(ops.code_layout(4, count)[1], torch.uint8)]
+        ops.level_fold(pair, found[-1], count, bits=3, sum_bits=4)
     for bits in (4, 8):
         pair = [poison(ops.code_layout(bits, count)[1], torch.uint8) for _ in range(2)]
         for rank, codes in enumerate(pair):

@@ -212,16 +212,16 @@ REFUSED: dict[str, tuple[str, Callable[[], object]]] = {
         lambda: ops.octave_encode_all([_f(9)], [_f(1)], [9], [_b(9)], KEY, bits=8, headroom=3, offsets=[-1]),
     ),
     "odd rows of halves": (
-        "row_length must be even",
+        "row_length must be a multiple of 2",
         lambda: ops.octave_decode_all([_b(5)], [_f(2)], [7], [_f(9)], bits=4, headroom=3, scale=1.0),
     ),
     "no headroom": (
         "headroom must be",
         lambda: ops.octave_decode_all([_b(9)], [_f(1)], [9], [_f(9)], bits=8, headroom=0, scale=1.0),
     ),
-    "codes of three bits": (
+    "codes of nine bits": (
         "bits must be",
-        lambda: ops.level_decode_all([_b(9)], [_f(1)], [9], [_f(9)], bits=3, scale=1.0),
+        lambda: ops.level_decode_all([_b(9)], [_f(1)], [9], [_f(9)], bits=9, scale=1.0),
     ),
     "a record too few": (
         "records must be",

@@ -29,7 +29,12 @@ FORMS = [
     EXPONENTIAL | {"bits": 4},
     EXPONENTIAL | {"bits": 8},
 ]
-each_form = pytest.mark.parametrize("form", FORMS, ids=lambda form: f"{form['dithering']}-{form['bits']}")
+PACKED = STANDARD | {"bits": 8, "levels": 31}
+each_form = pytest.mark.parametrize(
+    "form", [*FORMS, PACKED], ids=lambda form: "-".join(str(value) for value in form.values())
+)
+NORMS = ("max", 1, 2, 4)
+MIXED = [(norm, across) for norm in NORMS for across in NORMS if norm != across]
 _FALSE_ALARM = 1e-6
 
 
@@ -64,6 +69,7 @@ def test_unbiased(world: int, form: dict[str, Any]) -> None:
     norm = float(torch.stack(grads).abs().max())
     # The empirical Bernstein bound: where a level is seldom drawn the sample says little of its variance.
     levels = ((1 << (form["bits"] - 1)) - 1) // world if form["dithering"] == "standard" else 4
+    levels = form.get("levels", levels)
     seldom = 7 / 6 * _z(256) ** 2 * (norm / levels) / len(samples)
     error = (samples.mean(0) - mean).abs()
     assert bool((error <= _z(256) * sigma + seldom + 2.0**-15 * norm).all())
@@ -103,6 +109,25 @@ def test_the_squared_error_of_standard_dithering_is_bounded(world: int, bits: in
         samples = _samples(grads, steps=200, **STANDARD, bits=bits)
         error = float(((samples - torch.stack(grads).double().mean(0)) ** 2).sum(1).mean())
         assert least * bound <= error <= 1.03 * bound
+
+
+@pytest.mark.parametrize(("norm", "across"), [(2, "max"), *slow(("max", 2), (1, 4), (4, 1))])
+def test_mixed_norms_are_unbiased_and_within_their_bound(norm: str | int, across: str | int) -> None:
+    grads, options = one_tensor(3, 256, seed=9), {"norm": norm, "across": across, "bits": 8}
+    samples = _samples(grads, steps=40, copies=64, **options)
+    # Copies share one scale, that of all of them.
+    bound = (
+        registry.create("global_qsgd", block=0, **options)
+        .properties()
+        .law.error([g.double().repeat(64) for g in grads])
+    )
+    error = samples - torch.stack(grads).double().mean(0)
+    assert bound is not None
+    assert float((error**2).sum() / 40) <= 1.03 * bound
+    level = math.sqrt(4 * bound / (64 * 256) / 3)  # of one rank's part in the mean
+    seldom = 7 / 6 * _z(256) ** 2 * 3 * level / len(samples)
+    usual = _z(256) * samples.std(0) / math.sqrt(len(samples))
+    assert bool((error.mean(0).abs() <= usual + seldom + 2.0**-15 * 42 * level).all())
 
 
 def _second_moment(world: int) -> tuple[float, float]:
@@ -196,6 +221,32 @@ def test_a_finite_norm_is_that_of_all_ranks_elements_together(power: int, block:
     torch.testing.assert_close(found[0].double(), expected, rtol=1e-6, atol=0)
 
 
+@pytest.mark.parametrize(("norm", "across"), MIXED)
+def test_a_mixed_norm_is_the_norm_over_ranks_of_the_ranks_norms(norm: str | int, across: str | int) -> None:
+    grads = one_tensor(3, 1000, seed=7)
+    grads[1] *= 3
+    orders = [math.inf if order == "max" else order for order in (norm, across)]
+    for block in (0, 256):
+        options = {"norm": norm, "across": across, "block": block, "bits": 16}
+        with Fleet(3, [spec("w", 1000)], "global_qsgd", **options) as fleet:
+            assert all_same(fleet.step([{"w": grad} for grad in grads]))
+            found = [reducer.buckets[0].round(0).work.local["scales"] for reducer in fleet.reducers]
+        pieces = torch.stack(grads).double().split(block or 1000, dim=1)
+        of_ranks = [torch.linalg.vector_norm(piece, ord=orders[0], dim=1) for piece in pieces]
+        expected = torch.stack([torch.linalg.vector_norm(one, ord=orders[1]) for one in of_ranks])
+        assert all(torch.equal(mine, found[0]) for mine in found)
+        torch.testing.assert_close(found[0].double(), expected, rtol=1e-6, atol=0)
+
+
+@pytest.mark.parametrize("norm", ["max", 1])
+def test_a_power_of_a_ranks_norm_that_no_number_holds_counts_as_not_finite(norm: str | int) -> None:
+    for size, fits in ((1e60, True), (1e80, False)):
+        grads = [{"w": torch.full((4,), size, dtype=torch.float64)}] * 2
+        options = {"norm": norm, "across": 4, "nonfinite": "propagate"}
+        with Fleet(2, [spec("w", 4, dtype=torch.float64)], "global_qsgd", **options) as fleet:
+            assert bool(fleet.step(grads)[0]["w"].isfinite().all()) is fits
+
+
 @each_form
 def test_blocks_keep_small_layers_apart_from_large_ones(form: dict[str, Any]) -> None:
     tensors = [spec("small", 1000), spec("large", 3000)]
@@ -277,6 +328,24 @@ def test_bytes_are_the_formula() -> None:
                     assert [r.metrics.document()["bytes_sent"] for r in fleet.reducers] == [sent] * world
 
 
+def test_packed_codes_decode_to_the_same_bits_in_fewer_bytes() -> None:
+    """The largest number of levels that sums have room for is what there is without the option, too."""
+    count = 64 * 12 * 50
+    tensors = [spec("a", count)]
+    for world, bits, levels in ((2, 8, 63), (3, 8, 42), (4, 8, 31), (2, 4, 3), (4, 4, 1)):
+        grads, found, sent = random_grads(world, tensors), [], []
+        for options in ({}, {"levels": levels}):
+            options |= {"bits": bits, "exchange": "fold", "verify_every": 0}
+            with Fleet(world, tensors, "global_qsgd", **options) as fleet:
+                results = fleet.step(grads)
+                assert all_same(results)
+                found.append(results[0]["a"])
+                sent.append(fleet.reducers[0].metrics.document()["bytes_sent"])
+        assert torch.equal(*found)
+        width = levels.bit_length() + 1
+        assert sent[0] - sent[1] == (world - 1) * count * (bits - width) // 8 // world > 0
+
+
 def test_a_norm_beyond_float32_is_cut_at_its_largest_number() -> None:
     """The 1-norm of numbers near the largest: no element is beyond the scale, so results keep their law."""
     with Fleet(2, [spec("w", 100)], "global_qsgd", norm=1) as fleet:
@@ -297,6 +366,11 @@ def test_a_norm_beyond_float32_is_cut_at_its_largest_number() -> None:
         ({"bits": 16, "dithering": "exponential"}, "96 octaves"),
         ({"norm": 3}, 'norm should be "max", 1, 2 or 4'),
         ({"norm": "l2"}, "norm should be"),
+        ({"across": 3}, 'across should be "max", 1, 2 or 4'),
+        ({"levels": 31, "dithering": "exponential"}, "levels is for"),
+        ({"levels": 3, "bits": 16}, "from 3 to 8 with levels"),
+        ({"levels": 128}, "levels should be from 1 to 127"),
+        ({"levels": True}, "levels should be"),
         ({"block": 100}, "multiple of 256"),
         ({"block": -256}, "multiple of 256"),
     ],
@@ -322,9 +396,24 @@ def test_too_many_ranks_are_refused_with_what_to_choose() -> None:
         Fleet(8, [spec("w", 10)], "global_qsgd", bits=4)
 
 
-def test_the_ring_is_refused_for_exponential_dithering() -> None:
+def test_sums_of_a_given_number_of_levels_have_to_fit() -> None:
+    codec = registry.create("global_qsgd", levels=31)
+    check_world(codec, 4)
+    with pytest.raises(ConfigError, match=r"at most 4 ranks.*got 5; choose levels=25"):
+        check_world(codec, 5)
+    with pytest.raises(ConfigError, match="got 200; choose more bits"):
+        check_world(codec, 200)
+
+
+def test_a_norm_over_ranks_that_is_the_same_is_none() -> None:
+    """So that ranks and checkpoints that mean the same agree."""
+    assert registry.create("global_qsgd", norm=2, across=2) == registry.create("global_qsgd", norm=2)
+
+
+@pytest.mark.parametrize("form", [EXPONENTIAL, PACKED])
+def test_the_ring_is_refused_where_codes_do_not_add_on_the_way(form: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match='global_qsgd can be exchanged by fold only, got exchange="ring"'):
-        Fleet(3, [spec("w", 10)], "global_qsgd", dithering="exponential", exchange="ring")
+        Fleet(3, [spec("w", 10)], "global_qsgd", exchange="ring", **form)
 
 
 @pytest.mark.parametrize(("norm", "roots"), [(2, 1), (4, 2)])

@@ -38,14 +38,26 @@ class Rows:
     """Which elements share a scale, and how that is found.
 
     Attributes:
-        power: which power of ``|x|`` norms add up; 0 for the maximum.
+        power: which power of ``|x|`` a rank's norm adds up; 0 for the maximum.
         block: how many elements make a row; 0 for all of a tensor.
         one_scale: all rows of a bucket have one scale; None: where there are no blocks.
+        across: which power of the ranks' norms is added up over the ranks, likewise; None: the same.
     """
 
     power: int = 0
     block: int = 0
     one_scale: bool | None = None
+    across: int | None = None
+
+    @property
+    def over_ranks(self) -> int:
+        """Which power of the ranks' norms is added up; 0 for the maximum."""
+        return self.power if self.across is None else self.across
+
+    @property
+    def adds(self) -> bool:
+        """Whether anything is added up, which takes float64."""
+        return bool(self.power or self.over_ranks)
 
     @property
     def shared(self) -> bool:
@@ -82,12 +94,12 @@ class Dithering(Codec):
 
     def layout(self, bucket: Bucket, world: int) -> Layout:
         rows = self.rows
-        number, dtype = sum(map(rows.number, bucket.tensors)), torch.float64 if rows.power else work_dtype(bucket)
+        number, own = sum(map(rows.number, bucket.tensors)), work_dtype(bucket)
         scales = 1 if rows.shared else number
         return Layout(
             {"codes": ops.code_layout(self.bits, bucket.padded)},
-            preludes=({"norms": (dtype, scales)},),
-            local={"parts": (dtype, number), "scales": (work_dtype(bucket), scales)},
+            preludes=({"norms": (torch.float64 if rows.adds else own, scales)},),
+            local={"parts": (torch.float64 if rows.power else own, number), "scales": (own, scales)},
             cutting=Cutting([rows.granule(tensor) for tensor in bucket.tensors], self._needs, encoding=True),
         )
 
@@ -100,19 +112,20 @@ class Dithering(Codec):
         work.memo["rows"] = [own if tensor.count else slice(own.start, own.start) for own, tensor in placed]
         work.memo["scales"] = [0 if rows.shared else own.start for own in parts]
 
-    def _place(self, work: Work, part: Part) -> slice:
+    def _place(self, work: Work, part: Part, bits: int) -> slice:
         """Return where the codes of a part lie. Tensors and their parts start at whole bytes."""
-        own, packed = work.place(part), 2 if self.bits == 4 else 1
-        return slice(own.start // packed, -(-own.stop // packed))
+        own = work.place(part)
+        return slice(*(ops.code_layout(bits, element)[1] for element in (own.start, own.stop)))
 
     # ---- norms ----
 
     def submit(self, work: Work, positions: Sequence[int], key: Key) -> Counts:
-        power, lengths, norms = self.rows.power, work.memo["lengths"], self._rows_of("parts", work, positions)
+        rows, lengths, norms = self.rows, work.memo["lengths"], self._rows_of("parts", work, positions)
         grads, of_rows = [work.grad(position) for position in positions], [lengths[position] for position in positions]
-        counts = ops.norm_offer_all.counts(grads, norms, of_rows, power=power)
-        if not power or work_dtype(work.bucket) is not torch.float64:
+        counts = ops.norm_offer_all.counts(grads, norms, of_rows, power=rows.power)
+        if not rows.adds or work_dtype(work.bucket) is not torch.float64:
             return counts
+        norms = [_of_rank(mine.clone(), rows) for mine in norms]
         # There are numbers whose powers float64 cannot hold: a block of NaN, and nobody would count it.
         return [int(n) or int(not bool(mine.isfinite().all())) for n, mine in zip(counts, norms, strict=True)]
 
@@ -137,11 +150,12 @@ class Dithering(Codec):
             norms[0] = _added(parts) if self.rows.power else parts.max()
         else:
             norms.copy_(parts)
+        _of_rank(norms, self.rows)
 
     def combine(self, work: Work, piece: Piece, other: Tensor, weights: tuple[int, int], key: Key) -> None:
         if piece.region != "norms":
             self._combine(piece.start, piece.values, other, key)
-        elif self.rows.power:
+        elif self.rows.over_ranks:
             ops.dense_add(piece.values, other)
         else:
             torch.maximum(piece.values, other, out=piece.values)
@@ -155,18 +169,14 @@ class Dithering(Codec):
         grads, scales, rows = self._scaled(work, parts)
         offsets = [work.place(part).start for part in parts]
         positions, given = [part.position for part in parts], (grads, scales, rows)
-        self._encode(work, positions, given, self._codes(work, parts), key.at(purpose=DITHER), offsets)
+        codes = self._codes(work, parts, work.regions["codes"], self.bits)
+        self._encode(work, positions, given, codes, key.at(purpose=DITHER), offsets)
 
     def _make_scales(self, work: Work) -> None:
-        """Take the root by square roots: NumPy's are right to the last bit on every machine, torch's are not."""
-        norms, power = work.shared["norms"], self.rows.power
-        if power > 1:
-            roots = norms.cpu()  # the same memory, if it is on the CPU
-            for _ in range(power.bit_length() - 1):
-                np.sqrt(roots.numpy(), out=roots.numpy())
-            norms.copy_(roots)
+        norms = work.shared["norms"]
+        _take_roots(norms, self.rows.over_ranks)
         scales = work.local["scales"].copy_(norms)
-        if power and scales.dtype is torch.float32:
+        if norms.dtype is torch.float64 and scales.dtype is torch.float32:
             scales.clamp_(max=torch.finfo(torch.float32).max)  # no element is larger
 
     def _scaled(self, work: Work, parts: Sequence[Part]) -> Scaled:
@@ -177,8 +187,8 @@ class Dithering(Codec):
         scales = [every[at + part.start // row : at - (-part.stop // row)] for part, at, row in own]
         return work.grads_of(parts), scales, rows
 
-    def _codes(self, work: Work, parts: Sequence[Part]) -> list[Tensor]:
-        return [work.regions["codes"][self._place(work, part)] for part in parts]
+    def _codes(self, work: Work, parts: Sequence[Part], codes: Tensor, bits: int) -> list[Tensor]:
+        return [codes[self._place(work, part, bits)] for part in parts]
 
     def _encode(
         self, work: Work, positions: Sequence[int], given: Scaled, codes: list[Tensor], key: Key, offsets: list[int]
@@ -191,15 +201,34 @@ class Dithering(Codec):
         raise NotImplementedError
 
     def _needs(self, work: Work, part: Part) -> dict[str, tuple[int, int]]:
-        codes = self._place(work, part)
+        codes = self._place(work, part, self.bits)
         return {"codes": (codes.start, codes.stop)}  # scales are known since the prelude
 
     def decode(self, work: Work, parts: Sequence[Part], key: Key, result_scale: float) -> None:
         grads, scales, rows = self._scaled(work, parts)
-        self._decode((self._codes(work, parts), scales, rows), grads, work.world, result_scale)
+        codes = self._codes(work, parts, work.regions["codes"], self.bits)
+        self._decode((codes, scales, rows), grads, work.world, result_scale)
 
     def _decode(self, given: Scaled, grads: list[Tensor], world: int, result_scale: float) -> None:
         raise NotImplementedError
+
+
+def _of_rank(norms: Tensor, rows: Rows) -> Tensor:
+    """Turn, in place, sums of powers of ``|x|`` into what is added or compared over the ranks."""
+    if rows.power != rows.over_ranks:
+        _take_roots(norms, rows.power)
+        for _ in range(rows.over_ranks.bit_length() - 1):
+            norms.mul_(norms)
+    return norms
+
+
+def _take_roots(sums: Tensor, power: int) -> None:
+    """Take roots by square roots: NumPy's are right to the last bit on every machine, torch's are not."""
+    if power > 1:
+        roots = sums.cpu()  # the same memory, if it is on the CPU
+        for _ in range(power.bit_length() - 1):
+            np.sqrt(roots.numpy(), out=roots.numpy())
+        sums.copy_(roots)
 
 
 def _added(parts: Tensor) -> float:

@@ -47,19 +47,18 @@ def scaled(grad: Tensor, norms: Tensor, row_length: int, target: float) -> np.nd
 
 
 def _pack_codes(codes: Tensor, values: np.ndarray, bits: int) -> None:
-    if bits == 4:
-        padded = np.zeros(2 * codes.numel(), dtype=np.int64)
-        padded[: values.size] = values & 15
-        values = padded[::2] | padded[1::2] << 4
+    if bits < 8:
+        digits = values[:, None] >> np.arange(bits) & 1
+        values = np.packbits(digits.astype(np.uint8), bitorder="little")
     codes.numpy()[:] = values.astype(np.int16 if bits == 16 else np.uint8)
 
 
 def unpack_codes(codes: Tensor, count: int, bits: int) -> np.ndarray:
     """Return codes as they lie in memory, not negative."""
-    plain = codes.numpy().astype(np.int64) & 0xFFFF
-    if bits == 4:
-        plain = np.stack([plain & 15, plain >> 4], axis=1).reshape(-1)
-    return np.asarray(plain[:count])
+    if bits < 8:
+        digits = np.unpackbits(codes.numpy(), bitorder="little")[: count * bits].reshape(count, bits)
+        return np.asarray(digits.astype(np.int64) @ (1 << np.arange(bits)))
+    return np.asarray(codes.numpy().astype(np.int64)[:count] & 0xFFFF)
 
 
 def _signed(codes: np.ndarray, bits: int) -> np.ndarray:
@@ -100,6 +99,11 @@ def level_encode(
 def level_add(into: Tensor, other: Tensor, *, bits: int) -> None:
     count = into.numel() * (2 if bits == 4 else 1)
     _pack_codes(into, unpack_codes(into, count, bits) + unpack_codes(other, count, bits), bits)
+
+
+def level_fold(parts: Sequence[Tensor], out: Tensor, count: int, *, bits: int, sum_bits: int) -> None:
+    codes = [_signed(unpack_codes(part, count, bits), bits) for part in parts]
+    _pack_codes(out, np.sum(codes, axis=0), sum_bits)
 
 
 @quiet
