@@ -34,13 +34,8 @@ from .feedback import RULES, Feedback
 from .law import Law
 from .layout import Layout, per_element
 from .registry import register
-from .shared.signs import Signs, check_merge, check_step, check_zeros, shaped_fold
+from .shared.signs import LARGE_STEP, Signs, check_merge, check_step, check_step_scale, check_zeros, shaped_fold
 from .work import Work
-
-#: The measured step, in means of |x|, where residual and merging keep all that the bits do not say.
-SHAPED_SCALE = 1.5
-#: A step of two means feeds on its own residual, and grows.
-MOST_SCALE = 2.0
 
 
 @register
@@ -105,8 +100,7 @@ class Marsit(Signs):
         decay, scale = self.residual_decay, self.step_scale
         if isinstance(decay, bool) or not isinstance(decay, (int, float)) or not 0 < decay <= 1:
             raise ConfigError(f"residual_decay should be a number above 0, at most 1, got {decay!r}")
-        if isinstance(scale, bool) or not isinstance(scale, (int, float)) or not 0 < scale < MOST_SCALE:
-            raise ConfigError(f"step_scale should be a number above 0 and below {MOST_SCALE:g}, got {scale!r}")
+        check_step_scale(scale)
         if self.levels not in ((2, 3) if self.merge == "shaped" else (2,)):
             raise ConfigError(f'levels should be 2, or 3 with merge="shaped", got {self.levels!r}')
         if scale != 1 and not self._measured():
@@ -122,7 +116,7 @@ class Marsit(Signs):
         if self.levels is None:
             object.__setattr__(self, "levels", 3 if self.merge == "shaped" else 2)
         if self.step_scale is None:
-            object.__setattr__(self, "step_scale", SHAPED_SCALE if loses_nothing and self._measured() else 1.0)
+            object.__setattr__(self, "step_scale", LARGE_STEP if loses_nothing and self._measured() else 1.0)
 
     def properties(self) -> Properties:
         mean = "sum over steps of result / step" if self.merge == "shaped" else "E[result / step]"

@@ -1,14 +1,15 @@
 """1-bit Adam's compressed all-reduce: signs with errors kept on both sides (Tang et al., ICML 2021, arXiv:2102.02888).
 
     p = x + residual                                x: a gradient, or an update with momentum
-    record of a block = its scale s, and the signs of p            to the block's owner
+    record of a block = its scale s, times c, and the signs of p   to the block's owner
     residual = p - s sign(p)                        on each rank
     a = mean over ranks of s sign(p) + server       on the owner
     record of a = its scale S, and the signs of a                  to everyone
     server = a - S sign(a)                          on the owner
     result = S sign(a)
 
-    scale: |p|_2 / sqrt(d), the paper's, which keeps the norm; or |p|_1 / d, the mean magnitude
+    scale s: |p|_2 / sqrt(d), the paper's, which keeps the norm; or |p|_1 / d, the mean magnitude
+    scale S: the mean of the ranks' scales; or that of a by the same rule as s, the paper's
 
 Over the steps the sum of all results is that of the mean of x but for mean residual and server error, which
 both wait here. Where an element has another owner, after a resume with another plan, what the old owner kept
@@ -34,6 +35,7 @@ from .law import Law
 from .layout import Cutting, Layout, per_element
 from .registry import register
 from .shared.forms import ByForm
+from .shared.signs import LARGE_STEP, check_step_scale
 from .work import Counts, Part, Work, slices, work_dtype
 
 MOST_BLOCK = 1 << 16
@@ -45,14 +47,18 @@ class Recording(Codec):
 
     scale: str
     block: int
+    step_scale: float
+    owner_scale: str
 
     name: ClassVar[str] = "onebit_adam"
     algebra: ClassVar[Algebra] = Algebra.FOLD
     summary: ClassVar[str] = "1 bit both ways: signs with scales of blocks, errors kept on both sides"
 
     def properties(self) -> Properties:
-        share = "(1 - |x|_1^2 / (d |x|^2))" if self.scale == "l1" else "2 (1 - |x|_1 / (sqrt(d) |x|))"
-        law = Law(bound=f"of each record: {share} |x|^2; what both sides lack is kept")
+        c = self.step_scale
+        l1 = f"|x|^2 - {c * (2 - c):g} |x|_1^2 / d"
+        l2 = f"{1 + c * c:g} |x|^2 - {2 * c:g} |x|_1 |x| / sqrt(d)"
+        law = Law(bound=f"of each record: {l1 if self.scale == 'l1' else l2}; what both sides lack is kept")
         owners = frozenset({"server", "left"})
         return Properties(law, feedback="own", divides="before", has_private_state=True, folded=owners)
 
@@ -129,6 +135,9 @@ class Recording(Codec):
             if grad is None:  # what an earlier step left
                 table[own] = 0
         scales.copy_(table[:, :4].view(torch.float32).view(-1))
+        if self.step_scale != 1:
+            scales.mul_(self.step_scale).clamp_(max=torch.finfo(scales.dtype).max)
+            table[:, :4] = scales.view(torch.uint8).view(-1, 4)
 
     def fold(self, work: Work, piece: Piece, others: Sequence[Tensor], key: Key) -> None:
         into, size = piece.values, self._record
@@ -148,7 +157,7 @@ class Recording(Codec):
                 work.local["left"][elements],
                 into[place],
                 self.block,
-                rule=self.scale,
+                rule="shared" if self.owner_scale == "shared" else self.scale,
             )
 
     def _needs(self, work: Work, part: Part) -> dict[str, tuple[int, int]]:
@@ -186,20 +195,29 @@ class OneBitAdam(ByForm):
     """One bit per element to the owner of a chunk and one back, with error feedback on both sides.
 
     Args:
-        scale: "l2" keeps the norm of each block, as in the paper; "l1" is its mean magnitude, for tensors
-            with few large values.
+        scale: "l1" is the mean magnitude of a block; "l2" keeps its norm, as in the paper.
         block: number of elements that share a scale, a multiple of 64, at most 65536.
+        step_scale: what a rank multiplies its scales by, above 0 and below 2; None for 1.5 with "l1", where residuals
+            then follow their gradients sooner, and 1 with "l2".
+        owner_scale: "shared" is the mean of the ranks' scales, so that what an owner rounds off does not change its
+            scale; "own" is that of what it holds, as in the paper.
     """
 
-    scale: str = "l2"
-    block: int = 2048
+    scale: str = "l1"
+    block: int = 512
+    step_scale: float | None = None
+    owner_scale: str = "shared"
 
     name: ClassVar[str] = "onebit_adam"
     algebra: ClassVar[Algebra] = Algebra.FOLD
     summary: ClassVar[str] = Recording.summary
     source: ClassVar[str] = "Tang et al., ICML 2021, arXiv:2102.02888"
     page: ClassVar[str] = "sign_methods.md#onebit_adam"
-    samples: ClassVar[tuple[dict[str, Any], ...]] = ({}, {"scale": "l1", "block": 64})
+    samples: ClassVar[tuple[dict[str, Any], ...]] = (
+        {"scale": "l2", "block": 2048, "owner_scale": "own"},
+        {"scale": "l1", "block": 64, "step_scale": 1.0, "owner_scale": "own"},
+        {"scale": "l1", "block": 512, "owner_scale": "shared"},
+    )
 
     def __post_init__(self) -> None:
         if self.scale not in ("l1", "l2"):
@@ -210,6 +228,13 @@ class OneBitAdam(ByForm):
                 f"block should be a multiple of {ops.RECORD_UNIT}, at most {MOST_BLOCK}, got {self.block!r}"
             )
 
+        if self.step_scale is None:  # ranks and checkpoints compare what is in force
+            object.__setattr__(self, "step_scale", LARGE_STEP if self.scale == "l1" else 1.0)
+        check_step_scale(self.step_scale)
+        if self.owner_scale not in ("shared", "own"):
+            raise ConfigError(f'owner_scale should be "shared" or "own", got {self.owner_scale!r}')
+
     @cached_property
     def form(self) -> Recording:
-        return Recording(self.scale, self.block)
+        assert self.step_scale is not None  # see above
+        return Recording(self.scale, self.block, self.step_scale, self.owner_scale)

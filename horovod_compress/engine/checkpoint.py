@@ -23,7 +23,13 @@ FORMAT = 3
 #: The format before had no checksums.
 _BEFORE = 2
 #: Options that states of earlier versions do not know, and what these did.
-_LATER = {"merge": "sampled", "step_scale": 1.0, "levels": 2}
+_LATER: dict[str, tuple[Any, ...]] = {
+    "merge": ("sampled",),
+    "step_scale": (1.0,),
+    "levels": (2, None),
+    "owner_scale": ("own",),
+    "across": (None,),
+}
 _IDLE_SECONDS = 5.0
 
 
@@ -179,7 +185,7 @@ def _known(config: dict[str, Any], saved: object) -> dict[str, Any]:
     """Return options as a state of an earlier version has them: without those that came later."""
     if not isinstance(saved, Mapping):
         return config
-    known = {name: v for name, v in config.items() if name in saved or name not in _LATER or v != _LATER[name]}
+    known = {name: v for name, v in config.items() if name in saved or v not in _LATER.get(name, ())}
     return {name: _known_in_words(value, saved.get(name)) for name, value in known.items()}
 
 
@@ -187,9 +193,10 @@ def _known_in_words(value: Any, saved: object) -> Any:
     """Do so where a method and its options are one text, as in `per_layer` and `by_step`."""
     if not isinstance(value, str) or not isinstance(saved, str):
         return value
-    if "levels=" not in saved:
-        value = value.replace(" levels=2", "")
-    return value if "merge=" in saved else value.replace(" merge='sampled' step_scale=1.0", "")
+    for name, did in _LATER.items():
+        for before in did if f"{name}=" not in saved else ():
+            value = value.replace(f" {name}={before!r}", "")
+    return value
 
 
 def saved_plan(state: Mapping[str, Any]) -> Plan:

@@ -37,14 +37,19 @@ def _sum(kept: list[Kept], name: str) -> Tensor:
     return torch.stack([mine[name].double() for mine in kept]).sum(0)
 
 
-@pytest.mark.parametrize("scale", ["l1", "l2"])
+@pytest.mark.parametrize(
+    ("scale", "times", "owner"), [("l1", 1.0, "own"), ("l2", 1.0, "own"), ("l1", 1.5, "shared"), ("l2", 1.0, "shared")]
+)
 @pytest.mark.parametrize("block", [64, 2048])
 @pytest.mark.parametrize("world", [1, 2, 3, 5])
-def test_result_and_memories_are_those_of_the_rule(scale: str, block: int, world: int) -> None:
+def test_result_and_memories_are_those_of_the_rule(
+    scale: str, times: float, owner: str, block: int, world: int
+) -> None:
     """In a world of one nothing is folded: the worker's own error is all there is."""
     residuals = [{t.name: torch.zeros(t.count, dtype=F64) for t in TENSORS} for _ in range(world)]
     server = {t.name: torch.zeros(t.count, dtype=F64) for t in TENSORS}
-    with Fleet(world, TENSORS, "onebit_adam", scale=scale, block=block) as fleet:
+    options: dict[str, Any] = {"scale": scale, "block": block, "step_scale": times, "owner_scale": owner}
+    with Fleet(world, TENSORS, "onebit_adam", **options) as fleet:
         for step in range(5):
             grads = random_grads(world, TENSORS, seed=step)
             results = fleet.step(grads)
@@ -53,10 +58,13 @@ def test_result_and_memories_are_those_of_the_rule(scale: str, block: int, world
                 name, sent = tensor.name, []
                 for grad, kept in zip(grads, residuals, strict=True):
                     p = grad[name].flatten() + kept[name]
-                    sent.append(_signs(p, scale, block))
+                    sent.append(_signs(p, scale, block) * times)
                     kept[name] = p - sent[-1]
                 mean = torch.stack(sent).mean(0) + server[name]
                 wanted = _signs(mean, scale, block) if world > 1 else mean
+                if owner == "shared" and world > 1:
+                    shared = torch.stack(sent).abs().mean(0)
+                    wanted = torch.where(mean >= 0, shared, -shared)
                 server[name] = mean - wanted
                 assert torch.allclose(results[0][name].flatten(), wanted, rtol=1e-6, atol=1e-12)
         for tensor in TENSORS:
@@ -139,7 +147,8 @@ def test_when_the_scale_of_the_paper_contracts(kind: str) -> None:
         p[0] = 10.0
     share = float(p.abs().sum() / (p.norm() * 2048**0.5))
     for scale, wanted in (("l1", 1 - share**2), ("l2", 2 * (1 - share))):
-        with Fleet(1, [spec("a", 2048, dtype=F64)], "onebit_adam", scale=scale) as fleet:
+        options = {"scale": scale, "block": 2048, "step_scale": 1.0}
+        with Fleet(1, [spec("a", 2048, dtype=F64)], "onebit_adam", **options) as fleet:
             fleet.step([{"a": p}])
             left = float(fleet.residuals()[0]["a"].square().sum() / p.square().sum())
         assert left == pytest.approx(wanted, rel=1e-5)
@@ -156,7 +165,17 @@ def test_the_bytes_of_a_payload() -> None:
 
 
 @pytest.mark.parametrize(
-    "options", [{"scale": "max"}, {"block": 63}, {"block": 0}, {"block": True}, {"block": 1 << 17}, {"block": 64.0}]
+    "options",
+    [
+        {"owner_scale": "mean"},
+        {"step_scale": 2.0},
+        {"scale": "max"},
+        {"block": 63},
+        {"block": 0},
+        {"block": True},
+        {"block": 1 << 17},
+        {"block": 64.0},
+    ],
 )
 def test_options(options: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match=next(iter(options))):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -133,31 +134,34 @@ def test_signum_votes_with_the_momentum() -> None:
 # ---- error feedback ----
 
 
-def _rule(codec: str, p: Tensor) -> Tensor:
+def _rule(codec: str, p: Tensor, scale: float) -> Tensor:
     """Return what a rank sends for one step group."""
     if codec == "ef_signsgd":
-        size = p.abs().mean().float().double()
+        size = (p.abs().mean().float() * scale).double()
         return torch.where(p >= 0, size, -size)
     sides = [p[p >= 0], p[p < 0]]
-    high, low = (side.mean().float().double() if side.numel() else torch.zeros((), dtype=F64) for side in sides)
+    means = (side.mean().float() if side.numel() else torch.zeros(()) for side in sides)
+    high, low = ((mean * scale).double() for mean in means)
     return torch.where(p >= 0, high, low)
 
 
 @pytest.mark.parametrize("codec", ["ef_signsgd", "onebit"])
 @pytest.mark.parametrize("step_size", ["tensor", "row"])
 @pytest.mark.parametrize("world", [1, 2, 3])
-def test_result_and_residual_are_those_of_the_rule(codec: str, step_size: str, world: int) -> None:
+@pytest.mark.parametrize("scale", [1.0, 1.5])
+def test_result_and_residual_are_those_of_the_rule(codec: str, step_size: str, world: int, scale: float) -> None:
     """And the sum of all results is that of the mean gradients but for the mean residual."""
     rows, row = 5, 300
     residuals, total = [torch.zeros(rows * row, dtype=F64)] * world, torch.zeros(rows * row, dtype=F64)
-    with Fleet(world, [spec("a", rows, row, dtype=F64)], codec, step_size=step_size) as fleet:
+    options: dict[str, Any] = {"step_size": step_size, "step_scale": scale}
+    with Fleet(world, [spec("a", rows, row, dtype=F64)], codec, **options) as fleet:
         for step in range(5):
             grads = [grad + 0.3 for grad in one_tensor(world, rows * row, seed=step, dtype=F64)]
             results = fleet.step([{"a": grad.view(rows, row)} for grad in grads])
             assert all_same(results)
             offered = [grad + residual for grad, residual in zip(grads, residuals, strict=True)]
             length = row if step_size == "row" else rows * row
-            sent = [torch.cat([_rule(codec, group) for group in p.split(length)]) for p in offered]
+            sent = [torch.cat([_rule(codec, group, scale) for group in p.split(length)]) for p in offered]
             residuals = [p - s for p, s in zip(offered, sent, strict=True)]
             result = results[0]["a"].flatten()
             assert torch.allclose(result, torch.stack(sent).mean(0), rtol=1e-6, atol=1e-9)
@@ -168,14 +172,16 @@ def test_result_and_residual_are_those_of_the_rule(codec: str, step_size: str, w
 
 
 @pytest.mark.parametrize("p", [one_tensor(1, 4000, seed=3, dtype=F64)[0], torch.full((4000,), -2.0, dtype=F64)])
-def test_contraction_of_ef_signsgd(p: Tensor) -> None:
-    """|p - C(p)|^2 = (1 - |p|_1^2 / (d |p|_2^2)) |p|_2^2; of equal magnitudes nothing is left."""
-    with Fleet(1, [spec("a", p.numel(), dtype=F64)], "ef_signsgd") as fleet:
+@pytest.mark.parametrize("scale", [1.0, 1.5])
+def test_contraction_of_ef_signsgd(p: Tensor, scale: float) -> None:
+    """|p - C(p)|^2 = |p|_2^2 - c (2 - c) |p|_1^2 / d; with c = 1, of equal magnitudes nothing is left."""
+    with Fleet(1, [spec("a", p.numel(), dtype=F64)], "ef_signsgd", step_scale=scale) as fleet:
         fleet.step([{"a": p}])
         left = float(fleet.residuals()[0]["a"].square().sum())
     whole = float(p.square().sum())
     share = float(p.abs().sum()) ** 2 / (p.numel() * whole)
-    assert left == pytest.approx((1 - share) * whole, rel=1e-6, abs=1e-6)
+    assert left == pytest.approx((1 - scale * (2 - scale) * share) * whole, rel=1e-6, abs=1e-6)
+    assert left < whole
 
 
 def test_the_two_values_of_onebit_are_the_best() -> None:
@@ -183,7 +189,7 @@ def test_the_two_values_of_onebit_are_the_best() -> None:
     p = one_tensor(1, 4000, seed=4, dtype=F64)[0] + 0.5
     left = {}
     for codec in ("ef_signsgd", "onebit"):
-        with Fleet(1, [spec("a", p.numel(), dtype=F64)], codec) as fleet:
+        with Fleet(1, [spec("a", p.numel(), dtype=F64)], codec, step_scale=1.0) as fleet:
             sent = fleet.step([{"a": p.clone()}])[0]["a"]
             left[codec] = float(fleet.residuals()[0]["a"].square().sum())
     high, low = float(sent.max()), float(sent.min())
@@ -196,7 +202,7 @@ def test_the_two_values_of_onebit_are_the_best() -> None:
 
 
 def test_a_side_without_elements_has_the_value_zero() -> None:
-    with Fleet(2, [spec("a", 100)], "onebit") as fleet:
+    with Fleet(2, [spec("a", 100)], "onebit", step_scale=1.0) as fleet:
         results = fleet.step([{"a": torch.full((100,), 3.0)}, {"a": torch.full((100,), -1.0)}])
         assert results[0]["a"].tolist() == [1.0] * 100
         assert all(not bool(kept["a"].any()) for kept in fleet.residuals())
@@ -215,6 +221,8 @@ def test_a_side_without_elements_has_the_value_zero() -> None:
         (Signum, {"step_size": float("inf")}),
         (EfSignSgd, {"step_size": 0.1}),
         (OneBit, {"step_size": "column"}),
+        (EfSignSgd, {"step_scale": 0}),
+        (OneBit, {"step_scale": 2.0}),
     ],
 )
 def test_options(codec: type, options: dict) -> None:

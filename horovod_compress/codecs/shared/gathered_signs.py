@@ -20,28 +20,32 @@ from ..base import Algebra, Codec, Properties
 from ..law import Law
 from ..layout import Layout, per_element
 from ..work import Part, Regions, Work
-from .signs import WORD, group_count, group_length, group_slices, words
+from .signs import WORD, check_step_scale, group_count, group_length, group_slices, words
 
 _WORD_BYTES, _VALUE_BYTES = 8, 4
+_LARGEST = torch.finfo(torch.float32).max
 
 
 class GatheredSigns(Codec):
     """Every rank decodes the payloads of all, and keeps what its own did not say."""
 
     step_size: str
+    step_scale: float
     algebra: ClassVar[Algebra] = Algebra.GATHER
     wire_version: ClassVar[int] = 2
     #: How many values a step group has: one, of which the bit 0 means the negative, or two.
     values: ClassVar[int]
-    #: The error of a rank's own payload, as a formula.
-    bound: ClassVar[str]
+    #: How much of |x|^2 a payload whose values are means takes away, as a formula.
+    taken: ClassVar[str]
 
     def __post_init__(self) -> None:
         if self.step_size not in ("tensor", "row"):
             raise ConfigError(f'step_size should be "tensor" or "row", got {self.step_size!r}')
+        check_step_scale(self.step_scale)
 
     def properties(self) -> Properties:
-        law = Law(conserves=True, bound=f"own: {self.bound}")
+        factor = "" if self.step_scale == 1 else f"{self.step_scale * (2 - self.step_scale):g} "
+        law = Law(conserves=True, bound=f"own: |x|^2 - {factor}{self.taken}")
         return Properties(law, feedback="own", divides="before", batched=True)
 
     # ---- layout ----
@@ -85,6 +89,14 @@ class GatheredSigns(Codec):
         return payload[start : start + size].view(torch.float32)
 
     # ---- one round ----
+
+    def before(self, number: int, work: Work, key: Key) -> None:
+        absent = set(range(len(work.grads))) - set(work.present())
+        for values in work.memo["values"]:
+            for position in absent:
+                values[work.memo["groups"][position]] = 0  # nothing was submitted: no old one is sent
+            if self.step_scale != 1:
+                values.mul_(self.step_scale).clamp_(-_LARGEST, _LARGEST)
 
     def encode(self, work: Work, parts: Sequence[Part], key: Key) -> None:
         work.used = work.regions["payload"].numel()

@@ -28,6 +28,11 @@ from ..work import Counts, Part, Regions, Work, slices
 MIN_STEP_GROUP = 64
 #: Elements of one 64-bit word of the payload.
 WORD = 64
+#: A measured step, in means of ``|x|``, where all that a bit does not say is kept and sent later. With a step of one
+#: mean residuals follow their gradients slowly, which momentum does not bear.
+LARGE_STEP = 1.5
+#: A step of two means feeds on its own residual, and grows.
+MOST_STEP = 2.0
 _FLOAT32 = torch.finfo(torch.float32)
 
 
@@ -70,6 +75,12 @@ def check_step(step: object) -> None:
     number = isinstance(step, (int, float)) and not isinstance(step, bool)
     if not number or not _FLOAT32.tiny <= step <= _FLOAT32.max:  # type: ignore[operator]
         raise ConfigError(f'step_size should be "tensor", "row" or a positive number of float32, got {step!r}')
+
+
+def check_step_scale(scale: object) -> None:
+    """Refuse what is no number of means of ``|x|``, or too many for error feedback."""
+    if isinstance(scale, bool) or not isinstance(scale, (int, float)) or not 0 < scale < MOST_STEP:
+        raise ConfigError(f"step_scale should be a number above 0 and below {MOST_STEP:g}, got {scale!r}")
 
 
 def check_zeros(zeros: object) -> None:
