@@ -165,7 +165,7 @@ def test_a_step_in_full_precision() -> None:
         assert all(map(same_bits, expected, found)) and started == Started(2, 1, [])
 
 
-@pytest.mark.parametrize(("codec", "memsets", "operations"), [(EfSignSgd("row"), 2, 0), (OneBit("row"), 3, 8)])
+@pytest.mark.parametrize(("codec", "memsets", "operations"), [(EfSignSgd("row"), 2, 2), (OneBit("row"), 3, 12)])
 def test_a_step_of_gathered_signs(codec: Codec, memsets: int, operations: int) -> None:
     """Torch's operations are on all values of a bucket at once."""
     for bucket in BUCKETS:

@@ -110,6 +110,12 @@ def test_groups_are_looked_at_with_the_methods_of_their_own_parameters() -> None
     assert heavy_ball.advice(optimizer, per_layer({"b": "topk", "*": "marsit"}), NAMED)
 
 
+def test_momentum_that_a_method_bears_hides_no_other() -> None:
+    groups = [{"params": PARAMETERS[:1], "momentum": 0.999}, {"params": PARAMETERS[1:], "momentum": 0.9}]
+    text = heavy_ball.advice(torch.optim.SGD(groups, lr=0.1), per_layer({"a": "none", "*": "topk"}), NAMED)
+    assert text and text.startswith("with topk") and "momentum=0.9 " in text
+
+
 @pytest.mark.parametrize(
     ("group", "speaks"),
     [({"momentum": 1.0}, True), ({"momentum": None}, False), ({"momentum": 0.9, "dampening": 0.9}, False)],

@@ -63,9 +63,10 @@ def _kept(group: Mapping[str, Any], updates: bool) -> tuple[str, str] | None:
 def advice(optimizer: Any, methods: Methods, named: Named) -> str | None:
     """Return what to tell the user of momentum, the optimizer's or a method's own, that these options hardly bear."""
     waits = [_Wait.of(group, codec) for group, codec in _pairs(optimizer, methods, named)]
-    longest = max(waits, key=lambda wait: wait.counted, default=None)
-    if longest is None or longest.share == 1 or longest.times == 1 or longest.counted < LONG:
+    late = [wait for wait in waits if wait.share < 1 and wait.times != 1 and wait.counted >= LONG]
+    if not late:
         return None
+    longest = max(late, key=lambda wait: wait.counted)
     return (
         f"with {longest.name} an element is sent about once in {1 / longest.share:.0f} steps, and "
         f"momentum={longest.momentum:g} lets what waited count {longest.times:.0f} times: a learning rate that suits "

@@ -271,7 +271,7 @@ def _connected(share: Share, rank: int, size: int, own: str, deadline: Deadline)
     options._timeout = _seconds_left(deadline)
     addresses = Addresses(share)
     try:
-        options._devices = [dist.ProcessGroupGloo.create_device(hostname=own, lazy_init=False)]
+        options._devices = [_device(own)]
         return dist.ProcessGroupGloo(addresses, rank, size, options)
     except RuntimeError as error:
         if addresses.problem:
@@ -280,6 +280,15 @@ def _connected(share: Share, rank: int, size: int, own: str, deadline: Deadline)
             f"rank {rank}: not all of {size} ranks connected within {deadline.seconds:g} s: {_first_line(error)}; set "
             f"HOROVOD_GLOO_IFACE to a network interface that all hosts share, or raise timeout="
         ) from None
+
+
+def _device(own: str) -> Any:
+    """Return Gloo's device at an address; connections are made at once."""
+    create = dist.ProcessGroupGloo.create_device
+    try:
+        return create(hostname=own, lazy_init=False)
+    except TypeError:  # an earlier torch, which cannot make them later
+        return create(hostname=own)
 
 
 class _Aside:

@@ -1,4 +1,4 @@
-"""Ranks of Horovod's on this machine, started without ``horovodrun``.
+"""Horovod's ranks on this machine, started without ``horovodrun``.
 
 Only the server through which ranks find each other is taken from Horovod's launcher.
 """

@@ -22,7 +22,7 @@ def begin() -> HorovodRanks:
 
 
 class HorovodRanks:
-    """The ranks of a job of Horovod's, which has to run."""
+    """The ranks of a Horovod job, which has to run."""
 
     name = "horovod"
 

@@ -510,8 +510,8 @@ def flipped(on_rank: int | None, attach: bool) -> str:
     options = dict(full_precision_every=1, schedule="layerwise", verify_every=1)
     optimizer, compression = optimizer_for(model, "marsit", attach, **options)
 
-    def decode_wrongly(self: Any, work: Any, key: Any, gain: float) -> None:
-        decode(self, work, key, gain)
+    def decode_wrongly(self: Any, work: Any, parts: Any, key: Any, result_scale: float) -> None:
+        decode(self, work, parts, key, result_scale)
         if key.step == 2 and key.bucket == 3 and on_rank == RANK:
             work.grads[0].view(torch.int32)[17 % work.grads[0].numel()] ^= 1
 
