@@ -11,6 +11,7 @@ import pytest
 
 pytest.importorskip("torch")
 
+from horovod_compress.cli import launchers
 from horovod_compress.cli.command import main
 from horovod_compress.cli.verbs import verify
 from horovod_compress.fronts.common import selftest
@@ -126,3 +127,14 @@ def test_only_a_planted_fault_is_waited_for_briefly(
     with pytest.raises(selftest.Failed):
         selftest.Checks(ranks, plant).same_bits(method)
     assert (given[0] < PATIENCE) is hurried
+
+
+@pytest.mark.parametrize("launcher", ["horovodrun", "torchrun"])
+def test_one_rank_is_refused(
+    launcher: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(launchers, "started_by", lambda: launcher)
+    monkeypatch.setattr(launchers, "ranks", lambda launcher: SimpleNamespace(rank=0, size=1))
+    assert main(["verify", "--launcher", launcher]) == 2
+    said = capsys.readouterr().err
+    assert "one rank has no one to exchange with" in said and f"  {launcher} " in said
