@@ -52,7 +52,7 @@ class PrometheusFile:
             raise ConfigError(
                 f"prometheus should be a path that ends in {_ENDING}, or is ignored; got {os.fspath(path)!r}"
             )
-        self._labels = {"rank": str(rank), "method": method, **_checked(labels or {})}
+        self._labels = {"rank": str(rank), "method": method, **_checked({} if labels is None else labels)}
         check_writable(self.path, "metrics file")
 
     def write(self, step: int, stats: Mapping[str, Any], window: Window) -> None:
@@ -65,6 +65,8 @@ class PrometheusFile:
 
 
 def _checked(labels: Mapping[str, str]) -> dict[str, str]:
+    if not isinstance(labels, Mapping):
+        raise ConfigError(f'labels should be names with values, such as {{"job_name": "first"}}, got {labels!r:.200}')
     for name in labels:
         if not isinstance(name, str) or not _LABEL.fullmatch(name) or name in _OURS:
             raise ConfigError(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -277,9 +278,11 @@ def test_a_file_stays_whole_when_its_successor_cannot_be_written(
         ("train.prom", {"rank": "0"}, "a label should"),
         ("train.prom", {"job-name": "0"}, "a label should"),
         ("train.prom", {"__name": "0"}, "a label should"),
+        ("train.prom", "job_name", "labels should be names with values"),
+        ("train.prom", [("job_name", "first")], "labels should be names with values"),
     ],
 )
-def test_what_cannot_work_is_refused_at_once(path: str, labels: dict[str, str], said: str, tmp_path: Path) -> None:
+def test_what_cannot_work_is_refused_at_once(path: str, labels: Any, said: str, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(ConfigError, match=said):
         PrometheusFile(str(tmp_path / path) if path else "", 0, "marsit", labels)
@@ -308,6 +311,58 @@ def test_the_bytes_are_those_of_the_exchange() -> None:
     window = between(readings[0], readings[2], 1.0)
     assert window.steps == 2 and window.bytes_dense == 2 * 400_000
     assert 3.5 < window.times_fewer_bytes < 4.0 and window.busy > 0
+
+
+@pytest.fixture
+def group(tmp_path: Path) -> Iterator[None]:
+    import torch.distributed as dist
+
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+def made() -> Any:
+    import horovod_compress.ddp as hvc
+
+    return hvc.Compression.topk(torch.nn.Linear(3, 2).named_parameters())
+
+
+@pytest.mark.usefixtures("group")
+def test_a_file_has_one_writer(tmp_path: Path) -> None:
+    first, second, path = made(), made(), tmp_path / "train.prom"
+    first.publish(prometheus=path)
+    for compression in (first, second):
+        with pytest.raises(ConfigError, match="in use by a compression of this process already"):
+            compression.publish(prometheus=tmp_path / "." / "train.prom")
+    second.publish(prometheus=tmp_path / "second.prom")
+    first.close()
+    second.publish(prometheus=path)
+    second.close()
+
+
+@pytest.mark.usefixtures("group")
+def test_a_compression_that_has_failed_leaves_its_file(tmp_path: Path) -> None:
+    first, path = made(), tmp_path / "train.prom"
+    first.publish(prometheus=path)
+    first._running().failure.failed = lambda: True
+    second = made()
+    second.publish(prometheus=path)
+    del first._running().failure.failed
+    for compression in (first, second):
+        compression.close()
+
+
+@pytest.mark.usefixtures("group")
+@pytest.mark.parametrize("wrong", [{"tensorboard": "runs/first"}, {"labels": "first"}, {"every": 0}])
+def test_publishing_is_all_or_nothing(wrong: dict[str, Any], tmp_path: Path) -> None:
+    compression, right = made(), {"prometheus": tmp_path / "train.prom", "tensorboard": Writer()}
+    with pytest.raises(ConfigError):
+        compression.publish(**right | wrong)
+    assert not compression._reports._series
+    compression.publish(**right)
+    assert len(compression._reports._series) == 2
+    compression.close()
 
 
 def test_a_compression_reports_between_its_steps(tmp_path: Path) -> None:

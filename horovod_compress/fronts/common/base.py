@@ -161,6 +161,7 @@ class BaseCompression(Factories, Checkpoints, Counters):
         """Stop the exchange thread and close the connections; safe to call twice. In a fork it does nothing."""
         if self._reducer and not self._job.forked():
             self._reducer.close()
+        self._end_reports()
         _open.discard(self)
 
 
