@@ -115,10 +115,19 @@ def test_the_log_has_one_line_after_the_first_steps(line: bool, count: int, capl
     job.run(LINE_AFTER - 1)
     assert not caplog.messages
     job.run(200)
-    assert len(caplog.messages) == job.asked == count
+    assert len(caplog.messages) == count and not job.asked  # which would take a pass over the residuals
     if line:
         said = f"rank 0: marsit, the first {LINE_AFTER} steps: 7.5 times fewer bytes than a float32 ring, 25 % of the "
         assert caplog.messages[0].startswith(said) and caplog.messages[0].endswith(" s a step")
+
+
+def test_of_updates_no_share_is_said_to_be_hidden(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, LOGGER)
+    job = Job(line=True)
+    job.reports.count_updates()
+    job.run(200)
+    (said,) = caplog.messages
+    assert f"the first {LINE_AFTER} exchanges: 7.5 times fewer bytes" in said and "hidden" not in said
 
 
 # ---- TensorBoard ----
@@ -245,6 +254,25 @@ def test_a_report_that_fails_is_told_once_and_the_others_go_on(caplog: pytest.Lo
     assert caplog.messages == [
         "rank 0: marsit: a report was not written, and training goes on: No space left on device"
     ]
+
+
+@pytest.mark.parametrize("reads", ["counters", "stats"])
+def test_counters_that_cannot_be_read_end_nothing(reads: str, caplog: pytest.LogCaptureFixture) -> None:
+    job, kept, asked = Job(line=True), Kept(), []
+    read = getattr(job.reports, f"_{reads}")
+
+    def fails() -> Any:
+        asked.append(job.metrics.steps)
+        raise RuntimeError("out of memory")
+
+    setattr(job.reports, f"_{reads}", fails)
+    job.reports.add(kept, 10)
+    job.run(30)
+    assert not kept.found and len(asked) < 10  # not in every step
+    assert set(caplog.messages) == {"rank 0: marsit: a report was not written, and training goes on: out of memory"}
+    setattr(job.reports, f"_{reads}", read)
+    job.run(30)
+    assert kept.found
 
 
 def test_a_file_stays_whole_when_its_successor_cannot_be_written(

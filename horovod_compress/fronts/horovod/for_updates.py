@@ -34,6 +34,7 @@ class ForUpdates(BaseCompression):
         """
         self.check_updates()
         self._in_updates = True
+        self._reports.count_updates()
         if self._steps.tuner:
             self._steps.tuner.stop()
         self._optimizer = self  # nobody waits for tokens
