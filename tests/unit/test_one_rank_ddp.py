@@ -178,3 +178,13 @@ def test_a_process_group_that_has_ended_is_forgotten(request: pytest.FixtureRequ
     dist.destroy_process_group()
     gc.collect()
     assert group() is None
+
+
+@pytest.mark.usefixtures("group")
+def test_the_hook_of_a_rank_outside_the_group_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(job.TorchJob, "included", lambda self: False)
+    model, compression = pair()
+    called = DistributedDataParallel(model)
+    called.register_comm_hook(compression, hvc.ddp_hook)
+    with pytest.raises(hvc.ConfigError, match="is not in this compression's process group"):
+        raise backward(called) or AssertionError

@@ -213,6 +213,7 @@ class Compression(BaseCompression):
         """
         if not in_backward():
             raise ConfigError(checks.NO_JOIN)
+        self._running()  # a rank outside the group has nothing of what follows
         backward, buffer = self._begin_backward(bucket), bucket.buffer()
         numbers = checks.places(bucket.parameters(), self._steps.index, self._job.number)
         if buffer.is_sparse:
