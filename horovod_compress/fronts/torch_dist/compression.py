@@ -59,6 +59,7 @@ class Compression(BaseCompression):
     _backward: Backward | None = None
     _fetching: Fetching | None = None
     _left_out: Unused | None = None  # where a step may leave parameters out
+    _told_reduced = False  # that it is in no copy
     _unused = False  # no model, no optimizer and no gradient have come since the start
 
     def __init__(self, *given: Any) -> None:
@@ -66,7 +67,13 @@ class Compression(BaseCompression):
         self._unused = self._reducer is not None
 
     def __reduce__(self) -> Any:
-        return copied, ()  # a model is copied or saved with its hook
+        if not self._told_reduced:  # a model is copied or saved with its hook
+            self._told_reduced = True
+            _log.warning(
+                "a compression is not saved or copied with its model: save compression.state_dict(), or "
+                "compression.save(folder)"
+            )
+        return copied, ()
 
     @staticmethod
     def create(method: str | Codec, named_parameters: NamedParameters, **options: Any) -> Compression:
@@ -146,7 +153,7 @@ class Compression(BaseCompression):
             self.attach(optimizer, second_moment=second_moment, warmup_steps=warmup_steps, rebuild_every=rebuild_every)
         if looks_for_unused(ddp_model):
             self._left_out = Unused(ddp_model, self._running().kept)
-        ddp_model.join_hook = checks.refuse_join  # type: ignore[method-assign]
+        ddp_model.join_hook = checks.RefusedJoin(ddp_model)  # type: ignore[method-assign]
         ddp_model.register_comm_hook(self, ddp_hook)
         self._unused = False
         return ddp_model
