@@ -222,3 +222,9 @@ def test_a_compression_that_is_saved_whole_says_so(caplog: pytest.LogCaptureFixt
     torch.save({"hvc": compression}, io.BytesIO())
     assert any("save compression.state_dict(), or compression.save(folder)" in text for text in caplog.messages)
     compression.close()
+
+
+@pytest.mark.parametrize("given", [{}, {"method": "topk", "named_parameters": []}, {"density": 0.1}])
+def test_a_compression_is_created_by_name(given: dict[str, Any]) -> None:
+    with pytest.raises(hvc.ConfigError, match=r"not called directly: write hvc.Compression.marsit\(model.named_param"):
+        hvc.Compression(**given)

@@ -62,8 +62,8 @@ class Compression(BaseCompression):
     _told_reduced = False  # that it is in no copy
     _unused = False  # no model, no optimizer and no gradient have come since the start
 
-    def __init__(self, *given: Any) -> None:
-        super().__init__(*given)
+    def __init__(self, *given: Any, **options: Any) -> None:
+        super().__init__(*given, **options)
         self._unused = self._reducer is not None
 
     def __reduce__(self) -> Any:
