@@ -47,7 +47,7 @@ class PrometheusFile:
     def __init__(
         self, path: str | os.PathLike[str], rank: int, method: str, labels: Mapping[str, str] | None = None
     ) -> None:
-        self.path = path_of(path, rank, "metrics file", _ENDING)
+        self.path = path_of(path, rank, "metrics file", f"train{_ENDING}")
         if self.path.suffix != _ENDING:
             raise ConfigError(
                 f"prometheus should be a path that ends in {_ENDING}, or is ignored; got {os.fspath(path)!r}"

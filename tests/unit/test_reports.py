@@ -301,7 +301,7 @@ def test_a_file_stays_whole_when_its_successor_cannot_be_written(
     ("path", "labels", "said"),
     [
         ("train.txt", {}, "ends in .prom"),
-        ("", {}, "should be a file such as"),
+        ("", {}, 'should be a file such as "train.prom"'),
         ("file/train.prom", {}, "cannot be written"),
         ("train.prom", {"rank": "0"}, "a label should"),
         ("train.prom", {"job-name": "0"}, "a label should"),
