@@ -41,7 +41,7 @@ class ForUpdates(BaseCompression):
         self._running().gain = 1.0
         return self._running()
 
-    def report(self) -> None:
+    def _report(self) -> None:
         """Make the reports that are due, between two exchanges of updates."""
         self._reports.look()
 

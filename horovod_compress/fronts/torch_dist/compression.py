@@ -264,7 +264,7 @@ class Compression(BaseCompression):
         # A bucket of sparse gradients only is awaited by nobody else.
         backward.settle = partial(reducer.wait_idle, reducer.options.timeout)
 
-    def exchange_alone(self, grad: Tensor) -> Tensor:
+    def _exchange_alone(self, grad: Tensor) -> Tensor:
         """Exchange the gradient of a model with one parameter outside a backward pass; for measurements."""
         self._begin_step()
         return self._result(0, self._offer(0, grad))
