@@ -228,3 +228,12 @@ def test_a_compression_that_is_saved_whole_says_so(caplog: pytest.LogCaptureFixt
 def test_a_compression_is_created_by_name(given: dict[str, Any]) -> None:
     with pytest.raises(hvc.ConfigError, match=r"not called directly: write hvc.Compression.marsit\(model.named_param"):
         hvc.Compression(**given)
+
+
+@pytest.mark.usefixtures("group")
+def test_parameters_that_the_model_lacks_are_named() -> None:
+    model, compression = pair()
+    called = DistributedDataParallel(model[0])  # type: ignore[index]
+    with pytest.raises(hvc.ConfigError, match=r"has 2 parameter\(s\) that the model does not have: 1.weight, 1.bias;"):
+        compression.register(called)
+    compression.close()

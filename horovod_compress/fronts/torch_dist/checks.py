@@ -68,8 +68,8 @@ def _check_parameters(model: DistributedDataParallel, named: Named) -> None:
     extra = [name for name, parameter in named if parameter.requires_grad and id(parameter) not in theirs]
     if extra:
         raise ConfigError(
-            f"named_parameters has {len(extra)} parameter(s) that the model has not: {', '.join(extra[:5])}; create a "
-            f"compression for each model"
+            f"named_parameters has {len(extra)} parameter(s) that the model does not have: {', '.join(extra[:5])}; "
+            f"create a compression for each model"
         )
 
 
