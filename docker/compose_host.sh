@@ -16,16 +16,24 @@ wait_for() {
   exit 1
 }
 
-# Without Horovod: torchrun starts the ranks of its own host, so it runs on each.
+# Without Horovod: torchrun starts the ranks of its own host, so it runs on each. The first that fails ends the others.
 torchrun_on() {
-  local lead=$1 node=0 jobs=() host job
+  local lead=$1 node=0 jobs=() host code
   for host; do
     run=(torchrun --nnodes $# --node-rank $node --master-addr "$lead" --nproc-per-node 1
       /opt/horovod-compress/examples/minimal_ddp.py)
     if [ $node = 0 ]; then "${run[@]}" & else ssh "$host" "${run[@]}" & fi
     jobs+=($!) node=$((node + 1))
   done
-  for job in "${jobs[@]}"; do wait "$job"; done
+  while [ ${#jobs[@]} -gt 0 ]; do  # not wait -n, which misses what ended before
+    for node in "${!jobs[@]}"; do
+      if kill -0 "${jobs[node]}" 2>/dev/null; then continue; fi
+      code=0 && wait "${jobs[node]}" || code=$?
+      unset "jobs[node]"
+      [ $code = 0 ] || { kill "${jobs[@]}" 2>/dev/null || true; return $code; }
+    done
+    sleep 0.2
+  done
 }
 
 case ${1:-} in

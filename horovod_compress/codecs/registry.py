@@ -46,7 +46,7 @@ def codec_class(name: str) -> type[Codec]:
 def meant(given: object, known: Iterable[str]) -> str:
     """Return a question whether a name was meant that is almost what was given."""
     near = difflib.get_close_matches(str(given).lower().replace("-", "_"), known, 1)
-    return f", did you mean {near[0]!r}?" if near else ""
+    return f" (did you mean {near[0]!r}?)" if near else ""
 
 
 def option_names(name: str) -> list[str]:

@@ -9,23 +9,23 @@ from pathlib import Path
 from ..errors import ConfigError
 
 
-def path_of(path: str | os.PathLike[str], rank: int, what: str, ending: str) -> Path:
+def path_of(path: str | os.PathLike[str], rank: int, what: str, example: str) -> Path:
     """Return a rank's file: its number in place of ``{rank}``, or before the ending.
 
     Args:
         what: the file is, for an error.
-        ending: where the path has none.
+        example: of a path, for an error; a path without an ending is given that of the example.
 
     Raises:
         ConfigError: this is no path.
     """
     if not isinstance(path, (str, os.PathLike)) or not os.fspath(path):
-        raise ConfigError(f'the path of a {what} should be a file such as "{what}{ending}", got {path!r}')
+        raise ConfigError(f'the path of a {what} should be a file such as "{example}", got {path!r}')
     text = os.fspath(path)
     if "{rank}" in text:
         return Path(text.replace("{rank}", str(rank)))
     whole = Path(text)
-    return whole.with_name(f"{whole.stem}.rank{rank}{whole.suffix or ending}")
+    return whole.with_name(f"{whole.stem}.rank{rank}{whole.suffix or Path(example).suffix}")
 
 
 def check_writable(path: Path, what: str) -> None:

@@ -47,12 +47,12 @@ class PrometheusFile:
     def __init__(
         self, path: str | os.PathLike[str], rank: int, method: str, labels: Mapping[str, str] | None = None
     ) -> None:
-        self.path = path_of(path, rank, "metrics file", _ENDING)
+        self.path = path_of(path, rank, "metrics file", f"train{_ENDING}")
         if self.path.suffix != _ENDING:
             raise ConfigError(
                 f"prometheus should be a path that ends in {_ENDING}, or is ignored; got {os.fspath(path)!r}"
             )
-        self._labels = {"rank": str(rank), "method": method, **_checked(labels or {})}
+        self._labels = {"rank": str(rank), "method": method, **_checked({} if labels is None else labels)}
         check_writable(self.path, "metrics file")
 
     def write(self, step: int, stats: Mapping[str, Any], window: Window) -> None:
@@ -65,6 +65,8 @@ class PrometheusFile:
 
 
 def _checked(labels: Mapping[str, str]) -> dict[str, str]:
+    if not isinstance(labels, Mapping):
+        raise ConfigError(f'labels should be names with values, such as {{"job_name": "first"}}, got {labels!r:.200}')
     for name in labels:
         if not isinstance(name, str) or not _LABEL.fullmatch(name) or name in _OURS:
             raise ConfigError(

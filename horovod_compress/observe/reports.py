@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Mapping
+from functools import cache
 from math import inf
 from typing import Any, Protocol
 
@@ -59,8 +60,13 @@ class Reports:
     ) -> None:
         self._metrics, self._counters, self._stats = metrics, counters, stats
         self._next_step, self._name = next_step, name
-        self._series = [_Series(_Line(name), LINE_AFTER, 0, once=True)] if line else []
+        self._line = _Line(name)
+        self._series = [_Series(self._line, LINE_AFTER, 0, once=True)] if line else []
         self._plan()
+
+    def count_updates(self) -> None:
+        """Take steps as exchanges of updates, which no backward pass hides."""
+        self._line.updates = True
 
     def add(self, destination: Destination, every: int) -> None:
         """Report there, every so many steps from now on.
@@ -81,23 +87,20 @@ class Reports:
     def _make(self) -> None:
         steps, now = self._metrics.steps, time.perf_counter()
         due = [series for series in self._series if steps >= series.due]
-        if any(series.began for series in due):
-            stats = self._stats()
+        stats = cache(self._stats)
         for series in due:
-            if series.began:
-                self._write(series, stats, now)
-            else:
-                series.begin(self._counters(), now)
+            try:
+                if series.began:
+                    series.write(self._next_step(), self._counters() if series.once else stats(), now)
+                else:
+                    series.begin(self._counters(), now)
+            except Exception as error:  # noqa: BLE001  training goes on without it
+                series.put_off(steps)
+                if not series.failed:
+                    _log.warning("%s: a report was not written, and training goes on: %s", self._name, error)
+                series.failed = True
         self._series = [series for series in self._series if not series.ended]
         self._plan()
-
-    def _write(self, series: _Series, stats: dict[str, Any], now: float) -> None:
-        try:
-            series.write(self._next_step(), stats, now)
-        except Exception as error:  # noqa: BLE001  training goes on without it
-            if not series.failed:
-                _log.warning("%s: a report was not written, and training goes on: %s", self._name, error)
-            series.failed = True
 
     def _plan(self) -> None:
         """Note when to look again."""
@@ -105,13 +108,13 @@ class Reports:
 
 
 class _Series:
-    """The reports to one destination.
+    """The reports to one destination; one that reports once is given what can be read at any time, not all.
 
     The first step after it was made is in no window: it includes whatever came before training.
     """
 
     def __init__(self, destination: Destination, every: int, steps: int, *, once: bool = False) -> None:
-        self._destination, self._every, self._once = destination, every, once
+        self._destination, self._every, self.once = destination, every, once
         self._first = steps + every
         self._last: tuple[dict[str, Any], float] | None = None
         self.due = steps + 1
@@ -127,18 +130,35 @@ class _Series:
     def write(self, step: int, stats: dict[str, Any], now: float) -> None:
         assert self._last
         before, then = self._last
-        self._last, self.due, self.ended = (stats, now), stats["steps"] + self._every, self._once
+        self._last, self.due, self.ended = (stats, now), stats["steps"] + self._every, self.once
         self._destination.write(step, stats, between(before, stats, now - then))
+
+    def put_off(self, steps: int) -> None:
+        """Come again later, after an error."""
+        self.due = max(self.due, steps + self._every)
 
 
 class _Line:
-    """Writes what the first steps came to into the log."""
+    """Writes what the first steps came to into the log.
+
+    Attributes:
+        updates: these are exchanges of updates.
+    """
 
     def __init__(self, name: str) -> None:
-        self._name = name
+        self._name, self.updates = name, False
 
     def write(self, step: int, stats: Mapping[str, Any], window: Window) -> None:
         whole = between({}, stats, 0.0)
+        if self.updates:
+            _log.info(
+                "%s, the first %d exchanges: %.1f times fewer bytes than a float32 ring, %.3g s from one to the next",
+                self._name,
+                stats["steps"],
+                whole.times_fewer_bytes,
+                window.seconds_per_step,
+            )
+            return
         _log.info(
             "%s, the first %d steps: %.1f times fewer bytes than a float32 ring, %.0f %% of the exchange hidden behind "
             "the backward pass, %.3g s a step",

@@ -49,7 +49,7 @@ class Trace:
     """
 
     def __init__(self, path: str | os.PathLike[str], rank: int, steps: int | range | None, events: int) -> None:
-        self.path, self._rank = path_of(path, rank, "timeline", ".json"), rank
+        self.path, self._rank = path_of(path, rank, "timeline", "trace.json"), rank
         self._steps, self._limit = _checked(steps), events
         if type(events) is not int or events < 1:
             raise ConfigError(f"events should be a whole number, at least 1, got {events!r}")

@@ -31,7 +31,8 @@ def tree(tmp_path: Path) -> Path:
 
 def train(tree: Path, **environment: str) -> subprocess.CompletedProcess[str]:
     env = os.environ | {"TRAIN_ARGS": "--steps 3"} | environment
-    return subprocess.run([tree / "docker" / "compose-local.sh"], env=env, capture_output=True, text=True, check=False)
+    command = [tree / "docker" / "compose-local.sh"]
+    return subprocess.run(command, env=env, capture_output=True, text=True, check=False, timeout=600)
 
 
 def test_four_hosts_train_under_horovodrun(tree: Path) -> None:

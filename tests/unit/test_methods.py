@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 
+from horovod_compress.codecs import registry
 from horovod_compress.codecs.base import Codec
 from horovod_compress.codecs.by_step import ByStep, by_step, method
 from horovod_compress.codecs.dense import FullPrecision
@@ -245,3 +246,12 @@ def test_update_mode_takes_the_settings_of_the_last_stage() -> None:
     differing = Methods((("a", method("marsit", full_precision_every=7)), ("*", FullPrecision())))
     with pytest.raises(ConfigError, match="one full_precision_every for all parameters"):
         differing.full_precision_every()
+
+
+def test_what_was_probably_meant_is_asked_in_brackets() -> None:
+    with pytest.raises(ConfigError, match=r"^unknown method 'marsitt' \(did you mean 'marsit'\?\); choose one of: "):
+        registry.codec_class("marsitt")
+    with pytest.raises(
+        ConfigError, match=r"^topk has no option 'densty' \(did you mean 'density'\?\); its own options"
+    ):
+        registry.create("topk", densty=0.1)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import gc
+import io
 import subprocess
 import sys
 import threading
@@ -178,3 +180,60 @@ def test_a_process_group_that_has_ended_is_forgotten(request: pytest.FixtureRequ
     dist.destroy_process_group()
     gc.collect()
     assert group() is None
+
+
+@pytest.mark.usefixtures("group")
+def test_the_hook_of_a_rank_outside_the_group_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(job.TorchJob, "included", lambda self: False)
+    model, compression = pair()
+    called = DistributedDataParallel(model)
+    called.register_comm_hook(compression, hvc.ddp_hook)
+    with pytest.raises(hvc.ConfigError, match="is not in this compression's process group"):
+        raise backward(called) or AssertionError
+
+
+def _through_a_file(model: nn.Module) -> Any:
+    file = io.BytesIO()
+    torch.save(model, file)
+    file.seek(0)
+    return torch.load(file, weights_only=False)
+
+
+@pytest.mark.usefixtures("group")
+@pytest.mark.parametrize("way", [copy.deepcopy, _through_a_file])
+def test_a_copied_model_has_no_compression_and_says_so(way: Any, caplog: pytest.LogCaptureFixture) -> None:
+    model, compression = pair()
+    called = compression.register(DistributedDataParallel(model))
+    with pytest.raises(hvc.ConfigError, match="join"), called.join(throw_on_early_termination=False):
+        pass
+    made = [way(called), way(called)]
+    assert sum("a compression is not saved or copied" in text for text in caplog.messages) == 1
+    assert sum("if it is trained, it exchanges gradients uncompressed" in text for text in caplog.messages) == 2
+    for found in (*made, way(made[0])):
+        with found.join():
+            assert backward(found) is None
+    assert compression.stats()["steps"] == 0
+    compression.close()
+
+
+@pytest.mark.usefixtures("group")
+def test_a_compression_that_is_saved_whole_says_so(caplog: pytest.LogCaptureFixture) -> None:
+    compression = pair()[1]
+    torch.save({"hvc": compression}, io.BytesIO())
+    assert any("save compression.state_dict(), or compression.save(folder)" in text for text in caplog.messages)
+    compression.close()
+
+
+@pytest.mark.parametrize("given", [{}, {"method": "topk", "named_parameters": []}, {"density": 0.1}])
+def test_a_compression_is_created_by_name(given: dict[str, Any]) -> None:
+    with pytest.raises(hvc.ConfigError, match=r"not called directly: write hvc.Compression.marsit\(model.named_param"):
+        hvc.Compression(**given)
+
+
+@pytest.mark.usefixtures("group")
+def test_parameters_that_the_model_lacks_are_named() -> None:
+    model, compression = pair()
+    called = DistributedDataParallel(model[0])  # type: ignore[index]
+    with pytest.raises(hvc.ConfigError, match=r"has 2 parameter\(s\) that the model does not have: 1.weight, 1.bias;"):
+        compression.register(called)
+    compression.close()

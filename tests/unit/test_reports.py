@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -114,10 +115,19 @@ def test_the_log_has_one_line_after_the_first_steps(line: bool, count: int, capl
     job.run(LINE_AFTER - 1)
     assert not caplog.messages
     job.run(200)
-    assert len(caplog.messages) == job.asked == count
+    assert len(caplog.messages) == count and not job.asked  # which would take a pass over the residuals
     if line:
         said = f"rank 0: marsit, the first {LINE_AFTER} steps: 7.5 times fewer bytes than a float32 ring, 25 % of the "
         assert caplog.messages[0].startswith(said) and caplog.messages[0].endswith(" s a step")
+
+
+def test_of_updates_no_share_is_said_to_be_hidden(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, LOGGER)
+    job = Job(line=True)
+    job.reports.count_updates()
+    job.run(200)
+    (said,) = caplog.messages
+    assert f"the first {LINE_AFTER} exchanges: 7.5 times fewer bytes" in said and "hidden" not in said
 
 
 # ---- TensorBoard ----
@@ -246,6 +256,25 @@ def test_a_report_that_fails_is_told_once_and_the_others_go_on(caplog: pytest.Lo
     ]
 
 
+@pytest.mark.parametrize("reads", ["counters", "stats"])
+def test_counters_that_cannot_be_read_end_nothing(reads: str, caplog: pytest.LogCaptureFixture) -> None:
+    job, kept, asked = Job(line=True), Kept(), []
+    read = getattr(job.reports, f"_{reads}")
+
+    def fails() -> Any:
+        asked.append(job.metrics.steps)
+        raise RuntimeError("out of memory")
+
+    setattr(job.reports, f"_{reads}", fails)
+    job.reports.add(kept, 10)
+    job.run(30)
+    assert not kept.found and len(asked) < 10  # not in every step
+    assert set(caplog.messages) == {"rank 0: marsit: a report was not written, and training goes on: out of memory"}
+    setattr(job.reports, f"_{reads}", read)
+    job.run(30)
+    assert kept.found
+
+
 def test_a_file_stays_whole_when_its_successor_cannot_be_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -272,14 +301,16 @@ def test_a_file_stays_whole_when_its_successor_cannot_be_written(
     ("path", "labels", "said"),
     [
         ("train.txt", {}, "ends in .prom"),
-        ("", {}, "should be a file such as"),
+        ("", {}, 'should be a file such as "train.prom"'),
         ("file/train.prom", {}, "cannot be written"),
         ("train.prom", {"rank": "0"}, "a label should"),
         ("train.prom", {"job-name": "0"}, "a label should"),
         ("train.prom", {"__name": "0"}, "a label should"),
+        ("train.prom", "job_name", "labels should be names with values"),
+        ("train.prom", [("job_name", "first")], "labels should be names with values"),
     ],
 )
-def test_what_cannot_work_is_refused_at_once(path: str, labels: dict[str, str], said: str, tmp_path: Path) -> None:
+def test_what_cannot_work_is_refused_at_once(path: str, labels: Any, said: str, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(ConfigError, match=said):
         PrometheusFile(str(tmp_path / path) if path else "", 0, "marsit", labels)
@@ -308,6 +339,58 @@ def test_the_bytes_are_those_of_the_exchange() -> None:
     window = between(readings[0], readings[2], 1.0)
     assert window.steps == 2 and window.bytes_dense == 2 * 400_000
     assert 3.5 < window.times_fewer_bytes < 4.0 and window.busy > 0
+
+
+@pytest.fixture
+def group(tmp_path: Path) -> Iterator[None]:
+    import torch.distributed as dist
+
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+def made() -> Any:
+    import horovod_compress.ddp as hvc
+
+    return hvc.Compression.topk(torch.nn.Linear(3, 2).named_parameters())
+
+
+@pytest.mark.usefixtures("group")
+def test_a_file_has_one_writer(tmp_path: Path) -> None:
+    first, second, path = made(), made(), tmp_path / "train.prom"
+    first.publish(prometheus=path)
+    for compression in (first, second):
+        with pytest.raises(ConfigError, match="in use by a compression of this process already"):
+            compression.publish(prometheus=tmp_path / "." / "train.prom")
+    second.publish(prometheus=tmp_path / "second.prom")
+    first.close()
+    second.publish(prometheus=path)
+    second.close()
+
+
+@pytest.mark.usefixtures("group")
+def test_a_compression_that_has_failed_leaves_its_file(tmp_path: Path) -> None:
+    first, path = made(), tmp_path / "train.prom"
+    first.publish(prometheus=path)
+    first._running().failure.failed = lambda: True
+    second = made()
+    second.publish(prometheus=path)
+    del first._running().failure.failed
+    for compression in (first, second):
+        compression.close()
+
+
+@pytest.mark.usefixtures("group")
+@pytest.mark.parametrize("wrong", [{"tensorboard": "runs/first"}, {"labels": "first"}, {"every": 0}])
+def test_publishing_is_all_or_nothing(wrong: dict[str, Any], tmp_path: Path) -> None:
+    compression, right = made(), {"prometheus": tmp_path / "train.prom", "tensorboard": Writer()}
+    with pytest.raises(ConfigError):
+        compression.publish(**right | wrong)
+    assert not compression._reports._series
+    compression.publish(**right)
+    assert len(compression._reports._series) == 2
+    compression.close()
 
 
 def test_a_compression_reports_between_its_steps(tmp_path: Path) -> None:

@@ -193,7 +193,7 @@ def test_a_failed_exchange_is_shown(tmp_path: Path) -> None:
 
 def test_paths() -> None:
     shown = {"f.json": "f.rank3.json", "a/f": "a/f.rank3.json", "f.{rank}.json": "f.3.json", "r{rank}/f": "r3/f"}
-    assert {text: str(files.path_of(text, 3, "timeline", ".json")) for text in shown} == shown
+    assert {text: str(files.path_of(text, 3, "timeline", "trace.json")) for text in shown} == shown
 
 
 def test_what_cannot_be_is_refused_at_once(tmp_path: Path) -> None:

@@ -43,7 +43,7 @@ class Compression:
     def begin_updates(self) -> Any:
         return self._reducer
 
-    def report(self) -> None:
+    def _report(self) -> None:
         pass
 
     def parameters(self) -> list[nn.Parameter]:

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import argparse
 import json
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 pytest.importorskip("torch")
 
+from horovod_compress.cli import launchers
 from horovod_compress.cli.command import main
 from horovod_compress.cli.verbs import verify
+from horovod_compress.fronts.common import selftest
 from horovod_compress.fronts.common.local_ranks import End
+from horovod_compress.fronts.common.ranks import PATIENCE
 from horovod_compress.fronts.torch_dist import local_ranks
 
 TEXT = "rank 0: rank 1 is gone. No sign of life from rank(s) 2: look at their output."
@@ -102,3 +106,35 @@ def test_what_is_not_for_ranks_of_a_launcher(
         monkeypatch.setenv(name, "0")
     assert verify.run(argparse.Namespace(np=4, plant=plant, json=False, launcher=launcher)) == 2
     assert said in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize(
+    ("plant", "method", "hurried"),
+    [("", "marsit", False), ("freeze", "marsit", True), ("freeze", "topk", False), ("", "topk", False)],
+)
+def test_only_a_planted_fault_is_waited_for_briefly(
+    plant: str, method: str, hurried: bool, rank: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given: list[float] = []
+
+    def job(ranks: Any, method: str, seconds: float, **options: Any) -> None:
+        given.append(seconds)
+        raise selftest.Failed
+
+    monkeypatch.setattr(selftest, "_Job", job)
+    ranks: Any = SimpleNamespace(rank=rank, size=2)
+    with pytest.raises(selftest.Failed):
+        selftest.Checks(ranks, plant).same_bits(method)
+    assert (given[0] < PATIENCE) is hurried
+
+
+@pytest.mark.parametrize("launcher", ["horovodrun", "torchrun"])
+def test_one_rank_is_refused(
+    launcher: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(launchers, "started_by", lambda: launcher)
+    monkeypatch.setattr(launchers, "ranks", lambda launcher: SimpleNamespace(rank=0, size=1))
+    assert main(["verify", "--launcher", launcher]) == 2
+    said = capsys.readouterr().err
+    assert "one rank has no one to exchange with" in said and f"  {launcher} " in said

@@ -31,6 +31,10 @@ _BOUND_OF_ONE = 120.0
 _TIMEOUT = 2.0  # for exchanges with a frozen rank
 _LATE = 8.0  # seconds after the timeout, or after the death, at which a failure is called late: machines may be busy
 _SAME = "same bits: "
+_START = {
+    "horovodrun": "horovodrun -np 8 -H a:4,b:4 hvd-compress verify",
+    "torchrun": "torchrun --nproc-per-node 4 --no-python hvd-compress verify",
+}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -51,7 +55,13 @@ def run(arguments: argparse.Namespace) -> int:
         return _refuse(f"--plant freeze is for ranks that verify starts itself: leave {under} out")
     began = time.monotonic()
     try:
-        rows, world = _in_this_job(arguments, launcher) if under else _with_own_ranks(arguments, launcher)
+        ranks = launchers.ranks(launcher) if under else None
+        if ranks is not None and ranks.size < 2:
+            return _refuse(
+                "one rank has no one to exchange with; start it on the hosts of your job, such as\n"
+                f"  {_START[launcher]}"
+            )
+        rows, world = _with_own_ranks(arguments, launcher) if ranks is None else _in_this_job(arguments, ranks)
     except ImportError as error:
         return _refuse(str(error))
     if not rows:  # another rank prints
@@ -82,8 +92,7 @@ def _with_own_ranks(arguments: argparse.Namespace, launcher: str) -> tuple[list[
     return rows, world
 
 
-def _in_this_job(arguments: argparse.Namespace, launcher: str) -> tuple[list[dict[str, Any]], int]:
-    ranks = launchers.ranks(launcher)
+def _in_this_job(arguments: argparse.Namespace, ranks: Any) -> tuple[list[dict[str, Any]], int]:
     from ...errors import HorovodCompressError
     from ...fronts.common.selftest import Checks
 

@@ -44,10 +44,11 @@ class BaseCompression(Factories, Checkpoints, Counters):
         named_parameters: Any = None,
         options: Mapping[str, Any] = MappingProxyType({}),
         job: Job | None = None,
+        **others: Any,
     ) -> None:
-        if job is None:
+        if job is None or others:
             raise ConfigError(
-                "hvc.Compression() makes nothing by itself: write hvc.Compression.marsit(model.named_parameters()), or "
+                "Compression is not called directly: write hvc.Compression.marsit(model.named_parameters()), or "
                 "another method, or hvc.Compression.create(method, model.named_parameters())"
             )
         self.method = str(getattr(method, "name", method))
@@ -161,6 +162,7 @@ class BaseCompression(Factories, Checkpoints, Counters):
         """Stop the exchange thread and close the connections; safe to call twice. In a fork it does nothing."""
         if self._reducer and not self._job.forked():
             self._reducer.close()
+        self._end_reports()
         _open.discard(self)
 
 

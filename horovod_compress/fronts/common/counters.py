@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import os
+import weakref
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from ...engine.reducer import Reducer
+from ...errors import ConfigError
 from ...observe.prometheus import PrometheusFile
 from ...observe.reports import Reports, TensorBoard
 from .running import Running
@@ -68,17 +71,44 @@ class Counters(Running):
         Args:
             tensorboard: a ``SummaryWriter``, or what has its ``add_scalar``; None on ranks that have none.
             prometheus: a file that ends in ``.prom``, in the folder of the node exporter's textfile collector; each
-                rank writes its own, ``train.rank3.prom``.
+                rank writes its own, ``train.rank3.prom``. Each compression needs a file name of its own.
             every: steps from one report to the next.
             labels: of every value for Prometheus, beside ``rank`` and ``method``. A host that runs several jobs or
                 models needs one that tells them apart.
 
         Raises:
-            ConfigError: one of these cannot work.
+            ConfigError: one of these cannot work; nothing is reported then.
         """
         if not self._reducer:
             return
-        if prometheus is not None:
-            self._reports.add(PrometheusFile(prometheus, self._job.number, self.method, labels), every)
-        if tensorboard is not None:
-            self._reports.add(TensorBoard(tensorboard), every)
+        file = None if prometheus is None else PrometheusFile(prometheus, self._job.number, self.method, labels)
+        board = None if tensorboard is None else TensorBoard(tensorboard)
+        if file:
+            _check_free(file.path)
+        if board:
+            self._reports.add(board, every)
+        if file:
+            self._reports.add(file, every)
+            _writers[file.path.resolve()] = self
+
+    def _end_reports(self) -> None:
+        """Leave the files to other compressions."""
+        for path in [path for path, writer in _writers.items() if writer is self]:
+            del _writers[path]
+
+
+_writers: weakref.WeakValueDictionary[Path, Counters] = weakref.WeakValueDictionary()  # by the files of this process
+
+
+def _check_free(path: Path) -> None:
+    """Refuse a file that another compression would write over.
+
+    Raises:
+        ConfigError: it is in use.
+    """
+    writer = _writers.get(path.resolve())
+    if writer is not None and not writer._running().failure.failed():
+        raise ConfigError(
+            f"{path} is in use by a compression of this process already; give each a file name of its own, or close() "
+            "the other one first"
+        )

@@ -131,8 +131,9 @@ class Checks:
         Raises:
             Failed: names the parameter and the ranks that differ.
         """
-        plant = self._plant if method == _PLANTED_IN and self._mine else ""
-        seconds = 3.0 if plant or method == _PLANTED_IN else PATIENCE
+        planted = self._plant if method == _PLANTED_IN else ""
+        plant = planted if self._mine else ""
+        seconds = 3.0 if planted else PATIENCE  # the same on every rank, each of which knows of a fault
         job = _Job(self._ranks, method, seconds, seed=int(plant == "mismatch"))
         try:
             if plant == "corruption":

@@ -34,13 +34,14 @@ class ForUpdates(BaseCompression):
         """
         self.check_updates()
         self._in_updates = True
+        self._reports.count_updates()
         if self._steps.tuner:
             self._steps.tuner.stop()
         self._optimizer = self  # nobody waits for tokens
         self._running().gain = 1.0
         return self._running()
 
-    def report(self) -> None:
+    def _report(self) -> None:
         """Make the reports that are due, between two exchanges of updates."""
         self._reports.look()
 

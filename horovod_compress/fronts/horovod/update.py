@@ -88,7 +88,7 @@ def distributed_update_optimizer(
     moment = SharedSecondMoment(made, named) if settings.shared and reducer.world > 1 else None
     made._updates = Schedule(made, Exchange(reducer, parameters, settings.masking), settings, moment)
     made._last_hook = made.register_step_pre_hook(lambda *given: made._updates.prepare()).id
-    made.register_step_post_hook(lambda *given: compression.report())  # before the exchange, if one follows
+    made.register_step_post_hook(lambda *given: compression._report())  # before the exchange, if one follows
     return made
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any, NoReturn
 
 from torch import Tensor, nn
@@ -67,8 +68,8 @@ def _check_parameters(model: DistributedDataParallel, named: Named) -> None:
     extra = [name for name, parameter in named if parameter.requires_grad and id(parameter) not in theirs]
     if extra:
         raise ConfigError(
-            f"named_parameters has {len(extra)} parameter(s) that the model has not: {', '.join(extra[:5])}; create a "
-            f"compression for each model"
+            f"named_parameters has {len(extra)} parameter(s) that the model does not have: {', '.join(extra[:5])}; "
+            f"create a compression for each model"
         )
 
 
@@ -89,13 +90,22 @@ def check_optimizer(optimizer: object, named: Named) -> None:
         )
 
 
-def refuse_join(**options: Any) -> NoReturn:
-    """Stand for the hook that DistributedDataParallel's ``join()`` asks for.
+class RefusedJoin:
+    """Stands for the hook that DistributedDataParallel's ``join()`` asks for; a copy of the model has its own again."""
 
-    Raises:
-        ConfigError: always.
-    """
-    raise ConfigError(NO_JOIN)
+    def __init__(self, model: DistributedDataParallel) -> None:
+        self._model = model
+
+    def __call__(self, **options: Any) -> NoReturn:
+        """Refuse.
+
+        Raises:
+            ConfigError: always.
+        """
+        raise ConfigError(NO_JOIN)
+
+    def __reduce__(self) -> Any:
+        return partial, (DistributedDataParallel.join_hook, self._model)
 
 
 def update_optimizer(*given: object, **options: object) -> NoReturn:

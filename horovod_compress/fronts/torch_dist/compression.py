@@ -59,14 +59,21 @@ class Compression(BaseCompression):
     _backward: Backward | None = None
     _fetching: Fetching | None = None
     _left_out: Unused | None = None  # where a step may leave parameters out
+    _told_reduced = False  # that it is in no copy
     _unused = False  # no model, no optimizer and no gradient have come since the start
 
-    def __init__(self, *given: Any) -> None:
-        super().__init__(*given)
+    def __init__(self, *given: Any, **options: Any) -> None:
+        super().__init__(*given, **options)
         self._unused = self._reducer is not None
 
     def __reduce__(self) -> Any:
-        return copied, ()  # a model is copied or saved with its hook
+        if not self._told_reduced:  # a model is copied or saved with its hook
+            self._told_reduced = True
+            _log.warning(
+                "a compression is not saved or copied with its model: save compression.state_dict(), or "
+                "compression.save(folder)"
+            )
+        return copied, ()
 
     @staticmethod
     def create(method: str | Codec, named_parameters: NamedParameters, **options: Any) -> Compression:
@@ -146,7 +153,7 @@ class Compression(BaseCompression):
             self.attach(optimizer, second_moment=second_moment, warmup_steps=warmup_steps, rebuild_every=rebuild_every)
         if looks_for_unused(ddp_model):
             self._left_out = Unused(ddp_model, self._running().kept)
-        ddp_model.join_hook = checks.refuse_join  # type: ignore[method-assign]
+        ddp_model.join_hook = checks.RefusedJoin(ddp_model)  # type: ignore[method-assign]
         ddp_model.register_comm_hook(self, ddp_hook)
         self._unused = False
         return ddp_model
@@ -213,6 +220,7 @@ class Compression(BaseCompression):
         """
         if not in_backward():
             raise ConfigError(checks.NO_JOIN)
+        self._running()  # a rank outside the group has nothing of what follows
         backward, buffer = self._begin_backward(bucket), bucket.buffer()
         numbers = checks.places(bucket.parameters(), self._steps.index, self._job.number)
         if buffer.is_sparse:
@@ -256,7 +264,7 @@ class Compression(BaseCompression):
         # A bucket of sparse gradients only is awaited by nobody else.
         backward.settle = partial(reducer.wait_idle, reducer.options.timeout)
 
-    def exchange_alone(self, grad: Tensor) -> Tensor:
+    def _exchange_alone(self, grad: Tensor) -> Tensor:
         """Exchange the gradient of a model with one parameter outside a backward pass; for measurements."""
         self._begin_step()
         return self._result(0, self._offer(0, grad))

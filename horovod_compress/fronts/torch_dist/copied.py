@@ -25,7 +25,7 @@ class Copied:
 def copied() -> Copied:
     """Return what comes out of a copy."""
     _log.warning(
-        "a copy of a DistributedDataParallel model has no compression, and exchanges gradients uncompressed: create "
-        "one, and write compression.register(ddp_model, optimizer)"
+        "a copy of a DistributedDataParallel model has no compression; if it is trained, it exchanges gradients "
+        "uncompressed: create one, and write compression.register(ddp_model, optimizer)"
     )
     return Copied()

@@ -63,4 +63,4 @@ class TorchRanks:
 
     def exchange(self, training: Training, parameter: nn.Parameter, grad: Tensor) -> None:
         assert isinstance(training.compression, Compression)
-        training.compression.exchange_alone(grad)
+        training.compression._exchange_alone(grad)
