@@ -153,6 +153,8 @@ class Work:
         Those that have nothing, such as parameters that were never used, are a group of their own; most often, all are
         of one kind.
         """
+        if not self.divisors:
+            return [([*range(len(positions))], None)] if positions else []
         held = [(place, self.divisors.get(position)) for place, position in enumerate(positions)]
         by = [(place, divisor) for place, divisor in held if divisor is not None]
         plain = [place for place, divisor in held if divisor is None]
