@@ -151,7 +151,7 @@ def text(found: dict[str, Any]) -> str:
     head = f"{'check':22}  {'result':6}  {'seconds':>7}  detail"
     lines = [head, *(f"{r['check']:22}  {_word(r):6}  {r['seconds']:7.1f}  {r['detail']}" for r in shown)]
     end = "all is well" if found["ok"] else "something is wrong"
-    lines.append(f"{found['ranks']} ranks as under {found['launcher']}, {found['seconds']:.0f} s: {end}")
+    lines.append(f"{found['ranks']} ranks, started as by {found['launcher']}, {found['seconds']:.0f} s: {end}")
     return "\n".join(lines)
 
 
