@@ -14,6 +14,8 @@ from torch import Tensor
 
 from .legality import MAX_PARTS, REFERENCE, backend, check_apart, checked
 
+__all__ = ["count_rows", "shaped_fold", "shaped_merge"]
+
 ORACLE: ModuleType | None = None
 if REFERENCE:
     from .reference import shaped as ORACLE

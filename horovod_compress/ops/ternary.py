@@ -15,6 +15,8 @@ from torch import Tensor
 from .legality import MAX_PARTS, REFERENCE, backend, check_apart, checked
 from .shaped import checked_rows
 
+__all__ = ["GROUP_WORDS", "PACKED_WORDS", "ternary_fold", "ternary_states", "ternary_unpack"]
+
 ORACLE: ModuleType | None = None
 if REFERENCE:
     from .reference import ternary as ORACLE

@@ -915,8 +915,8 @@ def test_every_kernel_has_a_cuda_text_and_is_bound_on_both_sides() -> None:
     assert len(names) > 40 and names > HOST_ONLY
     shared = (ROOT / "csrc" / "bind.h").read_text()
     texts = "".join(path.read_text() for path in (ROOT / "csrc" / "cuda").glob("*.cu"))
-    bound = set(re.findall(r'module\.def\("(\w+)"|^  HVC_DEFINE\((\w+)\)', shared, re.MULTILINE))
-    bound = {name for pair in bound for name in pair if name}
+    listed = re.findall(r"\buse\((\w+)\)", (ROOT / "csrc" / "kernels.h").read_text())
+    bound = {*re.findall(r'module\.def\("(\w+)"', shared), *listed}
     defined = set(re.findall(r"^\w+ (\w+)\(const|^\w+ (\w+)\(\w+\*? \w+", texts, re.MULTILINE))
     defined = {name for pair in defined for name in pair if name}
     assert names - HOST_ONLY - bound == set(), "kernels that bind.h does not bind for both modules"
