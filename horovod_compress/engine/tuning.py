@@ -19,9 +19,9 @@ from ..schedule.plan import Plan, TensorSpec
 from ..schedule.policies.registry import ADAPTIVE, OPTIONAL, check_number
 from ..schedule.trial import BucketCost, Choice, Job, Measured, Tuning
 from ..schedule.watch import Watch
-from .drift import Drift
 from .methods import Methods
 from .reducer import Reducer
+from .retune import RetuneTrigger
 
 #: Steps of a trial: the first one, which pays for new buffers, and those that are measured.
 TRIAL_STEPS = 3
@@ -73,7 +73,7 @@ class Tuner:
         compressed = any(bucket.compressed for bucket in reducer.plan.buckets)
         self._idle = reducer.world == 1 or not compressed or (schedule == OPTIONAL and self._stands_aside())
         self.done = self._idle
-        self._drift: Drift | None = None
+        self._trigger: RetuneTrigger | None = None
         self._reducer.context.watch = None
 
     @property
@@ -133,7 +133,7 @@ class Tuner:
         if fits:
             self._reducer.replan(plan)
         self.done = self._idle or (done and fits)
-        self._tuning, self._step, self._drift = None, -1, None
+        self._tuning, self._step, self._trigger = None, -1, None
         self._reducer.context.watch = None
 
     def _is_of_these_devices(self, plan: Plan) -> bool:
@@ -157,18 +157,18 @@ class Tuner:
         """Choose again if the network has changed; the ranks come to the same end."""
         if self._schedule != OPTIONAL:
             return
-        if self._drift is None:
-            self._drift = Drift(self._reducer.metrics, step)
-        if not self._drift.due(step):
+        if self._trigger is None:
+            self._trigger = RetuneTrigger(self._reducer.metrics, step)
+        if not self._trigger.due(step):
             return
-        if self._drift.look(self._share(self._drift.seconds(step))):
+        if self._trigger.look(self._share(self._trigger.seconds(step))):
             if self._reducer.rank == 0:
                 _log.warning(
                     "the exchanges of a step take %.1f ms now and took %.1f ms when buckets were chosen, because the "
                     "network or the method's rounds have changed: choosing again",
-                    1e3 * self._drift.last, 1e3 * (self._drift.first or 0.0),
+                    1e3 * self._trigger.last, 1e3 * (self._trigger.first or 0.0),
                 )  # fmt: skip
-            self.done, self._tuning, self._drift = False, None, None
+            self.done, self._tuning, self._trigger = False, None, None
             self._reducer.context.watch = None
 
     def _decide(self, watch: Watch) -> None:

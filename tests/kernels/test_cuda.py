@@ -699,7 +699,11 @@ class TestTogether:
             ("octave_encode", [offered.grads, norms, rows, offered.codes(4), KEY], {"bits": 4, "headroom": 3}),
             ("qsgd_encode", [offered.grads, records, KEY], {**room, "norm": 0}),
             ("level_decode", [offered.codes(8), norms, rows, results], {"bits": 8, "scale": 0.3}),
-            ("octave_decode", [offered.codes(8), norms, rows, results], {"bits": 8, "headroom": 3, "scale": 0.3}),
+            (
+                "octave_decode",
+                [offered.codes(8), norms, rows, results],
+                {"bits": 8, "headroom": 3, "scale": 0.3},
+            ),
             ("qsgd_decode", [records, results], {**room, "scale": 0.3}),
         ]
         for name, given, rule in several:

@@ -171,11 +171,11 @@ def test_a_column_that_is_too_short_is_refused(row: Operation, member: Array) ->
 
 
 @pytest.mark.parametrize("row", [pytest.param(row, id=row.name) for row in TABLE if any(
-    isinstance(member, Array) and member.apart for member in row.given)])  # fmt: skip
+    isinstance(member, Array) and member.disjoint for member in row.given)])  # fmt: skip
 def test_arrays_that_share_memory_are_refused(row: Operation) -> None:
     last = len(COUNTS) - 1
     for member in row.given:
-        for other in member.apart if isinstance(member, Array) else ():
+        for other in member.disjoint if isinstance(member, Array) else ():
             given = arguments(row, torch.float32)
             mine, their = given[member.many][last], next(m for m in row.given if m.name == other)
             shared = given[their.many][last]

@@ -111,7 +111,7 @@ class _Layer:
         self.parameters: list[nn.Parameter] = []
 
 
-class StandIn(nn.Module):
+class SyntheticModel(nn.Module):
     """A model by its table; the forward pass takes and returns one number.
 
     Args:

@@ -14,7 +14,7 @@ RATIO = 1.5
 LOOKS = 2
 
 
-class Drift:
+class RetuneTrigger:
     """Compares the time of exchanges with what it was at first.
 
     Args:
