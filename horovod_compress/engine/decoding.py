@@ -45,7 +45,7 @@ class Decoding:
         """Have what is left of a result decoded.
 
         Args:
-            bad: over all ranks; if there are any, nobody decodes the bucket.
+            bad: over all ranks; if there are any, no rank decodes the bucket.
             verifying: the result is compared across ranks at the end of the step.
         """
         self._put(state, partial(self._complete, state, round_, key, bad, verifying))

@@ -25,7 +25,7 @@ from .retune import RetuneTrigger
 
 #: Steps of a trial: the first one, which pays for new buffers, and those that are measured.
 TRIAL_STEPS = 3
-#: Below so many elements there is little to gain for schedule="auto".
+#: Below this many elements, there is little to gain from schedule="auto".
 LEAST_ELEMENTS = 1 << 18
 
 #: Shows plain data to all ranks and returns every rank's, in rank order.
@@ -57,7 +57,7 @@ class Tuner:
 
     Args:
         schedule: an adaptive one, such as ``"auto"`` or ``"mergecomp:3"``.
-        share: joins all ranks; must not wait for ever.
+        share: joins all ranks; must not wait forever.
         methods: of the reducer's plan.
         first: the step to begin at, when warm-up is over.
     """
@@ -279,7 +279,7 @@ def step_over_ranks(of_ranks: Sequence[RankTrial]) -> float:
 
 
 def costs_over_ranks(of_ranks: Sequence[Mapping[int, BucketCost]]) -> dict[int, BucketCost]:
-    """Return each bucket's costs on the rank that waited for nobody, and the slowest decoding."""
+    """Return each bucket's costs on the rank that did not wait, and the slowest decoding."""
     found = {}
     for bucket, one in of_ranks[0].items():
         exchange = min(costs[bucket].exchange for costs in of_ranks)

@@ -1,6 +1,6 @@
 """The collectives over payloads in GPU memory: the same chunks, hops and merges as between hosts, and so the same bits.
 
-Messages are told by their order alone, and carry nothing but payload. What frames carry elsewhere goes ahead of them,
+Messages are known by their order alone, and carry nothing but payload. What frames carry elsewhere goes ahead of them,
 in one small message to each peer through the transport for tokens: the count of values that are not finite, and how
 many bytes are to be exchanged. Where a value is not finite, no payload is sent at all.
 
@@ -83,7 +83,7 @@ def _agree(exchange: Exchange, nbytes: int, alike: bool) -> tuple[NonFiniteCount
     """Return the non-finite count over all ranks, and every rank's number of bytes.
 
     Raises:
-        CorruptFrameError: the numbers should be alike, and are not: NCCL would wait for ever.
+        CorruptFrameError: the numbers should be alike, and are not: NCCL would wait forever.
     """
     mine = torch.tensor([nbytes], dtype=torch.int64).view(torch.uint8)
     found, bad = gather.run(exchange, mine)

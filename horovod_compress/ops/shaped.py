@@ -22,7 +22,7 @@ if REFERENCE:
 
 
 def count_rows(ranks: int) -> int:
-    """Return how many rows the counts of a merge for so many ranks have."""
+    """Return how many rows the counts of a merge for that many ranks take."""
     if not 1 <= ranks <= MAX_PARTS:
         raise ValueError(f"ranks must be in [1, {MAX_PARTS}], got {ranks}")
     return (ranks - 1).bit_length()

@@ -66,7 +66,7 @@ class Operation:
 
     Args:
         of: the array whose elements are counted, and whose dtype is that of the work.
-        typed: arrays whose dtypes the kernel is told.
+        typed: arrays whose dtypes are passed to the kernel.
         counts: whether it returns a number for each tensor.
     """
 

@@ -29,7 +29,7 @@ from ..exchange.wire import HEADER_BYTES
 #: What TCP over Ethernet leaves of a link's rate: 1448 bytes of data in a frame that occupies 1538.
 GOODPUT = 1448 / 1538
 #: Processor's seconds that Gloo and the exchange thread need to send and receive a message, beyond its bytes: an
-#: estimate. ``hvd-compress plan --measure`` does without it.
+#: estimate. ``hvd-compress plan --measure`` needs none.
 MESSAGE_SECONDS = 60e-6
 #: Bytes that say how long a gathered payload is.
 LENGTH_BYTES = 8
@@ -93,7 +93,7 @@ NOTHING = Cost(0.0)
 
 
 def segments_of(chunk: float) -> int:
-    """Return into how many segments a chunk of so many bytes is cut."""
+    """Return how many segments a chunk of that many bytes has."""
     return max(1, math.ceil(chunk / max(MIN_SEGMENT_BYTES, chunk / MAX_SEGMENTS)))
 
 

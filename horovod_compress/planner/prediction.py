@@ -1,6 +1,6 @@
 """What a step takes with a method on a network: buckets on a time line, by the model of :mod:`..schedule.costs`.
 
-Every bucket is reckoned by itself, with the bytes that its own tensors make; only the search for the best buckets
+Every bucket is computed by itself, with the bytes that its own tensors make; only the search for the best buckets
 takes costs to be affine in elements.
 """
 
@@ -151,7 +151,7 @@ class Predictor:
         compute: seconds of a step without any exchange.
 
     Raises:
-        ConfigError: the method cannot serve so many ranks, or the exchange does not fit it.
+        ConfigError: the method cannot serve that many ranks, or the exchange does not fit it.
     """
 
     def __init__(self, table: Table, codec: Codec, world: World, compute: float) -> None:

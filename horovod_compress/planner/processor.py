@@ -60,7 +60,7 @@ class Processor:
         return self.decode(elements) + ranks * self.decode_each(elements)
 
     def scaled(self, factor: float) -> Processor:
-        """Return the costs of a processor on which everything takes so many times as long."""
+        """Return the costs of a processor that is slower by this factor."""
         parts = {name: getattr(self, name) for name in ("offer", "encode", "merge", "decode", "decode_each")}
         scaled: dict[str, Any] = {name: Affine(factor * cost.fixed, factor * cost.each) for name, cost in parts.items()}
         return replace(self, copy=factor * self.copy, **scaled)

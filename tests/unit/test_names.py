@@ -35,6 +35,7 @@ GIVEN_UP = {
 #: What these words are elsewhere, in their usual sense.
 USUAL = {
     ("cli/verbs/headroom.py", "gain"): "what compression gains",
+    ("planner/figures.py", "apart"): "what moves labels apart",
     ("cli/launchers.py", "mark"): "what marks the processes of a job",
     ("fronts/common/selftest.py", "drift"): "ranks whose weights drift apart",
 }

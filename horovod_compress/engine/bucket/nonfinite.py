@@ -24,7 +24,7 @@ class NonFinite:
 
     def reset(self) -> None:
         """Begin a step."""
-        #: What is told to the other ranks.
+        #: What the other ranks get.
         self.bad = NonFiniteCount()
         #: The tensors with such values.
         self.names: list[str] = []
@@ -38,7 +38,7 @@ class NonFinite:
             self.names.append(self._bucket.tensors[position].name)
 
     def add_unread(self, positions: list[int], counts: Tensor) -> None:
-        """Note counts on a device whose streams nobody has to wait for yet."""
+        """Note counts on a device whose streams need not be waited for yet."""
         self._unread.append((positions, counts))
 
     def let_be_zero(self, position: int, grad: Tensor, where: Tensor) -> None:

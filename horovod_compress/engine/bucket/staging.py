@@ -114,7 +114,7 @@ class _Staged:
         self.inner.fold(piece, others)
 
     def complete(self, chunk: int, bad: NonFiniteCount) -> None:
-        if not bad.count:  # else nobody reads it
+        if not bad.count:  # else it is not read
             self.staging.put(chunk)
         self.inner.complete(chunk, bad)
 

@@ -87,14 +87,14 @@ class BucketState:
     def claim(self, position: int, result_scale: float | None) -> bool:
         """Announce an offer; return False if there was one for this tensor in this step already."""
         if not self.offers.busy:
-            self._reset()  # what nobody fetched of the last step goes
+            self._reset()  # what was not fetched of the last step goes
             self.result_scale = result_scale
         return self.offers.claim(position)
 
     def offer(self, position: int, grad: Tensor, key: Key, zero_nonfinite: bool) -> int | Tensor:
         """Hand one gradient to the codec; return how many of its values are not finite.
 
-        That is a tensor on a device whose streams nobody has to wait for yet. A codec that takes in all tensors
+        That is a tensor on a device whose streams need not be waited for yet. A codec that takes in all tensors
         of a bucket at once is given this one with the last one, by :meth:`offer_waiting`.
         """
         self.device.wait_events(self.decoded)

@@ -2,7 +2,7 @@
 
 There is one communicator, on one stream of its own. The exchange thread alone feeds it, in the order of the plan, so
 all ranks call it in the same order, which is all that tells one message from the next: there are no frames here. NCCL
-itself waits for a peer for ever; so nobody waits for NCCL, but looks again and again, and aborts it when time is over.
+itself waits for a peer forever; so no thread waits for NCCL: it polls, and aborts when time is over.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ class NcclLink:
         return self._scratch[:nbytes]
 
     def run(self, steps: Iterable[Transfer], deadline: Deadline) -> None:
-        """Queue transfers as they are asked for, but only so many before the first of them is done.
+        """Queue transfers as they are asked for, but no more than a limit before the first of them is done.
 
         Raises:
             PeerError: a peer is gone, or the deadline passed.

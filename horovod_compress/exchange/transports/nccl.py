@@ -95,7 +95,7 @@ def connect(
     """Join the communicator; every rank has to be about to.
 
     A communicator that is not returned is aborted, however late it comes: CuPy destroys one that is dropped as it
-    is, and that may wait for peers for ever.
+    is, and that may wait for peers forever.
 
     Args:
         identity: rank 0's ``get_unique_id()``.
