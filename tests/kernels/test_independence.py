@@ -17,7 +17,7 @@ from torch import Tensor
 from horovod_compress import ops
 from tests.support.marks import slow
 
-from .support import DTYPES, KEY, bits, compare, numbers, poison, tame, words, work
+from .support import DTYPES, KEY, bits, compare, count_rows_of, numbers, poison, tame, words, work
 
 ROOT = Path(__file__).resolve().parents[2]
 SETS = ("generic", "avx2", "avx512")
@@ -73,13 +73,13 @@ def _bits(count: int) -> str:
     ops.shaped_fold([words(count, part) for part in range(8)], together, rows, rows)
     groups = count // ops.GROUP_WORDS
     packed, plain = poison(groups * ops.PACKED_WORDS, torch.int64), [poison(groups * 5, torch.int64) for _ in range(2)]
-    few = [row[: groups * ops.GROUP_WORDS] for row in rows]
+    few = count_rows_of(ops.ternary_states(8), groups * ops.GROUP_WORDS, 20)  # other counts are never kept
     ops.ternary_fold([words(groups * ops.GROUP_WORDS, part) for part in range(8)], packed, few, few)
     ops.ternary_unpack(packed, *plain)
     data = words(count, 9).view(torch.uint8)[: 8 * count - 3]
     copied = poison(data.numel(), torch.uint8)
     sums = (ops.crc32c(data), ops.crc32c_copy(copied, data), ops.hash64(data))
-    return _digest([merged, drawn, folded, whole, copied, shaped, together, *rows, packed, *plain], *sums)
+    return _digest([merged, drawn, folded, whole, copied, shaped, together, *rows, packed, *few, *plain], *sums)
 
 
 def _dither(dtype: torch.dtype, count: int, row_length: int) -> str:

@@ -61,8 +61,9 @@ class LocalTransport:
         return _Receipt(self._hub, self._links, data, frm, self.rank)
 
     def add_up(self, data: Tensor, deadline: Deadline) -> _Sum:
+        sent = data.view(torch.uint8).clone()  # one for all, who only read it
         for peer in range(self.size):
-            self._hub.sums[self.rank, peer].put(data.view(torch.uint8).clone())
+            self._hub.sums[self.rank, peer].put(sent)
         return _Sum(self._hub, data, self.rank)
 
     def abort(self, note: dict[str, Any]) -> None:
