@@ -39,7 +39,7 @@ struct LevelFold {
   uint8_t* out;
 };
 
-constexpr int kAnyBits = 0;      // packed, in the number of bits that the call says
+constexpr int kAnyBits = 0;  // packed, in the number of bits that the call says
 }  // namespace
 }  // namespace hvc
 
@@ -69,7 +69,7 @@ void level_encode(const LevelEncoded* tensors, int64_t tensor_count, Dtype dtype
                              t.offset,
                              t.codes};
       parallel_chunks(t.count, 4 * t.count * int64_t(sizeof(T)), launch.threads,
-            [&](int64_t first, int64_t last) { range(e, first, last); });
+                      [&](int64_t first, int64_t last) { range(e, first, last); });
     }
   });
 }
@@ -90,7 +90,7 @@ void level_fold(const uint8_t* const* parts, int64_t part_count, int64_t count, 
   const LevelFold f{parts, part_count, bits, sum_bits, out};
   const auto range = HVC_CHOOSE(fold);
   parallel_chunks(count, (2 + 2 * part_count) * count, launch.threads,
-        [&](int64_t first, int64_t last) { range(f, first, last); });
+                  [&](int64_t first, int64_t last) { range(f, first, last); });
 }
 
 void level_decode(const LevelDecoded* tensors, int64_t tensor_count, Dtype dtype, int bits, double scale,

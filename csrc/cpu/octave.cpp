@@ -60,7 +60,7 @@ void octave_encode(const OctaveEncoded* tensors, int64_t tensor_count, Dtype dty
                               t.offset,
                               t.codes};
       parallel_chunks(t.count, 4 * t.count * int64_t(sizeof(T)), launch.threads,
-            [&](int64_t first, int64_t last) { range(e, first, last); });
+                      [&](int64_t first, int64_t last) { range(e, first, last); });
     }
   });
 }
@@ -69,14 +69,15 @@ void octave_merge(uint8_t* into, const uint8_t* other, int64_t bytes, int bits, 
                   Launch launch) {
   const auto range = bits == 4 ? HVC_CHOOSE(merge<4>) : HVC_CHOOSE(merge<8>);
   parallel_chunks(bytes, 16 * bytes, launch.threads,
-        [&](int64_t first, int64_t last) { range(into, other, *key, offset, first, last); });
+                  [&](int64_t first, int64_t last) { range(into, other, *key, offset, first, last); });
 }
 
 void octave_fold(const uint8_t* const* parts, int64_t part_count, int64_t count, int32_t headroom, const Stream* key,
                  int64_t offset, uint8_t* out, Launch launch) {
   const OctaveFold f{parts, part_count, headroom, key, offset, out};
   const auto range = HVC_CHOOSE(fold);
-  parallel_chunks(count, (8 + part_count) * count, launch.threads, [&](int64_t first, int64_t last) { range(f, first, last); });
+  parallel_chunks(count, (8 + part_count) * count, launch.threads,
+                  [&](int64_t first, int64_t last) { range(f, first, last); });
 }
 
 void octave_decode(const OctaveDecoded* tensors, int64_t tensor_count, Dtype dtype, int bits, int32_t headroom,
