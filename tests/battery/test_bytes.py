@@ -46,6 +46,17 @@ def _ring(chunks: list[int], rank: int) -> int:
     return sum(HEADER + chunks[(rank - hop) % world] for hop in range(2 * (world - 1)))
 
 
+def _torus(chunks: list[int], rank: int, rows: int) -> int:
+    """Return what one rank sends in a torus: a group of chunks at each hop along its row, one chunk down a column."""
+    columns = len(chunks) // rows
+    row, column = divmod(rank, columns)
+    groups = [column + turn - hop for hop in range(columns - 1) for turn in (0, 1)]
+    sent = [group % columns * rows + part for group in groups for part in range(rows)]
+    parts = [row + turn - hop for hop in range(rows - 1) for turn in (0, 1)]
+    sent += [(column + 1) % columns * rows + part % rows for part in parts]
+    return sum(HEADER + chunks[chunk] for chunk in sent)
+
+
 def _fold(chunks: list[int], rank: int, results: list[int] | None = None) -> int:
     """Return what one rank sends in a fold: each other rank its chunk, and all of them the result of its own."""
     sizes = [HEADER + size for size in chunks]
@@ -87,7 +98,12 @@ def _expected(reducer: Reducer, case: Sample, step: int) -> int:
             total += (world - 1) * (HEADER + LENGTH + HEADER + used)
         else:
             chunks = _chunks(regions, world, layout.records)
-            total += _ring(chunks, rank) if name == "ring" else _fold(chunks, rank, _results(layout, chunks))
+            if name == "ring":
+                total += _ring(chunks, rank)
+            elif name.startswith("torus"):
+                total += _torus(chunks, rank, int(name.partition(":")[2]))
+            else:
+                total += _fold(chunks, rank, _results(layout, chunks))
     return total
 
 
