@@ -29,7 +29,7 @@ from benchmarks.gpu_cases import Arguments, Case, Inputs
 from benchmarks.results import Record, spread, table
 from horovod_compress import ops
 from horovod_compress.exchange import device
-from horovod_compress.exchange.device import Host
+from horovod_compress.exchange.device import CpuDevice, Device
 
 NO_GPU = """\
 No CUDA device is visible here, so nothing was measured.
@@ -190,13 +190,13 @@ def measured(options: argparse.Namespace) -> list[Timed]:
 # ---- a whole step -----------------------------------------------------------------------------
 
 
-def local_steps(where: Host) -> list[gpu_steps.LocalStep]:
+def local_steps(where: Device) -> list[gpu_steps.LocalStep]:
     return [gpu_steps.LocalStep(bucket, where) for bucket in gpu_steps.buckets()]
 
 
-def wrong_in_steps(there: Host) -> int:
+def wrong_in_steps(there: Device) -> int:
     """Return how many elements two steps write on a device that they do not write on the CPU."""
-    runs = [local_steps(where) for where in (Host(), there)]
+    runs = [local_steps(where) for where in (CpuDevice(), there)]
     for steps in runs * 2:
         gpu_steps.whole_step(steps)
     pairs = zip(*([tensor.cpu() for step in steps for tensor in step.written()] for steps in runs), strict=True)

@@ -16,7 +16,7 @@ from horovod_compress.codecs.base import Algebra, Codec
 from horovod_compress.codecs.marsit import Marsit
 from horovod_compress.engine.bucket.state import BucketState
 from horovod_compress.exchange import ring
-from horovod_compress.exchange.device import Host
+from horovod_compress.exchange.device import Device
 from horovod_compress.ops.keys import Key
 from horovod_compress.planner import shapes
 from horovod_compress.schedule.plan import Bucket, TensorSpec
@@ -42,7 +42,7 @@ class LocalStep:
     They are overwritten by the result, which is what the next step begins with.
     """
 
-    def __init__(self, bucket: Bucket, device: Host, codec: Codec = MARSIT) -> None:
+    def __init__(self, bucket: Bucket, device: Device, codec: Codec = MARSIT) -> None:
         self.state = BucketState(bucket, codec, 0, 1, lambda *_: ring, device)
         generator = torch.Generator().manual_seed(bucket.index)
         self.grads = [torch.randn(tensor.shape, generator=generator).to(device.where) for tensor in bucket.tensors]

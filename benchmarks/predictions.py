@@ -32,8 +32,8 @@ from horovod_compress.codecs import registry
 from horovod_compress.errors import ConfigError
 from horovod_compress.options import Options
 from horovod_compress.planner.network import Link
+from horovod_compress.planner.parse import rate, seconds
 from horovod_compress.planner.prediction import Predictor, World
-from horovod_compress.planner.words import rate, seconds
 
 METHODS = "none,marsit,topk density=0.01,global_qsgd"
 SCHEDULES = "size:25MB,layerwise"

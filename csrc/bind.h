@@ -245,64 +245,12 @@ void ternary_fold(const std::vector<Address>& parts, int64_t words, Address out,
                     after_at.get(), launch_of(launch));
 }
 
-#define HVC_DEFINE(name) define(module, #name, &hvc::name)
+#define HVC_DEFINE(name) define(module, #name, &hvc::name);
 
 void define_kernels(py::module_& module) {
-  HVC_DEFINE(sign_pack);
-  HVC_DEFINE(sign_offer);
-  HVC_DEFINE(sign_decode);
-  HVC_DEFINE(points_offer);
-  HVC_DEFINE(points_decode);
-  HVC_DEFINE(merge_bits);
-  HVC_DEFINE(bernoulli_words);
-  HVC_DEFINE(majority_fold);
-  HVC_DEFINE(shaped_merge);
+  HVC_EACH_KERNEL(HVC_DEFINE)
   module.def("shaped_fold", &shaped_fold, py::call_guard<py::gil_scoped_release>());
   module.def("ternary_fold", &ternary_fold, py::call_guard<py::gil_scoped_release>());
-  HVC_DEFINE(ternary_unpack);
-  HVC_DEFINE(record_offer);
-  HVC_DEFINE(record_fold);
-  HVC_DEFINE(record_decode);
-  HVC_DEFINE(dense_offer);
-  HVC_DEFINE(dense_add);
-  HVC_DEFINE(dense_decode);
-  HVC_DEFINE(absorb);
-  HVC_DEFINE(triad);
-  HVC_DEFINE(adam_hold);
-  HVC_DEFINE(norm_offer);
-  HVC_DEFINE(moments_offer);
-  HVC_DEFINE(level_encode);
-  HVC_DEFINE(level_add);
-  HVC_DEFINE(level_fold);
-  HVC_DEFINE(level_decode);
-  HVC_DEFINE(octave_encode);
-  HVC_DEFINE(octave_merge);
-  HVC_DEFINE(octave_fold);
-  HVC_DEFINE(octave_decode);
-  HVC_DEFINE(qsgd_encode);
-  HVC_DEFINE(qsgd_fold);
-  HVC_DEFINE(qsgd_decode);
-  HVC_DEFINE(elias_encode);
-  HVC_DEFINE(elias_decode);
-  HVC_DEFINE(sketch_encode);
-  HVC_DEFINE(sketch_top);
-  HVC_DEFINE(sketch_estimate);
-  HVC_DEFINE(sketch_clear);
-  HVC_DEFINE(top_select);
-  HVC_DEFINE(binary_select);
-  HVC_DEFINE(binary_encode);
-  HVC_DEFINE(binary_decode);
-  HVC_DEFINE(binary_clear);
-  HVC_DEFINE(values_encode);
-  HVC_DEFINE(values_decode);
-  HVC_DEFINE(sample_offer);
-  HVC_DEFINE(sample_decode);
-  HVC_DEFINE(lowrank_start);
-  HVC_DEFINE(lowrank_left);
-  HVC_DEFINE(lowrank_orthonormalise);
-  HVC_DEFINE(lowrank_right);
-  HVC_DEFINE(lowrank_decode);
-  HVC_DEFINE(hash64);
 }
 
 #undef HVC_DEFINE

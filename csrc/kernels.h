@@ -299,3 +299,20 @@ uint32_t crc32c_copy(void* into, const void* from, int64_t bytes, uint32_t crc);
 const char* instruction_set();
 
 }  // namespace hvc
+
+// What Python may call: `use` is given each by its name. The folds of bind.h come beside these.
+// clang-format off
+#define HVC_EACH_KERNEL(use) \
+  use(sign_pack) use(sign_offer) use(sign_decode) use(points_offer) use(points_decode) use(merge_bits) \
+  use(bernoulli_words) use(majority_fold) use(shaped_merge) use(ternary_unpack) \
+  use(record_offer) use(record_fold) use(record_decode) use(dense_offer) use(dense_add) use(dense_decode) \
+  use(absorb) use(triad) use(adam_hold) use(norm_offer) use(moments_offer) \
+  use(level_encode) use(level_add) use(level_fold) use(level_decode) \
+  use(octave_encode) use(octave_merge) use(octave_fold) use(octave_decode) \
+  use(qsgd_encode) use(qsgd_fold) use(qsgd_decode) use(elias_encode) use(elias_decode) \
+  use(sketch_encode) use(sketch_top) use(sketch_estimate) use(sketch_clear) use(top_select) \
+  use(binary_select) use(binary_encode) use(binary_decode) use(binary_clear) \
+  use(values_encode) use(values_decode) use(sample_offer) use(sample_decode) \
+  use(lowrank_start) use(lowrank_left) use(lowrank_orthonormalise) use(lowrank_right) use(lowrank_decode) \
+  use(hash64)
+// clang-format on

@@ -28,7 +28,7 @@ from benchmarks.peers.base import Adapter
 from benchmarks.peers.names import PeerError
 from benchmarks.results import Record, spread_fields
 from benchmarks.shapes import Table
-from horovod_compress.planner.standin import TILE, Gradients, Pace, StandIn, calibrate, untouched_memory
+from horovod_compress.planner.synthetic import TILE, Gradients, Pace, SyntheticModel, calibrate, untouched_memory
 
 BASE_BYTES = 600e6  # of a rank without a model: Python, torch, Horovod
 SEARCH_STEPS = 100  # that a contestant may take to find its buckets
@@ -47,8 +47,8 @@ class Bench:
         self.memory = untouched_memory(table.count)
         self.judge = Judge(len(tile))
 
-    def model(self) -> StandIn:
-        return StandIn(self.table, self.gradients, self.pace, self.memory)
+    def model(self) -> SyntheticModel:
+        return SyntheticModel(self.table, self.gradients, self.pace, self.memory)
 
 
 class Contestant:

@@ -39,9 +39,7 @@ struct LevelFold {
   uint8_t* out;
 };
 
-constexpr int kAnyBits = 0;      // packed, in the number of bits that the call says
-constexpr int64_t kShare = 256;  // threads take whole chunks: what is drawn and packed together
-
+constexpr int kAnyBits = 0;  // packed, in the number of bits that the call says
 }  // namespace
 }  // namespace hvc
 
@@ -49,15 +47,6 @@ constexpr int64_t kShare = 256;  // threads take whole chunks: what is drawn and
 #include "foreach_isa.h"
 
 namespace hvc {
-namespace {
-
-// Runs body(first element, last element) on shares of [0, count).
-template <class Body> void share(int64_t count, int64_t bytes, int threads, const Body& body) {
-  parallel_for(threads, ceil_div(count, kShare), bytes,
-               [&](int64_t, int64_t first, int64_t last) { body(first * kShare, std::min(last * kShare, count)); });
-}
-
-}  // namespace
 
 void level_encode(const LevelEncoded* tensors, int64_t tensor_count, Dtype dtype, int bits, int32_t levels,
                   const Stream* key, Launch launch) {
@@ -79,8 +68,8 @@ void level_encode(const LevelEncoded* tensors, int64_t tensor_count, Dtype dtype
                              key,
                              t.offset,
                              t.codes};
-      share(t.count, 4 * t.count * int64_t(sizeof(T)), launch.threads,
-            [&](int64_t first, int64_t last) { range(e, first, last); });
+      parallel_chunks(t.count, 4 * t.count * int64_t(sizeof(T)), launch.threads,
+                      [&](int64_t first, int64_t last) { range(e, first, last); });
     }
   });
 }
@@ -100,8 +89,8 @@ void level_fold(const uint8_t* const* parts, int64_t part_count, int64_t count, 
                 Launch launch) {
   const LevelFold f{parts, part_count, bits, sum_bits, out};
   const auto range = HVC_CHOOSE(fold);
-  share(count, (2 + 2 * part_count) * count, launch.threads,
-        [&](int64_t first, int64_t last) { range(f, first, last); });
+  parallel_chunks(count, (2 + 2 * part_count) * count, launch.threads,
+                  [&](int64_t first, int64_t last) { range(f, first, last); });
 }
 
 void level_decode(const LevelDecoded* tensors, int64_t tensor_count, Dtype dtype, int bits, double scale,
@@ -118,7 +107,7 @@ void level_decode(const LevelDecoded* tensors, int64_t tensor_count, Dtype dtype
       const LevelDecode<T> d{
           t.codes,       static_cast<const Work<T>*>(t.norms), t.row_length, bits, scale, static_cast<T*>(t.grad),
           streams(bytes)};
-      share(t.count, 2 * bytes, launch.threads, [&](int64_t first, int64_t last) { range(d, first, last); });
+      parallel_chunks(t.count, 2 * bytes, launch.threads, [&](int64_t first, int64_t last) { range(d, first, last); });
     }
   });
 }

@@ -37,8 +37,6 @@ struct OctaveFold {
   uint8_t* out;
 };
 
-constexpr int64_t kShare = 256;
-
 }  // namespace
 }  // namespace hvc
 
@@ -46,15 +44,6 @@ constexpr int64_t kShare = 256;
 #include "foreach_isa.h"
 
 namespace hvc {
-namespace {
-
-// Runs body(first, last) on shares of [0, count): threads take whole chunks.
-template <class Body> void share(int64_t count, int64_t bytes, int threads, const Body& body) {
-  parallel_for(threads, ceil_div(count, kShare), bytes,
-               [&](int64_t, int64_t first, int64_t last) { body(first * kShare, std::min(last * kShare, count)); });
-}
-
-}  // namespace
 
 void octave_encode(const OctaveEncoded* tensors, int64_t tensor_count, Dtype dtype, int bits, int32_t headroom,
                    const Stream* key, Launch launch) {
@@ -70,8 +59,8 @@ void octave_encode(const OctaveEncoded* tensors, int64_t tensor_count, Dtype dty
                               key,
                               t.offset,
                               t.codes};
-      share(t.count, 4 * t.count * int64_t(sizeof(T)), launch.threads,
-            [&](int64_t first, int64_t last) { range(e, first, last); });
+      parallel_chunks(t.count, 4 * t.count * int64_t(sizeof(T)), launch.threads,
+                      [&](int64_t first, int64_t last) { range(e, first, last); });
     }
   });
 }
@@ -79,15 +68,16 @@ void octave_encode(const OctaveEncoded* tensors, int64_t tensor_count, Dtype dty
 void octave_merge(uint8_t* into, const uint8_t* other, int64_t bytes, int bits, const Stream* key, int64_t offset,
                   Launch launch) {
   const auto range = bits == 4 ? HVC_CHOOSE(merge<4>) : HVC_CHOOSE(merge<8>);
-  share(bytes, 16 * bytes, launch.threads,
-        [&](int64_t first, int64_t last) { range(into, other, *key, offset, first, last); });
+  parallel_chunks(bytes, 16 * bytes, launch.threads,
+                  [&](int64_t first, int64_t last) { range(into, other, *key, offset, first, last); });
 }
 
 void octave_fold(const uint8_t* const* parts, int64_t part_count, int64_t count, int32_t headroom, const Stream* key,
                  int64_t offset, uint8_t* out, Launch launch) {
   const OctaveFold f{parts, part_count, headroom, key, offset, out};
   const auto range = HVC_CHOOSE(fold);
-  share(count, (8 + part_count) * count, launch.threads, [&](int64_t first, int64_t last) { range(f, first, last); });
+  parallel_chunks(count, (8 + part_count) * count, launch.threads,
+                  [&](int64_t first, int64_t last) { range(f, first, last); });
 }
 
 void octave_decode(const OctaveDecoded* tensors, int64_t tensor_count, Dtype dtype, int bits, int32_t headroom,
@@ -101,7 +91,7 @@ void octave_decode(const OctaveDecoded* tensors, int64_t tensor_count, Dtype dty
       const OctaveDecode<T> d{
           t.codes,       static_cast<const Work<T>*>(t.norms), t.row_length, headroom, scale, static_cast<T*>(t.grad),
           streams(bytes)};
-      share(t.count, 2 * bytes, launch.threads, [&](int64_t first, int64_t last) { range(d, first, last); });
+      parallel_chunks(t.count, 2 * bytes, launch.threads, [&](int64_t first, int64_t last) { range(d, first, last); });
     }
   });
 }

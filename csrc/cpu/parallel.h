@@ -93,4 +93,11 @@ template <class Body> void parallel_for(int threads, int64_t total, int64_t byte
   error.rethrow();
 }
 
+// Runs body(first, last) on shares of the elements [0, count), in whole chunks: what is drawn and packed together.
+template <class Body> void parallel_chunks(int64_t count, int64_t bytes, int threads, const Body& body) {
+  constexpr int64_t kChunk = 256;
+  parallel_for(threads, (count + kChunk - 1) / kChunk, bytes,
+               [&](int64_t, int64_t first, int64_t last) { body(first * kChunk, std::min(last * kChunk, count)); });
+}
+
 }  // namespace hvc

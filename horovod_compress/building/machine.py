@@ -22,7 +22,7 @@ def parallel_jobs(environment: Mapping[str, str]) -> int:
 
 
 def jobs_beside(others: int, environment: Mapping[str, str]) -> int:
-    """Compilers that may work beside so many others: cores are shared, memory is not."""
+    """Compilers that may run beside that many others: cores are shared, memory is not."""
     if environment.get("HVC_JOBS"):
         return 1
     return max(1, min(parallel_jobs(environment), _compilers_in_memory() - others))

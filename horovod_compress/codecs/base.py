@@ -45,7 +45,7 @@ class Properties:
         divides: where a second moment that is held divides. Gradients "before" they are encoded, and results are
             multiplied again; or only in the optimizer, "after"; or "never", where results are so near the mean that
             the optimizer's own may move with them.
-        divides_itself: its kernels divide and multiply by ``Work.divisors``, so that nobody else has to.
+        divides_itself: its kernels divide and multiply by ``Work.divisors``, so that the engine need not.
         batched: one kernel takes in all tensors of a bucket, so gradients on a GPU wait for the last one.
 
         share_sent: which share of the elements a round sends, if the others wait.
@@ -152,7 +152,7 @@ class Codec(_NoCompression):
         """Return the arrays of a bucket on each of ``world`` ranks.
 
         Raises:
-            ConfigError: these options cannot serve such a bucket, or so many ranks; says which can.
+            ConfigError: these options cannot serve such a bucket or number of ranks; says which can.
         """
         raise NotImplementedError
 

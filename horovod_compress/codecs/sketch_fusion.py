@@ -134,7 +134,7 @@ def _places(work: Work, positions: Tensor) -> list[Places]:
 
 
 @dataclass(frozen=True)
-class Dense(_Sketching):
+class FullState(_Sketching):
     """Residual and momentum of every element are kept; values are exchanged exactly."""
 
     def properties(self) -> Properties:
@@ -305,7 +305,7 @@ class SketchFusion(ByForm):
     def form(self) -> _Sketching:
         dense = self.error_feedback == "dense"
         options = (self.density, self.cells, self.rows, self.candidates if dense else 1, self.momentum)
-        return Dense(*options) if dense else InSketch(*options)
+        return FullState(*options) if dense else InSketch(*options)
 
     def properties(self) -> Properties:
         return replace(super().properties(), share_sent=self.density)

@@ -70,7 +70,7 @@ class TopK(Sections):
             return nonfinite
         own = work.memo["places"][position]
         values = work.local["values"][own][: work.memo["kept"][position]]
-        # Of a larger one every step could send only so little that it would wait for ever.
+        # Of a larger one every step could send only so little that it would wait forever.
         return int(torch.count_nonzero(values.abs() > torch.finfo(torch.bfloat16).max))
 
     def _error(self, x: Sequence[Tensor]) -> float:

@@ -35,7 +35,7 @@ class Buckets:
         """Make the buckets of a plan, with nothing in them."""
         self.plan = plan
         self._states = [self._make(bucket) for bucket in plan.buckets]
-        self._context.devices.rest()  # memory is zero before a thread of another stream looks at it
+        self._context.devices.synchronize()  # memory is zero before a thread of another stream looks at it
         self._where = [(state, position) for state in self for position in range(len(state.bucket.tensors))]
 
     def _make(self, bucket: Bucket) -> BucketState:
@@ -43,7 +43,7 @@ class Buckets:
         link = context.transport.link
         if link and link.where is not where:
             link = None
-        staged = where.apart and not link
+        staged = where.is_accelerator and not link
         return BucketState(
             bucket, self._codec_of(bucket), context.rank, context.world, self._choose, where, staged, link
         )

@@ -8,7 +8,7 @@ import time
 from ..exchange.base import Exchange, FramePool
 from ..exchange.deadline import Deadline
 from ..exchange.transports.base import Transport
-from ..exchange.wire import Bad, codec_id
+from ..exchange.wire import NonFiniteCount, codec_id
 from ..observe.metrics import Metrics
 from ..observe.overlap import Overlap
 from ..observe.recorder import FlightRecorder
@@ -28,8 +28,8 @@ class Context:
         #: The lock of all counters that several threads use, notified when one of them changes.
         self.changed = threading.Condition()
         self.progress = Progress()
-        #: See :attr:`Reducer.gain`.
-        self.gain: float | None = 1.0
+        #: See :attr:`Reducer.result_scale`.
+        self.result_scale: float | None = 1.0
         self.metrics, self.recorder, self.overlap = Metrics(), FlightRecorder(), Overlap()
         #: Takes marks of time, while somebody wants to know them.
         self.watch: Watch | None = None
@@ -39,7 +39,7 @@ class Context:
         """Return what the random bits of this rank depend on."""
         return Key(self.options.seed, step, bucket, self.rank)
 
-    def exchange(self, bucket: int, label: str, bad: Bad, deadline: Deadline | None = None) -> Exchange:
+    def exchange(self, bucket: int, label: str, bad: NonFiniteCount, deadline: Deadline | None = None) -> Exchange:
         """Begin an exchange of the step under way.
 
         Args:

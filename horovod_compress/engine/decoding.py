@@ -13,8 +13,8 @@ from functools import partial
 from ..codecs.work import Part
 from ..errors import NonFiniteError
 from ..exchange.deadline import Deadline
-from ..exchange.device import Host, Mark
-from ..exchange.wire import Bad
+from ..exchange.device import Device, Event
+from ..exchange.wire import NonFiniteCount
 from ..ops.keys import Key
 from .bucket.round import Round
 from .bucket.state import BucketState
@@ -41,11 +41,11 @@ class Decoding:
         """Have parts of a result decoded."""
         self._put(state, partial(self._decode_parts, state, round_, key, parts))
 
-    def complete_later(self, state: BucketState, round_: Round, key: Key, bad: Bad, verifying: bool) -> None:
+    def complete_later(self, state: BucketState, round_: Round, key: Key, bad: NonFiniteCount, verifying: bool) -> None:
         """Have what is left of a result decoded.
 
         Args:
-            bad: over all ranks; if there are any, nobody decodes the bucket.
+            bad: over all ranks; if there are any, no rank decodes the bucket.
             verifying: the result is compared across ranks at the end of the step.
         """
         self._put(state, partial(self._complete, state, round_, key, bad, verifying))
@@ -64,20 +64,20 @@ class Decoding:
 
     def _put(self, state: BucketState, task: Callable[[], None]) -> None:
         """Give the decoding thread a task that follows on what this thread has queued."""
-        mark = state.device.mark()
-        self.worker.put(task if mark is None else partial(_after, state.device, mark, task))
+        event = state.device.record_event()
+        self.worker.put(task if event is None else partial(_after, state.device, event, task))
 
     # ---- the decoding thread ----
 
     def _decode_parts(self, state: BucketState, round_: Round, key: Key, parts: list[Part]) -> None:
-        gain = self._gain_of(state)
+        result_scale = self._result_scale_of(state)
         self._context.recorder.note(key.step, key.bucket, "decode")
         began = time.perf_counter()
         with self._context.metrics.timed("decode", where=(key.step, state.bucket)):
-            round_.decode(parts, key, gain)
+            round_.decode(parts, key, result_scale)
         state.decoding += time.perf_counter() - began
 
-    def _complete(self, state: BucketState, round_: Round, key: Key, bad: Bad, verifying: bool) -> None:
+    def _complete(self, state: BucketState, round_: Round, key: Key, bad: NonFiniteCount, verifying: bool) -> None:
         """Decode what was not decoded part by part, and finish the result."""
         began = time.perf_counter()
         self._context.metrics.nonfinite += bad.count + bad.zeroed
@@ -92,7 +92,7 @@ class Decoding:
             state.write_back()
         if (watch := self._context.watch) and not bad.count:
             deadline = Deadline(self._context.options.timeout)
-            state.device.wait(state.device.mark(), deadline)  # until then it is only queued
+            state.device.wait(state.device.record_event(), deadline)  # until then it is only queued
             watch.decoded(key.bucket, state.decoding + time.perf_counter() - began)
         if verifying:
             self._verification.take(state)
@@ -100,22 +100,22 @@ class Decoding:
             self._tell_of_dropped(state)
 
     def _decode(self, state: BucketState, round_: Round, key: Key) -> None:
-        gain = self._gain_of(state)
+        result_scale = self._result_scale_of(state)
         self._context.recorder.note(key.step, key.bucket, "decode")
         with self._context.metrics.timed("decode", where=(key.step, state.bucket)):
-            round_.decode(round_.whole(), key, gain)
+            round_.decode(round_.whole(), key, result_scale)
 
-    def _gain_of(self, state: BucketState) -> float:
-        """Return a bucket's gain. A mean multiplied afterwards would be rounded once more."""
+    def _result_scale_of(self, state: BucketState) -> float:
+        """Return a bucket's result scale. A mean multiplied afterwards would be rounded once more."""
         failure, changed = self._failure, self._context.changed
         with changed:
-            while state.gain is None:
-                state.gain = 1.0 if failure.closing or failure.broken else self._context.gain
-                if state.gain is None:
+            while state.result_scale is None:
+                state.result_scale = 1.0 if failure.closing or failure.broken else self._context.result_scale
+                if state.result_scale is None:
                     changed.wait()
-            return state.gain
+            return state.result_scale
 
-    def _not_finite(self, state: BucketState, bad: Bad, step: int) -> None:
+    def _not_finite(self, state: BucketState, bad: NonFiniteCount, step: int) -> None:
         """Give every rank NaN and keep the residual, so that a skipped step leaves no trace."""
         if self._context.options.nonfinite == "raise":
             names = state.nonfinite.names
@@ -160,7 +160,7 @@ class Decoding:
                 trace("step", began, ended, step, None, found)
 
 
-def _after(where: Host, mark: Mark, task: Callable[[], None]) -> None:
-    """Do a task whose work on a device follows on a mark."""
-    where.after(mark)
+def _after(where: Device, event: Event, task: Callable[[], None]) -> None:
+    """Do a task whose work on a device follows on an event."""
+    where.wait_events(event)
     task()

@@ -8,10 +8,10 @@ from collections.abc import Callable, Iterable, Iterator
 from ..errors import ExchangeError
 from ..exchange import device
 from ..exchange.deadline import Deadline
-from ..exchange.device import Host
+from ..exchange.device import Device
 
 
-class Devices(dict[str, Host]):
+class Devices(dict[str, Device]):
     """The devices by name.
 
     Args:
@@ -19,7 +19,7 @@ class Devices(dict[str, Host]):
         make: makes a device; tests have devices of their own.
     """
 
-    def __init__(self, names: Iterable[str], make: Callable[[str], Host] | None = None) -> None:
+    def __init__(self, names: Iterable[str], make: Callable[[str], Device] | None = None) -> None:
         super().__init__({name: (make or device.of)(name) for name in device.check(names)})
 
     @contextlib.contextmanager
@@ -30,10 +30,10 @@ class Devices(dict[str, Host]):
                 stack.enter_context(getattr(where, work)())
             yield
 
-    def rest(self) -> None:
+    def synchronize(self) -> None:
         """Wait until nothing is queued anywhere."""
         for where in self.values():
-            where.rest()
+            where.synchronize()
 
     def come_to_rest(self, seconds: float, queueing: Callable[[], bool]) -> bool:
         """Wait until nothing is queued on our streams: the allocator knows only of the one that asked for memory.
@@ -49,7 +49,7 @@ class Devices(dict[str, Host]):
             for where in self.values():
                 for own in (where.exchanging, where.decoding, where.moving):
                     with own():
-                        where.wait(where.mark(), deadline)
+                        where.wait(where.record_event(), deadline)
         except (ExchangeError, RuntimeError):  # CUDA's errors are the latter
             return False
-        return not (queueing() and any(where.apart for where in self.values()))
+        return not (queueing() and any(where.is_accelerator for where in self.values()))

@@ -12,7 +12,7 @@ from functools import partial
 import torch
 
 from ..exchange.deadline import Deadline
-from ..exchange.wire import Bad
+from ..exchange.wire import NonFiniteCount
 from ..ops.keys import Key
 from .agreement.uneven import Uneven
 from .bucket.round import Round
@@ -134,12 +134,12 @@ class Exchanging:
         context.metrics.bytes_dense += 8 * bucket.count * (context.world - 1) / context.world
         self._decoding.complete_later(state, round_, key, bad, self._verification.due())
 
-    def _preludes(self, state: BucketState, round_: Round, key: Key, deadline: Deadline) -> Bad:
+    def _preludes(self, state: BucketState, round_: Round, key: Key, deadline: Deadline) -> NonFiniteCount:
         """Run the exchanges before the payload's; return the non-finite count over all ranks.
 
         Every rank has the same count after a prelude, so all leave out what follows, or none.
         """
-        context, bucket, bad = self._context, state.bucket, Bad()
+        context, bucket, bad = self._context, state.bucket, NonFiniteCount()
         for number, prelude in enumerate(round_.preludes):
             context.recorder.note(context.progress.step, bucket.index, "prelude", number)
             with context.metrics.timed("encode", where=(key.step, bucket, f"encode for prelude {number}")):
@@ -152,7 +152,7 @@ class Exchanging:
                 break
         return bad
 
-    def _payload(self, state: BucketState, round_: Round, key: Key, deadline: Deadline) -> Bad:
+    def _payload(self, state: BucketState, round_: Round, key: Key, deadline: Deadline) -> NonFiniteCount:
         """Encode and exchange the payload; return the non-finite count over all ranks."""
         context, where = self._context, (key.step, state.bucket)
         context.recorder.note(context.progress.step, state.bucket.index, "encode")
@@ -173,14 +173,14 @@ class Exchanging:
         context = self._context
         key = context.key(state.finished + 1, state.bucket.index)
         round_ = state.round(key.step)
-        exchange = context.exchange(state.bucket.index, round_.label, Bad())
+        exchange = context.exchange(state.bucket.index, round_.label, NonFiniteCount())
         began = time.perf_counter()
         with torch.no_grad(), state.device.exchanging():
-            state.device.after(state.decoded)
+            state.device.wait_events(state.decoded)
             round_.exchange(exchange, key)
-            mark = state.device.mark()  # payloads are still copied back, where the next step encodes its own
-            state.device.wait(mark, exchange.deadline)
-            state.decoded = mark
+            event = state.device.record_event()  # payloads are still copied back, where the next step encodes its own
+            state.device.wait(event, exchange.deadline)
+            state.decoded = event
         seconds = time.perf_counter() - began
         context.metrics.bytes_sent += exchange.bytes_sent
         return seconds

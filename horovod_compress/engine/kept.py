@@ -37,7 +37,7 @@ class Kept:
     def of(self, index: int) -> dict[str, Tensor]:
         """Return what is kept for the elements of one tensor, by its place in the plan; these are views."""
         state, position = self._buckets.where(index)
-        state.device.after(state.decoded)
+        state.device.wait_events(state.decoded)
         return {kind: kept[state.memory.span(position)] for kind, kept in state.memory.state.items()}
 
     def put_back(self, index: int, saved: Mapping[str, Tensor]) -> None:
@@ -46,7 +46,7 @@ class Kept:
         for kind, kept in self.of(index).items():
             kept.copy_(saved[kind])
         state.rounds.resume()  # something may wait again
-        self._context.devices.rest()
+        self._context.devices.synchronize()
 
     def tables(self) -> dict[str, Tensor]:
         """Return what is kept for whole buckets, by bucket and name."""
@@ -70,7 +70,7 @@ class Kept:
     def _follow(self) -> None:
         """Let this thread's streams go on after the last results."""
         for state in self._buckets:
-            state.device.after(state.decoded)
+            state.device.wait_events(state.decoded)
 
     # ---- other units ----
 
@@ -81,7 +81,7 @@ class Kept:
         for kept in self.states().values():
             for name in kept.keys() & factors.keys():
                 kept[name].mul_(factors[name].to(kept[name].device))
-        self._context.devices.rest()
+        self._context.devices.synchronize()
 
     def scale_errors(self, factors: Mapping[str, float]) -> None:
         """Multiply what waits to be sent, by tensor, between two steps; momentum stays as it is."""
@@ -90,7 +90,7 @@ class Kept:
         for kind, kept in self.states().items():
             for name in kept.keys() & factors.keys() if kind != "momentum" else ():
                 kept[name].mul_(factors[name])
-        self._context.devices.rest()
+        self._context.devices.synchronize()
 
     def scale(self, factor: float) -> None:
         """Multiply all that is kept, between two steps: gradients are so much larger from now on.
@@ -106,4 +106,4 @@ class Kept:
             for kept in (*self.states().values(), self.tables()):
                 for tensor in kept.values():
                     tensor.mul_(factor)
-        self._context.devices.rest()
+        self._context.devices.synchronize()

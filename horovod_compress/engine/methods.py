@@ -89,7 +89,7 @@ class Methods:
         raise ConfigError(f'no pattern matches the parameter {tensor}; end with "*" for the rest: {{..., "*": "none"}}')
 
     def check_bucket(self, bucket: Bucket, world: int) -> None:
-        """Refuse a bucket that its method cannot take on so many ranks.
+        """Refuse a bucket that its method cannot take with that many ranks.
 
         Raises:
             ConfigError: says what would do.

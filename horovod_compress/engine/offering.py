@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from ..errors import ConfigError, ExchangeError, HorovodCompressError
-from ..exchange.device import Host
+from ..exchange.device import Device
 from ..ops.keys import Key
 from ..schedule.plan import TensorSpec
 from .bucket.state import BucketState
@@ -41,7 +41,7 @@ class Offering:
             return self._offer_frozen(index, grad)
         key = self._key(state)  # not of the exchange thread's step: the last bucket may still be under way
         self._context.overlap.offered(key.step)
-        if state.device.apart:  # queued on the stream that the gradient comes from
+        if state.device.is_accelerator:  # queued on the stream that the gradient comes from
             self._take_in(index, grad, key)
         else:
             self.worker.put(partial(self._take_in_later, index, grad, key))
@@ -64,7 +64,7 @@ class Offering:
         self._count_in(state, position, 0)  # last: another step may begin then
         return step
 
-    def _check_fits(self, tensor: TensorSpec, grad: Tensor, where: Host) -> None:
+    def _check_fits(self, tensor: TensorSpec, grad: Tensor, where: Device) -> None:
         rank = self._context.rank
         if tuple(grad.shape) != tensor.shape or str(grad.dtype) != f"torch.{tensor.dtype}":
             raise ConfigError(
@@ -84,7 +84,7 @@ class Offering:
         if self._failure.closing:
             raise ConfigError(f"rank {rank}: this compression was closed; create a new one")
         with self._context.changed:
-            if not state.claim(position, self._context.gain):
+            if not state.claim(position, self._context.result_scale):
                 raise ConfigError(
                     f"rank {rank}: the gradient of {state.bucket.tensors[position].name} was "
                     f"offered twice in step {state.finished + 1}; call the optimizer's step() or synchronize() "

@@ -25,7 +25,7 @@ from torch import Tensor
 from ..codecs.base import Codec
 from ..errors import ConfigError
 from ..exchange.choose import Choose
-from ..exchange.device import Host
+from ..exchange.device import Device
 from ..exchange.transports.base import Transport
 from ..options import Options
 from ..schedule.plan import Plan
@@ -68,7 +68,7 @@ class Reducer:
         transport: Transport,
         collective: Choose,
         options: Options,
-        devices: Callable[[str], Host] | None = None,
+        devices: Callable[[str], Device] | None = None,
     ) -> None:
         self.rank, self.world, self.options = transport.rank, transport.size, options
         self.context = context = Context(transport, options, Devices((b.device for b in plan.buckets), devices))
@@ -109,12 +109,12 @@ class Reducer:
         """Count a tensor in that has no dense gradient in this step, on any rank."""
         self.offering.skip(index)
 
-    def result(self, index: int, step: int, gain: float | None = None) -> Tensor:
+    def result(self, index: int, step: int, result_scale: float | None = None) -> Tensor:
         """Wait for one result and return it: the gradient tensor that was offered, overwritten.
 
         Args:
             step: as ``offer`` returned it.
-            gain: what the result is to be multiplied by, if that was not known at the offer; it
+            result_scale: what the result is to be multiplied by, if that was not known at the offer; it
                 holds for later steps too.
 
         Raises:
@@ -122,7 +122,7 @@ class Reducer:
             NonFiniteError: a gradient was not finite, and that is to be an error.
             ConfigError: some tensor of the plan was not offered, so that nothing can come.
         """
-        return self._waiting.result(index, step, gain)
+        return self._waiting.result(index, step, result_scale)
 
     def settle(self, step: int) -> None:
         """Wait until a step that was offered whole is finished."""
@@ -157,16 +157,16 @@ class Reducer:
         return self._waiting.wait_idle(seconds)
 
     @property
-    def gain(self) -> float | None:
+    def result_scale(self) -> float | None:
         """What results are multiplied by: 1 for the mean over ranks, the number of ranks for the sum.
 
         None if that is known only when the first result is asked for, and no bucket is decoded before.
         """
-        return self.context.gain
+        return self.context.result_scale
 
-    @gain.setter
-    def gain(self, gain: float | None) -> None:
-        self.context.gain = gain
+    @result_scale.setter
+    def result_scale(self, result_scale: float | None) -> None:
+        self.context.result_scale = result_scale
 
     def freeze(self, indices: Iterable[int]) -> None:
         """Exchange nothing for these tensors from the next step on; between two steps, and on every rank alike.
@@ -180,7 +180,7 @@ class Reducer:
 
     def resume(self, step: int) -> None:
         """Go on at a step, between two steps; every rank has to."""
-        self.context.devices.rest()  # a state was loaded, on whatever stream
+        self.context.devices.synchronize()  # a state was loaded, on whatever stream
         with self.context.changed:
             self.context.progress.step = step
             self.start.again()

@@ -32,7 +32,7 @@ def check(context: Context, buckets: Buckets, kept: Kept, plan: Plan) -> None:
 def replan(context: Context, buckets: Buckets, kept: Kept, plan: Plan) -> None:
     """Take other buckets; what is kept for the elements of a tensor goes with it, bit by bit."""
     plan = plan.placed(tensor for bucket in buckets.plan.buckets for tensor in bucket.tensors)
-    context.devices.rest()
+    context.devices.synchronize()
     before, step = kept.states(), buckets.next_step()
     with context.changed:
         buckets.take_plan(plan)
@@ -41,5 +41,5 @@ def replan(context: Context, buckets: Buckets, kept: Kept, plan: Plan) -> None:
                 tensor.copy_(before[kind][name])
         for state in buckets:
             state.resume(step)
-        context.devices.rest()
+        context.devices.synchronize()
         context.changed.notify_all()

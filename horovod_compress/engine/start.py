@@ -9,7 +9,7 @@ import torch
 from .. import ops
 from ..errors import MismatchError
 from ..exchange import gather
-from ..exchange.wire import Bad
+from ..exchange.wire import NonFiniteCount
 from .agreement.common_start import CommonStart
 from .agreement.ranks import minority
 from .buckets import Buckets
@@ -69,7 +69,7 @@ class Start:
         self._common.begin(context.progress.done)
         plan = signed(int(self._buckets.plan.fingerprint(), 16))
         values = [context.progress.step, plan, self._compared[0], self._hash_of_frozen()]
-        exchange = context.exchange(0, "agree", Bad())  # nothing here may depend on the plan
+        exchange = context.exchange(0, "agree", NonFiniteCount())  # nothing here may depend on the plan
         exchange.step, exchange.transport = 0, context.transport.aside  # type: ignore[assignment]
         found, _ = gather.run(exchange, torch.tensor(values, dtype=torch.int64).view(torch.uint8))
         context.metrics.bytes_sent += exchange.bytes_sent

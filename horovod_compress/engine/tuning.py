@@ -19,13 +19,13 @@ from ..schedule.plan import Plan, TensorSpec
 from ..schedule.policies.registry import ADAPTIVE, OPTIONAL, check_number
 from ..schedule.trial import BucketCost, Choice, Job, Measured, Tuning
 from ..schedule.watch import Watch
-from .drift import Drift
 from .methods import Methods
 from .reducer import Reducer
+from .retune import RetuneTrigger
 
 #: Steps of a trial: the first one, which pays for new buffers, and those that are measured.
 TRIAL_STEPS = 3
-#: Below so many elements there is little to gain for schedule="auto".
+#: Below this many elements, there is little to gain from schedule="auto".
 LEAST_ELEMENTS = 1 << 18
 
 #: Shows plain data to all ranks and returns every rank's, in rank order.
@@ -57,7 +57,7 @@ class Tuner:
 
     Args:
         schedule: an adaptive one, such as ``"auto"`` or ``"mergecomp:3"``.
-        share: joins all ranks; must not wait for ever.
+        share: joins all ranks; must not wait forever.
         methods: of the reducer's plan.
         first: the step to begin at, when warm-up is over.
     """
@@ -73,7 +73,7 @@ class Tuner:
         compressed = any(bucket.compressed for bucket in reducer.plan.buckets)
         self._idle = reducer.world == 1 or not compressed or (schedule == OPTIONAL and self._stands_aside())
         self.done = self._idle
-        self._drift: Drift | None = None
+        self._trigger: RetuneTrigger | None = None
         self._reducer.context.watch = None
 
     @property
@@ -133,7 +133,7 @@ class Tuner:
         if fits:
             self._reducer.replan(plan)
         self.done = self._idle or (done and fits)
-        self._tuning, self._step, self._drift = None, -1, None
+        self._tuning, self._step, self._trigger = None, -1, None
         self._reducer.context.watch = None
 
     def _is_of_these_devices(self, plan: Plan) -> bool:
@@ -157,18 +157,18 @@ class Tuner:
         """Choose again if the network has changed; the ranks come to the same end."""
         if self._schedule != OPTIONAL:
             return
-        if self._drift is None:
-            self._drift = Drift(self._reducer.metrics, step)
-        if not self._drift.due(step):
+        if self._trigger is None:
+            self._trigger = RetuneTrigger(self._reducer.metrics, step)
+        if not self._trigger.due(step):
             return
-        if self._drift.look(self._share(self._drift.seconds(step))):
+        if self._trigger.look(self._share(self._trigger.seconds(step))):
             if self._reducer.rank == 0:
                 _log.warning(
                     "the exchanges of a step take %.1f ms now and took %.1f ms when buckets were chosen, because the "
                     "network or the method's rounds have changed: choosing again",
-                    1e3 * self._drift.last, 1e3 * (self._drift.first or 0.0),
+                    1e3 * self._trigger.last, 1e3 * (self._trigger.first or 0.0),
                 )  # fmt: skip
-            self.done, self._tuning, self._drift = False, None, None
+            self.done, self._tuning, self._trigger = False, None, None
             self._reducer.context.watch = None
 
     def _decide(self, watch: Watch) -> None:
@@ -279,7 +279,7 @@ def step_over_ranks(of_ranks: Sequence[RankTrial]) -> float:
 
 
 def costs_over_ranks(of_ranks: Sequence[Mapping[int, BucketCost]]) -> dict[int, BucketCost]:
-    """Return each bucket's costs on the rank that waited for nobody, and the slowest decoding."""
+    """Return each bucket's costs on the rank that did not wait, and the slowest decoding."""
     found = {}
     for bucket, one in of_ranks[0].items():
         exchange = min(costs[bucket].exchange for costs in of_ranks)

@@ -7,7 +7,7 @@ import torch
 from .. import ops
 from ..errors import MismatchError
 from ..exchange import gather
-from ..exchange.wire import Bad
+from ..exchange.wire import NonFiniteCount
 from .agreement.ranks import minority
 from .agreement.weights import Weights
 from .bucket.state import BucketState
@@ -51,7 +51,7 @@ class Verification:
         """
         context, count = self._context, len(self._buckets)
         mine = torch.tensor([self._hashes.get(bucket, 0) for bucket in range(count)], dtype=torch.int64)
-        exchange = context.exchange(count, "verify", Bad())
+        exchange = context.exchange(count, "verify", NonFiniteCount())
         with context.metrics.timed("verify", where=(context.progress.step,)):
             found, _ = gather.run(exchange, mine.view(torch.uint8))
         context.metrics.bytes_sent += exchange.bytes_sent
@@ -71,7 +71,7 @@ class Verification:
         if not weights or not weights.due(step):
             return
         names = self._buckets.plan.names()
-        exchange = context.exchange(len(self._buckets), "weights", Bad())
+        exchange = context.exchange(len(self._buckets), "weights", NonFiniteCount())
         with context.metrics.timed("verify", where=(context.progress.step,)):
             found, _ = gather.run(exchange, weights.hashes(context.progress.step, len(names)).view(torch.uint8))
         context.metrics.bytes_sent += exchange.bytes_sent

@@ -33,24 +33,24 @@ class Waiting:
         self._context, self._buckets, self._failure, self._exchanging = context, buckets, failure, exchanging
         self._start, self._uneven = agreed
 
-    def result(self, index: int, step: int, gain: float | None) -> Tensor:
+    def result(self, index: int, step: int, result_scale: float | None) -> Tensor:
         """Wait for one result and return it. See :meth:`Reducer.result`."""
         context = self._context
         state, position = self._buckets.where(index)
         where = (step, state.bucket) if state.finished < step else ()
         with context.metrics.timed("wait", where=where):
-            if context.gain is None:
+            if context.result_scale is None:
                 with context.changed:
-                    context.gain = 1.0 if gain is None else gain
+                    context.result_scale = 1.0 if result_scale is None else result_scale
                     context.changed.notify_all()
             self._await(lambda: state.finished >= step, step)
         if state.error:
             self.settle(step)  # so that the next step can begin
             raise state.error
         grad = state.take(position)
-        if gain is not None and gain != state.gain:
-            grad.mul_(gain / (state.gain or 1.0))
-            context.gain = gain
+        if result_scale is not None and result_scale != state.result_scale:
+            grad.mul_(result_scale / (state.result_scale or 1.0))
+            context.result_scale = result_scale
         return grad
 
     def settle(self, step: int) -> None:

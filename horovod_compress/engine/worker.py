@@ -41,14 +41,14 @@ class Worker:
         self._tasks.put(task)
 
     def drain(self) -> None:
-        """Wait until all tasks given before are done, or left out, or nobody is there to do them."""
+        """Wait until all tasks given before are done or skipped, or the thread has ended."""
         done = threading.Event()
         self._tasks.put(done)
         while not done.wait(_LOOK_SECONDS) and self.alive():
             pass
 
     def leave_out(self) -> None:
-        """Run no task that has not begun yet: nobody wants the results any more."""
+        """Skip all tasks that have not begun: their results are no longer needed."""
         self._leaves_out = True
 
     def alive(self) -> bool:

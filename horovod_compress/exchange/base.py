@@ -11,7 +11,7 @@ from torch import Tensor
 from .deadline import Deadline
 from .layout import Layout, Piece, Segment
 from .transports.base import Transport
-from .wire import HEADER_BYTES, Address, Bad, FrameBuffer
+from .wire import HEADER_BYTES, Address, FrameBuffer, NonFiniteCount
 
 
 class Reduction(Protocol):
@@ -33,7 +33,7 @@ class Reduction(Protocol):
         The pieces of the others may be overwritten.
         """
 
-    def complete(self, chunk: int, bad: Bad) -> None:
+    def complete(self, chunk: int, bad: NonFiniteCount) -> None:
         """Take note that a chunk holds consensus bytes; must not block.
 
         Args:
@@ -70,7 +70,7 @@ class Exchange:
     codec: int
     step: int
     bucket: int
-    bad: Bad
+    bad: NonFiniteCount
     deadline: Deadline
     pool: FramePool
     note: Callable[[str, int], None]
@@ -96,7 +96,7 @@ class Collective(Protocol):
     def merged(self, rank: int, world: int) -> list[range]:
         """Return the chunks that hold what a rank merges: once, and then, where there is more, a second time."""
 
-    def run(self, exchange: Exchange, layout: Layout, reduction: Reduction) -> Bad:
+    def run(self, exchange: Exchange, layout: Layout, reduction: Reduction) -> NonFiniteCount:
         """Run the exchange and return the non-finite count over all ranks.
 
         Args:

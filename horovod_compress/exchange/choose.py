@@ -9,16 +9,16 @@ import torch
 
 from ..errors import ConfigError
 from ..ops.algebra import Algebra
-from . import everywhere, fold, native, ragged, ring, torus
+from . import all_gatherv, everywhere, fold, native, ring, torus
 from .base import Collective
 
 _FITTING = {
     Algebra.SUM: (ring.name, fold.name, torus.KIND),
     Algebra.MERGE: (ring.name, fold.name, torus.KIND),
     Algebra.FOLD: (fold.name,),
-    Algebra.GATHER: (ragged.name,),
+    Algebra.GATHER: (all_gatherv.name,),
 }
-_MODULES = {module.name: module for module in (ring, fold, ragged)}
+_MODULES = {module.name: module for module in (ring, fold, all_gatherv)}
 
 #: Below this payload the 2(M-1) latencies of the ring cost more than its bytes.
 _SMALL_BYTES = 256 * 1024

@@ -5,8 +5,8 @@ the thread that made it; so what one thread queues and another one reads has to 
 
 - the training thread offers on the stream that it is on, and that stream is noted;
 - the exchange thread and the decoding thread have a stream of their own each;
-- a *mark* is a point of a stream: whoever takes over from it lets its own stream go on *after* the mark,
-  which stops no thread; only before the CPU reads what a stream writes does a thread *wait* for a mark.
+- an *event* is a point of a stream: whoever takes over from it lets its own stream go on *after* the event,
+  which stops no thread; only before the CPU reads what a stream writes does a thread *wait* for an event.
 
 Every call here is made by the reducer and by what it owns, and on the CPU does nothing.
 """
@@ -24,20 +24,20 @@ from torch import Tensor
 from ..errors import ConfigError, ExchangeError
 from .deadline import Deadline
 
-#: How long a thread sleeps between two looks at a mark: a copy of a chunk takes about as long.
+#: How long a thread sleeps between two looks at an event: a copy of a chunk takes about as long.
 _POLL_SECONDS = 20e-6
 
 #: What :func:`of` makes.
 KINDS = ("cpu", "cuda")
 #: A point of a stream; None on the CPU.
-Mark = Any
+Event = Any
 
 
-class Host:
-    """The CPU."""
+class Device:
+    """What every device can do; as it stands here, memory of the CPU."""
 
     #: Whether payloads there are exchanged from copies in host memory, as the CPU cannot read them.
-    apart: ClassVar[bool] = False
+    is_accelerator: ClassVar[bool] = False
 
     def __init__(self, name: str = "cpu") -> None:
         self.name, self.where = name, torch.device(name)
@@ -79,21 +79,21 @@ class Host:
 
     # ---- order ----
 
-    def mark(self) -> Mark:
-        """Mark what this thread has queued so far."""
+    def record_event(self) -> Event:
+        """Record what this thread has queued so far."""
 
-    def note(self, marks: dict[int, Mark]) -> None:
-        """Mark what this thread has queued so far, in a table with one mark for each stream."""
+    def record_in(self, events: dict[int, Event]) -> None:
+        """Record what this thread has queued so far, in a table with one event for each stream."""
 
-    def after(self, *marks: Mark) -> None:
-        """Let what this thread queues from now on run after some marks; None stands for no mark."""
+    def wait_events(self, *events: Event) -> None:
+        """Let what this thread queues from now on run after some events; None stands for no event."""
 
-    def reached(self, mark: Mark) -> bool:
-        """Return whether what was queued before a mark is done."""
+    def is_done(self, event: Event) -> bool:
+        """Return whether what was queued before an event is done."""
         return True
 
-    def wait(self, mark: Mark, deadline: Deadline) -> None:
-        """Wait until what was queued before a mark is done.
+    def wait(self, event: Event, deadline: Deadline) -> None:
+        """Wait until what was queued before an event is done.
 
         Raises:
             ExchangeError: it is not before the deadline.
@@ -103,14 +103,18 @@ class Host:
         """Queue a copy between the device and memory of :meth:`host_zeros`."""
         into.copy_(frm)
 
-    def rest(self) -> None:
+    def synchronize(self) -> None:
         """Wait until nothing is queued: between steps, before memory changes hands."""
 
 
-class Cuda(Host):
+class CpuDevice(Device):
+    """The CPU."""
+
+
+class CudaDevice(Device):
     """One CUDA device, with a stream for the exchange thread, one for decoding and one for transfers."""
 
-    apart = True
+    is_accelerator = True
 
     def __init__(self, name: str) -> None:
         super().__init__(name)
@@ -152,27 +156,27 @@ class Cuda(Host):
     def _current(self) -> Any:
         return torch.cuda.current_stream(self.where)
 
-    def mark(self) -> Mark:
-        mark = torch.cuda.Event()
-        mark.record(self._current())
-        return mark
+    def record_event(self) -> Event:
+        event = torch.cuda.Event()
+        event.record(self._current())
+        return event
 
-    def note(self, marks: dict[int, Mark]) -> None:
+    def record_in(self, events: dict[int, Event]) -> None:
         # One event for each stream does: what comes later on a stream includes what came before.
         stream = self._current()
-        marks.setdefault(stream.cuda_stream, torch.cuda.Event()).record(stream)
+        events.setdefault(stream.cuda_stream, torch.cuda.Event()).record(stream)
 
-    def after(self, *marks: Mark) -> None:
-        for mark in marks:
-            if mark is not None:
-                self._current().wait_event(mark)
+    def wait_events(self, *events: Event) -> None:
+        for event in events:
+            if event is not None:
+                self._current().wait_event(event)
 
-    def reached(self, mark: Mark) -> bool:
-        return bool(mark.query())
+    def is_done(self, event: Event) -> bool:
+        return bool(event.query())
 
-    def wait(self, mark: Mark, deadline: Deadline) -> None:
-        # Not mark.synchronize(), which knows no bound: a peer may have left a transfer on this stream for ever.
-        while not self.reached(mark):
+    def wait(self, event: Event, deadline: Deadline) -> None:
+        # Not event.synchronize(), which knows no bound: a peer may have left a transfer on this stream forever.
+        while not self.is_done(event):
             if deadline.passed():
                 raise ExchangeError(
                     f"{self.name} did not finish its work on a bucket within {deadline.seconds:g} s; if it is only "
@@ -183,7 +187,7 @@ class Cuda(Host):
     def copy(self, into: Tensor, frm: Tensor) -> None:
         into.copy_(frm, non_blocking=True)
 
-    def rest(self) -> None:
+    def synchronize(self) -> None:
         torch.cuda.synchronize(self.where)
 
 
@@ -199,6 +203,6 @@ def check(names: Iterable[str]) -> list[str]:
     return found
 
 
-def of(name: str) -> Host:
+def of(name: str) -> Device:
     """Return the device of a name, such as "cpu" or "cuda:1"."""
-    return Host() if name == "cpu" else Cuda(name)
+    return CpuDevice() if name == "cpu" else CudaDevice(name)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from .base import Exchange, Reduction, received
 from .layout import Layout
-from .wire import REDUCE, Bad, FrameBuffer
+from .wire import REDUCE, FrameBuffer, NonFiniteCount
 
 name = "everywhere"
 
@@ -28,7 +28,7 @@ def merged(rank: int, world: int) -> list[range]:
     return [range(1)]
 
 
-def run(exchange: Exchange, layout: Layout, reduction: Reduction) -> Bad:
+def run(exchange: Exchange, layout: Layout, reduction: Reduction) -> NonFiniteCount:
     """See :class:`.base.Collective`; the layout has one chunk of one segment."""
     transport = exchange.transport
     if transport.size == 1:

@@ -11,7 +11,7 @@ from torch import Tensor
 from .base import Exchange, Reduction, copy_in, received
 from .layout import Layout, Segment
 from .transports.messages import Pending
-from .wire import GATHER, REDUCE, Bad, FrameBuffer
+from .wire import GATHER, REDUCE, FrameBuffer, NonFiniteCount
 
 name = "fold"
 
@@ -36,7 +36,7 @@ def merged(rank: int, world: int) -> list[range]:
     return [range(rank, rank + 1)]
 
 
-def run(exchange: Exchange, layout: Layout, reduction: Reduction) -> Bad:
+def run(exchange: Exchange, layout: Layout, reduction: Reduction) -> NonFiniteCount:
     """See :class:`.base.Collective`."""
     if exchange.transport.size == 1:
         return exchange.bad
@@ -53,7 +53,7 @@ class _Fold:
         self._bad = exchange.bad
         self._sends: list[Pending] = []
 
-    def run(self) -> Bad:
+    def run(self) -> NonFiniteCount:
         parts = self._post("fold in", REDUCE, dict.fromkeys(self._peers, self._rank))
         results = self._post("fold results", GATHER, {peer: peer for peer in self._peers})
         self._scatter()

@@ -6,10 +6,10 @@ import torch
 from torch import Tensor
 
 from .base import Exchange
-from .wire import VERIFY, Bad
+from .wire import VERIFY, NonFiniteCount
 
 
-def run(exchange: Exchange, data: Tensor) -> tuple[list[Tensor], Bad]:
+def run(exchange: Exchange, data: Tensor) -> tuple[list[Tensor], NonFiniteCount]:
     """Return the ``uint8`` data of every rank, in rank order, and the non-finite count over all ranks.
 
     Sizes must be equal.

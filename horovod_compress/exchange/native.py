@@ -14,7 +14,7 @@ from torch import Tensor
 from . import gather, ring
 from .base import Exchange, Reduction
 from .layout import Layout
-from .wire import Bad
+from .wire import NonFiniteCount
 
 name = "native"
 
@@ -44,7 +44,7 @@ def merged(rank: int, world: int) -> list[range]:
     return []
 
 
-def run(exchange: Exchange, layout: Layout, reduction: Reduction) -> Bad:
+def run(exchange: Exchange, layout: Layout, reduction: Reduction) -> NonFiniteCount:
     """See :class:`.base.Collective`."""
     transport = exchange.transport
     world = transport.size

@@ -1,11 +1,11 @@
 """The collectives over payloads in GPU memory: the same chunks, hops and merges as between hosts, and so the same bits.
 
-Messages are told by their order alone, and carry nothing but payload. What frames carry elsewhere goes ahead of them,
+Messages are known by their order alone, and carry nothing but payload. What frames carry elsewhere goes ahead of them,
 in one small message to each peer through the transport for tokens: the count of values that are not finite, and how
 many bytes are to be exchanged. Where a value is not finite, no payload is sent at all.
 
 Each collective is a generator of transfers, see :class:`~.transports.link.Transfer`: what it queues
-between two of them follows on the first one's end. A *mark* is a point of a stream, as in :mod:`.device`.
+between two of them follows on the first one's end. A *event* is a point of a stream, as in :mod:`.device`.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from torch import Tensor
 from ..errors import ConfigError, CorruptFrameError
 from . import everywhere, fold, gather, ring
 from .base import Collective, Exchange, Reduction
-from .device import Mark
+from .device import Event
 from .layout import Layout, Segment
-from .transports.link import Link, Transfer
-from .wire import Bad
+from .transports.link import NcclLink, Transfer
+from .wire import NonFiniteCount
 
 #: Where a segment begins in memory for what arrives: the largest vector of a kernel.
 _ALIGNMENT = 256
 
-Steps = Callable[[Link, Layout, Reduction, Bad], Iterator[Transfer]]
+Steps = Callable[[NcclLink, Layout, Reduction, NonFiniteCount], Iterator[Transfer]]
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class OnDevice:
     def merged(self, rank: int, world: int) -> list[range]:
         return list(self.host.merged(rank, world))
 
-    def run(self, exchange: Exchange, layout: Layout, reduction: Reduction) -> Bad:
+    def run(self, exchange: Exchange, layout: Layout, reduction: Reduction) -> NonFiniteCount:
         if exchange.transport.size == 1:
             return exchange.bad
         link = exchange.transport.link
@@ -79,11 +79,11 @@ def of(collective: Collective) -> OnDevice:
     return _OF[collective.name]
 
 
-def _agree(exchange: Exchange, nbytes: int, alike: bool) -> tuple[Bad, list[int]]:
+def _agree(exchange: Exchange, nbytes: int, alike: bool) -> tuple[NonFiniteCount, list[int]]:
     """Return the non-finite count over all ranks, and every rank's number of bytes.
 
     Raises:
-        CorruptFrameError: the numbers should be alike, and are not: NCCL would wait for ever.
+        CorruptFrameError: the numbers should be alike, and are not: NCCL would wait forever.
     """
     mine = torch.tensor([nbytes], dtype=torch.int64).view(torch.uint8)
     found, bad = gather.run(exchange, mine)
@@ -103,7 +103,7 @@ def _counted(exchange: Exchange, steps: Iterator[Transfer]) -> Iterator[Transfer
         yield transfer
 
 
-def _slots(link: Link, number: int, nbytes: int) -> list[Tensor]:
+def _slots(link: NcclLink, number: int, nbytes: int) -> list[Tensor]:
     """Return memory for ``number`` arrivals."""
     size = -(-nbytes // _ALIGNMENT) * _ALIGNMENT
     memory = link.scratch(number * size)
@@ -120,7 +120,7 @@ def _typed(segment: Segment, slot: Tensor) -> list[Tensor]:
     return [part.view(piece.values.dtype) for piece, part in zip(segment.pieces, _cut(segment, slot), strict=True)]
 
 
-def ring_steps(link: Link, layout: Layout, reduction: Reduction, bad: Bad) -> Iterator[Transfer]:
+def ring_steps(link: NcclLink, layout: Layout, reduction: Reduction, bad: NonFiniteCount) -> Iterator[Transfer]:
     """See :mod:`.ring`. At a hop, segments of one number go both ways together.
 
     A segment's merge runs while the next one is transferred: it only has to be over before the segment is sent on.
@@ -129,7 +129,9 @@ def ring_steps(link: Link, layout: Layout, reduction: Reduction, bad: Bad) -> It
     right, left = (rank + 1) % world, (rank - 1) % world
     slots = _slots(link, layout.most_segments, layout.segment_bytes)
     reduction.prepare(rank)
-    ready: list[Mark] = [where.mark()] * layout.most_segments  # by number: the segment to be sent next is complete
+    ready: list[Event] = [
+        where.record_event()
+    ] * layout.most_segments  # by number: the segment to be sent next is complete
     for hop in range(2 * (world - 1)):
         reduces = hop < world - 1
         chunk = (rank - hop - 1) % world
@@ -146,16 +148,16 @@ def ring_steps(link: Link, layout: Layout, reduction: Reduction, bad: Bad) -> It
             yield transfer
             ready[number] = transfer.done
             if reduces and number < len(into):
-                where.after(transfer.done)
+                where.wait_events(transfer.done)
                 for piece, part in zip(into[number].pieces, _typed(into[number], slots[number]), strict=True):
                     reduction.merge(piece, part, (1, hop + 1), hop)
-                ready[number] = where.mark()
+                ready[number] = where.record_event()
         if hop >= world - 2:
-            where.after(*ready)
+            where.wait_events(*ready)
             reduction.complete(chunk, bad)
 
 
-def fold_steps(link: Link, layout: Layout, reduction: Reduction, bad: Bad) -> Iterator[Transfer]:
+def fold_steps(link: NcclLink, layout: Layout, reduction: Reduction, bad: NonFiniteCount) -> Iterator[Transfer]:
     """See :mod:`.fold`."""
     rank, where = link.rank, link.where
     peers, own = [peer for peer in range(link.size) if peer != rank], layout.chunks[rank]
@@ -163,30 +165,30 @@ def fold_steps(link: Link, layout: Layout, reduction: Reduction, bad: Bad) -> It
     arrived = {peer: [next(slots) for _ in own] for peer in peers}
     for chunk in fold.needed(rank, link.size):
         reduction.prepare(chunk)
-    scatter = Transfer(after=[where.mark()])
+    scatter = Transfer(after=[where.record_event()])
     for peer in peers:
         scatter.sends += [(data, peer) for segment in layout.chunks[peer] for data in segment.data]
         scatter.receives += [
             (p, peer) for segment, slot in zip(own, arrived[peer], strict=True) for p in _cut(segment, slot)
         ]
     yield scatter
-    where.after(scatter.done)
+    where.wait_events(scatter.done)
     for number, segment in enumerate(own):
         parts = [_typed(segment, arrived[peer][number]) for peer in peers]
         for place, piece in enumerate(segment.pieces):
             reduction.fold(piece, [of_peer[place] for of_peer in parts])
     reduction.complete(rank, bad)
-    share = Transfer(after=[where.mark()])
+    share = Transfer(after=[where.record_event()])
     for peer in peers:
         share.sends += [(data, peer) for segment in own for data in segment.result]
         share.receives += [(data, peer) for segment in layout.chunks[peer] for data in segment.result]
     yield share
-    where.after(share.done)
+    where.wait_events(share.done)
     for peer in peers:
         reduction.complete(peer, bad)
 
 
-def everywhere_steps(link: Link, layout: Layout, reduction: Reduction, bad: Bad) -> Iterator[Transfer]:
+def everywhere_steps(link: NcclLink, layout: Layout, reduction: Reduction, bad: NonFiniteCount) -> Iterator[Transfer]:
     """See :mod:`.everywhere`."""
     rank, where = link.rank, link.where
     ((segment,),) = layout.chunks
@@ -194,13 +196,13 @@ def everywhere_steps(link: Link, layout: Layout, reduction: Reduction, bad: Bad)
     reduction.prepare(0)
     for part, data in zip(_cut(segment, slots[rank]), segment.data, strict=True):
         part.copy_(data)
-    transfer = Transfer(after=[where.mark()])
+    transfer = Transfer(after=[where.record_event()])
     for peer in range(link.size):
         if peer != rank:
             transfer.sends += [(data, peer) for data in segment.data]
             transfer.receives += [(part, peer) for part in _cut(segment, slots[peer])]
     yield transfer
-    where.after(transfer.done)
+    where.wait_events(transfer.done)
     parts = [_typed(segment, slot) for slot in slots]
     for place, piece in enumerate(segment.pieces):
         first, *others = (of_rank[place] for of_rank in parts)
@@ -217,13 +219,13 @@ _OF = {
 
 
 class Mailbox:
-    """Memory on the device for the payloads of all other ranks, see :class:`.ragged.Inbox`.
+    """Memory on the device for the payloads of all other ranks, see :class:`.all_gatherv.Inbox`.
 
     Args:
         capacity: the most bytes of a payload.
     """
 
-    def __init__(self, link: Link, capacity: int) -> None:
+    def __init__(self, link: NcclLink, capacity: int) -> None:
         self.capacity = capacity
         peers = [peer for peer in range(link.size) if peer != link.rank]
         self._places = {peer: link.where.zeros(capacity, torch.uint8) for peer in peers}
@@ -234,8 +236,8 @@ class Mailbox:
         smaller.capacity = capacity
         return smaller
 
-    def run(self, exchange: Exchange, own: Tensor) -> tuple[Bad, list[Tensor]]:
-        """See :func:`.ragged.run`."""
+    def run(self, exchange: Exchange, own: Tensor) -> tuple[NonFiniteCount, list[Tensor]]:
+        """See :func:`.all_gatherv.run`."""
         link = exchange.transport.link
         assert link
         bad, sizes = _agree(exchange, own.numel(), alike=False)
@@ -253,12 +255,12 @@ class Mailbox:
         return bad, payloads
 
 
-def gather_steps(link: Link, own: Tensor, payloads: list[Tensor]) -> Iterator[Transfer]:
+def gather_steps(link: NcclLink, own: Tensor, payloads: list[Tensor]) -> Iterator[Transfer]:
     """Send one payload to every peer, and receive theirs."""
-    transfer = Transfer(after=[link.where.mark()])
+    transfer = Transfer(after=[link.where.record_event()])
     for peer, payload in enumerate(payloads):
         if peer != link.rank:
             transfer.sends.append((own, peer))
             transfer.receives.append((payload, peer))
     yield transfer
-    link.where.after(transfer.done)
+    link.where.wait_events(transfer.done)

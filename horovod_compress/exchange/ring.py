@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from .base import Exchange, Reduction, copy_in, received
 from .layout import Layout, Segment
 from .transports.messages import Pending
-from .wire import GATHER, REDUCE, Bad, FrameBuffer
+from .wire import GATHER, REDUCE, FrameBuffer, NonFiniteCount
 
 name = "ring"
 
@@ -50,7 +50,7 @@ def merged(rank: int, world: int) -> list[range]:
     return [range(world)]  # one hop's share of every chunk but one
 
 
-def run(exchange: Exchange, layout: Layout, reduction: Reduction) -> Bad:
+def run(exchange: Exchange, layout: Layout, reduction: Reduction) -> NonFiniteCount:
     """See :class:`.base.Collective`."""
     world = exchange.transport.size
     if world == 1:
@@ -71,7 +71,7 @@ class _Ring:
         self._sent = self._posted = 0
         self._bad = [exchange.bad] * self._world  # per chunk
 
-    def run(self) -> Bad:
+    def run(self) -> NonFiniteCount:
         due = list(self._incoming())
         ahead = iter(due)
         for _ in range(self._window):

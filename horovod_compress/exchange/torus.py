@@ -21,7 +21,7 @@ from ..errors import ConfigError
 from .base import Exchange, Reduction, copy_in, received
 from .layout import Layout, Segment
 from .transports.messages import Pending
-from .wire import GATHER, REDUCE, Bad, FrameBuffer
+from .wire import GATHER, REDUCE, FrameBuffer, NonFiniteCount
 
 #: How it is asked for, with or without a number of rows.
 KIND = "torus"
@@ -205,7 +205,7 @@ class Torus:
         first = place.chunk(place.column + 1, 0)
         return [range(world), range(first, first + place.rows)]
 
-    def run(self, exchange: Exchange, layout: Layout, reduction: Reduction) -> Bad:
+    def run(self, exchange: Exchange, layout: Layout, reduction: Reduction) -> NonFiniteCount:
         if exchange.transport.size == 1:
             return exchange.bad
         place = self.place(exchange.transport.rank, exchange.transport.size)
@@ -251,7 +251,7 @@ class _Run:
         number = sum(len(self._layout.chunks[chunk]) for chunk in chunks)
         return iter(self._x.pool.take(use, number, self._layout.segment_bytes))
 
-    def run(self) -> Bad:
+    def run(self) -> NonFiniteCount:
         posted = [[self._post(arrival, segment) for segment in self._segments(arrival)] for arrival in self._arrivals]
         for send in self._begin:
             self._prepare(send.chunk)

@@ -61,7 +61,7 @@ class Address(NamedTuple):
     segment: int
 
 
-class Bad(NamedTuple):
+class NonFiniteCount(NamedTuple):
     """How many non-finite values were offered.
 
     Attributes:
@@ -74,11 +74,11 @@ class Bad(NamedTuple):
     origin: int = 0
     zeroed: int = 0
 
-    def plus(self, other: Bad) -> Bad:
+    def plus(self, other: NonFiniteCount) -> NonFiniteCount:
         """Return the sum of two disjoint counts."""
         origins = [origin for origin in (self.origin, other.origin) if origin]
         zeroed = min(self.zeroed + other.zeroed, _MOST)
-        return Bad(min(self.count + other.count, _MOST), min(origins, default=0), zeroed)
+        return NonFiniteCount(min(self.count + other.count, _MOST), min(origins, default=0), zeroed)
 
 
 def codec_id(name: str) -> int:
@@ -99,7 +99,7 @@ class FrameBuffer:
         """Return the bytes of a frame with ``length`` payload bytes."""
         return self.memory[: HEADER_BYTES + length]
 
-    def pack(self, address: Address, bad: Bad, pieces: list[Tensor]) -> Tensor:
+    def pack(self, address: Address, bad: NonFiniteCount, pieces: list[Tensor]) -> Tensor:
         """Copy the pieces behind a header, in one pass with the checksum; return the frame."""
         length = sum(piece.numel() for piece in pieces)
         _FIELDS.pack_into(
@@ -115,7 +115,7 @@ class FrameBuffer:
         _CRC.pack_into(self._bytes, _CRC_AT, crc)
         return self.frame(length)
 
-    def check(self, due: Address, length: int) -> Bad:
+    def check(self, due: Address, length: int) -> NonFiniteCount:
         """Check a received frame against what is due and return its non-finite counts.
 
         Raises:
@@ -134,7 +134,7 @@ class FrameBuffer:
                 _field(name, want, got, due)
         if any(self._bytes[_ZEROS_AT:_CRC_AT]):
             _field("reserved bytes", 0, bytes(self._bytes[_ZEROS_AT:_CRC_AT]).hex(), due)
-        return Bad(count, origin, zeroed)
+        return NonFiniteCount(count, origin, zeroed)
 
     def payload(self, start: int, stop: int) -> Tensor:
         """Return payload bytes ``start`` to ``stop``."""

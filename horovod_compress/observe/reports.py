@@ -69,7 +69,7 @@ class Reports:
         self._line.updates = True
 
     def add(self, destination: Destination, every: int) -> None:
-        """Report there, every so many steps from now on.
+        """Report there after each ``every`` steps from now on.
 
         Raises:
             ConfigError: ``every`` is no such number.

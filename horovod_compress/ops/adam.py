@@ -8,6 +8,8 @@ from torch import Tensor
 
 from .dispatch import batch
 
+__all__ = ["adam_hold_all"]
+
 _HOLD = batch("adam_hold")
 
 

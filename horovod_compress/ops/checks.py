@@ -7,6 +7,8 @@ from torch import Tensor
 
 from .legality import CPU, REFERENCE, backend, check_apart, checked
 
+__all__ = ["crc32c", "crc32c_copy", "hash64", "instruction_set", "philox4x32"]
+
 
 def crc32c(data: Tensor, crc: int = 0) -> int:
     """Return the CRC-32C of ``uint8`` data in host memory; pass the previous value to continue one."""

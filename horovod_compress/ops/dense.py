@@ -10,6 +10,8 @@ from torch import Tensor
 from .dispatch import Counted, Counts, batch
 from .legality import REFERENCE, backend, check_apart, checked, dtype_code
 
+__all__ = ["dense_add", "dense_decode", "dense_decode_all", "dense_offer", "dense_offer_all", "triad"]
+
 _OFFER, _DECODE = batch("dense_offer"), batch("dense_decode")
 
 

@@ -67,7 +67,7 @@ def batch(name: str) -> Batch:
 
 def _text(row: Operation) -> list[str]:
     arrays = [member for member in row.members if isinstance(member, Array)]
-    compared = {name for member in arrays if member.apart for name in (member.name, *member.apart)}
+    compared = {name for member in arrays if member.disjoint for name in (member.name, *member.disjoint)}
     numbers = [line for member in row.given if isinstance(member, Number) for line in _number(member)]
     checks = [*numbers, *[line for member in arrays for line in _array(member, row, compared)]]
     members = ", ".join("n" if m is COUNT else f"{m.name}_at" if isinstance(m, Array) else m.name for m in row.members)
@@ -137,7 +137,7 @@ def _array(member: Array, row: Operation, compared: Collection[str]) -> list[str
         *[f"{name}_end = {name}_at + array.nbytes" for _ in {name}.intersection(compared)],
         *[
             f"if {name}_at < {other}_end and {other}_at < {name}_end: refuse_overlap({name!r}, {other!r})"
-            for other in member.apart
+            for other in member.disjoint
         ],
     ]
     if not member.optional:

@@ -32,6 +32,25 @@ from .legality import (
     work_dtype,
 )
 
+__all__ = [
+    "level_add",
+    "level_decode",
+    "level_decode_all",
+    "level_encode",
+    "level_encode_all",
+    "level_fold",
+    "moments_offer",
+    "moments_offer_all",
+    "norm_offer",
+    "norm_offer_all",
+    "octave_decode",
+    "octave_decode_all",
+    "octave_encode",
+    "octave_encode_all",
+    "octave_fold",
+    "octave_merge",
+]
+
 _NORM, _MOMENTS = batch("norm_offer"), batch("moments_offer")
 _LEVEL_ENCODE, _LEVEL_DECODE = batch("level_encode"), batch("level_decode")
 _OCTAVE_ENCODE, _OCTAVE_DECODE = batch("octave_encode"), batch("octave_decode")

@@ -13,6 +13,8 @@ from torch import Tensor
 from . import loader
 from .keys import Key
 
+__all__ = ["code_layout", "word_count"]
+
 _DTYPES = {torch.float32: 0, torch.float64: 1, torch.float16: 2, torch.bfloat16: 3}
 MAX_PARTS = 65535
 MAX_WEIGHT = 1 << 62

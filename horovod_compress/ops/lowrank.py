@@ -22,6 +22,8 @@ from .legality import (
     work_dtype,
 )
 
+__all__ = ["lowrank_decode", "lowrank_left", "lowrank_orthonormalise", "lowrank_right", "lowrank_start"]
+
 
 def lowrank_start(kept: Tensor, right: Tensor, rank: int, key: Key, *, offset: int = 0) -> None:
     """Write the factor that a step begins with, made of the one that the last step left.

@@ -10,6 +10,8 @@ from torch import Tensor
 from .dispatch import Counted, Counts, batch
 from .legality import MAX_PARTS, backend, checked, row_count, word_count
 
+__all__ = ["points_decode", "points_decode_all", "points_offer", "points_offer_all"]
+
 _OFFER, _DECODE = batch("points_offer"), batch("points_decode")
 
 

@@ -28,6 +28,18 @@ from .legality import (
     row_count,
 )
 
+__all__ = [
+    "elias_bound",
+    "elias_decode",
+    "elias_encode",
+    "qsgd_decode",
+    "qsgd_decode_all",
+    "qsgd_encode",
+    "qsgd_encode_all",
+    "qsgd_fold",
+    "qsgd_record_bytes",
+]
+
 _ENCODE, _DECODE = batch("qsgd_encode"), batch("qsgd_decode")
 
 #: Elements that may share a norm: a multiple of BLOCK_UNIT, so that the codes of a block are whole words.

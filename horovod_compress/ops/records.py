@@ -23,6 +23,8 @@ from .legality import (
     work_dtype,
 )
 
+__all__ = ["RECORD_UNIT", "record_bytes", "record_decode", "record_fold", "record_offer"]
+
 #: Blocks are multiples of this many elements, so that records are whole 32-bit words.
 RECORD_UNIT = 64
 _RULES = {"l1": 0, "l2": 1}

@@ -14,13 +14,15 @@ from torch import Tensor
 
 from .legality import MAX_PARTS, REFERENCE, backend, check_apart, checked
 
+__all__ = ["count_rows", "shaped_fold", "shaped_merge"]
+
 ORACLE: ModuleType | None = None
 if REFERENCE:
     from .reference import shaped as ORACLE
 
 
 def count_rows(ranks: int) -> int:
-    """Return how many rows the counts of a merge for so many ranks have."""
+    """Return how many rows the counts of a merge for that many ranks take."""
     if not 1 <= ranks <= MAX_PARTS:
         raise ValueError(f"ranks must be in [1, {MAX_PARTS}], got {ranks}")
     return (ranks - 1).bit_length()

@@ -22,6 +22,19 @@ from .legality import (
     word_stream,
 )
 
+__all__ = [
+    "Feedback",
+    "bernoulli_words",
+    "majority_fold",
+    "merge_bits",
+    "sign_decode",
+    "sign_decode_all",
+    "sign_offer",
+    "sign_offer_all",
+    "sign_pack",
+    "sign_unpack",
+]
+
 Feedback = Literal["none", "global", "own", "momentum"]
 
 _FEEDBACK = {"none": 0, "global": 1, "own": 2, "momentum": 3}

@@ -27,6 +27,8 @@ from .legality import (
     work_dtype,
 )
 
+__all__ = ["absorb", "sketch_clear", "sketch_columns", "sketch_encode", "sketch_estimate", "sketch_top"]
+
 ROWS = (1, 3, 5)
 #: Elements that are laid out together; the places of a row, of this many cells, are a prime number.
 BLOCK = 16

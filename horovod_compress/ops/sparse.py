@@ -23,6 +23,17 @@ from .legality import (
     work_dtype,
 )
 
+__all__ = [
+    "binary_clear",
+    "binary_decode",
+    "binary_encode",
+    "binary_select",
+    "count_nonfinite",
+    "golomb_bound",
+    "golomb_parameter",
+    "top_select",
+]
+
 MAX_ELEMENTS = (1 << 31) - 1  # positions are 32 bits wide
 MAX_PARAMETER = 20
 MAX_STREAM = (1 << 32) - 1  # bytes of a range, counted in 32 bits

@@ -50,7 +50,7 @@ class Array(Member):
     size: Size = Size.COUNT
     optional: bool = False
     written: bool = False
-    apart: tuple[str, ...] = ()  # earlier arrays that it may not share memory with
+    disjoint: tuple[str, ...] = ()  # earlier arrays that it may not share memory with
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ class Operation:
 
     Args:
         of: the array whose elements are counted, and whose dtype is that of the work.
-        typed: arrays whose dtypes the kernel is told.
+        typed: arrays whose dtypes are passed to the kernel.
         counts: whether it returns a number for each tensor.
     """
 
@@ -83,10 +83,10 @@ class Operation:
 
 
 def new(
-    name: str, kind: Kind | torch.dtype, size: Size = Size.COUNT, *, optional: bool = False, apart: str = ""
+    name: str, kind: Kind | torch.dtype, size: Size = Size.COUNT, *, optional: bool = False, disjoint: str = ""
 ) -> Array:
     """Return an array that is written."""
-    return Array(name, kind, size, optional, written=True, apart=tuple(apart.split()))
+    return Array(name, kind, size, optional, written=True, disjoint=tuple(disjoint.split()))
 
 
 ROWS, WORDS, PACKED = Size.ROWS, Size.WORDS, Size.PACKED
@@ -95,8 +95,8 @@ OFFSET, WORD_OFFSET = Number("offset", "check_draws(offset, n)"), Number("word_o
 GRAD, RESIDUAL = Array("grad", Kind.ANY), Array("residual", Kind.WORK, optional=True)
 DIVISOR = Array("divisor", Kind.WORK, optional=True)
 NORMS, CODES = Array("norms", Kind.WORK, ROWS), Array("codes", Kind.GIVEN, PACKED)
-NEW_BITS, NEW_CODES = new("bits", torch.int64, WORDS), new("codes", Kind.GIVEN, PACKED, apart="grad")
-DECODED = new("grad", Kind.ANY, apart="codes")
+NEW_BITS, NEW_CODES = new("bits", torch.int64, WORDS), new("codes", Kind.GIVEN, PACKED, disjoint="grad")
+DECODED = new("grad", Kind.ANY, disjoint="codes")
 
 TABLE = (
     Operation(
@@ -109,40 +109,40 @@ TABLE = (
         "sign_decode",
         (Array("bits", torch.int64, WORDS), Array("zeros", torch.int64, WORDS, optional=True),
          Array("steps", torch.float32, ROWS), DIVISOR, COUNT, ROW_LENGTH, WORD_OFFSET,
-         new("grad", Kind.ANY, apart="divisor"), new("residual", Kind.WORK, optional=True, apart="grad divisor")),
+         new("grad", Kind.ANY, disjoint="divisor"), new("residual", Kind.WORK, optional=True, disjoint="grad divisor")),
     ),
     Operation(
         "points_offer",
         (GRAD, RESIDUAL, COUNT, ROW_LENGTH, NEW_BITS, new("highs", torch.float64, ROWS),
-         new("lows", torch.float64, ROWS, apart="highs"), new("ones", torch.int64, ROWS)),
+         new("lows", torch.float64, ROWS, disjoint="highs"), new("ones", torch.int64, ROWS)),
         counts=True,
     ),
     Operation(
         "points_decode",
         (COUNT, ROW_LENGTH, Number("first_word"), Number("first_row"),
-         new("grad", Kind.ANY), new("residual", Kind.WORK, apart="grad")),
+         new("grad", Kind.ANY), new("residual", Kind.WORK, disjoint="grad")),
     ),
     Operation(
         "dense_offer",
-        (GRAD, RESIDUAL, COUNT, new("out", Kind.ANY, apart="grad residual")),
+        (GRAD, RESIDUAL, COUNT, new("out", Kind.ANY, disjoint="grad residual")),
         typed=("grad", "out"),
         counts=True,
     ),
     Operation(
         "dense_decode",
-        (Array("payload", Kind.ANY), COUNT, new("grad", Kind.ANY, apart="payload"),
-         new("residual", Kind.WORK, optional=True, apart="payload grad")),
+        (Array("payload", Kind.ANY), COUNT, new("grad", Kind.ANY, disjoint="payload"),
+         new("residual", Kind.WORK, optional=True, disjoint="payload grad")),
         typed=("payload", "grad"),
     ),
     Operation(
         "norm_offer",
-        (GRAD, COUNT, ROW_LENGTH, new("norms", Kind.GIVEN, ROWS, apart="grad")),
+        (GRAD, COUNT, ROW_LENGTH, new("norms", Kind.GIVEN, ROWS, disjoint="grad")),
         counts=True,
     ),
     Operation(
         "moments_offer",
-        (GRAD, COUNT, ROW_LENGTH, new("largest", Kind.WORK, ROWS, apart="grad"),
-         new("squares", torch.float64, ROWS, apart="grad")),
+        (GRAD, COUNT, ROW_LENGTH, new("largest", Kind.WORK, ROWS, disjoint="grad"),
+         new("squares", torch.float64, ROWS, disjoint="grad")),
         counts=True,
     ),
     Operation(
@@ -152,15 +152,15 @@ TABLE = (
     Operation("level_decode", (CODES, NORMS, COUNT, ROW_LENGTH, DECODED)),
     Operation("octave_encode", (GRAD, NORMS, COUNT, ROW_LENGTH, OFFSET, NEW_CODES)),
     Operation("octave_decode", (CODES, NORMS, COUNT, ROW_LENGTH, DECODED)),
-    Operation("qsgd_encode", (GRAD, COUNT, OFFSET, new("records", torch.uint8, PACKED, apart="grad")), counts=True),
+    Operation("qsgd_encode", (GRAD, COUNT, OFFSET, new("records", torch.uint8, PACKED, disjoint="grad")), counts=True),
     Operation(
         "qsgd_decode",
-        (Array("records", torch.uint8, PACKED), COUNT, new("grad", Kind.ANY, apart="records")),
+        (Array("records", torch.uint8, PACKED), COUNT, new("grad", Kind.ANY, disjoint="records")),
     ),
     Operation(
         "adam_hold",
-        (new("second", Kind.ANY), Array("first", Kind.ANY, apart=("second",)),
-         Array("grad", Kind.ANY, apart=("second",)), Array("square", Kind.WORK, apart=("second",)),
+        (new("second", Kind.ANY), Array("first", Kind.ANY, disjoint=("second",)),
+         Array("grad", Kind.ANY, disjoint=("second",)), Array("square", Kind.WORK, disjoint=("second",)),
          Array("floors", Kind.WORK, Size.OTHER, optional=True), COUNT, ROW_LENGTH),
         of="second",
         typed=("second",),

@@ -15,6 +15,8 @@ from torch import Tensor
 from .legality import MAX_PARTS, REFERENCE, backend, check_apart, checked
 from .shaped import checked_rows
 
+__all__ = ["GROUP_WORDS", "PACKED_WORDS", "ternary_fold", "ternary_states", "ternary_unpack"]
+
 ORACLE: ModuleType | None = None
 if REFERENCE:
     from .reference import ternary as ORACLE
@@ -25,7 +27,7 @@ PACKED_WORDS = 8
 
 
 def ternary_states(ranks: int) -> int:
-    """Return how many values that which a fold of so many ranks keeps can have."""
+    """Return how many values the remainder that a fold of that many ranks keeps can take."""
     if not 2 <= ranks <= MAX_PARTS:
         raise ValueError(f"ranks must be in [2, {MAX_PARTS}], got {ranks}")
     return ranks if ranks % 2 else ranks // 2 + (ranks % 4 == 0)

@@ -27,6 +27,8 @@ from .legality import (
 )
 from .sparse import MAX_ELEMENTS, MAX_PARAMETER, golomb_bound, golomb_ranges
 
+__all__ = ["sample_decode", "sample_offer", "values_bound", "values_decode", "values_encode"]
+
 #: How values are sent: in the dtype of the arithmetic, in 16 bits, or as a sign of one mean.
 FORMS = {"full": 0, "float16": 1, "bfloat16": 2, "signs": 3}
 

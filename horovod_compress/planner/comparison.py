@@ -1,6 +1,6 @@
 """Predicted and measured steps beside each other.
 
-Beside the prediction by the model there is one by measured buckets, in which neither network nor codec is reckoned:
+Beside the prediction by the model there is one by measured buckets, in which neither network nor codec is computed:
 what exchange and decoding take is fitted through the buckets of *all other* schedules. So no step is predicted from
 its own measurement.
 """

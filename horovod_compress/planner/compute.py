@@ -21,8 +21,8 @@ def arrivals(table: Table, seconds: float, offer: Callable[[int], float] = lambd
 
     Args:
         seconds: of a step's compute, forward and backward.
-        offer: seconds that taking in a gradient of so many elements costs, one after the other on a thread that the
-            backward pass does not wait for; a gradient is there when it was taken in.
+        offer: seconds to submit a gradient of that many elements, one after the other, on a thread that the backward
+            pass does not wait for; a gradient is there once it is submitted.
     """
     total = sum(tensor.macs for tensor in table.tensors) or 1
     counts, times = [], []

@@ -29,7 +29,7 @@ from ..exchange.wire import HEADER_BYTES
 #: What TCP over Ethernet leaves of a link's rate: 1448 bytes of data in a frame that occupies 1538.
 GOODPUT = 1448 / 1538
 #: Processor's seconds that Gloo and the exchange thread need to send and receive a message, beyond its bytes: an
-#: estimate. ``hvd-compress plan --measure`` does without it.
+#: estimate. ``hvd-compress plan --measure`` needs none.
 MESSAGE_SECONDS = 60e-6
 #: Bytes that say how long a gathered payload is.
 LENGTH_BYTES = 8
@@ -55,7 +55,7 @@ class Link:
 
 
 @dataclass(frozen=True)
-class Cargo:
+class Payload:
     """What is exchanged, and what the processor does with it.
 
     Attributes:
@@ -70,7 +70,7 @@ class Cargo:
 
 
 @dataclass(frozen=True)
-class Taken:
+class Cost:
     """What an exchange takes on one rank.
 
     Attributes:
@@ -83,17 +83,17 @@ class Taken:
     sent: float = 0.0
     messages: int = 0
 
-    def __add__(self, other: Taken) -> Taken:
-        return Taken(self.seconds + other.seconds, self.sent + other.sent, self.messages + other.messages)
+    def __add__(self, other: Cost) -> Cost:
+        return Cost(self.seconds + other.seconds, self.sent + other.sent, self.messages + other.messages)
 
 
-Formula = Callable[[Cargo, int, Link], Taken]
+Formula = Callable[[Payload, int, Link], Cost]
 
-NOTHING = Taken(0.0)
+NOTHING = Cost(0.0)
 
 
 def segments_of(chunk: float) -> int:
-    """Return into how many segments a chunk of so many bytes is cut."""
+    """Return how many segments a chunk of that many bytes has."""
     return max(1, math.ceil(chunk / max(MIN_SEGMENT_BYTES, chunk / MAX_SEGMENTS)))
 
 
@@ -105,55 +105,55 @@ def phase(messages: int, link_busy: float, processor_busy: float, latency: float
     return messages * slow + fast + latency
 
 
-def ring(cargo: Cargo, ranks: int, link: Link) -> Taken:
+def ring(payload: Payload, ranks: int, link: Link) -> Cost:
     """Reduce-scatter and all-gather over neighbours; see :mod:`..exchange.ring`."""
     if ranks == 1:
         return NOTHING
-    chunk, hops = cargo.nbytes / ranks, ranks - 1
+    chunk, hops = payload.nbytes / ranks, ranks - 1
     number = segments_of(chunk)
-    busy, handled = link.seconds(chunk / number), link.message + cargo.copy * chunk / number
+    busy, handled = link.seconds(chunk / number), link.message + payload.copy * chunk / number
 
     def hop(processor: float) -> float:
         return max(number * busy, number * processor, busy + link.latency + processor)
 
-    merged = handled + cargo.merge / ranks / number
+    merged = handled + payload.merge / ranks / number
     through = link.latency + handled if number > 1 else 0.0  # of the last segment, behind the others
     seconds = hops * (hop(merged) + hop(handled)) + through
-    return Taken(seconds, 2 * hops * chunk, 2 * hops * number)
+    return Cost(seconds, 2 * hops * chunk, 2 * hops * number)
 
 
-def fold(cargo: Cargo, ranks: int, link: Link) -> Taken:
+def fold(payload: Payload, ranks: int, link: Link) -> Cost:
     """Chunks to their owners, results to everyone; see :mod:`..exchange.fold`."""
     if ranks == 1:
         return NOTHING
-    chunk, peers = cargo.nbytes / ranks, ranks - 1
+    chunk, peers = payload.nbytes / ranks, ranks - 1
     number = segments_of(chunk)
-    busy, handled = link.seconds(chunk / number), link.message + cargo.copy * chunk / number
-    merged = handled + cargo.merge / ranks / number
+    busy, handled = link.seconds(chunk / number), link.message + payload.copy * chunk / number
+    merged = handled + payload.merge / ranks / number
     seconds = sum(phase(peers * number, busy, processor, link.latency) for processor in (merged, handled))
-    return Taken(seconds, 2 * peers * chunk, 2 * peers * number)
+    return Cost(seconds, 2 * peers * chunk, 2 * peers * number)
 
 
-def torus(cargo: Cargo, ranks: int, link: Link, rows: int | None = None) -> Taken:
+def torus(payload: Payload, ranks: int, link: Link, rows: int | None = None) -> Cost:
     """Rings along rows, and along columns for the share that a rank has then; see :mod:`..exchange.torus`."""
     rows = rows or squarest(ranks)
     columns = ranks // rows
-    share = Cargo(cargo.nbytes / columns, cargo.merge / columns, cargo.copy)
-    return ring(cargo, columns, link) + ring(share, rows, link)
+    share = Payload(payload.nbytes / columns, payload.merge / columns, payload.copy)
+    return ring(payload, columns, link) + ring(share, rows, link)
 
 
-def everywhere(cargo: Cargo, ranks: int, link: Link) -> Taken:
+def everywhere(payload: Payload, ranks: int, link: Link) -> Cost:
     """All of it to every other rank, reduced on each; see :mod:`..exchange.everywhere`."""
     peers = ranks - 1
-    processor = link.message + cargo.copy * cargo.nbytes + cargo.merge
-    seconds = phase(peers, link.seconds(cargo.nbytes), processor, link.latency)
-    return Taken(seconds, peers * cargo.nbytes, peers)
+    processor = link.message + payload.copy * payload.nbytes + payload.merge
+    seconds = phase(peers, link.seconds(payload.nbytes), processor, link.latency)
+    return Cost(seconds, peers * payload.nbytes, peers)
 
 
-def gather(cargo: Cargo, ranks: int, link: Link) -> Taken:
-    """Payloads of any length to every other rank, their lengths first; see :mod:`..exchange.ragged`."""
-    lengths = everywhere(Cargo(LENGTH_BYTES, 0.0, cargo.copy), ranks, link)
-    return lengths + everywhere(Cargo(cargo.nbytes, 0.0, cargo.copy), ranks, link)
+def gather(payload: Payload, ranks: int, link: Link) -> Cost:
+    """Payloads of any length to every other rank, their lengths first; see :mod:`..exchange.all_gatherv`."""
+    lengths = everywhere(Payload(LENGTH_BYTES, 0.0, payload.copy), ranks, link)
+    return lengths + everywhere(Payload(payload.nbytes, 0.0, payload.copy), ranks, link)
 
 
 #: By the names of :mod:`..exchange`.
@@ -169,7 +169,7 @@ def formula(collective: str) -> Formula:
 # ---- what this package does not have ----
 
 
-def hierarchical(cargo: Cargo, ranks: int, link: Link, per_host: int, local: Link) -> Taken:
+def hierarchical(payload: Payload, ranks: int, link: Link, per_host: int, local: Link) -> Cost:
     """Return what a hierarchical all-reduce would take: **this package has none**; for comparison only.
 
     Reduce-scatter inside of each host; a ring over hosts for each share, all of them on the host's one link; then an
@@ -179,8 +179,8 @@ def hierarchical(cargo: Cargo, ranks: int, link: Link, per_host: int, local: Lin
         per_host: ranks on a host; ``ranks`` is a multiple.
         local: the connection between the ranks of one host.
     """
-    inside = ring(cargo, per_host, local)
-    share = Cargo(cargo.nbytes / per_host, cargo.merge / per_host, cargo.copy)
+    inside = ring(payload, per_host, local)
+    share = Payload(payload.nbytes / per_host, payload.merge / per_host, payload.copy)
     crowded = Link(link.rate / per_host, link.latency, link.message)
     between = ring(share, ranks // per_host, crowded)
-    return Taken(inside.seconds + between.seconds, between.sent, inside.messages + between.messages)
+    return Cost(inside.seconds + between.seconds, between.sent, inside.messages + between.messages)

@@ -1,6 +1,6 @@
 """What a step takes with a method on a network: buckets on a time line, by the model of :mod:`..schedule.costs`.
 
-Every bucket is reckoned by itself, with the bytes that its own tensors make; only the search for the best buckets
+Every bucket is computed by itself, with the bytes that its own tensors make; only the search for the best buckets
 takes costs to be affine in elements.
 """
 
@@ -16,10 +16,10 @@ from ..schedule.plan import Bucket, Plan, TensorSpec
 from ..schedule.policies import layerfusion
 from ..schedule.policies.registry import make_plan
 from .compute import arrivals
-from .network import NOTHING, Cargo, Link, Taken, formula, hierarchical
+from .network import NOTHING, Cost, Link, Payload, formula, hierarchical
 from .processor import Processor, measured
 from .shapes import Table
-from .traffic import Part, Traffic, rounds, traffic
+from .traffic import Traffic, TrafficPart, rounds, traffic
 
 #: Processor's seconds for handing a bucket from thread to thread, beyond what its codec needs: an estimate.
 BUCKET_SECONDS = 100e-6
@@ -81,19 +81,19 @@ class Kind:
     def traffic(self, bucket: Bucket) -> Traffic:
         return traffic(self._codec, bucket, self._world.ranks, self._world.exchange, self._processor.filled)
 
-    def exchange(self, bucket: Bucket) -> Taken:
+    def exchange(self, bucket: Bucket) -> Cost:
         """Return what encoding and exchanging a bucket takes, on the exchange thread."""
         found, merge = self.traffic(bucket), self._processor.merge(bucket.count)
         parts = (*found.preludes, found.payload)
         total = sum(part.nbytes for part in parts) or 1
         own = self._processor.encode(bucket.count) + BUCKET_SECONDS * self._world.stretch
-        return sum((self._moved(part, merge * part.nbytes / total) for part in parts), Taken(own))
+        return sum((self._moved(part, merge * part.nbytes / total) for part in parts), Cost(own))
 
-    def _moved(self, part: Part, merge: float) -> Taken:
-        cargo, world = Cargo(part.nbytes, merge, self._processor.copy), self._world
+    def _moved(self, part: TrafficPart, merge: float) -> Cost:
+        payload, world = Payload(part.nbytes, merge, self._processor.copy), self._world
         if world.hosts:
-            return hierarchical(cargo, world.ranks, self._link, *world.hosts)
-        return formula(part.collective)(cargo, world.ranks, self._link) if world.ranks > 1 else NOTHING
+            return hierarchical(payload, world.ranks, self._link, *world.hosts)
+        return formula(part.collective)(payload, world.ranks, self._link) if world.ranks > 1 else NOTHING
 
     def decode(self, bucket: Bucket) -> float:
         """Return the seconds on the decoding thread."""
@@ -151,7 +151,7 @@ class Predictor:
         compute: seconds of a step without any exchange.
 
     Raises:
-        ConfigError: the method cannot serve so many ranks, or the exchange does not fit it.
+        ConfigError: the method cannot serve that many ranks, or the exchange does not fit it.
     """
 
     def __init__(self, table: Table, codec: Codec, world: World, compute: float) -> None:

@@ -20,7 +20,7 @@ from torch import Tensor
 from ..codecs.base import Algebra, Codec, Piece
 from ..codecs.carry import carries
 from ..codecs.work import Part, Regions, Work
-from ..exchange.wire import Address, Bad, FrameBuffer
+from ..exchange.wire import Address, FrameBuffer, NonFiniteCount
 from ..ops.keys import Key
 from ..schedule.costs import Affine, fitted
 from ..schedule.plan import Bucket, TensorSpec
@@ -60,7 +60,7 @@ class Processor:
         return self.decode(elements) + ranks * self.decode_each(elements)
 
     def scaled(self, factor: float) -> Processor:
-        """Return the costs of a processor on which everything takes so many times as long."""
+        """Return the costs of a processor that is slower by this factor."""
         parts = {name: getattr(self, name) for name in ("offer", "encode", "merge", "decode", "decode_each")}
         scaled: dict[str, Any] = {name: Affine(factor * cost.fixed, factor * cost.each) for name, cost in parts.items()}
         return replace(self, copy=factor * self.copy, **scaled)
@@ -180,7 +180,7 @@ def _copying() -> float:
     address = Address(*[0] * len(Address._fields))
 
     def through() -> None:
-        frame.pack(address, Bad(), [data])
+        frame.pack(address, NonFiniteCount(), [data])
         frame.check(address, _FRAME_BYTES)
         data.copy_(frame.payload(0, _FRAME_BYTES))
 

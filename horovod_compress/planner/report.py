@@ -162,7 +162,7 @@ def _refusals(found: Sequence[Cell]) -> list[str]:
 
 
 def advice(found: Sequence[Cell], ranks: int) -> str:
-    """Return which methods are fastest with so many ranks, and which of those that lose nothing."""
+    """Return the fastest methods at this number of ranks, of all and of those that lose nothing."""
     able = [cell for cell in found if cell.ranks == ranks and cell.timeline and cell.available]
     able.sort(key=_step)
     if not able:

@@ -13,7 +13,7 @@ _ROUNDS_FROM = 1 << 20  # a step at which every warm-up is over
 
 
 @dataclass(frozen=True)
-class Part:
+class TrafficPart:
     """One exchange of a bucket.
 
     Attributes:
@@ -29,8 +29,8 @@ class Part:
 class Traffic:
     """All exchanges of a bucket in one step: preludes, then the payload."""
 
-    preludes: tuple[Part, ...]
-    payload: Part
+    preludes: tuple[TrafficPart, ...]
+    payload: TrafficPart
 
 
 def traffic(codec: Codec, bucket: Bucket, ranks: int, exchange: str = "auto", filled: float = 1.0) -> Traffic:
@@ -49,15 +49,15 @@ def traffic(codec: Codec, bucket: Bucket, ranks: int, exchange: str = "auto", fi
     room = nbytes(layout.regions)
     collective = chooser(exchange)(codec, room, ranks, by_owner=bool(layout.results)).name
     if codec.algebra is Algebra.GATHER:
-        return Traffic(preludes, Part(filled * room, collective))
+        return Traffic(preludes, TrafficPart(filled * room, collective))
     results = layout.results if collective == "fold" else {}
     passed_on = nbytes(layout.regions | results)  # as much is sent of the one as of the other
-    return Traffic(preludes, Part((room + passed_on) / 2, collective))
+    return Traffic(preludes, TrafficPart((room + passed_on) / 2, collective))
 
 
-def _prelude(arrays: Regions, ranks: int) -> Part:
+def _prelude(arrays: Regions, ranks: int) -> TrafficPart:
     size = nbytes(arrays)
-    return Part(size, for_prelude(size, ranks).name)
+    return TrafficPart(size, for_prelude(size, ranks).name)
 
 
 def nbytes(arrays: Regions) -> int:

@@ -18,7 +18,7 @@ from torch import Tensor
 from horovod_compress.engine.bucket import arrivals
 from horovod_compress.exchange import wire
 from tests.battery.cases import each_case
-from tests.support.apart import Apart, everything_apart
+from tests.support.accelerator import FakeAccelerator, everything_on_accelerator
 from tests.support.local import random_grads, spec
 from tests.support.samples import Sample
 
@@ -26,7 +26,7 @@ TENSORS = [spec("a", 70, 336), spec("b", 5), spec("c", 9001)]
 DEVICE, HOST = "device", "host"
 
 
-class Sided(Apart):
+class Sided(FakeAccelerator):
     """Knows which memory is whose."""
 
     spans: ClassVar[list[tuple[int, int, str]]] = []
@@ -94,7 +94,7 @@ def watched() -> Iterator[list[str]]:
 def test_every_kernel_works_on_one_side(case: Sample, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(arrivals, "MIN_ELEMENTS", 0)
     for exchange in case.exchanges():
-        with everything_apart(Sided), watched() as found:
+        with everything_on_accelerator(Sided), watched() as found:
             with case.fleet(2, TENSORS, exchange=exchange) as fleet:
                 for step in range(3):
                     fleet.step(random_grads(2, TENSORS, seed=step))

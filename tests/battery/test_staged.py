@@ -13,7 +13,7 @@ from horovod_compress.engine.bucket import arrivals
 from horovod_compress.exchange.transports.base import Transport
 from tests.battery.cases import each_case
 from tests.battery.kept import Kept, kept, same
-from tests.support.apart import Apart, everything_apart
+from tests.support.accelerator import FakeAccelerator, everything_on_accelerator
 from tests.support.local import Fleet, random_grads, spec
 from tests.support.marks import each_value, slow
 from tests.support.samples import Sample
@@ -45,15 +45,18 @@ def _run(case: Sample, world: int, tensors: list, **options: Any) -> tuple[list[
         return results, kept(fleet), sent
 
 
-def _apart(fleet: Fleet) -> list[Apart]:
+def _apart(fleet: Fleet) -> list[FakeAccelerator]:
     return [
-        where for reducer in fleet.reducers for where in reducer.context.devices.values() if isinstance(where, Apart)
+        where
+        for reducer in fleet.reducers
+        for where in reducer.context.devices.values()
+        if isinstance(where, FakeAccelerator)
     ]
 
 
 def _check(case: Sample, world: int, tensors: list, **options: Any) -> None:
     results, left, sent = _run(case, world, tensors, **options)
-    with everything_apart():
+    with everything_on_accelerator():
         staged, left_there, sent_there = _run(case, world, tensors, **options)
     assert all(same(a, b) for a, b in zip(results, staged, strict=True))
     assert same(left, left_there) and sent == sent_there
@@ -99,7 +102,7 @@ def test_staged_values_that_are_not_finite(case: Sample) -> None:
             return results, kept(fleet)
 
     plain, left = run()
-    with everything_apart():
+    with everything_on_accelerator():
         staged, left_there = run()
     assert all(same(a, b) for a, b in zip(plain, staged, strict=True)) and same(left, left_there)
     assert bool(torch.isnan(staged[1][0]["x"]).all())
@@ -111,7 +114,7 @@ def test_staging_copies_the_payload_and_no_more() -> None:
     groups = -(-512 // 5)
     for levels, nbytes in ((2, 2 * 64 * 512 // 8), (3, groups * (40 + 64))):
         options = {"full_precision_every": 0, "step_size": 1.0, "levels": levels}
-        with everything_apart(), Fleet(2, tensors, "marsit", **options) as fleet:
+        with everything_on_accelerator(), Fleet(2, tensors, "marsit", **options) as fleet:
             fleet.step(random_grads(2, tensors))
             for where in _apart(fleet):
                 assert where.copied == nbytes + 8

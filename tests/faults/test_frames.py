@@ -18,7 +18,7 @@ from horovod_compress.errors import CorruptFrameError, ExchangeError
 from horovod_compress.exchange.deadline import Deadline
 from horovod_compress.exchange.transports.base import Transport
 from horovod_compress.exchange.transports.messages import Pending
-from horovod_compress.exchange.wire import Bad, FrameBuffer
+from horovod_compress.exchange.wire import FrameBuffer, NonFiniteCount
 from tests.support.local import Fleet, random_grads, same_bits, spec
 from tests.support.marks import slow
 
@@ -158,7 +158,7 @@ def test_control(exchange: str) -> None:
 def test_control_of_the_check(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without the check of frames the same fault gives a wrong result: the tests below can fail."""
     right = expected("ring")[0]
-    monkeypatch.setattr(FrameBuffer, "check", lambda self, due, length: Bad())
+    monkeypatch.setattr(FrameBuffer, "check", lambda self, due, length: NonFiniteCount())
     found = Crew("ring", "flip", 1, FRAMES - 1).run(1)[0]
     assert all(isinstance(rank, dict) for rank in found)
     assert not all(is_right(mine, want) for mine, want in zip(found, right, strict=True))

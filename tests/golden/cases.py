@@ -23,8 +23,8 @@ from horovod_compress.exchange.wire import (
     REDUCE,
     WIRE_VERSION,
     Address,
-    Bad,
     FrameBuffer,
+    NonFiniteCount,
     codec_id,
 )
 from horovod_compress.ops.keys import Key
@@ -79,14 +79,18 @@ def payload(codec: Codec, dtype: str, step: int = STEP) -> bytes:
 def frames() -> dict[str, str]:
     marsit, verify = codec_id("marsit"), codec_id("verify")
     addresses = {
-        "empty": (Address(marsit, REDUCE, 0, 0, 0, 0, 0, 0), Bad(), b""),
-        "reduce": (Address(marsit, REDUCE, 3, 70_000, 5, 2, 1, 4), Bad(6, 2), bytes(range(23))),
-        "gather": (Address(verify, GATHER, 65_535, (1 << 32) + 9, 7, 1, 2, 0), Bad((1 << 32) - 1, 1), b"\xff" * 8),
+        "empty": (Address(marsit, REDUCE, 0, 0, 0, 0, 0, 0), NonFiniteCount(), b""),
+        "reduce": (Address(marsit, REDUCE, 3, 70_000, 5, 2, 1, 4), NonFiniteCount(6, 2), bytes(range(23))),
+        "gather": (
+            Address(verify, GATHER, 65_535, (1 << 32) + 9, 7, 1, 2, 0),
+            NonFiniteCount((1 << 32) - 1, 1),
+            b"\xff" * 8,
+        ),
     }
     return {name: frame(*given).hex() for name, given in addresses.items()}
 
 
-def frame(address: Address, bad: Bad, data: bytes) -> bytes:
+def frame(address: Address, bad: NonFiniteCount, data: bytes) -> bytes:
     buffer = FrameBuffer(len(data))
     pieces = [torch.frombuffer(bytearray(data), dtype=torch.uint8)] if data else []
     packed = buffer.pack(address, bad, pieces)

@@ -699,7 +699,11 @@ class TestTogether:
             ("octave_encode", [offered.grads, norms, rows, offered.codes(4), KEY], {"bits": 4, "headroom": 3}),
             ("qsgd_encode", [offered.grads, records, KEY], {**room, "norm": 0}),
             ("level_decode", [offered.codes(8), norms, rows, results], {"bits": 8, "scale": 0.3}),
-            ("octave_decode", [offered.codes(8), norms, rows, results], {"bits": 8, "headroom": 3, "scale": 0.3}),
+            (
+                "octave_decode",
+                [offered.codes(8), norms, rows, results],
+                {"bits": 8, "headroom": 3, "scale": 0.3},
+            ),
             ("qsgd_decode", [records, results], {**room, "scale": 0.3}),
         ]
         for name, given, rule in several:
@@ -915,8 +919,8 @@ def test_every_kernel_has_a_cuda_text_and_is_bound_on_both_sides() -> None:
     assert len(names) > 40 and names > HOST_ONLY
     shared = (ROOT / "csrc" / "bind.h").read_text()
     texts = "".join(path.read_text() for path in (ROOT / "csrc" / "cuda").glob("*.cu"))
-    bound = set(re.findall(r'module\.def\("(\w+)"|^  HVC_DEFINE\((\w+)\)', shared, re.MULTILINE))
-    bound = {name for pair in bound for name in pair if name}
+    listed = re.findall(r"\buse\((\w+)\)", (ROOT / "csrc" / "kernels.h").read_text())
+    bound = {*re.findall(r'module\.def\("(\w+)"', shared), *listed}
     defined = set(re.findall(r"^\w+ (\w+)\(const|^\w+ (\w+)\(\w+\*? \w+", texts, re.MULTILINE))
     defined = {name for pair in defined for name in pair if name}
     assert names - HOST_ONLY - bound == set(), "kernels that bind.h does not bind for both modules"

@@ -81,7 +81,7 @@ def test_what_dgc_with_momentum_could_not_send_stays() -> None:
 def test_sums_over_ranks_saturate(method: str, options: dict[str, Any]) -> None:
     with Fleet(WORLD, [spec("w", COUNT, dtype=torch.float16)], method, **options) as fleet:
         for reducer in fleet.reducers:
-            reducer.gain = float(WORLD)
+            reducer.result_scale = float(WORLD)
         for step in range(STEPS):
             results = fleet.step(_grads(step))
             assert all_same(results) and bool(results[0]["w"].isfinite().all())

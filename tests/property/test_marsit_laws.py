@@ -198,8 +198,8 @@ def test_sum_is_the_mean_times_the_world(method: str) -> None:
                 grads = random_grads(4, tensors, seed=number)
                 if not given_late:
                     for reducer in total.reducers:
-                        reducer.gain = 4.0
-                sums = total.step(grads, gain=4.0 if given_late else None)
+                        reducer.result_scale = 4.0
+                sums = total.step(grads, result_scale=4.0 if given_late else None)
                 means = mean.step(grads)
                 for t in tensors:
                     assert torch.equal(sums[0][t.name], 4 * means[0][t.name])
@@ -230,8 +230,8 @@ def test_a_gain_that_is_known_late_gives_the_same_bits(method: str) -> None:
     options = dict(full_precision_every=2) if method == "marsit" else {}
     with Fleet(3, tensors, method, **options) as late, Fleet(3, tensors, method, **options) as early:
         for a, b in zip(late.reducers, early.reducers, strict=True):
-            a.gain, b.gain = None, 3.0
+            a.result_scale, b.result_scale = None, 3.0
         for number in range(3):
             grads = random_grads(3, tensors, seed=number)
-            found, expected = late.step(grads, gain=3.0), early.step(grads)
+            found, expected = late.step(grads, result_scale=3.0), early.step(grads)
             assert all(same_bits(x[name], y[name]) for x, y in zip(found, expected, strict=True) for name in x)

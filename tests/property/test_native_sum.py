@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from horovod_compress.errors import ExchangeError
-from tests.support.apart import everything_apart
+from tests.support.accelerator import everything_on_accelerator
 from tests.support.local import Fleet, random_grads, spec
 
 TENSORS = [spec("a", 70, 336), spec("b", 5), spec("empty", 0), spec("c", 9001), spec("d")]
@@ -42,7 +42,7 @@ def results(fleet: Fleet, world: int, steps: int = 1) -> list[list[dict[str, Ten
 @pytest.mark.parametrize("world", [2, 3, 4])
 @pytest.mark.parametrize("method", PLAIN)
 def test_the_mean_on_every_rank(method: str, world: int, staged: bool) -> None:
-    with everything_apart() if staged else nullcontext(), fleet_of(world, method) as fleet:
+    with everything_on_accelerator() if staged else nullcontext(), fleet_of(world, method) as fleet:
         assert collectives(fleet) == {"native"}
         ((first, *others),) = results(fleet, world)
     grads = random_grads(world, TENSORS, seed=0)
@@ -55,7 +55,7 @@ def test_the_mean_on_every_rank(method: str, world: int, staged: bool) -> None:
 def test_staged_sums_are_those_of_the_cpu() -> None:
     with fleet_of(3, "marsit", full_precision_every=2) as fleet:
         plain = results(fleet, 3, 4)
-    with everything_apart(), fleet_of(3, "marsit", full_precision_every=2) as fleet:
+    with everything_on_accelerator(), fleet_of(3, "marsit", full_precision_every=2) as fleet:
         staged = results(fleet, 3, 4)
     for before, after in zip(plain, staged, strict=True):
         for mine, theirs in zip(before, after, strict=True):

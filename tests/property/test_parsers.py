@@ -13,7 +13,7 @@ from hypothesis import given, strategies as st
 
 from horovod_compress.engine import sealed, state_file, state_folder
 from horovod_compress.errors import ConfigError, CorruptFrameError, StateError
-from horovod_compress.exchange.wire import HEADER_BYTES, Address, Bad, FrameBuffer
+from horovod_compress.exchange.wire import HEADER_BYTES, Address, FrameBuffer, NonFiniteCount
 from horovod_compress.planner import shapes
 from horovod_compress.schedule.plan import Plan
 from tests.golden import cases
@@ -98,7 +98,7 @@ def test_manifests(tmp_path_factory: pytest.TempPathFactory, document: Any, data
 def _flips(payload: bytes) -> int:
     """Return how many flipped bits of a frame with a payload are not noticed."""
     frame = FrameBuffer(len(payload))
-    frame.pack(DUE, Bad(), [torch.frombuffer(bytearray(payload), dtype=torch.uint8)])
+    frame.pack(DUE, NonFiniteCount(), [torch.frombuffer(bytearray(payload), dtype=torch.uint8)])
     frame.check(DUE, len(payload))  # the control
     missed = 0
     for bit in range(8 * (HEADER_BYTES + len(payload))):

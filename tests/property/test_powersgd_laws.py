@@ -189,16 +189,16 @@ def test_options(options: dict) -> None:
         PowerSgd(**options)
 
 
-@pytest.mark.parametrize("gain", [1.0, 3.0])
-def test_what_float16_cannot_hold_stays(gain: float) -> None:
+@pytest.mark.parametrize("result_scale", [1.0, 3.0])
+def test_what_float16_cannot_hold_stays(result_scale: float) -> None:
     """1e5 in every element, of which half waited: what a result leaves behind comes in the steps after, sums too."""
     world, total = 3, torch.zeros(16, 40, dtype=torch.float64)
     with Fleet(world, [spec("w", 16, 40, dtype=torch.float16)], "powersgd", rank=1) as fleet:
         for reducer in fleet.reducers:
             reducer.buckets[0].memory.state["residual"].fill_(50000.0)
-            reducer.gain = gain
+            reducer.result_scale = result_scale
         for value in (50000.0, 0.0, 0.0, 0.0, 0.0, 0.0):
             results = fleet.step([{"w": torch.full((16, 40), value).half()} for _ in range(world)])
             assert all_same(results) and bool(results[0]["w"].isfinite().all())
             total += results[0]["w"].double()
-    assert torch.allclose(total, torch.full_like(total, gain * 100000.0), rtol=1e-3)
+    assert torch.allclose(total, torch.full_like(total, result_scale * 100000.0), rtol=1e-3)

@@ -12,7 +12,7 @@ import torch
 from horovod_compress.codecs.sparse_binary import PRESETS, SparseBinary
 from horovod_compress.engine.bucket.state import BucketState
 from horovod_compress.errors import ConfigError, CorruptFrameError, HorovodCompressError
-from horovod_compress.exchange import ragged
+from horovod_compress.exchange import all_gatherv
 from horovod_compress.ops.keys import Key
 from horovod_compress.schedule.plan import Bucket, TensorSpec
 from tests.support.local import Fleet, all_same, one_tensor, random_grads, spec
@@ -76,7 +76,7 @@ def _encoded(tensors: list[TensorSpec], codec: SparseBinary) -> tuple[int, int]:
     total = positions = 0
     generator = torch.Generator().manual_seed(0)
     for index, tensor in enumerate(tensors):
-        state = BucketState(Bucket(index, (tensor,)), codec, 0, 2, lambda *_: ragged)
+        state = BucketState(Bucket(index, (tensor,)), codec, 0, 2, lambda *_: all_gatherv)
         state.claim(0, 1.0)
         state.offer(0, torch.randn(tensor.shape, generator=generator), Key(0, 0, index, 0), False)
         round_ = state.round(0)

@@ -14,7 +14,7 @@ from horovod_compress.codecs.base import Codec
 from horovod_compress.engine.methods import Methods, parse
 from horovod_compress.engine.reducer import Reducer
 from horovod_compress.exchange.choose import chooser
-from horovod_compress.exchange.device import Host
+from horovod_compress.exchange.device import Device
 from horovod_compress.exchange.transports.base import Transport
 from horovod_compress.exchange.transports.local import Hub
 from horovod_compress.schedule.plan import Plan, TensorSpec
@@ -45,7 +45,7 @@ class Fleet:
         method: str | Codec | Methods = "marsit",
         *,
         wrap: Callable[[Transport], Transport] = lambda transport: transport,
-        devices: Callable[[Transport], Callable[[str], Host] | None] = lambda transport: None,
+        devices: Callable[[Transport], Callable[[str], Device] | None] = lambda transport: None,
         **options: Any,
     ) -> None:
         self.world, self.tensors = world, list(tensors)
@@ -81,18 +81,18 @@ class Fleet:
                 step = reducer.offer(self._index[name], mine[name])
         return step
 
-    def step(self, grads: Sequence[Mapping[str, Tensor]], gain: float | None = None) -> list[dict[str, Tensor]]:
+    def step(self, grads: Sequence[Mapping[str, Tensor]], result_scale: float | None = None) -> list[dict[str, Tensor]]:
         """Reduce copies of the gradients; return the results per rank, by name."""
         copies = [{name: grad.clone() for name, grad in mine.items()} for mine in grads]
         step = self.offer(copies)
 
         def results(rank: int) -> dict[str, Tensor]:
             reducer = self.reducers[rank]
-            return {name: reducer.result(self._index[name], step, gain) for name in copies[rank]}
+            return {name: reducer.result(self._index[name], step, result_scale) for name in copies[rank]}
 
-        if gain is None:
+        if result_scale is None:
             return [results(rank) for rank in range(self.world)]
-        # A rank decodes nothing before it has asked for a result with a gain, so all ask at once.
+        # A rank decodes nothing before it has asked for a result with its scale, so all ask at once.
         with ThreadPoolExecutor(self.world) as pool:
             return list(pool.map(results, range(self.world)))
 

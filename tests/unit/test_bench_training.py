@@ -19,7 +19,7 @@ from benchmarks import accuracy, curves, overlap, shapes, step, training
 from benchmarks.jobs import rank, step as job
 from benchmarks.peers import base
 from benchmarks.shapes import generate
-from horovod_compress.planner import standin
+from horovod_compress.planner import synthetic
 
 PUBLISHED = {
     "resnet50": 25_557_032,
@@ -114,10 +114,10 @@ class Stand:
     """A stand-in model, and a step of it."""
 
     def __init__(self, table: shapes.Table, seconds: float) -> None:
-        self.pace = standin.Pace(seconds)
+        self.pace = synthetic.Pace(seconds)
         self.tile = torch.randn(1000)
-        self.gradients = standin.Gradients(table, self.tile)
-        self.model = standin.StandIn(table, self.gradients, self.pace, standin.untouched_memory(table.count))
+        self.gradients = synthetic.Gradients(table, self.tile)
+        self.model = synthetic.SyntheticModel(table, self.gradients, self.pace, synthetic.untouched_memory(table.count))
 
     def step(self) -> float:
         for parameter in self.model.parameters():
@@ -163,8 +163,8 @@ def test_compute_takes_its_time_and_layers_their_shares(table: shapes.Table, mon
         slept.append(seconds)
         clock[0] += seconds + 0.002  # every sleep is too long, as on a real machine
 
-    monkeypatch.setattr(standin.time, "sleep", sleep)
-    monkeypatch.setattr(standin.time, "perf_counter", lambda: clock[0])
+    monkeypatch.setattr(synthetic.time, "sleep", sleep)
+    monkeypatch.setattr(synthetic.time, "perf_counter", lambda: clock[0])
     stand = Stand(table, 0.9)
     stand.model(torch.zeros(1)).backward()
     # Forward: a third in the shares 0.2, 0.6, 0.2; backward: the rest, from the end.
@@ -180,14 +180,14 @@ def test_without_compute_nothing_is_slept(table: shapes.Table) -> None:
 
 def test_calibration_makes_up_for_what_the_walk_costs() -> None:
     """Exact, with a step that has a fixed cost; a real clock is used in the parallel test."""
-    pace = standin.Pace(0.3)
-    assert standin.calibrate(pace, lambda: pace.budget + 0.012) == pytest.approx(0.3)
+    pace = synthetic.Pace(0.3)
+    assert synthetic.calibrate(pace, lambda: pace.budget + 0.012) == pytest.approx(0.3)
     assert pace.budget == pytest.approx(0.288)
 
 
 def test_a_calibrated_step_takes_the_time_asked_for(table: shapes.Table) -> None:
     stand = Stand(table, 0.06)
-    standin.calibrate(stand.pace, stand.step, rounds=2)
+    synthetic.calibrate(stand.pace, stand.step, rounds=2)
     # 2 % on a quiet machine; tests run beside each other.
     assert statistics.median(stand.step() for _ in range(5)) == pytest.approx(0.06, rel=0.15)
 

@@ -24,7 +24,7 @@ from horovod_compress.options import Options
 from horovod_compress.schedule.plan import Plan, TensorSpec
 from horovod_compress.schedule.policies.registry import make_plan
 from tests.battery.kept import kept, same
-from tests.support.apart import Apart, everything_apart
+from tests.support.accelerator import FakeAccelerator, everything_on_accelerator
 from tests.support.local import Fleet, random_grads, spec
 
 TENSORS = [spec("a", 70, 33), spec("b", 5)]
@@ -110,7 +110,7 @@ def test_counts_may_be_tensors(apart: bool, monkeypatch: pytest.MonkeyPatch) -> 
     for kind in (Marsit, Dense):
         monkeypatch.setattr(kind, "submit", _tensor_counts(kind))
     if apart:
-        with everything_apart():
+        with everything_on_accelerator():
             tensors = steps()
     else:
         tensors = steps()
@@ -118,17 +118,17 @@ def test_counts_may_be_tensors(apart: bool, monkeypatch: pytest.MonkeyPatch) -> 
     assert numbers[2:] == tensors[2:] == ([1, 1], [[], ["b"]])
 
 
-class Frozen(Apart):
+class Frozen(FakeAccelerator):
     """A device whose copies never end."""
 
-    def wait(self, mark: int, deadline: Deadline) -> None:
+    def wait(self, event: int, deadline: Deadline) -> None:
         while not deadline.passed():
             threading.Event().wait(0.01)
         raise ExchangeError(f"the device did not finish within {deadline.seconds:g} s")
 
 
 def test_a_device_that_stands_still_fails_every_rank() -> None:
-    with everything_apart([Apart(), Frozen()].pop):
+    with everything_on_accelerator([FakeAccelerator(), Frozen()].pop):
         with Fleet(2, TENSORS, "marsit", timeout=0.5) as fleet:
             step = fleet.offer(random_grads(2, TENSORS))
             for reducer in fleet.reducers:
@@ -139,8 +139,8 @@ def test_a_device_that_stands_still_fails_every_rank() -> None:
 def test_a_device_rests_before_its_memory_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     kept_alive: list[Any] = []
     monkeypatch.setattr("horovod_compress.engine.reducer._UNRESTED", kept_alive)
-    wheres = [Apart(), Apart()]
-    with everything_apart(list(wheres).pop):
+    wheres = [FakeAccelerator(), FakeAccelerator()]
+    with everything_on_accelerator(list(wheres).pop):
         with Fleet(2, TENSORS, "marsit") as fleet:
             fleet.step(random_grads(2, TENSORS))
             late = [torch.zeros(3) for _ in wheres]
@@ -152,7 +152,7 @@ def test_a_device_rests_before_its_memory_is_given_up(monkeypatch: pytest.Monkey
 def test_a_device_that_does_not_rest_keeps_its_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     kept_alive: list[Any] = []
     monkeypatch.setattr("horovod_compress.engine.reducer._UNRESTED", kept_alive)
-    with everything_apart(Frozen):
+    with everything_on_accelerator(Frozen):
         fleet = Fleet(1, TENSORS, "marsit")
         with fleet:
             pass
@@ -174,18 +174,18 @@ def test_a_timed_exchange_is_over_before_the_next_step(method: str) -> None:
                 assert all(reducer.wait_idle(5.0) for reducer in fleet.reducers)
                 assert all(seconds > 0 for seconds in pool.map(lambda r: r.time_exchange(0), fleet.reducers))
                 for where in (where for r in fleet.reducers for where in r.context.devices.values()):
-                    assert not isinstance(where, Apart) or where._done == len(where._queued)
+                    assert not isinstance(where, FakeAccelerator) or where._done == len(where._queued)
             return results, kept(fleet), fleet.reducers
 
     plain, left, _ = steps()
-    with everything_apart():
+    with everything_on_accelerator():
         staged, left_there, reducers = steps()
     assert all(same(a, b) for a, b in zip(plain, staged, strict=True)) and same(left, left_there)
-    assert all(r.buckets[0].decoded == r.context.devices["cpu"].mark() for r in reducers)
+    assert all(r.buckets[0].decoded == r.context.devices["cpu"].record_event() for r in reducers)
 
 
 def test_counts_are_fetched_to_memory_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Giving(Apart):
+    class Giving(FakeAccelerator):
         given = 0
 
         def host_zeros(self, count: int, dtype: torch.dtype) -> Tensor:
@@ -193,7 +193,7 @@ def test_counts_are_fetched_to_memory_of_their_own(monkeypatch: pytest.MonkeyPat
             return super().host_zeros(count, dtype)
 
     monkeypatch.setattr(Marsit, "submit", _tensor_counts(Marsit))
-    with everything_apart(Giving):
+    with everything_on_accelerator(Giving):
         with Fleet(2, TENSORS, "marsit", full_precision_every=0, nonfinite="propagate") as fleet:
             fleet.step(random_grads(2, TENSORS, seed=0))
             wheres = [r.context.devices["cpu"] for r in fleet.reducers]
@@ -221,7 +221,7 @@ def test_the_same_buckets_in_other_plans_keep_their_state() -> None:
             return results, kept(fleet)
 
     plain, left = steps()
-    with everything_apart():
+    with everything_on_accelerator():
         staged, left_there = steps()
     assert all(same(a, b) for a, b in zip(plain, staged, strict=True)) and same(left, left_there)
 
@@ -246,7 +246,7 @@ class Event:
     looks = 0
 
     def record(self, stream: Stream) -> None:
-        stream.told.append("mark")
+        stream.told.append("event")
         self.at = (stream.name, len(stream.told))
 
     def query(self) -> bool:
@@ -293,7 +293,7 @@ def cuda(monkeypatch: pytest.MonkeyPatch) -> FakeCuda:
 
 def test_each_thread_has_a_stream_and_a_device(cuda: FakeCuda) -> None:
     where = device.of("cuda:1")
-    assert where.apart and where.where == torch.device("cuda", 1)
+    assert where.is_accelerator and where.where == torch.device("cuda", 1)
     seen = []
     for context in (where.exchanging, where.decoding, where.moving):
         with context():
@@ -303,25 +303,25 @@ def test_each_thread_has_a_stream_and_a_device(cuda: FakeCuda) -> None:
 
 
 def test_one_mark_for_each_stream_that_offers(cuda: FakeCuda) -> None:
-    where, marks = device.of("cuda:0"), {}  # type: ignore[var-annotated]
+    where, events = device.of("cuda:0"), {}  # type: ignore[var-annotated]
     other = Stream("other")
     for stream in (cuda.current[0], other, cuda.current[0]):
         with cuda.stream(stream):
-            where.note(marks)
-    assert len(marks) == 2
+            where.record_in(events)
+    assert len(events) == 2
     with where.exchanging():
-        where.after(*marks.values())
-        where.after(None)
+        where.wait_events(*events.values())
+        where.wait_events(None)
         assert cuda.made[0].told == [("after", ("training", 2)), ("after", ("other", 1))]
 
 
 def test_waiting_looks_until_the_mark_or_the_deadline(cuda: FakeCuda) -> None:
     where = device.of("cuda:0")
-    mark = where.mark()
-    where.wait(mark, Deadline(5.0))
-    assert mark.looks == 4
+    event = where.record_event()
+    where.wait(event, Deadline(5.0))
+    assert event.looks == 4
     with pytest.raises(ExchangeError, match="cuda:0 did not finish its work on a bucket within 0 s"):
-        where.wait(where.mark(), Deadline(0.0))
+        where.wait(where.record_event(), Deadline(0.0))
 
 
 def test_memory_is_kept_for_both_threads(cuda: FakeCuda) -> None:

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from horovod_compress.schedule.plan import Plan, TensorSpec
-from tests.support.apart import everything_apart
+from tests.support.accelerator import everything_on_accelerator
 from tests.support.local import Fleet, random_grads, spec
 
 WORLD = 3
@@ -20,7 +20,7 @@ KEPT = 0.25
 @pytest.fixture(params=["cpu", "apart"])
 def fleet(request: pytest.FixtureRequest) -> Iterator[Fleet]:
     """A fleet whose only bucket is left uncompressed, on ranks that kept something in each element."""
-    where = everything_apart() if request.param == "apart" else nullcontext()
+    where = everything_on_accelerator() if request.param == "apart" else nullcontext()
     with where, Fleet(WORLD, TENSORS, "topk", schedule=Plan.of([(TENSORS, 1, True)])) as fleet:
         keep(fleet)
         yield fleet

@@ -24,12 +24,12 @@ from horovod_compress.errors import ConfigError, ExchangeError, PeerError
 from horovod_compress.exchange import device
 from horovod_compress.exchange.choose import chooser
 from horovod_compress.exchange.deadline import Deadline
-from horovod_compress.exchange.device import Host
+from horovod_compress.exchange.device import CpuDevice, Device
 from horovod_compress.exchange.transports import gloo
-from horovod_compress.exchange.transports.link import Link, Transfer
+from horovod_compress.exchange.transports.link import NcclLink, Transfer
 from horovod_compress.exchange.transports.messages import Broken
 from horovod_compress.exchange.transports.nccl import NcclTransport, connect, together, why_not
-from horovod_compress.exchange.wire import Bad
+from horovod_compress.exchange.wire import NonFiniteCount
 from horovod_compress.ops.keys import Key
 from horovod_compress.options import Options
 from horovod_compress.schedule.plan import Bucket, TensorSpec
@@ -48,17 +48,17 @@ gpu = [
 # ---- waiting ------------------------------------------------------------------------------------
 
 
-class Endless(Host):
+class Endless(CpuDevice):
     """A device on which nothing ends."""
 
-    def reached(self, mark: object) -> bool:
+    def is_done(self, event: object) -> bool:
         return False
 
 
-def a_link(where: Host | None = None, **rest: Any) -> tuple[Link, nccl.Communicator]:
+def a_link(where: Device | None = None, **rest: Any) -> tuple[NcclLink, nccl.Communicator]:
     library = nccl.World(3).library()
     communicator = library.NcclCommunicator(3, IDENTITY, 1)
-    return Link(library, communicator, where or Host(), 1, 3, **rest), communicator
+    return NcclLink(library, communicator, where or CpuDevice(), 1, 3, **rest), communicator
 
 
 def test_a_transfer_that_is_done_needs_no_time() -> None:
@@ -100,20 +100,20 @@ def test_a_peer_that_aborted_has_nothing_more_to_send() -> None:
 
 
 def test_only_so_many_transfers_are_queued_at_a_time() -> None:
-    class Counting(Host):
+    class Counting(CpuDevice):
         """A device that ends its oldest transfer when somebody waits."""
 
         queued = ended = most = 0
         stands = False
 
-        def mark(self) -> int:
+        def record_event(self) -> int:
             self.queued += 1
             self.most = max(self.most, self.queued - self.ended)
             return self.queued
 
-        def reached(self, mark: int) -> bool:
-            self.ended += self.ended < mark and not self.stands
-            return self.ended >= mark
+        def is_done(self, event: int) -> bool:
+            self.ended += self.ended < event and not self.stands
+            return self.ended >= event
 
     where = Counting()
     link, _ = a_link(where)
@@ -126,10 +126,10 @@ def test_only_so_many_transfers_are_queued_at_a_time() -> None:
 
 
 def test_a_neighbour_that_closed_may_have_sent_all() -> None:
-    class Slow(Host):
+    class Slow(CpuDevice):
         looks = 0
 
-        def reached(self, mark: object) -> bool:
+        def is_done(self, event: object) -> bool:
             self.looks += 1
             return self.looks > 5
 
@@ -159,7 +159,7 @@ def test_a_rank_that_fails_ends_the_exchanges_of_all() -> None:
 
     def wrap(tokens: Any) -> NcclTransport:
         library = shared.library()
-        link = Link(library, library.NcclCommunicator(3, IDENTITY, tokens.rank), Host(), tokens.rank, 3)
+        link = NcclLink(library, library.NcclCommunicator(3, IDENTITY, tokens.rank), CpuDevice(), tokens.rank, 3)
         if tokens.rank == 2:
 
             def refuse() -> None:
@@ -184,7 +184,7 @@ def test_joining_has_a_bound() -> None:
     library = SimpleNamespace(NcclCommunicator=lambda *_: threading.Event().wait(2.0) or made)
     began = time.monotonic()
     with pytest.raises(ExchangeError, match=r"not all of 3 ranks joined NCCL's communicator within 0.2 s"):
-        connect(library, IDENTITY, Host(), SimpleNamespace(rank=1, size=3), 0.2)
+        connect(library, IDENTITY, CpuDevice(), SimpleNamespace(rank=1, size=3), 0.2)
     assert time.monotonic() - began < 1.8
 
 
@@ -193,7 +193,7 @@ def test_a_refusal_is_told() -> None:
         raise nccl.NcclError("NCCL_ERROR_INVALID_USAGE: invalid usage")
 
     with pytest.raises(ExchangeError, match=r'rank 1: NCCL: NCCL_ERROR_INVALID_USAGE.*transport="gloo"'):
-        connect(SimpleNamespace(NcclCommunicator=refuse), IDENTITY, Host(), SimpleNamespace(rank=1, size=3), 5.0)
+        connect(SimpleNamespace(NcclCommunicator=refuse), IDENTITY, CpuDevice(), SimpleNamespace(rank=1, size=3), 5.0)
 
 
 def communicators(shared: nccl.World, timeout: float = 3.0) -> int:
@@ -205,8 +205,8 @@ def communicators(shared: nccl.World, timeout: float = 3.0) -> int:
     return len(shared.made)
 
 
-def join_alone(library: Any, seconds: float, where: Host | None = None) -> Link:
-    return connect(library, IDENTITY, where or Host(), SimpleNamespace(rank=1, size=3), seconds)
+def join_alone(library: Any, seconds: float, where: Device | None = None) -> NcclLink:
+    return connect(library, IDENTITY, where or CpuDevice(), SimpleNamespace(rank=1, size=3), seconds)
 
 
 def test_a_communicator_whose_peers_do_not_come_is_aborted() -> None:
@@ -260,9 +260,9 @@ def test_a_link_is_made_of_what_joined() -> None:
     """And every pair of ranks has met by then."""
     shared = nccl.World(3)
 
-    def join(rank: int) -> Link:
+    def join(rank: int) -> NcclLink:
         tokens = SimpleNamespace(rank=rank, size=3)
-        return connect(shared.library(), IDENTITY, Host(), tokens, 5.0, broken={})
+        return connect(shared.library(), IDENTITY, CpuDevice(), tokens, 5.0, broken={})
 
     with ThreadPoolExecutor(3) as pool:
         links = list(pool.map(join, range(3)))
@@ -416,7 +416,7 @@ def link_all(
 
     def link(mine: Tokens) -> Any:
         try:
-            return start._link(mine, Host(), OneOf(mine.rank, gathers), 1.0)
+            return start._link(mine, CpuDevice(), OneOf(mine.rank, gathers), 1.0)
         except Exception as error:
             return error
 
@@ -506,8 +506,8 @@ def test_a_watch_ends_with_its_own_transport(pair: list[gloo.GlooTransport]) -> 
 class Member:
     """One of several ranks that one thread plays."""
 
-    def __init__(self, rank: int, world: int, codec: Codec, exchange: str, where: Host, link: Link) -> None:
-        self.link = Link(link._library, link._communicator, where, rank, world)
+    def __init__(self, rank: int, world: int, codec: Codec, exchange: str, where: Device, link: NcclLink) -> None:
+        self.link = NcclLink(link._library, link._communicator, where, rank, world)
         bucket = Bucket(0, tuple(TENSORS))
         self.state = BucketState(bucket, codec, rank, world, chooser(exchange), where, False, self.link)
         self.key = Key(0, 0, 0, rank)
@@ -529,15 +529,15 @@ class Member:
     def prelude(self, number: int) -> Iterator[Transfer]:
         self.round.before(number, self.key)
         prelude = self.round.preludes[number]
-        return prelude.collective.steps(self.link, prelude.layout, self.round.reduction(self.key), Bad())
+        return prelude.collective.steps(self.link, prelude.layout, self.round.reduction(self.key), NonFiniteCount())
 
     def payload(self) -> Iterator[Transfer]:
         self.round.encode(self.key)
         reduction = CodecReduction(self.round.codec, self.round.work, self.key)
-        return self.round.collective.steps(self.link, self.round.layout, reduction, Bad())
+        return self.round.collective.steps(self.link, self.round.layout, reduction, NonFiniteCount())
 
 
-def consensus(codec: Codec, world: int, exchange: str, where: Host, link: Link) -> list[dict[str, Tensor]]:
+def consensus(codec: Codec, world: int, exchange: str, where: Device, link: NcclLink) -> list[dict[str, Tensor]]:
     """Return every rank's consensus bytes, with all ranks' transfers through one communicator of one rank."""
     members = [Member(rank, world, codec, exchange, where, link) for rank in range(world)]
     with where.exchanging():
@@ -569,7 +569,9 @@ VIRTUAL = [
 ]  # fmt: skip
 
 
-def check_virtual(method: str, exchange: str, options: dict[str, Any], world: int, where: Host, link: Link) -> None:
+def check_virtual(
+    method: str, exchange: str, options: dict[str, Any], world: int, where: Device, link: NcclLink
+) -> None:
     codec = create(method, **options)
     expected = over_local(method, world, exchange, **options)
     found = consensus(codec.for_step(0), world, exchange, where, link)
@@ -584,7 +586,7 @@ def test_virtual_ranks_come_to_the_bytes_of_local(
     method: str, exchange: str, options: dict[str, Any], world: int
 ) -> None:
     library = nccl.World(1).library()
-    link = Link(library, library.NcclCommunicator(1, IDENTITY, 0), Host(), 0, 1)
+    link = NcclLink(library, library.NcclCommunicator(1, IDENTITY, 0), CpuDevice(), 0, 1)
     check_virtual(method, exchange, options, world, link.where, link)
     assert library.groups > 0
 
@@ -593,7 +595,7 @@ class TestOnGpu:
     pytestmark = gpu
 
     @pytest.fixture(scope="class")
-    def link(self) -> Iterator[Link]:
+    def link(self) -> Iterator[NcclLink]:
         from horovod_compress.exchange.transports.nccl import api
 
         library, where = api(), device.of("cuda:0")
@@ -603,6 +605,8 @@ class TestOnGpu:
 
     @pytest.mark.parametrize("world", [2, 3, 4])
     @pytest.mark.parametrize(("method", "exchange", "options"), VIRTUAL)
-    def test_virtual_ranks(self, link: Link, method: str, exchange: str, options: dict[str, Any], world: int) -> None:
+    def test_virtual_ranks(
+        self, link: NcclLink, method: str, exchange: str, options: dict[str, Any], world: int
+    ) -> None:
         torch.cuda.set_device(0)
         check_virtual(method, exchange, options, world, link.where, link)

@@ -12,7 +12,7 @@ pytest.importorskip("torch")
 
 from horovod_compress.codecs import registry
 from horovod_compress.errors import ConfigError
-from horovod_compress.planner import comparison, figures, prediction, predictions, report, shapes, words
+from horovod_compress.planner import comparison, figures, parse, prediction, predictions, report, shapes
 from horovod_compress.planner.comparison import Trial
 from horovod_compress.planner.compute import arrivals
 from horovod_compress.planner.network import Link
@@ -212,15 +212,15 @@ def test_errors_are_part_of_the_comparison() -> None:
 
 
 def test_rates_and_times() -> None:
-    assert words.rate("1gbit") == 125e6 and words.rate("200 Mbit/s") == 25e6
-    assert words.seconds("50us") == pytest.approx(5e-5) and words.seconds("0.1ms") == pytest.approx(1e-4)
-    assert words.ranks("64, 8,8") == [8, 64]
+    assert parse.rate("1gbit") == 125e6 and parse.rate("200 Mbit/s") == 25e6
+    assert parse.seconds("50us") == pytest.approx(5e-5) and parse.seconds("0.1ms") == pytest.approx(1e-4)
+    assert parse.ranks("64, 8,8") == [8, 64]
 
 
 @pytest.mark.parametrize("text", ["", "fast", "0gbit", "1GB", "-1gbit", "1"])
 def test_other_rates_are_refused(text: str) -> None:
     with pytest.raises(ConfigError, match="a rate is a number and"):
-        words.rate(text)
+        parse.rate(text)
 
 
 def test_a_plan_is_read_from_the_file_it_was_saved_to(tmp_path: Path) -> None:

@@ -17,9 +17,8 @@ PACKAGE, SOURCES = ROOT / "horovod_compress", ROOT / "csrc"
 def bound(*patterns: str) -> set[str]:
     """Return the names that C++ sources bind."""
     text = "".join(path.read_text() for pattern in patterns for path in SOURCES.glob(pattern))
-    return set(re.findall(r'module\.def\(\s*"(\w+)"', text)) | set(
-        re.findall(r"^  HVC_DEFINE\((\w+)\)", text, re.MULTILINE)
-    )
+    listed = re.findall(r"\buse\((\w+)\)", (SOURCES / "kernels.h").read_text())
+    return {*re.findall(r'module\.def\(\s*"(\w+)"', text), *listed}
 
 
 def in_stub(name: str) -> set[str]:

@@ -12,7 +12,7 @@ import torch
 
 from horovod_compress.engine.bucket.state import BucketState
 from horovod_compress.errors import ExchangeError
-from tests.support.apart import everything_apart
+from tests.support.accelerator import everything_on_accelerator
 from tests.support.local import Fleet, random_grads, spec
 
 TENSORS = [spec("a", 70, 33), spec("b", 2001), spec("c", 5)]
@@ -30,7 +30,7 @@ def test_which_thread_takes_gradients_in(apart: bool, monkeypatch: pytest.Monkey
         return offer(*given)  # type: ignore[arg-type]
 
     monkeypatch.setattr(BucketState, "offer", noted)
-    with everything_apart() if apart else nullcontext(), Fleet(2, TENSORS, "marsit") as fleet:
+    with everything_on_accelerator() if apart else nullcontext(), Fleet(2, TENSORS, "marsit") as fleet:
         fleet.step(random_grads(2, TENSORS))
     assert names == {threading.current_thread().name if apart else "hvc-offer"}
 

@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from horovod_compress.codecs.registry import available, codec_class
-from horovod_compress.engine import drift, tuning
+from horovod_compress.engine import retune, tuning
 from horovod_compress.engine.methods import per_layer, single
 from horovod_compress.engine.tuning import TRIAL_STEPS, RankTrial, Tuner
 from horovod_compress.errors import ConfigError
@@ -27,7 +27,7 @@ from horovod_compress.schedule.policies import mergecomp
 from horovod_compress.schedule.policies.registry import is_adaptive
 from horovod_compress.schedule.trial import BucketCost, Job as Wanted, Measured
 from horovod_compress.schedule.watch import Watch
-from tests.support.apart import Apart, everything_apart
+from tests.support.accelerator import FakeAccelerator, everything_on_accelerator
 from tests.support.local import Fleet, random_grads, spec
 from tests.support.marks import each_value, slow
 
@@ -503,16 +503,16 @@ def _later(begin_step: Callable[[], bool]) -> bool:
 
 
 def test_a_device_s_work_is_part_of_a_decoding() -> None:
-    class Slow(Apart):
+    class Slow(FakeAccelerator):
         """Queues what is asked of it, and does it when somebody waits."""
 
         slow = False
 
-        def wait(self, mark: int, deadline: Deadline) -> None:
+        def wait(self, event: int, deadline: Deadline) -> None:
             time.sleep(0.02 if self.slow else 0.0)
-            super().wait(mark, deadline)
+            super().wait(event, deadline)
 
-    with everything_apart(Slow), Fleet(2, TENSORS, "topk", schedule="single") as fleet:
+    with everything_on_accelerator(Slow), Fleet(2, TENSORS, "topk", schedule="single") as fleet:
         found = []
         for Slow.slow in (False, True):
             watch = fleet.reducers[0].context.watch = Watch(fleet.plan)
@@ -572,7 +572,7 @@ def _until_done(job: Job, steps: int = 60) -> None:
 
 
 def test_buckets_are_chosen_again_when_exchanges_take_longer(monkeypatch: pytest.MonkeyPatch, caplog: Any) -> None:
-    monkeypatch.setattr(drift, "EVERY", 3)
+    monkeypatch.setattr(retune, "EVERY", 3)
     with Fleet(WORLD, TENSORS, "topk", schedule="auto") as fleet:
         job = Job(fleet, "auto")
         _until_done(job)
@@ -594,7 +594,7 @@ def test_buckets_are_chosen_again_when_exchanges_take_longer(monkeypatch: pytest
 
 
 def test_only_auto_chooses_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(drift, "EVERY", 1)
+    monkeypatch.setattr(retune, "EVERY", 1)
     with Fleet(WORLD, TENSORS, "topk", schedule="layerfusion") as fleet:
         job = Job(fleet, "layerfusion")
         _until_done(job)

@@ -19,32 +19,32 @@ from horovod_compress.engine.bucket.state import BucketState
 from horovod_compress.errors import ExchangeError
 from horovod_compress.exchange import ring
 from horovod_compress.exchange.deadline import Deadline
-from horovod_compress.exchange.device import Host
+from horovod_compress.exchange.device import CpuDevice, Device
 from horovod_compress.ops.keys import Key
 from horovod_compress.schedule.plan import Bucket
 from tests.battery.kept import kept, same
-from tests.support.apart import everything_apart
+from tests.support.accelerator import everything_on_accelerator
 from tests.support.local import Fleet, all_same, random_grads, spec
 
 TENSORS = [spec("a", 30, 70), spec("b", 5), spec("empty", 0), spec("c", 901), spec("e")]
 KEY = Key(1, 0, 0, 0)
 
 
-class Streams(Host):
+class Streams(CpuDevice):
     """A device that notes what follows on what; every thread has a stream."""
 
-    apart = True
+    is_accelerator = True
 
     def __init__(self) -> None:
         super().__init__()
         self.followed: list[Any] = []
 
-    def note(self, marks: dict[int, Any]) -> None:
+    def record_in(self, events: dict[int, Any]) -> None:
         name = threading.current_thread().name
-        marks[hash(name)] = f"mark of {name}"
+        events[hash(name)] = f"mark of {name}"
 
-    def after(self, *marks: Any) -> None:
-        self.followed.extend(marks)
+    def wait_events(self, *events: Any) -> None:
+        self.followed.extend(events)
 
 
 def _offer(state: BucketState, position: int, zero: bool = False) -> None:
@@ -57,7 +57,7 @@ def test_a_bucket_that_cannot_be_taken_in_is_an_error_for_whoever_waits(monkeypa
     def refuse(*given: Any) -> None:
         raise RuntimeError("out of memory")
 
-    with everything_apart(), Fleet(2, TENSORS, "marsit", full_precision_every=0) as fleet:
+    with everything_on_accelerator(), Fleet(2, TENSORS, "marsit", full_precision_every=0) as fleet:
         monkeypatch.setattr(Marsit, "submit", refuse)
         reducer, grads = fleet.reducers[0], random_grads(2, TENSORS)[0]
         *first, last = reducer.plan.names()
@@ -69,7 +69,7 @@ def test_a_bucket_that_cannot_be_taken_in_is_an_error_for_whoever_waits(monkeypa
 
 
 def test_no_old_steps_are_sent_for_tensors_that_are_not_there() -> None:
-    with everything_apart(), Fleet(2, TENSORS, "marsit", full_precision_every=0, step_size="tensor") as fleet:
+    with everything_on_accelerator(), Fleet(2, TENSORS, "marsit", full_precision_every=0, step_size="tensor") as fleet:
         state = fleet.reducers[0].buckets[0]
         fleet.step(random_grads(2, TENSORS))
         work = state.round(1).work
@@ -104,9 +104,10 @@ def test_the_launch_follows_on_every_stream_that_gradients_come_from(monkeypatch
 
 
 @pytest.mark.parametrize(
-    ("codec", "device", "zero"), [(Marsit(0), Host(), False), (Marsit(0), Streams(), True), (TopK(), Streams(), False)]
+    ("codec", "device", "zero"),
+    [(Marsit(0), CpuDevice(), False), (Marsit(0), Streams(), True), (TopK(), Streams(), False)],
 )
-def test_others_do_not_wait(codec: Codec, device: Host, zero: bool) -> None:
+def test_others_do_not_wait(codec: Codec, device: Device, zero: bool) -> None:
     """On the CPU, where a count is wanted at once, and with methods whose kernels take one tensor."""
     state = BucketState(Bucket(0, tuple(TENSORS)), codec, 0, 1, lambda *_: ring, device)
     for position in range(len(TENSORS)):
@@ -143,7 +144,7 @@ def _run(options: dict[str, Any], sparse: str | None = None, threads: int = 0) -
 def test_order_and_threads_change_nothing(schedule: str, sparse: str | None, threads: int) -> None:
     """Whoever comes last, a gradient that Horovod reduces itself among them, brings the bucket on its way."""
     results, left = _run({"schedule": schedule}, sparse)
-    with everything_apart():
+    with everything_on_accelerator():
         waited, left_there = _run({"schedule": schedule}, sparse, threads)
     assert all(same(a, b) for a, b in zip(results, waited, strict=True)) and same(left, left_there)
 
@@ -152,7 +153,7 @@ def test_order_and_threads_change_nothing(schedule: str, sparse: str | None, thr
 def test_values_that_are_not_finite_are_found_in_their_tensor(nonfinite: str) -> None:
     grads = random_grads(2, TENSORS)
     grads[1]["c"].view(-1)[7] = float("nan")
-    with everything_apart(), Fleet(2, TENSORS, "marsit", full_precision_every=0, nonfinite=nonfinite) as fleet:
+    with everything_on_accelerator(), Fleet(2, TENSORS, "marsit", full_precision_every=0, nonfinite=nonfinite) as fleet:
         step = fleet.offer(grads)
         if nonfinite == "raise":
             with pytest.raises(Exception, match=r"not finite.*on this rank in c;"):
@@ -167,7 +168,7 @@ def test_values_that_are_not_finite_are_found_in_their_tensor(nonfinite: str) ->
 def test_powers_that_float64_cannot_hold_are_found_in_their_tensor(norm: int) -> None:
     tensors = [spec(name, 300, dtype=torch.float64) for name in "abc"]
     found = []
-    for where in (Host(), Streams()):
+    for where in (CpuDevice(), Streams()):
         state = BucketState(Bucket(0, tuple(tensors)), Standard(8, norm, 256), 0, 1, lambda *_: ring, where)
         for position, size in enumerate((1.0, 1.7e308, 1e300)):
             state.claim(position, 1.0)

@@ -12,20 +12,20 @@ from horovod_compress.exchange.wire import (
     REDUCE,
     WIRE_VERSION,
     Address,
-    Bad,
     FrameBuffer,
+    NonFiniteCount,
     codec_id,
 )
 
 ADDRESS = Address(codec_id("marsit"), REDUCE, 3, 70_000, 5, 2, 1, 4)
-BAD = Bad(6, 2, 9)
+BAD = NonFiniteCount(6, 2, 9)
 
 
 def _payload(length: int) -> torch.Tensor:
     return torch.arange(length, dtype=torch.int64).mul(37).to(torch.uint8)
 
 
-def _frame(length: int = 40, address: Address = ADDRESS, bad: Bad = BAD) -> FrameBuffer:
+def _frame(length: int = 40, address: Address = ADDRESS, bad: NonFiniteCount = BAD) -> FrameBuffer:
     frame = FrameBuffer(length)
     payload = _payload(length)
     assert frame.pack(address, bad, [payload[: length // 3], payload[length // 3 :]]).numel() == HEADER_BYTES + length
@@ -42,8 +42,8 @@ def test_round_trip(length: int) -> None:
 def test_a_larger_buffer_holds_a_shorter_frame() -> None:
     frame = FrameBuffer(1000)
     frame.memory.fill_(255)
-    frame.pack(ADDRESS, Bad(), [_payload(10)])
-    assert frame.check(ADDRESS, 10) == Bad()
+    frame.pack(ADDRESS, NonFiniteCount(), [_payload(10)])
+    assert frame.check(ADDRESS, 10) == NonFiniteCount()
 
 
 @pytest.mark.parametrize("length", [0, 1, 40])
@@ -115,13 +115,13 @@ def test_steps_beyond_32_bits_wrap() -> None:
 
 
 def test_bad_counts_add_and_stop() -> None:
-    assert Bad().plus(Bad()) == Bad(0, 0)
-    assert Bad(2, 3).plus(Bad(5, 2)) == Bad(7, 2)
-    assert Bad(2, 3).plus(Bad()) == Bad(2, 3)
-    assert Bad(2, 3, 4).plus(Bad(zeroed=5)) == Bad(2, 3, 9)
+    assert NonFiniteCount().plus(NonFiniteCount()) == NonFiniteCount(0, 0)
+    assert NonFiniteCount(2, 3).plus(NonFiniteCount(5, 2)) == NonFiniteCount(7, 2)
+    assert NonFiniteCount(2, 3).plus(NonFiniteCount()) == NonFiniteCount(2, 3)
+    assert NonFiniteCount(2, 3, 4).plus(NonFiniteCount(zeroed=5)) == NonFiniteCount(2, 3, 9)
     most = (1 << 32) - 1
-    assert Bad(most, 1, most).plus(Bad(9, 4, 1)) == Bad(most, 1, most)
-    assert _frame(0, bad=Bad(most, 1)).check(ADDRESS, 0) == Bad(most, 1)
+    assert NonFiniteCount(most, 1, most).plus(NonFiniteCount(9, 4, 1)) == NonFiniteCount(most, 1, most)
+    assert _frame(0, bad=NonFiniteCount(most, 1)).check(ADDRESS, 0) == NonFiniteCount(most, 1)
 
 
 def test_codec_ids_differ() -> None:

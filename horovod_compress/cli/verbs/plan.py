@@ -64,10 +64,10 @@ def _refuse(problem: str) -> int:
 
 
 def _run(arguments: argparse.Namespace) -> int:
-    from ...planner import words
+    from ...planner import parse
 
-    codecs = words.methods(arguments.method, arguments.option)
-    ranks = words.ranks(arguments.ranks)
+    codecs = parse.methods(arguments.method, arguments.option)
+    ranks = parse.ranks(arguments.ranks)
     _check(arguments)
     if arguments.measure:
         return _measure(arguments, codecs)
@@ -100,17 +100,17 @@ def _check(arguments: argparse.Namespace) -> None:
 
 def _check_hosts(arguments: argparse.Namespace) -> None:
     from ...errors import ConfigError
-    from ...planner import words
+    from ...planner import parse
 
     if arguments.local_rate is not None:
-        words.rate(arguments.local_rate)
+        parse.rate(arguments.local_rate)
         if arguments.per_host is None:
             raise ConfigError("--local-rate is of the links inside a host; give --per-host N too, or leave it out")
     if arguments.per_host is None:
         return
-    if not 2 <= arguments.per_host <= words.MOST_RANKS // 2:
-        raise ConfigError(f"--per-host should be from 2 to {words.MOST_RANKS // 2}, got {arguments.per_host}")
-    if all(number % arguments.per_host or number == arguments.per_host for number in words.ranks(arguments.ranks)):
+    if not 2 <= arguments.per_host <= parse.MOST_RANKS // 2:
+        raise ConfigError(f"--per-host should be from 2 to {parse.MOST_RANKS // 2}, got {arguments.per_host}")
+    if all(number % arguments.per_host or number == arguments.per_host for number in parse.ranks(arguments.ranks)):
         raise ConfigError(
             f"--per-host {arguments.per_host} needs --ranks with several full hosts, such as {2 * arguments.per_host}; "
             f"got {arguments.ranks}"
@@ -147,12 +147,12 @@ def _check_file(option: str, target: str) -> None:
 
 
 def _case(arguments: argparse.Namespace, ranks: int) -> Any:
-    from ...planner import models, words
+    from ...planner import models, parse
     from ...planner.network import Link
     from ...planner.prediction import World
     from ...planner.predictions import Case
 
-    link = Link(words.rate(arguments.rate), words.seconds(arguments.latency))
+    link = Link(parse.rate(arguments.rate), parse.seconds(arguments.latency))
     world = World(ranks, link, arguments.cores, arguments.exchange)
     return Case(models.read(arguments.model), arguments.compute_ms / 1e3, world)
 
@@ -202,14 +202,14 @@ def _plain(codec: Any) -> list[Any]:
 
 def _worlds(arguments: argparse.Namespace, case: Any, codecs: list[Any], ranks: list[int]) -> int:
     from ...errors import ConfigError
-    from ...planner import predictions, report, words
+    from ...planner import parse, predictions, report
     from ...planner.network import Link
 
     if arguments.save:
         raise ConfigError("--save writes the plan of one method and one number of ranks, without --per-host")
     if all(codec.name != predictions.PLAIN for codec in codecs):
         codecs = [*codecs, *_plain(codecs[0])]
-    local = Link(words.rate(arguments.local_rate or _LOCAL_RATE), case.world.link.latency)
+    local = Link(parse.rate(arguments.local_rate or _LOCAL_RATE), case.world.link.latency)
     hosts = (arguments.per_host, local) if arguments.per_host else None
     _measure_codecs(codecs)
     _tell(f"predicting {len(codecs)} methods for {', '.join(map(str, ranks))} ranks")
@@ -246,9 +246,9 @@ def _measure(arguments: argparse.Namespace, codecs: list[Any]) -> int:
             "there is one rank: only the codec was measured, not the network; for that start it on the hosts of your "
             "job, such as\n  horovodrun -np 4 -H a:1,b:1,c:1,d:1 hvd-compress plan --measure"
         )
-        from ...planner import words
+        from ...planner import parse
 
-        return _one_world(arguments, _case(arguments, words.ranks(arguments.ranks)[0]), codecs[0])
+        return _one_world(arguments, _case(arguments, parse.ranks(arguments.ranks)[0]), codecs[0])
     from ...fronts.horovod import plan_trial
     from ...planner import comparison
     from ...schedule.plan import Plan

@@ -126,7 +126,7 @@ class Dithering(Codec):
         if not rows.adds or work_dtype(work.bucket) is not torch.float64:
             return counts
         norms = [_of_rank(mine.clone(), rows) for mine in norms]
-        # There are numbers whose powers float64 cannot hold: a block of NaN, and nobody would count it.
+        # There are numbers whose powers float64 cannot hold: a block of NaN, which would not be counted.
         return [int(n) or int(not bool(mine.isfinite().all())) for n, mine in zip(counts, norms, strict=True)]
 
     def _rows_of(self, name: str, work: Work, positions: Sequence[int]) -> list[Tensor]:

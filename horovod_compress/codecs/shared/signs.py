@@ -23,7 +23,7 @@ from ..law import Law
 from ..layout import Cutting, Layout
 from ..work import Counts, Part, Regions, Work, slices
 
-#: A step group covers at least so many elements: its 32 bits then cost half a bit per element at most. No more than
+#: A step group covers at least this many elements: its 32 bits then cost half a bit per element at most. No more than
 #: that: rows that share a step should be alike, and those of an embedding are not.
 MIN_STEP_GROUP = 64
 #: Elements of one 64-bit word of the payload.

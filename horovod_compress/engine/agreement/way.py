@@ -20,7 +20,7 @@ class Way:
 
     Attributes:
         plan: names the compression; where first gradients may be of several, ranks may meet with different ones.
-        attached: whether it does without tokens.
+        attached: whether it needs no tokens.
         second_moment: whose the optimizer's is, in words.
     """
 

@@ -16,7 +16,7 @@ from ...exchange.layout import chunk_bounds
 
 #: Below this many elements a bucket is encoded and decoded in one go: the parts would cost more than they hide.
 MIN_ELEMENTS = 1 << 18
-#: Parts are cut so that a chunk holds about so many.
+#: Parts are cut so that a chunk holds about this many.
 _PARTS_PER_CHUNK = 4
 
 

@@ -40,7 +40,7 @@ def make_round(memory: Memory, codec: Codec, label: str, payload: Payload, kept:
     preludes = tuple(_prelude(memory, each) for each in shared)
     collective = _collective(memory, codec, layout, work)
     properties = codec.properties()
-    waits = properties.batched and memory.site.device.apart
+    waits = properties.batched and memory.site.device.is_accelerator
     make = partial(Round, codec, properties, label, work, collective, preludes, waits=waits)
     if codec.algebra is Algebra.GATHER:
         return _gathering(memory, layout, work, make)

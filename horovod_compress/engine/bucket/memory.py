@@ -11,10 +11,10 @@ from torch import Tensor
 from ...codecs.base import Algebra, Codec, variants_of
 from ...codecs.layout import Layout
 from ...codecs.work import Regions
-from ...exchange import on_device, ragged
+from ...exchange import all_gatherv, on_device
 from ...exchange.choose import Choose
-from ...exchange.device import Host
-from ...exchange.transports.link import Link
+from ...exchange.device import Device
+from ...exchange.transports.link import NcclLink
 from ...schedule.plan import Bucket
 from .staging import StagedGather
 
@@ -31,9 +31,9 @@ class Site:
     rank: int
     world: int
     choose: Choose
-    device: Host
+    device: Device
     staged: bool
-    link: Link | None
+    link: NcclLink | None
 
 
 class Memory:
@@ -94,7 +94,7 @@ class Memory:
 
     def _inbox_for(
         self, variants: Sequence[Codec]
-    ) -> tuple[ragged.Inbox | on_device.Mailbox | None, StagedGather | None]:
+    ) -> tuple[all_gatherv.Inbox | on_device.Mailbox | None, StagedGather | None]:
         """Return memory for the largest payloads that are gathered."""
         regions = [self.layout(codec).regions for codec in variants if codec.algebra is Algebra.GATHER]
         sizes = [sum(dtype.itemsize * count for dtype, count in arrays.values()) for arrays in regions]
@@ -103,7 +103,7 @@ class Memory:
         site = self.site
         if site.link:
             return on_device.Mailbox(site.link, max(sizes)), None
-        inbox = ragged.Inbox(site.rank, site.world, max(sizes))
+        inbox = all_gatherv.Inbox(site.rank, site.world, max(sizes))
         staged = StagedGather(site.device, site.rank, site.world, max(sizes)) if site.staged else None
         return inbox, staged
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from ...codecs.base import Codec
 from ...codecs.work import Part, Work
 from ...exchange.layout import Piece
-from ...exchange.wire import Bad
+from ...exchange.wire import NonFiniteCount
 from ...ops.keys import Key
 
 #: Takes parts of a bucket.
@@ -62,6 +62,6 @@ class CodecReduction:
     def fold(self, piece: Piece, others: Sequence[Tensor]) -> None:
         self.codec.fold(self.work, piece, others, self.key)
 
-    def complete(self, chunk: int, bad: Bad) -> None:
+    def complete(self, chunk: int, bad: NonFiniteCount) -> None:
         if chunk in self.parts and not bad.count:
             self.ready(self.parts[chunk])

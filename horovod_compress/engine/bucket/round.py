@@ -15,11 +15,11 @@ from torch import Tensor
 
 from ...codecs.base import Codec, Properties
 from ...codecs.work import Part, Work
-from ...exchange import on_device, ragged
+from ...exchange import all_gatherv, on_device
 from ...exchange.base import Collective, Exchange, Reduction
 from ...exchange.deadline import Deadline
 from ...exchange.layout import Layout
-from ...exchange.wire import Bad
+from ...exchange.wire import NonFiniteCount
 from ...ops.dispatch import as_tensor
 from ...ops.keys import Key
 from .reduction import CodecReduction, Encoding, Take, nothing, present
@@ -34,7 +34,7 @@ class Prelude:
     collective: Collective
     staging: Staging | None  # where it is exchanged from host memory of its own
 
-    def run(self, exchange: Exchange, reduction: Reduction) -> Bad:
+    def run(self, exchange: Exchange, reduction: Reduction) -> NonFiniteCount:
         """Exchange the arrays; return the non-finite count over all ranks, which is that of a whole bucket."""
         return self.collective.run(exchange, self.layout, _around(self.staging, reduction, exchange.deadline))
 
@@ -52,7 +52,7 @@ class Round:
     layout: Layout = field(kw_only=True)
     to_encode: dict[int, list[Part]] = field(default_factory=dict)  # what has to be encoded before each chunk is sent
     parts: dict[int, list[Part]] = field(default_factory=dict)  # what each chunk makes ready to be decoded
-    inbox: ragged.Inbox | on_device.Mailbox | None = None  # where payloads are gathered
+    inbox: all_gatherv.Inbox | on_device.Mailbox | None = None  # where payloads are gathered
     staging: Staging | None = None  # where the payload is exchanged from host memory of its own
     gather: StagedGather | None = None  # likewise, where payloads are gathered
     waits: bool = False  # whether gradients wait for the last one, to be submitted together
@@ -103,7 +103,7 @@ class Round:
 
     def exchange(
         self, exchange: Exchange, key: Key, encoding: Encoding = contextlib.nullcontext, ready: Take = nothing
-    ) -> Bad:
+    ) -> NonFiniteCount:
         """Exchange the payload; return the non-finite count over all ranks.
 
         Args:
@@ -115,13 +115,15 @@ class Round:
         reduction = CodecReduction(self.codec, self.work, key, self.to_encode, self.parts, encoding, ready)
         return self.collective.run(exchange, self.layout, _around(self.staging, reduction, exchange.deadline))
 
-    def _gather(self, exchange: Exchange, inbox: ragged.Inbox | on_device.Mailbox) -> tuple[Bad, list[Tensor]]:
+    def _gather(
+        self, exchange: Exchange, inbox: all_gatherv.Inbox | on_device.Mailbox
+    ) -> tuple[NonFiniteCount, list[Tensor]]:
         own = self.work.regions["payload"][: self.work.used]
         if isinstance(inbox, on_device.Mailbox):
             return inbox.run(exchange, own)
         if self.gather is None:
-            return ragged.run(exchange, own, inbox)
-        bad, gathered = ragged.run(exchange, self.gather.fetch(own, exchange.deadline), inbox)
+            return all_gatherv.run(exchange, own, inbox)
+        bad, gathered = all_gatherv.run(exchange, self.gather.fetch(own, exchange.deadline), inbox)
         return bad, self.gather.put(own, gathered)
 
     # ---- decode ----

@@ -42,7 +42,7 @@ class Rounds:
     def _make_plain(self, codec: Codec = _AS_IT_IS) -> None:
         payload = self._memory.payload_that_holds(codec)
         self._plain = make_round(self._memory, codec, codec.name, payload, {})
-        self._memory.site.device.rest()  # between two steps nothing is under way
+        self._memory.site.device.synchronize()  # between two steps nothing is under way
 
     def at(self, step: int) -> Round:
         """Return the round of a step."""

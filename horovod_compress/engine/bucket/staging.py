@@ -16,9 +16,9 @@ from torch import Tensor
 
 from ...exchange.base import Reduction
 from ...exchange.deadline import Deadline
-from ...exchange.device import Host, Mark
+from ...exchange.device import Device, Event
 from ...exchange.layout import Piece, chunk_bounds
-from ...exchange.wire import Bad
+from ...exchange.wire import NonFiniteCount
 
 
 class Staging:
@@ -35,7 +35,7 @@ class Staging:
 
     def __init__(
         self,
-        device: Host,
+        device: Device,
         arrays: Mapping[str, Tensor],
         host: Mapping[str, Tensor],
         order: Sequence[int],
@@ -60,11 +60,11 @@ class Staging:
         place = self._order.index(chunk) + 1
         return self._order[place] if place < len(self._order) else None
 
-    def fetch(self, chunk: int) -> Mark:
-        """Queue the copy of a chunk to the host; return the mark to wait for."""
+    def fetch(self, chunk: int) -> Event:
+        """Queue the copy of a chunk to the host; return the event to wait for."""
         for array, host in self._parts[chunk]:
             self.device.copy(host, array)
-        return self.device.mark()
+        return self.device.record_event()
 
     def put(self, chunk: int) -> None:
         """Queue the copy of a chunk's result back to the device."""
@@ -93,7 +93,7 @@ class _Staged:
     staging: Staging
     inner: Reduction
     deadline: Deadline
-    fetched: dict[int, Mark]
+    fetched: dict[int, Event]
 
     def prepare(self, chunk: int) -> None:
         self._fetch(chunk)
@@ -113,8 +113,8 @@ class _Staged:
     def fold(self, piece: Piece, others: Sequence[Tensor]) -> None:
         self.inner.fold(piece, others)
 
-    def complete(self, chunk: int, bad: Bad) -> None:
-        if not bad.count:  # else nobody reads it
+    def complete(self, chunk: int, bad: NonFiniteCount) -> None:
+        if not bad.count:  # else it is not read
             self.staging.put(chunk)
         self.inner.complete(chunk, bad)
 
@@ -126,7 +126,7 @@ class StagedGather:
         capacity: the most bytes of a payload.
     """
 
-    def __init__(self, device: Host, rank: int, world: int, capacity: int) -> None:
+    def __init__(self, device: Device, rank: int, world: int, capacity: int) -> None:
         self._device, self._rank = device, rank
         self._own = device.host_zeros(capacity, torch.uint8)
         self._theirs = {peer: device.zeros(capacity, torch.uint8) for peer in range(world) if peer != rank}
@@ -135,7 +135,7 @@ class StagedGather:
         """Return this rank's payload on the host."""
         host = self._own[: own.numel()]
         self._device.copy(host, own)
-        self._device.wait(self._device.mark(), deadline)
+        self._device.wait(self._device.record_event(), deadline)
         return host
 
     def put(self, own: Tensor, gathered: Sequence[Tensor]) -> list[Tensor]:

@@ -10,8 +10,8 @@ from ...codecs.base import Codec
 from ...errors import HorovodCompressError
 from ...exchange.choose import Choose
 from ...exchange.deadline import Deadline
-from ...exchange.device import Host, Mark
-from ...exchange.transports.link import Link
+from ...exchange.device import CpuDevice, Device, Event
+from ...exchange.transports.link import NcclLink
 from ...ops.keys import Key
 from ...schedule.plan import Bucket
 from . import spoilt
@@ -23,7 +23,7 @@ from .rounds import Rounds
 
 #: Gradients below are never refused for being too large: half of what rules/kept.h allows with a residual.
 _HUGE = 2.0**95
-_CPU = Host()
+_CPU = CpuDevice()
 
 
 class BucketState:
@@ -43,9 +43,9 @@ class BucketState:
         rank: int,
         world: int,
         collective: Choose,
-        device: Host = _CPU,
+        device: Device = _CPU,
         staged: bool = False,
-        link: Link | None = None,
+        link: NcclLink | None = None,
     ) -> None:
         self.bucket, self.device = bucket, device
         alone = world == 1
@@ -54,13 +54,13 @@ class BucketState:
         self.rounds = Rounds(codec, self.memory)
         self.offers, self.nonfinite = Offers(bucket), NonFinite(bucket, rank, device)
         self._originals: list[Tensor | None] = []
-        self._offered: dict[int, Mark] = {}  # how far the streams are that gradients were offered on
+        self._offered: dict[int, Event] = {}  # how far the streams are that gradients were offered on
         #: The last step whose result is ready.
         self.finished = -1
         #: How far that is on a device, for whoever goes on with it.
-        self.decoded: Mark = None
+        self.decoded: Event = None
         #: What the results of this step are multiplied by, see Codec.decode; None if not yet known.
-        self.gain: float | None = 1.0
+        self.result_scale: float | None = 1.0
         self._reset()
 
     def _reset(self) -> None:
@@ -84,20 +84,20 @@ class BucketState:
 
     # ---- offer ----
 
-    def claim(self, position: int, gain: float | None) -> bool:
+    def claim(self, position: int, result_scale: float | None) -> bool:
         """Announce an offer; return False if there was one for this tensor in this step already."""
         if not self.offers.busy:
-            self._reset()  # what nobody fetched of the last step goes
-            self.gain = gain
+            self._reset()  # what was not fetched of the last step goes
+            self.result_scale = result_scale
         return self.offers.claim(position)
 
     def offer(self, position: int, grad: Tensor, key: Key, zero_nonfinite: bool) -> int | Tensor:
         """Hand one gradient to the codec; return how many of its values are not finite.
 
-        That is a tensor on a device whose streams nobody has to wait for yet. A codec that takes in all tensors
+        That is a tensor on a device whose streams need not be waited for yet. A codec that takes in all tensors
         of a bucket at once is given this one with the last one, by :meth:`offer_waiting`.
         """
-        self.device.after(self.decoded)
+        self.device.wait_events(self.decoded)
         flat = grad.contiguous().view(-1)  # reshape() may give a view with gaps
         round_ = self.round(key.step)
         self.memory.grads[position], self._originals[position] = flat, grad
@@ -109,7 +109,7 @@ class BucketState:
             self.offers.waiting.append(position)
         else:
             count = self._hand(round_, position, key, zero_nonfinite)
-        self.device.note(self._offered)
+        self.device.record_in(self._offered)
         return count
 
     def _hand(self, round_: Round, position: int, key: Key, zero_nonfinite: bool) -> int | Tensor:
@@ -117,7 +117,7 @@ class BucketState:
         if zero_nonfinite and round_.properties.counts_late and ops.count_nonfinite(flat):
             zero(position, flat, ~flat.isfinite())
         count = round_.submit(position, key)
-        if not self.device.apart and count and self.drop_spoilt(position):
+        if not self.device.is_accelerator and count and self.drop_spoilt(position):
             count = round_.submit(position, key)
         if count and zero_nonfinite:
             zero(position, flat, ~flat.isfinite())
@@ -129,10 +129,10 @@ class BucketState:
 
     def leave_out(self, position: int, grad: Tensor) -> None:
         """Take a gradient that is not exchanged in this step, on any rank; its result is 0."""
-        self.device.after(self.decoded)
+        self.device.wait_events(self.decoded)
         self._originals[position] = grad.zero_()
         self.device.keep((grad,))
-        self.device.note(self._offered)
+        self.device.record_in(self._offered)
 
     def count_in(self, position: int, nonfinite: int | Tensor = 0) -> None:
         """Finish an offer."""
@@ -144,10 +144,10 @@ class BucketState:
 
     def offer_waiting(self, key: Key) -> Tensor:
         """Hand all gradients that waited to the codec, after the streams that they come from."""
-        self.device.after(*self._offered.values())
+        self.device.wait_events(*self._offered.values())
         self.offers.waiting.sort()
         counts = self.round(key.step).submit_all(self.offers.waiting, key)
-        self.device.note(self._offered)
+        self.device.record_in(self._offered)
         return counts
 
     def count_waiting(self, counts: Tensor) -> None:
@@ -163,7 +163,7 @@ class BucketState:
         Raises:
             ExchangeError: the device did not come to its counts before the deadline.
         """
-        self.device.after(*self._offered.values())
+        self.device.wait_events(*self._offered.values())
         self.nonfinite.read(deadline)
 
     # ---- result ----
@@ -183,7 +183,7 @@ class BucketState:
 
     def finish(self, step: int) -> None:
         """Mark the results of a step as ready, but for what is queued on the device."""
-        self.decoded = self.device.mark()
+        self.decoded = self.device.record_event()
         self.finished = step
         self.offers.finish()
 
@@ -191,6 +191,6 @@ class BucketState:
         """Return one result and forget it."""
         grad = self._originals[position]
         assert grad is not None
-        self.device.after(self.decoded)
+        self.device.wait_events(self.decoded)
         self.memory.grads[position] = self._originals[position] = None
         return grad

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-#: How many exact rounds begin the training, and how many rounds there are for each one after that, if nobody says.
+#: How many exact rounds begin the training, and how many rounds there are for each one after that, by default.
 WARMUP_STEPS, REBUILD_EVERY = 30, 50
 #: The same for methods that need few of them, with which the distance grows up to the second number.
 FEW_WARMUP_STEPS, FEW_REBUILD_EVERY = 20, 100
@@ -22,8 +22,8 @@ class ExactRounds:
     """The exact rounds of a training.
 
     Attributes:
-        warmup: so many rounds begin the training; at least 1.
-        every: after these, one round in so many is exact.
+        warmup: number of initial exact rounds, at least 1.
+        every: after these, every how many rounds one is exact.
         grows: the distance begins at a third of the steps so far, and grows up to ``every``.
     """
 
@@ -57,7 +57,7 @@ class ExactRounds:
 
 
 def usual(full_precision_every: int, few: bool) -> ExactRounds:
-    """Return the exact rounds of a method, if nobody says.
+    """Return the default exact rounds of a method.
 
     Args:
         full_precision_every: the method's own; 0 if it has none.

@@ -25,7 +25,7 @@ Named = Iterable[tuple[str, nn.Parameter]]
 LONG = 100
 #: A result that counts so many times makes errors of the first steps dangerous.
 FAST = 5
-#: How many exact rounds begin such a training, if nobody says.
+#: How many exact rounds begin such a training by default.
 EXACT_FIRST = 30
 
 

@@ -155,7 +155,7 @@ def taken_over(group: Mapping[str, Any], state: Mapping[str, Any]) -> tuple[Tens
 
 
 def corrected(group: Mapping[str, Any], state: Mapping[str, Any], steps: float) -> Tensor:
-    """Return ``exp_avg_sq``, which stands for so many steps, without its bias."""
+    """Return ``exp_avg_sq``, after that many steps, without its bias."""
     return (wide(state["exp_avg_sq"]) / (1 - float(group["betas"][1]) ** steps)).contiguous()
 
 

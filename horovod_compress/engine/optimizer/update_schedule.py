@@ -102,7 +102,7 @@ class Exchange:
         """
         self._resting = set(frozen) if first else self._resting & set(frozen)
 
-    def updates(self, turn: int, state: dict[nn.Parameter, Any]) -> None:
+    def updates(self, round_index: int, state: dict[nn.Parameter, Any]) -> None:
         """Let the weights be the noted ones plus the mean of all ranks' updates.
 
         If that fails, they are the noted ones.
@@ -111,7 +111,7 @@ class Exchange:
             NonFiniteError: some update was not finite on some rank; parameters of the same bucket
                 are the noted ones, on every rank.
         """
-        self.reducer.buckets.next_steps(turn)
+        self.reducer.buckets.next_steps(round_index)
         self.reducer.freeze(self._resting)
         self._show(self.base)
         momenta = list(self._momenta(state)) if self._masking else []

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ..deadline import Deadline
-from .link import Link
+from .link import NcclLink
 from .messages import Messages, Pending
 
 
@@ -23,7 +23,7 @@ class Transport(Messages, Protocol):
     name: str
 
     @property
-    def link(self) -> Link | None:
+    def link(self) -> NcclLink | None:
         """What moves payloads from GPU to GPU; None where they travel as messages, from host memory."""
 
     @property

@@ -2,7 +2,7 @@
 
 There is one communicator, on one stream of its own. The exchange thread alone feeds it, in the order of the plan, so
 all ranks call it in the same order, which is all that tells one message from the next: there are no frames here. NCCL
-itself waits for a peer for ever; so nobody waits for NCCL, but looks again and again, and aborts it when time is over.
+itself waits for a peer forever; so no thread waits for NCCL: it polls, and aborts when time is over.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from torch import Tensor
 
 from ...errors import PeerError
 from ..deadline import Deadline
-from ..device import Host, Mark
+from ..device import Device, Event
 from .messages import Broken
 
 _POLL_SECONDS = 50e-6
@@ -39,17 +39,17 @@ class Transfer:
         sends: data, and the rank that it is for.
         receives: data, and the rank that it comes from. Between two ranks, the number and the sizes of one's sends are
             those of the other's receives.
-        after: marks that they follow on.
-        done: the mark behind them, once they are queued.
+        after: events that they follow on.
+        done: the event behind them, once they are queued.
     """
 
     sends: list[tuple[Tensor, int]] = field(default_factory=list)
     receives: list[tuple[Tensor, int]] = field(default_factory=list)
-    after: list[Mark] = field(default_factory=list)
-    done: Mark = None
+    after: list[Event] = field(default_factory=list)
+    done: Event = None
 
 
-class Link:
+class NcclLink:
     """One rank's end of the communicator.
 
     Args:
@@ -63,7 +63,7 @@ class Link:
         self,
         library: Any,
         communicator: Any,
-        where: Host,
+        where: Device,
         rank: int,
         size: int,
         broken: Mapping[int, Broken] | None = None,
@@ -78,18 +78,18 @@ class Link:
     def scratch(self, nbytes: int) -> Tensor:
         """Return memory on the device for what arrives; the same for every call, so for one exchange at a time."""
         if self._scratch is None or self._scratch.numel() < nbytes:
-            self.where.rest()
+            self.where.synchronize()
             self._scratch = self.where.zeros(nbytes, torch.uint8)
-            self.where.rest()
+            self.where.synchronize()
         return self._scratch[:nbytes]
 
     def run(self, steps: Iterable[Transfer], deadline: Deadline) -> None:
-        """Queue transfers as they are asked for, but only so many before the first of them is done.
+        """Queue transfers as they are asked for, but no more than a limit before the first of them is done.
 
         Raises:
             PeerError: a peer is gone, or the deadline passed.
         """
-        queued: deque[Mark] = deque(maxlen=_QUEUED)
+        queued: deque[Event] = deque(maxlen=_QUEUED)
         for transfer in steps:
             if len(queued) == _QUEUED:
                 self._wait(queued[0], deadline)
@@ -107,7 +107,7 @@ class Link:
         """
         with self.where.moving():
             for transfer in transfers:
-                self.where.after(*transfer.after)
+                self.where.wait_events(*transfer.after)
             calls = [call for call in calls if call[1].numel()]
             try:
                 if calls:
@@ -115,7 +115,7 @@ class Link:
             except RuntimeError as error:  # NcclError is one
                 raise PeerError(self._left, False, f"NCCL: {error}") from None
             for transfer in transfers:
-                transfer.done = self.where.mark()
+                transfer.done = self.where.record_event()
 
     def _call(self, name: str) -> Callable[..., None]:
         communicator = self._communicator
@@ -141,11 +141,11 @@ class Link:
         Raises:
             PeerError: a peer is gone, or the deadline passed.
         """
-        self._wait(self.where.mark(), deadline)
+        self._wait(self.where.record_event(), deadline)
 
-    def _wait(self, mark: Mark, deadline: Deadline) -> None:
+    def _wait(self, event: Event, deadline: Deadline) -> None:
         ends: dict[int, Deadline] = {}
-        while not self.where.reached(mark):
+        while not self.where.is_done(event):
             self._check()
             for peer, broken in self._broken.items():
                 if peer not in ends and broken.is_set():
@@ -174,10 +174,10 @@ class Link:
         peers = [peer for peer in range(self.size) if peer != self.rank]
         given, taken = (self.where.zeros(self.size, torch.uint8) for _ in range(2))
         sends, receives = ([(data[peer : peer + 1], peer) for peer in peers] for data in (given, taken))
-        self.where.rest()
+        self.where.synchronize()
         transfer = Transfer(sends, receives)
         self.run([transfer], deadline)
-        self.where.after(transfer.done)
+        self.where.wait_events(transfer.done)
         self.finish(deadline)
 
     def abort(self) -> None:

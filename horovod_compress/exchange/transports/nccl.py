@@ -18,9 +18,9 @@ from torch import Tensor
 
 from ...errors import ExchangeError
 from ..deadline import Deadline
-from ..device import Host
+from ..device import Device
 from .base import Transport
-from .link import Link, Transfer
+from .link import NcclLink, Transfer
 from .messages import Messages, Pending
 
 
@@ -51,7 +51,7 @@ class NcclTransport:
     name = "nccl"
     adds: frozenset[torch.dtype] = frozenset()  # payloads on GPUs go over the link
 
-    def __init__(self, tokens: Transport, link: Link) -> None:
+    def __init__(self, tokens: Transport, link: NcclLink) -> None:
         self._tokens, self.link = tokens, link
         self.rank, self.size = tokens.rank, tokens.size
 
@@ -90,12 +90,12 @@ class NcclTransport:
 
 
 def connect(
-    library: Any, identity: tuple[int, ...], where: Host, tokens: Transport, seconds: float, **rest: Any
-) -> Link:
+    library: Any, identity: tuple[int, ...], where: Device, tokens: Transport, seconds: float, **rest: Any
+) -> NcclLink:
     """Join the communicator; every rank has to be about to.
 
     A communicator that is not returned is aborted, however late it comes: CuPy destroys one that is dropped as it
-    is, and that may wait for peers for ever.
+    is, and that may wait for peers forever.
 
     Args:
         identity: rank 0's ``get_unique_id()``.
@@ -104,7 +104,7 @@ def connect(
         ExchangeError: not every rank joined in time, or NCCL refused.
     """
     deadline, given_up = Deadline(seconds), threading.Event()
-    made: list[Link] = []
+    made: list[NcclLink] = []
     ended: list[Exception | None] = []
 
     def join() -> None:
@@ -112,7 +112,7 @@ def connect(
         try:
             with where.moving():
                 communicator = library.NcclCommunicator(tokens.size, identity, tokens.rank)
-                made.append(Link(library, communicator, where, tokens.rank, tokens.size, **rest))
+                made.append(NcclLink(library, communicator, where, tokens.rank, tokens.size, **rest))
                 if not given_up.is_set():
                     made[0].meet(deadline)
         except Exception as error:  # noqa: BLE001  whatever it is, the other ranks must hear of it
@@ -140,12 +140,12 @@ def connect(
     return made[0]
 
 
-def _abort(links: Iterable[Link]) -> None:
+def _abort(links: Iterable[NcclLink]) -> None:
     for link in links:
         link.abort()
 
 
-def together(link: Link, ranks: Sequence[Iterable[Transfer]]) -> None:
+def together(link: NcclLink, ranks: Sequence[Iterable[Transfer]]) -> None:
     """Run the transfers of all ranks through the link of one: each send and its receive are both this rank's.
 
     For simulation and tests on a machine with one GPU; NCCL matches what a rank sends to itself in order.

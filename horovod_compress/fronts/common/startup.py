@@ -25,7 +25,7 @@ from ...exchange.choose import chooser
 from ...exchange.deadline import Deadline
 from ...exchange.transports import gloo, nccl
 from ...exchange.transports.base import Transport
-from ...exchange.transports.link import Link
+from ...exchange.transports.link import NcclLink
 from ...exchange.transports.local import Hub
 from ...ops import loader
 from ...ops.algebra import Algebra
@@ -283,19 +283,19 @@ def _through_nccl(documents: Sequence[handshake.Document], kind: str) -> bool:
     return able and kind in ("auto", "nccl")
 
 
-def _connect_all(own: str, job: Job, seconds: float, where: device.Host | None) -> Transport:
+def _connect_all(own: str, job: Job, seconds: float, where: device.Device | None) -> Transport:
     """Connect, and return when every rank has: a rank that closes early must not fail one that is late.
 
     Raises:
         ExchangeError: some rank could not connect; every rank says which.
     """
-    apart: list[ExchangeError] = []
+    divided: list[ExchangeError] = []
     with contextlib.ExitStack() as undo:
-        transport, problem = _attempt(lambda: _connect(own, job, seconds, apart))
+        transport, problem = _attempt(lambda: _connect(own, job, seconds, divided))
         if transport:
             undo.callback(transport.close)
-        if apart:
-            raise apart[0] from None  # the ranks are not together, so there is nobody to hear of it
+        if divided:
+            raise divided[0] from None  # the ranks are not together, so there is nobody to hear of it
         # Connecting has a bound of its own, which another rank may use up before it answers here.
         _check_all(_meet("connected", problem, job, 2 * seconds))
         undo.pop_all()
@@ -325,7 +325,7 @@ def _check_all(problems: Sequence[str | None]) -> None:
         raise ExchangeError("; ".join(told[:_LISTED]) + more)
 
 
-def _link(tokens: Transport, where: device.Host, job: Job, seconds: float) -> Transport:
+def _link(tokens: Transport, where: device.Device, job: Job, seconds: float) -> Transport:
     """Join NCCL's communicator; ranks come here together, as joining would wait for a late one without limit.
 
     Raises:
@@ -352,13 +352,13 @@ def _identity(rank: int) -> tuple[int, ...] | None:
     return library.get_unique_id() if rank == 0 else None
 
 
-def _join(identity: tuple[int, ...], where: device.Host, tokens: Transport, seconds: float) -> Link:
+def _join(identity: tuple[int, ...], where: device.Device, tokens: Transport, seconds: float) -> NcclLink:
     peers = set(range(tokens.size)) - {tokens.rank}
     broken = {peer: tokens.watch(peer) for peer in peers}  # type: ignore[attr-defined]
     return nccl.connect(nccl.api(), identity, where, tokens, seconds, broken=broken)
 
 
-def _connect(own: str, job: Job, seconds: float, apart: list[ExchangeError]) -> Transport:
+def _connect(own: str, job: Job, seconds: float, divided: list[ExchangeError]) -> Transport:
     """Connect; errors of the meeting itself are noted."""
     if job.size == 1:
         return Hub(1).transports()[0]
@@ -369,7 +369,7 @@ def _connect(own: str, job: Job, seconds: float, apart: list[ExchangeError]) -> 
         try:
             found = _meet("addresses", shown, job, next(limits))
         except ExchangeError as error:
-            apart.append(error)
+            divided.append(error)
             raise
         return {key: bytes.fromhex(value) for mine in found for key, value in mine.items()}
 

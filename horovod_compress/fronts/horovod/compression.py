@@ -54,7 +54,7 @@ class Compression(ForUpdates):
     def _prepare(self, reducer: Reducer) -> None:
         reducer.failure.on_unseen = self._wake
         reducer.uneven.in_join = in_join
-        reducer.gain = None  # the first token that comes back tells, or attach()
+        reducer.result_scale = None  # the first token that comes back tells, or attach()
         self._tokens = Tokens(reducer.rank, reducer.world, len(reducer.plan.names()))
 
     def _not_here(self) -> str:
@@ -111,7 +111,7 @@ class Compression(ForUpdates):
         if not isinstance(ctx, tuple):
             return tensor if ctx is None else ctx
         index, step = ctx
-        return self._result(index, step, gain=self._gain_of(tensor.item()))
+        return self._result(index, step, result_scale=self._result_scale_of(tensor.item()))
 
     def attach(
         self,
@@ -165,7 +165,7 @@ class Compression(ForUpdates):
         if not horovod.__version__.startswith(_PRIVATE_API):
             _log.warning("Horovod %s is unknown to attach(); using the stock path instead", horovod.__version__)
             return optimizer
-        self._reducer.gain = self._gain_for(optimizer.op)
+        self._reducer.result_scale = self._result_scale_for(optimizer.op)
         _attach(optimizer, self)
         self._optimizer = optimizer
         return optimizer
@@ -245,13 +245,13 @@ class Compression(ForUpdates):
             )
         return True
 
-    def _result(self, index: int, step: int, gain: float | None = None) -> Tensor:
+    def _result(self, index: int, step: int, result_scale: float | None = None) -> Tensor:
         reducer = self._running()
         if self._settled != step:
             self._settled = step
             self._skip_sparse(reducer, step)
         try:
-            result = reducer.result(index, step, gain)
+            result = reducer.result(index, step, result_scale)
         except HorovodCompressError:
             self._under_way = 0  # nobody fetches the other results of this step
             if optimizer := self._optimizer or calling_optimizer(self):
@@ -269,10 +269,10 @@ class Compression(ForUpdates):
             if name in missing and grad is not None and grad.is_sparse:
                 reducer.skip(index)
 
-    def _gain_of(self, token: float) -> float:
-        return self._tokens.gain(token, getattr(calling_optimizer(self), "op", None))
+    def _result_scale_of(self, token: float) -> float:
+        return self._tokens.result_scale(token, getattr(calling_optimizer(self), "op", None))
 
-    def _gain_for(self, op: Any) -> float:
+    def _result_scale_for(self, op: Any) -> float:
         if op == hvd.Average:
             return 1.0
         if op == hvd.Sum:

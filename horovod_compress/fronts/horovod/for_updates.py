@@ -38,7 +38,7 @@ class ForUpdates(BaseCompression):
         if self._steps.tuner:
             self._steps.tuner.stop()
         self._optimizer = self  # nobody waits for tokens
-        self._running().gain = 1.0
+        self._running().result_scale = 1.0
         return self._running()
 
     def _report(self) -> None:

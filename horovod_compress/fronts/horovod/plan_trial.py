@@ -17,7 +17,7 @@ from ...errors import ConfigError
 from ...planner import comparison
 from ...planner.comparison import Trial
 from ...planner.predictions import Case, predicted
-from ...planner.standin import TILE, Gradients, Pace, StandIn, calibrate, untouched_memory
+from ...planner.synthetic import TILE, Gradients, Pace, SyntheticModel, calibrate, untouched_memory
 from ...schedule.plan import Plan
 from ...schedule.watch import Watch
 from .calls import allgather_object
@@ -95,14 +95,14 @@ class _Bench:
         self._memory = untouched_memory(case.table.count)
         self._bare = self._model()
 
-    def _model(self) -> StandIn:
-        return StandIn(self._case.table, self._gradients, self.pace, self._memory)
+    def _model(self) -> SyntheticModel:
+        return SyntheticModel(self._case.table, self._gradients, self.pace, self._memory)
 
     def bare_step(self) -> float:
         """Take a step without exchange; return its seconds on the slowest rank."""
         return self._step(self._bare, lambda: None)
 
-    def _step(self, model: StandIn, end: Callable[[], object]) -> float:
+    def _step(self, model: SyntheticModel, end: Callable[[], object]) -> float:
         for parameter in model.parameters():
             parameter.grad = None
         self._gradients.refill()

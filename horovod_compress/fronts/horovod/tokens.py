@@ -30,7 +30,7 @@ class Tokens:
         assert token is not None
         return token.fill_(_value(self._rank))
 
-    def gain(self, token: float, op: Any) -> float:
+    def result_scale(self, token: float, op: Any) -> float:
         """Return what Horovod's operation made of the ranks' tokens: 1 for the mean, the number of ranks for the sum.
 
         Args:
@@ -41,9 +41,9 @@ class Tokens:
         """
         values = [_value(rank) for rank in range(self._world)]
         total = sum(values)
-        for gain in (1.0, float(self._world)):
-            if abs(token - total * gain / self._world) < 1e-3:
-                return gain
+        for result_scale in (1.0, float(self._world)):
+            if abs(token - total * result_scale / self._world) < 1e-3:
+                return result_scale
         if op in (hvd.Average, hvd.Sum) and (who := uneven.joined(token, values, op == hvd.Average)):
             raise ConfigError(f"{who} called hvd.join() while rank {hvd.rank()} has a step left; {uneven.ADVICE}")
         raise ConfigError(

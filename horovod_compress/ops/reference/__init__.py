@@ -7,29 +7,11 @@ functions of all.
 
 from __future__ import annotations
 
+from importlib import import_module
+from pkgutil import iter_modules
 from types import FunctionType
 
-from . import (
-    adam,
-    checks,
-    dense,
-    dithering,
-    lowrank,
-    numbers,
-    quantise,
-    records,
-    shaped,
-    signs,
-    sketch,
-    sparse,
-    ternary,
-    values,
-)
-
-_MODULES = (
-    *(numbers, signs, shaped, ternary, records, dense, adam),
-    *(dithering, quantise, sketch, sparse, values, lowrank, checks),
-)
+_MODULES = [import_module(f"{__name__}.{found.name}") for found in iter_modules(__path__)]
 
 
 def __getattr__(name: str) -> FunctionType:

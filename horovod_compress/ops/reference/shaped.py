@@ -29,7 +29,7 @@ def _signs(bits: Tensor) -> np.ndarray:
 
 
 def _round(y: np.ndarray, out: Tensor, before: Sequence[Tensor], after: Sequence[Tensor], ranks: int) -> None:
-    """Round ``y``, and what was rounded off before, to a sign for so many ranks."""
+    """Round ``y``, and what was rounded off before, to a sign for that many ranks."""
     needed = (ranks - 1).bit_length()
     if needed:
         y = y + rounded_off(before[:needed], ranks)

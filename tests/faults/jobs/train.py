@@ -20,7 +20,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import horovod_compress.ddp
 import horovod_compress.torch as hvc
-from tests.support.apart import everything_apart
+from tests.support.accelerator import everything_on_accelerator
 from tests.support.rank import arguments, mark, rank, report
 from tests.support.training import digest
 
@@ -203,7 +203,7 @@ def train(case: dict[str, Any], step: Callable[[], None], done: list[int]) -> No
 
 def main() -> None:
     case = DEFAULTS | arguments()
-    with everything_apart() if case["staged"] else contextlib.nullcontext():
+    with everything_on_accelerator() if case["staged"] else contextlib.nullcontext():
         run(case)
 
 

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 
 import horovod_compress.torch as hvc
-from tests.support.apart import everything_apart
+from tests.support.accelerator import everything_on_accelerator
 from tests.support.jobs import ROOT
 from tests.support.rank import arguments, check
 
@@ -57,13 +57,13 @@ def run(task: Any, method: str) -> dict[str, Any]:
         "finite": all(loss == loss for loss in losses),
         "stats": {name: compression.stats()[name] for name in ("verified", "nonfinite", "bytes_sent")},
         "devices": sorted({kept.device.type for state in reducer.kept.states().values() for kept in state.values()}),
-        "staged": all(where.apart for where in reducer.context.devices.values()),
+        "staged": all(where.is_accelerator for where in reducer.context.devices.values()),
     }
     compression.close()
     return found
 
 
-with everything_apart() if WHERE.type == "cpu" else contextlib.nullcontext():
+with everything_on_accelerator() if WHERE.type == "cpu" else contextlib.nullcontext():
     for name in ("digits", "text"):
         task = tasks.TASKS[name]()
         for method in METHODS:

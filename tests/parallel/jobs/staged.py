@@ -10,7 +10,7 @@ import torch
 
 import horovod_compress.torch as hvc
 from tests.battery.kept import kept_by
-from tests.support.apart import Apart, everything_apart
+from tests.support.accelerator import FakeAccelerator, everything_on_accelerator
 from tests.support.rank import check
 from tests.support.samples import Sample, samples
 from tests.support.training import digest, net, optimizer_for, train
@@ -22,7 +22,7 @@ torch.set_num_threads(1)
 
 def run(sample: Sample, staged: bool, **options: Any) -> dict[str, Any]:
     model, digests = net(), []
-    with everything_apart() if staged else contextlib.nullcontext():
+    with everything_on_accelerator() if staged else contextlib.nullcontext():
         optimizer, compression = optimizer_for(model, sample.method, True, **options)
         assert isinstance(compression, hvc.Compression) and compression._reducer
         for step in STEPS:
@@ -35,7 +35,7 @@ def run(sample: Sample, staged: bool, **options: Any) -> dict[str, Any]:
             "bytes": compression.stats()["bytes_sent"],
             "verified": compression.stats()["verified"],
         }
-        apart = [where for where in compression._reducer.context.devices.values() if isinstance(where, Apart)]
+        apart = [where for where in compression._reducer.context.devices.values() if isinstance(where, FakeAccelerator)]
         assert bool(apart) == staged and all(where.copied for where in apart)
         compression.close()
     return found

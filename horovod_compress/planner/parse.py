@@ -49,7 +49,7 @@ def seconds(text: str) -> float:
 
 
 def ranks(text: str) -> list[int]:
-    """Return numbers of ranks, parted by commas, rising.
+    """Return numbers of ranks, separated by commas, in rising order.
 
     Raises:
         ConfigError: one of them is no number from 2 to 65536.
@@ -61,7 +61,7 @@ def ranks(text: str) -> list[int]:
 
 
 def methods(text: str, options: Sequence[str]) -> list[Codec]:
-    """Return the methods of ``all``, or of names parted by commas; options are those of the one method.
+    """Return the methods of ``all``, or of names separated by commas; options are those of the one method.
 
     Raises:
         ConfigError: a name or an option is unknown, or options are given for several methods.

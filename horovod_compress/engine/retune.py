@@ -10,11 +10,11 @@ from ..observe.metrics import Metrics
 EVERY = 100
 #: A change by this factor, up or down, counts.
 RATIO = 1.5
-#: So many looks in a row have to show it.
+#: This many checks in a row have to show it.
 LOOKS = 2
 
 
-class Drift:
+class RetuneTrigger:
     """Compares the time of exchanges with what it was at first.
 
     Args:
@@ -41,7 +41,7 @@ class Drift:
 
     def look(self, of_ranks: Sequence[float]) -> bool:
         """Take in every rank's seconds, and return whether things have changed; the same on every rank."""
-        self.last = min(of_ranks)  # of the rank that waited for nobody
+        self.last = min(of_ranks)  # of the rank that did not wait
         if self.first is None:
             self.first = self.last
         changed = not self.first / RATIO <= self.last <= self.first * RATIO

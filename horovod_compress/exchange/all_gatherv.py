@@ -1,4 +1,4 @@
-"""The ragged all-gather: every rank gets the payloads of all, each as long as it happens to be.
+"""all_gatherv: every rank gets the payloads of all, each as long as it happens to be.
 
 Lengths go first, in a message of a few bytes; then every rank sends its payload to every other. A
 receive is thus posted with its exact length, and no payload is padded. This rank's link carries M-1
@@ -17,7 +17,7 @@ from torch import Tensor
 from ..errors import CorruptFrameError
 from . import gather
 from .base import Exchange
-from .wire import GATHER, Bad, FrameBuffer
+from .wire import GATHER, FrameBuffer, NonFiniteCount
 
 name = "gather"
 
@@ -48,7 +48,7 @@ def order(rank: int, world: int) -> list[int]:
     return []
 
 
-def run(exchange: Exchange, own: Tensor, inbox: Inbox) -> tuple[Bad, list[Tensor]]:
+def run(exchange: Exchange, own: Tensor, inbox: Inbox) -> tuple[NonFiniteCount, list[Tensor]]:
     """Return the non-finite count over all ranks, and every rank's payload in rank order.
 
     If that count is not 0, there are no payloads: all ranks know it from the lengths' messages.

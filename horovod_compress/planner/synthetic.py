@@ -1,7 +1,7 @@
 """A model with the parameters of a real one, whose compute is simulated by sleeping.
 
 What is real: number, names, shapes and backward order of the gradients, the hooks that fire for
-each of them, and everything that Horovod or a compression does. What is stood in for: the time that
+each of them, and everything that Horovod or a compression does. What is simulated: the time that
 an accelerator would compute. A sleeping rank leaves its core free, as a host whose accelerator is
 busy does; work that a hook does in the backward thread delays the layers behind it, as it would
 delay their launch. The time is a chosen number of milliseconds, a third of it forward, spread over
@@ -111,11 +111,11 @@ class _Layer:
         self.parameters: list[nn.Parameter] = []
 
 
-class StandIn(nn.Module):
+class SyntheticModel(nn.Module):
     """A model by its table; the forward pass takes and returns one number.
 
     Args:
-        memory: flat, of all parameters; models may share it, as nobody changes a parameter.
+        memory: flat, of all parameters; models may share it, as no parameter is changed.
     """
 
     def __init__(self, table: Table, gradients: Gradients, pace: Pace, memory: Tensor) -> None:
@@ -149,7 +149,7 @@ def _place(root: nn.Module, name: str, parameter: nn.Parameter) -> None:
 
 
 def untouched_memory(count: int) -> Tensor:
-    """Return zeros that take no memory until they are written, which nobody may ever do."""
+    """Return zeros that take no memory until they are written, which must never happen."""
     return torch.from_numpy(np.zeros(count, dtype=np.float32))
 
 

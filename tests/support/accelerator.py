@@ -18,15 +18,15 @@ from torch import Tensor
 from horovod_compress.engine.bucket.round import Prelude
 from horovod_compress.exchange import device
 from horovod_compress.exchange.deadline import Deadline
-from horovod_compress.exchange.device import Host
+from horovod_compress.exchange.device import CpuDevice
 
 _RUBBISH = 0xA5
 
 
-class Apart(Host):
+class FakeAccelerator(CpuDevice):
     """The CPU as if it were another device."""
 
-    apart = True
+    is_accelerator = True
 
     def __init__(self) -> None:
         super().__init__()
@@ -36,21 +36,21 @@ class Apart(Host):
         #: Bytes that were copied.
         self.copied = 0
 
-    def mark(self) -> int:
+    def record_event(self) -> int:
         with self._lock:
             return len(self._queued)
 
-    def note(self, marks: dict[int, int]) -> None:
-        marks[threading.get_ident()] = self.mark()
+    def record_in(self, events: dict[int, int]) -> None:
+        events[threading.get_ident()] = self.record_event()
 
-    def after(self, *marks: int | None) -> None:
+    def wait_events(self, *events: int | None) -> None:
         with self._lock:
-            for mark in marks:
-                while mark is not None and self._done < mark:
+            for event in events:
+                while event is not None and self._done < event:
                     self._copy_next()
 
-    def wait(self, mark: int, deadline: Deadline) -> None:
-        self.after(mark)
+    def wait(self, event: int, deadline: Deadline) -> None:
+        self.wait_events(event)
 
     def copy(self, into: Tensor, frm: Tensor) -> None:
         into.view(torch.uint8).fill_(_RUBBISH)
@@ -66,7 +66,7 @@ class Apart(Host):
 
 
 @contextmanager
-def everything_apart(make: Callable[[], Apart] = Apart) -> Iterator[None]:
+def everything_on_accelerator(make: Callable[[], FakeAccelerator] = FakeAccelerator) -> Iterator[None]:
     """Let reducers that are made now stage the payloads of CPU gradients.
 
     Args:
@@ -77,8 +77,8 @@ def everything_apart(make: Callable[[], Apart] = Apart) -> Iterator[None]:
     def finished(prelude: Prelude, *arguments: Any) -> Any:
         """Kernels of the same thread follow on its copies; here they would run at once."""
         bad = run(prelude, *arguments)
-        where = prelude.staging.device if prelude.staging else Host()
-        where.after(where.mark())
+        where = prelude.staging.device if prelude.staging else CpuDevice()
+        where.wait_events(where.record_event())
         return bad
 
     a_new_one = mock.patch.object(device, "of", lambda name: make())  # noqa: PT008  one for each call

@@ -1,0 +1,70 @@
+"""Names that the package has given up for the field's words do not come back."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+PACKAGE = Path(__file__).resolve().parents[2] / "horovod_compress"
+
+#: What was once a name here, and the word to use.
+GIVEN_UP = {
+    "Apart": "FakeAccelerator",
+    "Bad": "NonFiniteCount",
+    "Cargo": "Payload",
+    "Cuda": "CudaDevice",
+    "Drift": "RetuneTrigger",
+    "Host": "Device, CpuDevice",
+    "Mark": "Event",
+    "Meeting": "Rendezvous",
+    "StandIn": "SyntheticModel",
+    "Taken": "Cost",
+    "apart": "is_accelerator, disjoint",
+    "drift": "retune",
+    "gain": "result_scale",
+    "keeps_to_itself": "has_private_state",
+    "mark": "record_event",
+    "ragged": "all_gatherv",
+    "sees": "for_step",
+    "standin": "synthetic",
+    "takes_over": "drains_residual",
+}
+#: What these words are elsewhere, in their usual sense.
+USUAL = {
+    ("cli/verbs/headroom.py", "gain"): "what compression gains",
+    ("planner/figures.py", "apart"): "what moves labels apart",
+    ("cli/launchers.py", "mark"): "what marks the processes of a job",
+    ("fronts/common/selftest.py", "drift"): "ranks whose weights drift apart",
+}
+
+
+def names(tree: ast.AST) -> Iterator[str]:
+    """Return the names that a module gives."""
+    for node in ast.walk(tree):
+        if isinstance(node, (ast.ClassDef, ast.FunctionDef)):
+            yield node.name
+        elif isinstance(node, ast.arg):
+            yield node.arg
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            yield node.id
+        elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
+            yield node.attr
+
+
+def found(path: Path) -> set[str]:
+    return {path.stem, *names(ast.parse(path.read_text()))}
+
+
+@pytest.mark.parametrize("path", sorted(PACKAGE.rglob("*.py")), ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_no_name_is_one_that_was_given_up(path: Path) -> None:
+    where = str(path.relative_to(PACKAGE))
+    wrong = {name.lstrip("_") for name in found(path)} & set(GIVEN_UP) - {name for at, name in USUAL if at == where}
+    assert not wrong, {name: GIVEN_UP[name] for name in wrong}
+
+
+def test_a_name_that_was_given_up_is_found() -> None:
+    """The control."""
+    assert {"Host", "mark", "gain", "of"} <= set(names(ast.parse("class Host:\n def mark(self, of): self.gain = 1")))
