@@ -148,6 +148,8 @@ def check_targets(json: Path | None, plot: Path | None) -> None:
     if plot is not None and plot.exists() and not plot.is_dir():
         raise ValueError(f"--plot takes a folder, {plot} is a file")
     for option, path in (("--json", json), ("--plot", plot)):
+        if path is not None and path.exists() and os.access(path, os.W_OK):
+            continue  # such as /dev/stdout: what is there already needs no right to its folder
         parents = [parent for parent in (path.parents if path else ()) if parent.exists()]
         if parents and not (parents[0].is_dir() and os.access(parents[0], os.W_OK)):
             raise ValueError(f"{option} {path} cannot be made in {parents[0]}")

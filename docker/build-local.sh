@@ -1,18 +1,20 @@
 #!/usr/bin/env bash
-# Builds the CPU image without a Docker engine, on Debian or Ubuntu with buildah and debootstrap, and runs it:
+# Builds an image without a Docker engine, on Debian or Ubuntu with buildah and debootstrap, and runs it:
 #   sudo apt-get install buildah debootstrap
 #   sudo docker/build-local.sh                     # the runtime image, its self-check and the demo
 #   sudo docker/build-local.sh --target test       # the image with the tests; runs docker/ci.sh in it
+#   sudo docker/build-local.sh --cuda              # the CUDA image and its self-check, which needs no GPU
 # Steps run in a chroot, so neither namespaces nor a daemon are needed. Nothing is left behind, but what --keep names.
 # pip's index, certificate and local wheels, and Horovod's wheels in the user's cache, are those of this machine.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
-target=runtime keep="" base="" suite="" args=() command=()
-usage() { sed -n '2,7s/^# \{0,1\}//p' "$0"; exit "${1:-2}"; }
+target=runtime file=docker/Dockerfile.cpu keep="" base="" suite="" args=() command=()
+usage() { sed -n '2,8s/^# \{0,1\}//p' "$0"; exit "${1:-2}"; }
 while [ $# -gt 0 ]; do
   case $1 in
     --target) target=${2:?--target takes runtime, builder or test}; shift 2 ;;
+    --cuda) file=docker/Dockerfile.cuda; shift ;;
     --base) base=${2:?--base takes a folder made by debootstrap}; shift 2 ;;
     --suite) suite=${2:?--suite takes a release, such as bookworm}; shift 2 ;;
     --keep) keep=${2:?--keep takes a folder}; shift 2 ;;
@@ -32,8 +34,11 @@ done
 pip_setting() { python3 -m pip config get "global.$1" 2>/dev/null || true; }
 links=${PIP_FIND_LINKS:-$(pip_setting find-links)}
 index=${PIP_INDEX_URL:-$(pip_setting index-url)}
-case $links$index in
-  *@*) fail "PIP_INDEX_URL or PIP_FIND_LINKS has a user name or password, which the image's history would keep" ;;
+# The CPU image names an index itself: without it, another one may offer the torch with CUDA.
+extra=""
+[ "$file" = docker/Dockerfile.cpu ] || extra=${PIP_EXTRA_INDEX_URL:-$(pip_setting extra-index-url)}
+case $links$index$extra in
+  *@*) fail "PIP_INDEX_URL, PIP_EXTRA_INDEX_URL or PIP_FIND_LINKS has a user name or password, which the image's history would keep" ;;
 esac
 
 scratch=$(mktemp -d "${TMPDIR:-/var/tmp}/hvc-image.XXXXXX")
@@ -89,7 +94,13 @@ add() { [ ! -e "$1" ] || mounts+=(--volume "$1:$2:$3"); }
 certificate=${PIP_CERT:-$(pip_setting cert)}
 add "${certificate:-/nowhere}" /run/pip-ca.crt ro
 case $links in /*) add "$links" "$links" ro ;; esac
-args+=(--build-arg "PIP_FIND_LINKS=$links" --build-arg "PIP_INDEX_URL=$index")
+args=(--build-arg "PIP_FIND_LINKS=$links" --build-arg "PIP_INDEX_URL=$index" "${args[@]}")
+if [ -n "$extra" ]; then
+  args=(--build-arg "PIP_EXTRA_INDEX_URL=$extra" "${args[@]}")
+  for url in $extra; do  # a folder's simple pages point to files beside them
+    case $url in file:///*) folder=$(dirname "${url#file://}"); add "$folder" "$folder" ro ;; esac
+  done
+fi
 [ -z "$certificate" ] || args+=(--build-arg PIP_CERT=/run/pip-ca.crt)
 # A copy, because the image's user must be able to write there.
 cache=${XDG_CACHE_HOME:-$HOME/.cache}/horovod-compress/wheels
@@ -102,10 +113,10 @@ args+=(--build-arg XDG_CACHE_HOME=/mnt/cache)
 # buildah's chroot has a host name of its own that nothing resolves, and Horovod's Gloo crashes on such a name.
 names=(--uts host --add-host "$(uname -n):127.0.0.1")
 
-step "docker/Dockerfile.cpu, stage $target"
+step "$file, stage $target"
 [ -z "$keep" ] || args+=(--layers)  # every step is an image then, and what has not changed is not done again
 bud bud --isolation chroot --network host "${names[@]}" --build-arg BASE=localhost/hvc-base "${args[@]}" "${mounts[@]}" \
-  --target "$target" --file docker/Dockerfile.cpu --tag "localhost/horovod-compress:$target" .
+  --target "$target" --file "$file" --tag "localhost/horovod-compress:$target" .
 step "built: layers, the newest first"
 bud inspect --type image --format '{{range .OCIv1.History}}{{println .CreatedBy}}{{end}}' "localhost/horovod-compress:$target" \
   | cut -c1-110
@@ -120,8 +131,9 @@ elif [ "$target" = test ]; then
   step "docker/ci.sh"
   in_image docker/ci.sh
 else
-  step "the self-check, and the demo as documented"
+  step "the self-check"
   in_image /opt/horovod-compress/docker/self_check.sh
+  step "the demo as documented"
   in_image python /opt/horovod-compress/examples/demo.py --quick
 fi
 step "all well"

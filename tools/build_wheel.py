@@ -68,7 +68,9 @@ def names(archive: Path) -> set[str]:
 
 
 def tracked() -> list[str]:
-    """Return the files of this checkout; none outside of git."""
+    """Return the files of this checkout; none outside of git, or where there is no git."""
+    if shutil.which("git") is None:
+        return []
     done = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=False)
     return done.stdout.splitlines() if done.returncode == 0 else []
 

@@ -43,6 +43,12 @@ def release_of(nvcc: Path) -> str | None:
     return found[1] if found else None
 
 
+def suits(nvcc: Path, torch_cuda: str | None) -> bool:
+    """Whether it is of the major release of CUDA that torch was built for; true where either does not say."""
+    release = release_of(nvcc)
+    return not (release and torch_cuda) or release.split(".")[0] == torch_cuda.split(".")[0]
+
+
 def find_in(venv: VirtualEnvironment) -> Path | None:
     home = venv.package_folder("nvidia/cu13")
     return home / _FILES[0] if home and all((home / name).exists() for name in _FILES) else None

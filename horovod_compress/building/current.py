@@ -9,11 +9,11 @@ import shutil
 import subprocess
 import sys
 import sysconfig
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from . import prerequisites
+from . import cuda_compiler, prerequisites
 from .bar import Bar, Phase
 from .horovod_install import HOROVOD_PHASES, HorovodInstall, loads, with_gpu_operations
 from .horovod_wheel import NEEDS
@@ -24,6 +24,9 @@ from .wheel_cache import default_folder
 PROGRAM = "hvd-compress build-horovod"
 # What builds a wheel without isolation, beside what Horovod itself needs.
 TOOLS = ("setuptools", "wheel")
+_OTHER_CUDA = """\
+{nvcc} is of CUDA {release}, and torch is built for CUDA {torch}: Horovod is built without NCCL operations. To build it
+with them, set CUDACXX to an nvcc of CUDA {torch} and repeat with --force."""
 
 
 @dataclass(frozen=True)
@@ -111,19 +114,25 @@ def build(environment: Mapping[str, str], *, force: bool) -> Outcome:
     (venv.folder / "horovod-wheel").unlink(missing_ok=True)
     if inspection.unmet:
         venv.install(inspection.unmet, inspection, phase="packages")
-    install = HorovodInstall(venv, runner, build_environment(venv, environment, inspection))
+    install = HorovodInstall(venv, runner, build_environment(venv, environment, inspection, runner.bar.say))
     wheel = install.run(inspection, lambda: None)
     runner.bar.finish("Horovod is installed")
     return Outcome(str(inspection.torch), wheel)
 
 
 def build_environment(
-    venv: VirtualEnvironment, environment: Mapping[str, str], inspection: Inspection
+    venv: VirtualEnvironment, environment: Mapping[str, str], inspection: Inspection, say: Callable[[str], None]
 ) -> Mapping[str, str]:
-    """With NCCL where torch has CUDA, nvcc is there and pip has installed NCCL; what the user says wins."""
+    """With NCCL where torch has CUDA, its nvcc is there and pip has installed NCCL; what the user says wins."""
     chosen = any(name.startswith("HOROVOD_GPU") for name in environment)
     has_nccl = venv.package_folder("nvidia/nccl") is not None
-    return environment if chosen or not has_nccl else with_gpu_operations(venv, environment, inspection)
+    if chosen or not has_nccl:
+        return environment
+    nvcc = cuda_compiler.find_nvcc(environment, venv)
+    if nvcc and not cuda_compiler.suits(nvcc, inspection.torch_cuda):
+        say(_OTHER_CUDA.format(nvcc=nvcc, release=cuda_compiler.release_of(nvcc), torch=inspection.torch_cuda))
+        return environment
+    return with_gpu_operations(venv, environment, inspection)
 
 
 def _check_managed() -> None:

@@ -93,16 +93,31 @@ def test_compilers_are_counted(capsys):
     assert "--jobs is 0" in capsys.readouterr().err
 
 
-def test_nccl_operations_come_where_torch_has_cuda_and_the_packages_are_there(monkeypatch, tmp_path):
-    runner = make_runner(tmp_path)
-    venv = current.CurrentEnvironment(runner)
+@pytest.fixture
+def venv(monkeypatch, tmp_path):
+    """An environment whose packages lie in a folder of the test's."""
+    venv = current.CurrentEnvironment(make_runner(tmp_path))
     site = tmp_path / "lib" / "python3.11" / "site-packages"
     monkeypatch.setattr(venv, "package_folder", lambda name: path if (path := site / name).is_dir() else None)
-    assert current.build_environment(venv, {"PATH": ""}, WITH_CUDA) == {"PATH": ""}
-    nvcc = make_packages(tmp_path)
-    with_cuda = {"CUDACXX": str(nvcc), "PATH": ""}
-    assert current.build_environment(venv, with_cuda, WITH_CUDA)["HOROVOD_GPU_OPERATIONS"] == "NCCL"
-    assert current.build_environment(venv, with_cuda, INSPECTION) == with_cuda, "torch is built for CPUs"
+    return venv
+
+
+def test_nccl_operations_come_where_torch_has_cuda_and_the_packages_are_there(venv, tmp_path):
+    def build_environment(environment, inspection):
+        return current.build_environment(venv, environment, inspection, pytest.fail)
+
+    assert build_environment({"PATH": ""}, WITH_CUDA) == {"PATH": ""}
+    with_cuda = {"CUDACXX": str(make_packages(tmp_path)), "PATH": ""}
+    assert build_environment(with_cuda, WITH_CUDA)["HOROVOD_GPU_OPERATIONS"] == "NCCL"
+    assert build_environment(with_cuda, INSPECTION) == with_cuda, "torch is built for CPUs"
     chosen = {**with_cuda, "HOROVOD_GPU_OPERATIONS": "MPI"}
-    assert current.build_environment(venv, chosen, WITH_CUDA) == chosen
+    assert build_environment(chosen, WITH_CUDA) == chosen
     assert with_gpu_operations(venv, chosen, WITH_CUDA)["HOROVOD_GPU_OPERATIONS"] == "MPI"
+
+
+def test_an_nvcc_of_another_cuda_than_torch_builds_no_nccl_operations(venv, tmp_path):
+    said = []
+    environment = {"CUDACXX": str(make_packages(tmp_path)), "PATH": ""}
+    older = dataclasses.replace(INSPECTION, torch="2.4.0+cu121", torch_cuda="12.1")
+    assert current.build_environment(venv, environment, older, said.append) == environment
+    assert "is of CUDA 13.0, and torch is built for CUDA 12.1" in said[0] and "--force" in said[0]

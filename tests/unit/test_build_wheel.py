@@ -31,6 +31,11 @@ def test_what_an_archive_lacks_is_named(tmp_path: Path) -> None:
     assert build_wheel.missing(["setup.py", "csrc/bind.h"], build_wheel.names(archive)) == ["csrc/bind.h"]
 
 
+def test_without_git_no_file_is_tracked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert build_wheel.tracked() == []
+
+
 def test_every_tracked_file_is_in_the_source_distribution(tmp_path: Path) -> None:
     tracked = build_wheel.tracked()
     if not tracked:

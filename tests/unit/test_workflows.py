@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 yaml = pytest.importorskip("yaml")  # Horovod needs it too
+import run_workflow_steps  # noqa: E402  needs it as well
 
 ROOT = Path(__file__).resolve().parents[2]
 FILES = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
@@ -52,6 +53,23 @@ def test_a_command_that_finds_nothing_is_noticed() -> None:
     assert problem("make no-such-target") and problem("make") and problem("docker/none.sh")
     assert problem("docker build -f docker/Dockerfile.none .")
     assert problem("make test ARGS=-x") is None and problem("docker/ci.sh lint") is None
+
+
+def test_what_does_not_run_here_is_named_and_everything_else_is_ours() -> None:
+    found = run_workflow_steps.steps()
+    ours = {command for command in found if run_workflow_steps.reason(command) is None}
+    assert all(command.startswith("make ") for command in ours), "a step is neither ours nor left out"
+    assert "ci/lint" in found["make lint"] and {"ci/tests"} == set(found["make test"])
+    unused = [start for start, _ in run_workflow_steps.LEFT_OUT if not any(one.startswith(start) for one in found)]
+    assert not unused
+
+
+def test_a_step_that_fails_is_a_failure_and_the_others_still_run(monkeypatch, capsys) -> None:
+    monkeypatch.setattr(run_workflow_steps, "steps", lambda: {"false | cat": ["ci/a"], "true": ["ci/b"]})
+    assert run_workflow_steps.main([]) == 1
+    said = capsys.readouterr().out
+    assert "FAILED with status 1" in said and "passed after" in said
+    assert run_workflow_steps.main(["--only", "true"]) == 0
 
 
 @each_file

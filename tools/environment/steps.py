@@ -217,10 +217,10 @@ def _check_release(nvcc: Path, inspection: Inspection) -> None:
     Raises:
         EnvironmentProblem: It is of another major release.
     """
-    release, wanted = cuda_compiler.release_of(nvcc), inspection.torch_cuda
-    if release and wanted and release.split(".")[0] != wanted.split(".")[0]:
+    if not cuda_compiler.suits(nvcc, inspection.torch_cuda):
         raise EnvironmentProblem(
-            f"{nvcc} is of CUDA {release}, and torch {inspection.torch} is built for CUDA {wanted}:\n"
+            f"{nvcc} is of CUDA {cuda_compiler.release_of(nvcc)}, "
+            f"and torch {inspection.torch} is built for CUDA {inspection.torch_cuda}:\n"
             "set CUDACXX to an nvcc of the same major release, or go without:  make setup CUDA=0"
         )
 

@@ -29,6 +29,7 @@ _MOST_RANKS = 64
 _BOUND = 300.0  # seconds for all checks in one job, after which it is called hung
 _BOUND_OF_ONE = 120.0
 _TIMEOUT = 2.0  # for exchanges with a frozen rank
+_LONG = 60.0  # for those with a killed one, whose death must show without a deadline, and on a busy machine
 _LATE = 8.0  # seconds after the timeout, or after the death, at which a failure is called late: machines may be busy
 _SAME = "same bits: "
 _START = {
@@ -86,7 +87,7 @@ def _with_own_ranks(arguments: argparse.Namespace, launcher: str) -> tuple[list[
     rows = merged([end.found.get("checks") for end in ends if end.rank not in victims], [end.output for end in ends])
     for how in ("kill", "freeze"):
         began = time.monotonic()
-        ends = run(world, {"how": how, "seconds": _TIMEOUT}, _BOUND_OF_ONE, [world - 1])
+        ends = run(world, {"how": how, "seconds": _LONG if how == "kill" else _TIMEOUT}, _BOUND_OF_ONE, [world - 1])
         problem, detail = judged(how, ends, world)
         rows.append({"check": how, "ok": not problem, "seconds": time.monotonic() - began, "detail": problem or detail})
     return rows, world
