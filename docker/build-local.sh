@@ -3,7 +3,7 @@
 #   sudo apt-get install buildah debootstrap
 #   sudo docker/build-local.sh                     # the runtime image, its self-check and the demo
 #   sudo docker/build-local.sh --target test       # the image with the tests; runs docker/ci.sh in it
-#   sudo docker/build-local.sh --cuda              # the CUDA image and its self-check, which needs no GPU
+#   sudo docker/build-local.sh --cuda              # the same with the CUDA image; needs no GPU
 # Steps run in a chroot, so neither namespaces nor a daemon are needed. Nothing is left behind, but what --keep names.
 # pip's index, certificate and local wheels, and Horovod's wheels in the user's cache, are those of this machine.
 set -euo pipefail
@@ -37,9 +37,11 @@ index=${PIP_INDEX_URL:-$(pip_setting index-url)}
 # The CPU image names an index itself: without it, another one may offer the torch with CUDA.
 extra=""
 [ "$file" = docker/Dockerfile.cpu ] || extra=${PIP_EXTRA_INDEX_URL:-$(pip_setting extra-index-url)}
-case $links$index$extra in
-  *@*) fail "PIP_INDEX_URL, PIP_EXTRA_INDEX_URL or PIP_FIND_LINKS has a user name or password, which the image's history would keep" ;;
-esac
+secret() { fail "$1 has a user name or password, which the image's history would keep"; }
+case $links$index$extra in *@*) secret "PIP_INDEX_URL, PIP_EXTRA_INDEX_URL or PIP_FIND_LINKS" ;; esac
+for arg in "${args[@]}"; do
+  case $arg in PIP_*=*@*) secret "--build-arg ${arg%%=*}" ;; esac
+done
 
 scratch=$(mktemp -d "${TMPDIR:-/var/tmp}/hvc-image.XXXXXX")
 # Everything of ours lies below one folder: no image or container of the user is touched.
@@ -95,12 +97,13 @@ certificate=${PIP_CERT:-$(pip_setting cert)}
 add "${certificate:-/nowhere}" /run/pip-ca.crt ro
 case $links in /*) add "$links" "$links" ro ;; esac
 args=(--build-arg "PIP_FIND_LINKS=$links" --build-arg "PIP_INDEX_URL=$index" "${args[@]}")
-if [ -n "$extra" ]; then
-  args=(--build-arg "PIP_EXTRA_INDEX_URL=$extra" "${args[@]}")
-  for url in $extra; do  # a folder's simple pages point to files beside them
-    case $url in file:///*) folder=$(dirname "${url#file://}"); add "$folder" "$folder" ro ;; esac
-  done
-fi
+[ -z "$extra" ] || args=(--build-arg "PIP_EXTRA_INDEX_URL=$extra" "${args[@]}")
+for url in $index $extra; do  # the pages of an index in a folder point to files beside that folder
+  case $url in
+    file:///*/*) folder=$(dirname "${url#file://}"); add "$folder" "$folder" ro ;;
+    file:*) fail "an index in a folder should lie in a folder of its own, as file:///srv/pypi/simple, got $url" ;;
+  esac
+done
 [ -z "$certificate" ] || args+=(--build-arg PIP_CERT=/run/pip-ca.crt)
 # A copy, because the image's user must be able to write there.
 cache=${XDG_CACHE_HOME:-$HOME/.cache}/horovod-compress/wheels
@@ -113,16 +116,18 @@ args+=(--build-arg XDG_CACHE_HOME=/mnt/cache)
 # buildah's chroot has a host name of its own that nothing resolves, and Horovod's Gloo crashes on such a name.
 names=(--uts host --add-host "$(uname -n):127.0.0.1")
 
+tag=localhost/horovod-compress:$target
+[ "$file" = docker/Dockerfile.cpu ] || tag+=-cuda
 step "$file, stage $target"
 [ -z "$keep" ] || args+=(--layers)  # every step is an image then, and what has not changed is not done again
 bud bud --isolation chroot --network host "${names[@]}" --build-arg BASE=localhost/hvc-base "${args[@]}" "${mounts[@]}" \
-  --target "$target" --file "$file" --tag "localhost/horovod-compress:$target" .
+  --target "$target" --file "$file" --tag "$tag" .
 step "built: layers, the newest first"
-bud inspect --type image --format '{{range .OCIv1.History}}{{println .CreatedBy}}{{end}}' "localhost/horovod-compress:$target" \
+bud inspect --type image --format '{{range .OCIv1.History}}{{println .CreatedBy}}{{end}}' "$tag" \
   | cut -c1-110
 bud images
 
-container=$(bud from "${names[@]}" "localhost/horovod-compress:$target")
+container=$(bud from "${names[@]}" "$tag")
 in_image() { bud run --isolation chroot --user trainer "$container" -- "$@"; }
 if [ ${#command[@]} -gt 0 ]; then
   step "${command[*]}"

@@ -1,7 +1,7 @@
 """Runs what the workflows of CI run, on this machine: every `run:` step, but those that need an engine or publish.
 
-python tools/run_workflow_steps.py            every step once, in the order of the files
-python tools/run_workflow_steps.py --list     what would run, and what is left out and why
+    python tools/run_workflow_steps.py            every step once, in the order of the files
+    python tools/run_workflow_steps.py --list     what would run, and what is left out and why
 
 A step that several jobs share runs once. A step that fails does not end the run; the exit status says that one did.
 """

@@ -85,18 +85,25 @@ void moments_offer(const MomentsOffered* tensors, int64_t tensor_count, Dtype dt
 
 #include "norm_lanes.h"
 
+// Returns the sum over a unit, where the power asks for one; raises the largest |x| and counts what is not finite.
+template <Power kPower, class T>
+HVC_INLINE double sum_unit(const T* x, const Units& units, int64_t unit, Bits<T>& largest, int64_t& nonfinite) {
+  const int64_t end = unit_begin(units, unit + 1);
+  double sum = 0;
+  for (int64_t block = unit_begin(units, unit); block < end; block += kBlock) {
+    const int64_t n = std::min(kBlock, end - block);
+    count_block(x + block, n, largest, nonfinite);
+    if constexpr (kPower != kMaximum) sum += sum_block<kPower>(x + block, n);
+  }
+  return sum;
+}
+
 template <Power kPower, class T>
 int64_t norms(const T* x, const Units& units, double* out, int64_t first, int64_t last) {
   int64_t nonfinite = 0;
   for (int64_t unit = first; unit < last; ++unit) {
-    const int64_t begin = unit_begin(units, unit), end = unit_begin(units, unit + 1);
     Bits<T> largest = 0;
-    double sum = 0;
-    for (int64_t block = begin; block < end; block += kBlock) {
-      const int64_t n = std::min(kBlock, end - block);
-      count_block(x + block, n, largest, nonfinite);
-      if constexpr (kPower != kMaximum) sum += sum_block<kPower>(x + block, n);
-    }
+    const double sum = sum_unit<kPower>(x, units, unit, largest, nonfinite);
     out[unit] = kPower == kMaximum ? double(to_work(bit_cast<T>(largest))) : sum;
   }
   return nonfinite;
@@ -106,16 +113,9 @@ int64_t norms(const T* x, const Units& units, double* out, int64_t first, int64_
 template <class T> int64_t moments(const T* x, const Units& units, double* out, int64_t first, int64_t last) {
   int64_t nonfinite = 0;
   for (int64_t unit = first; unit < last; ++unit) {
-    const int64_t begin = unit_begin(units, unit), end = unit_begin(units, unit + 1);
     Bits<T> largest = 0;
-    double sum = 0;
-    for (int64_t block = begin; block < end; block += kBlock) {
-      const int64_t n = std::min(kBlock, end - block);
-      count_block(x + block, n, largest, nonfinite);
-      sum += sum_block<kPower2>(x + block, n);
-    }
+    out[units.total + unit] = sum_unit<kPower2>(x, units, unit, largest, nonfinite);
     out[unit] = double(to_work(bit_cast<T>(largest)));
-    out[units.total + unit] = sum;
   }
   return nonfinite;
 }

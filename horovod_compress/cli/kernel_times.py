@@ -74,17 +74,9 @@ def kernels(count: int) -> Iterator[Kernel]:
         [bits, sums],
         lambda o: o.sign_offer(grad, residual, bits, sums, _ROW, key=key),
     )
+    yield Kernel("octave_encode", 5 * count, [mine], lambda o: o.octave_encode(grad, norm, count, mine, key, **rule))
     yield Kernel(
-        "octave_encode",
-        5 * count,
-        [mine],
-        lambda o: o.octave_encode(grad, norm, count, mine, key, **rule),
-    )
-    yield Kernel(
-        "octave_decode",
-        5 * count,
-        [out],
-        lambda o: o.octave_decode(codes, norm, count, out, **rule, scale=0.3),
+        "octave_decode", 5 * count, [out], lambda o: o.octave_decode(codes, norm, count, out, **rule, scale=0.3)
     )
     yield Kernel("dense_add", 12 * count, [out], lambda o: o.dense_add(out.zero_(), grad))
 

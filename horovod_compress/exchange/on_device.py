@@ -5,7 +5,7 @@ in one small message to each peer through the transport for tokens: the count of
 many bytes are to be exchanged. Where a value is not finite, no payload is sent at all.
 
 Each collective is a generator of transfers, see :class:`~.transports.link.Transfer`: what it queues
-between two of them follows on the first one's end. A *event* is a point of a stream, as in :mod:`.device`.
+between two of them follows on the first one's end. An *event* is a point of a stream, as in :mod:`.device`.
 """
 
 from __future__ import annotations
@@ -129,9 +129,8 @@ def ring_steps(link: NcclLink, layout: Layout, reduction: Reduction, bad: NonFin
     right, left = (rank + 1) % world, (rank - 1) % world
     slots = _slots(link, layout.most_segments, layout.segment_bytes)
     reduction.prepare(rank)
-    ready: list[Event] = [
-        where.record_event()
-    ] * layout.most_segments  # by number: the segment to be sent next is complete
+    # By number: the segment to be sent next is complete.
+    ready: list[Event] = [where.record_event()] * layout.most_segments
     for hop in range(2 * (world - 1)):
         reduces = hop < world - 1
         chunk = (rank - hop - 1) % world

@@ -27,7 +27,7 @@ PACKED_WORDS = 8
 
 
 def ternary_states(ranks: int) -> int:
-    """Return how many values the remainder that a fold of that many ranks keeps can take."""
+    """Return how many values the remainder of a fold over this many ranks can take."""
     if not 2 <= ranks <= MAX_PARTS:
         raise ValueError(f"ranks must be in [2, {MAX_PARTS}], got {ranks}")
     return ranks if ranks % 2 else ranks // 2 + (ranks % 4 == 0)

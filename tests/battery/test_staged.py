@@ -45,7 +45,7 @@ def _run(case: Sample, world: int, tensors: list, **options: Any) -> tuple[list[
         return results, kept(fleet), sent
 
 
-def _apart(fleet: Fleet) -> list[FakeAccelerator]:
+def _accelerators(fleet: Fleet) -> list[FakeAccelerator]:
     return [
         where
         for reducer in fleet.reducers
@@ -116,9 +116,9 @@ def test_staging_copies_the_payload_and_no_more() -> None:
         options = {"full_precision_every": 0, "step_size": 1.0, "levels": levels}
         with everything_on_accelerator(), Fleet(2, tensors, "marsit", **options) as fleet:
             fleet.step(random_grads(2, tensors))
-            for where in _apart(fleet):
+            for where in _accelerators(fleet):
                 assert where.copied == nbytes + 8
-            assert len(_apart(fleet)) == 2
+            assert len(_accelerators(fleet)) == 2
     with contextlib.ExitStack() as nothing, Fleet(2, tensors, "marsit") as fleet:
-        assert nothing and not _apart(fleet)  # gradients of the CPU are exchanged from where they are packed
+        assert nothing and not _accelerators(fleet)  # gradients of the CPU are exchanged from where they are packed
         assert all(round_.staging is None for r in fleet.reducers for round_ in r.buckets[0].rounds.kinds.values())

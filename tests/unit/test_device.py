@@ -90,8 +90,8 @@ def _tensor_counts(kind: Any) -> Callable[..., Tensor]:
     return counted
 
 
-@pytest.mark.parametrize("apart", [False, True])
-def test_counts_may_be_tensors(apart: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("accelerator", [False, True])
+def test_counts_may_be_tensors(accelerator: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """On a GPU nobody waits for a count before the bucket is full; then all are read at once."""
 
     def steps() -> tuple[list[Any], Any, list[int], list[list[str]]]:
@@ -109,7 +109,7 @@ def test_counts_may_be_tensors(apart: bool, monkeypatch: pytest.MonkeyPatch) -> 
     numbers = steps()
     for kind in (Marsit, Dense):
         monkeypatch.setattr(kind, "submit", _tensor_counts(kind))
-    if apart:
+    if accelerator:
         with everything_on_accelerator():
             tensors = steps()
     else:

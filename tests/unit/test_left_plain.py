@@ -17,10 +17,10 @@ TENSORS = [spec("a", 70, 33), spec("b", 2001)]
 KEPT = 0.25
 
 
-@pytest.fixture(params=["cpu", "apart"])
+@pytest.fixture(params=["cpu", "accelerator"])
 def fleet(request: pytest.FixtureRequest) -> Iterator[Fleet]:
     """A fleet whose only bucket is left uncompressed, on ranks that kept something in each element."""
-    where = everything_on_accelerator() if request.param == "apart" else nullcontext()
+    where = everything_on_accelerator() if request.param == "accelerator" else nullcontext()
     with where, Fleet(WORLD, TENSORS, "topk", schedule=Plan.of([(TENSORS, 1, True)])) as fleet:
         keep(fleet)
         yield fleet

@@ -19,8 +19,8 @@ TENSORS = [spec("a", 70, 33), spec("b", 2001), spec("c", 5)]
 SOON = 10.0
 
 
-@pytest.mark.parametrize("apart", [False, True])
-def test_which_thread_takes_gradients_in(apart: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("accelerator", [False, True])
+def test_which_thread_takes_gradients_in(accelerator: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where taking in is only queueing, it is the caller's, whose stream the gradient comes from."""
     names = set()
     offer = BucketState.offer
@@ -30,9 +30,9 @@ def test_which_thread_takes_gradients_in(apart: bool, monkeypatch: pytest.Monkey
         return offer(*given)  # type: ignore[arg-type]
 
     monkeypatch.setattr(BucketState, "offer", noted)
-    with everything_on_accelerator() if apart else nullcontext(), Fleet(2, TENSORS, "marsit") as fleet:
+    with everything_on_accelerator() if accelerator else nullcontext(), Fleet(2, TENSORS, "marsit") as fleet:
         fleet.step(random_grads(2, TENSORS))
-    assert names == {threading.current_thread().name if apart else "hvc-offer"}
+    assert names == {threading.current_thread().name if accelerator else "hvc-offer"}
 
 
 def test_the_caller_goes_on_at_once(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -41,7 +41,7 @@ class Streams(CpuDevice):
 
     def record_in(self, events: dict[int, Any]) -> None:
         name = threading.current_thread().name
-        events[hash(name)] = f"mark of {name}"
+        events[hash(name)] = f"event of {name}"
 
     def wait_events(self, *events: Any) -> None:
         self.followed.extend(events)
@@ -100,7 +100,7 @@ def test_the_launch_follows_on_every_stream_that_gradients_come_from(monkeypatch
     assert state.offers.waits and not state.offers.full and not followed
     state.count_waiting(state.offer_waiting(KEY))
     assert state.offers.full and not state.offers.waits
-    assert {"mark of first", "mark of second", "mark of MainThread"} <= set(followed)
+    assert {"event of first", "event of second", "event of MainThread"} <= set(followed)
 
 
 @pytest.mark.parametrize(

@@ -28,8 +28,8 @@ PLANTS = ("corruption", "freeze", "mismatch", "drift")
 _MOST_RANKS = 64
 _BOUND = 300.0  # seconds for all checks in one job, after which it is called hung
 _BOUND_OF_ONE = 120.0
-_TIMEOUT = 2.0  # for exchanges with a frozen rank
-_LONG = 60.0  # for those with a killed one, whose death must show without a deadline, and on a busy machine
+_TIMEOUT_FROZEN = 2.0
+_TIMEOUT_KILLED = 60.0  # so long that survivors can only notice the death itself, on a busy machine too
 _LATE = 8.0  # seconds after the timeout, or after the death, at which a failure is called late: machines may be busy
 _SAME = "same bits: "
 _START = {
@@ -87,7 +87,12 @@ def _with_own_ranks(arguments: argparse.Namespace, launcher: str) -> tuple[list[
     rows = merged([end.found.get("checks") for end in ends if end.rank not in victims], [end.output for end in ends])
     for how in ("kill", "freeze"):
         began = time.monotonic()
-        ends = run(world, {"how": how, "seconds": _LONG if how == "kill" else _TIMEOUT}, _BOUND_OF_ONE, [world - 1])
+        ends = run(
+            world,
+            {"how": how, "seconds": _TIMEOUT_KILLED if how == "kill" else _TIMEOUT_FROZEN},
+            _BOUND_OF_ONE,
+            [world - 1],
+        )
         problem, detail = judged(how, ends, world)
         rows.append({"check": how, "ok": not problem, "seconds": time.monotonic() - began, "detail": problem or detail})
     return rows, world
@@ -123,7 +128,7 @@ def judged(how: str, ends: Any, world: int) -> tuple[str, str]:
     at = ends[victim].found.get("fault")
     if at is None:
         return f"rank {victim} did not come to its fault: {ends[victim].output[-2000:].strip()}", ""
-    earliest, latest = (0.0, _LATE) if how == "kill" else (_TIMEOUT - 1.0, _TIMEOUT + _LATE)
+    earliest, latest = (0.0, _LATE) if how == "kill" else (_TIMEOUT_FROZEN - 1.0, _TIMEOUT_FROZEN + _LATE)
     delays = []
     for end in ends[:victim]:
         error = end.found.get("error")
@@ -134,7 +139,7 @@ def judged(how: str, ends: Any, world: int) -> tuple[str, str]:
             return f"the error of rank {end.rank} does not name rank {victim}: {error['text']}", ""
     if not earliest <= min(delays) or max(delays) > latest:
         return f"the others failed after {min(delays):.1f} to {max(delays):.1f} s, not {earliest:g} to {latest:g} s", ""
-    done = "killed" if how == "kill" else f"frozen (timeout={_TIMEOUT:g})"
+    done = "killed" if how == "kill" else f"frozen (timeout={_TIMEOUT_FROZEN:g})"
     return "", f"rank {victim} {done}: the others failed after {min(delays):.1f} to {max(delays):.1f} s, and named it"
 
 
@@ -152,7 +157,7 @@ def text(found: dict[str, Any]) -> str:
     head = f"{'check':22}  {'result':6}  {'seconds':>7}  detail"
     lines = [head, *(f"{r['check']:22}  {_word(r):6}  {r['seconds']:7.1f}  {r['detail']}" for r in shown)]
     end = "all is well" if found["ok"] else "something is wrong"
-    lines.append(f"{found['ranks']} ranks, started as by {found['launcher']}, {found['seconds']:.0f} s: {end}")
+    lines.append(f"{found['ranks']} ranks, started the way {found['launcher']} does, {found['seconds']:.0f} s: {end}")
     return "\n".join(lines)
 
 

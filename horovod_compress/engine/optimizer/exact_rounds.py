@@ -23,7 +23,7 @@ class ExactRounds:
 
     Attributes:
         warmup: number of initial exact rounds, at least 1.
-        every: after these, every how many rounds one is exact.
+        every: after these, one round in this many is exact.
         grows: the distance begins at a third of the steps so far, and grows up to ``every``.
     """
 

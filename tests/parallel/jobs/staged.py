@@ -35,8 +35,9 @@ def run(sample: Sample, staged: bool, **options: Any) -> dict[str, Any]:
             "bytes": compression.stats()["bytes_sent"],
             "verified": compression.stats()["verified"],
         }
-        apart = [where for where in compression._reducer.context.devices.values() if isinstance(where, FakeAccelerator)]
-        assert bool(apart) == staged and all(where.copied for where in apart)
+        devices = compression._reducer.context.devices.values()
+        accelerators = [where for where in devices if isinstance(where, FakeAccelerator)]
+        assert bool(accelerators) == staged and all(where.copied for where in accelerators)
         compression.close()
     return found
 
