@@ -21,7 +21,7 @@ from .agreement.uneven import refusal
 from .context import Context
 from .worker import Worker
 
-_NOTES_SECONDS = 1.0
+_NOTES_SECONDS = 0.8  # frozen ranks leave none: with this an error comes within a second of the timeout
 _TELL_SECONDS = 0.5
 #: How long a rank in an exchange may take to fail by itself after another one has, before its waits are called off.
 _FLOOD_SECONDS = 0.5
