@@ -29,7 +29,7 @@ from benchmarks.gpu_cases import Arguments, Case, Inputs
 from benchmarks.results import Record, spread, table
 from horovod_compress import ops
 from horovod_compress.exchange import device
-from horovod_compress.exchange.device import CpuDevice, Device
+from horovod_compress.exchange.device import Device
 
 NO_GPU = """\
 No CUDA device is visible here, so nothing was measured.
@@ -196,7 +196,7 @@ def local_steps(where: Device) -> list[gpu_steps.LocalStep]:
 
 def wrong_in_steps(there: Device) -> int:
     """Return how many elements two steps write on a device that they do not write on the CPU."""
-    runs = [local_steps(where) for where in (CpuDevice(), there)]
+    runs = [local_steps(where) for where in (Device(), there)]
     for steps in runs * 2:
         gpu_steps.whole_step(steps)
     pairs = zip(*([tensor.cpu() for step in steps for tensor in step.written()] for steps in runs), strict=True)

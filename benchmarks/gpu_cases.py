@@ -279,8 +279,6 @@ def sketch(a: Inputs, what: str) -> Arguments:
     if what == "top":
         given = (table, SKETCH_ROWS, key, [(0, a.count)], a.kept, torch.zeros_like(positions), a.floats(a.kept))
         return Arguments(given, table.nbytes + 12 * a.kept)
-    if what == "estimate":
-        return Arguments((table, SKETCH_ROWS, key, positions, a.floats(a.kept)), 4 * a.kept * (SKETCH_ROWS + 3))
     return Arguments((table, SKETCH_ROWS, key, positions), 4 * a.kept * (SKETCH_ROWS + 2))
 
 
@@ -444,7 +442,6 @@ CASES = (
     Case("sample_decode 1%", "sample_decode", partial(sample, what="decode")),
     Case("sketch_encode", "sketch_encode", partial(sketch, what="encode")),
     Case("sketch_top 1%", "sketch_top", partial(sketch, what="top")),
-    Case("sketch_estimate 1%", "sketch_estimate", partial(sketch, what="estimate")),
     Case("sketch_clear 1%", "sketch_clear", partial(sketch, what="clear")),
     Case("lowrank_start of 4", "lowrank_start", partial(lowrank, what="start")),
     Case("lowrank_left of 4", "lowrank_left", partial(lowrank, what="left")),

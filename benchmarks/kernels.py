@@ -462,9 +462,8 @@ def sketches(a: Arrays) -> Iterable[Case]:
     chosen = (*table, [(0, size)], k, s.positions[:k], s.estimates[:k])
     found = (s.positions, s.estimates)
     yield sketch_case("sketch_top 1 %", reads + 12 * s.k, "sketch_top", chosen, *table, s.spans, s.k, *found)
-    some = (4 * rows + 12) * s.k
-    yield kernel_case("sketch_estimate 1 %", some, "sketch_estimate", *table, *found)
-    yield kernel_case("sketch_clear 1 %", some - 4 * s.k, "sketch_clear", s.cleared, rows, s.key, s.positions)
+    touched = (4 * rows + 8) * s.k
+    yield kernel_case("sketch_clear 1 %", touched, "sketch_clear", s.cleared, rows, s.key, s.positions)
     yield kernel_case("absorb", 16 * n, "absorb", a.work, a.left)
     yield kernel_case("absorb momentum", 24 * n, "absorb", a.work, a.left, a.out.clone(), 0.9)
     yield Case("torch sketch (index_add_)", 4 * n + 2 * reads, lambda: s.torch_encode(a))

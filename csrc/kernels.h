@@ -224,8 +224,6 @@ void sketch_encode(const void* grad, const void* residual, const void* momentum,
                    int64_t* nonfinite, Launch launch);
 int64_t sketch_top(const void* table, Dtype dtype, int rows, int64_t places, const Stream* key, const Span* spans,
                    int64_t span_count, int64_t k, int64_t* positions, void* estimates, Launch launch);
-void sketch_estimate(const void* table, Dtype dtype, int rows, int64_t places, const Stream* key,
-                     const int64_t* positions, int64_t count, void* estimates, Launch launch);
 void sketch_clear(void* table, Dtype dtype, int rows, int64_t places, const Stream* key, const int64_t* positions,
                   int64_t count, Launch launch);
 
@@ -310,7 +308,7 @@ const char* instruction_set();
   use(level_encode) use(level_add) use(level_fold) use(level_decode) \
   use(octave_encode) use(octave_merge) use(octave_fold) use(octave_decode) \
   use(qsgd_encode) use(qsgd_fold) use(qsgd_decode) use(elias_encode) use(elias_decode) \
-  use(sketch_encode) use(sketch_top) use(sketch_estimate) use(sketch_clear) use(top_select) \
+  use(sketch_encode) use(sketch_top) use(sketch_clear) use(top_select) \
   use(binary_select) use(binary_encode) use(binary_decode) use(binary_clear) \
   use(values_encode) use(values_decode) use(sample_offer) use(sample_decode) \
   use(lowrank_start) use(lowrank_left) use(lowrank_orthonormalise) use(lowrank_right) use(lowrank_decode) \

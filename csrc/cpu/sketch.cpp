@@ -222,43 +222,6 @@ class Layers {
   Walk walks_[kSketchRows];
 };
 
-// Where one element lies in every row; the cells are asked for at once.
-struct Cells {
-  int64_t cell[kSketchRows];
-  uint32_t negated[kSketchRows];
-};
-template <class W> Cells cells_of(const W* table, const SketchMap& map, Layers& layers, uint64_t position) {
-  const Element e = element_of(map, position);
-  const BlockBits bits = block_bits(map.key, e.block);
-  const Walk* walks = layers.walks(e.layer);
-  Cells cells;
-  for (int row = 0; row < map.rows; ++row) {
-    cells.cell[row] = cell_of(map, row, walks[row], bits, e);
-    cells.negated[row] = is_negated(row, bits, e);
-    __builtin_prefetch(table + cells.cell[row]);
-  }
-  return cells;
-}
-
-template <class W> W estimate_of(const W* table, int rows, const Cells& cells) {
-  Int<W> order[kSketchRows];
-  for (int row = 0; row < rows; ++row) order[row] = order_of(negated_if(cells.negated[row], table[cells.cell[row]]));
-  return bit_cast<W>(bits_of_order<W>(median(order, rows)));
-}
-
-// Many at a time, so that they wait for the memory together.
-template <class W>
-void estimate_range(const W* table, const SketchMap& map, const int64_t* positions, int64_t count, W* estimates) {
-  constexpr int64_t kBatch = 32;
-  Layers layers(map);
-  Cells cells[kBatch];
-  for (int64_t first = 0; first < count; first += kBatch) {
-    const int64_t n = std::min(kBatch, count - first);
-    for (int64_t i = 0; i < n; ++i) cells[i] = cells_of(table, map, layers, uint64_t(positions[first + i]));
-    for (int64_t i = 0; i < n; ++i) estimates[first + i] = estimate_of(table, map.rows, cells[i]);
-  }
-}
-
 }  // namespace
 
 void sketch_encode(const void* grad, const void* residual, const void* momentum, double factor, Dtype dtype,
@@ -294,18 +257,6 @@ int64_t sketch_top(const void* table, Dtype dtype, int rows, int64_t places, con
     found = Top<W>(s, k, launch.threads).run(positions, static_cast<W*>(estimates));
   });
   return found;
-}
-
-void sketch_estimate(const void* table, Dtype dtype, int rows, int64_t places, const Stream* key,
-                     const int64_t* positions, int64_t count, void* estimates, Launch launch) {
-  const SketchMap map{rows, uint32_t(places), *key};
-  visit_work(dtype, [&](auto type) {
-    using W = typename decltype(type)::type;
-    parallel_for(launch.threads, count, 64 * rows * count, [&](int64_t, int64_t first, int64_t last) {
-      estimate_range(static_cast<const W*>(table), map, positions + first, last - first,
-                     static_cast<W*>(estimates) + first);
-    });
-  });
 }
 
 void sketch_clear(void* table, Dtype dtype, int rows, int64_t places, const Stream* key, const int64_t* positions,

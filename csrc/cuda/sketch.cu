@@ -123,15 +123,6 @@ template <class W, class Use> __device__ void each_of_unit(const SketchTable<W>&
   for (int64_t position = begin; position < end; ++position, ++e.lane) use(position, estimate_bits(s, walks, bits, e));
 }
 
-template <class W>
-__global__ void estimate_kernel(SketchTable<W> s, const int64_t* positions, int64_t count, W* estimates) {
-  for (int64_t i = first_item(); i < count; i += item_stride()) {
-    const Element e = element_of(s.map, uint64_t(positions[i]));
-    const Walks walks = walks_of(s.map, e.layer);
-    estimates[i] = bit_cast<W>(estimate_bits(s, walks, block_bits(s.map.key, e.block), e));
-  }
-}
-
 // Threads that clear the same cell write the same.
 template <class W> __global__ void clear_kernel(W* table, SketchMap map, const int64_t* positions, int64_t count) {
   for (int64_t i = first_item(); i < count * map.rows; i += item_stride()) {
@@ -287,16 +278,6 @@ int64_t sketch_top(const void* table, Dtype dtype, int rows, int64_t places, con
     found = run_top(s, k, positions, static_cast<W*>(estimates), launch);
   });
   return found;
-}
-
-void sketch_estimate(const void* table, Dtype dtype, int rows, int64_t places, const Stream* key,
-                     const int64_t* positions, int64_t count, void* estimates, Launch launch) {
-  visit_work(dtype, [&](auto type) {
-    using W = typename decltype(type)::type;
-    const SketchMap map{rows, uint32_t(places), *key};
-    const SketchTable<W> s{static_cast<const W*>(table), map, nullptr, 0, 0};
-    start(estimate_kernel<W>, count, launch, s, positions, count, static_cast<W*>(estimates));
-  });
 }
 
 void sketch_clear(void* table, Dtype dtype, int rows, int64_t places, const Stream* key, const int64_t* positions,

@@ -6,7 +6,6 @@ namespace hvc {
 
 // Counts reach the number of parts, 65535 at most.
 constexpr int kMaxPlanes = 17;
-constexpr int64_t kMaxParts = 65535;
 
 // Adds three bits per lane: `a` becomes their sum, `c` the carry, which is worth two. Five operations.
 template <class Bits> HVC_RULE void full_add(Bits& a, const Bits& b, Bits& c) {

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-_FULL_DISK = """\
+FULL_DISK = """\
 The disk is full, or a quota is used up. Make room; what is large: .venv, build, and the caches of pip and of this
 set-up in ~/.cache. XDG_CACHE_HOME and TMPDIR move the caches and the temporary files elsewhere."""
 _NO_MEMORY = """\
@@ -29,7 +29,7 @@ Remove it from pip's cache with  python3 -m pip cache purge , or use another ind
 _NO_VERSION = """\
 The package index has no such version for this Python. Another torch: make setup TORCH=torch==VERSION; another Python:
 make setup PYTHON=python3.12; an index of your own: pip's PIP_INDEX_URL."""
-_PERMISSION = """\
+PERMISSION = """\
 A file belongs to another user, probably because something here was once run with sudo. Hand it back with
 sudo chown -R "$USER" .  ; make setup itself needs no sudo."""
 _GENERAL = """\
@@ -37,7 +37,7 @@ The full log has all of it; its first error is usually the cause, and what follo
 
 # The first that fits counts: a full disk and killed compilers cause many other errors.
 _ADVICE = (
-    (r"No space left on device|Errno 28\b|Disk quota exceeded|Errno 122\b", _FULL_DISK),
+    (r"No space left on device|Errno 28\b|Disk quota exceeded|Errno 122\b", FULL_DISK),
     (
         r"Killed signal|virtual memory exhausted|Cannot allocate memory|std::bad_alloc|out of memory|MemoryError",
         _NO_MEMORY,
@@ -54,11 +54,9 @@ _ADVICE = (
     ),
     (r"DO NOT MATCH THE HASHES", _DIGEST),
     (r"No matching distribution found|Could not find a version", _NO_VERSION),
-    (r"Permission denied|Errno 13\b", _PERMISSION),
+    (r"Permission denied|Errno 13\b", PERMISSION),
 )
 _KILLED = (-9, 137)
-
-FULL_DISK, PERMISSION = _FULL_DISK, _PERMISSION
 
 _ERROR = re.compile(
     r"(error:|^\s*ERROR\b|\bError: |CMake Error|undefined reference|No space left|\*\*\* \[|Killed signal)"

@@ -34,7 +34,7 @@ Event = Any
 
 
 class Device:
-    """What every device can do; as it stands here, memory of the CPU."""
+    """The CPU; other devices override what they have to do."""
 
     #: Whether payloads there are exchanged from copies in host memory, as the CPU cannot read them.
     is_accelerator: ClassVar[bool] = False
@@ -105,10 +105,6 @@ class Device:
 
     def synchronize(self) -> None:
         """Wait until nothing is queued: between steps, before memory changes hands."""
-
-
-class CpuDevice(Device):
-    """The CPU."""
 
 
 class CudaDevice(Device):
@@ -205,4 +201,4 @@ def check(names: Iterable[str]) -> list[str]:
 
 def of(name: str) -> Device:
     """Return the device of a name, such as "cpu" or "cuda:1"."""
-    return CpuDevice() if name == "cpu" else CudaDevice(name)
+    return Device() if name == "cpu" else CudaDevice(name)

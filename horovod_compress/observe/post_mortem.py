@@ -28,7 +28,6 @@ class Record:
     host: str
     failure: str
     last: str
-    last_time: float
     note: Mapping[str, Any]
     events: int
 
@@ -60,7 +59,6 @@ def _record(found: Mapping[str, Any]) -> Record:
         host=str(found.get("host", "")),
         failure=str(found["failure"]),
         last=_in_words(last) if last else "nothing yet",
-        last_time=float(last["time"]) if last else float(found["time"]),
         note=note if _is_note(note) else {},
         events=len(events),
     )

@@ -27,7 +27,7 @@ from .legality import (
     work_dtype,
 )
 
-__all__ = ["absorb", "sketch_clear", "sketch_columns", "sketch_encode", "sketch_estimate", "sketch_top"]
+__all__ = ["absorb", "sketch_clear", "sketch_columns", "sketch_encode", "sketch_top"]
 
 ROWS = (1, 3, 5)
 #: Elements that are laid out together; the places of a row, of this many cells, are a prime number.
@@ -140,22 +140,6 @@ def sketch_top(
         return int(REFERENCE.sketch_top(table, rows, key, spans, k, positions, estimates))
     shape = (dtype_code("table", table), rows, places, key.words())
     return int(native.sketch_top(table_at, *shape, spans, len(spans), k, positions_at, estimates_at, launch))
-
-
-def sketch_estimate(table: Tensor, rows: int, key: Key, positions: Tensor, estimates: Tensor) -> None:
-    """Write the estimates of the elements at some positions, which must lie in ``[0, 2**31)``."""
-    native, device, launch = backend(table)
-    count = positions.numel()
-    table_at, places = _checked_table(table, rows, device)
-    positions_at = checked("positions", positions, torch.int64, count, device)
-    estimates_at = checked("estimates", estimates, table.dtype, count, device)
-    check_apart("estimates", estimates, "table", table)
-    check_apart("estimates", estimates, "positions", positions)
-    if REFERENCE:
-        REFERENCE.sketch_estimate(table, rows, key, positions, estimates)
-    else:
-        shape = (dtype_code("table", table), rows, places, key.words())
-        native.sketch_estimate(table_at, *shape, positions_at, count, estimates_at, launch)
 
 
 def sketch_clear(table: Tensor, rows: int, key: Key, positions: Tensor) -> None:

@@ -9,7 +9,7 @@ import torch
 
 from horovod_compress.codecs.base import Algebra
 from horovod_compress.engine.bucket import arrivals
-from horovod_compress.exchange.device import CpuDevice
+from horovod_compress.exchange.device import Device
 from horovod_compress.exchange.transports.base import Transport
 from horovod_compress.exchange.transports.link import NcclLink
 from horovod_compress.exchange.transports.nccl import NcclTransport
@@ -32,7 +32,7 @@ def linked(world: int) -> dict[str, Any]:
     def wrap(tokens: Transport) -> Transport:
         library = shared.library()
         communicator = library.NcclCommunicator(world, (0,) * 128, tokens.rank)
-        return NcclTransport(tokens, NcclLink(library, communicator, CpuDevice(), tokens.rank, world))
+        return NcclTransport(tokens, NcclLink(library, communicator, Device(), tokens.rank, world))
 
     return {"wrap": wrap, "devices": lambda transport: lambda name: transport.link.where}
 

@@ -140,14 +140,13 @@ def _sketch(dtype: torch.dtype, count: int, columns: int) -> str:
     table = torch.zeros(5 * columns, dtype=kind)
     bad = ops.sketch_encode(grad, tame(count, kind, 2), table, 5, KEY, offset=640)
     k = count // 20
-    positions, estimates, again = poison(k, torch.int64), poison(k, kind), poison(k, kind)
+    positions, estimates = poison(k, torch.int64), poison(k, kind)
     found = ops.sketch_top(table, 5, KEY, [(640, count)], k, positions, estimates)
-    ops.sketch_estimate(table, 5, KEY, positions, again)
     tables = [table.clone()]
     ops.sketch_clear(table, 5, KEY, positions)
     left = tame(count, kind, 2)
     ops.absorb(grad, left, momentum := tame(count, kind, 3), 0.9)
-    return _digest([*tables, table, positions, estimates, again, grad, left, momentum], int(bad), found)
+    return _digest([*tables, table, positions, estimates, grad, left, momentum], int(bad), found)
 
 
 def _sparse(dtype: torch.dtype, count: int) -> str:

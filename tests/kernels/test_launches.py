@@ -26,7 +26,7 @@ from horovod_compress.codecs.qsgd import Packed
 from horovod_compress.codecs.terngrad import TernGrad
 from horovod_compress.codecs.work import Counts, Part, Work
 from horovod_compress.exchange.deadline import Deadline
-from horovod_compress.exchange.device import CpuDevice, Device
+from horovod_compress.exchange.device import Device
 from horovod_compress.ops.keys import Key
 from horovod_compress.schedule.plan import Bucket
 from tests.support.local import same_bits
@@ -42,7 +42,7 @@ BUCKETS = buckets(shrink=6)
 FREE = {"lift_fresh", "view", "slice", "empty", "alias", "detach", "select", "as_strided"}
 
 
-class FakeGpu(CpuDevice):
+class FakeGpu(Device):
     """The CPU as a device: gradients wait there until all of a bucket have come."""
 
     is_accelerator = True
@@ -135,7 +135,7 @@ def test_a_step_of_marsit(step_size: str | float, kernels: int, zeros: str) -> N
     assert sum(len(bucket.tensors) for bucket in BUCKETS) == 161 and len(BUCKETS) == 4
     for bucket in BUCKETS:
         codec = Marsit(full_precision_every=0, step_size=step_size, zeros=zeros)
-        expected, _ = two_steps(codec, bucket, CpuDevice())
+        expected, _ = two_steps(codec, bucket, Device())
         found, started = on_a_device(codec, bucket)
         assert all(map(same_bits, expected, found))
         long = step_size == "tensor" and max(tensor.count for tensor in bucket.tensors) > 65_536
@@ -153,14 +153,14 @@ def test_a_step_with_long_rows() -> None:
     bucket = Bucket(0, buckets(shrink=3)[0].tensors[:3])
     assert max(tensor.count for tensor in bucket.tensors) > 65_536
     codec = Marsit(full_precision_every=0, step_size="tensor")
-    expected, _ = two_steps(codec, bucket, CpuDevice())
+    expected, _ = two_steps(codec, bucket, Device())
     found, started = on_a_device(codec, bucket)
     assert all(map(same_bits, expected, found)) and started == Started(4, 2, [*cleared(bucket), "mul_"])
 
 
 def test_a_step_in_full_precision() -> None:
     for bucket in BUCKETS:
-        expected, _ = two_steps(Marsit(full_precision_every=1), bucket, CpuDevice())
+        expected, _ = two_steps(Marsit(full_precision_every=1), bucket, Device())
         found, started = on_a_device(Marsit(full_precision_every=1), bucket)
         assert all(map(same_bits, expected, found)) and started == Started(2, 1, [])
 
@@ -169,7 +169,7 @@ def test_a_step_in_full_precision() -> None:
 def test_a_step_of_gathered_signs(codec: Codec, memsets: int, operations: int) -> None:
     """Torch's operations are on all values of a bucket at once."""
     for bucket in BUCKETS:
-        expected, _ = two_steps(codec, bucket, CpuDevice())
+        expected, _ = two_steps(codec, bucket, Device())
         found, started = on_a_device(codec, bucket)
         assert all(map(same_bits, expected, found))
         assert (started.kernels, started.memsets, len(started.operations)) == (3, memsets, operations)
@@ -198,7 +198,7 @@ def test_a_step_of_quantised_numbers(codec: Codec, short: int, long: int) -> Non
     """
     seen = set()
     for bucket in [*BUCKETS, Bucket(0, BUCKETS[0].tensors[:1]), Bucket(0, buckets(shrink=3)[0].tensors[:3])]:
-        expected, _ = two_steps(codec, bucket, CpuDevice())
+        expected, _ = two_steps(codec, bucket, Device())
         found, started = on_a_device(codec, bucket)
         assert all(map(same_bits, expected, found))
         longest = max(tensor.count for tensor in bucket.tensors)

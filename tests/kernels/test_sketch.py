@@ -41,9 +41,9 @@ def top(table: Tensor, rows: int, spans: list[tuple[int, int]], k: int) -> tuple
 
 
 def estimates_of(table: Tensor, rows: int, count: int, key: Key = KEY) -> Tensor:
-    out = poison(count, table.dtype)
-    ops.sketch_estimate(table, rows, key, torch.arange(count), out)
-    return out
+    positions, estimates = poison(count, torch.int64), poison(count, table.dtype)
+    found = ops.sketch_top(table, rows, key, [(0, count)], count, positions, estimates)
+    return zeros(1, count, table.dtype).index_copy_(0, positions[:found], estimates[:found])
 
 
 # ---- against the reference --------------------------------------------------------------------
@@ -67,7 +67,7 @@ def test_encode(dtype: torch.dtype) -> None:
 @each_value
 @pytest.mark.parametrize("dtype", WORK)
 @pytest.mark.parametrize(("rows", "columns"), SHAPES)
-def test_top_and_estimate(rows: int, columns: int, dtype: torch.dtype) -> None:
+def test_top_and_clear(rows: int, columns: int, dtype: torch.dtype) -> None:
     for index, count in enumerate((0, 1, 2, 15, 16, 17, 63, 64, 65, 127, 257, 1000, 4097)):
         nasty = numbers(rows * columns, dtype, count)
         few = torch.randint(-2, 3, (rows * columns,), generator=torch.Generator().manual_seed(count)).to(dtype)
@@ -79,7 +79,6 @@ def test_top_and_estimate(rows: int, columns: int, dtype: torch.dtype) -> None:
                 given = (spans, k, poison(k, torch.int64), poison(k, dtype))
                 compare("sketch_top", table, rows, KEY, *given, shift=index)
             positions = torch.randint(0, 1 << 31, (count,), generator=torch.Generator().manual_seed(1))
-            compare("sketch_estimate", table, rows, KEY, positions, poison(count, dtype), shift=index)
             compare("sketch_clear", table, rows, KEY, positions[: count // 9], shift=index)
 
 
@@ -127,16 +126,13 @@ def test_threads_change_nothing(columns: int, dtype: torch.dtype) -> None:
         try:
             table = table_of(x, 5, columns)
             positions, estimates = top(table, 5, [(0, 700_032), (700_032, 500_001)], k)
-            again = poison(k, torch.float32)
-            ops.sketch_estimate(table, 5, KEY, positions, again)
             cleared = table.clone()
             ops.sketch_clear(cleared, 5, KEY, positions)
-            found.append((table, positions, estimates, again, cleared))
+            found.append((table, positions, estimates, cleared))
         finally:
             torch.set_num_threads(before)
-    assert differences(found[0][2], found[0][3]) == 0
     for other in found[1:]:
-        assert [differences(a, b) for a, b in zip(found[0], other, strict=True)] == [0] * 5
+        assert [differences(a, b) for a, b in zip(found[0], other, strict=True)] == [0] * 4
     if columns > 10_000 and dtype is torch.float32:
         expected = zeros(5, columns)
         reference_sketch.sketch_encode(x, None, expected, 5, KEY)
@@ -353,7 +349,7 @@ REFUSED: dict[str, tuple[str, Callable[[], Any]]] = {
     "half a place": ("C prime", lambda: ops.sketch_encode(X, None, zeros(3, 40), 3, KEY)),
     "no table": ("C prime", lambda: ops.sketch_encode(X, None, zeros(3, 0), 3, KEY)),
     "table of float64": ("table must be", lambda: ops.sketch_encode(X, None, TABLE.double(), 3, KEY)),
-    "table of float16": ("table must be", lambda: ops.sketch_estimate(TABLE.half(), 3, KEY, POSITIONS, X[:4])),
+    "table of float16": ("table must be", lambda: ops.sketch_clear(TABLE.half(), 3, KEY, POSITIONS)),
     "table over gradient": ("overlap", lambda: ops.sketch_encode(SHARED[9:73], None, SHARED[:144], 3, KEY)),
     "table over momentum": (
         "overlap",
@@ -397,15 +393,15 @@ REFUSED: dict[str, tuple[str, Callable[[], Any]]] = {
     ),
     "positions of int32": (
         "positions must be",
-        lambda: ops.sketch_estimate(TABLE, 3, KEY, POSITIONS.int(), X[:4]),
+        lambda: ops.sketch_clear(TABLE, 3, KEY, POSITIONS.int()),
     ),
     "estimates of float64": (
         "estimates must be",
-        lambda: ops.sketch_estimate(TABLE, 3, KEY, POSITIONS, X[:4].double()),
+        lambda: ops.sketch_top(TABLE, 3, KEY, [(0, 5)], 4, POSITIONS, X[:4].double()),
     ),
     "estimates over table": (
         "overlap",
-        lambda: ops.sketch_estimate(SHARED[:144], 3, KEY, POSITIONS, SHARED[140:144]),
+        lambda: ops.sketch_top(SHARED[:144], 3, KEY, [(0, 5)], 4, POSITIONS, SHARED[140:144]),
     ),
     "residual over gradient": ("overlap", lambda: ops.absorb(SHARED[:64], SHARED[63:127])),
     "momentum over residual": (

@@ -18,12 +18,12 @@ from torch import Tensor
 from horovod_compress.engine.bucket.round import Prelude
 from horovod_compress.exchange import device
 from horovod_compress.exchange.deadline import Deadline
-from horovod_compress.exchange.device import CpuDevice
+from horovod_compress.exchange.device import Device
 
 _RUBBISH = 0xA5
 
 
-class FakeAccelerator(CpuDevice):
+class FakeAccelerator(Device):
     """The CPU as if it were another device."""
 
     is_accelerator = True
@@ -77,7 +77,7 @@ def everything_on_accelerator(make: Callable[[], FakeAccelerator] = FakeAccelera
     def finished(prelude: Prelude, *arguments: Any) -> Any:
         """Kernels of the same thread follow on its copies; here they would run at once."""
         bad = run(prelude, *arguments)
-        where = prelude.staging.device if prelude.staging else CpuDevice()
+        where = prelude.staging.device if prelude.staging else Device()
         where.wait_events(where.record_event())
         return bad
 

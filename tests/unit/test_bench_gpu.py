@@ -14,7 +14,7 @@ from benchmarks import gpu, gpu_cases, gpu_steps  # noqa: E402
 from benchmarks.gpu import Timed  # noqa: E402
 from benchmarks.gpu_steps import buckets  # noqa: E402
 from horovod_compress import ops  # noqa: E402
-from horovod_compress.exchange.device import CpuDevice  # noqa: E402
+from horovod_compress.exchange.device import Device  # noqa: E402
 
 ROOT = Path(__file__).resolve().parents[2]
 HOST_ONLY = {"crc32c", "crc32c_copy", "instruction_set"}
@@ -70,7 +70,7 @@ def test_launches_of_a_step_are_told(capsys: pytest.CaptureFixture[str]) -> None
 
 def test_a_step_is_compared(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gpu_steps, "buckets", lambda: buckets(shrink=8)[:2])
-    assert gpu.wrong_in_steps(CpuDevice()) == 0
+    assert gpu.wrong_in_steps(Device()) == 0
     decode, calls = ops.sign_decode_all, []
 
     def wrong_in_the_end(*given: object, **rule: object) -> None:
@@ -80,7 +80,7 @@ def test_a_step_is_compared(monkeypatch: pytest.MonkeyPatch) -> None:
             given[3][0].add_(1)  # type: ignore[index]
 
     monkeypatch.setattr(ops, "sign_decode_all", wrong_in_the_end)
-    assert gpu.wrong_in_steps(CpuDevice()) > 0
+    assert gpu.wrong_in_steps(Device()) > 0
 
 
 def test_arrays_of_a_case_are_larger_than_the_cache() -> None:

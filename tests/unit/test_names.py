@@ -17,7 +17,7 @@ GIVEN_UP = {
     "Cargo": "Payload",
     "Cuda": "CudaDevice",
     "Drift": "RetuneTrigger",
-    "Host": "Device, CpuDevice",
+    "Host": "Device",
     "Mark": "Event",
     "Meeting": "Rendezvous",
     "StandIn": "SyntheticModel",

@@ -24,7 +24,7 @@ from horovod_compress.errors import ConfigError, ExchangeError, PeerError
 from horovod_compress.exchange import device
 from horovod_compress.exchange.choose import chooser
 from horovod_compress.exchange.deadline import Deadline
-from horovod_compress.exchange.device import CpuDevice, Device
+from horovod_compress.exchange.device import Device
 from horovod_compress.exchange.transports import gloo
 from horovod_compress.exchange.transports.link import NcclLink, Transfer
 from horovod_compress.exchange.transports.messages import Broken
@@ -48,7 +48,7 @@ gpu = [
 # ---- waiting ------------------------------------------------------------------------------------
 
 
-class Endless(CpuDevice):
+class Endless(Device):
     """A device on which nothing ends."""
 
     def is_done(self, event: object) -> bool:
@@ -58,7 +58,7 @@ class Endless(CpuDevice):
 def a_link(where: Device | None = None, **rest: Any) -> tuple[NcclLink, nccl.Communicator]:
     library = nccl.World(3).library()
     communicator = library.NcclCommunicator(3, IDENTITY, 1)
-    return NcclLink(library, communicator, where or CpuDevice(), 1, 3, **rest), communicator
+    return NcclLink(library, communicator, where or Device(), 1, 3, **rest), communicator
 
 
 def test_a_transfer_that_is_done_needs_no_time() -> None:
@@ -100,7 +100,7 @@ def test_a_peer_that_aborted_has_nothing_more_to_send() -> None:
 
 
 def test_only_so_many_transfers_are_queued_at_a_time() -> None:
-    class Counting(CpuDevice):
+    class Counting(Device):
         """A device that ends its oldest transfer when somebody waits."""
 
         queued = ended = most = 0
@@ -126,7 +126,7 @@ def test_only_so_many_transfers_are_queued_at_a_time() -> None:
 
 
 def test_a_neighbour_that_closed_may_have_sent_all() -> None:
-    class Slow(CpuDevice):
+    class Slow(Device):
         looks = 0
 
         def is_done(self, event: object) -> bool:
@@ -159,7 +159,7 @@ def test_a_rank_that_fails_ends_the_exchanges_of_all() -> None:
 
     def wrap(tokens: Any) -> NcclTransport:
         library = shared.library()
-        link = NcclLink(library, library.NcclCommunicator(3, IDENTITY, tokens.rank), CpuDevice(), tokens.rank, 3)
+        link = NcclLink(library, library.NcclCommunicator(3, IDENTITY, tokens.rank), Device(), tokens.rank, 3)
         if tokens.rank == 2:
 
             def refuse() -> None:
@@ -184,7 +184,7 @@ def test_joining_has_a_bound() -> None:
     library = SimpleNamespace(NcclCommunicator=lambda *_: threading.Event().wait(2.0) or made)
     began = time.monotonic()
     with pytest.raises(ExchangeError, match=r"not all of 3 ranks joined NCCL's communicator within 0.2 s"):
-        connect(library, IDENTITY, CpuDevice(), SimpleNamespace(rank=1, size=3), 0.2)
+        connect(library, IDENTITY, Device(), SimpleNamespace(rank=1, size=3), 0.2)
     assert time.monotonic() - began < 1.8
 
 
@@ -193,7 +193,7 @@ def test_a_refusal_is_told() -> None:
         raise nccl.NcclError("NCCL_ERROR_INVALID_USAGE: invalid usage")
 
     with pytest.raises(ExchangeError, match=r'rank 1: NCCL: NCCL_ERROR_INVALID_USAGE.*transport="gloo"'):
-        connect(SimpleNamespace(NcclCommunicator=refuse), IDENTITY, CpuDevice(), SimpleNamespace(rank=1, size=3), 5.0)
+        connect(SimpleNamespace(NcclCommunicator=refuse), IDENTITY, Device(), SimpleNamespace(rank=1, size=3), 5.0)
 
 
 def communicators(shared: nccl.World, timeout: float = 3.0) -> int:
@@ -206,7 +206,7 @@ def communicators(shared: nccl.World, timeout: float = 3.0) -> int:
 
 
 def join_alone(library: Any, seconds: float, where: Device | None = None) -> NcclLink:
-    return connect(library, IDENTITY, where or CpuDevice(), SimpleNamespace(rank=1, size=3), seconds)
+    return connect(library, IDENTITY, where or Device(), SimpleNamespace(rank=1, size=3), seconds)
 
 
 def test_a_communicator_whose_peers_do_not_come_is_aborted() -> None:
@@ -262,7 +262,7 @@ def test_a_link_is_made_of_what_joined() -> None:
 
     def join(rank: int) -> NcclLink:
         tokens = SimpleNamespace(rank=rank, size=3)
-        return connect(shared.library(), IDENTITY, CpuDevice(), tokens, 5.0, broken={})
+        return connect(shared.library(), IDENTITY, Device(), tokens, 5.0, broken={})
 
     with ThreadPoolExecutor(3) as pool:
         links = list(pool.map(join, range(3)))
@@ -416,7 +416,7 @@ def link_all(
 
     def link(mine: Tokens) -> Any:
         try:
-            return start._link(mine, CpuDevice(), OneOf(mine.rank, gathers), 1.0)
+            return start._link(mine, Device(), OneOf(mine.rank, gathers), 1.0)
         except Exception as error:
             return error
 
@@ -586,7 +586,7 @@ def test_virtual_ranks_come_to_the_bytes_of_local(
     method: str, exchange: str, options: dict[str, Any], world: int
 ) -> None:
     library = nccl.World(1).library()
-    link = NcclLink(library, library.NcclCommunicator(1, IDENTITY, 0), CpuDevice(), 0, 1)
+    link = NcclLink(library, library.NcclCommunicator(1, IDENTITY, 0), Device(), 0, 1)
     check_virtual(method, exchange, options, world, link.where, link)
     assert library.groups > 0
 

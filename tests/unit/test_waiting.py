@@ -19,7 +19,7 @@ from horovod_compress.engine.bucket.state import BucketState
 from horovod_compress.errors import ExchangeError
 from horovod_compress.exchange import ring
 from horovod_compress.exchange.deadline import Deadline
-from horovod_compress.exchange.device import CpuDevice, Device
+from horovod_compress.exchange.device import Device
 from horovod_compress.ops.keys import Key
 from horovod_compress.schedule.plan import Bucket
 from tests.battery.kept import kept, same
@@ -30,7 +30,7 @@ TENSORS = [spec("a", 30, 70), spec("b", 5), spec("empty", 0), spec("c", 901), sp
 KEY = Key(1, 0, 0, 0)
 
 
-class Streams(CpuDevice):
+class Streams(Device):
     """A device that notes what follows on what; every thread has a stream."""
 
     is_accelerator = True
@@ -105,7 +105,7 @@ def test_the_launch_follows_on_every_stream_that_gradients_come_from(monkeypatch
 
 @pytest.mark.parametrize(
     ("codec", "device", "zero"),
-    [(Marsit(0), CpuDevice(), False), (Marsit(0), Streams(), True), (TopK(), Streams(), False)],
+    [(Marsit(0), Device(), False), (Marsit(0), Streams(), True), (TopK(), Streams(), False)],
 )
 def test_others_do_not_wait(codec: Codec, device: Device, zero: bool) -> None:
     """On the CPU, where a count is wanted at once, and with methods whose kernels take one tensor."""
@@ -168,7 +168,7 @@ def test_values_that_are_not_finite_are_found_in_their_tensor(nonfinite: str) ->
 def test_powers_that_float64_cannot_hold_are_found_in_their_tensor(norm: int) -> None:
     tensors = [spec(name, 300, dtype=torch.float64) for name in "abc"]
     found = []
-    for where in (CpuDevice(), Streams()):
+    for where in (Device(), Streams()):
         state = BucketState(Bucket(0, tuple(tensors)), Standard(8, norm, 256), 0, 1, lambda *_: ring, where)
         for position, size in enumerate((1.0, 1.7e308, 1e300)):
             state.claim(position, 1.0)

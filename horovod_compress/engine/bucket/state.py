@@ -10,7 +10,7 @@ from ...codecs.base import Codec
 from ...errors import HorovodCompressError
 from ...exchange.choose import Choose
 from ...exchange.deadline import Deadline
-from ...exchange.device import CpuDevice, Device, Event
+from ...exchange.device import Device, Event
 from ...exchange.transports.link import NcclLink
 from ...ops.keys import Key
 from ...schedule.plan import Bucket
@@ -23,7 +23,7 @@ from .rounds import Rounds
 
 #: Gradients below are never refused for being too large: half of what rules/kept.h allows with a residual.
 _HUGE = 2.0**95
-_CPU = CpuDevice()
+_CPU = Device()
 
 
 class BucketState:

@@ -100,10 +100,6 @@ def _estimates(table: Tensor, rows: int, key: Key, positions: np.ndarray) -> np.
     return middle
 
 
-def sketch_estimate(table: Tensor, rows: int, key: Key, positions: Tensor, estimates: Tensor) -> None:
-    store(estimates, _estimates(table, rows, key, positions.numpy()))
-
-
 def sketch_top(
     table: Tensor,
     rows: int,

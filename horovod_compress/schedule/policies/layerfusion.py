@@ -93,28 +93,6 @@ def _groups(reached: _Reached, at: int) -> tuple[list[int], list[int]]:
     return groups[::-1], kinds[::-1]
 
 
-def greedy(arrivals: Arrivals, costs: Costs) -> list[int]:
-    """Return a grouping from one pass over the tensors: the rule of merging neighbours.
-
-    A tensor joins the bucket before it if that one's exchange could not begin before the tensor arrives, or if
-    waiting for it costs less than the fixed costs that a bucket of its own would have.
-    """
-    groups: list[int] = []
-    free = 0.0  # when the exchange thread is done with all buckets but the last
-    elements, saved = 0, costs.exchange.fixed + costs.decode.fixed
-    for place, (count, arrived) in enumerate(zip(arrivals.counts, arrivals.seconds, strict=True)):
-        if groups:
-            start = max(free, arrivals.seconds[place - 1])
-            if max(start, arrived) - start < saved:
-                groups[-1] += 1
-                elements += count
-                continue
-            free = start + costs.exchange(elements)
-        groups.append(1)
-        elements = count
-    return groups
-
-
 # ---- in a running job ----
 
 
