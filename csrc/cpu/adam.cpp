@@ -20,7 +20,7 @@ void adam_hold(const AdamHeld* tensors, int64_t tensor_count, Dtype dtype, AdamS
       const AdamHeld& t = tensors[i];
       const auto* floors = static_cast<const W*>(t.floors);
       const bool streamed = streams(t.count * int64_t(sizeof(T)));
-      const auto rows = [&](int64_t, int64_t first, int64_t last) {
+      const auto rows = [&](int64_t first, int64_t last) {
         while (first < last) {
           const int64_t row = first / t.row_length, end = std::min(last, (row + 1) * t.row_length);
           range(static_cast<T*>(t.second), static_cast<const T*>(t.first), static_cast<const T*>(t.grad),

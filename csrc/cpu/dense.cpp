@@ -5,8 +5,6 @@
 #include "parallel.h"
 #include "visit.h"
 
-#include <atomic>
-
 #define HVC_BODY "dense_body.h"
 #include "foreach_isa.h"
 
@@ -23,12 +21,10 @@ void dense_offer(const DenseOffered* tensors, int64_t tensor_count, Dtype dtype,
         const DenseOffered& t = tensors[i];
         const bool streamed = streams(t.count * int64_t(sizeof(Out)));
         const int64_t bytes = t.count * int64_t(sizeof(T) + sizeof(Work<T>) + sizeof(Out));
-        std::atomic<int64_t> total{0};
-        parallel_for(launch.threads, t.count, bytes, [&](int64_t, int64_t first, int64_t last) {
-          total += range(static_cast<const T*>(t.grad), static_cast<const Work<T>*>(t.residual),
-                         static_cast<Out*>(t.out), streamed, first, last);
+        nonfinite[i] = parallel_sum(launch.threads, t.count, bytes, [&](int64_t first, int64_t last) {
+          return range(static_cast<const T*>(t.grad), static_cast<const Work<T>*>(t.residual), static_cast<Out*>(t.out),
+                       streamed, first, last);
         });
-        nonfinite[i] = total;
       }
     });
   });
@@ -38,7 +34,7 @@ void dense_add(void* into, const void* other, Dtype dtype, int64_t count, Launch
   visit(dtype, [&](auto type) {
     using T = typename decltype(type)::type;
     const auto range = HVC_CHOOSE(add<T>);
-    parallel_for(launch.threads, count, 3 * count * int64_t(sizeof(T)), [&](int64_t, int64_t first, int64_t last) {
+    parallel_for(launch.threads, count, 3 * count * int64_t(sizeof(T)), [&](int64_t first, int64_t last) {
       range(static_cast<T*>(into), static_cast<const T*>(other), first, last);
     });
   });
@@ -56,7 +52,7 @@ void dense_decode(const DenseDecoded* tensors, int64_t tensor_count, Dtype paylo
         const DenseDecoded& t = tensors[i];
         const bool streamed = streams(t.count * int64_t(sizeof(Out)));
         const int64_t bytes = t.count * int64_t(sizeof(T) + sizeof(Out) + sizeof(W));
-        parallel_for(launch.threads, t.count, bytes, [&](int64_t, int64_t first, int64_t last) {
+        parallel_for(launch.threads, t.count, bytes, [&](int64_t first, int64_t last) {
           range(static_cast<const T*>(t.payload), Wider<T, Out>(scale), static_cast<Out*>(t.grad), streamed, first,
                 last);
           if (t.residual) memset(static_cast<W*>(t.residual) + first, 0, size_t(last - first) * sizeof(W));
@@ -72,7 +68,7 @@ void absorb(void* grad, void* residual, void* momentum, double factor, Dtype dty
     using W = Work<T>;
     const auto range = HVC_CHOOSE(absorb<T>);
     const int64_t bytes = 2 * count * int64_t(sizeof(T) + sizeof(W) * (momentum ? 2 : 1));
-    parallel_for(launch.threads, count, bytes, [&](int64_t, int64_t first, int64_t last) {
+    parallel_for(launch.threads, count, bytes, [&](int64_t first, int64_t last) {
       range(static_cast<T*>(grad), static_cast<W*>(residual), static_cast<W*>(momentum), W(factor), first, last);
     });
   });
@@ -81,7 +77,7 @@ void absorb(void* grad, void* residual, void* momentum, double factor, Dtype dty
 void triad(float* a, const float* b, const float* c, float s, int64_t count, Launch launch) {
   const auto range = HVC_CHOOSE(add_scaled);
   parallel_for(launch.threads, count, 12 * count,
-               [&](int64_t, int64_t first, int64_t last) { range(a, b, c, s, streams(4 * count), first, last); });
+               [&](int64_t first, int64_t last) { range(a, b, c, s, streams(4 * count), first, last); });
 }
 
 }  // namespace hvc

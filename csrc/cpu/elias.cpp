@@ -1,7 +1,6 @@
 // QSGD with Elias codes: sections of norms and streams, written, and decoded and added up.
 #include "rules/elias.h"
 
-#include <atomic>
 #include <vector>
 
 #include "kernels.h"
@@ -52,16 +51,14 @@ int64_t elias_encode(const void* grad, Dtype dtype, int64_t count, QsgdShape sha
 
 void elias_decode(const Section* sections, int64_t section_count, Dtype dtype, int64_t count, QsgdShape shape,
                   double scale, void* grad, int64_t* wrong, Launch launch) {
-  std::atomic<int64_t> total{0};
   visit(dtype, [&](auto type) {
     using T = typename decltype(type)::type;
     const int64_t bytes = count * int64_t(sizeof(T));
     const EliasDecode<T> d{sections, section_count, count, shape, scale, static_cast<T*>(grad), streams(bytes)};
     const auto decode = HVC_CHOOSE(decode<T>);
-    parallel_for(launch.threads, elias_ranges(count, shape.block), 4 * bytes,
-                 [&](int64_t, int64_t first, int64_t last) { total += decode(d, first, last); });
+    *wrong = parallel_sum(launch.threads, elias_ranges(count, shape.block), 4 * bytes,
+                          [&](int64_t first, int64_t last) { return decode(d, first, last); });
   });
-  *wrong = total;
 }
 
 }  // namespace hvc

@@ -1,7 +1,6 @@
 // Sections of Golomb codes: written, decoded and added up, and cleared.
 #include "rules/golomb.h"
 
-#include <atomic>
 #include <vector>
 
 #include "kernels.h"
@@ -99,7 +98,7 @@ int64_t binary_encode(const int32_t* positions, int64_t kept, const void* mean, 
 
 void binary_decode(const Section* sections, int64_t section_count, int64_t own, int parameter, Dtype dtype,
                    int64_t count, double scale, void* grad, void* residual, int64_t* wrong, Launch launch) {
-  std::atomic<int64_t> total{0};
+  *wrong = 0;
   const int64_t ranges = ranges_for(count, parameter);
   visit(dtype, [&](auto type) {
     using T = typename decltype(type)::type;
@@ -109,25 +108,23 @@ void binary_decode(const Section* sections, int64_t section_count, int64_t own, 
     const auto decode = HVC_CHOOSE(decode_ranges<T>);
     const int64_t bytes = 2 * count * int64_t(sizeof(T) + sizeof(W));
     if (ranges == 0)
-      for (int64_t i = 0; i < section_count; ++i) total += too_short(sections[i], sizeof(W), 0);
-    parallel_for(launch.threads, ranges, bytes,
-                 [&](int64_t, int64_t first, int64_t last) { total += decode(d, first, last); });
+      for (int64_t i = 0; i < section_count; ++i) *wrong += too_short(sections[i], sizeof(W), 0);
+    *wrong += parallel_sum(launch.threads, ranges, bytes,
+                           [&](int64_t first, int64_t last) { return decode(d, first, last); });
   });
-  *wrong = total;
 }
 
 void binary_clear(const Section* section, int parameter, Dtype dtype, int64_t count, void* tensor, int64_t* wrong,
                   Launch launch) {
-  std::atomic<int64_t> total{0};
+  *wrong = 0;
   const int64_t ranges = ranges_for(count, parameter);
   visit(dtype, [&](auto type) {
     using T = typename decltype(type)::type;
-    if (ranges == 0) total = too_short(*section, sizeof(Work<T>), 0);
-    parallel_for(launch.threads, ranges, count * int64_t(sizeof(T)), [&](int64_t, int64_t first, int64_t last) {
-      total += clear_ranges(*section, parameter, count, static_cast<T*>(tensor), first, last);
+    if (ranges == 0) *wrong = too_short(*section, sizeof(Work<T>), 0);
+    *wrong += parallel_sum(launch.threads, ranges, count * int64_t(sizeof(T)), [&](int64_t first, int64_t last) {
+      return clear_ranges(*section, parameter, count, static_cast<T*>(tensor), first, last);
     });
   });
-  *wrong = total;
 }
 
 }  // namespace hvc

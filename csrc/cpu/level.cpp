@@ -77,7 +77,7 @@ void level_encode(const LevelEncoded* tensors, int64_t tensor_count, Dtype dtype
 void level_add(void* into, const void* other, int64_t count, int bits, Launch launch) {
   const auto bytes = bits == 4 ? HVC_CHOOSE(add_packed) : HVC_CHOOSE(add_bytes);
   const auto shorts = HVC_CHOOSE(add_shorts);
-  parallel_for(launch.threads, count, 3 * count * (bits == 16 ? 2 : 1), [&](int64_t, int64_t first, int64_t last) {
+  parallel_for(launch.threads, count, 3 * count * (bits == 16 ? 2 : 1), [&](int64_t first, int64_t last) {
     if (bits == 16)
       shorts(static_cast<uint16_t*>(into), static_cast<const uint16_t*>(other), first, last);
     else

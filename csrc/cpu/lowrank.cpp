@@ -1,9 +1,9 @@
 // Factors of low rank: a matrix times one of them in one pass, orthonormal lines, and the product with the residual.
 #include <cmath>
-#include <vector>
 
 #include "rules/lowrank.h"
 #include "kernels.h"
+#include "lowrank_operands.h"
 #include "parallel.h"
 #include "visit.h"
 
@@ -13,36 +13,11 @@ namespace {
 // Columns whose sums stay in the cache while rows go by; changes no bit.
 constexpr int64_t kTile = 1024;
 
-template <class T> struct Matrix {
-  const T* grad;
-  const Work<T>* residual;
-  int64_t rows, columns, rank;
-};
-
-template <class T> struct LeftOf {
-  Matrix<T> x;
-  const Work<T>* right;
-  Work<T>* left;
-};
-
 template <class T> struct RightOf {
   Matrix<T> x;
   const Work<T>* left;
   Work<T>* right;
 };
-
-template <class T> struct Product {
-  const Work<T>*left, *right;
-  int64_t rows, columns, rank;
-  double scale;
-  T* grad;
-  Work<T>* residual;
-};
-
-template <class T>
-Matrix<T> matrix(const void* grad, const void* residual, int64_t rows, int64_t columns, int64_t rank) {
-  return {static_cast<const T*>(grad), static_cast<const Work<T>*>(residual), rows, columns, rank};
-}
 
 template <class T> int64_t bytes_read(const Matrix<T>& x) {
   return x.rows * x.columns * int64_t(sizeof(T) + (x.residual ? sizeof(Work<T>) : 0));
@@ -72,11 +47,8 @@ void lowrank_left(const void* grad, const void* residual, Dtype dtype, int64_t r
     const LeftOf<T> o{matrix<T>(grad, residual, rows, columns, rank), static_cast<const Work<T>*>(right),
                       static_cast<Work<T>*>(left)};
     const auto range = HVC_CHOOSE(lowrank_left<T>);
-    std::vector<int64_t> counts(size_t(std::max(launch.threads, 1)));
-    parallel_for(launch.threads, rows, bytes_read(o.x),
-                 [&](int64_t index, int64_t first, int64_t last) { counts[size_t(index)] = range(o, first, last); });
-    *nonfinite = 0;
-    for (const int64_t count : counts) *nonfinite += count;
+    *nonfinite = parallel_sum(launch.threads, rows, bytes_read(o.x),
+                              [&](int64_t first, int64_t last) { return range(o, first, last); });
   });
 }
 
@@ -96,7 +68,7 @@ void lowrank_right(const void* grad, const void* residual, Dtype dtype, int64_t 
                        static_cast<Work<T>*>(right)};
     const auto range = HVC_CHOOSE(lowrank_right<T>);
     parallel_for(launch.threads, ceil_div(columns, kTile), bytes_read(o.x),
-                 [&](int64_t, int64_t first, int64_t last) { range(o, first, last); });
+                 [&](int64_t first, int64_t last) { range(o, first, last); });
   });
 }
 
@@ -109,7 +81,7 @@ void lowrank_decode(const void* left, const void* right, Dtype dtype, int64_t ro
                        static_cast<T*>(grad),       static_cast<W*>(residual)};
     const auto range = HVC_CHOOSE(lowrank_decode<T>);
     const int64_t bytes = rows * columns * int64_t(2 * sizeof(T) + (residual ? 2 * sizeof(W) : 0));
-    parallel_for(launch.threads, rows, bytes, [&](int64_t, int64_t first, int64_t last) { range(o, first, last); });
+    parallel_for(launch.threads, rows, bytes, [&](int64_t first, int64_t last) { range(o, first, last); });
   });
 }
 

@@ -13,7 +13,7 @@ void majority_fold(const uint64_t* const* parts, int64_t part_count, int64_t cou
   const int64_t words = words_for(count);
   const auto range = HVC_CHOOSE(fold);
   parallel_for(launch.threads, words, words * 8 * part_count,
-               [&](int64_t, int64_t first, int64_t last) { range(parts, part_count, count, out, first, last); });
+               [&](int64_t first, int64_t last) { range(parts, part_count, count, out, first, last); });
 }
 
 }  // namespace hvc

@@ -23,7 +23,7 @@ void merge_bits(uint64_t* into, const uint64_t* other, int64_t words, uint64_t n
   const Digits p = binary_digits(numerator, denominator);
   const auto range = HVC_CHOOSE(merge);
   parallel_for(launch.threads, words, words * kWorkPerWord,
-               [&](int64_t, int64_t first, int64_t last) { range(into, other, p, *key, word_offset, first, last); });
+               [&](int64_t first, int64_t last) { range(into, other, p, *key, word_offset, first, last); });
 }
 
 void bernoulli_words(uint64_t* out, int64_t words, uint64_t numerator, uint64_t denominator, const Stream* key,
@@ -35,7 +35,7 @@ void bernoulli_words(uint64_t* out, int64_t words, uint64_t numerator, uint64_t 
   const Digits p = binary_digits(numerator, denominator);
   const auto range = HVC_CHOOSE(bernoulli);
   parallel_for(launch.threads, words, words * kWorkPerWord,
-               [&](int64_t, int64_t first, int64_t last) { range(out, p, *key, word_offset, first, last); });
+               [&](int64_t first, int64_t last) { range(out, p, *key, word_offset, first, last); });
 }
 
 }  // namespace hvc

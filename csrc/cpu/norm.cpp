@@ -2,7 +2,6 @@
 #ifndef HVC_WIDTH
 #include "rules/norm.h"
 
-#include <atomic>
 #include <memory>
 
 #include "rules/tree.h"
@@ -31,9 +30,9 @@ template <class Out> void join(const Units& units, const double* parts, bool max
 template <Power kPower, class T> int64_t run(const T* x, const Units& units, void* out, int threads) {
   const std::unique_ptr<double[]> parts(new double[size_t(units.total)]);
   const auto range = HVC_CHOOSE(norms<kPower, T>);
-  std::atomic<int64_t> nonfinite{0};
-  parallel_for(threads, units.total, units.count * int64_t(sizeof(T)),
-               [&](int64_t, int64_t first, int64_t last) { nonfinite += range(x, units, parts.get(), first, last); });
+  const int64_t nonfinite =
+      parallel_sum(threads, units.total, units.count * int64_t(sizeof(T)),
+                   [&](int64_t first, int64_t last) { return range(x, units, parts.get(), first, last); });
   if (kPower == kMaximum)
     join(units, parts.get(), true, static_cast<Work<T>*>(out));
   else
@@ -67,14 +66,12 @@ void moments_offer(const MomentsOffered* tensors, int64_t tensor_count, Dtype dt
       const MomentsOffered& t = tensors[i];
       const Units units = units_of(t.count, t.row_length);
       const std::unique_ptr<double[]> parts(new double[size_t(2 * units.total)]);
-      std::atomic<int64_t> bad{0};
-      parallel_for(launch.threads, units.total, t.count * int64_t(sizeof(T)),
-                   [&](int64_t, int64_t first, int64_t last) {
-                     bad += range(static_cast<const T*>(t.grad), units, parts.get(), first, last);
-                   });
+      nonfinite[i] =
+          parallel_sum(launch.threads, units.total, t.count * int64_t(sizeof(T)), [&](int64_t first, int64_t last) {
+            return range(static_cast<const T*>(t.grad), units, parts.get(), first, last);
+          });
       join(units, parts.get(), true, static_cast<Work<T>*>(t.largest));
       join(units, parts.get() + units.total, false, t.squares);
-      nonfinite[i] = bad;
     }
   });
 }

@@ -2,6 +2,7 @@
 // take much longer are shared, and there is no pool to outlive a fork.
 #pragma once
 #include <algorithm>
+#include <atomic>
 #include <cstdint>
 #include <exception>
 #include <mutex>
@@ -73,7 +74,7 @@ class FirstError {
 
 // Splits [0, total) into contiguous ranges and calls body(range index, begin, end) for each. `total` work items
 // move `bytes` bytes of memory together.
-template <class Body> void parallel_for(int threads, int64_t total, int64_t bytes, const Body& body) {
+template <class Body> void parallel_ranges(int threads, int64_t total, int64_t bytes, const Body& body) {
   const int64_t ranges = std::max<int64_t>(1, std::min({int64_t(threads), total, bytes / kBytesPerThread}));
   FirstError error;
   const auto run = [&](int64_t range) {
@@ -93,11 +94,23 @@ template <class Body> void parallel_for(int threads, int64_t total, int64_t byte
   error.rethrow();
 }
 
+// The same where it does not matter which range it is: body(begin, end).
+template <class Body> void parallel_for(int threads, int64_t total, int64_t bytes, const Body& body) {
+  parallel_ranges(threads, total, bytes, [&](int64_t, int64_t first, int64_t last) { body(first, last); });
+}
+
+// Returns the sum of what body(begin, end) returns: counts, for which the order does not matter.
+template <class Body> int64_t parallel_sum(int threads, int64_t total, int64_t bytes, const Body& body) {
+  std::atomic<int64_t> sum{0};
+  parallel_for(threads, total, bytes, [&](int64_t first, int64_t last) { sum += body(first, last); });
+  return sum;
+}
+
 // Runs body(first, last) on shares of the elements [0, count), in whole chunks: what is drawn and packed together.
 template <class Body> void parallel_chunks(int64_t count, int64_t bytes, int threads, const Body& body) {
   constexpr int64_t kChunk = 256;
   parallel_for(threads, (count + kChunk - 1) / kChunk, bytes,
-               [&](int64_t, int64_t first, int64_t last) { body(first * kChunk, std::min(last * kChunk, count)); });
+               [&](int64_t first, int64_t last) { body(first * kChunk, std::min(last * kChunk, count)); });
 }
 
 }  // namespace hvc

@@ -21,11 +21,6 @@ template <class T> struct PointsOffer {
   int64_t* unit_ones;
 };
 
-struct PointsResult {
-  uint64_t head;  // bits of a first word that begins in the range before
-  int64_t nonfinite;
-};
-
 template <class T> struct PointsDecode {
   const uint64_t* const* bits;
   const float* const* highs;
@@ -49,18 +44,8 @@ namespace {
 template <class T> int64_t run_offer(const PointsOffer<T>& o, int threads) {
   const auto range = HVC_CHOOSE(points_offer<T>);
   const int64_t bytes = o.units.count * int64_t(sizeof(T) + (o.residual ? sizeof(Work<T>) : 0));
-  std::vector<PointsResult> results(size_t(std::max(threads, 1)));
-  std::vector<int64_t> begins(results.size());
-  parallel_for(threads, o.units.total, bytes, [&](int64_t index, int64_t first, int64_t last) {
-    begins[size_t(index)] = unit_begin(o.units, first);
-    results[size_t(index)] = range(o, first, last);
-  });
-  int64_t nonfinite = 0;
-  for (size_t i = 0; i < results.size(); ++i) {
-    if (results[i].head) o.bits[begins[i] / kWordBits] |= results[i].head;
-    nonfinite += results[i].nonfinite;
-  }
-  return nonfinite;
+  return offer_units(o.units, o.bits, bytes, threads,
+                     [&](int64_t first, int64_t last) { return range(o, first, last); });
 }
 
 void add_ones(const Units& units, const int64_t* unit_ones, int64_t* ones) {
@@ -124,7 +109,7 @@ void points_decode(const PointsDecoded* tensors, int64_t tensor_count, Dtype dty
                                    static_cast<Work<T>*>(t.residual)};
       const int64_t bytes = t.count * int64_t(2 * sizeof(T) + 2 * sizeof(Work<T>));
       parallel_for(launch.threads, decode.units.total, bytes,
-                   [&](int64_t, int64_t first, int64_t last) { range(decode, first, last); });
+                   [&](int64_t first, int64_t last) { range(decode, first, last); });
     }
   });
 }

@@ -33,7 +33,7 @@ template <bool kResidual, class T> HVC_INLINE void points_offer_block(const Poin
 }
 
 template <bool kResidual, class T>
-PointsResult points_offer_units(const PointsOffer<T>& o, int64_t first, int64_t last) {
+OfferResult points_offer_units(const PointsOffer<T>& o, int64_t first, int64_t last) {
   BitWriter writer(o.bits, unit_begin(o.units, first), nullptr);  // no zero asks for a coin
   Sides<Work<T>> sides{};
   for (int64_t unit = first; unit < last; ++unit) {
@@ -52,7 +52,7 @@ PointsResult points_offer_units(const PointsOffer<T>& o, int64_t first, int64_t 
   return {writer.finish(), sides.nonfinite};
 }
 
-template <class T> PointsResult points_offer(const PointsOffer<T>& o, int64_t first, int64_t last) {
+template <class T> OfferResult points_offer(const PointsOffer<T>& o, int64_t first, int64_t last) {
   return o.residual ? points_offer_units<true>(o, first, last) : points_offer_units<false>(o, first, last);
 }
 

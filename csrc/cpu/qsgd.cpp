@@ -1,7 +1,6 @@
 // QSGD with packed codes: records of a norm and codes, made, averaged and decoded.
 #include "rules/qsgd.h"
 
-#include <atomic>
 #include <type_traits>
 
 #include "kernels.h"
@@ -54,10 +53,8 @@ void qsgd_encode(const QsgdEncoded* tensors, int64_t tensor_count, Dtype dtype, 
     for (int64_t i = 0; i < tensor_count; ++i) {
       const QsgdEncoded& t = tensors[i];
       const QsgdEncode<T> e{static_cast<const T*>(t.grad), t.count, shape, key, t.offset, t.records};
-      std::atomic<int64_t> bad{0};
-      parallel_for(launch.threads, ceil_div(t.count, shape.block), 4 * t.count * int64_t(sizeof(T)),
-                   [&](int64_t, int64_t first, int64_t last) { bad += range(e, first, last); });
-      nonfinite[i] = bad;
+      nonfinite[i] = parallel_sum(launch.threads, ceil_div(t.count, shape.block), 4 * t.count * int64_t(sizeof(T)),
+                                  [&](int64_t first, int64_t last) { return range(e, first, last); });
     }
   });
 }
@@ -67,7 +64,7 @@ void qsgd_fold(const uint8_t* const* parts, int64_t part_count, int64_t blocks, 
   const QsgdFold f{parts, part_count, shape, key, offset, out};
   const auto range = HVC_CHOOSE(fold);
   parallel_for(launch.threads, blocks, (16 + 4 * part_count) * blocks * shape.block,
-               [&](int64_t, int64_t first, int64_t last) { range(f, first, last); });
+               [&](int64_t first, int64_t last) { range(f, first, last); });
 }
 
 void qsgd_decode(const QsgdDecoded* tensors, int64_t tensor_count, Dtype dtype, QsgdShape shape, double scale,
@@ -80,7 +77,7 @@ void qsgd_decode(const QsgdDecoded* tensors, int64_t tensor_count, Dtype dtype, 
       const int64_t bytes = t.count * int64_t(sizeof(T));
       const QsgdDecode<T> d{t.records, t.count, shape, scale, static_cast<T*>(t.grad), streams(bytes)};
       parallel_for(launch.threads, ceil_div(t.count, shape.block), 2 * bytes,
-                   [&](int64_t, int64_t first, int64_t last) { range(d, first, last); });
+                   [&](int64_t first, int64_t last) { range(d, first, last); });
     }
   });
 }

@@ -55,7 +55,7 @@ template <class T> int64_t record_offer(const RecordOffer<T>& o, int64_t first, 
 
 // One block of a fold: where it is, and every rank's share in the mean.
 template <class W> struct FoldedBlock {
-  const RecordFold<W>& o;
+  const Fold<W>& o;
   int64_t at, begin, end;
   const W* shares;
 };
@@ -110,7 +110,7 @@ template <class W> HVC_INLINE float fold_shared(const FoldedBlock<W>& b) {
   return scale;
 }
 
-template <ScaleRule kRule, class W> void record_fold_blocks(const RecordFold<W>& o, int64_t first, int64_t last) {
+template <ScaleRule kRule, class W> void record_fold_blocks(const Fold<W>& o, int64_t first, int64_t last) {
   std::vector<W> shares(size_t(o.ranks));
   for (int64_t index = first; index < last; ++index) {
     const int64_t begin = index * o.block, end = std::min(begin + o.block, o.count);
@@ -127,7 +127,7 @@ template <ScaleRule kRule, class W> void record_fold_blocks(const RecordFold<W>&
   }
 }
 
-template <class W> void record_fold(const RecordFold<W>& o, int64_t first, int64_t last) {
+template <class W> void record_fold(const Fold<W>& o, int64_t first, int64_t last) {
   if (o.rule == kShared)
     record_fold_blocks<kShared>(o, first, last);
   else if (o.rule == kRoot)

@@ -1,21 +1,9 @@
 // Samples that all ranks draw alike: offered and decoded.
 #include "rules/sample.h"
 
-#include <atomic>
-
 #include "kernels.h"
 #include "parallel.h"
 #include "visit.h"
-
-namespace hvc {
-
-struct Sampling {
-  int64_t count, k;
-  Stream key;
-  int64_t first;
-};
-
-}  // namespace hvc
 
 #define HVC_BODY "sample_body.h"
 #include "foreach_isa.h"
@@ -24,7 +12,7 @@ namespace hvc {
 
 void sample_offer(const void* grad, const void* residual, Dtype dtype, int64_t count, int64_t k, const Stream* key,
                   int64_t first, void* values, int64_t* nonfinite, Launch launch) {
-  std::atomic<int64_t> total{0};
+  *nonfinite = 0;
   const Sampling s{count, k, *key, first};
   visit(dtype, [&](auto type) {
     using T = typename decltype(type)::type;
@@ -32,12 +20,11 @@ void sample_offer(const void* grad, const void* residual, Dtype dtype, int64_t c
     const auto range = HVC_CHOOSE(offer_sample<T>);
     const int64_t bytes = count * int64_t(sizeof(T) + (residual ? sizeof(W) : 0));
     if (k == 0) return;
-    parallel_for(launch.threads, k, bytes, [&](int64_t, int64_t begin, int64_t end) {
-      total +=
-          range(s, static_cast<const T*>(grad), static_cast<const W*>(residual), static_cast<W*>(values), begin, end);
+    *nonfinite = parallel_sum(launch.threads, k, bytes, [&](int64_t begin, int64_t end) {
+      return range(s, static_cast<const T*>(grad), static_cast<const W*>(residual), static_cast<W*>(values), begin,
+                   end);
     });
   });
-  *nonfinite = total;
 }
 
 void sample_decode(const void* values, Dtype dtype, int64_t count, int64_t k, const Stream* key, int64_t first,
@@ -49,7 +36,7 @@ void sample_decode(const void* values, Dtype dtype, int64_t count, int64_t k, co
     const auto range = HVC_CHOOSE(decode_sample<T>);
     const int64_t bytes = 2 * count * int64_t(sizeof(T) + (residual ? sizeof(W) : 0));
     if (k == 0) return;
-    parallel_for(launch.threads, k, bytes, [&](int64_t, int64_t begin, int64_t end) {
+    parallel_for(launch.threads, k, bytes, [&](int64_t begin, int64_t end) {
       range(s, static_cast<const W*>(values), W(scale), weighted, static_cast<T*>(grad), static_cast<W*>(residual),
             streams(count * int64_t(sizeof(T))), begin, end);
     });

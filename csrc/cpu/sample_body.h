@@ -41,7 +41,7 @@ class Walker {
 
   const Sampling& s_;
   int64_t index_, last_;
-  Blocks blocks_;
+  DrawnBlocks blocks_;
   int64_t skip_ = 0;
   uint32_t draws_[kRunOfBlocks + 2 * kDrawsPerSampleGroup];
 };

@@ -240,7 +240,7 @@ std::vector<Part<Work<T>>> select_largest(const Input<T>& in, Arena& arena, Laun
   take_sample(in, parts[0].list);
   for (int side = 0; side < kSides; ++side) bounds[side] = suggest<kSides>(in, parts[0], side, 1.1);
   for (int attempt = 0;; ++attempt) {
-    parallel_for(launch.threads, number, bytes, [&](int64_t, int64_t begin, int64_t end) {
+    parallel_for(launch.threads, number, bytes, [&](int64_t begin, int64_t end) {
       for (int64_t i = begin; i < end; ++i) {
         std::copy(bounds, bounds + 2, parts[size_t(i)].above);
         sift_part<kSides>(in, in.count * i / number, in.count * (i + 1) / number, parts[size_t(i)]);

@@ -23,11 +23,6 @@ template <class T> struct Offer {
   double* unit_sums;
 };
 
-struct OfferResult {
-  uint64_t head;  // bits of a first word that begins in the range before
-  int64_t nonfinite;
-};
-
 template <class T> struct Decode {
   const uint64_t *bits, *zeros;
   const float* steps;
@@ -59,18 +54,8 @@ template <class T> int64_t run_offer(Offer<T> o, double* sums, int threads) {
   const auto range = HVC_CHOOSE(offer<T>);
   const int64_t bytes =
       o.units.count * int64_t(sizeof(T) + (o.residual ? sizeof(Work<T>) : 0) + (o.divisor ? sizeof(Work<T>) : 0));
-  std::vector<OfferResult> results(size_t(std::max(threads, 1)));
-  std::vector<int64_t> begins(results.size());
-  parallel_for(threads, o.units.total, bytes, [&](int64_t index, int64_t first, int64_t last) {
-    begins[size_t(index)] = unit_begin(o.units, first);
-    results[size_t(index)] = range(o, first, last);
-  });
-
-  int64_t nonfinite = 0;
-  for (size_t i = 0; i < results.size(); ++i) {
-    if (results[i].head) o.bits[begins[i] / kWordBits] |= results[i].head;
-    nonfinite += results[i].nonfinite;
-  }
+  const int64_t nonfinite =
+      offer_units(o.units, o.bits, bytes, threads, [&](int64_t first, int64_t last) { return range(o, first, last); });
   if (sums) {
     const DefaultRounding rounding;
     add_superblocks(o.units, o.unit_sums, sums);
@@ -88,7 +73,7 @@ template <class T> void run_decode(const Decode<T>& d, int threads) {
   const auto range = HVC_CHOOSE(decode<T>);
   const int64_t bytes = d.units.count * int64_t(2 * sizeof(T) + (d.residual ? 2 * sizeof(Work<T>) : 0) +
                                                 (d.divisor ? sizeof(Work<T>) : 0));
-  parallel_for(threads, d.units.total, bytes, [&](int64_t, int64_t first, int64_t last) { range(d, first, last); });
+  parallel_for(threads, d.units.total, bytes, [&](int64_t first, int64_t last) { range(d, first, last); });
 }
 
 }  // namespace
@@ -97,9 +82,8 @@ void sign_pack(const void* x, Dtype dtype, int64_t count, uint64_t* bits, Launch
   visit(dtype, [&](auto type) {
     using T = typename decltype(type)::type;
     const auto range = HVC_CHOOSE(pack<T>);
-    parallel_for(
-        launch.threads, words_for(count), count * int64_t(sizeof(T)),
-        [&](int64_t, int64_t first, int64_t last) { range(static_cast<const T*>(x), count, bits, first, last); });
+    parallel_for(launch.threads, words_for(count), count * int64_t(sizeof(T)),
+                 [&](int64_t first, int64_t last) { range(static_cast<const T*>(x), count, bits, first, last); });
   });
 }
 

@@ -2,7 +2,6 @@
 #include "rules/sketch.h"
 
 #include <algorithm>
-#include <atomic>
 #include <functional>
 #include <memory>
 #include <vector>
@@ -60,12 +59,12 @@ constexpr int64_t kSharedLayer = 1 << 20;  // bytes of a layer that are worth st
 // Layers one after the other, each shared among threads: no two blocks of a layer meet.
 template <class T, class Range> int64_t encode_layers(const SketchEncode<T>& e, int threads, const Range& range) {
   const int64_t end = ceil_div(e.offset + e.count, kSketchBlock), places = e.map.places;
-  std::atomic<int64_t> nonfinite{0};
+  int64_t nonfinite = 0;
   for (int64_t first = e.offset / kSketchBlock; first < end;) {
     const int64_t count = std::min(end, (first / places + 1) * places) - first;
     const int64_t bytes = count * kSketchBlock * int64_t(sizeof(T)) * (1 + e.map.rows);
-    parallel_for(threads, count, bytes, [&](int64_t, int64_t from, int64_t to) {
-      nonfinite += range(e, 0, e.map.rows, first + from, first + to);
+    nonfinite += parallel_sum(threads, count, bytes, [&](int64_t from, int64_t to) {
+      return range(e, 0, e.map.rows, first + from, first + to);
     });
     first += count;
   }
@@ -75,12 +74,10 @@ template <class T, class Range> int64_t encode_layers(const SketchEncode<T>& e, 
 // Rows shared among threads.
 template <class T, class Range> int64_t encode_rows(const SketchEncode<T>& e, int threads, const Range& range) {
   const int64_t first = e.offset / kSketchBlock, end = ceil_div(e.offset + e.count, kSketchBlock);
-  std::atomic<int64_t> nonfinite{0};
-  parallel_for(threads, e.map.rows, e.count * int64_t(sizeof(T)), [&](int64_t, int64_t from, int64_t to) {
+  return parallel_sum(threads, e.map.rows, e.count * int64_t(sizeof(T)), [&](int64_t from, int64_t to) {
     const int64_t bad = range(e, int(from), int(to), first, end);
-    if (from == 0) nonfinite = bad;
+    return from == 0 ? bad : 0;  // every row sees every element
   });
-  return nonfinite;
 }
 
 // ---- the largest ------------------------------------------------------------------------------------------
@@ -103,7 +100,7 @@ template <class W> class Top {
   using I = Int<W>;
 
   template <class Body> void each_range(const Body& body) const {
-    parallel_for(threads_, s_.units, s_.units * kSketchBlock * int64_t(sizeof(W)) * s_.map.rows, body);
+    parallel_ranges(threads_, s_.units, s_.units * kSketchBlock * int64_t(sizeof(W)) * s_.map.rows, body);
   }
 
   // About the magnitude of the k-th largest, rather too low than too high; at least the smallest above 0.
@@ -265,7 +262,7 @@ void sketch_clear(void* table, Dtype dtype, int rows, int64_t places, const Stre
   visit_work(dtype, [&](auto type) {
     using W = typename decltype(type)::type;
     // Threads share rows: two positions may touch one cell.
-    parallel_for(launch.threads, rows, 64 * rows * count, [&](int64_t, int64_t first, int64_t last) {
+    parallel_for(launch.threads, rows, 64 * rows * count, [&](int64_t first, int64_t last) {
       Layers layers(map);
       for (int64_t i = 0; i < count; ++i) {
         const Element e = element_of(map, uint64_t(positions[i]));

@@ -2,7 +2,6 @@
 #include "rules/dense.h"
 #include "rules/values.h"
 
-#include <atomic>
 #include <vector>
 
 #include "kernels.h"
@@ -98,7 +97,7 @@ int64_t values_encode(const int32_t* positions, int64_t kept, const void* values
 void values_decode(const Section* sections, int64_t section_count, int64_t own, ValueForm form, int parameter,
                    Dtype dtype, int64_t count, double scale, void* grad, void* residual, void* momentum, double factor,
                    bool masking, int64_t* wrong, Launch launch) {
-  std::atomic<int64_t> total{0};
+  *wrong = 0;
   const int64_t ranges = ranges_for(count, parameter);
   visit(dtype, [&](auto type) {
     using T = typename decltype(type)::type;
@@ -118,11 +117,10 @@ void values_decode(const Section* sections, int64_t section_count, int64_t own, 
     const auto decode = HVC_CHOOSE(decode_values<T>);
     const int64_t bytes = 2 * count * int64_t(sizeof(T) + sizeof(W) * (momentum ? 2 : 1));
     if (ranges == 0)
-      for (int64_t i = 0; i < section_count; ++i) total += sections[i].bytes < ranges_begin(form, sizeof(W), 0);
-    parallel_for(launch.threads, ranges, bytes,
-                 [&](int64_t, int64_t first, int64_t last) { total += decode(d, first, last); });
+      for (int64_t i = 0; i < section_count; ++i) *wrong += sections[i].bytes < ranges_begin(form, sizeof(W), 0);
+    *wrong += parallel_sum(launch.threads, ranges, bytes,
+                           [&](int64_t first, int64_t last) { return decode(d, first, last); });
   });
-  *wrong = total;
 }
 
 }  // namespace hvc

@@ -20,24 +20,18 @@ template <class T> struct Read {
 
 template <class T, class Table>
 __global__ void hold_kernel(const __grid_constant__ Table table, AdamScales<Work<T>> scales) {
-  constexpr int64_t kMost = in_one_go(Table::room > 1);
-  for (int64_t unit = first_warp(); unit < table.units(); unit += warp_stride()) {
-    const int item = table.item_of(unit);
-    const Held<T>& h = table.items[item];
-    const int64_t first = (unit - table.begins[item]) * kMost;
-    each_loaded(
-        first, min(first + kMost, h.count), [&](int64_t i) { return Read<T>{h.first[i], h.grad[i], h.square[i]}; },
-        [&](int64_t i, const Read<T>& r) {
-          const Work<T> floor = h.floors ? h.floors[row_of(i, h.row_length, h.count)] : Work<T>(0);
-          h.second[i] = from_work<T>(adam_held(to_work(r.first), to_work(r.grad), r.square, floor, scales));
-        });
-  }
+  each_loaded_of(
+      table, [](const Held<T>& h, int64_t i) { return Read<T>{h.first[i], h.grad[i], h.square[i]}; },
+      [&](const Held<T>& h, int64_t i, const Read<T>& r) {
+        const Work<T> floor = h.floors ? h.floors[row_of(i, h.row_length, h.count)] : Work<T>(0);
+        h.second[i] = from_work<T>(adam_held(to_work(r.first), to_work(r.grad), r.square, floor, scales));
+      });
 }
 
 }  // namespace
 
 void adam_hold(const AdamHeld* tensors, int64_t tensor_count, Dtype dtype, AdamScales<double> scales, Launch launch) {
-  const auto units = [&](int64_t i) { return ceil_div(tensors[i].count, in_one_go(tensor_count > 1)); };
+  const auto units = goes_of(tensors, tensor_count);
   visit(dtype, [&](auto type) {
     using T = typename decltype(type)::type;
     using W = Work<T>;

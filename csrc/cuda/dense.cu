@@ -52,27 +52,12 @@ template <class T> __global__ void add_kernel(T* into, const T* other, int64_t c
 
 template <class Out, class T, class Table>
 __global__ void decode_kernel(const __grid_constant__ Table table, Wider<T, Out> factor) {
-  constexpr int64_t kElements = kInFlight * kWarp, kMost = in_one_go(Table::room > 1);
-  for (int64_t unit = first_warp(); unit < table.units(); unit += warp_stride()) {
-    const int item = table.item_of(unit);
-    const Decoded<Out, T>& d = table.items[item];
-    const int64_t first = (unit - table.begins[item]) * kMost, last = min(first + kMost, d.count);
-    for (int64_t begin = first; begin < last; begin += kElements) {
-      T values[kInFlight];
-#pragma unroll
-      for (int k = 0; k < kInFlight; ++k) {
-        const int64_t i = begin + k * kWarp + lane_index();
-        values[k] = i < last ? d.payload[i] : T{};
-      }
-#pragma unroll
-      for (int k = 0; k < kInFlight; ++k) {
-        const int64_t i = begin + k * kWarp + lane_index();
-        if (i >= last) break;
-        d.grad[i] = from_work<Out>(Wider<T, Out>(to_work(values[k])) * factor);
+  each_loaded_of(
+      table, [](const Decoded<Out, T>& d, int64_t i) { return d.payload[i]; },
+      [&](const Decoded<Out, T>& d, int64_t i, T value) {
+        d.grad[i] = from_work<Out>(Wider<T, Out>(to_work(value)) * factor);
         if (d.residual) d.residual[i] = 0;
-      }
-    }
-  }
+      });
 }
 
 template <class T>
@@ -95,8 +80,8 @@ __global__ void triad_kernel(float* a, const float* b, const float* c, float s, 
 
 void dense_offer(const DenseOffered* tensors, int64_t tensor_count, Dtype dtype, Dtype out_dtype, int64_t* nonfinite,
                  Launch launch) {
-  clear(nonfinite, tensor_count * int64_t(sizeof *nonfinite), launch);
-  const auto units = [&](int64_t i) { return ceil_div(tensors[i].count, in_one_go(tensor_count > 1)); };
+  clear_counts(nonfinite, tensor_count, launch);
+  const auto units = goes_of(tensors, tensor_count);
   visit(dtype, [&](auto type) {
     using T = typename decltype(type)::type;
     visit(out_dtype, [&](auto out_type) {
@@ -123,7 +108,7 @@ void dense_add(void* into, const void* other, Dtype dtype, int64_t count, Launch
 
 void dense_decode(const DenseDecoded* tensors, int64_t tensor_count, Dtype payload_dtype, Dtype grad_dtype,
                   double scale, Launch launch) {
-  const auto units = [&](int64_t i) { return ceil_div(tensors[i].count, in_one_go(tensor_count > 1)); };
+  const auto units = goes_of(tensors, tensor_count);
   visit(payload_dtype, [&](auto type) {
     using T = typename decltype(type)::type;
     visit(grad_dtype, [&](auto grad_type) {

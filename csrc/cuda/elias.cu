@@ -249,7 +249,7 @@ int64_t elias_encode(const void* grad, Dtype dtype, int64_t count, QsgdShape sha
 
 void elias_decode(const Section* sections, int64_t section_count, Dtype dtype, int64_t count, QsgdShape shape,
                   double scale, void* grad, int64_t* wrong, Launch launch) {
-  clear(wrong, sizeof *wrong, launch);
+  clear_counts(wrong, 1, launch);
   const Layout l = layout_of(count, shape.block);
   const Scratch<int64_t> begins(l.ranges, launch);
   visit(dtype, [&](auto type) {

@@ -119,7 +119,7 @@ int64_t binary_encode(const int32_t* positions, int64_t kept, const void* mean, 
 
 void binary_decode(const Section* sections, int64_t section_count, int64_t own, int parameter, Dtype dtype,
                    int64_t count, double scale, void* grad, void* residual, int64_t* wrong, Launch launch) {
-  clear(wrong, sizeof *wrong, launch);
+  clear_counts(wrong, 1, launch);
   visit(dtype, [&](auto type) {
     using T = typename decltype(type)::type;
     using W = Work<T>;
@@ -142,7 +142,7 @@ void binary_decode(const Section* sections, int64_t section_count, int64_t own, 
 
 void binary_clear(const Section* section, int parameter, Dtype dtype, int64_t count, void* tensor, int64_t* wrong,
                   Launch launch) {
-  clear(wrong, sizeof *wrong, launch);
+  clear_counts(wrong, 1, launch);
   visit(dtype, [&](auto type) {
     using T = typename decltype(type)::type;
     const Layout l = layout_of(sizeof(Work<T>), parameter, count);

@@ -2,10 +2,9 @@
 #include "rules/level.h"
 
 #include "dither.h"
+#include "multiples.h"
 #include "pack.h"
 #include "parts.h"
-#include "rows.h"
-#include "visit.h"
 
 namespace hvc {
 namespace {
@@ -16,13 +15,6 @@ template <class T> struct Encoded {
   const Work<T>* bounds;
   int64_t count, row_length, offset;
   void* codes;
-};
-
-template <class T> struct Decoded {
-  const void* codes;
-  const Work<T>* norms;
-  int64_t count, row_length;
-  T* grad;
 };
 
 // What the tensors of a bucket have in common.
@@ -104,29 +96,16 @@ __global__ void add_codes_kernel(void* into, const void* other, int64_t count, i
   }
 }
 
-__device__ inline int32_t code_at(const void* codes, int64_t i, int bits) {
-  if (bits == 16) return static_cast<const int16_t*>(codes)[i];
-  if (bits == 8) return static_cast<const int8_t*>(codes)[i];
-  if (bits != 4) return packed_code(static_cast<const uint8_t*>(codes), i, bits);
-  const uint8_t both = static_cast<const uint8_t*>(codes)[i / 2];
-  return i % 2 != 0 ? odd_nibble(both) : even_nibble(both);
-}
-
-template <class T, class Table>
-__global__ void decode_kernel(const __grid_constant__ Table table, int bits, double scale) {
-  using W = Work<T>;
-  constexpr int64_t kMost = in_one_go(Table::room > 1);
-  for (int64_t unit = first_warp(); unit < table.units(); unit += warp_stride()) {
-    const int item = table.item_of(unit);
-    const Decoded<T>& d = table.items[item];
-    const int64_t first = (unit - table.begins[item]) * kMost;
-    each_loaded(
-        first, min(first + kMost, d.count), [&](int64_t i) { return code_at(d.codes, i, bits); },
-        [&](int64_t i, int32_t code) {
-          d.grad[i] = from_work<T>(level_value(code, W(scale), d.norms[row_of(i, d.row_length, d.count)]));
-        });
+struct LevelOf {
+  int bits;
+  __device__ int32_t operator()(const void* codes, int64_t i) const {
+    if (bits == 16) return static_cast<const int16_t*>(codes)[i];
+    if (bits == 8) return static_cast<const int8_t*>(codes)[i];
+    if (bits != 4) return packed_code(static_cast<const uint8_t*>(codes), i, bits);
+    const uint8_t both = static_cast<const uint8_t*>(codes)[i / 2];
+    return i % 2 != 0 ? odd_nibble(both) : even_nibble(both);
   }
-}
+};
 
 }  // namespace
 
@@ -173,17 +152,7 @@ void level_fold(const uint8_t* const* parts, int64_t part_count, int64_t count, 
 
 void level_decode(const LevelDecoded* tensors, int64_t tensor_count, Dtype dtype, int bits, double scale,
                   Launch launch) {
-  const auto units = [&](int64_t i) { return ceil_div(tensors[i].count, in_one_go(tensor_count > 1)); };
-  visit(dtype, [&](auto type) {
-    using T = typename decltype(type)::type;
-    const auto item = [&](int64_t i) {
-      const LevelDecoded& t = tensors[i];
-      return Decoded<T>{t.codes, static_cast<const Work<T>*>(t.norms), t.count, t.row_length, static_cast<T*>(t.grad)};
-    };
-    in_tables<Decoded<T>>(tensor_count, item, units, [&](const auto& table, int64_t) {
-      start(decode_kernel<T, std::decay_t<decltype(table)>>, table.units() * kWarp, launch, table, bits, scale);
-    });
-  });
+  decode_multiples(tensors, tensor_count, dtype, LevelOf{bits}, scale, launch);
 }
 
 }  // namespace hvc

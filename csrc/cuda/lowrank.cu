@@ -1,6 +1,7 @@
 // Factors of low rank: a matrix times one of them in one pass, orthonormal lines, and the product with the residual.
 #include "rules/lowrank.h"
 #include "launch.h"
+#include "lowrank_operands.h"
 #include "rows.h"
 #include "visit.h"
 
@@ -10,37 +11,16 @@ namespace {
 // X is read once for this many components; their sums stay in registers.
 constexpr int kComponents = 8;
 
-template <class T> struct Matrix {
-  const T* grad;
-  const Work<T>* residual;
-  int64_t rows, columns, rank;
-};
-
-template <class T> struct LeftOf {
-  Matrix<T> x;
-  const Work<T>* right;
-  Work<T>* left;
-  int64_t* nonfinite;
-};
-
 template <class T> struct RightOf {
   Matrix<T> x;
   const Work<T>* left;
   Work<T>* partial;  // for each block of rows, as the factor
 };
 
-template <class T> struct Product {
-  const Work<T>*left, *right;
-  int64_t rows, columns, rank;
-  double scale;
-  T* grad;
-  Work<T>* residual;
-};
-
 // ---- products ---------------------------------------------------------------------------------------------
 
 // A warp sums one row.
-template <class T> __global__ void lowrank_left_kernel(LeftOf<T> o) {
+template <class T> __global__ void lowrank_left_kernel(LeftOf<T> o, int64_t* total) {
   using W = Work<T>;
   int64_t nonfinite = 0;
   for (int64_t row = first_warp(); row < o.x.rows; row += warp_stride()) {
@@ -58,7 +38,7 @@ template <class T> __global__ void lowrank_left_kernel(LeftOf<T> o) {
       }
     }
   }
-  add_count(o.nonfinite, nonfinite);
+  add_count(total, nonfinite);
 }
 
 // A thread sums one column over one block of rows.
@@ -173,11 +153,6 @@ template <class W> __global__ void __launch_bounds__(kLineThreads)
   }
 }
 
-template <class T>
-Matrix<T> matrix(const void* grad, const void* residual, int64_t rows, int64_t columns, int64_t rank) {
-  return {static_cast<const T*>(grad), static_cast<const Work<T>*>(residual), rows, columns, rank};
-}
-
 }  // namespace
 
 // ---- launchers --------------------------------------------------------------------------------------------
@@ -194,12 +169,12 @@ void lowrank_start(const void* kept, Dtype dtype, int64_t columns, int64_t rank,
 
 void lowrank_left(const void* grad, const void* residual, Dtype dtype, int64_t rows, int64_t columns, int64_t rank,
                   const void* right, void* left, int64_t* nonfinite, Launch launch) {
-  clear(nonfinite, sizeof *nonfinite, launch);
+  clear_counts(nonfinite, 1, launch);
   visit(dtype, [&](auto type) {
     using T = typename decltype(type)::type;
     const LeftOf<T> o{matrix<T>(grad, residual, rows, columns, rank), static_cast<const Work<T>*>(right),
-                      static_cast<Work<T>*>(left), nonfinite};
-    start(lowrank_left_kernel<T>, rows * kWarp, launch, o);
+                      static_cast<Work<T>*>(left)};
+    start(lowrank_left_kernel<T>, rows * kWarp, launch, o, nonfinite);
   });
 }
 

@@ -30,9 +30,7 @@ __global__ void blocks_kernel(const __grid_constant__ Table table, Found found) 
   for (int64_t unit = first_warp(); unit < table.units(); unit += warp_stride()) {
     const int item = table.item_of(unit);
     const Offered<T>& o = table.items[item];
-    const int64_t block = unit - table.begins[item], per_row = ceil_div(o.row_length, kBlock);
-    const int64_t row = block / per_row * o.row_length, begin = row + block % per_row * kBlock;
-    const int64_t end = min(min(begin + kBlock, row + o.row_length), o.count);
+    const auto [row, begin, end] = block_of_row(unit - table.begins[item], o.count, o.row_length);
     double largest = 0, sum = 0;
     int64_t bad = 0;
 #pragma unroll kInFlight
@@ -57,7 +55,7 @@ __global__ void blocks_kernel(const __grid_constant__ Table table, Found found) 
 // One pass for the largest |x| and for the sum of a power, or for one of them: `tensor` says where of each.
 template <Power kPower, bool kLargest, class T, class TensorOf>
 void run(int64_t tensor_count, TensorOf tensor, int64_t* nonfinite, Launch launch) {
-  clear(nonfinite, tensor_count * int64_t(sizeof *nonfinite), launch);
+  clear_counts(nonfinite, tensor_count, launch);
   const auto units = [&](int64_t i) { return units_of(tensor(i).count, tensor(i).row_length); };
   const auto blocks = [&](int64_t i) { return blocks_of(tensor(i).count, tensor(i).row_length).total; };
   std::vector<int64_t> first_block(size_t(tensor_count) + 1);

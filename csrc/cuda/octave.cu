@@ -2,9 +2,8 @@
 #include "rules/octave.h"
 
 #include "dither.h"
+#include "multiples.h"
 #include "parts.h"
-#include "rows.h"
-#include "visit.h"
 
 namespace hvc {
 namespace {
@@ -16,23 +15,11 @@ template <class T> struct Encoded {
   uint8_t* codes;
 };
 
-template <class T> struct Decoded {
-  const uint8_t* codes;
-  const Work<T>* norms;
-  int64_t count, row_length;
-  T* grad;
-};
-
 // What the tensors of a bucket have in common.
-struct EncodeRule {
+struct Rule {
   int bits;
   Octaves octaves;
   Stream key;
-};
-struct DecodeRule {
-  int bits;
-  int32_t headroom;
-  double scale;
 };
 
 struct OctaveMerge {
@@ -56,6 +43,13 @@ struct OctaveFold {
 __device__ inline uint32_t code_at(const uint8_t* codes, int64_t i, int bits) {
   return bits == 4 ? nibble(codes, i) : codes[i];
 }
+struct PowerOf {
+  int bits;
+  int32_t headroom;
+  __device__ float operator()(const uint8_t* codes, int64_t i) const {
+    return octave_value(code_at(codes, i, bits), 1u << (bits - 1), headroom);
+  }
+};
 __device__ inline void put_code(uint8_t* codes, int64_t i, int64_t count, int bits, uint32_t code) {
   if (bits == 4)
     put_nibble(codes, i, count, code);
@@ -66,7 +60,7 @@ __device__ inline void put_code(uint8_t* codes, int64_t i, int64_t count, int bi
 // ---- kernels ----------------------------------------------------------------------------------------------
 
 template <class T, class Table>
-__global__ void encode_kernel(const __grid_constant__ Table table, const __grid_constant__ EncodeRule rule) {
+__global__ void encode_kernel(const __grid_constant__ Table table, const __grid_constant__ Rule rule) {
   for (int64_t unit = first_warp(); unit < table.units(); unit += warp_stride()) {
     const int item = table.item_of(unit);
     const Encoded<T>& e = table.items[item];
@@ -97,22 +91,6 @@ __global__ void fold_kernel(OctaveFold f) {
   });
 }
 
-template <class T, class Table> __global__ void decode_kernel(const __grid_constant__ Table table, DecodeRule rule) {
-  using W = Work<T>;
-  constexpr int64_t kMost = in_one_go(Table::room > 1);
-  for (int64_t unit = first_warp(); unit < table.units(); unit += warp_stride()) {
-    const int item = table.item_of(unit);
-    const Decoded<T>& d = table.items[item];
-    const int64_t first = (unit - table.begins[item]) * kMost;
-    each_loaded(
-        first, min(first + kMost, d.count), [&](int64_t i) { return code_at(d.codes, i, rule.bits); },
-        [&](int64_t i, uint32_t code) {
-          const float factor = octave_value(code, 1u << (rule.bits - 1), rule.headroom);
-          d.grad[i] = from_work<T>((W(factor) * W(rule.scale)) * d.norms[row_of(i, d.row_length, d.count)]);
-        });
-  }
-}
-
 }  // namespace
 
 // ---- launchers --------------------------------------------------------------------------------------------
@@ -133,7 +111,7 @@ void octave_encode(const OctaveEncoded* tensors, int64_t tensor_count, Dtype dty
     };
     in_tables<Encoded<T>>(tensor_count, item, units, [&](const auto& table, int64_t) {
       start(encode_kernel<T, std::decay_t<decltype(table)>>, table.units() * kWarp, launch, table,
-            EncodeRule{bits, octaves_of(bits, headroom), *key});
+            Rule{bits, octaves_of(bits, headroom), *key});
     });
   });
 }
@@ -154,18 +132,7 @@ void octave_fold(const uint8_t* const* parts, int64_t part_count, int64_t count,
 
 void octave_decode(const OctaveDecoded* tensors, int64_t tensor_count, Dtype dtype, int bits, int32_t headroom,
                    double scale, Launch launch) {
-  const auto units = [&](int64_t i) { return ceil_div(tensors[i].count, in_one_go(tensor_count > 1)); };
-  visit(dtype, [&](auto type) {
-    using T = typename decltype(type)::type;
-    const auto item = [&](int64_t i) {
-      const OctaveDecoded& t = tensors[i];
-      return Decoded<T>{t.codes, static_cast<const Work<T>*>(t.norms), t.count, t.row_length, static_cast<T*>(t.grad)};
-    };
-    in_tables<Decoded<T>>(tensor_count, item, units, [&](const auto& table, int64_t) {
-      start(decode_kernel<T, std::decay_t<decltype(table)>>, table.units() * kWarp, launch, table,
-            DecodeRule{bits, headroom, scale});
-    });
-  });
+  decode_multiples(tensors, tensor_count, dtype, PowerOf{bits, headroom}, scale, launch);
 }
 
 }  // namespace hvc

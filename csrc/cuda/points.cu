@@ -43,9 +43,7 @@ template <class T, class Table> __global__ void points_offer_kernel(const __grid
   for (int64_t unit = first_warp(); unit < table.units(); unit += warp_stride()) {
     const int item = table.item_of(unit);
     const Offered<T>& o = table.items[item];
-    const int64_t block = unit - table.begins[item], per_row = ceil_div(o.row_length, kBlock);
-    const int64_t index = block / per_row, row = index * o.row_length, begin = row + block % per_row * kBlock;
-    const int64_t end = min(min(begin + kBlock, row + o.row_length), o.count);
+    const auto [row, begin, end] = block_of_row(unit - table.begins[item], o.count, o.row_length);
     const bool whole_halves = has_whole_halves(o.count, o.row_length);
     W high = 0, low = 0;
     int64_t ones = 0, bad = 0;
@@ -71,7 +69,7 @@ template <class T, class Table> __global__ void points_offer_kernel(const __grid
     if (lane_index() != 0) continue;
     block_highs[unit] = double(high);
     block_lows[unit] = double(low);
-    add_count(o.ones + index, ones);
+    add_count(o.ones + row, ones);
   }
 }
 
@@ -108,7 +106,7 @@ template <class T, class Table> __global__ void points_decode_kernel(const __gri
 void points_offer(const PointsOffered* tensors, int64_t tensor_count, Dtype dtype, int64_t* nonfinite, Launch launch) {
   const auto words = [&](int64_t i) { return words_for(tensors[i].count) * int64_t(sizeof(uint64_t)); };
   const auto rows = [&](int64_t i) { return ceil_div(tensors[i].count, tensors[i].row_length); };
-  clear(nonfinite, tensor_count * int64_t(sizeof *nonfinite), launch);
+  clear_counts(nonfinite, tensor_count, launch);
   clear_all(tensor_count, [&](int64_t i) { return tensors[i].bits; }, words, launch);
   clear_all(
       tensor_count, [&](int64_t i) { return tensors[i].ones; },

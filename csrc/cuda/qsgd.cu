@@ -109,21 +109,15 @@ __global__ void fold_kernel(QsgdFold f) {
 template <class T, class Table>
 __global__ void decode_kernel(const __grid_constant__ Table table, QsgdShape shape, double scale) {
   using W = Work<T>;
-  constexpr int64_t kMost = in_one_go(Table::room > 1);
   const int64_t bytes = record_bytes(shape.block, shape.bits);
-  for (int64_t unit = first_warp(); unit < table.units(); unit += warp_stride()) {
-    const int item = table.item_of(unit);
-    const Decoded<T>& d = table.items[item];
-    const int64_t first = (unit - table.begins[item]) * kMost;
-    const auto load = [&](int64_t i) {
-      const int64_t block = row_of(i, shape.block, d.count);
-      const uint8_t* record = d.records + block * bytes;
-      return Code{packed_code(record + kNormBytes, i - block * shape.block, shape.bits), norm_at(record)};
-    };
-    each_loaded(first, min(first + kMost, d.count), load, [&](int64_t i, const Code& code) {
-      d.grad[i] = from_work<T>(level_value(code.level, W(scale), W(code.norm)));
-    });
-  }
+  const auto load = [&](const Decoded<T>& d, int64_t i) {
+    const int64_t block = row_of(i, shape.block, d.count);
+    const uint8_t* record = d.records + block * bytes;
+    return Code{packed_code(record + kNormBytes, i - block * shape.block, shape.bits), norm_at(record)};
+  };
+  each_loaded_of(table, load, [&](const Decoded<T>& d, int64_t i, const Code& code) {
+    d.grad[i] = from_work<T>(level_value(code.level, W(scale), W(code.norm)));
+  });
 }
 
 }  // namespace
@@ -132,7 +126,7 @@ __global__ void decode_kernel(const __grid_constant__ Table table, QsgdShape sha
 
 void qsgd_encode(const QsgdEncoded* tensors, int64_t tensor_count, Dtype dtype, QsgdShape shape, const Stream* key,
                  int64_t* nonfinite, Launch launch) {
-  clear(nonfinite, tensor_count * int64_t(sizeof *nonfinite), launch);
+  clear_counts(nonfinite, tensor_count, launch);
   const auto units = [&](int64_t i) { return ceil_div(tensors[i].count, shape.block); };
   visit(dtype, [&](auto type) {
     using T = typename decltype(type)::type;
@@ -156,7 +150,7 @@ void qsgd_fold(const uint8_t* const* parts, int64_t part_count, int64_t blocks, 
 
 void qsgd_decode(const QsgdDecoded* tensors, int64_t tensor_count, Dtype dtype, QsgdShape shape, double scale,
                  Launch launch) {
-  const auto units = [&](int64_t i) { return ceil_div(tensors[i].count, in_one_go(tensor_count > 1)); };
+  const auto units = goes_of(tensors, tensor_count);
   visit(dtype, [&](auto type) {
     using T = typename decltype(type)::type;
     const auto item = [&](int64_t i) {

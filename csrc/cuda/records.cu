@@ -1,38 +1,13 @@
 // Signs with a scale for each block: the fused offer, the fold of all ranks' records, and the fused decode.
-#include "rules/record.h"
 #include "parts.h"
+#include "record_operands.h"
 #include "rows.h"
 #include "visit.h"
 
 namespace hvc {
 namespace {
 
-template <class T> struct RecordOffer {
-  const T* grad;
-  const Work<T>* residual;
-  int64_t count, block;
-  ScaleRule rule;
-  uint8_t* records;
-  int64_t* nonfinite;
-};
-
-template <class W> struct RecordFold {
-  PartList<uint8_t> parts;
-  int64_t ranks, count, block;
-  ScaleRule rule;
-  const W* kept;
-  W* left;
-  uint8_t* out;  // may be one of the parts
-};
-
-template <class T> struct RecordDecode {
-  const uint8_t* records;
-  const float* scales;  // this rank's own
-  int64_t count, block;
-  double scale;
-  T* grad;
-  Work<T>* residual;
-};
+template <class W> using Fold = RecordFold<W, PartList<uint8_t>>;
 
 // ---- kernels ----------------------------------------------------------------------------------------------
 
@@ -57,7 +32,7 @@ __device__ inline void finish_record(uint8_t* record, int64_t block, int64_t cou
 }
 
 // A warp makes one record.
-template <class T> __global__ void record_offer_kernel(RecordOffer<T> o) {
+template <class T> __global__ void record_offer_kernel(RecordOffer<T> o, int64_t* total) {
   using W = Work<T>;
   int64_t nonfinite = 0;
   for (int64_t index = first_warp(); index < ceil_div(o.count, o.block); index += warp_stride()) {
@@ -73,10 +48,10 @@ template <class T> __global__ void record_offer_kernel(RecordOffer<T> o) {
     }
     finish_record(record, o.block, end - begin, measured_scale(o.rule, sum, end - begin));
   }
-  add_count(o.nonfinite, nonfinite);
+  add_count(total, nonfinite);
 }
 
-template <class W> __global__ void record_fold_kernel(RecordFold<W> o) {
+template <class W> __global__ void record_fold_kernel(Fold<W> o) {
   for (int64_t index = first_warp(); index < ceil_div(o.count, o.block); index += warp_stride()) {
     const int64_t begin = index * o.block, end = begin + o.block < o.count ? begin + o.block : o.count;
     const int64_t at = index * record_bytes(o.block);
@@ -129,12 +104,12 @@ template <class T> __global__ void record_decode_kernel(RecordDecode<T> o) {
 
 void record_offer(const void* grad, const void* residual, Dtype dtype, int64_t count, int64_t block, ScaleRule rule,
                   uint8_t* records, int64_t* nonfinite, Launch launch) {
-  clear(nonfinite, sizeof *nonfinite, launch);
+  clear_counts(nonfinite, 1, launch);
   visit(dtype, [&](auto type) {
     using T = typename decltype(type)::type;
     const RecordOffer<T> o{
-        static_cast<const T*>(grad), static_cast<const Work<T>*>(residual), count, block, rule, records, nonfinite};
-    start(record_offer_kernel<T>, ceil_div(count, block) * kWarp, launch, o);
+        static_cast<const T*>(grad), static_cast<const Work<T>*>(residual), count, block, rule, records};
+    start(record_offer_kernel<T>, ceil_div(count, block) * kWarp, launch, o, nonfinite);
   });
 }
 
@@ -144,8 +119,7 @@ void record_fold(const uint8_t* const* parts, int64_t ranks, Dtype dtype, int64_
   const Parts<uint8_t> listed(parts, ranks, launch);
   visit_work(dtype, [&](auto type) {
     using W = typename decltype(type)::type;
-    const RecordFold<W> o{listed.list(),         ranks, count, block, rule, static_cast<const W*>(kept),
-                          static_cast<W*>(left), out};
+    const Fold<W> o{listed.list(), ranks, count, block, rule, static_cast<const W*>(kept), static_cast<W*>(left), out};
     start(record_fold_kernel<W>, ceil_div(count, block) * kWarp, launch, o);
   });
 }

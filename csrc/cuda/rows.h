@@ -29,6 +29,16 @@ __host__ __device__ inline Blocks blocks_of(int64_t count, int64_t row_length) {
   return {per_row, count / row_length * per_row + ceil_div(count % row_length, kBlock)};
 }
 
+// One of them: its row, and its elements.
+struct BlockOfRow {
+  int64_t row, begin, end;
+};
+__device__ inline BlockOfRow block_of_row(int64_t block, int64_t count, int64_t row_length) {
+  const int64_t per_row = ceil_div(row_length, kBlock), row = block / per_row;
+  const int64_t begin = row * row_length + block % per_row * kBlock;
+  return {row, begin, min(min(begin + kBlock, (row + 1) * row_length), count)};
+}
+
 // A warp's part of consecutive elements: lane by lane, as the sums and the votes want them, with this many loads of
 // each lane under way. Loads of 16 bytes would put neighbours into one lane, and need an alignment that gradients lack.
 constexpr int kInFlight = 4;
@@ -52,6 +62,25 @@ __device__ void each_loaded(int64_t first, int64_t last, const Load& load, const
       const int64_t i = begin + k * kWarp + lane_index();
       if (i < last) use(i, values[k]);
     }
+  }
+}
+
+// The units of work on the elements of tensors, in no particular order.
+template <class Tensor> auto goes_of(const Tensor* tensors, int64_t tensor_count) {
+  return [=](int64_t i) { return ceil_div(tensors[i].count, in_one_go(tensor_count > 1)); };
+}
+
+// Calls use(tensor, i, load(tensor, i)) for a lane's part of all of them.
+template <class Table, class Load, class Use>
+__device__ void each_loaded_of(const Table& table, const Load& load, const Use& use) {
+  constexpr int64_t kMost = in_one_go(Table::room > 1);
+  for (int64_t unit = first_warp(); unit < table.units(); unit += warp_stride()) {
+    const int item = table.item_of(unit);
+    const auto& tensor = table.items[item];
+    const int64_t first = (unit - table.begins[item]) * kMost;
+    each_loaded(
+        first, min(first + kMost, tensor.count), [&](int64_t i) { return load(tensor, i); },
+        [&](int64_t i, const auto& value) { use(tensor, i, value); });
   }
 }
 

@@ -1,18 +1,11 @@
 // Samples that all ranks draw alike: offered and decoded.
 #include "rules/sample.h"
 
-#include "rules/half.h"
-#include "launch.h"
+#include "rows.h"
 #include "visit.h"
 
 namespace hvc {
 namespace {
-
-struct Sampling {
-  int64_t count, k;
-  Stream key;
-  int64_t first;
-};
 
 // ---- helpers ----------------------------------------------------------------------------------------------
 
@@ -21,17 +14,12 @@ struct Choice {
 };
 
 __device__ Choice choice_of(const Sampling& s, int64_t index) {
-  const Blocks block = blocks_from(s.count, s.k, index);
+  const DrawnBlocks block = blocks_from(s.count, s.k, index);
   const int64_t number = s.first + index;
   const Counter r = sample_draws(s.key, uint64_t(number / kDrawsPerSampleGroup));
   const int word = int(number % kDrawsPerSampleGroup);
   const uint32_t draw = word < 2 ? (word == 0 ? r.c0 : r.c1) : (word == 2 ? r.c2 : r.c3);
   return {block.begin + chosen_of(draw, block.size), block.size};
-}
-
-template <class T> __device__ Work<T> offered(const T* grad, const Work<T>* residual, int64_t i) {
-  const Work<T> x = to_work(grad[i]);
-  return residual ? x + residual[i] : x;
 }
 
 // ---- kernels ----------------------------------------------------------------------------------------------
@@ -72,7 +60,7 @@ template <class T> __global__ void place_kernel(Sampling s, const Work<T>* value
 
 void sample_offer(const void* grad, const void* residual, Dtype dtype, int64_t count, int64_t k, const Stream* key,
                   int64_t first, void* values, int64_t* nonfinite, Launch launch) {
-  clear(nonfinite, sizeof *nonfinite, launch);
+  clear_counts(nonfinite, 1, launch);
   const Sampling s{count, k, *key, first};
   visit(dtype, [&](auto type) {
     using T = typename decltype(type)::type;

@@ -69,9 +69,7 @@ __global__ void offer_kernel(const __grid_constant__ Table table, Coins coins, d
   for (int64_t unit = first_warp(); unit < table.units(); unit += warp_stride()) {
     const int item = table.item_of(unit);
     const Offered<T>& o = table.items[item];
-    const int64_t block = unit - table.begins[item], per_row = ceil_div(o.row_length, kBlock);
-    const int64_t row = block / per_row * o.row_length, begin = row + block % per_row * kBlock;
-    const int64_t end = min(min(begin + kBlock, row + o.row_length), o.count);
+    const auto [row, begin, end] = block_of_row(unit - table.begins[item], o.count, o.row_length);
     const bool whole_halves = has_whole_halves(o.count, o.row_length);
     Work<T> sum = 0;
     int64_t bad = 0;
@@ -154,7 +152,7 @@ template <class T> void run_offer(const SignOffered* tensors, int64_t tensor_cou
                                   double* block_sums, const std::vector<int64_t>& first_block, int64_t* nonfinite,
                                   Launch launch) {
   const auto words = [&](int64_t i) { return words_for(tensors[i].count) * int64_t(sizeof(uint64_t)); };
-  clear(nonfinite, tensor_count * int64_t(sizeof *nonfinite), launch);
+  clear_counts(nonfinite, tensor_count, launch);
   clear_all(tensor_count, [&](int64_t i) { return tensors[i].bits; }, words, launch);
   const auto item = [&](int64_t i) {
     const SignOffered& t = tensors[i];
@@ -225,9 +223,7 @@ void sign_decode(const SignDecoded* tensors, int64_t tensor_count, Dtype dtype, 
                         static_cast<T*>(t.grad),
                         static_cast<Work<T>*>(t.residual)};
     };
-    const int64_t most = in_one_go(tensor_count > 1);
-    const auto units = [&](int64_t i) { return ceil_div(tensors[i].count, most); };
-    in_tables<Decoded<T>>(tensor_count, item, units, [&](const auto& table, int64_t) {
+    in_tables<Decoded<T>>(tensor_count, item, goes_of(tensors, tensor_count), [&](const auto& table, int64_t) {
       start(decode_kernel<T, std::decay_t<decltype(table)>>, table.units() * kWarp, launch, table, rule);
     });
   });

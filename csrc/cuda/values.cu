@@ -216,7 +216,7 @@ int64_t values_encode(const int32_t* positions, int64_t kept, const void* values
 void values_decode(const Section* sections, int64_t section_count, int64_t own, ValueForm form, int parameter,
                    Dtype dtype, int64_t count, double scale, void* grad, void* residual, void* momentum, double factor,
                    bool masking, int64_t* wrong, Launch launch) {
-  clear(wrong, sizeof *wrong, launch);
+  clear_counts(wrong, 1, launch);
   const int64_t ranges = ranges_for(count, parameter);
   const Scratch<int64_t> begins(ranges, launch);
   visit(dtype, [&](auto type) {

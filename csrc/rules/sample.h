@@ -11,16 +11,22 @@ namespace hvc {
 
 constexpr int kDrawsPerSampleGroup = 4;
 
+struct Sampling {
+  int64_t count, k;
+  Stream key;
+  int64_t first;  // the draw of block 0
+};
+
 // The blocks in order, without a division for each.
-struct Blocks {
+struct DrawnBlocks {
   int64_t begin, size;  // of the current block
   int64_t step, rest, part, k;
 };
-HVC_RULE Blocks blocks_from(int64_t count, int64_t k, int64_t index) {
+HVC_RULE DrawnBlocks blocks_from(int64_t count, int64_t k, int64_t index) {
   const int64_t step = count / k, rest = count % k, part = rest * index % k;
   return {step * index + rest * index / k, step + (part + rest >= k), step, rest, part, k};
 }
-HVC_RULE void next_block(Blocks& b) {
+HVC_RULE void next_block(DrawnBlocks& b) {
   b.begin += b.size;
   b.part += b.rest;
   b.part -= b.part >= b.k ? b.k : 0;
