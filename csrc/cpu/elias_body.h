@@ -91,7 +91,7 @@ HVC_INLINE bool add_range(const EliasDecode<T>& d, const Section& s, int64_t ran
       memcpy(&norm, norms + position / block * kNormBytes, sizeof norm);
       end = (position / block + 1) * block;
     }
-    sums[position] += level_value(level, W(d.scale), W(norm));
+    sums[position] += decoded(level, W(d.scale), W(norm));
   }
   return reader.malformed();
 }

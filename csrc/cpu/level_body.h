@@ -37,17 +37,17 @@ template <int kBits, class T> void decode(const LevelDecode<T>& d, int64_t first
     if constexpr (kBits == kAnyBits) {
       alignas(64) int8_t codes[kChunk];
       unpack_codes_of(d.bits, codes, static_cast<const uint8_t*>(d.codes) + packed_bytes(begin, d.bits), count);
-      each_element(count, [&](int i) { values[i] = level_value(codes[i], scale, norm); });
+      each_element(count, [&](int i) { values[i] = decoded(codes[i], scale, norm); });
     } else if constexpr (kBits == 4) {
       const uint8_t* from = static_cast<const uint8_t*>(d.codes) + begin / 2;
       for (int i = 0; i < count / 2; ++i) {
-        values[2 * i] = level_value(even_nibble(from[i]), scale, norm);
-        values[2 * i + 1] = level_value(odd_nibble(from[i]), scale, norm);
+        values[2 * i] = decoded(even_nibble(from[i]), scale, norm);
+        values[2 * i + 1] = decoded(odd_nibble(from[i]), scale, norm);
       }
-      if (count % 2 != 0) values[count - 1] = level_value(even_nibble(from[count / 2]), scale, norm);
+      if (count % 2 != 0) values[count - 1] = decoded(even_nibble(from[count / 2]), scale, norm);
     } else {
       const Code<kBits>* from = static_cast<const Code<kBits>*>(d.codes) + begin;
-      each_element(count, [&](int i) { values[i] = level_value(from[i], scale, norm); });
+      each_element(count, [&](int i) { values[i] = decoded(from[i], scale, norm); });
     }
     put_part(d.grad + begin, values, count, d.streamed);
   });

@@ -27,8 +27,8 @@ template <int kBits, class T> void decode(const OctaveDecode<T>& d, int64_t firs
     const W norm = d.norms[row], scale = W(d.scale);
     const uint8_t* from = kBits == 4 ? codes : d.codes + begin;
     if (kBits == 4) unpack_codes(d.codes + begin / 2, codes, count);
-    each_element(count,
-                 [&](int i) { values[i] = (W(octave_value(from[i], 1u << (kBits - 1), d.headroom)) * scale) * norm; });
+    each_element(
+        count, [&](int i) { values[i] = decoded(octave_value(from[i], 1u << (kBits - 1), d.headroom), scale, norm); });
     put_part(d.grad + begin, values, count, d.streamed);
   });
   stream_fence();

@@ -90,7 +90,7 @@ template <class T> void decode(const QsgdDecode<T>& d, int64_t first, int64_t la
       unpack_codes_of(d.shape.bits, codes, from, chunk);
       from += chunk / 8 * d.shape.bits;
       const int valid = int(std::min<int64_t>(chunk, end - at));
-      each_element(valid, [&](int j) { values[j] = level_value(codes[j], scale, norm); });
+      each_element(valid, [&](int j) { values[j] = decoded(codes[j], scale, norm); });
       put_part(d.grad + at, values, valid, d.streamed);
     }
   }

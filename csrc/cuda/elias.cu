@@ -204,7 +204,7 @@ template <class W> __global__ void add_kernel(Levels s, const int64_t* begins, W
         norm = bit_cast<float>(load_bytes<uint32_t>(norms + kNormBytes * block));
         end = (block + 1) * s.l.block - begin;
       }
-      sums[begin + position] += level_value(level, W(s.scale), W(norm));
+      sums[begin + position] += decoded(level, W(s.scale), W(norm));
     }
     malformed += reader.malformed();
   }

@@ -1,5 +1,6 @@
 // Multiples of the norms of rows: what decoding the codes of rules/level.h and rules/octave.h has in common.
 #pragma once
+#include "rules/dither.h"
 #include "rows.h"
 #include "visit.h"
 
@@ -19,7 +20,7 @@ __global__ void multiples_kernel(const __grid_constant__ Table table, Factor fac
   each_loaded_of(
       table, [&](const auto& m, int64_t i) { return factor(m.codes, i); },
       [&](const auto& m, int64_t i, auto value) {
-        m.grad[i] = from_work<T>((W(value) * W(scale)) * m.norms[row_of(i, m.row_length, m.count)]);
+        m.grad[i] = from_work<T>(decoded(value, W(scale), m.norms[row_of(i, m.row_length, m.count)]));
       });
 }
 

@@ -116,7 +116,7 @@ __global__ void decode_kernel(const __grid_constant__ Table table, QsgdShape sha
     return Code{packed_code(record + kNormBytes, i - block * shape.block, shape.bits), norm_at(record)};
   };
   each_loaded_of(table, load, [&](const Decoded<T>& d, int64_t i, const Code& code) {
-    d.grad[i] = from_work<T>(level_value(code.level, W(scale), W(code.norm)));
+    d.grad[i] = from_work<T>(decoded(code.level, W(scale), W(code.norm)));
   });
 }
 

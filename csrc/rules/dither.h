@@ -27,6 +27,11 @@ template <class W> HVC_RULE Scaling<W> scaling_for(W norm, W target) {
 // Codes are made of float32 whatever the gradient is: they hold far fewer digits.
 template <class W> HVC_RULE float scaled(W x, const Scaling<W>& s) { return float((x * s.power) * s.factor); }
 
+// What a code stands for: `factor` is a level or a power of two. In this order a subnormal norm loses nothing.
+template <class Factor, class W> HVC_RULE W decoded(Factor factor, W scale, W norm) {
+  return (W(factor) * scale) * norm;
+}
+
 // To the nearest integer, ties to even; the value fits.
 HVC_RULE int32_t nearest(float value) {
 #if defined(__CUDA_ARCH__)

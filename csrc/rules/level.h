@@ -21,9 +21,6 @@ template <class W> HVC_RULE float bounded_limit(float limit, W bound, const Scal
   return bounded < limit ? bounded : limit;
 }
 
-// In this order a subnormal norm loses nothing.
-template <class W> HVC_RULE W level_value(int32_t code, W scale, W norm) { return (W(code) * scale) * norm; }
-
 HVC_RULE int32_t even_nibble(uint8_t both) { return int8_t(uint8_t(both << 4)) >> 4; }
 HVC_RULE int32_t odd_nibble(uint8_t both) { return int8_t(both) >> 4; }
 

@@ -37,6 +37,8 @@ class Dense(Codec):
 
     algebra: ClassVar[Algebra] = Algebra.SUM
     epsilon: ClassVar[float] = 2.0**-23
+    #: What is sent; None for float32, or float64 for float64 gradients.
+    sent: ClassVar[torch.dtype | None] = None
 
     def properties(self) -> Properties:
         law = Law(unbiased=True, conserves=True, epsilon=self.epsilon, bound="rounding only")
@@ -47,7 +49,7 @@ class Dense(Codec):
         return Layout({"values": (self.wire_dtype(bucket), bucket.padded)}, cutting=cutting)
 
     def wire_dtype(self, bucket: Bucket) -> torch.dtype:
-        raise NotImplementedError
+        return self.sent or work_dtype(bucket)
 
     def submit(self, work: Work, positions: Sequence[int], key: Key) -> Counts:
         spans = [work.span(position) for position in positions]
@@ -91,9 +93,7 @@ class Half(Dense):
     name: ClassVar[str] = "fp16"
     summary: ClassVar[str] = "16 bits: IEEE half precision"
     epsilon: ClassVar[float] = 2.0**-11
-
-    def wire_dtype(self, bucket: Bucket) -> torch.dtype:
-        return torch.float16
+    sent: ClassVar[torch.dtype] = torch.float16
 
 
 @register
@@ -104,9 +104,7 @@ class BFloat(Dense):
     name: ClassVar[str] = "bf16"
     summary: ClassVar[str] = "16 bits: bfloat16"
     epsilon: ClassVar[float] = 2.0**-8
-
-    def wire_dtype(self, bucket: Bucket) -> torch.dtype:
-        return torch.bfloat16
+    sent: ClassVar[torch.dtype] = torch.bfloat16
 
 
 @dataclass(frozen=True)
@@ -123,9 +121,6 @@ class Momentum(Dense):
 
     def layout(self, bucket: Bucket, world: int) -> Layout:
         return replace(super().layout(bucket, world), state=per_element(bucket, "momentum"))
-
-    def wire_dtype(self, bucket: Bucket) -> torch.dtype:
-        return work_dtype(bucket)
 
     def submit(self, work: Work, positions: Sequence[int], key: Key) -> Counts:
         return [self._submit(work, position) for position in positions]
@@ -157,6 +152,3 @@ class FullPrecision(Dense):
 
     name: ClassVar[str] = "full precision"
     summary: ClassVar[str] = "float32, or float64 for float64 gradients"
-
-    def wire_dtype(self, bucket: Bucket) -> torch.dtype:
-        return torch.float64 if dtype_of(bucket) is torch.float64 else torch.float32

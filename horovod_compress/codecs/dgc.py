@@ -34,6 +34,7 @@ from .dense import Momentum
 from .law import Law
 from .layout import Layout, per_element
 from .registry import register
+from .shared.options import check_choice
 from .shared.sections import Sections
 from .work import Work
 
@@ -77,8 +78,7 @@ class Dgc(Sections):
         super().__post_init__()
         if type(self.momentum) not in (int, float) or not 0 <= self.momentum <= 0.999:
             raise ConfigError(f"momentum should be a number, 0 or more, at most 0.999, got {self.momentum!r}")
-        if type(self.masking) is not bool:
-            raise ConfigError(f"masking should be True or False, got {self.masking!r}")
+        check_choice("masking", self.masking, True, False)
         if type(self.ramp_steps) is not int or self.ramp_steps < 0:
             raise ConfigError(f"ramp_steps should be a whole number, 0 or more, got {self.ramp_steps!r}")
         if type(self.clip) not in (int, float) or not 0 <= self.clip <= sys.float_info.max:

@@ -34,8 +34,9 @@ from .base import Algebra, Piece, Properties
 from .law import Law
 from .layout import Layout
 from .registry import register
-from .shared.dithering import BLOCK_UNIT, Dithering, Rows, Scaled, whole
+from .shared.dithering import BLOCK_UNIT, Dithering, Rows, Scaled
 from .shared.forms import ByForm
+from .shared.options import check_choice, whole
 from .work import Part, Work
 
 _MOST_BLOCK = 1 << 30
@@ -251,8 +252,7 @@ class GlobalQsgd(ByForm):
     )
 
     def __post_init__(self) -> None:
-        if self.dithering not in ("standard", "exponential"):
-            raise ConfigError(f'dithering should be "standard" or "exponential", got {self.dithering!r}')
+        check_choice("dithering", self.dithering, "standard", "exponential")
         self._check_bits()
         for name in ("norm", "across"):
             value = getattr(self, name)
@@ -269,8 +269,7 @@ class GlobalQsgd(ByForm):
     def _check_bits(self) -> None:
         bits, levels = self.bits, self.levels
         if levels is None:
-            if not whole(bits) or bits not in (4, 8, 16):
-                raise ConfigError(f"bits should be 4, 8 or 16, got {bits!r}")
+            check_choice("bits", bits, 4, 8, 16)
             if self.dithering == "exponential" and bits == 16:
                 raise ConfigError(
                     "bits should be 4 or 8 with exponential dithering, as 8 bits already hold 96 octaves and a "

@@ -34,7 +34,8 @@ from .feedback import RULES, Feedback
 from .law import Law
 from .layout import Layout, per_element
 from .registry import register
-from .shared.signs import LARGE_STEP, Signs, check_merge, check_step, check_step_scale, check_zeros, shaped_fold
+from .shared.options import check_choice, whole
+from .shared.signs import LARGE_STEP, Signs, check_step, check_step_scale, shaped_fold
 from .work import Work
 
 
@@ -89,13 +90,13 @@ class Marsit(Signs):
 
     def __post_init__(self) -> None:
         every = self.full_precision_every
-        if isinstance(every, bool) or not isinstance(every, int) or every < 0:
+        if not whole(every) or every < 0:
             raise ConfigError(f"full_precision_every should be 0 (never) or a whole number of steps, got {every!r}")
         check_step(self.step_size)
         if self.compensation not in RULES:
             raise ConfigError(f"compensation should be one of {', '.join(map(repr, RULES))}, got {self.compensation!r}")
-        check_zeros(self.zeros)
-        check_merge(self.merge, "sampled")
+        check_choice("zeros", self.zeros, "random", "positive")
+        check_choice("merge", self.merge, "shaped", "sampled")
         self._choose()
         decay, scale = self.residual_decay, self.step_scale
         if isinstance(decay, bool) or not isinstance(decay, (int, float)) or not 0 < decay <= 1:

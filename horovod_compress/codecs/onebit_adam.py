@@ -35,6 +35,7 @@ from .law import Law
 from .layout import Cutting, Layout, per_element
 from .registry import register
 from .shared.forms import ByForm
+from .shared.options import check_choice, whole
 from .shared.signs import LARGE_STEP, check_step_scale
 from .work import Counts, Part, Work, slices, work_dtype
 
@@ -220,10 +221,8 @@ class OneBitAdam(ByForm):
     )
 
     def __post_init__(self) -> None:
-        if self.scale not in ("l1", "l2"):
-            raise ConfigError(f'scale should be "l1" or "l2", got {self.scale!r}')
-        whole = isinstance(self.block, int) and not isinstance(self.block, bool)
-        if not whole or not 0 < self.block <= MOST_BLOCK or self.block % ops.RECORD_UNIT:
+        check_choice("scale", self.scale, "l1", "l2")
+        if not whole(self.block) or not 0 < self.block <= MOST_BLOCK or self.block % ops.RECORD_UNIT:
             raise ConfigError(
                 f"block should be a multiple of {ops.RECORD_UNIT}, at most {MOST_BLOCK}, got {self.block!r}"
             )
@@ -231,8 +230,7 @@ class OneBitAdam(ByForm):
         if self.step_scale is None:  # ranks and checkpoints compare what is in force
             object.__setattr__(self, "step_scale", LARGE_STEP if self.scale == "l1" else 1.0)
         check_step_scale(self.step_scale)
-        if self.owner_scale not in ("shared", "own"):
-            raise ConfigError(f'owner_scale should be "shared" or "own", got {self.owner_scale!r}')
+        check_choice("owner_scale", self.owner_scale, "shared", "own")
 
     @cached_property
     def form(self) -> Recording:

@@ -33,6 +33,7 @@ from .base import Algebra, Codec, Piece, Properties
 from .law import Law
 from .layout import Layout, per_element
 from .registry import register
+from .shared.options import check_choice, whole
 from .work import Counts, Part, Work, work_dtype
 
 
@@ -74,10 +75,9 @@ class PowerSgd(Codec):
     samples: ClassVar[tuple[dict[str, Any], ...]] = ({}, {"rank": 1}, {"rank": 2, "error_feedback": False})
 
     def __post_init__(self) -> None:
-        if not isinstance(self.rank, int) or isinstance(self.rank, bool) or self.rank < 1:
+        if not whole(self.rank) or self.rank < 1:
             raise ConfigError(f"rank should be a whole number, at least 1, got {self.rank!r}")
-        if not isinstance(self.error_feedback, bool):
-            raise ConfigError(f"error_feedback should be True or False, got {self.error_feedback!r}")
+        check_choice("error_feedback", self.error_feedback, True, False)
 
     def properties(self) -> Properties:
         return Properties(

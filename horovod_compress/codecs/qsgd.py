@@ -31,8 +31,8 @@ from .base import Algebra, Codec, Divides, Piece, Properties
 from .law import Law
 from .layout import Cutting, Layout
 from .registry import register
-from .shared.dithering import whole
 from .shared.forms import ByForm
+from .shared.options import check_choice, whole
 from .shared.sections import LENGTH_BYTES, cut, malformed
 from .work import Counts, Part, Work, slices
 
@@ -272,8 +272,7 @@ class Qsgd(ByForm):
             raise ConfigError(f"block should be a multiple of {BLOCK_UNIT}, at most {MOST_BLOCK}, got {self.block!r}")
         if self.norm != "max" and not (whole(self.norm) and self.norm == 2):
             raise ConfigError(f'norm should be "max" or 2, got {self.norm!r}')
-        if self.coding not in ("packed", "elias"):
-            raise ConfigError(f'coding should be "packed" or "elias", got {self.coding!r}')
+        check_choice("coding", self.coding, "packed", "elias")
 
     @cached_property
     def form(self) -> _Form:

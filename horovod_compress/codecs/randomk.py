@@ -33,6 +33,7 @@ from .base import Algebra, Codec, Piece, Properties
 from .law import Law
 from .layout import Layout, per_element
 from .registry import register
+from .shared.options import check_choice
 from .shared.sections import check_density, share
 from .work import Counts, Part, Work, clamped, slices, work_dtype
 
@@ -59,8 +60,7 @@ class RandomK(Codec):
 
     def __post_init__(self) -> None:
         check_density(self.density)
-        if type(self.scaled) is not bool:
-            raise ConfigError(f"scaled should be True or False, got {self.scaled!r}")
+        check_choice("scaled", self.scaled, True, False)
 
     def properties(self) -> Properties:
         bound = f"({'d/k - 1' if self.scaled else '1 - k/d'}) |mean of x|^2"

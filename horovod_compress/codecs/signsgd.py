@@ -13,10 +13,10 @@ per output row, so that a learning rate means what it means without compression.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from .base import Algebra, Properties
+from .base import Algebra
 from .registry import register
 from .shared.signs import Votes
 
@@ -52,9 +52,3 @@ class SignSgd(Votes):
         {"step_size": 0.125, "ties": "positive"},
         {"merge": "shaped", "step_size": "row"},
     )
-
-    def __post_init__(self) -> None:
-        self.check_votes()
-
-    def properties(self) -> Properties:
-        return replace(super().properties(), law=self.law_of("signs"))

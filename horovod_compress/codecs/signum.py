@@ -20,7 +20,7 @@ from typing import Any, ClassVar
 from .. import ops
 from ..errors import ConfigError
 from ..schedule.plan import Bucket
-from .base import Algebra, Properties
+from .base import Algebra
 from .layout import Layout, per_element
 from .registry import register
 from .shared.signs import Votes
@@ -54,6 +54,7 @@ class Signum(Votes):
     source: ClassVar[str] = "Bernstein et al., ICLR 2019, arXiv:1810.05291"
     page: ClassVar[str] = "sign_methods.md#signum"
     kept: ClassVar[str] = "momentum"
+    voted: ClassVar[str] = "signs of m"
     samples: ClassVar[tuple[dict[str, Any], ...]] = (
         {"beta": 0.5, "step_size": "row"},
         {"beta": 0.75, "step_size": "tensor", "zeros": "positive"},
@@ -64,10 +65,7 @@ class Signum(Votes):
     def __post_init__(self) -> None:
         if type(self.beta) not in (int, float) or not 0 <= self.beta < 1:
             raise ConfigError(f"beta should be a number, at least 0, below 1, got {self.beta!r}")
-        self.check_votes()
-
-    def properties(self) -> Properties:
-        return replace(super().properties(), law=self.law_of("signs of m"))
+        super().__post_init__()
 
     def layout(self, bucket: Bucket, world: int) -> Layout:
         return replace(super().layout(bucket, world), state=per_element(bucket, "momentum") if self.beta else {})

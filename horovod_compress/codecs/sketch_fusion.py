@@ -42,6 +42,7 @@ from .law import Law
 from .layout import Layout, per_element
 from .registry import register
 from .shared.forms import ByForm
+from .shared.options import check_choice
 from .work import Counts, Part, Regions, Work, clamped, work_dtype
 
 #: Elements of one tensor among sorted positions of the bucket.
@@ -294,12 +295,10 @@ class SketchFusion(ByForm):
             if not number or not 0 <= value <= most or (value == 0 and not low_is_allowed):
                 least = "0 or more" if low_is_allowed else "above 0"
                 raise ConfigError(f"{name} should be a number, {least}, at most {most:g}, got {value!r}")
-        if type(self.rows) is not int or self.rows not in (1, 3, 5):
-            raise ConfigError(f"rows should be 1, 3 or 5, got {self.rows!r}")
+        check_choice("rows", self.rows, 1, 3, 5)
         if type(self.candidates) is not int or self.candidates < 1:
             raise ConfigError(f"candidates should be a whole number, at least 1, got {self.candidates!r}")
-        if self.error_feedback not in ("dense", "sketch"):
-            raise ConfigError(f'error_feedback should be "dense" or "sketch", got {self.error_feedback!r}')
+        check_choice("error_feedback", self.error_feedback, "dense", "sketch")
 
     @cached_property
     def form(self) -> _Sketching:

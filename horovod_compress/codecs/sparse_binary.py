@@ -28,6 +28,7 @@ from ..schedule.plan import Bucket, TensorSpec
 from .base import Properties
 from .law import Law
 from .registry import register
+from .shared.options import check_choice
 from .shared.sections import Sections, check_density, cut, parameter
 from .work import Regions, Work, work_dtype
 
@@ -62,8 +63,8 @@ class SparseBinary(Sections):
 
     def __post_init__(self) -> None:
         density, preset = self.density, self.preset
-        if preset is not None and (type(preset) is not int or preset not in PRESETS):
-            raise ConfigError(f"preset should be 1, 2 or 3, got {preset!r}")
+        if preset is not None:
+            check_choice("preset", preset, *PRESETS)
         if preset is not None and density is not None:
             raise ConfigError(f"give preset or density, not both: preset={preset} has density {PRESETS[preset][1]}")
         if density is not None:

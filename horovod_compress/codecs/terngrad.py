@@ -30,7 +30,8 @@ from .base import Algebra, Properties
 from .law import Law
 from .layout import Layout
 from .registry import register
-from .shared.dithering import Dithering, Rows, Scaled, whole
+from .shared.dithering import Dithering, Rows, Scaled
+from .shared.options import check_choice
 from .work import Counts, Work, work_dtype
 
 #: A sum of squares below this may lack some that vanished: then nothing is cut off.
@@ -67,8 +68,7 @@ class TernGrad(Dithering):
         number = isinstance(self.clip, (int, float)) and not isinstance(self.clip, bool)
         if not number or not (self.clip == 0 or 1 <= self.clip <= sys.float_info.max):
             raise ConfigError(f"clip should be 0 for no limit, or a number of sigma, at least 1, got {self.clip!r}")
-        if not whole(self.bits) or self.bits not in (4, 8, 16):
-            raise ConfigError(f"bits should be 4, 8 or 16, got {self.bits!r}")
+        check_choice("bits", self.bits, 4, 8, 16)
 
     def properties(self) -> Properties:
         kept = "s / M^2 times the sum over ranks of |c|_1"

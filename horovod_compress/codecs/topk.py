@@ -21,11 +21,11 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from ..errors import ConfigError
 from ..schedule.plan import Bucket
 from .base import Properties
 from .law import Law
 from .registry import register
+from .shared.options import check_choice
 from .shared.sections import Sections, share
 from .work import Work
 
@@ -51,8 +51,7 @@ class TopK(Sections):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if type(self.value_bits) is not int or self.value_bits not in (16, 32):
-            raise ConfigError(f"value_bits should be 16 or 32, got {self.value_bits!r}")
+        check_choice("value_bits", self.value_bits, 16, 32)
 
     def properties(self) -> Properties:
         law = Law(conserves=True, bound="own: (1 - k/d) |x|^2", error=self._error)

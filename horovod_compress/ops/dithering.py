@@ -27,6 +27,7 @@ from .legality import (
     check_one_of,
     check_parts,
     checked,
+    checked_each,
     code_layout,
     draw_stream,
     work_dtype,
@@ -195,8 +196,7 @@ def level_fold(parts: Sequence[Tensor], out: Tensor, count: int, *, bits: int, s
     for name, width in (("bits", bits), ("sum_bits", sum_bits)):
         check_one_of(name, width, CODE_BITS[:-1])
     out_at = checked("out", out, torch.uint8, _codes(sum_bits, count), device)
-    size = _codes(bits, count)
-    parts_at = [checked(f"parts[{i}]", part, torch.uint8, size, device) for i, part in enumerate(parts)]
+    parts_at = checked_each("parts", parts, torch.uint8, _codes(bits, count), device)
     for i, part in enumerate(parts):
         check_apart("out", out, f"parts[{i}]", part)
     if REFERENCE:
@@ -304,7 +304,7 @@ def octave_fold(parts: Sequence[Tensor], out: Tensor, key: Key, *, headroom: int
     if not 1 <= headroom <= 31:
         raise ValueError(f"headroom must be in [1, 31], got {headroom}")
     out_at = checked("out", out, torch.uint8, count, device)
-    parts_at = [checked(f"parts[{i}]", part, torch.uint8, count, device) for i, part in enumerate(parts)]
+    parts_at = checked_each("parts", parts, torch.uint8, count, device)
     stream = draw_stream(key, offset, count)
     if REFERENCE:
         REFERENCE.octave_fold(parts, out, key, headroom=headroom, offset=offset)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from types import ModuleType
 from typing import NoReturn
@@ -74,12 +75,34 @@ def checked(name: str, tensor: Tensor, dtype: torch.dtype, count: int, device: i
     return tensor.data_ptr()
 
 
-def counter_for(device: int) -> tuple[Tensor | None, int]:
-    """Return where a CUDA kernel puts a count, and the address; the CPU returns its counts."""
+def checked_or_none(name: str, tensor: Tensor | None, dtype: torch.dtype, count: int, device: int) -> int:
+    """Check a tensor that may be missing and return its address, 0 for none."""
+    return 0 if tensor is None else checked(name, tensor, dtype, count, device)
+
+
+def checked_each(name: str, tensors: Sequence[Tensor], dtype: torch.dtype, count: int, device: int) -> list[int]:
+    """Check some tensors of one length and return their addresses."""
+    return [checked(f"{name}[{i}]", tensor, dtype, count, device) for i, tensor in enumerate(tensors)]
+
+
+def checked_bytes(name: str, data: Tensor, device: int) -> tuple[int, int]:
+    """Check bytes, as many as there are, and return their address and their number."""
+    return checked(name, data, torch.uint8, data.numel(), device), data.numel()
+
+
+def checked_sections(sections: Sequence[Tensor], device: int) -> list[tuple[int, int]]:
+    """Check the sections of all ranks and return their addresses and lengths."""
+    check_parts(sections, "sections")
+    return [checked_bytes(f"sections[{i}]", section, device) for i, section in enumerate(sections)]
+
+
+def counted(kernel: Callable[..., int], arguments: Sequence[object], device: int, launch: int) -> int | Tensor:
+    """Call a kernel that counts; return the count, on CUDA a tensor that nothing waits for."""
     if device < 0:
-        return None, 0
+        return kernel(*arguments, 0, launch)
     counter = torch.empty(1, dtype=torch.int64, device=f"cuda:{device}")
-    return counter, counter.data_ptr()
+    kernel(*arguments, counter.data_ptr(), launch)
+    return counter
 
 
 def dtype_code(name: str, tensor: Tensor) -> int:
@@ -108,10 +131,33 @@ def check_apart(name: str, first: Tensor, other_name: str, second: Tensor) -> No
         refuse_overlap(name, other_name)
 
 
-def check_parts(parts: Sequence[Tensor]) -> None:
+def check_all_apart(outputs: Mapping[str, Tensor | None], inputs: Mapping[str, Tensor | None]) -> None:
+    """Refuse outputs that share memory with each other or with an input."""
+    before = dict(inputs)
+    for name, output in outputs.items():
+        for other_name, other in before.items():
+            if output is not None and other is not None:
+                check_apart(name, output, other_name, other)
+        before[name] = output
+
+
+def check_parts(parts: Sequence[Tensor], name: str = "parts") -> None:
     """Refuse the payloads of no ranks, and of more than a kernel counts."""
     if not 1 <= len(parts) <= MAX_PARTS:
-        raise ValueError(f"parts must hold 1 to {MAX_PARTS} tensors, got {len(parts)}")
+        raise ValueError(f"{name} must hold 1 to {MAX_PARTS} tensors, got {len(parts)}")
+
+
+def check_factor(momentum: Tensor | None, factor: float) -> None:
+    """Refuse a factor that is no number, and one that multiplies nothing."""
+    if not math.isfinite(factor) or (momentum is None and factor != 0):
+        given = "no" if momentum is None else "a"
+        raise ValueError(f"factor must be finite, and 0 without momentum, got {factor} with {given} momentum")
+
+
+def check_own(own: int, sections: Sequence[Tensor]) -> None:
+    """Refuse a place that is none in a list of sections."""
+    if not 0 <= own < len(sections):
+        raise ValueError(f"own must be in [0, {len(sections)}), got {own}")
 
 
 def refuse_overlap(name: str, other_name: str) -> NoReturn:

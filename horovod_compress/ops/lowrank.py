@@ -14,9 +14,11 @@ from .keys import Key
 from .legality import (
     REFERENCE,
     backend,
+    check_all_apart,
     check_apart,
     checked,
-    counter_for,
+    checked_or_none,
+    counted,
     draw_stream,
     dtype_code,
     work_dtype,
@@ -58,26 +60,18 @@ def lowrank_left(grad: Tensor, residual: Tensor | None, rows: int, right: Tensor
         The number of elements of ``X`` that are not finite, or 2^96 or more of either sign.
     """
     native, device, launch = backend(grad)
-    x_at, shape = _checked_matrix(grad, residual, rows, right.numel(), device)
-    _, _, columns, rank = shape
-    right_at = checked("right", right, work_dtype(grad.dtype), rank * columns, device)
-    left_at = checked("left", left, work_dtype(grad.dtype), rank * rows, device)
-    _check_output("left", left, grad, residual, ("right", right))
+    x_at, shape, left_at, right_at = _checked_product(grad, residual, rows, left, right, device)
+    check_all_apart({"left": left}, {"grad": grad, "residual": residual, "right": right})
     if REFERENCE:
         return int(REFERENCE.lowrank_left(grad, residual, rows, right, left))
-    counter, counter_at = counter_for(device)
-    counted: int = native.lowrank_left(*x_at, *shape, right_at, left_at, counter_at, launch)
-    return counted if counter is None else counter
+    return counted(native.lowrank_left, (*x_at, *shape, right_at, left_at), device, launch)
 
 
 def lowrank_right(grad: Tensor, residual: Tensor | None, rows: int, left: Tensor, right: Tensor) -> None:
     """Write ``left X``, with ``X = grad + residual``; neither is changed."""
     native, device, launch = backend(grad)
-    x_at, shape = _checked_matrix(grad, residual, rows, right.numel(), device)
-    _, _, columns, rank = shape
-    left_at = checked("left", left, work_dtype(grad.dtype), rank * rows, device)
-    right_at = checked("right", right, work_dtype(grad.dtype), rank * columns, device)
-    _check_output("right", right, grad, residual, ("left", left))
+    x_at, shape, left_at, right_at = _checked_product(grad, residual, rows, left, right, device)
+    check_all_apart({"right": right}, {"grad": grad, "residual": residual, "left": left})
     if REFERENCE:
         REFERENCE.lowrank_right(grad, residual, rows, left, right)
     else:
@@ -107,17 +101,12 @@ def lowrank_decode(
     For float16 gradients the product is cut off where the result would be infinite; the residual keeps the rest.
     """
     native, device, launch = backend(grad)
-    x_at, (code, _, columns, rank) = _checked_matrix(grad, residual, rows, right.numel(), device)
-    left_at = checked("left", left, work_dtype(grad.dtype), rank * rows, device)
-    right_at = checked("right", right, work_dtype(grad.dtype), rank * columns, device)
-    for name, factor in (("left", left), ("right", right)):
-        _check_output(name, factor, grad, residual)
-    if residual is not None:
-        check_apart("residual", residual, "grad", grad)
+    x_at, shape, left_at, right_at = _checked_product(grad, residual, rows, left, right, device)
+    check_all_apart({"grad": grad, "residual": residual}, {"left": left, "right": right})
     if REFERENCE:
         REFERENCE.lowrank_decode(left, right, rows, grad, residual, scale=scale)
     else:
-        native.lowrank_decode(left_at, right_at, code, rows, columns, rank, float(scale), *x_at, launch)
+        native.lowrank_decode(left_at, right_at, *shape, float(scale), *x_at, launch)
 
 
 def _lines(name: str, factor: Tensor, rank: int) -> int:
@@ -133,26 +122,19 @@ def _factor_code(name: str, factor: Tensor) -> int:
     return dtype_code(name, factor)
 
 
-def _checked_matrix(
-    grad: Tensor, residual: Tensor | None, rows: int, numbers: int, device: int
-) -> tuple[tuple[int, int], tuple[int, int, int, int]]:
-    """Check X; return its two addresses, and (dtype, rows, columns, rank) for a right factor of some numbers."""
-    count = grad.numel()
+def _checked_product(
+    grad: Tensor, residual: Tensor | None, rows: int, left: Tensor, right: Tensor, device: int
+) -> tuple[tuple[int, int], tuple[int, int, int, int], int, int]:
+    """Check X and its factors; return the addresses of X, (dtype, rows, columns, rank), and those of the factors."""
+    count, numbers, kind = grad.numel(), right.numel(), work_dtype(grad.dtype)
     if rows < 1 or count < rows or count % rows:
         raise ValueError(f"grad must be rows >= 1 rows of at least one element, got {count} elements in {rows} rows")
     columns = count // rows
     if numbers < columns or numbers % columns:
         raise ValueError(f"right must be rank >= 1 lines of {columns} numbers, got {numbers}")
     grad_at = checked("grad", grad, grad.dtype, count, device)
-    residual_at = 0
-    if residual is not None:
-        residual_at = checked("residual", residual, work_dtype(grad.dtype), count, device)
-    return (grad_at, residual_at), (dtype_code("grad", grad), rows, columns, numbers // columns)
-
-
-def _check_output(
-    name: str, output: Tensor, grad: Tensor, residual: Tensor | None, *others: tuple[str, Tensor]
-) -> None:
-    given = [("grad", grad), *others] + ([] if residual is None else [("residual", residual)])
-    for other_name, other in given:
-        check_apart(name, output, other_name, other)
+    residual_at = checked_or_none("residual", residual, kind, count, device)
+    rank = numbers // columns
+    left_at = checked("left", left, kind, rank * rows, device)
+    right_at = checked("right", right, kind, numbers, device)
+    return (grad_at, residual_at), (dtype_code("grad", grad), rows, columns, rank), left_at, right_at

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from .dispatch import Counted, Counts, batch
-from .legality import MAX_PARTS, backend, checked, row_count, word_count
+from .legality import MAX_PARTS, backend, checked_each, row_count, word_count
 
 __all__ = ["points_decode", "points_decode_all", "points_offer", "points_offer_all"]
 
@@ -81,9 +81,9 @@ def points_decode_all(
         return
     _, device, _ = backend(grads[0])
     words, rows = bits[0].numel(), highs[0].numel()
-    bits_at = [checked(f"bits[{i}]", part, torch.int64, words, device) for i, part in enumerate(bits)]
-    highs_at = [checked(f"highs[{i}]", part, torch.float32, rows, device) for i, part in enumerate(highs)]
-    lows_at = [checked(f"lows[{i}]", part, torch.float32, rows, device) for i, part in enumerate(lows or ())]
+    bits_at = checked_each("bits", bits, torch.int64, words, device)
+    highs_at = checked_each("highs", highs, torch.float32, rows, device)
+    lows_at = checked_each("lows", lows or (), torch.float32, rows, device)
     for grad, row_length, word, row in zip(grads, row_lengths, first_words, first_rows, strict=True):
         _check_inside("words", word, word_count(grad.numel()), words)
         _check_inside("rows", row, row_count(grad.numel(), row_length), rows)

@@ -22,7 +22,9 @@ from .legality import (
     check_one_of,
     check_parts,
     checked,
-    counter_for,
+    checked_each,
+    checked_sections,
+    counted,
     draw_stream,
     dtype_code,
     row_count,
@@ -118,7 +120,7 @@ def qsgd_fold(
     if rest:
         raise ValueError(f"out must hold whole records of {qsgd_record_bytes(bits, block)} bytes, {rest} are left")
     out_at = checked("out", out, torch.uint8, out.numel(), device)
-    parts_at = [checked(f"parts[{i}]", part, torch.uint8, out.numel(), device) for i, part in enumerate(parts)]
+    parts_at = checked_each("parts", parts, torch.uint8, out.numel(), device)
     stream = draw_stream(key, offset, size * block)
     if REFERENCE:
         REFERENCE.qsgd_fold(parts, out, key, bits=bits, block=block, norm=norm, offset=offset)
@@ -184,19 +186,12 @@ def elias_decode(sections: Sequence[Tensor], grad: Tensor, *, bits: int, block: 
     native, device, launch = backend(grad)
     count, code = grad.numel(), dtype_code("grad", grad)
     check_shape(bits, block, 0)
-    check_parts(sections)
     grad_at = checked("grad", grad, grad.dtype, count, device)
-    sections_at = [
-        (checked(f"sections[{i}]", section, torch.uint8, section.numel(), device), section.numel())
-        for i, section in enumerate(sections)
-    ]
+    sections_at = checked_sections(sections, device)
     if REFERENCE:
         return int(REFERENCE.elias_decode(sections, grad, bits=bits, block=block, scale=scale))
-    counter, counter_at = counter_for(device)
-    counted: int = native.elias_decode(
-        sections_at, len(sections_at), code, count, (bits, block, 0), scale, grad_at, counter_at, launch
-    )
-    return counted if counter is None else counter
+    arguments = (sections_at, len(sections_at), code, count, (bits, block, 0), scale, grad_at)
+    return counted(native.elias_decode, arguments, device, launch)
 
 
 # ---- legality -----------------------------------------------------------------------------------

@@ -15,10 +15,12 @@ from torch import Tensor
 from .legality import (
     REFERENCE,
     backend,
+    check_all_apart,
     check_apart,
     check_parts,
     checked,
-    counter_for,
+    checked_or_none,
+    counted,
     dtype_code,
     work_dtype,
 )
@@ -51,18 +53,12 @@ def record_offer(grad: Tensor, residual: Tensor | None, records: Tensor, block: 
     count, number = grad.numel(), _number(rule, _RULES)
     code = dtype_code("grad", grad)
     grad_at = checked("grad", grad, grad.dtype, count, device)
+    residual_at = checked_or_none("residual", residual, work_dtype(grad.dtype), count, device)
     records_at = _checked_records("records", records, count, block, device)
-    check_apart("records", records, "grad", grad)
-    residual_at = 0
-    if residual is not None:
-        residual_at = checked("residual", residual, work_dtype(grad.dtype), count, device)
-        check_apart("records", records, "residual", residual)
+    check_all_apart({"records": records}, {"grad": grad, "residual": residual})
     if REFERENCE:
         return int(REFERENCE.record_offer(grad, residual, records, block, rule=rule))
-    counter, counter_at = counter_for(device)
-    shape = (code, count, block, number)
-    counted: int = native.record_offer(grad_at, residual_at, *shape, records_at, counter_at, launch)
-    return counted if counter is None else counter
+    return counted(native.record_offer, (grad_at, residual_at, code, count, block, number, records_at), device, launch)
 
 
 def record_fold(parts: Sequence[Tensor], kept: Tensor, left: Tensor, out: Tensor, block: int, *, rule: str) -> None:

@@ -7,18 +7,13 @@ out as bits are. ``rules/shaped.h`` says what they mean; zeros stand for having 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from types import ModuleType
 
 import torch
 from torch import Tensor
 
-from .legality import MAX_PARTS, REFERENCE, backend, check_apart, checked
+from .legality import MAX_PARTS, REFERENCE, backend, check_apart, checked, checked_each
 
 __all__ = ["count_rows", "shaped_fold", "shaped_merge"]
-
-ORACLE: ModuleType | None = None
-if REFERENCE:
-    from .reference import shaped as ORACLE
 
 
 def count_rows(ranks: int) -> int:
@@ -44,8 +39,8 @@ def shaped_merge(into: Tensor, other: Tensor, before: Sequence[Tensor], after: S
     other_at = checked("other", other, torch.int64, words, device)
     check_apart("into", into, "other", other)
     before_at, after_at = (checked_rows(n, rows, ranks, words, device) for n, rows in _named(before, after))
-    if ORACLE:
-        ORACLE.shaped_merge(into, other, before, after, ranks)
+    if REFERENCE:
+        REFERENCE.shaped_merge(into, other, before, after, ranks)
     else:
         native.shaped_merge(into_at, other_at, words, ranks, before_at, after_at, launch)
 
@@ -60,9 +55,9 @@ def shaped_fold(parts: Sequence[Tensor], out: Tensor, before: Sequence[Tensor], 
     native, device, launch = backend(out)
     before_at, after_at = (checked_rows(n, rows, ranks, words, device) for n, rows in _named(before, after))
     out_at = checked("out", out, torch.int64, words, device)
-    parts_at = [checked(f"parts[{i}]", part, torch.int64, words, device) for i, part in enumerate(parts)]
-    if ORACLE:
-        ORACLE.shaped_fold(parts, out, before, after)
+    parts_at = checked_each("parts", parts, torch.int64, words, device)
+    if REFERENCE:
+        REFERENCE.shaped_fold(parts, out, before, after)
     else:
         native.shaped_fold(parts_at, words, out_at, before_at, after_at, launch)
 
@@ -76,4 +71,4 @@ def checked_rows(name: str, rows: Sequence[Tensor], modulus: int, words: int, de
     needed = count_rows(modulus)
     if len(rows) < needed:
         raise ValueError(f"{name} must hold {needed} rows for counts below {modulus}, got {len(rows)}")
-    return [checked(f"{name}[{i}]", row, torch.int64, words, device) for i, row in enumerate(rows[:needed])]
+    return checked_each(name, rows[:needed], torch.int64, words, device)

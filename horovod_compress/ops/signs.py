@@ -17,6 +17,7 @@ from .legality import (
     check_odds,
     check_parts,
     checked,
+    checked_each,
     dtype_code,
     word_count,
     word_stream,
@@ -227,7 +228,7 @@ def majority_fold(parts: Sequence[Tensor], out: Tensor, count: int) -> None:
     native, device, launch = backend(out)
     words = word_count(count)
     out_at = checked("out", out, torch.int64, words, device)
-    parts_at = [checked(f"parts[{i}]", part, torch.int64, words, device) for i, part in enumerate(parts)]
+    parts_at = checked_each("parts", parts, torch.int64, words, device)
     if REFERENCE:
         REFERENCE.majority_fold(parts, out, count)
     else:

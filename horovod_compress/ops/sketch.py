@@ -19,10 +19,13 @@ from .keys import Key
 from .legality import (
     REFERENCE,
     backend,
+    check_all_apart,
     check_apart,
+    check_factor,
     check_one_of,
     checked,
-    counter_for,
+    checked_or_none,
+    counted,
     dtype_code,
     work_dtype,
 )
@@ -80,14 +83,11 @@ def sketch_encode(
     code = dtype_code("grad", grad)
     kind = work_dtype(grad.dtype)
     grad_at = checked("grad", grad, grad.dtype, count, device)
+    residual_at = checked_or_none("residual", residual, kind, count, device)
+    momentum_at = checked_or_none("momentum", momentum, kind, count, device)
     table_at, places = _checked_table(table, rows, device, kind)
-    check_apart("table", table, "grad", grad)
-    others_at = []
-    for name, other in (("residual", residual), ("momentum", momentum)):
-        others_at.append(0 if other is None else checked(name, other, kind, count, device))
-        if other is not None:
-            check_apart("table", table, name, other)
-    _check_factor(momentum, factor)
+    check_all_apart({"table": table}, {"grad": grad, "residual": residual, "momentum": momentum})
+    check_factor(momentum, factor)
     if offset < 0 or offset % ALIGNMENT or offset + count > MAX_ELEMENTS:
         raise ValueError(
             f"offset must be a multiple of {ALIGNMENT}, and elements must lie in [0, {MAX_ELEMENTS}), "
@@ -96,10 +96,9 @@ def sketch_encode(
     if REFERENCE:
         options = {"offset": offset, "momentum": momentum, "factor": factor}
         return int(REFERENCE.sketch_encode(grad, residual, table, rows, key, **options))
-    counter, counter_at = counter_for(device)
     shape = (float(factor), code, count, offset, rows, places)
-    counted: int = native.sketch_encode(grad_at, *others_at, *shape, key.words(), table_at, counter_at, launch)
-    return counted if counter is None else counter
+    arguments = (grad_at, residual_at, momentum_at, *shape, key.words(), table_at)
+    return counted(native.sketch_encode, arguments, device, launch)
 
 
 def sketch_top(
@@ -133,9 +132,7 @@ def sketch_top(
         raise ValueError(f"k must be at least 0, got {k}")
     positions_at = checked("positions", positions, torch.int64, k, device)
     estimates_at = checked("estimates", estimates, table.dtype, k, device)
-    check_apart("positions", positions, "table", table)
-    check_apart("estimates", estimates, "table", table)
-    check_apart("positions", positions, "estimates", estimates)
+    check_all_apart({"positions": positions, "estimates": estimates}, {"table": table})
     if REFERENCE:
         return int(REFERENCE.sketch_top(table, rows, key, spans, k, positions, estimates))
     shape = (dtype_code("table", table), rows, places, key.words())
@@ -171,13 +168,9 @@ def absorb(grad: Tensor, residual: Tensor, momentum: Tensor | None = None, facto
     kind = work_dtype(grad.dtype)
     grad_at = checked("grad", grad, grad.dtype, count, device)
     residual_at = checked("residual", residual, kind, count, device)
-    check_apart("residual", residual, "grad", grad)
-    momentum_at = 0
-    if momentum is not None:
-        momentum_at = checked("momentum", momentum, kind, count, device)
-        check_apart("momentum", momentum, "grad", grad)
-        check_apart("momentum", momentum, "residual", residual)
-    _check_factor(momentum, factor)
+    momentum_at = checked_or_none("momentum", momentum, kind, count, device)
+    check_all_apart({"grad": grad, "residual": residual, "momentum": momentum}, {})
+    check_factor(momentum, factor)
     if REFERENCE:
         REFERENCE.absorb(grad, residual, momentum, factor)
     else:
@@ -197,12 +190,6 @@ def _checked_table(table: Tensor, rows: int, device: int, kind: torch.dtype | No
             f"(sketch_columns chooses them), got {cells} cells"
         )
     return checked("table", table, kind or table.dtype, cells, device), places
-
-
-def _check_factor(momentum: Tensor | None, factor: float) -> None:
-    if not math.isfinite(factor) or (momentum is None and factor != 0):
-        given = "no" if momentum is None else "a"
-        raise ValueError(f"factor must be finite, and 0 without momentum, got {factor} with {given} momentum")
 
 
 def _check_spans(spans: Sequence[tuple[int, int]]) -> None:

@@ -6,19 +6,23 @@ float64 for float64 gradients, else float32. Sections are laid out as ``rules/go
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
 from .dithering import norm_offer
 from .legality import (
-    MAX_PARTS,
     REFERENCE,
     backend,
+    check_all_apart,
     check_apart,
+    check_own,
     checked,
-    counter_for,
+    checked_bytes,
+    checked_or_none,
+    checked_sections,
+    counted,
     dtype_code,
     work_dtype,
 )
@@ -59,7 +63,7 @@ def top_select(grad: Tensor, residual: Tensor | None, k: int, positions: Tensor,
     given = _checked_selection(grad, residual, k, device)
     positions_at = checked("positions", positions, torch.int32, k, device)
     values_at = checked("values", values, work_dtype(grad.dtype), k, device)
-    _check_all_apart({"positions": positions, "values": values}, {"grad": grad, "residual": residual})
+    check_all_apart({"positions": positions, "values": values}, {"grad": grad, "residual": residual})
     if REFERENCE:
         return REFERENCE.top_select(grad, residual, k, positions, values)
     kept, nonfinite = native.top_select(*given, k, positions_at, values_at, launch)
@@ -84,7 +88,7 @@ def binary_select(grad: Tensor, residual: Tensor | None, k: int, positions: Tens
     given = _checked_selection(grad, residual, k, device)
     positions_at = checked("positions", positions, torch.int32, k, device)
     mean_at = checked("mean", mean, work_dtype(grad.dtype), 1, device)
-    _check_all_apart({"positions": positions, "mean": mean}, {"grad": grad, "residual": residual})
+    check_all_apart({"positions": positions, "mean": mean}, {"grad": grad, "residual": residual})
     if REFERENCE:
         return REFERENCE.binary_select(grad, residual, k, positions, mean)
     kept, nonfinite = native.binary_select(*given, k, positions_at, mean_at, launch)
@@ -95,13 +99,11 @@ def _checked_selection(grad: Tensor, residual: Tensor | None, k: int, device: in
     """Return addresses, dtype and length of what is selected from."""
     count = grad.numel()
     code = dtype_code("grad", grad)
-    _check_elements(count)
+    check_elements(count)
     if not 0 <= k <= count:
         raise ValueError(f"k must be in [0, {count}], the number of elements, got {k}")
     grad_at = checked("grad", grad, grad.dtype, count, device)
-    residual_at = 0
-    if residual is not None:
-        residual_at = checked("residual", residual, work_dtype(grad.dtype), count, device)
+    residual_at = checked_or_none("residual", residual, work_dtype(grad.dtype), count, device)
     return grad_at, residual_at, code, count
 
 
@@ -141,7 +143,7 @@ def golomb_bound(k: int, count: int, b: int, value_bytes: int) -> int:
 
     The unary parts of all gaps are at most ``count >> b`` ones, and at most 2047 in a range.
     """
-    _check_parameter(b)
+    check_parameter(b)
     ranges = golomb_ranges(count, b)
     touched = min(k, ranges)
     bits = min(k, count) * (1 + b) + min(2047 * touched, count >> b)
@@ -160,8 +162,8 @@ def binary_encode(positions: Tensor, kept: int, mean: Tensor, b: int, elements: 
         out: uint8, at least :func:`golomb_bound` of them.
     """
     native, device, launch = backend(positions)
-    _check_parameter(b)
-    _check_elements(elements)
+    check_parameter(b)
+    check_elements(elements)
     if mean.dtype not in (torch.float32, torch.float64):
         raise ValueError(f"mean must be float32 or float64, got {mean.dtype}")
     if not 0 <= kept <= min(positions.numel(), elements):
@@ -173,7 +175,7 @@ def binary_encode(positions: Tensor, kept: int, mean: Tensor, b: int, elements: 
     positions_at = checked("positions", positions, torch.int32, positions.numel(), device)
     mean_at = checked("mean", mean, mean.dtype, 1, device)
     out_at = checked("out", out, torch.uint8, out.numel(), device)
-    _check_all_apart({"out": out}, {"positions": positions, "mean": mean})
+    check_all_apart({"out": out}, {"positions": positions, "mean": mean})
     if REFERENCE:
         used = REFERENCE.binary_encode(positions, kept, mean, b, elements, out)
     else:
@@ -202,27 +204,18 @@ def binary_decode(
     native, device, launch = backend(grad)
     count = grad.numel()
     code = dtype_code("grad", grad)
-    _check_parameter(b)
-    _check_elements(count)
-    if not 1 <= len(sections) <= MAX_PARTS:
-        raise ValueError(f"sections must hold 1 to {MAX_PARTS} tensors, got {len(sections)}")
-    if not 0 <= own < len(sections):
-        raise ValueError(f"own must be in [0, {len(sections)}), got {own}")
+    check_parameter(b)
+    check_elements(count)
+    sections_at = checked_sections(sections, device)
+    check_own(own, sections)
     grad_at = checked("grad", grad, grad.dtype, count, device)
-    residual_at = 0
-    if residual is not None:
-        residual_at = checked("residual", residual, work_dtype(grad.dtype), count, device)
-    sections_at = [_checked_section(f"sections[{i}]", section, device) for i, section in enumerate(sections)]
+    residual_at = checked_or_none("residual", residual, work_dtype(grad.dtype), count, device)
     named = {f"sections[{i}]": section for i, section in enumerate(sections)}
-    _check_all_apart({"grad": grad, "residual": residual}, named)
+    check_all_apart({"grad": grad, "residual": residual}, named)
     if REFERENCE:
         return REFERENCE.binary_decode(sections, own, b, grad, residual, scale)
-    counter, counter_at = counter_for(device)
-    shape = (b, code, count, scale)
-    counted: int = native.binary_decode(
-        sections_at, len(sections), own, *shape, grad_at, residual_at, counter_at, launch
-    )
-    return counted if counter is None else counter
+    arguments = (sections_at, len(sections), own, b, code, count, scale, grad_at, residual_at)
+    return counted(native.binary_decode, arguments, device, launch)
 
 
 def binary_clear(section: Tensor, b: int, tensor: Tensor) -> int | Tensor:
@@ -233,30 +226,14 @@ def binary_clear(section: Tensor, b: int, tensor: Tensor) -> int | Tensor:
     native, device, launch = backend(tensor)
     count = tensor.numel()
     code = dtype_code("tensor", tensor)
-    _check_parameter(b)
-    _check_elements(count)
+    check_parameter(b)
+    check_elements(count)
     tensor_at = checked("tensor", tensor, tensor.dtype, count, device)
-    section_at = _checked_section("section", section, device)
+    section_at = checked_bytes("section", section, device)
     check_apart("tensor", tensor, "section", section)
     if REFERENCE:
         return REFERENCE.binary_clear(section, b, tensor)
-    counter, counter_at = counter_for(device)
-    counted: int = native.binary_clear([section_at], b, code, count, tensor_at, counter_at, launch)
-    return counted if counter is None else counter
-
-
-def _checked_section(name: str, section: Tensor, device: int) -> tuple[int, int]:
-    return checked(name, section, torch.uint8, section.numel(), device), section.numel()
-
-
-def _check_all_apart(outputs: Mapping[str, Tensor | None], inputs: Mapping[str, Tensor | None]) -> None:
-    """Refuse outputs that share memory with each other or with an input."""
-    before = dict(inputs)
-    for name, output in outputs.items():
-        for other_name, other in before.items():
-            if output is not None and other is not None:
-                check_apart(name, output, other_name, other)
-        before[name] = output
+    return counted(native.binary_clear, ([section_at], b, code, count, tensor_at), device, launch)
 
 
 def _check_stream(kept: int, b: int) -> None:
@@ -266,11 +243,13 @@ def _check_stream(kept: int, b: int) -> None:
         raise ValueError(f"kept must be small enough for streams of at most {MAX_STREAM} bytes, got {kept} with b {b}")
 
 
-def _check_parameter(b: int) -> None:
+def check_parameter(b: int) -> None:
+    """Refuse a parameter of the code that no kernel takes."""
     if not 0 <= b <= MAX_PARAMETER:
         raise ValueError(f"b must be in [0, {MAX_PARAMETER}], got {b}")
 
 
-def _check_elements(count: int) -> None:
+def check_elements(count: int) -> None:
+    """Refuse a tensor whose positions do not fit in 32 bits."""
     if count > MAX_ELEMENTS:
         raise ValueError(f"a tensor must have at most {MAX_ELEMENTS} elements, got {count}")

@@ -7,19 +7,14 @@ are as in :mod:`.shaped`.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from types import ModuleType
 
 import torch
 from torch import Tensor
 
-from .legality import MAX_PARTS, REFERENCE, backend, check_apart, checked
+from .legality import MAX_PARTS, REFERENCE, backend, check_apart, checked, checked_each
 from .shaped import checked_rows
 
 __all__ = ["GROUP_WORDS", "PACKED_WORDS", "ternary_fold", "ternary_states", "ternary_unpack"]
-
-ORACLE: ModuleType | None = None
-if REFERENCE:
-    from .reference import ternary as ORACLE
 
 #: Words of a group, and of what its three-valued elements are packed in.
 GROUP_WORDS = 5
@@ -49,9 +44,9 @@ def ternary_fold(parts: Sequence[Tensor], out: Tensor, before: Sequence[Tensor],
     before_at = checked_rows("before", before, states, words, device)
     after_at = checked_rows("after", after, states, words, device)
     out_at = checked("out", out, torch.int64, out.numel(), device)
-    parts_at = [checked(f"parts[{i}]", part, torch.int64, words, device) for i, part in enumerate(parts)]
-    if ORACLE:
-        ORACLE.ternary_fold(parts, out, before, after)
+    parts_at = checked_each("parts", parts, torch.int64, words, device)
+    if REFERENCE:
+        REFERENCE.ternary_fold(parts, out, before, after)
     else:
         native.ternary_fold(parts_at, words, out_at, before_at, after_at, launch)
 
@@ -64,8 +59,8 @@ def ternary_unpack(packed: Tensor, bits: Tensor, zeros: Tensor) -> None:
     bits_at = checked("bits", bits, torch.int64, words, device)
     zeros_at = checked("zeros", zeros, torch.int64, words, device)
     check_apart("bits", bits, "zeros", zeros)
-    if ORACLE:
-        ORACLE.ternary_unpack(packed, bits, zeros)
+    if REFERENCE:
+        REFERENCE.ternary_unpack(packed, bits, zeros)
     else:
         native.ternary_unpack(packed_at, words, bits_at, zeros_at, launch)
 

@@ -7,7 +7,6 @@ float64 gradients, else float32.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 import torch
@@ -16,16 +15,19 @@ from torch import Tensor
 from .keys import Key
 from .legality import (
     MAX_DRAWS,
-    MAX_PARTS,
     REFERENCE,
     backend,
-    check_apart,
+    check_all_apart,
+    check_factor,
+    check_own,
     checked,
-    counter_for,
+    checked_or_none,
+    checked_sections,
+    counted,
     dtype_code,
     work_dtype,
 )
-from .sparse import MAX_ELEMENTS, MAX_PARAMETER, golomb_bound, golomb_ranges
+from .sparse import check_elements, check_parameter, golomb_bound, golomb_ranges
 
 __all__ = ["sample_decode", "sample_offer", "values_bound", "values_decode", "values_encode"]
 
@@ -75,7 +77,8 @@ def values_encode(
     """
     native, device, launch = backend(positions)
     _check_form(form)
-    _check_shape(b, elements)
+    check_parameter(b)
+    check_elements(elements)
     if values.dtype not in (torch.float32, torch.float64):
         raise ValueError(f"values must be float32 or float64, got {values.dtype}")
     if not 0 <= kept <= min(positions.numel(), elements):
@@ -87,10 +90,9 @@ def values_encode(
         raise ValueError(f"out must hold at least {bound} bytes, got {out.numel()}")
     positions_at = checked("positions", positions, torch.int32, positions.numel(), device)
     values_at = checked("values", values, values.dtype, positions.numel(), device)
-    mean_at = 0 if mean is None else checked("mean", mean, values.dtype, 1, device)
+    mean_at = checked_or_none("mean", mean, values.dtype, 1, device)
     out_at = checked("out", out, torch.uint8, out.numel(), device)
-    check_apart("out", out, "positions", positions)
-    check_apart("out", out, "values", values)
+    check_all_apart({"out": out}, {"positions": positions, "values": values})
     if REFERENCE:
         used = REFERENCE.values_encode(positions, kept, values, b, elements, out, form=form, mean=mean)
     else:
@@ -132,46 +134,29 @@ def values_decode(
     native, device, launch = backend(grad)
     count, code, kind = grad.numel(), dtype_code("grad", grad), work_dtype(grad.dtype)
     _check_form(form)
-    _check_shape(b, count)
-    if not 1 <= len(sections) <= MAX_PARTS:
-        raise ValueError(f"sections must hold 1 to {MAX_PARTS} tensors, got {len(sections)}")
-    if not 0 <= own < len(sections):
-        raise ValueError(f"own must be in [0, {len(sections)}), got {own}")
+    check_parameter(b)
+    check_elements(count)
+    sections_at = checked_sections(sections, device)
+    check_own(own, sections)
     if momentum is not None and (residual is None or form != "full"):
         raise ValueError('momentum needs a residual and the form "full"')
-    if not math.isfinite(factor) or (momentum is None and factor != 0):
-        raise ValueError(f"factor must be finite, and 0 without momentum, got {factor}")
+    check_factor(momentum, factor)
     grad_at = checked("grad", grad, grad.dtype, count, device)
-    residual_at = 0 if residual is None else checked("residual", residual, kind, count, device)
-    momentum_at = 0 if momentum is None else checked("momentum", momentum, kind, count, device)
-    named = [(n, t) for n, t in (("grad", grad), ("residual", residual), ("momentum", momentum)) if t is not None]
-    for index, (name, tensor) in enumerate(named):
-        for other_name, other in named[:index]:
-            check_apart(name, tensor, other_name, other)
-    sections_at = [
-        (checked(f"sections[{i}]", section, torch.uint8, section.numel(), device), section.numel())
-        for i, section in enumerate(sections)
-    ]
+    residual_at = checked_or_none("residual", residual, kind, count, device)
+    momentum_at = checked_or_none("momentum", momentum, kind, count, device)
+    check_all_apart({"grad": grad, "residual": residual, "momentum": momentum}, {})
     if REFERENCE:
         options = {"form": form, "momentum": momentum, "factor": factor, "masking": masking}
         return int(REFERENCE.values_decode(sections, own, b, grad, residual, scale, **options))
     shape = (FORMS[form], b, code, count, float(scale))
     kept = (residual_at, momentum_at, float(factor), bool(masking))
-    counter, counter_at = counter_for(device)
-    counted: int = native.values_decode(sections_at, len(sections), own, *shape, grad_at, *kept, counter_at, launch)
-    return counted if counter is None else counter
+    arguments = (sections_at, len(sections), own, *shape, grad_at, *kept)
+    return counted(native.values_decode, arguments, device, launch)
 
 
 def _check_form(form: str) -> None:
     if form not in FORMS:
         raise ValueError(f"form must be one of {', '.join(FORMS)}, got {form!r}")
-
-
-def _check_shape(b: int, count: int) -> None:
-    if not 0 <= b <= MAX_PARAMETER:
-        raise ValueError(f"b must be in [0, {MAX_PARAMETER}], got {b}")
-    if count > MAX_ELEMENTS:
-        raise ValueError(f"a tensor must have at most {MAX_ELEMENTS} elements, got {count}")
 
 
 # ---- samples ------------------------------------------------------------------------------------
@@ -186,19 +171,11 @@ def sample_offer(grad: Tensor, residual: Tensor | None, values: Tensor, key: Key
         first: which draw of that stream the first value's is.
     """
     native, device, launch = backend(grad)
-    shape, words = _checked_sample(grad, values, key, first, device)
-    grad_at = checked("grad", grad, grad.dtype, grad.numel(), device)
-    residual_at = 0
-    if residual is not None:
-        residual_at = checked("residual", residual, values.dtype, grad.numel(), device)
-        check_apart("values", values, "residual", residual)
-    check_apart("values", values, "grad", grad)
+    shape, words, at = _checked_sample(grad, residual, values, key, first, device)
+    check_all_apart({"values": values}, {"grad": grad, "residual": residual})
     if REFERENCE:
         return int(REFERENCE.sample_offer(grad, residual, values, key, first=first))
-    counter, counter_at = counter_for(device)
-    outputs = (values.data_ptr(), counter_at)
-    counted: int = native.sample_offer(grad_at, residual_at, *shape, words, first, *outputs, launch)
-    return counted if counter is None else counter
+    return counted(native.sample_offer, (*at, *shape, words, first, values.data_ptr()), device, launch)
 
 
 def sample_decode(
@@ -217,31 +194,27 @@ def sample_decode(
         weighted: multiply each value by the size of its block first, which makes the result unbiased.
     """
     native, device, launch = backend(grad)
-    shape, words = _checked_sample(grad, values, key, first, device)
-    grad_at = checked("grad", grad, grad.dtype, grad.numel(), device)
-    residual_at = 0
-    if residual is not None:
-        residual_at = checked("residual", residual, values.dtype, grad.numel(), device)
-        check_apart("residual", residual, "grad", grad)
-        check_apart("values", values, "residual", residual)
-    check_apart("values", values, "grad", grad)
+    shape, words, at = _checked_sample(grad, residual, values, key, first, device)
+    check_all_apart({"grad": grad, "residual": residual}, {"values": values})
     if REFERENCE:
         REFERENCE.sample_decode(values, grad, residual, key, scale, first=first, weighted=weighted)
     else:
         rule = (words, first, float(scale), bool(weighted))
-        native.sample_decode(values.data_ptr(), *shape, *rule, grad_at, residual_at, launch)
+        native.sample_decode(values.data_ptr(), *shape, *rule, *at, launch)
 
 
 def _checked_sample(
-    grad: Tensor, values: Tensor, key: Key, first: int, device: int
-) -> tuple[tuple[int, int, int], tuple[int, int, int, int, int]]:
-    """Return dtype, elements and blocks, and the words of the key."""
+    grad: Tensor, residual: Tensor | None, values: Tensor, key: Key, first: int, device: int
+) -> tuple[tuple[int, int, int], tuple[int, int, int, int, int], tuple[int, int]]:
+    """Return dtype, elements and blocks; the words of the key; and the addresses of gradient and residual."""
     count, k = grad.numel(), values.numel()
     code = dtype_code("grad", grad)
-    _check_shape(0, count)
+    check_elements(count)
     if not min(count, 1) <= k <= count:
         raise ValueError(f"values must hold {min(count, 1)} to {count} elements, one for each block, got {k}")
     if first < 0 or first + k > MAX_DRAWS // 2:
         raise ValueError(f"draws must lie in [0, {MAX_DRAWS // 2}), got {first} + {k}")
     checked("values", values, work_dtype(grad.dtype), k, device)
-    return (code, count, k), key.words()
+    grad_at = checked("grad", grad, grad.dtype, count, device)
+    residual_at = checked_or_none("residual", residual, values.dtype, count, device)
+    return (code, count, k), key.words(), (grad_at, residual_at)

@@ -7,8 +7,9 @@ import torch
 
 pytest.importorskip("horovod.torch")
 
-from horovod_compress.fronts.horovod import calls
-from horovod_compress.fronts.horovod.calls import HorovodInternalError, owner_of_token
+from horovod_compress.fronts.horovod import job
+from horovod_compress.fronts.horovod.calls import owner_of_token
+from horovod_compress.fronts.horovod.job import HorovodInternalError
 
 
 def test_a_token_is_float32_on_the_cpu_and_owned_whatever_the_program_s_defaults_are() -> None:
@@ -33,8 +34,8 @@ def test_a_gather_that_did_not_take_place_is_told_in_the_words_of_users(
     said: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Names of tensors say nothing, and what Horovod says of its end comes last."""
-    monkeypatch.setattr(calls.hvd, "rank", lambda: 2)
+    monkeypatch.setattr(job.hvd, "rank", lambda: 2)
     for word in ("handshake", "connected", "nccl", "linked", "attach", "tuning.0123abcd", "update"):
-        text = calls._why_not_all(f"hvc.{word}", HorovodInternalError(said), None)
+        text = job._why_not_all(f"hvc.{word}", HorovodInternalError(said), None)
         assert text.startswith("rank 2: the ") and "did not take place. Usual causes: " in text and "hvc." not in text
         assert text.endswith(" Horovod has ended, and says: Horovod has been shut down. See the log")

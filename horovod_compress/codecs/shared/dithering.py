@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
@@ -26,11 +25,6 @@ BLOCK_UNIT = 256
 
 #: Of parts of tensors the codes or the gradients, the scales, and how many elements share one.
 Scaled = tuple[list[Tensor], list[Tensor], list[int]]
-
-
-def whole(value: Any) -> bool:
-    """Return whether an option is a whole number."""
-    return isinstance(value, int) and not isinstance(value, bool)
 
 
 @dataclass(frozen=True)

@@ -13,13 +13,14 @@ import torch
 from torch import Tensor
 
 from ... import ops
-from ...errors import ConfigError, CorruptFrameError
+from ...errors import CorruptFrameError
 from ...ops.keys import Key
 from ...schedule.plan import Bucket
 from ..base import Algebra, Codec, Properties
 from ..law import Law
 from ..layout import Layout, per_element
 from ..work import Part, Regions, Work
+from .options import check_choice
 from .signs import WORD, check_step_scale, group_count, group_length, group_slices, words
 
 _WORD_BYTES, _VALUE_BYTES = 8, 4
@@ -39,8 +40,7 @@ class GatheredSigns(Codec):
     taken: ClassVar[str]
 
     def __post_init__(self) -> None:
-        if self.step_size not in ("tensor", "row"):
-            raise ConfigError(f'step_size should be "tensor" or "row", got {self.step_size!r}')
+        check_choice("step_size", self.step_size, "tensor", "row")
         check_step_scale(self.step_scale)
 
     def properties(self) -> Properties:

@@ -22,6 +22,7 @@ from ..base import Codec, Divides, Piece, Properties
 from ..law import Law
 from ..layout import Cutting, Layout
 from ..work import Counts, Part, Regions, Work, slices
+from .options import check_choice
 
 #: A step group covers at least this many elements: its 32 bits then cost half a bit per element at most. No more than
 #: that: rows that share a step should be alike, and those of an embedding are not.
@@ -81,18 +82,6 @@ def check_step_scale(scale: object) -> None:
     """Refuse what is no number of means of ``|x|``, or too many for error feedback."""
     if isinstance(scale, bool) or not isinstance(scale, (int, float)) or not 0 < scale < MOST_STEP:
         raise ConfigError(f"step_scale should be a number above 0 and below {MOST_STEP:g}, got {scale!r}")
-
-
-def check_zeros(zeros: object) -> None:
-    """Refuse a rule for zeros that is none."""
-    if zeros not in ("random", "positive"):
-        raise ConfigError(f'zeros should be "random" or "positive", got {zeros!r}')
-
-
-def check_merge(merge: object, other: str) -> None:
-    """Refuse a rule for merging that is neither the shaped one nor the published one."""
-    if merge not in ("shaped", other):
-        raise ConfigError(f'merge should be "shaped" or "{other}", got {merge!r}')
 
 
 def shaped_fold(work: Work, piece: Piece, others: Sequence[Tensor], *, ternary: bool = False) -> None:
@@ -269,12 +258,6 @@ def _joined(ranges: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
     return found
 
 
-def check_ties(ties: object) -> None:
-    """Refuse a rule for ties that is none."""
-    if ties not in ("random", "positive"):
-        raise ConfigError(f'ties should be "random" or "positive", got {ties!r}')
-
-
 class Votes(Signs):
     """Signs of which each element takes that of more than half of the ranks; a tie is a coin's, or 1.
 
@@ -284,20 +267,22 @@ class Votes(Signs):
 
     ties: str  # the fields of the methods
     merge: str
+    #: What the ranks vote with.
+    voted: ClassVar[str] = "signs"
 
-    def check_votes(self) -> None:
-        """Refuse options that say nothing."""
+    def __post_init__(self) -> None:
         check_step(self.step_size)
-        check_zeros(self.zeros)
-        check_ties(self.ties)
-        check_merge(self.merge, "majority")
+        check_choice("zeros", self.zeros, "random", "positive")
+        check_choice("ties", self.ties, "random", "positive")
+        check_choice("merge", self.merge, "shaped", "majority")
 
-    def law_of(self, signs: str) -> Law:
-        """Return what the result promises, of the signs of something."""
+    def properties(self) -> Properties:
         if self.merge == "shaped":
-            return Law(bound=f"sum over steps of result / step = that of the mean of {signs}")
-        tie = "a random sign" if self.ties == "random" else "+"
-        return Law(bound=f"result = step * majority of {signs}; a tie is {tie}")
+            bound = f"sum over steps of result / step = that of the mean of {self.voted}"
+        else:
+            tie = "a random sign" if self.ties == "random" else "+"
+            bound = f"result = step * majority of {self.voted}; a tie is {tie}"
+        return replace(super().properties(), law=Law(bound=bound))
 
     def layout(self, bucket: Bucket, world: int) -> Layout:
         carries = {"bits": ops.count_rows(world)} if self.merge == "shaped" else {}

@@ -9,24 +9,18 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from ... import errors
 from ...engine import sealed, state_folder
 from ...engine.redistribute import redistributed
 from ...engine.state_folder import Entry
-from ...errors import (
-    ConfigError,
-    CorruptFrameError,
-    ExchangeError,
-    HorovodCompressError,
-    MismatchError,
-    NonFiniteError,
-    StateError,
-)
+from ...errors import ConfigError, HorovodCompressError, MismatchError, StateError
 
 WAYS = ("refuse", "reset", "redistribute")
 #: What another rank's error is raised as here.
 _KINDS = {
-    kind.__name__: kind
-    for kind in (ConfigError, CorruptFrameError, ExchangeError, MismatchError, NonFiniteError, StateError)
+    name: kind
+    for name, kind in vars(errors).items()
+    if isinstance(kind, type) and issubclass(kind, HorovodCompressError)
 }
 
 #: Returns every rank's value.

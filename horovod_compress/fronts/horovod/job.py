@@ -6,12 +6,18 @@ from collections.abc import Callable
 from typing import Any
 
 import horovod.torch as hvd
+from horovod.common.exceptions import HorovodInternalError
 
 from ...engine.agreement.place import Place
-from ...errors import ConfigError
+from ...engine.agreement.uneven import ADVICE
+from ...errors import ConfigError, ExchangeError
 from ...exchange.transports import gloo
-from .calls import allgather_object
+from ..common.meetings import why_not_all
 from .ending import Run
+from .gathering import NotAll, gather
+from .rollcall import RollCall
+
+_WITH_JOIN = "is not supported with Join"  # in Horovod's refusal of a gather
 
 
 class HorovodJob:
@@ -76,7 +82,28 @@ class HorovodJob:
         under: str | None = None,
         failed: Callable[[], bool] = lambda: False,
     ) -> list[Any]:
-        return allgather_object(value, name, self.process_set, seconds, by_name=by_name, under=under, failed=failed)
+        # Word that this rank is there: an error can then name the ranks that are not. It takes messages of its own.
+        roll = RollCall(name, self.process_set) if by_name else None
+        try:
+            values = gather(value, under or name, self.process_set, seconds, failed)
+        except HorovodInternalError as error:
+            if _WITH_JOIN in str(error):
+                raise ConfigError(
+                    f"a rank has called hvd.join() while rank {hvd.rank()} begins a step; {ADVICE}"
+                ) from None
+            raise ExchangeError(_why_not_all(name, error, roll)) from None
+        if roll:
+            roll.held()
+        return values
+
+
+def _why_not_all(name: str, error: Exception, roll: RollCall | None) -> str:
+    """Return what is known of a gather that did not take place; what Horovod says of it, which is little, last."""
+    late = isinstance(error, NotAll)
+    said = " ".join(str(error).split()).rstrip(".")
+    absent = roll.absent() if roll else []
+    ended = "" if late else f". Horovod has ended, and says: {said}"
+    return why_not_all(name, hvd.rank(), f"{said} s" if late else None, absent) + ended
 
 
 def _check_process_set(given: object) -> None:

@@ -20,8 +20,8 @@ from ...planner.predictions import Case, predicted
 from ...planner.synthetic import TILE, Gradients, Pace, SyntheticModel, calibrate, untouched_memory
 from ...schedule.plan import Plan
 from ...schedule.watch import Watch
-from .calls import allgather_object
 from .compression import Compression
+from .job import HorovodJob
 
 _WARM_UP = 2
 _TIMEOUT_SECONDS = 600.0  # a slow link is no failure here
@@ -62,7 +62,7 @@ def compare(case: Case, codec: Codec, repeat: int, tell: Callable[[str], None]) 
 
 def _share(value: Any, name: str) -> list[Any]:
     """Return every rank's value."""
-    return allgather_object(value, f"hvc.{name}", hvd.global_process_set, _TIMEOUT_SECONDS)
+    return HorovodJob(hvd.global_process_set).gather(value, f"hvc.{name}", _TIMEOUT_SECONDS)
 
 
 def _ask(case: Case, codec: Codec) -> _Asked:

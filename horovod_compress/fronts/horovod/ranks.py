@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from ..common.ranks import PATIENCE, Training
-from .calls import allgather_object
 from .compression import Compression
+from .job import HorovodJob
 
 _LR = 0.01
 
@@ -35,7 +35,7 @@ class HorovodRanks:
         return int(hvd.size())
 
     def gather(self, value: Any, name: str) -> list[Any]:
-        return allgather_object(value, name, hvd.global_process_set, PATIENCE)
+        return HorovodJob(hvd.global_process_set).gather(value, name, PATIENCE)
 
     def barrier(self) -> None:
         hvd.barrier()

@@ -8,7 +8,7 @@ import numpy as np
 from torch import Tensor
 
 from ..keys import Key
-from .numbers import bounded, load, philox4x32, quiet, store
+from .numbers import bounded, load, philox4x32, quiet
 
 BLOCK = 16
 _LOW, _HALF = np.uint64(0xFFFFFFFF), np.uint64(32)
