@@ -49,7 +49,6 @@ from ._cpu import (
     sign_pack as sign_pack,
     sketch_clear as sketch_clear,
     sketch_encode as sketch_encode,
-    sketch_estimate as sketch_estimate,
     sketch_top as sketch_top,
     ternary_fold as ternary_fold,
     ternary_unpack as ternary_unpack,

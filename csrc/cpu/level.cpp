@@ -10,26 +10,10 @@
 namespace hvc {
 namespace {
 
-template <class T> struct LevelEncode {
-  const T* grad;
-  const Work<T>* norms;
-  const Work<T>* bounds;
-  int64_t row_length;
+struct LevelRule {
   int bits;
   int32_t levels;
   const Stream* key;
-  int64_t offset;
-  void* codes;
-};
-
-template <class T> struct LevelDecode {
-  const void* codes;
-  const Work<T>* norms;
-  int64_t row_length;
-  int bits;
-  double scale;
-  T* grad;
-  bool streamed;
 };
 
 struct LevelFold {
@@ -50,26 +34,17 @@ namespace hvc {
 
 void level_encode(const LevelEncoded* tensors, int64_t tensor_count, Dtype dtype, int bits, int32_t levels,
                   const Stream* key, Launch launch) {
+  const LevelRule rule{bits, levels, key};
   visit(dtype, [&](auto type) {
     using T = typename decltype(type)::type;
-    using W = Work<T>;
     const auto range = bits == 4    ? HVC_CHOOSE(encode<4, T>)
                        : bits == 8  ? HVC_CHOOSE(encode<8, T>)
                        : bits == 16 ? HVC_CHOOSE(encode<16, T>)
                                     : HVC_CHOOSE(encode<kAnyBits, T>);
     for (int64_t i = 0; i < tensor_count; ++i) {
       const LevelEncoded& t = tensors[i];
-      const LevelEncode<T> e{static_cast<const T*>(t.grad),
-                             static_cast<const W*>(t.norms),
-                             static_cast<const W*>(t.bounds),
-                             t.row_length,
-                             bits,
-                             levels,
-                             key,
-                             t.offset,
-                             t.codes};
       parallel_chunks(t.count, 4 * t.count * int64_t(sizeof(T)), launch.threads,
-                      [&](int64_t first, int64_t last) { range(e, first, last); });
+                      [&](int64_t first, int64_t last) { range(t, rule, first, last); });
     }
   });
 }
@@ -103,11 +78,8 @@ void level_decode(const LevelDecoded* tensors, int64_t tensor_count, Dtype dtype
                                     : HVC_CHOOSE(decode<kAnyBits, T>);
     for (int64_t i = 0; i < tensor_count; ++i) {
       const LevelDecoded& t = tensors[i];
-      const int64_t bytes = t.count * int64_t(sizeof(T));
-      const LevelDecode<T> d{
-          t.codes,       static_cast<const Work<T>*>(t.norms), t.row_length, bits, scale, static_cast<T*>(t.grad),
-          streams(bytes)};
-      parallel_chunks(t.count, 2 * bytes, launch.threads, [&](int64_t first, int64_t last) { range(d, first, last); });
+      parallel_chunks(t.count, 2 * t.count * int64_t(sizeof(T)), launch.threads,
+                      [&](int64_t first, int64_t last) { range(t, bits, scale, first, last); });
     }
   });
 }

@@ -6,19 +6,20 @@
 
 template <int kBits> using Code = std::conditional_t<kBits == 16, int16_t, int8_t>;
 
-template <int kBits, class T> void encode(const LevelEncode<T>& e, int64_t first, int64_t last) {
-  Draws draws(*e.key);
-  const float most = level_limit(e.levels);
+template <int kBits, class T> void encode(const LevelEncoded& e, const LevelRule& rule, int64_t first, int64_t last) {
+  const auto *norms = static_cast<const Work<T>*>(e.norms), *bounds = static_cast<const Work<T>*>(e.bounds);
+  Draws draws(*rule.key);
+  const float most = level_limit(rule.levels);
   alignas(64) float z[kChunk];
   alignas(64) Code<kBits> codes[kChunk + 1];
   each_part(first, last, e.row_length, [&](int64_t row, int64_t begin, int count) {
     const uint16_t* random = draws.from(e.offset + begin, count);
-    const Scaling<Work<T>> scaling = scaling_for(e.norms[row], Work<T>(most));
-    const float limit = e.bounds ? bounded_limit(most, e.bounds[row], scaling) : most;
-    scale_part(e.grad + begin, count, scaling, z);
+    const Scaling<Work<T>> scaling = scaling_for(norms[row], Work<T>(most));
+    const float limit = bounds ? bounded_limit(most, bounds[row], scaling) : most;
+    scale_part(static_cast<const T*>(e.grad) + begin, count, scaling, z);
     if constexpr (kBits == kAnyBits) {
       each_element(count, [&](int i) { codes[i] = int8_t(level_of(z[i], limit, random[i])); });
-      pack_codes_of(e.bits, static_cast<uint8_t*>(e.codes) + packed_bytes(begin, e.bits), codes, count);
+      pack_codes_of(rule.bits, static_cast<uint8_t*>(e.codes) + packed_bytes(begin, rule.bits), codes, count);
     } else if constexpr (kBits == 4) {
       each_element(count, [&](int i) { codes[i] = int8_t(level_of(z[i], limit, random[i])); });
       pack_codes(static_cast<uint8_t*>(e.codes) + begin / 2, reinterpret_cast<uint8_t*>(codes), count);
@@ -29,14 +30,15 @@ template <int kBits, class T> void encode(const LevelEncode<T>& e, int64_t first
   });
 }
 
-template <int kBits, class T> void decode(const LevelDecode<T>& d, int64_t first, int64_t last) {
+template <int kBits, class T> void decode(const LevelDecoded& d, int bits, double by, int64_t first, int64_t last) {
   using W = Work<T>;
+  const bool streamed = streams(d.count * int64_t(sizeof(T)));
   alignas(64) W values[kChunk];
   each_part(first, last, d.row_length, [&](int64_t row, int64_t begin, int count) {
-    const W norm = d.norms[row], scale = W(d.scale);
+    const W norm = static_cast<const W*>(d.norms)[row], scale = W(by);
     if constexpr (kBits == kAnyBits) {
       alignas(64) int8_t codes[kChunk];
-      unpack_codes_of(d.bits, codes, static_cast<const uint8_t*>(d.codes) + packed_bytes(begin, d.bits), count);
+      unpack_codes_of(bits, codes, static_cast<const uint8_t*>(d.codes) + packed_bytes(begin, bits), count);
       each_element(count, [&](int i) { values[i] = decoded(codes[i], scale, norm); });
     } else if constexpr (kBits == 4) {
       const uint8_t* from = static_cast<const uint8_t*>(d.codes) + begin / 2;
@@ -49,7 +51,7 @@ template <int kBits, class T> void decode(const LevelDecode<T>& d, int64_t first
       const Code<kBits>* from = static_cast<const Code<kBits>*>(d.codes) + begin;
       each_element(count, [&](int i) { values[i] = decoded(from[i], scale, norm); });
     }
-    put_part(d.grad + begin, values, count, d.streamed);
+    put_part(static_cast<T*>(d.grad) + begin, values, count, streamed);
   });
   stream_fence();
 }

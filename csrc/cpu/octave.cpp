@@ -8,26 +8,6 @@
 namespace hvc {
 namespace {
 
-template <class T> struct OctaveEncode {
-  const T* grad;
-  const Work<T>* norms;
-  int64_t row_length;
-  int32_t headroom;
-  const Stream* key;
-  int64_t offset;
-  uint8_t* codes;
-};
-
-template <class T> struct OctaveDecode {
-  const uint8_t* codes;
-  const Work<T>* norms;
-  int64_t row_length;
-  int32_t headroom;
-  double scale;
-  T* grad;
-  bool streamed;
-};
-
 struct OctaveFold {
   const uint8_t* const* parts;
   int64_t part_count;
@@ -52,15 +32,8 @@ void octave_encode(const OctaveEncoded* tensors, int64_t tensor_count, Dtype dty
     const auto range = bits == 4 ? HVC_CHOOSE(encode<4, T>) : HVC_CHOOSE(encode<8, T>);
     for (int64_t i = 0; i < tensor_count; ++i) {
       const OctaveEncoded& t = tensors[i];
-      const OctaveEncode<T> e{static_cast<const T*>(t.grad),
-                              static_cast<const Work<T>*>(t.norms),
-                              t.row_length,
-                              headroom,
-                              key,
-                              t.offset,
-                              t.codes};
       parallel_chunks(t.count, 4 * t.count * int64_t(sizeof(T)), launch.threads,
-                      [&](int64_t first, int64_t last) { range(e, first, last); });
+                      [&](int64_t first, int64_t last) { range(t, headroom, *key, first, last); });
     }
   });
 }
@@ -87,11 +60,8 @@ void octave_decode(const OctaveDecoded* tensors, int64_t tensor_count, Dtype dty
     const auto range = bits == 4 ? HVC_CHOOSE(decode<4, T>) : HVC_CHOOSE(decode<8, T>);
     for (int64_t i = 0; i < tensor_count; ++i) {
       const OctaveDecoded& t = tensors[i];
-      const int64_t bytes = t.count * int64_t(sizeof(T));
-      const OctaveDecode<T> d{
-          t.codes,       static_cast<const Work<T>*>(t.norms), t.row_length, headroom, scale, static_cast<T*>(t.grad),
-          streams(bytes)};
-      parallel_chunks(t.count, 2 * bytes, launch.threads, [&](int64_t first, int64_t last) { range(d, first, last); });
+      parallel_chunks(t.count, 2 * t.count * int64_t(sizeof(T)), launch.threads,
+                      [&](int64_t first, int64_t last) { range(t, headroom, scale, first, last); });
     }
   });
 }

@@ -5,31 +5,35 @@
 typedef uint16_t Shorts __attribute__((vector_size(HVC_WIDTH)));
 constexpr int kPerShorts = kWidth / 2;
 
-template <int kBits, class T> void encode(const OctaveEncode<T>& e, int64_t first, int64_t last) {
-  Draws draws(*e.key);
-  const Octaves octaves = octaves_of(kBits, e.headroom);
+template <int kBits, class T>
+void encode(const OctaveEncoded& e, int32_t headroom, const Stream& key, int64_t first, int64_t last) {
+  Draws draws(key);
+  const Octaves octaves = octaves_of(kBits, headroom);
   alignas(64) float z[kChunk];
   alignas(64) uint8_t codes[kChunk + 1];
   each_part(first, last, e.row_length, [&](int64_t row, int64_t begin, int count) {
     const uint16_t* random = draws.from(e.offset + begin, count);
-    scale_part(e.grad + begin, count, scaling_for(e.norms[row], Work<T>(1)), z);
+    const Work<T> norm = static_cast<const Work<T>*>(e.norms)[row];
+    scale_part(static_cast<const T*>(e.grad) + begin, count, scaling_for(norm, Work<T>(1)), z);
     uint8_t* out = kBits == 4 ? codes : e.codes + begin;
     each_element(count, [&](int i) { out[i] = uint8_t(octave_of(z[i], octaves, 1u << (kBits - 1), random[i])); });
     if (kBits == 4) pack_codes(e.codes + begin / 2, codes, count);
   });
 }
 
-template <int kBits, class T> void decode(const OctaveDecode<T>& d, int64_t first, int64_t last) {
+template <int kBits, class T>
+void decode(const OctaveDecoded& d, int32_t headroom, double by, int64_t first, int64_t last) {
   using W = Work<T>;
+  const bool streamed = streams(d.count * int64_t(sizeof(T)));
   alignas(64) W values[kChunk];
   alignas(64) uint8_t codes[kChunk + 1];
   each_part(first, last, d.row_length, [&](int64_t row, int64_t begin, int count) {
-    const W norm = d.norms[row], scale = W(d.scale);
+    const W norm = static_cast<const W*>(d.norms)[row], scale = W(by);
     const uint8_t* from = kBits == 4 ? codes : d.codes + begin;
     if (kBits == 4) unpack_codes(d.codes + begin / 2, codes, count);
-    each_element(
-        count, [&](int i) { values[i] = decoded(octave_value(from[i], 1u << (kBits - 1), d.headroom), scale, norm); });
-    put_part(d.grad + begin, values, count, d.streamed);
+    each_element(count,
+                 [&](int i) { values[i] = decoded(octave_value(from[i], 1u << (kBits - 1), headroom), scale, norm); });
+    put_part(static_cast<T*>(d.grad) + begin, values, count, streamed);
   });
   stream_fence();
 }

@@ -10,15 +10,6 @@
 namespace hvc {
 namespace {
 
-template <class T> struct QsgdEncode {
-  const T* grad;
-  int64_t count;
-  QsgdShape shape;
-  const Stream* key;
-  int64_t offset;
-  uint8_t* records;
-};
-
 struct QsgdFold {
   const uint8_t* const* parts;
   int64_t part_count;
@@ -26,15 +17,6 @@ struct QsgdFold {
   const Stream* key;
   int64_t offset;
   uint8_t* out;
-};
-
-template <class T> struct QsgdDecode {
-  const uint8_t* records;
-  int64_t count;
-  QsgdShape shape;
-  double scale;
-  T* grad;
-  bool streamed;
 };
 
 }  // namespace
@@ -52,9 +34,8 @@ void qsgd_encode(const QsgdEncoded* tensors, int64_t tensor_count, Dtype dtype, 
     const auto range = HVC_CHOOSE(encode<T>);
     for (int64_t i = 0; i < tensor_count; ++i) {
       const QsgdEncoded& t = tensors[i];
-      const QsgdEncode<T> e{static_cast<const T*>(t.grad), t.count, shape, key, t.offset, t.records};
       nonfinite[i] = parallel_sum(launch.threads, ceil_div(t.count, shape.block), 4 * t.count * int64_t(sizeof(T)),
-                                  [&](int64_t first, int64_t last) { return range(e, first, last); });
+                                  [&](int64_t first, int64_t last) { return range(t, shape, *key, first, last); });
     }
   });
 }
@@ -74,10 +55,8 @@ void qsgd_decode(const QsgdDecoded* tensors, int64_t tensor_count, Dtype dtype, 
     const auto range = HVC_CHOOSE(decode<T>);
     for (int64_t i = 0; i < tensor_count; ++i) {
       const QsgdDecoded& t = tensors[i];
-      const int64_t bytes = t.count * int64_t(sizeof(T));
-      const QsgdDecode<T> d{t.records, t.count, shape, scale, static_cast<T*>(t.grad), streams(bytes)};
-      parallel_for(launch.threads, ceil_div(t.count, shape.block), 2 * bytes,
-                   [&](int64_t first, int64_t last) { range(d, first, last); });
+      parallel_for(launch.threads, ceil_div(t.count, shape.block), 2 * t.count * int64_t(sizeof(T)),
+                   [&](int64_t first, int64_t last) { range(t, shape, scale, first, last); });
     }
   });
 }

@@ -21,15 +21,16 @@ template <class T> HVC_INLINE void put_record(const QsgdShape& shape, uint8_t* r
   });
 }
 
-template <class T> int64_t encode(const QsgdEncode<T>& e, int64_t first, int64_t last) {
-  Draws draws(*e.key);
-  const int64_t block = e.shape.block, bytes = record_bytes(block, e.shape.bits);
+template <class T>
+int64_t encode(const QsgdEncoded& e, const QsgdShape& shape, const Stream& key, int64_t first, int64_t last) {
+  Draws draws(key);
+  const int64_t block = shape.block, bytes = record_bytes(block, shape.bits);
   int64_t nonfinite = 0;
   for (int64_t i = first; i < last; ++i) {
-    const T* x = e.grad + i * block;
+    const T* x = static_cast<const T*>(e.grad) + i * block;
     const int64_t count = std::min(block, e.count - i * block);
-    const float norm = norm_of(e.shape.norm, x, count, nonfinite);
-    put_record(e.shape, e.records + i * bytes, norm, norm, x, count, draws, e.offset + i * block);
+    const float norm = norm_of(shape.norm, x, count, nonfinite);
+    put_record(shape, e.records + i * bytes, norm, norm, x, count, draws, e.offset + i * block);
   }
   return nonfinite;
 }
@@ -75,23 +76,24 @@ void fold(const QsgdFold& f, int64_t first, int64_t last) {
   }
 }
 
-template <class T> void decode(const QsgdDecode<T>& d, int64_t first, int64_t last) {
+template <class T> void decode(const QsgdDecoded& d, const QsgdShape& shape, double by, int64_t first, int64_t last) {
   using W = Work<T>;
+  const bool streamed = streams(d.count * int64_t(sizeof(T)));
   alignas(64) int8_t codes[kChunk];
   alignas(64) W values[kChunk];
-  const int64_t block = d.shape.block, bytes = record_bytes(block, d.shape.bits);
+  const int64_t block = shape.block, bytes = record_bytes(block, shape.bits);
   for (int64_t i = first; i < last; ++i) {
     const uint8_t* from = d.records + i * bytes;
-    const W norm = norm_at(from), scale = W(d.scale);
+    const W norm = norm_at(from), scale = W(by);
     from += kNormBytes;
     const int64_t begin = i * block, end = std::min(begin + block, d.count);
     for (int64_t at = begin; at < end; at += kChunk) {
       const int chunk = int(std::min<int64_t>(kChunk, begin + block - at));
-      unpack_codes_of(d.shape.bits, codes, from, chunk);
-      from += chunk / 8 * d.shape.bits;
+      unpack_codes_of(shape.bits, codes, from, chunk);
+      from += chunk / 8 * shape.bits;
       const int valid = int(std::min<int64_t>(chunk, end - at));
       each_element(valid, [&](int j) { values[j] = decoded(codes[j], scale, norm); });
-      put_part(d.grad + at, values, valid, d.streamed);
+      put_part(static_cast<T*>(d.grad) + at, values, valid, streamed);
     }
   }
   stream_fence();

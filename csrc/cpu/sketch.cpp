@@ -8,28 +8,11 @@
 
 #include "kernels.h"
 #include "parallel.h"
-#include "sketch_spans.h"
+#include "sketch_operands.h"
 #include "visit.h"
 
 namespace hvc {
 namespace {
-
-template <class T> struct SketchEncode {
-  const T* grad;
-  const Work<T>* residual;
-  const Work<T>* momentum;
-  double factor;
-  int64_t count, offset;
-  SketchMap map;
-  Work<T>* table;
-};
-
-template <class W> struct SketchTable {
-  const W* table;
-  SketchMap map;
-  const SketchSpan* spans;
-  int64_t span_count, units;
-};
 
 template <class W> const SketchSpan* span_of(const SketchTable<W>& s, int64_t unit) {
   return s.spans + span_index(s.spans, s.span_count, unit);
@@ -230,7 +213,7 @@ void sketch_encode(const void* grad, const void* residual, const void* momentum,
     const SketchEncode<T> e{static_cast<const T*>(grad),
                             static_cast<const W*>(residual),
                             static_cast<const W*>(momentum),
-                            factor,
+                            W(factor),
                             count,
                             offset,
                             {rows, uint32_t(places), *key},

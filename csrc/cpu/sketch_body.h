@@ -124,7 +124,7 @@ template <class T> HVC_INLINE int64_t gather(const SketchEncode<T>& e, int64_t b
   for (int i = 0; i < count; i += kLanes) {
     const int n = std::min(count - i, kLanes);
     Lanes<W> sum = load(e.grad + begin + i, n);
-    if (e.momentum) sum = broadcast(W(e.factor)) * load(e.momentum + begin + i, n) + sum;
+    if (e.momentum) sum = broadcast(e.factor) * load(e.momentum + begin + i, n) + sum;
     if (e.residual) sum = load(e.residual + begin + i, n) + sum;
     finite += __builtin_popcount(mask_of<Test::below>(magnitude(sum), infinity<W>) & valid_lanes(n));
     store_native(x + i, sum);

@@ -6,13 +6,6 @@
 namespace hvc {
 namespace {
 
-template <class T> struct Held {
-  T* second;
-  const T *first, *grad;
-  const Work<T>*square, *floors;
-  int64_t count, row_length;
-};
-
 template <class T> struct Read {
   T first, grad;
   Work<T> square;
@@ -20,11 +13,17 @@ template <class T> struct Read {
 
 template <class T, class Table>
 __global__ void hold_kernel(const __grid_constant__ Table table, AdamScales<Work<T>> scales) {
+  using W = Work<T>;
   each_loaded_of(
-      table, [](const Held<T>& h, int64_t i) { return Read<T>{h.first[i], h.grad[i], h.square[i]}; },
-      [&](const Held<T>& h, int64_t i, const Read<T>& r) {
-        const Work<T> floor = h.floors ? h.floors[row_of(i, h.row_length, h.count)] : Work<T>(0);
-        h.second[i] = from_work<T>(adam_held(to_work(r.first), to_work(r.grad), r.square, floor, scales));
+      table,
+      [](const AdamHeld& h, int64_t i) {
+        return Read<T>{static_cast<const T*>(h.first)[i], static_cast<const T*>(h.grad)[i],
+                       static_cast<const W*>(h.square)[i]};
+      },
+      [&](const AdamHeld& h, int64_t i, const Read<T>& r) {
+        const W floor = h.floors ? static_cast<const W*>(h.floors)[row_of(i, h.row_length, h.count)] : W(0);
+        static_cast<T*>(h.second)[i] =
+            from_work<T>(adam_held(to_work(r.first), to_work(r.grad), r.square, floor, scales));
       });
 }
 
@@ -36,17 +35,7 @@ void adam_hold(const AdamHeld* tensors, int64_t tensor_count, Dtype dtype, AdamS
     using T = typename decltype(type)::type;
     using W = Work<T>;
     const AdamScales<W> s{W(scales.share), W(scales.least), W(scales.wanted), W(scales.coming), W(scales.taken)};
-    const auto item = [&](int64_t i) {
-      const AdamHeld& t = tensors[i];
-      return Held<T>{static_cast<T*>(t.second),
-                     static_cast<const T*>(t.first),
-                     static_cast<const T*>(t.grad),
-                     static_cast<const W*>(t.square),
-                     static_cast<const W*>(t.floors),
-                     t.count,
-                     t.row_length};
-    };
-    in_tables<Held<T>>(tensor_count, item, units, [&](const auto& table, int64_t) {
+    in_tables_of(tensors, tensor_count, units, [&](const auto& table, int64_t) {
       start(hold_kernel<T, std::decay_t<decltype(table)>>, table.units() * kWarp, launch, table, s);
     });
   });

@@ -6,20 +6,6 @@
 namespace hvc {
 namespace {
 
-template <class Out, class T> struct Offered {
-  const T* grad;
-  const Work<T>* residual;
-  int64_t count;
-  Out* out;
-};
-
-template <class Out, class T> struct Decoded {
-  const T* payload;
-  int64_t count;
-  Out* grad;
-  Work<Out>* residual;
-};
-
 // ---- kernels ----------------------------------------------------------------------------------------------
 
 template <class Out, class T, class Table>
@@ -27,17 +13,18 @@ __global__ void offer_kernel(const __grid_constant__ Table table, int64_t* nonfi
   constexpr int64_t kElements = kInFlight * kWarp, kMost = in_one_go(Table::room > 1);
   for (int64_t unit = first_warp(); unit < table.units(); unit += warp_stride()) {
     const int item = table.item_of(unit);
-    const Offered<Out, T>& o = table.items[item];
+    const DenseOffered& o = table.items[item];
     const int64_t first = (unit - table.begins[item]) * kMost, last = min(first + kMost, o.count);
     int64_t bad = 0;
     for (int64_t begin = first; begin < last; begin += kElements) {
-      const Loaded<T> loaded = load_groups<T>(o.grad, o.residual, begin, last);
+      const Loaded<T> loaded =
+          load_groups(static_cast<const T*>(o.grad), static_cast<const Work<T>*>(o.residual), begin, last);
 #pragma unroll
       for (int k = 0; k < kInFlight; ++k) {
         const int64_t i = begin + k * kWarp + lane_index();
         if (i >= last) break;
         const Out out = from_work<Out>(loaded.x[k]);
-        o.out[i] = out;
+        static_cast<Out*>(o.out)[i] = out;
         bad += !is_finite(out);
       }
     }
@@ -53,10 +40,10 @@ template <class T> __global__ void add_kernel(T* into, const T* other, int64_t c
 template <class Out, class T, class Table>
 __global__ void decode_kernel(const __grid_constant__ Table table, Wider<T, Out> factor) {
   each_loaded_of(
-      table, [](const Decoded<Out, T>& d, int64_t i) { return d.payload[i]; },
-      [&](const Decoded<Out, T>& d, int64_t i, T value) {
-        d.grad[i] = from_work<Out>(Wider<T, Out>(to_work(value)) * factor);
-        if (d.residual) d.residual[i] = 0;
+      table, [](const DenseDecoded& d, int64_t i) { return static_cast<const T*>(d.payload)[i]; },
+      [&](const DenseDecoded& d, int64_t i, T value) {
+        static_cast<Out*>(d.grad)[i] = from_work<Out>(Wider<T, Out>(to_work(value)) * factor);
+        if (d.residual) static_cast<Work<Out>*>(d.residual)[i] = 0;
       });
 }
 
@@ -86,12 +73,7 @@ void dense_offer(const DenseOffered* tensors, int64_t tensor_count, Dtype dtype,
     using T = typename decltype(type)::type;
     visit(out_dtype, [&](auto out_type) {
       using Out = typename decltype(out_type)::type;
-      const auto item = [&](int64_t i) {
-        const DenseOffered& t = tensors[i];
-        return Offered<Out, T>{static_cast<const T*>(t.grad), static_cast<const Work<T>*>(t.residual), t.count,
-                               static_cast<Out*>(t.out)};
-      };
-      in_tables<Offered<Out, T>>(tensor_count, item, units, [&](const auto& table, int64_t first) {
+      in_tables_of(tensors, tensor_count, units, [&](const auto& table, int64_t first) {
         start(offer_kernel<Out, T, std::decay_t<decltype(table)>>, table.units() * kWarp, launch, table,
               nonfinite + first);
       });
@@ -113,12 +95,7 @@ void dense_decode(const DenseDecoded* tensors, int64_t tensor_count, Dtype paylo
     using T = typename decltype(type)::type;
     visit(grad_dtype, [&](auto grad_type) {
       using Out = typename decltype(grad_type)::type;
-      const auto item = [&](int64_t i) {
-        const DenseDecoded& t = tensors[i];
-        return Decoded<Out, T>{static_cast<const T*>(t.payload), t.count, static_cast<Out*>(t.grad),
-                               static_cast<Work<Out>*>(t.residual)};
-      };
-      in_tables<Decoded<Out, T>>(tensor_count, item, units, [&](const auto& table, int64_t) {
+      in_tables_of(tensors, tensor_count, units, [&](const auto& table, int64_t) {
         start(decode_kernel<Out, T, std::decay_t<decltype(table)>>, table.units() * kWarp, launch, table,
               Wider<T, Out>(scale));
       });

@@ -9,14 +9,6 @@
 namespace hvc {
 namespace {
 
-template <class T> struct Encoded {
-  const T* grad;
-  const Work<T>* norms;
-  const Work<T>* bounds;
-  int64_t count, row_length, offset;
-  void* codes;
-};
-
 // What the tensors of a bucket have in common.
 struct Rule {
   int bits;
@@ -26,11 +18,12 @@ struct Rule {
 
 // ---- kernels ----------------------------------------------------------------------------------------------
 
-template <class T> __device__ int32_t code_of(const Encoded<T>& e, int64_t i, float most, uint32_t random) {
+template <class T> __device__ int32_t code_of(const LevelEncoded& e, int64_t i, float most, uint32_t random) {
+  using W = Work<T>;
   const int64_t row = row_of(i, e.row_length, e.count);
-  const Scaling<Work<T>> scaling = scaling_for(e.norms[row], Work<T>(most));
-  const float limit = e.bounds ? bounded_limit(most, e.bounds[row], scaling) : most;
-  return level_of(scaled(Work<T>(to_work(e.grad[i])), scaling), limit, random);
+  const Scaling<W> scaling = scaling_for(static_cast<const W*>(e.norms)[row], W(most));
+  const float limit = e.bounds ? bounded_limit(most, static_cast<const W*>(e.bounds)[row], scaling) : most;
+  return level_of(scaled(W(to_work(static_cast<const T*>(e.grad)[i])), scaling), limit, random);
 }
 
 template <class T, class Table>
@@ -38,9 +31,9 @@ __global__ void encode_kernel(const __grid_constant__ Table table, const __grid_
   const float most = level_limit(rule.levels);
   for (int64_t unit = first_warp(); unit < table.units(); unit += warp_stride()) {
     const int item = table.item_of(unit);
-    const Encoded<T>& e = table.items[item];
+    const LevelEncoded& e = table.items[item];
     each_drawn(rule.key, e.offset, e.count, unit - table.begins[item], [&](int64_t i, uint32_t random) {
-      const int32_t code = code_of(e, i, most, random);
+      const int32_t code = code_of<T>(e, i, most, random);
       if (rule.bits == 4)
         put_nibble(static_cast<uint8_t*>(e.codes), i, e.count, uint32_t(code));
       else if (rule.bits == 8)
@@ -57,14 +50,14 @@ __global__ void encode_packed_kernel(const __grid_constant__ Table table, const 
   const float most = level_limit(rule.levels);
   for (int64_t unit = first_warp(); unit < table.units(); unit += warp_stride()) {
     const int item = table.item_of(unit);
-    const Encoded<T>& e = table.items[item];
+    const LevelEncoded& e = table.items[item];
     const int64_t first = ((unit - table.begins[item]) * kWarp + lane_index()) * kPacked;
     if (first >= e.count) continue;
     const EightDraws random = draw_from(rule.key, e.offset + first);
     uint64_t bytes = 0;
 #pragma unroll
     for (int i = 0; i < kPacked; ++i)
-      if (first + i < e.count) bytes |= uint64_t(uint8_t(code_of(e, first + i, most, random[i]))) << (8 * i);
+      if (first + i < e.count) bytes |= uint64_t(uint8_t(code_of<T>(e, first + i, most, random[i]))) << (8 * i);
     put_eight(static_cast<uint8_t*>(e.codes), first, e.count, rule.bits, bytes);
   }
 }
@@ -120,18 +113,7 @@ void level_encode(const LevelEncoded* tensors, int64_t tensor_count, Dtype dtype
   };
   visit(dtype, [&](auto type) {
     using T = typename decltype(type)::type;
-    using W = Work<T>;
-    const auto item = [&](int64_t i) {
-      const LevelEncoded& t = tensors[i];
-      return Encoded<T>{static_cast<const T*>(t.grad),
-                        static_cast<const W*>(t.norms),
-                        static_cast<const W*>(t.bounds),
-                        t.count,
-                        t.row_length,
-                        t.offset,
-                        t.codes};
-    };
-    in_tables<Encoded<T>>(tensor_count, item, units, [&](const auto& table, int64_t) {
+    in_tables_of(tensors, tensor_count, units, [&](const auto& table, int64_t) {
       using Table = std::decay_t<decltype(table)>;
       const auto kernel = packed ? encode_packed_kernel<T, Table> : encode_kernel<T, Table>;
       start(kernel, table.units() * kWarp, launch, table, Rule{bits, levels, *key});

@@ -8,13 +8,6 @@
 namespace hvc {
 namespace {
 
-template <class T> struct Encoded {
-  const T* grad;
-  const Work<T>* norms;
-  int64_t count, row_length, offset;
-  uint8_t* codes;
-};
-
 // What the tensors of a bucket have in common.
 struct Rule {
   int bits;
@@ -61,12 +54,13 @@ __device__ inline void put_code(uint8_t* codes, int64_t i, int64_t count, int bi
 
 template <class T, class Table>
 __global__ void encode_kernel(const __grid_constant__ Table table, const __grid_constant__ Rule rule) {
+  using W = Work<T>;
   for (int64_t unit = first_warp(); unit < table.units(); unit += warp_stride()) {
     const int item = table.item_of(unit);
-    const Encoded<T>& e = table.items[item];
+    const OctaveEncoded& e = table.items[item];
     each_drawn(rule.key, e.offset, e.count, unit - table.begins[item], [&](int64_t i, uint32_t random) {
-      const Scaling<Work<T>> scaling = scaling_for(e.norms[row_of(i, e.row_length, e.count)], Work<T>(1));
-      const float z = scaled(Work<T>(to_work(e.grad[i])), scaling);
+      const W norm = static_cast<const W*>(e.norms)[row_of(i, e.row_length, e.count)];
+      const float z = scaled(W(to_work(static_cast<const T*>(e.grad)[i])), scaling_for(norm, W(1)));
       put_code(e.codes, i, e.count, rule.bits, octave_of(z, rule.octaves, 1u << (rule.bits - 1), random));
     });
   }
@@ -100,16 +94,7 @@ void octave_encode(const OctaveEncoded* tensors, int64_t tensor_count, Dtype dty
   const auto units = [&](int64_t i) { return drawn_units(tensors[i].offset, tensors[i].count); };
   visit(dtype, [&](auto type) {
     using T = typename decltype(type)::type;
-    const auto item = [&](int64_t i) {
-      const OctaveEncoded& t = tensors[i];
-      return Encoded<T>{static_cast<const T*>(t.grad),
-                        static_cast<const Work<T>*>(t.norms),
-                        t.count,
-                        t.row_length,
-                        t.offset,
-                        t.codes};
-    };
-    in_tables<Encoded<T>>(tensor_count, item, units, [&](const auto& table, int64_t) {
+    in_tables_of(tensors, tensor_count, units, [&](const auto& table, int64_t) {
       start(encode_kernel<T, std::decay_t<decltype(table)>>, table.units() * kWarp, launch, table,
             Rule{bits, octaves_of(bits, headroom), *key});
     });

@@ -10,18 +10,6 @@
 namespace hvc {
 namespace {
 
-template <class T> struct Encoded {
-  const T* grad;
-  int64_t count, offset;
-  uint8_t* records;
-};
-
-template <class T> struct Decoded {
-  const uint8_t* records;
-  int64_t count;
-  T* grad;
-};
-
 // What the tensors of a bucket have in common.
 struct Rule {
   QsgdShape shape;
@@ -63,9 +51,9 @@ template <class T, class Table> __global__ void encode_kernel(const __grid_const
   const int64_t block = rule.shape.block, bytes = record_bytes(block, rule.shape.bits);
   for (int64_t unit = first_warp(); unit < table.units(); unit += warp_stride()) {
     const int item = table.item_of(unit);
-    const Encoded<T>& e = table.items[item];
+    const QsgdEncoded& e = table.items[item];
     const int64_t i = unit - table.begins[item], begin = i * block, count = min(block, e.count - begin);
-    const T* x = e.grad + begin;
+    const T* x = static_cast<const T*>(e.grad) + begin;
     const auto value = [&](int64_t j) { return W(to_work(x[j])); };
     int64_t bad = 0;
     for (int64_t j = lane_index(); j < count; j += kWarp) bad += !is_finite(x[j]);
@@ -110,13 +98,13 @@ template <class T, class Table>
 __global__ void decode_kernel(const __grid_constant__ Table table, QsgdShape shape, double scale) {
   using W = Work<T>;
   const int64_t bytes = record_bytes(shape.block, shape.bits);
-  const auto load = [&](const Decoded<T>& d, int64_t i) {
+  const auto load = [&](const QsgdDecoded& d, int64_t i) {
     const int64_t block = row_of(i, shape.block, d.count);
     const uint8_t* record = d.records + block * bytes;
     return Code{packed_code(record + kNormBytes, i - block * shape.block, shape.bits), norm_at(record)};
   };
-  each_loaded_of(table, load, [&](const Decoded<T>& d, int64_t i, const Code& code) {
-    d.grad[i] = from_work<T>(decoded(code.level, W(scale), W(code.norm)));
+  each_loaded_of(table, load, [&](const QsgdDecoded& d, int64_t i, const Code& code) {
+    static_cast<T*>(d.grad)[i] = from_work<T>(decoded(code.level, W(scale), W(code.norm)));
   });
 }
 
@@ -130,11 +118,7 @@ void qsgd_encode(const QsgdEncoded* tensors, int64_t tensor_count, Dtype dtype, 
   const auto units = [&](int64_t i) { return ceil_div(tensors[i].count, shape.block); };
   visit(dtype, [&](auto type) {
     using T = typename decltype(type)::type;
-    const auto item = [&](int64_t i) {
-      const QsgdEncoded& t = tensors[i];
-      return Encoded<T>{static_cast<const T*>(t.grad), t.count, t.offset, t.records};
-    };
-    in_tables<Encoded<T>>(tensor_count, item, units, [&](const auto& table, int64_t first) {
+    in_tables_of(tensors, tensor_count, units, [&](const auto& table, int64_t first) {
       start(encode_kernel<T, std::decay_t<decltype(table)>>, table.units() * kWarp, launch, table, Rule{shape, *key},
             nonfinite + first);
     });
@@ -153,11 +137,7 @@ void qsgd_decode(const QsgdDecoded* tensors, int64_t tensor_count, Dtype dtype, 
   const auto units = goes_of(tensors, tensor_count);
   visit(dtype, [&](auto type) {
     using T = typename decltype(type)::type;
-    const auto item = [&](int64_t i) {
-      const QsgdDecoded& t = tensors[i];
-      return Decoded<T>{t.records, t.count, static_cast<T*>(t.grad)};
-    };
-    in_tables<Decoded<T>>(tensor_count, item, units, [&](const auto& table, int64_t) {
+    in_tables_of(tensors, tensor_count, units, [&](const auto& table, int64_t) {
       start(decode_kernel<T, std::decay_t<decltype(table)>>, table.units() * kWarp, launch, table, shape, scale);
     });
   });

@@ -4,7 +4,7 @@
 #include "rules/dense.h"
 #include "launch.h"
 #include "scan.h"
-#include "sketch_spans.h"
+#include "sketch_operands.h"
 #include "visit.h"
 
 namespace hvc {
@@ -12,16 +12,6 @@ namespace {
 
 // ---- encode -----------------------------------------------------------------------------------------------
 // A thread owns a cell and fetches what belongs there, layer by layer: so the order of additions is that of the CPU.
-
-template <class T> struct SketchEncode {
-  const T* grad;
-  const Work<T>* residual;
-  const Work<T>* momentum;
-  Work<T> factor;
-  int64_t count, offset;
-  SketchMap map;
-  Work<T>* table;
-};
 
 // place -> (inverse * (place - start)) mod C
 struct WalkBack {
@@ -80,13 +70,6 @@ template <class T> __global__ void encode_kernel(SketchEncode<T> e, const WalkBa
 }
 
 // ---- estimates --------------------------------------------------------------------------------------------
-
-template <class W> struct SketchTable {
-  const W* table;
-  SketchMap map;
-  const SketchSpan* spans;
-  int64_t span_count, units;
-};
 
 // Loops over rows have a length that the compiler knows: their arrays stay in registers.
 struct Walks {

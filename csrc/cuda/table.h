@@ -70,6 +70,12 @@ void in_tables(int64_t count, ItemOf item, UnitsOf units, Run run) {
     fill<Item, kMost>(first, std::min<int64_t>(kMost, count - first), item, units, run);
 }
 
+// The same for the tensors of a batch as they were given.
+template <class Tensor, class UnitsOf, class Run>
+void in_tables_of(const Tensor* tensors, int64_t tensor_count, UnitsOf units, Run run) {
+  in_tables<Tensor>(tensor_count, [&](int64_t i) { return tensors[i]; }, units, run);
+}
+
 // Clears arrays, those that lie one behind the other at once: `array` says where number i is, `bytes` how long.
 template <class Array, class Bytes> void clear_all(int64_t count, Array array, Bytes bytes, Launch launch) {
   char *begin = nullptr, *end = nullptr;
