@@ -85,6 +85,13 @@ def checked_each(name: str, tensors: Sequence[Tensor], dtype: torch.dtype, count
     return [checked(f"{name}[{i}]", tensor, dtype, count, device) for i, tensor in enumerate(tensors)]
 
 
+def checked_room(name: str, room: Tensor, least: int, device: int) -> int:
+    """Check bytes that have to hold so many and return their address."""
+    if room.numel() < least:
+        raise ValueError(f"{name} must hold at least {least} bytes, got {room.numel()}")
+    return checked(name, room, torch.uint8, room.numel(), device)
+
+
 def checked_bytes(name: str, data: Tensor, device: int) -> tuple[int, int]:
     """Check bytes, as many as there are, and return their address and their number."""
     return checked(name, data, torch.uint8, data.numel(), device), data.numel()

@@ -23,6 +23,7 @@ from .legality import (
     check_parts,
     checked,
     checked_each,
+    checked_room,
     checked_sections,
     counted,
     draw_stream,
@@ -163,11 +164,8 @@ def elias_encode(
     native, device, launch = backend(grad)
     count, code = grad.numel(), dtype_code("grad", grad)
     check_shape(bits, block, norm)
-    bound = elias_bound(count, bits=bits, block=block)
-    if out.numel() < bound:
-        raise ValueError(f"out must hold at least {bound} bytes, got {out.numel()}")
     grad_at = checked("grad", grad, grad.dtype, count, device)
-    out_at = checked("out", out, torch.uint8, out.numel(), device)
+    out_at = checked_room("out", out, elias_bound(count, bits=bits, block=block), device)
     check_apart("out", out, "grad", grad)
     stream = draw_stream(key, offset, row_count(count, block) * block)
     if REFERENCE:

@@ -79,15 +79,10 @@ def sketch_encode(
         The number of elements of ``x`` that are not finite.
     """
     native, device, launch = backend(grad)
-    count = grad.numel()
-    code = dtype_code("grad", grad)
-    kind = work_dtype(grad.dtype)
-    grad_at = checked("grad", grad, grad.dtype, count, device)
-    residual_at = checked_or_none("residual", residual, kind, count, device)
-    momentum_at = checked_or_none("momentum", momentum, kind, count, device)
-    table_at, places = _checked_table(table, rows, device, kind)
+    count, code = grad.numel(), dtype_code("grad", grad)
+    at = _checked_x(grad, residual, momentum, factor, device)
+    table_at, places = _checked_table(table, rows, device, work_dtype(grad.dtype))
     check_all_apart({"table": table}, {"grad": grad, "residual": residual, "momentum": momentum})
-    check_factor(momentum, factor)
     if offset < 0 or offset % ALIGNMENT or offset + count > MAX_ELEMENTS:
         raise ValueError(
             f"offset must be a multiple of {ALIGNMENT}, and elements must lie in [0, {MAX_ELEMENTS}), "
@@ -97,7 +92,7 @@ def sketch_encode(
         options = {"offset": offset, "momentum": momentum, "factor": factor}
         return int(REFERENCE.sketch_encode(grad, residual, table, rows, key, **options))
     shape = (float(factor), code, count, offset, rows, places)
-    arguments = (grad_at, residual_at, momentum_at, *shape, key.words(), table_at)
+    arguments = (*at, *shape, key.words(), table_at)
     return counted(native.sketch_encode, arguments, device, launch)
 
 
@@ -163,18 +158,26 @@ def absorb(grad: Tensor, residual: Tensor, momentum: Tensor | None = None, facto
         residual: float32 (float64 for float64 gradients), and so is momentum.
     """
     native, device, launch = backend(grad)
-    count = grad.numel()
-    code = dtype_code("grad", grad)
-    kind = work_dtype(grad.dtype)
-    grad_at = checked("grad", grad, grad.dtype, count, device)
-    residual_at = checked("residual", residual, kind, count, device)
-    momentum_at = checked_or_none("momentum", momentum, kind, count, device)
+    count, code = grad.numel(), dtype_code("grad", grad)
+    at = _checked_x(grad, residual, momentum, factor, device)
     check_all_apart({"grad": grad, "residual": residual, "momentum": momentum}, {})
-    check_factor(momentum, factor)
     if REFERENCE:
         REFERENCE.absorb(grad, residual, momentum, factor)
     else:
-        native.absorb(grad_at, residual_at, momentum_at, float(factor), code, count, launch)
+        native.absorb(*at, float(factor), code, count, launch)
+
+
+def _checked_x(
+    grad: Tensor, residual: Tensor | None, momentum: Tensor | None, factor: float, device: int
+) -> tuple[int, int, int]:
+    """Check what ``x`` is made of and return the addresses."""
+    count, kind = grad.numel(), work_dtype(grad.dtype)
+    check_factor(momentum, factor)
+    return (
+        checked("grad", grad, grad.dtype, count, device),
+        checked_or_none("residual", residual, kind, count, device),
+        checked_or_none("momentum", momentum, kind, count, device),
+    )
 
 
 def _checked_table(table: Tensor, rows: int, device: int, kind: torch.dtype | None = None) -> tuple[int, int]:

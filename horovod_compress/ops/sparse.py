@@ -21,6 +21,7 @@ from .legality import (
     checked,
     checked_bytes,
     checked_or_none,
+    checked_room,
     checked_sections,
     counted,
     dtype_code,
@@ -162,25 +163,32 @@ def binary_encode(positions: Tensor, kept: int, mean: Tensor, b: int, elements: 
         out: uint8, at least :func:`golomb_bound` of them.
     """
     native, device, launch = backend(positions)
-    check_parameter(b)
-    check_elements(elements)
+    positions_at = checked_positions(positions, kept, b, elements, device)
     if mean.dtype not in (torch.float32, torch.float64):
         raise ValueError(f"mean must be float32 or float64, got {mean.dtype}")
-    if not 0 <= kept <= min(positions.numel(), elements):
-        raise ValueError(f"kept must be in [0, {min(positions.numel(), elements)}], got {kept}")
     _check_stream(kept, b)
-    bound = golomb_bound(kept, elements, b, mean.element_size())
-    if out.numel() < bound:
-        raise ValueError(f"out must hold at least {bound} bytes, got {out.numel()}")
-    positions_at = checked("positions", positions, torch.int32, positions.numel(), device)
     mean_at = checked("mean", mean, mean.dtype, 1, device)
-    out_at = checked("out", out, torch.uint8, out.numel(), device)
+    out_at = checked_room("out", out, golomb_bound(kept, elements, b, mean.element_size()), device)
     check_all_apart({"out": out}, {"positions": positions, "mean": mean})
     if REFERENCE:
         used = REFERENCE.binary_encode(positions, kept, mean, b, elements, out)
     else:
         value_bytes = mean.element_size()
         used = native.binary_encode(positions_at, kept, mean_at, value_bytes, elements, b, out_at, launch)
+    return ascended(used, elements)
+
+
+def checked_positions(positions: Tensor, kept: int, b: int, elements: int, device: int) -> int:
+    """Check positions, of which the first ``kept`` are coded, and return their address."""
+    check_parameter(b)
+    check_elements(elements)
+    if not 0 <= kept <= min(positions.numel(), elements):
+        raise ValueError(f"kept must be in [0, {min(positions.numel(), elements)}], got {kept}")
+    return checked("positions", positions, torch.int32, positions.numel(), device)
+
+
+def ascended(used: int, elements: int) -> int:
+    """Return the bytes of a section, unless its positions could not be coded."""
     if used < 0:
         raise ValueError(f"positions must ascend and be below {elements}, the number of elements")
     return int(used)

@@ -22,12 +22,13 @@ from .legality import (
     check_own,
     checked,
     checked_or_none,
+    checked_room,
     checked_sections,
     counted,
     dtype_code,
     work_dtype,
 )
-from .sparse import check_elements, check_parameter, golomb_bound, golomb_ranges
+from .sparse import ascended, check_elements, check_parameter, checked_positions, golomb_bound, golomb_ranges
 
 __all__ = ["sample_decode", "sample_offer", "values_bound", "values_decode", "values_encode"]
 
@@ -77,30 +78,21 @@ def values_encode(
     """
     native, device, launch = backend(positions)
     _check_form(form)
-    check_parameter(b)
-    check_elements(elements)
+    positions_at = checked_positions(positions, kept, b, elements, device)
     if values.dtype not in (torch.float32, torch.float64):
         raise ValueError(f"values must be float32 or float64, got {values.dtype}")
-    if not 0 <= kept <= min(positions.numel(), elements):
-        raise ValueError(f"kept must be in [0, {min(positions.numel(), elements)}], got {kept}")
     if (form == "signs") != (mean is not None):
         raise ValueError(f'mean must be given for "signs" and no other form, got {form!r}')
-    bound = values_bound(kept, elements, b, values.element_size(), form=form)
-    if out.numel() < bound:
-        raise ValueError(f"out must hold at least {bound} bytes, got {out.numel()}")
-    positions_at = checked("positions", positions, torch.int32, positions.numel(), device)
     values_at = checked("values", values, values.dtype, positions.numel(), device)
     mean_at = checked_or_none("mean", mean, values.dtype, 1, device)
-    out_at = checked("out", out, torch.uint8, out.numel(), device)
+    out_at = checked_room("out", out, values_bound(kept, elements, b, values.element_size(), form=form), device)
     check_all_apart({"out": out}, {"positions": positions, "values": values})
     if REFERENCE:
         used = REFERENCE.values_encode(positions, kept, values, b, elements, out, form=form, mean=mean)
     else:
         shape = (dtype_code("values", values), FORMS[form], elements, b)
         used = native.values_encode(positions_at, kept, values_at, mean_at, *shape, out_at, launch)
-    if used < 0:
-        raise ValueError(f"positions must ascend and be below {elements}, the number of elements")
-    return int(used)
+    return ascended(used, elements)
 
 
 def values_decode(
