@@ -228,30 +228,9 @@ void define(py::module_& module, const char* name, void (*kernel)(const Tensor*,
   module.def(name, call, py::call_guard<py::gil_scoped_release>());
 }
 
-// The number of ranks is that of the parts.
-void shaped_fold(const std::vector<Address>& parts, int64_t words, Address out, const std::vector<Address>& before,
-                 const std::vector<Address>& after, Address launch) {
-  const Argument<const uint64_t* const*> parts_at(parts), before_at(before);
-  const Argument<uint64_t* const*> after_at(after);
-  hvc::shaped_fold(parts_at.get(), int64_t(parts.size()), words, reinterpret_cast<uint64_t*>(out), before_at.get(),
-                   after_at.get(), launch_of(launch));
-}
-
-void ternary_fold(const std::vector<Address>& parts, int64_t words, Address out, const std::vector<Address>& before,
-                  const std::vector<Address>& after, Address launch) {
-  const Argument<const uint64_t* const*> parts_at(parts), before_at(before);
-  const Argument<uint64_t* const*> after_at(after);
-  hvc::ternary_fold(parts_at.get(), int64_t(parts.size()), words, reinterpret_cast<uint8_t*>(out), before_at.get(),
-                    after_at.get(), launch_of(launch));
-}
-
 #define HVC_DEFINE(name) define(module, #name, &hvc::name);
 
-void define_kernels(py::module_& module) {
-  HVC_EACH_KERNEL(HVC_DEFINE)
-  module.def("shaped_fold", &shaped_fold, py::call_guard<py::gil_scoped_release>());
-  module.def("ternary_fold", &ternary_fold, py::call_guard<py::gil_scoped_release>());
-}
+void define_kernels(py::module_& module) { HVC_EACH_KERNEL(HVC_DEFINE) }
 
 #undef HVC_DEFINE
 

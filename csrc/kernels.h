@@ -298,11 +298,11 @@ const char* instruction_set();
 
 }  // namespace hvc
 
-// What Python may call: `use` is given each by its name. The folds of bind.h come beside these.
+// What Python may call: `use` is given each by its name.
 // clang-format off
 #define HVC_EACH_KERNEL(use) \
   use(sign_pack) use(sign_offer) use(sign_decode) use(points_offer) use(points_decode) use(merge_bits) \
-  use(bernoulli_words) use(majority_fold) use(shaped_merge) use(ternary_unpack) \
+  use(bernoulli_words) use(majority_fold) use(shaped_merge) use(shaped_fold) use(ternary_fold) use(ternary_unpack) \
   use(record_offer) use(record_fold) use(record_decode) use(dense_offer) use(dense_add) use(dense_decode) \
   use(absorb) use(triad) use(adam_hold) use(norm_offer) use(moments_offer) \
   use(level_encode) use(level_add) use(level_fold) use(level_decode) \

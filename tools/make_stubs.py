@@ -65,8 +65,6 @@ def stub(name: str, result: str, arguments: list[tuple[str, str]]) -> str:
     """Return the line of a kernel."""
     batch = len(arguments) > 1 and arguments[1][1] == "tensor_count"
     given = [("_Rows", "rows"), *arguments[2:]] if batch else arguments
-    if name in ("shaped_fold", "ternary_fold"):  # the number of ranks is that of the parts
-        given = [one for one in given if one[1] != "ranks"]
     counts = len(arguments) > 1 and arguments[-2][0] == "int64_t*"
     shown = RESULTS.get(result, "int")
     if counts:

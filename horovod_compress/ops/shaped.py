@@ -59,7 +59,7 @@ def shaped_fold(parts: Sequence[Tensor], out: Tensor, before: Sequence[Tensor], 
     if REFERENCE:
         REFERENCE.shaped_fold(parts, out, before, after)
     else:
-        native.shaped_fold(parts_at, words, out_at, before_at, after_at, launch)
+        native.shaped_fold(parts_at, ranks, words, out_at, before_at, after_at, launch)
 
 
 def _named(before: Sequence[Tensor], after: Sequence[Tensor]) -> tuple[tuple[str, Sequence[Tensor]], ...]:

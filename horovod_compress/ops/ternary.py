@@ -48,7 +48,7 @@ def ternary_fold(parts: Sequence[Tensor], out: Tensor, before: Sequence[Tensor],
     if REFERENCE:
         REFERENCE.ternary_fold(parts, out, before, after)
     else:
-        native.ternary_fold(parts_at, words, out_at, before_at, after_at, launch)
+        native.ternary_fold(parts_at, len(parts), words, out_at, before_at, after_at, launch)
 
 
 def ternary_unpack(packed: Tensor, bits: Tensor, zeros: Tensor) -> None:

@@ -97,6 +97,14 @@ def segments_of(chunk: float) -> int:
     return max(1, math.ceil(chunk / max(MIN_SEGMENT_BYTES, chunk / MAX_SEGMENTS)))
 
 
+def _segments(payload: Payload, ranks: int, link: Link) -> tuple[int, float, float, float]:
+    """Return how many segments a chunk has, and the seconds of each: on the link, when handled, and when merged too."""
+    chunk = payload.nbytes / ranks
+    number = segments_of(chunk)
+    handled = link.message + payload.copy * chunk / number
+    return number, link.seconds(chunk / number), handled, handled + payload.merge / ranks / number
+
+
 def phase(messages: int, link_busy: float, processor_busy: float, latency: float) -> float:
     """Return the seconds of messages that are all under way at once, each keeping link and processor busy so long."""
     if not messages:
@@ -110,13 +118,11 @@ def ring(payload: Payload, ranks: int, link: Link) -> Cost:
     if ranks == 1:
         return NOTHING
     chunk, hops = payload.nbytes / ranks, ranks - 1
-    number = segments_of(chunk)
-    busy, handled = link.seconds(chunk / number), link.message + payload.copy * chunk / number
+    number, busy, handled, merged = _segments(payload, ranks, link)
 
     def hop(processor: float) -> float:
         return max(number * busy, number * processor, busy + link.latency + processor)
 
-    merged = handled + payload.merge / ranks / number
     through = link.latency + handled if number > 1 else 0.0  # of the last segment, behind the others
     seconds = hops * (hop(merged) + hop(handled)) + through
     return Cost(seconds, 2 * hops * chunk, 2 * hops * number)
@@ -127,9 +133,7 @@ def fold(payload: Payload, ranks: int, link: Link) -> Cost:
     if ranks == 1:
         return NOTHING
     chunk, peers = payload.nbytes / ranks, ranks - 1
-    number = segments_of(chunk)
-    busy, handled = link.seconds(chunk / number), link.message + payload.copy * chunk / number
-    merged = handled + payload.merge / ranks / number
+    number, busy, handled, merged = _segments(payload, ranks, link)
     seconds = sum(phase(peers * number, busy, processor, link.latency) for processor in (merged, handled))
     return Cost(seconds, 2 * peers * chunk, 2 * peers * number)
 
