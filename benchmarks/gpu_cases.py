@@ -379,9 +379,11 @@ CASES = (
     Case(f"sign_offer_all of {TENSORS}", "sign_offer_all", partial(signs_together, what="offer")),
     Case(f"sign_decode_all of {TENSORS}", "sign_decode_all", partial(signs_together, what="decode")),
     Case(
-        "sign_unpack",
-        "sign_unpack",
-        lambda a: Arguments((a.bits(), torch.ones(1), a.count, a.floats()), 4 * a.count + 8 * a.words),
+        "sign_decode without residual",
+        "sign_decode",
+        lambda a: Arguments(
+            (a.bits(), torch.ones(1), a.count, a.floats(), None), 4 * a.count + 8 * a.words, {"feedback": "none"}
+        ),
     ),
     Case("points_offer", "points_offer", points_offer),
     Case("points_decode of 4", "points_decode", points_decode),

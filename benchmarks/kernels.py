@@ -178,7 +178,8 @@ def one_bit(a: Arrays) -> Iterable[Case]:
     yield kernel_case("sign_decode own", moved, "sign_decode", a.more, a.step, n, *decoded, feedback="own", key=KEY)
     rows = (a.more, a.row_steps, ROW)
     yield kernel_case("sign_decode rows", moved, "sign_decode", *rows, *decoded, feedback="global")
-    yield kernel_case("sign_unpack", 4 * n + bit_bytes, "sign_unpack", a.more, a.step, n, a.out)
+    alone = (a.more, a.step, n, a.out, None)
+    yield kernel_case("sign_decode alone", 4 * n + bit_bytes, "sign_decode", *alone, feedback="none")
     yield from points(a)
     yield Case("local step (offer + decode)", 24 * n + 2 * bit_bytes, lambda: local_step(a))
 

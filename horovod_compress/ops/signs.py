@@ -33,7 +33,6 @@ __all__ = [
     "sign_offer",
     "sign_offer_all",
     "sign_pack",
-    "sign_unpack",
 ]
 
 Feedback = Literal["none", "global", "own", "momentum"]
@@ -147,11 +146,6 @@ def sign_decode(
     given = ([bits], [steps], [row_length], [grad], None if residual is None else [residual])
     offsets = [word_offset]
     sign_decode_all(*given, feedback=feedback, decay=decay, scale=scale, key=key, word_offsets=offsets)
-
-
-def sign_unpack(bits: Tensor, steps: Tensor, row_length: int, out: Tensor, *, scale: float = 1.0) -> None:
-    """Write ``+-steps[row] * scale``."""
-    sign_decode_all([bits], [steps], [row_length], [out], None, feedback="none", scale=scale)
 
 
 def _feedback_code(feedback: str, has_residual: bool) -> int:

@@ -96,7 +96,8 @@ class TestNumbers:
                 for feedback in ("global", "own", "momentum"):
                     rule = {"feedback": feedback, "scale": 0.3, "key": KEY, "word_offset": 5}
                     same("sign_decode", bits(count, 2), steps, row_length, grad, residual, **rule)
-                same("sign_unpack", bits(count, 2), steps, row_length, poison(count, dtype), scale=-1.5)
+                given = (bits(count, 2), steps, row_length, poison(count, dtype), None)
+                same("sign_decode", *given, feedback="none", scale=-1.5)
 
     def test_points(self, dtype: torch.dtype, same: Same, lengths: tuple[int, ...]) -> None:
         for count in lengths:

@@ -44,7 +44,7 @@ def _sign(dtype: torch.dtype, count: int, row_length: int) -> str:
     ops.sign_pack(grad, plain)
     out = poison(count, dtype)
     steps = tame(rows, torch.float32, 3)
-    ops.sign_unpack(plain, steps, row_length, out, scale=0.7)
+    ops.sign_decode(plain, steps, row_length, out, None, feedback="none", scale=0.7)
     ops.sign_decode(plain, steps, row_length, grad, residual, feedback="own", scale=3.0, key=KEY, word_offset=5)
     return _digest([packed, sums, plain, out, grad, residual], bad)
 

@@ -71,8 +71,11 @@ REFUSED: dict[str, tuple[str, Callable[[], object]]] = {
         "overlap",
         lambda: ops.sign_decode(_w(2), _f(1), 128, SHARED[:128], SHARED[50:178], feedback="own"),
     ),
-    "too few steps": ("steps must be", lambda: ops.sign_unpack(_w(1), _f(1), 63, _f(64))),
-    "steps of another type": ("steps must be", lambda: ops.sign_unpack(_w(1), _f(1, F64), 64, _f(64))),
+    "too few steps": ("steps must be", lambda: ops.sign_decode(_w(1), _f(1), 63, _f(64), None, feedback="none")),
+    "steps of another type": (
+        "steps must be",
+        lambda: ops.sign_decode(_w(1), _f(1, F64), 64, _f(64), None, feedback="none"),
+    ),
     "no weight at all": ("probability", lambda: ops.merge_bits(_w(1), _w(1), 0, 0, KEY)),
     "negative weight": ("probability", lambda: ops.merge_bits(_w(1), _w(1), 3, -1, KEY)),
     "weights too large": ("probability", lambda: ops.merge_bits(_w(1), _w(1), 1 << 62, 1, KEY)),

@@ -193,22 +193,24 @@ def _decode(
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_unpack(dtype: torch.dtype) -> None:
+def test_decode_without_residual(dtype: torch.dtype) -> None:
     for count in LENGTHS:
         for row_length in (max(count, 1), 7):
             steps = numbers(_rows(count, row_length), torch.float32, count)
             out = poison(count, dtype)
-            compare("sign_unpack", bits(count, count), steps, row_length, out, scale=-1.7, shift=count)
+            given = (bits(count, count), steps, row_length, out, None)
+            compare("sign_decode", *given, feedback="none", scale=-1.7, shift=count)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, *slow(torch.float64, torch.float16, torch.bfloat16)])
-def test_unpack_around_the_cache(dtype: torch.dtype) -> None:
+def test_decode_without_residual_around_the_cache(dtype: torch.dtype) -> None:
     """Outputs of many megabytes take another store instruction."""
     count = (16 << 20) // torch.finfo(dtype).bits * 8 + 5
     for row_length in (count, 100_003):
         steps = tame(_rows(count, row_length), torch.float32, 1)
         for shift in (0, 1, 5):
-            compare("sign_unpack", bits(count, 2), steps, row_length, poison(count, dtype), shift=shift)
+            given = (bits(count, 2), steps, row_length, poison(count, dtype), None)
+            compare("sign_decode", *given, feedback="none", shift=shift)
 
 
 def test_own_feedback_remembers_the_bits_that_were_offered() -> None:

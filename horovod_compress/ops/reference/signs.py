@@ -89,10 +89,6 @@ def sign_decode(
     store(grad, result if divisor is None else result * divisor.numpy())
 
 
-def sign_unpack(bits: Tensor, steps: Tensor, row_length: int, out: Tensor, *, scale: float = 1.0) -> None:
-    sign_decode(bits, steps, row_length, out, None, feedback="none", scale=scale)
-
-
 @quiet
 def points_offer(
     grad: Tensor, residual: Tensor | None, bits: Tensor, highs: Tensor, lows: Tensor, ones: Tensor, row_length: int
