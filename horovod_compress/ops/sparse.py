@@ -163,10 +163,11 @@ def binary_encode(positions: Tensor, kept: int, mean: Tensor, b: int, elements: 
         out: uint8, at least :func:`golomb_bound` of them.
     """
     native, device, launch = backend(positions)
-    positions_at = checked_positions(positions, kept, b, elements, device)
+    check_kept(positions, kept, b, elements)
     if mean.dtype not in (torch.float32, torch.float64):
         raise ValueError(f"mean must be float32 or float64, got {mean.dtype}")
     _check_stream(kept, b)
+    positions_at = checked("positions", positions, torch.int32, positions.numel(), device)
     mean_at = checked("mean", mean, mean.dtype, 1, device)
     out_at = checked_room("out", out, golomb_bound(kept, elements, b, mean.element_size()), device)
     check_all_apart({"out": out}, {"positions": positions, "mean": mean})
@@ -178,13 +179,12 @@ def binary_encode(positions: Tensor, kept: int, mean: Tensor, b: int, elements: 
     return ascended(used, elements)
 
 
-def checked_positions(positions: Tensor, kept: int, b: int, elements: int, device: int) -> int:
-    """Check positions, of which the first ``kept`` are coded, and return their address."""
+def check_kept(positions: Tensor, kept: int, b: int, elements: int) -> None:
+    """Refuse to code the first ``kept`` positions where there are not so many, or no code has room for them."""
     check_parameter(b)
     check_elements(elements)
     if not 0 <= kept <= min(positions.numel(), elements):
         raise ValueError(f"kept must be in [0, {min(positions.numel(), elements)}], got {kept}")
-    return checked("positions", positions, torch.int32, positions.numel(), device)
 
 
 def ascended(used: int, elements: int) -> int:

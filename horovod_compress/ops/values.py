@@ -28,7 +28,7 @@ from .legality import (
     dtype_code,
     work_dtype,
 )
-from .sparse import ascended, check_elements, check_parameter, checked_positions, golomb_bound, golomb_ranges
+from .sparse import ascended, check_elements, check_kept, check_parameter, golomb_bound, golomb_ranges
 
 __all__ = ["sample_decode", "sample_offer", "values_bound", "values_decode", "values_encode"]
 
@@ -78,11 +78,12 @@ def values_encode(
     """
     native, device, launch = backend(positions)
     _check_form(form)
-    positions_at = checked_positions(positions, kept, b, elements, device)
+    check_kept(positions, kept, b, elements)
     if values.dtype not in (torch.float32, torch.float64):
         raise ValueError(f"values must be float32 or float64, got {values.dtype}")
     if (form == "signs") != (mean is not None):
         raise ValueError(f'mean must be given for "signs" and no other form, got {form!r}')
+    positions_at = checked("positions", positions, torch.int32, positions.numel(), device)
     values_at = checked("values", values, values.dtype, positions.numel(), device)
     mean_at = checked_or_none("mean", mean, values.dtype, 1, device)
     out_at = checked_room("out", out, values_bound(kept, elements, b, values.element_size(), form=form), device)
