@@ -11,16 +11,11 @@
 
 #include "kernels.h"
 #include "parallel.h"
+#include "select_operands.h"
 #include "visit.h"
 
 namespace hvc {
 namespace {
-
-template <class T> struct Input {
-  const T* grad;
-  const Work<T>* residual;
-  int64_t count, k;
-};
 
 // Elements that may be among the largest, in index order.
 template <class W> struct Candidates {
@@ -270,10 +265,6 @@ template <class W> double sum_of_keys(const Key<W>* keys, int64_t size) {
     total += sum;
   }
   return total;
-}
-
-template <class T> Input<T> input(const void* grad, const void* residual, int64_t count, int64_t k) {
-  return {static_cast<const T*>(grad), static_cast<const Work<T>*>(residual), count, k};
 }
 
 // Copies the positions of the side that stands for the tensor; returns their number.

@@ -2,25 +2,19 @@
 #include "rules/select.h"
 
 #include "rules/tree.h"
-#include "launch.h"
+#include "rows.h"
 #include "scan.h"
+#include "select_operands.h"
 #include "visit.h"
 
 namespace hvc {
 namespace {
 
-template <class T> struct Input {
-  const T* grad;
-  const Work<T>* residual;
-  int64_t count, k;
-
-  // A zero stands for NaN: neither is ever kept.
-  static __device__ Work<T> kept(Work<T> x) { return x > 0 || x < 0 ? x : Work<T>(0); }
-  __device__ Work<T> at(int64_t i) const { return kept(offered(i)); }
-  __device__ Work<T> offered(int64_t i) const {
-    return residual ? Work<T>(to_work(grad[i]) + residual[i]) : Work<T>(to_work(grad[i]));
-  }
-};
+// A zero stands for NaN: neither is ever kept.
+template <class W> __device__ W less_nan(W x) { return x > 0 || x < 0 ? x : W(0); }
+template <class T> __device__ Work<T> value_at(const Input<T>& in, int64_t i) {
+  return less_nan(offered(in.grad, in.residual, i));
+}
 
 constexpr int kDigitBits = 8;
 constexpr int kBins = 1 << kDigitBits;
@@ -55,7 +49,7 @@ template <int kSides, class T> __global__ void digits_kernel(Input<T> in, const 
   __syncthreads();
   int64_t bad = 0;
   for (int64_t i = first_item(); i < in.count; i += item_stride()) {
-    const Work<T> given = in.offered(i), x = in.kept(given);
+    const Work<T> given = offered(in.grad, in.residual, i), x = less_nan(given);
     bad += !is_finite(given);
     const K key = key_of(x);
     const int side = side_of<kSides>(x);
@@ -89,7 +83,7 @@ __global__ void tally_kernel(Input<T> in, const Search<Key<Work<T>>>* searches, 
   for (int64_t chunk = first_warp(); chunk < chunks; chunk += warp_stride()) {
     int64_t counts[2 * kSides] = {};
     for (int64_t i = chunk * kChunk + lane_index(); i < (chunk + 1) * kChunk; i += kWarp) {
-      const Work<T> x = i < in.count ? in.at(i) : Work<T>(0);
+      const Work<T> x = i < in.count ? value_at(in, i) : Work<T>(0);
       const auto key = key_of(x);
       for (int side = 0; side < kSides; ++side) {
         const bool mine = key != 0 && side_of<kSides>(x) == side;
@@ -115,7 +109,7 @@ template <int kSides, class T> __global__ void compact_kernel(Input<T> in, const
       const auto cut = searches[side];
       int64_t above = larger[chunk] - larger[0], ties = equal[chunk] - equal[0];
       for (int64_t i = chunk * kChunk + lane_index(); i < (chunk + 1) * kChunk; i += kWarp) {
-        const Work<T> x = i < in.count ? in.at(i) : Work<T>(0);
+        const Work<T> x = i < in.count ? value_at(in, i) : Work<T>(0);
         const auto key = key_of(x);
         const bool mine = key != 0 && side_of<kSides>(x) == side;
         const unsigned is_above = __ballot_sync(kAllLanes, mine && key > cut.key);
@@ -214,10 +208,6 @@ template <int kSides, class T> void select_largest(const Input<T>& in, Kept<Work
   start(compact_kernel<kSides, T>, chunks * kWarp, launch, in, searches.get(), chunks, before.get(), first_side,
         second_side);
   start_blocks(sizes_kernel<K>, 1, 1, launch, searches.get(), kSides, chunks, before.get(), sizes);
-}
-
-template <class T> Input<T> input(const void* grad, const void* residual, int64_t count, int64_t k) {
-  return {static_cast<const T*>(grad), static_cast<const Work<T>*>(residual), count, k};
 }
 
 }  // namespace

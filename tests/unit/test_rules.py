@@ -23,7 +23,7 @@ ONE_SIDED = {
     "unit_begin": "a warp of CUDA takes a block, not a superblock",
     "unpack_eight": "a lane of CUDA takes one code",
 }
-WHO_CALLS_KERNELS = ("lowrank_operands.h", "record_operands.h", "sketch_operands.h")
+WHO_CALLS_KERNELS = ("lowrank_operands.h", "record_operands.h", "select_operands.h", "sketch_operands.h")
 
 
 def without_comments(path: Path) -> str:
