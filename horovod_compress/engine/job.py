@@ -3,9 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 from .agreement.place import Place
+
+
+@dataclass(frozen=True)
+class Gathering:
+    """How ranks show each other their data.
+
+    Attributes:
+        name: of what they meet for, such as "hvc.handshake".
+        seconds: until they have to be there.
+        by_name: the error is to name the ranks that are missing, where that takes an effort.
+        under: what gathers are matched by, where that is not the name.
+        failed: returns whether it is known that not every rank will come.
+    """
+
+    name: str
+    seconds: float
+    by_name: bool = False
+    under: str | None = None
+    failed: Callable[[], bool] = lambda: False
 
 
 class Job(Protocol):
@@ -46,24 +66,8 @@ class Job(Protocol):
             ConfigError: there is no address, wherever the other ranks are.
         """
 
-    def gather(
-        self,
-        value: Any,
-        name: str,
-        seconds: float,
-        *,
-        by_name: bool = False,
-        under: str | None = None,
-        failed: Callable[[], bool] = lambda: False,
-    ) -> list[Any]:
+    def gather(self, value: Any, asked: Gathering) -> list[Any]:
         """Return the plain data of every rank, in rank order; tuples have become lists.
-
-        Args:
-            name: of what ranks meet for, such as "hvc.handshake".
-            seconds: until they have to be there.
-            by_name: the error is to name the ranks that are missing, where that takes an effort.
-            under: what gathers are matched by, where that is not the name.
-            failed: returns whether it is known that not every rank will come.
 
         Raises:
             ExchangeError: not every rank came in time.

@@ -20,6 +20,7 @@ from horovod_compress.engine.agreement.handshake import Document
 from horovod_compress.engine.bucket.reduction import CodecReduction
 from horovod_compress.engine.bucket.round import Round
 from horovod_compress.engine.bucket.state import BucketState
+from horovod_compress.engine.job import Gathering
 from horovod_compress.errors import ConfigError, ExchangeError, PeerError
 from horovod_compress.exchange import device
 from horovod_compress.exchange.choose import chooser
@@ -392,8 +393,8 @@ class OneOf:
     def __init__(self, rank: int, gathers: Gathers) -> None:
         self.rank, self.size, self._gathers = rank, gathers.size, gathers
 
-    def gather(self, value: Any, name: str, seconds: float, *, by_name: bool, under: str) -> list[Any]:
-        return self._gathers(self.rank, value, name)
+    def gather(self, value: Any, asked: Gathering) -> list[Any]:
+        return self._gathers(self.rank, value, asked.name)
 
 
 def link_all(

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 from ...codecs.base import Codec
 from ...engine.agreement import way
-from ...engine.job import Job
+from ...engine.job import Gathering, Job
 from ...engine.methods import Methods
 from ...engine.parameters import listed
 from ...engine.reducer import Reducer
@@ -117,7 +117,9 @@ class BaseCompression(Factories, Checkpoints, Counters):
         reducer = self._running()
         reducer.context.progress.meeting = True
         try:
-            return self._job.gather(value, self._tuning_name, reducer.options.timeout, failed=reducer.failure.failed)
+            return self._job.gather(
+                value, Gathering(self._tuning_name, reducer.options.timeout, failed=reducer.failure.failed)
+            )
         except ExchangeError as error:
             raise (
                 reducer.failure.call_off(str(error).removeprefix(f"rank {self._job.number}: ").rstrip(".")) or error

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ...engine.job import Job
+from ...engine.job import Gathering, Job
 from ...engine.methods import Methods
 from ...engine.reducer import Reducer
 from ...errors import ConfigError, ExchangeError
@@ -41,9 +41,9 @@ class Running:
             ExchangeError: not every rank arrived in time, or this one has heard that some rank has failed.
         """
         reducer = self._running()
-        failed = reducer.failure.failed
+        asked = Gathering(name, reducer.options.timeout, by_name=by_name, failed=reducer.failure.failed)
         try:
-            return self._job.gather(value, name, reducer.options.timeout, by_name=by_name, failed=failed)
+            return self._job.gather(value, asked)
         except ExchangeError:
             reducer.wait_idle(0.0)  # raises what this rank has failed with, which says more
             raise

@@ -15,7 +15,7 @@ from ...codecs.base import Codec, check_world, variants_of
 from ...engine.agreement import handshake
 from ...engine.agreement.place import own_address
 from ...engine.agreement.ranks import listed
-from ...engine.job import Job
+from ...engine.job import Gathering, Job
 from ...engine.methods import Methods, numbered, parse
 from ...engine.parameters import pairs
 from ...engine.reducer import Reducer
@@ -127,8 +127,8 @@ def _meet(stage: str, value: Any, job: Job, seconds: float) -> list[Any]:
     """
     deadline, mine, left = Deadline(seconds), _STAGES.index(stage), seconds
     while True:
-        given, by_name = [mine, value], stage == _STAGES[0]
-        found = job.gather(given, f"hvc.{stage}", left, by_name=by_name, under=_START)
+        asked = Gathering(f"hvc.{stage}", left, by_name=stage == _STAGES[0], under=_START)
+        found = job.gather([mine, value], asked)
         left = max(deadline.left(), 0.01)
         stages = [theirs for theirs, _ in found]
         if min(stages) == max(stages):

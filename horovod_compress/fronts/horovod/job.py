@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import horovod.torch as hvd
@@ -10,6 +9,7 @@ from horovod.common.exceptions import HorovodInternalError
 
 from ...engine.agreement.place import Place
 from ...engine.agreement.uneven import ADVICE
+from ...engine.job import Gathering
 from ...errors import ConfigError, ExchangeError
 from ...exchange.transports import gloo
 from ..common.meetings import why_not_all
@@ -72,26 +72,17 @@ class HorovodJob:
     def place(self) -> Place:
         return Place(gloo.own_address(one_host=hvd.local_size() == hvd.size()))
 
-    def gather(
-        self,
-        value: Any,
-        name: str,
-        seconds: float,
-        *,
-        by_name: bool = False,
-        under: str | None = None,
-        failed: Callable[[], bool] = lambda: False,
-    ) -> list[Any]:
+    def gather(self, value: Any, asked: Gathering) -> list[Any]:
         # Word that this rank is there: an error can then name the ranks that are not. It takes messages of its own.
-        roll = RollCall(name, self.process_set) if by_name else None
+        roll = RollCall(asked.name, self.process_set) if asked.by_name else None
         try:
-            values = gather(value, under or name, self.process_set, seconds, failed)
+            values = gather(value, asked.under or asked.name, self.process_set, asked.seconds, asked.failed)
         except HorovodInternalError as error:
             if _WITH_JOIN in str(error):
                 raise ConfigError(
                     f"a rank has called hvd.join() while rank {hvd.rank()} begins a step; {ADVICE}"
                 ) from None
-            raise ExchangeError(_why_not_all(name, error, roll)) from None
+            raise ExchangeError(_why_not_all(asked.name, error, roll)) from None
         if roll:
             roll.held()
         return values

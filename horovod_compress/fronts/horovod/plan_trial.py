@@ -12,6 +12,7 @@ import horovod.torch as hvd
 import torch
 
 from ...codecs.base import Codec
+from ...engine.job import Gathering
 from ...engine.tuning import costs_of, costs_over_ranks, plain_costs
 from ...errors import ConfigError
 from ...planner import comparison
@@ -62,7 +63,7 @@ def compare(case: Case, codec: Codec, repeat: int, tell: Callable[[str], None]) 
 
 def _share(value: Any, name: str) -> list[Any]:
     """Return every rank's value."""
-    return HorovodJob(hvd.global_process_set).gather(value, f"hvc.{name}", _TIMEOUT_SECONDS)
+    return HorovodJob(hvd.global_process_set).gather(value, Gathering(f"hvc.{name}", _TIMEOUT_SECONDS))
 
 
 def _ask(case: Case, codec: Codec) -> _Asked:

@@ -8,6 +8,7 @@ import horovod.torch as hvd
 import torch
 from torch import Tensor, nn
 
+from ...engine.job import Gathering
 from ..common.ranks import PATIENCE, Training
 from .compression import Compression
 from .job import HorovodJob
@@ -35,7 +36,7 @@ class HorovodRanks:
         return int(hvd.size())
 
     def gather(self, value: Any, name: str) -> list[Any]:
-        return HorovodJob(hvd.global_process_set).gather(value, name, PATIENCE)
+        return HorovodJob(hvd.global_process_set).gather(value, Gathering(name, PATIENCE))
 
     def barrier(self) -> None:
         hvd.barrier()

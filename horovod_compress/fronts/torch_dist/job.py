@@ -5,13 +5,13 @@ from __future__ import annotations
 import os
 import threading
 import weakref
-from collections.abc import Callable
 from typing import Any
 
 import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 
 from ...engine.agreement.place import LOOPBACK, Place, host_name
+from ...engine.job import Gathering
 from ...errors import ConfigError, ExchangeError
 from ...exchange.transports import gloo
 from ..common.meetings import why_not_all
@@ -95,23 +95,14 @@ class TorchJob:
         except ConfigError as error:  # of no account if all ranks are on this host
             return Place(None, host_name(), str(error))
 
-    def gather(
-        self,
-        value: Any,
-        name: str,
-        seconds: float,
-        *,
-        by_name: bool = False,
-        under: str | None = None,
-        failed: Callable[[], bool] = lambda: False,
-    ) -> list[Any]:
+    def gather(self, value: Any, asked: Gathering) -> list[Any]:
         try:
-            parts = self._meetings().gather(under or name, pack(value), seconds, failed)
+            parts = self._meetings().gather(asked.under or asked.name, pack(value), asked.seconds, asked.failed)
         except NotAll as error:
             ranks = dist.get_process_group_ranks(self.group)
             absent = [ranks[rank] for rank in error.absent] if error.late else []
             said = "" if error.late else f". {error}"
-            text = why_not_all(name, self._number, str(error) if error.late else None, absent)
+            text = why_not_all(asked.name, self._number, str(error) if error.late else None, absent)
             raise ExchangeError(text + said) from None
         return unpack(b"".join(parts), self.size)
 

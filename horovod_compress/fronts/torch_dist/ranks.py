@@ -10,6 +10,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from ...engine.job import Gathering
 from ..common.ranks import PATIENCE, Training
 from .compression import Compression
 from .job import TorchJob
@@ -38,7 +39,7 @@ class TorchRanks:
         return dist.get_world_size()
 
     def gather(self, value: Any, name: str) -> list[Any]:
-        return TorchJob(None).gather(value, name, PATIENCE)
+        return TorchJob(None).gather(value, Gathering(name, PATIENCE))
 
     def barrier(self) -> None:
         dist.barrier()
