@@ -49,9 +49,7 @@ template <class W> HVC_INLINE uint32_t at_least(IntsOf<W> v, Int<W> bound) {
 
 // order_of of rules/sketch.h.
 template <class W> HVC_INLINE IntsOf<W> orders(VectorOf<W> v) {
-  const IntsOf<W> bits = (IntsOf<W>)v;
-  const IntsOf<W> order = bits < 0 ? bits ^ IntOf<W>::kMagnitude : bits;
-  return v != v ? IntsOf<W>{} + IntOf<W>::kNan : order;
+  return v != v ? IntsOf<W>{} + IntOf<W>::kNan : turn_negative((IntsOf<W>)v, IntOf<W>::kMagnitude);
 }
 
 // ---- runs of blocks ---------------------------------------------------------------------------------------
@@ -172,20 +170,6 @@ template <class T> int64_t encode(const SketchEncode<T>& e, int first_row, int l
 
 // ---- estimates --------------------------------------------------------------------------------------------
 
-template <class W> HVC_INLINE IntsOf<W> smaller(IntsOf<W> a, IntsOf<W> b) { return a < b ? a : b; }
-template <class W> HVC_INLINE IntsOf<W> larger(IntsOf<W> a, IntsOf<W> b) { return a < b ? b : a; }
-
-template <int kRows, class W> HVC_INLINE IntsOf<W> middle(const IntsOf<W>* v) {
-  if constexpr (kRows == 1) return v[0];
-  IntsOf<W> a = v[0], b = v[1], c = v[2];
-  if constexpr (kRows == 5) {
-    a = larger<W>(smaller<W>(v[0], v[1]), smaller<W>(v[2], v[3]));
-    b = smaller<W>(larger<W>(v[0], v[1]), larger<W>(v[2], v[3]));
-    c = v[4];
-  }
-  return larger<W>(smaller<W>(a, b), smaller<W>(c, larger<W>(a, b)));
-}
-
 // Bits of the estimates of a block.
 template <class W> struct BlockEstimate {
   IntsOf<W> part[kBlockParts<W>];
@@ -211,8 +195,7 @@ HVC_INLINE BlockEstimate<W> estimate_block(const Places<W>& places, const W* tab
       const VectorOf<W> v = turned_part(table + places.cells(row, i), p, turn_of(bits, row));
       order[row] = orders<W>(with_signs<W>(v, sign_bits(bits, row) >> (p * kPerPart<W>)));
     }
-    const IntsOf<W> found = middle<kRows, W>(order);
-    estimate.part[p] = found < 0 ? found ^ IntOf<W>::kMagnitude : found;
+    estimate.part[p] = turn_negative(median(order, kRows), IntOf<W>::kMagnitude);
   }
   return estimate;
 }

@@ -90,9 +90,9 @@ __device__ Int<W> estimate_bits(const SketchTable<W>& s, const Walks& walks, con
   for (int row = 0; row < kSketchRows; ++row) {
     if (row >= s.map.rows) continue;
     const W cell = s.table[cell_of(s.map, row, walks.of_row[row], bits, e)];
-    order[row] = order_of(negated_if(is_negated(row, bits, e), cell));
+    order[row] = order_of(negated_if(sign_bits(bits, row) >> e.lane & 1u, cell));
   }
-  return bits_of_order<W>(median(order, s.map.rows));
+  return turn_negative(median(order, s.map.rows), IntOf<W>::kMagnitude);
 }
 
 // Calls use(position, bits of the estimate) for the elements of one unit.

@@ -89,16 +89,15 @@ template <class W> HVC_RULE W negated_if(uint32_t negative, W value) {
 
 // Medians and magnitudes are compared as integers: a total order on every device. Zeros have an order, and every NaN,
 // whose sign and payload differ from one processor to another, is one and the same number above infinity.
-template <class I> HVC_RULE I turn_negative(I bits, I magnitude) {
-  return bits ^ ((bits >> (8 * int(sizeof(I)) - 1)) & magnitude);
+// Turned again, an order is the bits of its number; without the sign they are its magnitude.
+template <class Bits, class I> HVC_RULE Bits turn_negative(Bits bits, I magnitude) {
+  return bits < 0 ? bits ^ magnitude : bits;
 }
 template <class W> HVC_RULE Int<W> order_of(W value) {
   const Int<W> bits = bit_cast<Int<W>>(value);
   if ((bits & IntOf<W>::kMagnitude) > bit_cast<Int<W>>(infinity<W>)) return IntOf<W>::kNan;
   return turn_negative(bits, IntOf<W>::kMagnitude);
 }
-// The bits of the number of an order; without the sign they are its magnitude.
-template <class W> HVC_RULE Int<W> bits_of_order(Int<W> order) { return turn_negative(order, IntOf<W>::kMagnitude); }
 
 template <class I> HVC_RULE I lesser(I a, I b) { return a < b ? a : b; }
 template <class I> HVC_RULE I greater(I a, I b) { return a < b ? b : a; }
@@ -125,9 +124,6 @@ HVC_RULE Element element_of(const SketchMap& map, uint64_t position) {
 HVC_RULE int64_t cell_of(const SketchMap& map, int row, const Walk& walk, const BlockBits& bits, const Element& e) {
   const int64_t place = place_of(walk, map.places, e.block_of_layer);
   return row * sketch_columns(map) + place * kSketchBlock + int64_t(e.lane ^ turn_of(bits, row));
-}
-HVC_RULE uint32_t is_negated(int row, const BlockBits& bits, const Element& e) {
-  return sign_bits(bits, row) >> e.lane & 1u;
 }
 
 // A part of the bucket that may be chosen from: `units` counts the blocks of all spans before this one.
