@@ -30,7 +30,7 @@ __global__ void hold_kernel(const __grid_constant__ Table table, AdamScales<Work
 }  // namespace
 
 void adam_hold(const AdamHeld* tensors, int64_t tensor_count, Dtype dtype, AdamScales<double> scales, Launch launch) {
-  const auto units = goes_of(tensors, tensor_count);
+  const auto units = units_in_one_go(tensors, tensor_count);
   visit(dtype, [&](auto type) {
     using T = typename decltype(type)::type;
     using W = Work<T>;

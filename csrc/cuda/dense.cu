@@ -68,7 +68,7 @@ __global__ void triad_kernel(float* a, const float* b, const float* c, float s, 
 void dense_offer(const DenseOffered* tensors, int64_t tensor_count, Dtype dtype, Dtype out_dtype, int64_t* nonfinite,
                  Launch launch) {
   clear_counts(nonfinite, tensor_count, launch);
-  const auto units = goes_of(tensors, tensor_count);
+  const auto units = units_in_one_go(tensors, tensor_count);
   visit(dtype, [&](auto type) {
     using T = typename decltype(type)::type;
     visit(out_dtype, [&](auto out_type) {
@@ -90,7 +90,7 @@ void dense_add(void* into, const void* other, Dtype dtype, int64_t count, Launch
 
 void dense_decode(const DenseDecoded* tensors, int64_t tensor_count, Dtype payload_dtype, Dtype grad_dtype,
                   double scale, Launch launch) {
-  const auto units = goes_of(tensors, tensor_count);
+  const auto units = units_in_one_go(tensors, tensor_count);
   visit(payload_dtype, [&](auto type) {
     using T = typename decltype(type)::type;
     visit(grad_dtype, [&](auto grad_type) {

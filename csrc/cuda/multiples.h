@@ -23,7 +23,7 @@ template <class Tensor, class Factor> void decode_multiples(const Tensor* tensor
                                                             Factor factor, double scale, Launch launch) {
   visit(dtype, [&](auto type) {
     using T = typename decltype(type)::type;
-    in_tables_of(tensors, tensor_count, goes_of(tensors, tensor_count), [&](const auto& table, int64_t) {
+    in_tables_of(tensors, tensor_count, units_in_one_go(tensors, tensor_count), [&](const auto& table, int64_t) {
       using Table = std::decay_t<decltype(table)>;
       start(multiples_kernel<T, Table, Factor>, table.units() * kWarp, launch, table, factor, scale);
     });

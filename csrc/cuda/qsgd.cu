@@ -134,7 +134,7 @@ void qsgd_fold(const uint8_t* const* parts, int64_t part_count, int64_t blocks, 
 
 void qsgd_decode(const QsgdDecoded* tensors, int64_t tensor_count, Dtype dtype, QsgdShape shape, double scale,
                  Launch launch) {
-  const auto units = goes_of(tensors, tensor_count);
+  const auto units = units_in_one_go(tensors, tensor_count);
   visit(dtype, [&](auto type) {
     using T = typename decltype(type)::type;
     in_tables_of(tensors, tensor_count, units, [&](const auto& table, int64_t) {

@@ -66,7 +66,7 @@ __device__ void each_loaded(int64_t first, int64_t last, const Load& load, const
 }
 
 // The units of work on the elements of tensors, in no particular order.
-template <class Tensor> auto goes_of(const Tensor* tensors, int64_t tensor_count) {
+template <class Tensor> auto units_in_one_go(const Tensor* tensors, int64_t tensor_count) {
   return [=](int64_t i) { return ceil_div(tensors[i].count, in_one_go(tensor_count > 1)); };
 }
 

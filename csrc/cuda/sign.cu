@@ -223,7 +223,7 @@ void sign_decode(const SignDecoded* tensors, int64_t tensor_count, Dtype dtype, 
                         static_cast<T*>(t.grad),
                         static_cast<Work<T>*>(t.residual)};
     };
-    in_tables<Decoded<T>>(tensor_count, item, goes_of(tensors, tensor_count), [&](const auto& table, int64_t) {
+    in_tables<Decoded<T>>(tensor_count, item, units_in_one_go(tensors, tensor_count), [&](const auto& table, int64_t) {
       start(decode_kernel<T, std::decay_t<decltype(table)>>, table.units() * kWarp, launch, table, rule);
     });
   });

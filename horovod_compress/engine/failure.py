@@ -21,7 +21,9 @@ from .agreement.uneven import refusal
 from .context import Context
 from .worker import Worker
 
-_NOTES_SECONDS = 0.8  # frozen ranks leave none: with this an error comes within a second of the timeout
+#: How long a rank waits for the others' notes. Frozen ones leave none, so an error comes this long after the timeout:
+#: within a second. Longer than _FLOOD_SECONDS, after which a rank that is stuck leaves its own.
+_NOTES_SECONDS = 0.8
 _TELL_SECONDS = 0.5
 #: How long a rank in an exchange may take to fail by itself after another one has, before its waits are called off.
 _FLOOD_SECONDS = 0.5

@@ -180,7 +180,7 @@ def binary_encode(positions: Tensor, kept: int, mean: Tensor, b: int, elements: 
 
 
 def check_kept(positions: Tensor, kept: int, b: int, elements: int) -> None:
-    """Refuse to code the first ``kept`` positions where there are not so many, or no code has room for them."""
+    """Refuse to code the first ``kept`` positions where there are not so many, or the code cannot hold them."""
     check_parameter(b)
     check_elements(elements)
     if not 0 <= kept <= min(positions.numel(), elements):

@@ -87,7 +87,7 @@ def values_encode(
     values_at = checked("values", values, values.dtype, positions.numel(), device)
     mean_at = checked_or_none("mean", mean, values.dtype, 1, device)
     out_at = checked_room("out", out, values_bound(kept, elements, b, values.element_size(), form=form), device)
-    check_all_apart({"out": out}, {"positions": positions, "values": values})
+    check_all_apart({"out": out}, {"positions": positions, "values": values, "mean": mean})
     if REFERENCE:
         used = REFERENCE.values_encode(positions, kept, values, b, elements, out, form=form, mean=mean)
     else:

@@ -91,6 +91,19 @@ REFUSED: dict[str, tuple[str, Callable[[], object]]] = {
     "offer over gradient": ("overlap", lambda: ops.dense_offer(SHARED[:64], None, SHARED[:64])),
     "offer over residual": ("overlap", lambda: ops.dense_offer(_f(64), SHARED[:64], SHARED[63:127])),
     "add of different types": ("other must be", lambda: ops.dense_add(_f(4), _f(4, F64))),
+    "signs over their mean": (
+        "overlap",
+        lambda: ops.values_encode(
+            torch.tensor([0, 5], dtype=torch.int32),
+            2,
+            _f(2),
+            1,
+            64,
+            SHARED.view(torch.uint8),
+            form="signs",
+            mean=SHARED[:1],
+        ),
+    ),
     "add of itself": ("overlap", lambda: ops.dense_add(SHARED, SHARED)),
     "decode of different lengths": (
         "payload must be|grad must be",

@@ -19,6 +19,6 @@ def check_choice(name: str, value: Any, *allowed: str | int | bool) -> None:
         ConfigError: says which these are.
     """
     # Types count too: 1 is not True, nor 16.0 the 16 that ranks and checkpoints compare.
-    if not any(value == one and isinstance(value, type(one)) and whole(value) == whole(one) for one in allowed):
+    if not any(type(value) is type(one) and value == one for one in allowed):
         *first, last = (f'"{one}"' if isinstance(one, str) else str(one) for one in allowed)
         raise ConfigError(f"{name} should be {', '.join(first)} or {last}, got {value!r}")
