@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
+from itertools import cycle
 from pathlib import Path
 from statistics import mean
 from typing import Any
@@ -97,13 +98,16 @@ def table(found: dict[Cell, tuple[float, float]], chosen: argparse.Namespace) ->
 
 def draw(found: dict[Cell, tuple[float, float]], chosen: argparse.Namespace, path: Path) -> None:
     """Draw results over bytes saved, a line for each delay."""
+    from matplotlib.lines import Line2D
+
     from benchmarks.figures import COLOURS, dress, name_lines, new_figure, save_as
 
     number = len(chosen.seeds.split(","))
+    markers = dict(zip(sorted({density for density, _ in found}, reverse=True), cycle("os^Dv*"), strict=False))
     figure, (panel,) = new_figure(
         "Fewer bytes by sparsity, or by local steps",
         f"sparse binary compression in update mode; {chosen.task}, {chosen.ranks} ranks, {chosen.steps} local steps, "
-        f"{number} seed{'s' if number > 1 else ''}; each point is a density, named beside it",
+        f"{number} seed{'s' if number > 1 else ''}",
         width=8.0,
         height=3.6,
     )
@@ -111,11 +115,13 @@ def draw(found: dict[Cell, tuple[float, float]], chosen: argparse.Namespace, pat
         mine = sorted((ratio, result, density) for (density, at), (result, ratio) in found.items() if at == delay)
         xs, ys, _ = zip(*mine, strict=True)
         name = f"{delay} local steps" if delay > 1 else "every step"
-        panel.plot(xs, ys, color=colour, label=name, marker="o", markersize=4, linewidth=1.4)
+        panel.plot(xs, ys, color=colour, label=name, linewidth=1.4)
         for x, y, density in mine:
-            panel.annotate(
-                f"{density:g}", (x, y), xytext=(0, 6), textcoords="offset points", fontsize=7, color=colour, ha="center"
-            )
+            panel.plot(x, y, color=colour, marker=markers[density], markersize=6, label="_point")
+    shapes = [
+        Line2D([], [], color="#444444", linestyle="", marker=markers[each], label=f"{each:g}") for each in markers
+    ]
+    panel.legend(handles=shapes, title="density", loc="lower left", frameon=False, fontsize=8, title_fontsize=8)
     panel.set_xscale("log")
     panel.set_xlabel("float32 bytes / bytes sent")
     panel.set_ylabel("accuracy" if chosen.task == "digits" else "loss")
