@@ -119,7 +119,8 @@ def draw(found: dict[Cell, tuple[float, float]], chosen: argparse.Namespace, pat
         for x, y, density in mine:
             panel.plot(x, y, color=colour, marker=markers[density], markersize=6, label="_point")
     shapes = [
-        Line2D([], [], color="#444444", ls="", marker=markers[each], label=f"{each:g}") for each in markers
+        Line2D([], [], color="#444444", linestyle="", marker=marker, label=f"{density:g}")
+        for density, marker in markers.items()
     ]
     panel.legend(handles=shapes, title="density", loc="lower left", frameon=False, fontsize=8, title_fontsize=8)
     panel.set_xscale("log")
