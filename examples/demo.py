@@ -118,7 +118,10 @@ def measure_one(launcher: Launcher, method: str, chosen: argparse.Namespace, dis
     path = stem.with_suffix(".json")
     path.unlink(missing_ok=True)  # an old record must never pass for a new one
     words = ["--task", TASK, "--method", method, "--steps", str(count), "--seed", str(chosen.seed)]
+    # A constant rate makes so short a training end anywhere: another text of nearly the same words, or another method.
     words += [
+        "--lr-schedule",
+        "cosine",
         "--exact-steps",
         str(count // EXACT),
         "--eval-every",

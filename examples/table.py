@@ -78,7 +78,8 @@ def render(records: list[Record]) -> str:
 def what(record: Record) -> str:
     """Return what was trained, where."""
     config = record["config"]
-    rates = f"{config['optimizer'].capitalize()}, learning rate {config['lr']:g}, seed {config['seed']}"
+    schedule = " with warm-up and cosine" if config.get("lr_schedule") == "cosine" else ""
+    rates = f"{config['optimizer'].capitalize()}, learning rate {config['lr']:g}{schedule}, seed {config['seed']}"
     return f"{config['task']}, {config['parameters'] / 1e6:.2g} million parameters, {rates}; {where(record)}"
 
 
