@@ -140,7 +140,7 @@ def judged(how: str, ends: Any, world: int) -> tuple[str, str]:
     if not earliest <= min(delays) or max(delays) > latest:
         return f"the others failed after {min(delays):.1f} to {max(delays):.1f} s, not {earliest:g} to {latest:g} s", ""
     done = "killed" if how == "kill" else f"frozen (timeout={_TIMEOUT_FROZEN:g})"
-    return "", f"rank {victim} {done}: the others failed after {min(delays):.1f} to {max(delays):.1f} s, and named it"
+    return "", f"rank {victim} {done}: the others failed after at most {max(delays):.1f} s, and named it"
 
 
 def text(found: dict[str, Any]) -> str:

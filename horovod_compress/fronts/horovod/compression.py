@@ -152,9 +152,11 @@ class Compression(ForUpdates):
                 "gradients already: call it right after hvd.DistributedOptimizer(...)"
             )
         if getattr(optimizer, "_compression", None) is not self:
+            wrapped = hasattr(optimizer, "_compression")
             raise ConfigError(
                 "attach() takes the optimizer that was created with this compression: "
-                "hvd.DistributedOptimizer(..., compression=compression)"
+                "hvd.DistributedOptimizer(..., compression=compression); this one "
+                + ("was created with another compression, or none" if wrapped else "is not Horovod's")
             )
         if hasattr(optimizer, "_starting_models"):
             raise ConfigError(NO_ADASUM)
