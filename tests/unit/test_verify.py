@@ -44,7 +44,7 @@ def test_a_rank_that_found_nothing_has_failed() -> None:
 
 def test_a_death_is_to_be_noticed_in_time_and_by_name() -> None:
     problem, detail = verify.judged("kill", ends(1.0, 1.5), 3)
-    assert problem == "" and "1.0 to 1.5 s" in detail
+    assert problem == "" and "at most 1.5 s" in detail
 
 
 @pytest.mark.parametrize(
