@@ -21,8 +21,9 @@ template <class T> HVC_INLINE void put_record(const QsgdShape& shape, uint8_t* r
   });
 }
 
+// The shape is a copy here and below: for all the compiler knows, bytes that are written could lie in another's.
 template <class T>
-int64_t encode(const QsgdEncoded& e, const QsgdShape& shape, const Stream& key, int64_t first, int64_t last) {
+int64_t encode(const QsgdEncoded& e, QsgdShape shape, const Stream& key, int64_t first, int64_t last) {
   Draws draws(key);
   const int64_t block = shape.block, bytes = record_bytes(block, shape.bits);
   int64_t nonfinite = 0;
@@ -76,7 +77,7 @@ void fold(const QsgdFold& f, int64_t first, int64_t last) {
   }
 }
 
-template <class T> void decode(const QsgdDecoded& d, const QsgdShape& shape, double by, int64_t first, int64_t last) {
+template <class T> void decode(const QsgdDecoded& d, QsgdShape shape, double by, int64_t first, int64_t last) {
   using W = Work<T>;
   const bool streamed = streams(d.count * int64_t(sizeof(T)));
   alignas(64) int8_t codes[kChunk];

@@ -42,6 +42,15 @@ def mark(name: str, text: str = "") -> None:
     _write(f"mark.{name}.{rank()}", text)
 
 
+def wait_for(name: str, world: int, seconds: float = 30.0) -> None:
+    """Wait until every rank has reached a point, without the framework."""
+    missing, end = set(range(world)), time.monotonic() + seconds
+    while missing := {rank for rank in missing if not (folder() / f"mark.{name}.{rank}").exists()}:
+        if time.monotonic() > end:
+            raise TimeoutError(f"rank(s) {sorted(missing)} did not come to {name!r} within {seconds:g} s")
+        time.sleep(0.01)
+
+
 def _write(name: str, text: str) -> None:
     temporary = folder() / f".{name}.{os.getpid()}"
     temporary.write_text(text)

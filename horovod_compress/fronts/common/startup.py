@@ -103,10 +103,10 @@ def refuse(error: Exception, job: Job, seconds: float = _DEFAULT_SECONDS) -> NoR
         _shake(handshake.refusal(error), job, seconds)
     except ExchangeError:
         raise error from None  # the others are somewhere else
-    except (
-        HorovodCompressError
-    ) as told:  # what all ranks raise: here it repeats the error, unless that is a mistake of ours
-        raise told from (None if isinstance(error, HorovodCompressError) else error)
+    except HorovodCompressError as told:
+        # What all ranks raise. Where it says all that this rank's error does, one traceback is enough.
+        repeats = isinstance(error, HorovodCompressError) and str(error) in str(told)
+        raise told from (None if repeats else error)
     raise error
 
 
