@@ -19,7 +19,7 @@ KEY = Key(seed=1, step=2, bucket=3, rank=4)
 BLOCK, QSGD_BLOCK, RANKS, COMPONENTS = 2048, 512, 4, 4
 TENSORS = 161  # as many as ResNet-50 has
 KEPT_ONE_IN, SKETCH_ROWS, SKETCH_SHARE = 100, 5, 50
-LEVELS, OCTAVES = {"levels": 31}, {"headroom": 3}
+LEVELS, EXPONENTS = {"levels": 31}, {"headroom": 3}
 COPY = "torch copy_"
 
 
@@ -72,7 +72,7 @@ class Inputs:
     def codes(self, seed: int = 1) -> Tensor:
         out = self.bytes(self.count)
         norm = self.grad.abs().max().view(1)
-        ops.octave_encode(self.grad, norm, self.count, out, KEY.at(rank=seed), bits=8, headroom=3)
+        ops.exponential_encode(self.grad, norm, self.count, out, KEY.at(rank=seed), bits=8, headroom=3)
         return out
 
     def norms(self) -> Tensor:
@@ -113,7 +113,7 @@ def signs_together(a: Inputs, what: str) -> Arguments:
     return Arguments((sent, steps, rows, grads, residuals), moved, {"feedback": "own", "key": KEY})
 
 
-def points_offer(a: Inputs) -> Arguments:
+def two_value_offer(a: Inputs) -> Arguments:
     outputs = (torch.zeros(a.words, dtype=torch.int64), a.doubles(), a.doubles(), torch.zeros(1, dtype=torch.int64))
     return Arguments((a.grad, a.residual, *outputs, a.count), 8 * a.count + 8 * a.words)
 
@@ -132,7 +132,7 @@ def points_together(a: Inputs, what: str) -> Arguments:
     return Arguments((sent, steps, None, rows, 0, grads, residuals), moved, {**places, "scale": 0.25})
 
 
-def points_decode(a: Inputs) -> Arguments:
+def two_value_decode(a: Inputs) -> Arguments:
     steps = [torch.full((1,), 0.01 * (rank + 1)) for rank in range(RANKS)]
     sent = [a.bits(rank) for rank in range(RANKS)]
     moved = 16 * a.count + 8 * RANKS * a.words
@@ -167,32 +167,32 @@ def merge(a: Inputs) -> Arguments:
     return Arguments((a.bits(1), a.bits(2), 2, 1, KEY), 24 * a.words)
 
 
-def level_encode(a: Inputs, bits: int) -> Arguments:
+def uniform_encode(a: Inputs, bits: int) -> Arguments:
     kind, size = ops.code_layout(bits, a.count)
     codes, rule = torch.zeros(size, dtype=kind), {"bits": bits, "levels": (1 << bits - 1) // 4 - (bits > 4)}
     return Arguments((a.grad, a.norms(), BLOCK, codes, KEY), 4 * a.count + codes.nbytes, rule)
 
 
-def level_fold(a: Inputs) -> Arguments:
+def uniform_fold(a: Inputs) -> Arguments:
     parts = [a.bytes(ops.code_layout(6, a.count)[1]) for _ in range(RANKS)]
     return Arguments((parts, a.bytes(a.count), a.count), RANKS * parts[0].numel() + a.count, {"bits": 6, "sum_bits": 8})
 
 
-def level_decode(a: Inputs) -> Arguments:
+def uniform_decode(a: Inputs) -> Arguments:
     return Arguments((a.codes(), a.norms(), BLOCK, a.floats()), 5 * a.count, {"bits": 8, "scale": 0.01})
 
 
-def octave_encode(a: Inputs) -> Arguments:
+def exponential_encode(a: Inputs) -> Arguments:
     given = (a.grad, a.norms(), BLOCK, a.bytes(a.count), KEY)
     return Arguments(given, 5 * a.count, {"bits": 8, "headroom": 3})
 
 
-def octave_decode(a: Inputs) -> Arguments:
+def exponential_decode(a: Inputs) -> Arguments:
     rule = {"bits": 8, "headroom": 3, "scale": 0.3}
     return Arguments((a.codes(), a.norms(), BLOCK, a.floats()), 5 * a.count, rule)
 
 
-def octave_fold(a: Inputs) -> Arguments:
+def exponential_fold(a: Inputs) -> Arguments:
     parts = [a.codes(rank) for rank in range(RANKS)]
     return Arguments((parts, a.bytes(a.count), KEY), (RANKS + 1) * a.count, {"headroom": 3})
 
@@ -385,10 +385,12 @@ CASES = (
             (a.bits(), torch.ones(1), a.count, a.floats(), None), 4 * a.count + 8 * a.words, {"feedback": "none"}
         ),
     ),
-    Case("points_offer", "points_offer", points_offer),
-    Case("points_decode of 4", "points_decode", points_decode),
-    Case(f"points_offer_all of {TENSORS}", "points_offer_all", partial(points_together, what="offer")),
-    Case(f"points_decode_all of {TENSORS}, 4 ranks", "points_decode_all", partial(points_together, what="decode")),
+    Case("two_value_offer", "two_value_offer", two_value_offer),
+    Case("two_value_decode of 4", "two_value_decode", two_value_decode),
+    Case(f"two_value_offer_all of {TENSORS}", "two_value_offer_all", partial(points_together, what="offer")),
+    Case(
+        f"two_value_decode_all of {TENSORS}, 4 ranks", "two_value_decode_all", partial(points_together, what="decode")
+    ),
     Case("merge_bits p=1/3", "merge_bits", merge),
     Case(f"shaped_merge of {RANKS}", "shaped_merge", partial(shaped, folds=False)),
     Case(f"shaped_fold of {RANKS}", "shaped_fold", partial(shaped, folds=True)),
@@ -407,24 +409,32 @@ CASES = (
     Case("moments_offer blocks", "moments_offer", moments),
     Case(f"norm_offer_all of {TENSORS}", "norm_offer_all", partial(norms_together, moments=False)),
     Case(f"moments_offer_all of {TENSORS}", "moments_offer_all", partial(norms_together, moments=True)),
-    Case("level_encode 8 bits", "level_encode", partial(level_encode, bits=8)),
-    Case("level_encode 4 bits", "level_encode", partial(level_encode, bits=4)),
-    Case("level_encode 6 bits", "level_encode", partial(level_encode, bits=6)),
-    Case("level_fold of 4", "level_fold", level_fold),
-    Case("level_add 8 bits", "level_add", lambda a: Arguments((a.codes(1), a.codes(2)), 3 * a.count, {"bits": 8})),
-    Case("level_decode 8 bits", "level_decode", level_decode),
-    Case(f"level_encode_all of {TENSORS}", "level_encode_all", partial(codes_together, what="encode", rule=LEVELS)),
-    Case(f"level_decode_all of {TENSORS}", "level_decode_all", partial(codes_together, what="decode", rule={})),
-    Case("octave_encode 8 bits", "octave_encode", octave_encode),
+    Case("uniform_encode 8 bits", "uniform_encode", partial(uniform_encode, bits=8)),
+    Case("uniform_encode 4 bits", "uniform_encode", partial(uniform_encode, bits=4)),
+    Case("uniform_encode 6 bits", "uniform_encode", partial(uniform_encode, bits=6)),
+    Case("uniform_fold of 4", "uniform_fold", uniform_fold),
+    Case("uniform_add 8 bits", "uniform_add", lambda a: Arguments((a.codes(1), a.codes(2)), 3 * a.count, {"bits": 8})),
+    Case("uniform_decode 8 bits", "uniform_decode", uniform_decode),
+    Case(f"uniform_encode_all of {TENSORS}", "uniform_encode_all", partial(codes_together, what="encode", rule=LEVELS)),
+    Case(f"uniform_decode_all of {TENSORS}", "uniform_decode_all", partial(codes_together, what="decode", rule={})),
+    Case("exponential_encode 8 bits", "exponential_encode", exponential_encode),
     Case(
-        "octave_merge 8 bits",
-        "octave_merge",
+        "exponential_merge 8 bits",
+        "exponential_merge",
         lambda a: Arguments((a.codes(1), a.codes(2), KEY), 3 * a.count, {"bits": 8}),
     ),
-    Case("octave_fold of 4", "octave_fold", octave_fold),
-    Case("octave_decode 8 bits", "octave_decode", octave_decode),
-    Case(f"octave_encode_all of {TENSORS}", "octave_encode_all", partial(codes_together, what="encode", rule=OCTAVES)),
-    Case(f"octave_decode_all of {TENSORS}", "octave_decode_all", partial(codes_together, what="decode", rule=OCTAVES)),
+    Case("exponential_fold of 4", "exponential_fold", exponential_fold),
+    Case("exponential_decode 8 bits", "exponential_decode", exponential_decode),
+    Case(
+        f"exponential_encode_all of {TENSORS}",
+        "exponential_encode_all",
+        partial(codes_together, what="encode", rule=EXPONENTS),
+    ),
+    Case(
+        f"exponential_decode_all of {TENSORS}",
+        "exponential_decode_all",
+        partial(codes_together, what="decode", rule=EXPONENTS),
+    ),
     Case("qsgd_encode 8 bits", "qsgd_encode", partial(qsgd, what="encode", bits=8)),
     Case("qsgd_encode 3 bits", "qsgd_encode", partial(qsgd, what="encode", bits=3)),
     Case("qsgd_fold of 4", "qsgd_fold", partial(qsgd, what="fold", bits=8)),

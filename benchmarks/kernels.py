@@ -82,7 +82,7 @@ class Arrays:
         self.bytes, self.more_bytes = (torch.zeros(count, dtype=torch.uint8) for _ in range(2))
         self.packed, self.more_packed = (torch.zeros((count + 1) // 2, dtype=torch.uint8) for _ in range(2))
         for rank, codes in enumerate((self.bytes, self.more_bytes)):
-            ops.octave_encode(self.grad, self.norm, count, codes, KEY.at(rank=rank), bits=8, headroom=3)
+            ops.exponential_encode(self.grad, self.norm, count, codes, KEY.at(rank=rank), bits=8, headroom=3)
         self.kept = max(1, count // KEPT_ONE_IN)
         self.parameter = ops.golomb_parameter(self.kept, count)
         self.positions, self.values = torch.zeros(self.kept, dtype=torch.int32), torch.zeros(self.kept)
@@ -180,31 +180,31 @@ def one_bit(a: Arrays) -> Iterable[Case]:
     yield kernel_case("sign_decode rows", moved, "sign_decode", *rows, *decoded, feedback="global")
     alone = (a.more, a.step, n, a.out, None)
     yield kernel_case("sign_decode alone", 4 * n + bit_bytes, "sign_decode", *alone, feedback="none")
-    yield from points(a)
+    yield from two_values(a)
     yield Case("local step (offer + decode)", 24 * n + 2 * bit_bytes, lambda: local_step(a))
 
 
-def points(a: Arrays) -> Iterable[Case]:
+def two_values(a: Arrays) -> Iterable[Case]:
     n, size = a.count, 8 * a.words
     counts = torch.zeros(1, dtype=torch.int64)
     sides = (a.bits, a.sums, a.sums.clone(), counts, n)
-    yield kernel_case("points_offer", 8 * n + size, "points_offer", a.grad, a.residual, *sides)
+    yield kernel_case("two_value_offer", 8 * n + size, "two_value_offer", a.grad, a.residual, *sides)
     values, lows = [a.step] * 8, [-2 * a.step] * 8
     for ranks in (1, 4, 8):
         given = (a.parts[:ranks], values[:ranks], lows[:ranks], n, 0, a.work, a.left)
-        yield kernel_case(f"points_decode of {ranks}", 16 * n + ranks * size, "points_decode", *given, scale=0.25)
+        yield kernel_case(f"two_value_decode of {ranks}", 16 * n + ranks * size, "two_value_decode", *given, scale=0.25)
     moved = 24 * n + 2 * size
-    yield Case("local step of ef_signsgd (points)", moved, lambda: points_step(a))
-    yield Case("local step of onebit (points)", moved, lambda: points_step(a, sides))
+    yield Case("local step of ef_signsgd (two values)", moved, lambda: two_value_step(a))
+    yield Case("local step of onebit (two values)", moved, lambda: two_value_step(a, sides))
 
 
-def points_step(a: Arrays, sides: Any = None) -> None:
+def two_value_step(a: Arrays, sides: Any = None) -> None:
     if sides is None:
         ops.sign_offer(a.work, a.left, a.bits, a.sums, a.count)
     else:
-        ops.points_offer(a.work, a.left, *sides)
+        ops.two_value_offer(a.work, a.left, *sides)
     lows = None if sides is None else [-2 * a.step]
-    ops.points_decode([a.bits], [a.step], lows, a.count, 0, a.work, a.left)
+    ops.two_value_decode([a.bits], [a.step], lows, a.count, 0, a.work, a.left)
 
 
 def local_step(a: Arrays, divisor: Tensor | None = None) -> None:
@@ -265,21 +265,25 @@ def dithering(a: Arrays) -> Iterable[Case]:
     yield kernel_case("norm_offer", 4 * n, "norm_offer", a.grad, a.norm, n)
     yield kernel_case("norm_offer blocks", 4 * n, "norm_offer", a.grad, a.norms, BLOCK)
     given, blocks = (a.grad, a.norm, n), (a.grad, a.norms, BLOCK)
-    yield kernel_case("level_encode 8 bits", 5 * n, "level_encode", *blocks, a.bytes, KEY, bits=8, levels=31)
-    yield kernel_case("level_encode 4 bits", 9 * n // 2, "level_encode", *blocks, a.packed, KEY, bits=4, levels=1)
-    yield kernel_case("level_add 8 bits", 3 * n, "level_add", a.bytes, a.more_bytes, bits=8)
-    yield kernel_case("level_add 4 bits", 3 * n // 2, "level_add", a.packed, a.more_packed, bits=4)
+    yield kernel_case("uniform_encode 8 bits", 5 * n, "uniform_encode", *blocks, a.bytes, KEY, bits=8, levels=31)
+    yield kernel_case("uniform_encode 4 bits", 9 * n // 2, "uniform_encode", *blocks, a.packed, KEY, bits=4, levels=1)
+    yield kernel_case("uniform_add 8 bits", 3 * n, "uniform_add", a.bytes, a.more_bytes, bits=8)
+    yield kernel_case("uniform_add 4 bits", 3 * n // 2, "uniform_add", a.packed, a.more_packed, bits=4)
     six = torch.zeros(ops.code_layout(6, n)[1], dtype=torch.uint8)
-    yield kernel_case("level_encode 6 bits", 19 * n // 4, "level_encode", *blocks, six, KEY, bits=6, levels=31)
-    yield kernel_case("level_fold of 4", 4 * n, "level_fold", [six] * 4, a.bytes.clone(), n, bits=6, sum_bits=8)
+    yield kernel_case("uniform_encode 6 bits", 19 * n // 4, "uniform_encode", *blocks, six, KEY, bits=6, levels=31)
+    yield kernel_case("uniform_fold of 4", 4 * n, "uniform_fold", [six] * 4, a.bytes.clone(), n, bits=6, sum_bits=8)
     decoded = (a.more_bytes, *blocks[1:], a.out)
-    yield kernel_case("level_decode 8 bits", 5 * n, "level_decode", *decoded, bits=8, scale=0.01)
-    yield kernel_case("octave_encode 8 bits", 5 * n, "octave_encode", *given, a.bytes, KEY, bits=8, headroom=3)
-    yield kernel_case("octave_encode 4 bits", 9 * n // 2, "octave_encode", *given, a.packed, KEY, bits=4, headroom=3)
-    yield kernel_case("octave_merge 8 bits", 3 * n, "octave_merge", a.bytes, a.more_bytes, KEY, bits=8)
-    yield kernel_case("octave_merge 4 bits", 3 * n // 2, "octave_merge", a.packed, a.more_packed, KEY, bits=4)
+    yield kernel_case("uniform_decode 8 bits", 5 * n, "uniform_decode", *decoded, bits=8, scale=0.01)
+    yield kernel_case(
+        "exponential_encode 8 bits", 5 * n, "exponential_encode", *given, a.bytes, KEY, bits=8, headroom=3
+    )
+    yield kernel_case(
+        "exponential_encode 4 bits", 9 * n // 2, "exponential_encode", *given, a.packed, KEY, bits=4, headroom=3
+    )
+    yield kernel_case("exponential_merge 8 bits", 3 * n, "exponential_merge", a.bytes, a.more_bytes, KEY, bits=8)
+    yield kernel_case("exponential_merge 4 bits", 3 * n // 2, "exponential_merge", a.packed, a.more_packed, KEY, bits=4)
     rule = {"bits": 8, "headroom": 3, "scale": 0.3}
-    yield kernel_case("octave_decode 8 bits", 5 * n, "octave_decode", a.more_bytes, *given[1:], a.out, **rule)
+    yield kernel_case("exponential_decode 8 bits", 5 * n, "exponential_decode", a.more_bytes, *given[1:], a.out, **rule)
 
 
 def quantising(a: Arrays) -> Iterable[Case]:
@@ -304,9 +308,9 @@ def quantising(a: Arrays) -> Iterable[Case]:
     yield kernel_case("moments_offer", 4 * n, "moments_offer", a.grad, a.norm.clone(), a.sums.clone(), n)
     bounded = (a.grad, a.norm, n, a.packed.clone(), KEY)
     bound = {"bits": 4, "levels": 1, "bounds": a.norm / 2}
-    yield kernel_case("level_encode ternary", 9 * n // 2, "level_encode", *bounded, **bound)
+    yield kernel_case("uniform_encode ternary", 9 * n // 2, "uniform_encode", *bounded, **bound)
     yield kernel_case(
-        f"octave_fold of {ranks}", (ranks + 1) * n, "octave_fold", parts, a.bytes.clone(), KEY, headroom=3
+        f"exponential_fold of {ranks}", (ranks + 1) * n, "exponential_fold", parts, a.bytes.clone(), KEY, headroom=3
     )
 
 

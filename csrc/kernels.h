@@ -56,25 +56,26 @@ void sign_offer(const SignOffered* tensors, int64_t tensor_count, Dtype dtype, i
 void sign_decode(const SignDecoded* tensors, int64_t tensor_count, Dtype dtype, Feedback feedback, double decay,
                  double scale, const Stream* key, Launch launch);
 
-// points.cpp, points.cu: two values per row, `highs` for bit 1 and `lows` for bit 0, of which a rank sends one per
-// element. The offer writes sums of |x| and the number of elements of the high side, per row. Decoding adds the
+// two_value.cpp, two_value.cu: two values per row, `highs` for bit 1 and `lows` for bit 0, of which a rank sends one
+// per element. The offer writes sums of |x| and the number of elements of the high side, per row. Decoding adds the
 // values of all ranks in rank order, and keeps what the own ones lack; without `lows` they are -highs. What every rank
 // sent lies in arrays for all tensors, in which a tensor's part begins at `first_word` and `first_row`.
-struct PointsOffered {
+struct TwoValueOffered {
   const void *grad, *residual;
   int64_t count, row_length;
   uint64_t* bits;
   double *highs, *lows;
   int64_t* ones;
 };
-struct PointsDecoded {
+struct TwoValueDecoded {
   int64_t count, row_length, first_word, first_row;
   void *grad, *residual;
 };
-void points_offer(const PointsOffered* tensors, int64_t tensor_count, Dtype dtype, int64_t* nonfinite, Launch launch);
-void points_decode(const PointsDecoded* tensors, int64_t tensor_count, Dtype dtype, const uint64_t* const* bits,
-                   const float* const* highs, const float* const* lows, int64_t ranks, int64_t own, double scale,
-                   Launch launch);
+void two_value_offer(const TwoValueOffered* tensors, int64_t tensor_count, Dtype dtype, int64_t* nonfinite,
+                     Launch launch);
+void two_value_decode(const TwoValueDecoded* tensors, int64_t tensor_count, Dtype dtype, const uint64_t* const* bits,
+                      const float* const* highs, const float* const* lows, int64_t ranks, int64_t own, double scale,
+                      Launch launch);
 
 // merge.cpp, merge.cu: probability numerator / denominator, denominator <= 2^62
 void merge_bits(uint64_t* into, const uint64_t* other, int64_t words, uint64_t numerator, uint64_t denominator,
@@ -143,49 +144,49 @@ void norm_offer(const NormOffered* tensors, int64_t tensor_count, Dtype dtype, P
                 Launch launch);
 void moments_offer(const MomentsOffered* tensors, int64_t tensor_count, Dtype dtype, int64_t* nonfinite, Launch launch);
 
-// level.cpp, level.cu: codes of 2 to 8 or of 16 bits, packed (rows are whole bytes); levels < 2^(bits-1). |x| counts
-// as the bound of its row at most, where there are bounds. Added in place they have 4, 8 or 16 bits. The fold adds the
-// codes of all parts modulo 2^8, and writes the lowest sum_bits <= 8 of each sum; `out` is none of the parts.
-void level_add(void* into, const void* other, int64_t count, int bits, Launch launch);
-void level_fold(const uint8_t* const* parts, int64_t part_count, int64_t count, int bits, int sum_bits, uint8_t* out,
-                Launch launch);
-struct LevelEncoded {
+// uniform.cpp, uniform.cu: codes of 2 to 8 or of 16 bits, packed (rows are whole bytes); levels < 2^(bits-1). |x|
+// counts as the bound of its row at most, where there are bounds. Added in place they have 4, 8 or 16 bits. The fold
+// adds the codes of all parts modulo 2^8, and writes the lowest sum_bits <= 8 of each sum; `out` is none of the parts.
+void uniform_add(void* into, const void* other, int64_t count, int bits, Launch launch);
+void uniform_fold(const uint8_t* const* parts, int64_t part_count, int64_t count, int bits, int sum_bits, uint8_t* out,
+                  Launch launch);
+struct UniformEncoded {
   const void *grad, *norms;
   int64_t count, row_length, offset;
   void* codes;
   const void* bounds;  // or null
 };
-struct LevelDecoded {
+struct UniformDecoded {
   const void *codes, *norms;
   int64_t count, row_length;
   void* grad;
 };
-void level_encode(const LevelEncoded* tensors, int64_t tensor_count, Dtype dtype, int bits, int32_t levels,
-                  const Stream* key, Launch launch);
-void level_decode(const LevelDecoded* tensors, int64_t tensor_count, Dtype dtype, int bits, double scale,
-                  Launch launch);
+void uniform_encode(const UniformEncoded* tensors, int64_t tensor_count, Dtype dtype, int bits, int32_t levels,
+                    const Stream* key, Launch launch);
+void uniform_decode(const UniformDecoded* tensors, int64_t tensor_count, Dtype dtype, int bits, double scale,
+                    Launch launch);
 
-// octave.cpp, octave.cu: codes of 4 bits (two to a byte, row_length even) or 8; 1 <= headroom < 2^(bits-1). The fold
-// makes of the codes of all parts, 8 bits each, those of their mean; `out` may be one of the parts.
-void octave_merge(uint8_t* into, const uint8_t* other, int64_t bytes, int bits, const Stream* key, int64_t offset,
-                  Launch launch);
-void octave_fold(const uint8_t* const* parts, int64_t part_count, int64_t count, int32_t headroom, const Stream* key,
-                 int64_t offset, uint8_t* out, Launch launch);
-struct OctaveEncoded {
+// exponential.cpp, exponential.cu: codes of 4 bits (two to a byte, row_length even) or 8; 1 <= headroom < 2^(bits-1).
+// The fold makes of the codes of all parts, 8 bits each, those of their mean; `out` may be one of the parts.
+void exponential_merge(uint8_t* into, const uint8_t* other, int64_t bytes, int bits, const Stream* key, int64_t offset,
+                       Launch launch);
+void exponential_fold(const uint8_t* const* parts, int64_t part_count, int64_t count, int32_t headroom,
+                      const Stream* key, int64_t offset, uint8_t* out, Launch launch);
+struct ExponentialEncoded {
   const void *grad, *norms;
   int64_t count, row_length, offset;
   uint8_t* codes;
 };
-struct OctaveDecoded {
+struct ExponentialDecoded {
   const uint8_t* codes;
   const void* norms;
   int64_t count, row_length;
   void* grad;
 };
-void octave_encode(const OctaveEncoded* tensors, int64_t tensor_count, Dtype dtype, int bits, int32_t headroom,
-                   const Stream* key, Launch launch);
-void octave_decode(const OctaveDecoded* tensors, int64_t tensor_count, Dtype dtype, int bits, int32_t headroom,
-                   double scale, Launch launch);
+void exponential_encode(const ExponentialEncoded* tensors, int64_t tensor_count, Dtype dtype, int bits,
+                        int32_t headroom, const Stream* key, Launch launch);
+void exponential_decode(const ExponentialDecoded* tensors, int64_t tensor_count, Dtype dtype, int bits,
+                        int32_t headroom, double scale, Launch launch);
 
 // qsgd.cpp, qsgd.cu: one record for every block, as rules/qsgd.h says; `out` of a fold may be one of the parts
 void qsgd_fold(const uint8_t* const* parts, int64_t part_count, int64_t blocks, QsgdShape shape, const Stream* key,
@@ -301,12 +302,12 @@ const char* instruction_set();
 // What Python may call: `use` is given each by its name.
 // clang-format off
 #define HVC_EACH_KERNEL(use) \
-  use(sign_pack) use(sign_offer) use(sign_decode) use(points_offer) use(points_decode) use(merge_bits) \
+  use(sign_pack) use(sign_offer) use(sign_decode) use(two_value_offer) use(two_value_decode) use(merge_bits) \
   use(bernoulli_words) use(majority_fold) use(shaped_merge) use(shaped_fold) use(ternary_fold) use(ternary_unpack) \
   use(record_offer) use(record_fold) use(record_decode) use(dense_offer) use(dense_add) use(dense_decode) \
   use(absorb) use(triad) use(adam_hold) use(norm_offer) use(moments_offer) \
-  use(level_encode) use(level_add) use(level_fold) use(level_decode) \
-  use(octave_encode) use(octave_merge) use(octave_fold) use(octave_decode) \
+  use(uniform_encode) use(uniform_add) use(uniform_fold) use(uniform_decode) \
+  use(exponential_encode) use(exponential_merge) use(exponential_fold) use(exponential_decode) \
   use(qsgd_encode) use(qsgd_fold) use(qsgd_decode) use(elias_encode) use(elias_decode) \
   use(sketch_encode) use(sketch_top) use(sketch_clear) use(top_select) \
   use(binary_select) use(binary_encode) use(binary_decode) use(binary_clear) \

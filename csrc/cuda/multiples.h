@@ -1,4 +1,4 @@
-// Multiples of the norms of rows: what decoding the codes of rules/level.h and rules/octave.h has in common.
+// Multiples of the norms of rows: what decoding the codes of rules/uniform.h and rules/exponential.h has in common.
 #pragma once
 #include "rules/dither.h"
 #include "rows.h"

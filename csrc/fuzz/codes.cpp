@@ -10,19 +10,19 @@ namespace {
 
 int64_t code_bytes(int bits, int64_t count) { return packed_bytes(count, bits); }
 
-void level(Input& in, Dtype dtype, int64_t count) {
+void uniform(Input& in, Dtype dtype, int64_t count) {
   const int bits = 4 << in.below(3);
   const int64_t row = 2 * (1 + in.below(300));
   const Bytes norms = in.bytes(work_width(dtype) * ceil_div(count, row)), grad(width(dtype) * count);
   const Bytes into = in.bytes(code_bytes(bits, count)), other = in.bytes(into.size);
-  level_add(into.get(), other.get(), bits == 16 ? count : into.size, bits, kHere);
-  const LevelDecoded tensor{into.get(), norms.get(), count, row, grad.get()};
-  level_decode(&tensor, 1, dtype, bits, 1.0 / 3, kHere);
+  uniform_add(into.get(), other.get(), bits == 16 ? count : into.size, bits, kHere);
+  const UniformDecoded tensor{into.get(), norms.get(), count, row, grad.get()};
+  uniform_decode(&tensor, 1, dtype, bits, 1.0 / 3, kHere);
   // What is encoded is this rank's own, but its norms come from other ranks.
   const Bytes x = in.bytes(width(dtype) * count);
   const Stream key = in.key();
-  const LevelEncoded encoded{x.get(), norms.get(), count, row, 0, into.get(), nullptr};
-  level_encode(&encoded, 1, dtype, bits, int32_t(1 + in.below((1 << (bits - 1)) - 1)), &key, kHere);
+  const UniformEncoded encoded{x.get(), norms.get(), count, row, 0, into.get(), nullptr};
+  uniform_encode(&encoded, 1, dtype, bits, int32_t(1 + in.below((1 << (bits - 1)) - 1)), &key, kHere);
 }
 
 void packed(Input& in, Dtype dtype, int64_t count) {
@@ -31,25 +31,26 @@ void packed(Input& in, Dtype dtype, int64_t count) {
   const Bytes norms = in.bytes(work_width(dtype) * ceil_div(count, row)), grad(width(dtype) * count);
   const std::vector<Bytes> parts = in.parts(ranks, code_bytes(bits, count));
   const Bytes sums(code_bytes(sum_bits, count));
-  level_fold(pointers<const uint8_t>(parts).data(), ranks, count, bits, sum_bits, sums.get(), kHere);
-  const LevelDecoded tensor{sums.get(), norms.get(), count, row, grad.get()};
-  level_decode(&tensor, 1, dtype, sum_bits, 1.0 / 3, kHere);
+  uniform_fold(pointers<const uint8_t>(parts).data(), ranks, count, bits, sum_bits, sums.get(), kHere);
+  const UniformDecoded tensor{sums.get(), norms.get(), count, row, grad.get()};
+  uniform_decode(&tensor, 1, dtype, sum_bits, 1.0 / 3, kHere);
 }
 
-void octave(Input& in, Dtype dtype, int64_t count) {
+void exponential(Input& in, Dtype dtype, int64_t count) {
   const int bits = in.coin() ? 4 : 8, headroom = int(1 + in.below(bits == 4 ? 7 : 31));
   const int64_t row = 2 * (1 + in.below(300)), ranks = 1 + in.below(4);
   const Stream key = in.key();
   const Bytes norms = in.bytes(work_width(dtype) * ceil_div(count, row)), grad(width(dtype) * count);
   const std::vector<Bytes> parts = in.parts(ranks, code_bytes(bits, count));
   const Bytes into = in.bytes(code_bytes(bits, count));
-  octave_merge(into.get(), parts[0].get(), into.size, bits, &key, 0, kHere);
-  if (bits == 8) octave_fold(pointers<const uint8_t>(parts).data(), ranks, count, headroom, &key, 0, into.get(), kHere);
-  const OctaveDecoded tensor{into.get(), norms.get(), count, row, grad.get()};
-  octave_decode(&tensor, 1, dtype, bits, headroom, 1.0 / double(ranks), kHere);
+  exponential_merge(into.get(), parts[0].get(), into.size, bits, &key, 0, kHere);
+  if (bits == 8)
+    exponential_fold(pointers<const uint8_t>(parts).data(), ranks, count, headroom, &key, 0, into.get(), kHere);
+  const ExponentialDecoded tensor{into.get(), norms.get(), count, row, grad.get()};
+  exponential_decode(&tensor, 1, dtype, bits, headroom, 1.0 / double(ranks), kHere);
   const Bytes x = in.bytes(width(dtype) * count);
-  const OctaveEncoded encoded{x.get(), norms.get(), count, row, 0, into.get()};
-  octave_encode(&encoded, 1, dtype, bits, headroom, &key, kHere);
+  const ExponentialEncoded encoded{x.get(), norms.get(), count, row, 0, into.get()};
+  exponential_encode(&encoded, 1, dtype, bits, headroom, &key, kHere);
 }
 
 void qsgd(Input& in, Dtype dtype, int64_t count) {
@@ -70,7 +71,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   const int64_t method = in.below(4);
   const Dtype dtype = in.dtype();
   const int64_t count = in.below(2500);
-  const auto run = method == 0 ? level : method == 1 ? octave : method == 2 ? qsgd : packed;
+  const auto run = method == 0 ? uniform : method == 1 ? exponential : method == 2 ? qsgd : packed;
   run(in, dtype, count);
   return 0;
 }

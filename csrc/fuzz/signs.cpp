@@ -29,16 +29,16 @@ void sign(Input& in, Dtype dtype, int64_t count) {
   sign_decode(&tensor, 1, dtype, feedback, 1, 0.5, &key, kHere);
 }
 
-void points(Input& in, Dtype dtype, int64_t count) {
+void two_values(Input& in, Dtype dtype, int64_t count) {
   const int64_t row = 1 + in.below(700), ranks = 1 + in.below(4), rows = ceil_div(count, row);
   const bool two = in.coin();
   const std::vector<Bytes> bits = in.parts(ranks, 8 * words_for(count)), highs = in.parts(ranks, 4 * rows);
   const std::vector<Bytes> lows = in.parts(ranks, 4 * rows);
   const Bytes grad = in.bytes(width(dtype) * count), residual(work_width(dtype) * count);
-  const PointsDecoded tensor{count, row, 0, 0, grad.get(), residual.get()};
+  const TwoValueDecoded tensor{count, row, 0, 0, grad.get(), residual.get()};
   const auto lows_at = pointers<const float>(lows);
-  points_decode(&tensor, 1, dtype, pointers<const uint64_t>(bits).data(), pointers<const float>(highs).data(),
-                two ? lows_at.data() : nullptr, ranks, in.below(ranks), 1.0 / double(ranks), kHere);
+  two_value_decode(&tensor, 1, dtype, pointers<const uint64_t>(bits).data(), pointers<const float>(highs).data(),
+                   two ? lows_at.data() : nullptr, ranks, in.below(ranks), 1.0 / double(ranks), kHere);
 }
 
 void merging(Input& in, int64_t count) {
@@ -93,7 +93,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   const Dtype dtype = in.dtype();
   const int64_t count = in.below(2500);
   if (method == 0) sign(in, dtype, count);
-  if (method == 1) points(in, dtype, count);
+  if (method == 1) two_values(in, dtype, count);
   if (method == 2) merging(in, count);
   if (method == 3) ternary(in, count);
   if (method == 4) records(in, dtype, count);

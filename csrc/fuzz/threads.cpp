@@ -47,18 +47,18 @@ Written signs(Launch launch) {
   return w;
 }
 
-Written points(Launch launch) {
+Written two_values(Launch launch) {
   const Bytes grad = numbers(3), residual = numbers(4), bits(8 * words_for(kCount)), highs(8 * kRows);
   const Bytes lows(8 * kRows), ones(8 * kRows), steps = numbers(5);
   Written w;
-  const PointsOffered offered{
+  const TwoValueOffered offered{
       grad.get(),        residual.get(),    kCount, kRow, bits.as<uint64_t>(), highs.as<double>(),
       lows.as<double>(), ones.as<int64_t>()};
-  points_offer(&offered, 1, kFloat32, &w.counted, launch);
+  two_value_offer(&offered, 1, kFloat32, &w.counted, launch);
   const uint64_t* bits_at[] = {bits.as<uint64_t>()};
   const float* steps_at[] = {steps.as<float>()};
-  const PointsDecoded decoded{kCount, kRow, 0, 0, grad.get(), residual.get()};
-  points_decode(&decoded, 1, kFloat32, bits_at, steps_at, nullptr, 1, 0, 1, launch);
+  const TwoValueDecoded decoded{kCount, kRow, 0, 0, grad.get(), residual.get()};
+  two_value_decode(&decoded, 1, kFloat32, bits_at, steps_at, nullptr, 1, 0, 1, launch);
   for (const Bytes* array : {&grad, &residual, &bits, &highs, &lows, &ones}) w.arrays.push_back(copy_of(*array));
   return w;
 }
@@ -93,10 +93,10 @@ Written quantised(Launch launch) {
   Written w;
   const NormOffered norm{grad.get(), kCount, kRow, norms.get()};
   norm_offer(&norm, 1, kFloat32, kMaximum, &w.counted, launch);
-  const LevelEncoded level{grad.get(), norms.get(), kCount, kRow, 0, codes.get(), nullptr};
-  level_encode(&level, 1, kFloat32, 8, 100, &kKey, launch);
-  const LevelDecoded back{codes.get(), norms.get(), kCount, kRow, grad.get()};
-  level_decode(&back, 1, kFloat32, 8, 0.01, launch);
+  const UniformEncoded uniform{grad.get(), norms.get(), kCount, kRow, 0, codes.get(), nullptr};
+  uniform_encode(&uniform, 1, kFloat32, 8, 100, &kKey, launch);
+  const UniformDecoded back{codes.get(), norms.get(), kCount, kRow, grad.get()};
+  uniform_decode(&back, 1, kFloat32, 8, 0.01, launch);
   int64_t wrong = 0;
   const int64_t used = elias_encode(grad.get(), kFloat32, kCount, shape, &kKey, 0, out.get(), &w.counted, launch);
   const Section section{out.get(), used};
@@ -105,8 +105,8 @@ Written quantised(Launch launch) {
   qsgd_encode(&encoded, 1, kFloat32, shape, &kKey, &w.counted, launch);
   const QsgdDecoded decoded{out.get(), kCount, grad.get()};
   qsgd_decode(&decoded, 1, kFloat32, shape, 1, launch);
-  const OctaveEncoded octaves{grad.get(), norms.get(), kCount, kRow, 0, codes.as<uint8_t>()};
-  octave_encode(&octaves, 1, kFloat32, 8, 3, &kKey, launch);
+  const ExponentialEncoded exponential{grad.get(), norms.get(), kCount, kRow, 0, codes.as<uint8_t>()};
+  exponential_encode(&exponential, 1, kFloat32, 8, 3, &kKey, launch);
   w.counted += used + wrong;
   for (const Bytes* array : {&grad, &out, &norms, &codes}) w.arrays.push_back(copy_of(*array));
   return w;
@@ -168,8 +168,8 @@ void compare(const char* name, const Written& one, const Written& other) {
 
 int main() {
   const std::pair<const char*, Kernel> kernels[] = {
-      {"signs", signs},       {"points", points},     {"sparse", sparse}, {"quantised", quantised},
-      {"sketches", sketches}, {"matrices", matrices}, {"others", others},
+      {"signs", signs},       {"two values", two_values}, {"sparse", sparse}, {"quantised", quantised},
+      {"sketches", sketches}, {"matrices", matrices},     {"others", others},
   };
   for (const auto& [name, kernel] : kernels) {
     const Written alone = kernel({1, nullptr});

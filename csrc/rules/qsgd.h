@@ -8,7 +8,7 @@
 //
 // with s = 2^(bits-1) - 1 levels.
 #pragma once
-#include "rules/level.h"
+#include "rules/uniform.h"
 #include "rules/norm.h"
 #include "rules/pack.h"
 

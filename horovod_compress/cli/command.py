@@ -50,7 +50,7 @@ def _add_verb(commands: argparse._SubParsersAction[argparse.ArgumentParser], nam
     # Without a default here, `hvd-compress --json list` keeps what the first parser saw.
     verb.add_argument("--json", action="store_true", default=argparse.SUPPRESS, help=_JSON_HELP)
     module.add_arguments(verb)
-    verb.set_defaults(run=module.run)
+    verb.set_defaults(run=module.run, usage=verb)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -78,7 +78,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _run(arguments: Sequence[str] | None) -> int:
     parser = build_parser()
-    parsed = parser.parse_args(arguments)
+    parsed, unknown = parser.parse_known_args(arguments)
+    if unknown:  # the usage that helps is the verb's; parse_args() shows that of the whole
+        getattr(parsed, "usage", parser).error(f"unrecognized arguments: {' '.join(unknown)}")
     run = check_build.run if parsed.check_build else getattr(parsed, "run", None)
     if run is None:
         parser.print_help()

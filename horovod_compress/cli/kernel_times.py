@@ -64,7 +64,7 @@ def kernels(count: int) -> Iterator[Kernel]:
     out, norm = torch.zeros(count), grad.abs().max().view(1)
     bits, sums = torch.zeros(words, dtype=torch.int64), torch.zeros(-(-count // _ROW), dtype=torch.float64)
     codes, mine = (torch.zeros(count, dtype=torch.uint8) for _ in range(2))
-    ops.octave_encode(grad, norm, count, codes, key, bits=8, headroom=3)
+    ops.exponential_encode(grad, norm, count, codes, key, bits=8, headroom=3)
     rule: dict[str, Any] = {"bits": 8, "headroom": 3}
     yield Kernel("triad", 12 * count, [out], lambda o: o.triad(out, grad, residual, 0.5))
     yield Kernel("sign_pack", 4 * count + 8 * words, [bits], lambda o: o.sign_pack(grad, bits))
@@ -74,9 +74,14 @@ def kernels(count: int) -> Iterator[Kernel]:
         [bits, sums],
         lambda o: o.sign_offer(grad, residual, bits, sums, _ROW, key=key),
     )
-    yield Kernel("octave_encode", 5 * count, [mine], lambda o: o.octave_encode(grad, norm, count, mine, key, **rule))
     yield Kernel(
-        "octave_decode", 5 * count, [out], lambda o: o.octave_decode(codes, norm, count, out, **rule, scale=0.3)
+        "exponential_encode", 5 * count, [mine], lambda o: o.exponential_encode(grad, norm, count, mine, key, **rule)
+    )
+    yield Kernel(
+        "exponential_decode",
+        5 * count,
+        [out],
+        lambda o: o.exponential_decode(codes, norm, count, out, **rule, scale=0.3),
     )
     yield Kernel("dense_add", 12 * count, [out], lambda o: o.dense_add(out.zero_(), grad))
 

@@ -105,14 +105,14 @@ class Standard(_Form):
         self, work: Work, positions: Sequence[int], given: Scaled, codes: list[Tensor], key: Key, offsets: list[int]
     ) -> None:
         levels = self.levels(work.world)
-        ops.level_encode_all(*given, codes, key, bits=self.bits, levels=levels, offsets=offsets)
+        ops.uniform_encode_all(*given, codes, key, bits=self.bits, levels=levels, offsets=offsets)
 
     def _combine(self, start: int, into: Tensor, other: Tensor, key: Key) -> None:
-        ops.level_add(into, other, bits=self.bits)
+        ops.uniform_add(into, other, bits=self.bits)
 
     def _decode(self, given: Scaled, grads: list[Tensor], world: int, result_scale: float) -> None:
         scale = result_scale / (self.levels(world) * world)
-        ops.level_decode_all(*given, grads, bits=self.bits, scale=scale)
+        ops.uniform_decode_all(*given, grads, bits=self.bits, scale=scale)
 
 
 @dataclass(frozen=True)
@@ -145,14 +145,14 @@ class Narrow(Standard):
             super().fold(work, piece, others, key)
             return
         count = piece.values.numel() * 8 // self.bits
-        ops.level_fold([piece.values, *others], piece.result, count, bits=self.bits, sum_bits=self.sum_bits)
+        ops.uniform_fold([piece.values, *others], piece.result, count, bits=self.bits, sum_bits=self.sum_bits)
 
     def decode(self, work: Work, parts: Sequence[Part], key: Key, result_scale: float) -> None:
         sums = work.results.get("codes")  # one rank has only its own
         codes, bits = (work.regions["codes"], self.bits) if sums is None else (sums, self.sum_bits)
         grads, scales, rows = self._scaled(work, parts)
         scale = result_scale / (self.most * work.world)
-        ops.level_decode_all(self._codes(work, parts, codes, bits), scales, rows, grads, bits=bits, scale=scale)
+        ops.uniform_decode_all(self._codes(work, parts, codes, bits), scales, rows, grads, bits=bits, scale=scale)
 
 
 @dataclass(frozen=True)
@@ -183,7 +183,7 @@ class Exponential(_Form):
         self, work: Work, positions: Sequence[int], given: Scaled, codes: list[Tensor], key: Key, offsets: list[int]
     ) -> None:
         headroom = self.headroom(work.world)
-        ops.octave_encode_all(*given, codes, key, bits=self.bits, headroom=headroom, offsets=offsets)
+        ops.exponential_encode_all(*given, codes, key, bits=self.bits, headroom=headroom, offsets=offsets)
 
     def fold(self, work: Work, piece: Piece, others: Sequence[Tensor], key: Key) -> None:
         """Merge neighbours, then neighbours of these, and so on: ceil(log2 M) merges for each rank at most.
@@ -205,11 +205,11 @@ class Exponential(_Form):
 
     def _combine(self, start: int, into: Tensor, other: Tensor, key: Key) -> None:
         offset = start * (2 if self.bits == 4 else 1)
-        ops.octave_merge(into, other, key, bits=self.bits, offset=offset)
+        ops.exponential_merge(into, other, key, bits=self.bits, offset=offset)
 
     def _decode(self, given: Scaled, grads: list[Tensor], world: int, result_scale: float) -> None:
         headroom = self.headroom(world)
-        ops.octave_decode_all(*given, grads, bits=self.bits, headroom=headroom, scale=result_scale / world)
+        ops.exponential_decode_all(*given, grads, bits=self.bits, headroom=headroom, scale=result_scale / world)
 
 
 @register
@@ -272,7 +272,7 @@ class GlobalQsgd(ByForm):
             check_choice("bits", bits, 4, 8, 16)
             if self.dithering == "exponential" and bits == 16:
                 raise ConfigError(
-                    "bits should be 4 or 8 with exponential dithering, as 8 bits already hold 96 octaves and a "
+                    "bits should be 4 or 8 with exponential dithering, as 8 bits already hold 96 powers of two and a "
                     'sign, got 16; for more precision choose dithering="standard"'
                 )
         elif self.dithering != "standard":

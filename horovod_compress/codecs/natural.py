@@ -31,7 +31,7 @@ from .work import Work, dtype_of
 
 #: The exponent of N itself; a mean is no larger.
 _HEADROOM = 1
-_OCTAVES = 96
+_EXPONENTS = 96
 
 
 @register
@@ -54,7 +54,7 @@ class Natural(Dithering):
     def _error(self, x: Sequence[Tensor]) -> float:
         world, mean = len(x), torch.stack(list(x)).mean(0)
         largest = max(float(one.abs().max()) for one in x) if mean.numel() else 0.0
-        lost = mean.numel() * (largest * 2.0 ** (1 - _OCTAVES)) ** 2  # below the smallest power
+        lost = mean.numel() * (largest * 2.0 ** (1 - _EXPONENTS)) ** 2  # below the smallest power
         first = sum(float(one.square().sum()) for one in x) / (8 * world**2) + lost
         return first if world == 1 else 9 / 8 * first + float(mean.square().sum()) / 8
 
@@ -69,7 +69,7 @@ class Natural(Dithering):
     def _encode(
         self, work: Work, positions: Sequence[int], given: Scaled, codes: list[Tensor], key: Key, offsets: list[int]
     ) -> None:
-        ops.octave_encode_all(*given, codes, key, bits=self.bits, headroom=_HEADROOM, offsets=offsets)
+        ops.exponential_encode_all(*given, codes, key, bits=self.bits, headroom=_HEADROOM, offsets=offsets)
 
     def fold(self, work: Work, piece: Piece, others: Sequence[Tensor], key: Key) -> None:
         if piece.region == "norms":
@@ -77,10 +77,10 @@ class Natural(Dithering):
             return
         ranks = [*others[: key.rank], piece.values, *others[key.rank :]]
         again = key.at(hop=1, purpose=DITHER)
-        ops.octave_fold(ranks, piece.values, again, headroom=_HEADROOM, offset=piece.start)
+        ops.exponential_fold(ranks, piece.values, again, headroom=_HEADROOM, offset=piece.start)
 
     def _decode(self, given: Scaled, grads: list[Tensor], world: int, result_scale: float) -> None:
-        ops.octave_decode_all(*given, grads, bits=self.bits, headroom=_HEADROOM, scale=result_scale)
+        ops.exponential_decode_all(*given, grads, bits=self.bits, headroom=_HEADROOM, scale=result_scale)
 
 
 def _power_of_two(value: float, most: float) -> float:

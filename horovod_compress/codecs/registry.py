@@ -44,8 +44,11 @@ def codec_class(name: str) -> type[Codec]:
 
 
 def meant(given: object, known: Iterable[str]) -> str:
-    """Return a question whether a name was meant that is almost what was given."""
-    near = difflib.get_close_matches(str(given).lower().replace("-", "_"), known, 1)
+    """Return a question whether a name was meant that is, or begins with, almost what was given."""
+    name, full = str(given).lower().replace("-", "_"), list(known)
+    beginnings = {one[: len(name)]: one for one in reversed(full)} if len(name) > 2 else {}
+    whole, begun = (difflib.get_close_matches(name, choices, 1) for choices in (full, beginnings))
+    near = whole or [beginnings[one] for one in begun]
     return f" (did you mean {near[0]!r}?)" if near else ""
 
 
@@ -71,7 +74,7 @@ def create(name: str, **options: Any) -> Codec:
     if unknown := sorted(set(options) - set(known)):
         common = f"; {unknown[0]} is common to all methods: give it to the compression as a whole"
         raise ConfigError(
-            f"{name} has no option {unknown[0]!r}{meant(unknown[0], known)}; {own_options(name)}"
+            f"{name} has no option {unknown[0]!r}{meant(unknown[0], [*known, *Options.names()])}; {own_options(name)}"
             f"{common if unknown[0] in Options.names() else ''}"
         )
     return codec(**options)

@@ -146,10 +146,10 @@ class TernGrad(Dithering):
         self, work: Work, positions: Sequence[int], given: Scaled, codes: list[Tensor], key: Key, offsets: list[int]
     ) -> None:
         bounds = self._rows_of("bounds", work, positions) if self.clip else None
-        ops.level_encode_all(*given, codes, key, bits=self.bits, levels=1, offsets=offsets, bounds=bounds)
+        ops.uniform_encode_all(*given, codes, key, bits=self.bits, levels=1, offsets=offsets, bounds=bounds)
 
     def _combine(self, start: int, into: Tensor, other: Tensor, key: Key) -> None:
-        ops.level_add(into, other, bits=self.bits)
+        ops.uniform_add(into, other, bits=self.bits)
 
     def _decode(self, given: Scaled, grads: list[Tensor], world: int, result_scale: float) -> None:
-        ops.level_decode_all(*given, grads, bits=self.bits, scale=result_scale / world)
+        ops.uniform_decode_all(*given, grads, bits=self.bits, scale=result_scale / world)

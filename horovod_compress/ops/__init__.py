@@ -21,7 +21,6 @@ from .dense import *
 from .dithering import *
 from .legality import *
 from .lowrank import *
-from .points import *
 from .quantise import *
 from .records import *
 from .shaped import *
@@ -29,4 +28,5 @@ from .signs import *
 from .sketch import *
 from .sparse import *
 from .ternary import *
+from .two_value import *
 from .values import *

@@ -22,8 +22,8 @@ from .legality import (
     REFERENCE,
     backend,
     check_apart,
+    check_headroom,
     check_levels,
-    check_octaves,
     check_one_of,
     check_parts,
     checked,
@@ -34,27 +34,27 @@ from .legality import (
 )
 
 __all__ = [
-    "level_add",
-    "level_decode",
-    "level_decode_all",
-    "level_encode",
-    "level_encode_all",
-    "level_fold",
+    "exponential_decode",
+    "exponential_decode_all",
+    "exponential_encode",
+    "exponential_encode_all",
+    "exponential_fold",
+    "exponential_merge",
     "moments_offer",
     "moments_offer_all",
     "norm_offer",
     "norm_offer_all",
-    "octave_decode",
-    "octave_decode_all",
-    "octave_encode",
-    "octave_encode_all",
-    "octave_fold",
-    "octave_merge",
+    "uniform_add",
+    "uniform_decode",
+    "uniform_decode_all",
+    "uniform_encode",
+    "uniform_encode_all",
+    "uniform_fold",
 ]
 
 _NORM, _MOMENTS = batch("norm_offer"), batch("moments_offer")
-_LEVEL_ENCODE, _LEVEL_DECODE = batch("level_encode"), batch("level_decode")
-_OCTAVE_ENCODE, _OCTAVE_DECODE = batch("octave_encode"), batch("octave_decode")
+_UNIFORM_ENCODE, _UNIFORM_DECODE = batch("uniform_encode"), batch("uniform_decode")
+_EXPONENTIAL_ENCODE, _EXPONENTIAL_DECODE = batch("exponential_encode"), batch("exponential_decode")
 
 # ---- norms --------------------------------------------------------------------------------------
 
@@ -100,7 +100,7 @@ def moments_offer(grad: Tensor, largest: Tensor, squares: Tensor, row_length: in
 # ---- levels -------------------------------------------------------------------------------------
 
 
-def level_encode_all(
+def uniform_encode_all(
     grads: Sequence[Tensor],
     norms: Sequence[Tensor],
     row_lengths: Sequence[int],
@@ -125,10 +125,10 @@ def level_encode_all(
     _check_rows(grads, row_lengths, bits)
     options = {"key": key, "bits": bits, "levels": levels}
     common, kind = (bits, levels, key.words()), code_layout(bits, 0)[0]
-    _LEVEL_ENCODE((grads, norms, row_lengths, offsets, codes, bounds), common, options, kind, partial(_codes, bits))
+    _UNIFORM_ENCODE((grads, norms, row_lengths, offsets, codes, bounds), common, options, kind, partial(_codes, bits))
 
 
-def level_encode(
+def uniform_encode(
     grad: Tensor,
     norms: Tensor,
     row_length: int,
@@ -140,12 +140,12 @@ def level_encode(
     offset: int = 0,
     bounds: Tensor | None = None,
 ) -> None:
-    """Do :func:`level_encode_all` for one tensor."""
+    """Do :func:`uniform_encode_all` for one tensor."""
     given, limits = ([grad], [norms], [row_length], [codes], key), None if bounds is None else [bounds]
-    level_encode_all(*given, bits=bits, levels=levels, offsets=[offset], bounds=limits)
+    uniform_encode_all(*given, bits=bits, levels=levels, offsets=[offset], bounds=limits)
 
 
-def level_decode_all(
+def uniform_decode_all(
     codes: Sequence[Tensor],
     norms: Sequence[Tensor],
     row_lengths: Sequence[int],
@@ -159,16 +159,16 @@ def level_decode_all(
     _check_rows(grads, row_lengths, bits)
     kind = code_layout(bits, 0)[0]
     options = {"bits": bits, "scale": scale}
-    _LEVEL_DECODE((codes, norms, row_lengths, grads), (bits, scale), options, kind, partial(_codes, bits))
+    _UNIFORM_DECODE((codes, norms, row_lengths, grads), (bits, scale), options, kind, partial(_codes, bits))
 
 
-def level_decode(codes: Tensor, norms: Tensor, row_length: int, grad: Tensor, *, bits: int, scale: float) -> None:
-    """Do :func:`level_decode_all` for one tensor."""
-    level_decode_all([codes], [norms], [row_length], [grad], bits=bits, scale=scale)
+def uniform_decode(codes: Tensor, norms: Tensor, row_length: int, grad: Tensor, *, bits: int, scale: float) -> None:
+    """Do :func:`uniform_decode_all` for one tensor."""
+    uniform_decode_all([codes], [norms], [row_length], [grad], bits=bits, scale=scale)
 
 
-def level_add(into: Tensor, other: Tensor, *, bits: int) -> None:
-    """Add codes of :func:`level_encode`, each modulo ``2 ** bits``; none carries into its neighbour."""
+def uniform_add(into: Tensor, other: Tensor, *, bits: int) -> None:
+    """Add codes of :func:`uniform_encode`, each modulo ``2 ** bits``; none carries into its neighbour."""
     native, device, launch = backend(into)
     check_one_of("bits", bits, (4, 8, 16))
     dtype, count = code_layout(16 if bits == 16 else 8, into.numel())
@@ -176,13 +176,13 @@ def level_add(into: Tensor, other: Tensor, *, bits: int) -> None:
     other_at = checked("other", other, dtype, count, device)
     check_apart("into", into, "other", other)
     if REFERENCE:
-        REFERENCE.level_add(into, other, bits=bits)
+        REFERENCE.uniform_add(into, other, bits=bits)
     else:
-        native.level_add(into_at, other_at, count, bits, launch)
+        native.uniform_add(into_at, other_at, count, bits, launch)
 
 
-def level_fold(parts: Sequence[Tensor], out: Tensor, count: int, *, bits: int, sum_bits: int) -> None:
-    """Write the sums of some ranks' codes of :func:`level_encode`, in other widths.
+def uniform_fold(parts: Sequence[Tensor], out: Tensor, count: int, *, bits: int, sum_bits: int) -> None:
+    """Write the sums of some ranks' codes of :func:`uniform_encode`, in other widths.
 
     Sums that do not fit into ``sum_bits`` are wrong.
 
@@ -200,15 +200,15 @@ def level_fold(parts: Sequence[Tensor], out: Tensor, count: int, *, bits: int, s
     for i, part in enumerate(parts):
         check_apart("out", out, f"parts[{i}]", part)
     if REFERENCE:
-        REFERENCE.level_fold(parts, out, count, bits=bits, sum_bits=sum_bits)
+        REFERENCE.uniform_fold(parts, out, count, bits=bits, sum_bits=sum_bits)
     else:
-        native.level_fold(parts_at, len(parts), count, bits, sum_bits, out_at, launch)
+        native.uniform_fold(parts_at, len(parts), count, bits, sum_bits, out_at, launch)
 
 
 # ---- powers of two ------------------------------------------------------------------------------
 
 
-def octave_encode_all(
+def exponential_encode_all(
     grads: Sequence[Tensor],
     norms: Sequence[Tensor],
     row_lengths: Sequence[int],
@@ -228,22 +228,24 @@ def octave_encode_all(
         bits: 8, or 4 with two codes to a byte.
         headroom: the exponent of the norm itself; sums may come down to 1.
     """
-    check_octaves(bits, headroom)
+    check_headroom(bits, headroom)
     _check_rows(grads, row_lengths, bits)
     options = {"key": key, "bits": bits, "headroom": headroom}
     common = (bits, headroom, key.words())
-    _OCTAVE_ENCODE((grads, norms, row_lengths, offsets, codes), common, options, torch.uint8, partial(_codes, bits))
+    _EXPONENTIAL_ENCODE(
+        (grads, norms, row_lengths, offsets, codes), common, options, torch.uint8, partial(_codes, bits)
+    )
 
 
-def octave_encode(
+def exponential_encode(
     grad: Tensor, norms: Tensor, row_length: int, codes: Tensor, key: Key, *, bits: int, headroom: int, offset: int = 0
 ) -> None:
-    """Do :func:`octave_encode_all` for one tensor."""
+    """Do :func:`exponential_encode_all` for one tensor."""
     given = ([grad], [norms], [row_length], [codes], key)
-    octave_encode_all(*given, bits=bits, headroom=headroom, offsets=[offset])
+    exponential_encode_all(*given, bits=bits, headroom=headroom, offsets=[offset])
 
 
-def octave_decode_all(
+def exponential_decode_all(
     codes: Sequence[Tensor],
     norms: Sequence[Tensor],
     row_lengths: Sequence[int],
@@ -254,22 +256,22 @@ def octave_decode_all(
     scale: float,
 ) -> None:
     """Write ``(+-2 ** (headroom - e) * scale) * norm`` over the gradients."""
-    check_octaves(bits, headroom)
+    check_headroom(bits, headroom)
     _check_rows(grads, row_lengths, bits)
     options = {"bits": bits, "headroom": headroom, "scale": scale}
     columns = (codes, norms, row_lengths, grads)
-    _OCTAVE_DECODE(columns, (bits, headroom, scale), options, torch.uint8, partial(_codes, bits))
+    _EXPONENTIAL_DECODE(columns, (bits, headroom, scale), options, torch.uint8, partial(_codes, bits))
 
 
-def octave_decode(
+def exponential_decode(
     codes: Tensor, norms: Tensor, row_length: int, grad: Tensor, *, bits: int, headroom: int, scale: float
 ) -> None:
-    """Do :func:`octave_decode_all` for one tensor."""
-    octave_decode_all([codes], [norms], [row_length], [grad], bits=bits, headroom=headroom, scale=scale)
+    """Do :func:`exponential_decode_all` for one tensor."""
+    exponential_decode_all([codes], [norms], [row_length], [grad], bits=bits, headroom=headroom, scale=scale)
 
 
-def octave_merge(into: Tensor, other: Tensor, key: Key, *, bits: int, offset: int = 0) -> None:
-    """Replace codes by codes of the sums, at random, without bias; see ``rules/octave.h``.
+def exponential_merge(into: Tensor, other: Tensor, key: Key, *, bits: int, offset: int = 0) -> None:
+    """Replace codes by codes of the sums, at random, without bias; see ``rules/exponential.h``.
 
     A number that is 2**16 or more times smaller than the other is dropped.
 
@@ -284,13 +286,13 @@ def octave_merge(into: Tensor, other: Tensor, key: Key, *, bits: int, offset: in
     check_apart("into", into, "other", other)
     stream = draw_stream(key, offset, count * 8 // bits)
     if REFERENCE:
-        REFERENCE.octave_merge(into, other, key, bits=bits, offset=offset)
+        REFERENCE.exponential_merge(into, other, key, bits=bits, offset=offset)
     else:
-        native.octave_merge(into_at, other_at, count, bits, stream, offset, launch)
+        native.exponential_merge(into_at, other_at, count, bits, stream, offset, launch)
 
 
-def octave_fold(parts: Sequence[Tensor], out: Tensor, key: Key, *, headroom: int, offset: int = 0) -> None:
-    """Write codes of the mean of some ranks' codes of :func:`.octave_encode`, rounded again without bias.
+def exponential_fold(parts: Sequence[Tensor], out: Tensor, key: Key, *, headroom: int, offset: int = 0) -> None:
+    """Write codes of the mean of some ranks' codes of :func:`.exponential_encode`, rounded again without bias.
 
     Codes have 8 bits; numbers are added in the order of the list, in float32.
 
@@ -307,9 +309,9 @@ def octave_fold(parts: Sequence[Tensor], out: Tensor, key: Key, *, headroom: int
     parts_at = checked_each("parts", parts, torch.uint8, count, device)
     stream = draw_stream(key, offset, count)
     if REFERENCE:
-        REFERENCE.octave_fold(parts, out, key, headroom=headroom, offset=offset)
+        REFERENCE.exponential_fold(parts, out, key, headroom=headroom, offset=offset)
     else:
-        native.octave_fold(parts_at, len(parts), count, headroom, stream, offset, out_at, launch)
+        native.exponential_fold(parts_at, len(parts), count, headroom, stream, offset, out_at, launch)
 
 
 def _codes(bits: int, count: int) -> int:

@@ -226,7 +226,7 @@ def check_levels(bits: int, levels: int) -> None:
         raise ValueError(f"levels must be in [1, {1 << (bits - 1)}), got {levels}")
 
 
-def check_octaves(bits: int, headroom: int) -> None:
+def check_headroom(bits: int, headroom: int) -> None:
     """Refuse a headroom that does not fit into the bits of a code."""
     check_one_of("bits", bits, (4, 8))
     most = min(1 << (bits - 1), 32) - 1

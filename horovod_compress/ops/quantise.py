@@ -1,7 +1,7 @@
 """The operations of QSGD: records, and sections of Elias codes.
 
 Records and their codes are laid out as ``rules/qsgd.h`` says, sections as ``rules/elias.h`` says. Random
-bits are drawn for elements as in :func:`.level_encode_all`. A block's norm is the largest ``|x|``
+bits are drawn for elements as in :func:`.uniform_encode_all`. A block's norm is the largest ``|x|``
 (``norm`` 0) or the root of the sum of squares (``norm`` 2), in float32 whatever the gradient is.
 """
 

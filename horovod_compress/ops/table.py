@@ -112,13 +112,13 @@ TABLE = (
          new("grad", Kind.ANY, disjoint="divisor"), new("residual", Kind.WORK, optional=True, disjoint="grad divisor")),
     ),
     Operation(
-        "points_offer",
+        "two_value_offer",
         (GRAD, RESIDUAL, COUNT, ROW_LENGTH, NEW_BITS, new("highs", torch.float64, ROWS),
          new("lows", torch.float64, ROWS, disjoint="highs"), new("ones", torch.int64, ROWS)),
         counts=True,
     ),
     Operation(
-        "points_decode",
+        "two_value_decode",
         (COUNT, ROW_LENGTH, Number("first_word"), Number("first_row"),
          new("grad", Kind.ANY), new("residual", Kind.WORK, disjoint="grad")),
     ),
@@ -146,12 +146,12 @@ TABLE = (
         counts=True,
     ),
     Operation(
-        "level_encode",
+        "uniform_encode",
         (GRAD, NORMS, COUNT, ROW_LENGTH, OFFSET, NEW_CODES, Array("bounds", Kind.WORK, ROWS, optional=True)),
     ),
-    Operation("level_decode", (CODES, NORMS, COUNT, ROW_LENGTH, DECODED)),
-    Operation("octave_encode", (GRAD, NORMS, COUNT, ROW_LENGTH, OFFSET, NEW_CODES)),
-    Operation("octave_decode", (CODES, NORMS, COUNT, ROW_LENGTH, DECODED)),
+    Operation("uniform_decode", (CODES, NORMS, COUNT, ROW_LENGTH, DECODED)),
+    Operation("exponential_encode", (GRAD, NORMS, COUNT, ROW_LENGTH, OFFSET, NEW_CODES)),
+    Operation("exponential_decode", (CODES, NORMS, COUNT, ROW_LENGTH, DECODED)),
     Operation("qsgd_encode", (GRAD, COUNT, OFFSET, new("records", torch.uint8, PACKED, disjoint="grad")), counts=True),
     Operation(
         "qsgd_decode",

@@ -99,17 +99,17 @@ class TestNumbers:
                 given = (bits(count, 2), steps, row_length, poison(count, dtype), None)
                 same("sign_decode", *given, feedback="none", scale=-1.5)
 
-    def test_points(self, dtype: torch.dtype, same: Same, lengths: tuple[int, ...]) -> None:
+    def test_two_value(self, dtype: torch.dtype, same: Same, lengths: tuple[int, ...]) -> None:
         for count in lengths:
             for row_length in {max(count, 1), 7, 100, 1024, 65_600}:
                 rows, size = -(-count // row_length), ops.word_count(count)
                 grad, residual = numbers(count, dtype, count), numbers(count, work(dtype), count + 1)
                 made = [poison(rows, kind) for kind in (torch.float64, torch.float64, torch.int64)]
-                same("points_offer", grad, residual, poison(size, torch.int64), *made, row_length)
+                same("two_value_offer", grad, residual, poison(size, torch.int64), *made, row_length)
                 sent = [bits(count, rank) for rank in range(3)]
                 highs, lows = ([tame(rows, torch.float32, first + rank) for rank in range(3)] for first in (1, 9))
                 for low in (None, lows):
-                    same("points_decode", sent, highs, low, row_length, 1, grad, residual, scale=0.3)
+                    same("two_value_decode", sent, highs, low, row_length, 1, grad, residual, scale=0.3)
 
     def test_records(self, dtype: torch.dtype, same: Same, lengths: tuple[int, ...]) -> None:
         kind = work(dtype)
@@ -179,15 +179,15 @@ class TestNumbers:
                 for bits, rule in ((4, {"levels": 3}), (8, {"levels": 31}), (16, {"levels": 999})):
                     kind, size = ops.code_layout(bits, count)
                     given = (grad, norms, row_length, poison(size, kind), KEY)
-                    same("level_encode", *given, bits=bits, offset=count % 5 * 2, **rule)
+                    same("uniform_encode", *given, bits=bits, offset=count % 5 * 2, **rule)
                     codes = words(size, 3).to(kind)
-                    same("level_add", codes, words(size, 4).to(kind), bits=bits)
-                    same("level_decode", codes, norms, row_length, poison(count, dtype), bits=bits, scale=0.3)
+                    same("uniform_add", codes, words(size, 4).to(kind), bits=bits)
+                    same("uniform_decode", codes, norms, row_length, poison(count, dtype), bits=bits, scale=0.3)
                     if bits < 16:
-                        same("octave_encode", *given, bits=bits, headroom=3, offset=count % 5 * 2)
-                        same("octave_merge", codes, words(size, 4).to(kind), KEY, bits=bits, offset=count % 5)
+                        same("exponential_encode", *given, bits=bits, headroom=3, offset=count % 5 * 2)
+                        same("exponential_merge", codes, words(size, 4).to(kind), KEY, bits=bits, offset=count % 5)
                         rest = {"bits": bits, "headroom": 3, "scale": 0.3}
-                        same("octave_decode", codes, norms, row_length, poison(count, dtype), **rest)
+                        same("exponential_decode", codes, norms, row_length, poison(count, dtype), **rest)
 
     def test_packed_levels(self, dtype: torch.dtype, same: Same, lengths: tuple[int, ...]) -> None:
         for count in lengths[::2]:
@@ -196,12 +196,12 @@ class TestNumbers:
                 grad, norms = numbers(count, dtype, count), tame(-(-count // row_length), work(dtype), 1).abs()
                 codes = [poison(size, torch.uint8) for _ in range(3)]
                 rule = {"bits": bits, "levels": levels, "offset": count % 5 * 3}
-                same("level_encode", grad, norms, row_length, codes[0], KEY, **rule)
+                same("uniform_encode", grad, norms, row_length, codes[0], KEY, **rule)
                 for rank, part in enumerate(codes):
-                    ops.level_encode(grad, norms, row_length, part, KEY.at(rank=rank), **rule)
+                    ops.uniform_encode(grad, norms, row_length, part, KEY.at(rank=rank), **rule)
                 sums = poison(ops.code_layout(sum_bits, count)[1], torch.uint8)
-                same("level_fold", codes, sums, count, bits=bits, sum_bits=sum_bits)
-                same("level_decode", codes[0], norms, row_length, poison(count, dtype), bits=bits, scale=0.3)
+                same("uniform_fold", codes, sums, count, bits=bits, sum_bits=sum_bits)
+                same("uniform_decode", codes[0], norms, row_length, poison(count, dtype), bits=bits, scale=0.3)
 
     def test_quantise(self, dtype: torch.dtype, same: Same, lengths: tuple[int, ...]) -> None:
         for count in lengths:
@@ -216,14 +216,14 @@ class TestNumbers:
                 same("qsgd_fold", parts, poison(size, torch.uint8), KEY, **rule, norm=norm, offset=64)
                 same("qsgd_decode", parts[0], poison(count, dtype), **rule, scale=0.3)
             codes = [words(count, rank).to(torch.uint8) for rank in range(3)]
-            same("octave_fold", codes, poison(count, torch.uint8), KEY, headroom=1, offset=count % 5)
+            same("exponential_fold", codes, poison(count, torch.uint8), KEY, headroom=1, offset=count % 5)
             for row_length in {max(count, 1), 2048}:
                 rows = -(-count // row_length)
                 grad, largest = numbers(count, dtype, count), tame(rows, work(dtype), 1).abs()
                 same("moments_offer", grad, poison(rows, work(dtype)), poison(rows, torch.float64), row_length)
                 codes_of = poison(count, torch.uint8)
                 rest = {"bits": 8, "levels": 1, "bounds": largest / 2}
-                same("level_encode", grad, largest, row_length, codes_of, KEY, **rest)
+                same("uniform_encode", grad, largest, row_length, codes_of, KEY, **rest)
 
     def test_sketch(self, dtype: torch.dtype, same: Same, lengths: tuple[int, ...]) -> None:
         kind = work(dtype)
@@ -349,7 +349,7 @@ class TestNumbers:
             same("dense_offer", grad, residual, poison(count, kind))
             same("dense_add", grad, numbers(count, dtype, 4))
             norms = tame(rows, kind, 1).abs()
-            same("level_encode", grad, norms, row, poison(count, torch.uint8), KEY, bits=8, levels=31, offset=count)
+            same("uniform_encode", grad, norms, row, poison(count, torch.uint8), KEY, bits=8, levels=31, offset=count)
             k = count // 3
             same("top_select", grad, residual, k, poison(k, torch.int32), poison(k, kind))
 
@@ -363,10 +363,10 @@ class TestNumbers:
         for values in (nan, negative):
             for width in (4, 8):
                 codes = torch.zeros(ops.code_layout(width, 16)[1], dtype=torch.uint8)
-                for encode in (ops.octave_encode, oracle("octave_encode")):
+                for encode in (ops.exponential_encode, oracle("exponential_encode")):
                     encode(values, norms, 16, codes, KEY, bits=width, headroom=3)
                     assert codes.tolist() == [0x33 if width == 4 else 3] * codes.numel()
-                same("octave_encode", values, norms, 16, codes, KEY, bits=width, headroom=3)
+                same("exponential_encode", values, norms, 16, codes, KEY, bits=width, headroom=3)
             for form, most in (("float16", 0x7BFF), ("bfloat16", 0x7F7F)):
                 section = poison(ops.values_bound(16, 16, 0, kind.itemsize, form=form), torch.uint8)
                 given = (positions, 16, values.to(kind), 0, 16)
@@ -406,16 +406,16 @@ class TestNumbers:
         rule = {"feedback": "own", "scale": 0.3, "decay": 0.9, "key": KEY, "word_offsets": counts}
         same("sign_decode_all", sent, steps, rows, offered.grads, offered.residuals, **rule)
         made = [offered.steps(kind) for kind in (torch.float64, torch.float64, torch.int64)]
-        same("points_offer_all", offered.grads, offered.residuals, offered.bits(), *made, rows)
+        same("two_value_offer_all", offered.grads, offered.residuals, offered.bits(), *made, rows)
         same("dense_offer_all", offered.grads, offered.residuals, [poison(n, torch.float32) for n in counts])
 
-    def test_points_together(self, dtype: torch.dtype, same: Same, lengths: tuple[int, ...]) -> None:
+    def test_two_value_together(self, dtype: torch.dtype, same: Same, lengths: tuple[int, ...]) -> None:
         for given in ((0, 1, 63, 64, 65, 0, 1023, 1024, 1025, *lengths, 0), (70_001, 3), (1000,), (0, 0)):
             rows = [(max(count, 1), 7, 100, 1024, 65_600)[i % 5] for i, count in enumerate(given)]
             offered = Offered(given, rows, dtype)
             made = [offered.steps(kind) for kind in (torch.float64, torch.float64, torch.int64)]
             for residuals in (offered.residuals, None):
-                same("points_offer_all", offered.grads, residuals, offered.bits(), *made, rows)
+                same("two_value_offer_all", offered.grads, residuals, offered.bits(), *made, rows)
             sizes = [ops.word_count(n) for n in given], [-(-n // row) for n, row in zip(given, rows, strict=True)]
             places = [[3 + sum(part[:i]) for i in range(len(given))] for part in sizes]
             sent = [words(3 + sum(sizes[0]), rank) for rank in range(3)]
@@ -423,7 +423,7 @@ class TestNumbers:
             highs, lows = ([tame(size, torch.float32, first + rank) for rank in range(3)] for first in (1, 9))
             rule = {"first_words": places[0], "first_rows": places[1], "scale": 0.3}
             for low in (None, lows):
-                same("points_decode_all", sent, highs, low, rows, 1, offered.grads, offered.residuals, **rule)
+                same("two_value_decode_all", sent, highs, low, rows, 1, offered.grads, offered.residuals, **rule)
 
     def test_plain_numbers_together(self, dtype: torch.dtype, same: Same, lengths: tuple[int, ...]) -> None:
         for given in ((0, 1, 63, 64, 65, 0, 1023, 1024, 1025, *lengths, 0), (70_001, 3), (1000,), (), (0, 0)):
@@ -454,12 +454,12 @@ class TestNumbers:
             for bits, levels in ((4, 3), (8, 31), (16, 999)):
                 codes, sent = offered.codes(bits), [words(len(part), 3).to(part.dtype) for part in offered.codes(bits)]
                 encoded, decoded = (offered.grads, norms, rows, codes, KEY), (sent, norms, rows, offered.grads)
-                same("level_encode_all", *encoded, bits=bits, levels=levels, offsets=places)
-                same("level_encode_all", *encoded, bits=bits, levels=levels, bounds=bounds)
-                same("level_decode_all", *decoded, bits=bits, scale=0.3)
+                same("uniform_encode_all", *encoded, bits=bits, levels=levels, offsets=places)
+                same("uniform_encode_all", *encoded, bits=bits, levels=levels, bounds=bounds)
+                same("uniform_decode_all", *decoded, bits=bits, scale=0.3)
                 if bits < 16:
-                    same("octave_encode_all", *encoded, bits=bits, headroom=3, offsets=places)
-                    same("octave_decode_all", *decoded, bits=bits, headroom=3, scale=0.3)
+                    same("exponential_encode_all", *encoded, bits=bits, headroom=3, offsets=places)
+                    same("exponential_decode_all", *decoded, bits=bits, headroom=3, scale=0.3)
 
     def test_records_together(self, dtype: torch.dtype, same: Same, lengths: tuple[int, ...]) -> None:
         for given in ((*ODD, *lengths, 0), (70_001, 3), (1000,), (), (0, 0)):
@@ -673,11 +673,11 @@ class TestTogether:
         same("moments_offer_all", offered.grads, offered.steps(), offered.steps(torch.float64), rows)
         norms = [part.abs() for part in offered.sent()[1]]
         given = (offered.grads, norms, rows, offered.codes(4), KEY)
-        same("level_encode_all", *given, bits=4, levels=3, offsets=places, bounds=norms)
-        same("octave_encode_all", *given, bits=4, headroom=3, offsets=places)
+        same("uniform_encode_all", *given, bits=4, levels=3, offsets=places, bounds=norms)
+        same("exponential_encode_all", *given, bits=4, headroom=3, offsets=places)
         sent = [words(len(part), 3).to(part.dtype) for part in offered.codes(8)]
-        same("level_decode_all", sent, norms, rows, offered.grads, bits=8, scale=0.3)
-        same("octave_decode_all", sent, norms, rows, offered.grads, bits=8, headroom=3, scale=0.3)
+        same("uniform_decode_all", sent, norms, rows, offered.grads, bits=8, scale=0.3)
+        same("exponential_decode_all", sent, norms, rows, offered.grads, bits=8, headroom=3, scale=0.3)
         rule = {"bits": 5, "block": 64}
         records = [poison(-(-n // 64) * ops.qsgd_record_bytes(**rule), torch.uint8) for n in counts]
         same("qsgd_encode_all", offered.grads, records, KEY, **rule, norm=2, offsets=places)
@@ -695,12 +695,12 @@ class TestTogether:
         several: list[tuple[str, list[Any], dict[str, Any]]] = [
             ("norm_offer", [offered.grads, offered.steps(), rows], {}),
             ("moments_offer", [offered.grads, offered.steps(), offered.steps(torch.float64), rows], {}),
-            ("level_encode", [offered.grads, norms, rows, offered.codes(4), KEY], {"bits": 4, "levels": 3}),
-            ("octave_encode", [offered.grads, norms, rows, offered.codes(4), KEY], {"bits": 4, "headroom": 3}),
+            ("uniform_encode", [offered.grads, norms, rows, offered.codes(4), KEY], {"bits": 4, "levels": 3}),
+            ("exponential_encode", [offered.grads, norms, rows, offered.codes(4), KEY], {"bits": 4, "headroom": 3}),
             ("qsgd_encode", [offered.grads, records, KEY], {**room, "norm": 0}),
-            ("level_decode", [offered.codes(8), norms, rows, results], {"bits": 8, "scale": 0.3}),
+            ("uniform_decode", [offered.codes(8), norms, rows, results], {"bits": 8, "scale": 0.3}),
             (
-                "octave_decode",
+                "exponential_decode",
                 [offered.codes(8), norms, rows, results],
                 {"bits": 8, "headroom": 3, "scale": 0.3},
             ),
@@ -755,7 +755,7 @@ class TestTogether:
             ops.sign_pack(grad, expected[at : at + ops.word_count(n)])
         assert torch.equal(memory.cpu(), expected)
 
-    @pytest.mark.parametrize("rule", [("level", {"levels": 3}), ("octave", {"headroom": 3})])
+    @pytest.mark.parametrize("rule", [("uniform", {"levels": 3}), ("exponential", {"headroom": 3})])
     def test_halves_of_tensors_in_one_word(self, target: Target, rule: tuple[str, dict[str, int]]) -> None:
         """The last of an odd number of codes has its byte for itself; those of neighbours lie in the same word."""
         counts, (name, options) = [1, 3, 5, 7, 9, 101, 4, 1001, 1], rule

@@ -1,4 +1,4 @@
-"""Norms, levels and octaves against the reference, bit for bit."""
+"""Norms, uniform and exponential codes against the reference, bit for bit."""
 
 from __future__ import annotations
 
@@ -68,29 +68,29 @@ def test_norms_by_hand() -> None:
 @each_value
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("bits", "levels"), CODES + PACKED)
-def test_level_encode(bits: int, levels: int, dtype: torch.dtype) -> None:
+def test_uniform_encode(bits: int, levels: int, dtype: torch.dtype) -> None:
     for count in LENGTHS[::2]:
         x, rows = numbers(count, dtype, count), ROWS if bits in (4, 8, 16) else WHOLE_ROWS
         for row_length, shrink in ((max(count, 1), 1.0), (rows[count % 4], 1.0), (rows[1], 0.3)):
             rest = {"bits": bits, "levels": levels, "offset": count % 19 * 2}
             norms = norms_of(x, row_length, shrink)
-            compare("level_encode", x, norms, row_length, empty(bits, count), KEY, **rest, shift=count)
+            compare("uniform_encode", x, norms, row_length, empty(bits, count), KEY, **rest, shift=count)
 
 
 @pytest.mark.parametrize("bits", [4, 8, 16])
-def test_level_add(bits: int) -> None:
+def test_uniform_add(bits: int) -> None:
     for count in LENGTHS:
-        compare("level_add", codes_for(bits, count, 1), codes_for(bits, count, 2), bits=bits, shift=count)
+        compare("uniform_add", codes_for(bits, count, 1), codes_for(bits, count, 2), bits=bits, shift=count)
 
 
 @pytest.mark.parametrize(("bits", "sum_bits"), [(2, 4), (2, 3), (4, 8), (5, 8), (6, 8), (7, 8), (8, 8), (3, 5)])
-def test_level_fold(bits: int, sum_bits: int) -> None:
+def test_uniform_fold(bits: int, sum_bits: int) -> None:
     for count in LENGTHS:
         parts = [codes_for(bits, count, seed) for seed in range(1 + count % 4)]
         for part in parts:  # bits behind the last code are 0
             if count * bits % 8:
                 part[-1] &= (1 << count * bits % 8) - 1
-        compare("level_fold", parts, empty(sum_bits, count), count, bits=bits, sum_bits=sum_bits, shift=count)
+        compare("uniform_fold", parts, empty(sum_bits, count), count, bits=bits, sum_bits=sum_bits, shift=count)
 
 
 def test_the_fold_is_the_sum_that_codes_of_the_full_width_make_on_their_way() -> None:
@@ -100,11 +100,11 @@ def test_the_fold_is_the_sum_that_codes_of_the_full_width_make_on_their_way() ->
     for rank, codes in enumerate(zip(packed, wide, strict=True)):
         x = torch.linspace(-1, 1, count).roll(rank)
         for out, bits in zip(codes, (6, 8), strict=True):
-            ops.level_encode(x, *kinds, out, KEY.at(rank=rank), bits=bits, levels=levels)
+            ops.uniform_encode(x, *kinds, out, KEY.at(rank=rank), bits=bits, levels=levels)
     sums = empty(8, count)
-    ops.level_fold(packed, sums, count, bits=6, sum_bits=8)
+    ops.uniform_fold(packed, sums, count, bits=6, sum_bits=8)
     for other in wide[1:]:
-        ops.level_add(wide[0], other, bits=8)
+        ops.uniform_add(wide[0], other, bits=8)
     assert torch.equal(sums, wide[0])
     assert int(sums.view(torch.int8).max()) > 31  # more than six bits hold
 
@@ -112,50 +112,50 @@ def test_the_fold_is_the_sum_that_codes_of_the_full_width_make_on_their_way() ->
 @each_value
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("bits", [2, 3, 4, 5, 6, 7, 8, 16])
-def test_level_decode(bits: int, dtype: torch.dtype) -> None:
+def test_uniform_decode(bits: int, dtype: torch.dtype) -> None:
     for count in LENGTHS[::2]:
         for row_length in (max(count, 1), (ROWS if bits in (4, 8, 16) else WHOLE_ROWS)[count % 4]):
             norms = tame(-(-count // row_length), work(dtype), 5).abs()
             arguments = (codes_for(bits, count, 3), norms, row_length, poison(count, dtype))
-            compare("level_decode", *arguments, bits=bits, scale=1 / 93, shift=count)
+            compare("uniform_decode", *arguments, bits=bits, scale=1 / 93, shift=count)
 
 
 @each_value
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("bits", "headroom"), EXPONENTS)
-def test_octave_encode(bits: int, headroom: int, dtype: torch.dtype) -> None:
+def test_exponential_encode(bits: int, headroom: int, dtype: torch.dtype) -> None:
     for count in LENGTHS[::2]:
         x = numbers(count, dtype, count)
         for row_length, shrink in ((max(count, 1), 1.0), (ROWS[count % 4], 1.0), (62, 0.3)):
             rest = {"bits": bits, "headroom": headroom, "offset": count % 19 * 2}
             norms = norms_of(x, row_length, shrink)
-            compare("octave_encode", x, norms, row_length, empty(bits, count), KEY, **rest, shift=count)
+            compare("exponential_encode", x, norms, row_length, empty(bits, count), KEY, **rest, shift=count)
 
 
 @pytest.mark.parametrize("bits", [4, 8])
-def test_octave_merge(bits: int) -> None:
+def test_exponential_merge(bits: int) -> None:
     for count in LENGTHS:
         a, b = codes_for(bits, count, 1), codes_for(bits, count, 2)
-        compare("octave_merge", a, b, KEY, bits=bits, offset=count % 23, shift=count)
+        compare("exponential_merge", a, b, KEY, bits=bits, offset=count % 23, shift=count)
 
 
-def test_octave_merge_of_every_pair() -> None:
+def test_exponential_merge_of_every_pair() -> None:
     every = torch.arange(256, dtype=torch.int32).to(torch.uint8)
     a, b = every.repeat_interleave(256), every.repeat(256)
     for hop in range(8):
         for bits in (4, 8):
-            compare("octave_merge", a, b, KEY.at(hop=hop), bits=bits, offset=hop)
+            compare("exponential_merge", a, b, KEY.at(hop=hop), bits=bits, offset=hop)
 
 
 @each_value
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("bits", "headroom"), EXPONENTS)
-def test_octave_decode(bits: int, headroom: int, dtype: torch.dtype) -> None:
+def test_exponential_decode(bits: int, headroom: int, dtype: torch.dtype) -> None:
     for count in LENGTHS[::4]:
         for row_length in (max(count, 1), ROWS[count % 4]):
             norms = tame(-(-count // row_length), work(dtype), 5).abs()
             arguments = (codes_for(bits, count, 3), norms, row_length, poison(count, dtype))
-            compare("octave_decode", *arguments, bits=bits, headroom=headroom, scale=0.3, shift=count)
+            compare("exponential_decode", *arguments, bits=bits, headroom=headroom, scale=0.3, shift=count)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, *slow(torch.float64, torch.float16, torch.bfloat16)])
@@ -164,9 +164,9 @@ def test_every_alignment_and_around_the_cache(dtype: torch.dtype) -> None:
         norms = torch.ones(1, dtype=work(dtype))
         for shift in shifts:
             given = (codes_for(8, count, 1), norms, count, poison(count, dtype))
-            compare("level_decode", *given, bits=8, scale=0.3, shift=shift)
+            compare("uniform_decode", *given, bits=8, scale=0.3, shift=shift)
             rest = {"bits": 8, "headroom": 2, "scale": 0.3, "shift": shift}
-            compare("octave_decode", codes_for(8, count, 1), norms, count, poison(count, dtype), **rest)
+            compare("exponential_decode", codes_for(8, count, 1), norms, count, poison(count, dtype), **rest)
 
 
 def test_norms_of_every_size_scale_without_loss() -> None:
@@ -179,15 +179,15 @@ def test_norms_of_every_size_scale_without_loss() -> None:
             x = torch.tensor([size, -size, 0.0, size / 2] * 16, dtype=dtype)
             norm = torch.tensor([size], dtype=dtype)
             codes = empty(8, 64)
-            ops.level_encode(x, norm, 64, codes, KEY, bits=8, levels=42)
+            ops.uniform_encode(x, norm, 64, codes, KEY, bits=8, levels=42)
             found = codes.view(torch.int8).view(16, 4)
             assert found[:, :3].unique(dim=0).tolist() == [[42, -42, 0]]
             if size > 2 * tiny:
                 assert found[:, 3].unique().tolist() == [21]
-            ops.octave_encode(x, norm, 64, codes, KEY, bits=8, headroom=3)
+            ops.exponential_encode(x, norm, 64, codes, KEY, bits=8, headroom=3)
             assert codes.view(16, 4)[:, :3].unique(dim=0).tolist() == [[3, 131, 0]]
             back = poison(64, dtype)
-            ops.octave_decode(codes, norm, 64, back, bits=8, headroom=3, scale=1.0)
+            ops.exponential_decode(codes, norm, 64, back, bits=8, headroom=3, scale=1.0)
             assert differences(back.view(16, 4)[:, :3].contiguous().view(-1), x.view(16, 4)[:, :3].reshape(-1)) == 0
 
 
@@ -195,7 +195,7 @@ def test_nibbles_do_not_carry_into_each_other() -> None:
     every = torch.arange(256, dtype=torch.int32).to(torch.uint8)
     a, b = every.repeat_interleave(256).contiguous(), every.repeat(256)
     expected = ((a & 15) + (b & 15) & 15) | ((a >> 4) + (b >> 4) & 15) << 4
-    ops.level_add(a, b, bits=4)
+    ops.uniform_add(a, b, bits=4)
     assert torch.equal(a, expected)
 
 
@@ -209,31 +209,31 @@ def test_large_inputs_with_threads(threads: int) -> None:
             norms = poison(-(-count // row_length), torch.float32)
             compare("norm_offer", x, norms, row_length)
             ops.norm_offer(x, norms, row_length)
-            compare("level_encode", x, norms, row_length, empty(4, count), KEY, bits=4, levels=2, offset=64)
-            compare("octave_encode", x, norms, row_length, empty(8, count), KEY, bits=8, headroom=3, offset=64)
-        compare("octave_merge", codes_for(8, count, 1), codes_for(8, count, 2), KEY, bits=8, offset=5)
+            compare("uniform_encode", x, norms, row_length, empty(4, count), KEY, bits=4, levels=2, offset=64)
+            compare("exponential_encode", x, norms, row_length, empty(8, count), KEY, bits=8, headroom=3, offset=64)
+        compare("exponential_merge", codes_for(8, count, 1), codes_for(8, count, 2), KEY, bits=8, offset=5)
     finally:
         torch.set_num_threads(before)
 
 
 REFUSED = {
-    "row_length must be a multiple of 8": lambda: ops.level_encode(
+    "row_length must be a multiple of 8": lambda: ops.uniform_encode(
         torch.ones(5), torch.ones(2), 4, empty(3, 5), KEY, bits=3, levels=1
     ),
-    "sum_bits": lambda: ops.level_fold([empty(4, 4)], empty(8, 4), 4, bits=4, sum_bits=16),
-    "out and parts": lambda: ops.level_fold([own := empty(8, 4)], own, 4, bits=8, sum_bits=8),
-    r"parts\[1\] must be": lambda: ops.level_fold([empty(4, 4), empty(8, 4)], empty(8, 4), 4, bits=4, sum_bits=8),
-    "parts must hold": lambda: ops.level_fold([], empty(8, 4), 4, bits=4, sum_bits=8),
-    "bits": lambda: ops.level_add(empty(8, 4), empty(8, 4), bits=5),
-    "levels": lambda: ops.level_encode(torch.ones(4), torch.ones(1), 4, empty(8, 4), KEY, bits=8, levels=128),
-    "headroom": lambda: ops.octave_encode(torch.ones(4), torch.ones(1), 4, empty(4, 4), KEY, bits=4, headroom=8),
+    "sum_bits": lambda: ops.uniform_fold([empty(4, 4)], empty(8, 4), 4, bits=4, sum_bits=16),
+    "out and parts": lambda: ops.uniform_fold([own := empty(8, 4)], own, 4, bits=8, sum_bits=8),
+    r"parts\[1\] must be": lambda: ops.uniform_fold([empty(4, 4), empty(8, 4)], empty(8, 4), 4, bits=4, sum_bits=8),
+    "parts must hold": lambda: ops.uniform_fold([], empty(8, 4), 4, bits=4, sum_bits=8),
+    "bits": lambda: ops.uniform_add(empty(8, 4), empty(8, 4), bits=5),
+    "levels": lambda: ops.uniform_encode(torch.ones(4), torch.ones(1), 4, empty(8, 4), KEY, bits=8, levels=128),
+    "headroom": lambda: ops.exponential_encode(torch.ones(4), torch.ones(1), 4, empty(4, 4), KEY, bits=4, headroom=8),
     "power": lambda: ops.norm_offer(torch.ones(4), torch.ones(1, dtype=torch.float64), 4, power=3),
-    "row_length must be a multiple of 2": lambda: ops.level_encode(
+    "row_length must be a multiple of 2": lambda: ops.uniform_encode(
         torch.ones(5), torch.ones(2), 3, empty(4, 5), KEY, bits=4, levels=1
     ),
     "norms must be": lambda: ops.norm_offer(torch.ones(4), torch.ones(2), 4),
-    "codes must be": lambda: ops.level_encode(torch.ones(4), torch.ones(1), 4, empty(16, 4), KEY, bits=8, levels=3),
-    "elements must lie": lambda: ops.octave_merge(empty(8, 4), empty(8, 4), KEY, bits=8, offset=-1),
+    "codes must be": lambda: ops.uniform_encode(torch.ones(4), torch.ones(1), 4, empty(16, 4), KEY, bits=8, levels=3),
+    "elements must lie": lambda: ops.exponential_merge(empty(8, 4), empty(8, 4), KEY, bits=8, offset=-1),
 }
 
 

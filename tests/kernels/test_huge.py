@@ -35,7 +35,7 @@ def test_values_from_2_to_the_96th_on_are_counted(dtype: torch.dtype, size: floa
         assert of.sign_offer(x, residual, bits, sums, ROW) == expected
         assert of.sign_offer(x, residual, bits, None, ROW) == expected
         assert of.sign_offer(spoilt, residual, bits, sums, ROW) == expected + 1
-        assert of.points_offer(x, residual, bits, highs, lows, ones, ROW) == expected
+        assert of.two_value_offer(x, residual, bits, highs, lows, ones, ROW) == expected
     for left in (ops.lowrank_left, reference.lowrank_left):
         factors = torch.ones(2 * 20, dtype=dtype), torch.zeros(2 * 10, dtype=dtype)
         assert left(x, residual, 10, *factors) == expected

@@ -93,24 +93,24 @@ def _dither(dtype: torch.dtype, count: int, row_length: int) -> str:
     for bits in (4, 8, 16):
         pair = [poison(ops.code_layout(bits, count)[1], ops.code_layout(bits, count)[0]) for _ in range(2)]
         for rank, codes in enumerate(pair):
-            ops.level_encode(grad, norms, row_length, codes, KEY.at(rank=rank), bits=bits, levels=3, offset=64)
-        ops.level_add(*pair, bits=bits)
+            ops.uniform_encode(grad, norms, row_length, codes, KEY.at(rank=rank), bits=bits, levels=3, offset=64)
+        ops.uniform_add(*pair, bits=bits)
         found += [*pair, poison(count, dtype)]
-        ops.level_decode(pair[0], norms, row_length, found[-1], bits=bits, scale=0.7)
+        ops.uniform_decode(pair[0], norms, row_length, found[-1], bits=bits, scale=0.7)
     if row_length % 8 == 0 or row_length >= count:
         pair = [poison(ops.code_layout(3, count)[1], torch.uint8) for _ in range(2)]
         for rank, codes in enumerate(pair):
-            ops.level_encode(grad, norms, row_length, codes, KEY.at(rank=rank), bits=3, levels=3, offset=64)
+            ops.uniform_encode(grad, norms, row_length, codes, KEY.at(rank=rank), bits=3, levels=3, offset=64)
         found += [*pair, poison(ops.code_layout(4, count)[1], torch.uint8)]
-        ops.level_fold(pair, found[-1], count, bits=3, sum_bits=4)
+        ops.uniform_fold(pair, found[-1], count, bits=3, sum_bits=4)
     for bits in (4, 8):
         pair = [poison(ops.code_layout(bits, count)[1], torch.uint8) for _ in range(2)]
         for rank, codes in enumerate(pair):
             rule = {"bits": bits, "headroom": 3, "offset": 64}
-            ops.octave_encode(grad, norms, row_length, codes, KEY.at(rank=rank), **rule)
-        ops.octave_merge(*pair, KEY, bits=bits, offset=6)
+            ops.exponential_encode(grad, norms, row_length, codes, KEY.at(rank=rank), **rule)
+        ops.exponential_merge(*pair, KEY, bits=bits, offset=6)
         found += [*pair, poison(count, dtype)]
-        ops.octave_decode(pair[0], norms, row_length, found[-1], bits=bits, headroom=3, scale=0.7)
+        ops.exponential_decode(pair[0], norms, row_length, found[-1], bits=bits, headroom=3, scale=0.7)
     return _digest(found, *map(int, bad))
 
 
@@ -131,7 +131,7 @@ def _quantise(dtype: torch.dtype, count: int, bits: int, norm: int) -> str:
     moments = [poison(1, work(dtype)), poison(1, torch.float64)]
     bad.append(ops.moments_offer(grad, *moments, count))
     codes = [words(count // 8, rank).view(torch.uint8) for rank in range(3)]
-    ops.octave_fold(codes, codes[0], KEY, headroom=2, offset=6)
+    ops.exponential_fold(codes, codes[0], KEY, headroom=2, offset=6)
     return _digest([*parts, *coded, *decoded, *moments, codes[0]], *map(int, bad))
 
 

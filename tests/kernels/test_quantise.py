@@ -246,7 +246,7 @@ def test_moments(dtype: torch.dtype) -> None:
 @each_value
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("bits", "levels"), [(4, 1), (8, 1), (8, 31), (16, 1)])
-def test_level_encode_with_bounds(bits: int, levels: int, dtype: torch.dtype) -> None:
+def test_uniform_encode_with_bounds(bits: int, levels: int, dtype: torch.dtype) -> None:
     for count in LENGTHS[::3]:
         for row_length in (max(count, 1), 62):
             rows = -(-count // row_length)
@@ -256,37 +256,37 @@ def test_level_encode_with_bounds(bits: int, levels: int, dtype: torch.dtype) ->
             bounds[::3] = math.inf
             codes = poison(ops.code_layout(bits, count)[1], ops.code_layout(bits, count)[0])
             rest = {"bits": bits, "levels": levels, "offset": count % 19 * 2, "bounds": bounds}
-            compare("level_encode", x, norms, row_length, codes, KEY, **rest, shift=count)
+            compare("uniform_encode", x, norms, row_length, codes, KEY, **rest, shift=count)
 
 
 def test_bounds_by_hand() -> None:
     x, codes = torch.tensor([4.0, -4.0, 2.0, -1.0] * 16), poison(64, U8)
     for bound, expected in ((2.0, [50, -50, 50, -25]), (math.inf, [100, -100, 50, -25]), (9.0, [100, -100, 50, -25])):
         rule = {"bits": 8, "levels": 100, "bounds": torch.tensor([bound])}
-        ops.level_encode(x, torch.tensor([4.0]), 64, codes, KEY, **rule)
+        ops.uniform_encode(x, torch.tensor([4.0]), 64, codes, KEY, **rule)
         assert codes.view(torch.int8).view(16, 4).unique(dim=0).tolist() == [expected]
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 3, 8])
-def test_octave_fold(ranks: int) -> None:
+def test_exponential_fold(ranks: int) -> None:
     for count in LENGTHS[::3]:
         parts = [random_bytes(count, rank) for rank in range(ranks)]
         for headroom in (1, 5):
             rest = {"headroom": headroom, "offset": count % 23}
-            compare("octave_fold", parts, poison(count, U8), KEY, **rest, shift=count)
+            compare("exponential_fold", parts, poison(count, U8), KEY, **rest, shift=count)
         copies = [part.clone() for part in parts]
         apart = poison(count, U8)
-        ops.octave_fold(parts, apart, KEY, headroom=1)
-        ops.octave_fold(copies, copies[-1], KEY, headroom=1)
+        ops.exponential_fold(parts, apart, KEY, headroom=1)
+        ops.exponential_fold(copies, copies[-1], KEY, headroom=1)
         assert torch.equal(copies[-1], apart)
 
 
-def test_octave_fold_by_hand() -> None:
+def test_exponential_fold_by_hand() -> None:
     """Means that are powers of two are exact: 1 and 1, 1 and -1, 1/2 and -1/4 (headroom 1: 1 is the code 1)."""
     a = torch.tensor([1, 1, 2, 0, 0], dtype=U8)
     b = torch.tensor([1, 129, 131, 5, 0], dtype=U8)
     out = poison(5, U8)
-    ops.octave_fold([a, b], out, KEY, headroom=1)
+    ops.exponential_fold([a, b], out, KEY, headroom=1)
     assert out.tolist() == [1, 0, 4, 6, 0]
 
 
@@ -302,7 +302,9 @@ def test_large_inputs_with_threads(threads: int) -> None:
         parts = [encoded(x, rank, **shape) for rank in range(2)]
         compare("qsgd_fold", parts, records, KEY, **shape)
         compare("qsgd_decode", parts[0], poison(count, torch.float32), bits=5, block=512, scale=0.1)
-        compare("octave_fold", [random_bytes(count, 1), random_bytes(count, 2)], poison(count, U8), KEY, headroom=1)
+        compare(
+            "exponential_fold", [random_bytes(count, 1), random_bytes(count, 2)], poison(count, U8), KEY, headroom=1
+        )
         sections = [section(x, rank, **shape) for rank in range(2)]
         out, alone = poison(count, torch.float32), poison(count, torch.float32)
         assert ops.elias_decode(sections, out, bits=5, block=512, scale=0.1) == 0
@@ -324,14 +326,14 @@ REFUSED = {
     "elements must lie": lambda: ops.qsgd_encode(torch.ones(4), poison(36, U8), KEY, **SHAPE, offset=-1),
     "out must hold whole records": lambda: ops.qsgd_fold([poison(37, U8)], poison(37, U8), KEY, **SHAPE),
     "parts must hold 1 to": lambda: ops.qsgd_fold([], poison(36, U8), KEY, **SHAPE),
-    r"parts\[1\] must be": lambda: ops.octave_fold([poison(9, U8), poison(8, U8)], poison(9, U8), KEY, headroom=1),
-    "headroom must be": lambda: ops.octave_fold([poison(9, U8)], poison(9, U8), KEY, headroom=0),
+    r"parts\[1\] must be": lambda: ops.exponential_fold([poison(9, U8), poison(8, U8)], poison(9, U8), KEY, headroom=1),
+    "headroom must be": lambda: ops.exponential_fold([poison(9, U8)], poison(9, U8), KEY, headroom=0),
     "grad must be float32": lambda: ops.qsgd_decode(poison(36, U8), poison(4, U8), bits=4, block=64, scale=1.0),
     "out must hold at least": lambda: ops.elias_encode(torch.ones(64), poison(30, U8), KEY, **SHAPE),
     "must be on the CPU or the current CUDA device": lambda: ops.elias_encode(
         torch.ones(4, device="meta"), poison(99, U8), KEY, **SHAPE
     ),
-    "bounds must be": lambda: ops.level_encode(
+    "bounds must be": lambda: ops.uniform_encode(
         torch.ones(4), torch.ones(1), 4, poison(4, U8), KEY, bits=8, levels=1, bounds=torch.ones(2)
     ),
     "squares must be": lambda: ops.moments_offer(torch.ones(4), torch.ones(1), torch.ones(1), 4),

@@ -28,13 +28,13 @@ ROWS = [(max(count, 1), 8, 100, 1024)[i % 4] for i, count in enumerate(COUNTS)]
 OPTIONS: dict[str, dict[str, Any]] = {
     "sign_offer": {"ranks": 3, "key": KEY},
     "sign_decode": {"feedback": "own", "decay": 0.9, "scale": 0.3, "key": KEY},
-    "points_decode": {"own": 1, "scale": 0.3},
+    "two_value_decode": {"own": 1, "scale": 0.3},
     "dense_decode": {"scale": 0.3},
     "norm_offer": {"power": 2},
-    "level_encode": {"key": KEY, "bits": 4, "levels": 3},
-    "level_decode": {"bits": 4, "scale": 0.3},
-    "octave_encode": {"key": KEY, "bits": 4, "headroom": 3},
-    "octave_decode": {"bits": 4, "headroom": 3, "scale": 0.3},
+    "uniform_encode": {"key": KEY, "bits": 4, "levels": 3},
+    "uniform_decode": {"bits": 4, "scale": 0.3},
+    "exponential_encode": {"key": KEY, "bits": 4, "headroom": 3},
+    "exponential_decode": {"bits": 4, "headroom": 3, "scale": 0.3},
     "qsgd_encode": {"key": KEY, "bits": 5, "block": 128, "norm": 2},
     "qsgd_decode": {"bits": 5, "block": 128, "scale": 0.3},
     "adam_hold": {"betas": (0.9, 0.999), "step": 7.0, "bound": 10.0, "left": 0.01},
@@ -77,7 +77,7 @@ def arguments(row: Operation, dtype: torch.dtype) -> dict[str, Any]:
             given["row_lengths"] = list(ROWS)
         else:
             given[member.many] = [64 * i for i in range(len(COUNTS))]
-    if row.name == "points_decode":
+    if row.name == "two_value_decode":
         rows = [-(-count // length) for count, length in zip(COUNTS, ROWS, strict=True)]
         sizes = [ops.word_count(count) for count in COUNTS]
         given["first_words"], given["first_rows"] = ([sum(s[:i]) for i in range(len(s))] for s in (sizes, rows))

@@ -42,13 +42,13 @@ def test_signs(dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_points(dtype: torch.dtype) -> None:
+def test_two_value(dtype: torch.dtype) -> None:
     grads = [numbers(count, dtype, count) for count in COUNTS]
     residuals = [numbers(count, work(dtype), count + 1) for count in COUNTS]
     words = [ops.word_count(count) for count in COUNTS]
     made = [outputs(GROUPS, kind) for kind in (torch.float64, torch.float64, torch.int64)]
     for kept in (residuals, None):
-        compare("points_offer_all", grads, kept, outputs(words, torch.int64), *made, ROWS, shift=1)
+        compare("two_value_offer_all", grads, kept, outputs(words, torch.int64), *made, ROWS, shift=1)
     places = {
         "first_words": [2 + sum(words[:i]) for i in range(len(COUNTS))],
         "first_rows": [sum(GROUPS[:i]) for i in range(len(COUNTS))],
@@ -56,7 +56,7 @@ def test_points(dtype: torch.dtype) -> None:
     sent = [bits(64 * (2 + sum(words)), rank) for rank in range(3)]
     highs, lows = ([tame(sum(GROUPS), torch.float32, first + rank) for rank in range(3)] for first in (1, 9))
     for low in (None, lows):
-        compare("points_decode_all", sent, highs, low, ROWS, 1, grads, residuals, scale=0.3, **places)
+        compare("two_value_decode_all", sent, highs, low, ROWS, 1, grads, residuals, scale=0.3, **places)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -88,13 +88,13 @@ def test_codes(dtype: torch.dtype, bits: int) -> None:
     codes = [poison(size, kind) for kind, size in layouts]
     sent = [words(size, size).to(kind) for kind, size in layouts]
     given, rule = (grads, norms, rows, codes, KEY), {"bits": bits, "levels": 3}
-    compare("level_encode_all", *given, shift=1, **rule, offsets=PLACES)
-    compare("level_encode_all", *given, **rule, bounds=bounds)
-    compare("level_decode_all", sent, norms, rows, grads, shift=1, bits=bits, scale=0.3)
+    compare("uniform_encode_all", *given, shift=1, **rule, offsets=PLACES)
+    compare("uniform_encode_all", *given, **rule, bounds=bounds)
+    compare("uniform_decode_all", sent, norms, rows, grads, shift=1, bits=bits, scale=0.3)
     if bits < 16:
-        compare("octave_encode_all", *given, shift=1, bits=bits, headroom=3, offsets=PLACES)
-        compare("octave_encode_all", *given, bits=bits, headroom=3)
-        compare("octave_decode_all", sent, norms, rows, grads, shift=1, bits=bits, headroom=3, scale=0.3)
+        compare("exponential_encode_all", *given, shift=1, bits=bits, headroom=3, offsets=PLACES)
+        compare("exponential_encode_all", *given, bits=bits, headroom=3)
+        compare("exponential_decode_all", sent, norms, rows, grads, shift=1, bits=bits, headroom=3, scale=0.3)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -160,7 +160,7 @@ REFUSED: dict[str, tuple[str, Callable[[], object]]] = {
     ),
     "rows behind the end": (
         "rows must lie within the 1 of the bucket",
-        lambda: ops.points_decode_all(
+        lambda: ops.two_value_decode_all(
             [_w(1)], [_f(1)], None, [8], 0, [_f(9)], [_f(9)], first_words=[0], first_rows=[0]
         ),
     ),
@@ -181,47 +181,47 @@ REFUSED: dict[str, tuple[str, Callable[[], object]]] = {
     ),
     "a level too many": (
         "levels must be",
-        lambda: ops.level_encode_all([_f(9)], [_f(1)], [9], [_b(5)], KEY, bits=4, levels=8),
+        lambda: ops.uniform_encode_all([_f(9)], [_f(1)], [9], [_b(5)], KEY, bits=4, levels=8),
     ),
     "integers": (
         "grad must be float32, float64",
-        lambda: ops.level_encode_all([_b(9)], [_f(1)], [9], [_b(9)], KEY, bits=8, levels=3),
+        lambda: ops.uniform_encode_all([_b(9)], [_f(1)], [9], [_b(9)], KEY, bits=8, levels=3),
     ),
     "codes over a gradient": (
         "overlap",
-        lambda: ops.octave_encode_all([own := _f(9)], [_f(1)], [9], [_bytes(own)], KEY, bits=8, headroom=3),
+        lambda: ops.exponential_encode_all([own := _f(9)], [_f(1)], [9], [_bytes(own)], KEY, bits=8, headroom=3),
     ),
     "a gradient of another dtype": (
         "grad must be a contiguous torch.float32",
-        lambda: ops.level_decode_all(
+        lambda: ops.uniform_decode_all(
             [_b(9)] * 2, [_f(1)] * 2, [9] * 2, [_f(9), _f(9, torch.float16)], bits=8, scale=1.0
         ),
     ),
     "a code too few": (
         "codes must be",
-        lambda: ops.level_encode_all([_f(9)], [_f(1)], [9], [_b(8)], KEY, bits=8, levels=3),
+        lambda: ops.uniform_encode_all([_f(9)], [_f(1)], [9], [_b(8)], KEY, bits=8, levels=3),
     ),
     "bounds of one of two": (
         "bounds must hold",
-        lambda: ops.level_encode_all(
+        lambda: ops.uniform_encode_all(
             [_f(9)] * 2, [_f(1)] * 2, [9] * 2, [_b(9)] * 2, KEY, bits=8, levels=3, bounds=[_f(1)]
         ),
     ),
     "elements before the stream": (
         "elements must lie",
-        lambda: ops.octave_encode_all([_f(9)], [_f(1)], [9], [_b(9)], KEY, bits=8, headroom=3, offsets=[-1]),
+        lambda: ops.exponential_encode_all([_f(9)], [_f(1)], [9], [_b(9)], KEY, bits=8, headroom=3, offsets=[-1]),
     ),
     "odd rows of halves": (
         "row_length must be a multiple of 2",
-        lambda: ops.octave_decode_all([_b(5)], [_f(2)], [7], [_f(9)], bits=4, headroom=3, scale=1.0),
+        lambda: ops.exponential_decode_all([_b(5)], [_f(2)], [7], [_f(9)], bits=4, headroom=3, scale=1.0),
     ),
     "no headroom": (
         "headroom must be",
-        lambda: ops.octave_decode_all([_b(9)], [_f(1)], [9], [_f(9)], bits=8, headroom=0, scale=1.0),
+        lambda: ops.exponential_decode_all([_b(9)], [_f(1)], [9], [_f(9)], bits=8, headroom=0, scale=1.0),
     ),
     "codes of nine bits": (
         "bits must be",
-        lambda: ops.level_decode_all([_b(9)], [_f(1)], [9], [_f(9)], bits=9, scale=1.0),
+        lambda: ops.uniform_decode_all([_b(9)], [_f(1)], [9], [_f(9)], bits=9, scale=1.0),
     ),
     "a record too few": (
         "records must be",
@@ -248,9 +248,9 @@ def test_no_tensors_are_no_work() -> None:
     ops.dense_decode_all([], [], scale=1.0)
     assert ops.norm_offer_all([], [], []).numel() == 0
     assert ops.moments_offer_all([], [], [], []).numel() == 0
-    ops.level_encode_all([], [], [], [], KEY, bits=8, levels=3)
-    ops.level_decode_all([], [], [], [], bits=8, scale=1.0)
-    ops.octave_encode_all([], [], [], [], KEY, bits=8, headroom=3)
-    ops.octave_decode_all([], [], [], [], bits=8, headroom=3, scale=1.0)
+    ops.uniform_encode_all([], [], [], [], KEY, bits=8, levels=3)
+    ops.uniform_decode_all([], [], [], [], bits=8, scale=1.0)
+    ops.exponential_encode_all([], [], [], [], KEY, bits=8, headroom=3)
+    ops.exponential_decode_all([], [], [], [], bits=8, headroom=3, scale=1.0)
     assert ops.qsgd_encode_all([], [], KEY, bits=8, block=64, norm=0).numel() == 0
     ops.qsgd_decode_all([], [], bits=8, block=64, scale=1.0)

@@ -158,25 +158,25 @@ def test_a_chain_of_merges_is_worse_than_a_tree() -> None:
     def codes() -> list[Tensor]:
         made = [torch.zeros(count, dtype=torch.uint8) for _ in range(ranks)]
         for rank, own in enumerate(made):
-            ops.octave_encode(x, norm, count, own, Key(1, 0, 0, rank), bits=8, headroom=headroom)
+            ops.exponential_encode(x, norm, count, own, Key(1, 0, 0, rank), bits=8, headroom=headroom)
         return made
 
     def error(code: Tensor) -> float:
         out = torch.zeros(count)
-        ops.octave_decode(code, norm, count, out, bits=8, headroom=headroom, scale=1 / ranks)
+        ops.exponential_decode(code, norm, count, out, bits=8, headroom=headroom, scale=1 / ranks)
         return float(((out - x).double() ** 2).mean())
 
     chain, tree = codes(), codes()
     for rank in range(1, ranks):
-        ops.octave_merge(chain[0], chain[rank], Key(2, 0, 0, 0, hop=rank), bits=8)
+        ops.exponential_merge(chain[0], chain[rank], Key(2, 0, 0, 0, hop=rank), bits=8)
     for step in (1, 2, 4, 8):
         for left in range(0, ranks, 2 * step):
-            ops.octave_merge(tree[left], tree[left + step], Key(3, step, 0, 0, hop=left), bits=8)
+            ops.exponential_merge(tree[left], tree[left + step], Key(3, step, 0, 0, hop=left), bits=8)
     assert error(chain[0]) > 1.5 * error(tree[0])
 
 
 @pytest.mark.parametrize("kind", ["fixed", "same", "opposite"])
-def test_octave_merge_of_two_numbers_is_unbiased(kind: str) -> None:
+def test_exponential_merge_of_two_numbers_is_unbiased(kind: str) -> None:
     """Every distance of exponents, both signs: the mean of the merged numbers is their sum."""
     count, one = 400_000, torch.ones(1)
     for distance in range(12):
@@ -185,9 +185,9 @@ def test_octave_merge_of_two_numbers_is_unbiased(kind: str) -> None:
             b = torch.full((count,), (20 + distance) | sign, dtype=torch.uint8)
             if kind == "same":
                 a |= sign
-            ops.octave_merge(a, b, Key(5, distance, 0, 0), bits=8)
+            ops.exponential_merge(a, b, Key(5, distance, 0, 0), bits=8)
             out = torch.zeros(count, dtype=torch.float64)
-            ops.octave_decode(a, one.double(), count, out, bits=8, headroom=20, scale=1.0)
+            ops.exponential_decode(a, one.double(), count, out, bits=8, headroom=20, scale=1.0)
             first = -1.0 if kind == "same" and sign else 1.0
             expected = first + (-1.0 if sign else 1.0) * 2.0**-distance
             assert abs(float(out.mean()) - expected) <= _z(36) * float(out.std()) / math.sqrt(count)
@@ -363,7 +363,7 @@ def test_a_norm_beyond_float32_is_cut_at_its_largest_number() -> None:
         ({"dithering": "both"}, "dithering should be"),
         ({"bits": 5}, "bits should be 4, 8 or 16"),
         ({"bits": True}, "bits should be"),
-        ({"bits": 16, "dithering": "exponential"}, "96 octaves"),
+        ({"bits": 16, "dithering": "exponential"}, "96 powers of two"),
         ({"norm": 3}, 'norm should be "max", 1, 2 or 4'),
         ({"norm": "l2"}, "norm should be"),
         ({"across": 3}, 'across should be "max", 1, 2 or 4'),

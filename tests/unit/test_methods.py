@@ -255,3 +255,14 @@ def test_what_was_probably_meant_is_asked_in_brackets() -> None:
         ConfigError, match=r"^topk has no option 'densty' \(did you mean 'density'\?\); its own options"
     ):
         registry.create("topk", densty=0.1)
+
+
+@pytest.mark.parametrize(
+    ("given", "asked"),
+    [("warmpu", "warmup_steps"), ("warmpu_steps", "warmup_steps"), ("zer", "zeros"), ("density", "")],
+)
+def test_an_option_is_asked_for_by_its_beginning_too(given: str, asked: str) -> None:
+    question = f" (did you mean {asked!r}?)" if asked else ""
+    with pytest.raises(ConfigError) as refused:
+        registry.create("marsit", **{given: 1})
+    assert str(refused.value).startswith(f"marsit has no option {given!r}{question}; its own options")

@@ -166,6 +166,18 @@ def test_an_unknown_level_is_refused(capsys: pytest.CaptureFixture[str]) -> None
     assert capsys.readouterr().err.splitlines()[-1] == missing
 
 
+@pytest.mark.parametrize(("words", "program"), [(["list"], "hvd-compress list"), ([], "hvd-compress")])
+def test_an_unknown_argument_shows_the_usage_of_its_verb(
+    words: list[str], program: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as left:
+        cli.main([*words, "--wrong"])
+    said = capsys.readouterr().err
+    assert left.value.code == 2
+    assert said.startswith(f"usage: {program} [-h]")
+    assert said.endswith(f"{program}: error: unrecognized arguments: --wrong\n")
+
+
 @pytest.mark.parametrize("level", ["kernels", "allreduce", "training step", "training accuracy"])
 def test_a_benchmark_has_the_name_that_the_user_started(level: str, capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("psutil")

@@ -113,7 +113,7 @@ class GatheredSigns(Codec):
         arrays = [[self._values(work, payload, n) for payload in work.gathered] for n in range(self.values)]
         present = [part.position for part in parts]
         highs, *lows = arrays
-        ops.points_decode_all(
+        ops.two_value_decode_all(
             [self._bits(work, payload) for payload in work.gathered],
             highs,
             lows[0] if lows else None,

@@ -73,7 +73,7 @@ def store_multiples(grad: Tensor, factors: np.ndarray, norms: Tensor, row_length
 
 
 @quiet
-def level_encode(
+def uniform_encode(
     grad: Tensor,
     norms: Tensor,
     row_length: int,
@@ -96,24 +96,24 @@ def level_encode(
     _pack_codes(codes, (np.rint(z).astype(np.int64) + draws(key, offset, z.size)) >> 16, bits)
 
 
-def level_add(into: Tensor, other: Tensor, *, bits: int) -> None:
+def uniform_add(into: Tensor, other: Tensor, *, bits: int) -> None:
     count = into.numel() * (2 if bits == 4 else 1)
     _pack_codes(into, unpack_codes(into, count, bits) + unpack_codes(other, count, bits), bits)
 
 
-def level_fold(parts: Sequence[Tensor], out: Tensor, count: int, *, bits: int, sum_bits: int) -> None:
+def uniform_fold(parts: Sequence[Tensor], out: Tensor, count: int, *, bits: int, sum_bits: int) -> None:
     codes = [_signed(unpack_codes(part, count, bits), bits) for part in parts]
     _pack_codes(out, np.sum(codes, axis=0), sum_bits)
 
 
 @quiet
-def level_decode(codes: Tensor, norms: Tensor, row_length: int, grad: Tensor, *, bits: int, scale: float) -> None:
+def uniform_decode(codes: Tensor, norms: Tensor, row_length: int, grad: Tensor, *, bits: int, scale: float) -> None:
     factors = _signed(unpack_codes(codes, grad.numel(), bits), bits)
     store_multiples(grad, factors, norms, row_length, scale)
 
 
 @quiet
-def octave_encode(
+def exponential_encode(
     grad: Tensor, norms: Tensor, row_length: int, codes: Tensor, key: Key, *, bits: int, headroom: int, offset: int = 0
 ) -> None:
     x = scaled(grad, norms, row_length, 1.0)
@@ -129,7 +129,7 @@ def octave_encode(
     _pack_codes(codes, exponent | sign, bits)
 
 
-def octave_merge(into: Tensor, other: Tensor, key: Key, *, bits: int, offset: int = 0) -> None:
+def exponential_merge(into: Tensor, other: Tensor, key: Key, *, bits: int, offset: int = 0) -> None:
     count, sign = into.numel() * 8 // bits, 1 << (bits - 1)
     a, b = unpack_codes(into, count, bits), unpack_codes(other, count, bits)
     larger = np.where(b % sign < a % sign, b, a)  # a smaller exponent is a larger number
@@ -142,7 +142,7 @@ def octave_merge(into: Tensor, other: Tensor, key: Key, *, bits: int, offset: in
 
 
 @quiet
-def octave_fold(parts: Sequence[Tensor], out: Tensor, key: Key, *, headroom: int, offset: int = 0) -> None:
+def exponential_fold(parts: Sequence[Tensor], out: Tensor, key: Key, *, headroom: int, offset: int = 0) -> None:
     sums = None
     for part in parts:
         found = unpack_codes(part, part.numel(), 8)
@@ -151,11 +151,11 @@ def octave_fold(parts: Sequence[Tensor], out: Tensor, key: Key, *, headroom: int
         sums = values if sums is None else sums + values
     assert sums is not None
     mean = torch.from_numpy(sums * (np.float32(1) / np.float32(len(parts))))
-    octave_encode(mean, torch.ones(1), max(1, mean.numel()), out, key, bits=8, headroom=headroom, offset=offset)
+    exponential_encode(mean, torch.ones(1), max(1, mean.numel()), out, key, bits=8, headroom=headroom, offset=offset)
 
 
 @quiet
-def octave_decode(
+def exponential_decode(
     codes: Tensor, norms: Tensor, row_length: int, grad: Tensor, *, bits: int, headroom: int, scale: float
 ) -> None:
     sign = 1 << (bits - 1)

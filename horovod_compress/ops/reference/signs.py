@@ -90,7 +90,7 @@ def sign_decode(
 
 
 @quiet
-def points_offer(
+def two_value_offer(
     grad: Tensor, residual: Tensor | None, bits: Tensor, highs: Tensor, lows: Tensor, ones: Tensor, row_length: int
 ) -> int:
     x = offered(grad, residual)
@@ -104,7 +104,7 @@ def points_offer(
 
 
 @quiet
-def points_decode(
+def two_value_decode(
     bits: Sequence[Tensor],
     highs: Sequence[Tensor],
     lows: Sequence[Tensor] | None,

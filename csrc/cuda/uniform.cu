@@ -1,5 +1,5 @@
 // Standard dithering: integers that add.
-#include "rules/level.h"
+#include "rules/uniform.h"
 
 #include "dither.h"
 #include "multiples.h"
@@ -18,7 +18,7 @@ struct Rule {
 
 // ---- kernels ----------------------------------------------------------------------------------------------
 
-template <class T> __device__ int32_t code_of(const LevelEncoded& e, int64_t i, float most, uint32_t random) {
+template <class T> __device__ int32_t code_of(const UniformEncoded& e, int64_t i, float most, uint32_t random) {
   using W = Work<T>;
   const int64_t row = row_of(i, e.row_length, e.count);
   const Scaling<W> scaling = scaling_for(static_cast<const W*>(e.norms)[row], W(most));
@@ -31,7 +31,7 @@ __global__ void encode_kernel(const __grid_constant__ Table table, const __grid_
   const float most = level_limit(rule.levels);
   for (int64_t unit = first_warp(); unit < table.units(); unit += warp_stride()) {
     const int item = table.item_of(unit);
-    const LevelEncoded& e = table.items[item];
+    const UniformEncoded& e = table.items[item];
     each_drawn(rule.key, e.offset, e.count, unit - table.begins[item], [&](int64_t i, uint32_t random) {
       const int32_t code = code_of<T>(e, i, most, random);
       if (rule.bits == 4)
@@ -50,7 +50,7 @@ __global__ void encode_packed_kernel(const __grid_constant__ Table table, const 
   const float most = level_limit(rule.levels);
   for (int64_t unit = first_warp(); unit < table.units(); unit += warp_stride()) {
     const int item = table.item_of(unit);
-    const LevelEncoded& e = table.items[item];
+    const UniformEncoded& e = table.items[item];
     const int64_t first = ((unit - table.begins[item]) * kWarp + lane_index()) * kPacked;
     if (first >= e.count) continue;
     const EightDraws random = draw_from(rule.key, e.offset + first);
@@ -104,11 +104,11 @@ struct LevelOf {
 
 // ---- launchers --------------------------------------------------------------------------------------------
 
-void level_encode(const LevelEncoded* tensors, int64_t tensor_count, Dtype dtype, int bits, int32_t levels,
-                  const Stream* key, Launch launch) {
+void uniform_encode(const UniformEncoded* tensors, int64_t tensor_count, Dtype dtype, int bits, int32_t levels,
+                    const Stream* key, Launch launch) {
   const bool packed = bits < 8 && bits != 4;
   const auto units = [&](int64_t i) {
-    const LevelEncoded& t = tensors[i];
+    const UniformEncoded& t = tensors[i];
     return packed ? ceil_div(t.count, int64_t(kWarp * kPacked)) : drawn_units(t.offset, t.count);
   };
   visit(dtype, [&](auto type) {
@@ -121,19 +121,19 @@ void level_encode(const LevelEncoded* tensors, int64_t tensor_count, Dtype dtype
   });
 }
 
-void level_add(void* into, const void* other, int64_t count, int bits, Launch launch) {
+void uniform_add(void* into, const void* other, int64_t count, int bits, Launch launch) {
   start(add_codes_kernel, count, launch, into, other, count, bits);
 }
 
-void level_fold(const uint8_t* const* parts, int64_t part_count, int64_t count, int bits, int sum_bits, uint8_t* out,
-                Launch launch) {
+void uniform_fold(const uint8_t* const* parts, int64_t part_count, int64_t count, int bits, int sum_bits, uint8_t* out,
+                  Launch launch) {
   if (count == 0) return;
   const Parts<uint8_t> listed(parts, part_count, launch);
   start(fold_kernel, ceil_div(count, int64_t(kPacked)), launch, listed.list(), part_count, count, bits, sum_bits, out);
 }
 
-void level_decode(const LevelDecoded* tensors, int64_t tensor_count, Dtype dtype, int bits, double scale,
-                  Launch launch) {
+void uniform_decode(const UniformDecoded* tensors, int64_t tensor_count, Dtype dtype, int bits, double scale,
+                    Launch launch) {
   decode_multiples(tensors, tensor_count, dtype, LevelOf{bits}, scale, launch);
 }
 

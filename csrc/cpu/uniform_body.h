@@ -6,7 +6,7 @@
 
 template <int kBits> using Code = std::conditional_t<kBits == 16, int16_t, int8_t>;
 
-template <int kBits, class T> void encode(const LevelEncoded& e, const LevelRule& rule, int64_t first, int64_t last) {
+template <int kBits, class T> void encode(const UniformEncoded& e, const LevelRule& rule, int64_t first, int64_t last) {
   const auto *norms = static_cast<const Work<T>*>(e.norms), *bounds = static_cast<const Work<T>*>(e.bounds);
   Draws draws(*rule.key);
   const float most = level_limit(rule.levels);
@@ -30,7 +30,7 @@ template <int kBits, class T> void encode(const LevelEncoded& e, const LevelRule
   });
 }
 
-template <int kBits, class T> void decode(const LevelDecoded& d, int bits, double by, int64_t first, int64_t last) {
+template <int kBits, class T> void decode(const UniformDecoded& d, int bits, double by, int64_t first, int64_t last) {
   using W = Work<T>;
   const bool streamed = streams(d.count * int64_t(sizeof(T)));
   alignas(64) W values[kChunk];
@@ -66,7 +66,7 @@ void add_packed(uint8_t* into, const uint8_t* other, int64_t first, int64_t last
   for (int64_t i = first; i < last; ++i) into[i] = add_nibbles(into[i], other[i]);
 }
 
-void fold(const LevelFold& f, int64_t first, int64_t last) {
+void fold(const UniformFold& f, int64_t first, int64_t last) {
   alignas(64) int8_t sums[kChunk], codes[kChunk];
   for (; first < last; first += kChunk) {
     const int count = int(std::min<int64_t>(kChunk, last - first));

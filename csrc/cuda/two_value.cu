@@ -31,14 +31,14 @@ struct Sent {
 };
 
 // How many elements a warp decodes in one go: more where it looks for their tensor first.
-__host__ __device__ constexpr int64_t points_in_one_go(bool several) { return (several ? 8 : 1) * kWarp; }
+__host__ __device__ constexpr int64_t elements_in_one_go(bool several) { return (several ? 8 : 1) * kWarp; }
 
 // ---- kernels ----------------------------------------------------------------------------------------------
 
 // A warp sums both sides of a block of 1024 elements, lane by lane, as the tree says.
-template <class T, class Table> __global__ void points_offer_kernel(const __grid_constant__ Table table,
-                                                                    double* block_highs, double* block_lows,
-                                                                    int64_t* nonfinite) {
+template <class T, class Table> __global__ void two_value_offer_kernel(const __grid_constant__ Table table,
+                                                                       double* block_highs, double* block_lows,
+                                                                       int64_t* nonfinite) {
   using W = Work<T>;
   for (int64_t unit = first_warp(); unit < table.units(); unit += warp_stride()) {
     const int item = table.item_of(unit);
@@ -81,10 +81,11 @@ __device__ Work<T> sent_by(const Sent& sent, int64_t rank, const Decoded<T>& d, 
   return bit ? high : sent.has_lows ? W(sent.lows[rank][d.first_row + row]) : -high;
 }
 
-template <class T, class Table> __global__ void points_decode_kernel(const __grid_constant__ Table table,
-                                                                     const __grid_constant__ Sent sent, double scale) {
+template <class T, class Table> __global__ void two_value_decode_kernel(const __grid_constant__ Table table,
+                                                                        const __grid_constant__ Sent sent,
+                                                                        double scale) {
   using W = Work<T>;
-  constexpr int64_t kMost = points_in_one_go(Table::room > 1);
+  constexpr int64_t kMost = elements_in_one_go(Table::room > 1);
   for (int64_t unit = first_warp(); unit < table.units(); unit += warp_stride()) {
     const int item = table.item_of(unit);
     const Decoded<T>& d = table.items[item];
@@ -103,7 +104,8 @@ template <class T, class Table> __global__ void points_decode_kernel(const __gri
 
 // ---- launchers --------------------------------------------------------------------------------------------
 
-void points_offer(const PointsOffered* tensors, int64_t tensor_count, Dtype dtype, int64_t* nonfinite, Launch launch) {
+void two_value_offer(const TwoValueOffered* tensors, int64_t tensor_count, Dtype dtype, int64_t* nonfinite,
+                     Launch launch) {
   const auto words = [&](int64_t i) { return words_for(tensors[i].count) * int64_t(sizeof(uint64_t)); };
   const auto rows = [&](int64_t i) { return ceil_div(tensors[i].count, tensors[i].row_length); };
   clear_counts(nonfinite, tensor_count, launch);
@@ -119,7 +121,7 @@ void points_offer(const PointsOffered* tensors, int64_t tensor_count, Dtype dtyp
   visit(dtype, [&](auto type) {
     using T = typename decltype(type)::type;
     const auto item = [&](int64_t i) {
-      const PointsOffered& t = tensors[i];
+      const TwoValueOffered& t = tensors[i];
       return Offered<T>{static_cast<const T*>(t.grad),
                         static_cast<const Work<T>*>(t.residual),
                         t.count,
@@ -129,34 +131,35 @@ void points_offer(const PointsOffered* tensors, int64_t tensor_count, Dtype dtyp
     };
     in_tables<Offered<T>>(tensor_count, item, blocks, [&](const auto& table, int64_t first) {
       const int64_t at = first_block[size_t(first)];
-      start(points_offer_kernel<T, std::decay_t<decltype(table)>>, table.units() * kWarp, launch, table, highs + at,
+      start(two_value_offer_kernel<T, std::decay_t<decltype(table)>>, table.units() * kWarp, launch, table, highs + at,
             lows + at, nonfinite + first);
     });
   });
   // Both sides of all tensors are added up together.
-  const auto tensor = [&](int64_t i) -> const PointsOffered& { return tensors[i % tensor_count]; };
+  const auto tensor = [&](int64_t i) -> const TwoValueOffered& { return tensors[i % tensor_count]; };
   add_blocks<false, Plain<double>>(
       2 * tensor_count, [&](int64_t i) { return units_of(tensor(i).count, tensor(i).row_length); }, of_blocks.get(),
       [&](int64_t i) { return i / tensor_count * first_block.back() + first_block[size_t(i % tensor_count)]; },
       [&](int64_t i) { return Plain<double>{i < tensor_count ? tensor(i).highs : tensor(i).lows}; }, launch);
 }
 
-void points_decode(const PointsDecoded* tensors, int64_t tensor_count, Dtype dtype, const uint64_t* const* bits,
-                   const float* const* highs, const float* const* lows, int64_t ranks, int64_t own, double scale,
-                   Launch launch) {
+void two_value_decode(const TwoValueDecoded* tensors, int64_t tensor_count, Dtype dtype, const uint64_t* const* bits,
+                      const float* const* highs, const float* const* lows, int64_t ranks, int64_t own, double scale,
+                      Launch launch) {
   const Parts<uint64_t> bits_at(bits, ranks, launch);
   const Parts<float> highs_at(highs, ranks, launch), lows_at(lows, lows ? ranks : 0, launch);
   const Sent sent{bits_at.list(), highs_at.list(), lows_at.list(), lows != nullptr, ranks, own};
-  const auto units = [&](int64_t i) { return ceil_div(tensors[i].count, points_in_one_go(tensor_count > 1)); };
+  const auto units = [&](int64_t i) { return ceil_div(tensors[i].count, elements_in_one_go(tensor_count > 1)); };
   visit(dtype, [&](auto type) {
     using T = typename decltype(type)::type;
     const auto item = [&](int64_t i) {
-      const PointsDecoded& t = tensors[i];
+      const TwoValueDecoded& t = tensors[i];
       return Decoded<T>{
           t.count, t.row_length, t.first_word, t.first_row, static_cast<T*>(t.grad), static_cast<Work<T>*>(t.residual)};
     };
     in_tables<Decoded<T>, sizeof(Sent) + kBeside>(tensor_count, item, units, [&](const auto& table, int64_t) {
-      start(points_decode_kernel<T, std::decay_t<decltype(table)>>, table.units() * kWarp, launch, table, sent, scale);
+      start(two_value_decode_kernel<T, std::decay_t<decltype(table)>>, table.units() * kWarp, launch, table, sent,
+            scale);
     });
   });
 }

@@ -10,13 +10,13 @@ from torch import Tensor
 from .dispatch import Counted, Counts, batch
 from .legality import MAX_PARTS, backend, checked_each, row_count, word_count
 
-__all__ = ["points_decode", "points_decode_all", "points_offer", "points_offer_all"]
+__all__ = ["two_value_decode", "two_value_decode_all", "two_value_offer", "two_value_offer_all"]
 
-_OFFER, _DECODE = batch("points_offer"), batch("points_decode")
+_OFFER, _DECODE = batch("two_value_offer"), batch("two_value_decode")
 
 
 @Counted
-def points_offer_all(
+def two_value_offer_all(
     grads: Sequence[Tensor],
     residuals: Sequence[Tensor] | None,
     bits: Sequence[Tensor],
@@ -40,15 +40,15 @@ def points_offer_all(
     return _OFFER(columns)
 
 
-def points_offer(
+def two_value_offer(
     grad: Tensor, residual: Tensor | None, bits: Tensor, highs: Tensor, lows: Tensor, ones: Tensor, row_length: int
 ) -> int | Tensor:
-    """Do :func:`points_offer_all` for one tensor."""
+    """Do :func:`two_value_offer_all` for one tensor."""
     residuals = None if residual is None else [residual]
-    return points_offer_all.counts([grad], residuals, [bits], [highs], [lows], [ones], [row_length])[0]
+    return two_value_offer_all.counts([grad], residuals, [bits], [highs], [lows], [ones], [row_length])[0]
 
 
-def points_decode_all(
+def two_value_decode_all(
     bits: Sequence[Tensor],
     highs: Sequence[Tensor],
     lows: Sequence[Tensor] | None,
@@ -92,7 +92,7 @@ def points_decode_all(
     _DECODE(columns, (bits_at, highs_at, lows_at, ranks, own, scale), options)
 
 
-def points_decode(
+def two_value_decode(
     bits: Sequence[Tensor],
     highs: Sequence[Tensor],
     lows: Sequence[Tensor] | None,
@@ -103,9 +103,9 @@ def points_decode(
     *,
     scale: float = 1.0,
 ) -> None:
-    """Do :func:`points_decode_all` for one tensor, of which all that was sent is the part."""
+    """Do :func:`two_value_decode_all` for one tensor, of which all that was sent is the part."""
     given = (bits, highs, lows, [row_length], own, [grad], [residual])
-    points_decode_all(*given, first_words=[0], first_rows=[0], scale=scale)
+    two_value_decode_all(*given, first_words=[0], first_rows=[0], scale=scale)
 
 
 def _check_inside(what: str, first: int, number: int, size: int) -> None:

@@ -8,8 +8,8 @@ template <class W> struct Sides {
   int64_t ones, nonfinite;
 };
 
-template <class T> HVC_INLINE void points_offer_group(const T* grad, const Work<T>* residual, int count,
-                                                      BitWriter& writer, Sides<Work<T>>& sides) {
+template <class T> HVC_INLINE void two_value_offer_group(const T* grad, const Work<T>* residual, int count,
+                                                         BitWriter& writer, Sides<Work<T>>& sides) {
   using W = Work<T>;
   const Lanes<W> x = offered(grad, residual, count), size = magnitude(x), zero = broadcast(W(0));
   const uint32_t valid = valid_lanes(count), ones = sign_bit(x) & valid;
@@ -20,12 +20,12 @@ template <class T> HVC_INLINE void points_offer_group(const T* grad, const Work<
   writer.put(ones, 0, count);
 }
 
-template <bool kResidual, class T> HVC_INLINE void points_offer_block(const PointsOffer<T>& o, int64_t begin,
-                                                                      int64_t end, BitWriter& writer,
-                                                                      Sides<Work<T>>& sides) {
+template <bool kResidual, class T> HVC_INLINE void two_value_offer_block(const TwoValueOffer<T>& o, int64_t begin,
+                                                                         int64_t end, BitWriter& writer,
+                                                                         Sides<Work<T>>& sides) {
   sides.highs = sides.lows = broadcast(Work<T>(0));
   const auto group = [&](int64_t i, int count) __attribute__((always_inline)) {
-    points_offer_group(o.grad + i, kResidual ? o.residual + i : nullptr, count, writer, sides);
+    two_value_offer_group(o.grad + i, kResidual ? o.residual + i : nullptr, count, writer, sides);
   };
   int64_t i = begin;
   for (; i + kLanes <= end; i += kLanes) group(i, kLanes);
@@ -33,7 +33,7 @@ template <bool kResidual, class T> HVC_INLINE void points_offer_block(const Poin
 }
 
 template <bool kResidual, class T>
-OfferResult points_offer_units(const PointsOffer<T>& o, int64_t first, int64_t last) {
+OfferResult two_value_offer_units(const TwoValueOffer<T>& o, int64_t first, int64_t last) {
   BitWriter writer(o.bits, unit_begin(o.units, first), nullptr);  // no zero asks for a coin
   Sides<Work<T>> sides{};
   for (int64_t unit = first; unit < last; ++unit) {
@@ -41,7 +41,7 @@ OfferResult points_offer_units(const PointsOffer<T>& o, int64_t first, int64_t l
     double high = 0, low = 0;
     sides.ones = 0;
     for (int64_t block = begin; block < end; block += kBlock) {
-      points_offer_block<kResidual>(o, block, std::min(block + kBlock, end), writer, sides);
+      two_value_offer_block<kResidual>(o, block, std::min(block + kBlock, end), writer, sides);
       high += double(combine(sides.highs));
       low += double(combine(sides.lows));
     }
@@ -52,19 +52,19 @@ OfferResult points_offer_units(const PointsOffer<T>& o, int64_t first, int64_t l
   return {writer.finish(), sides.nonfinite};
 }
 
-template <class T> OfferResult points_offer(const PointsOffer<T>& o, int64_t first, int64_t last) {
-  return o.residual ? points_offer_units<true>(o, first, last) : points_offer_units<false>(o, first, last);
+template <class T> OfferResult two_value_offer(const TwoValueOffer<T>& o, int64_t first, int64_t last) {
+  return o.residual ? two_value_offer_units<true>(o, first, last) : two_value_offer_units<false>(o, first, last);
 }
 
 // What one rank sent for up to 32 elements of a row.
 template <class T>
-HVC_INLINE Lanes<Work<T>> sent(const PointsDecode<T>& d, int64_t rank, int64_t row, int64_t begin, int count) {
+HVC_INLINE Lanes<Work<T>> sent(const TwoValueDecode<T>& d, int64_t rank, int64_t row, int64_t begin, int count) {
   using W = Work<T>;
   const W high = d.highs[rank][row], low = d.lows ? W(d.lows[rank][row]) : -high;
   return select(bits_at(d.bits[rank], begin, count), broadcast(high), broadcast(low));
 }
 
-template <class T> HVC_INLINE void points_group(const PointsDecode<T>& d, int64_t row, int64_t begin, int count) {
+template <class T> HVC_INLINE void two_value_group(const TwoValueDecode<T>& d, int64_t row, int64_t begin, int count) {
   using W = Work<T>;
   T* grad = d.grad + begin;
   W* residual = d.residual + begin;
@@ -74,11 +74,11 @@ template <class T> HVC_INLINE void points_group(const PointsDecode<T>& d, int64_
   store(grad, total * broadcast(W(d.scale)), count);
 }
 
-template <class T> void points_decode(const PointsDecode<T>& d, int64_t first, int64_t last) {
+template <class T> void two_value_decode(const TwoValueDecode<T>& d, int64_t first, int64_t last) {
   for (int64_t unit = first; unit < last; ++unit) {
     const int64_t row = unit / d.units.per_row, end = unit_begin(d.units, unit + 1);
     int64_t i = unit_begin(d.units, unit);
-    for (; i + kLanes <= end; i += kLanes) points_group(d, row, i, kLanes);
-    if (i < end) points_group(d, row, i, rest_of(end - i));
+    for (; i + kLanes <= end; i += kLanes) two_value_group(d, row, i, kLanes);
+    if (i < end) two_value_group(d, row, i, rest_of(end - i));
   }
 }

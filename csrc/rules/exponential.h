@@ -9,18 +9,18 @@
 namespace hvc {
 
 // Elements smaller than norm 2^-96 are rounded to that or to 0: what is left of float32's exponents is for scaling.
-constexpr int kOctaves = 96;
+constexpr int kExponents = 96;
 
 // How elements become codes.
-struct Octaves {
+struct PowersOfTwo {
   int32_t headroom, smallest;  // the exponents of the norm and of the smallest level
   uint32_t smallest_bits;      // the smallest level relative to the norm, as bits of float32
   float stretch;               // makes the smallest level 2^16
 };
 
-HVC_RULE Octaves octaves_of(int bits, int headroom) {
+HVC_RULE PowersOfTwo powers_for(int bits, int headroom) {
   const int most = (1 << (bits - 1)) - 1;
-  const int smallest = most < headroom + kOctaves ? most : headroom + kOctaves;
+  const int smallest = most < headroom + kExponents ? most : headroom + kExponents;
   const int below = smallest - headroom;
   return {headroom, smallest, uint32_t(127 - below) << 23, bit_cast<float>(uint32_t(127 + kDrawBits + below) << 23)};
 }
@@ -28,7 +28,7 @@ HVC_RULE Octaves octaves_of(int bits, int headroom) {
 // `z` is x / norm. Adding random bits below the mantissa carries into the exponent with the probability that makes
 // the two neighbouring powers of two unbiased. Below the smallest level the neighbours are it and 0. NaN counts as 1:
 // its sign is no result, as processors give it one or another.
-HVC_RULE uint32_t octave_of(float z, const Octaves& o, uint32_t sign_bit, uint32_t random) {
+HVC_RULE uint32_t exponential_of(float z, const PowersOfTwo& o, uint32_t sign_bit, uint32_t random) {
   const uint32_t size = bit_cast<uint32_t>(z) & 0x7fffffffu;
   const uint32_t a = size < 0x3f800000u ? size : 0x3f800000u;
   const uint32_t large = uint32_t(127 + o.headroom) - ((a + (random << 7) + 64u) >> 23);
@@ -41,7 +41,7 @@ HVC_RULE uint32_t octave_of(float z, const Octaves& o, uint32_t sign_bit, uint32
 }
 
 // The factor of a code, to be multiplied by 1 / ranks and then by the norm: a subnormal norm loses nothing so.
-HVC_RULE float octave_value(uint32_t code, uint32_t sign_bit, int32_t headroom) {
+HVC_RULE float exponential_value(uint32_t code, uint32_t sign_bit, int32_t headroom) {
   const uint32_t e = code & (sign_bit - 1u);
   const uint32_t bits = uint32_t(127 + headroom) - e;
   return bit_cast<float>(e == 0u ? 0u : bits << 23 | ((code & sign_bit) != 0u ? 0x80000000u : 0u));
@@ -65,12 +65,12 @@ template <class V> HVC_RULE V choose_bits(const V& mask, const V& yes, const V& 
 }
 
 // What two codes have to do with each other. The exponents are e1 <= e2, D = e2 - e1.
-template <class V> struct OctavePair {
+template <class V> struct ExponentialPair {
   V larger, e1, equal_signs, cancelled;  // `larger` is the code with e1, that of the larger number
   V trials, few;                         // how many random bits must be 0 for a step of the exponent; below 16 of them?
 };
 
-template <class V> HVC_RULE OctavePair<V> octave_pair(const V& a, const V& b, const V& sign_bit) {
+template <class V> HVC_RULE ExponentialPair<V> exponential_pair(const V& a, const V& b, const V& sign_bit) {
   const V zero = a ^ a, one = where_equal(zero, zero) & V(zero + 1), exponents = sign_bit - one;
   const V ea = a & exponents, eb = b & exponents, b_larger = where_less(eb, ea);
   const V larger = choose_bits(b_larger, b, a);
@@ -81,11 +81,11 @@ template <class V> HVC_RULE OctavePair<V> octave_pair(const V& a, const V& b, co
   return {larger, V(larger & exponents), equal_signs, cancelled, V(trials & few), few};
 }
 
-// One code for the sum of two, without bias but for differences of 16 octaves or more, where the smaller one is
+// One code for the sum of two, without bias but for exponents 16 or more apart, where the smaller one is
 // dropped. Of equal signs e1 - 1 with probability 2^-D, else e1; of opposite signs e1 + 1 with probability 2^-(D-1),
 // else e1, and zero where D = 0. The low D of 16 random bits decide; `power` is 2^trials.
-template <class V> HVC_RULE V octave_merge(const V& a, const V& b, const OctavePair<V>& p, const V& power,
-                                           const V& random, const V& sign_bit) {
+template <class V> HVC_RULE V exponential_merge(const V& a, const V& b, const ExponentialPair<V>& p, const V& power,
+                                                const V& random, const V& sign_bit) {
   const V zero = a ^ a, one = where_equal(zero, zero) & V(zero + 1), exponents = sign_bit - one;
   const V hit = where_equal(V(random & (power - one)), zero) & p.few & one;
   const V up = hit & p.equal_signs & ~where_equal(p.e1, one), down = hit & ~p.equal_signs;

@@ -12,7 +12,7 @@
 namespace hvc {
 namespace {
 
-template <class T> struct PointsOffer {
+template <class T> struct TwoValueOffer {
   const T* grad;
   const Work<T>* residual;
   Units units;
@@ -21,7 +21,7 @@ template <class T> struct PointsOffer {
   int64_t* unit_ones;
 };
 
-template <class T> struct PointsDecode {
+template <class T> struct TwoValueDecode {
   const uint64_t* const* bits;
   const float* const* highs;
   const float* const* lows;  // or none
@@ -35,14 +35,14 @@ template <class T> struct PointsDecode {
 }  // namespace
 }  // namespace hvc
 
-#define HVC_BODY "points_body.h"
+#define HVC_BODY "two_value_body.h"
 #include "foreach_isa.h"
 
 namespace hvc {
 namespace {
 
-template <class T> int64_t run_offer(const PointsOffer<T>& o, int threads) {
-  const auto range = HVC_CHOOSE(points_offer<T>);
+template <class T> int64_t run_offer(const TwoValueOffer<T>& o, int threads) {
+  const auto range = HVC_CHOOSE(two_value_offer<T>);
   const int64_t bytes = o.units.count * int64_t(sizeof(T) + (o.residual ? sizeof(Work<T>) : 0));
   return offer_units(o.units, o.bits, bytes, threads,
                      [&](int64_t first, int64_t last) { return range(o, first, last); });
@@ -57,22 +57,23 @@ void add_ones(const Units& units, const int64_t* unit_ones, int64_t* ones) {
 
 }  // namespace
 
-void points_offer(const PointsOffered* tensors, int64_t tensor_count, Dtype dtype, int64_t* nonfinite, Launch launch) {
+void two_value_offer(const TwoValueOffered* tensors, int64_t tensor_count, Dtype dtype, int64_t* nonfinite,
+                     Launch launch) {
   visit(dtype, [&](auto type) {
     using T = typename decltype(type)::type;
     for (int64_t i = 0; i < tensor_count; ++i) {
-      const PointsOffered& t = tensors[i];
+      const TwoValueOffered& t = tensors[i];
       const Units units = units_of(t.count, t.row_length);
       const std::unique_ptr<double[]> sums(new double[size_t(2 * units.total)]);
       const std::unique_ptr<int64_t[]> counts(new int64_t[size_t(units.total)]);
       double *unit_highs = sums.get(), *unit_lows = sums.get() + units.total;
-      const PointsOffer<T> offer{static_cast<const T*>(t.grad),
-                                 static_cast<const Work<T>*>(t.residual),
-                                 units,
-                                 t.bits,
-                                 unit_highs,
-                                 unit_lows,
-                                 counts.get()};
+      const TwoValueOffer<T> offer{static_cast<const T*>(t.grad),
+                                   static_cast<const Work<T>*>(t.residual),
+                                   units,
+                                   t.bits,
+                                   unit_highs,
+                                   unit_lows,
+                                   counts.get()};
       nonfinite[i] = run_offer(offer, launch.threads);
       const DefaultRounding rounding;
       add_superblocks(units, unit_highs, t.highs);
@@ -82,31 +83,31 @@ void points_offer(const PointsOffered* tensors, int64_t tensor_count, Dtype dtyp
   });
 }
 
-void points_decode(const PointsDecoded* tensors, int64_t tensor_count, Dtype dtype, const uint64_t* const* bits,
-                   const float* const* highs, const float* const* lows, int64_t ranks, int64_t own, double scale,
-                   Launch launch) {
+void two_value_decode(const TwoValueDecoded* tensors, int64_t tensor_count, Dtype dtype, const uint64_t* const* bits,
+                      const float* const* highs, const float* const* lows, int64_t ranks, int64_t own, double scale,
+                      Launch launch) {
   const auto number = size_t(ranks);
   std::vector<const uint64_t*> bits_of(number);
   std::vector<const float*> highs_of(number), lows_of(number);
   visit(dtype, [&](auto type) {
     using T = typename decltype(type)::type;
-    const auto range = HVC_CHOOSE(points_decode<T>);
+    const auto range = HVC_CHOOSE(two_value_decode<T>);
     for (int64_t i = 0; i < tensor_count; ++i) {
-      const PointsDecoded& t = tensors[i];
+      const TwoValueDecoded& t = tensors[i];
       for (size_t rank = 0; rank < number; ++rank) {
         bits_of[rank] = bits[rank] + t.first_word;
         highs_of[rank] = highs[rank] + t.first_row;
         if (lows) lows_of[rank] = lows[rank] + t.first_row;
       }
-      const PointsDecode<T> decode{bits_of.data(),
-                                   highs_of.data(),
-                                   lows ? lows_of.data() : nullptr,
-                                   ranks,
-                                   own,
-                                   units_of(t.count, t.row_length),
-                                   scale,
-                                   static_cast<T*>(t.grad),
-                                   static_cast<Work<T>*>(t.residual)};
+      const TwoValueDecode<T> decode{bits_of.data(),
+                                     highs_of.data(),
+                                     lows ? lows_of.data() : nullptr,
+                                     ranks,
+                                     own,
+                                     units_of(t.count, t.row_length),
+                                     scale,
+                                     static_cast<T*>(t.grad),
+                                     static_cast<Work<T>*>(t.residual)};
       const int64_t bytes = t.count * int64_t(2 * sizeof(T) + 2 * sizeof(Work<T>));
       parallel_for(launch.threads, decode.units.total, bytes,
                    [&](int64_t first, int64_t last) { range(decode, first, last); });
