@@ -96,6 +96,16 @@ def _check_restored(reducer: Reducer, state: Mapping[str, Any]) -> None:
     _check_kept({"table": reducer.kept.tables()}, {"table": state["tables"]})
 
 
+def check_exchanged(exchanged: str, state: Mapping[str, Any]) -> None:
+    """Refuse what waits of gradients where updates are exchanged, and the other way round: these have other units.
+
+    Raises:
+        StateError: says what the state is of.
+    """
+    again = 'resume in the mode it was saved in, or pass residuals="reset"'
+    _expect("mode", exchanged, state.get("exchanged", exchanged), again)  # earlier versions saved none
+
+
 def _check_form(state: object) -> None:
     """Refuse what does not have the parts of a state, or has others in them."""
     if not isinstance(state, Mapping) or "format" not in state:
@@ -128,6 +138,7 @@ def _check_more(state: Mapping[str, Any]) -> None:
     rates = state.get("rates", [])
     wrong = {
         "tuned": type(state.get("tuned", False)) is not bool,
+        "due": type(state.get("due", False)) is not bool,
         "scale": not _is_number(state.get("scale", 0.0)),
         "rates": not isinstance(rates, (list, tuple)) or not all(map(_is_number, rates)),
         "second_moment": not isinstance(state.get("second_moment", {}), Mapping),

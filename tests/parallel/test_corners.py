@@ -65,3 +65,38 @@ def test_ranks_that_resume_at_different_steps_are_refused(found) -> None:
 def test_ranks_that_resume_with_different_buckets_are_refused(found) -> None:
     for text in value(found, "one rank has other buckets"):
         assert "MismatchError" in text and "the buckets differ between ranks, on rank(s) 1 from the others" in text
+
+
+def test_a_state_may_be_loaded_between_backward_and_step(found) -> None:
+    for paths in value(found, "rolled back"):
+        assert paths == [[True, "accepted", 1]] * 2
+
+
+def test_gradients_after_a_step_left_out_are_reduced(found) -> None:
+    assert value(found, "step left out") == [[1.5, 1.5]] * 2
+
+
+def test_a_closure_is_refused(found) -> None:
+    for paths in value(found, "closure"):
+        assert all("ConfigError" in text and "call the closure before step()" in text for text in paths)
+
+
+def test_a_parameter_that_nobody_reduces_is_told_once(found) -> None:
+    assert value(found, "unfrozen later") == [[1, 1], [0, 0]]
+    assert all("ConfigError" in text and "is in no exchange" in text for text in value(found, "unfrozen in updates"))
+
+
+def test_a_state_of_the_other_mode_is_refused(found) -> None:
+    for gradients, updates in value(found, "other mode"):
+        for right, wrong in ((gradients[:2], gradients[2:]), (updates[2:], updates[:2])):
+            assert right == ["accepted", "accepted"] and wrong[1] == "accepted"
+            assert "StateError" in wrong[0] and "another mode" in wrong[0]
+
+
+def test_a_held_second_moment_moves_however_many_exchanges_a_step_has(found) -> None:
+    for once, twice in value(found, "exact rounds"):
+        assert (once, twice) == ([10], [5, 8, 11, 14])  # exchanges 10, 16, 22 and 28, of two for each step
+
+
+def test_a_scale_that_was_loaded_is_saved_again(found) -> None:
+    assert value(found, "scale kept") == [[8.0, 8.0]] * 2

@@ -107,6 +107,10 @@ class HeldSecondMoment:
         optimizer: only its state is written.
         named: its parameters by name, as the reducer has them.
         rounds: the exact ones.
+
+    Attributes:
+        due: an exact round has begun, and no step of the optimizer has used it yet: with several exchanges for one
+            step, the rest of them are exact too.
     """
 
     def __init__(
@@ -116,6 +120,7 @@ class HeldSecondMoment:
         self._rounds = rounds
         self._held: dict[str, _Held] = {}
         self._prepared = reducer.step - 1
+        self.due = False
         optimizer.register_step_pre_hook(lambda *given: self.prepare())
 
     @property
@@ -133,9 +138,6 @@ class HeldSecondMoment:
             value = ops.hash64(self._held[name].moment.view(-1).view(torch.uint8), value)
         return value
 
-    def is_exact(self, step: int) -> bool:
-        return step in self._rounds
-
     # ---- state ----
 
     def state_dict(self) -> dict[str, dict[str, Any]]:
@@ -145,8 +147,9 @@ class HeldSecondMoment:
             for name, held in self._held.items()
         }
 
-    def load_state_dict(self, state: Mapping[str, Mapping[str, Any]]) -> None:
+    def load_state_dict(self, state: Mapping[str, Mapping[str, Any]], due: bool = False) -> None:
         """Restore what :meth:`state_dict` returned, beside what waits in the units that go with it."""
+        self.due = due
         self._prepared = self._reducer.step - 1
         where = {name: parameter.device for _, parameter, name in self._parameters()}
         mine = {name: saved for name, saved in state.items() if name in where}
@@ -158,7 +161,7 @@ class HeldSecondMoment:
     @torch.no_grad()
     def begin(self, step: int) -> None:
         """Choose what the step exchanges, and show codecs what to divide by."""
-        exact = self.is_exact(step)
+        self.due = exact = self.due or step in self._rounds
         if self._rounds.every == 1:  # it is the stock optimizer
             self._reducer.buckets.next_steps(plain=True)
             return
@@ -206,12 +209,13 @@ class HeldSecondMoment:
             if held is None or not state or parameter.grad is None:
                 continue
             grad, now = moments.gradient(self._optimizer, group, parameter), float(state["step"]) + 1
-            exact = self.is_exact(step) and now > held.since and bool(grad.isfinite().all())
+            exact = self.due and now > held.since and bool(grad.isfinite().all())
             if exact:
                 before = held.divisor
                 held.move_to(now, grad, float(group["betas"][1]))
                 _note(factors, name, before, held.divisor)
             moments.write(group, state, grad, held, now, exact=exact)
+        self.due = False
         self._reducer.kept.convert(factors)
 
 

@@ -15,11 +15,13 @@ from .running import Running
 class Checkpoints(Running):
     """A compression whose state can be saved: one rank's, or that of all ranks in a folder."""
 
+    _exchanged = "gradients"
+
     def state_dict(self) -> dict[str, Any]:
         """Return this rank's step and residuals; every rank saves its own, between two steps."""
         reducer = self._running()
         self._check_between_steps()
-        return checkpoint.save(reducer, self._methods, self._steps.state())
+        return checkpoint.save(reducer, self._methods, self._steps.state() | {"exchanged": self._exchanged})
 
     def load_state_dict(self, state: Mapping[str, Any], residuals: str = "restore") -> None:
         """Restore a state, whole or not at all; every rank has to, between the same two steps.
@@ -45,6 +47,8 @@ class Checkpoints(Running):
         self._check_between_steps()
         self._running()
         self._steps.check(state, residuals)
+        if residuals == "restore":
+            checkpoint.check_exchanged(self._exchanged, state)
 
     def _take_state(self, state: Mapping[str, Any], residuals: str) -> None:
         self._steps.load(state, residuals, begun=self._compared_ways)

@@ -43,7 +43,7 @@ class Scale:
             self._rescale(self._scale, float(self.scaler.get_scale()))
 
     def state(self) -> dict[str, float]:
-        return {"scale": self._scale} if self.scaler is not None else {}
+        return {"scale": self._scale} if self.scaler is not None or self._scale else {}
 
     def load(self, saved: float) -> None:
         """Take the scale that a loaded state was saved with, 0 for not known."""

@@ -54,6 +54,7 @@ class Steps:
         self._exact_first = 0  # so many first steps are exact
         self._rates: Rates | None = None  # that residuals follow
         self._moments: Mapping[str, Any] = {}  # that were loaded
+        self._due = False  # as it was loaded
         self._followed: Sequence[float] = ()  # learning rates that were loaded
         if reducer.world > 1:
             reducer.verification.weights = Weights(reducer.options.verify_every, warns=reducer.rank == 0)
@@ -92,7 +93,7 @@ class Steps:
         if reducer.options.warmup_steps is None:
             self._begin_exact(optimizer)
         if self.held:
-            self.held.load_state_dict(self._moments)
+            self.held.load_state_dict(self._moments, self._due)
             if self.tuner:
                 self.tuner.wait_for(self.held.warmup)
 
@@ -159,9 +160,10 @@ class Steps:
         tuned = {"tuned": self.tuner.chosen} if self.tuner else {}
         moments = self.held.state_dict() if self.held else self._moments  # which were loaded, and nobody holds yet
         held_ = {"second_moment": moments} if moments else {}
+        due = {"due": True} if (self.held.due if self.held else self._due) else {}
         followed = self._rates.state() if self._rates else list(self._followed)  # which were loaded
         rates = {"rates": followed} if followed else {}
-        return tuned | self.scale.state() | held_ | rates
+        return tuned | self.scale.state() | held_ | due | rates
 
     def check(self, state: Mapping[str, Any], residuals: str) -> None:
         """Refuse a state that could not be loaded; nothing is changed.
@@ -186,9 +188,9 @@ class Steps:
             self.tuner.resume(checkpoint.saved_plan(state), same and bool(state.get("tuned")))
             self._take_order()
         checkpoint.restore(self._reducer, state, residuals)
-        self._moments = state.get("second_moment", {})
+        self._moments, self._due = state.get("second_moment", {}), bool(state.get("due"))
         if self.held:
-            self.held.load_state_dict(self._moments)
+            self.held.load_state_dict(self._moments, self._due)
         elif begun:
             self.settle_moments()
         self._followed = [float(rate) for rate in state.get("rates", ()) if residuals == "restore"]

@@ -15,13 +15,24 @@ from torch import Tensor, nn
 from ...codecs.base import Codec
 from ...engine.methods import per_layer
 from ...engine.reducer import Reducer
-from ...errors import ConfigError, HorovodCompressError
+from ...errors import ConfigError, HorovodCompressError, NonFiniteError
 from ...observe.trace import MAX_EVENTS, Trace
 from .. import help_text
 from ..common.base import begin_trace
 from ..common.factories import NamedParameters, add_factories, of_an_object
 from ..common.startup import before_handshake
-from .calls import calling_optimizer, densified_parameter, forget_step, in_backward, in_join, waits_for_tokens
+from .calls import (
+    await_tokens,
+    calling_optimizer,
+    densified_parameter,
+    forget_step,
+    has_begun,
+    in_backward,
+    in_join,
+    refuse_closure,
+    unreduced,
+    waits_for_tokens,
+)
 from .ending import end_all_waits, explain
 from .finding import NO_ADASUM, Finder
 from .for_updates import TAKEN, ForUpdates
@@ -48,7 +59,7 @@ class Compression(ForUpdates):
     """
 
     _job: HorovodJob
-    _warned = _logged = False
+    _warned = _logged = _told_unreduced = False
     _settled = -1  # the step whose sparse gradients were looked for
 
     def _prepare(self, reducer: Reducer) -> None:
@@ -186,7 +197,9 @@ class Compression(ForUpdates):
     def _meet(self, optimizer: Any, *options: Any) -> None:
         """Look at the optimizer that takes the results."""
         if not self._steps.met:
+            optimizer.register_step_pre_hook(refuse_closure)
             optimizer.register_step_pre_hook(lambda *given: self._leave_frozen(optimizer))  # before the second moment's
+            optimizer.register_load_state_dict_pre_hook(lambda *given: self._leave_step())
         self._steps.meet(optimizer, *options)
 
     def _check_same_ranks(self, optimizer: Any) -> None:
@@ -203,14 +216,33 @@ class Compression(ForUpdates):
                 f"{self._job.process_set}; give both the same process_set="
             )
 
+    def _leave_step(self) -> None:
+        """Give up a step whose results nobody fetches any more, as Horovod does when it loads an optimizer's state."""
+        if not self._under_way:
+            return
+        reducer = self._running()
+        if not reducer.wait_idle(reducer.options.timeout):
+            raise ConfigError(
+                f"rank {self._job.number}: the optimizer's load_state_dict() came in the middle of a backward pass, "
+                f"some of whose gradients are under way; load it between steps, on every rank"
+            )
+        self._under_way = 0
+
     def _leave_frozen(self, optimizer: Any) -> None:
         """Before the optimizer's own step, let it skip frozen parameters, as torch alone does.
 
         Horovod has given them gradients of zeros, with which momentum and weight decay would move them.
         """
-        if not optimizer._handles:  # else Horovod has not fetched the results yet
-            for parameter in self._steps.frozen:
-                parameter.grad = None
+        if optimizer._handles:  # Horovod has not fetched the results yet
+            return
+        for parameter in self._steps.frozen:
+            parameter.grad = None
+        if not (self._told_unreduced or self._job.number) and (found := unreduced(optimizer)):
+            self._told_unreduced = True
+            _log.warning(
+                "%s, so ranks will differ in it; let it need a gradient when the optimizer is made, and freeze it then",
+                found,
+            )
 
     # ---- gradients ----
 
@@ -237,7 +269,7 @@ class Compression(ForUpdates):
         if in_backward() or self._under_way:
             return False
         optimizer = self._optimizer or calling_optimizer(self)
-        if optimizer is None or not optimizer._synchronized:
+        if optimizer is None or not optimizer._synchronized or has_begun(optimizer):
             return False
         if not self._warned:
             self._warned = True
@@ -254,9 +286,11 @@ class Compression(ForUpdates):
             self._skip_sparse(reducer, step)
         try:
             result = reducer.result(index, step, result_scale)
-        except HorovodCompressError:
+        except HorovodCompressError as error:
             self._under_way = 0  # nobody fetches the other results of this step
             if optimizer := self._optimizer or calling_optimizer(self):
+                if isinstance(error, NonFiniteError):  # on all ranks alike, and training may go on
+                    await_tokens(optimizer)
                 forget_step(optimizer)
             raise
         self._under_way -= 1

@@ -33,7 +33,7 @@ class ForUpdates(BaseCompression):
             ConfigError: the compression is in use already.
         """
         self.check_updates()
-        self._in_updates = True
+        self._in_updates, self._exchanged = True, "updates"
         self._reports.count_updates()
         if self._steps.tuner:
             self._steps.tuner.stop()

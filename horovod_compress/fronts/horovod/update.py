@@ -87,6 +87,7 @@ def distributed_update_optimizer(
     named = dict(zip(compression.plan.names(), parameters, strict=True))
     moment = SharedSecondMoment(made, named) if settings.shared and reducer.world > 1 else None
     made._updates = Schedule(made, Exchange(reducer, parameters, settings.masking), settings, moment)
+    made._planned = frozenset(map(id, parameters))
     made._last_hook = made.register_step_pre_hook(lambda *given: made._updates.prepare()).id
     made.register_step_post_hook(lambda *given: compression._report())  # before the exchange, if one follows
     return made
@@ -179,6 +180,7 @@ class _UpdateMode:
     """Put before an optimizer's class: its own ``step`` becomes the local step."""
 
     _updates: Schedule
+    _planned: frozenset[int]  # the parameters that are exchanged, by identity
     _last_hook: int
     _optimizer_step_pre_hooks: OrderedDict[int, Any]
     param_groups: list[dict[str, Any]]
@@ -189,6 +191,7 @@ class _UpdateMode:
         """Do one local step, and the exchange with the other ranks if it is due.
 
         Raises:
+            ConfigError: a parameter needs a gradient that was frozen when the compression was made.
             ExchangeError: another rank failed or is late; the weights are those after the last
                 exchange that this rank finished.
             NonFiniteError: an update, or in the warm-up a gradient, is not finite on some rank; see
@@ -203,6 +206,7 @@ class _UpdateMode:
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
+        self._refuse_unplanned()
         both = [name for name in ("grad_scale", "found_inf") if name in self.__dict__]
         scaler: dict[str, Any] = {name: self.__dict__.pop(name) for name in both}
         try:
@@ -221,6 +225,16 @@ class _UpdateMode:
     def _local_step(self) -> None:
         self._optimizer_step_pre_hooks.move_to_end(self._last_hook)  # others may change gradients
         super().step()  # type: ignore[misc]
+
+    def _refuse_unplanned(self) -> None:
+        for number, group in enumerate(self.param_groups):
+            for place, parameter in enumerate(group["params"]):
+                if parameter.requires_grad and parameter.grad is not None and id(parameter) not in self._planned:
+                    raise ConfigError(
+                        f"parameter {place} of group {number}, of shape {tuple(parameter.shape)}, needs a gradient now "
+                        f"and is in no exchange, as it was frozen when the compression was made; make the compression "
+                        f"while it needs a gradient, and freeze it after that"
+                    )
 
     def _unscale(self, scale: Any) -> None:
         if scale is not None:

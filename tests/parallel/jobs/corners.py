@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import horovod.torch as hvd
 import torch
 from torch import Tensor, nn
 
+import horovod_compress.torch as hvc
 from horovod_compress.schedule.plan import Plan
 from tests.support.rank import check
 from tests.support.states import unsealed
-from tests.support.training import digest, farthest, gathered, loss_of, net, optimizer_for, weights
+from tests.support.training import digest, farthest, gathered, loss_of, net, optimizer_for, train, weights
 
 hvd.init()
 torch.set_num_threads(1)
@@ -32,6 +35,18 @@ def refused(attempt: Callable[[], Any]) -> str:
     except Exception as error:
         return f"{type(error).__name__}: {error}"
     return "accepted"
+
+
+@contextmanager
+def told() -> Iterator[list[str]]:
+    """Collect the package's warnings."""
+    texts: list[str] = []
+    handler = logging.Handler(logging.WARNING)
+    handler.emit = lambda record: texts.append(record.getMessage())
+    log = logging.getLogger("horovod_compress")
+    log.addHandler(handler)
+    yield texts
+    log.removeHandler(handler)
 
 
 def filled_by_hand(method: str | None, attach: bool) -> list[Tensor]:
@@ -216,3 +231,164 @@ def one_rank_has_other_buckets() -> str:
 
 
 check("one rank has other buckets", one_rank_has_other_buckets)
+
+
+def rolled_back(attach: bool) -> list[Any]:
+    """Load an optimizer's state between backward and step; return what the next steps are like."""
+    model = net()
+    optimizer, compression = optimizer_for(model, "topk", attach)
+    train(model, optimizer, range(2))
+    before = optimizer.state_dict()
+    loss_of(model, 2).backward()
+    compression._reducer.wait_idle(10.0)
+    optimizer.load_state_dict(before)
+    train(model, optimizer, range(3, 5))
+    first = next(iter(model.parameters())).requires_grad_(False)
+    rested = first.clone()
+    train(model, optimizer, range(5, 7))
+    found = [torch.equal(first, rested), refused(compression.state_dict)]
+    compression.close()
+    return [*found, len(set(gathered(digest(model.parameters()))))]
+
+
+check("rolled back", lambda: [rolled_back(attach) for attach in PATHS])
+
+
+def step_left_out(attach: bool) -> float:
+    """Leave out the step after synchronize(), then synchronize in the middle of an accumulation."""
+    weight = nn.Parameter(torch.zeros(4))
+    compression = hvc.Compression.none([("weight", weight)])
+    optimizer = hvd.DistributedOptimizer(
+        torch.optim.SGD([weight], 0.1),
+        named_parameters=[("weight", weight)],
+        compression=compression,
+        backward_passes_per_step=2,
+    )
+    if attach:
+        compression.attach(optimizer)
+    for _ in range(2):
+        (weight.sum() * (RANK + 1)).backward()
+    optimizer.synchronize()
+    optimizer.zero_grad()
+    (weight.sum() * (RANK + 1)).backward()
+    optimizer.synchronize()
+    compression.close()
+    return weight.grad[0].item()
+
+
+check("step left out", lambda: [step_left_out(attach) for attach in PATHS])
+
+
+def closure(attach: bool) -> str:
+    model = net()
+    optimizer, compression = optimizer_for(model, "none", attach)
+    said = refused(lambda: optimizer.step(lambda: loss_of(model, 0).backward()))
+    compression.close()
+    return said
+
+
+check("closure", lambda: [closure(attach) for attach in PATHS])
+
+
+def unfrozen_later(attach: bool) -> int:
+    """Return how many warnings come where a parameter needs a gradient that was frozen at first."""
+    model = net()
+    late = next(iter(model.parameters())).requires_grad_(False)
+    optimizer, compression = optimizer_for(model, "none", attach)
+    with told() as warnings:
+        train(model, optimizer, [0])
+        assert not warnings
+        late.requires_grad_(True)
+        train(model, optimizer, range(1, 3))
+    compression.close()
+    return sum("nobody reduces" in text for text in warnings)
+
+
+check("unfrozen later", lambda: [unfrozen_later(attach) for attach in PATHS])
+
+
+def unfrozen_in_updates() -> str:
+    model = net()
+    late = next(iter(model.parameters())).requires_grad_(False)
+    compression = hvc.Compression.none(model.named_parameters())
+    optimizer = hvc.DistributedUpdateOptimizer(
+        torch.optim.SGD(model.parameters(), 0.1), model.named_parameters(), compression
+    )
+    train(model, optimizer, [0])
+    late.requires_grad_(True)
+    said = refused(lambda: train(model, optimizer, [1]))
+    compression.close()
+    return said
+
+
+check("unfrozen in updates", unfrozen_in_updates)
+
+
+def other_mode(saved_in: str) -> list[str]:
+    """Load what was saved in one mode into both."""
+
+    def make(mode: str) -> tuple[nn.Module, Any, Any]:
+        model = net()
+        if mode == "gradients":
+            return model, *optimizer_for(model, "topk", True)
+        compression = hvc.Compression.topk(model.named_parameters())
+        local = torch.optim.SGD(model.parameters(), 0.1)
+        return model, hvc.DistributedUpdateOptimizer(local, model.named_parameters(), compression), compression
+
+    model, optimizer, compression = make(saved_in)
+    train(model, optimizer, range(2))
+    state = compression.state_dict()
+    compression.close()
+    said = []
+    for mode in ("gradients", "updates"):
+        _, _, other = make(mode)
+        said += [refused(lambda: other.load_state_dict(state)), refused(lambda: other.load_state_dict(state, "reset"))]
+        other.close()
+    return said
+
+
+check("other mode", lambda: [other_mode(mode) for mode in ("gradients", "updates")])
+
+
+def exact_rounds(exchanges: int) -> list[int]:
+    """Return the optimizer's steps in which a held second moment moves, with several exchanges for each."""
+    model = net()
+    compression = hvc.Compression.topk(model.named_parameters(), density=0.1)
+    optimizer = hvd.DistributedOptimizer(
+        torch.optim.Adam(model.parameters(), 1e-3), named_parameters=model.named_parameters(), compression=compression
+    )
+    compression.attach(optimizer, warmup_steps=4, rebuild_every=6)
+    moved, held = [], compression._steps.held
+    for step in range(16):
+        before = {name: one.moment.clone() for name, one in held._held.items()}
+        for number in range(exchanges):
+            optimizer.zero_grad()
+            loss_of(model, 10 * step + number).backward()
+            optimizer.synchronize()
+        with optimizer.skip_synchronize():
+            optimizer.step()
+        if any(not torch.equal(one.moment, before[name]) for name, one in held._held.items() if name in before):
+            moved.append(step)
+    compression.close()
+    return moved
+
+
+check("exact rounds", lambda: [exact_rounds(exchanges) for exchanges in (1, 2)])
+
+
+def scale_kept() -> list[float]:
+    model = net()
+    optimizer, compression = optimizer_for(model, "topk", True)
+    scaler = compression.follow(torch.amp.GradScaler("cpu", init_scale=8.0))
+    scaler.scale(loss_of(model, 0)).backward()
+    optimizer.synchronize()
+    state = compression.state_dict()
+    compression.close()
+    _, other = optimizer_for(net(), "topk", True)
+    other.load_state_dict(state)
+    again = other.state_dict()
+    other.close()
+    return [state["scale"], again["scale"]]
+
+
+check("scale kept", scale_kept)
