@@ -100,3 +100,10 @@ def test_a_held_second_moment_moves_however_many_exchanges_a_step_has(found) -> 
 
 def test_a_scale_that_was_loaded_is_saved_again(found) -> None:
     assert value(found, "scale kept") == [[8.0, 8.0]] * 2
+
+
+def test_a_scaler_that_comes_before_the_exchange_is_over_is_refused(found) -> None:
+    for paths in value(found, "scaler too soon"):
+        for unscale, step, *after in paths:
+            assert all("ConfigError" in text and "optimizer.synchronize() first" in text for text in (unscale, step))
+            assert after == ["accepted", "accepted"]

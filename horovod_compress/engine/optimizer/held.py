@@ -138,6 +138,10 @@ class HeldSecondMoment:
             value = ops.hash64(self._held[name].moment.view(-1).view(torch.uint8), value)
         return value
 
+    def is_exact(self, step: int) -> bool:
+        """Return whether an exact round begins with this exchange."""
+        return step in self._rounds
+
     # ---- state ----
 
     def state_dict(self) -> dict[str, dict[str, Any]]:
@@ -161,7 +165,7 @@ class HeldSecondMoment:
     @torch.no_grad()
     def begin(self, step: int) -> None:
         """Choose what the step exchanges, and show codecs what to divide by."""
-        self.due = exact = self.due or step in self._rounds
+        self.due = exact = self.due or self.is_exact(step)
         if self._rounds.every == 1:  # it is the stock optimizer
             self._reducer.buckets.next_steps(plain=True)
             return

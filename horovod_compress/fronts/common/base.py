@@ -100,6 +100,18 @@ class BaseCompression(Factories, Checkpoints, Counters):
             if self._steps.begin():
                 self._take_order()
 
+    def _leave_step(self) -> None:
+        """Give up a step whose results nobody fetches any more, as Horovod does when it loads an optimizer's state."""
+        if not self._under_way:
+            return
+        reducer = self._running()
+        if not reducer.wait_idle(reducer.options.timeout):
+            raise ConfigError(
+                f"rank {self._job.number}: the optimizer's load_state_dict() came in the middle of a backward pass, "
+                f"some of whose gradients are under way; load it between steps, on every rank"
+            )
+        self._under_way = 0
+
     def _compare_ways(self) -> None:
         """At the first gradient, see that all ranks hand over theirs alike, to the same optimizer."""
         reducer, attached = self._running(), self._way()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from typing import Any
 
 from ...engine.reducer import Reducer
@@ -30,6 +32,9 @@ class Scale:
             self._rescale(before, float(scaler.get_scale()))
 
         scaler.update = update
+        for name in ("unscale_", "step"):
+            if whole := getattr(scaler, name, None):
+                setattr(scaler, name, _after_the_exchange(whole))
 
     def _rescale(self, before: float, after: float) -> None:
         if after != before and before > 0:
@@ -48,6 +53,21 @@ class Scale:
     def load(self, saved: float) -> None:
         """Take the scale that a loaded state was saved with, 0 for not known."""
         self._scale, self._bridged = saved, False
+
+
+def _after_the_exchange(whole: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a scaler's method that refuses gradients which are being exchanged: it would read and divide them."""
+
+    @functools.wraps(whole)
+    def call(optimizer: Any, *given: Any, **options: Any) -> Any:
+        if getattr(optimizer, "_handles", None):  # Horovod's, of results that it has not fetched
+            raise ConfigError(
+                "the gradient scaler comes while gradients are exchanged; call optimizer.synchronize() first, then "
+                "scaler.unscale_(optimizer), and scaler.step(optimizer) within optimizer.skip_synchronize()"
+            )
+        return whole(optimizer, *given, **options)
+
+    return call
 
 
 def check_scaler(scaler: Any) -> None:

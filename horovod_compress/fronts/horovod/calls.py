@@ -11,8 +11,6 @@ from typing import Any
 import torch
 from horovod.torch import mpi_ops
 
-from ...errors import ConfigError
-
 _FRAMES = 10  # between compress() and the optimizer there are two to four, and some of our own
 
 
@@ -94,31 +92,6 @@ def has_begun(optimizer: Any) -> bool:
     """Return whether a backward pass has come since the last synchronize(), though Horovod waits for more of them."""
     passes = optimizer.backward_passes_per_step
     return any(left < passes for left in optimizer._allreduce_delay.values())
-
-
-def refuse_closure(optimizer: Any, given: tuple[Any, ...], options: dict[str, Any]) -> None:
-    """Refuse a closure, before a step: its gradients would come after Horovod has reduced those of the step.
-
-    Raises:
-        ConfigError: says what to do.
-    """
-    if options.get("closure", given[1] if len(given) > 1 else None) is not None:
-        raise ConfigError(
-            "step(closure) would run its backward pass after the gradients were reduced, and ranks would drift apart; "
-            "call the closure before step(), or use DistributedUpdateOptimizer, whose local steps take one"
-        )
-
-
-def unreduced(optimizer: Any) -> str | None:
-    """Return in words a parameter that an optimizer steps with this rank's own gradient, None if there is none."""
-    for number, group in enumerate(optimizer.param_groups):
-        for place, parameter in enumerate(group["params"]):
-            if parameter.requires_grad and parameter.grad is not None and parameter not in optimizer._requires_update:
-                return (
-                    f"parameter {place} of group {number}, of shape {tuple(parameter.shape)}, has a gradient that "
-                    f"nobody reduces, as it was frozen or not there when the optimizer was made"
-                )
-    return None
 
 
 def await_tokens(optimizer: Any) -> None:

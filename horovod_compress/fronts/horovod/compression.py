@@ -29,13 +29,12 @@ from .calls import (
     has_begun,
     in_backward,
     in_join,
-    refuse_closure,
-    unreduced,
     waits_for_tokens,
 )
 from .ending import end_all_waits, explain
 from .finding import NO_ADASUM, Finder
 from .for_updates import TAKEN, ForUpdates
+from .guards import guard
 from .job import HorovodJob
 from .tokens import Tokens
 
@@ -59,7 +58,7 @@ class Compression(ForUpdates):
     """
 
     _job: HorovodJob
-    _warned = _logged = _told_unreduced = False
+    _warned = _logged = False
     _settled = -1  # the step whose sparse gradients were looked for
 
     def _prepare(self, reducer: Reducer) -> None:
@@ -197,7 +196,7 @@ class Compression(ForUpdates):
     def _meet(self, optimizer: Any, *options: Any) -> None:
         """Look at the optimizer that takes the results."""
         if not self._steps.met:
-            optimizer.register_step_pre_hook(refuse_closure)
+            guard(optimizer, tells=not self._job.number)
             optimizer.register_step_pre_hook(lambda *given: self._leave_frozen(optimizer))  # before the second moment's
             optimizer.register_load_state_dict_pre_hook(lambda *given: self._leave_step())
         self._steps.meet(optimizer, *options)
@@ -216,33 +215,14 @@ class Compression(ForUpdates):
                 f"{self._job.process_set}; give both the same process_set="
             )
 
-    def _leave_step(self) -> None:
-        """Give up a step whose results nobody fetches any more, as Horovod does when it loads an optimizer's state."""
-        if not self._under_way:
-            return
-        reducer = self._running()
-        if not reducer.wait_idle(reducer.options.timeout):
-            raise ConfigError(
-                f"rank {self._job.number}: the optimizer's load_state_dict() came in the middle of a backward pass, "
-                f"some of whose gradients are under way; load it between steps, on every rank"
-            )
-        self._under_way = 0
-
     def _leave_frozen(self, optimizer: Any) -> None:
         """Before the optimizer's own step, let it skip frozen parameters, as torch alone does.
 
         Horovod has given them gradients of zeros, with which momentum and weight decay would move them.
         """
-        if optimizer._handles:  # Horovod has not fetched the results yet
-            return
-        for parameter in self._steps.frozen:
-            parameter.grad = None
-        if not (self._told_unreduced or self._job.number) and (found := unreduced(optimizer)):
-            self._told_unreduced = True
-            _log.warning(
-                "%s, so ranks will differ in it; let it need a gradient when the optimizer is made, and freeze it then",
-                found,
-            )
+        if not optimizer._handles:  # else Horovod has not fetched the results yet
+            for parameter in self._steps.frozen:
+                parameter.grad = None
 
     # ---- gradients ----
 

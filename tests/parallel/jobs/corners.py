@@ -392,3 +392,20 @@ def scale_kept() -> list[float]:
 
 
 check("scale kept", scale_kept)
+
+
+def scaler_too_soon(attach: bool) -> list[str]:
+    model = net()
+    optimizer, compression = optimizer_for(model, "none", attach)
+    scaler = compression.follow(torch.amp.GradScaler("cpu", init_scale=8.0))
+    scaler.scale(loss_of(model, 0)).backward()
+    said = [refused(lambda: scaler.unscale_(optimizer)), refused(lambda: scaler.step(optimizer))]
+    optimizer.synchronize()
+    said.append(refused(lambda: scaler.unscale_(optimizer)))
+    with optimizer.skip_synchronize():
+        said.append(refused(lambda: scaler.step(optimizer)))
+    compression.close()
+    return said
+
+
+check("scaler too soon", lambda: [scaler_too_soon(attach) for attach in PATHS])
