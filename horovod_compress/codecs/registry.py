@@ -73,9 +73,10 @@ def create(name: str, **options: Any) -> Codec:
     known = option_names(name)
     if unknown := sorted(set(options) - set(known)):
         common = f"; {unknown[0]} is common to all methods: give it to the compression as a whole"
+        is_common = unknown[0] in Options.names()
+        question = "" if is_common else meant(unknown[0], [*known, *Options.names()])
         raise ConfigError(
-            f"{name} has no option {unknown[0]!r}{meant(unknown[0], [*known, *Options.names()])}; {own_options(name)}"
-            f"{common if unknown[0] in Options.names() else ''}"
+            f"{name} has no option {unknown[0]!r}{question}; {own_options(name)}{common if is_common else ''}"
         )
     return codec(**options)
 

@@ -259,7 +259,7 @@ def test_what_was_probably_meant_is_asked_in_brackets() -> None:
 
 @pytest.mark.parametrize(
     ("given", "asked"),
-    [("warmpu", "warmup_steps"), ("warmpu_steps", "warmup_steps"), ("zer", "zeros"), ("density", "")],
+    [("warmpu", "warmup_steps"), ("warmpu_steps", "warmup_steps"), ("zer", "zeros"), ("density", ""), ("timeout", "")],
 )
 def test_an_option_is_asked_for_by_its_beginning_too(given: str, asked: str) -> None:
     question = f" (did you mean {asked!r}?)" if asked else ""

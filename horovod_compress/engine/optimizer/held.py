@@ -130,7 +130,7 @@ class HeldSecondMoment:
     def settings(self) -> str:
         """Return what has to be equal on every rank, in words."""
         begun = f", of step {self._reducer.step} ({self._digest():016x})" if self._held else ""
-        return f"shared with {self._rounds}{begun}"
+        return f"shared with {self._rounds}{begun}{', in an exact round' if self.due else ''}"
 
     def _digest(self) -> int:
         value = 1

@@ -19,7 +19,7 @@ from ...engine.job import Gathering, Job
 from ...engine.methods import Methods
 from ...engine.parameters import listed
 from ...engine.reducer import Reducer
-from ...errors import ConfigError, ExchangeError
+from ...errors import ConfigError, ExchangeError, HorovodCompressError
 from ...observe import trace as recording
 from ...observe.trace import Trace
 from ...schedule.plan import Plan
@@ -100,17 +100,23 @@ class BaseCompression(Factories, Checkpoints, Counters):
             if self._steps.begin():
                 self._take_order()
 
-    def _leave_step(self) -> None:
-        """Give up a step whose results nobody fetches any more, as Horovod does when it loads an optimizer's state."""
+    def _leave_step(self) -> bool:
+        """Give up a step whose results nobody fetches any more; return whether it was exchanged on all ranks."""
         if not self._under_way:
-            return
+            return False
         reducer = self._running()
-        if not reducer.wait_idle(reducer.options.timeout):
+        try:
+            idle = reducer.wait_idle(reducer.options.timeout)
+        except HorovodCompressError:  # it has failed and is over
+            self._under_way = 0
+            return False
+        if not idle:
             raise ConfigError(
-                f"rank {self._job.number}: the optimizer's load_state_dict() came in the middle of a backward pass, "
-                f"some of whose gradients are under way; load it between steps, on every rank"
+                f"rank {self._job.number}: the optimizer's load_state_dict() came while gradients were exchanged, some "
+                f"of which are still missing; call the optimizer's synchronize() before it, on every rank"
             )
         self._under_way = 0
+        return True
 
     def _compare_ways(self) -> None:
         """At the first gradient, see that all ranks hand over theirs alike, to the same optimizer."""

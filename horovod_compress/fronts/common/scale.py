@@ -33,8 +33,8 @@ class Scale:
 
         scaler.update = update
         for name in ("unscale_", "step"):
-            if whole := getattr(scaler, name, None):
-                setattr(scaler, name, _after_the_exchange(whole))
+            if method := getattr(scaler, name, None):
+                setattr(scaler, name, _after_the_exchange(method))
 
     def _rescale(self, before: float, after: float) -> None:
         if after != before and before > 0:
@@ -46,6 +46,8 @@ class Scale:
         if self.scaler is not None and not self._bridged:
             self._bridged = True
             self._rescale(self._scale, float(self.scaler.get_scale()))
+        elif self.scaler is None:
+            self._scale = 0.0  # of steps without one nothing is known
 
     def state(self) -> dict[str, float]:
         return {"scale": self._scale} if self.scaler is not None or self._scale else {}

@@ -125,7 +125,7 @@ class Steps:
         """Where a second moment was loaded and nobody holds one, let what waits be in the units of gradients again."""
         if self._moments and not self.held:
             held.give_back(self._moments, self._reducer)
-        self._moments = {}
+        self._moments, self._due = {}, False
 
     # ---- a step ----
 

@@ -34,7 +34,7 @@ from .calls import (
 from .ending import end_all_waits, explain
 from .finding import NO_ADASUM, Finder
 from .for_updates import TAKEN, ForUpdates
-from .guards import guard
+from .guards import guard, leave_before_loading
 from .job import HorovodJob
 from .tokens import Tokens
 
@@ -196,9 +196,10 @@ class Compression(ForUpdates):
     def _meet(self, optimizer: Any, *options: Any) -> None:
         """Look at the optimizer that takes the results."""
         if not self._steps.met:
-            guard(optimizer, tells=not self._job.number)
+            if self._running().world > 1:
+                guard(optimizer, tells=not self._job.number)
             optimizer.register_step_pre_hook(lambda *given: self._leave_frozen(optimizer))  # before the second moment's
-            optimizer.register_load_state_dict_pre_hook(lambda *given: self._leave_step())
+            leave_before_loading(optimizer, self._leave_step)
         self._steps.meet(optimizer, *options)
 
     def _check_same_ranks(self, optimizer: Any) -> None:

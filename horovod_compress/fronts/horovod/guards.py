@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import logging
+from collections.abc import Callable
 from typing import Any
 
 from ...errors import ConfigError
+from .calls import await_tokens
 
 _log = logging.getLogger("horovod_compress")
 
@@ -21,13 +24,31 @@ def guard(optimizer: Any, tells: bool) -> None:
         optimizer.register_step_pre_hook(Unreduced())
 
 
+def leave_before_loading(optimizer: Any, leave: Callable[[], bool]) -> None:
+    """Give up the step under way before an optimizer loads a state, whereupon Horovod forgets that step.
+
+    Args:
+        leave: does so; returns whether all ranks have handed over all tokens of the step.
+    """
+    stock = optimizer.load_state_dict
+
+    @functools.wraps(stock)
+    def load(*given: Any, **options: Any) -> Any:
+        if leave():
+            await_tokens(optimizer)
+        return stock(*given, **options)
+
+    optimizer.load_state_dict = load
+
+
 def refuse_closure(optimizer: Any, given: tuple[Any, ...], options: dict[str, Any]) -> None:
     """Refuse a closure, before a step: its gradients would come after Horovod has reduced those of the step.
 
     Raises:
         ConfigError: says what to do.
     """
-    if options.get("closure", given[1] if len(given) > 1 else None) is not None:
+    closure = options.get("closure", given[1] if len(given) > 1 else None)
+    if closure is not None and optimizer._should_synchronize:  # else the closure may do so itself
         raise ConfigError(
             "step(closure) would run its backward pass after the gradients were reduced, and ranks would drift apart; "
             "call the closure before step(), or use DistributedUpdateOptimizer, whose local steps take one"
@@ -46,7 +67,7 @@ class Unreduced:
         if found := _unreduced(optimizer):
             self._told = True
             _log.warning(
-                "%s, so ranks will differ in it; let it need a gradient when the optimizer is made, and freeze it then",
+                "%s, so ranks will differ in it; set requires_grad before the optimizer is made, and freeze it later",
                 found,
             )
 
