@@ -102,7 +102,10 @@ def check_exchanged(exchanged: str, state: Mapping[str, Any]) -> None:
     Raises:
         StateError: says what the state is of.
     """
-    again = 'resume in the mode it was saved in, or pass residuals="reset"'
+    again = (
+        "resume in the mode it was saved in, update mode after DistributedUpdateOptimizer is made, or pass "
+        'residuals="reset"'
+    )
     _expect("mode", exchanged, state.get("exchanged", exchanged), again)  # earlier versions saved none
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Container, Iterable
 from typing import Any
 
 from ...errors import ConfigError
@@ -64,21 +64,24 @@ class Unreduced:
     def __call__(self, optimizer: Any, *given: Any) -> None:
         if self._told or optimizer._handles:  # Horovod has not fetched the results yet
             return
-        if found := _unreduced(optimizer):
+        if found := left_out(optimizer.param_groups, optimizer._requires_update):
             self._told = True
             _log.warning(
-                "%s, so ranks will differ in it; set requires_grad before the optimizer is made, and freeze it later",
+                "%s has a gradient that nobody reduces, as it was frozen or not there when the optimizer was made, so "
+                "ranks will differ in it; set requires_grad before the optimizer is made, and freeze it later",
                 found,
             )
 
 
-def _unreduced(optimizer: Any) -> str | None:
-    """Return in words a parameter that an optimizer steps with this rank's own gradient, None if there is none."""
-    for number, group in enumerate(optimizer.param_groups):
+def left_out(groups: Iterable[dict[str, Any]], exchanged: Container[Any]) -> str | None:
+    """Return in words a parameter that is stepped with this rank's own gradient, None if there is none.
+
+    Args:
+        groups: of an optimizer.
+        exchanged: the parameters whose gradients or updates ranks exchange.
+    """
+    for number, group in enumerate(groups):
         for place, parameter in enumerate(group["params"]):
-            if parameter.requires_grad and parameter.grad is not None and parameter not in optimizer._requires_update:
-                return (
-                    f"parameter {place} of group {number}, of shape {tuple(parameter.shape)}, has a gradient that "
-                    f"nobody reduces, as it was frozen or not there when the optimizer was made"
-                )
+            if parameter.requires_grad and parameter.grad is not None and parameter not in exchanged:
+                return f"parameter {place} of group {number}, of shape {tuple(parameter.shape)},"
     return None

@@ -26,6 +26,7 @@ from ...engine.optimizer.update_schedule import Exchange, Schedule, Settings
 from ...engine.parameters import pairs
 from ...errors import ConfigError
 from .calls import in_broadcast_optimizer_state
+from .guards import left_out
 
 _STATE_KEY = "horovod_compress"
 _SHARED_BY_DEFAULT = ("marsit",)
@@ -87,7 +88,7 @@ def distributed_update_optimizer(
     named = dict(zip(compression.plan.names(), parameters, strict=True))
     moment = SharedSecondMoment(made, named) if settings.shared and reducer.world > 1 else None
     made._updates = Schedule(made, Exchange(reducer, parameters, settings.masking), settings, moment)
-    made._planned = frozenset(map(id, parameters))
+    made._planned = frozenset(parameters if reducer.world > 1 else ())
     made._last_hook = made.register_step_pre_hook(lambda *given: made._updates.prepare()).id
     made.register_step_post_hook(lambda *given: compression._report())  # before the exchange, if one follows
     return made
@@ -180,7 +181,7 @@ class _UpdateMode:
     """Put before an optimizer's class: its own ``step`` becomes the local step."""
 
     _updates: Schedule
-    _planned: frozenset[int]  # the parameters that are exchanged, by identity
+    _planned: frozenset[nn.Parameter]  # those that are exchanged; none with one rank
     _last_hook: int
     _optimizer_step_pre_hooks: OrderedDict[int, Any]
     param_groups: list[dict[str, Any]]
@@ -227,14 +228,11 @@ class _UpdateMode:
         super().step()  # type: ignore[misc]
 
     def _refuse_unplanned(self) -> None:
-        for number, group in enumerate(self.param_groups):
-            for place, parameter in enumerate(group["params"]):
-                if parameter.requires_grad and parameter.grad is not None and id(parameter) not in self._planned:
-                    raise ConfigError(
-                        f"parameter {place} of group {number}, of shape {tuple(parameter.shape)}, needs a gradient now "
-                        f"and is in no exchange, as it was frozen when the compression was made; make the compression "
-                        f"while it needs a gradient, and freeze it after that"
-                    )
+        if self._planned and (found := left_out(self.param_groups, self._planned)):
+            raise ConfigError(
+                f"{found} needs a gradient now and is in no exchange, as it was frozen when the compression was made; "
+                f"make the compression while it needs a gradient, and freeze it later"
+            )
 
     def _unscale(self, scale: Any) -> None:
         if scale is not None:
