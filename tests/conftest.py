@@ -13,7 +13,7 @@ if ROOT not in sys.path:
     sys.path.insert(0, ROOT)
 
 from tests.gpu import GpuTests  # noqa: E402  once `tests` can be imported
-from tests.support.marks import mark_combinations  # noqa: E402
+from tests.support.marks import long_files_first, mark_combinations  # noqa: E402
 
 FAULTS = Path(__file__).parent / "faults"
 
@@ -38,11 +38,12 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark what must run alone, and combinations that `make test` leaves out."""
+    """Mark what must run alone, and combinations that `make test` leaves out; long files come first."""
     for item in items:
         if FAULTS in item.path.parents:
             item.add_marker("alone")
     mark_combinations(items)
+    long_files_first(items)
 
 
 @pytest.fixture(autouse=True)

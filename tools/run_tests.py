@@ -33,10 +33,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     # Without a path the second part looks only where its tests are: collecting all of them takes long.
     named = any(Path(other.partition("::")[0]).exists() for other in others)
     keywords = ["-k", options.keywords] if options.keywords else []
+    # One file stays in one worker: what its fixtures build is built once. tests/conftest.py sorts the files.
+    side_by_side = ["-n", options.workers, "--dist", "loadfile", "--no-loadscope-reorder"]
     return run_parts(
         [
-            # One file stays in one worker: what its fixtures build is built once.
-            ["-m", f"{chosen}not alone", "-n", options.workers, "--dist", "loadfile", *keywords, *others],
+            ["-m", f"{chosen}not alone", *side_by_side, *keywords, *others],
             ["-m", f"{chosen}alone", *keywords, *others, *([] if named else ALONE)],
         ],
         pytest,

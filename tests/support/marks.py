@@ -1,7 +1,9 @@
-"""Which cases of a test `make test` leaves to `make test-all`."""
+"""Which cases of a test `make test` leaves to `make test-all`, and the order of the files."""
 
 from __future__ import annotations
 
+from collections import Counter
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -44,3 +46,16 @@ def _parameters(item: pytest.Function) -> list[tuple[str, tuple[int, ...]]]:
         names = mark.args[0].split(",") if isinstance(mark.args[0], str) else mark.args[0]
         found.append((",".join(names), tuple(id(item.callspec.params[name.strip()]) for name in names)))
     return found
+
+
+def long_files_first(items: list[pytest.Item]) -> None:
+    """Sort files by the longest time a test of theirs may take, then by their number of tests.
+
+    A file stays in one worker: were a long one the last, the other workers would wait for it.
+    """
+    longest: Counter[Path] = Counter()
+    for item in items:
+        marker = item.get_closest_marker("timeout")
+        longest[item.path] = max(longest[item.path], int(marker.args[0]) if marker else 0)
+    number = Counter(item.path for item in items)
+    items.sort(key=lambda item: (-longest[item.path], -number[item.path]))  # stable: a file's own order stays

@@ -1,6 +1,8 @@
-"""Which cases `make test` takes."""
+"""Which cases `make test` takes, and in which order files come."""
 
 from __future__ import annotations
+
+from pathlib import Path
 
 import pytest
 
@@ -57,3 +59,17 @@ def test_each_value_that_is_not_slow_has_a_case(tmp_path) -> None:
 def test_slow_values_are_marked() -> None:
     one, two = slow(1, (2, 3))
     assert (one.values, two.values) == ((1,), (2, 3)) and {mark.name for mark in (*one.marks, *two.marks)} == {"slow"}
+
+
+def test_files_that_may_take_long_come_first_and_then_those_of_many_tests() -> None:
+    class Item:
+        def __init__(self, path: str, name: str, timeout: int = 0) -> None:
+            self.path, self.name, self.timeout = Path(path), name, timeout
+
+        def get_closest_marker(self, name: str) -> pytest.Mark | None:
+            assert name == "timeout"
+            return pytest.mark.timeout(self.timeout).mark if self.timeout else None
+
+    items = [Item("a", "1"), Item("b", "1"), Item("b", "2"), Item("c", "1"), Item("c", "2", 900), Item("d", "1", 600)]
+    marks.long_files_first(items)  # type: ignore[arg-type]
+    assert [(item.path.name, item.name) for item in items] == [*zip("ccdbba", "121121", strict=True)]
