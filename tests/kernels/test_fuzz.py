@@ -43,6 +43,19 @@ def test_what_is_kept_is_no_fault() -> None:
     assert found.stdout.count("no fault") == len(fuzz.TARGETS)
 
 
+@pytest.mark.parametrize("name", ["gone.h", "gone.cpp"])
+def test_a_header_that_is_gone_since_the_last_build_is_no_obstacle(tmp_path: Path, name: str) -> None:
+    """A source that is gone is one: the control."""
+    shutil.copytree(fuzz.SOURCES, tmp_path / "csrc" / "fuzz")
+    shutil.copytree(fuzz.ROOT / "csrc" / "cpu", tmp_path / "csrc" / "cpu")
+    built = tmp_path / "build" / "fuzz" / "engine"
+    built.mkdir(parents=True)
+    (built / "target-golomb.d").write_text(f"{built}/target-golomb.o: {tmp_path}/csrc/rules/{name}\n")
+    command = ["make", "--dry-run", "-C", tmp_path / "csrc" / "fuzz", "CXX=g++", "golomb"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.returncode == 0) == (name == "gone.h"), done.stderr
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("letter", ["c", "x"])
