@@ -83,8 +83,9 @@ class Buckets:
 
     def missing(self, step: int) -> list[str]:
         """Return the tensors that were not offered in a step that is under way."""
-        late = (state.offers for state in self if state.finished < step and not state.offers.full)
-        return [name for offers in late for name in offers.missing()]
+        with self._context.changed:
+            late = (state.offers for state in self if state.finished < step and not state.offers.full)
+            return [name for offers in late for name in offers.missing()]
 
     # ---- the coming step ----
 

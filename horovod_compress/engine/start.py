@@ -51,13 +51,16 @@ class Start:
                 self._buckets.frozen = indices
                 self.again()
 
-    def check(self) -> None:
+    def check(self, done: int) -> None:
         """Refuse to wait for ranks that compare before a step in which this one exchanges already.
+
+        Args:
+            done: steps that this rank had exchanged when it began to wait.
 
         Raises:
             MismatchError: see :meth:`.common_start.CommonStart.check`.
         """
-        self._common.check(self._context.progress.done)
+        self._common.check(done)
 
     def agree(self) -> None:
         """Compare step and plan at the start: ranks that resumed differently would misread each other.

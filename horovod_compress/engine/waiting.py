@@ -73,14 +73,15 @@ class Waiting:
                 if changed.wait_for(lambda: ready() or failure.failed(), _LOOK_SECONDS):
                     break
                 self._check_coming(step)
+                done = self._context.progress.done  # without this step, which may end at any moment
             self._uneven.waits(step)  # without the lock: it asks the other ranks
-            self._check_start()
+            self._check_start(done)
         failure.raise_if_failed()
 
-    def _check_start(self) -> None:
+    def _check_start(self, done: int) -> None:
         """Stop all ranks if others wait for an answer that this one will not give."""
         try:
-            self._start.check()
+            self._start.check(done)
         except MismatchError as error:
             self._failure.report("waiting", error)
 

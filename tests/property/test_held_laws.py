@@ -69,19 +69,27 @@ class Team:
 
     def step(self, grads: Grads) -> Grads:
         """Do one step with every rank's gradients; return the results."""
+        results = self.exchange(grads)
+        self.use(results)
+        return results
+
+    def exchange(self, grads: Grads) -> Grads:
         for mine, reducer in zip(self.held, self.fleet.reducers, strict=True):
             assert reducer.wait_idle(5.0)
             if mine:
                 mine.begin(reducer.next_step())
         results = self.fleet.step(grads)
         assert all(reducer.wait_idle(5.0) for reducer in self.fleet.reducers)
+        return results
+
+    def use(self, results: Grads) -> None:
+        """Let the optimizers step with results, or with sums of them."""
         for model, optimizer, result in zip(self.models, self.optimizers, results, strict=True):
             for name, parameter in model.items():
                 parameter.grad = result[name].clone()
             self._scaled(optimizer)
             optimizer.step()
         assert all_same([{n: p.detach() for n, p in model.items()} for model in self.models])
-        return results
 
     def run(self, steps: range) -> list[Grads]:
         return [self.step(random_grads(self.fleet.world, self.tensors, seed=step)) for step in steps]
@@ -399,3 +407,50 @@ def test_without_a_second_beta_there_is_nothing_to_hold() -> None:
         assert team.held[0] is None
     with pytest.raises(ConfigError, match="second beta above 0"):
         Team(betas=(0.9, 0.0))
+
+
+@pytest.mark.parametrize("exchanges", [1, 2, 3])
+def test_v_moves_by_steps_whose_exchanges_were_all_exact(exchanges: int) -> None:
+    """With several for one step of the optimizer, an exact round may be due in the middle of them."""
+    moved = 0
+    with Team(warmup=4, every=5) as team:
+        for step in range(24):
+            before = team.moment("weight").moment.clone() if team.held[0] and team.held[0]._held else None
+            total: Grads = [{t.name: torch.zeros(t.shape) for t in team.tensors} for _ in range(team.fleet.world)]
+            exact = True
+            for number in range(exchanges):
+                grads = random_grads(team.fleet.world, team.tensors, seed=exchanges * step + number)
+                results = team.exchange(grads)
+                mean = torch.stack([mine["weight"] for mine in grads]).mean(0)
+                exact = exact and torch.allclose(results[0]["weight"], mean, atol=0.05)  # in 16 bits
+                total = [{n: total[r][n] + mine[n] for n in mine} for r, mine in enumerate(results)]
+            team.use(total)
+            if before is not None and not torch.equal(before, team.moment("weight").moment):
+                assert exact
+                moved += 1
+    assert moved >= 3  # none is left out
+
+
+@pytest.mark.parametrize("shape", [(200_000,), (512, 512), (1, 300_000)])
+def test_what_to_divide_by_does_not_depend_on_threads(shape: tuple[int, ...]) -> None:
+    """As torch's own mean of so many elements does, with most of these seeds."""
+    threads, found = torch.get_num_threads(), []
+    try:
+        for number in (1, 2):
+            torch.set_num_threads(number)
+            moments = [torch.randn(shape, generator=torch.Generator().manual_seed(s)).pow(4) for s in range(6)]
+            found.append([held._Held(moment, 30.0, 30.0, EPS, True) for moment in moments])
+    finally:
+        torch.set_num_threads(threads)
+    for one, other in zip(*found, strict=True):
+        assert torch.equal(one.floor, other.floor)
+        assert one.divisor is not None and other.divisor is not None and torch.equal(one.divisor, other.divisor)
+        mean = one.moment.mean(dim=tuple(range(1, len(shape))), keepdim=True) if len(shape) > 1 else one.moment.mean()
+        torch.testing.assert_close(one.floor, mean * 0.1**2)
+        assert float(one.divisor.square().mean()) == pytest.approx(1.0, rel=1e-2)
+
+
+def test_a_moment_of_no_elements_has_a_floor() -> None:
+    for shape in ((0,), (0, 5), (5, 0)):
+        moment = held._Held(torch.empty(shape), 30.0, 30.0, EPS, True)
+        assert moment.divisor is not None and moment.squares().shape == shape and not moment.divisor.numel()

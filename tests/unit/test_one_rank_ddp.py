@@ -8,6 +8,7 @@ import io
 import subprocess
 import sys
 import threading
+import time
 import weakref
 from collections.abc import Iterator
 from pathlib import Path
@@ -23,6 +24,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import horovod_compress.ddp as hvc
+from horovod_compress.fronts.common.scale import Scale
 from horovod_compress.fronts.torch_dist import job
 
 LONG = 30.0
@@ -40,9 +42,9 @@ def group(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         dist.destroy_process_group()
 
 
-def pair(**options: Any) -> tuple[nn.Module, hvc.Compression]:
+def pair(method: str = "topk", **options: Any) -> tuple[nn.Module, hvc.Compression]:
     model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 2))
-    return model, hvc.Compression.topk(model.named_parameters(), timeout=LONG, **options)
+    return model, hvc.Compression.create(method, model.named_parameters(), timeout=LONG, **options)
 
 
 def backward(model: nn.Module) -> BaseException | None:
@@ -237,3 +239,112 @@ def test_parameters_that_the_model_lacks_are_named() -> None:
     with pytest.raises(hvc.ConfigError, match=r"has 2 parameter\(s\) that the model does not have: 1.weight, 1.bias;"):
         compression.register(called)
     compression.close()
+
+
+@pytest.mark.usefixtures("group")
+def test_another_optimizer_is_refused_and_the_same_one_is_not() -> None:
+    model, compression = pair()
+    first = torch.optim.Adam(model[0].parameters())  # type: ignore[index]
+    compression.register(DistributedDataParallel(model), first)
+    compression.attach(first)
+    with pytest.raises(hvc.ConfigError, match="has met an optimizer already, Adam; of several"):
+        compression.attach(torch.optim.SGD(model[1].parameters(), lr=0.1))  # type: ignore[index]
+    assert compression._steps.held
+    compression.close()
+
+
+@pytest.mark.usefixtures("group")
+def test_two_compressions_do_not_save_into_one_folder(tmp_path: Path) -> None:
+    (_, first), (_, second) = pair(), pair()
+    first.save(tmp_path / "here")
+    with pytest.raises(hvc.ConfigError, match="holds the checkpoint of another compression of this process"):
+        second.save(tmp_path / "." / "here")
+    first.load(tmp_path / "here")
+    second.save(tmp_path / "there")
+    first.close()
+    second.save(tmp_path / "here")
+    second.close()
+
+
+@pytest.mark.usefixtures("group")
+def test_the_next_compression_of_a_model_saves_where_the_last_one_did(tmp_path: Path) -> None:
+    model, first = pair()
+    first.save(tmp_path)
+    second = hvc.Compression.topk(model.named_parameters())
+    second.save(tmp_path)
+    for compression in (first, second):
+        compression.close()
+
+
+class Scaler:
+    """A gradient scaler whose scale is set by hand."""
+
+    def __init__(self) -> None:
+        self.scale = 8.0
+
+    def get_scale(self) -> float:
+        return self.scale
+
+    def update(self, new_scale: float) -> None:
+        self.scale = new_scale
+
+
+@pytest.mark.usefixtures("group")
+@pytest.mark.parametrize("ends", ["close", "fail"])
+def test_a_scaler_may_outlive_a_compression(ends: str) -> None:
+    scaler, (model, compression) = Scaler(), pair()
+    called = compression.register(DistributedDataParallel(model))
+    compression.follow(scaler)
+    assert backward(called) is None
+    if ends == "close":
+        compression.close()
+    else:
+        compression._running().failure.report("a test", RuntimeError("over"))
+        deadline = time.monotonic() + LONG
+        while not compression._running().failure.failed() and time.monotonic() < deadline:
+            time.sleep(0.01)
+    model, compression = pair()
+    called = compression.register(DistributedDataParallel(model))
+    compression.follow(scaler)
+    assert backward(called) is None
+    before = compression._running().kept.residual_norm()
+    scaler.update(16.0)
+    assert compression._running().kept.residual_norm() == pytest.approx(2 * before) and before
+    compression.close()
+
+
+@pytest.mark.usefixtures("group")
+def test_a_scaler_keeps_no_compression_alive() -> None:
+    scaler, compression = Scaler(), pair()[1]
+    follower = Scale(compression._running())
+    follower.follow(scaler)
+    gone = weakref.ref(follower)
+    scaler.update(4.0)
+    assert follower.state() == {"scale": 4.0}
+    del follower
+    gc.collect()
+    assert gone() is None
+    scaler.update(2.0)
+    compression.close()
+
+
+@pytest.mark.usefixtures("group")
+@pytest.mark.parametrize("then", ["nothing", "follow", "reset", "no residual"])
+def test_a_state_of_scaled_gradients_needs_its_scaler(then: str) -> None:
+    method = "qsgd" if then == "no residual" else "topk"
+    model, first = pair(method)
+    first.follow(Scaler())
+    assert backward(first.register(DistributedDataParallel(model))) is None
+    state = first.state_dict()
+    first.close()
+    model, second = pair(method)
+    called = second.register(DistributedDataParallel(model))
+    second.load_state_dict(state, residuals="reset" if then == "reset" else "restore")
+    if then == "follow":
+        second.follow(Scaler())
+    error = backward(called)
+    if then == "nothing":
+        assert isinstance(error, hvc.ConfigError) and "saved with gradients multiplied by 8" in str(error)
+    else:
+        assert error is None
+    second.close()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -16,7 +17,7 @@ from horovod_compress.codecs.marsit import Marsit
 from horovod_compress.codecs.topk import TopK
 from horovod_compress.codecs.work import Work
 from horovod_compress.engine.bucket.state import BucketState
-from horovod_compress.errors import ExchangeError
+from horovod_compress.errors import ExchangeError, MismatchError
 from horovod_compress.exchange import ring
 from horovod_compress.exchange.deadline import Deadline
 from horovod_compress.exchange.device import Device
@@ -179,3 +180,45 @@ def test_powers_that_float64_cannot_hold_are_found_in_their_tensor(norm: int) ->
         state.take_over(Deadline(10.0))
         found.append((state.nonfinite.bad.count, state.nonfinite.names))
     assert found[0] == found[1] == ((1, ["b"]) if norm == 1 else (2, ["b", "c"]))
+
+
+def test_a_step_that_ends_while_others_are_asked_is_no_disagreement(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another rank may have loaded a state after that step, as this one is about to."""
+    monkeypatch.setattr("horovod_compress.engine.waiting._LOOK_SECONDS", 0.01)
+    for ends_before in (False, True):
+        with Fleet(2, TENSORS, "none") as fleet:
+            fleet.step(random_grads(2, TENSORS))
+            reducer, grads = fleet.reducers[0], random_grads(2, TENSORS)
+            monkeypatch.setattr(type(reducer.context.transport), "said", lambda self, topic: {1: "2 2"})
+            step = {reducer.offer(fleet._index[name], grads[0][name]) for name in grads[0]}.pop()
+            waiting = reducer._waiting
+            if ends_before:  # the control: this rank is in that very step, and has loaded nothing
+                reducer.context.progress.done += 1
+
+            def waits(number: int, reducer: Any = reducer, fleet: Fleet = fleet, other: Any = grads[1]) -> None:
+                for name in other:
+                    fleet.reducers[1].offer(fleet._index[name], other[name])
+                end = time.monotonic() + 5.0
+                while reducer.context.progress.done < 2 and time.monotonic() < end:
+                    time.sleep(0.001)
+
+            monkeypatch.setattr(waiting._uneven, "waits", waits)
+            if ends_before:
+                with pytest.raises(MismatchError, match="rank 1 has loaded a state"):
+                    reducer.settle(step)
+            else:
+                reducer.settle(step)
+
+
+def test_what_is_missing_is_read_between_two_changes() -> None:
+    with Fleet(2, TENSORS, "none") as fleet:
+        reducer = fleet.reducers[0]
+        reducer.offer(fleet._index["a"], random_grads(2, TENSORS)[0]["a"])
+        found: list[list[str]] = []
+        reads = threading.Thread(target=lambda: found.append(reducer.missing(0)))
+        with reducer.context.changed:
+            reads.start()
+            reads.join(0.2)
+            assert not found
+        reads.join(5.0)
+        assert found and set(found[0]) == {tensor.name for tensor in TENSORS if tensor.name != "a"}

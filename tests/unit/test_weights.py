@@ -101,3 +101,13 @@ def hash_of(weight: Tensor) -> Tensor:
     shown = Weights(1, warns=False)
     shown.take(0, [weight])
     return shown.hashes(0, 1)
+
+
+def test_after_a_load_they_are_hashed_anew_though_the_step_is_the_same() -> None:
+    shown, weight = Weights(100, warns=False), torch.ones(5)
+    shown.take(0, [weight])
+    before = shown.hashes(0, 1)
+    shown.compare(0, [before, before], ["w"])
+    shown.resume()
+    shown.take(0, [weight + 1])
+    assert not torch.equal(shown.hashes(0, 1), before)

@@ -42,7 +42,7 @@ class Weights:
 
     def resume(self) -> None:
         """Compare them in the next step: a state was loaded, and weights perhaps, too."""
-        self._first = True
+        self._first, self._step = True, -1
 
     def due(self, step: int) -> bool:
         """Return whether they are compared in a step; the same on every rank."""

@@ -91,7 +91,7 @@ class _Held(Moment):
             return
         divisor = self.squares().sqrt_().add_(self.eps).view(-1)
         # Of the order of 1, so that what is encoded has the size of gradients, in float16 too.
-        size = divisor.square().mean().sqrt().clamp_(min=torch.finfo(divisor.dtype).tiny)
+        size = moments.mean_power(divisor, 2).sqrt_().to(divisor.dtype).clamp_(min=torch.finfo(divisor.dtype).tiny)
         self.divisor = divisor.div_(size).clamp_(min=LEAST)
 
     def move_to(self, now: float, grad: Tensor, beta2: float) -> None:
@@ -109,8 +109,8 @@ class HeldSecondMoment:
         rounds: the exact ones.
 
     Attributes:
-        due: an exact round has begun, and no step of the optimizer has used it yet: with several exchanges for one
-            step, the rest of them are exact too.
+        due: an exact round is due, and no step of the optimizer has used one yet. It begins with the first exchange
+            for a step: where there are several, all of them are exact, or none.
     """
 
     def __init__(
@@ -120,7 +120,7 @@ class HeldSecondMoment:
         self._rounds = rounds
         self._held: dict[str, _Held] = {}
         self._prepared = reducer.step - 1
-        self.due = False
+        self.due = self._exact = False  # and whether the exchanges for the coming step of the optimizer are exact
         optimizer.register_step_pre_hook(lambda *given: self.prepare())
 
     @property
@@ -130,7 +130,7 @@ class HeldSecondMoment:
     def settings(self) -> str:
         """Return what has to be equal on every rank, in words."""
         begun = f", of step {self._reducer.step} ({self._digest():016x})" if self._held else ""
-        return f"shared with {self._rounds}{begun}{', in an exact round' if self.due else ''}"
+        return f"shared with {self._rounds}{begun}{', with an exact round due' if self.due else ''}"
 
     def _digest(self) -> int:
         value = 1
@@ -139,7 +139,7 @@ class HeldSecondMoment:
         return value
 
     def is_exact(self, step: int) -> bool:
-        """Return whether an exact round begins with this exchange."""
+        """Return whether an exact round is due from this exchange on."""
         return step in self._rounds
 
     # ---- state ----
@@ -165,7 +165,10 @@ class HeldSecondMoment:
     @torch.no_grad()
     def begin(self, step: int) -> None:
         """Choose what the step exchanges, and show codecs what to divide by."""
-        self.due = exact = self.due or self.is_exact(step)
+        self.due = self.due or self.is_exact(step)
+        if step - 1 <= self._prepared:
+            self._exact = self.due
+        exact = self._exact
         if self._rounds.every == 1:  # it is the stock optimizer
             self._reducer.buckets.next_steps(plain=True)
             return
@@ -213,13 +216,13 @@ class HeldSecondMoment:
             if held is None or not state or parameter.grad is None:
                 continue
             grad, now = moments.gradient(self._optimizer, group, parameter), float(state["step"]) + 1
-            exact = self.due and now > held.since and bool(grad.isfinite().all())
+            exact = self._exact and now > held.since and bool(grad.isfinite().all())
             if exact:
                 before = held.divisor
                 held.move_to(now, grad, float(group["betas"][1]))
                 _note(factors, name, before, held.divisor)
             moments.write(group, state, grad, held, now, exact=exact)
-        self.due = False
+        self.due = self.due and not self._exact
         self._reducer.kept.convert(factors)
 
 

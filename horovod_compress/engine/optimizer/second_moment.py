@@ -133,8 +133,10 @@ class Moment:
 
     def derive(self) -> None:
         """Find what follows from V."""
-        rows = range(1, self.moment.dim())
-        self.floor = (self.moment.mean(tuple(rows), keepdim=True) if rows else self.moment.mean()) * FLOOR**2
+        several = self.moment.dim() > 1
+        rows = self.moment.shape[0] if several else 1
+        shape = (rows, *[1] * (self.moment.dim() - 1)) if several else ()
+        self.floor = (mean_power(self.moment, 1, rows) * FLOOR**2).to(self.moment.dtype).view(shape)
 
     def squares(self) -> Tensor:
         """Return the squares of what to divide by, but for eps, which the optimizer adds itself."""
@@ -146,6 +148,19 @@ class Moment:
         self.steps += steps
         self.moment.mul_(keep * share).addcmul_(grad, grad, value=1 - keep).div_(1 - beta2**self.steps)
         self.derive()
+
+
+def mean_power(values: Tensor, power: int, rows: int = 1) -> Tensor:
+    """Return the mean of ``|x| ** power`` of each row, float64; equal on all ranks.
+
+    Torch sums in an order that depends on its number of threads, which ranks need not share.
+    """
+    sums = torch.zeros(rows, dtype=torch.float64, device=values.device)
+    if not values.numel():
+        return sums
+    length = values.numel() // rows
+    ops.norm_offer(values.view(-1), sums, length, power=power)
+    return sums.div_(length)
 
 
 def taken_over(group: Mapping[str, Any], state: Mapping[str, Any]) -> tuple[Tensor, float]:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import weakref
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from ...engine import checkpoint
@@ -61,10 +63,17 @@ class Checkpoints(Running):
         once: a save that is cut off, or finds the disk full, leaves the one of before.
 
         Raises:
-            ConfigError: some rank could not write its part, and says why; every rank raises it.
+            ConfigError: some rank could not write its part, and says why; every rank raises it. Or another compression
+                of this process saves there, whose files this would remove.
         """
-        reducer = self._running()
-        saving.save(folder, self.state_dict, reducer.rank, lambda value: self.allgather_object(value, "hvc.save"))
+        reducer, path = self._running(), Path(folder).resolve()
+
+        def state() -> dict[str, Any]:
+            _check_free(path, self)
+            return self.state_dict()
+
+        saving.save(folder, state, reducer.rank, lambda value: self.allgather_object(value, "hvc.save"))
+        _savers[path] = self
 
     def load(self, folder: str | os.PathLike[str], residuals: str = "refuse") -> None:
         """Restore what :meth:`save` left in a folder; every rank has to call it, between the same two steps.
@@ -94,3 +103,21 @@ class Checkpoints(Running):
                 f"rank {self._job.number}: a step is under way; the compression state can be saved and loaded "
                 f"between steps only: call the optimizer's step() or synchronize() first"
             )
+
+
+_savers: weakref.WeakValueDictionary[Path, Checkpoints] = weakref.WeakValueDictionary()  # by their folders
+
+
+def _check_free(folder: Path, saver: Checkpoints) -> None:
+    """Refuse a folder in which the compression of another model has saved.
+
+    Raises:
+        ConfigError: it is in use.
+    """
+    other = _savers.get(folder)
+    if other is None or other.is_over() or other._steps.index.keys() & saver._steps.index.keys():
+        return
+    raise ConfigError(
+        f"{folder} holds the checkpoint of another compression of this process, which this one would remove; give each "
+        "a folder of its own, or close() the other one first"
+    )

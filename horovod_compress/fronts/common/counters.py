@@ -107,7 +107,7 @@ def _check_free(path: Path) -> None:
         ConfigError: it is in use.
     """
     writer = _writers.get(path.resolve())
-    if writer is not None and not writer._running().failure.failed():
+    if writer is not None and not writer.is_over():
         raise ConfigError(
             f"{path} is in use by a compression of this process already; give each a file name of its own, or close() "
             "the other one first"

@@ -27,6 +27,16 @@ class Running:
             raise ConfigError(self._not_here())
         return self._reducer
 
+    def is_over(self) -> bool:
+        """Return whether nothing will be exchanged any more: closed, failed, or of ranks that are no longer there."""
+        if self._reducer is None or self._reducer.failure.closing or self._reducer.failure.failed():
+            return True
+        try:
+            self._job.check()
+        except ConfigError:
+            return True
+        return False
+
     def _not_here(self) -> str:
         """Return why there is no reducer, for people."""
         raise NotImplementedError

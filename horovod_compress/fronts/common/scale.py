@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import functools
+import weakref
 from collections.abc import Callable
 from typing import Any
 
 from ...engine.reducer import Reducer
 from ...errors import ConfigError
+
+#: The attribute of a scaler that holds its followers, weakly: a scaler may outlive compressions.
+_FOLLOWERS = "_horovod_compress_followers"
 
 
 class Scale:
@@ -24,30 +28,37 @@ class Scale:
 
     def follow(self, scaler: Any) -> None:
         """Follow a scaler from now on."""
-        stock, self.scaler = scaler.update, scaler
+        self.scaler = scaler
+        if not hasattr(scaler, _FOLLOWERS):
+            _watch(scaler)
+        getattr(scaler, _FOLLOWERS).add(self)
 
-        def update(new_scale: Any = None) -> None:
-            before = float(scaler.get_scale())
-            stock(new_scale)
-            self._rescale(before, float(scaler.get_scale()))
-
-        scaler.update = update
-        for name in ("unscale_", "step"):
-            if method := getattr(scaler, name, None):
-                setattr(scaler, name, _after_the_exchange(method))
-
-    def _rescale(self, before: float, after: float) -> None:
-        if after != before and before > 0:
+    def rescale(self, before: float, after: float) -> None:
+        """Take note of another scale."""
+        failure = self._reducer.failure
+        if after != before and before > 0 and not (failure.closing or failure.failed()):
             self._reducer.kept.scale(after / before)
         self._scale = after
 
     def bridge(self) -> None:
-        """Before the first step, or the first after a resume: what is kept may be of another scale."""
+        """Before the first step, or the first after a resume: what is kept may be of another scale.
+
+        Raises:
+            ConfigError: it is of the scale of a scaler, and none is followed.
+        """
         if self.scaler is not None and not self._bridged:
             self._bridged = True
-            self._rescale(self._scale, float(self.scaler.get_scale()))
-        elif self.scaler is None:
-            self._scale = 0.0  # of steps without one nothing is known
+            self.rescale(self._scale, float(self.scaler.get_scale()))
+        elif self.scaler is None and self._scale:
+            kept = self._reducer.kept
+            if self._scale == 1.0 or not (kept.states() or kept.tables()):
+                self._scale = 0.0  # of steps without a scaler nothing is known
+                return
+            raise ConfigError(
+                f"rank {self._reducer.rank}: the loaded state was saved with gradients multiplied by {self._scale:g}, "
+                f"and no gradient scaler is followed now; call compression.follow(scaler) before the first step, or, "
+                f'to train without one, load the state with residuals="reset"'
+            )
 
     def state(self) -> dict[str, float]:
         return {"scale": self._scale} if self.scaler is not None or self._scale else {}
@@ -55,6 +66,24 @@ class Scale:
     def load(self, saved: float) -> None:
         """Take the scale that a loaded state was saved with, 0 for not known."""
         self._scale, self._bridged = saved, False
+
+
+def _watch(scaler: Any) -> None:
+    """Let a scaler tell its followers of each new scale, and refuse gradients that are being exchanged."""
+    stock, followers = scaler.update, weakref.WeakSet[Scale]()
+
+    def update(new_scale: Any = None) -> None:
+        before = float(scaler.get_scale())
+        stock(new_scale)
+        after = float(scaler.get_scale())
+        for follower in followers:
+            follower.rescale(before, after)
+
+    scaler.update = update
+    for name in ("unscale_", "step"):
+        if method := getattr(scaler, name, None):
+            setattr(scaler, name, _after_the_exchange(method))
+    setattr(scaler, _FOLLOWERS, followers)
 
 
 def _after_the_exchange(whole: Callable[..., Any]) -> Callable[..., Any]:

@@ -7,6 +7,7 @@ scale of gradients, a second moment chooses between exact and compressed rounds,
 from __future__ import annotations
 
 import logging
+import weakref
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -51,6 +52,7 @@ class Steps:
         self.held: held.HeldSecondMoment | None = None
         self.frozen: list[nn.Parameter] = []
         self.met = False
+        self._optimizer: weakref.ref[Any] | None = None
         self._exact_first = 0  # so many first steps are exact
         self._rates: Rates | None = None  # that residuals follow
         self._moments: Mapping[str, Any] = {}  # that were loaded
@@ -80,7 +82,13 @@ class Steps:
         Raises:
             ConfigError: it does not fit the method, or the options do not fit it.
         """
-        reducer = self._reducer
+        reducer, known = self._reducer, self._optimizer and self._optimizer()
+        if known is not None and known is not optimizer:
+            raise ConfigError(
+                f"this compression has met an optimizer already, {type(known).__name__}; of several, give it the one "
+                "whose second moment it is to share, Adam or AdamW, or give each a compression of its own"
+            )
+        self._optimizer = weakref.ref(optimizer)
         heavy_ball.refuse_twice(optimizer, self._methods, self.named)
         text = heavy_ball.advice(optimizer, self._methods, self.named)
         if text and not self.met and reducer.rank == 0 and not reducer.step:
@@ -196,4 +204,4 @@ class Steps:
         self._followed = [float(rate) for rate in state.get("rates", ()) if residuals == "restore"]
         if self._rates:
             self._rates.load(self._followed)
-        self.scale.load(float(state.get("scale", 0.0)))
+        self.scale.load(0.0 if residuals == "reset" else float(state.get("scale", 0.0)))

@@ -197,7 +197,7 @@ class Compression(ForUpdates):
         """Look at the optimizer that takes the results."""
         if not self._steps.met:
             if self._running().world > 1:
-                guard(optimizer, tells=not self._job.number)
+                guard(optimizer, tells=not self._job.rank)
             optimizer.register_step_pre_hook(lambda *given: self._leave_frozen(optimizer))  # before the second moment's
             leave_before_loading(optimizer, self._leave_step)
         self._steps.meet(optimizer, *options)
