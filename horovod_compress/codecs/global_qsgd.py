@@ -96,8 +96,8 @@ class Standard(_Form):
             enough = next((bits for bits in (8, 16) if 1 << (bits - 1) > world), None)
             advice = f"bits={enough}" if enough else 'dithering="exponential", bits=8'
             raise ConfigError(
-                f"global_qsgd with bits={self.bits} has no level left for each of {world} ranks, as sums "
-                f"have to fit in {self.bits} bits; choose {advice}"
+                f"global_qsgd with bits={self.bits} leaves no level for each of {world} ranks, because sums must fit "
+                f"in {self.bits} bits; choose {advice}"
             )
         return super().layout(bucket, world)
 
@@ -134,7 +134,7 @@ class Narrow(Standard):
             advice = f"levels={room // world}" if world <= room else "more bits"
             raise ConfigError(
                 f"global_qsgd with levels={self.most} and bits={self.sum_bits} supports at most {room // self.most} "
-                f"ranks, as sums have to fit in {self.sum_bits} bits, got {world}; choose {advice}"
+                f"ranks, because sums must fit in {self.sum_bits} bits, got {world}; choose {advice}"
             )
         records = {"codes": ALIGNMENT // 8 * self.bits}
         results = {"codes": ops.code_layout(self.sum_bits, bucket.padded)}

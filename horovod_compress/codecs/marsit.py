@@ -106,7 +106,7 @@ class Marsit(Signs):
             raise ConfigError(f'levels should be 2, or 3 with merge="shaped", got {self.levels!r}')
         if scale != 1 and not self._measured():
             raise ConfigError(
-                'step_scale is for a measured step, step_size="row" or "tensor"; a number is the step itself'
+                'step_scale applies to a measured step, step_size="row" or "tensor"; a number is the step itself'
             )
 
     def _choose(self) -> None:

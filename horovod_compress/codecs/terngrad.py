@@ -99,8 +99,8 @@ class TernGrad(Dithering):
         enough = next((bits for bits in (8, 16) if world < 1 << (bits - 1)), None)
         advice = f"choose bits={enough}" if enough else "no width is enough"
         raise ConfigError(
-            f"terngrad with bits={self.bits} supports at most {(1 << (self.bits - 1)) - 1} ranks, as sums have to fit "
-            f"in {self.bits} bits, got {world}; {advice}"
+            f"terngrad with bits={self.bits} supports at most {(1 << (self.bits - 1)) - 1} ranks, because sums must "
+            f"fit in {self.bits} bits, got {world}; {advice}"
         )
 
     # ---- scales: one for each tensor ----

@@ -103,8 +103,8 @@ def check_exchanged(exchanged: str, state: Mapping[str, Any]) -> None:
         StateError: says what the state is of.
     """
     again = (
-        "resume in the mode it was saved in, update mode after DistributedUpdateOptimizer is made, or pass "
-        'residuals="reset"'
+        "resume in the mode it was saved in (for update mode, load it after DistributedUpdateOptimizer is created), "
+        'or pass residuals="reset"'
     )
     _expect("mode", exchanged, state.get("exchanged", exchanged), again)  # earlier versions saved none
 

@@ -83,7 +83,7 @@ def test_a_closure_is_refused(found) -> None:
 
 def test_a_parameter_that_nobody_reduces_is_told_once(found) -> None:
     assert value(found, "unfrozen later") == [[1, 1], [0, 0]]
-    assert all("ConfigError" in text and "is in no exchange" in text for text in value(found, "unfrozen in updates"))
+    assert all("ConfigError" in text and "is not exchanged" in text for text in value(found, "unfrozen in updates"))
 
 
 def test_a_state_of_the_other_mode_is_refused(found) -> None:

@@ -284,9 +284,9 @@ def test_any_shape(shape: tuple[int, ...]) -> None:
     ("given", "said"),
     [
         ({"second_moment": "local"}, 'should be "auto", "shared" or "own", got \'local\''),
-        ({"warmup_steps": 0}, "warmup_steps should be a whole number from 1 on, got 0"),
-        ({"rebuild_every": 2.0}, "rebuild_every should be a whole number from 1 on, got 2.0"),
-        ({"communication_delay": True}, "communication_delay should be a whole number from 1 on, got True"),
+        ({"warmup_steps": 0}, "warmup_steps should be a whole number, at least 1, got 0"),
+        ({"rebuild_every": 2.0}, "rebuild_every should be a whole number, at least 1, got 2.0"),
+        ({"communication_delay": True}, "communication_delay should be a whole number, at least 1, got True"),
     ],
 )
 def test_options_without_a_meaning_are_refused(given: dict[str, Any], said: str) -> None:

@@ -201,7 +201,7 @@ def test_a_kind_of_training_is_asked_for_by_the_name_that_the_user_started(
     [
         (["--methods", "nope"], "unknown contestant 'nope'"),
         (["--methods", "topk bits=3"], "topk has no option 'bits'"),
-        (["--methods", "none bits=3"], "none has no option 'bits'; it has no options of its own"),
+        (["--methods", "none bits=3"], "none has no option 'bits'; it has no specific options"),
         (["--methods", "topk density=7"], "density should be a number above 0"),
         (["--methods", "topk schedule=nope"], "schedule should be a Plan or one of"),
         (["--methods", "topk exchange=ring"], "topk can be exchanged by gather only"),
@@ -472,7 +472,7 @@ def test_a_table_of_a_spreadsheet_is_read(tmp_path: Path) -> None:
         ),
         (["--option", "density=0.1", "--option", "density=0.2"], "--option density is given twice"),
         (["--option", "timeout=3"], "timeout is common to all methods: give it to the compression as a whole"),
-        (["--method", "none", "--option", "bits=3"], "none has no option 'bits'; it has no options of its own"),
+        (["--method", "none", "--option", "bits=3"], "none has no option 'bits'; it has no specific options"),
         (["--plot", ""], "--plot takes a folder, or a file"),
         (["--plot", "/dev/null"], "--plot /dev/null is a file"),
         (["--plot", "/dev/null/x"], "--plot /dev/null/x cannot be made"),

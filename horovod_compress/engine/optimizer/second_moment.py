@@ -45,7 +45,7 @@ def check_options(second_moment: str, **numbers: object) -> None:
         raise ConfigError(f'second_moment should be "auto", "shared" or "own", got {second_moment!r}')
     for name, value in numbers.items():
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise ConfigError(f"{name} should be a whole number from 1 on, got {value!r}")
+            raise ConfigError(f"{name} should be a whole number, at least 1, got {value!r}")
 
 
 def may_share(optimizer: Any, second_moment: str) -> bool:

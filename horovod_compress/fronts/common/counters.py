@@ -109,6 +109,6 @@ def _check_free(path: Path) -> None:
     writer = _writers.get(path.resolve())
     if writer is not None and not writer._running().failure.failed():
         raise ConfigError(
-            f"{path} is in use by a compression of this process already; give each a file name of its own, or close() "
-            "the other one first"
+            f"{path} is already in use by a compression of this process; give each its own file name, or close() the "
+            "other one first"
         )

@@ -158,8 +158,8 @@ class Compression(ForUpdates):
             raise ConfigError(TAKEN)
         if self._compared_ways:
             raise ConfigError(
-                "attach() comes before the first backward pass, on every rank; this compression has exchanged "
-                "gradients already: call it right after hvd.DistributedOptimizer(...)"
+                "call attach() before the first backward pass, on every rank, right after "
+                "hvd.DistributedOptimizer(...); this compression has already exchanged gradients"
             )
         if getattr(optimizer, "_compression", None) is not self:
             wrapped = hasattr(optimizer, "_compression")
@@ -255,8 +255,8 @@ class Compression(ForUpdates):
         if not self._warned:
             self._warned = True
             _log.warning(
-                "optimizer.step() was called after optimizer.synchronize() without "
-                "optimizer.skip_synchronize(): the gradients are left as they are"
+                "optimizer.step() was called after optimizer.synchronize() without optimizer.skip_synchronize(): the "
+                "gradients are left unchanged"
             )
         return True
 

@@ -188,8 +188,8 @@ class Compression(BaseCompression):
             return optimizer
         if self._compared_ways:
             raise ConfigError(
-                "attach() comes before the first backward pass, on every rank; this compression has exchanged "
-                "gradients already: call it right after the optimizer is created"
+                "call attach() before the first backward pass, on every rank, right after the optimizer is created; "
+                "this compression has already exchanged gradients"
             )
         checks.check_optimizer(optimizer, self._steps.named)
         self._steps.meet(optimizer, second_moment, warmup_steps, rebuild_every)
@@ -204,7 +204,7 @@ class Compression(BaseCompression):
             _log.warning(
                 "%s was given no optimizer: write compression.register(ddp_model, optimizer), or "
                 "compression.attach(optimizer). Without it, Adam's second moment is computed from compressed "
-                "gradients, and no first steps are exact where momentum needs them",
+                "gradients, and the exact first steps that momentum needs are left out",
                 self.method,
             )
         return True
