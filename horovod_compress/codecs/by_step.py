@@ -133,12 +133,12 @@ def by_step(
 
     Args:
         when: methods by the step they begin at, one of them at step 0; or a function from the step to a
-            label of ``methods``. A function has to return the same on every rank and after a resume: it
+            label of ``methods``. A function must return the same on every rank and after a resume: it
             may depend on the step only.
         methods: with a function, the methods by label: names, or what :func:`method` returns.
 
     Raises:
-        ConfigError: there is no method for step 0, or these are no methods.
+        ConfigError: there is no method for step 0, or something given is not a method.
     """
     if callable(when):
         if not isinstance(methods, Mapping) or not methods:

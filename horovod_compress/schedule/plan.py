@@ -133,13 +133,13 @@ class Plan:
         return cls(tuple(_bucket(index, entry) for index, entry in enumerate(document)))
 
     def save(self, path: str | Path) -> None:
-        """Write the plan into a file, which :meth:`load` reads."""
+        """Write the plan to a file, which :meth:`load` reads."""
         with naming(path):
             Path(path).write_text(json.dumps(self.document()) + "\n")
 
     @classmethod
     def load(cls, path: str | Path) -> Plan:
-        """Read a plan from a file, such as ``hvd-compress plan --save`` writes.
+        """Read a plan from a file written by :meth:`save` or ``hvd-compress plan --save``.
 
         Raises:
             ConfigError: there is no plan in the file.

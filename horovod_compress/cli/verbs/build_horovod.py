@@ -4,9 +4,10 @@
     hvd-compress build-horovod --mpi
 
 Horovod is published as source that predates today's torch. This downloads it, makes the few changes that
-docs/install.md shows, builds a wheel and installs it into this environment; torch stays as it is. Wheels are kept in
-~/.cache/horovod-compress/wheels. NCCL operations are built where torch has CUDA, and nvcc and the package of NCCL are
-there. Build options of Horovod's own, such as HOROVOD_GPU_OPERATIONS=NCCL, win. A Horovod that works is left alone.
+docs/install.md shows, builds a wheel and installs it into this environment; torch is not changed. Wheels are kept in
+~/.cache/horovod-compress/wheels. NCCL operations are built if torch has CUDA, and nvcc and the NCCL package are
+installed. Horovod's own build options, such as HOROVOD_GPU_OPERATIONS=NCCL, take precedence. A working Horovod is left
+alone.
 """
 
 from __future__ import annotations

@@ -5,8 +5,8 @@
 
 It times the framework's own all-reduce of that many float32 values, its fp16, this package's exchange
 without compression (none), and the same with a method, in turns. A method pays if it beats the
-fastest of the others, whose time is the headroom: no compression can save more of a step than that,
-and nothing of what hides behind the backward pass. Marsit is measured in its one-bit rounds.
+fastest of the others. That time is the headroom: no compression can save more of a step, and what is
+already hidden behind the backward pass saves nothing. Marsit is measured in its one-bit rounds.
 """
 
 from __future__ import annotations

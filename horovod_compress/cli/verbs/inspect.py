@@ -4,8 +4,8 @@
     hvd-compress inspect /shared/records
 
 Each rank that fails writes its last 256 events to that folder, as rank0.json and so on; without the variable nothing
-is written. Copy the files of all hosts into one folder where they share none. A rank that was killed or frozen leaves
-no record, which tells it from the others. Clocks of hosts may differ: times are compared with that in mind.
+is written. If the hosts share no folder, copy all files into one. A rank that was killed or frozen leaves no record,
+which is how it stands out. Clocks of hosts may differ, so compare times with care.
 """
 
 from __future__ import annotations

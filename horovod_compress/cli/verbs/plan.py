@@ -6,8 +6,8 @@
 
 The model is a name, a CSV file with the columns name, shape (64x3x7x7) and macs, or module:function, which
 returns a torch.nn.Module or (name, tensor or shape) pairs in forward order. A method's codec is timed briefly on
-this machine; the network is computed. With several ranks or methods, it shows the steps of all of them.
-With --measure, on every rank of a job, steps are measured too, with compute replaced by sleeping, and
+this machine; the network is modelled. With several numbers of ranks or methods, it shows the steps of all of
+them. With --measure, on every rank of a job, steps are measured too, with compute replaced by sleeping, and
 predictions are compared with them. docs/planning.md has the formulas and what they leave out.
 """
 

@@ -5,12 +5,12 @@
     torchrun --nproc-per-node 4 --no-python hvd-compress verify
 
 Every method trains for some steps, after which all ranks must have the same weights, bit for bit. Then a frame with one
-bit changed, another seed on one rank and a result with one bit changed must be refused; and where a rank is killed or
-frozen in the middle of a step, every other one must fail in time and name it. Under a launcher, which ends all ranks
+bit changed, a different seed on one rank and a result with one bit changed must be refused; and if a rank is killed or
+frozen in the middle of a step, every other rank must fail in time and name it. Under a launcher, which ends all ranks
 when one dies, the last two are left out.
 
-The exit status is 0 if all holds, 1 if something does not, 2 if it could not be tried. --plant makes one rank misbehave
-where all should be well, to see that this is found: the exit status is then 1, and the table says where.
+The exit status is 0 if all checks pass, 1 if one fails, 2 if they could not be run. --plant makes one rank misbehave
+where nothing should go wrong, to show that the checks notice: the exit status is then 1, and the table says where.
 """
 
 from __future__ import annotations

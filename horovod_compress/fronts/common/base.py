@@ -157,7 +157,7 @@ class BaseCompression(Factories, Checkpoints, Counters):
         after this. Save the scaler by its ``state_dict()``.
 
         Raises:
-            ConfigError: in update mode, where nothing is scaled; or this follows a scaler already.
+            ConfigError: in update mode, where nothing is scaled; or this compression already follows a scaler.
         """
         if self._follows_none():
             raise ConfigError(

@@ -4,9 +4,9 @@
     weights = local optimizer step                  n times, on this rank's own gradients
     weights = base + mean over ranks of C(weights - base)
 
-It is Sparse Binary Compression's and Marsit's own formulation: what the optimizer makes of a gradient
-(momentum, weight decay, learning rate) is compressed, not what it is going to be made of. ``n``, the
-communication delay, divides the bytes once more.
+Sparse Binary Compression and Marsit are themselves formulated this way: what the optimizer makes of a gradient
+(momentum, weight decay, learning rate) is compressed, not the gradient itself. ``n``, the communication delay, divides
+the bytes once more.
 """
 
 from __future__ import annotations
@@ -43,27 +43,27 @@ def distributed_update_optimizer(
     rebuild_every: int | None = None,
     momentum_masking: bool = True,
 ) -> torch.optim.Optimizer:
-    """Return the optimizer, doing local steps and exchanging weight updates; every rank has to.
+    """Make an optimizer take local steps and exchange weight updates, and return it; call this on every rank.
 
     It is used as before: the same class, parameter groups and state. Weight decay, gradient clipping
     and momentum act locally, before the exchange. Learning-rate schedules count local steps. Buffers,
-    such as BatchNorm's, stay each rank's own, as under Horovod. ``flush()`` exchanges what local steps
-    have done since the last exchange. With one rank it is the optimizer as it was.
+    such as BatchNorm's, belong to each rank, as under Horovod. ``flush()`` exchanges what local steps
+    have done since the last exchange. With one rank, the optimizer is unchanged.
 
     Args:
         optimizer: a plain optimizer of ``torch.optim``, not one of Horovod's.
-        named_parameters: the parameters of the optimizer, as the compression was given.
-        compression: used by nothing else.
+        named_parameters: the parameters of the optimizer, as given to the compression.
+        compression: a compression that nothing else uses.
         communication_delay: local steps between exchanges; by default what the compression's preset
             says, else 1.
-        second_moment: of Adam and AdamW: "shared" moves it by the mean gradient over ranks, in
+        second_moment: of Adam and AdamW: "shared" updates it from the mean gradient over ranks, in
             full-precision rounds only; "own" leaves it to each rank; "auto" shares it with marsit.
-        warmup_steps: with a shared second moment, so many steps begin the training with uncompressed
-            gradients; at least 1.
+        warmup_steps: with a shared second moment, number of initial steps with uncompressed gradients;
+            at least 1.
         rebuild_every: with a shared second moment, the number of exchanges from one full-precision
             round to the next; by default that of the method, else 50.
-        momentum_masking: empty momentum where this rank's update was sent, with methods that send some
-            elements only.
+        momentum_masking: whether to reset momentum to 0 where this rank's update was sent, with methods
+            that send only some elements.
 
     Raises:
         ConfigError: these do not fit together, or differ between ranks; it says what would fit.
