@@ -331,8 +331,8 @@ def trace(path: str | os.PathLike[str], steps: int | range | None = None, *, eve
     Each rank writes its own file: ``trace.rank3.json``, or with its number in place of ``{rank}`` if the path
     contains that. chrome://tracing and https://ui.perfetto.dev open it; docs/timeline.md explains the rows. The file is
     written when the step after the last one begins, when the trace is closed, or at the end of the process, and appears
-    complete or not at all. If writing fails, that is logged, and training continues. ``HVC_TRACE=path`` in the environment
-    does the same without changing the program, with ``HVC_TRACE_STEPS`` as "20" or "100:110".
+    complete or not at all. If writing fails, that is logged, and training continues. ``HVC_TRACE=path`` in the
+    environment does the same without changing the program, with ``HVC_TRACE_STEPS`` as "20" or "100:110".
 
     Args:
         path: of the file.
