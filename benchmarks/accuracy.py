@@ -101,7 +101,7 @@ def _check(chosen: argparse.Namespace) -> None:
         raise ValueError(f"--limit must be a number of seconds above 0, got {chosen.limit:g}")
     for method in chosen.methods:
         if method not in STOCK and (words_left := [word for word in method.split()[1:] if "=" not in word]):
-            raise ValueError(f"contestant {method!r}: {words_left[0]!r} is no key=value")
+            raise ValueError(f"contestant {method!r}: {words_left[0]!r} is not key=value")
     check_targets(chosen.json, chosen.plot)
     if chosen.source:
         chosen.records = read_json(chosen.source)

@@ -265,4 +265,6 @@ def _between_steps(reducer: Reducer, verb: str) -> None:
 
 def _expect(what: str, want: object, got: object, advice: str) -> None:
     if sealed.canonical(sealed.outline({"": want})) != sealed.canonical(sealed.outline({"": got})):
-        raise StateError(f"the saved compression state has another {what}: expected {want!r}, got {got!r}; {advice}")
+        raise StateError(
+            f"the saved compression state has a different {what}: expected {want!r}, got {got!r}; {advice}"
+        )

@@ -112,7 +112,7 @@ def manifest(folder: Path) -> Manifest:
     try:
         data = (folder / MANIFEST).read_bytes()
     except FileNotFoundError:
-        raise StateError(f"{folder} holds no saved compression: there is no {MANIFEST}") from None
+        raise StateError(f"{folder} contains no saved compression: {MANIFEST} is missing") from None
     try:
         body = json.loads(data)["manifest"]
         found = Manifest(**{**body, "files": [Entry(**entry) for entry in body["files"]]})

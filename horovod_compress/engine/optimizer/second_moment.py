@@ -103,8 +103,8 @@ def _moment_of(name: object, saved: object) -> Tensor:
     fits = fits and numbers and type(divides) is bool and all(map(_is_number, parts.values()))
     if not fits or not parts.get("steps", 1):
         raise StateError(
-            f"the saved second moment of {name!r:.100} should be a dense tensor of at least 32 bits and the steps that "
-            f"it stands for, got {saved!r:.100}; load what state_dict() returned"
+            f"the saved second moment of {name!r:.100} should be a dense tensor of at least 32 bits, and the number "
+            f"of steps that it covers, got {saved!r:.100}; load what state_dict() returned"
         )
     assert isinstance(moment, Tensor)
     return moment
