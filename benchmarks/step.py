@@ -60,7 +60,7 @@ T1/TN:   scaling factor: T1 is the step of headroom, which exchanges nothing, me
 exposed: step - T1, what the exchange adds to the step
 alone:   the same difference without any compute to hide behind
 hidden:  1 - exposed/alone; below 0 where exchange and compute disturb each other
-phase:   sending, waiting and merging of all buckets in a step with compute; "-" where the method does not tell
+phase:   sending, waiting and merging of all buckets in a step with compute; "-" where the method does not report it
 wire:    bytes sent by a rank / rate of a link
 MB sent: by one rank in one step; counted, or computed (*) as a ring sends them
 plain:   buckets that the schedule leaves uncompressed, as that takes less time

@@ -44,7 +44,7 @@ class TernGrad(Dithering):
     """Three values on one scale per tensor, added as integers.
 
     Args:
-        clip: largest magnitude, in sigma of a tensor's gradient, at least 1; larger values are cut off. 0 for no limit.
+        clip: largest magnitude, in sigma of a tensor's gradient, at least 1; larger values are clipped. 0 for no limit.
         bits: bits per element: 4 for up to 7 ranks, 8 for up to 127, 16 for up to 32,767, because
             sums over all ranks must fit.
     """

@@ -24,7 +24,7 @@ class TensorSpec:
     """One parameter as the plan sees it.
 
     Attributes:
-        device: where this rank has it, such as "cpu" or "cuda:1". It is no part of what ranks compare or of what is
+        device: where this rank has it, such as "cpu" or "cuda:1". It is not part of what ranks compare or of what is
             saved: a plan serves whatever device the gradients are on.
     """
 

@@ -77,7 +77,7 @@ def _stuck(notes: Notes) -> list[int]:
 
 
 def _of(found: Mapping[str, Any]) -> str:
-    return f"waited for rank {found['peer']}" if "peer" in found else f"was told that {found.get('ended', 'it ends')}"
+    return f"waited for rank {found['peer']}" if "peer" in found else f"stopped because {found.get('ended', 'it ends')}"
 
 
 def last_finished(notes: Notes, world: int) -> str:
