@@ -160,7 +160,7 @@ def _refusals(found: Sequence[Cell]) -> list[str]:
     for cell in found:
         if cell.timeline is None:
             reasons.setdefault((cell.method, cell.problem), []).append(cell.ranks)
-    return [f"cannot run: {name} on {', '.join(map(str, at))} ranks: {why}" for (name, why), at in reasons.items()]
+    return [f"cannot: {name} on {', '.join(map(str, at))} ranks: {why}" for (name, why), at in reasons.items()]
 
 
 def advice(found: Sequence[Cell], ranks: int) -> str:

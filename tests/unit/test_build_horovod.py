@@ -90,7 +90,7 @@ def test_a_python_of_the_system_is_refused(monkeypatch, tmp_path, capsys):
 
 def test_compilers_are_counted(capsys):
     assert cli.main(["build-horovod", "--jobs", "0"]) == 2
-    assert "--jobs is 0" in capsys.readouterr().err
+    assert "--jobs should be at least 1, got 0" in capsys.readouterr().err
 
 
 @pytest.fixture

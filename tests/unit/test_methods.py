@@ -85,7 +85,7 @@ def test_the_handshake_and_checkpoints_see_every_option() -> None:
     ]
     assert all(a != b for index, a in enumerate(configs) for b in configs[:index])
     with pytest.raises(
-        ConfigError, match=r"'density' is no option common to all methods; a method's own are given in hvc.method"
+        ConfigError, match=r"'density' is not an option of all methods; a method takes its own in hvc.method"
     ):
         parse(per_layer(MIXED), {"density": 0.1})
 

@@ -332,5 +332,5 @@ def test_a_saved_second_moment_that_is_none_is_refused(value: float) -> None:
 
 def test_no_warm_up_begins_again() -> None:
     ours = Ours()
-    with pytest.raises(ConfigError, match="ended its warm-up after 1 local steps"):
+    with pytest.raises(ConfigError, match="finished its warm-up within 1 local steps"):
         ours.held.check(ours.held.state_dict(), warming=True)

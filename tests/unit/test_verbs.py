@@ -475,7 +475,7 @@ def test_a_table_of_a_spreadsheet_is_read(tmp_path: Path) -> None:
         (["--method", "none", "--option", "bits=3"], "none has no option 'bits'; it has no specific options"),
         (["--plot", ""], "--plot takes a folder, or a file"),
         (["--plot", "/dev/null"], "--plot /dev/null is a file"),
-        (["--plot", "/dev/null/x"], "--plot /dev/null/x cannot be made"),
+        (["--plot", "/dev/null/x"], "--plot /dev/null/x cannot be created"),
         (["--save", ""], "--save takes a file to write, got no name"),
         (["--save", "/"], "--save takes a file to write, got the folder /"),
         (["--per-host", "2", "--measure"], "--per-host applies to predictions only"),
