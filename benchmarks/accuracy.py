@@ -56,19 +56,23 @@ def arguments(argv: Sequence[str] | None, program: str = PROGRAM) -> argparse.Na
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--where", choices=("lab", "here"), default="here", help="network lab, or horovodrun (default)")
-    parser.add_argument("--hosts", help="for --where here, as horovodrun -H takes them")
-    parser.add_argument("--rate", help="of the lab's links, such as 100mbit (default: no limit)")
-    parser.add_argument("--delay", help="of the lab's links, such as 5ms")
-    parser.add_argument("--ranks", type=int, default=2, help="(default 2)")
+    parser.add_argument("--hosts", help="hosts for --where here, in the form of horovodrun -H")
+    parser.add_argument("--rate", help="rate of the lab's links, such as 100mbit (default: no limit)")
+    parser.add_argument("--delay", help="delay of the lab's links, such as 5ms")
+    parser.add_argument("--ranks", type=int, default=2, help="number of ranks (default 2)")
     parser.add_argument("--task", choices=sorted(METRIC), default="digits")
-    parser.add_argument("--methods", nargs="+", default=[METHODS], help=f"also separated by commas (default {METHODS})")
+    parser.add_argument(
+        "--methods", nargs="+", default=[METHODS], help=f"methods, also separated by commas (default {METHODS})"
+    )
     parser.add_argument("--seeds", default="1,2,3")
-    parser.add_argument("--steps", type=int, help=f"of every run (default {STEPS})")
-    parser.add_argument("--eval-every", type=int, help=f"steps (default: {EVALUATIONS} evaluations in a run)")
+    parser.add_argument("--steps", type=int, help=f"steps of every run (default {STEPS})")
+    parser.add_argument(
+        "--eval-every", type=int, help=f"steps between evaluations (default: {EVALUATIONS} evaluations in a run)"
+    )
     parser.add_argument("--target", default="auto", help="held-out accuracy (0 to 1) or loss, or auto (default)")
     parser.add_argument("--limit", type=float, default=1800, help="seconds for one job (default 1800)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="append JSON lines to FILE")
-    parser.add_argument("--plot", type=Path, metavar="DIR", help="draw SVG and PNG files into DIR")
+    parser.add_argument("--plot", type=Path, metavar="DIR", help="write plots as SVG and PNG files to DIR")
     parser.add_argument("--from", type=Path, metavar="FILE", dest="source", help="show FILE's records, measure nothing")
     chosen = parser.parse_args(argv)
     try:
@@ -97,7 +101,7 @@ def _check(chosen: argparse.Namespace) -> None:
         raise ValueError(f"--limit must be a number of seconds above 0, got {chosen.limit:g}")
     for method in chosen.methods:
         if method not in STOCK and (words_left := [word for word in method.split()[1:] if "=" not in word]):
-            raise ValueError(f"contestant {method!r}: {words_left[0]!r} is no key=value")
+            raise ValueError(f"contestant {method!r}: {words_left[0]!r} is not key=value")
     check_targets(chosen.json, chosen.plot)
     if chosen.source:
         chosen.records = read_json(chosen.source)

@@ -85,19 +85,19 @@ def arguments(argv: Sequence[str] | None, program: str = PROGRAM) -> argparse.Na
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--where", choices=("lab", "here"), default="here", help="network lab, or horovodrun (default)")
-    parser.add_argument("--hosts", help="for --where here, as horovodrun -H takes them")
-    parser.add_argument("--rates", help=f"of the lab's links (default {RATES['lab']})")
-    parser.add_argument("--delay", help="of the lab's links, such as 5ms")
-    parser.add_argument("--ranks", default="2", help="several separated by commas (default 2)")
+    parser.add_argument("--hosts", help="hosts for --where here, in the form of horovodrun -H")
+    parser.add_argument("--rates", help=f"rates of the lab's links (default {RATES['lab']})")
+    parser.add_argument("--delay", help="delay of the lab's links, such as 5ms")
+    parser.add_argument("--ranks", default="2", help="numbers of ranks, separated by commas (default 2)")
     parser.add_argument("--sizes", default=SIZES, help=f"(default {SIZES})")
     parser.add_argument("--methods", default=METHODS, help="contestants, separated by commas (default: all built in)")
-    parser.add_argument("--peer", action="append", default=[], metavar="FILE", help="a file with further contestants")
+    parser.add_argument("--peer", action="append", default=[], metavar="FILE", help="a file with more contestants")
     parser.add_argument("--repeat", type=int, default=5, help="measurements of each contestant (default 5)")
     parser.add_argument(
         "--budget", type=float, default=900, metavar="SECONDS", help="skip cells that will take longer (default 900)"
     )
     parser.add_argument("--json", type=Path, metavar="FILE", help="append JSON lines to FILE")
-    parser.add_argument("--plot", type=Path, metavar="DIR", help="draw SVG and PNG files into DIR")
+    parser.add_argument("--plot", type=Path, metavar="DIR", help="write plots as SVG and PNG files to DIR")
     parser.add_argument("--from", type=Path, metavar="FILE", dest="source", help="show FILE's records again")
     parser.add_argument(
         "--check-bytes", action="store_true", help="compare the one method's bytes_sent with the lab's link counters"

@@ -178,8 +178,8 @@ def _why_not(best: Record, base: Record, right: Sequence[Record]) -> str:
     added = [r["median_seconds"] - r["median_exchange_seconds"] for r in right if _tells_exchange(r)]
     if added and could_save <= min(added):
         return (
-            f"all that there is to save of {label(base['name'])} is {milliseconds(could_save)} ms, "
-            f"and the compressed methods that tell their exchange add at least {milliseconds(min(added))} ms to it"
+            f"{label(base['name'])} has at most {milliseconds(could_save)} ms to save, and the compressed methods "
+            f"that report their exchange add at least {milliseconds(min(added))} ms to it"
         )
     return (
         f"the fastest compressed method, {label(best['name'])}, takes {milliseconds(best['median_seconds'])} ms, "

@@ -102,7 +102,7 @@ def notes(records: Sequence[Record], first: Record) -> str:
     """Return what every plot has to say: what was measured, what was emulated, ranks and cores."""
     place, machine = records[0]["place"], first.get("machine", {})
     cores = f"{machine.get('cores', '?')} cores of {machine.get('processor', 'an unnamed processor')}"
-    where = f"{place['ranks']} ranks on {cores}: kernels of one thread; exchange and decoding on threads of their own"
+    where = f"{place['ranks']} ranks on {cores}: kernels of one thread; exchange and decoding on separate threads"
     if place["launcher"] == "lab":
         links = f"{place['hosts']} emulated hosts; the rates of links are emulated by tc tbf"
     elif place["hosts"] == 1:

@@ -149,8 +149,8 @@ def draw(path: Path, ranks: Sequence[int] = RANKS, rounds: int = ROUNDS, words: 
     found = [deviations(number, rounds, words) for number in ranks]
     figure, (left, right) = new_figure(
         "Signs taken anew at every hop drift away; Marsit's merges do not",
-        f"distance from the exact mean over ranks, as a share of its norm; {64 * words} elements; a rank's gradient is "
-        "a common part and as much noise of its own",
+        f"distance from the exact mean over ranks, as a share of its norm; {64 * words} elements; a rank's gradient "
+        "is a common part plus as much independent noise",
         width=12.0,
         height=3.9,
         columns=2,

@@ -35,7 +35,7 @@ NO_GPU = """\
 No CUDA device is visible here, so nothing was measured.
   Run this on a machine with an NVIDIA GPU, with a torch that has CUDA (torch.version.cuda is {version}) and with
   the kernels built there: make setup CUDA=1
-  Without a GPU, pytest tests/kernels/test_cuda.py compares the same texts with the CPU in an emulation."""
+  Without a GPU, pytest tests/kernels/test_cuda.py emulates the same kernels and compares them with the CPU."""
 NO_KERNELS = """\
 {error}
   Build them on this machine: make setup CUDA=1"""

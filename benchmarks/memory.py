@@ -131,10 +131,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Measure every method with its default options."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--ranks", type=int, default=4)
-    parser.add_argument("--elements", type=int, default=1_000_000, help="of the model")
+    parser.add_argument("--elements", type=int, default=1_000_000, help="elements of the model")
     parser.add_argument("--schedule", default=SCHEDULE)
-    parser.add_argument("--methods", default=",".join(registry.available()), help="names with commas between them")
-    parser.add_argument("--json", type=Path, help="write the numbers there")
+    parser.add_argument("--methods", default=",".join(registry.available()), help="names, separated by commas")
+    parser.add_argument("--json", type=Path, help="write the numbers to this file")
     options = parser.parse_args(arguments)
     found = [
         measure(registry.codec_class(name)(), options.ranks, options.elements, options.schedule)

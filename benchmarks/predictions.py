@@ -55,17 +55,19 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--where", choices=("lab",), default="lab", help="the network lab, whose rates are known")
-    parser.add_argument("--model", default="resnet50", help=f"{', '.join(shapes.models())}, or a CSV file like theirs")
-    parser.add_argument("--compute-ms", type=float, default=300.0, help="of a step (default 300)")
-    parser.add_argument("--methods", default=METHODS, help=f"parted by commas (default {METHODS})")
-    parser.add_argument("--schedules", default=SCHEDULES, help=f"of each method (default {SCHEDULES})")
+    parser.add_argument(
+        "--model", default="resnet50", help=f"{', '.join(shapes.models())}, or a CSV file of the same form"
+    )
+    parser.add_argument("--compute-ms", type=float, default=300.0, help="compute time of a step (default 300)")
+    parser.add_argument("--methods", default=METHODS, help=f"methods, separated by commas (default {METHODS})")
+    parser.add_argument("--schedules", default=SCHEDULES, help=f"schedules of each method (default {SCHEDULES})")
     parser.add_argument("--ranks", default="2,3,4", help="(default 2,3,4)")
     parser.add_argument("--rates", default="1gbit,500mbit,200mbit", help="(default 1gbit,500mbit,200mbit)")
-    parser.add_argument("--fit", default="2x1gbit", help="cells to fit to, RANKSxRATE (default 2x1gbit)")
-    parser.add_argument("--latency", default="100us", help="of a message in the lab (default 100us)")
+    parser.add_argument("--fit", default="2x1gbit", help="cells to fit the model to, RANKSxRATE (default 2x1gbit)")
+    parser.add_argument("--latency", default="100us", help="latency of a message in the lab (default 100us)")
     parser.add_argument("--repeat", type=int, default=5, help="measurements of each contestant (default 5)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="append JSON lines to FILE")
-    parser.add_argument("--plot", type=Path, metavar="DIR", help="draw SVG and PNG files into DIR")
+    parser.add_argument("--plot", type=Path, metavar="DIR", help="write plots as SVG and PNG files to DIR")
     parser.add_argument("--from", type=Path, metavar="FILE", dest="source", help="show FILE's records again")
     chosen = parser.parse_args(argv)
     try:

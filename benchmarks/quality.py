@@ -56,7 +56,9 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--run", action="append", metavar="'METHOD [option=value ...]'")
     parser.add_argument("--limit", type=float, default=900, help="seconds for one job")
     parser.add_argument("--out", type=Path, default=ROOT / "build" / "quality")
-    parser.add_argument("--keep", type=Path, metavar="FILE", help="JSON lines of trainings that need not be repeated")
+    parser.add_argument(
+        "--keep", type=Path, metavar="FILE", help="JSON lines of training runs that need not be repeated"
+    )
     parser.add_argument("--json", action="store_true", help="one JSON line per run")
     return parser.parse_args()
 

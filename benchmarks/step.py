@@ -60,7 +60,7 @@ T1/TN:   scaling factor: T1 is the step of headroom, which exchanges nothing, me
 exposed: step - T1, what the exchange adds to the step
 alone:   the same difference without any compute to hide behind
 hidden:  1 - exposed/alone; below 0 where exchange and compute disturb each other
-phase:   sending, waiting and merging of all buckets in a step with compute; "-" where the method does not tell
+phase:   sending, waiting and merging of all buckets in a step with compute; "-" where the method does not report it
 wire:    bytes sent by a rank / rate of a link
 MB sent: by one rank in one step; counted, or computed (*) as a ring sends them
 plain:   buckets that the schedule leaves uncompressed, as that takes less time
@@ -78,21 +78,25 @@ def arguments(argv: Sequence[str] | None, program: str = PROGRAM) -> argparse.Na
         prog=program, description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--where", choices=("lab", "here"), default="here", help="network lab, or horovodrun (default)")
-    parser.add_argument("--hosts", help="for --where here, as horovodrun -H takes them")
-    parser.add_argument("--rate", help="of the lab's links, such as 1gbit (default: no limit)")
-    parser.add_argument("--delay", help="of the lab's links, such as 5ms")
-    parser.add_argument("--ranks", type=int, default=2, help="(default 2)")
-    parser.add_argument("--model", default="resnet50", help=f"{', '.join(shapes.models())}, or a CSV file like theirs")
-    parser.add_argument("--compute-ms", type=float, default=300.0, help="of a step, forward and backward (default 300)")
+    parser.add_argument("--hosts", help="hosts for --where here, in the form of horovodrun -H")
+    parser.add_argument("--rate", help="rate of the lab's links, such as 1gbit (default: no limit)")
+    parser.add_argument("--delay", help="delay of the lab's links, such as 5ms")
+    parser.add_argument("--ranks", type=int, default=2, help="number of ranks (default 2)")
+    parser.add_argument(
+        "--model", default="resnet50", help=f"{', '.join(shapes.models())}, or a CSV file of the same form"
+    )
+    parser.add_argument(
+        "--compute-ms", type=float, default=300.0, help="compute time of a step, forward and backward (default 300)"
+    )
     parser.add_argument(
         "--methods", nargs="+", default=[METHODS], help=f"contestants, also separated by commas (default {METHODS})"
     )
-    parser.add_argument("--peer", action="append", default=[], metavar="FILE", help="a file with further contestants")
+    parser.add_argument("--peer", action="append", default=[], metavar="FILE", help="a file with more contestants")
     parser.add_argument("--repeat", type=int, default=7, help="measurements of each contestant (default 7)")
-    parser.add_argument("--memory", type=float, default=4.5, metavar="GB", help="of a rank (default 4.5)")
-    parser.add_argument("--limit", type=float, help="seconds for the job (default: three times the expected)")
+    parser.add_argument("--memory", type=float, default=4.5, metavar="GB", help="memory of a rank (default 4.5)")
+    parser.add_argument("--limit", type=float, help="seconds for the job (default: three times the expected time)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="append JSON lines to FILE")
-    parser.add_argument("--plot", type=Path, metavar="DIR", help="draw SVG and PNG files into DIR")
+    parser.add_argument("--plot", type=Path, metavar="DIR", help="write plots as SVG and PNG files to DIR")
     parser.add_argument("--from", type=Path, metavar="FILE", dest="source", help="show FILE's records, measure nothing")
     chosen = parser.parse_args(argv)
     chosen.methods = [full_name(word) for text in chosen.methods for word in words(text)]

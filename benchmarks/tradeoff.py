@@ -48,7 +48,9 @@ def arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--lr", type=float, help="default: the task's own")
     parser.add_argument("--limit", type=float, default=900, help="seconds for one job")
     parser.add_argument("--out", type=Path, default=ROOT / "build" / "tradeoff")
-    parser.add_argument("--keep", type=Path, metavar="FILE", help="JSON lines of trainings that need not be repeated")
+    parser.add_argument(
+        "--keep", type=Path, metavar="FILE", help="JSON lines of training runs that need not be repeated"
+    )
     parser.add_argument("--draw-only", action="store_true", help="train nothing")
     parser.add_argument("--plot", type=Path, metavar="FILE", help=".png or .svg")
     parser.set_defaults(shards="even", optimizer=None, lr_schedule="constant")

@@ -70,7 +70,7 @@ def _read(path: Path) -> dict[str, Any]:
 
 def _check(path: Path, state: dict[str, Any], chosen: Any) -> None:
     if state["world"] != hvd.size():
-        raise ValueError(f"checkpoint {path} is of {state['world']} ranks, this run has {hvd.size()}")
+        raise ValueError(f"checkpoint {path} was saved by {state['world']} ranks, but this run has {hvd.size()}")
     for key, saved in state["fixed"].items():
         if saved != getattr(chosen, key):
-            raise ValueError(f"checkpoint {path} has {key}={saved}, this run {key}={getattr(chosen, key)}")
+            raise ValueError(f"checkpoint {path} has {key}={saved}, but this run has {key}={getattr(chosen, key)}")

@@ -67,7 +67,7 @@ def main() -> None:
 
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--quick", action="store_true", help="fewer steps: does it run, rather than how well")
+    parser.add_argument("--quick", action="store_true", help="fewer steps: shows that it runs, not how well it learns")
     parser.add_argument("--methods", default=",".join(METHODS), help="comma-separated; the first is the baseline")
     parser.add_argument(
         "--where",
@@ -76,7 +76,7 @@ def arguments() -> argparse.Namespace:
         help="lab: on emulated hosts with slow links; here: on this machine alone; auto (default): lab if possible",
     )
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--out", type=Path, default=FOLDER, help="folder of the results")
+    parser.add_argument("--out", type=Path, default=FOLDER, help="folder for the results")
     parser.add_argument("--json", action="store_true", help="print the summary as JSON instead of a table")
     chosen = parser.parse_args()
     chosen.methods, chosen.out = chosen.methods.split(","), chosen.out.resolve()

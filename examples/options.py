@@ -46,11 +46,11 @@ def parse(arguments: list[str] | None = None, quiet: bool = False) -> argparse.N
         chosen.eval_every = max(1, chosen.steps // 10)
     chosen.options = _method_options(chosen)
     if not chosen.update_mode and chosen.delay:
-        raise UsageError("--delay belongs to --update-mode")
+        raise UsageError("--delay needs --update-mode")
     if not (chosen.attach or chosen.update_mode) and chosen.second_moment != "auto":
         raise UsageError("--second-moment is an option of attach() and of update mode: leave out --no-attach")
     if chosen.lr_schedule != "constant" and (chosen.save or chosen.load):
-        raise UsageError("--lr-schedule cosine is over the steps of one run: leave out --save and --load")
+        raise UsageError("--lr-schedule cosine covers the steps of one run: leave out --save and --load")
     if chosen.update_mode and chosen.method.startswith("horovod-"):
         raise UsageError(f"{chosen.method} is stock Horovod, which has no update mode; take one of the plugin's")
     return chosen
@@ -80,12 +80,12 @@ def _add_task(group: Any) -> None:
         default="constant",
         help="cosine: linear warm-up over a tenth of the steps, then down to a tenth of the rate",
     )
-    group.add_argument("--momentum", type=fraction, default=0.9, help="of sgd; 0 where the method keeps its own")
+    group.add_argument(
+        "--momentum", type=fraction, default=0.9, help="momentum of sgd; use 0 if the method has its own"
+    )
     group.add_argument("--batch", type=positive(int), help="samples per rank and step")
     group.add_argument("--threads", type=positive(int), default=1, help="torch threads per rank")
-    group.add_argument(
-        "--shards", choices=SHARDS, default="even", help="uneven: each rank has classes, or text, of its own"
-    )
+    group.add_argument("--shards", choices=SHARDS, default="even", help="uneven: each rank has its own classes or text")
     group.add_argument("--eval-every", type=count, help="steps between evaluations, 0 for the end only")
 
 
@@ -97,8 +97,8 @@ def _add_method(group: Any) -> None:
     )
     group.add_argument(
         "--schedule",
-        help="auto, mergecomp, layerfusion, layerwise, single or size:... (default size:25MB, not the plugin's auto: "
-        "a run repeats bit for bit then)",
+        help="auto, mergecomp, layerfusion, layerwise, single or size:... (default size:25MB, not the plugin's auto, "
+        "so that a run repeats bit for bit)",
     )
     group.add_argument("--exchange", choices=EXCHANGES)
     group.add_argument("--verify-every", type=count, help="steps between checks of the ranks")
@@ -108,13 +108,18 @@ def _add_method(group: Any) -> None:
         "--attach",
         action=argparse.BooleanOptionalAction,
         default=True,
-        help="exchange beside Horovod (faster) instead of through its tokens",
+        help="exchange outside Horovod (faster) instead of through its tokens",
     )
     group.add_argument("--update-mode", action="store_true", help="exchange weight updates instead of gradients")
     group.add_argument("--delay", type=positive(int), help="local steps between exchanges")
-    group.add_argument("--second-moment", choices=("auto", "shared", "own"), default="auto", help="of Adam")
     group.add_argument(
-        "--exact-steps", type=positive(int), default=30, help="with a shared second moment, exact rounds at the start"
+        "--second-moment", choices=("auto", "shared", "own"), default="auto", help="which second moment Adam uses"
+    )
+    group.add_argument(
+        "--exact-steps",
+        type=positive(int),
+        default=30,
+        help="number of exact rounds at the start, with a shared second moment",
     )
 
 

@@ -151,7 +151,7 @@ def _open(panel: Axes) -> None:
 
 
 def save(records: list[Record], path: Path) -> None:
-    """Draw the records into a PNG file; the first is what the others are compared with."""
+    """Draw the records into a PNG file; records; the others are compared with the first."""
     figure = draw(records)
     write_whole(path, lambda temporary: figure.savefig(temporary, format="png", dpi=130))
     plt.close(figure)
@@ -159,7 +159,7 @@ def save(records: list[Record], path: Path) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Draw records written by train.py --json, or by the demo.")
-    parser.add_argument("records", nargs="+", type=Path, help="the first is what the others are compared with")
+    parser.add_argument("records", nargs="+", type=Path, help="records; the others are compared with the first")
     parser.add_argument("--out", type=Path, default=Path("demo.png"))
     chosen = parser.parse_args()
     save([json.loads(path.read_text()) for path in chosen.records], chosen.out)

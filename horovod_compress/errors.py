@@ -27,7 +27,7 @@ class MismatchError(HorovodCompressError, ValueError):
 
 
 class StateError(ConfigError, MismatchError):
-    """A saved state that is malformed, or is not of this job."""
+    """A saved state that is malformed, or belongs to another job."""
 
 
 class NonFiniteError(HorovodCompressError, FloatingPointError):

@@ -28,20 +28,19 @@ class Options:
         exchange: "ring", "fold", "torus" (rings along rows and columns of ranks; "torus:2" for two rows), or "auto" to
             choose ring or fold per bucket; methods that gather need "auto".
         transport: what moves the bytes: "gloo"; "nccl" for gradients on GPUs, with one GPU per rank; "auto" takes NCCL
-            if that is so and CuPy is installed, else Gloo. With Gloo, payloads on GPUs go through host memory.
+            in that case if CuPy is installed, else Gloo. With Gloo, payloads on GPUs go through host memory.
         seed: seed of all random bits, from 0 to 2^64 - 1; must be equal on every rank.
         timeout: seconds that one bucket's exchange may take, from its first prelude to the end of its
             payload, including the wait for slower ranks; from 0.1 to 1e6.
         nonfinite: what to do with NaN and infinity: "propagate" (the bucket is NaN on every rank, residuals
             stay unchanged), "raise" (NonFiniteError on every rank) or "zero" (such values count as 0;
             values that only overflow in a 16-bit payload are propagated).
-        verify_every: compare a hash of all results, and of the weights, across ranks every this many steps; the
-            weights in the first step too; 0 for never.
+        verify_every: number of steps between comparisons of a hash of all results, and of the weights, across ranks;
+            the weights are also compared in the first step; 0 for never.
         min_elements: tensors with fewer elements share an uncompressed bucket, one for each dtype and device.
-        warmup_steps: number of initial steps that are exchanged uncompressed, in full precision. None: 30, in the
-            gradients' own precision, where a method sends one bit of every element beside an optimizer with momentum,
-            else 0.
-        follow_lr: when a learning rate changes, multiply residuals by old / new, see
+        warmup_steps: number of initial steps that are exchanged uncompressed, in full precision. None for 30, in the
+            gradients' own precision, if a method sends one bit per element and the optimizer has momentum; else 0.
+        follow_lr: whether to multiply residuals by old / new when a learning rate changes, see
             :mod:`horovod_compress.engine.optimizer.rates`.
     """
 

@@ -1,4 +1,4 @@
-"""Lays timelines beside each other in one file: see :mod:`horovod_compress.observe.timeline`.
+"""Put timelines side by side in one file: see :mod:`horovod_compress.observe.timeline`.
 
 python -m horovod_compress.timeline all.json horovod.json trace.rank0.json trace.rank1.json
 """

@@ -217,11 +217,11 @@ def compete(elements: int, adapters: list[Adapter], repeat: int, warm_up: int) -
 
 def arguments(argv: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--elements", default="25000000", help="float32 elements, several parted by commas")
+    parser.add_argument("--elements", default="25000000", help="numbers of float32 elements, separated by commas")
     parser.add_argument("--method", action="append", default=[], help="a contestant; may be given several times")
-    parser.add_argument("--peer", action="append", default=[], metavar="FILE", help="a file with further contestants")
+    parser.add_argument("--peer", action="append", default=[], metavar="FILE", help="a file with more contestants")
     parser.add_argument("--repeat", type=int, default=5)
-    parser.add_argument("--warm-up", type=int, default=2, help="turns that do not count (default 2)")
+    parser.add_argument("--warm-up", type=int, default=2, help="warm-up turns, which are not counted (default 2)")
     return parser.parse_args(argv)
 
 

@@ -86,7 +86,7 @@ class Contestant:
             if all(gathered(base.settled(self.adapter), "bench.settled")):
                 return
             if number % 10 == 0:
-                say(f"{self.adapter.name} is looking for buckets: step {number}")
+                say(f"{self.adapter.name} is searching for buckets: step {number}")
             self.step(compute=True)
         raise PeerError(f"{self.adapter.name!r} has not settled after {SEARCH_STEPS} steps")
 
@@ -236,13 +236,15 @@ def record_of(contestant: Contestant, bench: Bench, group: int) -> Record:
 
 def arguments(argv: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", default="resnet50", help=f"{', '.join(shapes.models())}, or a CSV file like theirs")
-    parser.add_argument("--compute-ms", type=float, default=300.0, help="of a step, forward and backward")
+    parser.add_argument(
+        "--model", default="resnet50", help=f"{', '.join(shapes.models())}, or a CSV file of the same form"
+    )
+    parser.add_argument("--compute-ms", type=float, default=300.0, help="compute time of a step, forward and backward")
     parser.add_argument("--method", action="append", default=[], help="a contestant; may be given several times")
-    parser.add_argument("--peer", action="append", default=[], metavar="FILE", help="a file with further contestants")
+    parser.add_argument("--peer", action="append", default=[], metavar="FILE", help="a file with more contestants")
     parser.add_argument("--repeat", type=int, default=7)
-    parser.add_argument("--warm-up", type=int, default=2, help="steps that do not count (default 2)")
-    parser.add_argument("--memory", type=float, default=4.5, metavar="GB", help="of a rank (default 4.5)")
+    parser.add_argument("--warm-up", type=int, default=2, help="warm-up steps, which are not counted (default 2)")
+    parser.add_argument("--memory", type=float, default=4.5, metavar="GB", help="memory of a rank (default 4.5)")
     return parser.parse_args(argv)
 
 

@@ -22,10 +22,12 @@ def main() -> int:
         prog="benchmarks.lab", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--ranks", type=int, default=4)
-    parser.add_argument("--slots", type=int, default=1, help="ranks on a host (default 1)")
-    parser.add_argument("--rate", help="of every link in both directions: 100mbit, 1gbit, ... or none (default)")
-    parser.add_argument("--delay", help="from one host to another: 5ms, 200us, ... (needs a kernel with netem)")
-    parser.add_argument("--congestion", help="TCP's congestion control (default: cubic, or reno where that may not be)")
+    parser.add_argument("--slots", type=int, default=1, help="ranks per host (default 1)")
+    parser.add_argument("--rate", help="rate of every link in both directions: 100mbit, 1gbit, ... or none (default)")
+    parser.add_argument("--delay", help="delay from one host to another: 5ms, 200us, ... (needs a kernel with netem)")
+    parser.add_argument(
+        "--congestion", help="TCP's congestion control (default: cubic, or reno where cubic is not allowed)"
+    )
     parser.add_argument("--limit", type=float, default=600, help="seconds after which the job is ended (default 600)")
     parser.add_argument("words", nargs="*", metavar="-- script or -m module, and its arguments")
     chosen = parser.parse_args()
@@ -40,7 +42,7 @@ def main() -> int:
         print(f"lab: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
-        print("lab: interrupted; all of it is gone", file=sys.stderr)
+        print("lab: interrupted; everything was removed", file=sys.stderr)
         return 130
     for link in outcome.links or []:
         print(json.dumps(link._asdict()), file=sys.stderr)

@@ -39,7 +39,7 @@ def parse(text: str, others: Iterable[str] = (*STOCK, *DDP)) -> tuple[str, dict[
     method, *words = text.split() or [""]
     if method not in METHODS:
         raise PeerError(
-            f"unknown contestant {text!r}; there are {', '.join(others)}, and this package's methods with "
+            f"unknown contestant {text!r}; choose one of {', '.join(others)}, or a method of this package with its "
             f"options, under Horovod or, as in {UNDER_DDP}marsit, under DDP: {', '.join(METHODS)}"
         )
     options: dict[str, Any] = {}

@@ -6,34 +6,34 @@ import re
 from collections.abc import Sequence
 
 FULL_DISK = """\
-The disk is full, or a quota is used up. Make room; what is large: .venv, build, and the caches of pip and of this
-set-up in ~/.cache. XDG_CACHE_HOME and TMPDIR move the caches and the temporary files elsewhere."""
+The disk is full, or a quota is used up. Make room; .venv, build, and the caches of pip and of this set-up in ~/.cache
+are large. XDG_CACHE_HOME and TMPDIR move the caches and the temporary files elsewhere."""
 _NO_MEMORY = """\
-The machine ran out of memory, and a compiler was killed: each needs about 1 GB. Close what else is running, or let one
-compiler work at a time:  make setup JOBS=1, or  hvd-compress build-horovod --jobs 1"""
+The machine ran out of memory, and a compiler was killed: each needs about 1 GB. Close other programs, or run one
+compiler at a time:  make setup JOBS=1, or  hvd-compress build-horovod --jobs 1"""
 _NO_PYTHON_HEADERS = """\
 Python's headers are missing. Debian, Ubuntu: sudo apt-get install python3-dev; Fedora: sudo dnf install
 python3-devel."""
 _NO_HEADER = """\
-A header is missing: install the development package that has it (Debian, Ubuntu: apt-file search NAME finds it), and
-update the compiler if the header is C++'s own."""
+A header is missing: install the development package that contains it (Debian, Ubuntu: apt-file search NAME finds it).
+If it belongs to the C++ standard library, update the compiler."""
 _CERTIFICATE = """\
-The package index's certificate is not trusted here. Behind a proxy that opens connections, set PIP_CERT to the file
-with its certificate."""
+The package index's certificate is not trusted here. Behind a proxy that intercepts TLS, set PIP_CERT to the file with
+the proxy's certificate."""
 _NETWORK = """\
-The package index could not be reached. Check the network; behind a proxy set HTTPS_PROXY, and with a mirror
-PIP_INDEX_URL or the rest of pip's own configuration, which is used as it is."""
+The package index could not be reached. Check the network. Behind a proxy, set HTTPS_PROXY; for a mirror, set
+PIP_INDEX_URL. The rest of pip's configuration applies as usual."""
 _DIGEST = """\
-A downloaded file is not the one that was published: a mirror or a proxy has changed it, or the download was cut off.
+A downloaded file does not match the published one: a mirror or a proxy changed it, or the download was cut off.
 Remove it from pip's cache with  python3 -m pip cache purge , or use another index."""
 _NO_VERSION = """\
 The package index has no such version for this Python. Another torch: make setup TORCH=torch==VERSION; another Python:
 make setup PYTHON=python3.12; an index of your own: pip's PIP_INDEX_URL."""
 PERMISSION = """\
-A file belongs to another user, probably because something here was once run with sudo. Hand it back with
+A file belongs to another user, probably because something here was once run with sudo. Take it back with
 sudo chown -R "$USER" .  ; make setup itself needs no sudo."""
 _GENERAL = """\
-The full log has all of it; its first error is usually the cause, and what follows a consequence."""
+See the full log: its first error is usually the cause, and the later ones follow from it."""
 
 # The first that fits counts: a full disk and killed compilers cause many other errors.
 _ADVICE = (

@@ -25,8 +25,8 @@ PROGRAM = "hvd-compress build-horovod"
 # What builds a wheel without isolation, beside what Horovod itself needs.
 TOOLS = ("setuptools", "wheel")
 _OTHER_CUDA = """\
-{nvcc} is of CUDA {release}, and torch is built for CUDA {torch}: Horovod is built without NCCL operations. To build it
-with them, set CUDACXX to an nvcc of CUDA {torch} and repeat with --force."""
+{nvcc} is of CUDA {release}, and torch is built for CUDA {torch}: building Horovod without NCCL operations. To include
+them, set CUDACXX to an nvcc of CUDA {torch} and repeat with --force."""
 
 
 @dataclass(frozen=True)
@@ -67,8 +67,8 @@ class CurrentEnvironment(VirtualEnvironment):
         torch = found.installed_version("torch")
         if torch is None:
             raise EnvironmentProblem(
-                f"{sys.executable} has no torch, and Horovod is built for one torch:\n"
-                "install the torch of your choice first, for example  pip install torch"
+                f"{sys.executable} has no torch, and Horovod is built against one particular torch:\ninstall the "
+                "torch of your choice first, for example  pip install torch"
             )
         return Inspection(
             python=list(sys.version_info[:2]),

@@ -169,7 +169,7 @@ class HorovodWheel:
         command = self.venv.pip("wheel", "-v", "--no-build-isolation", "--no-deps", "-w", str(built), str(sources))
         self.runner.run(command, phase="horovod", environment=self._environment(cmake))
         if not any(contains(wheel, LIBRARY) for wheel in built.glob("*.whl")):
-            reason = f"the build ended well, but its wheel has no {LIBRARY}"
+            reason = f"the build succeeded, but its wheel has no {LIBRARY}"
             raise StepFailed(
                 self.runner.bar.title("horovod"), 0, self.runner.log("horovod"), [reason], self.runner.program
             )

@@ -31,11 +31,9 @@ class StepFailed(Exception):
         self.status = status
         shown = "\n".join(f"  | {line.rstrip()}" for line in excerpt(lines)) or "  | (it printed nothing)"
         super().__init__(
-            f"{program} failed while {title} ({_ending(status)}). The first error, and the end:\n\n"
-            f"{shown}\n\n"
-            f"{advice(lines, status)}\n"
-            f"Then run {program} again: it goes on with what is missing.\n"
-            f"Full log: {log}"
+            f"{program} failed while {title} ({_ending(status)}). The first error and the last "
+            f"lines:\n\n{shown}\n\n{advice(lines, status)}\nThen run {program} again: it continues where it "
+            f"stopped.\nFull log: {log}"
         )
 
 

@@ -104,7 +104,9 @@ class VirtualEnvironment:
         inspection = Inspection(**json.loads(result.stdout))
         if tuple(inspection.python) < (3, 10):
             found = ".".join(map(str, inspection.python))
-            raise EnvironmentProblem(f"{self.folder} holds Python {found}, 3.10 is needed: remove the folder")
+            raise EnvironmentProblem(
+                f"{self.folder} uses Python {found}, but 3.10 or newer is needed: remove the folder"
+            )
         return inspection
 
     def install(self, requirements: Sequence[str], inspection: Inspection, *, phase: str) -> None:

@@ -84,5 +84,5 @@ class WheelCache:
         built.rename(self.folder / key)
         wheel = self.find(key)
         if wheel is None:
-            raise FileNotFoundError(f"the build of {key} ended well but left no wheel")
+            raise FileNotFoundError(f"the build of {key} succeeded but left no wheel")
         return wheel

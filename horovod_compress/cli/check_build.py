@@ -19,16 +19,17 @@ from dataclasses import asdict, dataclass, field, replace
 from ..fronts.horovod import installed
 
 STALL_WARNING = (
-    "Horovod's stall check does nothing under its Gloo controller: it will not report a rank that waits. "
-    "Exchanges of horovod-compress end at their own deadline instead (option timeout=)."
+    "Horovod's stall check does nothing under its Gloo controller: it will not report a stalled rank. The exchanges "
+    "of horovod-compress have their own deadline instead (option timeout=)."
 )
 HOROVOD_WARNING = (
-    "Horovod was built without CUDA: tensors on a GPU that it is given, as by broadcast_parameters, are copied to the "
-    "host and read without waiting for the copy. Call it before the model moves to the GPU, or run make setup CUDA=1."
+    "Horovod was built without CUDA: it copies GPU tensors, such as those given to broadcast_parameters, to the host, "
+    "and reads them without waiting for the copy. Call broadcast_parameters before the model moves to the GPU, or run "
+    "make setup CUDA=1."
 )
 HOST_PROBLEM = (
-    "the name of this host does not resolve, and Horovod's Gloo then ends in a segmentation fault: "
-    "add the name to /etc/hosts"
+    "the name of this host does not resolve, which makes Horovod's Gloo crash with a segmentation fault: add the name "
+    "to /etc/hosts"
 )
 CUDA_TORCH, CUDA_TENSORS = "a PyTorch for CUDA 13", "CUDA tensors"
 
@@ -104,7 +105,7 @@ class Report:
         # The command first: it must not be broken over two lines.
         command = f"make setup CUDA=1{' TORCH=torch==VERSION' if CUDA_TORCH in self.missing_for_gpus else ''}"
         lacking = ", ".join(self.missing_for_gpus)
-        return [f"{command}, in the folder of the sources, adds what gradients on GPUs also need: {lacking}."]
+        return [f"{command}, run in the source folder, adds what gradients on GPUs also need: {lacking}."]
 
 
 def _complete(items: list[Item]) -> bool:

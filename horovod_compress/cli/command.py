@@ -56,7 +56,7 @@ def _add_verb(commands: argparse._SubParsersAction[argparse.ArgumentParser], nam
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command and returns its exit status."""
     if sys.stdout is None:  # the shell closed it: >&-
-        return _failed("the output is closed; leave >&- out, or send it to a file")
+        return _failed("standard output is closed; remove >&-, or redirect it to a file")
     try:
         try:
             return _run(arguments)
@@ -91,7 +91,7 @@ def _run(arguments: Sequence[str] | None) -> int:
         package = (error.name or "").partition(".")[0]
         if package not in _OPTIONAL:
             raise
-        return _failed(f"{parsed.verb} needs {package}: {error}; hvd-compress --check-build shows what is here")
+        return _failed(f"{parsed.verb} needs {package}: {error}; hvd-compress --check-build shows what works here")
 
 
 def _failed(problem: str) -> int:

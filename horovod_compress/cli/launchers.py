@@ -13,7 +13,7 @@ LAUNCHERS = ("horovodrun", "torchrun")
 #: What a rank has in its environment, by its launcher.
 _MARKS = {"horovodrun": ("HOROVOD_RANK",), "torchrun": ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")}
 _NEEDS = {
-    "horovodrun": "Horovod cannot be imported: {}; give --launcher torchrun to do without",
+    "horovodrun": "Horovod cannot be imported: {}; give --launcher torchrun to run without it",
     "torchrun": "PyTorch cannot be imported: {}; pip install torch",
 }
 
@@ -23,8 +23,8 @@ def add_argument(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--launcher",
         choices=LAUNCHERS,
-        help="which front to use: Horovod, or DistributedDataParallel (default: that of the launcher that has started "
-        "this command; else horovodrun where Horovod is installed, else torchrun)",
+        help="which front to use: Horovod, or DistributedDataParallel (default: the launcher that started this "
+        "command; else horovodrun if Horovod is installed, else torchrun)",
     )
 
 

@@ -45,8 +45,8 @@ class ByStep(Codec):
         for label, codec in ends if len(self.stages) > 1 else ():
             if codec.properties().has_private_state:
                 raise ConfigError(
-                    f"{codec.name} (stage {label!r}) keeps errors that no other method would send; let it be "
-                    f"the last stage, by steps and not by a function"
+                    f"{codec.name} (stage {label!r}) keeps errors that no other method would send; make it the last "
+                    "stage, with stages given by step and not by a function"
                 )
 
     def properties(self) -> Properties:
@@ -133,18 +133,18 @@ def by_step(
 
     Args:
         when: methods by the step they begin at, one of them at step 0; or a function from the step to a
-            label of ``methods``. A function has to return the same on every rank and after a resume: it
+            label of ``methods``. A function must return the same on every rank and after a resume: it
             may depend on the step only.
         methods: with a function, the methods by label: names, or what :func:`method` returns.
 
     Raises:
-        ConfigError: there is no method for step 0, or these are no methods.
+        ConfigError: there is no method for step 0, or something given is not a method.
     """
     if callable(when):
         if not isinstance(methods, Mapping) or not methods:
             raise ConfigError(
-                "by_step with a function takes the methods by label too: by_step(choose, methods={...}), "
-                f"got {methods!r:.200}"
+                "by_step with a function also needs the methods by label: by_step(choose, methods={...}), got "
+                f"{methods!r:.200}"
             )
         return ByStep(tuple((label, stage(codec)) for label, codec in methods.items()), when)
     if not isinstance(when, Mapping) or methods is not None:
@@ -153,7 +153,7 @@ def by_step(
             f"methods by label, got {when!r:.200}"
         )
     if any(type(first) is not int or first < 0 for first in when) or 0 not in when:
-        raise ConfigError(f"by_step takes methods by their first step, whole numbers from 0 on, got {list(when)}")
+        raise ConfigError(f"by_step takes methods by their first step, a whole number of 0 or more, got {list(when)}")
     return ByStep(tuple((first, stage(when[first])) for first in sorted(when)))
 
 

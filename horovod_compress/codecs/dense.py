@@ -76,7 +76,7 @@ class Dense(Codec):
 @register
 @dataclass(frozen=True)
 class Uncompressed(Dense):
-    """The gradient as it is."""
+    """The gradient, unchanged."""
 
     name: ClassVar[str] = "none"
     summary: ClassVar[str] = "no compression: the gradient's own type"

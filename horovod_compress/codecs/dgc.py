@@ -64,7 +64,7 @@ class Dgc(Sections):
     clip: float = 0.0
 
     name: ClassVar[str] = "dgc"
-    summary: ClassVar[str] = "the largest values with momentum of their own, and positions in Golomb code"
+    summary: ClassVar[str] = "the largest values, after the method's own momentum, and their positions in Golomb code"
     source: ClassVar[str] = "Lin et al., ICLR 2018, arXiv:1712.01887"
     page: ClassVar[str] = "sparse_methods.md#deep-gradient-compression"
     samples: ClassVar[tuple[dict[str, Any], ...]] = (

@@ -96,8 +96,8 @@ class Standard(_Form):
             enough = next((bits for bits in (8, 16) if 1 << (bits - 1) > world), None)
             advice = f"bits={enough}" if enough else 'dithering="exponential", bits=8'
             raise ConfigError(
-                f"global_qsgd with bits={self.bits} has no level left for each of {world} ranks, as sums "
-                f"have to fit in {self.bits} bits; choose {advice}"
+                f"global_qsgd with bits={self.bits} leaves no level for each of {world} ranks, because sums must fit "
+                f"in {self.bits} bits; choose {advice}"
             )
         return super().layout(bucket, world)
 
@@ -134,7 +134,7 @@ class Narrow(Standard):
             advice = f"levels={room // world}" if world <= room else "more bits"
             raise ConfigError(
                 f"global_qsgd with levels={self.most} and bits={self.sum_bits} supports at most {room // self.most} "
-                f"ranks, as sums have to fit in {self.sum_bits} bits, got {world}; choose {advice}"
+                f"ranks, because sums must fit in {self.sum_bits} bits, got {world}; choose {advice}"
             )
         records = {"codes": ALIGNMENT // 8 * self.bits}
         results = {"codes": ops.code_layout(self.sum_bits, bucket.padded)}
@@ -224,10 +224,10 @@ class GlobalQsgd(ByForm):
         norm: "max" for the largest magnitude over all ranks, or p = 1, 2 or 4 for the p-norm of all
             ranks' elements together.
         block: number of elements that share a scale, a multiple of 256; 0 for one scale per bucket.
-        across: over the ranks' norms, another norm than ``norm``: "max", 1, 2 or 4. None for the same.
-        levels: the code s of the norm. Then a rank sends codes of log2(s + 1) + 1 bits, rounded up, and owners the
-            sums in ``bits``: as exact as without, in fewer bytes, with the largest s that leaves room for all ranks,
-            (2^(bits-1) - 1) // M. None for that s, and codes of ``bits`` everywhere, which any exchange can add.
+        across: the norm over the ranks' norms, if not ``norm``: "max", 1, 2 or 4. None for ``norm``.
+        levels: s, the code of the norm. A rank then sends codes of log2(s + 1) + 1 bits, rounded up, and owners send
+            the sums in ``bits``. The largest s that leaves room for all ranks is (2^(bits-1) - 1) // M: as exact as
+            None, in fewer bytes. None for that s and codes of ``bits`` everywhere, which any exchange can add.
     """
 
     dithering: str = "standard"

@@ -50,8 +50,8 @@ class Marsit(Signs):
             are joined until they hold 64 elements), or a number, the paper's fixed global step.
         compensation: the residual rule: "own" (ordinary error feedback), "global" (the paper's) or "none".
         residual_decay: factor of an "own" residual from round to round, above 0, at most 1; None for 1 with shaped and
-            0.9 with sampled merging. Below 1, old errors decay instead of coming back all at once, which high
-            learning rates with momentum need; 1 is ordinary error feedback. "global" always keeps everything.
+            0.9 with sampled merging. Below 1, old errors decay instead of returning all at once, as high learning
+            rates with momentum need; 1 is ordinary error feedback. "global" always keeps everything.
         zeros: what exact zeros send: a "random" bit, or "positive" as in the paper. Gradients of
             unused embedding rows are exact zeros, and with "positive" all of them drift the same way.
         merge: "shaped" keeps what a merge rounds off and adds it the next time, so that over the steps the merged
@@ -59,9 +59,9 @@ class Marsit(Signs):
             unbiased in every step.
         step_scale: the measured step in units of the mean of |x|, above 0 and below 2; None for 1.5 with shaped merging
             and an "own" residual, else 1.
-        levels: how many values an owner passes on where it sees the bits of all ranks: 3 are -1, 0 and 1, in 1.6 bits,
-            and keep what a bit has to leave to later steps; 2 is the paper's bit. None for 3 with shaped merging, which
-            ``exchange="auto"`` then takes to owners; in a ring every hop passes on a bit.
+        levels: number of values that an owner, which sees the bits of all ranks, may pass on: 3 are -1, 0 and 1, in
+            1.6 bits, and keep what one bit must leave to later steps; 2 is the paper's bit. None for 3 with shaped
+            merging, which ``exchange="auto"`` then gives to owners; in a ring, every hop passes on one bit.
     """
 
     full_precision_every: int = 50
@@ -106,7 +106,7 @@ class Marsit(Signs):
             raise ConfigError(f'levels should be 2, or 3 with merge="shaped", got {self.levels!r}')
         if scale != 1 and not self._measured():
             raise ConfigError(
-                'step_scale is for a measured step, step_size="row" or "tensor"; a number is the step itself'
+                'step_scale applies to a measured step, step_size="row" or "tensor"; a number is the step itself'
             )
 
     def _choose(self) -> None:

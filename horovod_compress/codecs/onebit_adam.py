@@ -201,7 +201,7 @@ class OneBitAdam(ByForm):
         step_scale: what a rank multiplies its scales by, above 0 and below 2; None for 1.5 with "l1", where residuals
             then follow their gradients sooner, and 1 with "l2".
         owner_scale: "shared" is the mean of the ranks' scales, so that what an owner rounds off does not change its
-            scale; "own" is that of what it holds, as in the paper.
+            scale; "own" is the scale of what the owner itself holds, as in the paper.
     """
 
     scale: str = "l1"

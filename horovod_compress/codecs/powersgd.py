@@ -61,7 +61,7 @@ class PowerSgd(Codec):
 
     Args:
         rank: number of columns of the two factors, at least 1.
-        error_feedback: whether to keep what the product lacks, and add it to the next gradient.
+        error_feedback: whether to keep what the product misses, and add it to the next gradient.
     """
 
     rank: int = 4

@@ -53,7 +53,7 @@ class RandomK(Codec):
 
     name: ClassVar[str] = "randomk"
     algebra: ClassVar[Algebra] = Algebra.SUM
-    summary: ClassVar[str] = "values at random positions that all ranks draw alike"
+    summary: ClassVar[str] = "values at random positions, the same on all ranks"
     source: ClassVar[str] = "Stich et al., NeurIPS 2018, arXiv:1809.07599"
     page: ClassVar[str] = "sparse_methods.md#random-k"
     samples: ClassVar[tuple[dict[str, Any], ...]] = ({"density": 0.05}, {"density": 0.5, "scaled": True})
@@ -80,7 +80,9 @@ class RandomK(Codec):
     def layout(self, bucket: Bucket, world: int) -> Layout:
         for tensor in bucket.tensors:
             if tensor.count >= 1 << 31:
-                raise ConfigError(f"randomk takes tensors of less than 2^31 elements, {tensor.name} has {tensor.count}")
+                raise ConfigError(
+                    f"randomk takes tensors of fewer than 2^31 elements, {tensor.name} has {tensor.count}"
+                )
         values = (work_dtype(bucket), sum(share(self.density, tensor.count) for tensor in bucket.tensors))
         return Layout({"values": values}, state={} if self.scaled else per_element(bucket, "residual"))
 

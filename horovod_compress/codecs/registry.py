@@ -60,7 +60,7 @@ def option_names(name: str) -> list[str]:
 def own_options(name: str) -> str:
     """Return in words which options a method has beside those common to all."""
     own = option_names(name)
-    return f"its own options are {', '.join(own)}" if own else "it has no options of its own"
+    return f"its own options are {', '.join(own)}" if own else "it has no specific options"
 
 
 def create(name: str, **options: Any) -> Codec:

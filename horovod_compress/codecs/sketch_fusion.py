@@ -114,8 +114,8 @@ class _Sketching(Codec):
     def _local(self, bucket: Bucket) -> Regions:
         if bucket.padded >= 1 << 31:
             raise ConfigError(
-                f"sketch_fusion takes buckets of less than 2^31 elements, bucket {bucket.index} has {bucket.padded}; "
-                f'choose schedule="size:25MB"'
+                f"sketch_fusion takes buckets of fewer than 2^31 elements, bucket {bucket.index} has {bucket.padded}; "
+                'choose schedule="size:25MB"'
             )
         most = min(bucket.count, self.most(bucket) * self.candidates)
         return {"positions": (torch.int64, most), "estimates": (work_dtype(bucket), most)}

@@ -44,7 +44,7 @@ class TernGrad(Dithering):
     """Three values on one scale per tensor, added as integers.
 
     Args:
-        clip: largest magnitude, in sigma of a tensor's gradient, at least 1; larger values are cut off. 0 for no limit.
+        clip: largest magnitude, in sigma of a tensor's gradient, at least 1; larger values are clipped. 0 for no limit.
         bits: bits per element: 4 for up to 7 ranks, 8 for up to 127, 16 for up to 32,767, because
             sums over all ranks must fit.
     """
@@ -99,8 +99,8 @@ class TernGrad(Dithering):
         enough = next((bits for bits in (8, 16) if world < 1 << (bits - 1)), None)
         advice = f"choose bits={enough}" if enough else "no width is enough"
         raise ConfigError(
-            f"terngrad with bits={self.bits} supports at most {(1 << (self.bits - 1)) - 1} ranks, as sums have to fit "
-            f"in {self.bits} bits, got {world}; {advice}"
+            f"terngrad with bits={self.bits} supports at most {(1 << (self.bits - 1)) - 1} ranks, because sums must "
+            f"fit in {self.bits} bits, got {world}; {advice}"
         )
 
     # ---- scales: one for each tensor ----

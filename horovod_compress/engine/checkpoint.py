@@ -103,8 +103,8 @@ def check_exchanged(exchanged: str, state: Mapping[str, Any]) -> None:
         StateError: says what the state is of.
     """
     again = (
-        "resume in the mode it was saved in, update mode after DistributedUpdateOptimizer is made, or pass "
-        'residuals="reset"'
+        "resume in the mode it was saved in (for update mode, load it after DistributedUpdateOptimizer is created), "
+        'or pass residuals="reset"'
     )
     _expect("mode", exchanged, state.get("exchanged", exchanged), again)  # earlier versions saved none
 
@@ -265,4 +265,6 @@ def _between_steps(reducer: Reducer, verb: str) -> None:
 
 def _expect(what: str, want: object, got: object, advice: str) -> None:
     if sealed.canonical(sealed.outline({"": want})) != sealed.canonical(sealed.outline({"": got})):
-        raise StateError(f"the saved compression state has another {what}: expected {want!r}, got {got!r}; {advice}")
+        raise StateError(
+            f"the saved compression state has a different {what}: expected {want!r}, got {got!r}; {advice}"
+        )

@@ -100,7 +100,8 @@ class Kept:
         """
         if not self._wait_idle(self._context.options.timeout):
             raise ConfigError(
-                f"rank {self._context.rank}: a gradient scaler is updated between two steps only; one is under way"
+                f"rank {self._context.rank}: a gradient scaler can be updated between steps only, and a step is under "
+                "way"
             )
         with torch.no_grad():
             for kept in (*self.states().values(), self.tables()):

@@ -96,7 +96,8 @@ class Methods:
         """
         if not 0 <= bucket.method < len(self.codecs):
             raise ConfigError(
-                f"bucket {bucket.index} has method number {bucket.method}; there are {len(self.codecs)} here"
+                f"bucket {bucket.index} has method number {bucket.method}, but this compression has only "
+                f"{len(self.codecs)}"
             )
         if bucket.plain and not self.may_be_plain(bucket.method):
             raise ConfigError(
@@ -192,16 +193,16 @@ def parse(method: str | Codec | Methods, given: Mapping[str, Any]) -> tuple[Meth
     """
     if not isinstance(method, (str, Codec, Methods)):
         raise ConfigError(
-            f'a method should be a name or hvc.method("name", option=...), got a {type(method).__name__}; '
-            "the parameters come after it"
+            f'a method should be a name or hvc.method("name", option=...), got a {type(method).__name__}; the '
+            "parameters are the second argument"
         )
     common = {key: value for key, value in given.items() if key in Options.names()}
     own = {key: value for key, value in given.items() if key not in common}
     known = registry.option_names(method) if isinstance(method, str) else []
     if unknown := sorted(set(own) - set(known)):
         raise ConfigError(
-            f"{_no_option(method, unknown[0])}, common ones are {', '.join(Options.names())} and process_set, or "
-            f"process_group with DistributedDataParallel"
+            f"{_no_option(method, unknown[0])}; options of all methods are {', '.join(Options.names())} and "
+            "process_set, or process_group with DistributedDataParallel"
         )
     options = Options(**common)
     return replace(_methods(method, own), warmup=options.warmup_steps or 0), options
@@ -211,7 +212,7 @@ def _no_option(method: str | Codec | Methods, option: str) -> str:
     if isinstance(method, str):
         near = registry.meant(option, [*registry.option_names(method), *Options.names()])
         return f"{method} has no option {option!r}{near}; {registry.own_options(method)}"
-    return f'{option!r} is no option common to all methods; a method\'s own are given in hvc.method("name", option=...)'
+    return f'{option!r} is not an option of all methods; a method takes its own in hvc.method("name", option=...)'
 
 
 def _methods(method: str | Codec | Methods, own: Mapping[str, Any]) -> Methods:

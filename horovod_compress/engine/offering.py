@@ -86,10 +86,10 @@ class Offering:
         with self._context.changed:
             if not state.claim(position, self._context.result_scale):
                 raise ConfigError(
-                    f"rank {rank}: the gradient of {state.bucket.tensors[position].name} was "
-                    f"offered twice in step {state.finished + 1}; call the optimizer's step() or synchronize() "
-                    f"after each backward pass; or two distributed optimizers share this model or compression, "
-                    f"for example by a notebook cell that ran twice: create model, compression and optimizer again"
+                    f"rank {rank}: the gradient of {state.bucket.tensors[position].name} was offered twice in step "
+                    f"{state.finished + 1}; call the optimizer's step() or synchronize() after each backward pass. If "
+                    "two distributed optimizers share this model or compression, for example because a notebook cell "
+                    "ran twice, create model, compression and optimizer again"
                 )
 
     def _key(self, state: BucketState) -> Key:

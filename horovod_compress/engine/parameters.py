@@ -35,8 +35,8 @@ def pairs(given: object) -> list[tuple[str, nn.Parameter]]:
     for name, parameter in found:
         if isinstance(parameter, UninitializedParameter):
             raise ConfigError(
-                f"parameter {name} has no shape yet, as in LazyLinear: run a forward pass of the model before the "
-                f"compression and the optimizer are created"
+                f"parameter {name} has no shape yet, as in LazyLinear: run a forward pass of the model before you "
+                "create the compression and the optimizer"
             )
     return found
 
@@ -49,7 +49,7 @@ def _problem(pair: object) -> str:
         return f"a tuple of {len(pair)} among them"
     name, parameter = pair
     if not isinstance(name, str):
-        return f"the name {name!r:.100}, which is no string"
+        return f"the name {name!r:.100}, which is not a string"
     trained = isinstance(parameter, Tensor) and parameter.is_leaf and parameter.requires_grad
     return "" if trained or isinstance(parameter, nn.Parameter) else f"{_article(parameter)} as the parameter {name!r}"
 

@@ -90,7 +90,7 @@ def _check_alike(rank: int, outline: Mapping[str, Any], found: Mapping[str, Any]
     for part in _PARTS:
         if found[part] != outline[part]:
             raise StateError(
-                f"the saved {part} of rank {rank} has other tensors than that of rank 0; load another checkpoint"
+                f"the saved {part} of rank {rank} has different tensors from that of rank 0; load another checkpoint"
             )
 
 

@@ -197,7 +197,7 @@ class Reducer:
             ConfigError: says what they should be.
         """
         if not self.wait_idle(self.options.timeout):
-            raise ConfigError(f"rank {self.rank}: buckets can be changed between two steps only; one is under way")
+            raise ConfigError(f"rank {self.rank}: buckets can be changed between steps only, and a step is under way")
         replanning.check(self.context, self.buckets, self.kept, plan)
 
     def replan(self, plan: Plan) -> None:
@@ -221,7 +221,7 @@ class Reducer:
             ConfigError: a step is under way.
         """
         if not self.wait_idle(_CLOSE_SECONDS):
-            raise ConfigError(f"rank {self.rank}: an exchange is timed between two steps only; one is under way")
+            raise ConfigError(f"rank {self.rank}: an exchange can be timed between steps only, and a step is under way")
         return self._exchanging.time(self.buckets[bucket])
 
     # ---- the end ----

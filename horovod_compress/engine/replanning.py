@@ -24,8 +24,8 @@ def check(context: Context, buckets: Buckets, kept: Kept, plan: Plan) -> None:
         )
     if tables := kept.tables():
         raise ConfigError(
-            f"rank {context.rank}: this method keeps {', '.join(sorted(tables)[:3])} for whole buckets, which "
-            f'cannot be changed then; choose a fixed schedule such as "size:25MB"'
+            f"rank {context.rank}: this method keeps {', '.join(sorted(tables)[:3])} for whole buckets, so the "
+            'buckets cannot be changed; choose a fixed schedule such as "size:25MB"'
         )
 
 

@@ -42,10 +42,10 @@ def check(state: Mapping[str, Any]) -> None:
         odd = [name for name, mine, other in zip(names, found["tensors"], theirs, strict=True) if mine != other]
     else:
         odd = []
-    what = f"the checksum of {odd[0]} is another one" if odd else "the checksum of its names and numbers is another one"
+    what = f"the checksum of {odd[0]} has changed" if odd else "the checksum of its names and numbers has changed"
     raise CorruptFrameError(
-        f"the saved compression state is corrupt: {what} than when it was saved; load another copy, or an earlier "
-        f"state, and check where it was stored"
+        f"the saved compression state is corrupt: {what} since it was saved; load another copy, or an earlier state, "
+        "and check where it was stored"
     )
 
 

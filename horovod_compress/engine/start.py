@@ -84,8 +84,8 @@ class Start:
         if len(set(steps)) > 1:
             told = ", ".join(f"rank {rank} at step {step}" for rank, step in enumerate(steps))
             raise MismatchError(
-                f"rank {rank}: the ranks do not start at the same step: {told}; call "
-                f"load_state_dict() on every rank, with the state that this rank saved at the same step"
+                f"rank {rank}: the ranks do not start at the same step: {told}; call load_state_dict() on every rank, "
+                "each with the state that it saved at the same step"
             )
         if odd := minority(plans):
             raise MismatchError(
@@ -101,7 +101,7 @@ class Start:
         if odd := minority(frozen):
             raise MismatchError(
                 f"rank {rank}: the frozen parameters differ between ranks, on rank(s) {odd} from the others; call "
-                f"requires_grad_() on every rank alike, between the same two steps"
+                "requires_grad_() in the same way on every rank, between the same two steps"
             )
 
     def _hash_of_frozen(self) -> int:

@@ -56,7 +56,7 @@ def parse(data: bytearray) -> dict[str, Any]:
         count, kind = math.prod(shape), _DTYPES[dtype]
         tensor = _tensor(data, at, count, kind)
         at += count * kind.itemsize
-        _must(sealed.crc(tensor) == crc, f"the checksum of tensor {len(found)} is another one")
+        _must(sealed.crc(tensor) == crc, f"the checksum of tensor {len(found)} is wrong")
         found.append(tensor.view(shape))
     _must(at == len(data), f"it should have {at} bytes, and has {len(data)}")
     state = _filled(header["state"], found)
@@ -66,14 +66,16 @@ def parse(data: bytearray) -> dict[str, Any]:
 
 def _header(data: bytearray) -> tuple[dict[str, Any], int]:
     """Return the checked header, and where the tensors begin."""
-    _must(len(data) >= _START.size, f"it has {len(data)} bytes only")
+    _must(len(data) >= _START.size, f"it has only {len(data)} bytes")
     magic, version, crc, size = _START.unpack_from(data)
     _must(magic == _MAGIC, f"it begins with {bytes(magic)!r}, which is not {_MAGIC!r}")
-    _must(version == _VERSION, f"its layout has version {version}, this version of horovod-compress reads {_VERSION}")
+    _must(
+        version == _VERSION, f"its layout has version {version}, but this version of horovod-compress reads {_VERSION}"
+    )
     end = _START.size + size
     _must(end <= len(data), f"it has {len(data)} bytes, and its header alone should end after {end}")
     text = bytes(data[_START.size : end])
-    _must(sealed.crc(text) == crc, "the checksum of its header is another one")
+    _must(sealed.crc(text) == crc, "the checksum of its header is wrong")
     try:
         header = json.loads(text)
     except (ValueError, RecursionError):
@@ -117,4 +119,4 @@ def _filled(part: Any, tensors: list[Tensor]) -> Any:
 
 def _must(holds: bool, problem: str) -> None:
     if not holds:
-        raise CorruptFrameError(f"this is no intact file of a saved compression: {problem}")
+        raise CorruptFrameError(f"this file is not an intact saved compression: {problem}")

@@ -112,7 +112,7 @@ def manifest(folder: Path) -> Manifest:
     try:
         data = (folder / MANIFEST).read_bytes()
     except FileNotFoundError:
-        raise StateError(f"{folder} holds no saved compression: there is no {MANIFEST}") from None
+        raise StateError(f"{folder} contains no saved compression: {MANIFEST} is missing") from None
     try:
         body = json.loads(data)["manifest"]
         found = Manifest(**{**body, "files": [Entry(**entry) for entry in body["files"]]})
@@ -136,7 +136,7 @@ def read(folder: Path, entry: Entry) -> dict[str, Any]:
         with path.open("rb") as file:
             del data[file.readinto(data) :]
     except FileNotFoundError:
-        raise CorruptFrameError(f"{path} is gone, which the manifest names; load another copy") from None
+        raise CorruptFrameError(f"{path}, which the manifest lists, is missing; load another copy") from None
     if (len(data), _crc(data)) != (entry.bytes, entry.crc32c):
         raise CorruptFrameError(
             f"{path} is corrupt: it should have {entry.bytes} bytes with the checksum {entry.crc32c:08x}, it has "

@@ -164,8 +164,8 @@ class Tuner:
         if self._trigger.look(self._share(self._trigger.seconds(step))):
             if self._reducer.rank == 0:
                 _log.warning(
-                    "the exchanges of a step take %.1f ms now and took %.1f ms when buckets were chosen, because the "
-                    "network or the method's rounds have changed: choosing again",
+                    "the exchanges of a step take %.1f ms, not %.1f ms as when buckets were chosen: the network or "
+                    "the method's rounds have changed; choosing again",
                     1e3 * self._trigger.last, 1e3 * (self._trigger.first or 0.0),
                 )  # fmt: skip
             self.done, self._tuning, self._trigger = False, None, None

@@ -90,8 +90,8 @@ def _agree(exchange: Exchange, nbytes: int, alike: bool) -> tuple[NonFiniteCount
     sizes = [int(data.view(torch.int64)) for data in found]
     if alike and len(set(sizes)) > 1:
         raise CorruptFrameError(
-            f"the ranks would exchange {sizes} bytes for bucket {exchange.bucket}; check that every rank runs the same "
-            f"version of horovod-compress"
+            f"the ranks have payloads of {sizes} bytes for bucket {exchange.bucket}, which should be equal; check "
+            "that every rank runs the same version of horovod-compress"
         )
     return bad, sizes
 

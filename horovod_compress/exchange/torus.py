@@ -224,8 +224,8 @@ def of(world: int, rows: int | None = None) -> Torus:
     rows = squarest(world) if rows is None or world == 1 else rows
     if world % rows:
         raise ConfigError(
-            f'exchange="torus:{rows}" asks for {rows} rows of equal length; {world} ranks do not make them: '
-            f'choose a divisor of {world}, or "torus"'
+            f'exchange="torus:{rows}" asks for {rows} rows of equal length, which {world} ranks cannot form: choose a '
+            f'divisor of {world}, or "torus"'
         )
     return Torus(rows)
 

@@ -39,12 +39,12 @@ def read(folder: Path) -> tuple[list[Record], list[str]]:
         try:
             records.append(_record(json.loads(path.read_text())))
         except (ValueError, TypeError, KeyError, AttributeError) as error:  # the first is of JSON and of Unicode
-            problems.append(f"{path.name} is no flight record: {type(error).__name__}: {error}")
+            problems.append(f"{path.name} is not a flight record: {type(error).__name__}: {error}")
     ranks = [record.rank for record in records]
     problems += [f"rank {rank} has several records" for rank in sorted({r for r in ranks if ranks.count(r) > 1})]
     records.sort(key=lambda record: record.rank)
     if records and max(r.time for r in records) - min(r.time for r in records) > _SUSPICIOUS_SECONDS:
-        problems.append("the records are more than ten minutes apart: some may be of an earlier failure")
+        problems.append("the records are more than ten minutes apart: some may come from an earlier failure")
     return records, problems
 
 

@@ -50,7 +50,8 @@ class PrometheusFile:
         self.path = path_of(path, rank, "metrics file", f"train{_ENDING}")
         if self.path.suffix != _ENDING:
             raise ConfigError(
-                f"prometheus should be a path that ends in {_ENDING}, or is ignored; got {os.fspath(path)!r}"
+                f"prometheus should be a path that ends in {_ENDING}, because others are ignored; got "
+                f"{os.fspath(path)!r}"
             )
         self._labels = {"rank": str(rank), "method": method, **_checked({} if labels is None else labels)}
         check_writable(self.path, "metrics file")

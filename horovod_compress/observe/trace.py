@@ -68,7 +68,7 @@ class Trace:
         self._recordings.append(_Recording(reducer, name, _from(self._steps, first), self._limit, self._ended))
 
     def close(self) -> None:
-        """Stop recording and write the file, if that has not happened yet; safe to call twice."""
+        """Stop recording and write the file, unless that has already happened; safe to call twice."""
         if os.getpid() != self._process:
             return  # a fork at its end, which has nothing to tell
         for recording in self._recordings:

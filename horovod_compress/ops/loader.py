@@ -50,6 +50,6 @@ def _check_instruction_set(chosen: str) -> None:
     wanted = os.environ.get("HVC_ISA", "")
     if wanted not in ("", chosen):
         raise ValueError(
-            f"HVC_ISA={wanted!r}, but this processor runs {chosen!r}; "
-            f"leave it unset or choose generic, avx2 or avx512, and no more than the processor has"
+            f"HVC_ISA={wanted!r}, but this processor runs {chosen!r}; leave it unset or choose generic, avx2 or "
+            "avx512, and no more than the processor supports"
         )

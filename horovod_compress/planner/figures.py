@@ -52,7 +52,7 @@ def draw_timelines(case: Case, found: Found, target: str) -> list[Path]:
     for panel, line in zip(panels[:, 0], lines, strict=True):
         _timeline(panel, line, case.compute)
         panel.set_xlim(0, 1.01 * end)
-    panels[-1, 0].set_xlabel("milliseconds after the begin of the step")
+    panels[-1, 0].set_xlabel("milliseconds after the start of the step")
     _timeline_key(figure)
     stem = f"plan-{_file_name(case.table.model)}-{found.codec.name}-{case.world.ranks}ranks"
     return _save(figure, target, stem)
@@ -113,7 +113,7 @@ def _timeline_key(figure: Figure) -> None:
     handles: list[Any] = [
         Patch(color=FORWARD, label="forward"),
         Patch(color=BACKWARD, label="backward"),
-        plt.Line2D([], [], color=ARRIVAL, marker="|", linestyle="", markersize=8, label="a gradient is there"),
+        plt.Line2D([], [], color=ARRIVAL, marker="|", linestyle="", markersize=8, label="a gradient is ready"),
         Patch(color=EXCHANGE[0], label="encoding and exchange of a bucket"),
         Patch(color=DECODE[0], label="decoding"),
         plt.Line2D([], [], color="black", linewidth=0.8, linestyle=":", label="T1, compute only"),

@@ -72,7 +72,7 @@ def _table(text: str, found: object) -> Table:
     if not tensors:
         raise ConfigError(f"{text} returned no parameter that takes a gradient")
     if len({tensor.name for tensor in tensors}) < len(tensors):
-        raise ConfigError(f"{text} returned two parameters of one name")
+        raise ConfigError(f"{text} returned two parameters with the same name")
     return _spread(Table(text, tensors))
 
 

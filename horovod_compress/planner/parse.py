@@ -70,7 +70,7 @@ def methods(text: str, options: Sequence[str]) -> list[Codec]:
     if not names:
         raise ConfigError(f"--method takes a method's name, several separated by commas, or all; got {text!r}")
     if options and len(names) > 1:
-        raise ConfigError(f"--option belongs to one method, --method {text} names {len(names)}")
+        raise ConfigError(f"--option needs exactly one method, but --method {text} names {len(names)}")
     return [registry.create(name, **_options(options)) for name in dict.fromkeys(names)]
 
 

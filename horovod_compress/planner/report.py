@@ -12,8 +12,8 @@ _MOST_ROWS = 40  # buckets that are listed; --json has all
 #: A method whose step is not this much shorter than without compression does not pay.
 LEAST_GAIN = 1.05
 NOTES = """\
-ready, begin, end, decoded: milliseconds after the begin of the step: the last gradient is there; encoding and exchange
-begin and end; the result is there. MB sent: by one rank in one step. T1/TN: compute / step, the scaling factor."""
+ready, begin, end, decoded: milliseconds after the start of the step: the last gradient is ready; encoding and exchange
+begin and end; the result is ready. MB sent: by one rank in one step. T1/TN: compute / step, the scaling factor."""
 
 
 def rate_text(rate: float) -> str:
@@ -137,10 +137,12 @@ def worlds_text(case: Case, found: Sequence[Cell]) -> str:
         "",
         *(advice(found, number) for number in numbers),
         "",
-        "Fastest says nothing of how a method learns: docs/choosing.md. Ranks are alike and have a link each.",
+        "The fastest method need not learn best: see docs/choosing.md. Ranks are alike, with one link each.",
     ]
     if any(not cell.available for cell in found):
-        parts.append("hierarchical: this package has no such exchange; what one would take if hosts had one link each.")
+        parts.append(
+            "hierarchical: this package has no such exchange; the time is for one with a single link per host."
+        )
     return "\n".join(parts)
 
 
@@ -166,13 +168,13 @@ def advice(found: Sequence[Cell], ranks: int) -> str:
     able = [cell for cell in found if cell.ranks == ranks and cell.timeline and cell.available]
     able.sort(key=_step)
     if not able:
-        return f"{ranks} ranks: none of these methods can serve them"
+        return f"{ranks} ranks: none of these methods can run"
     said = ", ".join(f"{cell.method} {milliseconds(_step(cell))} ms" for cell in able[:3])
     keeping = next((cell for cell in able if cell.lossless), None)
     if keeping is not None and keeping not in able[:1]:
         said += (
-            f"; of those that are unbiased or send later what they do not send now: "
-            f"{keeping.method} {milliseconds(_step(keeping))} ms"
+            f"; of those that are unbiased or send later what they leave out now: {keeping.method} "
+            f"{milliseconds(_step(keeping))} ms"
         )
     return f"{ranks} ranks: use {said}"
 

@@ -24,7 +24,7 @@ class TensorSpec:
     """One parameter as the plan sees it.
 
     Attributes:
-        device: where this rank has it, such as "cpu" or "cuda:1". It is no part of what ranks compare or of what is
+        device: where this rank has it, such as "cpu" or "cuda:1". It is not part of what ranks compare or of what is
             saved: a plan serves whatever device the gradients are on.
     """
 
@@ -133,13 +133,13 @@ class Plan:
         return cls(tuple(_bucket(index, entry) for index, entry in enumerate(document)))
 
     def save(self, path: str | Path) -> None:
-        """Write the plan into a file, which :meth:`load` reads."""
+        """Write the plan to a file, which :meth:`load` reads."""
         with naming(path):
             Path(path).write_text(json.dumps(self.document()) + "\n")
 
     @classmethod
     def load(cls, path: str | Path) -> Plan:
-        """Read a plan from a file, such as ``hvd-compress plan --save`` writes.
+        """Read a plan from a file written by :meth:`save` or ``hvd-compress plan --save``.
 
         Raises:
             ConfigError: there is no plan in the file.

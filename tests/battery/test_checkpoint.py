@@ -87,7 +87,7 @@ def test_the_state_of_another_method_or_sample_is_refused(case: Sample) -> None:
                 continue
             for reducer, state in zip(fleet.reducers, states, strict=True):
                 foreign = state | {"method": other.method, "config": config_of(other.codec())}
-                want = "another method" if other.method != case.method else "another configuration"
+                want = "a different method" if other.method != case.method else "a different configuration"
                 with pytest.raises(ConfigError, match=want):
                     checkpoint.load(reducer, fleet.methods, foreign, "restore")
         assert same(before, kept(fleet))

@@ -87,5 +87,5 @@ def test_a_tensor_that_is_frozen_on_all_ranks_but_in_another_step_is_an_error_to
         fleet.reducers[1].freeze([1])
         step = fleet.offer([{name: grad.clone() for name, grad in mine.items()} for mine in grads[1]])
         for reducer in fleet.reducers:
-            with pytest.raises(MismatchError, match="rank 1 has loaded a state, or frozen or unfrozen parameters"):
+            with pytest.raises(MismatchError, match="rank 1 loaded a state, or froze or unfroze parameters"):
                 reducer.result(0, step)

@@ -106,5 +106,7 @@ def blames(text: str, victim: int) -> bool:
     """Return whether a message names exactly this rank as the one without a sign of life, or behind the others."""
     if victim == 0 and "Rank 0, which keeps the ranks' notes on failures, gives no sign of life" in text:
         return True
-    behind = rf"Rank\(s\) {victim} (had not come to bucket \d+ of step \d+ yet|did not go on, nor fail with the others)"
+    behind = (
+        rf"Rank\(s\) {victim} (had not reached bucket \d+ of step \d+ yet|neither continued nor failed with the others)"
+    )
     return re.search(rf"No sign of life from rank\(s\) {victim}\b(?!,)|{behind}", text) is not None

@@ -29,7 +29,7 @@ def _play(nursery: Nursery, world: int, path: str, joining: list[int], before: i
             assert text.startswith("rank" if path != "stock" else f"rank(s) {joining[0]} called hvd.join()")
     told = [rank.output for rank in ranks if rank.number in joining]
     if found_out:
-        assert all("has called hvd.join() before step 7, in which rank(s)" in text for text in told), told
+        assert all("called hvd.join() before step 7, in which rank(s)" in text for text in told), told
 
 
 def test_attached_with_a_pause_behind_the_first_join(nursery: Nursery) -> None:

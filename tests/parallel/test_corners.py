@@ -83,14 +83,14 @@ def test_a_closure_is_refused(found) -> None:
 
 def test_a_parameter_that_nobody_reduces_is_told_once(found) -> None:
     assert value(found, "unfrozen later") == [[1, 1], [0, 0]]
-    assert all("ConfigError" in text and "is in no exchange" in text for text in value(found, "unfrozen in updates"))
+    assert all("ConfigError" in text and "is not exchanged" in text for text in value(found, "unfrozen in updates"))
 
 
 def test_a_state_of_the_other_mode_is_refused(found) -> None:
     for gradients, updates in value(found, "other mode"):
         for right, wrong in ((gradients[:2], gradients[2:]), (updates[2:], updates[:2])):
             assert right == ["accepted", "accepted"] and wrong[1] == "accepted"
-            assert "StateError" in wrong[0] and "another mode" in wrong[0]
+            assert "StateError" in wrong[0] and "a different mode" in wrong[0]
 
 
 def test_a_held_second_moment_moves_however_many_exchanges_a_step_has(found) -> None:

@@ -71,5 +71,5 @@ def test_it_rests_after_a_resume_between_two_exchanges() -> None:
 def test_a_change_on_one_rank_alone_is_told_on_all(quick: bool, path: str, change: str) -> None:
     for report in job(quick):
         text = report[f"alone {change} {path}"]
-        assert text.startswith("MismatchError") and "on every rank and between the same two steps" in text, text
+        assert text.startswith("MismatchError") and "on every rank, between the same two steps" in text, text
         assert report[f"alone nothing {path}"] == "accepted"

@@ -82,7 +82,7 @@ def test_refusals_name_the_remedy(found) -> None:
             text.startswith("ConfigError: ") and "write compression = hvc.Compression." in text for text in texts
         )
     for texts in value(found, "no parameters"):
-        for text, came in zip(texts, ("None", "the name 0, which is no string"), strict=True):
+        for text, came in zip(texts, ("None", "the name 0, which is not a string"), strict=True):
             assert text.startswith("ConfigError: rank 1 cannot start: named_parameters should be") and came in text
     for text in value(found, "foreign attach"):
         assert text.startswith("ConfigError") and "compression=compression" in text
@@ -104,7 +104,7 @@ def test_attach_on_some_ranks_is_refused_on_all(found) -> None:
 
 def test_attach_comes_before_the_first_backward_pass(found) -> None:
     for text, again in value(found, "attach late"):
-        assert text.startswith("ConfigError: attach() comes before the first backward pass") and again == "accepted"
+        assert text.startswith("ConfigError: call attach() before the first backward pass") and again == "accepted"
 
 
 def test_the_lines_against_uneven_batches_stop_all_ranks_together(found) -> None:

@@ -162,8 +162,8 @@ def test_the_verdict_when_a_method_adds_more_than_all_that_can_be_saved() -> Non
         measured("marsit ring", 0.030, exchange=0.005),
     )
     assert bandwidth.verdict(found) == (
-        "At this rate and size compression does not pay: all that there is to save of horovod fp32 is 19 ms, "
-        "and the compressed methods that tell their exchange add at least 25 ms to it."
+        "At this rate and size compression does not pay: horovod fp32 has at most 19 ms to save, "
+        "and the compressed methods that report their exchange add at least 25 ms to it."
     )
 
 
@@ -411,4 +411,4 @@ def test_contestants_have_colours_and_short_names() -> None:
     names = ("horovod fp32", "ddp fp32", "ddp powersgd r1", "none", "fp16", "marsit", "global_qsgd", "mine")
     assert len({style(name)[0] for name in names}) == len(names)
     said = notes(cell(measured("none", 1.0, "float32")), {})
-    assert "kernels of one thread; exchange and decoding on threads of their own" in said
+    assert "kernels of one thread; exchange and decoding on separate threads" in said

@@ -88,7 +88,7 @@ def test_it_begins_anew(change: str, saved: Saved) -> None:
 def test_other_merging_is_another_configuration(saved: Saved) -> None:
     with _fleet(merge="sampled") as fleet:
         assert fleet.reducers[0].kept.carries() == {}
-        with pytest.raises(ConfigError, match="another configuration"):
+        with pytest.raises(ConfigError, match="a different configuration"):
             _load(fleet, saved[0])
 
 

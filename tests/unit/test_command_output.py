@@ -80,7 +80,7 @@ def test_a_closed_pipe_is_quiet(
     ("redirection", "said"),
     [
         ("> /dev/full", "hvd-compress: the output cannot be written: No space left on device\n"),
-        (">&-", "hvd-compress: the output is closed; leave >&- out, or send it to a file\n"),
+        (">&-", "hvd-compress: standard output is closed; remove >&-, or redirect it to a file\n"),
     ],
 )
 def test_python_adds_nothing_at_its_end(redirection: str, said: str) -> None:

@@ -20,7 +20,7 @@ ADAM = torch.optim.Adam(PARAMETERS)
 @pytest.mark.parametrize(
     ("method", "options", "said"),
     [
-        ("dgc", {}, "dgc keeps a momentum of its own, momentum=0.9: together they diverge"),
+        ("dgc", {}, "dgc applies its own momentum, momentum=0.9: together they diverge"),
         ("signum", {}, "give the optimizer momentum=0, or signum beta=0"),
         ("sketch_fusion", {"momentum": 0.5}, "SGD has momentum=0.9, and sketch_fusion keeps"),
     ],
@@ -65,7 +65,7 @@ def test_what_waits_for_long_and_counts_ten_times_is_spoken_of(
 @pytest.mark.parametrize("optimizer", [SGD, ADAM])
 def test_a_momentum_of_the_methods_own_counts_as_well(optimizer: torch.optim.Optimizer) -> None:
     text = heavy_ball.advice(optimizer, parse("dgc", {"momentum": 0.5})[0], NAMED)
-    assert text and "once in 1000 steps, and momentum=0.5 lets what waited count 2 times" in text
+    assert text and "once in 1000 steps, and momentum=0.5 counts delayed gradients 2 times" in text
     assert "give dgc momentum=0" in text
     assert heavy_ball.advice(optimizer, parse("dgc", {"momentum": 0.0})[0], NAMED) is None
     assert heavy_ball.advice(optimizer, parse("dgc", {"density": 0.2})[0], NAMED) is None

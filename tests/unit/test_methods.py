@@ -85,7 +85,7 @@ def test_the_handshake_and_checkpoints_see_every_option() -> None:
     ]
     assert all(a != b for index, a in enumerate(configs) for b in configs[:index])
     with pytest.raises(
-        ConfigError, match=r"'density' is no option common to all methods; a method's own are given in hvc.method"
+        ConfigError, match=r"'density' is not an option of all methods; a method takes its own in hvc.method"
     ):
         parse(per_layer(MIXED), {"density": 0.1})
 
@@ -159,9 +159,9 @@ def test_what_only_one_method_would_send_must_stay_with_it() -> None:
     by_step({0: "none", 5: "onebit_adam"})
     in_sketch = method("sketch_fusion", cells=0.5, error_feedback="sketch")
     for wrong in ({0: "onebit_adam", 5: "none"}, {0: "onebit_adam", 5: "topk"}, {0: in_sketch, 5: "none"}):
-        with pytest.raises(ConfigError, match="let it be the last stage"):
+        with pytest.raises(ConfigError, match="make it the last stage"):
             by_step(wrong)
-    with pytest.raises(ConfigError, match="let it be the last stage"):
+    with pytest.raises(ConfigError, match="make it the last stage"):
         by_step(_plain, {"early": "none", "late": "onebit_adam"})
 
 
@@ -205,12 +205,12 @@ def test_a_resume_goes_on_in_the_right_stage() -> None:
 @pytest.mark.parametrize(
     ("given", "text"),
     [
-        (({5: "topk"},), "whole numbers from 0 on"),
-        (({0: "none", "5": "topk"},), "whole numbers from 0 on|not supported"),
+        (({5: "topk"},), "a whole number of 0 or more"),
+        (({0: "none", "5": "topk"},), "a whole number of 0 or more|not supported"),
         (({0: "none", 5: 3},), "should be a name or hvc.method"),
-        ((_plain,), "takes the methods by label too"),
-        ((_plain, ["none"]), r"takes the methods by label too: .*, got \['none'\]"),
-        ((_plain, "none"), "takes the methods by label too"),
+        ((_plain,), "also needs the methods by label"),
+        ((_plain, ["none"]), r"also needs the methods by label: .*, got \['none'\]"),
+        ((_plain, "none"), "also needs the methods by label"),
         ((None,), "or a function of the step and methods by label, got None"),
         (("topk",), "by_step takes methods"),
         (({0: "none"}, {"a": "none"}), "by_step takes methods"),

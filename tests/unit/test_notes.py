@@ -39,13 +39,13 @@ def test_a_rank_with_a_reason_of_its_own_comes_before_those_that_are_late_to_tel
 def test_a_rank_that_lives_and_is_behind_is_to_blame(behind: tuple[int, int, int]) -> None:
     notes = {rank: _waits(2) for rank in (0, 1, 3)} | {2: note("offer", behind, None, ended="another has stopped")}
     step, bucket, _ = behind
-    assert verdict(notes, WORLD).startswith(f"Rank(s) 2 had not come to bucket {bucket} of step {step} yet")
+    assert verdict(notes, WORLD).startswith(f"Rank(s) 2 had not reached bucket {bucket} of step {step} yet")
     assert first(notes, WORLD) == [2]
 
 
 def test_a_rank_that_neither_goes_on_nor_fails_is_to_blame() -> None:
     notes = {rank: _waits(2) for rank in (0, 1, 3)} | {2: note("hop 1", AT, None, ended="another stopped", stuck=True)}
-    assert verdict(notes, WORLD).startswith("Rank(s) 2 did not go on, nor fail with the others, in hop 1")
+    assert verdict(notes, WORLD).startswith("Rank(s) 2 neither continued nor failed with the others in hop 1")
     assert first(notes, WORLD) == [2]
 
 
@@ -95,7 +95,7 @@ def test_a_failure_reaches_a_rank_that_exchanges_nothing(tmp_path: Path, monkeyp
     found = _fail(tmp_path, monkeypatch)
     assert len(found) == WORLD
     for text in found:
-        assert "Rank(s) 2 had not come to bucket 0 of step 2 yet" in text, text
+        assert "Rank(s) 2 had not reached bucket 0 of step 2 yet" in text, text
         assert "Last finished: ranks 0, 1, 2, 3 bucket 0 of step 1" in text, text
 
 
@@ -113,7 +113,7 @@ def test_inspect_says_who_was_first(
     _fail(tmp_path, monkeypatch)
     assert main(["inspect", str(tmp_path)]) == 0
     text = capsys.readouterr().out
-    assert "Rank(s) 2 had not come to bucket 0 of step 2 yet" in text and "bucket 0 of step 1" in text
+    assert "Rank(s) 2 had not reached bucket 0 of step 2 yet" in text and "bucket 0 of step 1" in text
     (tmp_path / "rank1.json").unlink()
     assert main(["inspect", str(tmp_path), "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
@@ -128,7 +128,7 @@ def test_inspect_says_who_was_first(
 def test_inspect_says_what_is_no_record(content: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "rank0.json").write_text(content)
     assert main(["inspect", str(tmp_path)]) == 2
-    assert "rank0.json is no flight record" in capsys.readouterr().err
+    assert "rank0.json is not a flight record" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("odd", [3, [], {"place": 1}, {"place": [1, 2, "x"]}, {"place": [1, 2, 0], "finished": "no"}])
@@ -141,4 +141,4 @@ def test_inspect_does_without_notes(odd: Any, tmp_path: Path, capsys: pytest.Cap
 
 def test_inspect_refuses_what_is_no_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["inspect", str(tmp_path / "none")]) == 2
-    assert "is no folder" in capsys.readouterr().err
+    assert "is not a folder" in capsys.readouterr().err

@@ -129,7 +129,7 @@ def test_an_unknown_option_is_refused_with_the_known_ones(method: str) -> None:
 @pytest.mark.parametrize("method", ["none", "fp16"])
 def test_a_method_without_options_says_so(method: str) -> None:
     for attempt in (lambda: parse(method, {"density": 0.1}), lambda: registry.create(method, density=0.1)):
-        with pytest.raises(ConfigError, match=f"{method} has no option 'density'; it has no options of its own"):
+        with pytest.raises(ConfigError, match=f"{method} has no option 'density'; it has no specific options"):
             attempt()
 
 

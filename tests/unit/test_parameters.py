@@ -32,10 +32,10 @@ WEIGHT = MODEL[0].weight
         ([["weight", WEIGHT]], "a list among them"),
         ([("weight", None)], "None as the parameter 'weight'"),
         ([("weight", torch.ones(2))], "a Tensor as the parameter 'weight'"),
-        ([(0, WEIGHT)], "the name 0, which is no string"),
-        ([(None, WEIGHT)], "the name None, which is no string"),
-        ([(b"weight", WEIGHT)], "the name b'weight', which is no string"),
-        ([([], WEIGHT)], "the name [], which is no string"),
+        ([(0, WEIGHT)], "the name 0, which is not a string"),
+        ([(None, WEIGHT)], "the name None, which is not a string"),
+        ([(b"weight", WEIGHT)], "the name b'weight', which is not a string"),
+        ([([], WEIGHT)], "the name [], which is not a string"),
     ],
 )
 def test_what_is_no_list_of_parameters_is_refused(given: Any, came: str) -> None:

@@ -30,7 +30,9 @@ def test_ranks_of_two_hosts_take_their_addresses() -> None:
 def test_a_rank_that_other_hosts_cannot_reach_is_named_on_all() -> None:
     places = Place("10.0.0.1", HERE), Place(None, THERE, "resolves to 127.0.1.1")
     for place in places:
-        with pytest.raises(ConfigError, match=r"rank 1 is not on the host of all others: resolves to 127\.0\.1\.1"):
+        with pytest.raises(
+            ConfigError, match=r"rank 1 is not on the same host as the others: resolves to 127\.0\.1\.1"
+        ):
             own_address(place, shown(*places))
 
 

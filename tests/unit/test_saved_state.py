@@ -187,7 +187,7 @@ def test_states_of_the_version_before_still_load(fleet: Fleet) -> None:
     assert same(before, kept(fleet))
     assert isinstance(refused(fleet, state | {"format": 2}), CorruptFrameError)
     assert isinstance(refused(fleet, unsealed(state) | {"format": 3}), CorruptFrameError)
-    with pytest.raises(ConfigError, match="another format"):
+    with pytest.raises(ConfigError, match="a different format"):
         checkpoint.load(fleet.reducers[0], fleet.methods, unsealed(state) | {"format": 1}, "restore")
 
 

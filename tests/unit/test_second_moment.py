@@ -284,9 +284,9 @@ def test_any_shape(shape: tuple[int, ...]) -> None:
     ("given", "said"),
     [
         ({"second_moment": "local"}, 'should be "auto", "shared" or "own", got \'local\''),
-        ({"warmup_steps": 0}, "warmup_steps should be a whole number from 1 on, got 0"),
-        ({"rebuild_every": 2.0}, "rebuild_every should be a whole number from 1 on, got 2.0"),
-        ({"communication_delay": True}, "communication_delay should be a whole number from 1 on, got True"),
+        ({"warmup_steps": 0}, "warmup_steps should be a whole number, at least 1, got 0"),
+        ({"rebuild_every": 2.0}, "rebuild_every should be a whole number, at least 1, got 2.0"),
+        ({"communication_delay": True}, "communication_delay should be a whole number, at least 1, got True"),
     ],
 )
 def test_options_without_a_meaning_are_refused(given: dict[str, Any], said: str) -> None:
@@ -332,5 +332,5 @@ def test_a_saved_second_moment_that_is_none_is_refused(value: float) -> None:
 
 def test_no_warm_up_begins_again() -> None:
     ours = Ours()
-    with pytest.raises(ConfigError, match="ended its warm-up after 1 local steps"):
+    with pytest.raises(ConfigError, match="finished its warm-up within 1 local steps"):
         ours.held.check(ours.held.state_dict(), warming=True)

@@ -202,7 +202,7 @@ def test_files_of_another_checkpoint_are_refused(fleet: Fleet, tmp_path: Path) -
     assert all(isinstance(error, CorruptFrameError) for error in team.load(one))
     with Fleet(WORLD, TENSORS, "topk", schedule="layerwise", density=0.5) as other:
         assert all(isinstance(error, StateError) for error in Team(other).load(two))
-    assert all("holds no saved compression" in str(error) for error in team.load(tmp_path / "nowhere"))
+    assert all("contains no saved compression" in str(error) for error in team.load(tmp_path / "nowhere"))
     assert all("should be one of" in str(error) for error in team.load(two, "restore"))
 
 

@@ -50,7 +50,7 @@ def test_over_links_between_gpus_it_is_refused_by_name() -> None:
 
 
 def test_rows_that_ranks_do_not_make_are_refused() -> None:
-    with pytest.raises(ConfigError, match=r'"torus:3" asks for 3 rows of equal length; 4 ranks do not make them'):
+    with pytest.raises(ConfigError, match=r'"torus:3" asks for 3 rows of equal length, which 4 ranks cannot form'):
         Fleet(4, [spec("a", 8)], "none", exchange="torus:3")
     with Fleet(1, [spec("a", 8)], "none", exchange="torus:3"):  # a script of many ranks runs alone, too
         pass

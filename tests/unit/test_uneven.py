@@ -46,7 +46,7 @@ def test_a_rank_in_join_that_others_wait_for_is_refused() -> None:
     waiting.waits(5)
     other.waits(4)
     with pytest.raises(
-        ConfigError, match=r"has called hvd.join\(\) before step 5, in which rank\(s\) 1 wait"
+        ConfigError, match=r"called hvd.join\(\) before step 5, in which rank\(s\) 1 are waiting"
     ) as caught:
         joining.check(5)
     assert isinstance(refusal({2: {"peer": 0}, 0: {"why": str(caught.value)}}), ConfigError)

@@ -54,7 +54,7 @@ def test_a_death_is_to_be_noticed_in_time_and_by_name() -> None:
         ("freeze", ends(0.1, 3.0), "after 0.1 to 3.0 s"),
         ("kill", ends(1.0, None), "rank 1 did not fail"),
         ("kill", ends(1.0, 1.0, text="Horovod has been shut down"), "does not name rank 2"),
-        ("kill", ends(1.0, 1.0, at=None), "rank 2 did not come to its fault: its output"),
+        ("kill", ends(1.0, 1.0, at=None), "rank 2 did not reach its planted fault: its output"),
     ],
 )
 def test_what_is_wrong_is_said(how: str, found: list[End], said: str) -> None:
@@ -77,7 +77,7 @@ def test_status_and_document(ok: bool, monkeypatch: pytest.MonkeyPatch, capsys: 
     assert found["launcher"] == "torchrun"
     assert found["ok"] is ok and [check["check"] for check in found["checks"]][-2:] == ["kill", "freeze"]
     text = verify.text(found)
-    assert ("all is well" in text) is ok and ("FAILED" in text) is not ok
+    assert ("all checks passed" in text) is ok and ("FAILED" in text) is not ok
 
 
 @pytest.mark.parametrize(("words", "said"), [(["--np", "1"], "--np should be"), (["--np", "65"], "--np should be")])

@@ -24,7 +24,7 @@ LEVELS = ("kernels", "allreduce", "training")
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the level; what follows belongs to the benchmark."""
     shown = f"{{{','.join(LEVELS)}}}"
-    told = "what is measured: kernels, one tensor, or training steps"
+    told = "what to measure: kernels, one tensor, or training steps"
     parser.add_argument("level", choices=LEVELS, metavar=shown, help=told)
     rest = parser.add_argument("rest", nargs=argparse.REMAINDER, metavar="...", help="the benchmark's own arguments")
     rest.required = False  # else argparse asks for "..." where the level is missing
@@ -62,9 +62,9 @@ def _installed(arguments: argparse.Namespace, *, as_json: bool) -> int:
 
         return kernel_times.main(arguments.rest, as_json=as_json)
     print(
-        f"hvd-compress bench {arguments.level}: this benchmark is not part of an installed package, which has "
-        "`hvd-compress bench kernels`; get the source of horovod-compress, run `make setup` in it, and this command "
-        "from there",
+        f"hvd-compress bench {arguments.level}: this benchmark is not part of an installed package, which has only "
+        "`hvd-compress bench kernels`; get the source of horovod-compress, run `make setup` in it, and run this "
+        "command from there",
         file=sys.stderr,
     )
     return 2

@@ -5,8 +5,8 @@
 
 It times the framework's own all-reduce of that many float32 values, its fp16, this package's exchange
 without compression (none), and the same with a method, in turns. A method pays if it beats the
-fastest of the others, whose time is the headroom: no compression can save more of a step than that,
-and nothing of what hides behind the backward pass. Marsit is measured in its one-bit rounds.
+fastest of the others. That time is the headroom: no compression can save more of a step, and what is
+already hidden behind the backward pass saves nothing. Marsit is measured in its one-bit rounds.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ _START = {
 }
 #: What to do where the method does not pay.
 _ADVICE = {
-    "horovod fp32": "Leave the compression out.",
+    "horovod fp32": "Train without compression.",
     "horovod fp16": "Horovod's own fp16 is the best of these: compression=hvd.Compression.fp16.",
-    "ddp fp32": "Leave the compression out.",
+    "ddp fp32": "Train without compression.",
     "ddp fp16": "DDP's own fp16_compress_hook is the best of these.",
     "none": "Method none, which does not compress, is the best of these.",
 }
@@ -39,10 +39,12 @@ _ADVICE = {
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add what can be chosen about the measurement."""
-    parser.add_argument("--elements", type=int, default=25_000_000, help="values of the gradient (default 25 million)")
-    parser.add_argument("--method", default="marsit", help="the method to compare with (default marsit)")
+    parser.add_argument("--elements", type=int, default=25_000_000, help="values in the gradient (default 25 million)")
+    parser.add_argument("--method", default="marsit", help="method to compare with the rest (default marsit)")
     parser.add_argument("--repeat", type=int, default=7, help="measurements of each, at least 2 (default 7)")
-    parser.add_argument("--compute-ms", type=float, help="time of your step without exchange, to compute the gain")
+    parser.add_argument(
+        "--compute-ms", type=float, help="duration of your step without the exchange; adds the gain per step"
+    )
     launchers.add_argument(parser)
 
 
@@ -54,7 +56,7 @@ def run(arguments: argparse.Namespace) -> int:
     try:
         ranks = _ranks(launcher)
     except ImportError as error:
-        return _refuse(f"it measures in a job, and {error}")
+        return _refuse(f"it measures inside a job, but {error}")
     if ranks is None or ranks.size < 2:
         return _refuse(
             f"one rank has no one to exchange with; start it on the hosts of your job, such as\n  {_START[launcher]}"
@@ -144,8 +146,8 @@ def text(found: dict[str, Any]) -> str:
         gain = found["step_gain"]
         change = f"{abs(gain):.0%} {'longer' if gain < 0 else 'shorter'}"
         lines.append(
-            f"If nothing hides behind the backward pass, a step gets {change} than with {found['against']}; "
-            f"an exchange at no cost at all would make it {found['most_step_gain']:.0%} shorter."
+            f"If nothing hides behind the backward pass, a step gets {change} than with {found['against']}; an "
+            f"exchange that cost nothing would make it {found['most_step_gain']:.0%} shorter."
         )
     return "\n".join(lines)
 

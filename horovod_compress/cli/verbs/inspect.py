@@ -4,8 +4,8 @@
     hvd-compress inspect /shared/records
 
 Each rank that fails writes its last 256 events to that folder, as rank0.json and so on; without the variable nothing
-is written. Copy the files of all hosts into one folder where they share none. A rank that was killed or frozen leaves
-no record, which tells it from the others. Clocks of hosts may differ: times are compared with that in mind.
+is written. If the hosts share no folder, copy all files into one. A rank that was killed or frozen leaves no record,
+which is how it stands out. Clocks of hosts may differ, so compare times with care.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Any
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the folder."""
-    parser.add_argument("folder", type=Path, help="that the ranks wrote their records to")
+    parser.add_argument("folder", type=Path, help="the folder with the ranks' records, HVC_DUMP_DIR of the job")
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -28,11 +28,11 @@ def run(arguments: argparse.Namespace) -> int:
     from ...observe import post_mortem
 
     if not arguments.folder.is_dir():
-        return _refuse(f"{arguments.folder} is no folder; give the one that HVC_DUMP_DIR named in the job")
+        return _refuse(f"{arguments.folder} is not a folder; give the one that HVC_DUMP_DIR named in the job")
     records, problems = post_mortem.read(arguments.folder)
     if not records:
         also = "".join(f"\n  {problem}" for problem in problems)
-        return _refuse(f"{arguments.folder} holds no flight record, which are files such as rank0.json{also}")
+        return _refuse(f"{arguments.folder} contains no flight records, which are files such as rank0.json{also}")
     first = min(record.time for record in records)
     world = max(*(record.world for record in records), *(record.rank + 1 for record in records))
     left = {record.rank: record.note for record in records}
@@ -69,7 +69,7 @@ def text(found: dict[str, Any]) -> str:
         lines.append(
             f"{rank['rank']:4}  {rank['host']:16.16}  {rank['seconds']:+7.2f} s  {told:24}  {rank['last_event']}"
         )
-    lines += [f"{rank:4}  {'no record: killed, frozen, or not failed':16}" for rank in found["without_record"]]
+    lines += [f"{rank:4}  {'no record: killed, frozen, or did not fail':16}" for rank in found["without_record"]]
     lines += ["", found["verdict"]]
     chosen = [rank for rank in found["ranks"] if rank["rank"] in found["first"]] or found["ranks"][:1]
     lines += [f"Rank {rank['rank']} said: {rank['failure']}" for rank in chosen]

@@ -28,11 +28,11 @@ _MARKDOWN_COLUMNS = (
     "source, page",
 )
 _NOTES = """\
-payloads:   what becomes of those of several ranks; it decides which collectives fit
+payloads:   how those of several ranks combine, which decides what collectives fit
 bits:       per element and rank; with gathered payloads (*) the most, and every rank sends M-1 of them
-kept bytes: for each parameter, from step to step, beside the optimizer's
+kept bytes: per parameter, from step to step, in addition to the optimizer's
 unbiased:   the result is the mean over ranks on average
-conserves:  what is not sent now stays in the residuals, and nothing is lost
+conserves:  what is not sent now stays in the residuals; nothing is lost
 error bound: of the result against the mean of gradient + residual
 M: ranks; d: elements; k: elements sent. hvd-compress list --json has the options; docs/ has a page for each method."""
 

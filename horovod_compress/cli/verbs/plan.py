@@ -6,8 +6,8 @@
 
 The model is a name, a CSV file with the columns name, shape (64x3x7x7) and macs, or module:function, which
 returns a torch.nn.Module or (name, tensor or shape) pairs in forward order. A method's codec is timed briefly on
-this machine; the network is computed. With several ranks or methods, it shows the steps of all of them.
-With --measure, on every rank of a job, steps are measured too, with compute replaced by sleeping, and
+this machine; the network is modelled. With several numbers of ranks or methods, it shows the steps of all of
+them. With --measure, on every rank of a job, steps are measured too, with compute replaced by sleeping, and
 predictions are compared with them. docs/planning.md has the formulas and what they leave out.
 """
 
@@ -27,21 +27,29 @@ _LOCAL_RATE = "100gbit"
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add what describes the model, the job and the form of the answer."""
-    parser.add_argument("--model", default="resnet50", help="name, FILE.csv or module:function (default resnet50)")
+    parser.add_argument(
+        "--model", default="resnet50", help="model: name, FILE.csv or module:function (default resnet50)"
+    )
     parser.add_argument("--method", default="topk", help="a method, several separated by commas, or all (default topk)")
-    parser.add_argument("--option", action="append", default=[], metavar="NAME=VALUE", help="of the method; repeatable")
+    parser.add_argument(
+        "--option", action="append", default=[], metavar="NAME=VALUE", help="option of the method; repeatable"
+    )
     parser.add_argument("--ranks", default="4", help="a number, or several separated by commas (default 4)")
-    parser.add_argument("--rate", default="1gbit", help="of each rank's link (default 1gbit)")
-    parser.add_argument("--latency", default="100us", help="of a message (default 100us)")
-    parser.add_argument("--compute-ms", type=float, default=300.0, help="of a step without exchange (default 300)")
-    parser.add_argument("--cores", type=float, default=1.0, help="for each rank, such as 0.5 (default 1)")
+    parser.add_argument("--rate", default="1gbit", help="rate of each rank's link (default 1gbit)")
+    parser.add_argument("--latency", default="100us", help="latency of a message (default 100us)")
+    parser.add_argument(
+        "--compute-ms", type=float, default=300.0, help="compute time of a step, without exchange (default 300)"
+    )
+    parser.add_argument("--cores", type=float, default=1.0, help="processor cores per rank, such as 0.5 (default 1)")
     parser.add_argument("--exchange", default="auto", help="auto, ring, fold, torus, or torus:ROWS (default auto)")
     parser.add_argument("--per-host", type=int, metavar="N", help="predict a hierarchical exchange (not available yet)")
-    parser.add_argument("--local-rate", help=f"between the ranks of a host, with --per-host (default {_LOCAL_RATE})")
-    parser.add_argument("--plot", metavar="DIR|FILE", help="draw into a folder, or a .png or .svg file")
+    parser.add_argument(
+        "--local-rate", help=f"rate between the ranks of a host, with --per-host (default {_LOCAL_RATE})"
+    )
+    parser.add_argument("--plot", metavar="DIR|FILE", help="write plots to a folder, or to a .png or .svg file")
     parser.add_argument("--save", metavar="FILE", help="write the best plan; hvc.Plan.load(FILE) reads it")
     parser.add_argument("--measure", action="store_true", help="measure steps too, on the ranks of a horovodrun job")
-    parser.add_argument("--repeat", type=int, default=7, help="steps that count with --measure (default 7)")
+    parser.add_argument("--repeat", type=int, default=7, help="steps to measure with --measure (default 7)")
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -105,7 +113,9 @@ def _check_hosts(arguments: argparse.Namespace) -> None:
     if arguments.local_rate is not None:
         parse.rate(arguments.local_rate)
         if arguments.per_host is None:
-            raise ConfigError("--local-rate is of the links inside a host; give --per-host N too, or leave it out")
+            raise ConfigError(
+                "--local-rate is the rate of the links inside a host; give --per-host N too, or leave it out"
+            )
     if arguments.per_host is None:
         return
     if not 2 <= arguments.per_host <= parse.MOST_RANKS // 2:
@@ -126,7 +136,7 @@ def _check_plot(target: str) -> None:
     if not path.suffix and path.exists() and not path.is_dir():
         raise ConfigError(f"--plot {target} is a file; give a folder, or a file that ends in .png or .svg")
     if not next(parent for parent in path.absolute().parents if parent.exists()).is_dir():
-        raise ConfigError(f"--plot {target} cannot be made: one of its folders is a file")
+        raise ConfigError(f"--plot {target} cannot be created: one of its folders is a file")
     try:
         import matplotlib  # noqa: F401
     except ImportError:
@@ -141,9 +151,9 @@ def _check_file(option: str, target: str) -> None:
     if not target or path.is_dir():
         raise ConfigError(f"{option} takes a file to write, got {f'the folder {target}' if target else 'no name'}")
     if not path.parent.is_dir():
-        raise ConfigError(f"{option} {target}: No such folder: {path.parent}; make it first")
+        raise ConfigError(f"{option} {target}: No such folder: {path.parent}; create it first")
     if not os.access(path if path.exists() else path.parent, os.W_OK):
-        raise ConfigError(f"{option} {target}: it may not be written")
+        raise ConfigError(f"{option} {target}: no permission to write there")
 
 
 def _case(arguments: argparse.Namespace, ranks: int) -> Any:
@@ -206,7 +216,7 @@ def _worlds(arguments: argparse.Namespace, case: Any, codecs: list[Any], ranks: 
     from ...planner.network import Link
 
     if arguments.save:
-        raise ConfigError("--save writes the plan of one method and one number of ranks, without --per-host")
+        raise ConfigError("--save needs exactly one method and one number of ranks, and no --per-host")
     if all(codec.name != predictions.PLAIN for codec in codecs):
         codecs = [*codecs, *_plain(codecs[0])]
     local = Link(parse.rate(arguments.local_rate or _LOCAL_RATE), case.world.link.latency)
@@ -235,7 +245,7 @@ def _measure(arguments: argparse.Namespace, codecs: list[Any]) -> int:
         raise ConfigError("--measure takes one method")
     if arguments.plot or arguments.per_host:
         option = "--plot" if arguments.plot else "--per-host"
-        raise ConfigError(f"{option} is for what is predicted only; leave it out with --measure")
+        raise ConfigError(f"{option} applies to predictions only; leave it out with --measure")
     try:
         from ...fronts.horovod import job
     except ImportError as error:
@@ -243,8 +253,8 @@ def _measure(arguments: argparse.Namespace, codecs: list[Any]) -> int:
     rank, world = job.begin()
     if world < 2:
         _tell(
-            "there is one rank: only the codec was measured, not the network; for that start it on the hosts of your "
-            "job, such as\n  horovodrun -np 4 -H a:1,b:1,c:1,d:1 hvd-compress plan --measure"
+            "with one rank, only the codec was measured, not the network; to measure both, start this on the hosts of "
+            "your job, for example\n  horovodrun -np 4 -H a:1,b:1,c:1,d:1 hvd-compress plan --measure"
         )
         from ...planner import parse
 
@@ -259,5 +269,5 @@ def _measure(arguments: argparse.Namespace, codecs: list[Any]) -> int:
         print(json.dumps(found) if arguments.json else comparison.text(case, found), flush=True)
         if arguments.save:
             Plan.from_document(found["plan"]).save(arguments.save)
-            _tell(f"wrote {arguments.save}, the plan that was fastest")
+            _tell(f"wrote {arguments.save}, the fastest plan")
     return 0

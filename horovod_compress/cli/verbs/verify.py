@@ -5,12 +5,12 @@
     torchrun --nproc-per-node 4 --no-python hvd-compress verify
 
 Every method trains for some steps, after which all ranks must have the same weights, bit for bit. Then a frame with one
-bit changed, another seed on one rank and a result with one bit changed must be refused; and where a rank is killed or
-frozen in the middle of a step, every other one must fail in time and name it. Under a launcher, which ends all ranks
+bit changed, a different seed on one rank and a result with one bit changed must be refused; and if a rank is killed or
+frozen in the middle of a step, every other rank must fail in time and name it. Under a launcher, which ends all ranks
 when one dies, the last two are left out.
 
-The exit status is 0 if all holds, 1 if something does not, 2 if it could not be tried. --plant makes one rank misbehave
-where all should be well, to see that this is found: the exit status is then 1, and the table says where.
+The exit status is 0 if all checks pass, 1 if one fails, 2 if they could not be run. --plant makes one rank misbehave
+where nothing should go wrong, to show that the checks notice: the exit status is then 1, and the table says where.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _START = {
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the number of ranks, and the fault to plant."""
     parser.add_argument("--np", type=int, default=4, metavar="N", help="ranks to start on this machine (default 4)")
-    parser.add_argument("--plant", choices=PLANTS, help="let the last rank misbehave, which has to be found")
+    parser.add_argument("--plant", choices=PLANTS, help="make the last rank misbehave; the checks must notice")
     launchers.add_argument(parser)
 
 
@@ -51,9 +51,9 @@ def run(arguments: argparse.Namespace) -> int:
         return _refuse(f"--np should be a number from 2 to {_MOST_RANKS}, got {arguments.np}")
     under, launcher = launchers.started_by(), launchers.chosen(arguments.launcher)
     if under not in ("", launcher):
-        return _refuse(f"--launcher {launcher} is for ranks that verify starts itself: leave {under} out")
+        return _refuse(f"--launcher {launcher} needs ranks that verify starts itself: run it without {under}")
     if under and arguments.plant == "freeze":
-        return _refuse(f"--plant freeze is for ranks that verify starts itself: leave {under} out")
+        return _refuse(f"--plant freeze needs ranks that verify starts itself: run it without {under}")
     began = time.monotonic()
     try:
         ranks = launchers.ranks(launcher) if under else None
@@ -111,7 +111,7 @@ def _in_this_job(arguments: argparse.Namespace, ranks: Any) -> tuple[list[dict[s
 def merged(of_ranks: list[list[dict[str, Any]] | None], outputs: list[str]) -> list[dict[str, Any]]:
     """Return one row for each check: it holds if it does on every rank; the first that fails on one is the last."""
     if silent := [rank for rank, rows in enumerate(of_ranks) if not rows]:
-        detail = f"rank(s) {', '.join(map(str, silent))} did not end well: {outputs[silent[0]][-2000:].strip()}"
+        detail = f"rank(s) {', '.join(map(str, silent))} failed: {outputs[silent[0]][-2000:].strip()}"
         return [{"check": "a job of all ranks", "ok": False, "seconds": 0.0, "detail": detail}]
     rows = []
     for same in zip(*filter(None, of_ranks), strict=False):
@@ -127,7 +127,7 @@ def judged(how: str, ends: Any, world: int) -> tuple[str, str]:
     victim = world - 1
     at = ends[victim].found.get("fault")
     if at is None:
-        return f"rank {victim} did not come to its fault: {ends[victim].output[-2000:].strip()}", ""
+        return f"rank {victim} did not reach its planted fault: {ends[victim].output[-2000:].strip()}", ""
     earliest, latest = (0.0, _LATE) if how == "kill" else (_TIMEOUT_FROZEN - 1.0, _TIMEOUT_FROZEN + _LATE)
     delays = []
     for end in ends[:victim]:
@@ -156,7 +156,7 @@ def text(found: dict[str, Any]) -> str:
         )
     head = f"{'check':22}  {'result':6}  {'seconds':>7}  detail"
     lines = [head, *(f"{r['check']:22}  {_word(r):6}  {r['seconds']:7.1f}  {r['detail']}" for r in shown)]
-    end = "all is well" if found["ok"] else "something is wrong"
+    end = "all checks passed" if found["ok"] else "a check failed"
     lines.append(f"{found['ranks']} ranks, started the way {found['launcher']} does, {found['seconds']:.0f} s: {end}")
     return "\n".join(lines)
 

@@ -78,11 +78,13 @@ class Sections(Codec):
 
     def _checked_room(self, tensor: TensorSpec, bucket: Bucket) -> int:
         if tensor.count >= 1 << 31:
-            raise ConfigError(f"{self.name} takes tensors of less than 2^31 elements, {tensor.name} has {tensor.count}")
+            raise ConfigError(
+                f"{self.name} takes tensors of fewer than 2^31 elements, {tensor.name} has {tensor.count}"
+            )
         if (room := self._room(tensor, bucket)) >= 1 << 31:  # the table says lengths as int32
             raise ConfigError(
-                f"{self.name} writes less than 2^31 bytes for a tensor, {tensor.name} with {tensor.count} elements "
-                f"may take {room} at density {self.share_sent():g}; choose a lower density"
+                f"{self.name} must stay below 2^31 bytes per tensor, but {tensor.name} with {tensor.count} elements "
+                f"may need {room} at density {self.share_sent():g}; choose a lower density"
             )
         return room
 

@@ -105,8 +105,8 @@ def from_plain(given: dict[str, Any]) -> Document:
         return Document(**given)
     except TypeError:
         raise MismatchError(
-            f"a rank has shown {str(given)[:100]} in place of its options; give every rank the same version of "
-            f"horovod-compress"
+            f"a rank sent {str(given)[:100]} instead of its options; install the same version of horovod-compress on "
+            "every rank"
         ) from None
 
 

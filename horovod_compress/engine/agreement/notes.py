@@ -43,10 +43,10 @@ def verdict(notes: Notes, world: int) -> str:
         return f"No sign of life from rank(s) {listed(silent)}: look at their output."
     if behind := _behind(notes):
         step, bucket, _ = notes[behind[0]]["place"]
-        return f"Rank(s) {listed(behind)} had not come to bucket {bucket} of step {step} yet: look at their output."
+        return f"Rank(s) {listed(behind)} had not reached bucket {bucket} of step {step} yet: look at their output."
     if stuck := _stuck(notes):
         where = notes[stuck[0]]["where"]
-        return f"Rank(s) {listed(stuck)} did not go on, nor fail with the others, in {where}: look at their output."
+        return f"Rank(s) {listed(stuck)} neither continued nor failed with the others in {where}: look at their output."
     said = (f"rank {other} {_of(found)}" for other, found in sorted(notes.items()))
     return f"Every rank has stopped: {', '.join(said)}."
 
@@ -77,7 +77,7 @@ def _stuck(notes: Notes) -> list[int]:
 
 
 def _of(found: Mapping[str, Any]) -> str:
-    return f"waited for rank {found['peer']}" if "peer" in found else f"was told that {found.get('ended', 'it ends')}"
+    return f"waited for rank {found['peer']}" if "peer" in found else f"stopped because {found.get('ended', 'it ends')}"
 
 
 def last_finished(notes: Notes, world: int) -> str:

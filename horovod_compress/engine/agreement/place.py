@@ -57,6 +57,6 @@ def own_address(place: Place, documents: Sequence[Document]) -> str:
         return LOOPBACK
     for rank, document in enumerate(documents):
         if document.unreachable:
-            raise ConfigError(f"rank {rank} is not on the host of all others: {document.unreachable}")
+            raise ConfigError(f"rank {rank} is not on the same host as the others: {document.unreachable}")
     assert place.address is not None
     return place.address

@@ -58,8 +58,8 @@ class Uneven:
         waiting = [rank for rank, word in self._transport.said(_TOPIC).items() if word == self._word(step)]
         if waiting:
             raise ConfigError(
-                f"rank {self._rank} has called hvd.join() before step {step}, in which rank(s) "
-                f"{listed(sorted(waiting))} wait for it; {ADVICE}"
+                f"rank {self._rank} called hvd.join() before step {step}, in which rank(s) {listed(sorted(waiting))} "
+                f"are waiting for it; {ADVICE}"
             )
 
     def _word(self, step: int) -> str:

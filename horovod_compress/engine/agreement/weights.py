@@ -85,11 +85,11 @@ def _hash(weight: Tensor) -> int:
 
 def _warning(step: int, odd: Sequence[str], count: int, values: Sequence[str]) -> str:
     return (
-        f"weights differ between ranks at the beginning of step {step}, in {len(odd)} of {count} parameters, the first "
-        f"of them {odd[0]}, by its hash: {by_value(values)}. All ranks get the same gradients, so the weights will not "
-        f"come together again. Usual causes: the weights were not broadcast, as DistributedDataParallel does and "
-        f"hvd.broadcast_parameters(model.state_dict(), root_rank=0), or a checkpoint was loaded on one rank after "
-        f"that; random initial weights of different seeds; gradients that "
-        f"are clipped or changed between backward() and synchronize(), or differently on each rank before step(). "
-        f"See docs/troubleshooting.md; this is said once"
+        f"weights differ between ranks at the beginning of step {step}, in {len(odd)} of {count} parameters, the "
+        f"first of them {odd[0]}, by its hash: {by_value(values)}. All ranks get the same gradients, so the weights "
+        "will stay different. Usual causes: the weights were never broadcast (DistributedDataParallel does that; "
+        "under Horovod call hvd.broadcast_parameters(model.state_dict(), root_rank=0)), or a checkpoint was loaded on "
+        "one rank after that; the initial weights come from different seeds; gradients are clipped or changed between "
+        "backward() and synchronize(), or differently on each rank before step(). See docs/troubleshooting.md. This "
+        "warning appears only once"
     )

@@ -52,7 +52,7 @@ class ExactRounds:
     def in_words(self) -> str:
         """Return them for people."""
         if self.grows:
-            return f"the first {self.warmup} rounds, and then ever fewer, down to one in {self.every},"
+            return f"the first {self.warmup} rounds, then ever fewer, down to one in {self.every},"
         return f"the first {self.warmup} rounds and then one in {self.every}"
 
 

@@ -44,7 +44,7 @@ def refuse_twice(optimizer: Any, methods: Methods, named: Named, updates: bool =
             value = float(getattr(codec, option, 0.0))
             if kept and value:
                 raise ConfigError(
-                    f"{type(optimizer).__name__} has {kept[0]}, and {codec.name} keeps a momentum of its own, "
+                    f"{type(optimizer).__name__} has {kept[0]}, and {codec.name} applies its own momentum, "
                     f"{option}={value:g}: together they diverge; give the optimizer {kept[1]}, or {codec.name} "
                     f"{option}=0"
                 )
@@ -69,9 +69,9 @@ def advice(optimizer: Any, methods: Methods, named: Named) -> str | None:
     longest = max(late, key=lambda wait: wait.counted)
     return (
         f"with {longest.name} an element is sent about once in {1 / longest.share:.0f} steps, and "
-        f"momentum={longest.momentum:g} lets what waited count {longest.times:.0f} times: a learning rate that suits "
-        f"uncompressed training may be far too high; lower it, give {longest.owner} momentum=0, or send more with "
-        f"density="
+        f"momentum={longest.momentum:g} counts delayed gradients {longest.times:.0f} times: a learning rate that "
+        f"suits uncompressed training may be far too high; lower it, give {longest.owner} momentum=0, or send more "
+        "with density="
     )
 
 

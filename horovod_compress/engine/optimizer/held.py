@@ -63,7 +63,7 @@ def hold(
         rounds = replace(rounds, warmup=late)
     if reducer.rank == 0:
         _log.info(
-            "the second moment of %s is shared: %s are exact and move it, in the others it is held",
+            "the second moment of %s is shared: %s are exact and update it, and the others leave it unchanged",
             *(type(optimizer).__name__, rounds.in_words()),
         )
     return HeldSecondMoment(optimizer, reducer, dict(named), rounds)

@@ -45,7 +45,7 @@ def check_options(second_moment: str, **numbers: object) -> None:
         raise ConfigError(f'second_moment should be "auto", "shared" or "own", got {second_moment!r}')
     for name, value in numbers.items():
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise ConfigError(f"{name} should be a whole number from 1 on, got {value!r}")
+            raise ConfigError(f"{name} should be a whole number, at least 1, got {value!r}")
 
 
 def may_share(optimizer: Any, second_moment: str) -> bool:
@@ -103,8 +103,8 @@ def _moment_of(name: object, saved: object) -> Tensor:
     fits = fits and numbers and type(divides) is bool and all(map(_is_number, parts.values()))
     if not fits or not parts.get("steps", 1):
         raise StateError(
-            f"the saved second moment of {name!r:.100} should be a dense tensor of at least 32 bits and the steps that "
-            f"it stands for, got {saved!r:.100}; load what state_dict() returned"
+            f"the saved second moment of {name!r:.100} should be a dense tensor of at least 32 bits, and the number "
+            f"of steps that it covers, got {saved!r:.100}; load what state_dict() returned"
         )
     assert isinstance(moment, Tensor)
     return moment

@@ -114,8 +114,8 @@ class SharedSecondMoment:
         moments.check_state(state["moments"], self._shapes)
         if warming and state["moved"] >= 0:
             raise StateError(
-                f"the saved optimizer ended its warm-up after {state['moved']} local steps or before, and warmup_steps "
-                f"would begin it again, with first moments that differ between ranks; resume with the same options"
+                f"the saved optimizer finished its warm-up within {state['moved']} local steps, and this warmup_steps "
+                "would start it again, with first moments that differ between ranks; resume with the same options"
             )
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:

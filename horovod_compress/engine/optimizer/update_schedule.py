@@ -128,7 +128,9 @@ class Exchange:
             if copy is not momentum:
                 momentum.copy_(copy)
         if bad:
-            raise NonFiniteError(self._told(bad, "weights", "the weights are those of the last exchange again there"))
+            raise NonFiniteError(
+                self._told(bad, "weights", "there the weights were reset to those of the last exchange")
+            )
 
     def _add_result(self, index: int, step: int) -> bool:
         """Finish one parameter; return False if its update is not finite, and set it back."""
@@ -184,8 +186,8 @@ class Exchange:
         names = [self.reducer.plan.names()[index] for index in bad]
         return (
             f"rank {self.reducer.rank}: {what} are not finite on some rank, in {len(bad)} parameter(s): "
-            f"{', '.join(names[:5])}; {state}, on every rank. Lower the learning rate, or clip, and load the "
-            f"optimizer's state from a checkpoint"
+            f"{', '.join(names[:5])}; {state}, on every rank. Lower the learning rate or clip gradients, and load the "
+            "optimizer's state from a checkpoint"
         )
 
     def _momenta(self, state: dict[nn.Parameter, Any]) -> Iterator[tuple[Tensor, Tensor]]:
@@ -336,7 +338,7 @@ class Schedule:
         expected = [list(base.shape) for base in self._exchange.base] if state["since"] else []
         if state["since"] >= self._settings.delay or shapes != expected:
             raise StateError(
-                f"the saved optimizer stood {state['since']} local steps after an exchange, with the common weights of "
+                f"the saved optimizer was {state['since']} local steps past an exchange, with the common weights of "
                 f"{len(shapes)} parameters; expected fewer steps than communication_delay={self._settings.delay} and "
                 f"{len(expected)} parameters of the same shapes: resume with the same options and model"
             )

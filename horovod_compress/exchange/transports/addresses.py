@@ -54,4 +54,4 @@ class Addresses(dist.Store):
                 self.problem = error  # on its way through C++ it would become another one
                 raise
         if missing := [key for key in keys if key not in self._values]:
-            raise RuntimeError(f"no rank has shown the address {missing[0]!r}")
+            raise RuntimeError(f"no rank advertised the address {missing[0]!r}")

@@ -132,7 +132,7 @@ class _Receipt:
                     raise PeerError(self._frm, True, "no data before the deadline") from None
         if data.numel() != self._data.numel():
             raise CorruptFrameError(
-                f"rank {self._to}: a frame of {self._data.numel()} bytes was due from rank {self._frm}, "
-                f"got one of {data.numel()} bytes; check that every rank runs the same version of horovod-compress"
+                f"rank {self._to}: expected a frame of {self._data.numel()} bytes from rank {self._frm}, got one of "
+                f"{data.numel()} bytes; check that every rank runs the same version of horovod-compress"
             )
         self._data.copy_(data)

@@ -112,8 +112,8 @@ class BaseCompression(Factories, Checkpoints, Counters):
             return False
         if not idle:
             raise ConfigError(
-                f"rank {self._job.number}: the optimizer's load_state_dict() came while gradients were exchanged, some "
-                f"of which are still missing; call the optimizer's synchronize() before it, on every rank"
+                f"rank {self._job.number}: the optimizer's load_state_dict() was called during an exchange, with some "
+                "gradients still missing; call the optimizer's synchronize() first, on every rank"
             )
         self._under_way = 0
         return True
@@ -157,11 +157,11 @@ class BaseCompression(Factories, Checkpoints, Counters):
         after this. Save the scaler by its ``state_dict()``.
 
         Raises:
-            ConfigError: in update mode, where nothing is scaled; or this follows a scaler already.
+            ConfigError: in update mode, where nothing is scaled; or this compression already follows a scaler.
         """
         if self._follows_none():
             raise ConfigError(
-                "follow() takes the gradient scaler of one optimizer, once; in update mode nothing is scaled, "
+                "follow() takes the gradient scaler of one optimizer, once; in update mode nothing is scaled, so "
                 "leave it out"
             )
         check_scaler(scaler)

@@ -26,7 +26,7 @@ class Checkpoints(Running):
         return checkpoint.save(reducer, self._methods, self._steps.state() | {"exchanged": self._exchanged})
 
     def load_state_dict(self, state: Mapping[str, Any], residuals: str = "restore") -> None:
-        """Restore a state, whole or not at all; every rank has to, between the same two steps.
+        """Restore a state, completely or not at all; call it on every rank, between the same two steps.
 
         Args:
             residuals: "restore", or "reset" to continue with empty residuals, for example after a change of the number
@@ -34,8 +34,8 @@ class Checkpoints(Running):
 
         Raises:
             ConfigError: a step is under way.
-            StateError: the state is malformed, or not of this method, rank, number of ranks, model or plan.
-            CorruptFrameError: it is not what was saved, by its checksums.
+            StateError: the state is malformed, or belongs to another method, rank, number of ranks, model or plan.
+            CorruptFrameError: its checksums show that it has changed since it was saved.
         """
         self.check_state(state, residuals)
         self._take_state(state, residuals)
@@ -57,10 +57,10 @@ class Checkpoints(Running):
         self._take_order()
 
     def save(self, folder: str | os.PathLike[str]) -> None:
-        """Save the state of all ranks in a folder that they share; every rank has to call it, between two steps.
+        """Save the state of all ranks in a folder that they share; call it on every rank, between two steps.
 
-        The folder holds one file a rank and a manifest, and changes from the checkpoint of before to the new one at
-        once: a save that is cut off, or finds the disk full, leaves the one of before.
+        The folder holds one file per rank and a manifest, and switches from the previous checkpoint to the new one
+        atomically: a save that is interrupted, or finds the disk full, leaves the previous one in place.
 
         Raises:
             ConfigError: some rank could not write its part, and says why; every rank raises it. Or another compression
@@ -76,17 +76,17 @@ class Checkpoints(Running):
         _savers[path] = self
 
     def load(self, folder: str | os.PathLike[str], residuals: str = "refuse") -> None:
-        """Restore what :meth:`save` left in a folder; every rank has to call it, between the same two steps.
+        """Restore what :meth:`save` left in a folder; call it on every rank, between the same two steps.
 
         Either every rank restores its part, or none changes anything.
 
         Args:
-            residuals: with another number of ranks than at the time of saving, "refuse" is an error, "redistribute"
-                deals out what waits to be sent, and "reset" begins with empty residuals, also with the same number.
+            residuals: if the number of ranks has changed since saving, "refuse" raises an error, "redistribute" divides
+                the unsent residual among the ranks, and "reset" begins with empty residuals, whatever the number.
 
         Raises:
             ConfigError: a step is under way on some rank.
-            StateError: the checkpoint is not of this method, model, schedule or number of ranks, or there is none.
+            StateError: the checkpoint is missing, or belongs to another method, model, schedule or number of ranks.
             CorruptFrameError: a file is not, byte for byte, what was written.
         """
         reducer = self._running()

@@ -60,24 +60,24 @@ class Counters(Running):
         every: int = 100,
         labels: Mapping[str, str] | None = None,
     ) -> None:
-        """Report the counters of this rank every some steps, for TensorBoard, for Prometheus, or both.
+        """Report the counters of this rank at regular intervals, to TensorBoard, to Prometheus, or to both.
 
             compression.publish(tensorboard=SummaryWriter("runs/first") if rank == 0 else None)
             compression.publish(prometheus="/var/lib/node_exporter/train.prom", labels={"job_name": "first"})
 
-        docs/monitoring.md has the names of all values. A report that cannot be written is a warning, and training goes
-        on.
+        docs/monitoring.md has the names of all values. A report that cannot be written causes a warning, and training
+        continues.
 
         Args:
-            tensorboard: a ``SummaryWriter``, or what has its ``add_scalar``; None on ranks that have none.
+            tensorboard: a ``SummaryWriter``, or an object with its ``add_scalar``; None on ranks that have none.
             prometheus: a file that ends in ``.prom``, in the folder of the node exporter's textfile collector; each
-                rank writes its own, ``train.rank3.prom``. Each compression needs a file name of its own.
+                rank writes its own, ``train.rank3.prom``. Each compression needs its own file name.
             every: steps from one report to the next.
-            labels: of every value for Prometheus, beside ``rank`` and ``method``. A host that runs several jobs or
-                models needs one that tells them apart.
+            labels: to add to every value for Prometheus, besides ``rank`` and ``method``. A host that runs several
+                jobs or models needs one that distinguishes them.
 
         Raises:
-            ConfigError: one of these cannot work; nothing is reported then.
+            ConfigError: one of these cannot work; then nothing is reported.
         """
         if not self._reducer:
             return
@@ -109,6 +109,6 @@ def _check_free(path: Path) -> None:
     writer = _writers.get(path.resolve())
     if writer is not None and not writer.is_over():
         raise ConfigError(
-            f"{path} is in use by a compression of this process already; give each a file name of its own, or close() "
-            "the other one first"
+            f"{path} is already in use by a compression of this process; give each its own file name, or close() the "
+            "other one first"
         )

@@ -10,9 +10,9 @@ from ...engine.agreement.ranks import listed
 _MEETINGS = {
     "handshake": "the handshake",
     "addresses": "the exchange of addresses, by which ranks connect",
-    "connected": "the end of the handshake, where ranks tell whether they are connected",
-    "nccl": "the making of NCCL's connections",
-    "linked": "the end of making NCCL's connections",
+    "connected": "the end of the handshake, where ranks report whether they are connected",
+    "nccl": "the set-up of NCCL's connections",
+    "linked": "the end of the set-up of NCCL's connections",
     "attach": "the comparison of ranks before the first gradient",
     "tuning": "the comparison of measured times, by which the schedule chooses buckets",
     "update": "the comparison of update-mode optimizers",
@@ -34,7 +34,7 @@ def why_not_all(name: str, rank: int, within: str | None, absent: Sequence[int])
     what = f"not every rank came to {meeting} within {within}" if within else f"{meeting} did not take place"
     who = f" Rank(s) {listed(absent)} never came: look at their output." if absent else ""
     return (
-        f"rank {rank}: {what}.{who} Usual causes: an error of a rank's own before this point; a rank that is "
-        f"slower to load its data or model than timeout= allows; compression objects that are not made, or used, on "
-        f"every rank in the same order"
+        f"rank {rank}: {what}.{who} Usual causes: a rank failed before this point; a rank needs longer to load its "
+        "data or model than timeout= allows; compression objects are not created, or used, in the same order on every "
+        "rank"
     )

@@ -41,7 +41,7 @@ def unpack(joined: bytes, ranks: int) -> list[Any]:
         found = []
     if len(found) != ranks or at != len(joined):
         raise CorruptFrameError(
-            f"{len(joined)} bytes came from {ranks} ranks that are not what they send each other; "
-            f"check that every rank runs the same version of horovod-compress, and the network"
+            f"{len(joined)} bytes came from {ranks} ranks, but are not a message of this package; check that every "
+            "rank runs the same version of horovod-compress, and check the network"
         )
     return found

@@ -107,8 +107,8 @@ def load(
     _raise([told for told, _ in found])
     if len({other for _, other in found}) > 1:
         raise MismatchError(
-            f"the ranks have found different checkpoints in {folder}; save() and load() take a folder that all ranks "
-            f"share"
+            f"the ranks have found different checkpoints in {folder}; save() and load() need a folder that all ranks "
+            "share"
         )
     return state, way
 
@@ -125,8 +125,9 @@ def _read(folder: Path, residuals: str, place: tuple[int, int], owned: set[str])
         return state_folder.read(folder, manifest.files[rank]), "restore", seen
     if residuals == "refuse":
         raise StateError(
-            f"the checkpoint in {folder} is of {manifest.world} ranks, this job has {world}; pass "
-            f'residuals="redistribute" to deal out what waits to be sent, or "reset" to begin with nothing'
+            f"the checkpoint in {folder} is of {manifest.world} ranks, but this job has {world}; pass "
+            'residuals="redistribute" to divide the unsent residual among them, or "reset" to begin with empty '
+            "residuals"
         )
     states = (state_folder.read(folder, entry) for entry in manifest.files)  # one at a time: a model may be large
     return redistributed(states, rank, world, owned), "restore", seen

@@ -93,8 +93,9 @@ def _after_the_exchange(whole: Callable[..., Any]) -> Callable[..., Any]:
     def call(optimizer: Any, *given: Any, **options: Any) -> Any:
         if getattr(optimizer, "_handles", None):  # Horovod's, of results that it has not fetched
             raise ConfigError(
-                "the gradient scaler comes while gradients are exchanged; call optimizer.synchronize() first, then "
-                "scaler.unscale_(optimizer), and scaler.step(optimizer) within optimizer.skip_synchronize()"
+                "the gradient scaler was used while gradients are being exchanged; call optimizer.synchronize() "
+                "first, then scaler.unscale_(optimizer), and scaler.step(optimizer) within "
+                "optimizer.skip_synchronize()"
             )
         return whole(optimizer, *given, **options)
 

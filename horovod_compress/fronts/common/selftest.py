@@ -195,8 +195,8 @@ class Checks:
             told = str(error)
         every = self._gather(told, "mismatch")
         if not all("seed" in found for found in every):
-            raise Failed(f"another seed on rank {self._victim} was not refused: {every}")
-        return "another seed on one rank was refused at the start, by name"
+            raise Failed(f"a different seed on rank {self._victim} was not refused: {every}")
+        return "a different seed on one rank was refused at the start, by name"
 
     def drift(self) -> str:
         """Change one bit of one result: the comparison after the step must find it.

@@ -142,8 +142,8 @@ def _meet(stage: str, value: Any, job: Job, seconds: float) -> list[Any]:
         if mine > min(stages):
             behind = [rank for rank, theirs in enumerate(stages) if theirs < mine]
             raise ExchangeError(
-                f"rank {job.rank}: rank(s) {listed(behind)} have given up this start, and have begun another "
-                f"one; create the compression again on every rank"
+                f"rank {job.rank}: rank(s) {listed(behind)} have given up this start and begun another one; create "
+                "the compression again on every rank"
             )
 
 
@@ -281,8 +281,8 @@ def _through_nccl(documents: Sequence[handshake.Document], kind: str) -> bool:
     if kind == "nccl" and not able:
         twice = [rank for rank, gpu in enumerate(gpus) if gpus.count(gpu) > 1]
         raise ConfigError(
-            f'transport="nccl" takes a GPU for each rank, ranks {", ".join(map(str, twice))} share one: choose it by '
-            f'torch.cuda.set_device(local_rank) before the model is made, or use transport="gloo"'
+            f'transport="nccl" needs one GPU per rank, but ranks {", ".join(map(str, twice))} share one: call '
+            'torch.cuda.set_device(local_rank) before you create the model, or use transport="gloo"'
         )
     return able and kind in ("auto", "nccl")
 

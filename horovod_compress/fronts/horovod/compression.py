@@ -141,14 +141,14 @@ class Compression(ForUpdates):
 
         Args:
             optimizer: what ``hvd.DistributedOptimizer(..., compression=compression)`` returned.
-            second_moment: "shared" updates that of Adam and AdamW in exact rounds only, and holds it in between, see
-                :mod:`...engine.optimizer.held`; "own" leaves it to the optimizer; "auto" is "shared" with these two and
-                methods that need it, else "own". "auto" also applies without ``attach()``.
+            second_moment: "shared" updates that of Adam and AdamW in exact rounds only and holds it in between, see
+                docs/second_moment.md; "own" leaves it to the optimizer; "auto" is "shared" for these two with methods
+                that need it, else "own". "auto" also applies without ``attach()``.
             warmup_steps: with a shared second moment, number of exact rounds at the start; at least 1. None for 30, or
                 20 with ``marsit`` and three values.
             rebuild_every: with a shared second moment, one round in this many is exact after that. None for the
                 method's ``full_precision_every``, else 50; with ``marsit`` and three values, and no smaller
-                ``full_precision_every``, for distances that grow up to 100.
+                ``full_precision_every``, for intervals that grow up to 100.
 
         Raises:
             ConfigError: the optimizer was created with another compression, process set or operation, or gradients
@@ -158,8 +158,8 @@ class Compression(ForUpdates):
             raise ConfigError(TAKEN)
         if self._compared_ways:
             raise ConfigError(
-                "attach() comes before the first backward pass, on every rank; this compression has exchanged "
-                "gradients already: call it right after hvd.DistributedOptimizer(...)"
+                "call attach() before the first backward pass, on every rank, right after "
+                "hvd.DistributedOptimizer(...); this compression has already exchanged gradients"
             )
         if getattr(optimizer, "_compression", None) is not self:
             wrapped = hasattr(optimizer, "_compression")
@@ -255,8 +255,8 @@ class Compression(ForUpdates):
         if not self._warned:
             self._warned = True
             _log.warning(
-                "optimizer.step() was called after optimizer.synchronize() without "
-                "optimizer.skip_synchronize(): the gradients are left as they are"
+                "optimizer.step() was called after optimizer.synchronize() without optimizer.skip_synchronize(): the "
+                "gradients are left unchanged"
             )
         return True
 
@@ -328,11 +328,11 @@ def trace(path: str | os.PathLike[str], steps: int | range | None = None, *, eve
         with hvc.trace("trace.json", steps=20):
             train()
 
-    Each rank writes its own file: ``trace.rank3.json``, or with its number in place of ``{rank}`` if the path has
-    that. chrome://tracing and https://ui.perfetto.dev open it; docs/timeline.md explains the rows. The file is written
-    when the step after the last one begins, when the trace is closed, or at the end of the process, and appears
-    complete or not at all. If that fails, it is logged, and training continues. ``HVC_TRACE=path`` in the environment
-    does the same without changing the program, with ``HVC_TRACE_STEPS`` as "20" or "100:110".
+    Each rank writes its own file: ``trace.rank3.json``, or with its number in place of ``{rank}`` if the path
+    contains that. chrome://tracing and https://ui.perfetto.dev open it; docs/timeline.md explains the rows. The file is
+    written when the step after the last one begins, when the trace is closed, or at the end of the process, and appears
+    complete or not at all. If writing fails, that is logged, and training continues. ``HVC_TRACE=path`` in the
+    environment does the same without changing the program, with ``HVC_TRACE_STEPS`` as "20" or "100:110".
 
     Args:
         path: of the file.

@@ -70,8 +70,8 @@ class ForUpdates(BaseCompression):
             )
         if reducer.options.nonfinite == "zero":
             raise ConfigError(
-                'nonfinite="zero" has no meaning for weight updates: momentum and local weights would stay as they '
-                'are, not finite; choose "propagate" or "raise"'
+                'nonfinite="zero" has no meaning for weight updates: momentum and local weights would stay '
+                'non-finite; choose "propagate" or "raise"'
             )
 
     def _follows_none(self) -> bool:

@@ -51,7 +51,7 @@ def refuse_closure(optimizer: Any, given: tuple[Any, ...], options: dict[str, An
     if closure is not None and optimizer._should_synchronize:  # else the closure may do so itself
         raise ConfigError(
             "step(closure) would run its backward pass after the gradients were reduced, and ranks would drift apart; "
-            "call the closure before step(), or use DistributedUpdateOptimizer, whose local steps take one"
+            "call the closure before step(), or use DistributedUpdateOptimizer, whose local steps accept one"
         )
 
 
@@ -67,8 +67,9 @@ class Unreduced:
         if found := left_out(optimizer.param_groups, optimizer._requires_update):
             self._told = True
             _log.warning(
-                "%s has a gradient that nobody reduces, as it was frozen or not there when the optimizer was made, so "
-                "ranks will differ in it; set requires_grad before the optimizer is made, and freeze it later",
+                "%s has a gradient that is never reduced, because it was frozen or missing when the optimizer was "
+                "created, so it will differ between ranks; set requires_grad before you create the optimizer, and "
+                "freeze it later",
                 found,
             )
 

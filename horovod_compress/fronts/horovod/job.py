@@ -59,14 +59,14 @@ class HorovodJob:
     def check(self) -> None:
         if self.run.forked():
             raise ConfigError(
-                "this process is a fork of a rank: its compression has no threads here, and the connections are the "
-                "rank's; exchange gradients in the rank itself"
+                "this process is a fork of a rank: its compression has no threads here, and its connections belong to "
+                "the rank; exchange gradients in the rank itself"
             )
         if self.run.replaced():
             raise ConfigError(
-                f"rank {hvd.rank()}: Horovod was shut down and started again, with other ranks perhaps, and this "
-                f"compression belongs to the ranks before. Elastic jobs are not supported yet: create model, "
-                f"compression and optimizer again after each reset, or restart the job from a checkpoint"
+                f"rank {hvd.rank()}: Horovod was shut down and started again, perhaps with other ranks, and this "
+                "compression belongs to the previous ones. Elastic jobs are not supported yet: create model, "
+                "compression and optimizer again after each reset, or restart the job from a checkpoint"
             )
 
     def place(self) -> Place:

@@ -4,9 +4,9 @@
     weights = local optimizer step                  n times, on this rank's own gradients
     weights = base + mean over ranks of C(weights - base)
 
-It is Sparse Binary Compression's and Marsit's own formulation: what the optimizer makes of a gradient
-(momentum, weight decay, learning rate) is compressed, not what it is going to be made of. ``n``, the
-communication delay, divides the bytes once more.
+Sparse Binary Compression and Marsit are themselves formulated this way: what the optimizer makes of a gradient
+(momentum, weight decay, learning rate) is compressed, not the gradient itself. ``n``, the communication delay, divides
+the bytes once more.
 """
 
 from __future__ import annotations
@@ -43,27 +43,27 @@ def distributed_update_optimizer(
     rebuild_every: int | None = None,
     momentum_masking: bool = True,
 ) -> torch.optim.Optimizer:
-    """Return the optimizer, doing local steps and exchanging weight updates; every rank has to.
+    """Make an optimizer take local steps and exchange weight updates, and return it; call this on every rank.
 
     It is used as before: the same class, parameter groups and state. Weight decay, gradient clipping
     and momentum act locally, before the exchange. Learning-rate schedules count local steps. Buffers,
-    such as BatchNorm's, stay each rank's own, as under Horovod. ``flush()`` exchanges what local steps
-    have done since the last exchange. With one rank it is the optimizer as it was.
+    such as BatchNorm's, belong to each rank, as under Horovod. ``flush()`` exchanges what local steps
+    have done since the last exchange. With one rank, the optimizer is unchanged.
 
     Args:
         optimizer: a plain optimizer of ``torch.optim``, not one of Horovod's.
-        named_parameters: the parameters of the optimizer, as the compression was given.
-        compression: used by nothing else.
+        named_parameters: the parameters of the optimizer, as given to the compression.
+        compression: a compression that nothing else uses.
         communication_delay: local steps between exchanges; by default what the compression's preset
             says, else 1.
-        second_moment: of Adam and AdamW: "shared" moves it by the mean gradient over ranks, in
+        second_moment: of Adam and AdamW: "shared" updates it from the mean gradient over ranks, in
             full-precision rounds only; "own" leaves it to each rank; "auto" shares it with marsit.
-        warmup_steps: with a shared second moment, so many steps begin the training with uncompressed
-            gradients; at least 1.
+        warmup_steps: with a shared second moment, number of initial steps with uncompressed gradients;
+            at least 1.
         rebuild_every: with a shared second moment, the number of exchanges from one full-precision
             round to the next; by default that of the method, else 50.
-        momentum_masking: empty momentum where this rank's update was sent, with methods that send some
-            elements only.
+        momentum_masking: whether to reset momentum to 0 where this rank's update was sent, with methods
+            that send only some elements.
 
     Raises:
         ConfigError: these do not fit together, or differ between ranks; it says what would fit.
@@ -122,7 +122,7 @@ def _settings(
     if isinstance(optimizer, _UpdateMode) or hasattr(optimizer, "_allreduce_grad_async"):
         raise ConfigError("give DistributedUpdateOptimizer the plain optimizer, not a distributed one")
     if isinstance(optimizer, torch.optim.LBFGS):
-        raise ConfigError("LBFGS evaluates the model several times in a step, which update mode cannot follow")
+        raise ConfigError("LBFGS evaluates the model several times per step, which update mode does not support")
     compression.check_updates()
     compression.check_momentum(optimizer)
     delay = compression.communication_delay() if delay is None else delay
@@ -152,7 +152,7 @@ def _in_plan_order(
     if known != {id(parameter) for parameter in of_optimizer}:
         raise ConfigError(
             f"the optimizer should have the {len(known)} parameters of the compression, it has {len(of_optimizer)}, "
-            f"not all the same; make both with model.named_parameters()"
+            "not all of them the same; create both with model.named_parameters()"
         )
     return parameters
 
@@ -200,8 +200,8 @@ class _UpdateMode:
         """
         if in_broadcast_optimizer_state():
             raise ConfigError(
-                "hvd.broadcast_optimizer_state() does not serve an optimizer in update mode, whose state is each "
-                "rank's own; broadcast the parameters only, before the first step"
+                "hvd.broadcast_optimizer_state() does not support an optimizer in update mode, whose state belongs to "
+                "each rank; broadcast only the parameters, before the first step"
             )
         loss = None
         if closure is not None:
@@ -230,8 +230,8 @@ class _UpdateMode:
     def _refuse_unplanned(self) -> None:
         if self._planned and (found := left_out(self.param_groups, self._planned)):
             raise ConfigError(
-                f"{found} needs a gradient now and is in no exchange, as it was frozen when the compression was made; "
-                f"make the compression while it needs a gradient, and freeze it later"
+                f"{found} now needs a gradient but is not exchanged, because it was frozen when the compression was "
+                "created; create the compression while it needs a gradient, and freeze it later"
             )
 
     def _unscale(self, scale: Any) -> None:
@@ -255,7 +255,9 @@ class _UpdateMode:
         Raises:
             ConfigError: always.
         """
-        raise ConfigError("add parameter groups before DistributedUpdateOptimizer, whose exchanges are planned then")
+        raise ConfigError(
+            "add parameter groups before you create DistributedUpdateOptimizer, which plans its exchanges then"
+        )
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state of the optimizer and of the exchange; each rank saves its own."""
@@ -269,8 +271,8 @@ class _UpdateMode:
         """
         if _STATE_KEY not in state_dict:
             raise ConfigError(
-                "this state was not saved by a DistributedUpdateOptimizer; load it into the plain optimizer, "
-                "before that is wrapped"
+                "this state was not saved by a DistributedUpdateOptimizer; load it into the plain optimizer before "
+                "you wrap it"
             )
         rest = {name: part for name, part in state_dict.items() if name != _STATE_KEY}
         self._updates.check(state_dict[_STATE_KEY])

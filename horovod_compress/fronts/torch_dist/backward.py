@@ -128,8 +128,8 @@ class Backward:
             pass
         if not self._done.is_set():
             raise ExchangeError(
-                "the thread that fetches results has ended in the middle of a backward pass, because the compression "
-                "was closed then or by an error that is logged above; restart the job from a checkpoint"
+                "the thread that fetches results has ended in the middle of a backward pass: either the compression "
+                "was closed, or an error ended it, which is logged above; restart the job from a checkpoint"
             )
         if self.afterwards:
             at_the_end(self.afterwards)

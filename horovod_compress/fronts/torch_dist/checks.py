@@ -13,8 +13,9 @@ from ...errors import ConfigError
 from .copied import Copied
 
 NO_JOIN = (
-    "DistributedDataParallel's join() with uneven batches is not supported: a rank without batches would have to go on "
-    "with residuals, and with its optimizer. Give every rank the same number of steps, for example with drop_last=True"
+    "DistributedDataParallel's join() with uneven batches is not supported: a rank without batches would still have "
+    "to send its residuals and step its optimizer. Give every rank the same number of steps, for example with "
+    "drop_last=True"
 )
 NO_UPDATES = (
     "DistributedUpdateOptimizer, which exchanges weight updates, needs Horovod: import horovod_compress.torch as hvc. "
@@ -44,8 +45,8 @@ def check_model(model: object, group: object, named: Named) -> None:
         )
     if getattr(model, "skip_all_reduce_unused_params", False):
         raise ConfigError(
-            "this DistributedDataParallel has skip_all_reduce_unused_params=True, and keeps buckets from its hook in "
-            "some steps; wrap the model again without it"
+            "this DistributedDataParallel has skip_all_reduce_unused_params=True, which withholds buckets from its "
+            "hook in some steps; wrap the model again without it"
         )
     _check_parameters(model, named)
 
@@ -85,8 +86,8 @@ def check_optimizer(optimizer: object, named: Named) -> None:
     ours = {id(parameter) for _, parameter in named}
     if not any(id(parameter) in ours for group in groups for parameter in group["params"]):
         raise ConfigError(
-            "the optimizer has none of the parameters in named_parameters; create it from the same model, after that "
-            "was moved to its device"
+            "the optimizer has none of the parameters in named_parameters; create it from the same model, after you "
+            "move the model to its device"
         )
 
 

@@ -141,10 +141,11 @@ class Compression(BaseCompression):
 
         Args:
             ddp_model: the model whose parameters this compression was given, wrapped.
-            optimizer: the one that takes the results, see :meth:`attach`, whose options follow.
+            optimizer: the one that applies the results; the other options are those of :meth:`attach`.
 
         Raises:
-            ConfigError: the model has other parameters, other ranks, another hook, or what a hook cannot serve.
+            ConfigError: the model has other parameters or other ranks, already has a hook, or uses something that a
+                hook does not support.
         """
         if not self._reducer:
             return ddp_model
@@ -166,20 +167,21 @@ class Compression(BaseCompression):
         warmup_steps: int | None = None,
         rebuild_every: int | None = None,
     ) -> Any:
-        """Take note of the optimizer that takes the results; return it.
+        """Register the optimizer that applies the results; return it.
 
-        A method may need to know it: the second moment of Adam is shared by the ranks then, momentum makes the first
-        steps exact, and momentum upon a method's own is refused. Without an optimizer, its second moment is its own.
+        Some methods need to know it: they share Adam's second moment between the ranks, make the first steps exact if
+        the optimizer has momentum, or refuse momentum on top of their own. Without this call, the second moment is
+        left to the optimizer.
 
         Args:
             optimizer: one of ``torch.optim``, of the parameters that this compression was given.
-            second_moment: "shared" updates that of Adam and AdamW in exact rounds only, and holds it in between; "own"
-                leaves it to the optimizer; "auto" is "shared" with these two and methods that need it, else "own".
+            second_moment: "shared" updates that of Adam and AdamW in exact rounds only and holds it in between; "own"
+                leaves it to the optimizer; "auto" is "shared" for these two with methods that need it, else "own".
             warmup_steps: with a shared second moment, number of exact rounds at the start; at least 1. None for 30, or
                 20 with ``marsit`` and three values.
             rebuild_every: with a shared second moment, one round in this many is exact after that. None for the
                 method's ``full_precision_every``, else 50; with ``marsit`` and three values, and no smaller
-                ``full_precision_every``, for distances that grow up to 100.
+                ``full_precision_every``, for intervals that grow up to 100.
 
         Raises:
             ConfigError: it has other parameters, or gradients were exchanged before.
@@ -188,8 +190,8 @@ class Compression(BaseCompression):
             return optimizer
         if self._compared_ways:
             raise ConfigError(
-                "attach() comes before the first backward pass, on every rank; this compression has exchanged "
-                "gradients already: call it right after the optimizer is created"
+                "call attach() before the first backward pass, on every rank, right after the optimizer is created; "
+                "this compression has already exchanged gradients"
             )
         checks.check_optimizer(optimizer, self._steps.named)
         self._steps.meet(optimizer, second_moment, warmup_steps, rebuild_every)
@@ -204,7 +206,7 @@ class Compression(BaseCompression):
             _log.warning(
                 "%s was given no optimizer: write compression.register(ddp_model, optimizer), or "
                 "compression.attach(optimizer). Without it, Adam's second moment is computed from compressed "
-                "gradients, and no first steps are exact where momentum needs them",
+                "gradients, and the exact first steps that momentum needs are left out",
                 self.method,
             )
         return True
@@ -212,7 +214,7 @@ class Compression(BaseCompression):
     # ---- gradients ----
 
     def exchange(self, bucket: dist.GradBucket) -> Any:
-        """Accept a bucket of DistributedDataParallel's, as :func:`ddp_hook` does; never waits for results.
+        """Accept a bucket from DistributedDataParallel, as :func:`ddp_hook` does; never waits for results.
 
         Raises:
             ConfigError: it cannot be exchanged, or this is no backward pass.

@@ -7,14 +7,14 @@ import torch.distributed as dist
 
 
 def ddp_hook(state: Any, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
-    """Compress and exchange a bucket of DistributedDataParallel's, for frameworks that take a hook and its state.
+    """Compress and exchange a bucket of DistributedDataParallel, for frameworks that take a hook and its state.
 
-    ``compression.register(ddp_model)`` is the same with checks of the model; ``compression.attach(optimizer)`` is
-    needed beside the hook alone where an optimizer has momentum or a second moment.
+    ``compression.register(ddp_model, optimizer)`` does the same and also checks the model. With this hook alone, call
+    ``compression.attach(optimizer)`` as well if the optimizer has momentum or a second moment.
 
     Args:
         state: a compression.
-        bucket: as DistributedDataParallel hands it over.
+        bucket: the bucket that DistributedDataParallel passes to its hook.
 
     Returns:
         A future of the bucket's memory with the mean over ranks.

@@ -75,14 +75,14 @@ class TorchJob:
     def check(self) -> None:
         if self.forked():
             raise ConfigError(
-                "this process is a fork of a rank: its compression has no threads here, and the connections are the "
-                "rank's; exchange gradients in the rank itself"
+                "this process is a fork of a rank: its compression has no threads here, and its connections belong to "
+                "the rank; exchange gradients in the rank itself"
             )
         if dist.is_initialized() and self.group not in c10d._world.pg_map:
             raise ConfigError(
-                f"rank {self._number}: torch.distributed was shut down and initialized again, with other ranks "
-                f"perhaps, and this compression belongs to the ranks before; create model, compression and optimizer "
-                f"again"
+                f"rank {self._number}: torch.distributed was shut down and initialized again, perhaps with other "
+                "ranks, and this compression belongs to the previous ones; create model, compression and optimizer "
+                "again"
             )
 
     def place(self) -> Place:

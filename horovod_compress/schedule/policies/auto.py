@@ -250,4 +250,4 @@ def _why(search: _Search, kept: Choice) -> str:
     least = {name: min(search.found[c].step for c in choices) for name, choices in kinds.items() if choices}
     told = ", ".join(f"{name} {1e3 * seconds:.1f}" for name, seconds in least.items())
     taken = 1e3 * search.found[kept].step
-    return f"From first gradient to last result its step took {taken:.1f} ms; the best with {told}"
+    return f"Its step took {taken:.1f} ms from first gradient to last result; the best times were {told}"
