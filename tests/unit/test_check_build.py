@@ -116,7 +116,10 @@ def test_what_gpus_lack_is_said_with_its_remedy():
     lacking = ["the CUDA kernels", "CuPy with NCCL"]
     report = without(missing_for_gpus=lacking)
     text = " ".join(report.as_text().split())
-    assert "Note: make setup CUDA=1, in the folder" in text and "also need: the CUDA kernels, CuPy with NCCL." in text
+    assert (
+        "Note: make setup CUDA=1, run in the source folder" in text
+        and "also need: the CUDA kernels, CuPy with NCCL." in text
+    )
     assert not report.problems()
     assert json.loads(report.as_json())["missing_for_gpus"] == lacking
     assert "make setup CUDA=1 TORCH=" in without(missing_for_gpus=[check_build.CUDA_TORCH]).as_text()

@@ -22,7 +22,7 @@ ADAM = torch.optim.Adam(PARAMETERS)
     [
         ("dgc", {}, "dgc applies its own momentum, momentum=0.9: together they diverge"),
         ("signum", {}, "give the optimizer momentum=0, or signum beta=0"),
-        ("sketch_fusion", {"momentum": 0.5}, "SGD has momentum=0.9, and sketch_fusion keeps"),
+        ("sketch_fusion", {"momentum": 0.5}, "SGD has momentum=0.9, and sketch_fusion applies"),
     ],
 )
 def test_momentum_upon_momentum_is_refused(method: str, options: dict[str, Any], said: str) -> None:
@@ -105,7 +105,7 @@ def test_groups_are_looked_at_with_the_methods_of_their_own_parameters() -> None
     optimizer = torch.optim.SGD([light, heavy], lr=0.1)
     heavy_ball.refuse_twice(optimizer, per_layer({"a": "dgc", "*": "marsit"}), NAMED)
     assert heavy_ball.advice(optimizer, per_layer({"a": "topk", "*": "signsgd"}), NAMED) is None
-    with pytest.raises(ConfigError, match="dgc keeps"):
+    with pytest.raises(ConfigError, match="dgc applies"):
         heavy_ball.refuse_twice(optimizer, per_layer({"b": "dgc", "*": "marsit"}), NAMED)
     assert heavy_ball.advice(optimizer, per_layer({"b": "topk", "*": "marsit"}), NAMED)
 

@@ -89,9 +89,9 @@ def test_wrong_arguments_are_refused(words: list[str], said: str, capsys: pytest
 @pytest.mark.parametrize(
     ("variables", "launcher", "plant", "said"),
     [
-        (["HOROVOD_RANK"], None, "freeze", "leave horovodrun out"),
-        (["RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"], None, "freeze", "leave torchrun out"),
-        (["HOROVOD_RANK"], "torchrun", None, "leave horovodrun out"),
+        (["HOROVOD_RANK"], None, "freeze", "run it without horovodrun"),
+        (["RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"], None, "freeze", "run it without torchrun"),
+        (["HOROVOD_RANK"], "torchrun", None, "run it without horovodrun"),
     ],
 )
 def test_what_is_not_for_ranks_of_a_launcher(

@@ -204,7 +204,7 @@ def test_a_step_that_ends_while_others_are_asked_is_no_disagreement(monkeypatch:
 
             monkeypatch.setattr(waiting._uneven, "waits", waits)
             if ends_before:
-                with pytest.raises(MismatchError, match="rank 1 has loaded a state"):
+                with pytest.raises(MismatchError, match="rank 1 loaded a state"):
                     reducer.settle(step)
             else:
                 reducer.settle(step)

@@ -118,6 +118,6 @@ def _check_free(folder: Path, saver: Checkpoints) -> None:
     if other is None or other.is_over() or other._steps.index.keys() & saver._steps.index.keys():
         return
     raise ConfigError(
-        f"{folder} holds the checkpoint of another compression of this process, which this one would remove; give each "
-        "a folder of its own, or close() the other one first"
+        f"{folder} holds the checkpoint of another compression of this process, which saving here would remove; use a "
+        "separate folder for each, or close() the other one first"
     )

@@ -43,7 +43,6 @@ class Steps:
         tuner: chooses buckets, where the schedule is an adaptive one.
         held: the second moment of the optimizer, where that is shared.
         frozen: the parameters that need no gradient in the step under way.
-        met: whether an optimizer is known.
     """
 
     def __init__(self, reducer: Reducer, methods: Methods, named: Named, share: Share) -> None:
@@ -51,7 +50,6 @@ class Steps:
         self.scale = Scale(reducer)
         self.held: held.HeldSecondMoment | None = None
         self.frozen: list[nn.Parameter] = []
-        self.met = False
         self._optimizer: weakref.ref[Any] | None = None
         self._exact_first = 0  # so many first steps are exact
         self._rates: Rates | None = None  # that residuals follow
@@ -73,6 +71,11 @@ class Steps:
 
     # ---- the optimizer ----
 
+    @property
+    def met(self) -> bool:
+        """Whether an optimizer is known."""
+        return self._optimizer is not None
+
     def meet(self, optimizer: Any, *options: Any) -> None:
         """Look at the optimizer that takes the results: its momentum, and its second moment.
 
@@ -85,10 +88,9 @@ class Steps:
         reducer, known = self._reducer, self._optimizer and self._optimizer()
         if known is not None and known is not optimizer:
             raise ConfigError(
-                f"this compression has met an optimizer already, {type(known).__name__}; of several, give it the one "
-                "whose second moment it is to share, Adam or AdamW, or give each a compression of its own"
+                f"this compression already has an optimizer, {type(known).__name__}; of several optimizers, attach the "
+                "one whose second moment the ranks should share, Adam or AdamW"
             )
-        self._optimizer = weakref.ref(optimizer)
         heavy_ball.refuse_twice(optimizer, self._methods, self.named)
         text = heavy_ball.advice(optimizer, self._methods, self.named)
         if text and not self.met and reducer.rank == 0 and not reducer.step:
@@ -97,7 +99,7 @@ class Steps:
         if reducer.options.follow_lr:
             self._rates = Rates(optimizer, reducer, self.named)
             self._rates.load(self._followed)
-        self.met = True
+        self._optimizer = weakref.ref(optimizer)
         if reducer.options.warmup_steps is None:
             self._begin_exact(optimizer)
         if self.held:
