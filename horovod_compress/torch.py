@@ -34,8 +34,8 @@ except ModuleNotFoundError as error:
     if (error.name or "").partition(".")[0] != "horovod":
         raise
     raise ImportError(
-        "horovod_compress.torch needs Horovod, which is not installed: pip install horovod[pytorch]; or, with "
-        "DistributedDataParallel and torchrun, import horovod_compress.ddp"
+        "horovod_compress.torch needs Horovod, which is not installed: hvd-compress build-horovod builds it; "
+        "or, with DistributedDataParallel and torchrun, import horovod_compress.ddp"
     ) from None
 
 __all__ = [
