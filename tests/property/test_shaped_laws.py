@@ -277,5 +277,5 @@ def test_the_measured_step_is_so_many_means(options: dict, scale: float) -> None
 )
 def test_refused(options: dict) -> None:
     what = "levels" if "levels" in options else "merge" if "merge" in options else "step_scale"
-    with pytest.raises(ConfigError, match=f"{what} should be|{what} is for"):
+    with pytest.raises(ConfigError, match=f"{what} should be|{what} applies to"):
         Fleet(2, [spec("w", 5)], **options)
