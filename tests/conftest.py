@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -37,12 +38,14 @@ def pytest_configure(config: pytest.Config) -> None:
     config.pluginmanager.register(GpuTests(), "gpu tests")
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark what must run alone, and combinations that `make test` leaves out; long files come first."""
+@pytest.hookimpl(wrapper=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> Iterator[None]:
+    """Mark what must run alone, and combinations that `make test` leaves out; of what runs, long files come first."""
     for item in items:
         if FAULTS in item.path.parents:
             item.add_marker("alone")
     mark_combinations(items)
+    yield
     long_files_first(items)
 
 

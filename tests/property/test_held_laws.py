@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from horovod_compress.codecs.base import variants_of
 from horovod_compress.codecs.dense import FullPrecision
 from horovod_compress.engine import checkpoint
-from horovod_compress.engine.optimizer import held
+from horovod_compress.engine.optimizer import held, second_moment
 from horovod_compress.engine.optimizer.second_moment import BOUND
 from horovod_compress.errors import ConfigError, NonFiniteError
 from horovod_compress.schedule.plan import Plan, TensorSpec
@@ -409,9 +409,10 @@ def test_without_a_second_beta_there_is_nothing_to_hold() -> None:
         Team(betas=(0.9, 0.0))
 
 
+@pytest.mark.parametrize("skips", [False, True])
 @pytest.mark.parametrize("exchanges", [1, 2, 3])
-def test_v_moves_by_steps_whose_exchanges_were_all_exact(exchanges: int) -> None:
-    """With several for one step of the optimizer, an exact round may be due in the middle of them."""
+def test_v_moves_by_steps_whose_exchanges_were_all_exact(exchanges: int, skips: bool) -> None:
+    """With several for one step of the optimizer, an exact round may be due in the middle of them; a scaler skips."""
     moved = 0
     with Team(warmup=4, every=5) as team:
         for step in range(24):
@@ -424,6 +425,8 @@ def test_v_moves_by_steps_whose_exchanges_were_all_exact(exchanges: int) -> None
                 mean = torch.stack([mine["weight"] for mine in grads]).mean(0)
                 exact = exact and torch.allclose(results[0]["weight"], mean, atol=0.05)  # in 16 bits
                 total = [{n: total[r][n] + mine[n] for n in mine} for r, mine in enumerate(results)]
+            if skips and step % 4 == 2:
+                continue
             team.use(total)
             if before is not None and not torch.equal(before, team.moment("weight").moment):
                 assert exact
@@ -454,3 +457,16 @@ def test_a_moment_of_no_elements_has_a_floor() -> None:
     for shape in ((0,), (0, 5), (5, 0)):
         moment = held._Held(torch.empty(shape), 30.0, 30.0, EPS, True)
         assert moment.divisor is not None and moment.squares().shape == shape and not moment.divisor.numel()
+
+
+def test_kernels_run_where_the_moment_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The thread's current GPU may be another one."""
+    entered: list[Tensor] = []
+
+    def noted(tensor: Tensor) -> contextlib.AbstractContextManager[object]:
+        entered.append(tensor)
+        return contextlib.nullcontext()
+
+    monkeypatch.setattr(second_moment, "on_its_device", noted)
+    moment = held._Held(torch.ones(3, 5), 30.0, 30.0, EPS, True)
+    assert entered[0] is moment.moment and len(entered) == 2

@@ -98,7 +98,7 @@ PLANTED: list[Plant] = [
 
 
 def walk(method: str) -> None:
-    """Take every turn of the machine once, in one order: a search may miss a fault, and what it tries is chance."""
+    """Take every turn of the machine, in one order: a search may miss a fault, and what it tries is chance."""
     machine = Engine()
     turns: list[Callable[[], Any]] = [
         lambda: machine.begin(method, "single"),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from pathlib import Path
 from typing import Any
 
@@ -53,7 +53,7 @@ def long_files_first(items: list[pytest.Item]) -> None:
 
     A file stays in one worker: were a long one the last, the other workers would wait for it.
     """
-    longest: Counter[Path] = Counter()
+    longest: defaultdict[Path, int] = defaultdict(int)
     for item in items:
         marker = item.get_closest_marker("timeout")
         longest[item.path] = max(longest[item.path], int(marker.args[0]) if marker else 0)

@@ -250,6 +250,10 @@ def test_another_optimizer_is_refused_and_the_same_one_is_not() -> None:
     with pytest.raises(hvc.ConfigError, match="already has an optimizer, Adam; of several"):
         compression.attach(torch.optim.SGD(model[1].parameters(), lr=0.1))  # type: ignore[index]
     assert compression._steps.held
+    del first
+    gc.collect()
+    with pytest.raises(hvc.ConfigError, match="already has an optimizer"):
+        compression.attach(torch.optim.Adam(model.parameters()))
     compression.close()
 
 
@@ -326,6 +330,24 @@ def test_a_scaler_keeps_no_compression_alive() -> None:
     assert gone() is None
     scaler.update(2.0)
     compression.close()
+
+
+@pytest.mark.usefixtures("group")
+def test_residuals_have_the_scale_that_the_scaler_has_last() -> None:
+    """Also where it changes between a load and the next step; and those of a closed compression keep theirs."""
+    scaler, (model, compression) = Scaler(), pair()
+    compression.follow(scaler)
+    called = compression.register(DistributedDataParallel(model))
+    assert backward(called) is None
+    state, before = compression.state_dict(), compression._running().kept.residual_norm()
+    scaler.update(32.0)
+    compression.load_state_dict(state)
+    scaler.update(16.0)
+    assert compression._running().kept.residual_norm() == pytest.approx(2 * before) and before
+    compression.close()
+    scaler.update(64.0)
+    assert compression.state_dict()["scale"] == 16.0
+    assert compression._running().kept.residual_norm() == pytest.approx(2 * before)
 
 
 @pytest.mark.usefixtures("group")

@@ -110,7 +110,8 @@ class HeldSecondMoment:
 
     Attributes:
         due: an exact round is due, and no step of the optimizer has used one yet. It begins with the first exchange
-            for a step: where there are several, all of them are exact, or none.
+            for a step: where there are several, all of them are exact, or none. After an exchange that the optimizer
+            does not use, as a scaler skips its step, the next one counts as another for the same step.
     """
 
     def __init__(
@@ -120,7 +121,8 @@ class HeldSecondMoment:
         self._rounds = rounds
         self._held: dict[str, _Held] = {}
         self._prepared = reducer.step - 1
-        self.due = self._exact = False  # and whether the exchanges for the coming step of the optimizer are exact
+        self.due = False
+        self._exact = False  # the exchanges for the optimizer's coming step are exact
         optimizer.register_step_pre_hook(lambda *given: self.prepare())
 
     @property
@@ -135,7 +137,9 @@ class HeldSecondMoment:
     def _digest(self) -> int:
         value = 1
         for name in sorted(self._held):
-            value = ops.hash64(self._held[name].moment.view(-1).view(torch.uint8), value)
+            moment = self._held[name].moment
+            with moments.on_its_device(moment):
+                value = ops.hash64(moment.view(-1).view(torch.uint8), value)
         return value
 
     def is_exact(self, step: int) -> bool:
@@ -166,7 +170,7 @@ class HeldSecondMoment:
     def begin(self, step: int) -> None:
         """Choose what the step exchanges, and show codecs what to divide by."""
         self.due = self.due or self.is_exact(step)
-        if step - 1 <= self._prepared:
+        if step - 1 <= self._prepared:  # the optimizer has used the last exchange: this is the first for its next step
             self._exact = self.due
         exact = self._exact
         if self._rounds.every == 1:  # it is the stock optimizer

@@ -150,6 +150,11 @@ class Moment:
         self.derive()
 
 
+def on_its_device(tensor: Tensor) -> contextlib.AbstractContextManager[object]:
+    """Let a tensor's GPU be the current one, as kernels need; a program's own may be another."""
+    return torch.cuda.device(tensor.device) if tensor.is_cuda else contextlib.nullcontext()
+
+
 def mean_power(values: Tensor, power: int, rows: int = 1) -> Tensor:
     """Return the mean of ``|x| ** power`` of each row, float64; equal on all ranks.
 
@@ -159,7 +164,8 @@ def mean_power(values: Tensor, power: int, rows: int = 1) -> Tensor:
     if not values.numel():
         return sums
     length = values.numel() // rows
-    ops.norm_offer(values.view(-1), sums, length, power=power)
+    with on_its_device(values):
+        ops.norm_offer(values.view(-1), sums, length, power=power)
     return sums.div_(length)
 
 
@@ -226,7 +232,7 @@ def write(
     second, first = state["exp_avg_sq"], wide(state["exp_avg"]).contiguous()
     out = second if second.dtype is first.dtype and second.is_contiguous() else torch.empty_like(first)
     beta1, beta2 = map(float, group["betas"])
-    with torch.cuda.device(out.device) if out.is_cuda else contextlib.nullcontext():
+    with on_its_device(out):
         ops.adam_hold_all(
             [out.view(-1)],
             [first.view(-1)],

@@ -10,9 +10,6 @@ from typing import Any
 from ...engine.reducer import Reducer
 from ...errors import ConfigError
 
-#: The attribute of a scaler that holds its followers, weakly: a scaler may outlive compressions.
-_FOLLOWERS = "_horovod_compress_followers"
-
 
 class Scale:
     """The scale that what is kept stands for, and the scaler that changes it.
@@ -29,16 +26,20 @@ class Scale:
     def follow(self, scaler: Any) -> None:
         """Follow a scaler from now on."""
         self.scaler = scaler
-        if not hasattr(scaler, _FOLLOWERS):
+        if scaler not in _followers:
             _watch(scaler)
-        getattr(scaler, _FOLLOWERS).add(self)
+        _followers[scaler].add(self)
+        if not self._scale:
+            self._scale = float(scaler.get_scale())
 
-    def rescale(self, before: float, after: float) -> None:
-        """Take note of another scale."""
+    def rescale(self, now: float) -> None:
+        """Let what is kept stand for this scale."""
         failure = self._reducer.failure
-        if after != before and before > 0 and not (failure.closing or failure.failed()):
-            self._reducer.kept.scale(after / before)
-        self._scale = after
+        if failure.closing or failure.failed():
+            return
+        if self._scale and now != self._scale:
+            self._reducer.kept.scale(now / self._scale)
+        self._scale = now
 
     def bridge(self) -> None:
         """Before the first step, or the first after a resume: what is kept may be of another scale.
@@ -48,7 +49,7 @@ class Scale:
         """
         if self.scaler is not None and not self._bridged:
             self._bridged = True
-            self.rescale(self._scale, float(self.scaler.get_scale()))
+            self.rescale(float(self.scaler.get_scale()))
         elif self.scaler is None and self._scale:
             kept = self._reducer.kept
             if self._scale == 1.0 or not (kept.states() or kept.tables()):
@@ -56,8 +57,8 @@ class Scale:
                 return
             raise ConfigError(
                 f"rank {self._reducer.rank}: the loaded state was saved with gradients multiplied by {self._scale:g}, "
-                f"and no gradient scaler is followed now; call compression.follow(scaler) before the first step, or, "
-                f'to train without one, load the state with residuals="reset"'
+                "and no gradient scaler is followed now; call compression.follow(scaler) before the first step, or, "
+                'to train without one, load the state with residuals="reset"'
             )
 
     def state(self) -> dict[str, float]:
@@ -68,22 +69,23 @@ class Scale:
         self._scale, self._bridged = saved, False
 
 
+#: By scaler; weakly, as a scaler may outlive compressions.
+_followers: weakref.WeakKeyDictionary[Any, weakref.WeakSet[Scale]] = weakref.WeakKeyDictionary()
+
+
 def _watch(scaler: Any) -> None:
     """Let a scaler tell its followers of each new scale, and refuse gradients that are being exchanged."""
-    stock, followers = scaler.update, weakref.WeakSet[Scale]()
+    stock, _followers[scaler] = scaler.update, weakref.WeakSet()
 
     def update(new_scale: Any = None) -> None:
-        before = float(scaler.get_scale())
         stock(new_scale)
-        after = float(scaler.get_scale())
-        for follower in followers:
-            follower.rescale(before, after)
+        for follower in _followers[scaler]:
+            follower.rescale(float(scaler.get_scale()))
 
     scaler.update = update
     for name in ("unscale_", "step"):
         if method := getattr(scaler, name, None):
             setattr(scaler, name, _after_the_exchange(method))
-    setattr(scaler, _FOLLOWERS, followers)
 
 
 def _after_the_exchange(whole: Callable[..., Any]) -> Callable[..., Any]:

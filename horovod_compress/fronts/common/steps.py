@@ -7,7 +7,6 @@ scale of gradients, a second moment chooses between exact and compressed rounds,
 from __future__ import annotations
 
 import logging
-import weakref
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -50,7 +49,7 @@ class Steps:
         self.scale = Scale(reducer)
         self.held: held.HeldSecondMoment | None = None
         self.frozen: list[nn.Parameter] = []
-        self._optimizer: weakref.ref[Any] | None = None
+        self._optimizer: Any = None
         self._exact_first = 0  # so many first steps are exact
         self._rates: Rates | None = None  # that residuals follow
         self._moments: Mapping[str, Any] = {}  # that were loaded
@@ -85,11 +84,12 @@ class Steps:
         Raises:
             ConfigError: it does not fit the method, or the options do not fit it.
         """
-        reducer, known = self._reducer, self._optimizer and self._optimizer()
-        if known is not None and known is not optimizer:
+        reducer = self._reducer
+        if self.met and optimizer is not self._optimizer:
             raise ConfigError(
-                f"this compression already has an optimizer, {type(known).__name__}; of several optimizers, attach the "
-                "one whose second moment the ranks should share, Adam or AdamW"
+                f"this compression already has an optimizer, {type(self._optimizer).__name__}; of several optimizers, "
+                "attach the one whose second moment the ranks should share, Adam or AdamW; to replace an optimizer, "
+                "create model, compression and optimizer again"
             )
         heavy_ball.refuse_twice(optimizer, self._methods, self.named)
         text = heavy_ball.advice(optimizer, self._methods, self.named)
@@ -99,7 +99,7 @@ class Steps:
         if reducer.options.follow_lr:
             self._rates = Rates(optimizer, reducer, self.named)
             self._rates.load(self._followed)
-        self._optimizer = weakref.ref(optimizer)
+        self._optimizer = optimizer
         if reducer.options.warmup_steps is None:
             self._begin_exact(optimizer)
         if self.held:
