@@ -139,7 +139,8 @@ class Checks:
             if plant == "corruption":
                 job.flip(self._ranks.size + 1)
             for step in range(_STEPS):
-                if plant == "freeze" and step == 1:
+                # In step 1, DistributedDataParallel agrees on its buckets, and waits as long as its process group may.
+                if plant == "freeze" and step == 2:
                     local_ranks.leave("fault", time.monotonic())
                     os.kill(os.getpid(), signal.SIGSTOP)
                 job.step(step)
