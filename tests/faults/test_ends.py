@@ -107,7 +107,7 @@ def test_error_before_a_meeting(nursery: Nursery, meeting: str, told: str) -> No
             missed = f"{told} did not take place. Rank(s) 1 never came: look at their output. Usual causes: "
             assert text.startswith(f"rank {rank.number}: {missed}"), text
             advice, _, horovod = text.partition(" Horovod has ended, and says: ")
-            assert advice.endswith("on every rank in the same order.") and horovod and ".." not in text
+            assert advice.endswith("in the same order on every rank.") and horovod and ".." not in text
 
 
 @pytest.mark.slow

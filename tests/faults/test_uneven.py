@@ -28,8 +28,8 @@ def _play(nursery: Nursery, world: int, path: str, joining: list[int], before: i
         if before and (path != "stock" or world == 2):
             assert text.startswith("rank" if path != "stock" else f"rank(s) {joining[0]} called hvd.join()")
     told = [rank.output for rank in ranks if rank.number in joining]
-    if found_out:
-        assert all("called hvd.join() before step 7, in which rank(s)" in text for text in told), told
+    if found_out:  # by one of them at least: the first one ends Horovod, and with it the others' waits in hvd.join()
+        assert any("called hvd.join() before step 7, in which rank(s)" in text for text in told), told
 
 
 def test_attached_with_a_pause_behind_the_first_join(nursery: Nursery) -> None:
