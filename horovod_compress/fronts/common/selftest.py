@@ -240,6 +240,7 @@ def _hash(tensor: Tensor) -> str:
 def lose_a_rank(ranks: Ranks, how: str, seconds: float) -> None:
     """Train, and let the last rank be killed or frozen in a step; the others leave what they saw."""
     job = _Job(ranks, "marsit", seconds=seconds)
+    ranks.barrier()  # some ranks start later than others, and the first exchange waits for `seconds` only
     job.step(0)
     ranks.barrier()
     if ranks.rank == ranks.size - 1:
