@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import gc
+import gc
 import resource
 from collections.abc import Iterator
 
@@ -187,6 +188,8 @@ def compete(group: list[Adapter], number: int, bench: Bench, chosen: argparse.Na
             contestant.step(compute=False)
         contestant.settle()
         contestant.forget()
+    gc.collect()
+    gc.freeze()  # else a collection of all objects, a third of a second here, falls into some contestant's step
     wrong = [0] * len(contestants)
     for turn in range(chosen.repeat):
         say(f"group {number + 1}: round {turn + 1} of {chosen.repeat}")
