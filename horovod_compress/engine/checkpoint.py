@@ -10,6 +10,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from ..errors import ConfigError, CorruptFrameError, StateError
@@ -61,7 +62,7 @@ def save(reducer: Reducer, methods: Methods, more: Mapping[str, Any] | None = No
 
 
 def check(reducer: Reducer, methods: Methods, state: Mapping[str, Any], residuals: str) -> None:
-    """Refuse a state that :func:`restore` could not restore; nothing is changed.
+    """Refuse a state that :func:`restore` could not restore, but for its tables; nothing is changed.
 
     Raises:
         ConfigError: there is a step under way, or no such way to treat residuals.
@@ -91,9 +92,24 @@ def _check_restored(reducer: Reducer, state: Mapping[str, Any]) -> None:
     _expect("number of ranks", reducer.world, state.get("world"), again)
     _expect("rank", reducer.rank, state.get("rank"), again)
     _check_kept(reducer.kept.states(), state["state"])
-    if reducer.kept.tables():
-        _expect("plan", reducer.plan.fingerprint(), state.get("plan"), 'or pass residuals="reset"')
-    _check_kept({"table": reducer.kept.tables()}, {"table": state["tables"]})
+
+
+def check_tables(plan: Plan, methods: Methods, world: int, state: Mapping[str, Any], residuals: str) -> None:
+    """Refuse tables that are not of the buckets that the job would go on with; nothing is changed.
+
+    Raises:
+        StateError: they are of another plan, or malformed.
+    """
+    if residuals != "restore":
+        return
+    tables = {}
+    for bucket in plan.buckets:
+        regions = {} if bucket.plain else methods.codecs[bucket.method].layout(bucket, world).tables
+        for name, (dtype, count) in regions.items():
+            tables[f"{bucket.index} {name}"] = torch.empty(count, dtype=dtype, device="meta")
+    if tables:
+        _expect("plan", plan.fingerprint(), state.get("plan"), 'or pass residuals="reset"')
+    _check_kept({"table": tables}, {"table": state["tables"]})
 
 
 def check_exchanged(exchanged: str, state: Mapping[str, Any]) -> None:
@@ -167,11 +183,12 @@ def load(reducer: Reducer, methods: Methods, state: Mapping[str, Any], residuals
         ConfigError, CorruptFrameError: see :func:`check`.
     """
     check(reducer, methods, state, residuals)
+    check_tables(reducer.plan, methods, reducer.world, state, residuals)
     restore(reducer, state, residuals)
 
 
 def restore(reducer: Reducer, state: Mapping[str, Any], residuals: str) -> None:
-    """Restore a state that :func:`check` has found good."""
+    """Restore a state that :func:`check` and :func:`check_tables` have found good."""
     kept = {**reducer.kept.states(), "table": reducer.kept.tables()}
     saved = {**state["state"], "table": state["tables"]}
     for kind, tensors in kept.items():

@@ -184,8 +184,8 @@ class Steps:
         checkpoint.check(self._reducer, self._methods, state, residuals)
         shapes = {name: parameter.shape for name, parameter in self.named}
         check_moments(state.get("second_moment", {}), shapes)
-        if self.tuner:
-            self.tuner.check(checkpoint.saved_plan(state))
+        plan = self.tuner.check(checkpoint.saved_plan(state)) if self.tuner else self._reducer.plan
+        checkpoint.check_tables(plan, self._methods, self._reducer.world, state, residuals)
 
     def load(self, state: Mapping[str, Any], residuals: str, *, begun: bool) -> None:
         """Take a state that :meth:`check` has found good.
