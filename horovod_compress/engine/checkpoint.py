@@ -94,7 +94,7 @@ def _check_restored(reducer: Reducer, state: Mapping[str, Any]) -> None:
     _check_kept(reducer.kept.states(), state["state"])
 
 
-def check_tables(plan: Plan, methods: Methods, world: int, state: Mapping[str, Any], residuals: str) -> None:
+def check_tables(plan: Plan, methods: Methods, state: Mapping[str, Any], residuals: str) -> None:
     """Refuse tables that are not of the buckets that the job would go on with; nothing is changed.
 
     Raises:
@@ -104,7 +104,7 @@ def check_tables(plan: Plan, methods: Methods, world: int, state: Mapping[str, A
         return
     tables = {}
     for bucket in plan.buckets:
-        regions = {} if bucket.plain else methods.codecs[bucket.method].layout(bucket, world).tables
+        regions = {} if bucket.plain else methods.codecs[bucket.method].layout(bucket, state["world"]).tables
         for name, (dtype, count) in regions.items():
             tables[f"{bucket.index} {name}"] = torch.empty(count, dtype=dtype, device="meta")
     if tables:
@@ -183,7 +183,7 @@ def load(reducer: Reducer, methods: Methods, state: Mapping[str, Any], residuals
         ConfigError, CorruptFrameError: see :func:`check`.
     """
     check(reducer, methods, state, residuals)
-    check_tables(reducer.plan, methods, reducer.world, state, residuals)
+    check_tables(reducer.plan, methods, state, residuals)
     restore(reducer, state, residuals)
 
 

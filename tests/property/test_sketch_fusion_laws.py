@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
+
 import pytest
 import torch
 from torch import Tensor
 
+from horovod_compress import ops
 from horovod_compress.codecs.sketch_fusion import SketchFusion
 from horovod_compress.errors import ConfigError
+from horovod_compress.ops.keys import SKETCH, Key
+from horovod_compress.schedule.plan import Plan
 from tests.support.local import Fleet, all_same, one_tensor, random_grads, same_bits, spec
 
 WIDE = {"cells": 4.0, "rows": 5}
@@ -98,6 +104,93 @@ def test_hashes_change_with_the_step_where_nothing_forbids_it() -> None:
                 found.append(fleet.step([{"a": x}])[0]["a"])
         chosen[feedback] = same_bits(*found)
     assert chosen == {"dense": False, "sketch": True}
+
+
+# ---- tables in other buckets ----
+
+COUNTS = (6_000, 6_000, 8_000)
+PARTS = [spec(f"p{number}", count, dtype=torch.float64) for number, count in enumerate(COUNTS)]
+
+
+def _in_parts(x: Tensor) -> dict[str, Tensor]:
+    return {part.name: piece.clone() for part, piece in zip(PARTS, x.split(COUNTS), strict=True)}
+
+
+def _whole(results: dict[str, Tensor]) -> Tensor:
+    return torch.cat([results[part.name] for part in PARTS])
+
+
+def _replan(fleet: Fleet, *buckets: Sequence[int]) -> None:
+    plan = Plan.of([([PARTS[number] for number in bucket], 1) for bucket in buckets])
+    for reducer in fleet.reducers:
+        reducer.replan(plan)
+    fleet._index = {name: index for index, name in enumerate(plan.names())}
+
+
+def _tables(fleet: Fleet) -> list[dict[str, Tensor]]:
+    return [{name: table.clone() for name, table in r.kept.tables().items()} for r in fleet.reducers]
+
+
+def _set_tables(fleet: Fleet, tables: Sequence[dict[str, Tensor]], factor: float = 1.0) -> None:
+    for reducer, mine in zip(fleet.reducers, tables, strict=True):
+        for name, table in reducer.kept.tables().items():
+            table.copy_(mine[name] * factor)
+
+
+@pytest.mark.parametrize("fault", [None, "emptied", "as they were"])
+@pytest.mark.parametrize("momentum", [0.0, 0.5])
+def test_what_waits_in_tables_is_sent_from_other_buckets(momentum: float, fault: str | None) -> None:
+    """More values than a step sends: some wait, buckets change, and they come as they would have. Faults: controls."""
+    support = torch.randperm(sum(COUNTS), generator=torch.Generator().manual_seed(1))[:200]
+    grads = [_in_parts(sparse(sum(COUNTS), support, seed)) for seed in range(2)]
+    nothing, bad = ([_in_parts(torch.full((sum(COUNTS),), x, dtype=torch.float64))] * 2 for x in (0.0, math.nan))
+    options, sums = {"density": 0.0075, "momentum": momentum, "error_feedback": "sketch"} | WIDE, []
+    for changes in ([], [[(0, 1, 2)], [(0,), (1, 2)], [(1,), (0,), (2,)]]):
+        with Fleet(2, PARTS, "sketch_fusion", schedule="layerwise", **options) as fleet:
+            total, before = _whole(fleet.step(grads)[0]), _tables(fleet)
+            for buckets in changes:
+                _replan(fleet, *buckets)
+                assert all_same(_tables(fleet))
+            if changes and fault:
+                _set_tables(fleet, before, 0.0 if fault == "emptied" else 1.0)
+            tables = _tables(fleet)
+            assert _whole(fleet.step(bad)[1]).isnan().all() and all_same([*tables, *_tables(fleet)])
+            for _ in range(3):
+                total += _whole(fleet.step(nothing)[0])
+            sums.append(total)
+    assert torch.allclose(*sums, rtol=1e-9, atol=1e-12) == (not fault)
+    if not momentum:
+        mean = sum(_whole(grad) for grad in grads) / 2
+        assert torch.allclose(sums[1], mean, rtol=1e-9, atol=1e-12) == (not fault)
+
+
+def _readings(fleet: Fleet) -> Tensor:
+    """Return what is read from the error tables for every element."""
+    found = {}
+    for bucket in fleet.reducers[0].plan.buckets:
+        table, key = fleet.reducers[0].kept.tables()[f"{bucket.index} error"], Key(0, 0, bucket.index, 0, 0, SKETCH)
+        for tensor, start in zip(bucket.tensors, bucket.offsets, strict=True):
+            positions, values = torch.zeros(tensor.count, dtype=torch.int64), torch.zeros(tensor.count).double()
+            number = ops.sketch_top(table, 5, key, [(start, tensor.count)], tensor.count, positions, values)
+            found[tensor.name] = torch.zeros(tensor.count).double()
+            found[tensor.name][positions[:number] - start] = values[:number]
+    return _whole(found)
+
+
+def test_the_largest_values_are_carried_and_a_bucket_that_stays_keeps_every_bit() -> None:
+    options = {"density": 0.02, "cells": 1.0, "error_feedback": "sketch", "seed": 0}
+    with Fleet(2, PARTS, "sketch_fusion", schedule="layerwise", **options) as fleet:
+        for seed in range(5):
+            fleet.step([_in_parts(one_tensor(1, sum(COUNTS), 2 * seed + r, torch.float64)[0] ** 3) for r in range(2)])
+        tables, readings = _tables(fleet)[0], _readings(fleet)
+        _replan(fleet, (0,), (1, 2))
+        assert same_bits(fleet.reducers[0].kept.tables()["0 error"], tables["0 error"])
+        now = _readings(fleet)
+        assert torch.equal(now[: COUNTS[0]], readings[: COUNTS[0]]) and not torch.equal(now, readings)
+        for part, old, new in zip(PARTS, readings.split(COUNTS), now.split(COUNTS), strict=True):
+            largest = old.abs().topk(part.count // 50).indices
+            error = (new - old)[largest].square().sum() / old[largest].square().sum()  # 1 if nothing is carried
+            assert error < 0.03
 
 
 def test_options() -> None:

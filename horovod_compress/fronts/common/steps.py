@@ -185,7 +185,7 @@ class Steps:
         shapes = {name: parameter.shape for name, parameter in self.named}
         check_moments(state.get("second_moment", {}), shapes)
         plan = self.tuner.check(checkpoint.saved_plan(state)) if self.tuner else self._reducer.plan
-        checkpoint.check_tables(plan, self._methods, self._reducer.world, state, residuals)
+        checkpoint.check_tables(plan, self._methods, state, residuals)
 
     def load(self, state: Mapping[str, Any], residuals: str, *, begun: bool) -> None:
         """Take a state that :meth:`check` has found good.
