@@ -9,6 +9,8 @@ other methods do the work of a round, on all tensors they are given at once:
     combine   two payloads become one, or fold: all of them do; gathered payloads stay as they are
     decode    write the result of some parts over the gradients, and renew what is kept
 
+A method with tables may also let them move when buckets change, by ``read_tables`` and ``write_tables``.
+
 Most methods need ``properties``, ``layout``, ``submit``, ``combine`` and ``decode`` only.
 """
 

@@ -16,6 +16,7 @@ import pytest
 import torch
 
 from horovod_compress.codecs.base import Codec
+from horovod_compress.codecs.by_step import by_step
 from horovod_compress.codecs.registry import available, codec_class
 from horovod_compress.codecs.sketch_fusion import SketchFusion
 from horovod_compress.engine import checkpoint, retune, tuning
@@ -26,12 +27,12 @@ from horovod_compress.exchange.deadline import Deadline
 from horovod_compress.schedule.costs import Arrivals
 from horovod_compress.schedule.plan import Plan
 from horovod_compress.schedule.policies import mergecomp
-from horovod_compress.schedule.policies.registry import is_adaptive
+from horovod_compress.schedule.policies.registry import is_adaptive, make_plan
 from horovod_compress.schedule.trial import BucketCost, Job as Wanted, Measured
 from horovod_compress.schedule.watch import Watch
 from tests.battery.toys import Steps
 from tests.support.accelerator import FakeAccelerator, everything_on_accelerator
-from tests.support.local import Fleet, random_grads, spec
+from tests.support.local import Fleet, all_same, random_grads, spec
 from tests.support.marks import each_value, slow
 
 WORLD = 3
@@ -236,6 +237,23 @@ def test_tables_of_other_buckets_are_refused_where_buckets_are_fixed() -> None:
         state = checkpoint.save(fleet.reducers[0], fleet.methods)
     with Fleet(WORLD, TENSORS, IN_SKETCH, schedule="single") as fleet, pytest.raises(StateError, match="different plan"):
         checkpoint.load(fleet.reducers[0], fleet.methods, state, "restore")
+
+
+def test_tables_of_several_stages_move_together() -> None:
+    method = by_step({0: "powersgd", 3: IN_SKETCH})
+    with Fleet(2, TENSORS, method, schedule="layerwise", verify_every=1) as fleet:
+        for number, buckets in enumerate([["single", "layerwise"], ["single"], [], ["layerwise"], []]):
+            results = fleet.step(random_grads(2, TENSORS, seed=number))
+            assert all_same(results)
+            before = [{n: t.clone() for n, t in r.kept.tables().items()} for r in fleet.reducers]
+            assert all_same(before) and any(t.any() for n, t in before[0].items() if n.endswith("factor"))
+            for schedule in buckets:
+                plan = make_plan(schedule, TENSORS, 0, fleet.methods.number)
+                for reducer in fleet.reducers:
+                    reducer.replan(plan)
+            if len(buckets) == 2:  # there and back: factors are the same bits
+                now = [r.kept.tables() for r in fleet.reducers]
+                assert all(torch.equal(now[0][n], t) for n, t in before[0].items() if n.endswith("factor"))
 
 
 # ---- buckets that are left uncompressed ----
