@@ -241,7 +241,7 @@ class Codec(_NoCompression):
         raise NotImplementedError
 
     def write_tables(self, work: Work, held: Sequence[Held], key: Key) -> None:
-        """Let tables that are zero hold for each tensor what :meth:`read_tables` found in earlier buckets, if it did."""
+        """Let tables that are zero hold what :meth:`read_tables` found for each tensor, if anything, elsewhere."""
         raise NotImplementedError
 
 

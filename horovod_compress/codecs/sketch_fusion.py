@@ -105,9 +105,7 @@ class _Sketching(Codec):
             )
         return {position: count for position, count in counts.items() if count}
 
-    def _largest(
-        self, work: Work, table: Tensor, key: Key, k: int, among: Sequence[int]
-    ) -> tuple[Tensor, Tensor]:
+    def _largest(self, work: Work, table: Tensor, key: Key, k: int, among: Sequence[int]) -> tuple[Tensor, Tensor]:
         """Return where the values read from a table for some tensors are largest, in order, and these values."""
         positions, estimates = work.local["positions"], work.local["estimates"]
         spans = [(work.bucket.offsets[p], work.bucket.tensors[p].count) for p in among]
@@ -224,7 +222,7 @@ class InSketch(_Sketching):
         table = work.regions["table"]
         counts = self._sketch(work, table, _lasting_key(key), state=False)
         # Cells pile up: the sum over ranks has to be finite too, for the error would never be again.
-        if not counts and not float(torch.linalg.vector_norm(table, math.inf)) <= _most(table) / work.world:
+        if not counts and not float(torch.linalg.vector_norm(table, math.inf)) <= _cell_limit(table) / work.world:
             counts = {work.present()[0]: 1}
         return counts
 
@@ -232,7 +230,7 @@ class InSketch(_Sketching):
         key, present = _lasting_key(key), work.present()
         mean, error, momentum = work.regions["table"], work.tables["error"], work.tables.get("momentum")
         mean.mul_(1 / work.world)
-        most = _most(mean)
+        most = _cell_limit(mean)
         if momentum is not None:
             mean = momentum.mul_(self.momentum).add_(mean).clamp_(-most, most)
         error.add_(mean).clamp_(-most, most)
@@ -272,10 +270,10 @@ class InSketch(_Sketching):
             for position, found in enumerate(held):
                 if name in found:
                     self._add(work, table, position, found[name], _lasting_key(key))
-            table.clamp_(-_most(table), _most(table))
+            table.clamp_(-_cell_limit(table), _cell_limit(table))
 
 
-def _most(table: Tensor) -> float:
+def _cell_limit(table: Tensor) -> float:
     """Return the largest value of a cell that is kept."""
     return torch.finfo(table.dtype).max / 4
 

@@ -235,7 +235,10 @@ def test_tables_of_other_buckets_are_refused_where_buckets_are_fixed() -> None:
     with Fleet(WORLD, TENSORS, IN_SKETCH, schedule="layerwise") as fleet:
         fleet.step(random_grads(WORLD, TENSORS))
         state = checkpoint.save(fleet.reducers[0], fleet.methods)
-    with Fleet(WORLD, TENSORS, IN_SKETCH, schedule="single") as fleet, pytest.raises(StateError, match="different plan"):
+    with (
+        Fleet(WORLD, TENSORS, IN_SKETCH, schedule="single") as fleet,
+        pytest.raises(StateError, match="different plan"),
+    ):
         checkpoint.load(fleet.reducers[0], fleet.methods, state, "restore")
 
 

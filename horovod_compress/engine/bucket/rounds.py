@@ -108,11 +108,12 @@ class Rounds:
 
     def read_tables(self, key: Key) -> dict[str, Held]:
         """Return what the tables of the bucket hold, by tensor."""
-        found: dict[str, Held] = {tensor.name: {} for tensor in self._memory.bucket.tensors}
+        tensors = self._memory.bucket.tensors
+        held: list[Held] = [{} for _ in tensors]
         for round_ in self._with_tables():
-            for mine, held in zip(found.values(), round_.codec.read_tables(round_.work, key), strict=True):
-                mine |= held
-        return found
+            more = round_.codec.read_tables(round_.work, key)
+            held = [a | b for a, b in zip(held, more, strict=True)]
+        return {tensor.name: found for tensor, found in zip(tensors, held, strict=True)}
 
     def write_tables(self, held: Mapping[str, Held], key: Key) -> None:
         """Let the tables of a new bucket hold what those of earlier ones did, by tensor."""
