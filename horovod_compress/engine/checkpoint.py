@@ -7,7 +7,7 @@ they survive another choice of buckets; tables that stand for a whole bucket do 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -61,8 +61,17 @@ def save(reducer: Reducer, methods: Methods, more: Mapping[str, Any] | None = No
     return sealed.sealed(kept | dict(more or {}))
 
 
-def check(reducer: Reducer, methods: Methods, state: Mapping[str, Any], residuals: str) -> None:
-    """Refuse a state that :func:`restore` could not restore, but for its tables; nothing is changed.
+def check(
+    reducer: Reducer,
+    methods: Methods,
+    state: Mapping[str, Any],
+    residuals: str,
+    go_on: Callable[[Plan], Plan] | None = None,
+) -> None:
+    """Refuse a state that :func:`restore` could not restore; nothing is changed.
+
+    Args:
+        go_on: checks the saved buckets and returns those that the job would go on with; None for those in use.
 
     Raises:
         ConfigError: there is a step under way, or no such way to treat residuals.
@@ -83,6 +92,9 @@ def check(reducer: Reducer, methods: Methods, state: Mapping[str, Any], residual
     if residuals == "restore":
         _check_restored(reducer, state)
     _check_more(state)
+    plan = go_on(saved_plan(state)) if go_on else reducer.plan
+    if residuals == "restore":
+        _check_tables(plan, methods, state)
     if state["format"] == FORMAT:
         sealed.check(state)
 
@@ -94,14 +106,8 @@ def _check_restored(reducer: Reducer, state: Mapping[str, Any]) -> None:
     _check_kept(reducer.kept.states(), state["state"])
 
 
-def check_tables(plan: Plan, methods: Methods, state: Mapping[str, Any], residuals: str) -> None:
-    """Refuse tables that are not of the buckets that the job would go on with; nothing is changed.
-
-    Raises:
-        StateError: they are of another plan, or malformed.
-    """
-    if residuals != "restore":
-        return
+def _check_tables(plan: Plan, methods: Methods, state: Mapping[str, Any]) -> None:
+    """Refuse tables that are not of these buckets."""
     tables = {}
     for bucket in plan.buckets:
         regions = {} if bucket.plain else methods.codecs[bucket.method].layout(bucket, state["world"]).tables
@@ -183,12 +189,11 @@ def load(reducer: Reducer, methods: Methods, state: Mapping[str, Any], residuals
         ConfigError, CorruptFrameError: see :func:`check`.
     """
     check(reducer, methods, state, residuals)
-    check_tables(reducer.plan, methods, state, residuals)
     restore(reducer, state, residuals)
 
 
 def restore(reducer: Reducer, state: Mapping[str, Any], residuals: str) -> None:
-    """Restore a state that :func:`check` and :func:`check_tables` have found good."""
+    """Restore a state that :func:`check` has found good."""
     kept = {**reducer.kept.states(), "table": reducer.kept.tables()}
     saved = {**state["state"], "table": state["tables"]}
     for kind, tensors in kept.items():

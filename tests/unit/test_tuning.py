@@ -220,9 +220,7 @@ def test_a_job_goes_on_with_the_tables_of_the_buckets_that_were_chosen() -> None
                 continue
             job.step(0)
             for reducer, tuner, state in zip(fleet.reducers, job.tuners, states, strict=True):
-                given = fleet.methods, state, "restore"
-                checkpoint.check(reducer, *given)
-                checkpoint.check_tables(tuner.check(checkpoint.saved_plan(state)), *given)
+                checkpoint.check(reducer, fleet.methods, state, "restore", tuner.check)
                 tuner.resume(checkpoint.saved_plan(state), True)
                 checkpoint.restore(reducer, state, "restore")
                 if zeroed:  # the control
