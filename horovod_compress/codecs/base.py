@@ -9,6 +9,8 @@ other methods do the work of a round, on all tensors they are given at once:
     combine   two payloads become one, or fold: all of them do; gathered payloads stay as they are
     decode    write the result of some parts over the gradients, and renew what is kept
 
+A method with tables may also let them move when buckets change, by ``read_tables`` and ``write_tables``.
+
 Most methods need ``properties``, ``layout``, ``submit``, ``combine`` and ``decode`` only.
 """
 
@@ -33,6 +35,8 @@ from .layout import Layout
 from .work import Counts, Part, Work
 
 Divides = Literal["before", "after", "never"]
+#: What tables hold for one tensor, by the table's name: arrays that only the method itself understands.
+Held = dict[str, tuple[Tensor, ...]]
 
 
 @dataclass(frozen=True)
@@ -51,6 +55,7 @@ class Properties:
         share_sent: which share of the elements a round sends, if the others wait.
         drains_residual: what waits in the residual of any element is sent in time, whoever left it there.
         has_private_state: something waits here that no other method would send: none may come after this one.
+        moves_tables: what its tables hold can be taken to other buckets, tensor by tensor; see ``Codec.read_tables``.
         stands_for_mean: results stand for the mean of what the ranks have; None for what the law says of it.
         small_tensors: the codec of tensors too small to be compressed, None for their gradients as they are. Where a
             method changes what a learning rate means, as momentum does, small tensors need the same.
@@ -76,6 +81,7 @@ class Properties:
     share_sent: float = 1.0
     drains_residual: bool = True
     has_private_state: bool = False
+    moves_tables: bool = False
     stands_for_mean: bool | None = None
     small_tensors: Codec | None = None
 
@@ -225,10 +231,29 @@ class Codec(_NoCompression):
         """
         raise NotImplementedError
 
+    # ---- other buckets ----
+
+    def read_tables(self, work: Work, key: Key) -> list[Held]:
+        """Return what the tables hold for each tensor of the bucket, in order, so that other buckets can take it.
+
+        Called between two steps, of methods whose properties say ``moves_tables``.
+        """
+        raise NotImplementedError
+
+    def write_tables(self, work: Work, held: Sequence[Held], key: Key) -> None:
+        """Let tables that are zero hold what :meth:`read_tables` found for each tensor, if anything, elsewhere."""
+        raise NotImplementedError
+
 
 def variants_of(codec: Codec) -> tuple[Codec, ...]:
     """Return every codec that the steps of a method may take."""
     return codec.properties().variants or (codec,)
+
+
+def tables_that_stay(codec: Codec, bucket: Bucket, world: int) -> list[str]:
+    """Return the tables of a bucket that cannot follow its tensors to other buckets."""
+    staying = (each for each in variants_of(codec) if not each.properties().moves_tables)
+    return sorted({name for each in staying for name in each.layout(bucket, world).tables})
 
 
 def check_world(codec: Codec, world: int) -> None:

@@ -29,7 +29,7 @@ from .. import ops
 from ..errors import ConfigError
 from ..ops.keys import FACTOR, Key
 from ..schedule.plan import Bucket, TensorSpec
-from .base import Algebra, Codec, Piece, Properties
+from .base import Algebra, Codec, Held, Piece, Properties
 from .law import Law
 from .layout import Layout, per_element
 from .registry import register
@@ -84,6 +84,7 @@ class PowerSgd(Codec):
             Law(conserves=self.error_feedback, bound="of one rank: |X|^2 - |P^T X|^2, P orthonormal"),
             feedback="own" if self.error_feedback else "none",
             divides="after",
+            moves_tables=True,
             drains_residual=False,  # of tensors that travel as they are nothing is kept
         )
 
@@ -175,3 +176,14 @@ class PowerSgd(Codec):
         work.tables["factor"][share.right] = right
         grad, residual = work.grad(position), work.residual_of(position)
         ops.lowrank_decode(left, right, share.rows, grad, residual, scale=result_scale)
+
+    # ---- other buckets ----
+
+    def read_tables(self, work: Work, key: Key) -> list[Held]:
+        shares: list[Share] = work.memo["shares"]
+        return [{"factor": (work.tables["factor"][share.right],)} if share.rank else {} for share in shares]
+
+    def write_tables(self, work: Work, held: Sequence[Held], key: Key) -> None:
+        for share, found in zip(work.memo["shares"], held, strict=True):
+            if "factor" in found:  # else the bucket was left uncompressed, and columns are drawn anew
+                work.tables["factor"][share.right] = found["factor"][0]

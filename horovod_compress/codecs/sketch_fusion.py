@@ -16,6 +16,8 @@ With ``error_feedback="sketch"`` nothing dense is kept and there is no second ex
     T = the k positions whose values read from E are largest;  result = these values
     cells that T touches become 0 in E and U        subtracting them instead diverges
 
+Other buckets hash otherwise. Their tables get the k largest values that are read from each table before.
+
 Everything after the sums is computed from the same bytes on every rank, so all choose the same T.
 """
 
@@ -36,7 +38,7 @@ from .. import ops
 from ..errors import ConfigError
 from ..ops.keys import SKETCH, Key
 from ..schedule.plan import Bucket
-from .base import Algebra, Codec, Piece, Properties
+from .base import Algebra, Codec, Held, Piece, Properties
 from .dense import Momentum
 from .law import Law
 from .layout import Layout, per_element
@@ -103,10 +105,10 @@ class _Sketching(Codec):
             )
         return {position: count for position, count in counts.items() if count}
 
-    def _largest(self, work: Work, table: Tensor, key: Key, k: int) -> tuple[Tensor, Tensor]:
-        """Return where the values read from a table are largest, in order, and these values."""
+    def _largest(self, work: Work, table: Tensor, key: Key, k: int, among: Sequence[int]) -> tuple[Tensor, Tensor]:
+        """Return where the values read from a table for some tensors are largest, in order, and these values."""
         positions, estimates = work.local["positions"], work.local["estimates"]
-        spans = [(work.bucket.offsets[p], work.bucket.tensors[p].count) for p in work.present()]
+        spans = [(work.bucket.offsets[p], work.bucket.tensors[p].count) for p in among]
         spans = [span for span in spans if span[1]]
         found = ops.sketch_top(table, self.rows, key, spans, min(k, positions.numel()), positions, estimates)
         return positions[:found], estimates[:found]
@@ -121,13 +123,12 @@ class _Sketching(Codec):
         return {"positions": (torch.int64, most), "estimates": (work_dtype(bucket), most)}
 
 
-def _places(work: Work, positions: Tensor) -> list[Places]:
+def _places(work: Work, positions: Tensor, among: Sequence[int]) -> list[Places]:
     """Share sorted positions of a bucket out among its tensors: which of them, and where in the tensor."""
-    present = work.present()
-    starts = torch.tensor([work.bucket.offsets[p] for p in present] + [work.bucket.padded], device=positions.device)
+    starts = torch.tensor([work.bucket.offsets[p] for p in among] + [work.bucket.padded], device=positions.device)
     bounds = torch.searchsorted(positions, starts).tolist()
     found = []
-    for position, (first, last) in zip(present, pairwise(bounds), strict=True):
+    for position, (first, last) in zip(among, pairwise(bounds), strict=True):
         if last > first:
             inside = positions[first:last] - work.bucket.offsets[position]
             found.append((position, slice(first, last), inside))
@@ -156,9 +157,10 @@ class FullState(_Sketching):
 
     def encode(self, work: Work, parts: Sequence[Part], key: Key) -> None:
         values = work.regions["values"]
-        positions, _ = self._largest(work, work.shared["table"], _hash_key(key), values.numel())
+        present = work.present()
+        positions, _ = self._largest(work, work.shared["table"], _hash_key(key), values.numel(), present)
         values[positions.numel() :] = 0
-        for position, where, inside in _places(work, positions):
+        for position, where, inside in _places(work, positions, present):
             values[where] = self._offered(work, position, inside)
         values.clamp_(-work.limit(), work.limit())
         work.memo["positions"] = positions
@@ -179,7 +181,7 @@ class FullState(_Sketching):
             assert residual is not None
             ops.absorb(work.grad(position), residual, momentum, self.momentum)
         limit = work.limit()
-        for position, where, inside in _places(work, positions):
+        for position, where, inside in _places(work, positions, work.present()):
             grad, residual = work.grad(position), work.residual_of(position)
             grad[inside] = (values[where] * (result_scale / work.world)).to(grad.dtype)
             work.saturate(position, result_scale)
@@ -207,52 +209,83 @@ class InSketch(_Sketching):
     def properties(self) -> Properties:
         # What a table holds cannot follow where a divisor moves, as it is of no element.
         law = Law(bound="of each row: |x|^2 / columns a value")
-        return replace(super().properties(), law=law, has_private_state=True)
+        return replace(super().properties(), law=law, has_private_state=True, moves_tables=True)
+
+    def _tables(self) -> list[str]:
+        return ["error", "momentum"] if self.momentum else ["error"]
 
     def layout(self, bucket: Bucket, world: int) -> Layout:
-        table, names = self._table(bucket), ["error", "momentum"] if self.momentum else ["error"]
-        return Layout({"table": table}, tables=dict.fromkeys(names, table), local=self._local(bucket))
+        table = self._table(bucket)
+        return Layout({"table": table}, tables=dict.fromkeys(self._tables(), table), local=self._local(bucket))
 
     def before(self, number: int, work: Work, key: Key) -> dict[int, int]:
         table = work.regions["table"]
-        counts = self._sketch(work, table, _hash_key(key.at(step=0)), state=False)
+        counts = self._sketch(work, table, _lasting_key(key), state=False)
         # Cells pile up: the sum over ranks has to be finite too, for the error would never be again.
-        most = torch.finfo(table.dtype).max / 4
-        if not counts and not float(torch.linalg.vector_norm(table, math.inf)) <= most / work.world:
+        if not counts and not float(torch.linalg.vector_norm(table, math.inf)) <= _cell_limit(table) / work.world:
             counts = {work.present()[0]: 1}
         return counts
 
     def decode(self, work: Work, parts: Sequence[Part], key: Key, result_scale: float) -> None:
-        key = _hash_key(key.at(step=0))  # tables of different steps add, so all hash alike
+        key, present = _lasting_key(key), work.present()
         mean, error, momentum = work.regions["table"], work.tables["error"], work.tables.get("momentum")
         mean.mul_(1 / work.world)
-        most = torch.finfo(mean.dtype).max / 4
+        most = _cell_limit(mean)
         if momentum is not None:
             mean = momentum.mul_(self.momentum).add_(mean).clamp_(-most, most)
         error.add_(mean).clamp_(-most, most)
-        positions, values = self._largest(work, error, key, self.most(work.bucket))
-        for table in work.tables.values():
-            ops.sketch_clear(table, self.rows, key, positions)
+        positions, values = self._largest(work, error, key, self.most(work.bucket), present)
+        for name in self._tables():
+            ops.sketch_clear(work.tables[name], self.rows, key, positions)
         for part in parts:
             work.grad(part.position).zero_()
-        for position, where, inside in _places(work, positions):
+        for position, where, inside in _places(work, positions, present):
             grad, mine = work.grad(position), values[where]
             rest = clamped(mine, work.limit())
             grad[inside] = (mine * result_scale).to(grad.dtype)
             work.saturate(position, result_scale)
             if rest is not None:
-                self._put_back(work, position, inside, rest, key)
+                self._add(work, error, position, (inside, rest), key)  # what the clamp took away
 
-    def _put_back(self, work: Work, position: int, inside: Tensor, rest: Tensor, key: Key) -> None:
-        """Return to the table what a clamp took from values that were read from it."""
-        whole = torch.zeros(work.bucket.tensors[position].count, dtype=rest.dtype, device=rest.device)
-        whole[inside] = rest
-        ops.sketch_encode(whole, None, work.tables["error"], self.rows, key, offset=work.bucket.offsets[position])
+    def _add(self, work: Work, table: Tensor, position: int, held: tuple[Tensor, ...], key: Key) -> None:
+        """Add the sketch of some elements of a tensor: where they are, and their values."""
+        inside, values = held
+        whole = torch.zeros(work.bucket.tensors[position].count, dtype=values.dtype, device=values.device)
+        whole[inside] = values
+        ops.sketch_encode(whole, None, table, self.rows, key, offset=work.bucket.offsets[position])
+
+    def read_tables(self, work: Work, key: Key) -> list[Held]:
+        key, every = _lasting_key(key), range(len(work.bucket.tensors))
+        held: list[Held] = [{} for _ in every]
+        for name in self._tables():
+            # Of all values the smaller ones are noise for the most part: in a new table they would add to it.
+            positions, values = self._largest(work, work.tables[name], key, self.most(work.bucket), every)
+            for position, where, inside in _places(work, positions, every):
+                held[position][name] = inside, values[where].clone()
+        return held
+
+    def write_tables(self, work: Work, held: Sequence[Held], key: Key) -> None:
+        for name in self._tables():
+            table = work.tables[name]
+            for position, found in enumerate(held):
+                if name in found:
+                    self._add(work, table, position, found[name], _lasting_key(key))
+            table.clamp_(-_cell_limit(table), _cell_limit(table))
+
+
+def _cell_limit(table: Tensor) -> float:
+    """Return the largest value of a cell that is kept."""
+    return torch.finfo(table.dtype).max / 4
 
 
 def _hash_key(key: Key) -> Key:
     """Return the key of the hashes: all ranks must hash alike."""
     return key.at(rank=0, purpose=SKETCH)
+
+
+def _lasting_key(key: Key) -> Key:
+    """Return that of tables that are kept: those of different steps add, so all hash alike."""
+    return _hash_key(key.at(step=0))
 
 
 @register

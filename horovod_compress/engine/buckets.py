@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from torch import Tensor
 
-from ..codecs.base import Codec, Divides
+from ..codecs.base import Codec, Divides, tables_that_stay
 from ..codecs.left_plain import LeftPlain
 from ..codecs.work import work_dtype
 from ..exchange.choose import Choose
@@ -68,6 +68,11 @@ class Buckets:
     def where(self, index: int) -> tuple[BucketState, int]:
         """Return the bucket of a tensor, by its place in the plan, and its position in there."""
         return self._where[index]
+
+    def tables_that_stay(self) -> set[str]:
+        """Return what is kept for whole buckets and cannot follow their tensors to others."""
+        world, kept = self._context.world, (state.bucket for state in self if not state.bucket.plain)
+        return {name for bucket in kept for name in tables_that_stay(self._codecs[bucket.method], bucket, world)}
 
     # ---- how far they are ----
 

@@ -7,9 +7,10 @@ they survive another choice of buckets; tables that stand for a whole bucket do 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from ..errors import ConfigError, CorruptFrameError, StateError
@@ -60,8 +61,17 @@ def save(reducer: Reducer, methods: Methods, more: Mapping[str, Any] | None = No
     return sealed.sealed(kept | dict(more or {}))
 
 
-def check(reducer: Reducer, methods: Methods, state: Mapping[str, Any], residuals: str) -> None:
+def check(
+    reducer: Reducer,
+    methods: Methods,
+    state: Mapping[str, Any],
+    residuals: str,
+    go_on: Callable[[Plan], Plan] | None = None,
+) -> None:
     """Refuse a state that :func:`restore` could not restore; nothing is changed.
+
+    Args:
+        go_on: checks the saved buckets and returns those that the job would go on with; None for those in use.
 
     Raises:
         ConfigError: there is a step under way, or no such way to treat residuals.
@@ -82,6 +92,9 @@ def check(reducer: Reducer, methods: Methods, state: Mapping[str, Any], residual
     if residuals == "restore":
         _check_restored(reducer, state)
     _check_more(state)
+    plan = go_on(saved_plan(state)) if go_on else reducer.plan
+    if residuals == "restore":
+        _check_tables(plan, methods, state)
     if state["format"] == FORMAT:
         sealed.check(state)
 
@@ -91,9 +104,18 @@ def _check_restored(reducer: Reducer, state: Mapping[str, Any]) -> None:
     _expect("number of ranks", reducer.world, state.get("world"), again)
     _expect("rank", reducer.rank, state.get("rank"), again)
     _check_kept(reducer.kept.states(), state["state"])
-    if reducer.kept.tables():
-        _expect("plan", reducer.plan.fingerprint(), state.get("plan"), 'or pass residuals="reset"')
-    _check_kept({"table": reducer.kept.tables()}, {"table": state["tables"]})
+
+
+def _check_tables(plan: Plan, methods: Methods, state: Mapping[str, Any]) -> None:
+    """Refuse tables that are not of these buckets."""
+    tables = {}
+    for bucket in plan.buckets:
+        regions = {} if bucket.plain else methods.codecs[bucket.method].layout(bucket, state["world"]).tables
+        for name, (dtype, count) in regions.items():
+            tables[f"{bucket.index} {name}"] = torch.empty(count, dtype=dtype, device="meta")
+    if tables:
+        _expect("plan", plan.fingerprint(), state.get("plan"), 'or pass residuals="reset"')
+    _check_kept({"table": tables}, {"table": state["tables"]})
 
 
 def check_exchanged(exchanged: str, state: Mapping[str, Any]) -> None:

@@ -198,16 +198,17 @@ class Reducer:
         """
         if not self.wait_idle(self.options.timeout):
             raise ConfigError(f"rank {self.rank}: buckets can be changed between steps only, and a step is under way")
-        replanning.check(self.context, self.buckets, self.kept, plan)
+        replanning.check(self.context, self.buckets, plan)
 
     def replan(self, plan: Plan) -> None:
         """Go on with other buckets, between two steps; every rank has to.
 
-        What is kept for the elements of a tensor goes with it, bit by bit.
+        What is kept for the elements of a tensor goes with it, bit by bit, and what tables hold as far as the method
+        can tell.
 
         Raises:
             ConfigError: a step is under way, the plan is not of the same tensors, or something is kept for
-                whole buckets.
+                whole buckets only.
         """
         self.check_replan(plan)
         replanning.replan(self.context, self.buckets, self.kept, plan)

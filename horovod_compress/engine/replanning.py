@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ..codecs.base import Held
 from ..errors import ConfigError
 from ..schedule.plan import Plan
 from .buckets import Buckets
@@ -9,7 +10,7 @@ from .context import Context
 from .kept import Kept
 
 
-def check(context: Context, buckets: Buckets, kept: Kept, plan: Plan) -> None:
+def check(context: Context, buckets: Buckets, plan: Plan) -> None:
     """Refuse buckets that :func:`replan` could not go on with.
 
     Raises:
@@ -22,24 +23,41 @@ def check(context: Context, buckets: Buckets, kept: Kept, plan: Plan) -> None:
         raise ConfigError(
             f"rank {context.rank}: {name} has a different method in the new buckets; its state would be lost"
         )
-    if tables := kept.tables():
+    if tables := buckets.tables_that_stay():
         raise ConfigError(
-            f"rank {context.rank}: this method keeps {', '.join(sorted(tables)[:3])} for whole buckets, so the "
+            f"rank {context.rank}: this method keeps {', '.join(sorted(tables))} for whole buckets, so the "
             'buckets cannot be changed; choose a fixed schedule such as "size:25MB"'
         )
 
 
 def replan(context: Context, buckets: Buckets, kept: Kept, plan: Plan) -> None:
-    """Take other buckets; what is kept for the elements of a tensor goes with it, bit by bit."""
+    """Take other buckets; what is kept for the elements of a tensor goes with it, bit by bit.
+
+    What tables hold goes with it as far as their method can tell one tensor from another.
+    """
     plan = plan.placed(tensor for bucket in buckets.plan.buckets for tensor in bucket.tensors)
     context.devices.synchronize()
     before, step = kept.states(), buckets.next_step()
+    tables = {state.bucket: state.memory.tables for state in buckets}
+    held = _held(context, buckets)
     with context.changed:
         buckets.take_plan(plan)
         for kind, tensors in kept.states().items():
             for name, tensor in tensors.items():
                 tensor.copy_(before[kind][name])
         for state in buckets:
+            for name, table in tables.get(state.bucket, {}).items():  # this bucket stays as it is
+                state.memory.tables[name].copy_(table)
+            if state.bucket not in tables:
+                state.rounds.write_tables(held, context.key(step, state.bucket.index))
             state.resume(step)
         context.devices.synchronize()
         context.changed.notify_all()
+
+
+def _held(context: Context, buckets: Buckets) -> dict[str, Held]:
+    """Return what the tables of all buckets hold, by tensor."""
+    found: dict[str, Held] = {}
+    for state in buckets:
+        found |= state.rounds.read_tables(context.key(buckets.next_step(), state.bucket.index))
+    return found

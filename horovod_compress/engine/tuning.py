@@ -83,7 +83,7 @@ class Tuner:
 
     def _stands_aside(self) -> bool:
         """Return whether there is nothing to choose here, or no way to."""
-        return self._reducer.plan.count < LEAST_ELEMENTS or bool(self._reducer.kept.tables())
+        return self._reducer.plan.count < LEAST_ELEMENTS or bool(self._reducer.buckets.tables_that_stay())
 
     def _watch_anew(self) -> None:
         self._reducer.context.watch = None if self.done else Watch(self._reducer.plan)
@@ -108,18 +108,20 @@ class Tuner:
             self._decide(watch)
         return enough
 
-    def check(self, plan: Plan) -> None:
-        """Refuse the buckets of a checkpoint that :meth:`resume` could not go on with.
+    def check(self, plan: Plan) -> Plan:
+        """Refuse the buckets of a checkpoint that :meth:`resume` could not go on with; return those it would take.
 
         Raises:
             ConfigError: says what they should be.
         """
         if self._idle:
-            return
+            return self._reducer.plan
         for bucket in plan.buckets:
             self._methods.check_bucket(bucket, self._reducer.world)
-        if self._schedule != OPTIONAL or self._is_of_these_devices(plan):
-            self._reducer.check_replan(plan)
+        if self._schedule == OPTIONAL and not self._is_of_these_devices(plan):
+            return self._reducer.plan
+        self._reducer.check_replan(plan)
+        return plan
 
     def resume(self, plan: Plan, done: bool) -> None:
         """Go on with the buckets of a checkpoint, which :meth:`check` has found good.

@@ -13,7 +13,7 @@ from tests.support.jobs import run_ranks
 pytestmark = pytest.mark.slow
 
 CASES = [f"{name} {schedule} {attach}" for name in ("net", "odd") for schedule in ("auto", "layerfusion", "mergecomp")
-         for attach in (False, True)] + ["layers auto True"]  # fmt: skip
+         for attach in (False, True)] + ["layers auto True", "tables auto True"]  # fmt: skip
 
 
 @pytest.fixture(scope="module", params=[2, pytest.param(4, marks=pytest.mark.slow)])
@@ -38,7 +38,8 @@ def test_buckets_are_tried_and_then_chosen(found, case: str) -> None:
 
 
 def test_a_checkpoint_goes_on_with_the_chosen_buckets(found) -> None:
-    assert [report["resumed"] for report in found] == [[True, True, True]] * len(found)
+    for case in ("resumed", "resumed with tables"):
+        assert [report[case] for report in found] == [[True, True, True]] * len(found)
 
 
 def test_ranks_that_made_other_compressions_before_meet_all_the_same(found) -> None:

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
+
 import pytest
 import torch
 from torch import Tensor
 
+from horovod_compress import ops
 from horovod_compress.codecs.sketch_fusion import SketchFusion
 from horovod_compress.errors import ConfigError
+from horovod_compress.ops.keys import SKETCH, Key
+from horovod_compress.schedule.plan import Plan
 from tests.support.local import Fleet, all_same, one_tensor, random_grads, same_bits, spec
 
 WIDE = {"cells": 4.0, "rows": 5}
@@ -98,6 +104,107 @@ def test_hashes_change_with_the_step_where_nothing_forbids_it() -> None:
                 found.append(fleet.step([{"a": x}])[0]["a"])
         chosen[feedback] = same_bits(*found)
     assert chosen == {"dense": False, "sketch": True}
+
+
+# ---- tables in other buckets ----
+
+COUNTS = (6_000, 6_000, 8_000)
+PARTS = [spec(f"p{number}", count, dtype=torch.float64) for number, count in enumerate(COUNTS)]
+
+
+def _in_parts(x: Tensor) -> dict[str, Tensor]:
+    return {part.name: piece.clone() for part, piece in zip(PARTS, x.split(COUNTS), strict=True)}
+
+
+def _whole(results: dict[str, Tensor]) -> Tensor:
+    return torch.cat([results[part.name] for part in PARTS])
+
+
+def _replan(fleet: Fleet, *buckets: Sequence[int]) -> None:
+    fleet.plan = Plan.of([([PARTS[number] for number in bucket], 1) for bucket in buckets])
+    for reducer in fleet.reducers:
+        reducer.replan(fleet.plan)
+    fleet._index = {name: index for index, name in enumerate(fleet.plan.names())}
+
+
+def _tables(fleet: Fleet) -> list[dict[str, Tensor]]:
+    return [{name: table.clone() for name, table in r.kept.tables().items()} for r in fleet.reducers]
+
+
+def _set_tables(fleet: Fleet, tables: Sequence[dict[str, Tensor]], factor: float = 1.0) -> None:
+    for reducer, mine in zip(fleet.reducers, tables, strict=True):
+        for name, table in reducer.kept.tables().items():
+            table.copy_(mine[name] * factor)
+
+
+@pytest.mark.parametrize("fault", [None, "emptied", "as they were"])
+@pytest.mark.parametrize("momentum", [0.0, 0.5])
+def test_what_waits_in_tables_is_sent_from_other_buckets(momentum: float, fault: str | None) -> None:
+    """More values than a step sends: some wait, buckets change, and they come as they would have. Faults: controls."""
+    support = torch.randperm(sum(COUNTS), generator=torch.Generator().manual_seed(1))[:200]
+    grads = [_in_parts(sparse(sum(COUNTS), support, seed)) for seed in range(2)]
+    nothing, bad = ([_in_parts(torch.full((sum(COUNTS),), x, dtype=torch.float64))] * 2 for x in (0.0, math.nan))
+    options, sums = {"density": 0.0075, "momentum": momentum, "error_feedback": "sketch"} | WIDE, []
+    for changes in ([], [[(0, 1, 2)], [(0,), (1, 2)], [(1,), (0,), (2,)]]):
+        with Fleet(2, PARTS, "sketch_fusion", schedule="layerwise", **options) as fleet:
+            total, before = _whole(fleet.step(grads)[0]), _tables(fleet)
+            for buckets in changes:
+                _replan(fleet, *buckets)
+                assert all_same(_tables(fleet))
+            if changes and fault:
+                _set_tables(fleet, before, 0.0 if fault == "emptied" else 1.0)
+            tables = _tables(fleet)
+            assert _whole(fleet.step(bad)[1]).isnan().all() and all_same([*tables, *_tables(fleet)])
+            for _ in range(3):
+                total += _whole(fleet.step(nothing)[0])
+            sums.append(total)
+    assert torch.allclose(*sums, rtol=1e-9, atol=1e-12) == (not fault)
+    if not momentum:
+        mean = sum(_whole(grad) for grad in grads) / 2
+        assert torch.allclose(sums[1], mean, rtol=1e-9, atol=1e-12) == (not fault)
+
+
+def _key(index: int) -> Key:
+    return Key(0, 0, index, 0, purpose=SKETCH)
+
+
+def _readings(fleet: Fleet) -> Tensor:
+    """Return what is read from the error tables for every element."""
+    found, tables = {}, fleet.reducers[0].kept.tables()
+    for bucket in fleet.plan.buckets:
+        for tensor, start in zip(bucket.tensors, bucket.offsets, strict=True):
+            at, values = torch.zeros(tensor.count, dtype=torch.int64), torch.zeros(tensor.count, dtype=torch.float64)
+            spans = [(start, tensor.count)]
+            number = ops.sketch_top(tables[f"{bucket.index} error"], 5, _key(bucket.index), spans, len(at), at, values)
+            whole = torch.zeros(tensor.count, dtype=torch.float64)
+            found[tensor.name] = whole.index_copy_(0, at[:number] - start, values[:number])
+    return _whole(found)
+
+
+def _error(found: Tensor, wanted: Tensor) -> float:
+    """Return the squared error at the largest readings of two buckets, as a share of their squares."""
+    error, size = 0.0, 0.0
+    for new, old in zip(found.split(COUNTS)[1:], wanted.split(COUNTS)[1:], strict=True):
+        largest = old.abs().topk(old.numel() // 20).indices
+        error, size = error + float((new - old)[largest].square().sum()), size + float(old[largest].square().sum())
+    return error / size
+
+
+def test_the_largest_values_are_carried_and_a_bucket_that_stays_keeps_every_bit() -> None:
+    options = {"density": 0.05, "cells": 0.5, "error_feedback": "sketch", "seed": 0}
+    with Fleet(2, PARTS, "sketch_fusion", schedule="layerwise", **options) as fleet:
+        for step in range(5):
+            grads = [one_tensor(1, sum(COUNTS), 2 * step + rank, torch.float64)[0] ** 3 for rank in range(2)]
+            fleet.step([_in_parts(grad) for grad in grads])
+        wanted, staying = _readings(fleet), fleet.reducers[0].kept.tables()["0 error"].clone()
+        _replan(fleet, (0,), (1, 2))
+        bucket, tables = fleet.plan.buckets[1], fleet.reducers[0].kept.tables()
+        assert same_bits(tables["0 error"], staying)
+        assert _error(_readings(fleet), wanted) < 0.1
+        tables["1 error"].zero_()  # with all that is read, more would be noise
+        for part, start in zip(wanted.split(COUNTS)[1:], bucket.offsets, strict=True):
+            ops.sketch_encode(part.contiguous(), None, tables["1 error"], 5, _key(1), offset=start)
+        assert _error(_readings(fleet), wanted) > 0.2
 
 
 def test_options() -> None:

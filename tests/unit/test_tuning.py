@@ -15,24 +15,30 @@ from typing import Any
 import pytest
 import torch
 
+from horovod_compress.codecs.base import Codec
+from horovod_compress.codecs.by_step import by_step
 from horovod_compress.codecs.registry import available, codec_class
-from horovod_compress.engine import retune, tuning
+from horovod_compress.codecs.sketch_fusion import SketchFusion
+from horovod_compress.engine import checkpoint, retune, tuning
 from horovod_compress.engine.methods import per_layer, single
 from horovod_compress.engine.tuning import TRIAL_STEPS, RankTrial, Tuner
-from horovod_compress.errors import ConfigError
+from horovod_compress.errors import ConfigError, StateError
 from horovod_compress.exchange.deadline import Deadline
 from horovod_compress.schedule.costs import Arrivals
 from horovod_compress.schedule.plan import Plan
 from horovod_compress.schedule.policies import mergecomp
-from horovod_compress.schedule.policies.registry import is_adaptive
+from horovod_compress.schedule.policies.registry import is_adaptive, make_plan
 from horovod_compress.schedule.trial import BucketCost, Job as Wanted, Measured
 from horovod_compress.schedule.watch import Watch
+from tests.battery.toys import Steps
 from tests.support.accelerator import FakeAccelerator, everything_on_accelerator
-from tests.support.local import Fleet, random_grads, spec
+from tests.support.local import Fleet, all_same, random_grads, spec
 from tests.support.marks import each_value, slow
 
 WORLD = 3
 TENSORS = [spec(f"layer{number}.weight", 30 + 7 * number, 11) for number in range(9)]
+#: Residual and momentum are tables that belong to buckets.
+IN_SKETCH = SketchFusion(cells=0.5, error_feedback="sketch", momentum=0.5)
 
 
 class Meeting:
@@ -88,8 +94,8 @@ def small_models_count(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @each_value
 @pytest.mark.parametrize("schedule", ["auto", "layerfusion", "mergecomp", "mergecomp:2"])
-@pytest.mark.parametrize("method", ["marsit", "topk", "none", "signsgd"])
-def test_ranks_agree_in_every_step_and_choose_in_time(schedule: str, method: str) -> None:
+@pytest.mark.parametrize("method", ["marsit", "topk", "none", "signsgd", "powersgd", IN_SKETCH])
+def test_ranks_agree_in_every_step_and_choose_in_time(schedule: str, method: str | Codec) -> None:
     with Fleet(WORLD, TENSORS, method, schedule=schedule, verify_every=1) as fleet:
         job = Job(fleet, schedule)
         for number in range(90):
@@ -140,13 +146,13 @@ def test_other_buckets_change_nothing_that_is_kept() -> None:
             fleet.step(random_grads(2, TENSORS, seed=len(groups)))
 
 
-def test_buckets_are_changed_between_steps_only_and_not_under_tables() -> None:
+def test_buckets_are_changed_between_steps_only_and_not_under_tables_of_the_bucket_as_a_whole() -> None:
     with Fleet(2, TENSORS, "topk", timeout=1.0) as fleet:
         fleet.reducers[0].offer(0, random_grads(2, TENSORS)[0][TENSORS[0].name])
         with pytest.raises(ConfigError, match="between steps only"):
             fleet.reducers[0].replan(fleet.plan)
-    with Fleet(2, TENSORS, "sketch_fusion", cells=0.5, error_feedback="sketch") as fleet:
-        with pytest.raises(ConfigError, match="for whole buckets"):
+    with Fleet(2, TENSORS, Steps()) as fleet:
+        with pytest.raises(ConfigError, match="keeps largest for whole buckets"):
             fleet.reducers[0].replan(fleet.plan)
 
 
@@ -198,6 +204,57 @@ def test_a_resume_into_the_middle_of_a_search_goes_on_searching() -> None:
         for number in range(3 * TRIAL_STEPS + 2):
             assert job.same(job.step(number))
         assert job.tuners[0].done
+
+
+def test_a_job_goes_on_with_the_tables_of_the_buckets_that_were_chosen() -> None:
+    """Saved once the search is over and loaded before the other job's own: the bits are those of a job that went on."""
+    wanted: dict[str, torch.Tensor] = {}
+    for zeroed in (None, False, True):
+        with Fleet(WORLD, TENSORS, IN_SKETCH, schedule="layerfusion") as fleet:
+            job = Job(fleet, "layerfusion")
+            if zeroed is None:
+                _until_done(job)
+                job.step(50)
+                states = [checkpoint.save(reducer, fleet.methods) for reducer in fleet.reducers]
+                wanted = job.step(51)[0]
+                continue
+            job.step(0)
+            for reducer, tuner, state in zip(fleet.reducers, job.tuners, states, strict=True):
+                checkpoint.check(reducer, fleet.methods, state, "restore", tuner.check)
+                tuner.resume(checkpoint.saved_plan(state), True)
+                checkpoint.restore(reducer, state, "restore")
+                if zeroed:  # the control
+                    reducer.kept.tables()["0 error"].zero_()
+            found = job.step(51)[0]
+            assert all(torch.equal(found[name], result) for name, result in wanted.items()) != zeroed
+
+
+def test_tables_of_other_buckets_are_refused_where_buckets_are_fixed() -> None:
+    with Fleet(WORLD, TENSORS, IN_SKETCH, schedule="layerwise") as fleet:
+        fleet.step(random_grads(WORLD, TENSORS))
+        state = checkpoint.save(fleet.reducers[0], fleet.methods)
+    with (
+        Fleet(WORLD, TENSORS, IN_SKETCH, schedule="single") as fleet,
+        pytest.raises(StateError, match="different plan"),
+    ):
+        checkpoint.load(fleet.reducers[0], fleet.methods, state, "restore")
+
+
+def test_tables_of_several_stages_move_together() -> None:
+    method = by_step({0: "powersgd", 3: IN_SKETCH})
+    with Fleet(2, TENSORS, method, schedule="layerwise", verify_every=1) as fleet:
+        for number, buckets in enumerate([["single", "layerwise"], ["single"], [], ["layerwise"], []]):
+            results = fleet.step(random_grads(2, TENSORS, seed=number))
+            assert all_same(results)
+            before = [{n: t.clone() for n, t in r.kept.tables().items()} for r in fleet.reducers]
+            assert all_same(before) and any(t.any() for n, t in before[0].items() if n.endswith("factor"))
+            for schedule in buckets:
+                plan = make_plan(schedule, TENSORS, 0, fleet.methods.number)
+                for reducer in fleet.reducers:
+                    reducer.replan(plan)
+            if len(buckets) == 2:  # there and back: factors are the same bits
+                now = [r.kept.tables() for r in fleet.reducers]
+                assert all(torch.equal(now[0][n], t) for n, t in before[0].items() if n.endswith("factor"))
 
 
 # ---- buckets that are left uncompressed ----
@@ -287,7 +344,7 @@ def test_a_given_plan_may_leave_buckets_uncompressed_where_the_method_allows_it(
 
 
 def test_auto_leaves_the_buckets_where_it_cannot_choose(monkeypatch: pytest.MonkeyPatch) -> None:
-    with Fleet(WORLD, TENSORS, "powersgd", schedule="auto") as fleet:
+    with Fleet(WORLD, TENSORS, Steps(), schedule="auto") as fleet:
         job = Job(fleet, "auto")
         assert all(tuner.done for tuner in job.tuners) and job.same(job.step(0))
         before = fleet.reducers[0].plan

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from torch import Tensor
 
-from ...codecs.base import Codec, Divides, variants_of
+from ...codecs.base import Codec, Divides, Held, variants_of
 from ...codecs.dense import BFloat, Dense, Uncompressed
 from ...codecs.left_plain import LeftPlain
+from ...ops.keys import Key
 from .building import make_round
 from .memory import Memory
 from .round import Round
@@ -104,6 +105,24 @@ class Rounds:
             for round_ in self.kinds.values()
             for name, carry in round_.work.carry.items()
         }
+
+    def read_tables(self, key: Key) -> dict[str, Held]:
+        """Return what the tables of the bucket hold, by tensor."""
+        tensors = self._memory.bucket.tensors
+        held: list[Held] = [{} for _ in tensors]
+        for round_ in self._with_tables():
+            more = round_.codec.read_tables(round_.work, key)
+            held = [a | b for a, b in zip(held, more, strict=True)]
+        return {tensor.name: found for tensor, found in zip(tensors, held, strict=True)}
+
+    def write_tables(self, held: Mapping[str, Held], key: Key) -> None:
+        """Let the tables of a new bucket hold what those of earlier ones did, by tensor."""
+        mine = [held[tensor.name] for tensor in self._memory.bucket.tensors]
+        for round_ in self._with_tables():
+            round_.codec.write_tables(round_.work, mine, key)
+
+    def _with_tables(self) -> list[Round]:
+        return [round_ for round_ in self.kinds.values() if round_.properties.moves_tables]
 
 
 def _labels(variants: Sequence[Codec]) -> dict[Codec, str]:

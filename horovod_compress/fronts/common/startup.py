@@ -11,7 +11,7 @@ from typing import Any, NoReturn, TypeVar
 import torch
 from torch import nn
 
-from ...codecs.base import Codec, check_world, variants_of
+from ...codecs.base import Codec, check_world, tables_that_stay, variants_of
 from ...engine.agreement import handshake
 from ...engine.agreement.place import own_address
 from ...engine.agreement.ranks import listed
@@ -216,10 +216,10 @@ def _check_buckets(methods: Methods, plan: Plan, options: Options, world: int) -
     methods.check_plain(plan)
     for bucket in plan.buckets:
         methods.check_bucket(bucket, world)
-        tables = methods.codecs[bucket.method].layout(bucket, world).tables
+        tables = tables_that_stay(methods.codecs[bucket.method], bucket, world)
         if tables and is_adaptive(options.schedule) and options.schedule != OPTIONAL:
             raise ConfigError(
-                f"{methods.codecs[bucket.method].name} keeps {', '.join(sorted(tables))} for whole buckets, so they "
+                f"{methods.codecs[bucket.method].name} keeps {', '.join(tables)} for whole buckets, so they "
                 f'cannot be changed in the running job; choose a fixed schedule such as "size:25MB"'
             )
 

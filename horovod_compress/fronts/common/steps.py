@@ -181,11 +181,10 @@ class Steps:
         Raises:
             ConfigError, CorruptFrameError: says what is wrong with it.
         """
-        checkpoint.check(self._reducer, self._methods, state, residuals)
+        go_on = self.tuner.check if self.tuner else None
+        checkpoint.check(self._reducer, self._methods, state, residuals, go_on)
         shapes = {name: parameter.shape for name, parameter in self.named}
         check_moments(state.get("second_moment", {}), shapes)
-        if self.tuner:
-            self.tuner.check(checkpoint.saved_plan(state))
 
     def load(self, state: Mapping[str, Any], residuals: str, *, begun: bool) -> None:
         """Take a state that :meth:`check` has found good.

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 import horovod_compress.torch as hvc
 from horovod_compress.engine import tuning
+from horovod_compress.schedule.plan import Plan
 from tests.support.rank import check
 from tests.support.states import unsealed
 from tests.support.training import digest, gathered, loss_of, net, optimizer_for, train
@@ -62,11 +63,14 @@ for name, make in (("net", net), ("odd", Odd)):
 
 check("layers auto True", lambda: tuned(net, "auto", {"3.*": "topk", "*": "marsit"}, True))
 
+in_sketch = hvc.method("sketch_fusion", error_feedback="sketch", cells=0.5)
+check("tables auto True", lambda: tuned(net, "auto", {"3.*": "powersgd", "*": in_sketch}, True))
 
-def resumed() -> Any:
+
+def resumed(method: Any, prefix: str) -> Any:
     """Save after the choice, and go on in a new compression: at once with the chosen buckets."""
     model = net()
-    optimizer, compression = optimizer_for(model, "ef_signsgd", True, schedule="layerfusion")
+    optimizer, compression = optimizer_for(model, method, True, schedule="layerfusion", prefix=f"before.{prefix}")
     train(model, optimizer, range(12))
     assert compression is not None
     state, plan = compression.state_dict(), compression.plan
@@ -74,7 +78,7 @@ def resumed() -> Any:
     train(model, optimizer, range(12, 16))
     compression.close()
     other = net()
-    again, continued = optimizer_for(other, "ef_signsgd", True, schedule="layerfusion", prefix="again.")
+    again, continued = optimizer_for(other, method, True, schedule="layerfusion", prefix=f"again.{prefix}")
     assert continued is not None
     renamed = renamed_state(state)
     other.load_state_dict(whole[0])
@@ -88,15 +92,20 @@ def resumed() -> Any:
 
 def renamed_state(state: dict[str, Any]) -> dict[str, Any]:
     """Horovod wants other names for the parameters of a second optimizer."""
-    kept = {kind: {f"again.{n}": t for n, t in tensors.items()} for kind, tensors in state["state"].items()}
+
+    def again(name: str) -> str:
+        return name.replace("before.", "again.")
+
+    kept = {kind: {again(n): t for n, t in tensors.items()} for kind, tensors in state["state"].items()}
     buckets = [
-        entry | {"tensors": [[f"again.{name}", *rest] for name, *rest in entry["tensors"]]}
-        for entry in state["buckets"]
+        entry | {"tensors": [[again(name), *rest] for name, *rest in entry["tensors"]]} for entry in state["buckets"]
     ]
-    return unsealed(state) | {"state": kept, "buckets": buckets}
+    plan = Plan.from_document(buckets).fingerprint()
+    return unsealed(state) | {"state": kept, "buckets": buckets, "plan": plan}
 
 
-check("resumed", resumed)
+check("resumed", lambda: resumed("ef_signsgd", ""))
+check("resumed with tables", lambda: resumed(in_sketch, "sketch."))
 
 
 def beside_a_process_set() -> Any:
