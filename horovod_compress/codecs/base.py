@@ -9,14 +9,14 @@ other methods do the work of a round, on all tensors they are given at once:
     combine   two payloads become one, or fold: all of them do; gathered payloads stay as they are
     decode    write the result of some parts over the gradients, and renew what is kept
 
-A method with tables may also let them move when buckets change, by ``read_tables`` and ``write_tables``.
+A method with tables may also let them move when buckets change, by the property ``moves_tables``.
 
 Most methods need ``properties``, ``layout``, ``submit``, ``combine`` and ``decode`` only.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
@@ -40,6 +40,19 @@ Held = dict[str, tuple[Tensor, ...]]
 
 
 @dataclass(frozen=True)
+class TableMoves:
+    """How what tables hold follows its tensors to other buckets, between two steps.
+
+    Attributes:
+        read: returns what the tables of a bucket hold for each of its tensors, in order.
+        write: lets tables that are zero hold what ``read`` found for each tensor, if anything, elsewhere.
+    """
+
+    read: Callable[[Work, Key], list[Held]]
+    write: Callable[[Work, Sequence[Held], Key], None]
+
+
+@dataclass(frozen=True)
 class Properties:
     """What is true of a method with its options. A simple method says its law, its residual rule and ``divides``.
 
@@ -55,7 +68,7 @@ class Properties:
         share_sent: which share of the elements a round sends, if the others wait.
         drains_residual: what waits in the residual of any element is sent in time, whoever left it there.
         has_private_state: something waits here that no other method would send: none may come after this one.
-        moves_tables: what its tables hold can be taken to other buckets, tensor by tensor; see ``Codec.read_tables``.
+        moves_tables: how what its tables hold is taken to other buckets, tensor by tensor; None if it can't be.
         stands_for_mean: results stand for the mean of what the ranks have; None for what the law says of it.
         small_tensors: the codec of tensors too small to be compressed, None for their gradients as they are. Where a
             method changes what a learning rate means, as momentum does, small tensors need the same.
@@ -81,7 +94,7 @@ class Properties:
     share_sent: float = 1.0
     drains_residual: bool = True
     has_private_state: bool = False
-    moves_tables: bool = False
+    moves_tables: TableMoves | None = None
     stands_for_mean: bool | None = None
     small_tensors: Codec | None = None
 
@@ -229,19 +242,6 @@ class Codec(_NoCompression):
             key: this rank's key, as given to ``submit``.
             result_scale: 1 for the mean over ranks, the number of ranks for the sum.
         """
-        raise NotImplementedError
-
-    # ---- other buckets ----
-
-    def read_tables(self, work: Work, key: Key) -> list[Held]:
-        """Return what the tables hold for each tensor of the bucket, in order, so that other buckets can take it.
-
-        Called between two steps, of methods whose properties say ``moves_tables``.
-        """
-        raise NotImplementedError
-
-    def write_tables(self, work: Work, held: Sequence[Held], key: Key) -> None:
-        """Let tables that are zero hold what :meth:`read_tables` found for each tensor, if anything, elsewhere."""
         raise NotImplementedError
 
 

@@ -29,7 +29,7 @@ from .. import ops
 from ..errors import ConfigError
 from ..ops.keys import FACTOR, Key
 from ..schedule.plan import Bucket, TensorSpec
-from .base import Algebra, Codec, Held, Piece, Properties
+from .base import Algebra, Codec, Held, Piece, Properties, TableMoves
 from .law import Law
 from .layout import Layout, per_element
 from .registry import register
@@ -84,7 +84,7 @@ class PowerSgd(Codec):
             Law(conserves=self.error_feedback, bound="of one rank: |X|^2 - |P^T X|^2, P orthonormal"),
             feedback="own" if self.error_feedback else "none",
             divides="after",
-            moves_tables=True,
+            moves_tables=TableMoves(self._read_tables, self._write_tables),
             drains_residual=False,  # of tensors that travel as they are nothing is kept
         )
 
@@ -179,11 +179,11 @@ class PowerSgd(Codec):
 
     # ---- other buckets ----
 
-    def read_tables(self, work: Work, key: Key) -> list[Held]:
+    def _read_tables(self, work: Work, key: Key) -> list[Held]:
         shares: list[Share] = work.memo["shares"]
         return [{"factor": (work.tables["factor"][share.right],)} if share.rank else {} for share in shares]
 
-    def write_tables(self, work: Work, held: Sequence[Held], key: Key) -> None:
+    def _write_tables(self, work: Work, held: Sequence[Held], key: Key) -> None:
         for share, found in zip(work.memo["shares"], held, strict=True):
             if "factor" in found:  # else the bucket was left uncompressed, and columns are drawn anew
                 work.tables["factor"][share.right] = found["factor"][0]

@@ -38,7 +38,7 @@ from .. import ops
 from ..errors import ConfigError
 from ..ops.keys import SKETCH, Key
 from ..schedule.plan import Bucket
-from .base import Algebra, Codec, Held, Piece, Properties
+from .base import Algebra, Codec, Held, Piece, Properties, TableMoves
 from .dense import Momentum
 from .law import Law
 from .layout import Layout, per_element
@@ -209,7 +209,8 @@ class InSketch(_Sketching):
     def properties(self) -> Properties:
         # What a table holds cannot follow where a divisor moves, as it is of no element.
         law = Law(bound="of each row: |x|^2 / columns a value")
-        return replace(super().properties(), law=law, has_private_state=True, moves_tables=True)
+        moves = TableMoves(self._read_tables, self._write_tables)
+        return replace(super().properties(), law=law, has_private_state=True, moves_tables=moves)
 
     def _tables(self) -> list[str]:
         return ["error", "momentum"] if self.momentum else ["error"]
@@ -254,7 +255,7 @@ class InSketch(_Sketching):
         whole[inside] = values
         ops.sketch_encode(whole, None, table, self.rows, key, offset=work.bucket.offsets[position])
 
-    def read_tables(self, work: Work, key: Key) -> list[Held]:
+    def _read_tables(self, work: Work, key: Key) -> list[Held]:
         key, every = _lasting_key(key), range(len(work.bucket.tensors))
         held: list[Held] = [{} for _ in every]
         for name in self._tables():
@@ -264,7 +265,7 @@ class InSketch(_Sketching):
                 held[position][name] = inside, values[where].clone()
         return held
 
-    def write_tables(self, work: Work, held: Sequence[Held], key: Key) -> None:
+    def _write_tables(self, work: Work, held: Sequence[Held], key: Key) -> None:
         for name in self._tables():
             table = work.tables[name]
             for position, found in enumerate(held):

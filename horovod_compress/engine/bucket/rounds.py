@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from torch import Tensor
 
-from ...codecs.base import Codec, Divides, Held, variants_of
+from ...codecs.base import Codec, Divides, Held, TableMoves, variants_of
 from ...codecs.dense import BFloat, Dense, Uncompressed
 from ...codecs.left_plain import LeftPlain
+from ...codecs.work import Work
 from ...ops.keys import Key
 from .building import make_round
 from .memory import Memory
@@ -110,19 +111,20 @@ class Rounds:
         """Return what the tables of the bucket hold, by tensor."""
         tensors = self._memory.bucket.tensors
         held: list[Held] = [{} for _ in tensors]
-        for round_ in self._with_tables():
-            more = round_.codec.read_tables(round_.work, key)
-            held = [a | b for a, b in zip(held, more, strict=True)]
+        for moves, work in self._moves():
+            held = [a | b for a, b in zip(held, moves.read(work, key), strict=True)]
         return {tensor.name: found for tensor, found in zip(tensors, held, strict=True)}
 
     def write_tables(self, held: Mapping[str, Held], key: Key) -> None:
         """Let the tables of a new bucket hold what those of earlier ones did, by tensor."""
         mine = [held[tensor.name] for tensor in self._memory.bucket.tensors]
-        for round_ in self._with_tables():
-            round_.codec.write_tables(round_.work, mine, key)
+        for moves, work in self._moves():
+            moves.write(work, mine, key)
 
-    def _with_tables(self) -> list[Round]:
-        return [round_ for round_ in self.kinds.values() if round_.properties.moves_tables]
+    def _moves(self) -> Iterator[tuple[TableMoves, Work]]:
+        for round_ in self.kinds.values():
+            if moves := round_.properties.moves_tables:
+                yield moves, round_.work
 
 
 def _labels(variants: Sequence[Codec]) -> dict[Codec, str]:
