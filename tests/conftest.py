@@ -34,8 +34,17 @@ else:
     settings.load_profile("tests")
 
 
+def pytest_addoption(parser: pytest.Parser, pluginmanager: pytest.PytestPluginManager) -> None:
+    """Without pytest-timeout, know its settings nevertheless: a borrowed machine may lack it."""
+    if not pluginmanager.hasplugin("timeout"):
+        parser.addini("timeout", "seconds a test may take; without pytest-timeout there is no limit")
+        parser.addoption("--timeout", help="the same; without pytest-timeout there is no limit")
+
+
 def pytest_configure(config: pytest.Config) -> None:
     config.pluginmanager.register(GpuTests(), "gpu tests")
+    if not config.pluginmanager.hasplugin("timeout"):
+        config.addinivalue_line("markers", "timeout(seconds): for pytest-timeout, which is not installed")
 
 
 @pytest.hookimpl(wrapper=True)

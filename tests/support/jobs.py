@@ -15,8 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import psutil
-
+from . import processes
 from .yields import sleeping_yields
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -83,6 +82,14 @@ def wait_for_file(path: Path, timeout: float, process: subprocess.Popen[bytes]) 
             break
         time.sleep(0.005)
     raise AssertionError(f"{path.name} did not come (job status {process.poll()})")
+
+
+def needs_front(front: str) -> None:
+    """Skip a test whose front is not installed: Horovod's; torch's always is."""
+    if front == "horovod":
+        import pytest
+
+        pytest.importorskip("horovod.torch", reason="needs Horovod")
 
 
 def run_ranks(
@@ -182,22 +189,6 @@ def _read_json(path: Path) -> Any:
     return json.loads(path.read_text()) if path.exists() else None
 
 
-def marked(mark: str) -> list[psutil.Process]:
-    """Return the living processes of a job; horovodrun puts its workers in sessions of their own."""
-    found = []
-    for process in psutil.process_iter():
-        with contextlib.suppress(psutil.Error, OSError):
-            if process.environ().get(_MARK) == mark and process.status() != psutil.STATUS_ZOMBIE:
-                found.append(process)
-    return found
-
-
-def kill_marked(mark: str, patience: float = 10.0) -> None:
-    """Kill every process of a job until there is none; stopped ones too."""
-    end = time.monotonic() + patience
-    while survivors := marked(mark):
-        for process in survivors:
-            with contextlib.suppress(psutil.Error):
-                process.kill()
-        psutil.wait_procs(survivors, timeout=1.0)
-        assert time.monotonic() < end, f"processes of a job cannot be killed: {survivors}"
+def kill_marked(mark: str) -> None:
+    """Kill every process of a job until there is none."""
+    processes.kill_marked(_MARK, mark)
