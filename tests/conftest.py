@@ -14,6 +14,7 @@ if ROOT not in sys.path:
     sys.path.insert(0, ROOT)
 
 from tests.gpu import GpuTests  # noqa: E402  once `tests` can be imported
+from tests.share import Share  # noqa: E402
 from tests.support.marks import long_files_first, mark_combinations  # noqa: E402
 
 FAULTS = Path(__file__).parent / "faults"
@@ -43,6 +44,7 @@ def pytest_addoption(parser: pytest.Parser, pluginmanager: pytest.PytestPluginMa
 
 def pytest_configure(config: pytest.Config) -> None:
     config.pluginmanager.register(GpuTests(), "gpu tests")
+    config.pluginmanager.register(Share(), "share of the tests")
     if not config.pluginmanager.hasplugin("timeout"):
         config.addinivalue_line("markers", "timeout(seconds): for pytest-timeout, which is not installed")
 

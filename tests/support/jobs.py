@@ -122,7 +122,7 @@ def run_ranks(
         environment = _environment(world, folder, mark, arguments, env)
         with (folder / "output").open("wb") as output:
             process = subprocess.Popen(
-                [*_launcher(front), str(world), sys.executable, str(path)],
+                [*launcher(front), str(world), sys.executable, str(path)],
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 stdin=subprocess.DEVNULL,
@@ -169,7 +169,7 @@ def _environment(
     return os.environ | ours | sleeping_yields(world) | dict(env or {})
 
 
-def _launcher(front: str) -> list[str]:
+def launcher(front: str) -> list[str]:
     """Return the command that starts ranks, as far as to their number."""
     if front == "torch":
         return [sys.executable, "-m", "tests.support.launch"]
