@@ -33,7 +33,9 @@ def job(front: str, which: str, world: int = WORLD, env: dict[str, str] | None =
 
 def parts(report: dict[str, Steps], device: str) -> dict[str, Steps]:
     """Return a rank's cases on a device, by sample."""
-    return {name.removesuffix(f" on {device}"): steps for name, steps in report.items() if name.endswith(f"on {device}")}
+    return {
+        name.removesuffix(f" on {device}"): steps for name, steps in report.items() if name.endswith(f"on {device}")
+    }
 
 
 @pytest.mark.parametrize("place", PLACES, ids=" ".join)
@@ -48,7 +50,7 @@ def test_payloads_are_the_same_bytes_in_every_step(place: tuple[str, str, str]) 
         assert len(here) == len(there) >= {"two": 2, "few": 9, "all": 20}[which]
         for name, steps in here.items():
             assert all(step["sent"] for step in steps)
-            assert len({str(step["sent"]) for step in steps}) == STEPS, f"{name}: payloads that never change say nothing"
+            assert len({str(step["sent"]) for step in steps}) == STEPS, f"{name} always sends the same"
             wrong += differing(f"rank {rank}, {name}", steps, there[name])
     figure(f"payloads {front} {device}", {"samples": len(here), "steps": STEPS, "ranks": WORLD, "differing": wrong})
     assert not wrong

@@ -64,7 +64,7 @@ def example(*words: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.gpu
-def test_the_example_trains_on_a_gpu(tmp_path: Any) -> None:
+def test_the_example_trains_under_horovod_on_a_gpu(tmp_path: Any) -> None:
     """And goes on from its checkpoint on the CPU."""
     needs_front("horovod")
     saved = str(tmp_path / "checkpoint")

@@ -9,8 +9,8 @@ import torch
 
 from tests.support.accelerator import everything_on_accelerator
 
-#: Devices of a job by name. "staged" is the CPU whose payloads are copied as from another device; "cuda:0" is a GPU that
-#: all ranks share; with "cuda" each rank of a host has its own.
+#: Devices of a job by name. "staged" is the CPU whose payloads are copied as from another device; "cuda:0" is a GPU
+#: that all ranks share; with "cuda" each rank of a host has its own.
 DEVICES = ("cpu", "staged", "cuda:0", "cuda")
 
 

@@ -107,9 +107,7 @@ def load(model: nn.Module, compression: Any, sample: Sample, given: dict[str, st
 def chosen() -> list[Sample]:
     found = samples(few=ASKED["which"] != "all")
     return [
-        sample
-        for sample in found
-        if sample.worlds(count_ranks()) and (ASKED["which"] != "two" or sample.method in TWO)
+        sample for sample in found if sample.worlds(count_ranks()) and (ASKED["which"] != "two" or sample.method in TWO)
     ]
 
 
