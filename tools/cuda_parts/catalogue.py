@@ -76,8 +76,8 @@ def _measurements(folder: Path, limit: float) -> Iterator[Part]:
         about = f"the timeline of a step, and how often it makes the host wait; under {front}"
         command = (*PYTEST, "tests/parallel/test_steady_on_device.py", "-k", front)
         yield Part(f"trace.{front}", about, command, 60.0, alone=True, limit=limit)
-    command = (sys.executable, "-m", "benchmarks.gpu", "--json", str(folder / "figures" / "benchmark" / "lines.jsonl"))
-    yield Part("benchmark", "time of every kernel beside a copy's", command, 180.0, alone=True, limit=limit)
+    timed = (sys.executable, "-m", "benchmarks.gpu", "--json", str(folder / "figures" / "benchmark" / "lines.jsonl"))
+    yield Part("benchmark", "time of every kernel beside a copy's", timed, 180.0, alone=True, limit=limit)
 
 
 def _sanitizers(limit: float, program: str | None) -> Iterator[Part]:

@@ -74,9 +74,11 @@ def _cores() -> int:
 
 def _asked(command: Sequence[str]) -> dict[str, Any]:
     path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
-    ours = {"cwd": ROOT, "env": {**os.environ, "PYTHONPATH": path}}
+    environment = {**os.environ, "PYTHONPATH": path}
     try:
-        done = subprocess.run(command, **ours, capture_output=True, text=True, timeout=_SECONDS, check=False)
+        done = subprocess.run(
+            command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=_SECONDS, check=False
+        )
         return dict(json.loads(done.stdout.splitlines()[-1]))
     except subprocess.TimeoutExpired:
         return {"problem": f"torch did not answer within {_SECONDS:g} s: the driver may hang; see nvidia-smi"}
@@ -92,4 +94,5 @@ def _first_line(program: str, *words: str) -> str | None:
         done = subprocess.run([path, *words], capture_output=True, text=True, timeout=_SECONDS, check=False)
     except (OSError, subprocess.TimeoutExpired):
         return None
-    return (done.stdout.strip().splitlines() or [None])[0] if done.returncode == 0 else None
+    lines = done.stdout.strip().splitlines() if done.returncode == 0 else []
+    return lines[0] if lines else None

@@ -90,7 +90,7 @@ def _figure(name: str, value: Any) -> Iterator[str]:
 
 def _curve(curves: Mapping[str, Sequence[Sequence[float]]]) -> list[list[Any]]:
     """Return a row for each step, with the loss of each curve."""
-    points = [dict(map(tuple, curve)) for curve in curves.values()]  # type: ignore[arg-type]
+    points = [{point[0]: point[1] for point in curve} for curve in curves.values()]
     steps = sorted(set().union(*points))
     return [[f"{step:g}", *(f"{mine[step]:.4f}" if step in mine else "" for mine in points)] for step in steps]
 
