@@ -15,7 +15,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from . import processes
 from .yields import sleeping_yields
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -191,4 +190,6 @@ def _read_json(path: Path) -> Any:
 
 def kill_marked(mark: str) -> None:
     """Kill every process of a job until there is none."""
-    processes.kill_marked(_MARK, mark)
+    import marked_processes  # of the tools, which only pytest has on its path: ranks import this module too
+
+    marked_processes.kill_marked(_MARK, mark)

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 import time
 import uuid
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
-
-from tests.support.processes import kill_marked
+from marked_processes import kill_marked
 
 ROOT = Path(__file__).resolve().parents[2]
 _MARK = "HVC_CHECK_PART"  # in the environment of every process of a part
