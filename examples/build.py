@@ -27,6 +27,7 @@ class Run:
     model: nn.Module
     optimizer: Any
     compression: Any
+    device: torch.device
     step: int = 0
     curve: list[dict[str, float]] = field(default_factory=list)
     timings: list[float] = field(default_factory=list)
@@ -38,10 +39,11 @@ def build(chosen: Namespace) -> Run:
     """Build the run; from a checkpoint when one is asked for."""
     torch.manual_seed(chosen.seed)  # the same model on every rank, before any broadcast
     task: Task = TASKS[chosen.task](chosen.shards)
-    model = task.model()
+    device = together(lambda: device_of(chosen.device))
+    model = task.model().to(device)
     compression = together(lambda: methods.create(chosen.method, model.named_parameters(), chosen.options))
     optimizer = together(lambda: distributed(chosen, model, compression))
-    run = Run(chosen, task, model, optimizer, compression)
+    run = Run(chosen, task, model, optimizer, compression, device)
     if chosen.update_mode:  # each rank has an optimizer state, and in between weights, of its own
         hvd.broadcast_parameters(model.state_dict(), root_rank=0)
     if chosen.load:
@@ -55,6 +57,24 @@ def build(chosen: Namespace) -> Run:
         second_moment = {"second_moment": chosen.second_moment, "warmup_steps": chosen.exact_steps}
         run.optimizer = compression.attach(optimizer, **second_moment)
     return run
+
+
+def device_of(kind: str) -> torch.device:
+    """Return where this rank trains; a GPU becomes the current one.
+
+    Raises:
+        ValueError: there is no GPU.
+    """
+    if kind == "cpu":
+        return torch.device("cpu")
+    if not torch.cuda.is_available():
+        raise ValueError(
+            f"--device cuda needs a GPU, and torch sees none here (torch.version.cuda is {torch.version.cuda}); "
+            "leave --device out to train on the CPU"
+        )
+    device = torch.device("cuda", hvd.local_rank() % torch.cuda.device_count())
+    torch.cuda.set_device(device)
+    return device
 
 
 def distributed(chosen: Namespace, model: nn.Module, compression: Any) -> Any:

@@ -63,7 +63,8 @@ def load(name: str, chosen: Any, model: nn.Module, optimizer: Any, compression: 
 def _read(path: Path) -> dict[str, Any]:
     try:
         # weights_only keeps a stranger's file harmless: nothing in it is executed.
-        return dict(torch.load(path, weights_only=True))
+        # To the CPU first: it may have been saved on a GPU, and is loaded into tensors that have their place.
+        return dict(torch.load(path, weights_only=True, map_location="cpu"))
     except Exception as error:
         raise ValueError(f"cannot read checkpoint {path}: {error}") from error
 

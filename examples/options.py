@@ -8,6 +8,7 @@ from typing import Any, NoReturn
 from tasks import TASKS
 
 SHARDS = ("even", "uneven")
+DEVICES = ("cpu", "cuda")
 EXCHANGES = ("auto", "ring", "fold")
 OPTIMIZERS = ("sgd", "adam", "adamw")
 
@@ -71,6 +72,12 @@ def _parser(quiet: bool) -> Parser:
 def _add_task(group: Any) -> None:
     group.add_argument("--task", choices=sorted(TASKS), default="digits")
     group.add_argument("--steps", type=positive(int), default=200, help="steps of this run")
+    group.add_argument(
+        "--device",
+        choices=DEVICES,
+        default="cpu",
+        help="cuda: a GPU for each rank where a host has several, else one that its ranks share",
+    )
     group.add_argument("--seed", type=count, default=0)
     group.add_argument("--optimizer", choices=OPTIMIZERS, help="default: the task's own")
     group.add_argument("--lr", type=positive(float), help="learning rate")

@@ -25,13 +25,17 @@ import records
 from agree import stop_if_any
 from build import Run, build
 from progress import Progress
+from tasks import Pair
 
 
 def main() -> None:
     hvd.init()
     chosen = arguments()
     torch.set_num_threads(chosen.threads)
-    torch.use_deterministic_algorithms(True)
+    # cuBLAS repeats its results with this setting only, which it reads when it starts.
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    # On a GPU some operations have no deterministic version, such as the backward pass of MaxPool2d.
+    torch.use_deterministic_algorithms(True, warn_only=chosen.device == "cuda")
     run = build(chosen)
     try:
         train(run)
@@ -77,13 +81,20 @@ def train_step(run: Run) -> float:
         for group in run.optimizer.param_groups:
             group["lr"] = chosen.lr * cosine(run.step, chosen.steps)
     run.optimizer.zero_grad()
-    loss = cross_entropy(run.model, *batch)
+    loss = cross_entropy(run.model, *moved(batch, run.device))
     began = time.perf_counter()
     loss.backward()
     run.optimizer.step()
+    if run.device.type == "cuda":
+        torch.cuda.synchronize()  # else only the queueing is timed
     run.timings.append(time.perf_counter() - began)
     run.step += 1
     return loss.item()
+
+
+def moved(pair: Pair, device: torch.device) -> Pair:
+    inputs, targets = pair
+    return inputs.to(device), targets.to(device)
 
 
 def cosine(step: int, steps: int) -> float:
@@ -118,14 +129,15 @@ def evaluate(run: Run, progress: Progress, done: int) -> None:
 @torch.no_grad()
 def held_out_totals(run: Run) -> Tensor:
     """Return this rank's sums: loss, hits and samples held out, training loss and steps."""
-    totals = torch.zeros(5, dtype=torch.float64)
-    for inputs, targets in run.task.held_out(hvd.rank(), hvd.size()):
+    totals = torch.zeros(5, dtype=torch.float64, device=run.device)
+    for share in run.task.held_out(hvd.rank(), hvd.size()):
+        inputs, targets = moved(share, run.device)
         scores, wanted = run.model(inputs).flatten(0, -2), targets.flatten()
         totals[0] += F.cross_entropy(scores, wanted, reduction="sum")
         totals[1] += (scores.argmax(dim=1) == wanted).sum()
         totals[2] += len(wanted)
     totals[3], totals[4] = sum(run.losses), len(run.losses)
-    return totals
+    return totals.cpu()  # where Horovod can add them up, however it was built
 
 
 def finish(run: Run) -> None:

@@ -1,35 +1,44 @@
-"""Real jobs with the model on a device: four processes that share it."""
+"""Real jobs with the model on a device: processes that share it, or have one each."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import pytest
+import torch
 
-pytest.importorskip("horovod.torch")
 pytest.importorskip("sklearn")
 
-from tests.support.jobs import run_ranks
+from tests.support.jobs import needs_front, run_ranks
 
-WORLD = 4
 METHODS = ("none", "marsit", "topk", "sketch_fusion")
+SECONDS = 280.0
 
-
+gpu, slow = pytest.mark.gpu, pytest.mark.slow
 # The CPU as a device is in test_staged.py by default, with smaller models.
-@pytest.fixture(
-    scope="module", params=[pytest.param("cpu", marks=pytest.mark.slow), pytest.param("cuda:0", marks=pytest.mark.gpu)]
-)
+PLACES = [
+    pytest.param(("horovod", 4, "staged", "gloo"), marks=slow),
+    pytest.param(("torch", 2, "staged", "gloo"), marks=slow),
+    *(pytest.param((front, world, "cuda:0", "gloo"), marks=gpu) for front in ("horovod", "torch") for world in (2, 4)),
+    *(pytest.param((front, 0, "cuda", "nccl"), marks=gpu) for front in ("horovod", "torch")),
+]
+
+
+@pytest.fixture(scope="module", params=PLACES, ids=lambda place: " ".join(map(str, place)))
 def found(request: pytest.FixtureRequest) -> tuple[str, list[dict[str, Any]]]:
-    """Return the reports; on the CPU payloads are staged as if it were another device."""
-    job = run_ranks(WORLD, "device.py", timeout=300, arguments={"device": request.param})
-    return request.param, job.values()
+    """Return the reports; over NCCL there is a rank for each GPU."""
+    front, world, device, transport = request.param
+    needs_front(front)
+    world = world or torch.cuda.device_count()
+    if transport == "nccl" and world < 2:
+        pytest.skip("one GPU: ranks that share it cannot use NCCL; test_nccl.py has a communicator of one rank")
+    given = {"device": device, "transport": transport}
+    return device, run_ranks(world, "device.py", timeout=SECONDS, arguments=given, front=front).values()
 
 
 @pytest.mark.parametrize("task", ["digits", "text"])
 @pytest.mark.parametrize("method", METHODS)
-def test_ranks_that_share_a_device_stay_together(
-    found: tuple[str, list[dict[str, Any]]], task: str, method: str
-) -> None:
+def test_ranks_on_a_device_stay_together(found: tuple[str, list[dict[str, Any]]], task: str, method: str) -> None:
     device, reports = found
     first = reports[0][f"{task} {method}"]
     for report in reports:
@@ -37,4 +46,4 @@ def test_ranks_that_share_a_device_stay_together(
         assert mine["digests"] == first["digests"] and mine["finite"] and mine["staged"]
         assert mine["stats"]["verified"] == len(set(mine["digests"])) - 1 == 6
         assert mine["stats"]["nonfinite"] == 0 and mine["stats"]["bytes_sent"] > 0
-        assert set(mine["devices"]) <= {device.partition(":")[0]}
+        assert set(mine["devices"]) <= {"cuda" if device.startswith("cuda") else "cpu"}

@@ -15,8 +15,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import psutil
-
 from .yields import sleeping_yields
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -85,6 +83,14 @@ def wait_for_file(path: Path, timeout: float, process: subprocess.Popen[bytes]) 
     raise AssertionError(f"{path.name} did not come (job status {process.poll()})")
 
 
+def needs_front(front: str) -> None:
+    """Skip a test whose front is not installed: Horovod's; torch's always is."""
+    if front == "horovod":
+        import pytest
+
+        pytest.importorskip("horovod.torch", reason="needs Horovod")
+
+
 def run_ranks(
     world: int,
     script: str | Path,
@@ -115,7 +121,7 @@ def run_ranks(
         environment = _environment(world, folder, mark, arguments, env)
         with (folder / "output").open("wb") as output:
             process = subprocess.Popen(
-                [*_launcher(front), str(world), sys.executable, str(path)],
+                [*launcher(front), str(world), sys.executable, str(path)],
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 stdin=subprocess.DEVNULL,
@@ -162,7 +168,7 @@ def _environment(
     return os.environ | ours | sleeping_yields(world) | dict(env or {})
 
 
-def _launcher(front: str) -> list[str]:
+def launcher(front: str) -> list[str]:
     """Return the command that starts ranks, as far as to their number."""
     if front == "torch":
         return [sys.executable, "-m", "tests.support.launch"]
@@ -182,22 +188,8 @@ def _read_json(path: Path) -> Any:
     return json.loads(path.read_text()) if path.exists() else None
 
 
-def marked(mark: str) -> list[psutil.Process]:
-    """Return the living processes of a job; horovodrun puts its workers in sessions of their own."""
-    found = []
-    for process in psutil.process_iter():
-        with contextlib.suppress(psutil.Error, OSError):
-            if process.environ().get(_MARK) == mark and process.status() != psutil.STATUS_ZOMBIE:
-                found.append(process)
-    return found
+def kill_marked(mark: str) -> None:
+    """Kill every process of a job until there is none."""
+    import marked_processes  # of the tools, which only pytest has on its path: ranks import this module too
 
-
-def kill_marked(mark: str, patience: float = 10.0) -> None:
-    """Kill every process of a job until there is none; stopped ones too."""
-    end = time.monotonic() + patience
-    while survivors := marked(mark):
-        for process in survivors:
-            with contextlib.suppress(psutil.Error):
-                process.kill()
-        psutil.wait_procs(survivors, timeout=1.0)
-        assert time.monotonic() < end, f"processes of a job cannot be killed: {survivors}"
+    marked_processes.kill_marked(_MARK, mark)

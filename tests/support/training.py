@@ -1,8 +1,7 @@
-"""Small models, data that differ between ranks, and the few lines of training around them."""
+"""The few lines of training under Horovod around the small models of :mod:`.nets`."""
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -12,23 +11,11 @@ from torch import Tensor, nn
 
 import horovod_compress.torch as hvc
 
+from .nets import batch as batch, digest as digest, net as net
+
 LR = 0.05
 _HVD_OPTIONS = ("op", "groups", "num_groups", "backward_passes_per_step", "gradient_predivide_factor",
                 "process_set", "sparse_as_dense")  # fmt: skip
-
-
-def net(dtype: torch.dtype = torch.float32, seed: int = 0) -> nn.Sequential:
-    """Return the same model on every rank."""
-    torch.manual_seed(seed)
-    return nn.Sequential(
-        nn.Conv2d(1, 4, 3), nn.Tanh(), nn.Flatten(), nn.Linear(144, 40), nn.Tanh(), nn.Linear(40, 10)
-    ).to(dtype)
-
-
-def batch(step: int, rank: int, dtype: torch.dtype = torch.float32) -> Tensor:
-    """Return inputs that differ between ranks and steps."""
-    generator = torch.Generator().manual_seed(1000 * step + rank)
-    return torch.randn(8, 1, 8, 8, generator=generator).to(dtype)
 
 
 def loss_of(model: nn.Module, step: int, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -83,14 +70,6 @@ def train(
         for extra in range(passes):
             loss(model, step + 100 * extra).backward()
         optimizer.step()
-
-
-def digest(tensors: Iterable[Tensor]) -> str:
-    """Return a hash of the bits of tensors."""
-    found = hashlib.sha256()
-    for tensor in tensors:
-        found.update(tensor.detach().contiguous().view(-1).view(torch.uint8).numpy().tobytes())
-    return found.hexdigest()[:16]
 
 
 def weights(model: nn.Module) -> list[Tensor]:

@@ -1,4 +1,4 @@
-"""The tools for CUDA machines, where there is none: what they run, read and say."""
+"""The tools that compile CUDA sources, where there is no GPU: what they run, read and say."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 
-import cuda_check
 import cuda_report
 
 TOOLS = Path(cuda_report.__file__).parent
@@ -147,19 +146,3 @@ def test_compiling_without_nvcc_is_skipped_aloud_and_fails_where_it_is_insisted_
     skipped, insisted = (tool(program=program, HVC_CUDA=choice) for choice in ("", "1"))
     assert skipped.returncode == 0 and "were not compiled: no nvcc" in skipped.stdout
     assert insisted.returncode == 1 and "were not compiled: no nvcc" in insisted.stderr
-
-
-def test_steps_of_the_check() -> None:
-    assert cuda_check.command("memcheck", None) is None
-    words = cuda_check.command("racecheck", "/opt/compute-sanitizer")
-    assert words and words[:3] == ["/opt/compute-sanitizer", "--tool", "racecheck"] and "gpu" in words
-    assert cuda_check.environment("racecheck")["HVC_TEST_LENGTHS"] == "short"
-    assert "HVC_TEST_LENGTHS" not in cuda_check.environment("tests")
-
-
-def test_the_check_says_that_there_is_no_gpu(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(cuda_check, "has_gpu", lambda: False)
-    assert cuda_check.main([]) == 2
-    assert "no CUDA device" in capsys.readouterr().err

@@ -119,6 +119,16 @@ def test_validation_text_is_never_trained_on(tasks) -> None:
     assert len(text.train) + len(text.validation) == len(tasks.reference_text())
 
 
+def test_a_gpu_that_is_not_there_is_missed_aloud(examples: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("horovod.torch")
+    import build
+
+    assert build.device_of("cpu") == torch.device("cpu")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(ValueError, match="--device cuda needs a GPU, and torch sees none here"):
+        build.device_of("cuda")
+
+
 READINGS = [("3", 3), ("0.5", 0.5), ("True", True), ("false", False), ("global", "global")]
 
 

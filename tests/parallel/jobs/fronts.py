@@ -10,8 +10,8 @@ from torch import nn
 
 from horovod_compress.engine import sealed
 from tests.support.front import DDP, hvc, start, trained
+from tests.support.nets import batch, digest, net
 from tests.support.rank import arguments, rank, report
-from tests.support.training import batch, digest, net
 
 ASKED = arguments()
 LR = 0.02

@@ -1,0 +1,49 @@
+"""A step in the steady state on a device: its timeline, and what of it makes the host wait for the GPU."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+pytest.importorskip("sklearn")
+
+from tests.support import figures, timelines
+from tests.support.jobs import needs_front, run_ranks
+
+WORLD = 2
+gpu, slow = pytest.mark.gpu, pytest.mark.slow
+PLACES = [
+    pytest.param(("torch", "staged", "digits"), marks=slow),
+    *(pytest.param((front, "cuda:0", "text"), marks=gpu) for front in ("horovod", "torch")),
+]
+
+
+@pytest.mark.parametrize("place", PLACES, ids=" ".join)
+def test_one_step_has_a_timeline(place: tuple[str, str, str]) -> None:
+    """How often the host waits is a figure of the report, not a condition."""
+    front, device, task = place
+    needs_front(front)
+    given = {"device": device, "task": task, "methods": ["none", "marsit"]}
+    reports = run_ranks(WORLD, "steady.py", timeout=280, arguments=given, front=front).values()
+    for rank, report in enumerate(reports):
+        for method, found in report.items():
+            check_trace(found["trace"])
+            keep(f"{method} {front}", rank, found)
+
+
+def check_trace(text: str) -> None:
+    events = json.loads(text)["traceEvents"]
+    timelines.check(events)
+    assert len(timelines.spans(events, "steps")) >= 1
+    assert any(span["name"].startswith("exchange") for span in timelines.spans(events, "bucket"))
+
+
+def keep(name: str, rank: int, found: dict[str, Any]) -> None:
+    """Leave the timeline beside the report, and one rank's counts in it."""
+    if where := figures.folder():
+        (where / f"trace.{name.replace(' ', '.')}.rank{rank}.json").write_text(found["trace"])
+    if rank == 0 and "runtime calls" in found:
+        counts = {"noticed by torch": found["noticed by torch"], **found["runtime calls"]}
+        figures.figure(f"waits of the host in a step {name}", counts)
