@@ -28,11 +28,21 @@ def kill_marked(name: str, mark: str, patience: float = 10.0) -> None:
     Raises:
         TimeoutError: some are left.
     """
-    end = time.monotonic() + patience
-    while survivors := marked(name, mark):
+    end, killed = time.monotonic() + patience, set[int]()
+    # One that is dying has no environment any more, and is there a moment longer.
+    while survivors := {*marked(name, mark), *filter(_lives, killed)}:
+        killed |= survivors
         if time.monotonic() > end:
-            raise TimeoutError(f"processes {survivors} were killed {patience:g} s ago and are still there")
+            raise TimeoutError(f"processes {sorted(survivors)} were killed {patience:g} s ago and are still there")
         for pid in survivors:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         time.sleep(_POLL_SECONDS)
+
+
+def _lives(pid: int) -> bool:
+    try:
+        # After the name, which is in brackets and may hold anything, comes the state.
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except OSError:
+        return False

@@ -26,7 +26,7 @@ def verdict(part: Part, status: int, output: str) -> tuple[str, str]:
     if status == 0:
         return RIGHT, ""
     if status == NOTHING_TO_MEASURE:
-        return NOT_RUN, _last_line(output)
+        return NOT_RUN, (output.strip().splitlines() or ["nothing to measure with"])[0]
     return WRONG, f"exit status {status}: {_last_line(output)}"
 
 
