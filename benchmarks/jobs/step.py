@@ -268,6 +268,7 @@ def measure(chosen: argparse.Namespace) -> int:
     while waiting:
         wrong += compete(waiting.pop(0), number, bench, chosen)
         number += 1
+        gc.unfreeze()
         gc.collect()  # optimizers, hooks and parameters hold each other
     return wrong
 

@@ -45,7 +45,8 @@ class TableMoves:
 
     Attributes:
         read: returns what the tables of a bucket hold for each of its tensors, in order.
-        write: lets tables that are zero hold what ``read`` found for each tensor, if anything, elsewhere.
+        write: lets tables that are zero hold what ``read`` found for each tensor, if anything, elsewhere. Only one
+            kind of rounds of a method may have a table of that name, unless writing twice does no harm.
     """
 
     read: Callable[[Work, Key], list[Held]]
@@ -252,8 +253,10 @@ def variants_of(codec: Codec) -> tuple[Codec, ...]:
 
 def tables_that_stay(codec: Codec, bucket: Bucket, world: int) -> list[str]:
     """Return the tables of a bucket that cannot follow its tensors to other buckets."""
-    staying = (each for each in variants_of(codec) if not each.properties().moves_tables)
-    return sorted({name for each in staying for name in each.layout(bucket, world).tables})
+    stay, move = set(codec.layout(bucket, world).tables), set()
+    for each in variants_of(codec):
+        (move if each.properties().moves_tables else stay).update(each.layout(bucket, world).tables)
+    return sorted(stay - move)
 
 
 def check_world(codec: Codec, world: int) -> None:

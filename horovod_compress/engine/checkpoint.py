@@ -92,9 +92,17 @@ def check(
     if residuals == "restore":
         _check_restored(reducer, state)
     _check_more(state)
-    plan = go_on(saved_plan(state)) if go_on else reducer.plan
+    plan = reducer.plan
+    if go_on:
+        _check_seals(state)  # before anything is said about buckets that may be corrupt
+        plan = go_on(saved_plan(state))
     if residuals == "restore":
-        _check_tables(plan, methods, state)
+        _check_tables(plan, methods, reducer.world, state)
+    if not go_on:
+        _check_seals(state)
+
+
+def _check_seals(state: Mapping[str, Any]) -> None:
     if state["format"] == FORMAT:
         sealed.check(state)
 
@@ -106,11 +114,11 @@ def _check_restored(reducer: Reducer, state: Mapping[str, Any]) -> None:
     _check_kept(reducer.kept.states(), state["state"])
 
 
-def _check_tables(plan: Plan, methods: Methods, state: Mapping[str, Any]) -> None:
+def _check_tables(plan: Plan, methods: Methods, world: int, state: Mapping[str, Any]) -> None:
     """Refuse tables that are not of these buckets."""
     tables = {}
     for bucket in plan.buckets:
-        regions = {} if bucket.plain else methods.codecs[bucket.method].layout(bucket, state["world"]).tables
+        regions = {} if bucket.plain else methods.codecs[bucket.method].layout(bucket, world).tables
         for name, (dtype, count) in regions.items():
             tables[f"{bucket.index} {name}"] = torch.empty(count, dtype=dtype, device="meta")
     if tables:

@@ -39,25 +39,21 @@ def replan(context: Context, buckets: Buckets, kept: Kept, plan: Plan) -> None:
     context.devices.synchronize()
     before, step = kept.states(), buckets.next_step()
     tables = {state.bucket: state.memory.tables for state in buckets}
-    held = _held(context, buckets)
+    held: dict[str, Held] = {}
+    for state in buckets:
+        if state.bucket not in plan.buckets:
+            held |= state.rounds.read_tables(context.key(step, state.bucket.index))
     with context.changed:
         buckets.take_plan(plan)
         for kind, tensors in kept.states().items():
             for name, tensor in tensors.items():
                 tensor.copy_(before[kind][name])
         for state in buckets:
-            for name, table in tables.get(state.bucket, {}).items():  # this bucket stays as it is
-                state.memory.tables[name].copy_(table)
-            if state.bucket not in tables:
+            if state.bucket in tables:  # it stays as it is
+                for name, table in tables[state.bucket].items():
+                    state.memory.tables[name].copy_(table)
+            else:
                 state.rounds.write_tables(held, context.key(step, state.bucket.index))
             state.resume(step)
         context.devices.synchronize()
         context.changed.notify_all()
-
-
-def _held(context: Context, buckets: Buckets) -> dict[str, Held]:
-    """Return what the tables of all buckets hold, by tensor."""
-    found: dict[str, Held] = {}
-    for state in buckets:
-        found |= state.rounds.read_tables(context.key(buckets.next_step(), state.bucket.index))
-    return found

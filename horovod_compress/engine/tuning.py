@@ -71,10 +71,14 @@ class Tuner:
         self._tried: Grouped | None = None  # rank 0's choice
         self._step, self._began, self._cpu = -1, reducer.step, 0.0
         compressed = any(bucket.compressed for bucket in reducer.plan.buckets)
-        self._idle = reducer.world == 1 or not compressed or (schedule == OPTIONAL and self._stands_aside())
+        self._fixed = not compressed or (schedule == OPTIONAL and self._stands_aside())
         self.done = self._idle
         self._trigger: RetuneTrigger | None = None
         self._reducer.context.watch = None
+
+    @property
+    def _idle(self) -> bool:
+        return self._fixed or self._reducer.world == 1
 
     @property
     def chosen(self) -> bool:
@@ -114,7 +118,7 @@ class Tuner:
         Raises:
             ConfigError: says what they should be.
         """
-        if self._idle:
+        if self._fixed:
             return self._reducer.plan
         for bucket in plan.buckets:
             self._methods.check_bucket(bucket, self._reducer.world)
@@ -129,7 +133,7 @@ class Tuner:
         Args:
             done: they were chosen, not only tried.
         """
-        if self._idle:
+        if self._fixed:
             return
         fits = self._schedule != OPTIONAL or self._is_of_these_devices(plan)
         if fits:
@@ -152,7 +156,7 @@ class Tuner:
 
     def stop(self) -> None:
         """Leave the buckets as they are from now on."""
-        self._idle = self.done = True
+        self._fixed = self.done = True
         self._reducer.context.watch = None
 
     def _look(self, step: int) -> None:

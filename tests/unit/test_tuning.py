@@ -22,7 +22,7 @@ from horovod_compress.codecs.sketch_fusion import SketchFusion
 from horovod_compress.engine import checkpoint, retune, tuning
 from horovod_compress.engine.methods import per_layer, single
 from horovod_compress.engine.tuning import TRIAL_STEPS, RankTrial, Tuner
-from horovod_compress.errors import ConfigError, StateError
+from horovod_compress.errors import ConfigError, CorruptFrameError, StateError
 from horovod_compress.exchange.deadline import Deadline
 from horovod_compress.schedule.costs import Arrivals
 from horovod_compress.schedule.plan import Plan
@@ -214,12 +214,15 @@ def test_a_job_goes_on_with_the_tables_of_the_buckets_that_were_chosen() -> None
             job = Job(fleet, "layerfusion")
             if zeroed is None:
                 _until_done(job)
+                for reducer in fleet.reducers:  # the search may have ended with the buckets that every job begins with
+                    reducer.replan(make_plan("layerwise", TENSORS, 0, fleet.methods.number))
                 job.step(50)
                 states = [checkpoint.save(reducer, fleet.methods) for reducer in fleet.reducers]
                 wanted = job.step(51)[0]
                 continue
             job.step(0)
             for reducer, tuner, state in zip(fleet.reducers, job.tuners, states, strict=True):
+                assert reducer.plan.fingerprint() != state["plan"]
                 checkpoint.check(reducer, fleet.methods, state, "restore", tuner.check)
                 tuner.resume(checkpoint.saved_plan(state), True)
                 checkpoint.restore(reducer, state, "restore")
@@ -227,6 +230,30 @@ def test_a_job_goes_on_with_the_tables_of_the_buckets_that_were_chosen() -> None
                     reducer.kept.tables()["0 error"].zero_()
             found = job.step(51)[0]
             assert all(torch.equal(found[name], result) for name, result in wanted.items()) != zeroed
+
+
+def test_one_rank_goes_on_with_saved_buckets_too() -> None:
+    """It has nothing to search for, but tables that it is given are of the buckets that others chose."""
+    plan = make_plan("layerwise", TENSORS, 0)
+    with Fleet(1, TENSORS, IN_SKETCH, schedule="layerfusion") as fleet:
+        (reducer,), (tuner,) = fleet.reducers, Job(fleet, "layerfusion").tuners
+        assert reducer.plan != plan == tuner.check(plan)
+        tuner.resume(plan, True)
+        assert reducer.plan == plan
+        tuner.stop()
+        assert tuner.check(make_plan("single", TENSORS, 0)) == plan
+
+
+def test_corrupt_buckets_are_not_taken_for_other_options() -> None:
+    with Fleet(WORLD, TENSORS, IN_SKETCH, schedule="layerfusion") as fleet:
+        job = Job(fleet, "layerfusion")
+        job.step(0)
+        state = checkpoint.save(fleet.reducers[0], fleet.methods)
+        entries = [entry | {"method": entry["method"] + 1} for entry in state["buckets"]]
+        with pytest.raises(CorruptFrameError):
+            checkpoint.check(
+                fleet.reducers[0], fleet.methods, state | {"buckets": entries}, "restore", job.tuners[0].check
+            )
 
 
 def test_tables_of_other_buckets_are_refused_where_buckets_are_fixed() -> None:
@@ -252,6 +279,10 @@ def test_tables_of_several_stages_move_together() -> None:
                 plan = make_plan(schedule, TENSORS, 0, fleet.methods.number)
                 for reducer in fleet.reducers:
                     reducer.replan(plan)
+            now = fleet.reducers[0].kept.tables()
+            for kind in ("factor", "error"):  # which of them there is depends on the stage
+                kept = [any(t.any() for n, t in tables.items() if n.endswith(kind)) for tables in (before[0], now)]
+                assert kept[0] == kept[1]
             if len(buckets) == 2:  # there and back: factors are the same bits
                 now = [r.kept.tables() for r in fleet.reducers]
                 assert all(torch.equal(now[0][n], t) for n, t in before[0].items() if n.endswith("factor"))

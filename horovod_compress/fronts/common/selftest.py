@@ -239,8 +239,9 @@ def _hash(tensor: Tensor) -> str:
 
 def lose_a_rank(ranks: Ranks, how: str, seconds: float) -> None:
     """Train, and let the last rank be killed or frozen in a step; the others leave what they saw."""
+    ranks.barrier()  # some ranks start later than others, and what follows waits for `seconds` only
     job = _Job(ranks, "marsit", seconds=seconds)
-    ranks.barrier()  # some ranks start later than others, and the first exchange waits for `seconds` only
+    ranks.barrier()
     job.step(0)
     ranks.barrier()
     if ranks.rank == ranks.size - 1:
