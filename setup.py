@@ -32,7 +32,7 @@ OBJECTS = ROOT / "build" / "objects"
 MODULES = ("horovod_compress._cpu", "horovod_compress._cuda")
 
 # Turing to Blackwell. Machine code for each of these that the installed nvcc knows, and PTX of the newest for what
-# comes after. Never the GPU of the machine that builds: the result is carried to others.
+# comes after. Never the GPU of the machine that builds: the result is carried to others. HVC_CUDA_ARCH chooses fewer.
 CUDA_ARCHITECTURES = (75, 80, 86, 89, 90, 100, 120)
 
 # CPU and CUDA must give the same bits, so neither compiler may fuse a multiplication and an addition by itself.
@@ -121,11 +121,20 @@ def packaged_nvcc() -> str | None:
 
 def architecture_flags(nvcc: str) -> tuple[str, ...]:
     listed = subprocess.run([nvcc, "--list-gpu-arch"], check=True, capture_output=True, text=True).stdout.split()
-    known = [number for number in CUDA_ARCHITECTURES if f"compute_{number}" in listed]
+    wanted = cuda_architectures()
+    known = [number for number in wanted if f"compute_{number}" in listed]
     if not known:
-        raise CompileError(f"{nvcc} knows none of the architectures {CUDA_ARCHITECTURES}: install CUDA 12 or 13")
+        raise CompileError(f"{nvcc} knows none of the architectures {wanted}: install CUDA 12 or 13")
     machine_code = [f"-gencode=arch=compute_{number},code=sm_{number}" for number in known]
     return (*machine_code, f"-gencode=arch=compute_{known[-1]},code=compute_{known[-1]}")
+
+
+def cuda_architectures() -> tuple[int, ...]:
+    asked = os.environ.get("HVC_CUDA_ARCH") or ",".join(map(str, CUDA_ARCHITECTURES))
+    chosen = tuple(number for number in CUDA_ARCHITECTURES if str(number) in asked.split(","))
+    if len(chosen) < len(asked.split(",")):
+        raise CompileError(f"HVC_CUDA_ARCH is {asked!r}: expected some of {CUDA_ARCHITECTURES}, separated by commas")
+    return chosen
 
 
 def sources(binding: str, pattern: str) -> list[str]:

@@ -67,6 +67,14 @@ def test_setup_is_where_flags_come_from() -> None:
     ]
 
 
+def test_fewer_architectures_can_be_asked_for() -> None:
+    program = "import cuda_report as r; print(r.flags().cuda_architectures())"
+    assert tool(program=program, HVC_CUDA_ARCH="").stdout == "(75, 80, 86, 89, 90, 100, 120)\n"
+    assert tool(program=program, HVC_CUDA_ARCH="90,80").stdout == "(80, 90)\n"
+    refused = tool(program=program, HVC_CUDA_ARCH="sm_90")
+    assert refused.returncode == 1 and "HVC_CUDA_ARCH is 'sm_90': expected some of (75, 80" in refused.stderr
+
+
 def test_libraries_are_found_where_packages_of_nvcc_have_them(tmp_path: Path) -> None:
     (tmp_path / "lib").mkdir()
     (tmp_path / "lib" / "libcudart_static.a").touch()
