@@ -109,7 +109,7 @@ def test_modules_follow_contents_and_not_times(package, tmp_path):
     assert package.fingerprint() != changed
 
 
-@pytest.mark.parametrize("name", ["HVC_CUDA", "HVC_SANITIZE", "CXXFLAGS"])
+@pytest.mark.parametrize("name", ["HVC_CUDA", "HVC_CUDA_ARCH", "HVC_SANITIZE", "CXXFLAGS"])
 def test_modules_follow_build_settings(package, monkeypatch, name):
     monkeypatch.delenv(name, raising=False)
     before = package.fingerprint()

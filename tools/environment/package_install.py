@@ -14,7 +14,7 @@ from horovod_compress.building.machine import jobs_beside, parallel_jobs, wants_
 from horovod_compress.building.prerequisites import find_compiler
 from horovod_compress.building.virtual_environment import Inspection, VirtualEnvironment
 
-_VARIABLES = ("HVC_CUDA", "HVC_SANITIZE", "CXX", "CXXFLAGS", "LDFLAGS", "CUDACXX", "CUDA_HOME")
+_VARIABLES = ("HVC_CUDA", "HVC_CUDA_ARCH", "HVC_SANITIZE", "CXX", "CXXFLAGS", "LDFLAGS", "CUDACXX", "CUDA_HOME")
 
 
 class PackageInstall:
