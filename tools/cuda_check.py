@@ -103,6 +103,8 @@ def check(options: argparse.Namespace, facts: Mapping[str, Any]) -> int:
     key = machine.key(facts)
     results = Results(options.folder / "parts", key)
     waiting = [part for part in options.parts if options.again or not results.is_right(part.name)]
+    # Parts that are wrong again and again must not take the time of a long one that has not run yet.
+    waiting.sort(key=lambda part: results.is_wrong(part.name))
     say(f"{facts['GPU']}: {len(waiting)} parts to run, {len(options.parts) - len(waiting)} are right already")
 
     def write() -> None:

@@ -70,17 +70,32 @@ def test_no_part_is_started_that_does_not_fit(tmp_path: Path) -> None:
 
 def test_what_was_found_stays_where_there_is_no_time_for_it(tmp_path: Path) -> None:
     run(tmp_path, [part("bad", "exit 1")])
-    run(tmp_path, [part("bad", "exit 1", expected=25.0)], limit=0.01)
+    run(tmp_path, [part("bad", "exit 0", expected=25.0)], limit=1.0)
     assert result(tmp_path, "bad").result == WRONG
 
 
 def test_what_a_part_took_is_what_it_needs(tmp_path: Path) -> None:
-    cut = [part("slow", "sleep 20", expected=0.1)]
-    run(tmp_path, cut, limit=1.0)
+    slow = part("slow", "sleep 20")
+    run(tmp_path, [part("first", "sleep 0.6"), slow], limit=2.0)
     found = result(tmp_path, "slow")
     assert found.result == NOT_RUN and "this call's time was up after 1 s of it" in found.reason
     assert found.expected and found.expected > 1.0
-    assert not any("started" in line for line in run(tmp_path, cut, limit=1.0))
+    lines = run(tmp_path, [part("second", "sleep 1"), slow], limit=2.0)
+    assert not any("slow started" in line for line in lines)
+
+
+def test_a_part_that_a_whole_call_was_too_short_for_is_wrong(tmp_path: Path) -> None:
+    """However long it took before, it is started where it has nearly a whole call, and then it has overrun."""
+    Results(tmp_path / "parts", KEY).write(Result("slow", NOT_RUN, expected=25.0))
+    run(tmp_path, [part("slow", "sleep 20")], limit=1.0)
+    found = result(tmp_path, "slow")
+    assert (found.result, found.reason) == (WRONG, "not done after 1 s, and ended; --limit gives it longer")
+
+
+def test_a_part_that_failed_early_needs_what_we_believe(tmp_path: Path) -> None:
+    run(tmp_path, [part("bad", "exit 1")])
+    lines = run(tmp_path, [part("bad", "exit 0", expected=25.0)], limit=5.0)
+    assert "it may need 25 s, and 5 s of this call were left; --limit gives it longer" in lines[-1]
 
 
 def test_a_part_that_overruns_is_ended_with_its_children(tmp_path: Path) -> None:

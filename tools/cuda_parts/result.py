@@ -62,6 +62,10 @@ class Results:
         found = self.current(part)
         return found is not None and found.result == RIGHT
 
+    def is_wrong(self, part: str) -> bool:
+        found = self.current(part)
+        return found is not None and found.result == WRONG
+
     def write(self, result: Result) -> None:
         """Write a result of now, whole or not at all: the call may be ended at any moment."""
         path = self.folder / f"{result.part}.json"

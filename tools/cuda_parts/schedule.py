@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 
 from .part import Part
 from .process import Process
-from .result import NOT_RUN, WRONG, Result, Results
+from .result import NOT_RUN, RIGHT, WRONG, Result, Results
 from .verdict import figures, tail, verdict
 
 FIGURES = "HVC_CHECK_FIGURES"  # as tests/support/figures.py reads it
@@ -17,6 +17,10 @@ POLL_SECONDS = 0.1
 SECONDS_BETWEEN_LINES = 30.0
 #: What a part may need more than it last did.
 _MARGIN = 1.2
+#: No more than this share of a call is kept for a part because of what it took: it could never start again.
+_MOST = 0.9
+#: A part that had this share of a call to itself and was not done has overrun: another call would not help.
+_NEARLY_ALL = 0.85
 
 
 class Schedule:
@@ -35,7 +39,7 @@ class Schedule:
     ) -> None:
         self._results, self._at_once, self._say_line, self._noted = results, at_once, say, noted
         self._began = time.monotonic()
-        self._end = self._began + limit
+        self._end, self._whole = self._began + limit, limit
         self._running: list[tuple[Part, Process, bool]] = []
         self._printed = self._began
 
@@ -73,12 +77,13 @@ class Schedule:
             limit, output = min(part.limit, self._left()), self._results.folder / f"{part.name}.log"
             environment = {**part.environment, FIGURES: str(folder)}
             process = Process(part.command, environment, output, limit)
-            self._running.append((part, process, limit < part.limit))
+            self._running.append((part, process, limit < min(part.limit, _NEARLY_ALL * self._whole)))
             self._say(f"{part.name} started, {limit:.0f} s at most")
 
     def _no_time(self, part: Part) -> None:
         needs, left = self._needs(part), max(self._left(), 0.0)
-        why = f"it may need {needs:.0f} s, and {left:.0f} s of this call were left; call again to continue"
+        again = "call again to continue" if needs <= _MOST * self._whole else "--limit gives it longer"
+        why = f"it may need {needs:.0f} s, and {left:.0f} s of this call were left; {again}"
         if self._results.current(part.name):
             self._say(f"{part.name}: not run again: {why}")  # what was found still holds
         else:
@@ -90,7 +95,10 @@ class Schedule:
     def _needs(self, part: Part) -> float:
         """Return the seconds to reserve: what it took here before, or what we believe."""
         before = self._results.read(part.name)
-        return min(part.limit, before.expected if before and before.expected else part.expected)
+        took = min(before.expected or 0.0, _MOST * self._whole) if before else 0.0
+        if before and took and before.result == RIGHT:
+            return min(part.limit, took)
+        return min(part.limit, max(part.expected, took))  # one that failed early says little of the whole
 
     # ---- ending ----
 
@@ -117,7 +125,8 @@ class Schedule:
                 f"this call's time was up after {seconds:.0f} s of it; call again to continue",
             )
         else:
-            result, reason = WRONG, f"not done after {seconds:.0f} s, and ended; --part-limit gives it longer"
+            option = "--part-limit" if process.limit >= part.limit else "--limit"
+            result, reason = WRONG, f"not done after {seconds:.0f} s, and ended; {option} gives it longer"
         return Result(
             part.name,
             result,
