@@ -156,6 +156,12 @@ def test_figures_are_kept(tmp_path: Path) -> None:
     assert result(tmp_path, "figures").figures == {"lost": 3, "lines": [{"name": "copy"}]}
 
 
+def test_figures_that_were_not_written_to_the_end_are_left_out(tmp_path: Path) -> None:
+    half = "cd $HVC_CHECK_FIGURES; echo '{\"lost\": 3}' > x.json; printf '{\"a' | tee y.json > z.jsonl"
+    run(tmp_path, [part("figures", half), part("next")])
+    assert result(tmp_path, "figures").figures == {"lost": 3} and result(tmp_path, "next").result == RIGHT
+
+
 # ---- verdicts -----------------------------------------------------------------------------------
 
 TESTS = replace(part("tests"), command=(sys.executable, "-m", "pytest"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 from collections.abc import Mapping
@@ -51,11 +52,15 @@ def tail(output: str, lines: int = TAIL_LINES) -> str:
 
 
 def figures(folder: Path) -> Mapping[str, Any]:
-    """Return the figures that a part has left: objects by name, and lines of records by the name of their file."""
+    """Return the figures that a part has left: objects by name, and lines of records by the name of their file.
+
+    A file that its writer was killed at is left out.
+    """
     found: dict[str, Any] = {}
-    for path in sorted(folder.glob("*.json")):
-        if not path.name.startswith("trace."):
-            found |= json.loads(path.read_text())
-    for path in sorted(folder.glob("*.jsonl")):
-        found[path.stem] = [json.loads(line) for line in path.read_text().splitlines() if line.strip()]
+    for path in sorted(folder.glob("*.json*")):
+        with contextlib.suppress(OSError, ValueError):
+            if path.suffix == ".jsonl":
+                found[path.stem] = [json.loads(line) for line in path.read_text().splitlines() if line.strip()]
+            elif path.suffix == ".json" and not path.name.startswith("trace."):
+                found |= json.loads(path.read_text())
     return found
