@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 import cuda_check
-from cuda_parts import catalogue, machine, report
+from cuda_parts import catalogue, machine, process, report
 from cuda_parts.part import Part, chosen
 from cuda_parts.process import ROOT
 from cuda_parts.result import NOT_RUN, RIGHT, WRONG, Result, Results
@@ -127,6 +127,44 @@ def test_an_error_in_the_check_ends_what_runs(tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt):
         schedule.run([part("endless", f"echo $$ > {pid}; sleep 300")])
     assert not _alive(int(pid.read_text()))
+    found = result(tmp_path, "endless")
+    assert found.result == NOT_RUN and "the call was ended after" in found.reason
+
+
+def test_a_process_that_cannot_be_ended_is_named_and_not_waited_for(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def kill_marked(name: str, mark: str, patience: float) -> None:
+        real(name, mark, patience)
+        raise TimeoutError("processes [7] are still there")
+
+    real = process.kill_marked
+    monkeypatch.setattr(process, "kill_marked", kill_marked)
+    run(tmp_path, [part("stuck"), part("endless", "exec sleep 300", limit=0.5), part("next")])
+    stuck = result(tmp_path, "stuck")
+    assert (stuck.result, stuck.reason) == (RIGHT, "processes [7] are still there")
+    assert result(tmp_path, "endless").reason.endswith("gives it longer; processes [7] are still there")
+    assert result(tmp_path, "next").result == RIGHT
+
+
+def test_each_process_is_ended_whatever_the_others_do(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    ended = []
+
+    def end(self: process.Process) -> str:
+        ended.append(self)
+        real(self)
+        raise KeyboardInterrupt  # a second one, while the first is dealt with
+
+    def say(line: str) -> None:
+        if "second" in line:
+            raise KeyboardInterrupt
+
+    real = process.Process.end
+    monkeypatch.setattr(process.Process, "end", end)
+    schedule = Schedule(Results(tmp_path / "parts", KEY), 60.0, 2, say, lambda: None)
+    with pytest.raises(KeyboardInterrupt):
+        schedule.run([part("first", "sleep 300"), part("second", "sleep 300")])
+    assert len(ended) == 2 and result(tmp_path, "first").result == NOT_RUN
 
 
 def _alive(pid: int) -> bool:

@@ -13,7 +13,7 @@ from marked_processes import kill_marked
 
 ROOT = Path(__file__).resolve().parents[2]
 _MARK = "HVC_CHECK_PART"  # in the environment of every process of a part
-_PATIENCE = 10.0
+_PATIENCE = 60.0  # a process with much memory on a GPU takes its time to end
 
 
 class Process:
@@ -47,12 +47,17 @@ class Process:
     def overran(self) -> bool:
         return self.seconds > self.limit
 
-    def end(self) -> None:
-        """Kill whatever is left of it, children in sessions of their own too."""
-        if self._process.poll() is None:
-            self._process.kill()
-        kill_marked(_MARK, self._mark, _PATIENCE)
-        self._process.wait(_PATIENCE)
+    def end(self) -> str:
+        """Kill whatever is left of it, children in sessions of their own too; return what could not be ended, or ""."""
+        try:
+            if self._process.poll() is None:
+                self._process.kill()
+            kill_marked(_MARK, self._mark, _PATIENCE)
+            self._process.wait(_PATIENCE)
+        except (OSError, subprocess.TimeoutExpired) as error:
+            self._process.poll()
+            return str(error)
+        return ""
 
     def output(self) -> str:
         return self._output.read_text(errors="replace")

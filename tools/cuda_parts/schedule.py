@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import shlex
 import shutil
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from .part import Part
 from .process import Process
@@ -53,8 +55,12 @@ class Schedule:
                 self._look()
                 time.sleep(POLL_SECONDS)
         finally:
-            for _, process, _ in self._running:
-                process.end()
+            # Ends every one, whatever an error or a second signal does to the others.
+            with contextlib.ExitStack() as stack:
+                for part, process, _ in self._running:
+                    stack.callback(self._interrupted, part, process.seconds)
+                for _, process, _ in self._running:
+                    stack.callback(process.end)
 
     # ---- starting ----
 
@@ -73,7 +79,7 @@ class Schedule:
         else:
             folder = self._results.figures_of(part.name)
             shutil.rmtree(folder, ignore_errors=True)
-            folder.mkdir(parents=True)
+            folder.mkdir(parents=True, exist_ok=True)
             limit, output = min(part.limit, self._left()), self._results.folder / f"{part.name}.log"
             environment = {**part.environment, FIGURES: str(folder)}
             process = Process(part.command, environment, output, limit)
@@ -109,9 +115,10 @@ class Schedule:
             if status is None and not process.overran():
                 continue
             seconds = process.seconds
-            process.end()  # children that outlive a part too
+            left_over = process.end()  # children that outlive a part too
             self._running.remove(running)
-            self._note(self._ended(part, process, status, cut, seconds))
+            found = self._ended(part, process, status, cut, seconds)
+            self._note(replace(found, reason="; ".join(filter(None, [found.reason, left_over]))))
         if self._running and time.monotonic() - self._printed > SECONDS_BETWEEN_LINES:
             self._say(f"running: {', '.join(part.name for part, _, _ in self._running)}")
 
@@ -137,6 +144,11 @@ class Schedule:
             figures=figures(self._results.figures_of(part.name)),
             command=shlex.join(part.command),
         )
+
+    def _interrupted(self, part: Part, seconds: float) -> None:
+        if not self._results.current(part.name):  # what was found still holds
+            why = f"the call was ended after {seconds:.0f} s of it; call again to continue"
+            self._note(Result(part.name, NOT_RUN, why, round(seconds, 1)))
 
     def _note(self, result: Result) -> None:
         self._results.write(result)
