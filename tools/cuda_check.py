@@ -26,7 +26,7 @@ from typing import Any
 
 from cuda_parts import catalogue, machine, report
 from cuda_parts.part import LIMIT, Part, chosen
-from cuda_parts.process import ROOT
+from cuda_parts.process import ROOT, end_left_over
 from cuda_parts.result import Results
 from cuda_parts.schedule import Schedule
 
@@ -100,6 +100,8 @@ def show(parts: Sequence[Part], results: Results) -> None:
 
 def check(options: argparse.Namespace, facts: Mapping[str, Any]) -> int:
     """Run what is to be run, and return the exit status."""
+    if left := end_left_over(options.folder):
+        say(f"from an earlier call: {left}")
     key = machine.key(facts)
     results = Results(options.folder / "parts", key)
     waiting = [part for part in options.parts if options.again or not results.is_right(part.name)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -165,6 +166,14 @@ def test_each_process_is_ended_whatever_the_others_do(monkeypatch: pytest.Monkey
     with pytest.raises(KeyboardInterrupt):
         schedule.run([part("first", "sleep 300"), part("second", "sleep 300")])
     assert len(ended) == 2 and result(tmp_path, "first").result == NOT_RUN
+
+
+def test_what_a_killed_check_leaves_behind_is_ended(tmp_path: Path) -> None:
+    here, there = tmp_path / "here", tmp_path / "there"
+    left = [process.Process(("sleep", "300"), {}, tmp_path / folder.name, 300.0, folder) for folder in (here, there)]
+    assert process.end_left_over(here) == ""
+    assert [one.status() for one in left] == [-signal.SIGKILL, None]
+    assert left[1].end() == ""
 
 
 def _alive(pid: int) -> bool:

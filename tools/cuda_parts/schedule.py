@@ -82,7 +82,7 @@ class Schedule:
             folder.mkdir(parents=True, exist_ok=True)
             limit, output = min(part.limit, self._left()), self._results.folder / f"{part.name}.log"
             environment = {**part.environment, FIGURES: str(folder)}
-            process = Process(part.command, environment, output, limit)
+            process = Process(part.command, environment, output, limit, self._results.folder.parent)
             self._running.append((part, process, limit < min(part.limit, _NEARLY_ALL * self._whole)))
             self._say(f"{part.name} started, {limit:.0f} s at most")
 
