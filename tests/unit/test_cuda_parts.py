@@ -61,6 +61,13 @@ def test_a_second_call_runs_what_is_not_right(tmp_path: Path) -> None:
     assert calls.read_text().split()[3:] == ["good", "bad"]
 
 
+def test_the_limit_is_of_the_whole_call(tmp_path: Path) -> None:
+    began = time.monotonic() - 50.0
+    schedule = Schedule(Results(tmp_path / "parts", KEY), 60.0, 1, lambda line: None, lambda: None, began)
+    schedule.run([part("long", "exit 1", expected=25.0)])
+    assert "10 s of this call were left" in result(tmp_path, "long").reason
+
+
 def test_no_part_is_started_that_does_not_fit(tmp_path: Path) -> None:
     lines = run(tmp_path, [part("long", "exit 1", expected=25.0), part("short")], limit=5.0)
     long = result(tmp_path, "long")
@@ -212,6 +219,7 @@ def test_figures_that_were_not_written_to_the_end_are_left_out(tmp_path: Path) -
 # ---- verdicts -----------------------------------------------------------------------------------
 
 TESTS = replace(part("tests"), command=(sys.executable, "-m", "pytest"))
+UNSUPPORTED = (NOT_RUN, "memcheck: Device not supported. See x")
 SKIPPED = "s [100%]\nSKIPPED [1] tests/parallel/test_device.py:36: one GPU\nSKIPPED [2] tests/a.py:1: one GPU\n"
 
 
@@ -226,6 +234,7 @@ SKIPPED = "s [100%]\nSKIPPED [1] tests/parallel/test_device.py:36: one GPU\nSKIP
         (TESTS, 1, "FAILED tests/a.py::b - x\n1 failed, 2 passed\n", (WRONG, "exit status 1: tests/a.py::b - x")),
         (TESTS, 9, "2 passed\n== ERROR SUMMARY: 4 errors\n", (WRONG, "exit status 9: ERROR SUMMARY: 4 errors")),
         (TESTS, 4, "usage error\n", (WRONG, "exit status 4: usage error")),
+        (replace(TESTS, name="memcheck.1"), 9, "== Error: Device not supported. See x\n", UNSUPPORTED),
         (part("benchmark"), 2, "no CUDA device\n", (NOT_RUN, "no CUDA device")),
         (part("benchmark"), 1, "", (WRONG, "exit status 1: no output")),
     ],
@@ -242,6 +251,14 @@ def test_what_cannot_be_run_says_why(tmp_path: Path) -> None:
     assert found.result == NOT_RUN and "compute-sanitizer was not found" in found.reason
 
 
+def test_parts_without_horovod_say_so(tmp_path: Path) -> None:
+    parts = catalogue.parts(tmp_path, program="/opt/compute-sanitizer", horovod=False)
+    without = [part for part in parts if part.missing]
+    assert len(without) == len(catalogue.JOBS) + 1 and all(part.name.endswith(".horovod") for part in without)
+    run(tmp_path, without[:1], limit=1.0)
+    assert result(tmp_path, without[0].name).reason == "needs Horovod"
+
+
 # ---- the catalogue ------------------------------------------------------------------------------
 
 
@@ -253,6 +270,7 @@ def test_parts_have_names_and_run_files_that_are_there(tmp_path: Path) -> None:
     } == set()
     named = {part.name: part for part in parts}
     racecheck = named["racecheck.2"]
+    assert named["memcheck.1"].command[3:5] == ("--report-api-errors", "no")
     assert racecheck.command[:3] == ("/opt/compute-sanitizer", "--tool", "racecheck")
     assert racecheck.environment == {"HVC_TEST_LENGTHS": "short", "HVC_TEST_SHARE": "2/5"}
     assert "HVC_TEST_LENGTHS" not in named["tests.kernels.1"].environment
@@ -321,7 +339,9 @@ def test_results_hold_for_sources_gpu_and_torch(tmp_path: Path) -> None:
     assert machine.key(FACTS | {"driver": "7"}, tmp_path) == keys[0]
     source.write_text("two")
     keys.append(machine.key(FACTS, tmp_path))
-    assert len(set(keys)) == 4
+    (tmp_path / "setup.py").write_text("flags")
+    keys.append(machine.key(FACTS, tmp_path))
+    assert len(set(keys)) == 5
 
 
 def ended(*kinds: str) -> list[Result]:

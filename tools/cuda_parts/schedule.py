@@ -31,17 +31,25 @@ class Schedule:
     Args:
         results: where each part leaves its result.
         limit: seconds of the whole call.
+        began: when the call began, by time.monotonic(); now if None.
         at_once: the most parts side by side.
         say: prints a line of progress.
         noted: called after each result.
     """
 
     def __init__(
-        self, results: Results, limit: float, at_once: int, say: Callable[[str], None], noted: Callable[[], None]
+        self,
+        results: Results,
+        limit: float,
+        at_once: int,
+        say: Callable[[str], None],
+        noted: Callable[[], None],
+        began: float | None = None,
     ) -> None:
         self._results, self._at_once, self._say_line, self._noted = results, at_once, say, noted
-        self._began = time.monotonic()
-        self._end, self._whole = self._began + limit, limit
+        self._began = time.monotonic() if began is None else began
+        self._end = self._began + limit
+        self._whole = self._left()  # what a call has for its parts
         self._running: list[tuple[Part, Process, bool]] = []
         self._printed = self._began
 

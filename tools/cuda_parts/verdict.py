@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from .catalogue import SANITIZERS
 from .part import Part
 from .result import NOT_RUN, RIGHT, WRONG
 
@@ -17,11 +18,14 @@ TAIL_LINES = 60
 _PASSED = re.compile(r"(\d+) passed")
 _SKIPPED = re.compile(r"^SKIPPED \[\d+\] [^:]+(?::\d+)?: (.*)$", re.MULTILINE)
 _FAILED = re.compile(r"^(?:FAILED|ERROR) (.*)$", re.MULTILINE)
+_NOT_SUPPORTED = re.compile(r"(Device not supported.*)")
 _SANITIZER = re.compile(r"^=+ (ERROR SUMMARY: .*|RACECHECK SUMMARY: .*)$", re.MULTILINE)
 
 
 def verdict(part: Part, status: int, output: str) -> tuple[str, str]:
     """Return how a part ended, and why."""
+    if part.group in SANITIZERS and (found := _NOT_SUPPORTED.search(output)):
+        return NOT_RUN, f"{part.group}: {found[1]}"
     if "pytest" in part.command:
         return _of_tests(status, output)
     if status == 0:
