@@ -5,7 +5,7 @@ states, training, timelines, a benchmark, and the kernels under compute-sanitize
 
 Every part leaves its result in build/gpu/parts. A later call continues: it leaves out the parts that are right for
 these sources, this GPU and this torch. So a machine that is there for minutes at a time is enough: --limit ends a
-call in time. What Horovod or a second GPU is missing for is not run, and the report says so.
+call in time. Parts that need Horovod or a second GPU are not run without them, and the report says so.
 
 build/gpu/report.md and report.json hold all results; they are written anew after every part.
 
@@ -20,13 +20,14 @@ import math
 import os
 import signal
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from cuda_parts import catalogue, machine, report
 from cuda_parts.part import LIMIT, Part, chosen
-from cuda_parts.process import ROOT
+from cuda_parts.process import ROOT, end_left_over
 from cuda_parts.result import Results
 from cuda_parts.schedule import Schedule
 
@@ -63,7 +64,7 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     if options.at_once < 1:
         parser.error(f"--at-once should be at least 1, got {options.at_once}")
     options.folder = options.folder.resolve()
-    options.every = catalogue.parts(options.folder, options.part_limit, catalogue.sanitizer())
+    options.every = catalogue.parts(options.folder, options.part_limit, catalogue.sanitizer(), catalogue.has_horovod())
     try:
         options.parts = chosen(options.every, options.only)
     except ValueError as error:
@@ -98,18 +99,22 @@ def show(parts: Sequence[Part], results: Results) -> None:
         say(f"{part.name:18} {last:12} {part.about}")
 
 
-def check(options: argparse.Namespace, facts: Mapping[str, Any]) -> int:
+def check(options: argparse.Namespace, facts: Mapping[str, Any], began: float) -> int:
     """Run what is to be run, and return the exit status."""
+    if left := end_left_over(options.folder):
+        say(f"from an earlier call: {left}")
     key = machine.key(facts)
     results = Results(options.folder / "parts", key)
     waiting = [part for part in options.parts if options.again or not results.is_right(part.name)]
+    # Parts that are wrong again and again must not take the time of a long one that has not run yet.
+    waiting.sort(key=lambda part: results.is_wrong(part.name))
     say(f"{facts['GPU']}: {len(waiting)} parts to run, {len(options.parts) - len(waiting)} are right already")
 
     def write() -> None:
         report.write(options.folder, facts, key, options.every, report.collected(options.every, results))
 
     write()
-    Schedule(results, options.limit, options.at_once, say, write).run(waiting)
+    Schedule(results, options.limit, options.at_once, say, write, began).run(waiting)
     found = report.collected(options.parts, results)
     say(f"{report.summary(found)}; see {options.folder / 'report.md'}")
     return report.status(found)
@@ -117,6 +122,7 @@ def check(options: argparse.Namespace, facts: Mapping[str, Any]) -> int:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Return the exit status."""
+    began = time.monotonic()
     options = arguments(argv)
     facts = machine.facts()
     if options.list:
@@ -127,7 +133,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 2
     # So that whoever ends this call ends all processes of its parts.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
-    return check(options, facts)
+    return check(options, facts, began)
 
 
 if __name__ == "__main__":

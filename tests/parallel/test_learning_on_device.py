@@ -8,8 +8,6 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("sklearn")
-
 from tests.support.figures import figure
 from tests.support.jobs import ROOT, launcher, needs_front, run_ranks
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -15,7 +16,7 @@ from typing import Any
 import pytest
 
 import cuda_check
-from cuda_parts import catalogue, machine, report
+from cuda_parts import catalogue, machine, process, report
 from cuda_parts.part import Part, chosen
 from cuda_parts.process import ROOT
 from cuda_parts.result import NOT_RUN, RIGHT, WRONG, Result, Results
@@ -60,6 +61,13 @@ def test_a_second_call_runs_what_is_not_right(tmp_path: Path) -> None:
     assert calls.read_text().split()[3:] == ["good", "bad"]
 
 
+def test_the_limit_is_of_the_whole_call(tmp_path: Path) -> None:
+    began = time.monotonic() - 50.0
+    schedule = Schedule(Results(tmp_path / "parts", KEY), 60.0, 1, lambda line: None, lambda: None, began)
+    schedule.run([part("long", "exit 1", expected=25.0)])
+    assert "10 s of this call were left" in result(tmp_path, "long").reason
+
+
 def test_no_part_is_started_that_does_not_fit(tmp_path: Path) -> None:
     lines = run(tmp_path, [part("long", "exit 1", expected=25.0), part("short")], limit=5.0)
     long = result(tmp_path, "long")
@@ -70,17 +78,32 @@ def test_no_part_is_started_that_does_not_fit(tmp_path: Path) -> None:
 
 def test_what_was_found_stays_where_there_is_no_time_for_it(tmp_path: Path) -> None:
     run(tmp_path, [part("bad", "exit 1")])
-    run(tmp_path, [part("bad", "exit 1", expected=25.0)], limit=0.01)
+    run(tmp_path, [part("bad", "exit 0", expected=25.0)], limit=1.0)
     assert result(tmp_path, "bad").result == WRONG
 
 
 def test_what_a_part_took_is_what_it_needs(tmp_path: Path) -> None:
-    cut = [part("slow", "sleep 20", expected=0.1)]
-    run(tmp_path, cut, limit=1.0)
+    slow = part("slow", "sleep 20")
+    run(tmp_path, [part("first", "sleep 0.6"), slow], limit=2.0)
     found = result(tmp_path, "slow")
     assert found.result == NOT_RUN and "this call's time was up after 1 s of it" in found.reason
     assert found.expected and found.expected > 1.0
-    assert not any("started" in line for line in run(tmp_path, cut, limit=1.0))
+    lines = run(tmp_path, [part("second", "sleep 1"), slow], limit=2.0)
+    assert not any("slow started" in line for line in lines)
+
+
+def test_a_part_that_a_whole_call_was_too_short_for_is_wrong(tmp_path: Path) -> None:
+    """However long it took before, it is started where it has nearly a whole call, and then it has overrun."""
+    Results(tmp_path / "parts", KEY).write(Result("slow", NOT_RUN, expected=25.0))
+    run(tmp_path, [part("slow", "sleep 20")], limit=1.0)
+    found = result(tmp_path, "slow")
+    assert (found.result, found.reason) == (WRONG, "not done after 1 s, and ended; --limit gives it longer")
+
+
+def test_a_part_that_failed_early_needs_what_we_believe(tmp_path: Path) -> None:
+    run(tmp_path, [part("bad", "exit 1")])
+    lines = run(tmp_path, [part("bad", "exit 0", expected=25.0)], limit=5.0)
+    assert "it may need 25 s, and 5 s of this call were left; --limit gives it longer" in lines[-1]
 
 
 def test_a_part_that_overruns_is_ended_with_its_children(tmp_path: Path) -> None:
@@ -112,6 +135,52 @@ def test_an_error_in_the_check_ends_what_runs(tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt):
         schedule.run([part("endless", f"echo $$ > {pid}; sleep 300")])
     assert not _alive(int(pid.read_text()))
+    found = result(tmp_path, "endless")
+    assert found.result == NOT_RUN and "the call was ended after" in found.reason
+
+
+def test_a_process_that_cannot_be_ended_is_named_and_not_waited_for(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def kill_marked(name: str, mark: str, patience: float) -> None:
+        real(name, mark, patience)
+        raise TimeoutError("processes [7] are still there")
+
+    real = process.kill_marked
+    monkeypatch.setattr(process, "kill_marked", kill_marked)
+    run(tmp_path, [part("stuck"), part("endless", "exec sleep 300", limit=0.5), part("next")])
+    stuck = result(tmp_path, "stuck")
+    assert (stuck.result, stuck.reason) == (RIGHT, "processes [7] are still there")
+    assert result(tmp_path, "endless").reason.endswith("gives it longer; processes [7] are still there")
+    assert result(tmp_path, "next").result == RIGHT
+
+
+def test_each_process_is_ended_whatever_the_others_do(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    ended = []
+
+    def end(self: process.Process) -> str:
+        ended.append(self)
+        real(self)
+        raise KeyboardInterrupt  # a second one, while the first is dealt with
+
+    def say(line: str) -> None:
+        if "second" in line:
+            raise KeyboardInterrupt
+
+    real = process.Process.end
+    monkeypatch.setattr(process.Process, "end", end)
+    schedule = Schedule(Results(tmp_path / "parts", KEY), 60.0, 2, say, lambda: None)
+    with pytest.raises(KeyboardInterrupt):
+        schedule.run([part("first", "sleep 300"), part("second", "sleep 300")])
+    assert len(ended) == 2 and result(tmp_path, "first").result == NOT_RUN
+
+
+def test_what_a_killed_check_leaves_behind_is_ended(tmp_path: Path) -> None:
+    here, there = tmp_path / "here", tmp_path / "there"
+    left = [process.Process(("sleep", "300"), {}, tmp_path / folder.name, 300.0, folder) for folder in (here, there)]
+    assert process.end_left_over(here) == ""
+    assert [one.status() for one in left] == [-signal.SIGKILL, None]
+    assert left[1].end() == ""
 
 
 def _alive(pid: int) -> bool:
@@ -141,9 +210,16 @@ def test_figures_are_kept(tmp_path: Path) -> None:
     assert result(tmp_path, "figures").figures == {"lost": 3, "lines": [{"name": "copy"}]}
 
 
+def test_figures_that_were_not_written_to_the_end_are_left_out(tmp_path: Path) -> None:
+    half = "cd $HVC_CHECK_FIGURES; echo '{\"lost\": 3}' > x.json; printf '{\"a' | tee y.json > z.jsonl"
+    run(tmp_path, [part("figures", half), part("next")])
+    assert result(tmp_path, "figures").figures == {"lost": 3} and result(tmp_path, "next").result == RIGHT
+
+
 # ---- verdicts -----------------------------------------------------------------------------------
 
 TESTS = replace(part("tests"), command=(sys.executable, "-m", "pytest"))
+UNSUPPORTED = (NOT_RUN, "memcheck: Device not supported. See x")
 SKIPPED = "s [100%]\nSKIPPED [1] tests/parallel/test_device.py:36: one GPU\nSKIPPED [2] tests/a.py:1: one GPU\n"
 
 
@@ -158,6 +234,7 @@ SKIPPED = "s [100%]\nSKIPPED [1] tests/parallel/test_device.py:36: one GPU\nSKIP
         (TESTS, 1, "FAILED tests/a.py::b - x\n1 failed, 2 passed\n", (WRONG, "exit status 1: tests/a.py::b - x")),
         (TESTS, 9, "2 passed\n== ERROR SUMMARY: 4 errors\n", (WRONG, "exit status 9: ERROR SUMMARY: 4 errors")),
         (TESTS, 4, "usage error\n", (WRONG, "exit status 4: usage error")),
+        (replace(TESTS, name="memcheck.1"), 9, "== Error: Device not supported. See x\n", UNSUPPORTED),
         (part("benchmark"), 2, "no CUDA device\n", (NOT_RUN, "no CUDA device")),
         (part("benchmark"), 1, "", (WRONG, "exit status 1: no output")),
     ],
@@ -174,6 +251,14 @@ def test_what_cannot_be_run_says_why(tmp_path: Path) -> None:
     assert found.result == NOT_RUN and "compute-sanitizer was not found" in found.reason
 
 
+def test_parts_without_horovod_say_so(tmp_path: Path) -> None:
+    parts = catalogue.parts(tmp_path, program="/opt/compute-sanitizer", horovod=False)
+    without = [part for part in parts if part.missing]
+    assert len(without) == len(catalogue.JOBS) + 1 and all(part.name.endswith(".horovod") for part in without)
+    run(tmp_path, without[:1], limit=1.0)
+    assert result(tmp_path, without[0].name).reason == "needs Horovod"
+
+
 # ---- the catalogue ------------------------------------------------------------------------------
 
 
@@ -185,6 +270,7 @@ def test_parts_have_names_and_run_files_that_are_there(tmp_path: Path) -> None:
     } == set()
     named = {part.name: part for part in parts}
     racecheck = named["racecheck.2"]
+    assert named["memcheck.1"].command[3:5] == ("--report-api-errors", "no")
     assert racecheck.command[:3] == ("/opt/compute-sanitizer", "--tool", "racecheck")
     assert racecheck.environment == {"HVC_TEST_LENGTHS": "short", "HVC_TEST_SHARE": "2/5"}
     assert "HVC_TEST_LENGTHS" not in named["tests.kernels.1"].environment
@@ -253,7 +339,9 @@ def test_results_hold_for_sources_gpu_and_torch(tmp_path: Path) -> None:
     assert machine.key(FACTS | {"driver": "7"}, tmp_path) == keys[0]
     source.write_text("two")
     keys.append(machine.key(FACTS, tmp_path))
-    assert len(set(keys)) == 4
+    (tmp_path / "setup.py").write_text("flags")
+    keys.append(machine.key(FACTS, tmp_path))
+    assert len(set(keys)) == 5
 
 
 def ended(*kinds: str) -> list[Result]:

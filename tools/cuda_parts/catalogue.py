@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import shutil
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from .part import LIMIT, Part
 
-PYTEST = (sys.executable, "-m", "pytest", "-q", "-m", "gpu", "--timeout", "0", "-rs", "-p", "no:cacheprovider")
+# Before the limit of a part ends a test that hangs, its stack says which one it is.
+_STACK = ("-o", "faulthandler_timeout=150")
+PYTEST = (
+    *(sys.executable, "-m", "pytest", "-q", "-m", "gpu", "--timeout", "0", "-rs", "-p", "no:cacheprovider"), *_STACK
+)  # fmt: skip
 KERNELS = "tests/kernels/test_cuda.py"
 FRONTS = ("torch", "horovod")
 SANITIZERS = {
@@ -37,15 +42,26 @@ def sanitizer() -> str | None:
     return shutil.which("compute-sanitizer") or shutil.which(f"{home}/bin/compute-sanitizer")
 
 
-def parts(folder: Path, limit: float = LIMIT, program: str | None = None) -> list[Part]:
+def has_horovod() -> bool:
+    return importlib.util.find_spec("horovod") is not None
+
+
+def parts(folder: Path, limit: float = LIMIT, program: str | None = None, horovod: bool = True) -> list[Part]:
     """Return all parts.
 
     Args:
         folder: where the benchmark writes.
         limit: seconds of each part.
         program: compute-sanitizer.
+        horovod: whether it is installed.
     """
-    return [*_kernel_tests(limit), *_jobs(limit), *_measurements(folder, limit), *_sanitizers(limit, program)]
+    missing = {front: "needs Horovod" if front == "horovod" and not horovod else "" for front in FRONTS}
+    return [
+        *_kernel_tests(limit),
+        *_jobs(limit, missing),
+        *_measurements(folder, limit, missing),
+        *_sanitizers(limit, program),
+    ]
 
 
 def _kernel_tests(limit: float) -> Iterator[Part]:
@@ -59,23 +75,24 @@ def _kernel_tests(limit: float) -> Iterator[Part]:
     yield Part("tests.nccl", "NCCL with a communicator of one rank", link, 60.0, limit=limit)
 
 
-def _jobs(limit: float) -> Iterator[Part]:
-    for group, about, file, words, expected in JOBS:
+def _jobs(limit: float, missing: Mapping[str, str]) -> Iterator[Part]:
+    for group, about, file, chosen, expected in JOBS:
         files = [f"tests/parallel/test_{name}.py" for name in ([file] if file else ["device", "given"])]
-        for front in FRONTS:
-            choice = f"{words} and {front}" if words else front
+        for front in missing:
+            choice = f"{chosen} and {front}" if chosen else front
             launcher = "horovodrun" if front == "horovod" else "torch.distributed"
             command = (*PYTEST, *files, "-k", choice)
-            yield Part(f"{group}.{front}", f"{about}; under {launcher}", command, expected, limit=limit)
+            words = f"{about}; under {launcher}"
+            yield Part(f"{group}.{front}", words, command, expected, missing=missing[front], limit=limit)
 
 
-def _measurements(folder: Path, limit: float) -> Iterator[Part]:
+def _measurements(folder: Path, limit: float, missing: Mapping[str, str]) -> Iterator[Part]:
     large = (*PYTEST, "tests/kernels/test_large.py")
     yield Part("large", "one-bit kernels with 2^31 + 77 elements", large, 120.0, alone=True, limit=limit)
-    for front in FRONTS:
+    for front, why in missing.items():
         about = f"the timeline of a step, and how often it makes the host wait; under {front}"
         command = (*PYTEST, "tests/parallel/test_steady_on_device.py", "-k", front)
-        yield Part(f"trace.{front}", about, command, 60.0, alone=True, limit=limit)
+        yield Part(f"trace.{front}", about, command, 60.0, alone=True, missing=why, limit=limit)
     timed = (sys.executable, "-m", "benchmarks.gpu", "--json", str(folder / "figures" / "benchmark" / "lines.jsonl"))
     yield Part("benchmark", "time of every kernel beside a copy's", timed, 180.0, alone=True, limit=limit)
 
@@ -84,7 +101,9 @@ def _sanitizers(limit: float, program: str | None) -> Iterator[Part]:
     missing = "" if program else "compute-sanitizer was not found: it comes with the CUDA toolkit; set CUDA_HOME"
     for tool, about in SANITIZERS.items():
         # All kernels, torch's too: what a kernel that is not watched writes would count as never written.
-        command = (program or "compute-sanitizer", "--tool", tool, "--error-exitcode", "9", *PYTEST, KERNELS, "-x")
+        # Nor calls of the driver that fail and are dealt with: torch asks for what is not there.
+        options = ("--tool", tool, *(("--report-api-errors", "no") if tool == "memcheck" else ()))
+        command = (program or "compute-sanitizer", *options, "--error-exitcode", "9", *PYTEST, KERNELS, "-x")
         for number in range(1, SHARES + 1):
             environment = {"HVC_TEST_LENGTHS": "short", "HVC_TEST_SHARE": f"{number}/{SHARES}"}
             words = f"{about}, share {number} of {SHARES}"

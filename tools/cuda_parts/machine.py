@@ -15,7 +15,11 @@ from typing import Any
 
 from .process import ROOT
 
-SOURCES = ("csrc", "horovod_compress", "tests", "benchmarks", "examples")
+#: Folders and files. The catalogue says what a part runs.
+SOURCES = (
+    "csrc", "horovod_compress", "tests", "benchmarks", "examples", "setup.py", "pyproject.toml",
+    "tools/cuda_parts/catalogue.py",
+)  # fmt: skip
 #: What is not a source: made by compilers and interpreters.
 _MADE = (".so", ".pyc", ".o")
 _SECONDS = 120.0
@@ -60,8 +64,8 @@ def facts() -> dict[str, Any]:
 def key(facts: Mapping[str, Any], root: Path = ROOT) -> str:
     """Return a hash of the sources, the GPU's name and torch's version: a result holds for these."""
     found = hashlib.sha256(json.dumps([facts.get("GPU"), facts.get("torch")]).encode())
-    for folder in SOURCES:
-        for path in sorted((root / folder).rglob("*")):
+    for name in SOURCES:
+        for path in [root / name, *sorted((root / name).rglob("*"))]:
             if path.is_file() and "__pycache__" not in path.parts and path.suffix not in _MADE:
                 found.update(f"{path.relative_to(root).as_posix()}\0{path.stat().st_size}\0".encode())
                 found.update(path.read_bytes())

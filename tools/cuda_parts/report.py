@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from .part import Part
-from .result import NOT_RUN, RIGHT, WRONG, Result, Results
+from .result import NOT_RUN, RIGHT, WRONG, Result, Results, write_whole
 
 #: Columns of the benchmark's table: what they hold, their heading, and what to multiply by.
 _COLUMNS = (
@@ -45,8 +45,8 @@ def summary(results: Sequence[Result]) -> str:
 def write(folder: Path, facts: Mapping[str, Any], key: str, parts: Sequence[Part], results: Sequence[Result]) -> None:
     """Write report.json and report.md."""
     document = {"machine": dict(facts), "key": key, "parts": [asdict(result) for result in results]}
-    (folder / "report.json").write_text(json.dumps(document, indent=1) + "\n")
-    (folder / "report.md").write_text("\n".join(_lines(facts, key, parts, results)) + "\n")
+    write_whole(folder / "report.json", json.dumps(document, indent=1) + "\n")
+    write_whole(folder / "report.md", "\n".join(_lines(facts, key, parts, results)) + "\n")
 
 
 def _lines(facts: Mapping[str, Any], key: str, parts: Sequence[Part], results: Sequence[Result]) -> Iterator[str]:

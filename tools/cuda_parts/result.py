@@ -35,6 +35,13 @@ class Result:
     command: str = ""
 
 
+def write_whole(path: Path, text: str) -> None:
+    """Write a file whole or not at all: the call may be ended at any moment."""
+    temporary = path.with_name(f"{path.name}.tmp")
+    temporary.write_text(text)
+    temporary.replace(path)
+
+
 class Results:
     """The files of all parts in a folder.
 
@@ -62,12 +69,13 @@ class Results:
         found = self.current(part)
         return found is not None and found.result == RIGHT
 
+    def is_wrong(self, part: str) -> bool:
+        found = self.current(part)
+        return found is not None and found.result == WRONG
+
     def write(self, result: Result) -> None:
-        """Write a result of now, whole or not at all: the call may be ended at any moment."""
-        path = self.folder / f"{result.part}.json"
-        temporary = path.with_suffix(".tmp")
-        temporary.write_text(json.dumps(asdict(replace(result, key=self.key)), indent=1) + "\n")
-        temporary.replace(path)
+        text = json.dumps(asdict(replace(result, key=self.key)), indent=1) + "\n"
+        write_whole(self.folder / f"{result.part}.json", text)
 
     def figures_of(self, part: str) -> Path:
         """Return where a part leaves its figures."""

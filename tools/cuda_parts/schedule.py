@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import shlex
 import shutil
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from .part import Part
 from .process import Process
-from .result import NOT_RUN, WRONG, Result, Results
+from .result import NOT_RUN, RIGHT, WRONG, Result, Results
 from .verdict import figures, tail, verdict
 
 FIGURES = "HVC_CHECK_FIGURES"  # as tests/support/figures.py reads it
@@ -17,6 +19,10 @@ POLL_SECONDS = 0.1
 SECONDS_BETWEEN_LINES = 30.0
 #: What a part may need more than it last did.
 _MARGIN = 1.2
+#: No more than this share of a call is kept for a part because of what it took: it could never start again.
+_MOST = 0.9
+#: A part that had this share of a call to itself and was not done has overrun: another call would not help.
+_NEARLY_ALL = 0.85
 
 
 class Schedule:
@@ -25,17 +31,25 @@ class Schedule:
     Args:
         results: where each part leaves its result.
         limit: seconds of the whole call.
+        began: when the call began, by time.monotonic(); now if None.
         at_once: the most parts side by side.
         say: prints a line of progress.
         noted: called after each result.
     """
 
     def __init__(
-        self, results: Results, limit: float, at_once: int, say: Callable[[str], None], noted: Callable[[], None]
+        self,
+        results: Results,
+        limit: float,
+        at_once: int,
+        say: Callable[[str], None],
+        noted: Callable[[], None],
+        began: float | None = None,
     ) -> None:
         self._results, self._at_once, self._say_line, self._noted = results, at_once, say, noted
-        self._began = time.monotonic()
+        self._began = time.monotonic() if began is None else began
         self._end = self._began + limit
+        self._whole = self._left()  # what a call has for its parts
         self._running: list[tuple[Part, Process, bool]] = []
         self._printed = self._began
 
@@ -49,8 +63,12 @@ class Schedule:
                 self._look()
                 time.sleep(POLL_SECONDS)
         finally:
-            for _, process, _ in self._running:
-                process.end()
+            # Ends every one, whatever an error or a second signal does to the others.
+            with contextlib.ExitStack() as stack:
+                for part, process, _ in self._running:
+                    stack.callback(self._interrupted, part, process.seconds)
+                for _, process, _ in self._running:
+                    stack.callback(process.end)
 
     # ---- starting ----
 
@@ -69,16 +87,17 @@ class Schedule:
         else:
             folder = self._results.figures_of(part.name)
             shutil.rmtree(folder, ignore_errors=True)
-            folder.mkdir(parents=True)
+            folder.mkdir(parents=True, exist_ok=True)
             limit, output = min(part.limit, self._left()), self._results.folder / f"{part.name}.log"
             environment = {**part.environment, FIGURES: str(folder)}
-            process = Process(part.command, environment, output, limit)
-            self._running.append((part, process, limit < part.limit))
+            process = Process(part.command, environment, output, limit, self._results.folder.parent)
+            self._running.append((part, process, limit < min(part.limit, _NEARLY_ALL * self._whole)))
             self._say(f"{part.name} started, {limit:.0f} s at most")
 
     def _no_time(self, part: Part) -> None:
         needs, left = self._needs(part), max(self._left(), 0.0)
-        why = f"it may need {needs:.0f} s, and {left:.0f} s of this call were left; call again to continue"
+        again = "call again to continue" if needs <= _MOST * self._whole else "--limit gives it longer"
+        why = f"it may need {needs:.0f} s, and {left:.0f} s of this call were left; {again}"
         if self._results.current(part.name):
             self._say(f"{part.name}: not run again: {why}")  # what was found still holds
         else:
@@ -90,7 +109,10 @@ class Schedule:
     def _needs(self, part: Part) -> float:
         """Return the seconds to reserve: what it took here before, or what we believe."""
         before = self._results.read(part.name)
-        return min(part.limit, before.expected if before and before.expected else part.expected)
+        took = min(before.expected or 0.0, _MOST * self._whole) if before else 0.0
+        if before and took and before.result == RIGHT:
+            return min(part.limit, took)
+        return min(part.limit, max(part.expected, took))  # one that failed early says little of the whole
 
     # ---- ending ----
 
@@ -101,9 +123,10 @@ class Schedule:
             if status is None and not process.overran():
                 continue
             seconds = process.seconds
-            process.end()  # children that outlive a part too
+            left_over = process.end()  # children that outlive a part too
             self._running.remove(running)
-            self._note(self._ended(part, process, status, cut, seconds))
+            found = self._ended(part, process, status, cut, seconds)
+            self._note(replace(found, reason="; ".join(filter(None, [found.reason, left_over]))))
         if self._running and time.monotonic() - self._printed > SECONDS_BETWEEN_LINES:
             self._say(f"running: {', '.join(part.name for part, _, _ in self._running)}")
 
@@ -117,7 +140,8 @@ class Schedule:
                 f"this call's time was up after {seconds:.0f} s of it; call again to continue",
             )
         else:
-            result, reason = WRONG, f"not done after {seconds:.0f} s, and ended; --part-limit gives it longer"
+            option = "--part-limit" if process.limit >= part.limit else "--limit"
+            result, reason = WRONG, f"not done after {seconds:.0f} s, and ended; {option} gives it longer"
         return Result(
             part.name,
             result,
@@ -128,6 +152,11 @@ class Schedule:
             figures=figures(self._results.figures_of(part.name)),
             command=shlex.join(part.command),
         )
+
+    def _interrupted(self, part: Part, seconds: float) -> None:
+        if not self._results.current(part.name):  # what was found still holds
+            why = f"the call was ended after {seconds:.0f} s of it; call again to continue"
+            self._note(Result(part.name, NOT_RUN, why, round(seconds, 1)))
 
     def _note(self, result: Result) -> None:
         self._results.write(result)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from .catalogue import SANITIZERS
 from .part import Part
 from .result import NOT_RUN, RIGHT, WRONG
 
@@ -16,11 +18,14 @@ TAIL_LINES = 60
 _PASSED = re.compile(r"(\d+) passed")
 _SKIPPED = re.compile(r"^SKIPPED \[\d+\] [^:]+(?::\d+)?: (.*)$", re.MULTILINE)
 _FAILED = re.compile(r"^(?:FAILED|ERROR) (.*)$", re.MULTILINE)
+_NOT_SUPPORTED = re.compile(r"(Device not supported.*)")
 _SANITIZER = re.compile(r"^=+ (ERROR SUMMARY: .*|RACECHECK SUMMARY: .*)$", re.MULTILINE)
 
 
 def verdict(part: Part, status: int, output: str) -> tuple[str, str]:
     """Return how a part ended, and why."""
+    if part.group in SANITIZERS and (found := _NOT_SUPPORTED.search(output)):
+        return NOT_RUN, f"{part.group}: {found[1]}"
     if "pytest" in part.command:
         return _of_tests(status, output)
     if status == 0:
@@ -51,11 +56,15 @@ def tail(output: str, lines: int = TAIL_LINES) -> str:
 
 
 def figures(folder: Path) -> Mapping[str, Any]:
-    """Return the figures that a part has left: objects by name, and lines of records by the name of their file."""
+    """Return the figures that a part has left: objects by name, and lines of records by the name of their file.
+
+    A file that its writer was killed at is left out.
+    """
     found: dict[str, Any] = {}
-    for path in sorted(folder.glob("*.json")):
-        if not path.name.startswith("trace."):
-            found |= json.loads(path.read_text())
-    for path in sorted(folder.glob("*.jsonl")):
-        found[path.stem] = [json.loads(line) for line in path.read_text().splitlines() if line.strip()]
+    for path in sorted(folder.glob("*.json*")):
+        with contextlib.suppress(OSError, ValueError):
+            if path.suffix == ".jsonl":
+                found[path.stem] = [json.loads(line) for line in path.read_text().splitlines() if line.strip()]
+            elif path.suffix == ".json" and not path.name.startswith("trace."):
+                found |= json.loads(path.read_text())
     return found
