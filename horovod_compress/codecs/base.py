@@ -253,11 +253,11 @@ def variants_of(codec: Codec) -> tuple[Codec, ...]:
 
 def tables_that_stay(codec: Codec, bucket: Bucket, world: int) -> list[str]:
     """Return the tables of a bucket that cannot follow its tensors to other buckets."""
-    stay = set(codec.layout(bucket, world).tables)
+    stay: set[str] = set()
     move: set[str] = set()
     for each in variants_of(codec):
         (move if each.properties().moves_tables else stay).update(each.layout(bucket, world).tables)
-    return sorted(stay - move)
+    return sorted((codec.layout(bucket, world).tables.keys() - move) | stay)
 
 
 def check_world(codec: Codec, world: int) -> None:

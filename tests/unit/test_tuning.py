@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
@@ -15,7 +16,7 @@ from typing import Any
 import pytest
 import torch
 
-from horovod_compress.codecs.base import Codec
+from horovod_compress.codecs.base import Codec, Properties, TableMoves, tables_that_stay
 from horovod_compress.codecs.by_step import by_step
 from horovod_compress.codecs.registry import available, codec_class
 from horovod_compress.codecs.sketch_fusion import SketchFusion
@@ -265,6 +266,17 @@ def test_tables_of_other_buckets_are_refused_where_buckets_are_fixed() -> None:
         pytest.raises(StateError, match="different plan"),
     ):
         checkpoint.load(fleet.reducers[0], fleet.methods, state, "restore")
+
+
+def test_a_table_stays_if_any_stage_that_has_it_cannot_move_it() -> None:
+    class Moving(Steps):
+        def properties(self) -> Properties:
+            return replace(super().properties(), moves_tables=TableMoves(lambda *_: [], lambda *_: None))
+
+    (bucket,) = make_plan("single", TENSORS, 0).buckets
+    assert Moving().layout(bucket, 2).tables.keys() == {"largest"} == Steps().layout(bucket, 2).tables.keys()
+    assert tables_that_stay(Moving(), bucket, 2) == []
+    assert tables_that_stay(by_step({0: Moving(), 2: Steps()}), bucket, 2) == ["largest"]
 
 
 def test_tables_of_several_stages_move_together() -> None:
