@@ -438,11 +438,11 @@ def test_v_moves_by_steps_whose_exchanges_were_all_exact(exchanges: int, skips: 
 def test_what_to_divide_by_does_not_depend_on_threads(shape: tuple[int, ...]) -> None:
     """As torch's own mean of so many elements does, with most of these seeds."""
     threads, found = torch.get_num_threads(), []
+    moments = [torch.randn(shape, generator=torch.Generator().manual_seed(s)).pow(4) for s in range(6)]
     try:
         for number in (1, 2):
             torch.set_num_threads(number)
-            moments = [torch.randn(shape, generator=torch.Generator().manual_seed(s)).pow(4) for s in range(6)]
-            found.append([held._Held(moment, 30.0, 30.0, EPS, True) for moment in moments])
+            found.append([held._Held(moment.clone(), 30.0, 30.0, EPS, True) for moment in moments])
     finally:
         torch.set_num_threads(threads)
     for one, other in zip(*found, strict=True):
