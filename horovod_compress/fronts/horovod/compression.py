@@ -59,6 +59,7 @@ class Compression(ForUpdates):
 
     _job: HorovodJob
     _warned = _logged = False
+    _watched: Any = None  # the optimizer that has our hooks
     _settled = -1  # the step whose sparse gradients were looked for
 
     def _prepare(self, reducer: Reducer) -> None:
@@ -195,7 +196,8 @@ class Compression(ForUpdates):
 
     def _meet(self, optimizer: Any, *options: Any) -> None:
         """Look at the optimizer that takes the results."""
-        if not self._steps.met:
+        if not self._steps.met and self._watched is not optimizer:  # attach() may have refused an option before
+            self._watched = optimizer
             if self._running().world > 1:
                 guard(optimizer, tells=not self._job.rank)
             optimizer.register_step_pre_hook(lambda *given: self._leave_frozen(optimizer))  # before the second moment's

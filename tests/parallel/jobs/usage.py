@@ -328,6 +328,22 @@ def foreign_attach() -> str:
 check("foreign attach", foreign_attach)
 
 
+def attached_again() -> list[Any]:
+    """A rejected option, then a good one; returns how many hooks the optimizer has after each."""
+    model = net()
+    optimizer, compression = optimizer_for(model, "none", False)
+    text = refusal(lambda: compression.attach(optimizer, second_moment="sharde"))
+    hooks = [len(optimizer._optimizer_step_pre_hooks)]
+    compression.attach(optimizer)
+    hooks.append(len(optimizer._optimizer_step_pre_hooks))
+    train(model, optimizer, range(1))
+    close_together(compression)
+    return [text, hooks]
+
+
+check("attach again", attached_again)
+
+
 def forgotten(attach: bool) -> str:
     """A parameter that the optimizer has and the compression does not."""
     import horovod_compress.torch as hvc
