@@ -42,6 +42,8 @@ CPU_FLAGS = ("-O3", "-std=c++17", *HOST_FLAGS)
 # What only hands arguments on gains nothing from the rest.
 BINDING_FLAGS = ("-O1",)
 CUDA_FLAGS = ("-O3", "-std=c++17", "--fmad=false", "-lineinfo", "-Xcompiler=" + ",".join(HOST_FLAGS))
+# With it, nvcc tells what every kernel uses. That is kept with the object and not shown.
+TELL_USAGE = "-Xptxas=-v"
 # The CUDA runtime inside `_cuda` stays private: torch brings its own copy into the same process.
 CUDA_LINK_FLAGS = ("-cudart=static", "-Xcompiler=-fopenmp", "-Xlinker=--exclude-libs,ALL")
 
@@ -229,10 +231,16 @@ class ObjectFile:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             self.record.unlink(missing_ok=True)
             depfile = self.path.with_suffix(".d")
-            run([*self.command, "-MMD", "-MF", str(depfile), "-o", str(self.path)], what=self.source)
+            command = [*self.command, "-MMD", "-MF", str(depfile), "-o", str(self.path)]
+            said = run(command, what=self.source, shows=TELL_USAGE not in command)
             files = {path: digest(path) for path in dependencies(depfile)}
-            self.record.write_text(json.dumps({"command": self.command, "version": self.version, "files": files}))
+            record = {"command": self.command, "version": self.version, "files": files, "said": said}
+            self.record.write_text(json.dumps(record))
         return self.path
+
+    def said(self) -> str:
+        """What the compiler said of it, whenever it was compiled."""
+        return str(json.loads(self.record.read_text())["said"])
 
 
 def compile_all(files: list[ObjectFile], workers: int | None) -> list[str]:
@@ -249,13 +257,16 @@ def compile_all(files: list[ObjectFile], workers: int | None) -> list[str]:
     return [str(compiled.result()) for compiled in objects]
 
 
-def run(command: list[str], what: str) -> None:
+def run(command: list[str], what: str, shows: bool = True) -> str:
     result = subprocess.run(command, capture_output=True, text=True, check=False)
-    print(result.stdout + result.stderr, end="", flush=True)
+    said = result.stdout + result.stderr
+    if shows or result.returncode != 0:
+        print(said, end="", flush=True)
     if result.returncode != 0:
         errors = [line for line in result.stderr.splitlines() if "error" in line] or result.stderr.splitlines()[-1:]
         hint = "; HVC_CUDA=0 builds without CUDA" if "nvcc" in command[0] else ""
         raise CompileError(f"{what} did not compile{hint}\n  {''.join(errors[:1])}\n  command: {shlex.join(command)}")
+    return said
 
 
 class BuildExtensions(build_ext):  # type: ignore[misc]

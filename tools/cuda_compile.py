@@ -1,12 +1,14 @@
-"""Compiles and links all CUDA kernels for one architecture, so that they keep compiling where there is no GPU.
+"""Compiles and links all CUDA kernels, so that they stay fit for GPUs where there is none.
 
-Every warning is an error. Nothing is installed: objects are kept in build/objects, the module in build/cuda-compile.
-A second run compiles what changed. Without nvcc it says so and succeeds; HVC_CUDA=1 makes that a failure.
+Every warning is an error, and so is a kernel that spills registers, keeps arrays in local memory, or is too large for
+its block. Nothing is installed: objects are kept in build/objects, the module in build/cuda-compile. A second run
+compiles what changed. Without nvcc it says so and succeeds; HVC_CUDA=1 makes that a failure.
 """
 
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import os
 import sys
 from collections.abc import Sequence
@@ -14,39 +16,62 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from cuda_report import STRICT, flags, target_flags
+from cuda_usage import table, usages, wide_kernels
 
 ROOT = Path(__file__).resolve().parents[1]
 TARGET = ROOT / "build" / "cuda-compile" / "_cuda.so"
+STRICT = ("-Werror=all-warnings", "-Xcompiler=-Werror")
 
 _NO_COMPILER = """\
 CUDA kernels were not compiled: no nvcc on this machine, in .venv, or where CUDACXX and CUDA_HOME point.
 make setup CUDA=1 installs NVIDIA's into .venv; no GPU is needed."""
 
 
-def toolchain(setup: ModuleType, nvcc: str, architecture: str) -> Any:
-    """That of setup.py, for one architecture and with warnings as errors."""
-    compile_flags = (*setup.CUDA_FLAGS, *STRICT, *target_flags([architecture]), *setup.include_flags())
-    link_flags = (*setup.CUDA_LINK_FLAGS, *setup.library_flags(nvcc))
-    return setup.Toolchain((nvcc,), compile_flags, link_flags)
+def flags() -> ModuleType:
+    """Return setup.py as a module: the one place where compilers and flags are chosen."""
+    spec = importlib.util.spec_from_file_location("hvc_setup", ROOT / "setup.py")
+    assert spec and spec.loader
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # dataclasses look their module up
+    spec.loader.exec_module(module)
+    return module
 
 
-def compile_module(setup: ModuleType, nvcc: str, architecture: str, jobs: int) -> None:
-    """Compiles every source and links them.
+def toolchain(setup: ModuleType, nvcc: str) -> Any:
+    """That of setup.py, with warnings as errors."""
+    tools = setup.cuda_toolchain(nvcc)
+    return setup.Toolchain((nvcc,), (*tools.compile_flags, *STRICT, setup.TELL_USAGE), tools.link_flags)
+
+
+def compile_module(setup: ModuleType, nvcc: str, jobs: int) -> list[Any]:
+    """Compile every source, link them, and return the objects.
 
     Raises:
-        CompileError: One of them gives a warning or an error.
+        CompileError: one of them gives a warning or an error.
     """
-    tools = toolchain(setup, nvcc, architecture)
+    tools = toolchain(setup, nvcc)
     files = [setup.ObjectFile(source, tools) for source in setup.sources("bind_cuda.cpp", "cuda/*.cu")]
     objects = setup.compile_all(files, jobs)
     TARGET.parent.mkdir(parents=True, exist_ok=True)
     setup.run([nvcc, "-shared", *objects, *tools.link_flags, "-o", str(TARGET)], what="_cuda")
+    return files
+
+
+def unfit(file: Any) -> int:
+    """Say what the kernels of an object use; return how many are wasteful or too large."""
+    source = ROOT / file.source
+    found = usages(file.said(), wide_kernels(source.read_text()))
+    if not found:
+        return 0
+    print(f"{source.name:14s} {len(found):4d} kernels, at most {max(usage.registers for usage in found):3d} registers")
+    if lines := table(found):
+        print(lines)
+    return sum(usage.wasteful or usage.too_large for usage in found)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--arch", default="90", metavar="NUMBER", help="compute capability without the point")
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--arch", default="90", metavar="NUMBERS", help="such as 80,90 (default: 90), or all")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="compilations at a time")
     options, setup = parser.parse_args(arguments), flags()
     nvcc = setup.find_nvcc()
@@ -54,12 +79,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
         insists = os.environ.get("HVC_CUDA") == "1"
         print(_NO_COMPILER, file=sys.stderr if insists else sys.stdout)
         return 1 if insists else 0
+    os.environ["HVC_CUDA_ARCH"] = "" if options.arch == "all" else options.arch
     try:
-        compile_module(setup, nvcc, options.arch, options.jobs)
+        wrong = sum(map(unfit, compile_module(setup, nvcc, options.jobs)))
     except setup.CompileError as error:
         print(error, file=sys.stderr)
         return 1
-    print(f"All CUDA kernels compile for sm_{options.arch} without a warning ({nvcc}).")
+    if wrong:
+        print(f"{wrong} kernel(s) with spills or local memory, or too large for a block", file=sys.stderr)
+        return 1
+    chosen = ", ".join(f"sm_{number}" for number in setup.cuda_architectures())
+    print(f"All CUDA kernels compile for {chosen} without a warning, a spill or local memory ({nvcc}).")
     return 0
 
 
