@@ -16,7 +16,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from cuda_usage import table, usages, wide_kernels
+from cuda_usage import Usage, summary, table, usages, wide_kernels
 
 ROOT = Path(__file__).resolve().parents[1]
 TARGET = ROOT / "build" / "cuda-compile" / "_cuda.so"
@@ -57,16 +57,12 @@ def compile_module(setup: ModuleType, nvcc: str, jobs: int) -> list[Any]:
     return files
 
 
-def unfit(file: Any) -> int:
-    """Say what the kernels of an object use; return how many are wasteful or too large."""
-    source = ROOT / file.source
-    found = usages(file.said(), wide_kernels(source.read_text()))
-    if not found:
-        return 0
-    print(f"{source.name:14s} {len(found):4d} kernels, at most {max(usage.registers for usage in found):3d} registers")
-    if lines := table(found):
-        print(lines)
-    return sum(usage.wasteful or usage.too_large for usage in found)
+def kernels(files: Sequence[Any]) -> list[Usage]:
+    """Return what the kernels of all objects use."""
+    found = []
+    for file in files:
+        found += usages(file.said(), wide_kernels((ROOT / file.source).read_text()))
+    return found
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -81,12 +77,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 1 if insists else 0
     os.environ["HVC_CUDA_ARCH"] = "" if options.arch == "all" else options.arch
     try:
-        wrong = sum(map(unfit, compile_module(setup, nvcc, options.jobs)))
+        found = kernels(compile_module(setup, nvcc, options.jobs))
     except setup.CompileError as error:
         print(error, file=sys.stderr)
         return 1
-    if wrong:
-        print(f"{wrong} kernel(s) with spills or local memory, or too large for a block", file=sys.stderr)
+    print(summary(found))
+    if unfit := [usage for usage in found if usage.wasteful or usage.too_large]:
+        print(f"{table(unfit)}\n{len(unfit)} kernel(s) spill or are too large for a block", file=sys.stderr)
         return 1
     chosen = ", ".join(f"sm_{number}" for number in setup.cuda_architectures())
     print(f"All CUDA kernels compile for {chosen} without a warning, a spill or local memory ({nvcc}).")

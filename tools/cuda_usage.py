@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 import shutil
+import statistics
 import subprocess
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -52,6 +53,19 @@ def usages(report: str, wide: Iterable[str] = ()) -> list[Usage]:
         threads = 1024 if any(f"{len(name)}{name}" in kernel for name in wide) else 256
         found.append(Usage(kernel, architecture, int(registers), int(stack), int(stores) + int(loads), threads))
     return found
+
+
+def summary(found: Sequence[Usage]) -> str:
+    """Return a line for every architecture."""
+    lines = []
+    for architecture in sorted({usage.architecture for usage in found}, key=int):
+        registers = [usage.registers for usage in found if usage.architecture == architecture]
+        median, many = statistics.median(registers), sum(number > 64 for number in registers)
+        lines.append(
+            f"sm_{architecture}: {len(registers)} kernels; registers of a thread: median {median:.0f}, maximum "
+            f"{max(registers)}, more than 64 in {many}"
+        )
+    return "\n".join(lines)
 
 
 def table(found: Sequence[Usage]) -> str:
