@@ -17,6 +17,7 @@ import shlex
 import shutil
 import subprocess
 import sysconfig
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 from functools import cache
@@ -94,14 +95,22 @@ def cpu_toolchain() -> Toolchain:
     )
 
 
-def cuda_toolchain(nvcc: str) -> Toolchain:
+def cuda_toolchain(nvcc: str, architectures: Sequence[int]) -> Toolchain:
     """nvcc compiles and links everything of `_cuda`: it alone knows where its headers and libraries are."""
     sanitize = tuple(f"-Xcompiler={flag}" for flag in sanitizer_flags())
     return Toolchain(
         compiler=(nvcc,),
-        compile_flags=(*CUDA_FLAGS, *architecture_flags(nvcc), *sanitize, *include_flags()),
+        compile_flags=(*CUDA_FLAGS, *architecture_flags(architectures), *sanitize, *include_flags()),
         link_flags=(*CUDA_LINK_FLAGS, *library_flags(nvcc), *sanitize),
     )
+
+
+def installed_cuda_toolchain() -> Toolchain:
+    nvcc, wanted = find_nvcc() or "nvcc", cuda_architectures()
+    known = known_architectures(nvcc, wanted)
+    if not known:
+        raise CompileError(f"{nvcc} knows none of the architectures {wanted}: install CUDA 12 or 13")
+    return cuda_toolchain(nvcc, known)
 
 
 def library_flags(nvcc: str) -> tuple[str, ...]:
@@ -121,14 +130,15 @@ def packaged_nvcc() -> str | None:
     return str(home / "bin" / "nvcc") if all((home / name).exists() for name in NVCC_PACKAGE) else None
 
 
-def architecture_flags(nvcc: str) -> tuple[str, ...]:
+def architecture_flags(chosen: Sequence[int]) -> tuple[str, ...]:
+    machine_code = [f"-gencode=arch=compute_{number},code=sm_{number}" for number in chosen]
+    return (*machine_code, f"-gencode=arch=compute_{chosen[-1]},code=compute_{chosen[-1]}")
+
+
+def known_architectures(nvcc: str, wanted: Sequence[int]) -> tuple[int, ...]:
+    """Return those of the wanted architectures that a compiler has."""
     listed = subprocess.run([nvcc, "--list-gpu-arch"], check=True, capture_output=True, text=True).stdout.split()
-    wanted = cuda_architectures()
-    known = [number for number in wanted if f"compute_{number}" in listed]
-    if not known:
-        raise CompileError(f"{nvcc} knows none of the architectures {wanted}: install CUDA 12 or 13")
-    machine_code = [f"-gencode=arch=compute_{number},code=sm_{number}" for number in known]
-    return (*machine_code, f"-gencode=arch=compute_{known[-1]},code=compute_{known[-1]}")
+    return tuple(number for number in wanted if f"compute_{number}" in listed)
 
 
 def cuda_architectures() -> tuple[int, ...]:
@@ -274,7 +284,7 @@ class BuildExtensions(build_ext):  # type: ignore[misc]
 
     def build_extension(self, extension: Extension) -> None:
         is_cuda = extension.name.endswith("._cuda")
-        toolchain = cuda_toolchain(find_nvcc() or "nvcc") if is_cuda else cpu_toolchain()
+        toolchain = installed_cuda_toolchain() if is_cuda else cpu_toolchain()
         target = Path(self.get_ext_fullpath(extension.name))
         target.parent.mkdir(parents=True, exist_ok=True)
         objects = compile_all([ObjectFile(source, toolchain) for source in extension.sources], self.parallel)

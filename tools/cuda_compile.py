@@ -37,32 +37,58 @@ def flags() -> ModuleType:
     return module
 
 
-def toolchain(setup: ModuleType, nvcc: str) -> Any:
-    """That of setup.py, with warnings as errors."""
-    tools = setup.cuda_toolchain(nvcc)
-    return setup.Toolchain((nvcc,), (*tools.compile_flags, *STRICT, setup.TELL_USAGE), tools.link_flags)
+def chosen_architectures(setup: ModuleType, nvcc: str, asked: str) -> tuple[int, ...]:
+    """Return what --arch asks for.
+
+    Raises:
+        CompileError: not for what this nvcc knows.
+    """
+    known: tuple[int, ...] = setup.known_architectures(nvcc, setup.CUDA_ARCHITECTURES)
+    chosen = tuple(number for number in known if asked == "all" or str(number) in asked.split(","))
+    if asked != "all" and len(chosen) < len(asked.split(",")):
+        raise setup.CompileError(f"--arch is {asked!r}: expected all or some of {known}, separated by commas")
+    return chosen
 
 
-def compile_module(setup: ModuleType, nvcc: str, jobs: int) -> list[Any]:
+def compile_module(setup: ModuleType, nvcc: str, architectures: Sequence[int], jobs: int) -> list[Any]:
     """Compile every source, link them, and return the objects.
 
     Raises:
         CompileError: one of them gives a warning or an error.
     """
-    tools = toolchain(setup, nvcc)
-    files = [setup.ObjectFile(source, tools) for source in setup.sources("bind_cuda.cpp", "cuda/*.cu")]
+    plain = setup.cuda_toolchain(nvcc, architectures)
+    strict = setup.Toolchain((nvcc,), (*plain.compile_flags, *STRICT, setup.TELL_USAGE), plain.link_flags)
+    files = [setup.ObjectFile(source, strict) for source in setup.sources("bind_cuda.cpp", "cuda/*.cu")]
     objects = setup.compile_all(files, jobs)
     TARGET.parent.mkdir(parents=True, exist_ok=True)
-    setup.run([nvcc, "-shared", *objects, *tools.link_flags, "-o", str(TARGET)], what="_cuda")
+    setup.run([nvcc, "-shared", *objects, *strict.link_flags, "-o", str(TARGET)], what="_cuda")
     return files
 
 
-def kernels(files: Sequence[Any]) -> list[Usage]:
-    """Return what the kernels of all objects use."""
+def kernels(setup: ModuleType, files: Sequence[Any]) -> list[Usage]:
+    """Return what the kernels of all objects use.
+
+    Raises:
+        CompileError: nvcc does not tell it of all of them.
+    """
     found = []
     for file in files:
-        found += usages(file.said(), wide_kernels((ROOT / file.source).read_text()))
+        said, wide = file.said(), wide_kernels((ROOT / file.source).read_text())
+        mine = usages(said, wide)
+        if len(mine) != said.count("Compiling entry function") or (file.source.endswith(".cu") and not mine):
+            raise setup.CompileError(f"{file.source}: what nvcc says of its kernels was not understood:\n{said[:500]}")
+        found += mine
     return found
+
+
+def report(found: Sequence[Usage]) -> int:
+    """Say what kernels use; return 1 if any is unfit."""
+    print(summary(found))
+    unfit = [usage for usage in found if usage.wasteful or usage.too_large]
+    if unfit:
+        what = "kernel(s) spill registers, use local memory, or are too large for a block"
+        print(f"{table(unfit)}\n{len(unfit)} {what}", file=sys.stderr)
+    return 1 if unfit else 0
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -75,19 +101,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
         insists = os.environ.get("HVC_CUDA") == "1"
         print(_NO_COMPILER, file=sys.stderr if insists else sys.stdout)
         return 1 if insists else 0
-    os.environ["HVC_CUDA_ARCH"] = "" if options.arch == "all" else options.arch
     try:
-        found = kernels(compile_module(setup, nvcc, options.jobs))
+        architectures = chosen_architectures(setup, nvcc, options.arch)
+        status = report(kernels(setup, compile_module(setup, nvcc, architectures, options.jobs)))
     except setup.CompileError as error:
         print(error, file=sys.stderr)
         return 1
-    print(summary(found))
-    if unfit := [usage for usage in found if usage.wasteful or usage.too_large]:
-        print(f"{table(unfit)}\n{len(unfit)} kernel(s) spill or are too large for a block", file=sys.stderr)
-        return 1
-    chosen = ", ".join(f"sm_{number}" for number in setup.cuda_architectures())
-    print(f"All CUDA kernels compile for {chosen} without a warning, a spill or local memory ({nvcc}).")
-    return 0
+    if not status:
+        compiled = ", ".join(f"sm_{number}" for number in architectures)
+        print(f"All CUDA kernels compile for {compiled} without a warning, a spill or local memory ({nvcc}).")
+    return status
 
 
 if __name__ == "__main__":

@@ -59,11 +59,11 @@ def summary(found: Sequence[Usage]) -> str:
     """Return a line for every architecture."""
     lines = []
     for architecture in sorted({usage.architecture for usage in found}, key=int):
-        registers = [usage.registers for usage in found if usage.architecture == architecture]
-        median, many = statistics.median(registers), sum(number > 64 for number in registers)
+        own = [usage for usage in found if usage.architecture == architecture]
+        median, most = statistics.median(usage.registers for usage in own), max(own, key=lambda usage: usage.registers)
         lines.append(
-            f"sm_{architecture}: {len(registers)} kernels; registers of a thread: median {median:.0f}, maximum "
-            f"{max(registers)}, more than 64 in {many}"
+            f"sm_{architecture}: {len(own)} kernels; registers of a thread: median {median:.0f}, more than 64 in "
+            f"{sum(usage.registers > 64 for usage in own)}, maximum {most.registers} ({readable(most.kernel)})"
         )
     return "\n".join(lines)
 

@@ -26,6 +26,7 @@ LEFT_OUT = (
     ("docker ", "needs a Docker engine: docker/build-local.sh and docker/compose-local.sh do the same without"),
     ("python -m pip install cibuildwheel", "needs a Docker engine"),
     ("python -m cibuildwheel", "needs a Docker engine"),
+    (".venv/bin/python -m pip install", "brings nvcc, which make setup CUDA=1 does here"),
     ("python -m pip install twine", "belongs to publishing"),
     ("python -m twine upload", "publishes"),
 )

@@ -86,9 +86,9 @@ def test_refusals_name_the_remedy(found) -> None:
             assert text.startswith("ConfigError: rank 1 cannot start: named_parameters should be") and came in text
     for text in value(found, "foreign attach"):
         assert text.startswith("ConfigError") and "compression=compression" in text
-    for text, (refused, accepted) in value(found, "attach again"):
+    for text, hooks, wrapped_once in value(found, "attach again"):
         assert text.startswith("ConfigError") and "second_moment" in text
-        assert refused == accepted
+        assert hooks[0] == hooks[1] > 0 and wrapped_once
     for texts in value(found, "forgotten"):
         for text in texts:
             assert text.startswith("ConfigError") and "named_parameters" in text

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 import cuda_usage
 
@@ -76,7 +79,8 @@ setup.OBJECTS, cuda_compile.TARGET, cuda_compile.flags = folder / "objects", fol
 sys.exit(cuda_compile.main())
 """
 
-# Writes down what it is called for; fails for the source in FAILS, and reports REPORT of the source in TELLS.
+# Writes down what it is called for; fails for the source in FAILS, and says of a source's kernels what a file has that
+# is named like it, else what `report` has.
 NVCC = """\
 #!/bin/sh
 case "$*" in *--version*) echo release 13.0; exit;; *--list-gpu-arch*) echo compute_80 compute_90; exit;; esac
@@ -86,24 +90,30 @@ while [ $# -gt 0 ]; do
   shift
 done
 case $source in */$FAILS) echo "$source(3): error: variable was declared but never referenced" >&2; exit 2;; esac
-case $source in */$TELLS) cat {folder}/report;; esac
+case $source in *.cu) cat {folder}/$(basename $source) 2>/dev/null || cat {folder}/report;; esac
 [ -z "$depfile" ] || echo "$object: $source" > "$depfile"
 echo made > "$object"
 """
+FIT = REPORT[: REPORT.index("ptxas info    : Compile time")]
 
 
-def compile_all(folder: Path, *arguments: str, **environment: str) -> Any:
+def compile_all(folder: Path, *arguments: str, reports: dict[str, str] | None = None, **environment: str) -> Any:
     nvcc = folder / "nvcc"
     nvcc.write_text(NVCC.format(folder=folder))
     nvcc.chmod(0o755)
-    (folder / "report").write_text(REPORT)
+    for name, text in {"report": FIT, **(reports or {})}.items():
+        (folder / name).write_text(text)
     return tool(str(folder), *arguments, program=COMPILE, CUDACXX=str(nvcc), **environment)
+
+
+def calls(folder: Path) -> list[str]:
+    return (folder / "calls").read_text().splitlines()
 
 
 def test_all_cuda_sources_are_compiled_for_one_architecture_and_linked_once(tmp_path: Path) -> None:
     done = compile_all(tmp_path)
     assert done.returncode == 0 and "All CUDA kernels compile for sm_90" in done.stdout, done.stdout + done.stderr
-    *compiled, linked = (tmp_path / "calls").read_text().splitlines()
+    *compiled, linked = calls(tmp_path)
     sources = sorted(Path(call.split(" -c ")[1].split()[0]).name for call in compiled)
     assert sources == sorted(["bind_cuda.cpp", *(path.name for path in (TOOLS.parent / "csrc" / "cuda").glob("*.cu"))])
     assert all("code=sm_90" in call and "sm_80" not in call for call in compiled)
@@ -111,22 +121,47 @@ def test_all_cuda_sources_are_compiled_for_one_architecture_and_linked_once(tmp_
     assert "-shared" in linked and linked.endswith(str(tmp_path / "_cuda.so"))
     (tmp_path / "calls").unlink()
     assert compile_all(tmp_path).returncode == 0
-    assert len((tmp_path / "calls").read_text().splitlines()) == 1, "what has not changed is not compiled again"
+    assert len(calls(tmp_path)) == 1, "what has not changed is not compiled again"
 
 
-def test_other_architectures_can_be_compiled_for(tmp_path: Path) -> None:
-    assert "compile for sm_80, sm_90 without" in compile_all(tmp_path, "--arch", "90,80").stdout
-    everything = compile_all(tmp_path, "--arch", "all", HVC_CUDA_ARCH="80")
-    assert "sm_75, sm_80" in everything.stdout, "HVC_CUDA_ARCH does not make fewer of all"
+@pytest.mark.parametrize("asked", ["90,80", "all"])
+def test_other_architectures_can_be_compiled_for(asked: str, tmp_path: Path) -> None:
+    """All are those that this nvcc knows, whatever HVC_CUDA_ARCH says."""
+    done = compile_all(tmp_path, "--arch", asked, HVC_CUDA_ARCH="75")
+    assert done.returncode == 0 and "compile for sm_80, sm_90 without" in done.stdout
+    assert all("code=sm_80" in call and "code=sm_90" in call and "75" not in call for call in calls(tmp_path)[:-1])
+
+
+@pytest.mark.parametrize("asked", ["9.0", "90,75", ""])
+def test_unknown_architectures_are_refused(asked: str, tmp_path: Path) -> None:
+    done = compile_all(tmp_path, "--arch", asked)
+    assert done.returncode == 1 and not (tmp_path / "calls").exists()
+    assert done.stderr == f"--arch is {asked!r}: expected all or some of (80, 90), separated by commas\n"
 
 
 def test_a_kernel_that_spills_fails_also_when_nothing_is_compiled_again(tmp_path: Path) -> None:
     for _ in range(2):
-        done = compile_all(tmp_path, TELLS="sign.cu")
+        done = compile_all(tmp_path, reports={"sign.cu": REPORT})
         assert done.returncode == 1 and "1 kernel(s) spill" in done.stderr and "20 bytes of spills" in done.stderr
-        assert "sm_80: 1 kernels; registers of a thread: median 255, maximum 255, more than 64 in 1" in done.stdout
+        assert "sm_80: 1 kernels; registers of a thread: median 255, more than 64 in 1, maximum 255" in done.stdout
         assert "ptxas info" not in done.stdout
-    assert "-Xptxas=-v" in (tmp_path / "calls").read_text()
+
+
+def test_a_kernel_that_is_too_large_for_its_block_fails(tmp_path: Path) -> None:
+    """The same registers fit where a block has fewer threads."""
+    large = FIT.replace("_Z5firstPf", "_Z12start_kernelPf").replace("12 registers", "66 registers")
+    wide, narrow = ({name: large} for name in ("lowrank.cu", "sign.cu"))
+    assert compile_all(tmp_path, reports=narrow).returncode == 0
+    (tmp_path / "sign.cu").unlink()
+    shutil.rmtree(tmp_path / "objects")
+    done = compile_all(tmp_path, reports=wide)
+    assert done.returncode == 1 and "cannot be started" in done.stderr
+
+
+@pytest.mark.parametrize("said", ["", REPORT.replace("Used 12 registers", "Used twelve registers")])
+def test_a_report_that_is_not_understood_fails(said: str, tmp_path: Path) -> None:
+    done = compile_all(tmp_path, reports={"sign.cu": said})
+    assert done.returncode == 1 and "sign.cu: what nvcc says of its kernels was not understood" in done.stderr
 
 
 def test_a_warning_of_nvcc_fails(tmp_path: Path) -> None:

@@ -333,12 +333,12 @@ def attached_again() -> list[Any]:
     model = net()
     optimizer, compression = optimizer_for(model, "none", False)
     text = refusal(lambda: compression.attach(optimizer, second_moment="sharde"))
-    hooks = [len(optimizer._optimizer_step_pre_hooks)]
+    hooks, loads = [len(optimizer._optimizer_step_pre_hooks)], optimizer.load_state_dict
     compression.attach(optimizer)
     hooks.append(len(optimizer._optimizer_step_pre_hooks))
     train(model, optimizer, range(1))
     close_together(compression)
-    return [text, hooks]
+    return [text, hooks, optimizer.load_state_dict is loads]
 
 
 check("attach again", attached_again)
