@@ -45,7 +45,7 @@ def chosen_architectures(setup: ModuleType, nvcc: str, asked: str) -> tuple[int,
     """
     known: tuple[int, ...] = setup.known_architectures(nvcc, setup.CUDA_ARCHITECTURES)
     chosen = tuple(number for number in known if asked == "all" or str(number) in asked.split(","))
-    if asked != "all" and len(chosen) < len(asked.split(",")):
+    if not chosen or (asked != "all" and len(chosen) < len(asked.split(","))):
         raise setup.CompileError(f"--arch is {asked!r}: expected all or some of {known}, separated by commas")
     return chosen
 

@@ -50,6 +50,7 @@ class EfSignSgd(GatheredSigns):
         {"step_size": "row", "step_scale": 1.0},
         {"step_size": "tensor", "step_scale": 1.0},
         {"step_size": "row", "step_scale": 1.5},
+        {"step_size": "row", "step_scale": STEP},
     )
 
     def submit(self, work: Work, positions: Sequence[int], key: Key) -> Counts:
