@@ -15,7 +15,7 @@ from torch import Tensor
 
 from ..errors import ConfigError, CorruptFrameError, StateError
 from ..schedule.plan import Plan
-from . import sealed
+from . import norms, sealed
 from .bucket import spoilt
 from .methods import Methods
 from .reducer import Reducer
@@ -175,6 +175,7 @@ def _check_more(state: Mapping[str, Any]) -> None:
         "scale": not _is_number(state.get("scale", 0.0)),
         "rates": not isinstance(rates, (list, tuple)) or not all(map(_is_number, rates)),
         "second_moment": not isinstance(state.get("second_moment", {}), Mapping),
+        "norms": not norms.check_state(state.get("norms", {})),
     }
     for name in (name for name, is_wrong in wrong.items() if is_wrong):
         raise StateError(f"the saved compression state has {state[name]!r:.100} for {name!r}; save it again")

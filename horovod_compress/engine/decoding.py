@@ -21,6 +21,7 @@ from .bucket.state import BucketState
 from .buckets import Buckets
 from .context import Context
 from .failure import Failure
+from .norms import Norms
 from .verification import Verification
 
 _log = logging.getLogger("horovod_compress")
@@ -29,9 +30,12 @@ _log = logging.getLogger("horovod_compress")
 class Decoding:
     """Decodes results in the order in which they are exchanged, and hands them over."""
 
-    def __init__(self, context: Context, buckets: Buckets, failure: Failure, verification: Verification) -> None:
+    def __init__(
+        self, context: Context, buckets: Buckets, failure: Failure, verification: Verification, norms: Norms
+    ) -> None:
         self._context, self._buckets, self._failure = context, buckets, failure
-        self._verification = verification
+        self._verification, self._norms = verification, norms
+        self._held: list[tuple[BucketState, int, float]] = []  # results that wait for the end of their step
         self._told_of_dropped = False
         self.worker = failure.worker("hvc-decode", "decoding", lambda: context.devices.on("decoding"))
 
@@ -70,7 +74,7 @@ class Decoding:
     # ---- the decoding thread ----
 
     def _decode_parts(self, state: BucketState, round_: Round, key: Key, parts: list[Part]) -> None:
-        result_scale = self._result_scale_of(state)
+        result_scale = self._result_scale_of(state) * self._norms.factor(state)
         self._context.recorder.note(key.step, key.bucket, "decode")
         began = time.perf_counter()
         with self._context.metrics.timed("decode", where=(key.step, state.bucket)):
@@ -86,6 +90,7 @@ class Decoding:
         else:
             if not round_.parts:
                 self._decode(state, round_, key)
+            self._norms.decoded(state)
             round_.keep()
             state.rounds.note_emptied()
         with self._context.metrics.timed("decode"):
@@ -100,7 +105,7 @@ class Decoding:
             self._tell_of_dropped(state)
 
     def _decode(self, state: BucketState, round_: Round, key: Key) -> None:
-        result_scale = self._result_scale_of(state)
+        result_scale = self._result_scale_of(state) * self._norms.factor(state)
         self._context.recorder.note(key.step, key.bucket, "decode")
         with self._context.metrics.timed("decode", where=(key.step, state.bucket)):
             round_.decode(round_.whole(), key, result_scale)
@@ -140,6 +145,19 @@ class Decoding:
         )
 
     def _deliver(self, state: BucketState, step: int, began: float) -> None:
+        """Hand a result over; where norms are known at the end of the step only, all of them then."""
+        is_last = self._buckets.is_last(state)
+        if self._norms.holds_results and not is_last:
+            self._held.append((state, step, began))
+            return
+        if is_last:
+            self._norms.settle()
+            held, self._held = self._held, []
+            for earlier in held:
+                self._hand_over(*earlier)
+        self._hand_over(state, step, began)
+
+    def _hand_over(self, state: BucketState, step: int, began: float) -> None:
         progress, changed = self._context.progress, self._context.changed
         self._account(state, step, began, time.perf_counter())
         with changed:

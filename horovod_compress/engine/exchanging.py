@@ -21,6 +21,7 @@ from .buckets import Buckets
 from .context import Context
 from .decoding import Decoding
 from .failure import Failure
+from .norms import Norms
 from .start import Start
 from .verification import Verification
 
@@ -37,8 +38,10 @@ class Exchanging:
         failure: Failure,
         agreed: tuple[Start, Uneven, Verification],
         decoding: Decoding,
+        norms: Norms,
     ) -> None:
         self._context, self._buckets, self._failure, self._decoding = context, buckets, failure, decoding
+        self._norms = norms
         self._start, self._uneven, self._verification = agreed
         self._thread = threading.Thread(target=self._run, name="hvc-exchange", daemon=True)
 
@@ -78,6 +81,7 @@ class Exchanging:
             began = time.perf_counter()
             self._exchange(state)
             if self._buckets.is_last(state):
+                self._norms.exchange()
                 self._end_step(step)
             self._decoding.deliver_later(state, step, began)
         return bool(len(self._buckets))
@@ -131,6 +135,7 @@ class Exchanging:
             context.watch.spoil()  # the round was cut short
         elif context.watch:
             context.watch.exchanged(bucket.index, time.perf_counter() - began)
+        self._norms.note(state, bad)
         context.metrics.bytes_dense += 8 * bucket.count * (context.world - 1) / context.world
         self._decoding.complete_later(state, round_, key, bad, self._verification.due())
 

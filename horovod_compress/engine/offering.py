@@ -19,13 +19,14 @@ from .bucket.state import BucketState
 from .buckets import Buckets
 from .context import Context
 from .failure import Failure
+from .norms import Norms
 
 
 class Offering:
     """Takes gradients, and hands them to the codecs of their buckets; nothing here blocks."""
 
-    def __init__(self, context: Context, buckets: Buckets, failure: Failure) -> None:
-        self._context, self._buckets, self._failure = context, buckets, failure
+    def __init__(self, context: Context, buckets: Buckets, failure: Failure, norms: Norms) -> None:
+        self._context, self._buckets, self._failure, self._norms = context, buckets, failure, norms
         #: Called before a gradient is taken; raises where the job that the ranks connected in is another one now.
         self.check_usable: Callable[[], None] = lambda: None
         self.worker = failure.worker("hvc-offer", "taking in gradients")
@@ -103,6 +104,7 @@ class Offering:
         context.recorder.note(key.step, key.bucket, "offer")
         where = (key.step, state.bucket, state.bucket.tensors[position].name)
         with context.metrics.timed("offer", where=where), torch.no_grad():
+            self._norms.fold(state, position, grad, key.step)
             count = state.offer(position, grad, key, context.options.nonfinite == "zero")
         if watch := context.watch:
             watch.offered(index)

@@ -9,7 +9,8 @@ It is the only stateful object of the package, and is made of parts. A gradient'
     result    :mod:`.waiting`      the training thread waits for them; nothing else blocks
 
 What they work on are the :mod:`.buckets`, each with a state in :mod:`.bucket`; what they share is the :mod:`.context`.
-Beside that way there are :mod:`.failure`, :mod:`.start`, :mod:`.verification`, :mod:`.kept` and :mod:`.replanning`.
+Beside that way there are :mod:`.failure`, :mod:`.start`, :mod:`.verification`, :mod:`.norms`, :mod:`.kept` and
+:mod:`.replanning`.
 
 A gradient is held from its offer to its result and then overwritten in place: the residual rules
 read it a second time at decoding, so no copy of ``gradient + residual`` is ever made, and the old
@@ -38,6 +39,7 @@ from .devices import Devices
 from .exchanging import Exchanging
 from .failure import Failure
 from .kept import Kept
+from .norms import Norms
 from .offering import Offering
 from .start import Start
 from .verification import Verification
@@ -77,10 +79,12 @@ class Reducer:
         self.failure = failure = Failure(context)
         self.uneven, self.start = Uneven(transport), Start(context, buckets)
         self.verification = Verification(context, buckets)
-        self.offering = Offering(context, buckets, failure)
-        self._decoding = Decoding(context, buckets, failure, self.verification)
+        self.norms = norms = Norms(context, buckets)
+        self.start.also_compares(norms.settings)
+        self.offering = Offering(context, buckets, failure, norms)
+        self._decoding = Decoding(context, buckets, failure, self.verification, norms)
         agreed = self.start, self.uneven
-        self._exchanging = Exchanging(context, buckets, failure, (*agreed, self.verification), self._decoding)
+        self._exchanging = Exchanging(context, buckets, failure, (*agreed, self.verification), self._decoding, norms)
         self._waiting = Waiting(context, buckets, failure, agreed, self._exchanging)
         self.kept = Kept(context, buckets, self.wait_idle)
         self._exchanging.start()

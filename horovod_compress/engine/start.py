@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 
@@ -23,6 +23,7 @@ class Start:
         self._context, self._buckets = context, buckets
         self._common = CommonStart(context.transport)
         self._compared: tuple[int, str] = (0, "")  # what else they compare then, and what it stands for
+        self._norms: Callable[[], str] = str
 
     @property
     def due(self) -> bool:
@@ -43,6 +44,10 @@ class Start:
         with self._context.changed:
             self._compared = (signed(value), what)
             self.again()
+
+    def also_compares(self, norms: Callable[[], str]) -> None:
+        """Let ranks compare what they hand results back times, too, in words."""
+        self._norms = norms
 
     def freeze(self, indices: frozenset[int]) -> None:
         """Let nothing be exchanged for these tensors; between two steps."""
@@ -71,7 +76,7 @@ class Start:
         context = self._context
         self._common.begin(context.progress.done)
         plan = signed(int(self._buckets.plan.fingerprint(), 16))
-        values = [context.progress.step, plan, self._compared[0], self._hash_of_frozen()]
+        values = [context.progress.step, plan, self._compared[0], self._hash_of_frozen(), _hash(self._norms())]
         exchange = context.exchange(0, "agree", NonFiniteCount())  # nothing here may depend on the plan
         exchange.step, exchange.transport = 0, context.transport.aside  # type: ignore[assignment]
         found, _ = gather.run(exchange, torch.tensor(values, dtype=torch.int64).view(torch.uint8))
@@ -80,7 +85,7 @@ class Start:
         self._common.held()
 
     def _compare(self, found: Sequence[Sequence[int]]) -> None:
-        (steps, plans, values, frozen), rank = found, self._context.rank
+        (steps, plans, values, frozen, norms), rank = found, self._context.rank
         if len(set(steps)) > 1:
             told = ", ".join(f"rank {rank} at step {step}" for rank, step in enumerate(steps))
             raise MismatchError(
@@ -103,11 +108,20 @@ class Start:
                 f"rank {rank}: the frozen parameters differ between ranks, on rank(s) {odd} from the others; call "
                 "requires_grad_() in the same way on every rank, between the same two steps"
             )
+        if odd := minority(norms):
+            raise MismatchError(
+                f"rank {rank}: the norms that results are given (match_norm) differ between ranks, on rank(s) {odd} "
+                "from the others; give every rank the same optimizers and match_norm=, and load states of the same step"
+            )
 
     def _hash_of_frozen(self) -> int:
         names = self._buckets.plan.names()
-        text = "\n".join(sorted(names[index] for index in self._buckets.frozen)).encode()
-        return signed(ops.hash64(torch.frombuffer(bytearray(text), dtype=torch.uint8), 1)) if text else 0
+        return _hash("\n".join(sorted(names[index] for index in self._buckets.frozen)))
+
+
+def _hash(text: str) -> int:
+    data = bytearray(text.encode())
+    return signed(ops.hash64(torch.frombuffer(data, dtype=torch.uint8), 1)) if data else 0
 
 
 def signed(bits: int) -> int:

@@ -25,6 +25,7 @@ from ... import ops
 from ..reducer import Reducer
 from . import second_moment as moments
 from .exact_rounds import ExactRounds, chosen
+from .matching import ready
 from .second_moment import Moment
 
 #: What codecs divide by is at least this part of the root mean square of the tensor.
@@ -123,7 +124,6 @@ class HeldSecondMoment:
         self._prepared = reducer.step - 1
         self.due = False
         self._exact = False  # the exchanges for the optimizer's coming step are exact
-        optimizer.register_step_pre_hook(lambda *given: self.prepare())
 
     @property
     def warmup(self) -> int:
@@ -169,7 +169,7 @@ class HeldSecondMoment:
     @torch.no_grad()
     def begin(self, step: int) -> None:
         """Choose what the step exchanges, and show codecs what to divide by."""
-        self.due = self.due or self.is_exact(step)
+        self.due = self.due or self.is_exact(step) or self._reducer.norms.stale
         if step - 1 <= self._prepared:  # the optimizer has used the last exchange: this is the first for its next step
             self._exact = self.due
         exact = self._exact
@@ -202,13 +202,9 @@ class HeldSecondMoment:
 
     @torch.no_grad()
     def prepare(self) -> None:
-        """Set the state of Adam so that its own step divides by what is held.
-
-        The hook comes twice in a step, as Horovod's optimizer calls torch's; once the results are there.
-        """
-        step = self._reducer.next_step() - 1
-        awaited = getattr(self._optimizer, "_handles", None)  # gradients whose results Horovod has not fetched yet
-        if step <= self._prepared or awaited or not self._reducer.idle():
+        """Set the state of Adam so that its own step divides by what is held."""
+        step = ready(self._optimizer, self._reducer, self._prepared)
+        if step is None:
             return
         self._prepared = step
         overflow = getattr(self._optimizer, "found_inf", None)  # a gradient scaler leaves it to a fused step to skip

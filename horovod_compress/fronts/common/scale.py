@@ -32,6 +32,10 @@ class Scale:
         if not self._scale:
             self._scale = float(scaler.get_scale())
 
+    def value(self) -> float:
+        """Return the scale of the scaler, 1 for none."""
+        return float(self.scaler.get_scale()) if self.scaler is not None else 1.0
+
     def rescale(self, now: float) -> None:
         """Let what is kept stand for this scale."""
         failure = self._reducer.failure

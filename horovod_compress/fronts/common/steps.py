@@ -16,6 +16,7 @@ from ...engine import checkpoint
 from ...engine.agreement.weights import Weights
 from ...engine.methods import Methods
 from ...engine.optimizer import heavy_ball, held
+from ...engine.optimizer.matching import Matching, before_step
 from ...engine.optimizer.rates import Rates
 from ...engine.optimizer.second_moment import check_state as check_moments
 from ...engine.reducer import Reducer
@@ -50,6 +51,7 @@ class Steps:
         self.held: held.HeldSecondMoment | None = None
         self.frozen: list[nn.Parameter] = []
         self._optimizer: Any = None
+        self._matching: Matching | None = None  # takes out of results what they are handed back times
         self._exact_first = 0  # so many first steps are exact
         self._rates: Rates | None = None  # that residuals follow
         self._moments: Mapping[str, Any] = {}  # that were loaded
@@ -75,11 +77,12 @@ class Steps:
         """Whether an optimizer is known."""
         return self._optimizer is not None
 
-    def meet(self, optimizer: Any, *options: Any) -> None:
-        """Look at the optimizer that takes the results: its momentum, and its second moment.
+    def meet(self, optimizer: Any, *options: Any, match_norm: bool = True) -> None:
+        """Look at the optimizer that takes the results: its momentum, its second moment, and the norm of what it is given.
 
         Args:
             options: see :func:`~horovod_compress.engine.optimizer.held.hold`.
+            match_norm: hand results back with the norm of the exact mean, see :mod:`~horovod_compress.engine.norms`.
 
         Raises:
             ConfigError: it does not fit the method, or the options do not fit it.
@@ -95,7 +98,13 @@ class Steps:
         text = heavy_ball.advice(optimizer, self._methods, self.named)
         if text and not self.met and reducer.rank == 0 and not reducer.step:
             _log.warning("%s", text)
+        if not isinstance(match_norm, bool):
+            raise ConfigError(f"match_norm should be True or False, got {match_norm!r}")
         self.held = held.hold(optimizer, reducer, self.named, self._full_precision_every(), *options)
+        if match_norm:
+            self._matching = Matching(optimizer, reducer, dict(self.named), self.scale.value)
+        if not self.met:
+            optimizer.register_step_pre_hook(before_step(self._prepare))
         if reducer.options.follow_lr:
             self._rates = Rates(optimizer, reducer, self.named)
             self._rates.load(self._followed)
@@ -106,6 +115,13 @@ class Steps:
             self.held.load_state_dict(self._moments, self._due)
             if self.tuner:
                 self.tuner.wait_for(self.held.warmup)
+
+    def _prepare(self) -> None:
+        """Before the optimizer's own step, let its gradients and its state be those that its formula is to have."""
+        if self._matching:
+            self._matching.take_out()
+        if self.held:
+            self.held.prepare()
 
     def _begin_exact(self, optimizer: Any) -> None:
         """Let the first steps be exact where that is needed."""
@@ -153,6 +169,9 @@ class Steps:
             self.held.begin(reducer.next_step())
         if self._exact_first:
             reducer.buckets.next_steps(plain=reducer.next_step() < self._exact_first)
+        if self._matching:
+            self._matching.begin()
+        reducer.norms.begin(reducer.next_step())
         if reducer.verification.weights:
             reducer.verification.weights.take(reducer.next_step(), self.parameters)
         return changed
@@ -173,7 +192,8 @@ class Steps:
         due = {"due": True} if (self.held.due if self.held else self._due) else {}
         followed = self._rates.state() if self._rates else list(self._followed)  # which were loaded
         rates = {"rates": followed} if followed else {}
-        return tuned | self.scale.state() | held_ | due | rates
+        norms = {"norms": found} if (found := self._reducer.norms.state()) else {}
+        return tuned | self.scale.state() | held_ | due | rates | norms
 
     def check(self, state: Mapping[str, Any], residuals: str) -> None:
         """Refuse a state that could not be loaded; nothing is changed.
@@ -197,6 +217,9 @@ class Steps:
             self.tuner.resume(checkpoint.saved_plan(state), same and bool(state.get("tuned")))
             self._take_order()
         checkpoint.restore(self._reducer, state, residuals)
+        self._reducer.norms.load(state.get("norms", {}) if residuals == "restore" else {})
+        if self._matching:
+            self._matching.resume()
         self._moments, self._due = state.get("second_moment", {}), bool(state.get("due"))
         if self.held:
             self.held.load_state_dict(self._moments, self._due)

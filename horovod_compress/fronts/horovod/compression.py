@@ -131,6 +131,7 @@ class Compression(ForUpdates):
         second_moment: str = "auto",
         warmup_steps: int | None = None,
         rebuild_every: int | None = None,
+        match_norm: bool = True,
     ) -> Any:
         """Connect a stock optimizer without tokens; return the optimizer.
 
@@ -150,6 +151,9 @@ class Compression(ForUpdates):
             rebuild_every: with a shared second moment, one round in this many is exact after that. None for the
                 method's ``full_precision_every``, else 50; with ``marsit`` and three values, and no smaller
                 ``full_precision_every``, for intervals that grow up to 100.
+            match_norm: hand back compressed gradients with the norm of the exact mean, for clipping and for logs, and
+                take that factor out again before the optimizer's step; see docs/clipping.md. False hands back what
+                the method makes.
 
         Raises:
             ConfigError: the optimizer was created with another compression, process set or operation, or gradients
@@ -174,7 +178,7 @@ class Compression(ForUpdates):
         self._check_same_ranks(optimizer)
         if not self._reducer:
             return optimizer
-        self._meet(optimizer, second_moment, warmup_steps, rebuild_every)  # which needs nothing private
+        self._meet(optimizer, second_moment, warmup_steps, rebuild_every, match_norm=match_norm)  # needs nothing private
         if not horovod.__version__.startswith(_PRIVATE_API):
             _log.warning("Horovod %s is unknown to attach(); using the stock path instead", horovod.__version__)
             return optimizer
@@ -194,7 +198,7 @@ class Compression(ForUpdates):
                 self._meet(optimizer, "auto")
         return self._optimizer is not None
 
-    def _meet(self, optimizer: Any, *options: Any) -> None:
+    def _meet(self, optimizer: Any, *options: Any, match_norm: bool = True) -> None:
         """Look at the optimizer that takes the results."""
         if not self._steps.met and self._watched is not optimizer:  # attach() may have refused an option before
             self._watched = optimizer
@@ -202,7 +206,7 @@ class Compression(ForUpdates):
                 guard(optimizer, tells=not self._job.rank)
             optimizer.register_step_pre_hook(lambda *given: self._leave_frozen(optimizer))  # before the second moment's
             leave_before_loading(optimizer, self._leave_step)
-        self._steps.meet(optimizer, *options)
+        self._steps.meet(optimizer, *options, match_norm=match_norm)
 
     def _check_same_ranks(self, optimizer: Any) -> None:
         """Refuse an optimizer of other ranks, some of which would wait for ranks that never come.

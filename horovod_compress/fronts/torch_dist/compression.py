@@ -134,6 +134,7 @@ class Compression(BaseCompression):
         second_moment: str = "auto",
         warmup_steps: int | None = None,
         rebuild_every: int | None = None,
+        match_norm: bool = True,
     ) -> Model:
         """Give DistributedDataParallel the hook that exchanges its gradients; return the model.
 
@@ -151,7 +152,13 @@ class Compression(BaseCompression):
             return ddp_model
         checks.check_model(ddp_model, self._job.group, self._steps.named)
         if optimizer is not None:
-            self.attach(optimizer, second_moment=second_moment, warmup_steps=warmup_steps, rebuild_every=rebuild_every)
+            self.attach(
+                optimizer,
+                second_moment=second_moment,
+                warmup_steps=warmup_steps,
+                rebuild_every=rebuild_every,
+                match_norm=match_norm,
+            )
         if looks_for_unused(ddp_model):
             self._left_out = Unused(ddp_model, self._running().kept)
         ddp_model.join_hook = checks.RefusedJoin(ddp_model)  # type: ignore[method-assign]
@@ -166,6 +173,7 @@ class Compression(BaseCompression):
         second_moment: str = "auto",
         warmup_steps: int | None = None,
         rebuild_every: int | None = None,
+        match_norm: bool = True,
     ) -> Any:
         """Register the optimizer that applies the results; return it.
 
@@ -182,6 +190,9 @@ class Compression(BaseCompression):
             rebuild_every: with a shared second moment, one round in this many is exact after that. None for the
                 method's ``full_precision_every``, else 50; with ``marsit`` and three values, and no smaller
                 ``full_precision_every``, for intervals that grow up to 100.
+            match_norm: hand back compressed gradients with the norm of the exact mean, for clipping and for logs, and
+                take that factor out again before the optimizer's step; see docs/clipping.md. False hands back what
+                the method makes.
 
         Raises:
             ConfigError: it has other parameters, or gradients were exchanged before.
@@ -194,7 +205,7 @@ class Compression(BaseCompression):
                 "this compression has already exchanged gradients"
             )
         checks.check_optimizer(optimizer, self._steps.named)
-        self._steps.meet(optimizer, second_moment, warmup_steps, rebuild_every)
+        self._steps.meet(optimizer, second_moment, warmup_steps, rebuild_every, match_norm=match_norm)
         self._unused = False
         return optimizer
 

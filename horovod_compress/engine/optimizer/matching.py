@@ -1,0 +1,152 @@
+"""Takes out what results were handed back times, before an optimizer's step: see :mod:`..norms`.
+
+Between the exchange and the step, a program sees gradients of the exact mean's norm, and may clip them. The step gets
+what the code made, times the program's clipping. So the path from gradient to weights stays linear, and the optimizer's
+state in units of gradients.
+
+Only a multiple of what was handed back is in these units. A program that adds something to ``p.grad``, such as its own
+weight decay, is told so once: a few elements are compared in some steps.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..norms import some
+from ..reducer import Reducer
+from . import second_moment as moments
+
+_log = logging.getLogger("horovod_compress")
+
+#: A hook before an optimizer's step, as torch calls it.
+Hook = Callable[[Any, tuple[Any, ...], dict[str, Any]], "tuple[Any, Any] | None"]
+
+
+def before_step(prepare: Callable[[], None]) -> Hook:
+    """Return a hook that prepares a step, once its gradients are there: a closure makes them inside of the step."""
+
+    def hook(optimizer: Any, given: tuple[Any, ...], options: dict[str, Any]) -> tuple[Any, Any] | None:
+        closure = options.get("closure", given[1] if len(given) > 1 else None)
+        if closure is None:
+            prepare()
+            return None
+
+        def then_prepare() -> Any:
+            loss = closure()
+            prepare()
+            return loss
+
+        if "closure" in options:
+            return given, {**options, "closure": then_prepare}
+        return (given[0], then_prepare, *given[2:]), options
+
+    return hook
+
+
+def ready(optimizer: Any, reducer: Reducer, done: int) -> int | None:
+    """Return the last step whose results an optimizer is about to use, if that is none before ``done``.
+
+    A hook comes twice in a step, as Horovod's optimizer calls torch's; once the results are there.
+    """
+    step = reducer.next_step() - 1
+    awaited = getattr(optimizer, "_handles", None)  # gradients whose results Horovod has not fetched yet
+    return step if step > done and not awaited and reducer.idle() else None
+
+
+class Matching:
+    """Takes the ratio of norms out of what one optimizer is given.
+
+    Args:
+        named: its parameters by name, as the reducer has them.
+        scale: returns the scale of the gradient scaler that is followed, 1 for none.
+    """
+
+    def __init__(
+        self, optimizer: Any, reducer: Reducer, named: Mapping[str, nn.Parameter], scale: Callable[[], float]
+    ) -> None:
+        self._optimizer, self._reducer, self._scale = optimizer, reducer, scale
+        self._names = moments.names_of(named.items())
+        self._taken = reducer.step - 1
+        self._told = False
+        reducer.norms.follow(self._mine())
+
+    def _mine(self) -> Iterable[str]:
+        return [name for _, _, name in moments.places(self._optimizer, self._names)]
+
+    def resume(self) -> None:
+        """Go on with whatever was loaded."""
+        self._taken = self._reducer.step - 1
+
+    @torch.no_grad()
+    def begin(self) -> None:
+        """Before a step: see that the results of the last one are not part of new gradients.
+
+        Where a program has several exchanges for one step of its optimizer and does not clear gradients in between, the
+        next one takes in what was handed back, with gradients that are not of its size.
+        """
+        norms, last = self._reducer.norms, self._reducer.norms.given
+        norms.follow(self._mine())  # groups may have been added
+        if last is None or not last.sound or last.step <= self._taken or norms.off:
+            return
+        grads = [parameter.grad for _, parameter, _ in moments.places(self._optimizer, self._names)]
+        if grads and all(grad is not None and bool(grad.any()) for grad in grads):
+            norms.vote_against()
+
+    @torch.no_grad()
+    def take_out(self) -> None:
+        """Before the optimizer's own step, let its gradients be what the code made, times the program's clipping."""
+        reducer, given = self._reducer, self._reducer.norms.given
+        step = ready(self._optimizer, reducer, self._taken)
+        if step is None or given is None:
+            return
+        self._taken = step
+        if given.step != step or given.factor == 1.0:
+            return
+        mine = moments.places(self._optimizer, self._names)
+        grads = {n: p.grad for _, p, n in mine if n in given.names and p.grad is not None and not p.grad.is_sparse}
+        if reducer.norms.samples:
+            self._look(grads, reducer.norms.samples)
+        torch._foreach_mul_(list(grads.values()), 1 / given.factor)  # type: ignore[attr-defined]
+
+    def _look(self, grads: Mapping[str, Tensor], samples: Mapping[str, Tensor]) -> None:
+        """Tell once of a program that has done anything but make gradients smaller, or multiply them."""
+        if self._told or self._reducer.rank:
+            return
+        unscaled = 1 / (self._scale() or 1.0)
+        for name, grad in grads.items():
+            if name in samples and _was_added_to(samples[name], some(grad), unscaled):
+                self._told = True
+                _log.warning(
+                    "something was added to the gradient of %s between the exchange and the optimizer's step, such as a "
+                    "weight decay or noise of the program's. Compressed gradients are handed back with the norm of the "
+                    "exact mean, and multiplied by %.3g before the step, which multiplies what was added, too: give it "
+                    "to the optimizer (weight_decay=), add it to the loss, or choose match_norm=False in %s",
+                    *(name, 1 / self._reducer.norms.given.factor, "attach() or register()"),  # type: ignore[union-attr]
+                )
+                return
+
+
+def _was_added_to(before: Tensor, after: Tensor, unscaled: float) -> bool:
+    """Return whether values were changed by anything but clipping, of any kind, and a factor for all of them.
+
+    Args:
+        unscaled: what a gradient scaler has multiplied them by.
+    """
+    close = 16 * torch.finfo(before.dtype).eps
+    was, now = before.double(), after.double()
+    if not bool(now.isfinite().all() & was.isfinite().all()):
+        return False
+    if bool(((was == 0) & (now != 0)).any()):
+        return True
+    factors = (now / was)[was != 0]
+    if not factors.numel():
+        return False
+    least, most = float(factors.min()), float(factors.max())
+    if least < 0:
+        return most > least * (1 - close)  # not even all of them negated
+    return most - least > close * most and most > max(1.0, unscaled) * (1 + close)
