@@ -24,6 +24,7 @@ from torch import Tensor, nn
 from horovod_compress.engine.methods import parse
 from horovod_compress.engine.optimizer.heavy_ball import exact_first
 from horovod_compress.engine.optimizer.held import hold
+from horovod_compress.engine.optimizer.matching import Matching, before_step
 from horovod_compress.engine.reducer import Reducer
 from horovod_compress.exchange.choose import chooser
 from horovod_compress.exchange.transports.local import Hub
@@ -54,6 +55,8 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--optimizer", choices=(*OPTIMIZERS, "sgd"), default="adamw")
     parser.add_argument("--lr", type=float, default=1e-3)
     parser.add_argument("--lr-schedule", choices=("constant", "cosine"), default="cosine")
+    parser.add_argument("--max-norm", type=float, default=0.0, help="of clip_grad_norm_; 0: no clipping")
+    parser.add_argument("--no-match-norm", dest="match_norm", action="store_false")
     parser.add_argument("--exchange", choices=("auto", "ring", "fold", "torus"), default="auto")
     parser.add_argument("--run", action="append", metavar="'METHOD [option=value ...]'")
     return parser.parse_args()
@@ -78,6 +81,7 @@ class EveryReducer(Every):
         super().__init__(reducers, ())
         self.buckets = Every([reducer.buckets for reducer in reducers], ("hold", "next_steps", "divide_by"))
         self.kept = Every([reducer.kept for reducer in reducers], ("convert",))
+        self.norms = Every([reducer.norms for reducer in reducers], ("begin", "follow", "vote_against"))
 
     def idle(self) -> bool:
         return all(reducer.idle() for reducer in self._parts)
@@ -95,7 +99,11 @@ class Training:
         self.optimizer = self._optimizer()
         self.reducers = self._reducers(words)
         every: Any = EveryReducer(self.reducers)
+        self.every = every
         self.held = hold(self.optimizer, every, self.named.items(), self.every_full, "auto")
+        self.matching = Matching(self.optimizer, every, self.named, lambda: 1.0) if chosen.match_norm else None
+        self.optimizer.register_step_pre_hook(before_step(self._prepare))
+        self.norms: list[float] = []  # as clip_grad_norm_ returns them
         self.exact_first = 0
         if self.options.warmup_steps is None:
             self.exact_first = exact_first(self.optimizer, self.methods, self.named.items())
@@ -139,6 +147,8 @@ class Training:
             "bytes_sent": self.reducers[0].metrics.bytes_sent,
             "seconds": time.monotonic() - began,
         }
+        if self.norms:
+            found["norms"] = [round(norm, 4) for norm in self.norms]
         return {"bench": "virtual_ranks", "name": " ".join(self.words)} | asked | found
 
     def _step(self, step: int) -> None:
@@ -152,6 +162,9 @@ class Training:
         if self.exact_first:
             for reducer in self.reducers:
                 reducer.buckets.next_steps(plain=step < self.exact_first)
+        if self.matching:
+            self.matching.begin()
+        self.every.norms.begin(self.reducers[0].next_step())
         order = self.reducers[0].plan.names()
         for reducer, mine in zip(self.reducers, grads, strict=True):
             for index, name in enumerate(order):
@@ -160,7 +173,16 @@ class Training:
             results = {name: reducer.result(index, step) for index, name in enumerate(order)}
         for name, parameter in self.named.items():
             parameter.grad = results[name]
+        if chosen.max_norm:
+            self.norms.append(float(nn.utils.clip_grad_norm_(self.named.values(), chosen.max_norm)))
         self.optimizer.step()
+
+    def _prepare(self) -> None:
+        """Before the optimizer's own step, do what a compression of a job does."""
+        if self.matching:
+            self.matching.take_out()
+        if self.held:
+            self.held.prepare()
 
     def _gradients(self, step: int, rank: int) -> dict[str, Tensor]:
         world = self.chosen.ranks
