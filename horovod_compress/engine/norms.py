@@ -38,7 +38,7 @@ from .bucket.state import BucketState
 from .buckets import Buckets
 from .context import Context
 
-#: The ratio is measured in one coded step of this many.
+#: The ratio is measured in one coded step of this many, while it hardly changes.
 EVERY = 5
 #: Ratios this near to 1 count as 1: such results are handed back as they are, to the bit.
 NEAR = math.log(1.125)
@@ -68,11 +68,7 @@ class _Step:
     empties: bool = False
     spoilt: bool = False  # a value was not finite, on any rank
     norm: float = 0.0  # of the exact mean, where that is measured
-
-    @property
-    def late(self) -> bool:
-        """Whether results are held until the end of the step."""
-        return self.factor is None
+    refused: bool = False  # some rank has voted against all this
 
 
 @dataclass(frozen=True)
@@ -90,14 +86,83 @@ class Given:
     sound: bool
 
 
+class Ratio:
+    """The ratio of norms as measured last, and what is kept beside it from step to step; equal on every rank.
+
+    Attributes:
+        value: None before the first measurement.
+        norm: of the mean gradient, as measured last.
+        stale: what exact rounds have found is out of date: norms or ratios have run away since.
+        off: the ranks have agreed to hand back results as they are.
+        age: coded steps since the measurement.
+    """
+
+    def __init__(self) -> None:
+        self.load({})
+
+    def take(self, norm: float, made: float, *, empties: bool) -> None:
+        """Take in a measurement.
+
+        Args:
+            norm: of the exact mean.
+            made: the norm of what the code made.
+            empties: it was a round that sent all that waited, whose ratio says nothing of others.
+        """
+        self.norm = norm
+        if empties:
+            self.age = EVERY  # another residual has another ratio: the next step measures itself
+            return
+        before, self.value = self.value, norm / made
+        moves = before is None or abs(math.log(self.value / before)) > NEAR
+        self.age = EVERY if moves else 0  # steps measure themselves until it has come to rest
+        if self._since is None:
+            self._since = norm, self.value
+        first, ratio = self._since
+        self.stale = norm > FAR * first or not 1 / FAR < self.value / ratio < FAR
+
+    def refresh(self) -> None:
+        """Begin to look for changes anew, as in an exact round."""
+        self._since, self.stale = None, False
+
+    def used(self) -> float:
+        """Return what results are handed back times."""
+        return 1.0 if self.value is None or abs(math.log(self.value)) < NEAR else self.value
+
+    def state(self) -> dict[str, Any]:
+        """Return what has to be saved; empty where nothing was measured."""
+        if self.value is None and not self.off:
+            return {}
+        numbers = {"ratio": self.value or 0.0, "norm": self.norm, "age": self.age, "since": list(self._since or ())}
+        return numbers | {"stale": self.stale, "off": self.off}
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        """Take what :meth:`state` returned; of nothing, begin anew."""
+        self.value: float | None = state.get("ratio") or None
+        self.norm, self.age = float(state.get("norm", 0.0)), int(state.get("age", 0))
+        since = state.get("since")
+        self._since: tuple[float, float] | None = (float(since[0]), float(since[1])) if since else None
+        self.stale, self.off = bool(state.get("stale")), bool(state.get("off"))
+
+
+def check_state(state: object) -> bool:
+    """Return whether a saved state has the form of what :meth:`Ratio.state` returns."""
+    if not isinstance(state, Mapping) or not set(state) <= {"ratio", "norm", "age", "since", "stale", "off"}:
+        return False
+    numbers = [state.get("ratio", 0.0), state.get("norm", 0.0), state.get("age", 0)]
+    since = state.get("since", [])
+    if not isinstance(since, (list, tuple)) or len(since) not in (0, 2):
+        return False
+    fits = all(type(number) in (int, float) and 0 <= number < math.inf for number in [*numbers, *since])
+    return fits and all(type(state.get(name, False)) is bool for name in ("stale", "off"))
+
+
 class Norms:
     """Measures the ratio of norms, and hands it to those who decode.
 
     Attributes:
-        ratio: as measured last; None before that.
-        norm: of the mean gradient, as measured last.
-        stale: what exact rounds have found is out of date: norms or ratios have run away since.
+        ratio: what is kept of it from step to step.
         given: what the last finished step has handed back.
+        samples: a few elements of that, by parameter, in steps in which they are looked at.
     """
 
     def __init__(self, context: Context, buckets: Buckets) -> None:
@@ -106,42 +171,33 @@ class Norms:
         self._now = _Step(-1)
         self._tables: dict[tuple[int, int], Tensor] = {}  # of this rank, by bucket and position
         self._squares: dict[int, float] = {}  # of results, by bucket
-        self._coded_steps = 0  # since the ratio was measured
-        self._since: tuple[float, float] | None = None  # the first norm and ratio after the last exact round
-        self._against = self._off = False
+        self._against = False
         self._matched, self._looks = 0, False  # steps with coded results so far; whether this one's are looked at
-        self.ratio: float | None = None
-        self.norm = 0.0
-        self.stale = False
+        self.ratio = Ratio()
         self.given: Given | None = None
-        #: A few elements of what it has handed back, by parameter, in steps in which these are looked at.
         self.samples: dict[str, Tensor] = {}
 
     def follow(self, names: Iterable[str]) -> None:
         """Match the norms of these parameters from the next step on: their optimizer takes the ratio out again."""
         self._followed |= frozenset(names)
 
-    @property
-    def columns(self) -> int:
-        """The number of counters."""
-        return ops.sketch_columns(COUNTERS if self._context.world <= SMALL_JOB else FEW_COUNTERS)
-
     # ---- training thread, between two steps ----
 
     def begin(self, step: int) -> None:
         """Choose what the coming step does, when it is known what each bucket exchanges; on every rank alike."""
-        coded = frozenset() if self._off else frozenset(s.bucket.index for s in self._buckets if self._matches(s, step))
+        matches = [] if self.ratio.off else [state for state in self._buckets if self._matches(state, step)]
+        coded = frozenset(state.bucket.index for state in matches)
         self._tables, self._squares, self.samples = {}, {}, {}
         self._matched += bool(coded)
         self._looks = self._matched & (self._matched - 1) == 0 or self._matched % SELDOM == 0
         if not coded:
-            self._since, self.stale = None, False  # an exact round, for one
+            self.ratio.refresh()
             self._now = _Step(step)
             return
-        empties = all(isinstance(self._buckets[index].round(step).codec, Dense) for index in coded)
-        late = self.ratio is None or empties
-        measures = late or self._coded_steps >= EVERY - 1
-        self._now = _Step(step, coded, None if late else _used(self.ratio), measures, empties)
+        empties = all(isinstance(state.round(step).codec, Dense) for state in matches)
+        late = self.ratio.value is None or empties or self.ratio.age >= EVERY
+        measures = late or self.ratio.age == EVERY - 1
+        self._now = _Step(step, coded, None if late else self.ratio.used(), measures, empties)
 
     def _matches(self, state: BucketState, step: int) -> bool:
         """Return whether a bucket's results differ from the mean, and all of them go to optimizers that know it."""
@@ -153,10 +209,14 @@ class Norms:
         """Ask all ranks to hand back results as they are, for good: this program would not bear anything else."""
         self._against = True
 
-    @property
-    def off(self) -> bool:
-        """Whether the ranks have agreed to hand back results as they are."""
-        return self._off
+    def resume(self, state: Mapping[str, Any]) -> None:
+        """Go on with what was saved, or anew with nothing."""
+        self.ratio.load(state)
+        self.given = None
+
+    def settings(self) -> str:
+        """Return what has to be equal on every rank before a step, in words."""
+        return f"{sorted(self._followed)} {self.ratio.state()}"
 
     # ---- where gradients are offered ----
 
@@ -165,10 +225,13 @@ class Norms:
         bucket = state.bucket
         if not self._now.measures or bucket.index not in self._now.coded:
             return
-        table = torch.zeros(self.columns, dtype=work_dtype(bucket), device=grad.device)
+        table = torch.zeros(self._columns(), dtype=work_dtype(bucket), device=grad.device)
         key = self._context.key(step, bucket.index).at(rank=0, purpose=NORM)
         ops.sketch_encode(grad.contiguous().view(-1), None, table, 1, key, offset=bucket.offsets[position])
         self._tables[bucket.index, position] = table
+
+    def _columns(self) -> int:
+        return ops.sketch_columns(COUNTERS if self._context.world <= SMALL_JOB else FEW_COUNTERS)
 
     # ---- exchange thread ----
 
@@ -192,12 +255,12 @@ class Norms:
         for theirs in found:
             total += theirs.view(torch.bfloat16)
         *counters, against = total.tolist()
-        self._off = against > 0
+        now.refused = against > 0
         now.norm = math.sqrt(math.fsum(value * value for value in counters)) / context.world
 
     def _sum(self, deadline: Deadline) -> Tensor:
         """Return the counters of this rank: tables are added in the order of the plan, whatever came first."""
-        total = torch.zeros(self.columns, dtype=torch.float64)
+        total = torch.zeros(self._columns(), dtype=torch.float64)
         for place in sorted(self._tables):
             total += _fetched(self._buckets[place[0]].device, self._tables[place], deadline)
         return total
@@ -211,14 +274,14 @@ class Norms:
     @property
     def holds_results(self) -> bool:
         """Whether no result of the step is handed over before the last one."""
-        return self._now.late
+        return self._now.factor is None
 
     def decoded(self, state: BucketState) -> None:
         """Look at a bucket's results, where the step measures."""
         now = self._now
         if now.spoilt or state.bucket.index not in now.coded:
             return
-        if self._looks and not now.late:
+        if self._looks and not self.holds_results:
             self._sample(state)
         if not now.measures:
             return
@@ -234,68 +297,36 @@ class Norms:
                 self.samples[tensor.name] = some(grad)
 
     def settle(self) -> None:
-        """At the end of a step, take what was measured; scale results that were held."""
+        """At the end of a step, take what was measured, scale results that were held, and note what was handed back."""
         now = self._now
-        raw = math.sqrt(math.fsum(self._squares.values())) / (now.factor or 1.0)
-        self._coded_steps += bool(now.coded)
-        if now.measures and not now.spoilt and 0 < raw < math.inf and 0 < now.norm < math.inf:
-            self.norm, ratio = now.norm, now.norm / raw
-            self._coded_steps = EVERY if now.empties else 0  # another residual has another ratio: measured at once
-            if not now.empties:
-                self._take(ratio)
-            if now.late:
-                self._scale_held(1.0 if self._off else _used(ratio))
-        if now.late:
-            now.factor = now.factor or 1.0
-        if now.coded:
-            names = frozenset(tensor.name for index in now.coded for tensor in self._buckets[index].bucket.tensors)
-            self.given = Given(now.number, now.factor or 1.0, names, not now.spoilt)
-        else:
-            self.given = Given(now.number, 1.0, frozenset(), not now.spoilt)
-
-    def _take(self, ratio: float) -> None:
-        self.ratio = ratio
-        if self._since is None:
-            self._since = self.norm, ratio
-        first_norm, first_ratio = self._since
-        self.stale = self.norm > FAR * first_norm or not 1 / FAR < ratio / first_ratio < FAR
+        made = math.sqrt(math.fsum(self._squares.values())) / (now.factor or 1.0)
+        self.ratio.age += bool(now.coded)
+        self.ratio.off = self.ratio.off or now.refused
+        known = now.measures and not now.spoilt and 0 < made < math.inf and 0 < now.norm < math.inf
+        if known:
+            self.ratio.take(now.norm, made, empties=now.empties)
+        if now.factor is None:
+            ratio = now.norm / made if known and not now.refused else 1.0
+            now.factor = ratio if abs(math.log(ratio)) >= NEAR else 1.0
+            self._scale_held(now.factor)
+        names = frozenset(tensor.name for index in now.coded for tensor in self._buckets[index].bucket.tensors)
+        self.given = Given(now.number, now.factor, names, not now.spoilt)
 
     def _scale_held(self, factor: float) -> None:
         """Multiply the results that were held."""
-        self._now.factor = factor
-        if factor == 1.0:
-            return
-        for index in self._now.coded:
-            state = self._buckets[index]
-            for grad in state.memory.grads:
+        for state in [self._buckets[index] for index in self._now.coded]:
+            for grad in state.memory.grads if factor != 1.0 else ():
                 if grad is not None:
                     grad.mul_(factor)
             state.write_back()
             if self._looks:
                 self._sample(state)
 
-    # ---- state ----
 
-    def state(self) -> dict[str, Any]:
-        """Return what has to be saved, equal on every rank; empty where nothing was measured."""
-        if self.ratio is None and not self._off:
-            return {}
-        since = list(self._since or ())
-        return {"ratio": self.ratio or 0.0, "norm": self.norm, "steps": self._coded_steps, "since": since} | (
-            {"stale": self.stale, "off": self._off}
-        )
-
-    def load(self, state: Mapping[str, Any]) -> None:
-        """Take what :meth:`state` returned; of nothing, begin anew."""
-        self.ratio, self.norm = state.get("ratio") or None, float(state.get("norm", 0.0))
-        self._coded_steps, since = int(state.get("steps", 0)), state.get("since")
-        self._since = (float(since[0]), float(since[1])) if since else None
-        self.stale, self._off = bool(state.get("stale")), bool(state.get("off"))
-        self.given = None
-
-    def settings(self) -> str:
-        """Return what has to be equal on every rank before a step, in words."""
-        return f"{sorted(self._followed)} {self.state()}"
+def some(grad: Tensor) -> Tensor:
+    """Return a few elements of a gradient, spread over it."""
+    flat = grad.detach().reshape(-1)
+    return flat[:: max(1, flat.numel() // LOOKED_AT)][:LOOKED_AT].clone()
 
 
 def _fetched(device: Device, values: Tensor, deadline: Deadline) -> Tensor:
@@ -306,26 +337,3 @@ def _fetched(device: Device, values: Tensor, deadline: Deadline) -> Tensor:
     device.copy(host, values)
     device.wait(device.record_event(), deadline)
     return host
-
-
-def some(grad: Tensor) -> Tensor:
-    """Return a few elements of a gradient, spread over it."""
-    flat = grad.detach().reshape(-1)
-    return flat[:: max(1, flat.numel() // LOOKED_AT)][:LOOKED_AT].clone()
-
-
-def _used(ratio: float | None) -> float:
-    """Return what results are handed back times, given the ratio."""
-    return 1.0 if ratio is None or abs(math.log(ratio)) < NEAR else ratio
-
-
-def check_state(state: object) -> bool:
-    """Return whether a saved state has the form of what :meth:`Norms.state` returns."""
-    if not isinstance(state, Mapping) or not set(state) <= {"ratio", "norm", "steps", "since", "stale", "off"}:
-        return False
-    numbers = [state.get("ratio", 0.0), state.get("norm", 0.0), state.get("steps", 0)]
-    since = state.get("since", [])
-    if not isinstance(since, (list, tuple)) or len(since) not in (0, 2):
-        return False
-    fits = all(type(number) in (int, float) and 0 <= number < math.inf for number in [*numbers, *since])
-    return fits and all(type(state.get(name, False)) is bool for name in ("stale", "off"))

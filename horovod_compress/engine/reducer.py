@@ -28,6 +28,7 @@ from ..errors import ConfigError
 from ..exchange.choose import Choose
 from ..exchange.device import Device
 from ..exchange.transports.base import Transport
+from ..observe.metrics import Metrics
 from ..options import Options
 from ..schedule.plan import Plan
 from . import replanning
@@ -74,7 +75,6 @@ class Reducer:
     ) -> None:
         self.rank, self.world, self.options = transport.rank, transport.size, options
         self.context = context = Context(transport, options, Devices((b.device for b in plan.buckets), devices))
-        self.metrics = context.metrics
         self.buckets = buckets = Buckets(context, plan, codecs, collective)
         self.failure = failure = Failure(context)
         self.uneven, self.start = Uneven(transport), Start(context, buckets)
@@ -135,6 +135,11 @@ class Reducer:
     def missing(self, step: int) -> list[str]:
         """Return the tensors that were not offered in a step that is under way."""
         return self.buckets.missing(step)
+
+    @property
+    def metrics(self) -> Metrics:
+        """What is counted."""
+        return self.context.metrics
 
     # ---- between two steps ----
 

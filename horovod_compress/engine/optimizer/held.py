@@ -169,7 +169,7 @@ class HeldSecondMoment:
     @torch.no_grad()
     def begin(self, step: int) -> None:
         """Choose what the step exchanges, and show codecs what to divide by."""
-        self.due = self.due or self.is_exact(step) or self._reducer.norms.stale
+        self.due = self.due or self.is_exact(step) or self._reducer.norms.ratio.stale
         if step - 1 <= self._prepared:  # the optimizer has used the last exchange: this is the first for its next step
             self._exact = self.due
         exact = self._exact

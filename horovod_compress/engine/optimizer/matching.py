@@ -72,7 +72,7 @@ class Matching:
         self._optimizer, self._reducer, self._scale = optimizer, reducer, scale
         self._names = moments.names_of(named.items())
         self._taken = reducer.step - 1
-        self._told = False
+        self._told = self._told_off = False
         reducer.norms.follow(self._mine())
 
     def _mine(self) -> Iterable[str]:
@@ -91,11 +91,23 @@ class Matching:
         """
         norms, last = self._reducer.norms, self._reducer.norms.given
         norms.follow(self._mine())  # groups may have been added
-        if last is None or not last.sound or last.step <= self._taken or norms.off:
+        if norms.ratio.off:
+            self._tell_off()
+            return
+        if last is None or not last.sound or last.step <= self._taken:
             return
         grads = [parameter.grad for _, parameter, _ in moments.places(self._optimizer, self._names)]
         if grads and all(grad is not None and bool(grad.any()) for grad in grads):
             norms.vote_against()
+
+    def _tell_off(self) -> None:
+        if not self._told_off and not self._reducer.rank:
+            _log.warning(
+                "gradients are exchanged several times for one step of the optimizer, on top of earlier results, so "
+                "compressed gradients are handed back without the norm of the exact mean, which clipping would need; "
+                "accumulate with no_sync() or backward_passes_per_step=, and exchange once for each step"
+            )
+        self._told_off = True
 
     @torch.no_grad()
     def take_out(self) -> None:

@@ -33,7 +33,9 @@ class Counters(Running):
             float32 ring would have sent), ``seconds`` per phase, ``residual_norm``, ``nonfinite`` (NaN and infinite
             values offered by all ranks together, however they are treated), ``verified`` (steps whose results were
             compared across ranks), ``buckets``, ``plain_buckets`` (those that the schedule leaves uncompressed),
-            ``collectives`` in use, ``tuned`` (no search for buckets is in progress), ``method``, ``overlap`` (the share
+            ``norm_ratio`` (what compressed gradients are handed back times, so that they have the norm of the exact
+            mean) and ``gradient_norm`` (that norm, as last measured; 0 before that), ``collectives`` in use, ``tuned``
+            (no search for buckets is in progress), ``method``, ``overlap`` (the share
             of the exchange time that the backward pass hides, 0 to 1) and the ``overlap_seconds`` it is computed from:
             see :class:`horovod_compress.observe.overlap.Overlap`.
         """
@@ -45,6 +47,8 @@ class Counters(Running):
             "plain_buckets": sum(bucket.plain for bucket in reducer.plan.buckets),
             "tuned": self._steps.tuner is None or self._steps.tuner.done,
             "method": self.method,
+            "norm_ratio": reducer.norms.ratio.used(),
+            "gradient_norm": reducer.norms.ratio.norm,
         }
 
     def _counters(self) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from torch import nn
@@ -28,6 +29,15 @@ from .scale import Scale
 Named = Sequence[tuple[str, nn.Parameter]]
 
 _log = logging.getLogger("horovod_compress")
+
+
+@dataclass
+class _Loaded:
+    """What was loaded, for an optimizer that is not known yet."""
+
+    moments: Mapping[str, Any] = field(default_factory=dict)
+    due: bool = False  # an exact round
+    rates: Sequence[float] = ()  # that residuals stand for
 
 
 class Steps:
@@ -54,9 +64,7 @@ class Steps:
         self._matching: Matching | None = None  # takes out of results what they are handed back times
         self._exact_first = 0  # so many first steps are exact
         self._rates: Rates | None = None  # that residuals follow
-        self._moments: Mapping[str, Any] = {}  # that were loaded
-        self._due = False  # as it was loaded
-        self._followed: Sequence[float] = ()  # learning rates that were loaded
+        self._loaded = _Loaded()
         if reducer.world > 1:
             reducer.verification.weights = Weights(reducer.options.verify_every, warns=reducer.rank == 0)
         self.tuner: Tuner | None = None
@@ -107,12 +115,12 @@ class Steps:
             optimizer.register_step_pre_hook(before_step(self._prepare))
         if reducer.options.follow_lr:
             self._rates = Rates(optimizer, reducer, self.named)
-            self._rates.load(self._followed)
+            self._rates.load(self._loaded.rates)
         self._optimizer = optimizer
         if reducer.options.warmup_steps is None:
             self._begin_exact(optimizer)
         if self.held:
-            self.held.load_state_dict(self._moments, self._due)
+            self.held.load_state_dict(self._loaded.moments, self._loaded.due)
             if self.tuner:
                 self.tuner.wait_for(self.held.warmup)
 
@@ -149,9 +157,9 @@ class Steps:
 
     def settle_moments(self) -> None:
         """Where a second moment was loaded and nobody holds one, let what waits be in the units of gradients again."""
-        if self._moments and not self.held:
-            held.give_back(self._moments, self._reducer)
-        self._moments, self._due = {}, False
+        if self._loaded.moments and not self.held:
+            held.give_back(self._loaded.moments, self._reducer)
+        self._loaded.moments, self._loaded.due = {}, False
 
     # ---- a step ----
 
@@ -187,12 +195,12 @@ class Steps:
     def state(self) -> dict[str, Any]:
         """Return what is saved beside that of the reducer."""
         tuned = {"tuned": self.tuner.chosen} if self.tuner else {}
-        moments = self.held.state_dict() if self.held else self._moments  # which were loaded, and nobody holds yet
+        moments = self.held.state_dict() if self.held else self._loaded.moments  # which were loaded, and nobody holds yet
         held_ = {"second_moment": moments} if moments else {}
-        due = {"due": True} if (self.held.due if self.held else self._due) else {}
-        followed = self._rates.state() if self._rates else list(self._followed)  # which were loaded
+        due = {"due": True} if (self.held.due if self.held else self._loaded.due) else {}
+        followed = self._rates.state() if self._rates else list(self._loaded.rates)  # which were loaded
         rates = {"rates": followed} if followed else {}
-        norms = {"norms": found} if (found := self._reducer.norms.state()) else {}
+        norms = {"norms": found} if (found := self._reducer.norms.ratio.state()) else {}
         return tuned | self.scale.state() | held_ | due | rates | norms
 
     def check(self, state: Mapping[str, Any], residuals: str) -> None:
@@ -217,15 +225,15 @@ class Steps:
             self.tuner.resume(checkpoint.saved_plan(state), same and bool(state.get("tuned")))
             self._take_order()
         checkpoint.restore(self._reducer, state, residuals)
-        self._reducer.norms.load(state.get("norms", {}) if residuals == "restore" else {})
+        self._reducer.norms.resume(state.get("norms", {}) if residuals == "restore" else {})
         if self._matching:
             self._matching.resume()
-        self._moments, self._due = state.get("second_moment", {}), bool(state.get("due"))
+        self._loaded = _Loaded(state.get("second_moment", {}), bool(state.get("due")))
         if self.held:
-            self.held.load_state_dict(self._moments, self._due)
+            self.held.load_state_dict(self._loaded.moments, self._loaded.due)
         elif begun:
             self.settle_moments()
-        self._followed = [float(rate) for rate in state.get("rates", ()) if residuals == "restore"]
+        self._loaded.rates = [float(rate) for rate in state.get("rates", ()) if residuals == "restore"]
         if self._rates:
-            self._rates.load(self._followed)
+            self._rates.load(self._loaded.rates)
         self.scale.load(0.0 if residuals == "reset" else float(state.get("scale", 0.0)))

@@ -1,0 +1,213 @@
+"""What is handed back has the norm of the exact mean, and is otherwise what the method makes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from horovod_compress.engine.norms import EVERY, NEAR, Ratio, check_state
+from horovod_compress.schedule.plan import TensorSpec
+from tests.support.local import Fleet, all_same, random_grads, same_bits, spec
+
+SHAPES = [spec("a", 40, 100), spec("b", 333), spec("c", 64, 64)]
+#: Four standard deviations of a norm from 272 counters.
+CLOSE = 4 / math.sqrt(2 * 272)
+#: Methods whose results are not of the mean's size, and options that bring this out.
+CODED: list[tuple[str, dict[str, Any]]] = [
+    ("marsit", {"full_precision_every": 0}),
+    ("signsgd", {}),
+    ("topk", {"density": 0.05}),
+    ("qsgd", {"bits": 2}),
+    ("powersgd", {}),
+    ("sketch_fusion", {}),
+]
+
+Grads = list[dict[str, Tensor]]
+
+
+def norm(tensors: Mapping[str, Tensor]) -> float:
+    return math.sqrt(sum(float(tensor.double().square().sum()) for tensor in tensors.values()))
+
+
+def mean(grads: Grads) -> dict[str, Tensor]:
+    return {name: sum(mine[name] for mine in grads) / len(grads) for name in grads[0]}  # type: ignore[misc]
+
+
+def fleet(method: str, options: Mapping[str, Any], follow: Sequence[str] = ("a", "b", "c"), world: int = 3) -> Fleet:
+    made = Fleet(world, SHAPES, method, schedule="layerwise", **options)
+    for reducer in made.reducers:
+        reducer.norms.follow(follow)
+    return made
+
+
+def stepped(ranks: Fleet, grads: Grads, **options: Any) -> list[dict[str, Tensor]]:
+    for reducer in ranks.reducers:
+        reducer.norms.begin(reducer.next_step())
+    return ranks.step(grads, **options)
+
+
+def run(ranks: Fleet, steps: range, scale: float = 1.0) -> list[tuple[Grads, list[dict[str, Tensor]], float]]:
+    """Return for each step the gradients, the results of all ranks, and what they were handed back times."""
+    found = []
+    for step in steps:
+        grads = random_grads(ranks.world, SHAPES, seed=step, scale=scale)
+        results = stepped(ranks, grads)
+        given = [reducer.norms.given for reducer in ranks.reducers]
+        assert all(one is not None and one == given[0] for one in given)
+        found.append((grads, results, given[0].factor))  # type: ignore[union-attr]
+    return found
+
+
+@pytest.mark.parametrize(("method", "options"), CODED, ids=[name for name, _ in CODED])
+def test_norm_is_that_of_the_mean_and_the_rest_as_the_method_makes_it(method: str, options: dict[str, Any]) -> None:
+    with fleet(method, options) as matched, fleet(method, options, follow=()) as plain:
+        ratios, control = [], []
+        for (grads, results, factor), (_, made, one) in zip(
+            run(matched, range(12)), run(plain, range(12)), strict=True
+        ):
+            assert one == 1.0
+            assert all_same(results)
+            for name, tensor in results[0].items():
+                torch.testing.assert_close(tensor, made[0][name] * factor, rtol=3e-6, atol=1e-6)
+            exact = norm(mean(grads))
+            ratios.append(abs(math.log(norm(results[0]) / exact)))
+            control.append(abs(math.log(norm(made[0]) / exact)))
+        assert max(ratios) < math.log(1.65), "as errors gather it drifts between two measurements"
+        assert sum(ratios) < sum(control) / 2
+
+
+@pytest.mark.parametrize("method", ["none", "fp16", "bf16"])
+def test_what_is_exact_is_untouched(method: str) -> None:
+    with fleet(method, {}) as matched, fleet(method, {}, follow=()) as plain:
+        for (_, results, factor), (_, made, _) in zip(run(matched, range(7)), run(plain, range(7)), strict=True):
+            assert factor == 1.0
+            assert all(same_bits(results[0][name], made[0][name]) for name in made[0])
+        sent = [ranks.reducers[0].metrics.bytes_sent for ranks in (matched, plain)]
+        assert sent[0] == sent[1]
+
+
+def test_a_round_that_empties_residuals_is_measured_itself() -> None:
+    with fleet("marsit", {"full_precision_every": 4}) as ranks:
+        for step, (grads, results, _) in enumerate(run(ranks, range(9))):
+            if step % 4 == 0 and step:
+                assert abs(math.log(norm(results[0]) / norm(mean(grads)))) < CLOSE + NEAR
+        state = ranks.reducers[0].norms.ratio.state()
+        assert state["age"] == EVERY, "the next coded round measures"
+
+
+def test_only_buckets_whose_optimizers_know_are_matched() -> None:
+    options = {"full_precision_every": 0}
+    with fleet("marsit", options, follow=("a",)) as some, fleet("marsit", options, follow=()) as plain:
+        run(some, range(1)), run(plain, range(1))  # this one happens to have the right norm
+        for (_, results, factor), (_, made, _) in zip(run(some, range(1, 4)), run(plain, range(1, 4)), strict=True):
+            assert factor != 1.0 and not same_bits(results[0]["a"], made[0]["a"])
+            assert all(same_bits(results[0][name], made[0][name]) for name in ("b", "c"))
+
+
+def test_sums_have_the_norm_of_the_sum() -> None:
+    with fleet("signsgd", {}) as ranks:
+        grads = random_grads(ranks.world, SHAPES, seed=1)
+        results = stepped(ranks, grads, result_scale=3.0)
+        assert abs(math.log(norm(results[0]) / (3 * norm(mean(grads))))) < CLOSE + NEAR
+
+
+def test_counters_do_not_depend_on_the_order_of_gradients() -> None:
+    grads = random_grads(3, SHAPES, seed=5)
+    found = []
+    for order in (["a", "b", "c"], ["c", "a", "b"]):
+        with fleet("marsit", {"full_precision_every": 0}) as ranks:
+            for reducer in ranks.reducers:
+                reducer.norms.begin(reducer.next_step())
+            step = ranks.offer([{n: g.clone() for n, g in mine.items()} for mine in grads], order)
+            for reducer in ranks.reducers:
+                reducer.settle(step)
+            found.append(ranks.reducers[0].norms.ratio.value)
+    assert found[0] == found[1] is not None
+
+
+def test_a_step_that_is_not_finite_changes_nothing() -> None:
+    with fleet("marsit", {"full_precision_every": 0}) as ranks:
+        run(ranks, range(EVERY))
+        before = ranks.reducers[0].norms.ratio.state()
+        grads = random_grads(3, SHAPES, seed=9)
+        grads[1]["b"][7] = float("inf")
+        stepped(ranks, grads)
+        given, after = ranks.reducers[0].norms.given, ranks.reducers[0].norms.ratio.state()
+        assert given is not None and not given.sound
+        assert {**after, "age": 0} == {**before, "age": 0}
+        assert run(ranks, range(10, 11))[0][2] == given.factor
+
+
+def test_one_rank_turns_it_off_for_all() -> None:
+    with fleet("marsit", {"full_precision_every": 0}) as ranks:
+        ranks.reducers[2].norms.vote_against()
+        assert run(ranks, range(1))[0][2] == 1.0, "the first step measures, and votes"
+        assert all(reducer.norms.ratio.off for reducer in ranks.reducers)
+        assert all(factor == 1.0 for _, _, factor in run(ranks, range(1, 4)))
+
+
+def test_resume_has_equal_bits() -> None:
+    with fleet("marsit", {"full_precision_every": 0}) as whole, fleet("marsit", {"full_precision_every": 0}) as other:
+        run(whole, range(7))
+        states = [
+            (reducer.norms.ratio.state(), {n: r.clone() for n, r in reducer.kept.residuals().items()})
+            for reducer in whole.reducers
+        ]
+        carries = [reducer.kept.carries() for reducer in whole.reducers]
+        for reducer, (state, residuals), carry in zip(other.reducers, states, carries, strict=True):
+            for name, kept in reducer.kept.residuals().items():
+                kept.copy_(residuals[name])
+            for name, kept in reducer.kept.carries().items():
+                kept.copy_(carry[name])
+            assert check_state(state)
+            reducer.norms.resume(state)
+            reducer.resume(7)
+        for (_, results, factor), (_, again, same) in zip(run(whole, range(7, 13)), run(other, range(7, 13)), strict=True):
+            assert factor == same != 1.0
+            assert all(same_bits(results[0][name], again[0][name]) for name in again[0])
+
+
+@pytest.mark.parametrize(
+    "state",
+    [
+        None,
+        {"ratio": -1.0},
+        {"ratio": float("nan")},
+        {"other": 1},
+        {"since": [1.0]},
+        {"stale": 1},
+        {"norm": "1"},
+    ],
+)
+def test_malformed_states_are_refused(state: object) -> None:
+    assert not check_state(state)
+    assert check_state({}) and check_state(Ratio().state())
+
+
+def test_norms_that_run_away_are_noticed_until_the_next_exact_round() -> None:
+    ratio = Ratio()
+    ratio.take(1.0, 3.0, empties=False)
+    ratio.take(2.5, 7.5, empties=False)
+    assert not ratio.stale, "less than three times"
+    ratio.take(3.5, 10.5, empties=False)
+    assert ratio.stale
+    ratio.refresh()
+    ratio.take(3.5, 10.5, empties=False)
+    assert not ratio.stale
+    ratio.take(3.5, 35.0, empties=False)
+    assert ratio.stale, "the ratio has changed, not the norm"
+
+
+def test_large_jobs_have_fewer_counters() -> None:
+    """Every rank sends its counters to every other one."""
+    tensors: list[TensorSpec] = [spec("a", 64)]
+    sent = {}
+    for world in (8, 9):
+        with Fleet(world, tensors, "marsit", full_precision_every=0) as ranks:
+            sent[world] = ranks.reducers[0].norms._columns()
+    assert sent[8] == 272 and sent[9] == 112
