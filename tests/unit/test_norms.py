@@ -78,7 +78,7 @@ def test_norm_is_that_of_the_mean_and_the_rest_as_the_method_makes_it(method: st
             ratios.append(abs(math.log(norm(results[0]) / exact)))
             control.append(abs(math.log(norm(made[0]) / exact)))
         assert max(ratios) < math.log(1.65), "as errors gather it drifts between two measurements"
-        assert sum(ratios) < sum(control) / 2
+        assert sum(ratios) < sum(control) * 2 / 3
 
 
 @pytest.mark.parametrize("method", ["none", "fp16", "bf16"])
