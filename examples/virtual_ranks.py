@@ -55,7 +55,13 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--optimizer", choices=(*OPTIMIZERS, "sgd"), default="adamw")
     parser.add_argument("--lr", type=float, default=1e-3)
     parser.add_argument("--lr-schedule", choices=("constant", "cosine"), default="cosine")
-    parser.add_argument("--max-norm", type=float, default=0.0, help="of clip_grad_norm_; 0: no clipping")
+    parser.add_argument("--max-norm", type=float, default=0.0, help="clip at this; 0: no clipping")
+    parser.add_argument(
+        "--clip",
+        choices=("norm", "value", "unit", "local"),
+        default="norm",
+        help="all gradients by their norm, every element, every row by that of its weights, or on each rank by the norm",
+    )
     parser.add_argument("--no-match-norm", dest="match_norm", action="store_false")
     parser.add_argument("--exchange", choices=("auto", "ring", "fold", "torus"), default="auto")
     parser.add_argument("--run", action="append", metavar="'METHOD [option=value ...]'")
@@ -173,9 +179,23 @@ class Training:
             results = {name: reducer.result(index, step) for index, name in enumerate(order)}
         for name, parameter in self.named.items():
             parameter.grad = results[name]
-        if chosen.max_norm:
-            self.norms.append(float(nn.utils.clip_grad_norm_(self.named.values(), chosen.max_norm)))
+        if chosen.max_norm and chosen.clip != "local":
+            self.norms.append(self._clip())
         self.optimizer.step()
+
+    def _clip(self) -> float:
+        """Clip gradients as programs do; return the norm that they had."""
+        parameters, most = list(self.named.values()), self.chosen.max_norm
+        if self.chosen.clip == "value":
+            nn.utils.clip_grad_value_(parameters, most)
+        elif self.chosen.clip == "unit":  # Brock et al. 2021, arXiv:2102.06171, section 4.1
+            for parameter in parameters:
+                grad = _gradient(parameter).view(len(parameter), -1)
+                weights = parameter.detach().view(len(parameter), -1).norm(dim=1, keepdim=True).clamp_min(1e-3)
+                grad.mul_((most * weights / grad.norm(dim=1, keepdim=True).clamp_min(1e-12)).clamp_max(1.0))
+        else:
+            return float(nn.utils.clip_grad_norm_(parameters, most))
+        return 0.0
 
     def _prepare(self) -> None:
         """Before the optimizer's own step, do what a compression of a job does."""
@@ -189,6 +209,8 @@ class Training:
         batch = max(1, self.task.defaults.batch * 4 // world)
         self.model.zero_grad(set_to_none=True)
         cross_entropy(self.model, *self.task.batch(self.chosen.seed, step, rank, world, batch)).backward()
+        if self.chosen.max_norm and self.chosen.clip == "local":
+            self._clip()
         return {name: _gradient(parameter) for name, parameter in self.named.items()}
 
 
