@@ -33,10 +33,12 @@ class Steps:
     """Begins the steps of one compression.
 
     Args:
-        named: the parameters that the compression was given.
+        given: the parameters that the compression was given, with those that were frozen then.
         share: joins all ranks, for an adaptive schedule; must not wait for ever.
 
     Attributes:
+        named: the parameters that are exchanged.
+        others: those that were given and are not exchanged, as they were frozen.
         parameters: in the order of the plan.
         index: their places in it, by identity.
         tuner: chooses buckets, where the schedule is an adaptive one.
@@ -44,8 +46,11 @@ class Steps:
         frozen: the parameters that need no gradient in the step under way.
     """
 
-    def __init__(self, reducer: Reducer, methods: Methods, named: Named, share: Share) -> None:
-        self._reducer, self._methods, self.named = reducer, methods, named
+    def __init__(self, reducer: Reducer, methods: Methods, given: Named, share: Share) -> None:
+        self._reducer, self._methods = reducer, methods
+        exchanged = frozenset(reducer.plan.names())
+        self.named = [(name, parameter) for name, parameter in given if name in exchanged]
+        self.others = [(name, parameter) for name, parameter in given if name not in exchanged]
         self.scale = Scale(reducer)
         self.held: held.HeldSecondMoment | None = None
         self.frozen: list[nn.Parameter] = []

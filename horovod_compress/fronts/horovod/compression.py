@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from ...codecs.base import Codec
 from ...engine.methods import per_layer
+from ...engine.optimizer.second_moment import names_of
 from ...engine.reducer import Reducer
 from ...errors import ConfigError, HorovodCompressError, NonFiniteError
 from ...observe.trace import MAX_EVENTS, Trace
@@ -199,7 +200,7 @@ class Compression(ForUpdates):
         if not self._steps.met and self._watched is not optimizer:  # attach() may have refused an option before
             self._watched = optimizer
             if self._running().world > 1:
-                guard(optimizer, tells=not self._job.rank)
+                guard(optimizer, names_of(self._steps.others) if not self._job.rank else None)
             optimizer.register_step_pre_hook(lambda *given: self._leave_frozen(optimizer))  # before the second moment's
             leave_before_loading(optimizer, self._leave_step)
         self._steps.meet(optimizer, *options)

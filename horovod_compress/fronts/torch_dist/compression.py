@@ -21,6 +21,7 @@ from ...observe.trace import MAX_EVENTS, Trace
 from ..common.base import BaseCompression, begin_trace
 from ..common.factories import NamedParameters, add_factories
 from ..common.startup import before_handshake
+from ..common.unexchanged import Unexchanged
 from . import checks
 from .backward import Backward, at_the_end, in_backward
 from .copied import copied
@@ -110,6 +111,7 @@ class Compression(BaseCompression):
         reducer.failure.on_unseen = self._tell
         self._told = False
         self._fetching = Fetching(self._job.number)
+        self._unexchanged = Unexchanged(lambda: self._steps.others, "the compression and DistributedDataParallel were")
 
     def _thread(self) -> Fetching:
         assert self._fetching is not None  # a rank without it has no reducer, which is asked for before
@@ -149,11 +151,12 @@ class Compression(BaseCompression):
         """
         if not self._reducer:
             return ddp_model
-        checks.check_model(ddp_model, self._job.group, self._steps.named)
+        checks.check_model(ddp_model, self._job.group, self._steps.named, self._steps.others)
         if optimizer is not None:
             self.attach(optimizer, second_moment=second_moment, warmup_steps=warmup_steps, rebuild_every=rebuild_every)
         if looks_for_unused(ddp_model):
             self._left_out = Unused(ddp_model, self._running().kept)
+        self._steps.others = checks.not_exchanged(ddp_model, self._steps.named)
         ddp_model.join_hook = checks.RefusedJoin(ddp_model)  # type: ignore[method-assign]
         ddp_model.register_comm_hook(self, ddp_hook)
         self._unused = False
@@ -193,7 +196,7 @@ class Compression(BaseCompression):
                 "call attach() before the first backward pass, on every rank, right after the optimizer is created; "
                 "this compression has already exchanged gradients"
             )
-        checks.check_optimizer(optimizer, self._steps.named)
+        checks.check_optimizer(optimizer, [*self._steps.named, *self._steps.others])
         self._steps.meet(optimizer, second_moment, warmup_steps, rebuild_every)
         self._unused = False
         return optimizer
@@ -250,6 +253,8 @@ class Compression(BaseCompression):
         else:
             self._backward = backward = Backward(self._result, self._thread().alive)
             at_the_end(backward.end)
+            if self._steps.others and not self._job.rank and self._job.size > 1:
+                at_the_end(self._unexchanged.look)  # when all gradients of this pass are there
             if self._left_out:
                 self._left_out.begin()
                 backward.afterwards = partial(self._left_out.settle, backward.brought)
