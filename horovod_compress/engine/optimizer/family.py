@@ -104,10 +104,6 @@ def _is_plain_rmsprop(group: Group) -> bool:
     return 0 < float(group["alpha"]) < 1 and not group["centered"]
 
 
-def _is_plain_lamb(group: Group) -> bool:
-    return _is_mean(group) and not group.get("adanorm")
-
-
 #: By package and class: the form, and whether it is that with the options of a group.
 TABLE: dict[tuple[str, str], tuple[Form, Callable[[Group], bool]]] = {
     ("torch", "Adam"): (ADAM, _is_mean),
@@ -119,7 +115,6 @@ TABLE: dict[tuple[str, str], tuple[Form, Callable[[Group], bool]]] = {
     ("torch", "Adagrad"): (Total(), lambda group: True),
     ("schedulefree", "AdamWScheduleFree"): (Form(first="", count="k", decoupled=True), _is_mean),
     ("schedulefree", "RAdamScheduleFree"): (Form(first="", count="k", decoupled=True), _is_mean),
-    ("pytorch_optimizer", "Lamb"): (Form(count="step", decoupled=True, unbiased=False), _is_plain_lamb),
 }
 _HELD = "Adam, AdamW, NAdam, RAdam, Adamax, Adagrad, RMSprop that is not centered, schedulefree's AdamWScheduleFree"
 
@@ -152,7 +147,6 @@ def may_share(optimizer: Any, second_moment: str, *, updates: bool = False) -> b
     kind = _listed(optimizer)
     form, is_so = TABLE[_key(kind)] if kind else (None, lambda group: False)
     fits = all(map(is_so, optimizer.param_groups)) and (form is ADAM or not updates)
-    fits = fits and not getattr(optimizer, "pre_norm", False)  # of LAMB: it scales gradients before it squares them
     if second_moment == "shared" and not fits:
         raise ConfigError(
             f'second_moment="shared" is for {"Adam and AdamW" if updates else _HELD}, with a second beta above 0 and '

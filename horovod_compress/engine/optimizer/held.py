@@ -14,6 +14,7 @@ Tang et al. 2021, section 3, which freezes the second moment for good.)
 from __future__ import annotations
 
 import logging
+import zlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -134,7 +135,11 @@ class HeldSecondMoment:
     def settings(self) -> str:
         """Return what has to be equal on every rank, in words."""
         begun = f", of step {self._reducer.step} ({self._digest():016x})" if self._held else ""
-        return f"shared with {self._rounds}{begun}{', with an exact round due' if self.due else ''}"
+        names = sorted(name for _, _, name in self._parameters())
+        which = f", of {len(names)} parameters of {type(self._optimizer).__name__}"
+        return f"shared with {self._rounds}{begun}{', with an exact round due' if self.due else ''}{which}" + (
+            f" ({zlib.crc32(','.join(names).encode()):08x})"
+        )
 
     def _digest(self) -> int:
         value = 1

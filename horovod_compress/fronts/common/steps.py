@@ -38,7 +38,6 @@ class Steps:
 
     Attributes:
         named: the parameters that are exchanged.
-        others: those that were given and are not exchanged, as they were frozen.
         parameters: in the order of the plan.
         index: their places in it, by identity.
         tuner: chooses buckets, where the schedule is an adaptive one.
@@ -50,7 +49,6 @@ class Steps:
         self._reducer, self._methods = reducer, methods
         exchanged = frozenset(reducer.plan.names())
         self.named = [(name, parameter) for name, parameter in given if name in exchanged]
-        self.others = [(name, parameter) for name, parameter in given if name not in exchanged]
         self.scale = Scale(reducer)
         self.held: held.HeldSecondMoment | None = None
         self.frozen: list[nn.Parameter] = []

@@ -200,7 +200,7 @@ class Compression(ForUpdates):
         if not self._steps.met and self._watched is not optimizer:  # attach() may have refused an option before
             self._watched = optimizer
             if self._running().world > 1:
-                guard(optimizer, names_of(self._steps.others) if not self._job.rank else None)
+                guard(optimizer, names_of(self._others) if not self._job.rank else None)
             optimizer.register_step_pre_hook(lambda *given: self._leave_frozen(optimizer))  # before the second moment's
             leave_before_loading(optimizer, self._leave_step)
         self._steps.meet(optimizer, *options)

@@ -28,6 +28,7 @@ from .copied import copied
 from .fetching import Fetching
 from .hook import ddp_hook
 from .job import TorchJob
+from .sharded import refuse_sharded
 from .sparse import mean_of
 from .unused import Unused, looks_for_unused
 
@@ -111,7 +112,7 @@ class Compression(BaseCompression):
         reducer.failure.on_unseen = self._tell
         self._told = False
         self._fetching = Fetching(self._job.number)
-        self._unexchanged = Unexchanged(lambda: self._steps.others, "the compression and DistributedDataParallel were")
+        self._unexchanged = Unexchanged(lambda: self._others, "the compression and DistributedDataParallel were")
 
     def _thread(self) -> Fetching:
         assert self._fetching is not None  # a rank without it has no reducer, which is asked for before
@@ -151,12 +152,12 @@ class Compression(BaseCompression):
         """
         if not self._reducer:
             return ddp_model
-        checks.check_model(ddp_model, self._job.group, self._steps.named, self._steps.others)
+        checks.check_model(ddp_model, self._job.group, self._steps.named, self._others)
         if optimizer is not None:
             self.attach(optimizer, second_moment=second_moment, warmup_steps=warmup_steps, rebuild_every=rebuild_every)
         if looks_for_unused(ddp_model):
             self._left_out = Unused(ddp_model, self._running().kept)
-        self._steps.others = checks.not_exchanged(ddp_model, self._steps.named)
+        self._others = checks.not_exchanged(ddp_model, self._steps.named)
         ddp_model.join_hook = checks.RefusedJoin(ddp_model)  # type: ignore[method-assign]
         ddp_model.register_comm_hook(self, ddp_hook)
         self._unused = False
@@ -196,7 +197,8 @@ class Compression(BaseCompression):
                 "call attach() before the first backward pass, on every rank, right after the optimizer is created; "
                 "this compression has already exchanged gradients"
             )
-        checks.check_optimizer(optimizer, [*self._steps.named, *self._steps.others])
+        refuse_sharded(optimizer, own=second_moment == "own" or not self._needs_held())
+        checks.check_optimizer(optimizer, [*self._steps.named, *self._others])
         self._steps.meet(optimizer, second_moment, warmup_steps, rebuild_every)
         self._unused = False
         return optimizer
@@ -204,8 +206,7 @@ class Compression(BaseCompression):
     def _way(self) -> bool:
         reducer = self._running()
         self._unused = False
-        needs = any(divides != "never" for divides in reducer.buckets.divides().values())
-        if needs and not self._steps.met and reducer.rank == 0:
+        if self._needs_held() and not self._steps.met and reducer.rank == 0:
             _log.warning(
                 "%s was given no optimizer: write compression.register(ddp_model, optimizer), or "
                 "compression.attach(optimizer). Without it, Adam's second moment is computed from compressed "
@@ -213,6 +214,10 @@ class Compression(BaseCompression):
                 self.method,
             )
         return True
+
+    def _needs_held(self) -> bool:
+        """Return whether some method learns better with a second moment that is held."""
+        return any(divides != "never" for divides in self._running().buckets.divides().values())
 
     # ---- gradients ----
 
@@ -253,7 +258,7 @@ class Compression(BaseCompression):
         else:
             self._backward = backward = Backward(self._result, self._thread().alive)
             at_the_end(backward.end)
-            if self._steps.others and not self._job.rank and self._job.size > 1:
+            if self._others and not self._job.rank and self._job.size > 1:
                 at_the_end(self._unexchanged.look)  # when all gradients of this pass are there
             if self._left_out:
                 self._left_out.begin()
