@@ -35,7 +35,7 @@ def test_each_is_held_or_named(front: str) -> None:
         assert found["SGD"]["held"] == 0 and not found["SGD"]["told"]
         assert found["Adafactor"]["held"] == 0
         told = found["Adafactor"]["told"]
-        assert len(told) == (number == 0) and all("Adafactor makes its second moment" in text for text in told)
+        assert len(told) == (number == 0) and all("Adafactor computes its second moment" in text for text in told)
     first, second = values(front, "kept")
     assert all(first[name]["weights"] == second[name]["weights"] for name in first)
     assert values(front, "own")[0]["told"] == values(front, "needs none")[0]["told"] == []

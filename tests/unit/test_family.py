@@ -179,7 +179,7 @@ def test_other_steps_divide_by_what_is_held(package: str, name: str, formula: Ca
 @pytest.mark.parametrize("size", [1e-6, 1.0, 1e6])
 @pytest.mark.parametrize("name", ["NAdam", "RAdam", "Adamax", "RMSprop", "Adagrad"])
 def test_no_element_moves_by_much_more_than_ten_rates(name: str, size: float) -> None:
-    """Of elements that had hardly a gradient before. (NAdam's step has two parts, each of which is bounded.)"""
+    """Of elements that had hardly a gradient before. NAdam's step has two parts, each of which is bounded."""
     parameter = nn.Parameter(torch.zeros(60))
     optimizer = getattr(torch.optim, name)([parameter], lr=RATE)
     form, group, held, moved = family.form_of(optimizer), optimizer.param_groups[0], None, 0.0
@@ -275,13 +275,13 @@ BETAS = {"betas": (0.9, 0.999)}
 @pytest.mark.parametrize(
     ("make", "told"),
     [
-        (torch.optim.Adadelta, "Adadelta makes its second moment (square_avg)"),
-        (torch.optim.Adafactor, "Adafactor makes its second moment (variance)"),
-        (lambda p: torch.optim.Adam(p, amsgrad=True), "Adam makes its second moment (exp_avg_sq)"),
-        (lambda p: torch.optim.RMSprop(p, centered=True), "RMSprop makes its second moment (square_avg)"),
+        (torch.optim.Adadelta, "Adadelta computes its second moment (square_avg)"),
+        (torch.optim.Adafactor, "Adafactor computes its second moment (variance)"),
+        (lambda p: torch.optim.Adam(p, amsgrad=True), "Adam computes its second moment (exp_avg_sq)"),
+        (lambda p: torch.optim.RMSprop(p, centered=True), "RMSprop computes its second moment (square_avg)"),
         (Other, '"shared" holds it, if step() uses its state as that of RMSprop does'),
-        (lambda p: Foreign(p, **BETAS, eps=1e-8), "Foreign makes its second moment (second_of_two)"),
-        (lambda p: Foreign(p, ("m", "n"), **BETAS, eps=1e-8), "Foreign makes its second moment (n)"),
+        (lambda p: Foreign(p, **BETAS, eps=1e-8), "Foreign computes its second moment (second_of_two)"),
+        (lambda p: Foreign(p, ("m", "n"), **BETAS, eps=1e-8), "Foreign computes its second moment (n)"),
         (lambda p: Foreign(p, ("m", "n"), **BETAS), None),
         (lambda p: Foreign(p, ("exp_avg",), **BETAS, eps=1e-8), None),  # as Lion
         (lambda p: torch.optim.SGD(p, momentum=0.9), None),

@@ -116,7 +116,7 @@ TABLE: dict[tuple[str, str], tuple[Form, Callable[[Group], bool]]] = {
     ("schedulefree", "AdamWScheduleFree"): (Form(first="", count="k", decoupled=True), _is_mean),
     ("schedulefree", "RAdamScheduleFree"): (Form(first="", count="k", decoupled=True), _is_mean),
 }
-_HELD = "Adam, AdamW, NAdam, RAdam, Adamax, Adagrad, RMSprop that is not centered, schedulefree's AdamWScheduleFree"
+_HELD = "Adam, AdamW, NAdam, RAdam, Adamax, Adagrad, RMSprop unless centered, and schedulefree's AdamW and RAdam"
 
 
 def _listed(optimizer: Any) -> type | None:
@@ -202,12 +202,12 @@ class Unheld:
         self._hook.remove()
         if not (found := squares_in(optimizer)):
             return
-        kind = _listed(optimizer)
-        derived = kind is not None and not _is_stock(optimizer, kind)
+        kind, other = _listed(optimizer), ""
+        if kind is not None and not _is_stock(optimizer, kind):
+            other = f'; "shared" holds it, if step() uses its state as that of {kind.__name__} does'
         _log.warning(
-            "%s makes its second moment (%s) from compressed gradients, since it is none of the optimizers whose second "
-            "moment is held: its steps become too small, and training slower. Choose one of them (%s), or a method "
-            'that sends more, such as global_qsgd or fp16. second_moment="own" accepts it without a warning%s',
-            *(type(optimizer).__name__, found, _HELD),
-            f'; "shared" holds it, if step() uses its state as that of {kind.__name__} does' if derived and kind else "",
+            "%s computes its second moment (%s) from compressed gradients, so its steps become too small and training "
+            "slower. It is held for %s: choose one of these, or a method that sends more, such as global_qsgd or fp16. "
+            'second_moment="own" accepts it without a warning%s',
+            *(type(optimizer).__name__, found, _HELD, other),
         )

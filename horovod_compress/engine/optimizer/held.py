@@ -24,8 +24,7 @@ from torch import Tensor, nn
 
 from ... import ops
 from ..reducer import Reducer
-from . import family
-from . import second_moment as moments
+from . import family, second_moment as moments
 from .exact_rounds import ExactRounds, chosen
 from .second_moment import Moment
 
@@ -101,7 +100,6 @@ class _Held(Moment):
         self.divisor = divisor.div_(size).clamp_(min=LEAST)
 
 
-
 class HeldSecondMoment:
     """Holds the second moment of an optimizer, one of :mod:`.family`, and tells codecs what to divide by.
 
@@ -136,10 +134,11 @@ class HeldSecondMoment:
         """Return what has to be equal on every rank, in words."""
         begun = f", of step {self._reducer.step} ({self._digest():016x})" if self._held else ""
         names = sorted(name for _, _, name in self._parameters())
-        which = f", of {len(names)} parameters of {type(self._optimizer).__name__}"
-        return f"shared with {self._rounds}{begun}{', with an exact round due' if self.due else ''}{which}" + (
-            f" ({zlib.crc32(','.join(names).encode()):08x})"
+        which = (
+            f"{len(names)} parameters of {type(self._optimizer).__name__} ({zlib.crc32(','.join(names).encode()):08x})"
         )
+        due = ", with an exact round due" if self.due else ""
+        return f"shared with {self._rounds}{begun}{due}, of {which}"
 
     def _digest(self) -> int:
         value = 1

@@ -112,7 +112,8 @@ class Steps:
 
     def _begin_exact(self, optimizer: Any) -> None:
         """Let the first steps be exact where that is needed."""
-        mine = heavy_ball.exact_first(optimizer, self._methods, self.named)
+        # Where a second moment is held, its own exact rounds come first.
+        mine = 0 if self.held else heavy_ball.exact_first(optimizer, self._methods, self.named)
         self._exact_first = max(self._exact_first, mine)
         if mine and self._reducer.rank == 0 and not self._reducer.step:
             _log.info(

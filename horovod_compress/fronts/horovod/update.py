@@ -19,8 +19,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from ...engine.optimizer import family
-from ...engine.optimizer import second_moment as moments
+from ...engine.optimizer import family, second_moment as moments
 from ...engine.optimizer.exact_rounds import REBUILD_EVERY, WARMUP_STEPS
 from ...engine.optimizer.update_moment import SharedSecondMoment
 from ...engine.optimizer.update_schedule import Exchange, Schedule, Settings

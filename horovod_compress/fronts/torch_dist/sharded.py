@@ -33,7 +33,7 @@ def refuse_sharded(optimizer: Any, own: bool) -> None:
                 'second_moment="own", with which training is slower, or choose a method that needs none held, such as '
                 "global_qsgd or fp16"
             )
-    elif any(issubclass(type(found), kind) and getattr(found, "optim", None) is optimizer for found in gc.get_objects()):
+    elif any(found.optim is optimizer for found in gc.get_objects() if issubclass(type(found), kind)):
         raise ConfigError(
             "this optimizer is the .optim of a ZeroRedundancyOptimizer, which has only this rank's share of the "
             "parameters: use the plain optimizer without ZeroRedundancyOptimizer, or give that itself with "
