@@ -177,11 +177,15 @@ def test_other_steps_divide_by_what_is_held(package: str, name: str, formula: Ca
 
 
 @pytest.mark.parametrize("size", [1e-6, 1.0, 1e6])
-@pytest.mark.parametrize("name", ["NAdam", "RAdam", "Adamax", "RMSprop", "Adagrad"])
-def test_no_element_moves_by_much_more_than_ten_rates(name: str, size: float) -> None:
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [(name, {}) for name in ("NAdam", "RAdam", "Adamax", "RMSprop", "Adagrad")] + [("RMSprop", {"alpha": 0.999})],
+    ids=str,
+)
+def test_no_element_moves_by_much_more_than_ten_rates(name: str, options: dict[str, Any], size: float) -> None:
     """Of elements that had hardly a gradient before. NAdam's step has two parts, each of which is bounded."""
     parameter = nn.Parameter(torch.zeros(60))
-    optimizer = getattr(torch.optim, name)([parameter], lr=RATE)
+    optimizer = getattr(torch.optim, name)([parameter], lr=RATE, **options)
     form, group, held, moved = family.form_of(optimizer), optimizer.param_groups[0], None, 0.0
     for number in range(60):
         before = parameter.detach().clone()

@@ -189,11 +189,12 @@ class HeldSecondMoment:
         factors: dict[str, Tensor] = {}
         for group, parameter, name in self._parameters():
             held, state = self._held.get(name), self._optimizer.state.get(parameter)
+            done = self._form.steps(group, state) if state else 0.0  # some make their state before their first step
             # The schedule leaves its bucket uncompressed now; or the optimizer is of an earlier step than what is held.
-            if held and (divides[name] == "never" or not state or self._form.steps(group, state) < held.since):
+            if held and (divides[name] == "never" or not state or done < held.since):
                 held = None
                 _note(factors, name, self._held.pop(name).divisor, None)
-            if not (exact or held) and state and divides[name] != "never":  # the optimizer has moved its own until now
+            if not (exact or held) and done and divides[name] != "never":  # the optimizer has moved its own until now
                 self._held[name] = held = self._taken_over(group, state, divides[name] == "before")
                 _note(factors, name, None, held.divisor)
         self._reducer.kept.convert(factors)

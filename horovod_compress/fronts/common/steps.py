@@ -91,7 +91,7 @@ class Steps:
         if self.met and optimizer is not self._optimizer:
             raise ConfigError(
                 f"this compression already has an optimizer, {type(self._optimizer).__name__}; of several optimizers, "
-                "attach the one whose second moment the ranks should share, Adam or AdamW; to replace an optimizer, "
+                "attach the one whose second moment the ranks should share, such as AdamW; to replace an optimizer, "
                 "create model, compression and optimizer again"
             )
         heavy_ball.refuse_twice(optimizer, self._methods, self.named)

@@ -143,9 +143,10 @@ class Compression(ForUpdates):
 
         Args:
             optimizer: what ``hvd.DistributedOptimizer(..., compression=compression)`` returned.
-            second_moment: "shared" updates that of Adam and AdamW in exact rounds only and holds it in between, see
-                docs/second_moment.md; "own" leaves it to the optimizer; "auto" is "shared" for these two with methods
-                that need it, else "own". "auto" also applies without ``attach()``.
+            second_moment: "shared" updates that of Adam and its kin in exact rounds only and holds it in between;
+                docs/second_moment.md has the optimizers. "own" leaves it to the optimizer. "auto" is "shared" for
+                these with methods that need it, else "own", with a warning if the optimizer keeps one that cannot be
+                held. "auto" also applies without ``attach()``.
             warmup_steps: with a shared second moment, number of exact rounds at the start; at least 1. None for 30, or
                 20 with ``marsit`` and three values.
             rebuild_every: with a shared second moment, one round in this many is exact after that. None for the

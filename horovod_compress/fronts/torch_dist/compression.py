@@ -179,8 +179,10 @@ class Compression(BaseCompression):
 
         Args:
             optimizer: one of ``torch.optim``, of the parameters that this compression was given.
-            second_moment: "shared" updates that of Adam and AdamW in exact rounds only and holds it in between; "own"
-                leaves it to the optimizer; "auto" is "shared" for these two with methods that need it, else "own".
+            second_moment: "shared" updates that of Adam and its kin in exact rounds only and holds it in between;
+                docs/second_moment.md has the optimizers. "own" leaves it to the optimizer. "auto" is "shared" for
+                these with methods that need it, else "own", with a warning if the optimizer keeps one that cannot be
+                held.
             warmup_steps: with a shared second moment, number of exact rounds at the start; at least 1. None for 30, or
                 20 with ``marsit`` and three values.
             rebuild_every: with a shared second moment, one round in this many is exact after that. None for the
@@ -188,7 +190,8 @@ class Compression(BaseCompression):
                 ``full_precision_every``, for intervals that grow up to 100.
 
         Raises:
-            ConfigError: it has other parameters, or gradients were exchanged before.
+            ConfigError: it has other parameters, or divides its state among the ranks, or gradients were exchanged
+                before.
         """
         if not self._reducer:
             return optimizer
