@@ -177,5 +177,7 @@ check("resumed on both paths", resumed_on_both_paths)
 check("clipped", clipped)
 check("planted", planted)
 check("other options", lambda: different(FEW | {"warmup_steps": 4 + RANK}))
-check("other optimizers", lambda: different({"second_moment": "auto"}, torch.optim.Adam if RANK else torch.optim.Adadelta))
+check(
+    "other optimizers", lambda: different({"second_moment": "auto"}, torch.optim.Adam if RANK else torch.optim.Adadelta)
+)
 check("not for it", lambda: refused(lambda: made(net(), attach={"second_moment": "shared"}, adam=torch.optim.Adadelta)))
