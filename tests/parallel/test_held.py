@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -48,15 +49,12 @@ def test_a_second_moment_that_differs_is_noticed(found) -> None:
 @pytest.mark.parametrize(
     ("case", "said"),
     [
-        ("other options", "warmup_steps=4 and rebuild_every=5 on rank 0, and shared with warmup_steps=5"),
-        (
-            "other optimizers",
-            "is its own on rank 0, and shared with warmup_steps=20 and rebuild_every=up to 100 on rank 1",
-        ),
+        ("other options", "warmup_steps=4 and rebuild_every=5, .* on rank 0, and shared with warmup_steps=5"),
+        ("other optimizers", "is its own on rank 0, and shared with warmup_steps=20 and rebuild_every=up to 100, "),
     ],
 )
 def test_ranks_that_hold_differently_are_refused(found, case: str, said: str) -> None:
-    assert all(report[case].startswith("MismatchError") and said in report[case] for report in found)
+    assert all(report[case].startswith("MismatchError") and re.search(said, report[case]) for report in found)
 
 
 def test_optimizers_that_it_is_not_for(found) -> None:

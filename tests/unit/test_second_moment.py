@@ -294,32 +294,6 @@ def test_options_without_a_meaning_are_refused(given: dict[str, Any], said: str)
         second_moment.check_options(**{"second_moment": "auto"} | given)
 
 
-Other = type("Other", (torch.optim.AdamW,), {"step": lambda self: None})
-Renamed = type("Renamed", (torch.optim.AdamW,), {})
-
-
-@pytest.mark.parametrize(
-    ("kind", "options", "auto", "shared"),
-    [
-        (torch.optim.Adam, {}, True, True),
-        (torch.optim.AdamW, {"maximize": True}, True, True),
-        (Renamed, {}, True, True),
-        (Other, {}, False, True),
-        (torch.optim.Adam, {"amsgrad": True}, False, None),
-        (torch.optim.RAdam, {}, False, None),
-    ],
-)
-def test_whose_second_moment_may_be_shared(kind: Any, options: dict[str, Any], auto: bool, shared: bool | None) -> None:
-    optimizer = kind([nn.Parameter(torch.zeros(3))], **options)
-    assert not second_moment.may_share(optimizer, "own")
-    assert second_moment.may_share(optimizer, "auto") is auto
-    if shared is None:
-        with pytest.raises(ConfigError, match="without amsgrad"):
-            second_moment.may_share(optimizer, "shared")
-    else:
-        assert second_moment.may_share(optimizer, "shared") is shared
-
-
 @pytest.mark.parametrize("value", [math.nan, math.inf, -1.0])
 def test_a_saved_second_moment_that_is_none_is_refused(value: float) -> None:
     ours = Ours()

@@ -14,6 +14,7 @@ Tang et al. 2021, section 3, which freezes the second moment for good.)
 from __future__ import annotations
 
 import logging
+import zlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -23,7 +24,7 @@ from torch import Tensor, nn
 
 from ... import ops
 from ..reducer import Reducer
-from . import second_moment as moments
+from . import family, second_moment as moments
 from .exact_rounds import ExactRounds, chosen
 from .matching import ready
 from .second_moment import Moment
@@ -55,8 +56,12 @@ def hold(
     """
     given = {"warmup_steps": warmup_steps, "rebuild_every": rebuild_every}
     moments.check_options(second_moment, **{name: number for name, number in given.items() if number is not None})
-    fits = moments.may_share(optimizer, second_moment)
-    if not fits or all(divides == "never" for divides in reducer.buckets.divides().values()):
+    fits = family.may_share(optimizer, second_moment)
+    if all(divides == "never" for divides in reducer.buckets.divides().values()):
+        return None
+    if not fits:
+        if second_moment == "auto" and reducer.rank == 0 and reducer.world > 1:
+            family.Unheld(optimizer)
         return None
     few = reducer.buckets.needs_few_exact()
     rounds = chosen(full_precision_every, few, warmup_steps, rebuild_every)
@@ -95,14 +100,9 @@ class _Held(Moment):
         size = moments.mean_power(divisor, 2).sqrt_().to(divisor.dtype).clamp_(min=torch.finfo(divisor.dtype).tiny)
         self.divisor = divisor.div_(size).clamp_(min=LEAST)
 
-    def move_to(self, now: float, grad: Tensor, beta2: float) -> None:
-        """Take in the mean gradient of an exact round."""
-        steps, self.since = now - self.since, now
-        self.move(grad, beta2, steps)
-
 
 class HeldSecondMoment:
-    """Holds the second moment of Horovod's optimizer around Adam or AdamW, and tells codecs what to divide by.
+    """Holds the second moment of an optimizer, one of :mod:`.family`, and tells codecs what to divide by.
 
     Args:
         optimizer: only its state is written.
@@ -119,6 +119,7 @@ class HeldSecondMoment:
         self, optimizer: Any, reducer: Reducer, named: Mapping[str, nn.Parameter], rounds: ExactRounds
     ) -> None:
         self._optimizer, self._reducer, self._names = optimizer, reducer, moments.names_of(named.items())
+        self._form = family.form_of(optimizer)
         self._rounds = rounds
         self._held: dict[str, _Held] = {}
         self._prepared = reducer.step - 1
@@ -132,7 +133,12 @@ class HeldSecondMoment:
     def settings(self) -> str:
         """Return what has to be equal on every rank, in words."""
         begun = f", of step {self._reducer.step} ({self._digest():016x})" if self._held else ""
-        return f"shared with {self._rounds}{begun}{', with an exact round due' if self.due else ''}"
+        names = sorted(name for _, _, name in self._parameters())
+        which = (
+            f"{len(names)} parameters of {type(self._optimizer).__name__} ({zlib.crc32(','.join(names).encode()):08x})"
+        )
+        due = ", with an exact round due" if self.due else ""
+        return f"shared with {self._rounds}{begun}{due}, of {which}"
 
     def _digest(self) -> int:
         value = 1
@@ -183,12 +189,13 @@ class HeldSecondMoment:
         factors: dict[str, Tensor] = {}
         for group, parameter, name in self._parameters():
             held, state = self._held.get(name), self._optimizer.state.get(parameter)
+            done = self._form.steps(group, state) if state else 0.0  # some make their state before their first step
             # The schedule leaves its bucket uncompressed now; or the optimizer is of an earlier step than what is held.
-            if held and (divides[name] == "never" or not state or float(state["step"]) < held.since):
+            if held and (divides[name] == "never" or not state or done < held.since):
                 held = None
                 _note(factors, name, self._held.pop(name).divisor, None)
-            if not (exact or held) and state and divides[name] != "never":  # the optimizer has moved its own until now
-                self._held[name] = held = _taken_over(group, state, divides[name] == "before")
+            if not (exact or held) and done and divides[name] != "never":  # the optimizer has moved its own until now
+                self._held[name] = held = self._taken_over(group, state, divides[name] == "before")
                 _note(factors, name, None, held.divisor)
         self._reducer.kept.convert(factors)
         self._reducer.buckets.divide_by(
@@ -202,7 +209,7 @@ class HeldSecondMoment:
 
     @torch.no_grad()
     def prepare(self) -> None:
-        """Set the state of Adam so that its own step divides by what is held."""
+        """Set the state of the optimizer so that its own step divides by what is held."""
         step = ready(self._optimizer, self._reducer, self._prepared)
         if step is None:
             return
@@ -215,21 +222,21 @@ class HeldSecondMoment:
             held, state = self._held.get(name), self._optimizer.state.get(parameter)
             if held is None or not state or parameter.grad is None:
                 continue
-            grad, now = moments.gradient(self._optimizer, group, parameter), float(state["step"]) + 1
+            grad, now = self._form.gradient(self._optimizer, group, parameter), self._form.steps(group, state) + 1
             exact = self._exact and now > held.since and bool(grad.isfinite().all())
             if exact:
                 before = held.divisor
-                held.move_to(now, grad, float(group["betas"][1]))
+                self._form.move(held, group, grad, now - held.since)
+                held.since = now
                 _note(factors, name, before, held.divisor)
-            moments.write(group, state, grad, held, now, exact=exact)
+            self._form.write(group, state, grad, held, now, exact=exact)
         self.due = self.due and not self._exact
         self._reducer.kept.convert(factors)
 
-
-def _taken_over(group: dict[str, Any], state: dict[str, Any], divides: bool) -> _Held:
-    """Return the second moment that an optimizer has."""
-    moment, steps = moments.taken_over(group, state)
-    return _Held(moment, steps, steps, float(group["eps"]), divides)
+    def _taken_over(self, group: dict[str, Any], state: dict[str, Any], divides: bool) -> _Held:
+        """Return the second moment that the optimizer has made."""
+        moment, steps = self._form.taken_over(group, state)
+        return _Held(moment, steps, steps, float(group["eps"]), divides)
 
 
 def _note(factors: dict[str, Tensor], name: str, before: Tensor | None, after: Tensor | None) -> None:

@@ -1,18 +1,17 @@
-"""Adam's second moment V, held: how it moves, and how torch's own step comes to divide by it.
+"""The second moment V of Adam and its kin, held: how it moves, and how an optimizer's own step comes to divide by it.
 
 V moves by exact mean gradients only, which every rank has, and so it is equal everywhere and costs no bytes:
 
     V = b2^n V + (1 - b2^n) r^2     r = mean of the ranks' gradients, n steps since the last such r
 
-The optimizer stays torch's own: before its step, ``exp_avg_sq`` is set so that its own formula divides by what is
-held. :mod:`.held` does this where gradients are exchanged, :mod:`.update_moment` where
+The optimizer stays what it is: before its step, its state is set so that its own formula divides by what is held.
+:mod:`.family` knows the optimizers; :mod:`.held` does this where gradients are exchanged, :mod:`.update_moment` where
 weight updates are.
 """
 
 from __future__ import annotations
 
 import contextlib
-import inspect
 import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -24,8 +23,6 @@ from torch import Tensor, nn
 from ... import ops
 from ...errors import ConfigError, StateError
 
-#: Optimizers whose second moment this is.
-FAMILY = (torch.optim.Adam, torch.optim.AdamW)
 #: A divisor is at least this part of the root mean square of its row: an element that has hardly moved yet must
 #: neither set its row's scale nor be divided by almost nothing.
 FLOOR = 0.1
@@ -46,33 +43,6 @@ def check_options(second_moment: str, **numbers: object) -> None:
     for name, value in numbers.items():
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
             raise ConfigError(f"{name} should be a whole number, at least 1, got {value!r}")
-
-
-def may_share(optimizer: Any, second_moment: str) -> bool:
-    """Return whether the second moment of an optimizer may be held, as far as the optimizer goes.
-
-    Raises:
-        ConfigError: it is to be shared, and cannot be.
-    """
-    groups = optimizer.param_groups
-    fits = isinstance(optimizer, FAMILY) and all(float(g["betas"][1]) and not g.get("amsgrad") for g in groups)
-    if second_moment == "shared" and not fits:
-        raise ConfigError(
-            'second_moment="shared" is for Adam and AdamW with a second beta above 0 and without amsgrad; got '
-            f'{type(optimizer).__name__}: leave it at "auto", or choose "own"'
-        )
-    return fits and (second_moment == "shared" or (second_moment == "auto" and _is_stock(optimizer)))
-
-
-def _is_stock(optimizer: Any) -> bool:
-    """Return whether the step is torch's own: another one may have another use for the state that is written here."""
-    steps = [vars(kind)["step"] for kind in type(optimizer).__mro__ if "step" in vars(kind) and not _is_horovod_s(kind)]
-    # Torch writes a wrapped step into each class of which it makes the first optimizer.
-    return bool(steps) and inspect.unwrap(steps[0]) in {inspect.unwrap(kind.step) for kind in FAMILY}
-
-
-def _is_horovod_s(kind: type) -> bool:
-    return "_allreduce_grad_async" in vars(kind)
 
 
 def check_state(state: Mapping[str, Mapping[str, Any]], shapes: Mapping[str, torch.Size]) -> None:
@@ -169,17 +139,6 @@ def mean_power(values: Tensor, power: int, rows: int = 1) -> Tensor:
     return sums.div_(length)
 
 
-def taken_over(group: Mapping[str, Any], state: Mapping[str, Any]) -> tuple[Tensor, float]:
-    """Return the second moment that an optimizer has made itself, and the steps that it stands for."""
-    steps = float(state["step"])
-    return corrected(group, state, steps), steps
-
-
-def corrected(group: Mapping[str, Any], state: Mapping[str, Any], steps: float) -> Tensor:
-    """Return ``exp_avg_sq``, after that many steps, without its bias."""
-    return (wide(state["exp_avg_sq"]) / (1 - float(group["betas"][1]) ** steps)).contiguous()
-
-
 def places(optimizer: Any, names: Mapping[int, str]) -> Iterator[Place]:
     """Return the parameters of an optimizer that have a name, each with its group.
 
@@ -195,57 +154,116 @@ def names_of(named: Iterable[tuple[str, nn.Parameter]]) -> dict[int, str]:
     return {id(parameter): name for name, parameter in named}
 
 
-def gradient(optimizer: Any, group: Mapping[str, Any], parameter: nn.Parameter) -> Tensor:
-    """Return the gradient as Adam's moments see it."""
+def gradient(optimizer: Any, group: Mapping[str, Any], parameter: nn.Parameter, *, decoupled: bool = False) -> Tensor:
+    """Return the gradient as the moments of an optimizer see it.
+
+    Args:
+        decoupled: they never see weight decay.
+    """
     assert parameter.grad is not None
     grad = wide(parameter.grad)
     if (scale := getattr(optimizer, "grad_scale", None)) is not None:  # a gradient scaler leaves it to a fused step
         grad = grad / scale
-    grad = -grad if group["maximize"] else grad
+    grad = -grad if group.get("maximize", getattr(optimizer, "maximize", False)) else grad
     # Groups say themselves which decay it is from torch 2.7 on.
-    decoupled = group.get("decoupled_weight_decay", isinstance(optimizer, torch.optim.AdamW))
+    decoupled = decoupled or group.get("decoupled_weight_decay", isinstance(optimizer, torch.optim.AdamW))
     if group["weight_decay"] and not decoupled:
         grad = grad.add(parameter, alpha=float(group["weight_decay"]))
     return grad
 
 
-def write(
-    group: Mapping[str, Any],
-    state: Mapping[str, Any],
-    grad: Tensor,
-    held: Moment,
-    now: float,
-    *,
-    exact: bool = False,
-    left: float = 1.0,
-) -> None:
-    """Set the second moment of Adam so that its step number ``now``, with this gradient, divides by V's root + eps.
+@dataclass(frozen=True)
+class Form:
+    """Where an optimizer keeps its second moment, and what it makes of it; by default as Adam does.
 
-    Or by more, where its first moment would move an element by more than :data:`BOUND`, and where this gradient is many
-    times that root: Adam adds its square to what it is given.
-
-    Args:
-        exact: divide by V as it is, without :data:`FLOOR`.
-        left: at least this part of that square stays; the rest may be taken off beforehand. Below 1 the state may be
-            less than nothing until the step is done, with this very gradient. In 16 bits all of it stays.
+    Attributes:
+        second: the state that it divides by the root of: a running mean of squares.
+        first: the state that it divides; empty for the gradient itself.
+        decay: the option that says how fast the mean forgets; empty for the second of ``betas``.
+        count: the option in which a group counts its steps; empty where each parameter's state has ``step``.
+        decoupled: weight decay never enters the moments.
+        unbiased: it divides the bias out of the mean.
     """
-    second, first = state["exp_avg_sq"], wide(state["exp_avg"]).contiguous()
-    out = second if second.dtype is first.dtype and second.is_contiguous() else torch.empty_like(first)
-    beta1, beta2 = map(float, group["betas"])
-    with on_its_device(out):
-        ops.adam_hold_all(
-            [out.view(-1)],
-            [first.view(-1)],
-            [grad.contiguous().view(-1)],
-            [held.moment.view(-1)],
-            None if exact else [held.floor.view(-1)],
-            betas=(beta1, beta2),
-            step=now,
-            bound=BOUND,
-            left=left if second.element_size() > 2 else 1.0,
+
+    second: str = "exp_avg_sq"
+    first: str = "exp_avg"
+    decay: str = ""
+    count: str = ""
+    decoupled: bool = False
+    unbiased: bool = True
+
+    def steps(self, group: Mapping[str, Any], state: Mapping[str, Any]) -> float:
+        """Return how many steps the optimizer has done with a parameter."""
+        return float(group[self.count] if self.count else state["step"])
+
+    def betas(self, group: Mapping[str, Any]) -> tuple[float, float]:
+        """Return how fast what is divided forgets, and how fast the second moment does."""
+        return (
+            float(group["betas"][0]) if self.first else 0.0,
+            float(group[self.decay] if self.decay else group["betas"][1]),
         )
-    if out is not second:
-        second.copy_(out)
+
+    def gradient(self, optimizer: Any, group: Mapping[str, Any], parameter: nn.Parameter) -> Tensor:
+        """Return the gradient as the moments see it."""
+        return gradient(optimizer, group, parameter, decoupled=self.decoupled)
+
+    def taken_over(self, group: Mapping[str, Any], state: Mapping[str, Any]) -> tuple[Tensor, float]:
+        """Return the second moment that an optimizer has made itself, and the steps that it stands for."""
+        steps = self.steps(group, state)
+        return self.corrected(group, state, steps), steps
+
+    def corrected(self, group: Mapping[str, Any], state: Mapping[str, Any], steps: float) -> Tensor:
+        """Return the mean of squares, after that many steps, without its bias."""
+        return (wide(state[self.second]) / (1 - self.betas(group)[1] ** steps)).contiguous()
+
+    def move(self, held: Moment, group: Mapping[str, Any], grad: Tensor, steps: float) -> None:
+        """Let V take in an exact mean gradient, for all steps since the last one."""
+        held.move(grad, self.betas(group)[1], steps)
+
+    def write(
+        self,
+        group: Mapping[str, Any],
+        state: Mapping[str, Any],
+        grad: Tensor,
+        held: Moment,
+        now: float,
+        *,
+        exact: bool = False,
+        left: float = 1.0,
+    ) -> None:
+        """Set the second moment so that step number ``now``, with this gradient, divides by V's root, plus eps.
+
+        Or by more, where an element would move by more than :data:`BOUND` learning rates, and where this gradient is
+        many times that root: the optimizer adds its square to what it is given.
+
+        Without ``unbiased``, what is divided by is less by the bias, as in the optimizer's own step.
+
+        Args:
+            exact: divide by V as it is, without :data:`FLOOR`.
+            left: at least this part of that square stays; the rest may be taken off beforehand. Below 1 the state may
+                be less than nothing until the step is done, with this very gradient. In 16 bits all of it stays.
+        """
+        second, first = state[self.second], (wide(state[self.first]) if self.first else grad).contiguous()
+        out = second if second.dtype is first.dtype and second.is_contiguous() else torch.empty_like(first)
+        beta1, beta2 = self.betas(group)
+        with on_its_device(out):
+            ops.adam_hold_all(
+                [out.view(-1)],
+                [first.view(-1)],
+                [grad.contiguous().view(-1)],
+                [held.moment.view(-1)],
+                None if exact else [held.floor.view(-1)],
+                betas=(beta1, beta2),
+                step=now,
+                bound=BOUND if self.unbiased else BOUND * math.sqrt(1 - beta2**now),
+                left=left if second.element_size() > 2 else 1.0,
+            )
+        if out is not second:
+            second.copy_(out)
+
+
+#: That of Adam and AdamW.
+ADAM = Form()
 
 
 def wide(tensor: Tensor) -> Tensor:

@@ -53,7 +53,7 @@ class SharedSecondMoment:
             return
         for group, parameter, name in self._places():
             if (state := self._optimizer.state.get(parameter)) and float(state["step"]):
-                self._moments[name] = Moment(*moments.taken_over(group, state))
+                self._moments[name] = Moment(*moments.ADAM.taken_over(group, state))
         self._moved = steps
 
     @torch.no_grad()
@@ -67,7 +67,7 @@ class SharedSecondMoment:
             held, state = self._moments.get(name), self._optimizer.state.get(parameter)
             if held and state and parameter.grad is not None:
                 grad = moments.gradient(self._optimizer, group, parameter)
-                moments.write(group, state, grad, held, float(state["step"]) + 1, left=LEFT)
+                moments.ADAM.write(group, state, grad, held, float(state["step"]) + 1, left=LEFT)
 
     def rebuild(self, steps: int) -> None:
         """Move V by the gradients, which are means over ranks; a parameter without one keeps its V, as in Adam.
@@ -146,4 +146,4 @@ def _nothing(parameter: nn.Parameter) -> Moment:
 def _earlier(group: Mapping[str, Any], state: dict[str, Any]) -> Moment | None:
     """Take out of a state what versions before this one kept there."""
     steps = float(state.pop(_STEPS_BEFORE, 0.0))
-    return Moment(moments.corrected(group, state, steps), steps) if steps else None
+    return Moment(moments.ADAM.corrected(group, state, steps), steps) if steps else None

@@ -64,6 +64,8 @@ class BaseCompression(Factories, Checkpoints, Counters):
             undo.callback(self.close)  # else the connections and threads of the reducer would stay
             self._prepare(self._reducer)
             self._steps = Steps(self._reducer, self._methods, named, self._share)
+            #: Those that were given and are not exchanged, as they were frozen.
+            self._others = [(name, parameter) for name, parameter in named if not parameter.requires_grad]
             self._take_order()
             # Not a number of this process: others may have made more compressions, or fewer.
             self._tuning_name = f"hvc.tuning.{self._reducer.plan.fingerprint()}"

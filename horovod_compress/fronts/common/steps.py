@@ -44,10 +44,11 @@ class Steps:
     """Begins the steps of one compression.
 
     Args:
-        named: the parameters that the compression was given.
+        given: the parameters that the compression was given, with those that were frozen then.
         share: joins all ranks, for an adaptive schedule; must not wait for ever.
 
     Attributes:
+        named: the parameters that are exchanged.
         parameters: in the order of the plan.
         index: their places in it, by identity.
         tuner: chooses buckets, where the schedule is an adaptive one.
@@ -55,8 +56,10 @@ class Steps:
         frozen: the parameters that need no gradient in the step under way.
     """
 
-    def __init__(self, reducer: Reducer, methods: Methods, named: Named, share: Share) -> None:
-        self._reducer, self._methods, self.named = reducer, methods, named
+    def __init__(self, reducer: Reducer, methods: Methods, given: Named, share: Share) -> None:
+        self._reducer, self._methods = reducer, methods
+        exchanged = frozenset(reducer.plan.names())
+        self.named = [(name, parameter) for name, parameter in given if name in exchanged]
         self.scale = Scale(reducer)
         self.held: held.HeldSecondMoment | None = None
         self.frozen: list[nn.Parameter] = []
@@ -99,7 +102,7 @@ class Steps:
         if self.met and optimizer is not self._optimizer:
             raise ConfigError(
                 f"this compression already has an optimizer, {type(self._optimizer).__name__}; of several optimizers, "
-                "attach the one whose second moment the ranks should share, Adam or AdamW; to replace an optimizer, "
+                "attach the one whose second moment the ranks should share, such as AdamW; to replace an optimizer, "
                 "create model, compression and optimizer again"
             )
         heavy_ball.refuse_twice(optimizer, self._methods, self.named)
@@ -133,7 +136,8 @@ class Steps:
 
     def _begin_exact(self, optimizer: Any) -> None:
         """Let the first steps be exact where that is needed."""
-        mine = heavy_ball.exact_first(optimizer, self._methods, self.named)
+        # Where a second moment is held, its own exact rounds come first.
+        mine = 0 if self.held else heavy_ball.exact_first(optimizer, self._methods, self.named)
         self._exact_first = max(self._exact_first, mine)
         if mine and self._reducer.rank == 0 and not self._reducer.step:
             _log.info(

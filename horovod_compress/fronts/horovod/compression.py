@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from ...codecs.base import Codec
 from ...engine.methods import per_layer
+from ...engine.optimizer.second_moment import names_of
 from ...engine.reducer import Reducer
 from ...errors import ConfigError, HorovodCompressError, NonFiniteError
 from ...observe.trace import MAX_EVENTS, Trace
@@ -143,9 +144,10 @@ class Compression(ForUpdates):
 
         Args:
             optimizer: what ``hvd.DistributedOptimizer(..., compression=compression)`` returned.
-            second_moment: "shared" updates that of Adam and AdamW in exact rounds only and holds it in between, see
-                docs/second_moment.md; "own" leaves it to the optimizer; "auto" is "shared" for these two with methods
-                that need it, else "own". "auto" also applies without ``attach()``.
+            second_moment: "shared" updates that of Adam and its kin in exact rounds only and holds it in between;
+                docs/second_moment.md has the optimizers. "own" leaves it to the optimizer. "auto" is "shared" for
+                these with methods that need it, else "own", with a warning if the optimizer keeps one that cannot be
+                held. "auto" also applies without ``attach()``.
             warmup_steps: with a shared second moment, number of exact rounds at the start; at least 1. None for 30, or
                 20 with ``marsit`` and three values.
             rebuild_every: with a shared second moment, one round in this many is exact after that. None for the
@@ -203,7 +205,7 @@ class Compression(ForUpdates):
         if not self._steps.met and self._watched is not optimizer:  # attach() may have refused an option before
             self._watched = optimizer
             if self._running().world > 1:
-                guard(optimizer, tells=not self._job.rank)
+                guard(optimizer, names_of(self._others) if not self._job.rank else None)
             optimizer.register_step_pre_hook(lambda *given: self._leave_frozen(optimizer))  # before the second moment's
             leave_before_loading(optimizer, self._leave_step)
         self._steps.meet(optimizer, *options, match_norm=match_norm)

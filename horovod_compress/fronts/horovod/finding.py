@@ -50,5 +50,6 @@ class Finder:
         return (
             f"rank {self._rank}: compress() got a tensor of shape {tuple(tensor.shape)} that is not "
             f"the gradient of any of the {len(self._parameters)} parameters in named_parameters; give "
-            f"the compression all parameters of the optimizer, and use it with that optimizer only"
+            f"the compression all parameters of the optimizer, created while they need a gradient, and use it with "
+            f"that optimizer only"
         )

@@ -3,25 +3,33 @@
 from __future__ import annotations
 
 import functools
-import logging
-from collections.abc import Callable, Container, Iterable
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from typing import Any
 
+from torch import nn
+
 from ...errors import ConfigError
+from ..common.unexchanged import Unexchanged
 from .calls import await_tokens
 
-_log = logging.getLogger("horovod_compress")
 
-
-def guard(optimizer: Any, tells: bool) -> None:
+def guard(optimizer: Any, names: Mapping[int, str] | None) -> None:
     """Refuse closures of a Horovod optimizer from now on, and tell of parameters that nobody reduces.
 
     Args:
-        tells: this rank does.
+        names: of parameters, by identity, if this rank tells of them.
     """
     optimizer.register_step_pre_hook(refuse_closure)
-    if tells:
-        optimizer.register_step_pre_hook(Unreduced())
+    if names is None:
+        return
+    planned = "optimizer and compression were"
+    unexchanged = Unexchanged(lambda: _others(optimizer.param_groups, optimizer._requires_update, names), planned)
+
+    def look(*given: Any) -> None:
+        if not optimizer._handles:  # else Horovod has not fetched the results yet
+            unexchanged.look()
+
+    optimizer.register_step_pre_hook(look)
 
 
 def leave_before_loading(optimizer: Any, leave: Callable[[], bool]) -> None:
@@ -55,23 +63,18 @@ def refuse_closure(optimizer: Any, given: tuple[Any, ...], options: dict[str, An
         )
 
 
-class Unreduced:
-    """Warns once of a parameter that the optimizer steps with this rank's own gradient."""
+def _others(
+    groups: Iterable[dict[str, Any]], exchanged: Container[Any], names: Mapping[int, str]
+) -> Iterator[tuple[str, nn.Parameter]]:
+    """Yield what an optimizer has and ranks do not exchange, with names for people."""
+    for number, group in enumerate(groups):
+        for place, parameter in enumerate(group["params"]):
+            if parameter not in exchanged:
+                yield names.get(id(parameter)) or _place_in_words(number, place, parameter), parameter
 
-    def __init__(self) -> None:
-        self._told = False
 
-    def __call__(self, optimizer: Any, *given: Any) -> None:
-        if self._told or optimizer._handles:  # Horovod has not fetched the results yet
-            return
-        if found := left_out(optimizer.param_groups, optimizer._requires_update):
-            self._told = True
-            _log.warning(
-                "%s has a gradient that is never reduced, because it was frozen or missing when the optimizer was "
-                "created, so it will differ between ranks; set requires_grad before you create the optimizer, and "
-                "freeze it later",
-                found,
-            )
+def _place_in_words(number: int, place: int, parameter: nn.Parameter) -> str:
+    return f"parameter {place} of group {number}, of shape {tuple(parameter.shape)}"
 
 
 def left_out(groups: Iterable[dict[str, Any]], exchanged: Container[Any]) -> str | None:
@@ -81,8 +84,7 @@ def left_out(groups: Iterable[dict[str, Any]], exchanged: Container[Any]) -> str
         groups: of an optimizer.
         exchanged: the parameters whose gradients or updates ranks exchange.
     """
-    for number, group in enumerate(groups):
-        for place, parameter in enumerate(group["params"]):
-            if parameter.requires_grad and parameter.grad is not None and parameter not in exchanged:
-                return f"parameter {place} of group {number}, of shape {tuple(parameter.shape)},"
+    for name, parameter in _others(groups, exchanged, {}):
+        if parameter.requires_grad and parameter.grad is not None:
+            return f"{name},"
     return None

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from ...engine.optimizer import second_moment as moments
+from ...engine.optimizer import family, second_moment as moments
 from ...engine.optimizer.exact_rounds import REBUILD_EVERY, WARMUP_STEPS
 from ...engine.optimizer.update_moment import SharedSecondMoment
 from ...engine.optimizer.update_schedule import Exchange, Schedule, Settings
@@ -130,7 +130,7 @@ def _settings(
     moments.check_options(second_moment, communication_delay=delay, warmup_steps=warmup, rebuild_every=every)
     if type(masking) is not bool:
         raise ConfigError(f"momentum_masking should be True or False, got {masking!r}")
-    fits = moments.may_share(optimizer, second_moment)
+    fits = family.may_share(optimizer, second_moment, updates=True)
     shared = fits and (second_moment == "shared" or compression.method in _SHARED_BY_DEFAULT)
     return Settings(delay, shared, warmup if shared else 0, every, masking)
 

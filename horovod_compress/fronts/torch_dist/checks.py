@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, NoReturn
 
@@ -25,8 +25,12 @@ NO_UPDATES = (
 Named = Sequence[tuple[str, nn.Parameter]]
 
 
-def check_model(model: object, group: object, named: Named) -> None:
+def check_model(model: object, group: object, named: Named, others: Named) -> None:
     """Refuse a model that does not fit a compression.
+
+    Args:
+        named: the parameters that are exchanged.
+        others: those that were frozen when the compression was created.
 
     Raises:
         ConfigError: says what to do.
@@ -48,13 +52,17 @@ def check_model(model: object, group: object, named: Named) -> None:
             "this DistributedDataParallel has skip_all_reduce_unused_params=True, which withholds buckets from its "
             "hook in some steps; wrap the model again without it"
         )
-    _check_parameters(model, named)
+    _check_parameters(model, named, others)
 
 
-def _check_parameters(model: DistributedDataParallel, named: Named) -> None:
-    ours = {id(parameter): name for name, parameter in named}
-    ignored = set(getattr(model, "parameters_to_ignore", ()))
-    theirs = {id(p): name for name, p in model.module.named_parameters() if p.requires_grad and name not in ignored}
+def _check_parameters(model: DistributedDataParallel, named: Named, others: Named) -> None:
+    ours, frozen = ({id(parameter): name for name, parameter in mine} for mine in (named, others))
+    theirs = {id(p): name for name, p in _reduced(model) if p.requires_grad}
+    if thawed := [name for key, name in theirs.items() if key in frozen]:
+        raise ConfigError(
+            f"{len(thawed)} parameter(s) need a gradient now and were frozen when the compression was created: "
+            f"{', '.join(thawed[:5])}; set requires_grad first, then create the compression and wrap the model"
+        )
     missing = [name for key, name in theirs.items() if key not in ours]
     if missing and len(missing) == len(theirs):
         raise ConfigError(
@@ -72,6 +80,18 @@ def _check_parameters(model: DistributedDataParallel, named: Named) -> None:
             f"named_parameters has {len(extra)} parameter(s) that the model does not have: {', '.join(extra[:5])}; "
             f"create a compression for each model"
         )
+
+
+def _reduced(model: DistributedDataParallel) -> Iterator[tuple[str, nn.Parameter]]:
+    """Yield the parameters of a model, without those that it was told to ignore."""
+    ignored = set(getattr(model, "parameters_to_ignore", ()))
+    yield from ((name, parameter) for name, parameter in model.module.named_parameters() if name not in ignored)
+
+
+def not_exchanged(model: DistributedDataParallel, named: Named) -> list[tuple[str, nn.Parameter]]:
+    """Return the parameters of a model that a compression does not exchange, as they were frozen."""
+    ours = {id(parameter) for _, parameter in named}
+    return [(name, parameter) for name, parameter in _reduced(model) if id(parameter) not in ours]
 
 
 def check_optimizer(optimizer: object, named: Named) -> None:

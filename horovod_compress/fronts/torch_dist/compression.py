@@ -21,12 +21,14 @@ from ...observe.trace import MAX_EVENTS, Trace
 from ..common.base import BaseCompression, begin_trace
 from ..common.factories import NamedParameters, add_factories
 from ..common.startup import before_handshake
+from ..common.unexchanged import Unexchanged
 from . import checks
 from .backward import Backward, at_the_end, in_backward
 from .copied import copied
 from .fetching import Fetching
 from .hook import ddp_hook
 from .job import TorchJob
+from .sharded import refuse_sharded
 from .sparse import mean_of
 from .unused import Unused, looks_for_unused
 
@@ -110,6 +112,7 @@ class Compression(BaseCompression):
         reducer.failure.on_unseen = self._tell
         self._told = False
         self._fetching = Fetching(self._job.number)
+        self._unexchanged = Unexchanged(lambda: self._others, "the compression and DistributedDataParallel were")
 
     def _thread(self) -> Fetching:
         assert self._fetching is not None  # a rank without it has no reducer, which is asked for before
@@ -150,7 +153,7 @@ class Compression(BaseCompression):
         """
         if not self._reducer:
             return ddp_model
-        checks.check_model(ddp_model, self._job.group, self._steps.named)
+        checks.check_model(ddp_model, self._job.group, self._steps.named, self._others)
         if optimizer is not None:
             self.attach(
                 optimizer,
@@ -161,6 +164,7 @@ class Compression(BaseCompression):
             )
         if looks_for_unused(ddp_model):
             self._left_out = Unused(ddp_model, self._running().kept)
+        self._others = checks.not_exchanged(ddp_model, self._steps.named)
         ddp_model.join_hook = checks.RefusedJoin(ddp_model)  # type: ignore[method-assign]
         ddp_model.register_comm_hook(self, ddp_hook)
         self._unused = False
@@ -183,8 +187,10 @@ class Compression(BaseCompression):
 
         Args:
             optimizer: one of ``torch.optim``, of the parameters that this compression was given.
-            second_moment: "shared" updates that of Adam and AdamW in exact rounds only and holds it in between; "own"
-                leaves it to the optimizer; "auto" is "shared" for these two with methods that need it, else "own".
+            second_moment: "shared" updates that of Adam and its kin in exact rounds only and holds it in between;
+                docs/second_moment.md has the optimizers. "own" leaves it to the optimizer. "auto" is "shared" for
+                these with methods that need it, else "own", with a warning if the optimizer keeps one that cannot be
+                held.
             warmup_steps: with a shared second moment, number of exact rounds at the start; at least 1. None for 30, or
                 20 with ``marsit`` and three values.
             rebuild_every: with a shared second moment, one round in this many is exact after that. None for the
@@ -195,7 +201,8 @@ class Compression(BaseCompression):
                 the method makes.
 
         Raises:
-            ConfigError: it has other parameters, or gradients were exchanged before.
+            ConfigError: it has other parameters, or divides its state among the ranks, or gradients were exchanged
+                before.
         """
         if not self._reducer:
             return optimizer
@@ -204,7 +211,8 @@ class Compression(BaseCompression):
                 "call attach() before the first backward pass, on every rank, right after the optimizer is created; "
                 "this compression has already exchanged gradients"
             )
-        checks.check_optimizer(optimizer, self._steps.named)
+        refuse_sharded(optimizer, own=second_moment == "own" or not self._needs_held())
+        checks.check_optimizer(optimizer, [*self._steps.named, *self._others])
         self._steps.meet(optimizer, second_moment, warmup_steps, rebuild_every, match_norm=match_norm)
         self._unused = False
         return optimizer
@@ -212,8 +220,7 @@ class Compression(BaseCompression):
     def _way(self) -> bool:
         reducer = self._running()
         self._unused = False
-        needs = any(divides != "never" for divides in reducer.buckets.divides().values())
-        if needs and not self._steps.met and reducer.rank == 0:
+        if self._needs_held() and not self._steps.met and reducer.rank == 0:
             _log.warning(
                 "%s was given no optimizer: write compression.register(ddp_model, optimizer), or "
                 "compression.attach(optimizer). Without it, Adam's second moment is computed from compressed "
@@ -221,6 +228,10 @@ class Compression(BaseCompression):
                 self.method,
             )
         return True
+
+    def _needs_held(self) -> bool:
+        """Return whether some method learns better with a second moment that is held."""
+        return any(divides != "never" for divides in self._running().buckets.divides().values())
 
     # ---- gradients ----
 
@@ -261,6 +272,8 @@ class Compression(BaseCompression):
         else:
             self._backward = backward = Backward(self._result, self._thread().alive)
             at_the_end(backward.end)
+            if self._others and not self._job.rank and self._job.size > 1:
+                at_the_end(self._unexchanged.look)  # when all gradients of this pass are there
             if self._left_out:
                 self._left_out.begin()
                 backward.afterwards = partial(self._left_out.settle, backward.brought)

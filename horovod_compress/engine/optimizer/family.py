@@ -1,0 +1,213 @@
+"""The optimizers whose second moment can be held, in one table; and a warning for others that keep one.
+
+Each entry says where an optimizer keeps what it divides by, and what it makes of it. For the rule that most share,
+a running mean of squares, see :class:`~.second_moment.Form`; those here differ in how the second moment moves.
+Packages other than torch are known by name: they need not be installed.
+"""
+
+from __future__ import annotations
+
+import inspect
+import logging
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ...errors import ConfigError
+from .second_moment import ADAM, BOUND, Form, Moment, wide
+
+_log = logging.getLogger("horovod_compress")
+
+
+@dataclass(frozen=True)
+class Largest(Form):
+    """As in Adamax: no mean of squares but the largest |gradient|, which fades. What is held is its square.
+
+    The step divides by this gradient's own size where that is larger, as it always does.
+    """
+
+    second: str = "exp_inf"
+
+    def corrected(self, group: Mapping[str, Any], state: Mapping[str, Any], steps: float) -> Tensor:
+        return wide(state[self.second]).square().contiguous()
+
+    def move(self, held: Moment, group: Mapping[str, Any], grad: Tensor, steps: float) -> None:
+        faded = held.moment.mul_(self.betas(group)[1] ** (2 * steps))
+        torch.maximum(faded, grad.abs().add_(float(group["eps"])).square_(), out=held.moment)
+        held.steps += steps
+        held.derive()
+
+    def write(
+        self,
+        group: Mapping[str, Any],
+        state: Mapping[str, Any],
+        grad: Tensor,
+        held: Moment,
+        now: float,
+        *,
+        exact: bool = False,
+        left: float = 1.0,
+    ) -> None:
+        beta1, beta2 = self.betas(group)
+        first = wide(state[self.first]).lerp(grad, 1 - beta1)
+        least = first.div_((1 - beta1**now) * BOUND).abs_()
+        wanted = held.moment if exact else held.squares()
+        state[self.second].copy_(torch.maximum(wanted.sqrt(), least).div_(beta2))
+
+
+@dataclass(frozen=True)
+class Total(Form):
+    """As in Adagrad: the sum of all squares. No step is longer than the learning rate, in Adagrad itself and here."""
+
+    second: str = "sum"
+    first: str = ""
+
+    def betas(self, group: Mapping[str, Any]) -> tuple[float, float]:
+        return 0.0, 1.0  # it forgets nothing
+
+    def corrected(self, group: Mapping[str, Any], state: Mapping[str, Any], steps: float) -> Tensor:
+        return wide(state[self.second]).clone(memory_format=torch.contiguous_format)
+
+    def move(self, held: Moment, group: Mapping[str, Any], grad: Tensor, steps: float) -> None:
+        held.moment.addcmul_(grad, grad, value=steps)
+        held.steps += steps
+        held.derive()
+
+    def write(
+        self,
+        group: Mapping[str, Any],
+        state: Mapping[str, Any],
+        grad: Tensor,
+        held: Moment,
+        now: float,
+        *,
+        exact: bool = False,
+        left: float = 1.0,
+    ) -> None:
+        coming = grad.square()
+        wanted = held.moment if exact else held.squares()
+        state[self.second].copy_(torch.maximum(wanted, coming).sub_(coming))
+
+
+Group = Mapping[str, Any]
+
+
+def _is_mean(group: Group) -> bool:
+    return 0 < float(group["betas"][1]) < 1 and not group.get("amsgrad")
+
+
+def _is_plain_rmsprop(group: Group) -> bool:
+    return 0 < float(group["alpha"]) < 1 and not group["centered"]
+
+
+#: By package and class: the form, and whether it is that with the options of a group.
+TABLE: dict[tuple[str, str], tuple[Form, Callable[[Group], bool]]] = {
+    ("torch", "Adam"): (ADAM, _is_mean),
+    ("torch", "AdamW"): (ADAM, _is_mean),
+    ("torch", "NAdam"): (Form(), _is_mean),
+    ("torch", "RAdam"): (Form(), _is_mean),
+    ("torch", "Adamax"): (Largest(), _is_mean),
+    ("torch", "RMSprop"): (Form("square_avg", first="", decay="alpha", unbiased=False), _is_plain_rmsprop),
+    ("torch", "Adagrad"): (Total(), lambda group: True),
+    ("schedulefree", "AdamWScheduleFree"): (Form(first="", count="k", decoupled=True), _is_mean),
+    ("schedulefree", "RAdamScheduleFree"): (Form(first="", count="k", decoupled=True), _is_mean),
+}
+_HELD = "Adam, AdamW, NAdam, RAdam, Adamax, Adagrad, RMSprop unless centered, and schedulefree's AdamW and RAdam"
+
+
+def _listed(optimizer: Any) -> type | None:
+    """Return the class of an optimizer that is in the table, itself or one that it derives from."""
+    return next((kind for kind in type(optimizer).__mro__ if _key(kind) in TABLE), None)
+
+
+def _key(kind: type) -> tuple[str, str]:
+    return kind.__module__.partition(".")[0], "" if _is_horovod_s(kind) else kind.__qualname__
+
+
+def form_of(optimizer: Any) -> Form:
+    """Return the form of an optimizer for which :func:`may_share` was true."""
+    kind = _listed(optimizer)
+    assert kind is not None
+    return TABLE[_key(kind)][0]
+
+
+def may_share(optimizer: Any, second_moment: str, *, updates: bool = False) -> bool:
+    """Return whether the second moment of an optimizer may be held, as far as the optimizer goes.
+
+    Args:
+        updates: of weights are exchanged: for Adam and AdamW only.
+
+    Raises:
+        ConfigError: it is to be shared, and cannot be.
+    """
+    kind = _listed(optimizer)
+    form, is_so = TABLE[_key(kind)] if kind else (None, lambda group: False)
+    fits = all(map(is_so, optimizer.param_groups)) and (form is ADAM or not updates)
+    if second_moment == "shared" and not fits:
+        raise ConfigError(
+            f'second_moment="shared" is for {"Adam and AdamW" if updates else _HELD}, with a second beta above 0 and '
+            f'without amsgrad; got {type(optimizer).__name__}: leave it at "auto", or choose "own"'
+        )
+    return fits and (second_moment == "shared" or (second_moment == "auto" and _is_stock(optimizer, kind)))
+
+
+def _is_stock(optimizer: Any, listed: Any) -> bool:
+    """Return whether the step is that of the table: another one may have another use for the state that is written."""
+    steps = [vars(kind)["step"] for kind in type(optimizer).__mro__ if "step" in vars(kind) and not _is_horovod_s(kind)]
+    # Torch writes a wrapped step into each class of which it makes the first optimizer.
+    return bool(steps) and inspect.unwrap(steps[0]) is inspect.unwrap(listed.step)
+
+
+def _is_horovod_s(kind: type) -> bool:
+    return "_allreduce_grad_async" in vars(kind)
+
+
+#: Names of state that is made of squares of gradients, in torch and in other packages.
+_SQUARES = re.compile(r"_sq|square|_var\b|exp_inf|second|^(sum|v|state2|fim|variance)$")
+
+
+def squares_in(optimizer: Any) -> str | None:
+    """Return the name of the state in which an optimizer keeps squares of gradients, None if nothing shows any.
+
+    Two betas and an eps show it under any name, beside a state of several tensors: Lion and its kin have only one.
+    """
+    groups = optimizer.param_groups
+    as_adam = any("eps" in g and isinstance(g.get("betas"), Iterable) and len(tuple(g["betas"])) > 1 for g in groups)
+    for state in optimizer.state.values():
+        if not isinstance(state, Mapping):
+            continue
+        tensors = [str(name) for name, value in state.items() if isinstance(value, Tensor) and value.numel() > 1]
+        named = [name for name in map(str, state) if _SQUARES.search(name)]
+        if found := named or (tensors if as_adam and len(tensors) > 1 else []):
+            return found[0] if named else found[-1]
+    return None
+
+
+class Unheld:
+    """Warns once, after an optimizer's first step, if it keeps squares of gradients that nobody holds.
+
+    Only then its state shows what it keeps.
+    """
+
+    def __init__(self, optimizer: Any) -> None:
+        self._hook = optimizer.register_step_post_hook(lambda *given: self._look(optimizer))
+
+    def _look(self, optimizer: Any) -> None:
+        if not any(optimizer.state.values()):
+            return  # it has skipped its step
+        self._hook.remove()
+        if not (found := squares_in(optimizer)):
+            return
+        kind, other = _listed(optimizer), ""
+        if kind is not None and not _is_stock(optimizer, kind):
+            other = f'; "shared" holds it, if step() uses its state as that of {kind.__name__} does'
+        _log.warning(
+            "%s computes its second moment (%s) from compressed gradients, so its steps become too small and training "
+            "slower. It is held for %s: choose one of these, or a method that sends more, such as global_qsgd or fp16. "
+            'second_moment="own" accepts it without a warning%s',
+            *(type(optimizer).__name__, found, _HELD, other),
+        )

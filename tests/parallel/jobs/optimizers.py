@@ -1,0 +1,185 @@
+"""Optimizers of all kinds on a front: whose second moment is held, what is told of others, and late parameters."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+
+from tests.support.front import DDP, hvc, start, trained
+from tests.support.nets import batch, digest
+from tests.support.rank import check, rank
+
+start()
+torch.set_num_threads(1)
+LR = 0.01
+
+
+@contextmanager
+def told() -> Iterator[list[str]]:
+    """Collect the package's warnings."""
+    texts: list[str] = []
+    handler = logging.Handler(logging.WARNING)
+    handler.emit = lambda record: texts.append(record.getMessage())  # type: ignore[method-assign]
+    log = logging.getLogger("horovod_compress")
+    log.addHandler(handler)
+    try:
+        yield texts
+    finally:
+        log.removeHandler(handler)
+
+
+def net() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, 40), nn.Tanh(), nn.Linear(40, 10))
+
+
+def train(called: Any, optimizer: Any, steps: range) -> None:
+    for step in steps:
+        optimizer.zero_grad()
+        called(batch(step, rank())).square().mean().backward()
+        optimizer.step()
+
+
+def plain(name: str, model: nn.Module) -> Any:
+    options = {"momentum": 0.9} if name == "SGD" else {}
+    return getattr(torch.optim, name)(model.parameters(), lr=LR, **options)
+
+
+def kept(name: str, method: str = "marsit", **attach: Any) -> dict[str, Any]:
+    """Train; return what is held, and what was told."""
+    model = net()
+    compression = hvc.Compression.create(method, model.named_parameters(), verify_every=1, timeout=20.0)
+    called, optimizer = trained(model, plain(name, model), compression, {"warmup_steps": 4} | attach)
+    with told() as texts:
+        train(called, optimizer, range(9))
+    found = {"held": len(compression.state_dict().get("second_moment", {})), "told": texts}
+    compression.close()
+    return found | {"weights": digest(model.parameters())}
+
+
+NAMES = ("AdamW", "NAdam", "RAdam", "Adamax", "RMSprop", "Adagrad", "Adafactor", "SGD")
+check("kept", lambda: {name: kept(name) for name in NAMES})
+check("own", lambda: kept("Adafactor", second_moment="own"))
+check("needs none", lambda: kept("Adafactor", "fp16"))
+
+
+def late(name: str, method: str, attach: bool) -> dict[str, Any]:
+    """The first layer is frozen when everything is made, and trained from the third step on."""
+    model = net()
+    model[1].requires_grad_(False)
+    optimizer = plain(name, model)
+    compression = hvc.Compression.create(method, model.named_parameters(), verify_every=1, timeout=20.0, warmup_steps=0)
+    if DDP and not attach:
+        called: Any = nn.parallel.DistributedDataParallel(model)
+        called.register_comm_hook(compression, hvc.ddp_hook)
+    elif attach:
+        called, optimizer = trained(model, optimizer, compression)
+    else:
+        import horovod.torch as hvd
+
+        called = model
+        optimizer = hvd.DistributedOptimizer(
+            optimizer, named_parameters=model.named_parameters(), compression=compression
+        )
+    with told() as texts:
+        train(called, optimizer, range(2))
+        found = {"early": list(texts), "rested": digest(model[1].parameters())}
+        model[1].requires_grad_(True)
+        train(called, optimizer, range(2, 5))
+    found |= {"told": [text for text in texts if "never reduced" in text], "late": digest(model[1].parameters())}
+    compression.close()
+    return found | {"exchanged": digest(model[3].parameters()), "all": digest(model.parameters())}
+
+
+def alone(name: str) -> str:
+    """Return the weights of the framework alone in the same training."""
+    model = net()
+    model[1].requires_grad_(False)
+    called, optimizer = model, plain(name, model)
+    if DDP:
+        called = nn.parallel.DistributedDataParallel(model)  # type: ignore[assignment]
+    else:
+        import horovod.torch as hvd
+
+        optimizer = hvd.DistributedOptimizer(optimizer, named_parameters=model.named_parameters())
+    train(called, optimizer, range(2))
+    model[1].requires_grad_(True)
+    train(called, optimizer, range(2, 5))
+    return digest(model.parameters())
+
+
+for kind in ("SGD", "AdamW"):
+    for attached in (False, True):
+        check(f"late {kind} {attached}", lambda k=kind, a=attached: late(k, "marsit", a))  # type: ignore[misc]
+    check(f"late {kind} none", lambda k=kind: late(k, "none", attach=True))  # type: ignore[misc]
+    check(f"late {kind} alone", lambda k=kind: alone(k))  # type: ignore[misc]
+
+
+def thawed_between() -> str:
+    """A parameter that needs a gradient only after the compression was made, when the rest is."""
+    model = net()
+    model[1].requires_grad_(False)
+    compression = hvc.Compression.marsit(model.named_parameters(), timeout=20.0)
+    model[1].requires_grad_(True)
+    try:
+        train(*trained(model, plain("SGD", model), compression), range(1))
+    except hvc.ConfigError as error:
+        return str(error)
+    finally:
+        compression.close()
+    return "accepted"
+
+
+check("thawed between", thawed_between)
+
+
+def sharded(kind: type, share: bool, **options: Any) -> str:
+    """Give the compression a ZeroRedundancyOptimizer, or the optimizer inside it."""
+    from torch.distributed.optim import ZeroRedundancyOptimizer
+
+    model = net()
+    optimizer = ZeroRedundancyOptimizer(model.parameters(), kind, lr=LR)
+    compression = hvc.Compression.create(options.pop("method", "marsit"), model.named_parameters(), timeout=20.0)
+    called = nn.parallel.DistributedDataParallel(model)
+    try:
+        compression.register(called, optimizer.optim if share else optimizer, **options)
+        train(called, optimizer, range(3))
+    except hvc.ConfigError as error:
+        return str(error)
+    finally:
+        compression.close()
+    return digest(model.parameters())
+
+
+if DDP:
+    check("zero", lambda: sharded(torch.optim.AdamW, share=False))
+    check("share of zero", lambda: sharded(torch.optim.AdamW, share=True))
+    check("zero, own", lambda: sharded(torch.optim.AdamW, share=False, second_moment="own"))
+    check("zero, fp16", lambda: sharded(torch.optim.AdamW, share=False, method="fp16"))
+    check("zero, SGD", lambda: sharded(torch.optim.SGD, share=False))
+
+
+def different(named: bool) -> str:
+    """Each rank attaches an optimizer of other parameters, as one that shards its state does."""
+    model = net()
+    compression = hvc.Compression.marsit(model.named_parameters(), timeout=20.0)
+    called = nn.parallel.DistributedDataParallel(model)
+    optimizer = torch.optim.AdamW(model[1 + 2 * (rank() if named else 0)].parameters(), lr=LR)
+    try:
+        compression.register(called, optimizer)
+        train(called, optimizer, range(1))
+    except hvc.MismatchError as error:
+        return str(error)
+    finally:
+        compression.close()
+    return "accepted"
+
+
+if DDP:
+    check("different", lambda: different(True))
+    check("the same", lambda: different(False))

@@ -1,0 +1,83 @@
+"""Optimizers that are none of Adam's, and parameters that are trained later than planned, on both fronts."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import pytest
+
+from tests.support.jobs import run_ranks
+
+FRONTS = ("torch", "horovod")
+BOTH = pytest.mark.parametrize("front", FRONTS)
+
+
+@cache
+def job(front: str) -> list[dict[str, Any]]:
+    if front == "horovod":
+        pytest.importorskip("horovod.torch")
+    return run_ranks(2, "optimizers.py", timeout=200.0, front=front).reports
+
+
+def values(front: str, name: str) -> list[Any]:
+    """Return every rank's value of one check of the job."""
+    errors = [report[name].get("traceback") for report in job(front)]
+    assert not any(errors), next(filter(None, errors))
+    return [report[name]["value"] for report in job(front)]
+
+
+@BOTH
+def test_each_is_held_or_named(front: str) -> None:
+    for number, found in enumerate(values(front, "kept")):
+        for name in ("AdamW", "NAdam", "RAdam", "Adamax", "RMSprop", "Adagrad"):
+            assert found[name]["held"] == 4 and not found[name]["told"], name
+        assert found["SGD"]["held"] == 0 and not found["SGD"]["told"]
+        assert found["Adafactor"]["held"] == 0
+        told = found["Adafactor"]["told"]
+        assert len(told) == (number == 0) and all("Adafactor computes its second moment" in text for text in told)
+    first, second = values(front, "kept")
+    assert all(first[name]["weights"] == second[name]["weights"] for name in first)
+    assert values(front, "own")[0]["told"] == values(front, "needs none")[0]["told"] == []
+
+
+def test_fronts_hold_the_same() -> None:
+    torch_s, horovod_s = (values(front, "kept")[0] for front in FRONTS)
+    assert {name: kept["weights"] for name, kept in torch_s.items()} == {
+        name: kept["weights"] for name, kept in horovod_s.items()
+    }
+
+
+@BOTH
+@pytest.mark.parametrize("kind", ["SGD", "AdamW"])
+@pytest.mark.parametrize("way", ["False", "True", "none"])
+def test_what_was_frozen_at_first_is_trained_as_by_the_framework_and_told_of(front: str, kind: str, way: str) -> None:
+    first, second = values(front, f"late {kind} {way}")
+    for found in (first, second):
+        assert not [text for text in found["early"] if "never reduced" in text]
+        assert found["rested"] != found["late"]
+    assert first["rested"] == second["rested"] and first["exchanged"] == second["exchanged"]
+    assert first["late"] != second["late"]  # each rank trains it on its own data
+    (text,) = first["told"]
+    assert "1.weight, 1.bias: has a gradient that is never reduced" in text and not second["told"]
+    if way == "none":
+        assert [found["all"] for found in (first, second)] == values(front, f"late {kind} alone")
+
+
+@BOTH
+def test_what_is_thawed_between_compression_and_wrapper_is_refused(front: str) -> None:
+    for text in values(front, "thawed between"):
+        assert ("were frozen when the compression was created" if front == "torch" else "need a gradient") in text
+
+
+def test_an_optimizer_that_divides_its_state_among_ranks_is_refused() -> None:
+    assert all("ZeroRedundancyOptimizer divides its state" in text for text in values("torch", "zero"))
+    assert all("has only this rank's share" in text for text in values("torch", "share of zero"))
+    for case in ("zero, own", "zero, fp16", "zero, SGD"):
+        first, second = values("torch", case)
+        assert first == second and " " not in first, case  # weights, and no error
+
+
+def test_ranks_hold_the_second_moments_of_the_same_parameters() -> None:
+    assert all("of 2 parameters of AdamW" in text for text in values("torch", "different"))
+    assert values("torch", "the same") == ["accepted", "accepted"]
