@@ -98,7 +98,9 @@ class Training:
         self.held = hold(self.optimizer, every, self.named.items(), self.every_full, "auto")
         self.exact_first = 0
         if self.options.warmup_steps is None:
-            self.exact_first = exact_first(self.optimizer, self.methods, self.named.items())
+            self.exact_first = exact_first(
+                self.optimizer, self.methods, self.named.items(), self.options.total_steps
+            )
 
     def _reducers(self, words: list[str]) -> list[Reducer]:
         """Return the reducers of all ranks, which exchange through memory."""
@@ -151,7 +153,7 @@ class Training:
             self.held.begin(self.reducers[0].next_step())
         if self.exact_first:
             for reducer in self.reducers:
-                reducer.buckets.next_steps(plain=step < self.exact_first)
+                reducer.buckets.next_steps(plain=step < self.exact_first, halved=True)
         order = self.reducers[0].plan.names()
         for reducer, mine in zip(self.reducers, grads, strict=True):
             for index, name in enumerate(order):

@@ -28,10 +28,11 @@ LOGGER = "horovod_compress"
 class Job:
     """The counters of a job whose steps take no time, and its reports."""
 
-    def __init__(self, line: bool = False) -> None:
+    def __init__(self, line: bool = False, total_steps: int | None = None) -> None:
         self.metrics, self.asked = Metrics(), 0
+        more: dict[str, Any] = {"line": line, "total_steps": total_steps, "verdict": lambda: "worth it"}
         self.reports = Reports(
-            self.metrics, self.counters, self.stats, lambda: self.metrics.steps + 1000, "rank 0: marsit", line=line
+            self.metrics, self.counters, self.stats, lambda: self.metrics.steps + 1000, "rank 0: marsit", **more
         )
 
     def counters(self) -> dict[str, Any]:
@@ -117,14 +118,24 @@ def test_the_log_has_one_line_after_the_first_steps(line: bool, count: int, capl
     job.run(200)
     assert len(caplog.messages) == count and not job.asked  # which would take a pass over the residuals
     if line:
-        said = f"rank 0: marsit, the first {LINE_AFTER} steps: 7.5 times fewer bytes than a float32 ring, 25 % of the "
+        said = f"rank 0: marsit, the first {LINE_AFTER} steps: worth it; 25 % of the exchange hidden behind the "
         assert caplog.messages[0].startswith(said) and caplog.messages[0].endswith(" s a step")
+
+
+@pytest.mark.parametrize(("total", "after"), [(1000, LINE_AFTER), (60, 59)])
+def test_a_short_training_has_its_line_before_the_end(total: int, after: int, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, LOGGER)
+    job = Job(line=True, total_steps=total)
+    job.run(after - 1)
+    assert not caplog.messages
+    job.run(1)
+    assert f"the first {after} steps" in caplog.messages[0]
 
 
 def test_of_updates_no_share_is_said_to_be_hidden(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, LOGGER)
     job = Job(line=True)
-    job.reports.count_updates()
+    job.reports.updates = True
     job.run(200)
     (said,) = caplog.messages
     assert f"the first {LINE_AFTER} exchanges: 7.5 times fewer bytes" in said and "hidden" not in said

@@ -10,6 +10,7 @@ from typing import Any
 
 from ...engine.reducer import Reducer
 from ...errors import ConfigError
+from ...observe import verdict
 from ...observe.prometheus import PrometheusFile
 from ...observe.reports import Reports, TensorBoard
 from .running import Running
@@ -23,14 +24,35 @@ class Counters(Running):
     def _begin_reports(self, reducer: Reducer) -> Reports:
         name = f"rank {self._job.number}: {self.method}"
         line = reducer.rank == 0 and reducer.world > 1  # with one rank there is nothing to exchange
-        return Reports(reducer.metrics, self._counters, self.stats, reducer.next_step, name, line=line)
+        more = {"line": line, "total_steps": reducer.options.total_steps, "verdict": self._verdict}
+        return Reports(reducer.metrics, self._counters, self.stats, reducer.next_step, name, **more)
+
+    def _in_words(self) -> str:
+        """Return the method, the options that somebody chose, and what compression is worth so far."""
+        if self._reducer is None:
+            return f"{self.method}: not on this rank"
+        reducer = self._reducer
+        asked = " ".join(filter(None, (self._methods.differing(), reducer.options.differing())))
+        return "; ".join(
+            filter(None, (f"{asked}: {len(reducer.plan.buckets)} buckets, step {reducer.step}", self._verdict()))
+        )
+
+    def _verdict(self) -> str:
+        """Return in words what compression is worth; of updates only the ratio is known."""
+        reducer = self._running()
+        if self._reports.updates:
+            return verdict.ratio(reducer.metrics)
+        total = reducer.options.total_steps
+        return verdict.in_words(reducer.metrics, self._reports.pace, self._steps.is_exact, reducer.step, total)
 
     def stats(self) -> dict[str, Any]:
         """Return this rank's counters.
 
         Returns:
-            ``steps``, ``bytes_sent`` (bytes handed to the transport, headers included), ``bytes_dense`` (bytes that a
-            float32 ring would have sent), ``seconds`` per phase, ``residual_norm``, ``nonfinite`` (NaN and infinite
+            ``steps``, ``exact_steps`` (those in which nothing was compressed), ``bytes_sent`` (bytes handed to the
+            transport, headers included), ``bytes_exact`` and ``bytes_compressed`` (the parts of it that were gradients
+            as plain numbers, and compressed ones), ``bytes_dense`` (bytes that a float32 ring would have sent),
+            ``times_fewer_bytes`` (the ratio of ``bytes_dense`` and ``bytes_sent``), ``seconds`` per phase, ``residual_norm``, ``nonfinite`` (NaN and infinite
             values offered by all ranks together, however they are treated), ``verified`` (steps whose results were
             compared across ranks), ``buckets``, ``plain_buckets`` (those that the schedule leaves uncompressed),
             ``collectives`` in use, ``tuned`` (no search for buckets is in progress), ``method``, ``overlap`` (the share

@@ -109,11 +109,11 @@ class Steps:
 
     def _begin_exact(self, optimizer: Any) -> None:
         """Let the first steps be exact where that is needed."""
-        mine = heavy_ball.exact_first(optimizer, self._methods, self.named)
+        mine = heavy_ball.exact_first(optimizer, self._methods, self.named, self._reducer.options.total_steps)
         self._exact_first = max(self._exact_first, mine)
         if mine and self._reducer.rank == 0 and not self._reducer.step:
             _log.info(
-                "the first %d steps are exchanged uncompressed: with momentum, one-bit compression of their large "
+                "the first %d steps are exchanged uncompressed, as bfloat16: with momentum, one-bit compression of their large "
                 "gradients could make training diverge; warmup_steps= sets another number",
                 self._exact_first,
             )
@@ -137,6 +137,12 @@ class Steps:
             held.give_back(self._moments, self._reducer)
         self._moments, self._due = {}, False
 
+    def is_exact(self, step: int) -> bool:
+        """Return whether a step of gradients is exact, as far as options tell: a schedule may leave more uncompressed."""
+        if self.held:
+            return self.held.is_exact(step)
+        return step < self._exact_first or self._methods.is_exact(step)
+
     # ---- a step ----
 
     def begin(self) -> bool:
@@ -152,7 +158,7 @@ class Steps:
         if self.held:
             self.held.begin(reducer.next_step())
         if self._exact_first:
-            reducer.buckets.next_steps(plain=reducer.next_step() < self._exact_first)
+            reducer.buckets.next_steps(plain=reducer.next_step() < self._exact_first, halved=True)
         if reducer.verification.weights:
             reducer.verification.weights.take(reducer.next_step(), self.parameters)
         return changed
