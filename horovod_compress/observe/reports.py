@@ -47,11 +47,11 @@ class Reports:
         next_step: returns the number of the next step.
         name: of the rank and the method, for the log.
         line: write the line.
+        pace: how long steps take, marked in every step.
         total_steps: the length of the training, if known.
         verdict: returns, in words, what compression is worth.
 
     Attributes:
-        pace: how long steps take.
         updates: these are exchanges of updates, which no backward pass hides.
     """
 
@@ -64,12 +64,13 @@ class Reports:
         name: str,
         *,
         line: bool,
+        pace: Pace,
         total_steps: int | None = None,
         verdict: Callable[[], str] = str,
     ) -> None:
         self._metrics, self._counters, self._stats = metrics, counters, stats
         self._next_step, self._name = next_step, name
-        self.pace, self.updates = Pace(metrics), False
+        self.pace, self.updates = pace, False
         after = LINE_AFTER if total_steps is None else max(2, min(LINE_AFTER, total_steps - 1))
         self._series = [_Series(_Line(self, name, verdict), after, 0, once=True)] if line else []
         self._plan()

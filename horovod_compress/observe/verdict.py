@@ -1,71 +1,85 @@
 """What compression is worth in this job: the ratio now and later, and the seconds that a step takes less with it.
 
 Some rounds of a job are exact. They send gradients uncompressed over the same network as the compressed ones, so the
-two kinds of step can be compared where the job runs, whatever else a step does:
+two kinds of step can be compared where the job runs:
 
-    t, b    median seconds of a step and bytes that it sends, of each kind
-    time of a float32 step = t_compressed + (t_exact - t_compressed) (b_float32 - b_compressed) / (b_exact - b_compressed)
+    t, b    seconds that training waits in a step, coding included, and bytes that the step sends, of each kind
+    t of a float32 step = t_compressed + (t_exact - t_compressed) (b_float32 - b_compressed) / (b_exact - b_compressed)
 
-Exact rounds often send bfloat16, half of what float32 takes; hence the straight line through the two kinds.
+Exact rounds often send bfloat16, half of what float32 takes; hence the straight line through the two kinds. What waits
+for a slower rank is in t as well. It varies most, and so the lower quartile of the steps stands for each kind.
 """
 
 from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
+from math import ceil
 from statistics import median
 
 from .metrics import Metrics
+from .overlap import Overlap
 
 #: The first steps open connections and fill caches: they are not looked at.
 FIRST = 3
 #: How many steps of each kind it takes to compare them, and how many of the last ones are kept.
-LEAST, KEPT = 5, 200
+LEAST, KEPT = 4, 200
 #: A saving below this part of a step is none.
 SMALL = 0.03
 #: So many steps ahead are looked at one by one; after these, exact rounds come at the same distances.
 AHEAD = 10_000
-#: The standard error of a median, in units of the median distance from it over the root of the number of values.
-_ERROR = 1.2533 * 1.4826
 
 
 @dataclass(frozen=True)
 class Kind:
-    """Steps of one kind: seconds that one takes, how far to trust that, and bytes that it sends."""
+    """Steps of one kind: seconds of a step, those that training waits, how far to trust these, and bytes sent."""
 
     seconds: float
+    waits: float
     error: float
     sent: float
 
 
 class Pace:
-    """How long steps take, exact and compressed ones apart. It costs a look at the clock for each step."""
+    """How long training waits in a step, exact and compressed ones apart. It costs a look at the clock for each step.
 
-    def __init__(self, metrics: Metrics) -> None:
-        self._metrics = metrics
-        self._steps: dict[bool, deque[tuple[float, int]]] = {exact: deque(maxlen=KEPT) for exact in (True, False)}
-        self._last: tuple[float, int, int, int] | None = None  # time, steps, exact and compressed bytes so far
+    Args:
+        overlap: knows what the backward pass hides.
+    """
+
+    def __init__(self, metrics: Metrics, overlap: Overlap) -> None:
+        self._metrics, self._overlap = metrics, overlap
+        self._steps: dict[bool, deque[tuple[float, float, int]]] = {kind: deque(maxlen=KEPT) for kind in (True, False)}
+        self._last: tuple[float, float, int, int, int] | None = None
 
     def mark(self) -> None:
         """Begin a step, which ends the one before."""
-        metrics, now = self._metrics, time.perf_counter()
-        last, self._last = self._last, (now, metrics.steps, metrics.bytes_exact, metrics.bytes_compressed)
-        if last is None or metrics.steps != last[1] + 1 or metrics.steps <= FIRST:
+        metrics, last = self._metrics, self._last
+        waited = self._overlap.exposed + metrics.seconds["offer"]
+        now = self._last = time.perf_counter(), waited, metrics.steps, metrics.bytes_exact, metrics.bytes_compressed
+        if last is None or now[2] != last[2] + 1 or now[2] <= FIRST:
             return
-        exact, compressed = metrics.bytes_exact - last[2], metrics.bytes_compressed - last[3]
+        exact, compressed = now[3] - last[3], now[4] - last[4]
         if exact or compressed:
-            self._steps[not compressed].append((now - last[0], exact + compressed))
+            self._steps[not compressed].append((now[0] - last[0], now[1] - last[1], exact + compressed))
 
     def of(self, *, exact: bool) -> Kind | None:
         """Return what steps of a kind take, or None where there were too few of them."""
         steps = self._steps[exact]
         if len(steps) < LEAST:
             return None
-        middle = median(seconds for seconds, _ in steps)
-        spread = median(abs(seconds - middle) for seconds, _ in steps)
-        return Kind(middle, _ERROR * spread / len(steps) ** 0.5, median(sent for _, sent in steps))
+        seconds, waits, sent = zip(*steps, strict=True)
+        return Kind(median(seconds), *_lower_quartile(waits), median(sent))
+
+
+def _lower_quartile(values: tuple[float, ...]) -> tuple[float, float]:
+    """Return the lower quartile and its standard error, from the values as far beside it as its place is uncertain."""
+    ordered, place = sorted(values), len(values) / 4
+    beside = (len(values) * 3 / 16) ** 0.5
+    low, high = max(0, int(place - beside)), min(len(values) - 1, ceil(place + beside))
+    return ordered[int(place)], (ordered[high] - ordered[low]) / 2
 
 
 def in_words(metrics: Metrics, pace: Pace, is_exact: Callable[[int], bool], step: int, total: int | None) -> str:
@@ -104,9 +118,8 @@ def _expected(metrics: Metrics, is_exact: Callable[[int], bool], step: int, tota
     return f", {dense * (steps + left) / sent:.1f} expected at step {total:,}"
 
 
-def _share(is_exact: Callable[[int], bool], steps: Iterable[int]) -> float:
-    found = [is_exact(step) for step in steps]
-    return sum(found) / len(found)
+def _share(is_exact: Callable[[int], bool], steps: range) -> float:
+    return sum(map(is_exact, steps)) / len(steps)
 
 
 def saving(metrics: Metrics, pace: Pace) -> str:
@@ -114,21 +127,19 @@ def saving(metrics: Metrics, pace: Pace) -> str:
     exact, compressed = pace.of(exact=True), pace.of(exact=False)
     if not metrics.bytes_compressed:
         return ""
-    if not (exact and compressed):
+    if not exact or not compressed:
         if metrics.exact_steps:
             return "too few steps yet to say what compression saves"
         return "no step was exact, so nothing shows what compression saves: hvd-compress headroom measures it"
     if exact.sent <= compressed.sent:
-        return "nothing is saved: exact steps send no more bytes"
+        return "exact steps send no more bytes than compressed ones"
     dense = metrics.bytes_dense / metrics.steps
     slope = (dense - compressed.sent) / (exact.sent - compressed.sent)
-    saved = slope * (exact.seconds - compressed.seconds)
-    error = slope * (exact.error**2 + compressed.error**2) ** 0.5
+    saved, error = slope * (exact.waits - compressed.waits), slope * (exact.error**2 + compressed.error**2) ** 0.5
     least = SMALL * compressed.seconds
-    took = f"a compressed step takes {compressed.seconds:.3g} s"
+    waits = f"training waits {compressed.waits:.2g} s a step for compressed gradients"
     if saved > max(least, 2 * error):
-        plain = compressed.seconds + saved
-        return f"saves about {saved:.2g} s a step: {took}, a float32 one about {plain:.3g} s"
-    if saved + 2 * error > least and 2 * error > least and saved > 0:
-        return f"no clear saving: {took}, and steps differ too much from each other to tell"
-    return f"this network does not need compression: {took}, an exact one {exact.seconds:.3g} s"
+        return f"saves about {saved:.2g} s of each step: {waits}, about {compressed.waits + saved:.2g} s for float32"
+    if saved > least:
+        return f"no clear saving: {waits} and {exact.waits:.2g} s for exact ones, and steps differ much among themselves"
+    return f"this network does not need compression: {waits}, {exact.waits:.2g} s for exact ones"

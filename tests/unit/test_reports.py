@@ -16,8 +16,10 @@ import torch
 
 from horovod_compress.errors import ConfigError
 from horovod_compress.observe.metrics import Metrics
+from horovod_compress.observe.overlap import Overlap
 from horovod_compress.observe.prometheus import Metric, PrometheusFile, text_of
 from horovod_compress.observe.reports import LINE_AFTER, Reports, TensorBoard
+from horovod_compress.observe.verdict import Pace
 from horovod_compress.observe.window import Window, between
 from tests.support.exposition import Malformed, parse
 from tests.support.local import Fleet, spec
@@ -30,7 +32,12 @@ class Job:
 
     def __init__(self, line: bool = False, total_steps: int | None = None) -> None:
         self.metrics, self.asked = Metrics(), 0
-        more: dict[str, Any] = {"line": line, "total_steps": total_steps, "verdict": lambda: "worth it"}
+        more: dict[str, Any] = {
+            "line": line,
+            "pace": Pace(self.metrics, Overlap()),
+            "total_steps": total_steps,
+            "verdict": lambda: "worth it",
+        }
         self.reports = Reports(
             self.metrics, self.counters, self.stats, lambda: self.metrics.steps + 1000, "rank 0: marsit", **more
         )

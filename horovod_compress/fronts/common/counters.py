@@ -24,7 +24,8 @@ class Counters(Running):
     def _begin_reports(self, reducer: Reducer) -> Reports:
         name = f"rank {self._job.number}: {self.method}"
         line = reducer.rank == 0 and reducer.world > 1  # with one rank there is nothing to exchange
-        more = {"line": line, "total_steps": reducer.options.total_steps, "verdict": self._verdict}
+        pace = verdict.Pace(reducer.metrics, reducer.context.overlap)
+        more = {"line": line, "pace": pace, "total_steps": reducer.options.total_steps, "verdict": self._verdict}
         return Reports(reducer.metrics, self._counters, self.stats, reducer.next_step, name, **more)
 
     def _in_words(self) -> str:
