@@ -7,9 +7,17 @@ from collections.abc import Callable
 
 import pytest
 
+pytest.importorskip("torch")
+
+import torch
+
+from horovod_compress.codecs.by_step import by_step, method
+from horovod_compress.engine.methods import parse, per_layer
 from horovod_compress.observe import verdict
 from horovod_compress.observe.metrics import Metrics
 from horovod_compress.observe.overlap import Overlap
+from horovod_compress.schedule.plan import TensorSpec
+from tests.support.local import Fleet, all_same, random_grads, spec
 
 DENSE = 32_000  # bytes that a float32 ring sends in a step
 EXACT, COMPRESSED = DENSE // 2, DENSE // 20
@@ -131,3 +139,77 @@ def test_after_others_have_used_the_counters_time_is_not_counted(monkeypatch: py
     job.now += 1e6
     job.pace.mark()
     assert job.pace.of(exact=False) == before
+
+
+# ---- what is counted ----
+
+TENSORS = [spec("a", 40, 30), spec("b", 7)]
+
+
+@pytest.mark.parametrize(
+    ("name", "exact"), [("marsit", 3), ("topk", 2), ("none", 5), ("fp16", 5), ("qsgd", 2), ("powersgd", 2)]
+)
+def test_bytes_of_gradients_are_exact_or_compressed(name: str, exact: int) -> None:
+    """Two exact steps were asked for, and Marsit has one more; what is left are comparisons."""
+    with Fleet(2, TENSORS, name, warmup_steps=2, verify_every=0, **_own(name)) as fleet:
+        for step in range(5):
+            fleet.step(random_grads(2, TENSORS, seed=step))
+        for metrics in (reducer.metrics for reducer in fleet.reducers):
+            found = metrics.document()
+            assert found["exact_steps"] == exact and found["steps"] == 5
+            assert (found["bytes_compressed"] > 0) == (exact < 5)
+            other = found["bytes_sent"] - found["bytes_exact"] - found["bytes_compressed"]
+            assert 0 < other < 200  # the ranks agree on their start
+            assert found["times_fewer_bytes"] == metrics.bytes_dense / metrics.bytes_sent
+
+
+def _own(name: str) -> dict[str, int]:
+    return {"full_precision_every": 3} if name == "marsit" else {}
+
+
+def test_steps_of_several_buckets_are_exact_if_all_of_them_are() -> None:
+    with Fleet(2, TENSORS, per_layer({"a": "topk", "*": "none"}), schedule="layerwise") as fleet:
+        fleet.step(random_grads(2, TENSORS))
+        found = fleet.reducers[0].metrics
+        assert found.exact_steps == 0 and found.bytes_exact > 0 and found.bytes_compressed > 0
+
+
+@pytest.mark.parametrize(("dtype", "part"), [("float32", 2), ("float64", 1), ("bfloat16", 1)])
+def test_the_first_steps_beside_momentum_are_the_mean_in_half_the_bytes(dtype: str, part: int) -> None:
+    tensors = [TensorSpec("a", (64, 64), dtype)]
+    grads = [{"a": grad["a"].to(getattr(torch, dtype))} for grad in random_grads(2, [spec("a", 64, 64)])]
+    sent = []
+    for halved in (False, True):
+        with Fleet(2, tensors, "marsit", verify_every=0) as fleet:
+            for reducer in fleet.reducers:
+                reducer.buckets.next_steps(plain=True, halved=halved)
+            results = fleet.step(grads)
+            sent.append(fleet.reducers[0].metrics.bytes_exact)
+            assert not any(waits.any() for rank in fleet.residuals() for waits in rank.values())
+        mean = (grads[0]["a"].double() + grads[1]["a"].double()) / 2
+        assert all_same(results)
+        assert (results[0]["a"].double() - mean).abs().max() <= 2**-6 * mean.abs().max()
+        if part == 2:
+            assert torch.equal(results[0]["a"].float(), mean.float()) is not halved
+    headers = 100
+    assert abs(sent[0] / part - sent[1]) < headers
+
+
+# ---- what print() shows ----
+
+
+def test_options_that_were_chosen_are_shown_and_no_others() -> None:
+    methods, options = parse("marsit", {"levels": 2, "total_steps": 300, "seed": 7})
+    assert (methods.differing(), options.differing()) == ("marsit levels=2", "seed=7 total_steps=300")
+    methods, options = parse("marsit", {"levels": 3, "warmup_steps": 0})  # 3 is what the default becomes
+    assert (methods.differing(), options.differing()) == ("marsit", "warmup_steps=0")
+    methods, options = parse(per_layer({"a*": method("topk", density=0.1), "*": "marsit"}), {})
+    assert (methods.differing(), options.differing()) == ("a*: topk density=0.1, *: marsit", "")
+    methods, _ = parse(by_step({0: "none", 5: "topk"}), {})
+    assert methods.differing().startswith("by_step from step 0='full precision' from step 5='topk density=0.01")
+
+
+@pytest.mark.parametrize(("warmup", "every", "exact"), [(0, 3, [0, 3, 6]), (2, 0, [0, 1]), (0, 0, [])])
+def test_exact_steps_are_those_of_the_method_and_the_first_ones(warmup: int, every: int, exact: list[int]) -> None:
+    methods, _ = parse("marsit", {"full_precision_every": every, "warmup_steps": warmup})
+    assert [step for step in range(8) if methods.is_exact(step)] == exact

@@ -26,7 +26,7 @@ LONG = 100
 #: A result that counts so many times makes errors of the first steps dangerous.
 FAST = 5
 #: How many exact rounds begin such a training by default; one in so many where its length is known, at most as many.
-EXACT_FIRST, EXACT_SHARE = 30, 16
+EXACT_FIRST, EXACT_SHARE = 30, 10
 
 
 def refuse_twice(optimizer: Any, methods: Methods, named: Named, updates: bool = False) -> None:
