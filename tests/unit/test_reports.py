@@ -53,8 +53,9 @@ class Job:
     def run(self, steps: int) -> None:
         for _ in range(steps):
             self.reports.look()
-            self.metrics.steps += 1
-            self.metrics.bytes_sent += 10
+            self.metrics.sent(9, exact=self.metrics.steps == 0)
+            self.metrics.end_step()
+            self.metrics.bytes_sent += 1
             self.metrics.bytes_dense += 75
             self.metrics.seconds["encode"] += 0.5
         self.reports.look()
@@ -199,7 +200,10 @@ def test_the_file_is_in_prometheus_format_and_complete(tmp_path: Path) -> None:
     found = parse(path.read_text())
     assert {name: found[name].only() for name in found if name != "hvc_phase_seconds_total"} == {
         "hvc_steps_total": 4,
+        "hvc_exact_steps_total": 1,
         "hvc_sent_bytes_total": 40,
+        "hvc_exact_bytes_total": 9,
+        "hvc_compressed_bytes_total": 27,
         "hvc_dense_bytes_total": 300,
         "hvc_exchange_seconds_total": 4,
         "hvc_hidden_seconds_total": 1,
