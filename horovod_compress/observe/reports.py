@@ -47,7 +47,7 @@ class Reports:
         next_step: returns the number of the next step.
         name: of the rank and the method, for the log.
         line: write the line.
-        pace: how long steps take, marked in every step.
+        pace: how long steps take.
         total_steps: the length of the training, if known.
         verdict: returns, in words, what compression is worth.
 
@@ -88,7 +88,7 @@ class Reports:
 
     def look(self) -> None:
         """Make the reports that are due; between two steps."""
-        self.pace.mark()
+        self.pace.begin_step()
         if self._metrics.steps >= self._due:
             self._make()
 

@@ -54,7 +54,7 @@ class Pace:
         self._steps: dict[bool, deque[tuple[float, float, int]]] = {kind: deque(maxlen=KEPT) for kind in (True, False)}
         self._last: tuple[float, float, int, int, int] | None = None
 
-    def mark(self) -> None:
+    def begin_step(self) -> None:
         """Begin a step, which ends the one before."""
         metrics, last = self._metrics, self._last
         waited = self._overlap.exposed + metrics.seconds["offer"]

@@ -53,10 +53,8 @@ def test_what_somebody_chooses_counts() -> None:
 )
 def test_a_short_training_of_known_length_has_fewer(total: int, first: int, most: int) -> None:
     """So 100, 300 and 1,000 steps send 8, 13 and 16 times fewer bytes, if an exact one sends half of float32."""
-    for few in (True, False):
-        found = steps(chosen(50, few, total_steps=total), total)
-        assert found[:first] == list(range(first))
     found = steps(chosen(50, True, total_steps=total), total)
+    assert found[:first] == list(range(first))
     assert len(found) == most <= len(steps(usual(50, few=True), total))
 
 
@@ -64,3 +62,11 @@ def test_the_length_leaves_what_somebody_chooses() -> None:
     for given in ({"warmup_steps": 7}, {"rebuild_every": 10}):
         assert chosen(50, True, **given, total_steps=100) == chosen(50, True, **given)
     assert chosen(1, True, total_steps=100).every == 1  # the stock optimizer
+
+
+def test_methods_that_need_many_have_fewer_only_in_a_short_training() -> None:
+    for total in (300, 1000):
+        assert chosen(50, False, total_steps=total) == usual(50, few=False)
+    found = steps(chosen(50, False, total_steps=100), 100)
+    assert found == [*range(10), 14, 21, 32, 48, 72]
+    assert max(b - a for a, b in pairwise(steps(chosen(50, False, total_steps=100), 1000))) == 50

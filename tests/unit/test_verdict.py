@@ -37,7 +37,7 @@ class Job:
 
     def run(self, steps: int, is_exact: Callable[[int], bool] = first_ten) -> Job:
         for step in range(self.metrics.steps, self.metrics.steps + steps):
-            self.pace.mark()
+            self.pace.begin_step()
             exact = is_exact(step)
             self.metrics.sent(EXACT if exact else COMPRESSED, exact=exact)
             self.metrics.bytes_dense += DENSE
@@ -47,7 +47,7 @@ class Job:
             self.overlap.delivered(began, self.now)
             self.overlap.finish(step)
             self.now += 0.1
-        self.pace.mark()
+        self.pace.begin_step()
         return self
 
     def said(self, total: int | None = None, is_exact: Callable[[int], bool] = first_ten) -> str:
@@ -132,12 +132,12 @@ def test_before_the_first_step_there_is_no_verdict(monkeypatch: pytest.MonkeyPat
 
 
 def test_after_others_have_used_the_counters_time_is_not_counted(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Steps that were not marked, as of a loaded checkpoint, are in no duration."""
+    """Steps whose beginning nobody told, are in no duration."""
     job = Job(monkeypatch, link(16_000)).run(60)
     before = job.pace.of(exact=False)
     job.metrics.steps += 5
     job.now += 1e6
-    job.pace.mark()
+    job.pace.begin_step()
     assert job.pace.of(exact=False) == before
 
 

@@ -4,8 +4,9 @@ Gradients change most at the start of a training, so a second moment that stands
 Rounds that are ever further apart keep up with that: the next exact round comes when a third more steps have passed,
 up to a largest distance. A training of 1,000 steps then has 36 of them instead of 50.
 
-Exact rounds weigh most in a short training. Where its length is known, a tenth of it, ten rounds at most, is exact at
-the start, and after that exact rounds come when half as many steps again have passed: 15 in 100 steps, 25 in 1,000.
+Exact rounds weigh most in a short training. Where its length is known, only a tenth of it is exact at the start, and at
+most ten rounds with methods that need few; the next exact round then comes when half as many steps again have passed:
+15 in 100 steps, 25 in 1,000.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ WARMUP_STEPS, REBUILD_EVERY = 30, 50
 FEW_WARMUP_STEPS, FEW_REBUILD_EVERY = 20, 100
 #: The distance to the next exact round is one in so many of the steps so far; the second number is for known lengths.
 GROWTH, QUICK_GROWTH = 3, 2
-#: Where the length of a training is known, one step in so many is exact at its start, up to a largest number.
+#: Where the length of a training is known, one step in so many is exact at its start, and at most so many if few are needed.
 START_SHARE, MOST_AT_START = 10, 10
 
 
@@ -94,5 +95,6 @@ def chosen(
 
 
 def _shortened(rounds: ExactRounds, total_steps: int) -> ExactRounds:
-    """Return exact rounds for a training of known length."""
-    return replace(rounds, warmup=max(1, min(total_steps // START_SHARE, MOST_AT_START)), growth=QUICK_GROWTH)
+    """Return exact rounds for a training of known length; methods that need many have fewer only if it is short."""
+    first = max(1, min(total_steps // START_SHARE, MOST_AT_START if rounds.growth else rounds.warmup))
+    return rounds if first == rounds.warmup else replace(rounds, warmup=first, growth=QUICK_GROWTH)

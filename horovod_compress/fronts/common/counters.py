@@ -33,10 +33,9 @@ class Counters(Running):
         if self._reducer is None:
             return f"{self.method}: not on this rank"
         reducer = self._reducer
-        asked = " ".join(filter(None, (self._methods.differing(), reducer.options.differing())))
-        return "; ".join(
-            filter(None, (f"{asked}: {len(reducer.plan.buckets)} buckets, step {reducer.step}", self._verdict()))
-        )
+        asked, number = filter(None, (self._methods.differing(), reducer.options.differing())), len(reducer.plan.buckets)
+        state = f"{' '.join(asked)}: {number} bucket{'s' * (number != 1)}, step {reducer.step}"
+        return "; ".join(filter(None, (state, self._verdict())))
 
     def _verdict(self) -> str:
         """Return in words what compression is worth; of updates only the ratio is known."""
