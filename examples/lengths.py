@@ -10,7 +10,8 @@ between ranks, which are a few bytes in every 100th step, are left out.
 from __future__ import annotations
 
 import argparse
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 
 import torch
 from torch import nn
@@ -26,9 +27,9 @@ from horovod_compress.schedule.policies.registry import make_plan
 from models import CharTransformer
 
 LENGTHS = (100, 300, 1000, 10_000)
-OPTIMIZERS = {
-    "AdamW": lambda parameters: torch.optim.AdamW(parameters),
-    "SGD, momentum 0.9": lambda parameters: torch.optim.SGD(parameters, lr=0.01, momentum=0.9),
+OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
+    "AdamW": torch.optim.AdamW,
+    "SGD, momentum 0.9": partial(torch.optim.SGD, lr=0.01, momentum=0.9),
 }
 
 
@@ -58,8 +59,10 @@ def main() -> None:
         sent = bytes_of_steps(model, asked.method, asked.ranks)
         for optimizer, made in OPTIMIZERS.items():
             for known in (False, True):
-                kinds = [kinds_of_steps(model, asked.method, made, length, known) for length in LENGTHS]
-                found = [length * dense(model, asked.ranks) / total(each, sent) for length, each in zip(LENGTHS, kinds)]
+                found = []
+                for length in LENGTHS:
+                    kinds = kinds_of_steps(model, asked.method, made, length, known)
+                    found.append(length * dense(model, asked.ranks) / total(kinds, sent))
                 told = " | ".join(f"{ratio:.1f}" for ratio in found)
                 print(f"| {name} | {optimizer} | {'given' if known else '-'} | {told} |")
 
@@ -87,7 +90,8 @@ def bytes_of_steps(model: nn.Module, method: str, ranks: int) -> dict[str, int]:
     found = {}
     for kind in ("full", "exact", "compressed"):  # the first step of all is a method's own full-precision one
         for reducer in reducers:
-            reducer.buckets.hold(kind == "exact") if kind != "full" else reducer.buckets.next_steps()
+            if kind != "full":
+                reducer.buckets.hold(kind == "exact")
         before = reducers[0].metrics.bytes_exact + reducers[0].metrics.bytes_compressed
         for reducer in reducers:
             for index, name in enumerate(plan.names()):
@@ -101,10 +105,12 @@ def bytes_of_steps(model: nn.Module, method: str, ranks: int) -> dict[str, int]:
     return found
 
 
-def kinds_of_steps(model: nn.Module, method: str, make: object, length: int, known: bool) -> dict[str, int]:
+def kinds_of_steps(
+    model: nn.Module, method: str, make: Callable[..., torch.optim.Optimizer], length: int, known: bool
+) -> dict[str, int]:
     """Return how many steps of each kind a training has."""
     methods: Methods = parse(method, {})[0]
-    optimizer = make(model.parameters())  # type: ignore[operator]
+    optimizer = make(model.parameters())
     given, every = length if known else None, methods.full_precision_every()
     properties = methods.codecs[1].properties()
     if isinstance(optimizer, torch.optim.AdamW) and properties.divides != "never":

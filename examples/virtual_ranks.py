@@ -98,9 +98,7 @@ class Training:
         self.held = hold(self.optimizer, every, self.named.items(), self.every_full, "auto")
         self.exact_first = 0
         if self.options.warmup_steps is None:
-            self.exact_first = exact_first(
-                self.optimizer, self.methods, self.named.items(), self.options.total_steps
-            )
+            self.exact_first = exact_first(self.optimizer, self.methods, self.named.items(), self.options.total_steps)
 
     def _reducers(self, words: list[str]) -> list[Reducer]:
         """Return the reducers of all ranks, which exchange through memory."""

@@ -141,5 +141,7 @@ def saving(metrics: Metrics, pace: Pace) -> str:
     if saved > max(least, 2 * error):
         return f"saves about {saved:.2g} s of each step: {waits}, about {compressed.waits + saved:.2g} s for float32"
     if saved > least:
-        return f"no clear saving: {waits} and {exact.waits:.2g} s for exact ones, and steps differ much among themselves"
+        return (
+            f"no clear saving: {waits} and {exact.waits:.2g} s for exact ones, and steps differ much among themselves"
+        )
     return f"this network does not need compression: {waits}, {exact.waits:.2g} s for exact ones"

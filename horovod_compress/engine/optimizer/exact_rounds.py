@@ -19,7 +19,7 @@ WARMUP_STEPS, REBUILD_EVERY = 30, 50
 FEW_WARMUP_STEPS, FEW_REBUILD_EVERY = 20, 100
 #: The distance to the next exact round is one in so many of the steps so far; the second number is for known lengths.
 GROWTH, QUICK_GROWTH = 3, 2
-#: Where the length of a training is known, one step in so many is exact at its start, and at most so many if few are needed.
+#: Where the length is known, one step in so many is exact at its start, and at most so many where few are needed.
 START_SHARE, MOST_AT_START = 10, 10
 
 

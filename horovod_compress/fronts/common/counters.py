@@ -24,16 +24,27 @@ class Counters(Running):
     def _begin_reports(self, reducer: Reducer) -> Reports:
         name = f"rank {self._job.number}: {self.method}"
         line = reducer.rank == 0 and reducer.world > 1  # with one rank there is nothing to exchange
-        pace = verdict.Pace(reducer.metrics, reducer.context.overlap)
-        more = {"line": line, "pace": pace, "total_steps": reducer.options.total_steps, "verdict": self._verdict}
-        return Reports(reducer.metrics, self._counters, self.stats, reducer.next_step, name, **more)
+        return Reports(
+            reducer.metrics,
+            self._counters,
+            self.stats,
+            reducer.next_step,
+            name,
+            line=line,
+            pace=verdict.Pace(reducer.metrics, reducer.context.overlap),
+            total_steps=reducer.options.total_steps,
+            verdict=self._verdict,
+        )
 
     def _in_words(self) -> str:
         """Return the method, the options that somebody chose, and what compression is worth so far."""
         if self._reducer is None:
             return f"{self.method}: not on this rank"
         reducer = self._reducer
-        asked, number = filter(None, (self._methods.differing(), reducer.options.differing())), len(reducer.plan.buckets)
+        asked, number = (
+            filter(None, (self._methods.differing(), reducer.options.differing())),
+            len(reducer.plan.buckets),
+        )
         state = f"{' '.join(asked)}: {number} bucket{'s' * (number != 1)}, step {reducer.step}"
         return "; ".join(filter(None, (state, self._verdict())))
 
@@ -52,12 +63,12 @@ class Counters(Running):
             ``steps``, ``exact_steps`` (those in which nothing was compressed), ``bytes_sent`` (bytes handed to the
             transport, headers included), ``bytes_exact`` and ``bytes_compressed`` (the parts of it that were gradients
             as plain numbers, and compressed ones), ``bytes_dense`` (bytes that a float32 ring would have sent),
-            ``times_fewer_bytes`` (the ratio of ``bytes_dense`` and ``bytes_sent``), ``seconds`` per phase, ``residual_norm``, ``nonfinite`` (NaN and infinite
-            values offered by all ranks together, however they are treated), ``verified`` (steps whose results were
-            compared across ranks), ``buckets``, ``plain_buckets`` (those that the schedule leaves uncompressed),
-            ``collectives`` in use, ``tuned`` (no search for buckets is in progress), ``method``, ``overlap`` (the share
-            of the exchange time that the backward pass hides, 0 to 1) and the ``overlap_seconds`` it is computed from:
-            see :class:`horovod_compress.observe.overlap.Overlap`.
+            ``times_fewer_bytes`` (the ratio of ``bytes_dense`` and ``bytes_sent``), ``seconds`` per phase,
+            ``residual_norm``, ``nonfinite`` (NaN and infinite values offered by all ranks together, however they are
+            treated), ``verified`` (steps whose results were compared across ranks), ``buckets``, ``plain_buckets``
+            (those that the schedule leaves uncompressed), ``collectives`` in use, ``tuned`` (no search for buckets is
+            in progress), ``method``, ``overlap`` (the share of the exchange time that the backward pass hides, 0 to 1)
+            and the ``overlap_seconds`` it is computed from: see :class:`horovod_compress.observe.overlap.Overlap`.
         """
         reducer = self._running()
         return self._counters() | {

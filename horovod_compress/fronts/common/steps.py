@@ -113,8 +113,8 @@ class Steps:
         self._exact_first = max(self._exact_first, mine)
         if mine and self._reducer.rank == 0 and not self._reducer.step:
             _log.info(
-                "the first %d steps are exchanged uncompressed, as bfloat16: with momentum, one-bit compression of their large "
-                "gradients could make training diverge; warmup_steps= sets another number",
+                "the first %d steps are exchanged uncompressed, float32 as bfloat16: with momentum, one-bit compression of "
+                "their large gradients could make training diverge; warmup_steps= sets another number",
                 self._exact_first,
             )
         if self._exact_first and self.tuner:
@@ -138,7 +138,7 @@ class Steps:
         self._moments, self._due = {}, False
 
     def is_exact(self, step: int) -> bool:
-        """Return whether a step of gradients is exact, as far as options tell: a schedule may leave more uncompressed."""
+        """Return whether a step of gradients is exact by the options; a schedule may leave more uncompressed."""
         if self.held:
             return self.held.is_exact(step)
         return step < self._exact_first or self._methods.is_exact(step)
