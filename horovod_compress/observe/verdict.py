@@ -17,7 +17,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from math import ceil
-from statistics import median
+from statistics import mean, median
 
 from .metrics import Metrics
 from .overlap import Overlap
@@ -65,6 +65,14 @@ class Pace:
         if exact or compressed:
             self._steps[not compressed].append((now[0] - last[0], now[1] - last[1], exact + compressed))
 
+    def sent(self) -> dict[bool, float] | None:
+        """Return the bytes of an exact step and of a compressed one, or None where there was but one kind.
+
+        Of exact steps the last one counts: the first may be in bfloat16, and a method's own in full precision.
+        """
+        exact, compressed = self._steps[True], self._steps[False]
+        return {True: exact[-1][2], False: mean(step[2] for step in compressed)} if exact and compressed else None
+
     def of(self, *, exact: bool) -> Kind | None:
         """Return what steps of a kind take, or None where there were too few of them."""
         steps = self._steps[exact]
@@ -92,7 +100,9 @@ def in_words(metrics: Metrics, pace: Pace, is_exact: Callable[[int], bool], step
     """
     if not metrics.bytes_sent:
         return ""
-    return "; ".join(filter(None, (ratio(metrics) + _expected(metrics, is_exact, step, total), saving(metrics, pace))))
+    return "; ".join(
+        filter(None, (ratio(metrics) + _expected(metrics, pace.sent(), is_exact, step, total), saving(metrics, pace)))
+    )
 
 
 def ratio(metrics: Metrics) -> str:
@@ -100,13 +110,13 @@ def ratio(metrics: Metrics) -> str:
     return f"{metrics.times_fewer_bytes:.1f} times fewer bytes than a float32 ring" if metrics.bytes_sent else ""
 
 
-def _expected(metrics: Metrics, is_exact: Callable[[int], bool], step: int, total: int | None) -> str:
+def _expected(
+    metrics: Metrics, each: dict[bool, float] | None, is_exact: Callable[[int], bool], step: int, total: int | None
+) -> str:
     """Return the ratio that these rounds come to, in words; nothing where there is but one kind."""
-    steps, exact = metrics.steps, metrics.exact_steps
-    if not 0 < exact < steps or (total is not None and step >= total):
+    if not each or (total is not None and step >= total):
         return ""
-    each = {True: metrics.bytes_exact / exact, False: metrics.bytes_compressed / (steps - exact)}
-    dense = metrics.bytes_dense / steps
+    dense = metrics.bytes_dense / metrics.steps
     if total is None:
         share = _share(is_exact, range(step + AHEAD, step + 2 * AHEAD))
         return f", {dense / (share * each[True] + (1 - share) * each[False]):.1f} in the long run"
@@ -115,7 +125,7 @@ def _expected(metrics: Metrics, is_exact: Callable[[int], bool], step: int, tota
     if left > len(near):
         coming += (left - len(near)) * _share(is_exact, range(near.stop, near.stop + AHEAD))
     sent = metrics.bytes_sent + coming * each[True] + (left - coming) * each[False]
-    return f", {dense * (steps + left) / sent:.1f} expected at step {total:,}"
+    return f", {dense * (metrics.steps + left) / sent:.1f} expected at step {total:,}"
 
 
 def _share(is_exact: Callable[[int], bool], steps: range) -> float:

@@ -102,6 +102,16 @@ def test_the_ratio_that_is_expected_is_the_one_that_comes(monkeypatch: pytest.Mo
     assert ", 16.9 in the long run;" in job.said()
 
 
+def test_in_the_long_run_exact_steps_are_as_the_last_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first are in bfloat16, those that come every 50 steps in float32."""
+    job = Job(monkeypatch, link(1e9)).run(100)
+    job.metrics.sent(DENSE, exact=True)
+    job.metrics.bytes_dense += DENSE
+    job.metrics.end_step()
+    job.pace.begin_step()
+    assert ", 14.5 in the long run;" in job.said()  # 1 / (0.02 + 0.98 / 20)
+
+
 def test_a_very_long_training_is_looked_at_in_part(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[int] = []
 
