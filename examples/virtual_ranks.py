@@ -112,7 +112,7 @@ class Training:
         self.norms: list[float] = []  # as clip_grad_norm_ returns them
         self.exact_first = 0
         if self.options.warmup_steps is None:
-            self.exact_first = exact_first(self.optimizer, self.methods, self.named.items())
+            self.exact_first = exact_first(self.optimizer, self.methods, self.named.items(), self.options.total_steps)
 
     def _reducers(self, words: list[str]) -> list[Reducer]:
         """Return the reducers of all ranks, which exchange through memory."""
@@ -167,7 +167,7 @@ class Training:
             self.held.begin(self.reducers[0].next_step())
         if self.exact_first:
             for reducer in self.reducers:
-                reducer.buckets.next_steps(plain=step < self.exact_first)
+                reducer.buckets.next_steps(plain=step < self.exact_first, halved=True)
         if self.matching:
             self.matching.begin()
         self.every.norms.begin(self.reducers[0].next_step())

@@ -39,7 +39,10 @@ class Options:
             the weights are also compared in the first step; 0 for never.
         min_elements: tensors with fewer elements share an uncompressed bucket, one for each dtype and device.
         warmup_steps: number of initial steps that are exchanged uncompressed, in full precision. None for 30, in the
-            gradients' own precision, if a method sends one bit per element and the optimizer has momentum; else 0.
+            bfloat16 instead of float32, if a method sends one bit per element and the optimizer has momentum (fewer
+            with ``total_steps``); else 0.
+        total_steps: number of steps of the whole training, if known; then a short training begins with fewer exact
+            steps, see :mod:`horovod_compress.engine.optimizer.exact_rounds`. None for unknown.
         follow_lr: whether to multiply residuals by old / new when a learning rate changes, see
             :mod:`horovod_compress.engine.optimizer.rates`.
     """
@@ -53,6 +56,7 @@ class Options:
     verify_every: int = 100
     min_elements: int = 0
     warmup_steps: int | None = None
+    total_steps: int | None = None
     follow_lr: bool = False
 
     def __post_init__(self) -> None:
@@ -63,6 +67,7 @@ class Options:
         _whole("verify_every", self.verify_every, 0, 1 << 31)
         _whole("min_elements", self.min_elements, 0, 1 << 62)
         _whole("warmup_steps", 0 if self.warmup_steps is None else self.warmup_steps, 0, 1 << 31)
+        _whole("total_steps", 1 if self.total_steps is None else self.total_steps, 1, 1 << 31)
         _seconds("timeout", self.timeout)
         if not isinstance(self.follow_lr, bool):
             raise ConfigError(f"follow_lr should be True or False, got {self.follow_lr!r}")
@@ -70,6 +75,11 @@ class Options:
     @classmethod
     def names(cls) -> list[str]:
         return [field.name for field in dataclasses.fields(cls)]
+
+    def differing(self) -> str:
+        """Return those that are not the defaults, in one line."""
+        found = ((field.name, getattr(self, field.name), field.default) for field in dataclasses.fields(self))
+        return " ".join(f"{name}={value!r}" for name, value, usual in found if value != usual)
 
     def document(self) -> dict[str, Any]:
         """Return the options as plain data; the plan is compared on its own."""

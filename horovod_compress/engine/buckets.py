@@ -94,16 +94,17 @@ class Buckets:
 
     # ---- the coming step ----
 
-    def next_steps(self, round_index: int | None = None, *, plain: bool = False) -> None:
+    def next_steps(self, round_index: int | None = None, *, plain: bool = False, halved: bool = False) -> None:
         """Choose what the coming steps exchange.
 
         Args:
             round_index: stands for the step where a method's rounds differ by it; None for the step.
             plain: exchange what is offered as it is, without the method and its state.
+            halved: then float32 is sent as bfloat16.
         """
         with self._context.changed:
             for state in self:
-                state.rounds.set_round(round_index, plain)
+                state.rounds.set_round(round_index, plain, halved)
 
     def hold(self, exact: bool) -> None:
         """Choose what the coming step exchanges where a second moment is held.

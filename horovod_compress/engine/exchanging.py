@@ -114,7 +114,7 @@ class Exchanging:
             self._verification.compare_results()
         self._verification.compare_weights(step)
         self._context.progress.step += 1
-        self._context.metrics.steps += 1
+        self._context.metrics.end_step()
 
     # ---- one bucket ----
 
@@ -152,7 +152,7 @@ class Exchanging:
             exchange = context.exchange(bucket.index, f"prelude {number}", state.nonfinite.bad, deadline)
             with context.metrics.timed("exchange", where=(key.step, bucket, f"prelude {number}")):
                 bad = prelude.run(exchange, round_.reduction(key))
-            context.metrics.bytes_sent += exchange.bytes_sent
+            context.metrics.sent(exchange.bytes_sent, exact=round_.exact)
             if bad.count:
                 break
         return bad
@@ -168,7 +168,7 @@ class Exchanging:
         ready = partial(self._decoding.decode_later, state, round_, key)
         with context.metrics.timed("exchange", where=where):
             bad = round_.exchange(exchange, key, encoding, ready)
-        context.metrics.bytes_sent += exchange.bytes_sent
+        context.metrics.sent(exchange.bytes_sent, exact=round_.exact)
         return bad
 
     # ---- measurements ----

@@ -10,7 +10,7 @@ from typing import Any
 from ..codecs import registry
 from ..codecs.base import Codec, variants_of
 from ..codecs.by_step import config_of, described, method, warmed
-from ..codecs.dense import Uncompressed
+from ..codecs.dense import Dense, Uncompressed
 from ..errors import ConfigError
 from ..options import Options
 from ..schedule.plan import Bucket, Plan, TensorSpec
@@ -116,6 +116,16 @@ class Methods:
         """Return whether a method compresses nothing, so that nothing is gained by leaving its buckets uncompressed."""
         return number > 0 and isinstance(self._own()[number - 1], Uncompressed)
 
+    def is_exact(self, step: int) -> bool:
+        """Return whether no method compresses in a step."""
+        return all(isinstance(warmed(codec, self.warmup).for_step(step), Dense) for codec in self._own())
+
+    def differing(self) -> str:
+        """Return the methods, and those of their options that are not the defaults, in one line."""
+        if len(self.rules) == 1:
+            return _differing(self.rules[0][1])
+        return ", ".join(f"{pattern}: {_differing(codec)}" for pattern, codec in self.rules)
+
     def check_used(self, tensors: Sequence[TensorSpec]) -> None:
         """Refuse a pattern that no parameter takes its method from; "*" may be left with none.
 
@@ -155,6 +165,15 @@ class Methods:
         if len(set(values)) > 1:
             raise ConfigError(f"update mode needs one {what} for all parameters, the methods have {values}")
         return values[0]
+
+
+def _differing(codec: Codec) -> str:
+    try:
+        usual = config_of(type(codec)())
+    except TypeError:  # it has options without a default
+        usual = {}
+    given = {name: value for name, value in config_of(codec).items() if value != usual.get(name, codec)}
+    return " ".join([codec.name, *(f"{name}={value!r}" for name, value in given.items())])
 
 
 def single(codec: Codec) -> Methods:

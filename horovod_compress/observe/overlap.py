@@ -59,6 +59,11 @@ class Overlap:
         self._hidden += found.hidden
         return found
 
+    @property
+    def exposed(self) -> float:
+        """Seconds over all finished steps that the backward pass did not hide."""
+        return self._busy - self._hidden
+
     def document(self) -> dict[str, Any]:
         """Return the share over all finished steps, and the seconds that it is made of."""
         total = StepOverlap(self._busy, self._hidden)

@@ -1,7 +1,7 @@
 """Reports of a running compression: one line in the log, scalars for TensorBoard, a file for Prometheus.
 
-All are made between two steps, on the training thread, from the same counters. A step without a report costs a
-comparison of two numbers.
+All are made between two steps, on the training thread, from the same counters. A step without a report costs a look
+at the clock and a comparison of two numbers.
 """
 
 from __future__ import annotations
@@ -15,9 +15,10 @@ from typing import Any, Protocol
 
 from ..errors import ConfigError
 from .metrics import Metrics
+from .verdict import Pace
 from .window import Window, between
 
-#: Steps after which the log has a line.
+#: Steps after which the log has a line; before the end, where the training is shorter.
 LINE_AFTER = 100
 
 _log = logging.getLogger("horovod_compress")
@@ -46,6 +47,12 @@ class Reports:
         next_step: returns the number of the next step.
         name: of the rank and the method, for the log.
         line: write the line.
+        pace: how long steps take.
+        total_steps: the length of the training, if known.
+        verdict: returns, in words, what compression is worth.
+
+    Attributes:
+        updates: these are exchanges of updates, which no backward pass hides.
     """
 
     def __init__(
@@ -57,16 +64,16 @@ class Reports:
         name: str,
         *,
         line: bool,
+        pace: Pace,
+        total_steps: int | None = None,
+        verdict: Callable[[], str] = str,
     ) -> None:
         self._metrics, self._counters, self._stats = metrics, counters, stats
         self._next_step, self._name = next_step, name
-        self._line = _Line(name)
-        self._series = [_Series(self._line, LINE_AFTER, 0, once=True)] if line else []
+        self.pace, self.updates = pace, False
+        after = LINE_AFTER if total_steps is None else max(2, min(LINE_AFTER, total_steps - 1))
+        self._series = [_Series(_Line(self, name, verdict), after, 0, once=True)] if line else []
         self._plan()
-
-    def count_updates(self) -> None:
-        """Take steps as exchanges of updates, which no backward pass hides."""
-        self._line.updates = True
 
     def add(self, destination: Destination, every: int) -> None:
         """Report there after each ``every`` steps from now on.
@@ -81,6 +88,7 @@ class Reports:
 
     def look(self) -> None:
         """Make the reports that are due; between two steps."""
+        self.pace.begin_step()
         if self._metrics.steps >= self._due:
             self._make()
 
@@ -139,18 +147,14 @@ class _Series:
 
 
 class _Line:
-    """Writes what the first steps came to into the log.
+    """Writes what the first steps came to into the log."""
 
-    Attributes:
-        updates: these are exchanges of updates.
-    """
-
-    def __init__(self, name: str) -> None:
-        self._name, self.updates = name, False
+    def __init__(self, reports: Reports, name: str, verdict: Callable[[], str]) -> None:
+        self._reports, self._name, self._verdict = reports, name, verdict
 
     def write(self, step: int, stats: Mapping[str, Any], window: Window) -> None:
         whole = between({}, stats, 0.0)
-        if self.updates:
+        if self._reports.updates:
             _log.info(
                 "%s, the first %d exchanges: %.1f times fewer bytes than a float32 ring, %.3g s from one to the next",
                 self._name,
@@ -160,11 +164,10 @@ class _Line:
             )
             return
         _log.info(
-            "%s, the first %d steps: %.1f times fewer bytes than a float32 ring, %.0f %% of the exchange hidden behind "
-            "the backward pass, %.3g s a step",
+            "%s, the first %d steps: %s; %.0f %% of the exchange hidden behind the backward pass, %.3g s a step",
             self._name,
             stats["steps"],
-            whole.times_fewer_bytes,
+            self._verdict(),
             100 * whole.overlap,
             window.seconds_per_step,
         )

@@ -25,9 +25,23 @@ def test_a_job_publishes_what_it_counts(front: str) -> None:
     assert all(3.0 < value < 4.0 for _, value in first["scalars"]["hvc/times_fewer_bytes"])
     (line,) = first["lines"]
     said = (
-        r"rank 0: global_qsgd, the first 100 steps: 3\.\d times fewer bytes than a float32 ring, \d+ % of the exchange"
+        r"rank 0: global_qsgd, the first 100 steps: 3\.\d times fewer bytes than a float32 ring; no step was exact, "
+        r".*; \d+ % of the exchange"
     )
     assert re.match(said, line) and second["lines"] == []
+    check_short([report["short"] for report in reports])
+
+
+def check_short(reports: list[dict[str, Any]]) -> None:
+    """The line comes before the end; what print() shows afterwards is what came."""
+    (line,) = reports[0]["lines"]
+    assert re.match(r"rank 0: marsit, the first 39 steps: \d\.\d times .*, \d\.\d expected at step 40; ", line)
+    for stats, shown in ((report["stats"], report["shown"]) for report in reports):
+        # With 4 steps at the start, and one whenever half as many again have passed.
+        assert stats["exact_steps"] == 9 and stats["steps"] == 40
+        assert stats["bytes_dense"] / stats["bytes_sent"] == pytest.approx(stats["times_fewer_bytes"], rel=1e-6)
+        ratio = f"step 40; {stats['times_fewer_bytes']:.1f} times fewer bytes than a float32 ring; "
+        assert re.match(r"<Compression marsit levels=2 schedule='layerwise' .*total_steps=40", shown) and ratio in shown
 
 
 def check_file(rank: int, report: dict[str, Any], name: str, steps: int) -> None:

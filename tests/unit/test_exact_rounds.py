@@ -6,7 +6,7 @@ from itertools import pairwise
 
 import pytest
 
-from horovod_compress.engine.optimizer.exact_rounds import ExactRounds, chosen, usual
+from horovod_compress.engine.optimizer.exact_rounds import GROWTH, QUICK_GROWTH, ExactRounds, chosen, usual
 
 
 def steps(rounds: ExactRounds, until: int) -> list[int]:
@@ -27,8 +27,9 @@ def test_distances_grow_by_a_third_of_the_steps_so_far_up_to_the_largest() -> No
 
 @pytest.mark.parametrize("warmup", [1, 2, 20, 1000])
 @pytest.mark.parametrize("every", [1, 2, 100])
-def test_growing_distances_never_shrink_and_end_at_the_largest(warmup: int, every: int) -> None:
-    found = steps(ExactRounds(warmup, every, grows=True), warmup + 2000)
+@pytest.mark.parametrize("growth", [QUICK_GROWTH, GROWTH])
+def test_growing_distances_never_shrink_and_end_at_the_largest(warmup: int, every: int, growth: int) -> None:
+    found = steps(ExactRounds(warmup, every, growth=growth), warmup + 2000)
     distances = [b - a for a, b in pairwise(found)]
     assert distances == sorted(distances) and distances[-1] == every
 
@@ -37,7 +38,7 @@ def test_what_somebody_chooses_counts() -> None:
     few, many = usual(50, few=True), usual(50, few=False)
     assert (many, usual(0, few=False), usual(20, few=False)) == (ExactRounds(30, 50),) * 2 + (ExactRounds(30, 20),)
     assert (usual(20, few=True), usual(1, few=True)) == (ExactRounds(20, 20), ExactRounds(20, 1))
-    assert usual(200, few=True) == ExactRounds(20, 200, grows=True)
+    assert usual(200, few=True) == ExactRounds(20, 200, growth=GROWTH)
     assert chosen(50, True) == few and chosen(50, False) == many
     for needs_few in (True, False):
         assert chosen(0, needs_few, warmup_steps=7) == ExactRounds(7, 50)
@@ -45,3 +46,27 @@ def test_what_somebody_chooses_counts() -> None:
         assert chosen(50, needs_few, rebuild_every=10) == ExactRounds(30, 10)
         assert chosen(50, needs_few, 1, 1) == ExactRounds(1, 1)
     assert str(few) == "warmup_steps=20 and rebuild_every=up to 100" != str(many)
+
+
+@pytest.mark.parametrize(
+    ("total", "first", "most"), [(1, 1, 1), (9, 1, 6), (40, 4, 9), (100, 10, 15), (300, 10, 18), (1000, 10, 25)]
+)
+def test_a_short_training_of_known_length_has_fewer(total: int, first: int, most: int) -> None:
+    """So 100, 300 and 1,000 steps send 8, 13 and 16 times fewer bytes, if an exact one sends half of float32."""
+    found = steps(chosen(50, True, total_steps=total), total)
+    assert found[:first] == list(range(first))
+    assert len(found) == most <= len(steps(usual(50, few=True), total))
+
+
+def test_the_length_leaves_what_somebody_chooses() -> None:
+    for given in ({"warmup_steps": 7}, {"rebuild_every": 10}):
+        assert chosen(50, True, **given, total_steps=100) == chosen(50, True, **given)
+    assert chosen(1, True, total_steps=100).every == 1  # the stock optimizer
+
+
+def test_methods_that_need_many_have_fewer_only_in_a_short_training() -> None:
+    for total in (300, 1000):
+        assert chosen(50, False, total_steps=total) == usual(50, few=False)
+    found = steps(chosen(50, False, total_steps=100), 100)
+    assert found == [*range(10), 14, 21, 32, 48, 72]
+    assert max(b - a for a, b in pairwise(steps(chosen(50, False, total_steps=100), 1000))) == 50

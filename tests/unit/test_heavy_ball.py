@@ -91,6 +91,9 @@ def test_one_bit_and_momentum_begin_with_exact_rounds(method: str) -> None:
     assert heavy_ball.exact_first(HEAVY, methods, NAMED) == heavy_ball.EXACT_FIRST
     assert heavy_ball.exact_first(SGD, methods, NAMED) == heavy_ball.exact_first(ADAM, methods, NAMED) == 0
     assert heavy_ball.exact_first(HEAVY, parse("powersgd", {})[0], NAMED) == 0
+    for total, first in ((1, 1), (100, 10), (10_000, heavy_ball.EXACT_FIRST)):
+        assert heavy_ball.exact_first(HEAVY, methods, NAMED, total) == first
+    assert heavy_ball.exact_first(ADAM, methods, NAMED, 100) == 0
 
 
 def test_of_several_methods_the_one_that_waits_longest_is_named() -> None:

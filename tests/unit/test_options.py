@@ -38,6 +38,8 @@ COMMON: list[tuple[str, Any, str]] = [
     ("min_elements", -5, "whole number"),
     ("warmup_steps", -5, "whole number"),
     ("warmup_steps", 1.5, "whole number"),
+    ("total_steps", 0, "whole number from 1"),
+    ("total_steps", 100.0, "whole number"),
     ("follow_lr", 1, "True or False"),
     ("follow_lr", "yes", "True or False"),
     ("timeout", 0, "from 0.1 to 1000000 seconds"),
@@ -216,7 +218,7 @@ def test_every_option_is_in_the_document() -> None:
         "schedule": plan, "exchange": "ring", "seed": 9, "timeout": 9.0, "nonfinite": "zero", "verify_every": 9,
         "min_elements": 9, "full_precision_every": 9, "step_size": 9.0, "compensation": "none", "zeros": "positive",
         "residual_decay": 0.5, "warmup_steps": 9, "merge": "sampled", "step_scale": 1.25, "follow_lr": True,
-        "levels": 3,
+        "levels": 3, "total_steps": 9,
     }  # fmt: skip
     assert {*Options.names(), *registry.option_names("marsit")} - set(changed) == {"transport"}
     same = {"residual_decay": 0.9, "step_scale": 1.0, "levels": 2}  # which otherwise follow other options

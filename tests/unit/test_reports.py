@@ -16,8 +16,10 @@ import torch
 
 from horovod_compress.errors import ConfigError
 from horovod_compress.observe.metrics import Metrics
+from horovod_compress.observe.overlap import Overlap
 from horovod_compress.observe.prometheus import Metric, PrometheusFile, text_of
 from horovod_compress.observe.reports import LINE_AFTER, Reports, TensorBoard
+from horovod_compress.observe.verdict import Pace
 from horovod_compress.observe.window import Window, between
 from tests.support.exposition import Malformed, parse
 from tests.support.local import Fleet, spec
@@ -28,10 +30,16 @@ LOGGER = "horovod_compress"
 class Job:
     """The counters of a job whose steps take no time, and its reports."""
 
-    def __init__(self, line: bool = False) -> None:
+    def __init__(self, line: bool = False, total_steps: int | None = None) -> None:
         self.metrics, self.asked = Metrics(), 0
+        more: dict[str, Any] = {
+            "line": line,
+            "pace": Pace(self.metrics, Overlap()),
+            "total_steps": total_steps,
+            "verdict": lambda: "worth it",
+        }
         self.reports = Reports(
-            self.metrics, self.counters, self.stats, lambda: self.metrics.steps + 1000, "rank 0: marsit", line=line
+            self.metrics, self.counters, self.stats, lambda: self.metrics.steps + 1000, "rank 0: marsit", **more
         )
 
     def counters(self) -> dict[str, Any]:
@@ -45,8 +53,9 @@ class Job:
     def run(self, steps: int) -> None:
         for _ in range(steps):
             self.reports.look()
-            self.metrics.steps += 1
-            self.metrics.bytes_sent += 10
+            self.metrics.sent(9, exact=self.metrics.steps == 0)
+            self.metrics.end_step()
+            self.metrics.bytes_sent += 1
             self.metrics.bytes_dense += 75
             self.metrics.seconds["encode"] += 0.5
         self.reports.look()
@@ -117,14 +126,24 @@ def test_the_log_has_one_line_after_the_first_steps(line: bool, count: int, capl
     job.run(200)
     assert len(caplog.messages) == count and not job.asked  # which would take a pass over the residuals
     if line:
-        said = f"rank 0: marsit, the first {LINE_AFTER} steps: 7.5 times fewer bytes than a float32 ring, 25 % of the "
+        said = f"rank 0: marsit, the first {LINE_AFTER} steps: worth it; 25 % of the exchange hidden behind the "
         assert caplog.messages[0].startswith(said) and caplog.messages[0].endswith(" s a step")
+
+
+@pytest.mark.parametrize(("total", "after"), [(1000, LINE_AFTER), (60, 59)])
+def test_a_short_training_has_its_line_before_the_end(total: int, after: int, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, LOGGER)
+    job = Job(line=True, total_steps=total)
+    job.run(after - 1)
+    assert not caplog.messages
+    job.run(1)
+    assert f"the first {after} steps" in caplog.messages[0]
 
 
 def test_of_updates_no_share_is_said_to_be_hidden(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, LOGGER)
     job = Job(line=True)
-    job.reports.count_updates()
+    job.reports.updates = True
     job.run(200)
     (said,) = caplog.messages
     assert f"the first {LINE_AFTER} exchanges: 7.5 times fewer bytes" in said and "hidden" not in said
@@ -181,7 +200,10 @@ def test_the_file_is_in_prometheus_format_and_complete(tmp_path: Path) -> None:
     found = parse(path.read_text())
     assert {name: found[name].only() for name in found if name != "hvc_phase_seconds_total"} == {
         "hvc_steps_total": 4,
+        "hvc_exact_steps_total": 1,
         "hvc_sent_bytes_total": 40,
+        "hvc_exact_bytes_total": 9,
+        "hvc_compressed_bytes_total": 27,
         "hvc_dense_bytes_total": 300,
         "hvc_exchange_seconds_total": 4,
         "hvc_hidden_seconds_total": 1,

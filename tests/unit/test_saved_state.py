@@ -205,3 +205,16 @@ def test_every_flipped_bit_of_a_state_file_is_found(fleet: Fleet) -> None:
             state_file.parse(bytearray(data[:size]))
     with pytest.raises(CorruptFrameError):
         state_file.parse(bytearray(data + b"\0"))
+
+
+def test_a_resumed_training_may_have_another_length() -> None:
+    def states(total: int) -> list[dict[str, Any]]:
+        with Fleet(WORLD, TENSORS, "marsit", total_steps=total) as fleet:
+            fleet.step(random_grads(WORLD, TENSORS))
+            return [checkpoint.save(reducer, fleet.methods) for reducer in fleet.reducers]
+
+    with Fleet(WORLD, TENSORS, "marsit", total_steps=200) as fleet:
+        for reducer, state in zip(fleet.reducers, states(100), strict=True):
+            checkpoint.check(reducer, fleet.methods, state, "restore")
+            checkpoint.restore(reducer, state, "restore")
+        assert [reducer.next_step() for reducer in fleet.reducers] == [1] * WORLD

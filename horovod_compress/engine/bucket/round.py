@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from torch import Tensor
 
 from ...codecs.base import Codec, Properties
+from ...codecs.dense import Dense
 from ...codecs.work import Part, Work
 from ...exchange import all_gatherv, on_device
 from ...exchange.base import Collective, Exchange, Reduction
@@ -56,6 +57,11 @@ class Round:
     staging: Staging | None = None  # where the payload is exchanged from host memory of its own
     gather: StagedGather | None = None  # likewise, where payloads are gathered
     waits: bool = False  # whether gradients wait for the last one, to be submitted together
+
+    @property
+    def exact(self) -> bool:
+        """Whether gradients are sent as plain numbers."""
+        return isinstance(self.codec, Dense)
 
     # ---- submit ----
 

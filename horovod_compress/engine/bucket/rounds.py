@@ -56,15 +56,16 @@ class Rounds:
             last = self._last = step, self.kinds[self._codec.for_step(index, compressed=self._compressed)]
         return last[1]
 
-    def set_round(self, number: int | None, plain: bool) -> None:
+    def set_round(self, number: int | None, plain: bool, halved: bool = False) -> None:
         """Choose what the coming steps exchange; between two steps, on every rank alike.
 
         Args:
             number: stands for the step where a method's rounds differ by it; None for the step.
             plain: exchange what is offered as it is, without this method and its state.
+            halved: then float32 is sent as bfloat16; the same in every call.
         """
         if plain and not self._plain:
-            self._make_plain()
+            self._make_plain(self._halved() if halved else _AS_IT_IS)
         self._last = None
         self._round_index, self._compressed, self._is_plain = number, False, plain
 
@@ -78,9 +79,12 @@ class Rounds:
         if self._divides == "never":
             return
         if exact and not self._plain:
-            self._make_plain(BFloat() if self._memory.bucket.dtype == "float32" else Uncompressed())
+            self._make_plain(self._halved())
         self._last = None
         self._round_index, self._compressed, self._is_plain = None, True, exact
+
+    def _halved(self) -> Codec:
+        return BFloat() if self._memory.bucket.dtype == "float32" else _AS_IT_IS
 
     def divides(self) -> Divides:
         """Return where a second moment that is held divides in the compressed rounds."""

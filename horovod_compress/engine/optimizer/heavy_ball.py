@@ -25,8 +25,8 @@ Named = Iterable[tuple[str, nn.Parameter]]
 LONG = 100
 #: A result that counts so many times makes errors of the first steps dangerous.
 FAST = 5
-#: How many exact rounds begin such a training by default.
-EXACT_FIRST = 30
+#: How many exact rounds begin such a training by default; one in so many where its length is known, at most as many.
+EXACT_FIRST, EXACT_SHARE = 30, 10
 
 
 def refuse_twice(optimizer: Any, methods: Methods, named: Named, updates: bool = False) -> None:
@@ -102,13 +102,18 @@ class _Wait:
         )
 
 
-def exact_first(optimizer: Any, methods: Methods, named: Named) -> int:
+def exact_first(optimizer: Any, methods: Methods, named: Named, total_steps: int | None = None) -> int:
     """Return how many first rounds should be exact: with one bit at a high rate, those alone can make training diverge.
 
     So many as :data:`EXACT_FIRST` says where a result counts :data:`FAST` times and every element is sent as one bit.
+
+    Args:
+        total_steps: the length of the training, if known.
     """
     pairs = _pairs(optimizer, methods, named)
-    return EXACT_FIRST if any(_times(group) >= FAST and _is_one_bit(codec) for group, codec in pairs) else 0
+    if not any(_times(group) >= FAST and _is_one_bit(codec) for group, codec in pairs):
+        return 0
+    return EXACT_FIRST if total_steps is None else max(1, min(EXACT_FIRST, total_steps // EXACT_SHARE))
 
 
 def _is_one_bit(codec: Codec) -> bool:

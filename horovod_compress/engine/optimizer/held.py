@@ -64,7 +64,7 @@ def hold(
             family.Unheld(optimizer)
         return None
     few = reducer.buckets.needs_few_exact()
-    rounds = chosen(full_precision_every, few, warmup_steps, rebuild_every)
+    rounds = chosen(full_precision_every, few, warmup_steps, rebuild_every, reducer.options.total_steps)
     if (late := reducer.buckets.exact_until()) > rounds.warmup:
         rounds = replace(rounds, warmup=late)
     if reducer.rank == 0:

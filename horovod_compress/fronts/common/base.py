@@ -80,9 +80,7 @@ class BaseCompression(Factories, Checkpoints, Counters):
         raise NotImplementedError
 
     def __repr__(self) -> str:
-        reducer = self._reducer
-        state = f"{len(reducer.plan.buckets)} buckets, step {reducer.step}" if reducer else "not on this rank"
-        return f"<{type(self).__name__} {self.method}: {state}>"
+        return f"<{type(self).__name__} {self._in_words()}>"
 
     # ---- a step ----
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from ...engine.reducer import Reducer
 from ...errors import ConfigError
+from ...observe import verdict
 from ...observe.prometheus import PrometheusFile
 from ...observe.reports import Reports, TensorBoard
 from .running import Running
@@ -23,21 +24,53 @@ class Counters(Running):
     def _begin_reports(self, reducer: Reducer) -> Reports:
         name = f"rank {self._job.number}: {self.method}"
         line = reducer.rank == 0 and reducer.world > 1  # with one rank there is nothing to exchange
-        return Reports(reducer.metrics, self._counters, self.stats, reducer.next_step, name, line=line)
+        return Reports(
+            reducer.metrics,
+            self._counters,
+            self.stats,
+            reducer.next_step,
+            name,
+            line=line,
+            pace=verdict.Pace(reducer.metrics, reducer.context.overlap),
+            total_steps=reducer.options.total_steps,
+            verdict=self._verdict,
+        )
+
+    def _in_words(self) -> str:
+        """Return the method, the options that somebody chose, and what compression is worth so far."""
+        if self._reducer is None:
+            return f"{self.method}: not on this rank"
+        reducer = self._reducer
+        asked, number = (
+            filter(None, (self._methods.differing(), reducer.options.differing())),
+            len(reducer.plan.buckets),
+        )
+        state = f"{' '.join(asked)}: {number} bucket{'s' * (number != 1)}, step {reducer.step}"
+        return "; ".join(filter(None, (state, self._verdict())))
+
+    def _verdict(self) -> str:
+        """Return in words what compression is worth; of updates only the ratio is known."""
+        reducer = self._running()
+        if self._reports.updates:
+            return verdict.ratio(reducer.metrics)
+        total = reducer.options.total_steps
+        return verdict.in_words(reducer.metrics, self._reports.pace, self._steps.is_exact, reducer.step, total)
 
     def stats(self) -> dict[str, Any]:
         """Return this rank's counters.
 
         Returns:
-            ``steps``, ``bytes_sent`` (bytes handed to the transport, headers included), ``bytes_dense`` (bytes that a
-            float32 ring would have sent), ``seconds`` per phase, ``residual_norm``, ``nonfinite`` (NaN and infinite
-            values offered by all ranks together, however they are treated), ``verified`` (steps whose results were
-            compared across ranks), ``buckets``, ``plain_buckets`` (those that the schedule leaves uncompressed),
-            ``norm_ratio`` (what compressed gradients are handed back times, so that they have the norm of the exact
-            mean) and ``gradient_norm`` (that norm, as last measured; 0 before that), ``collectives`` in use, ``tuned``
-            (no search for buckets is in progress), ``method``, ``overlap`` (the share
-            of the exchange time that the backward pass hides, 0 to 1) and the ``overlap_seconds`` it is computed from:
-            see :class:`horovod_compress.observe.overlap.Overlap`.
+            ``steps``, ``exact_steps`` (those in which nothing was compressed), ``bytes_sent`` (bytes handed to the
+            transport, headers included), ``bytes_exact`` and ``bytes_compressed`` (the parts of it that were gradients
+            as plain numbers, and compressed ones), ``bytes_dense`` (bytes that a float32 ring would have sent),
+            ``times_fewer_bytes`` (the ratio of ``bytes_dense`` and ``bytes_sent``), ``seconds`` per phase,
+            ``residual_norm``, ``norm_ratio`` (what compressed gradients are handed back times, so that they have the
+            norm of the exact mean) and ``gradient_norm`` (that norm, as last measured; 0 before that), ``nonfinite``
+            (NaN and infinite values offered by all ranks together, however they are treated), ``verified`` (steps whose
+            results were compared across ranks), ``buckets``, ``plain_buckets`` (those that the schedule leaves
+            uncompressed), ``collectives`` in use, ``tuned`` (no search for buckets is in progress), ``method``,
+            ``overlap`` (the share of the exchange time that the backward pass hides, 0 to 1) and the
+            ``overlap_seconds`` it is computed from: see :class:`horovod_compress.observe.overlap.Overlap`.
         """
         reducer = self._running()
         return self._counters() | {

@@ -137,12 +137,13 @@ class Steps:
     def _begin_exact(self, optimizer: Any) -> None:
         """Let the first steps be exact where that is needed."""
         # Where a second moment is held, its own exact rounds come first.
-        mine = 0 if self.held else heavy_ball.exact_first(optimizer, self._methods, self.named)
+        total = self._reducer.options.total_steps
+        mine = 0 if self.held else heavy_ball.exact_first(optimizer, self._methods, self.named, total)
         self._exact_first = max(self._exact_first, mine)
         if mine and self._reducer.rank == 0 and not self._reducer.step:
             _log.info(
-                "the first %d steps are exchanged uncompressed: with momentum, one-bit compression of their large "
-                "gradients could make training diverge; warmup_steps= sets another number",
+                "the first %d steps are exchanged uncompressed, in 16 bits: with momentum, one-bit compression of "
+                "their large gradients could make training diverge; warmup_steps= sets another number",
                 self._exact_first,
             )
         if self._exact_first and self.tuner:
@@ -165,6 +166,12 @@ class Steps:
             held.give_back(self._loaded.moments, self._reducer)
         self._loaded.moments, self._loaded.due = {}, False
 
+    def is_exact(self, step: int) -> bool:
+        """Return whether a step of gradients is exact by the options; a schedule may leave more uncompressed."""
+        if self.held:
+            return self.held.is_exact(step)
+        return step < self._exact_first or self._methods.is_exact(step)
+
     # ---- a step ----
 
     def begin(self) -> bool:
@@ -180,7 +187,7 @@ class Steps:
         if self.held:
             self.held.begin(reducer.next_step())
         if self._exact_first:
-            reducer.buckets.next_steps(plain=reducer.next_step() < self._exact_first)
+            reducer.buckets.next_steps(plain=reducer.next_step() < self._exact_first, halved=True)
         if self._matching:
             self._matching.begin()
         reducer.norms.begin(reducer.next_step())

@@ -34,7 +34,7 @@ class ForUpdates(BaseCompression):
         """
         self.check_updates()
         self._in_updates, self._exchanged = True, "updates"
-        self._reports.count_updates()
+        self._reports.updates = True
         if self._steps.tuner:
             self._steps.tuner.stop()
         self._optimizer = self  # nobody waits for tokens

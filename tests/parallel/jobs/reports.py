@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +40,7 @@ class Lines(logging.Handler):
         self.found: list[str] = []
 
     def emit(self, record: logging.LogRecord) -> None:
-        if "the first 100 steps" in record.getMessage():
+        if "steps: " in record.getMessage() and "times fewer bytes" in record.getMessage():
             self.found.append(record.getMessage())
 
 
@@ -53,8 +54,8 @@ class Writer:
         self.scalars.setdefault(tag, []).append((step, value))
 
 
-def of_gradients(model: nn.Module, compression: Any) -> tuple[Any, nn.Module]:
-    plain = torch.optim.SGD(model.parameters(), lr=0.01)
+def of_gradients(model: nn.Module, compression: Any, kind: Any = torch.optim.SGD) -> tuple[Any, nn.Module]:
+    plain = kind(model.parameters(), lr=0.01)
     if DDP:
         called = DistributedDataParallel(model)
         compression.register(called, plain)
@@ -69,10 +70,13 @@ def of_updates(model: nn.Module, compression: Any) -> tuple[Any, nn.Module]:
     return hvc.DistributedUpdateOptimizer(plain, named, compression, 2), model
 
 
-def train(make: Any, steps: int, name: str, every: int = 50) -> dict[str, Any]:
+def train(
+    make: Any, steps: int, name: str, every: int = 50, method: str = "global_qsgd", **options: Any
+) -> dict[str, Any]:
     lines, writer, model = Lines(), Writer(), net(seed=1)
     logging.getLogger("horovod_compress").addHandler(lines)
-    compression = hvc.Compression.global_qsgd(model.named_parameters(), schedule="layerwise", timeout=60.0)
+    options |= {"schedule": "layerwise", "timeout": 60.0}
+    compression = hvc.Compression.create(method, model.named_parameters(), **options)
     compression.publish(prometheus=folder() / f"{name}.prom", every=every, labels={"job_name": name})
     compression.publish(tensorboard=writer if rank() == 0 else None, every=every)
     optimizer, called = make(model, compression)
@@ -80,15 +84,19 @@ def train(make: Any, steps: int, name: str, every: int = 50) -> dict[str, Any]:
         optimizer.zero_grad()
         called(batch(step, rank())).square().mean().backward()
         optimizer.step()
-    stats = compression.stats()
+    stats, shown = compression.stats(), repr(compression)
     compression.close()
     logging.getLogger("horovod_compress").removeHandler(lines)
     files = {path.name: path.read_text() for path in Path(folder()).glob(f"{name}.rank{rank()}.*")}
-    return {"files": files, "lines": lines.found, "scalars": writer.scalars, "stats": stats}
+    return {"files": files, "lines": lines.found, "scalars": writer.scalars, "stats": stats, "shown": shown}
 
 
 logging.getLogger("horovod_compress").setLevel(logging.INFO)
-found = {"gradients": train(of_gradients, 121, "gradients")}
+adam = partial(of_gradients, kind=torch.optim.AdamW)
+found = {
+    "gradients": train(of_gradients, 121, "gradients"),
+    "short": train(adam, 40, "short", method="marsit", total_steps=40, levels=2),
+}
 if not DDP:
     found["updates"] = train(of_updates, 41, "updates", every=10)
 report(found)
