@@ -84,14 +84,18 @@ class EveryReducer(Every):
 
 
 class Training:
-    """One training of all ranks."""
+    """One training of all ranks.
+
+    A subclass may have data, a model or a loss that are no `Task` (`_task`, `_loss`, `_held_out`), another optimizer or
+    learning rate, and what programs do between the exchange and the step, such as clipping (`_clip`).
+    """
 
     def __init__(self, words: list[str], chosen: argparse.Namespace) -> None:
         self.words, self.chosen = words, chosen
         torch.manual_seed(chosen.seed)
-        self.task: Task = TASKS[chosen.task](chosen.shards)
+        self.task = self._task()
         self.model = self.task.model()
-        self.named = dict(self.model.named_parameters())
+        self.named = {name: p for name, p in self.model.named_parameters() if p.requires_grad}
         self.optimizer = self._optimizer()
         self.reducers = self._reducers(words)
         every: Any = EveryReducer(self.reducers)
@@ -99,6 +103,9 @@ class Training:
         self.exact_first = 0
         if self.options.warmup_steps is None:
             self.exact_first = exact_first(self.optimizer, self.methods, self.named.items())
+
+    def _task(self) -> Any:
+        return TASKS[self.chosen.task](self.chosen.shards)
 
     def _reducers(self, words: list[str]) -> list[Reducer]:
         """Return the reducers of all ranks, which exchange through memory."""
@@ -131,22 +138,21 @@ class Training:
         finally:
             for reducer in self.reducers:
                 reducer.close()
-        loss, accuracy = held_out(self.task, self.model)
+        loss, accuracy = self._held_out()
         asked = {name: value for name, value in vars(self.chosen).items() if name != "run"}
         found = {
             "loss": loss,
             "accuracy": accuracy,
             "bytes_sent": self.reducers[0].metrics.bytes_sent,
+            "bytes_dense": round(self.reducers[0].metrics.bytes_dense),
             "seconds": time.monotonic() - began,
         }
         return {"bench": "virtual_ranks", "name": " ".join(self.words)} | asked | found
 
     def _step(self, step: int) -> None:
-        chosen = self.chosen
-        if chosen.lr_schedule == "cosine":
-            for group in self.optimizer.param_groups:
-                group["lr"] = chosen.lr * cosine(step, chosen.steps)
-        grads = [self._gradients(step, rank) for rank in range(chosen.ranks)]
+        for group in self.optimizer.param_groups:
+            group["lr"] = self._rate(step)
+        grads = [self._gradients(step, rank) for rank in range(self.chosen.ranks)]
         if self.held:
             self.held.begin(self.reducers[0].next_step())
         if self.exact_first:
@@ -160,14 +166,28 @@ class Training:
             results = {name: reducer.result(index, step) for index, name in enumerate(order)}
         for name, parameter in self.named.items():
             parameter.grad = results[name]
+        self._clip()
         self.optimizer.step()
 
+    def _rate(self, step: int) -> float:
+        chosen = self.chosen
+        return chosen.lr * (cosine(step, chosen.steps) if chosen.lr_schedule == "cosine" else 1.0)
+
     def _gradients(self, step: int, rank: int) -> dict[str, Tensor]:
+        self.model.zero_grad(set_to_none=True)
+        self._loss(step, rank).backward()
+        return {name: _gradient(parameter) for name, parameter in self.named.items()}
+
+    def _loss(self, step: int, rank: int) -> Tensor:
         world = self.chosen.ranks
         batch = max(1, self.task.defaults.batch * 4 // world)
-        self.model.zero_grad(set_to_none=True)
-        cross_entropy(self.model, *self.task.batch(self.chosen.seed, step, rank, world, batch)).backward()
-        return {name: _gradient(parameter) for name, parameter in self.named.items()}
+        return cross_entropy(self.model, *self.task.batch(self.chosen.seed, step, rank, world, batch))
+
+    def _clip(self) -> None:
+        """Do what the program does between the exchange and the step: here nothing."""
+
+    def _held_out(self) -> tuple[float, float | None]:
+        return held_out(self.task, self.model)
 
 
 def _gradient(parameter: nn.Parameter) -> Tensor:
