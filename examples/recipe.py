@@ -14,7 +14,7 @@ import argparse
 import json
 import math
 import resource
-import sys
+from dataclasses import fields
 from typing import Any
 
 import numpy as np
@@ -39,18 +39,19 @@ RECIPES: dict[str, Recipe] = {
     "diffusion": DIFFUSION,
 }
 POINTS = 10  # of the curve of the training loss
+QUICK_STEPS = 2
 
 
 class RecipeTraining(Training):
     """One training of a recipe; nothing of it depends on the method."""
 
-    def __init__(self, words: list[str], chosen: argparse.Namespace) -> None:
+    def __init__(self, words: list[str], chosen: argparse.Namespace, shown: bool = False) -> None:
         self.recipe = RECIPES[chosen.task]
         super().__init__(words, chosen)
         self.losses: list[float] = []
         self.norms: list[float] = []
         self.average = {name: p.detach().clone() for name, p in self.named.items()} if self.recipe.average else {}
-        self.progress = Progress(chosen.steps, chosen.progress)
+        self.progress = Progress(chosen.steps, shown)
         self.start = self._held_out()[0]
 
     def _task(self) -> Problem:
@@ -115,6 +116,10 @@ class RecipeTraining(Training):
 
 def main() -> None:
     chosen = arguments()
+    if chosen.list:
+        for task, recipe in RECIPES.items():
+            print(json.dumps({"task": task} | settings(recipe, chosen)))
+        return
     torch.set_num_threads(1)
     rates = [RECIPES[chosen.task].lr] if chosen.lr is None else [float(rate) for rate in chosen.lr.split(",")]
     for words in chosen.run or ["none"]:
@@ -122,36 +127,46 @@ def main() -> None:
             print(json.dumps(_plain(trained(words, chosen, rate)), allow_nan=False), flush=True)
 
 
+def settings(recipe: Recipe, chosen: argparse.Namespace) -> dict[str, Any]:
+    """Return everything that decides how a recipe ends, but for method and seed."""
+    given = {field.name: getattr(recipe, field.name) for field in fields(recipe) if field.name != "problem"}
+    steps = chosen.steps or (QUICK_STEPS if chosen.quick else recipe.steps)
+    return given | {"steps": steps, "ranks": chosen.ranks, "exchange": chosen.exchange, "quick": chosen.quick}
+
+
 def trained(words: str, chosen: argparse.Namespace, rate: float) -> dict[str, Any]:
     """Train once, and return the record."""
-    recipe = RECIPES[chosen.task]
-    settings = {"task": chosen.task, "ranks": chosen.ranks, "seed": chosen.seed, "exchange": chosen.exchange}
-    settings |= {"steps": chosen.steps or recipe.steps, "lr": rate, "quick": chosen.quick}
-    training = RecipeTraining(words.split(), argparse.Namespace(**settings, progress=chosen.progress))
+    given = {name: settings(RECIPES[chosen.task], chosen)[name] for name in ("steps", "ranks", "exchange", "quick")}
+    given |= {"task": chosen.task, "seed": chosen.seed, "lr": rate}
+    training = RecipeTraining(words.split(), argparse.Namespace(**given), chosen.progress)
     return training.run()
 
 
-def _plain(record: dict[str, Any]) -> dict[str, Any]:
-    """Return a record without what only this process needs; JSON has no number that is not finite."""
-    kept = {name: value for name, value in record.items() if name != "progress"}
-    return {
-        name: None if isinstance(value, float) and not math.isfinite(value) else value for name, value in kept.items()
-    } | {"train_losses": [loss if math.isfinite(loss) else None for loss in record["train_losses"]]}
+def _plain(value: Any) -> Any:
+    """Return a value with None for numbers that are not finite, which JSON lacks."""
+    if isinstance(value, dict):
+        return {name: _plain(item) for name, item in value.items()}
+    if isinstance(value, list):
+        return [_plain(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--task", choices=tuple(RECIPES), required=True)
+    what = parser.add_mutually_exclusive_group(required=True)
+    what.add_argument("--task", choices=tuple(RECIPES))
+    what.add_argument("--list", action="store_true", help="print the settings of all recipes as JSON lines")
     parser.add_argument("--run", action="append", metavar="'METHOD [option=value ...]'", help="default: none")
     parser.add_argument("--ranks", type=int, default=4)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--steps", type=int, help="default: the recipe's own")
     parser.add_argument("--lr", help="default: the recipe's own; several with commas between them")
     parser.add_argument("--exchange", choices=("auto", "ring", "fold", "torus"), default="auto")
-    parser.add_argument("--quick", action="store_true", help="little data: shows that it runs, not how well it learns")
+    quick = "two steps with little data: shows that it runs, not how well it learns"
+    parser.add_argument("--quick", action="store_true", help=quick)
     parser.add_argument("--progress", action="store_true", help="show how far a training is")
     return parser.parse_args()
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

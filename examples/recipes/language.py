@@ -92,7 +92,7 @@ class Layer(nn.Module):
 class GPT(nn.Module):
     """Next tokens; the embedding of tokens is also the last layer."""
 
-    def __init__(self, vocabulary: int, width: int = 96, layers: int = 3, dropout: float = 0.1) -> None:
+    def __init__(self, vocabulary: int, width: int = 64, layers: int = 3, dropout: float = 0.1) -> None:
         super().__init__()
         self.tokens, self.positions = nn.Embedding(vocabulary, width), nn.Embedding(CONTEXT, width)
         self.layers = nn.ModuleList(Layer(width, dropout, self._mlp(width)) for _ in range(layers))
@@ -148,7 +148,7 @@ class Experts(nn.Module):
 
 class ExpertGPT(GPT):
     def __init__(self, vocabulary: int) -> None:
-        super().__init__(vocabulary, width=64, layers=2)
+        super().__init__(vocabulary, layers=2)
 
     def _mlp(self, width: int) -> nn.Module:
         return Experts(width)
@@ -208,7 +208,7 @@ class AdaptedCode(Code):
     def _base(self) -> dict[str, Tensor]:
         """Return the weights of the model that was trained before; the first time, train it."""
         steps = 2 if self.quick else 500
-        path = BASES / f"base-{steps}-{self.vocabulary}-torch-{torch.__version__}.pt"
+        path = BASES / f"gpt-{steps}-{self.vocabulary}-torch-{torch.__version__}.pt"
         if not path.exists():
             write_base(path, GPTText(self.quick), steps)
         return torch.load(path, weights_only=True)
@@ -256,9 +256,9 @@ class LSTMText(Text):
 
 
 GPTRECIPE = Recipe(
-    "Python's documentation in 512 learnt byte pairs; GPT with 3 layers of width 96 and tied embeddings; AdamW (0.9, "
+    "Python's documentation in 512 learnt byte pairs; GPT with 3 layers of width 64 and tied embeddings; AdamW (0.9, "
     "0.95), decay 0.1, warm-up, cosine, dropout 0.1, clipped at 1",
-    GPTText, "loss", steps=300, batch=4, lr=2e-3, betas=(0.9, 0.95), decay=0.1, max_norm=1.0,
+    GPTText, "loss", steps=450, batch=4, lr=2e-3, betas=(0.9, 0.95), decay=0.1, max_norm=1.0,
 )  # fmt: skip
 MOE = Recipe(
     "Python's library in 512 learnt byte pairs; GPT with 2 layers of 4 experts, one for each token, and a penalty for "
@@ -268,10 +268,10 @@ MOE = Recipe(
 LORA = Recipe(
     "a GPT of Python's documentation, frozen, learns Python's library by adapters of rank 16; AdamW without decay, "
     "warm-up, cosine, dropout 0.05, clipped at 1",
-    AdaptedCode, "loss", steps=250, batch=4, lr=2e-3, decay=0.0, max_norm=1.0,
+    AdaptedCode, "loss", steps=350, batch=4, lr=2e-3, decay=0.0, max_norm=1.0,
 )  # fmt: skip
 LSTM_TEXT = Recipe(
     "Python's documentation in characters; LSTM of 2 layers; AdamW, decay 0.01, warm-up, cosine, dropout 0.2, clipped "
     "at 0.25",
-    LSTMText, "loss", steps=500, batch=4, lr=4e-3, max_norm=0.25,
+    LSTMText, "loss", steps=500, batch=4, lr=8e-3, max_norm=0.25,
 )  # fmt: skip
