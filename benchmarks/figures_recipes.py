@@ -71,15 +71,15 @@ def markdown(records: Sequence[Record]) -> str:
     tasks = [Results(records, task) for task in names(records, "task")]
     methods = [name for name in names(records, "name") if name != "none"]
     head = ["task", "measure", "`none`", *(f"`{method}`" for method in methods)]
-    rows = [
-        [one.task, one.metric, _base(one), *(_difference(one, method) for method in methods)] for one in tasks
-    ]
+    rows = [[one.task, one.metric, _base(one), *(_difference(one, method) for method in methods)] for one in tasks]
     text = _rows(head, rows)
     for method in methods:
         found = [difference for one in tasks if (difference := one.difference(method)) is not None]
         near = sum(difference >= -NEAR for difference in found)
         text += f"\n- `{method}`: at most {NEAR:g} % worse than `none` in {near} of {len(tasks)} tasks"
-    text += "\n\n" + _rows(["task", *head[3:]], [[one.task, *(_bytes(one, method) for method in methods)] for one in tasks])
+    text += "\n\n" + _rows(
+        ["task", *head[3:]], [[one.task, *(_bytes(one, method) for method in methods)] for one in tasks]
+    )
     failures = [record for one in tasks for method in ["none", *methods] for record in one.broken(method)]
     if failures:
         text += "\n\n" + _rows(["failed", "seed", "why"], [_failure(record) for record in failures])
@@ -148,7 +148,9 @@ def _panel(panel: Axes, method: str, tasks: Sequence[Results]) -> None:
             continue
         if difference is None or difference < WORST:
             said = "failed" if difference is None else f"{difference:.0f} %"
-            panel.annotate(f"\u2190 {said}", (WORST, place), xytext=(3, 0), textcoords="offset points", va="center", fontsize=8)
+            panel.annotate(
+                f"\u2190 {said}", (WORST, place), xytext=(3, 0), textcoords="offset points", va="center", fontsize=8
+            )
             continue
         seeds = [one.against([value], [base]) for value, base in one.pairs(method)]
         panel.scatter(seeds, [place] * len(seeds), s=14, color=COLOURS[1], alpha=0.7, linewidths=0)

@@ -68,7 +68,9 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--seeds", default="1,2,3", help="of none and marsit; others take the first (default: 1,2,3)")
     parser.add_argument("--limit", type=float, default=600, help="seconds for one training (default: 600)")
     parser.add_argument("--quick", action="store_true", help="two steps with little data: shows that everything runs")
-    parser.add_argument("--json", type=Path, default=FILE, metavar="FILE", help="the file (default: recipes.jsonl here)")
+    parser.add_argument(
+        "--json", type=Path, default=FILE, metavar="FILE", help="the file (default: recipes.jsonl here)"
+    )
     parser.add_argument("--table", action="store_true", help="measure nothing; print the file's tables in Markdown")
     parser.add_argument("--plot", type=Path, metavar="FOLDER", help="measure nothing; draw recipes.svg and .png there")
     return parser.parse_args(argv)

@@ -107,7 +107,9 @@ class RecipeTraining(Training):
             "parameters": sum(parameter.numel() for parameter in self.named.values()),
             "batch": self.recipe.batch,
             "start_loss": self.start,
-            "train_losses": [float(np.mean(part)) for part in np.array_split(self.losses, POINTS)],
+            "train_losses": [
+                float(np.mean(part)) for part in np.array_split(self.losses, min(POINTS, len(self.losses)))
+            ],
             "mean_norm": float(np.mean(self.norms)) if self.norms else None,
             "clipped": float(np.mean([norm > most for norm in self.norms])) if most is not None else None,
             "cpu_seconds": after.ru_utime + after.ru_stime - used.ru_utime - used.ru_stime,

@@ -54,8 +54,9 @@ def _rows(source: str) -> Iterator[tuple[list[int], list[float], int]]:
             yield [*categories, min(depth, 7)], [column / 40 - 1, inside / 10 - 1, brackets / 2 - 1], kind
             kinds, words = [kind, *kinds[:2]], [token.string, words[0]]
             depth += (token.type == tokenize.INDENT) - (token.type == tokenize.DEDENT)
-            brackets += (token.string in "([{" and token.type == tokenize.OP) - (token.string in ")]}" and token.type == tokenize.OP)
-            line, inside = (line or token.string, inside + 1)
+            if token.type == tokenize.OP:
+                brackets += (token.string in "([{") - (token.string in ")]}")
+            line, inside = line or token.string, inside + 1
             if token.type in (tokenize.NEWLINE, tokenize.NL):
                 line, inside = "", 0
     except (tokenize.TokenError, IndentationError):
@@ -118,7 +119,8 @@ class Tokens:
         return F.cross_entropy(model(categories, numbers), targets)
 
     def held_out(self, model: nn.Module) -> Result:
-        return classified(lambda rows: model(*rows), iter([((self.test.categories, self.test.numbers), self.test.targets)]))
+        categories, numbers, targets = self.test
+        return classified(lambda rows: model(*rows), iter([((categories, numbers), targets)]))
 
 
 TABULAR = Recipe(
