@@ -107,7 +107,8 @@ class Tokens:
         rows = table(30_000 if quick else 900_000)
         cut = len(rows.targets) * 9 // 10
         self.train = Table(*(column[:cut] for column in rows))
-        places = torch.from_numpy(np.linspace(cut, len(rows.targets) - 1, HELD_OUT).astype(np.int64))
+        count = 256 if quick else HELD_OUT
+        places = torch.from_numpy(np.linspace(cut, len(rows.targets) - 1, count).astype(np.int64))
         self.test = Table(*(column[places] for column in rows))
 
     def model(self) -> nn.Module:

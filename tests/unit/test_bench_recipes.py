@@ -147,6 +147,15 @@ def test_wrong_words_are_refused(tmp_path: Path, trainings, capsys, given: list[
     assert said in capsys.readouterr().err and not trainings
 
 
+def test_the_page_shows_what_the_file_holds() -> None:
+    page = (recipes.ROOT / "docs" / "recipes.md").read_text()
+    shown = page.partition("<!-- measured: python -m benchmarks.recipes --table -->\n\n")[2]
+    shown = shown.partition("\n\n<!-- end of measured -->")[0]
+    records = recipes.read(recipes.FILE)
+    methods = {record["name"] for record in records} - {"none"}
+    assert shown == (markdown(records) if methods else "Not measured yet.")
+
+
 @pytest.mark.slow
 def test_real_trainings_and_one_that_cannot_be(tmp_path: Path) -> None:
     path = tmp_path / "recipes.jsonl"

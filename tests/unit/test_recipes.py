@@ -47,6 +47,14 @@ def test_these_are_all_recipes(recipe) -> None:
     assert tuple(recipe.RECIPES) == TASKS
 
 
+def test_the_page_lists_the_recipes_as_they_are(recipe) -> None:
+    page = (EXAMPLES.parent / "docs" / "recipes.md").read_text()
+    rows = [
+        f"| `{task}` | {one.said} | {one.steps} | {one.batch} | {one.lr:g} |" for task, one in recipe.RECIPES.items()
+    ]
+    assert [line for line in page.splitlines() if line.startswith(tuple(f"| `{task}`" for task in TASKS))] == rows
+
+
 @pytest.mark.parametrize("words", ["none", "marsit warmup_steps=0 full_precision_every=0"])
 @pytest.mark.parametrize("task", TASKS)
 def test_a_recipe_trains(recipe, task: str, words: str) -> None:
