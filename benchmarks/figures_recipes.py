@@ -52,11 +52,11 @@ class Results:
         return [record for record in self.of(method) if self.value(record) is None]
 
     def difference(self, method: str) -> float | None:
-        """Return the mean difference in per cent; None if a training failed, or there is nothing to compare."""
+        """Return the mean difference in per cent as it is shown; None if a training failed, or nothing is compared."""
         pairs = self.pairs(method)
         if not pairs or self.broken(method):
             return None
-        return self.against(*zip(*pairs, strict=True))
+        return round(self.against(*zip(*pairs, strict=True)), 1) + 0.0  # no minus before a zero
 
 
 def names(records: Sequence[Record], field: str) -> list[str]:
@@ -72,7 +72,7 @@ def markdown(records: Sequence[Record]) -> str:
     methods = [name for name in names(records, "name") if name != "none"]
     head = ["task", "measure", "`none`", *(f"`{method}`" for method in methods)]
     rows = [[one.task, one.metric, _base(one), *(_difference(one, method) for method in methods)] for one in tasks]
-    text = _rows(head, rows)
+    text = _rows(head, rows) + "\n"
     for method in methods:
         found = [difference for one in tasks if (difference := one.difference(method)) is not None]
         near = sum(difference >= -NEAR for difference in found)
@@ -159,5 +159,7 @@ def _panel(panel: Axes, method: str, tasks: Sequence[Results]) -> None:
     panel.set_xlim(WORST, -0.7 * WORST)
     panel.set_ylim(len(tasks) - 0.4, -0.6)
     panel.set_yticks(range(len(tasks)), [""] * len(tasks))
+    panel.set_xticks([-10, -5, 0, 5])
+    panel.set_xlabel("per cent")
     panel.tick_params(axis="y", length=0)
     dress(panel, "x")

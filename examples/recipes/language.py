@@ -258,7 +258,7 @@ class LSTMText(Text):
 GPTRECIPE = Recipe(
     "Python's documentation in 512 learnt byte pairs; GPT with 3 layers of width 64 and tied embeddings; AdamW (0.9, "
     "0.95), decay 0.1, warm-up, cosine, dropout 0.1, clipped at 1",
-    GPTText, "loss", steps=450, batch=4, lr=3e-3, betas=(0.9, 0.95), decay=0.1, max_norm=1.0,
+    GPTText, "loss", steps=450, batch=4, lr=4e-3, betas=(0.9, 0.95), decay=0.1, max_norm=1.0,
 )  # fmt: skip
 MOE = Recipe(
     "Python's library in 512 learnt byte pairs; GPT with 2 layers of 4 experts, one for each token, and a penalty for "

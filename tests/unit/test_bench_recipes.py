@@ -103,8 +103,9 @@ def test_the_tables(tmp_path: Path, trainings, capsys: pytest.CaptureFixture[str
         == """\
 | task | measure | `none` | `marsit` | `topk` |
 | --- | --- | --- | --- | --- |
-| a | loss | 4.0000 (3.0000 to 5.0000) | **-2.5 %** (-3.3, -2.5, -2.0) | -0.0 % |
+| a | loss | 4.0000 (3.0000 to 5.0000) | **-2.5 %** (-3.3, -2.5, -2.0) | +0.0 % |
 | b | accuracy | 0.8000 (0.8000 to 0.8000) | -0.5 % (-0.5, -0.5, -0.5) | +0.0 % |
+
 - `marsit`: at most 1 % worse than `none` in 1 of 2 tasks
 - `topk`: at most 1 % worse than `none` in 2 of 2 tasks
 
