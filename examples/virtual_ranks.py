@@ -94,14 +94,18 @@ class EveryReducer(Every):
 
 
 class Training:
-    """One training of all ranks."""
+    """One training of all ranks.
+
+    A subclass may have data, a model or a loss that are no `Task` (`_task`, `_loss`, `_held_out`), another optimizer or
+    learning rate, and what programs do between the exchange and the step, such as clipping (`_clip`).
+    """
 
     def __init__(self, words: list[str], chosen: argparse.Namespace) -> None:
         self.words, self.chosen = words, chosen
         torch.manual_seed(chosen.seed)
-        self.task: Task = TASKS[chosen.task](chosen.shards)
+        self.task = self._task()
         self.model = self.task.model()
-        self.named = dict(self.model.named_parameters())
+        self.named = {name: p for name, p in self.model.named_parameters() if p.requires_grad}
         self.optimizer = self._optimizer()
         self.reducers = self._reducers(words)
         every: Any = EveryReducer(self.reducers)
@@ -113,6 +117,9 @@ class Training:
         self.exact_first = 0
         if self.options.warmup_steps is None:
             self.exact_first = exact_first(self.optimizer, self.methods, self.named.items(), self.options.total_steps)
+
+    def _task(self) -> Any:
+        return TASKS[self.chosen.task](self.chosen.shards)
 
     def _reducers(self, words: list[str]) -> list[Reducer]:
         """Return the reducers of all ranks, which exchange through memory."""
@@ -145,24 +152,23 @@ class Training:
         finally:
             for reducer in self.reducers:
                 reducer.close()
-        loss, accuracy = held_out(self.task, self.model)
+        loss, accuracy = self._held_out()
         asked = {name: value for name, value in vars(self.chosen).items() if name != "run"}
         found = {
             "loss": loss,
             "accuracy": accuracy,
             "bytes_sent": self.reducers[0].metrics.bytes_sent,
+            "bytes_dense": round(self.reducers[0].metrics.bytes_dense),
             "seconds": time.monotonic() - began,
         }
-        if self.norms:
+        if self.norms and self.chosen.max_norm:
             found["norms"] = [round(norm, 4) for norm in self.norms]
         return {"bench": "virtual_ranks", "name": " ".join(self.words)} | asked | found
 
     def _step(self, step: int) -> None:
-        chosen = self.chosen
-        if chosen.lr_schedule == "cosine":
-            for group in self.optimizer.param_groups:
-                group["lr"] = chosen.lr * cosine(step, chosen.steps)
-        grads = [self._gradients(step, rank) for rank in range(chosen.ranks)]
+        for group in self.optimizer.param_groups:
+            group["lr"] = self._rate(step)
+        grads = [self._gradients(step, rank) for rank in range(self.chosen.ranks)]
         if self.held:
             self.held.begin(self.reducers[0].next_step())
         if self.exact_first:
@@ -179,23 +185,8 @@ class Training:
             results = {name: reducer.result(index, step) for index, name in enumerate(order)}
         for name, parameter in self.named.items():
             parameter.grad = results[name]
-        if chosen.max_norm and chosen.clip != "local":
-            self.norms.append(self._clip())
+        self._clip()
         self.optimizer.step()
-
-    def _clip(self) -> float:
-        """Clip gradients as programs do; return the norm that they had."""
-        parameters, most = list(self.named.values()), self.chosen.max_norm
-        if self.chosen.clip == "value":
-            nn.utils.clip_grad_value_(parameters, most)
-        elif self.chosen.clip == "unit":  # Brock et al. 2021, arXiv:2102.06171, section 4.1
-            for parameter in parameters:
-                grad = _gradient(parameter).view(len(parameter), -1)
-                weights = parameter.detach().view(len(parameter), -1).norm(dim=1, keepdim=True).clamp_min(1e-3)
-                grad.mul_((most * weights / grad.norm(dim=1, keepdim=True).clamp_min(1e-12)).clamp_max(1.0))
-        else:
-            return float(nn.utils.clip_grad_norm_(parameters, most))
-        return 0.0
 
     def _prepare(self) -> None:
         """Before the optimizer's own step, do what a compression of a job does."""
@@ -204,19 +195,48 @@ class Training:
         if self.held:
             self.held.prepare()
 
+    def _rate(self, step: int) -> float:
+        chosen = self.chosen
+        return chosen.lr * (cosine(step, chosen.steps) if chosen.lr_schedule == "cosine" else 1.0)
+
     def _gradients(self, step: int, rank: int) -> dict[str, Tensor]:
+        self.model.zero_grad(set_to_none=True)
+        self._loss(step, rank).backward()
+        if self.chosen.max_norm and self.chosen.clip == "local":
+            clip(list(self.named.values()), "norm", self.chosen.max_norm)
+        return {name: _gradient(parameter) for name, parameter in self.named.items()}
+
+    def _loss(self, step: int, rank: int) -> Tensor:
         world = self.chosen.ranks
         batch = max(1, self.task.defaults.batch * 4 // world)
-        self.model.zero_grad(set_to_none=True)
-        cross_entropy(self.model, *self.task.batch(self.chosen.seed, step, rank, world, batch)).backward()
-        if self.chosen.max_norm and self.chosen.clip == "local":
-            self._clip()
-        return {name: _gradient(parameter) for name, parameter in self.named.items()}
+        return cross_entropy(self.model, *self.task.batch(self.chosen.seed, step, rank, world, batch))
+
+    def _clip(self) -> None:
+        """Do what the program does between the exchange and the step."""
+        if self.chosen.max_norm and self.chosen.clip != "local":
+            self.norms.append(clip(list(self.named.values()), self.chosen.clip, self.chosen.max_norm))
+
+    def _held_out(self) -> tuple[float, float | None]:
+        return held_out(self.task, self.model)
 
 
 def _gradient(parameter: nn.Parameter) -> Tensor:
     assert parameter.grad is not None
     return parameter.grad
+
+
+def clip(parameters: Sequence[nn.Parameter], how: str, most: float) -> float:
+    """Clip gradients as programs do; return the norm that they had, where that is what is clipped."""
+    if how == "value":
+        nn.utils.clip_grad_value_(parameters, most)
+    elif how == "unit":  # adaptive clipping: Brock et al. 2021, arXiv:2102.06171, section 4.1
+        for parameter in parameters:
+            grad = _gradient(parameter).view(len(parameter), -1)
+            weights = parameter.detach().view(len(parameter), -1).norm(dim=1, keepdim=True).clamp_min(1e-3)
+            grad.mul_((most * weights / grad.norm(dim=1, keepdim=True).clamp_min(1e-12)).clamp_max(1.0))
+    else:
+        return float(nn.utils.clip_grad_norm_(parameters, most))
+    return 0.0
 
 
 @torch.no_grad()
