@@ -76,7 +76,7 @@ class EveryReducer(Every):
 
     def __init__(self, reducers: Sequence[Reducer]) -> None:
         super().__init__(reducers, ())
-        self.buckets = Every([reducer.buckets for reducer in reducers], ("hold", "next_steps", "divide_by"))
+        self.buckets = Every([reducer.buckets for reducer in reducers], ("hold", "next_steps", "divide_by", "withhold"))
         self.kept = Every([reducer.kept for reducer in reducers], ("convert",))
 
     def idle(self) -> bool:

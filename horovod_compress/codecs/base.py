@@ -251,6 +251,12 @@ def variants_of(codec: Codec) -> tuple[Codec, ...]:
     return codec.properties().variants or (codec,)
 
 
+def zero_groups_of(codec: Codec, bucket: Bucket, world: int) -> Sequence[int]:
+    """Return, for each tensor of a bucket, which zeros stay zeros; see ``Layout.zero_groups``."""
+    said = codec.layout(bucket, world).zero_groups
+    return said or [int(codec.properties().law.zeros)] * len(bucket.tensors)
+
+
 def tables_that_stay(codec: Codec, bucket: Bucket, world: int) -> list[str]:
     """Return the tables of a bucket that cannot follow its tensors to other buckets."""
     stay: set[str] = set()

@@ -40,11 +40,19 @@ class Kept:
         state.device.wait_events(state.decoded)
         return {kind: kept[state.memory.span(position)] for kind, kept in state.memory.state.items()}
 
+    def set_aside(self, index: int) -> dict[str, Tensor]:
+        """Return a copy of all that is kept for the elements of one tensor, for :meth:`put_back`."""
+        state, position = self._buckets.where(index)
+        copies = {kind: kept.clone() for kind, kept in self.of(index).items()}
+        return copies | {"waiting": state.memory.withheld.dense(position)} if state.memory.withheld else copies
+
     def put_back(self, index: int, saved: Mapping[str, Tensor]) -> None:
         """Let what is kept for one tensor be as it was, between two steps, and on every rank alike."""
-        state, _ = self._buckets.where(index)
+        state, position = self._buckets.where(index)
         for kind, kept in self.of(index).items():
             kept.copy_(saved[kind])
+        if "waiting" in saved:
+            state.memory.withheld.put(position, saved["waiting"])
         state.rounds.resume()  # something may wait again
         self._context.devices.synchronize()
 
@@ -57,6 +65,19 @@ class Kept:
         """Return what merging keeps on this rank, by bucket and what it belongs to."""
         self._follow()
         return {f"{s.bucket.index} {name}": kept for s in self._buckets for name, kept in s.rounds.carry().items()}
+
+    def waiting(self) -> dict[str, Tensor]:
+        """Return what waits for elements that coded rounds leave out, by tensor, where there are any."""
+        self._follow()
+        each = ((s.bucket.tensors, s.memory.withheld) for s in self._buckets)
+        return {tensors[p].name: withheld.dense(p) for tensors, withheld in each for p in withheld.positions()}
+
+    def load_waiting(self, saved: Mapping[str, Tensor]) -> None:
+        """Let this wait and nothing else, between two steps, and on every rank alike."""
+        for state in self._buckets:
+            for position, tensor in enumerate(state.bucket.tensors):
+                state.memory.withheld.put(position, saved.get(tensor.name))
+        self._context.devices.synchronize()
 
     def residuals(self) -> dict[str, Tensor]:
         """Return the residual of every tensor that has one, by name; these are views."""
@@ -90,7 +111,13 @@ class Kept:
         for kind, kept in self.states().items():
             for name in kept.keys() & factors.keys() if kind != "momentum" else ():
                 kept[name].mul_(factors[name])
+        self._scale_waiting(factors)
         self._context.devices.synchronize()
+
+    def _scale_waiting(self, factors: Mapping[str, float]) -> None:
+        for state in self._buckets:
+            for position in state.memory.withheld.positions():
+                state.memory.withheld.scale(position, factors.get(state.bucket.tensors[position].name, 1.0))
 
     def scale(self, factor: float) -> None:
         """Multiply all that is kept, between two steps: gradients are so much larger from now on.
@@ -107,4 +134,5 @@ class Kept:
             for kept in (*self.states().values(), self.tables()):
                 for tensor in kept.values():
                     tensor.mul_(factor)
+            self._scale_waiting(dict.fromkeys(self.waiting(), factor))
         self._context.devices.synchronize()
