@@ -125,7 +125,7 @@ class Properties:
 _NOTHING = Bucket(0, (TensorSpec("nothing", (0,), "float32"),))
 
 
-class _NoCompression:
+class NoCompression:
     """Refuses to be used as a compression of Horovod's."""
 
     name: ClassVar[str]
@@ -144,7 +144,7 @@ class _NoCompression:
 
 
 @dataclass(frozen=True)
-class Codec(_NoCompression):
+class Codec(NoCompression):
     """One method. Stateless: its fields are its options, and all it may know is in its arguments.
 
     Equal arguments give equal bytes on every rank and device. One tensor is a batch of one: no method has a second

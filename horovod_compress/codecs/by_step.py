@@ -167,7 +167,9 @@ def stage(given: object) -> Codec:
     """Return the codec of a stage; plain rounds are of a kind that empties what earlier stages left."""
     codec = method(given) if isinstance(given, str) else given
     if not isinstance(codec, Codec):
-        raise ConfigError(f'a method should be a name or hvc.method("name", option=...), got {given!r}')
+        raise ConfigError(
+            f'a method should be a name or hvc.method("name", option=...), got {given!r}; masked() goes around by_step()'
+        )
     return FullPrecision() if isinstance(codec, Uncompressed) else codec
 
 

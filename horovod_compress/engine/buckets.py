@@ -11,7 +11,6 @@ from ..codecs.left_plain import LeftPlain
 from ..codecs.work import work_dtype
 from ..exchange.choose import Choose
 from ..schedule.plan import Bucket, Plan
-from .bucket.memory import Memory
 from .bucket.state import BucketState
 from .context import Context
 
@@ -30,7 +29,6 @@ class Buckets:
         self._context, self._codecs, self._choose = context, codecs, choose
         #: Tensors that nothing is exchanged for, in plan order.
         self.frozen: frozenset[int] = frozenset()
-        self._masked: Mapping[str, Tensor] = {}
         self.take_plan(plan)
 
     def take_plan(self, plan: Plan) -> None:
@@ -39,7 +37,6 @@ class Buckets:
         self._states = [self._make(bucket) for bucket in plan.buckets]
         self._context.devices.synchronize()  # memory is zero before a thread of another stream looks at it
         self._where = [(state, position) for state in self for position in range(len(state.bucket.tensors))]
-        self.mask(self._masked)
 
     def _make(self, bucket: Bucket) -> BucketState:
         context, where = self._context, self._context.devices[bucket.device]
@@ -142,31 +139,6 @@ class Buckets:
             mine.clear()
             dtype = work_dtype(state.bucket)
             mine.update({position: divisors[name].to(dtype) for position, name in named if name in divisors})
-
-    def zero_groups(self) -> dict[str, int]:
-        """Return, by tensor, which zeros stay zeros in coded rounds; see ``Layout.zero_groups``."""
-        return {name: group for state in self for name, group in state.rounds.zero_groups().items()}
-
-    def withhold(self, unmoved: Mapping[str, Tensor]) -> None:
-        """Let coded rounds leave out the elements of some tensors for which no rank has had a gradient yet.
-
-        Args:
-            unmoved: their indices, rising, by name; equal on every rank. The same object stands for the same elements.
-        """
-        self._arrange([m.withheld.choose(p, unmoved.get(name)) for m, p, name in self._places()])
-
-    def mask(self, masked: Mapping[str, Tensor]) -> None:
-        """Let all rounds leave out some elements; see :meth:`withhold`."""
-        self._masked = masked
-        self._arrange([m.withheld.mask(p, masked.get(name)) for m, p, name in self._places()])
-
-    def _arrange(self, changes: Sequence[bool]) -> None:
-        if any(changes):
-            self._context.devices.synchronize()
-
-    def _places(self) -> Iterator[tuple[Memory, int, str]]:
-        """Return every tensor: the memory of its bucket, its position in there, and its name."""
-        return ((s.memory, p, tensor.name) for s in self for p, tensor in enumerate(s.bucket.tensors))
 
     def clear_where_sent(self, index: int, momenta: Sequence[Tensor]) -> None:
         """Let a method empty these where this rank's payload carried a value: momentum masking.

@@ -10,6 +10,7 @@ from torch import Tensor
 from ..errors import ConfigError
 from .buckets import Buckets
 from .context import Context
+from .withholding import Withholding
 
 
 class Kept:
@@ -17,10 +18,14 @@ class Kept:
 
     Args:
         wait_idle: waits for the end of a step for some seconds; returns whether it is there.
+
+    Attributes:
+        withholding: what waits for elements that rounds leave out, in units of gradients.
     """
 
     def __init__(self, context: Context, buckets: Buckets, wait_idle: Callable[[float], bool]) -> None:
         self._context, self._buckets, self._wait_idle = context, buckets, wait_idle
+        self.withholding = Withholding(context, buckets)
 
     # ---- views ----
 
@@ -66,19 +71,6 @@ class Kept:
         self._follow()
         return {f"{s.bucket.index} {name}": kept for s in self._buckets for name, kept in s.rounds.carry().items()}
 
-    def waiting(self) -> dict[str, Tensor]:
-        """Return what waits for elements that coded rounds leave out, by tensor, where there are any."""
-        self._follow()
-        each = ((s.bucket.tensors, s.memory.withheld) for s in self._buckets)
-        return {tensors[p].name: withheld.dense(p) for tensors, withheld in each for p in withheld.positions()}
-
-    def load_waiting(self, saved: Mapping[str, Tensor]) -> None:
-        """Let this wait and nothing else, between two steps, and on every rank alike."""
-        for state in self._buckets:
-            for position, tensor in enumerate(state.bucket.tensors):
-                state.memory.withheld.put(position, saved.get(tensor.name))
-        self._context.devices.synchronize()
-
     def residuals(self) -> dict[str, Tensor]:
         """Return the residual of every tensor that has one, by name; these are views."""
         return self.states().get("residual", {})
@@ -111,13 +103,8 @@ class Kept:
         for kind, kept in self.states().items():
             for name in kept.keys() & factors.keys() if kind != "momentum" else ():
                 kept[name].mul_(factors[name])
-        self._scale_waiting(factors)
+        self.withholding.scale(1.0, factors)
         self._context.devices.synchronize()
-
-    def _scale_waiting(self, factors: Mapping[str, float]) -> None:
-        for state in self._buckets:
-            for position in state.memory.withheld.positions():
-                state.memory.withheld.scale(position, factors.get(state.bucket.tensors[position].name, 1.0))
 
     def scale(self, factor: float) -> None:
         """Multiply all that is kept, between two steps: gradients are so much larger from now on.
@@ -134,5 +121,5 @@ class Kept:
             for kept in (*self.states().values(), self.tables()):
                 for tensor in kept.values():
                     tensor.mul_(factor)
-            self._scale_waiting(dict.fromkeys(self.waiting(), factor))
+            self.withholding.scale(factor)
         self._context.devices.synchronize()

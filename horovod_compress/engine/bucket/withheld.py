@@ -117,6 +117,8 @@ class Withheld:
 
     def put(self, position: int, values: Tensor | None) -> None:
         """Let this wait for a tensor, and nothing else; None for nothing at all."""
+        if values is None and position not in self._waiting:
+            return
         withheld = [some for some in self._waiting.pop(position, ()) if not some.leaves]
         values = self.dense(position) if values is None else values.to(self._device, copy=True)
         for some in withheld:

@@ -165,7 +165,7 @@ class HeldSecondMoment:
         where = {name: parameter.device for _, parameter, name in self._parameters()}
         mine = {name: saved for name, saved in state.items() if name in where}
         own = {name: saved["moment"].to(where[name], copy=True).contiguous() for name, saved in mine.items()}
-        groups = self._reducer.buckets.zero_groups()
+        groups = self._reducer.kept.withholding.zero_groups()
         self._held = {
             name: _Held(**{**saved, "moment": own[name]}, zero_group=groups[name]) for name, saved in mine.items()
         }
@@ -195,14 +195,14 @@ class HeldSecondMoment:
                 held = None
                 _note(factors, name, self._held.pop(name).divisor, None)
             if not (exact or held) and state and divides[name] != "never":  # the optimizer has moved its own until now
-                zeros = zeros or self._reducer.buckets.zero_groups()
+                zeros = zeros or self._reducer.kept.withholding.zero_groups()
                 self._held[name] = held = _taken_over(group, state, divides[name] == "before", zeros[name])
                 _note(factors, name, None, held.divisor)
         self._reducer.kept.convert(factors)
         self._reducer.buckets.divide_by(
             {name: held.divisor for name, held in self._held.items() if held.divisor is not None}
         )
-        self._reducer.buckets.withhold(
+        self._reducer.kept.withholding.withhold(
             {name: held.unmoved for name, held in self._held.items() if held.unmoved is not None}
         )
 

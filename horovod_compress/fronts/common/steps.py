@@ -14,6 +14,7 @@ from torch import nn
 
 from ...engine import checkpoint
 from ...engine.agreement.weights import Weights
+from ...engine.masks import Masks, check as check_masks
 from ...engine.methods import Methods
 from ...engine.optimizer import heavy_ball, held
 from ...engine.optimizer.rates import Rates
@@ -57,6 +58,8 @@ class Steps:
         self._followed: Sequence[float] = ()  # learning rates that were loaded
         if reducer.world > 1:
             reducer.verification.weights = Weights(reducer.options.verify_every, warns=reducer.rank == 0)
+        masked = {name: parameter for name, parameter in named if methods.is_masked(name)}
+        self._masks = Masks(reducer, masked) if masked else None
         self.tuner: Tuner | None = None
         if is_adaptive(schedule := reducer.options.schedule):
             self.tuner = Tuner(reducer, str(schedule), share, methods, reducer.options.warmup_steps or 0)
@@ -147,6 +150,8 @@ class Steps:
         if changed:
             self._take_order()
         self._freeze()
+        if self._masks:
+            self._masks.begin()
         if self._rates:
             self._rates.begin()
         if self.held:
@@ -173,7 +178,8 @@ class Steps:
         due = {"due": True} if (self.held.due if self.held else self._due) else {}
         followed = self._rates.state() if self._rates else list(self._followed)  # which were loaded
         rates = {"rates": followed} if followed else {}
-        return tuned | self.scale.state() | held_ | due | rates
+        masks = self._masks.state() if self._masks else {}
+        return tuned | self.scale.state() | held_ | due | rates | masks
 
     def check(self, state: Mapping[str, Any], residuals: str) -> None:
         """Refuse a state that could not be loaded; nothing is changed.
@@ -185,6 +191,7 @@ class Steps:
         checkpoint.check(self._reducer, self._methods, state, residuals, go_on)
         shapes = {name: parameter.shape for name, parameter in self.named}
         check_moments(state.get("second_moment", {}), shapes)
+        check_masks(state, dict(self.named))
 
     def load(self, state: Mapping[str, Any], residuals: str, *, begun: bool) -> None:
         """Take a state that :meth:`check` has found good.
@@ -197,6 +204,8 @@ class Steps:
             self.tuner.resume(checkpoint.saved_plan(state), same and bool(state.get("tuned")))
             self._take_order()
         checkpoint.restore(self._reducer, state, residuals)
+        if self._masks:
+            self._masks.load(state)
         self._moments, self._due = state.get("second_moment", {}), bool(state.get("due"))
         if self.held:
             self.held.load_state_dict(self._moments, self._due)
