@@ -77,7 +77,7 @@ class EveryReducer(Every):
     def __init__(self, reducers: Sequence[Reducer]) -> None:
         super().__init__(reducers, ())
         self.buckets = Every([reducer.buckets for reducer in reducers], ("hold", "next_steps", "divide_by"))
-        self.kept = Every([reducer.kept for reducer in reducers], ("convert",))
+        self.kept: Any = Every([reducer.kept for reducer in reducers], ("convert",))
         self.kept.withholding = Every([reducer.kept.withholding for reducer in reducers], ("withhold",))
 
     def idle(self) -> bool:

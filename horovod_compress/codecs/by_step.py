@@ -168,7 +168,8 @@ def stage(given: object) -> Codec:
     codec = method(given) if isinstance(given, str) else given
     if not isinstance(codec, Codec):
         raise ConfigError(
-            f'a method should be a name or hvc.method("name", option=...), got {given!r}; masked() goes around by_step()'
+            f'a method should be a name or hvc.method("name", option=...), got {given!r}; masked() goes around '
+            "by_step()"
         )
     return FullPrecision() if isinstance(codec, Uncompressed) else codec
 

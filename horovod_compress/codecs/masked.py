@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from ..errors import ConfigError
 from .base import Codec, NoCompression
-from .by_step import method
+from .registry import create
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ def masked(given: str | Codec) -> Masked:
     Raises:
         ConfigError: that is not a method.
     """
-    codec = method(given) if isinstance(given, str) else given
+    codec = create(given) if isinstance(given, str) else given
     if not isinstance(codec, Codec):
         raise ConfigError(
             'masked() takes the name of a method, hvc.method("name", option=...) or hvc.by_step(...), got '

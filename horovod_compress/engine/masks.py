@@ -76,7 +76,7 @@ class Masks:
         return {"masks": {name: kinds.clone() for name, kinds in self._kinds.items()}} if self._kinds else {}
 
     def load(self, state: Mapping[str, Any]) -> None:
-        """Restore what :meth:`state` returned and :func:`check` has found good; weights are looked at in the next step."""
+        """Restore a state that :func:`check` has found good; the next step looks at the weights."""
         saved = state.get("masks", {})
         self._kinds = {n: saved[n].to(p.device, copy=True) for n, p in self._named.items() if n in saved}
         self._masked.clear()

@@ -66,7 +66,7 @@ def redistributed(states: Iterable[Mapping[str, Any]], rank: int, world: int, ow
             _add(sums[part], state[part])
         for name, tensor in state.get(_WAITING, {}).items():
             waiting.setdefault(name, _Sum(tensor)).add(tensor)
-        number += 1  # noqa: SIM113  enumerate() would keep the state while the next one is read
+        number += 1
         del state  # as this loop would
     kept = {kind: _dealt(tensors, kind in owned, rank) for kind, tensors in sums["state"].items()}
     changed = {"rank": rank, "world": world, "state": kept, "tables": _dealt(sums["tables"], False, rank)}

@@ -13,7 +13,7 @@ from horovod_compress.codecs.base import variants_of
 from horovod_compress.engine import checkpoint
 from horovod_compress.engine.masks import Masks
 from horovod_compress.engine.redistribute import redistributed
-from horovod_compress.errors import ConfigError, MismatchError, StateError
+from horovod_compress.errors import MismatchError, StateError
 from horovod_compress.schedule.plan import Plan
 from tests.property.test_held_laws import Team
 from tests.support.local import Fleet, all_same, random_grads, same_bits, spec

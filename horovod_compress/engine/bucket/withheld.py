@@ -97,10 +97,11 @@ class Withheld:
             found.append(_Waiting.of(left, values[left], leaves=True))
         if found:
             self._waiting[position] = found
+        out = unmoved
         if masked is not None:
             waits[masked] = True
-        index = unmoved if masked is None else waits.nonzero().view(-1)
-        _put(self.index, position, index if index is not None and index.numel() else None)
+            out = waits.nonzero().view(-1)
+        _put(self.index, position, out)
 
     # ---- what waits, for whoever saves it or moves it to other buckets ----
 

@@ -42,14 +42,12 @@ class Steps:
         index: their places in it, by identity.
         tuner: chooses buckets, where the schedule is an adaptive one.
         held: the second moment of the optimizer, where that is shared.
-        frozen: the parameters that need no gradient in the step under way.
     """
 
     def __init__(self, reducer: Reducer, methods: Methods, named: Named, share: Share) -> None:
         self._reducer, self._methods, self.named = reducer, methods, named
         self.scale = Scale(reducer)
         self.held: held.HeldSecondMoment | None = None
-        self.frozen: list[nn.Parameter] = []
         self._optimizer: Any = None
         self._exact_first = 0  # so many first steps are exact
         self._rates: Rates | None = None  # that residuals follow
@@ -142,6 +140,11 @@ class Steps:
 
     # ---- a step ----
 
+    @property
+    def frozen(self) -> list[nn.Parameter]:
+        """Return the parameters that need no gradient in the step under way."""
+        return [self.parameters[index] for index in sorted(self._reducer.buckets.frozen)]
+
     def begin(self) -> bool:
         """Begin a step, before its first gradient is offered; return whether the parameters have other numbers now."""
         reducer = self._reducer
@@ -164,9 +167,7 @@ class Steps:
 
     def _freeze(self) -> None:
         """Exchange nothing for parameters that need no gradient in the step that begins."""
-        frozen = [index for index, parameter in enumerate(self.parameters) if not parameter.requires_grad]
-        self.frozen = [self.parameters[index] for index in frozen]
-        self._reducer.freeze(frozen)
+        self._reducer.freeze(index for index, parameter in enumerate(self.parameters) if not parameter.requires_grad)
 
     # ---- state ----
 

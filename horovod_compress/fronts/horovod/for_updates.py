@@ -60,8 +60,8 @@ class ForUpdates(BaseCompression):
             )
         if self._methods.masked:
             raise ConfigError(
-                "masked() leaves out elements of gradients, and weight updates differ between ranks; give update mode the "
-                "method without it"
+                "masked() leaves out elements of gradients, and local weights differ between ranks; give update mode "
+                "the method without it"
             )
         if self._steps.tuner and reducer.options.schedule != OPTIONAL:
             raise ConfigError(
