@@ -119,8 +119,8 @@ class Start:
             name, odd = next(iter(differ.items()))
             raise MismatchError(
                 f"rank {rank}: the masks of {', '.join(list(differ)[:5])} differ between ranks, that of {name} on "
-                f"rank(s) {odd} from the others: a mask is what is 0 in the weights; prune them in the same way on every "
-                "rank, between the same two steps, and broadcast them from one rank"
+                f"rank(s) {odd} from the others: a mask is what is 0 in the weights; prune them in the same way on "
+                "every rank, between the same two steps, and broadcast them from one rank"
             )
 
     def _hash_of_frozen(self) -> int:

@@ -49,8 +49,6 @@ class Withholding:
 
     def waiting(self) -> dict[str, Tensor]:
         """Return copies of what waits, by tensor, flat, for those that have elements left out."""
-        for state in self._buckets:
-            state.device.wait_events(state.decoded)
         return {name: withheld.dense(p) for name, withheld, p in self._places() if p in withheld.positions()}
 
     def load(self, saved: Mapping[str, Tensor]) -> None:
@@ -67,6 +65,7 @@ class Withholding:
 
     def _places(self) -> Iterator[_Place]:
         for state in self._buckets:
+            state.device.wait_events(state.decoded)  # the last round may still be queued
             withheld = state.memory.withheld
             yield from (_Place(tensor.name, withheld, p) for p, tensor in enumerate(state.bucket.tensors))
 

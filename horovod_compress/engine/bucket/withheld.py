@@ -97,8 +97,8 @@ class Withheld:
             found.append(_Waiting.of(left, values[left], leaves=True))
         if found:
             self._waiting[position] = found
-        out = unmoved
-        if masked is not None:
+        out = masked if unmoved is None else unmoved
+        if masked is not None and unmoved is not None:
             waits[masked] = True
             out = waits.nonzero().view(-1)
         _put(self.index, position, out)
