@@ -10,6 +10,7 @@ Options, results and saved states are those of :mod:`horovod_compress.torch`; do
 """
 
 from .codecs.by_step import by_step, method
+from .codecs.masked import masked
 from .codecs.registry import available
 from .errors import (
     ConfigError,
@@ -41,6 +42,7 @@ __all__ = [
     "available",
     "by_step",
     "ddp_hook",
+    "masked",
     "method",
     "trace",
 ]

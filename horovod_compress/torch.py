@@ -14,6 +14,7 @@ or, to compress weight updates instead of gradients:
 """
 
 from .codecs.by_step import by_step, method
+from .codecs.masked import masked
 from .codecs.registry import available
 from .errors import (
     ConfigError,
@@ -52,6 +53,7 @@ __all__ = [
     "Trace",
     "available",
     "by_step",
+    "masked",
     "method",
     "trace",
 ]

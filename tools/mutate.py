@@ -202,6 +202,27 @@ FAULTS = (
         "if number := 0:",
         "tests/battery/test_checkpoint.py",
     ),
+    Fault(
+        "engine: results of withheld elements are what the code makes of them",
+        "horovod_compress/engine/bucket/withheld.py",
+        "result.index_fill_(0, index, 0)",
+        "result.index_fill_(0, index[:0], 0)",
+        "tests/property/test_zero_laws.py",
+    ),
+    Fault(
+        "engine: what waits for a withheld element is forgotten",
+        "horovod_compress/engine/bucket/withheld.py",
+        "some.kept, some.next = some.next, some.kept",
+        "some.kept.zero_()",
+        "tests/property/test_zero_laws.py",
+    ),
+    Fault(
+        "codecs: means count withheld elements",
+        "horovod_compress/codecs/shared/signs.py",
+        "return sizes / (sizes - counts).clamp_(min=1)",
+        "return sizes / sizes.clamp_(min=1)",
+        "tests/property/test_zero_laws.py",
+    ),
     # ---- exchange ----
     Fault(
         "exchange: the ring says a payload holds one rank more",

@@ -125,7 +125,7 @@ class Properties:
 _NOTHING = Bucket(0, (TensorSpec("nothing", (0,), "float32"),))
 
 
-class _NoCompression:
+class NoCompression:
     """Refuses to be used as a compression of Horovod's."""
 
     name: ClassVar[str]
@@ -144,7 +144,7 @@ class _NoCompression:
 
 
 @dataclass(frozen=True)
-class Codec(_NoCompression):
+class Codec(NoCompression):
     """One method. Stateless: its fields are its options, and all it may know is in its arguments.
 
     Equal arguments give equal bytes on every rank and device. One tensor is a batch of one: no method has a second
@@ -249,6 +249,12 @@ class Codec(_NoCompression):
 def variants_of(codec: Codec) -> tuple[Codec, ...]:
     """Return every codec that the steps of a method may take."""
     return codec.properties().variants or (codec,)
+
+
+def zero_groups_of(codec: Codec, bucket: Bucket, world: int) -> Sequence[int]:
+    """Return, for each tensor of a bucket, which zeros stay zeros; see ``Layout.zero_groups``."""
+    said = codec.layout(bucket, world).zero_groups
+    return said or [int(codec.properties().law.zeros)] * len(bucket.tensors)
 
 
 def tables_that_stay(codec: Codec, bucket: Bucket, world: int) -> list[str]:

@@ -17,7 +17,7 @@ from typing import Any, ClassVar
 
 from ..errors import ConfigError
 from ..schedule.plan import Bucket
-from .base import Algebra, Codec, Properties, variants_of
+from .base import Algebra, Codec, Properties, variants_of, zero_groups_of
 from .dense import Dense, FullPrecision, Uncompressed
 from .layout import Layout
 from .registry import create
@@ -90,7 +90,8 @@ class ByStep(Codec):
                     f"two stages keep {name!r} in different sizes for bucket {bucket.index}; give methods "
                     f"that keep tables the same options in every stage"
                 )
-        return Layout(state=state, tables=tables)
+        groups = zero_groups_of(self.stages[-1][1], bucket, world)
+        return Layout(state=state, tables=tables, zero_groups=groups)
 
     def for_step(self, step: int, *, compressed: bool = False) -> Codec:
         number = self._stage(step)
@@ -166,7 +167,10 @@ def stage(given: object) -> Codec:
     """Return the codec of a stage; plain rounds are of a kind that empties what earlier stages left."""
     codec = method(given) if isinstance(given, str) else given
     if not isinstance(codec, Codec):
-        raise ConfigError(f'a method should be a name or hvc.method("name", option=...), got {given!r}')
+        raise ConfigError(
+            f'a method should be a name or hvc.method("name", option=...), got {given!r}; masked() goes around '
+            "by_step()"
+        )
     return FullPrecision() if isinstance(codec, Uncompressed) else codec
 
 

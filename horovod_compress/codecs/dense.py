@@ -41,7 +41,7 @@ class Dense(Codec):
     sent: ClassVar[torch.dtype | None] = None
 
     def properties(self) -> Properties:
-        law = Law(unbiased=True, conserves=True, epsilon=self.epsilon, bound="rounding only")
+        law = Law(unbiased=True, conserves=True, epsilon=self.epsilon, bound="rounding only", zeros=True)
         return Properties(law, batched=True, adds_up=True)
 
     def layout(self, bucket: Bucket, world: int) -> Layout:
@@ -117,7 +117,7 @@ class Momentum(Dense):
     summary: ClassVar[str] = "float32, or float64 for float64 gradients, with momentum that is kept on each rank"
 
     def properties(self) -> Properties:
-        return Properties(Law(bound="result = mean of u, rounding only"), adds_up=True)
+        return Properties(Law(bound="result = mean of u, rounding only", zeros=True), adds_up=True)
 
     def layout(self, bucket: Bucket, world: int) -> Layout:
         return replace(super().layout(bucket, world), state=per_element(bucket, "momentum"))

@@ -87,7 +87,7 @@ class Dgc(Sections):
     def properties(self) -> Properties:
         return replace(
             super().properties(),
-            law=Law(conserves=not self.momentum, bound="own: (1 - k/d) |v|^2"),
+            law=Law(conserves=not self.momentum, bound="own: (1 - k/d) |v|^2", zeros=True),
             divides="never" if self.clip else "before",  # a length is in the units of gradients
             small_tensors=Momentum(float(self.momentum)) if self.momentum else None,
             variants=(*self._stages(), replace(self, ramp_steps=0)),

@@ -80,7 +80,7 @@ class Standard(_Form):
 
     def properties(self) -> Properties:
         bound = "d N^2 / (4 s^2 M), N the norm, s the levels"
-        return replace(super().properties(), law=Law(unbiased=True, bound=bound, error=self._error))
+        return replace(super().properties(), law=Law(unbiased=True, bound=bound, error=self._error, zeros=True))
 
     def _error(self, x: Sequence[Tensor]) -> float:
         world, count, rows = len(x), x[0].numel(), self.rows
@@ -168,7 +168,7 @@ class Exponential(_Form):
 
     def properties(self) -> Properties:
         bound = "M^0.17 |x|^2 / 8, and of values below the smallest power"
-        return replace(super().properties(), law=Law(unbiased=True, bound=bound))
+        return replace(super().properties(), law=Law(unbiased=True, bound=bound, zeros=True))
 
     def layout(self, bucket: Bucket, world: int) -> Layout:
         most = 1 << ((1 << (self.bits - 1)) - 2)

@@ -22,6 +22,7 @@ class Law:
         bound: the error of the result against the mean of ``x``, as a formula.
         error: returns a bound of the expected squared error of the mean, or None where there is none. It takes one
             tensor of a bucket of its own, on each rank; float64.
+        zeros: where x is exactly 0 on every rank, so is the result.
         few_exact: training learns well with few exact rounds where a second moment is held; this is measured.
     """
 
@@ -30,4 +31,5 @@ class Law:
     epsilon: float = 2.0**-23
     bound: str = "none"
     error: Callable[[Sequence[Tensor]], float | None] | None = None
+    zeros: bool = False
     few_exact: bool = False

@@ -53,6 +53,9 @@ class Layout:
         scratch: likewise, where nothing is kept from one round to the next, so that other kinds of rounds may use the
             same memory; both are in ``Work.local``.
         cutting: how tensors may be cut; None where a bucket is encoded and decoded in one go.
+        zero_groups: by position, of how many consecutive elements the result is 0 where all of them are, on every rank.
+            1 where every exact zero stays one, and 0 where none does; that is so where nothing is said, but for methods
+            that promise it, see ``Law.zeros``. Elements that have had no gradient yet are left out of other groups.
     """
 
     regions: Regions = field(default_factory=dict)
@@ -66,6 +69,7 @@ class Layout:
     local: Regions = field(default_factory=dict)
     scratch: Regions = field(default_factory=dict)
     cutting: Cutting | None = None
+    zero_groups: Sequence[int] = ()
 
 
 def per_element(bucket: Bucket, *names: str) -> dict[str, torch.dtype]:

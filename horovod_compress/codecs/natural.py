@@ -49,7 +49,7 @@ class Natural(Dithering):
 
     def properties(self) -> Properties:
         bound = "9/8 E + |mean|^2 / 8, E = sum over ranks of |x|^2 / (8 M^2)"
-        return replace(super().properties(), law=Law(unbiased=True, bound=bound, error=self._error))
+        return replace(super().properties(), law=Law(unbiased=True, bound=bound, error=self._error, zeros=True))
 
     def _error(self, x: Sequence[Tensor]) -> float:
         world, mean = len(x), torch.stack(list(x)).mean(0)

@@ -23,7 +23,7 @@ from .. import ops
 from ..ops.keys import Key
 from .registry import register
 from .shared.gathered_signs import GatheredSigns
-from .shared.signs import LARGE_STEP, fill_group_sizes
+from .shared.signs import LARGE_STEP, fill_group_sizes, left_out
 from .work import Counts, Regions, Work
 
 
@@ -69,6 +69,9 @@ class OneBit(GatheredSigns):
     def before(self, number: int, work: Work, key: Key) -> None:
         highs, lows, ones = (work.local[name] for name in ("highs", "lows", "ones"))
         zeros = work.local["sizes"] - ones
+        for position in work.withheld:  # there p is 0, which has the bit 1
+            mine = ones[work.memo["groups"][position]]
+            mine.sub_(left_out(work, position, work.memo["lengths"][position], mine.numel()))
         # An empty side has the sum 0, so any divisor gives 0.
         means = (highs.div_(ones.clamp(min=1)), lows.div_(zeros.clamp_(min=1)).neg_())
         for values, mean in zip(work.memo["values"], means, strict=True):

@@ -36,7 +36,7 @@ from .layout import Cutting, Layout, per_element
 from .registry import register
 from .shared.forms import ByForm
 from .shared.options import check_choice, whole
-from .shared.signs import LARGE_STEP, check_step_scale
+from .shared.signs import LARGE_STEP, check_step_scale, more_where_left_out
 from .work import Counts, Part, Work, slices, work_dtype
 
 MOST_BLOCK = 1 << 16
@@ -83,6 +83,7 @@ class Recording(Codec):
             state=per_element(bucket, "residual", "server"),
             local={"scales": (torch.float32, total), "left": (work_dtype(bucket), bucket.padded)},
             cutting=Cutting([self.block] * len(bucket.tensors), self._needs),
+            zero_groups=[self.block] * len(bucket.tensors),
         )
 
     def prepare(self, work: Work) -> None:
@@ -136,7 +137,11 @@ class Recording(Codec):
             if grad is None:  # what an earlier step left
                 table[own] = 0
         scales.copy_(table[:, :4].view(torch.float32).view(-1))
-        if self.step_scale != 1:
+        for position in work.withheld:
+            mine = scales[work.memo["records"][position]]
+            more = more_where_left_out(work, position, self.block, mine.numel())
+            mine.mul_(more if self.scale == "l1" else more.sqrt())
+        if self.step_scale != 1 or work.withheld:
             scales.mul_(self.step_scale).clamp_(max=torch.finfo(scales.dtype).max)
             table[:, :4] = scales.view(torch.uint8).view(-1, 4)
 

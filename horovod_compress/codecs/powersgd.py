@@ -119,6 +119,7 @@ class PowerSgd(Codec):
             state=per_element(bucket, "residual") if self.error_feedback else {},
             tables={"factor": right} if last.right.stop else {},
             local={"start": right},
+            zero_groups=[t.count // t.shape[0] if self.rank_of(t) else 1 for t in bucket.tensors],
         )
 
     def prepare(self, work: Work) -> None:

@@ -67,7 +67,7 @@ class _Form(Codec):
     def properties(self) -> Properties:
         first = "sum over ranks and blocks of N/s min(d N/s / 4, |x|_1) / M^2"
         bound = f"{first}, and the same for the mean" if self.algebra is Algebra.FOLD else first
-        law = Law(unbiased=True, bound=bound, error=self._error)
+        law = Law(unbiased=True, bound=bound, error=self._error, zeros=True)
         # With 8 bits the optimizer's own second moment hardly notices.
         divides: Divides = "before" if self.bits < COARSE else "never"
         return Properties(law, divides=divides, batched=self.algebra is Algebra.FOLD)

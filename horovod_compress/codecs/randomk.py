@@ -65,7 +65,7 @@ class RandomK(Codec):
     def properties(self) -> Properties:
         bound = f"({'d/k - 1' if self.scaled else '1 - k/d'}) |mean of x|^2"
         return Properties(
-            Law(unbiased=self.scaled, conserves=not self.scaled, bound=bound, error=self._error),
+            Law(unbiased=self.scaled, conserves=not self.scaled, bound=bound, error=self._error, zeros=True),
             feedback="none" if self.scaled else "own",
             divides="before",
             share_sent=1.0 if self.scaled else self.density,

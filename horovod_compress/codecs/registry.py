@@ -14,7 +14,7 @@ from ..options import Options
 from .base import Codec
 
 _CODECS: dict[str, type[Codec]] = {}
-_NO_CODECS = {"base", "by_step", "carry", "feedback", "law", "layout", "registry", "shared", "work"}
+_NO_CODECS = {"base", "by_step", "carry", "feedback", "law", "layout", "masked", "registry", "shared", "work"}
 
 C = TypeVar("C", bound=type[Codec])
 

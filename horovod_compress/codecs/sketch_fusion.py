@@ -140,7 +140,9 @@ class FullState(_Sketching):
     """Residual and momentum of every element are kept; values are exchanged exactly."""
 
     def properties(self) -> Properties:
-        law = Law(conserves=not self.momentum, bound="own: (1 - k/d) |x|^2 where the sketch finds the largest")
+        law = Law(
+            conserves=not self.momentum, bound="own: (1 - k/d) |x|^2 where the sketch finds the largest", zeros=True
+        )
         return replace(super().properties(), law=law, feedback="own", divides="before")
 
     def layout(self, bucket: Bucket, world: int) -> Layout:

@@ -71,7 +71,7 @@ class SparseBinary(Sections):
             check_density(density)
 
     def properties(self) -> Properties:
-        law = Law(conserves=True, bound="own: (1 - k mean^2 / |x|^2) |x|^2")
+        law = Law(conserves=True, bound="own: (1 - k mean^2 / |x|^2) |x|^2", zeros=True)
         delay = PRESETS[self.preset][0] if self.preset else 1
         return replace(super().properties(), law=law, communication_delay=delay)
 

@@ -44,7 +44,7 @@ class Stc(Sections):
     samples: ClassVar[tuple[dict[str, Any], ...]] = ({"density": 0.01}, {"density": 0.3})
 
     def properties(self) -> Properties:
-        law = Law(conserves=True, bound="own: (1 - k mean^2 / |x|^2) |x|^2", error=self._error)
+        law = Law(conserves=True, bound="own: (1 - k mean^2 / |x|^2) |x|^2", error=self._error, zeros=True)
         return replace(super().properties(), law=law)
 
     def form(self, bucket: Bucket) -> str:

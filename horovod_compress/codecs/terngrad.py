@@ -75,7 +75,7 @@ class TernGrad(Dithering):
         bound = kept if not self.clip else f"{kept}, and |mean of c - x|^2"
         return replace(
             super().properties(),
-            law=Law(unbiased=not self.clip, bound=bound, error=self._error),
+            law=Law(unbiased=not self.clip, bound=bound, error=self._error, zeros=True),
             divides="before",
             stands_for_mean=True,  # clipping makes it biased, but no more than that
         )
@@ -113,7 +113,10 @@ class TernGrad(Dithering):
         self._check_world(world)
         usual, number = super().layout(bucket, world), len(bucket.tensors)
         moments = {"squares": (torch.float64, number), "sizes": (torch.float64, number)}
-        return replace(usual, local=usual.local | moments | {"bounds": (work_dtype(bucket), number)})
+        local = usual.local | moments | {"bounds": (work_dtype(bucket), number)}
+        # Zeros stay zeros, but sigma is that of all that is not left out.
+        whole = [max(1, tensor.count) for tensor in bucket.tensors] if self.clip else ()
+        return replace(usual, local=local, zero_groups=whole)
 
     def prepare(self, work: Work) -> None:
         super().prepare(work)
@@ -135,6 +138,10 @@ class TernGrad(Dithering):
     def _limit(self, work: Work) -> None:
         """Find where the own gradients are cut off; what is cut off does not widen the scale."""
         squares, sizes, bounds = (work.local[name] for name in ("squares", "sizes", "bounds"))
+        if work.withheld:
+            sizes = sizes.clone()
+            for position, index in work.withheld.items():
+                sizes[position] = max(1, work.bucket.tensors[position].count - index.numel())
         sums = squares.cpu().numpy()
         sigma = np.sqrt(sums / sizes.cpu().numpy())
         bounds.copy_(torch.from_numpy(np.where(sums < _SMALL, np.inf, self.clip * sigma)))

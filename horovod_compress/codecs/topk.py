@@ -54,7 +54,7 @@ class TopK(Sections):
         check_choice("value_bits", self.value_bits, 16, 32)
 
     def properties(self) -> Properties:
-        law = Law(conserves=True, bound="own: (1 - k/d) |x|^2", error=self._error)
+        law = Law(conserves=True, bound="own: (1 - k/d) |x|^2", error=self._error, zeros=True)
         return replace(super().properties(), law=law)
 
     def form(self, bucket: Bucket) -> str:

@@ -78,6 +78,8 @@ class Work:
             payload carried a value.
         divisors: by position, what gradients are divided by before they are encoded, flat and in the dtype of the
             arithmetic; see ``Properties.divides``.
+        withheld: by position, the indices of elements that are left out: there all ranks submit 0, and whatever is
+            decoded becomes 0. A mean over elements leaves them out too.
     """
 
     bucket: Bucket
@@ -95,6 +97,7 @@ class Work:
     gathered: list[Tensor] = field(default_factory=list)
     momenta: dict[int, list[Tensor]] = field(default_factory=dict)
     divisors: dict[int, Tensor] = field(default_factory=dict)
+    withheld: dict[int, Tensor] = field(default_factory=dict)
 
     def present(self) -> list[int]:
         """Return the positions of the tensors that were submitted: sparse gradients are not."""

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..codecs.work import work_dtype
 from ..errors import ConfigError, CorruptFrameError, StateError
 from ..schedule.plan import Plan
 from . import norms, sealed
@@ -31,6 +32,8 @@ _LATER: dict[str, tuple[Any, ...]] = {
     "owner_scale": ("own",),
     "across": (None,),
 }
+#: Parts that earlier versions did not save, or that are there only if there is something.
+_MAY_LACK = ("carries", "waiting")
 _IDLE_SECONDS = 5.0
 
 
@@ -58,6 +61,8 @@ def save(reducer: Reducer, methods: Methods, more: Mapping[str, Any] | None = No
         "tables": _copies(reducer.kept.tables()),
         "carries": _copies(reducer.kept.carries()),
     }
+    if waiting := reducer.kept.withholding.waiting():
+        kept["waiting"] = waiting
     return sealed.sealed(kept | dict(more or {}))
 
 
@@ -112,6 +117,16 @@ def _check_restored(reducer: Reducer, state: Mapping[str, Any]) -> None:
     _expect("number of ranks", reducer.world, state.get("world"), again)
     _expect("rank", reducer.rank, state.get("rank"), again)
     _check_kept(reducer.kept.states(), state["state"])
+    _check_waiting(reducer.plan, state.get("waiting", {}))
+
+
+def _check_waiting(plan: Plan, waiting: Mapping[str, Tensor]) -> None:
+    """Refuse what is to wait for elements that are not there, or would corrupt later steps."""
+    tensors = {t.name: (bucket, t.count) for bucket in plan.buckets for t in bucket.tensors}
+    unknown = sorted(set(waiting) - set(tensors))[:5]
+    _expect("list of tensors for which something waits", [], unknown, 'or pass residuals="reset"')
+    like = {n: torch.empty(tensors[n][1], dtype=work_dtype(tensors[n][0]), device="meta") for n in waiting}
+    _check_kept({"waiting": like}, {"waiting": waiting})
 
 
 def _check_tables(plan: Plan, methods: Methods, world: int, state: Mapping[str, Any]) -> None:
@@ -153,8 +168,8 @@ def _check_form(state: object) -> None:
             f"the saved compression state is corrupt: it has format {state['format']}, and "
             f"{'checksums' if sealed.KEY in state else 'no checksums'}; load another copy, or an earlier state"
         )
-    for part in ("state", "tables", "carries"):
-        kept = state.get(part, {} if part == "carries" else None)  # earlier versions saved none of these
+    for part in ("state", "tables", "carries", "waiting"):
+        kept = state.get(part, {} if part in _MAY_LACK else None)
         if not isinstance(kept, Mapping) or not all(map(_is_kept, kept.values() if part == "state" else [kept])):
             raise StateError(
                 f"the saved compression state should have a mapping {part!r} of tensors, got {kept!r:.100}; save it "
@@ -212,6 +227,7 @@ def restore(reducer: Reducer, state: Mapping[str, Any], residuals: str) -> None:
             else:
                 tensor.copy_(saved[kind][name])
     _load_carries(reducer, state if residuals == "restore" else {})
+    reducer.kept.withholding.load(state.get("waiting", {}) if residuals == "restore" else {})
     reducer.resume(state["step"])
 
 

@@ -91,8 +91,7 @@ class Decoding:
             if not round_.parts:
                 self._decode(state, round_, key)
             self._norms.decoded(state)
-            round_.keep()
-            state.rounds.note_emptied()
+            state.keep(round_)
         with self._context.metrics.timed("decode"):
             state.write_back()
         if (watch := self._context.watch) and not bad.count:

@@ -10,6 +10,7 @@ from torch import Tensor
 from ..errors import ConfigError
 from .buckets import Buckets
 from .context import Context
+from .withholding import Withholding
 
 
 class Kept:
@@ -17,10 +18,14 @@ class Kept:
 
     Args:
         wait_idle: waits for the end of a step for some seconds; returns whether it is there.
+
+    Attributes:
+        withholding: what waits for elements that rounds leave out, in units of gradients.
     """
 
     def __init__(self, context: Context, buckets: Buckets, wait_idle: Callable[[float], bool]) -> None:
         self._context, self._buckets, self._wait_idle = context, buckets, wait_idle
+        self.withholding = Withholding(context, buckets)
 
     # ---- views ----
 
@@ -40,11 +45,19 @@ class Kept:
         state.device.wait_events(state.decoded)
         return {kind: kept[state.memory.span(position)] for kind, kept in state.memory.state.items()}
 
+    def set_aside(self, index: int) -> dict[str, Tensor]:
+        """Return a copy of all that is kept for the elements of one tensor, for :meth:`put_back`."""
+        state, position = self._buckets.where(index)
+        copies = {kind: kept.clone() for kind, kept in self.of(index).items()}
+        return copies | {"waiting": state.memory.withheld.dense(position)} if state.memory.withheld else copies
+
     def put_back(self, index: int, saved: Mapping[str, Tensor]) -> None:
         """Let what is kept for one tensor be as it was, between two steps, and on every rank alike."""
-        state, _ = self._buckets.where(index)
+        state, position = self._buckets.where(index)
         for kind, kept in self.of(index).items():
             kept.copy_(saved[kind])
+        if "waiting" in saved:
+            state.memory.withheld.put(position, saved["waiting"])
         state.rounds.resume()  # something may wait again
         self._context.devices.synchronize()
 
@@ -90,6 +103,7 @@ class Kept:
         for kind, kept in self.states().items():
             for name in kept.keys() & factors.keys() if kind != "momentum" else ():
                 kept[name].mul_(factors[name])
+        self.withholding.scale(1.0, factors)
         self._context.devices.synchronize()
 
     def scale(self, factor: float) -> None:
@@ -107,4 +121,5 @@ class Kept:
             for kept in (*self.states().values(), self.tables()):
                 for tensor in kept.values():
                     tensor.mul_(factor)
+            self.withholding.scale(factor)
         self._context.devices.synchronize()

@@ -11,6 +11,7 @@ from ..codecs import registry
 from ..codecs.base import Codec, variants_of
 from ..codecs.by_step import config_of, described, method, warmed
 from ..codecs.dense import Dense, Uncompressed
+from ..codecs.masked import Masked
 from ..errors import ConfigError
 from ..options import Options
 from ..schedule.plan import Bucket, Plan, TensorSpec
@@ -26,10 +27,12 @@ class Methods:
 
     Args:
         warmup: number of initial uncompressed rounds.
+        masked: the patterns whose parameters are masked, see :mod:`.masks`.
     """
 
     rules: tuple[tuple[str, Codec], ...]
     warmup: int = 0
+    masked: frozenset[str] = frozenset()
 
     @property
     def codecs(self) -> tuple[Codec, ...]:
@@ -66,8 +69,11 @@ class Methods:
     def config(self) -> dict[str, Any]:
         """Return all options as plain data, for the handshake and for checkpoints."""
         if len(self.rules) == 1:
-            return config_of(self.rules[0][1])
-        return {f"{number}: {pattern}": described(codec) for number, (pattern, codec) in enumerate(self.rules)}
+            return config_of(self.rules[0][1]) | ({"masked": True} if self.masked else {})
+        return {f"{n}: {pattern}": self._described(pattern, codec) for n, (pattern, codec) in enumerate(self.rules)}
+
+    def _described(self, pattern: str, codec: Codec) -> str:
+        return f"masked {described(codec)}" if pattern in self.masked else described(codec)
 
     def number(self, tensor: str) -> int:
         """Return the number of the method of a parameter.
@@ -83,9 +89,16 @@ class Methods:
         Raises:
             ConfigError: no pattern fits.
         """
-        for pattern, codec in self.rules:
-            if fnmatchcase(tensor, pattern):
-                return codec
+        return self._rule(tensor)[1]
+
+    def is_masked(self, tensor: str) -> bool:
+        """Return whether a parameter is masked where its weights are 0."""
+        return bool(self.masked) and self._rule(tensor)[0] in self.masked
+
+    def _rule(self, tensor: str) -> tuple[str, Codec]:
+        for rule in self.rules:
+            if fnmatchcase(tensor, rule[0]):
+                return rule
         raise ConfigError(f'no pattern matches the parameter {tensor}; end with "*" for the rest: {{..., "*": "none"}}')
 
     def check_bucket(self, bucket: Bucket, world: int) -> None:
@@ -195,21 +208,24 @@ def per_layer(given: object) -> Methods:
             f'per_layer takes methods by pattern first, {{"embed*": "topk", "*": "marsit"}}, then named_parameters; '
             f"got {'an empty dict' if given == {} else type(given).__name__}"
         )
-    rules = tuple((pattern, method(m) if isinstance(m, str) else m) for pattern, m in given.items())
+    within = {pattern: m.codec if isinstance(m, Masked) else m for pattern, m in given.items()}
+    rules = tuple((pattern, method(m) if isinstance(m, str) else m) for pattern, m in within.items())
     for pattern, codec in rules:
         if not isinstance(codec, Codec):
             raise ConfigError(
                 f'the method of pattern {pattern!r} should be a name or hvc.method("name", option=...), got {codec!r}'
             )
-    return Methods(rules)
+    return Methods(rules, masked=frozenset(pattern for pattern, m in given.items() if isinstance(m, Masked)))
 
 
-def parse(method: str | Codec | Methods, given: Mapping[str, Any]) -> tuple[Methods, Options]:
+def parse(method: str | Codec | Masked | Methods, given: Mapping[str, Any]) -> tuple[Methods, Options]:
     """Split the options of a compression into the method's own and the common ones.
 
     Raises:
         ConfigError: an option is unknown or out of range.
     """
+    if isinstance(method, Masked):
+        method = replace(single(method.codec), masked=frozenset((_ALL,)))
     if not isinstance(method, (str, Codec, Methods)):
         raise ConfigError(
             f'a method should be a name or hvc.method("name", option=...), got a {type(method).__name__}; the '

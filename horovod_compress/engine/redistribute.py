@@ -19,7 +19,9 @@ from . import sealed
 
 #: Of a state: what is dealt out. What merging keeps is not.
 _PARTS = ("state", "tables")
-_LEFT_OUT = (*_PARTS, "carries", sealed.KEY)
+#: By tensor, in which ranks may differ: what waits for elements that rounds leave out.
+_WAITING = "waiting"
+_LEFT_OUT = (*_PARTS, "carries", _WAITING, sealed.KEY)
 
 
 class _Sum:
@@ -32,11 +34,11 @@ class _Sum:
         self._total += tensor
         self._ranks += 1
 
-    def dealt(self, owned: bool, rank: int) -> Tensor:
-        """Return a new rank's share."""
+    def dealt(self, owned: bool, rank: int, ranks: int = 0) -> Tensor:
+        """Return a new rank's share; of so many ranks that saved, where some have nothing of it."""
         if owned and rank:
             return torch.zeros_like(self._total, dtype=self._dtype)
-        return (self._total if owned else self._total / self._ranks).to(self._dtype)
+        return (self._total if owned else self._total / (ranks or self._ranks)).to(self._dtype)
 
 
 def redistributed(states: Iterable[Mapping[str, Any]], rank: int, world: int, owned: Collection[str]) -> dict[str, Any]:
@@ -52,6 +54,7 @@ def redistributed(states: Iterable[Mapping[str, Any]], rank: int, world: int, ow
     rest: dict[str, Any] = {}
     outline: Any = None
     sums: dict[str, Any] = {}
+    waiting: dict[str, _Sum] = {}
     number = 0
     for state in states:
         found = {part: _kinds(state.get(part)) for part in _PARTS}
@@ -61,10 +64,14 @@ def redistributed(states: Iterable[Mapping[str, Any]], rank: int, world: int, ow
         _check_alike(number, outline, found)
         for part in _PARTS:
             _add(sums[part], state[part])
-        number += 1  # noqa: SIM113  enumerate() would keep the state while the next one is read
+        for name, tensor in state.get(_WAITING, {}).items():
+            waiting.setdefault(name, _Sum(tensor)).add(tensor)
+        number += 1
         del state  # as this loop would
     kept = {kind: _dealt(tensors, kind in owned, rank) for kind, tensors in sums["state"].items()}
     changed = {"rank": rank, "world": world, "state": kept, "tables": _dealt(sums["tables"], False, rank)}
+    if waiting:
+        changed[_WAITING] = {name: found.dealt(False, rank, number) for name, found in waiting.items()}
     return sealed.sealed(rest | changed | {"carries": {}})
 
 

@@ -37,7 +37,7 @@ def replan(context: Context, buckets: Buckets, kept: Kept, plan: Plan) -> None:
     """
     plan = plan.placed(tensor for bucket in buckets.plan.buckets for tensor in bucket.tensors)
     context.devices.synchronize()
-    before, step = kept.states(), buckets.next_step()
+    before, waiting, step = kept.states(), kept.withholding.waiting(), buckets.next_step()
     tables = {state.bucket: state.memory.tables for state in buckets}
     held: dict[str, Held] = {}
     for state in buckets:
@@ -48,6 +48,7 @@ def replan(context: Context, buckets: Buckets, kept: Kept, plan: Plan) -> None:
         for kind, tensors in kept.states().items():
             for name, tensor in tensors.items():
                 tensor.copy_(before[kind][name])
+        kept.withholding.load(waiting)
         for state in buckets:
             if state.bucket in tables:  # it stays as it is
                 for name, table in tables[state.bucket].items():

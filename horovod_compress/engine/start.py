@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 
@@ -24,6 +24,7 @@ class Start:
         self._common = CommonStart(context.transport)
         self._compared: tuple[int, str] = (0, "")  # what else they compare then, and what it stands for
         self._norms: Callable[[], str] = str
+        self._masks: dict[str, int] = {}  # hashes of masks, by tensor
 
     @property
     def due(self) -> bool:
@@ -56,6 +57,16 @@ class Start:
                 self._buckets.frozen = indices
                 self.again()
 
+    def mask(self, hashes: Mapping[str, int]) -> None:
+        """Let the next exchange begin with a comparison of masks; between two steps.
+
+        Args:
+            hashes: by tensor; of the same tensors, in the same order, on every rank.
+        """
+        with self._context.changed:
+            self._masks = dict(hashes)
+            self.again()
+
     def check(self, done: int) -> None:
         """Refuse to wait for ranks that compare before a step in which this one exchanges already.
 
@@ -77,6 +88,7 @@ class Start:
         self._common.begin(context.progress.done)
         plan = signed(int(self._buckets.plan.fingerprint(), 16))
         values = [context.progress.step, plan, self._compared[0], self._hash_of_frozen(), _hash(self._norms())]
+        values += self._masks.values()
         exchange = context.exchange(0, "agree", NonFiniteCount())  # nothing here may depend on the plan
         exchange.step, exchange.transport = 0, context.transport.aside  # type: ignore[assignment]
         found, _ = gather.run(exchange, torch.tensor(values, dtype=torch.int64).view(torch.uint8))
@@ -85,7 +97,7 @@ class Start:
         self._common.held()
 
     def _compare(self, found: Sequence[Sequence[int]]) -> None:
-        (steps, plans, values, frozen, norms), rank = found, self._context.rank
+        (steps, plans, values, frozen, norms, *masks), rank = found, self._context.rank
         if len(set(steps)) > 1:
             told = ", ".join(f"rank {rank} at step {step}" for rank, step in enumerate(steps))
             raise MismatchError(
@@ -112,6 +124,14 @@ class Start:
             raise MismatchError(
                 f"rank {rank}: the norms that results are given (match_norm) differ between ranks, on rank(s) {odd} "
                 "from the others; give every rank the same optimizers and match_norm=, and load states of the same step"
+            )
+        named = zip(self._masks, masks, strict=True)
+        if differ := {name: odd for name, hashes in named if (odd := minority(hashes))}:
+            name, odd = next(iter(differ.items()))
+            raise MismatchError(
+                f"rank {rank}: the masks of {', '.join(list(differ)[:5])} differ between ranks, that of {name} on "
+                f"rank(s) {odd} from the others: a mask is what is 0 in the weights; prune them in the same way on "
+                "every rank, between the same two steps, and broadcast them from one rank"
             )
 
     def _hash_of_frozen(self) -> int:

@@ -11,6 +11,7 @@ from horovod_compress.codecs import registry
 from horovod_compress.codecs.base import Codec
 from horovod_compress.codecs.by_step import ByStep, by_step, method
 from horovod_compress.codecs.dense import FullPrecision
+from horovod_compress.codecs.masked import masked
 from horovod_compress.engine.methods import Methods, numbered, parse, per_layer
 from horovod_compress.errors import ConfigError, CorruptFrameError, HorovodCompressError
 from horovod_compress.schedule.plan import Plan
@@ -266,3 +267,25 @@ def test_an_option_is_asked_for_by_its_beginning_too(given: str, asked: str) -> 
     with pytest.raises(ConfigError) as refused:
         registry.create("marsit", **{given: 1})
     assert str(refused.value).startswith(f"marsit has no option {given!r}{question}; its own options")
+
+
+def test_masked_is_known_by_pattern_and_compared() -> None:
+    methods = per_layer({"embed*": masked("signsgd"), "*.bias": "none", "*": masked(MIXED["*"])})
+    assert [methods.is_masked(t.name) for t in TENSORS] == [True, False, True]
+    plain = per_layer({"embed*": "signsgd", "*.bias": "none", "*": MIXED["*"]})
+    assert not any(plain.is_masked(t.name) for t in TENSORS)
+    assert methods.codecs == plain.codecs and methods.config() != plain.config()
+    (one, _), (other, _) = parse(masked("marsit"), {}), parse("marsit", {})
+    assert one.is_masked("any") and one.config() == other.config() | {"masked": True} and one.name == "marsit"
+
+
+@pytest.mark.parametrize("given", [3, None, "mars", masked("marsit")])
+def test_masked_takes_a_method(given: Any) -> None:
+    with pytest.raises(ConfigError):
+        masked(given)
+
+
+def test_masked_goes_around_by_step() -> None:
+    assert parse(masked(by_step({0: "none", 5: "topk"})), {})[0].is_masked("any")
+    with pytest.raises(ConfigError, match="goes around"):
+        by_step({0: "none", 5: masked("topk")})  # type: ignore[dict-item]

@@ -14,10 +14,14 @@ import argparse
 import dataclasses
 import json
 import sys
-from typing import Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from horovod_compress.codecs.base import Codec
 
 _ELEMENTS, _RANKS = 1 << 22, 4
-_COLUMNS = ("method", "payloads", "collective", "bits", "kept bytes", "unbiased", "conserves", "error bound")
+_COLUMNS = ("method", "payloads", "collective", "bits", "kept bytes", "unbiased", "conserves", "zeros", "error bound")
 _MARKDOWN_COLUMNS = (
     "method",
     "sends",
@@ -33,6 +37,8 @@ bits:       per element and rank; with gathered payloads (*) the most, and every
 kept bytes: per parameter, from step to step, in addition to the optimizer's
 unbiased:   the result is the mean over ranks on average
 conserves:  what is not sent now stays in the residuals; nothing is lost
+zeros:      where the gradient is exactly 0 on every rank in every step, so is the result: always, with Adam and AdamW
+            (a second moment that is held), or with hvc.masked() only
 error bound: of the result against the mean of gradient + residual
 M: ranks; d: elements; k: elements sent. hvd-compress list --json has the options; docs/ has a page for each method."""
 
@@ -68,7 +74,7 @@ def rows() -> list[dict[str, Any]]:
         entries = [entry(kind, options) for options in ({}, *kind.samples)]
         seen: list[tuple[Any, ...]] = []
         for one in entries:
-            known = (one["payloads"], one["bound"], one["kept_bytes"])
+            known = (one["payloads"], one["bound"], one["kept_bytes"], one["zeros"])
             if known not in seen:
                 seen.append(known)
                 found.append(one)
@@ -100,8 +106,16 @@ def entry(kind: Any, options: dict[str, Any]) -> dict[str, Any]:
         "kept_bytes": kept,
         "unbiased": law.unbiased,
         "conserves": law.conserves,
+        "zeros": _zeros(variants_of(codec), codec),
         "bound": law.bound,
     }
+
+
+def _zeros(variants: Sequence[Codec], codec: Codec) -> str:
+    """Return when what is exactly 0 everywhere stays so."""
+    if all(variant.properties().law.zeros for variant in variants):
+        return "always"
+    return "masked" if codec.properties().divides == "never" else "with Adam"
 
 
 def text(found: list[dict[str, Any]]) -> str:
@@ -122,6 +136,7 @@ def _line(one: dict[str, Any]) -> tuple[str, ...]:
         f"{one['kept_bytes']:.3g}",
         "yes" if one["unbiased"] else "no",
         "yes" if one["conserves"] else "no",
+        one["zeros"],
         one["bound"],
     )
 

@@ -21,7 +21,7 @@ from ..law import Law
 from ..layout import Layout, per_element
 from ..work import Part, Regions, Work
 from .options import check_choice
-from .signs import WORD, check_step_scale, group_count, group_length, group_slices, words
+from .signs import WORD, check_step_scale, group_count, group_length, group_slices, more_where_left_out, words
 
 _WORD_BYTES, _VALUE_BYTES = 8, 4
 _LARGEST = torch.finfo(torch.float32).max
@@ -64,6 +64,7 @@ class GatheredSigns(Codec):
             {"payload": (torch.uint8, self._nbytes(bucket))},
             state=per_element(bucket, "residual"),
             local=self._local(self._groups(bucket)),
+            zero_groups=[group_length(tensor, self._by_row()) for tensor in bucket.tensors],
         )
 
     def _local(self, groups: int) -> Regions:
@@ -95,7 +96,10 @@ class GatheredSigns(Codec):
         for values in work.memo["values"]:
             for position in absent:
                 values[work.memo["groups"][position]] = 0  # nothing was submitted: no old one is sent
-            if self.step_scale != 1:
+            for position in work.withheld if self.values == 1 else ():
+                mine = values[work.memo["groups"][position]]
+                mine.mul_(more_where_left_out(work, position, work.memo["lengths"][position], mine.numel()))
+            if self.step_scale != 1 or work.withheld:
                 values.mul_(self.step_scale).clamp_(-_LARGEST, _LARGEST)
 
     def encode(self, work: Work, parts: Sequence[Part], key: Key) -> None:

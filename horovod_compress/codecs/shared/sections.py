@@ -62,7 +62,7 @@ class Sections(Codec):
         check_density(self.density)
 
     def properties(self) -> Properties:
-        law = Law(conserves=True, bound="own: (1 - k/d) |x|^2")
+        law = Law(conserves=True, bound="own: (1 - k/d) |x|^2", zeros=True)
         return Properties(law, feedback="own", divides="before", share_sent=self.share_sent())
 
     def form(self, bucket: Bucket) -> str:

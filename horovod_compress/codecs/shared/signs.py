@@ -69,6 +69,22 @@ def fill_group_sizes(sizes: Tensor, bucket: Bucket, by_row: bool) -> None:
             mine[-1] = tensor.count - group * (mine.numel() - 1)
 
 
+def left_out(work: Work, position: int, length: int, number: int) -> Tensor:
+    """Return how many elements of each group of a tensor are left out; see ``Work.withheld``."""
+    index, known = work.withheld[position], work.memo.setdefault("left out", {})
+    if known.get(position, (None,))[0] is not index:
+        known[position] = index, torch.bincount(index // length, minlength=number)
+    counts: Tensor = known[position][1]
+    return counts
+
+
+def more_where_left_out(work: Work, position: int, length: int, number: int) -> Tensor:
+    """Return what means over whole groups of a tensor are multiplied by, so that they are of what is sent."""
+    size, counts = work.bucket.tensors[position].count, left_out(work, position, length, number)
+    sizes = (size - length * torch.arange(number, device=counts.device)).clamp_(max=length)
+    return sizes / (sizes - counts).clamp_(min=1)
+
+
 def check_step(step: object) -> None:
     """Refuse what is neither a way of measuring steps nor a step."""
     if step in ("tensor", "row"):
@@ -135,6 +151,7 @@ class Signs(Codec):
             results={"bits": (torch.int64, packed)} if ternary else {},
             local=({} if self._measured() else {"fixed": (torch.float32, groups)}) | zeros,
             cutting=Cutting([self._granule(tensor) for tensor in bucket.tensors], self._needs),
+            zero_groups=[self.step_group(tensor) if self._measured() else 0 for tensor in bucket.tensors],
         )
 
     def prepare(self, work: Work) -> None:
@@ -178,6 +195,9 @@ class Signs(Codec):
                 work.regions["steps"][work.memo["steps"][position]].zero_()  # nothing was submitted: no old one is sent
         if self._measured() and self._scale() != 1:
             work.regions["steps"].mul_(self._scale())
+        for position in work.withheld if self._measured() else ():
+            mine = work.regions["steps"][work.memo["steps"][position]]
+            mine.mul_(more_where_left_out(work, position, work.memo["lengths"][position], mine.numel()))
 
     def _scale(self) -> float:
         """Return what a measured step is multiplied by."""

@@ -55,9 +55,9 @@ class CommonStart:
             number, at = map(int, word.split())
             if rank != self._rank and number > self._held and at <= done:
                 raise MismatchError(
-                    f"rank {self._rank}: rank {rank} loaded a state, or froze or unfroze parameters, before a step in "
-                    f"which rank {self._rank} did not; call load_state_dict() and requires_grad_() on every rank, "
-                    "between the same two steps"
+                    f"rank {self._rank}: rank {rank} loaded a state, or froze or unfroze parameters, or changed a "
+                    f"mask, before a step in which rank {self._rank} did not; call load_state_dict() and "
+                    "requires_grad_(), and prune masked weights, on every rank, between the same two steps"
                 )
 
 

@@ -67,6 +67,7 @@ def _work(
         memory.allocate(layout.local, codec.properties().folded) | scratch,
         momenta=memory.momenta,
         divisors=memory.divisors,
+        withheld=memory.withheld.index,
     )
 
 

@@ -17,6 +17,7 @@ from ...exchange.device import Device
 from ...exchange.transports.link import NcclLink
 from ...schedule.plan import Bucket
 from .staging import StagedGather
+from .withheld import Withheld
 
 
 @dataclass(frozen=True)
@@ -54,6 +55,7 @@ class Memory:
         self.momenta: dict[int, list[Tensor]] = {}
         #: By position, what gradients are divided by before they are encoded; see Properties.divides.
         self.divisors: dict[int, Tensor] = {}
+        self.withheld = Withheld(bucket, site.device.where)
         self.payload = self.payload_for(variants)
         scratch = max((nbytes_of(self.layout(codec).scratch) for codec in variants), default=0)
         self.scratch = site.device.zeros(scratch, torch.uint8)

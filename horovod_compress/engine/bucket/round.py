@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 from dataclasses import dataclass, field
 
+import torch
 from torch import Tensor
 
 from ...codecs.base import Codec, Properties
@@ -69,6 +70,11 @@ class Round:
     def divided(self) -> bool:
         """Whether gradients are to be divided before the codec has them, where there is something to divide by."""
         return self.properties.divides == "before" and not self.properties.divides_itself
+
+    @property
+    def wire(self) -> torch.dtype | None:
+        """What numbers are sent as; None where they are coded."""
+        return self.codec.wire_dtype(self.work.bucket) if isinstance(self.codec, Dense) else None
 
     def submit(self, position: int, key: Key) -> int | Tensor:
         """Hand one gradient to the codec; return how many of its values are not finite."""

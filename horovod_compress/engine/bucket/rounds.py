@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from torch import Tensor
 
-from ...codecs.base import Codec, Divides, Held, TableMoves, variants_of
+from ...codecs.base import Codec, Divides, Held, TableMoves, variants_of, zero_groups_of
 from ...codecs.dense import BFloat, Dense, Uncompressed
 from ...codecs.left_plain import LeftPlain
 from ...codecs.work import Work
@@ -89,6 +89,12 @@ class Rounds:
     def divides(self) -> Divides:
         """Return where a second moment that is held divides in the compressed rounds."""
         return self._divides
+
+    def zero_groups(self) -> dict[str, int]:
+        """Return, by tensor, which zeros stay zeros in the compressed rounds; see ``Layout.zero_groups``."""
+        bucket, codec = self._memory.bucket, self._codec
+        groups = zero_groups_of(codec, bucket, self._memory.site.world)
+        return {tensor.name: group for tensor, group in zip(bucket.tensors, groups, strict=True)}
 
     def note_emptied(self) -> None:
         """Take note that a round went well on every rank: nothing waits now, where every round sends all of it."""

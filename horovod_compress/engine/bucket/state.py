@@ -101,6 +101,8 @@ class BucketState:
         flat = grad.contiguous().view(-1)  # reshape() may give a view with gaps
         round_ = self.round(key.step)
         self.memory.grads[position], self._originals[position] = flat, grad
+        if self.memory.withheld:
+            self.memory.withheld.take(position, flat, round_.wire)
         if round_.divided and position in self.memory.divisors:
             flat.div_(self.memory.divisors[position])
         self.device.keep((flat, grad))
@@ -174,6 +176,16 @@ class BucketState:
         if found:
             self.nonfinite.dropped[self.bucket.tensors[position].name] = found
         return found > 0
+
+    def keep(self, round_: Round) -> None:
+        """Keep what a round leaves whose result is good on every rank."""
+        round_.keep()
+        self.rounds.note_emptied()
+        memory = self.memory
+        if memory.withheld:
+            for position in round_.work.present():
+                kept = [kept[memory.span(position)] for kept in memory.state.values()]
+                memory.withheld.keep(position, round_.work.grad(position), kept, round_.wire)
 
     def write_back(self) -> None:
         """Copy results to gradients that are not contiguous; all others were overwritten."""

@@ -88,10 +88,13 @@ class _Held(Moment):
     since: float  # the optimizer's step of the last exact round
     eps: float
     divides: bool  # gradients before they are encoded, not only in the optimizer
+    zero_group: int = 1  # see Layout.zero_groups
+    unmoved: Tensor | None = field(init=False, default=None)  # the elements that coded rounds leave out
     divisor: Tensor | None = field(init=False)  # then it is d in units of its root mean square, flat
 
     def derive(self) -> None:
         super().derive()
+        self.unmoved = moments.unmoved(self.moment, self.zero_group, self.unmoved)
         self.divisor = None
         if not self.divides:
             return
@@ -168,7 +171,10 @@ class HeldSecondMoment:
         where = {name: parameter.device for _, parameter, name in self._parameters()}
         mine = {name: saved for name, saved in state.items() if name in where}
         own = {name: saved["moment"].to(where[name], copy=True).contiguous() for name, saved in mine.items()}
-        self._held = {name: _Held(**{**saved, "moment": own[name]}) for name, saved in mine.items()}
+        groups = self._reducer.kept.withholding.zero_groups()
+        self._held = {
+            name: _Held(**{**saved, "moment": own[name]}, zero_group=groups[name]) for name, saved in mine.items()
+        }
 
     # ---- before the first gradient of a step ----
 
@@ -187,6 +193,7 @@ class HeldSecondMoment:
             watch.spoil()  # what is measured now says nothing of the method
         divides = self._reducer.buckets.divides()
         factors: dict[str, Tensor] = {}
+        zeros: dict[str, int] = {}
         for group, parameter, name in self._parameters():
             held, state = self._held.get(name), self._optimizer.state.get(parameter)
             done = self._form.steps(group, state) if state else 0.0  # some make their state before their first step
@@ -195,11 +202,15 @@ class HeldSecondMoment:
                 held = None
                 _note(factors, name, self._held.pop(name).divisor, None)
             if not (exact or held) and done and divides[name] != "never":  # the optimizer has moved its own until now
-                self._held[name] = held = self._taken_over(group, state, divides[name] == "before")
+                zeros = zeros or self._reducer.kept.withholding.zero_groups()
+                self._held[name] = held = self._taken_over(group, state, divides[name] == "before", zeros[name])
                 _note(factors, name, None, held.divisor)
         self._reducer.kept.convert(factors)
         self._reducer.buckets.divide_by(
             {name: held.divisor for name, held in self._held.items() if held.divisor is not None}
+        )
+        self._reducer.kept.withholding.withhold(
+            {name: held.unmoved for name, held in self._held.items() if held.unmoved is not None}
         )
 
     def _parameters(self) -> Iterable[moments.Place]:
@@ -233,10 +244,10 @@ class HeldSecondMoment:
         self.due = self.due and not self._exact
         self._reducer.kept.convert(factors)
 
-    def _taken_over(self, group: dict[str, Any], state: dict[str, Any], divides: bool) -> _Held:
+    def _taken_over(self, group: dict[str, Any], state: dict[str, Any], divides: bool, zero_group: int) -> _Held:
         """Return the second moment that the optimizer has made."""
         moment, steps = self._form.taken_over(group, state)
-        return _Held(moment, steps, steps, float(group["eps"]), divides)
+        return _Held(moment, steps, steps, float(group["eps"]), divides, zero_group)
 
 
 def _note(factors: dict[str, Tensor], name: str, before: Tensor | None, after: Tensor | None) -> None:

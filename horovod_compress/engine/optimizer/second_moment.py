@@ -120,6 +120,24 @@ class Moment:
         self.derive()
 
 
+def unmoved(moment: Tensor, group: int, before: Tensor | None = None) -> Tensor | None:
+    """Return the elements whose second moment is exactly 0, in groups of so many elements that are not wholly 0.
+
+    Returns:
+        Their indices, or None if there are none; ``before``, where these are the same.
+    """
+    zero = moment.view(-1) == 0
+    if group == 1 or not bool(zero.any()):
+        return None
+    if group > 1:
+        padded = nn.functional.pad(zero, (0, -zero.numel() % group), value=True).view(-1, group)
+        zero = (padded & ~padded.all(dim=1, keepdim=True)).view(-1)[: zero.numel()]
+    index = zero.nonzero().view(-1)
+    if before is not None and torch.equal(index, before):
+        return before
+    return index if index.numel() else None
+
+
 def on_its_device(tensor: Tensor) -> contextlib.AbstractContextManager[object]:
     """Let a tensor's GPU be the current one, as kernels need; a program's own may be another."""
     return torch.cuda.device(tensor.device) if tensor.is_cuda else contextlib.nullcontext()

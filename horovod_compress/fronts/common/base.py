@@ -14,6 +14,7 @@ from types import MappingProxyType
 from typing import Any, TypeVar
 
 from ...codecs.base import Codec
+from ...codecs.masked import Masked
 from ...engine.agreement import way
 from ...engine.job import Gathering, Job
 from ...engine.methods import Methods
@@ -40,7 +41,7 @@ class BaseCompression(Factories, Checkpoints, Counters):
 
     def __init__(
         self,
-        method: str | Codec | Methods = "",
+        method: str | Codec | Masked | Methods = "",
         named_parameters: Any = None,
         options: Mapping[str, Any] = MappingProxyType({}),
         job: Job | None = None,

@@ -56,7 +56,7 @@ class Scale:
             self.rescale(float(self.scaler.get_scale()))
         elif self.scaler is None and self._scale:
             kept = self._reducer.kept
-            if self._scale == 1.0 or not (kept.states() or kept.tables()):
+            if self._scale == 1.0 or not (kept.states() or kept.tables() or kept.withholding.waiting()):
                 self._scale = 0.0  # of steps without a scaler nothing is known
                 return
             raise ConfigError(

@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from ...codecs.base import Codec, check_world, tables_that_stay, variants_of
+from ...codecs.masked import Masked
 from ...engine.agreement import handshake
 from ...engine.agreement.place import own_address
 from ...engine.agreement.ranks import listed
@@ -45,7 +46,7 @@ T = TypeVar("T")
 
 
 def start(
-    method: str | Codec | Methods,
+    method: str | Codec | Masked | Methods,
     named: object,
     given: Mapping[str, Any],
     job: Job,

@@ -15,6 +15,7 @@ from torch import nn
 
 from ...engine import checkpoint
 from ...engine.agreement.weights import Weights
+from ...engine.masks import Masks, check as check_masks
 from ...engine.methods import Methods
 from ...engine.optimizer import heavy_ball, held
 from ...engine.optimizer.matching import Matching, before_step
@@ -53,7 +54,6 @@ class Steps:
         index: their places in it, by identity.
         tuner: chooses buckets, where the schedule is an adaptive one.
         held: the second moment of the optimizer, where that is shared.
-        frozen: the parameters that need no gradient in the step under way.
     """
 
     def __init__(self, reducer: Reducer, methods: Methods, given: Named, share: Share) -> None:
@@ -62,7 +62,6 @@ class Steps:
         self.named = [(name, parameter) for name, parameter in given if name in exchanged]
         self.scale = Scale(reducer)
         self.held: held.HeldSecondMoment | None = None
-        self.frozen: list[nn.Parameter] = []
         self._optimizer: Any = None
         self._matching: Matching | None = None  # takes out of results what they are handed back times
         self._exact_first = 0  # so many first steps are exact
@@ -70,6 +69,8 @@ class Steps:
         self._loaded = _Loaded()
         if reducer.world > 1:
             reducer.verification.weights = Weights(reducer.options.verify_every, warns=reducer.rank == 0)
+        masked = {name: parameter for name, parameter in named if methods.is_masked(name)}
+        self._masks = Masks(reducer, masked) if masked else None
         self.tuner: Tuner | None = None
         if is_adaptive(schedule := reducer.options.schedule):
             self.tuner = Tuner(reducer, str(schedule), share, methods, reducer.options.warmup_steps or 0)
@@ -174,6 +175,11 @@ class Steps:
 
     # ---- a step ----
 
+    @property
+    def frozen(self) -> list[nn.Parameter]:
+        """Return the parameters that need no gradient in the step under way."""
+        return [self.parameters[index] for index in sorted(self._reducer.buckets.frozen)]
+
     def begin(self) -> bool:
         """Begin a step, before its first gradient is offered; return whether the parameters have other numbers now."""
         reducer = self._reducer
@@ -182,6 +188,8 @@ class Steps:
         if changed:
             self._take_order()
         self._freeze()
+        if self._masks:
+            self._masks.begin()
         if self._rates:
             self._rates.begin()
         if self.held:
@@ -197,9 +205,7 @@ class Steps:
 
     def _freeze(self) -> None:
         """Exchange nothing for parameters that need no gradient in the step that begins."""
-        frozen = [index for index, parameter in enumerate(self.parameters) if not parameter.requires_grad]
-        self.frozen = [self.parameters[index] for index in frozen]
-        self._reducer.freeze(frozen)
+        self._reducer.freeze(index for index, parameter in enumerate(self.parameters) if not parameter.requires_grad)
 
     # ---- state ----
 
@@ -212,7 +218,8 @@ class Steps:
         followed = self._rates.state() if self._rates else list(self._loaded.rates)  # which were loaded
         rates = {"rates": followed} if followed else {}
         norms = {"norms": found} if (found := self._reducer.norms.ratio.state()) else {}
-        return tuned | self.scale.state() | held_ | due | rates | norms
+        masks = self._masks.state() if self._masks else {}
+        return tuned | self.scale.state() | held_ | due | rates | norms | masks
 
     def check(self, state: Mapping[str, Any], residuals: str) -> None:
         """Refuse a state that could not be loaded; nothing is changed.
@@ -224,6 +231,7 @@ class Steps:
         checkpoint.check(self._reducer, self._methods, state, residuals, go_on)
         shapes = {name: parameter.shape for name, parameter in self.named}
         check_moments(state.get("second_moment", {}), shapes)
+        check_masks(state, dict(self.named))
 
     def load(self, state: Mapping[str, Any], residuals: str, *, begun: bool) -> None:
         """Take a state that :meth:`check` has found good.
@@ -239,6 +247,8 @@ class Steps:
         self._reducer.norms.resume(state.get("norms", {}) if residuals == "restore" else {})
         if self._matching:
             self._matching.resume()
+        if self._masks:
+            self._masks.load(state)
         self._loaded = _Loaded(state.get("second_moment", {}), bool(state.get("due")))
         if self.held:
             self.held.load_state_dict(self._loaded.moments, self._loaded.due)

@@ -58,6 +58,11 @@ class ForUpdates(BaseCompression):
             raise ConfigError(
                 "this compression follows a gradient scaler, and updates are not scaled; leave follow() out"
             )
+        if self._methods.masked:
+            raise ConfigError(
+                "masked() leaves out elements of gradients, and local weights differ between ranks; give update mode "
+                "the method without it"
+            )
         if self._steps.tuner and reducer.options.schedule != OPTIONAL:
             raise ConfigError(
                 "adaptive schedules hide exchanges behind the backward pass, which update mode does not "

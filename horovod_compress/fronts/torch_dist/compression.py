@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
 from ...codecs.base import Codec
+from ...codecs.masked import Masked
 from ...engine.methods import per_layer
 from ...engine.reducer import Reducer
 from ...errors import ConfigError, HorovodCompressError
@@ -78,11 +79,11 @@ class Compression(BaseCompression):
         return copied, ()
 
     @staticmethod
-    def create(method: str | Codec, named_parameters: NamedParameters, **options: Any) -> Compression:
+    def create(method: str | Codec | Masked, named_parameters: NamedParameters, **options: Any) -> Compression:
         """Create a compression by the name of its method.
 
         Args:
-            method: one of :func:`available`, or what :func:`method` or :func:`by_step` returns.
+            method: one of :func:`available`, or what :func:`method`, :func:`masked` or :func:`by_step` returns.
             named_parameters: of the model, in forward order; parameters that need no gradient are skipped.
             options: those of the method and those of all methods; ``process_group`` as for DistributedDataParallel.
         """
@@ -90,15 +91,17 @@ class Compression(BaseCompression):
         return Compression(method, named_parameters, options, job)
 
     @staticmethod
-    def per_layer(methods: Mapping[str, str | Codec], named_parameters: NamedParameters, **options: Any) -> Compression:
+    def per_layer(
+        methods: Mapping[str, str | Codec | Masked], named_parameters: NamedParameters, **options: Any
+    ) -> Compression:
         """Create a compression with different methods for different layers.
 
             hvc.Compression.per_layer({"embed*": hvc.method("topk", density=0.01), "*.bias": "none", "*": "marsit"},
                                       model.named_parameters())
 
         Args:
-            methods: by pattern, names of methods or what :func:`method` or :func:`by_step` returns. A pattern has to
-                match the whole name of a parameter; * stands for anything, ? for one character, [ab] for
+            methods: by pattern, names of methods or what :func:`method`, :func:`masked` or :func:`by_step` returns. A
+                pattern has to match the whole name of a parameter; * stands for anything, ? for one character, [ab] for
                 one of these. The first match counts, and every parameter needs one.
             named_parameters: as for :meth:`create`.
             options: those of all methods; give a method's own options to :func:`method`.

@@ -56,8 +56,7 @@ class Unused:
         """Keep what belongs to the unused ones of a bucket, before their gradients are offered."""
         for parameter, number, grad in zip(parameters, numbers, grads, strict=True):
             if id(parameter) not in self._used:
-                saved = {kind: kept.clone() for kind, kept in self._kept.of(number).items()}
-                self._aside[id(parameter)] = (number, saved, grad, grad.clone())
+                self._aside[id(parameter)] = (number, self._kept.set_aside(number), grad, grad.clone())
 
     def settle(self, brought: Collection[int]) -> None:
         """At the end of a backward pass, after DistributedDataParallel's own: put back what no rank has used.

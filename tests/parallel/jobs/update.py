@@ -398,6 +398,9 @@ def refusals() -> list[str]:
     zero = hvc.Compression.marsit(named, nonfinite="zero")
     refuse(lambda: make(torch.optim.SGD(model.parameters(), lr=0.1), named, zero))
     zero.close()
+    pruned = hvc.Compression.create(hvc.masked("marsit"), named)
+    refuse(lambda: make(torch.optim.SGD(model.parameters(), lr=0.1), named, pruned))
+    pruned.close()
     return found
 
 

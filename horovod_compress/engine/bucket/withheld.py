@@ -1,0 +1,188 @@
+"""The elements of a bucket that coded rounds leave out, so that what is exactly 0 on every rank stays so.
+
+A code of one bit has no zero: it would move an element whose gradient is always 0. Where the second moment that is held
+is exactly 0, no rank has had a gradient yet; there a coded round sends nothing and its result is 0. A gradient that
+comes all the same waits here, in units of gradients, for the next round of plain numbers, which sends it: then the
+second moment takes it in, and the element is coded like any other. Nothing is lost.
+
+Masked elements are left out of every round, and nothing waits for them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import TypeVar
+
+import torch
+from torch import Tensor
+
+from ...codecs.work import work_dtype
+from ...schedule.plan import Bucket
+from .spoilt import MOST
+
+T = TypeVar("T")
+
+
+@dataclass
+class _Waiting:
+    """What waits for some elements of a tensor.
+
+    A round reads ``kept`` and writes ``next``; only when its result is good on every rank does one become the other.
+
+    Attributes:
+        leaves: they are coded from now on: the next round, of whatever kind, sends what is left.
+    """
+
+    index: Tensor
+    kept: Tensor
+    next: Tensor
+    leaves: bool
+
+    @classmethod
+    def of(cls, index: Tensor, kept: Tensor, *, leaves: bool) -> _Waiting:
+        return cls(index, kept, torch.zeros_like(kept), leaves)
+
+
+class Withheld:
+    """Chooses what is left out, and keeps what waits; false while there is nothing of either."""
+
+    def __init__(self, bucket: Bucket, device: torch.device) -> None:
+        self._bucket, self._device, self._dtype = bucket, device, work_dtype(bucket)
+        #: By position, the indices of all that coded rounds leave out, rising; codecs see it as ``Work.withheld``.
+        self.index: dict[int, Tensor] = {}
+        self._unmoved: dict[int, Tensor] = {}  # those for which gradients wait
+        self._masked: dict[int, Tensor] = {}
+        self._waiting: dict[int, list[_Waiting]] = {}
+
+    def __bool__(self) -> bool:
+        return bool(self.index or self._waiting)
+
+    # ---- between two steps, and on every rank alike ----
+
+    def choose(self, position: int, unmoved: Tensor | None) -> bool:
+        """Choose the elements for which gradients wait; return whether they are others than before."""
+        if self._unmoved.get(position) is unmoved:
+            return False
+        _put(self._unmoved, position, unmoved)
+        self._arrange(position)
+        return True
+
+    def mask(self, position: int, masked: Tensor | None) -> bool:
+        """Choose the elements that are masked; return whether they are others than before."""
+        if self._masked.get(position) is masked:
+            return False
+        _put(self._masked, position, masked)
+        self._arrange(position)
+        return True
+
+    def _arrange(self, position: int) -> None:
+        """Let what waits follow its elements."""
+        values, unmoved, masked = self.dense(position), self._unmoved.get(position), self._masked.get(position)
+        known = torch.zeros(values.numel(), dtype=torch.bool, device=self._device)
+        for some in self._waiting.pop(position, ()):
+            known[some.index] = True
+        waits = torch.zeros_like(known)
+        if unmoved is not None:
+            waits[unmoved] = True
+        if masked is not None:
+            waits[masked] = known[masked] = False
+        found = []
+        if unmoved is not None:
+            index = unmoved if masked is None else waits.nonzero().view(-1)
+            found.append(_Waiting.of(index, values[index], leaves=False))
+            known[index] = False
+        left = known.nonzero().view(-1)
+        if left.numel():
+            found.append(_Waiting.of(left, values[left], leaves=True))
+        if found:
+            self._waiting[position] = found
+        out = masked if unmoved is None else unmoved
+        if masked is not None and unmoved is not None:
+            waits[masked] = True
+            out = waits.nonzero().view(-1)
+        _put(self.index, position, out)
+
+    # ---- what waits, for whoever saves it or moves it to other buckets ----
+
+    def positions(self) -> Iterable[int]:
+        """Return the tensors for which something may wait."""
+        return list(self._waiting)
+
+    def dense(self, position: int) -> Tensor:
+        """Return what waits for a tensor, 0 where nothing does."""
+        values = torch.zeros(self._bucket.tensors[position].count, dtype=self._dtype, device=self._device)
+        for some in self._waiting.get(position, ()):
+            values[some.index] = some.kept
+        return values
+
+    def put(self, position: int, values: Tensor | None) -> None:
+        """Let this wait for a tensor, and nothing else; None for nothing at all."""
+        if values is None and position not in self._waiting:
+            return
+        withheld = [some for some in self._waiting.pop(position, ()) if not some.leaves]
+        values = self.dense(position) if values is None else values.to(self._device, copy=True)
+        for some in withheld:
+            some.kept.copy_(values[some.index])
+            values[some.index] = 0
+        if (left := values.nonzero().view(-1)).numel():
+            withheld.append(_Waiting.of(left, values[left], leaves=True))
+        if withheld:
+            self._waiting[position] = withheld
+
+    def scale(self, position: int, factor: float) -> None:
+        """Multiply what waits for a tensor."""
+        for some in self._waiting.get(position, ()):
+            some.kept.mul_(factor)
+
+    # ---- a round ----
+
+    def take(self, position: int, grad: Tensor, wire: torch.dtype | None) -> None:
+        """Take out of a gradient what the round leaves out, or add what waits; values that are not finite stay.
+
+        Args:
+            grad: flat.
+            wire: what the round sends numbers as; None if it codes them.
+        """
+        for some in self._waiting.get(position, ()):
+            given = grad[some.index]
+            good, total = given.isfinite(), some.kept + given.to(self._dtype)
+            if wire is None and not some.leaves:
+                some.next.copy_(torch.where(good, total, some.kept).clamp_(-MOST / 2, MOST / 2))
+                continue
+            kind = wire or grad.dtype
+            most = min(torch.finfo(kind).max, torch.finfo(grad.dtype).max) / 2
+            sent = total.clamp(-most, most).to(kind).to(grad.dtype)
+            some.next.copy_(torch.where(good, total - sent, some.kept))
+            grad[some.index] = torch.where(good, sent, given)
+        index = self._left_out(position, wire)
+        if index is not None:
+            given = grad[index]
+            grad[index] = given.masked_fill_(given.isfinite(), 0)
+
+    def keep(self, position: int, result: Tensor, state: Iterable[Tensor], wire: torch.dtype | None) -> None:
+        """Finish a round that was good on every rank: let the result be 0 where nothing was sent.
+
+        Args:
+            result: flat.
+            state: what the method keeps for the elements of the tensor: it had nothing to keep there.
+        """
+        index = self._left_out(position, wire)
+        if index is not None:
+            result.index_fill_(0, index, 0)
+            for kept in state:
+                kept.data.index_fill_(0, index.to(kept.device), 0)  # no change from outside, see onebit_adam
+        for some in self._waiting.get(position, ()):
+            some.kept, some.next = some.next, some.kept
+        if position in self._waiting:
+            _put(self._waiting, position, [some for some in self._waiting[position] if not some.leaves] or None)
+
+    def _left_out(self, position: int, wire: torch.dtype | None) -> Tensor | None:
+        return (self.index if wire is None else self._masked).get(position)
+
+
+def _put(held: dict[int, T], position: int, value: T | None) -> None:
+    if value is None:
+        held.pop(position, None)
+    else:
+        held[position] = value

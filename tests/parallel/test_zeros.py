@@ -1,0 +1,56 @@
+"""Pruned weights and padding rows in real jobs: they stay exactly 0 under both fronts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from horovod_compress.codecs.registry import available
+from tests.support.jobs import run_ranks
+
+SECONDS = 280.0
+FEW = {"second_moment": "shared", "warmup_steps": 3, "rebuild_every": 10}
+#: With Adam, and with masks; in each the control is the same without what keeps zeros.
+CASES: dict[str, dict[str, Any]] = {
+    "held": {"method": "marsit", "adam": True, "attach": FEW, "steps": 14},
+    "own": {"method": "marsit", "adam": True, "attach": {"second_moment": "own"}, "steps": 14},
+    "masked": {"method": "signsgd", "masked": True, "steps": 6},
+    "unmasked": {"method": "signsgd", "steps": 6},
+    "late": {"method": "powersgd", "masked": True, "adam": True, "attach": FEW, "steps": 14, "late": 7},
+    "late, unmasked": {"method": "powersgd", "adam": True, "attach": FEW, "steps": 14, "late": 7},
+}
+DIFFERS = {"differs": {"method": "marsit", "masked": True, "steps": 8, "differs": 4}}
+LONG = 200
+
+
+def run(front: str, cases: dict[str, dict[str, Any]]) -> list[dict[str, Any]]:
+    found = run_ranks(2, "zeros.py", timeout=SECONDS, arguments={"cases": cases}, front=front).reports
+    for name in cases:
+        assert len({report[name].get("weights") for report in found}) == 1, name
+    return found
+
+
+@pytest.mark.parametrize("front", ["torch", "horovod"])
+def test_zeros_stay_zeros_under_both_fronts(front: str) -> None:
+    (found, _) = run(front, CASES)
+    for name in ("held", "masked", "late"):
+        assert found[name]["pruned"] == 0 and found[name]["padding"] == 0 and found[name]["others"] > 0.9, name
+    for name in ("own", "unmasked", "late, unmasked"):  # the controls
+        assert found[name]["pruned"] > 100, name
+
+
+@pytest.mark.parametrize("front", ["torch", "horovod"])
+def test_a_mask_that_differs_is_refused(front: str) -> None:
+    for report in run(front, DIFFERS):
+        assert "mask" in report["differs"]["refused"]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(2 * SECONDS + 60)
+@pytest.mark.parametrize("adam", [True, False])
+@pytest.mark.parametrize("front", ["torch", "horovod"])
+def test_every_method_for_long(front: str, adam: bool) -> None:
+    cases = {name: {"method": name, "adam": adam, "masked": not adam, "steps": LONG} for name in available()}
+    (found, _) = run(front, cases)
+    assert {name: (case["pruned"], case["padding"]) for name, case in found.items()} == dict.fromkeys(cases, (0, 0))
