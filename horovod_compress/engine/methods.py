@@ -70,10 +70,9 @@ class Methods:
         """Return all options as plain data, for the handshake and for checkpoints."""
         if len(self.rules) == 1:
             return config_of(self.rules[0][1]) | ({"masked": True} if self.masked else {})
-        return {f"{n}: {pattern}": self._described(pattern, codec) for n, (pattern, codec) in enumerate(self.rules)}
-
-    def _described(self, pattern: str, codec: Codec) -> str:
-        return f"masked {described(codec)}" if pattern in self.masked else described(codec)
+        masked = {pattern: "masked " for pattern in self.masked}
+        rules = enumerate(self.rules)
+        return {f"{n}: {pattern}": masked.get(pattern, "") + described(codec) for n, (pattern, codec) in rules}
 
     def number(self, tensor: str) -> int:
         """Return the number of the method of a parameter.
