@@ -62,7 +62,7 @@ class Transformer(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.symbols, self.places = nn.Embedding(SYMBOLS, WIDTH), nn.Embedding(SYMBOLS, WIDTH)
-        layer = {"dropout": 0.0, "batch_first": True, "norm_first": True}
+        layer: dict[str, Any] = {"dropout": 0.0, "batch_first": True, "norm_first": True}
         self.layer = nn.TransformerEncoderLayer(WIDTH, 4, 2 * WIDTH, **layer)
         self.norm, self.out = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, SYMBOLS)
 

@@ -22,10 +22,11 @@ class Unexchanged:
     Args:
         others: returns the parameters that are not exchanged, by name.
         planned: what was created while they were frozen.
+        again: what to create again so that they are exchanged.
     """
 
-    def __init__(self, others: Callable[[], Iterable[tuple[str, nn.Parameter]]], planned: str) -> None:
-        self._others, self._planned = others, planned
+    def __init__(self, others: Callable[[], Iterable[tuple[str, nn.Parameter]]], planned: str, again: str) -> None:
+        self._others, self._words = others, (planned, again)
         self._told = False
 
     def look(self) -> None:
@@ -38,8 +39,8 @@ class Unexchanged:
         self._told = True
         more = f" and {len(found) - _NAMED} more" if len(found) > _NAMED else ""
         _log.warning(
-            "%s%s: has a gradient that is never reduced, because it was frozen or missing when %s created; each rank "
-            "trains it on its own data, so it will differ between ranks, as without compression. Set requires_grad "
-            "before you create them, and freeze it later; or, to train it from here on, create them again",
-            *(", ".join(found[:_NAMED]), more, self._planned),
+            "%s%s: has a gradient that is never reduced, because it was frozen or missing when %s were created; each "
+            "rank trains it on its own data, so it will differ between ranks, as without compression. Set "
+            "requires_grad before you create them, and freeze it later; or, to train it from here on, create %s again",
+            *(", ".join(found[:_NAMED]), more, *self._words),
         )

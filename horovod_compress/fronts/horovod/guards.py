@@ -22,8 +22,8 @@ def guard(optimizer: Any, names: Mapping[int, str] | None) -> None:
     optimizer.register_step_pre_hook(refuse_closure)
     if names is None:
         return
-    planned = "optimizer and compression were"
-    unexchanged = Unexchanged(lambda: _others(optimizer.param_groups, optimizer._requires_update, names), planned)
+    words = "optimizer and compression", "model, optimizer and compression"  # a model keeps the hooks of Horovod's
+    unexchanged = Unexchanged(lambda: _others(optimizer.param_groups, optimizer._requires_update, names), *words)
 
     def look(*given: Any) -> None:
         if not optimizer._handles:  # else Horovod has not fetched the results yet

@@ -115,7 +115,8 @@ class Compression(BaseCompression):
         reducer.failure.on_unseen = self._tell
         self._told = False
         self._fetching = Fetching(self._job.number)
-        self._unexchanged = Unexchanged(lambda: self._others, "the compression and DistributedDataParallel were")
+        planned = "the compression and DistributedDataParallel"
+        self._unexchanged = Unexchanged(lambda: self._others, planned, "both")
 
     def _thread(self) -> Fetching:
         assert self._fetching is not None  # a rank without it has no reducer, which is asked for before
