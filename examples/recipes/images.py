@@ -212,7 +212,7 @@ VIT = Recipe(
 RESNET = Recipe(
     "digits at 16x16, moved by up to 2 pixels; ResNet of 3 blocks with batch normalisation; SGD with momentum 0.9, "
     "decay 0.0005, warm-up, cosine",
-    ResNetDigits, "accuracy", steps=400, batch=16, lr=0.05, optimizer="sgd", decay=5e-4,
+    ResNetDigits, "accuracy", steps=400, batch=16, lr=0.1, optimizer="sgd", decay=5e-4,
 )  # fmt: skip
 DIFFUSION = Recipe(
     "digits, moved by up to 1 pixel; convolutional denoiser with times; AdamW, warm-up, then a constant rate, running "
