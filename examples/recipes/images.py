@@ -217,5 +217,5 @@ RESNET = Recipe(
 DIFFUSION = Recipe(
     "digits, moved by up to 1 pixel; convolutional denoiser with times; AdamW, warm-up, then a constant rate, running "
     "mean of the weights (0.99), clipped at 1",
-    DiffusedDigits, "loss", steps=250, batch=24, lr=1e-3, decay=0.01, max_norm=1.0, schedule="constant", average=0.99,
+    DiffusedDigits, "loss", steps=250, batch=24, lr=2e-3, decay=0.01, max_norm=1.0, schedule="constant", average=0.99,
 )  # fmt: skip

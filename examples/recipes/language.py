@@ -268,7 +268,7 @@ MOE = Recipe(
 LORA = Recipe(
     "a GPT of Python's documentation, frozen, learns Python's library by adapters of rank 16; AdamW without decay, "
     "warm-up, cosine, dropout 0.05, clipped at 1",
-    AdaptedCode, "loss", steps=350, batch=4, lr=2e-3, decay=0.0, max_norm=1.0,
+    AdaptedCode, "loss", steps=350, batch=4, lr=6e-3, decay=0.0, max_norm=1.0,
 )  # fmt: skip
 LSTM_TEXT = Recipe(
     "Python's documentation in characters; LSTM of 2 layers; AdamW, decay 0.01, warm-up, cosine, dropout 0.2, clipped "
