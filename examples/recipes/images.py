@@ -212,10 +212,10 @@ VIT = Recipe(
 RESNET = Recipe(
     "digits at 16x16, moved by up to 2 pixels; ResNet of 3 blocks with batch normalisation; SGD with momentum 0.9, "
     "decay 0.0005, warm-up, cosine",
-    ResNetDigits, "accuracy", steps=400, batch=16, lr=0.05, optimizer="sgd", decay=5e-4,
+    ResNetDigits, "accuracy", steps=400, batch=16, lr=0.1, optimizer="sgd", decay=5e-4,
 )  # fmt: skip
 DIFFUSION = Recipe(
     "digits, moved by up to 1 pixel; convolutional denoiser with times; AdamW, warm-up, then a constant rate, running "
     "mean of the weights (0.99), clipped at 1",
-    DiffusedDigits, "loss", steps=250, batch=24, lr=1e-3, decay=0.01, max_norm=1.0, schedule="constant", average=0.99,
+    DiffusedDigits, "loss", steps=250, batch=24, lr=2e-3, decay=0.01, max_norm=1.0, schedule="constant", average=0.99,
 )  # fmt: skip

@@ -263,12 +263,12 @@ GPTRECIPE = Recipe(
 MOE = Recipe(
     "Python's library in 512 learnt byte pairs; GPT with 2 layers of 4 experts, one for each token, and a penalty for "
     "imbalance; AdamW (0.9, 0.95), decay 0.1, warm-up, cosine, dropout 0.1, clipped at 1",
-    ExpertCode, "loss", steps=300, batch=4, lr=2e-3, betas=(0.9, 0.95), decay=0.1, max_norm=1.0,
+    ExpertCode, "loss", steps=300, batch=4, lr=3e-3, betas=(0.9, 0.95), decay=0.1, max_norm=1.0,
 )  # fmt: skip
 LORA = Recipe(
     "a GPT of Python's documentation, frozen, learns Python's library by adapters of rank 16; AdamW without decay, "
     "warm-up, cosine, dropout 0.05, clipped at 1",
-    AdaptedCode, "loss", steps=350, batch=4, lr=2e-3, decay=0.0, max_norm=1.0,
+    AdaptedCode, "loss", steps=350, batch=4, lr=6e-3, decay=0.0, max_norm=1.0,
 )  # fmt: skip
 LSTM_TEXT = Recipe(
     "Python's documentation in characters; LSTM of 2 layers; AdamW, decay 0.01, warm-up, cosine, dropout 0.2, clipped "

@@ -127,5 +127,5 @@ class Tokens:
 TABULAR = Recipe(
     "200,000 tokens of Python's library, with 7 columns of up to 2,048 categories and 3 of numbers; embeddings and a "
     "perceptron of 2 hidden layers; AdamW, decay 0.01, warm-up, cosine, dropout 0.1",
-    Tokens, "accuracy", steps=1000, batch=64, lr=2e-3,
+    Tokens, "accuracy", steps=1000, batch=64, lr=4e-3,
 )  # fmt: skip

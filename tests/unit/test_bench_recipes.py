@@ -66,6 +66,10 @@ def test_a_line_that_was_cut_off_is_done_again(tmp_path: Path, trainings) -> Non
         run(path, "--only", "a", "--methods", "none")
     assert trainings[3:] == [("a", "none", 3)]
     assert [record["seed"] for record in recipes.read(path)] == [1, 2, 3]
+    headers = [
+        line for line in path.read_text().splitlines() if line.startswith('{"bench": "recipes", "name": "header"')
+    ]
+    assert len(headers) == 2 and all(map(json.loads, headers))
 
 
 def test_another_rate_is_another_training_and_other_words_are_not(tmp_path: Path, trainings, monkeypatch) -> None:
