@@ -368,6 +368,21 @@ def test_a_row_without_a_gradient_is_not_withheld_where_it_has_a_step_of_its_own
         assert int(team.step(grads(kept, 8))[0]["words"][PADDING].count_nonzero()) > 10
 
 
+@pytest.mark.parametrize("late", [True, False])
+def test_a_row_of_a_pruned_layer_that_comes_to_life_keeps_its_zeros(late: bool) -> None:
+    kept = live(0.5)
+    mask = kept["weight"].clone()
+    kept["weight"][4] &= not late
+    with Team("marsit", WORLD, 4, 20, tensors=TENSORS) as team:
+        start = team.weights()["weight"]
+        for step in range(30):
+            if step == 8:
+                kept["weight"] = mask
+            team.step(grads(kept, step))
+        differ = team.weights()["weight"] != start
+        assert bool(differ[4].any()) and torch.equal(differ, mask)
+
+
 # ---- masks ----
 
 
