@@ -86,8 +86,9 @@ class EveryReducer(Every):
     def __init__(self, reducers: Sequence[Reducer]) -> None:
         super().__init__(reducers, ())
         self.buckets = Every([reducer.buckets for reducer in reducers], ("hold", "next_steps", "divide_by"))
-        self.kept: Any = Every([reducer.kept for reducer in reducers], ("convert",))
-        self.kept.withholding = Every([reducer.kept.withholding for reducer in reducers], ("withhold",))
+        kept: Any = Every([reducer.kept for reducer in reducers], ("convert",))
+        kept.withholding = Every([reducer.kept.withholding for reducer in reducers], ("withhold",))
+        self.kept = kept
         self.norms = Every([reducer.norms for reducer in reducers], ("begin", "follow", "vote_against"))
 
     def idle(self) -> bool:

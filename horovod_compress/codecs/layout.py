@@ -55,7 +55,8 @@ class Layout:
         cutting: how tensors may be cut; None where a bucket is encoded and decoded in one go.
         zero_groups: by position, of how many consecutive elements the result is 0 where all of them are, on every rank.
             1 where every exact zero stays one, and 0 where none does; that is so where nothing is said, but for methods
-            that promise it, see ``Law.zeros``. Elements that have had no gradient yet are left out of other groups.
+            that promise it, see ``Law.zeros``. Elements that have had no gradient yet are left out where some group has
+            them among others.
     """
 
     regions: Regions = field(default_factory=dict)

@@ -28,6 +28,7 @@ class Withholding:
 
     def __init__(self, context: Context, buckets: Buckets) -> None:
         self._context, self._buckets = context, buckets
+        self._unmoved: Mapping[str, Tensor] = {}
         self._masked: Mapping[str, Tensor] = {}
 
     def zero_groups(self) -> dict[str, int]:
@@ -40,6 +41,9 @@ class Withholding:
         Args:
             unmoved: their indices, rising, by name; equal on every rank. The same object stands for the same elements.
         """
+        if not (unmoved or self._unmoved):
+            return  # most often, and in every step
+        self._unmoved = unmoved
         self._settle([place.withheld.choose(place.position, unmoved.get(place.name)) for place in self._places()])
 
     def mask(self, masked: Mapping[str, Tensor]) -> None:

@@ -16,6 +16,7 @@ from horovod_compress.engine.redistribute import redistributed
 from horovod_compress.errors import MismatchError, StateError
 from horovod_compress.schedule.plan import Plan
 from tests.property.test_held_laws import Team
+from tests.support.accelerator import everything_on_accelerator
 from tests.support.local import Fleet, all_same, random_grads, same_bits, spec
 from tests.support.samples import Sample, samples
 
@@ -322,6 +323,32 @@ def test_a_scale_is_that_of_what_is_sent(method: str, options: dict[str, Any]) -
             assert torch.allclose(got[:, 1::2].abs().amax(1), want.abs().amax(1), rtol=1e-5)
 
 
+@pytest.mark.parametrize("method", ["marsit", "ef_signsgd", "onebit_adam", "powersgd"])
+def test_an_accelerator_gives_the_same_bits(method: str) -> None:
+    """There gradients are taken in together, and owners keep what they keep on the host."""
+
+    def run() -> tuple[list[Grads], list[dict[str, Tensor]]]:
+        results = []
+        with Fleet(WORLD, TENSORS, method, verify_every=1) as fleet:
+            for step in range(5):
+                for reducer in fleet.reducers:
+                    assert reducer.wait_idle(5.0)
+                    reducer.kept.withholding.withhold({"weight": index, "few": index[:40]})
+                    reducer.buckets.hold(exact=step == 3)
+                results.append(fleet.step(random_grads(WORLD, TENSORS, seed=step)))
+            assert all(reducer.wait_idle(5.0) for reducer in fleet.reducers)
+            return results, [reducer.kept.withholding.waiting() for reducer in fleet.reducers]
+
+    index = torch.arange(0, 24 * 96, 5)
+    here, left = run()
+    with everything_on_accelerator():
+        there, left_there = run()
+    for results, others in zip(here, there, strict=True):
+        assert all_same([*results, *others])
+    assert bool(left[0]["weight"].any()) and all(map(all_same, zip(left, left_there, strict=True)))
+    assert not here[0][0]["weight"].view(-1)[index].any() and bool(here[3][0]["weight"].view(-1)[index].all())
+
+
 def test_nothing_is_withheld_where_nothing_is_zero() -> None:
     with Team("marsit", WORLD, 4, 20, tensors=TENSORS) as team:
         team.run(range(8))
@@ -339,6 +366,21 @@ def test_a_row_without_a_gradient_is_not_withheld_where_it_has_a_step_of_its_own
         assert [names[position] for position in state.memory.withheld.index] == ["few"]  # rows that share a step
         kept["words"][PADDING] = True
         assert int(team.step(grads(kept, 8))[0]["words"][PADDING].count_nonzero()) > 10
+
+
+@pytest.mark.parametrize("late", [True, False])
+def test_a_row_of_a_pruned_layer_that_comes_to_life_keeps_its_zeros(late: bool) -> None:
+    kept = live(0.5)
+    mask = kept["weight"].clone()
+    kept["weight"][4] &= not late
+    with Team("marsit", WORLD, 4, 20, tensors=TENSORS) as team:
+        start = team.weights()["weight"]
+        for step in range(30):
+            if step == 8:
+                kept["weight"] = mask
+            team.step(grads(kept, step))
+        differ = team.weights()["weight"] != start
+        assert bool(differ[4].any()) and torch.equal(differ, mask)
 
 
 # ---- masks ----

@@ -121,7 +121,10 @@ class Moment:
 
 
 def unmoved(moment: Tensor, group: int, before: Tensor | None = None) -> Tensor | None:
-    """Return the elements whose second moment is exactly 0, in groups of so many elements that are not wholly 0.
+    """Return the elements whose second moment is exactly 0, unless they stay 0 anyway.
+
+    They do where each group of so many elements is wholly 0 or not at all, as the rows of an embedding are. Once one
+    group has both, as in a pruned layer, one that is wholly 0 now may have both when its first gradient comes.
 
     Returns:
         Their indices, or None if there are none; ``before``, where these are the same.
@@ -130,12 +133,11 @@ def unmoved(moment: Tensor, group: int, before: Tensor | None = None) -> Tensor 
     if group == 1 or not bool(zero.any()):
         return None
     if group > 1:
-        padded = nn.functional.pad(zero, (0, -zero.numel() % group), value=True).view(-1, group)
-        zero = (padded & ~padded.all(dim=1, keepdim=True)).view(-1)[: zero.numel()]
+        groups = nn.functional.pad(zero, (0, -zero.numel() % group), value=bool(zero[-1])).view(-1, group)
+        if not bool((groups.any(dim=1) & ~groups.all(dim=1)).any()):
+            return None
     index = zero.nonzero().view(-1)
-    if before is not None and torch.equal(index, before):
-        return before
-    return index if index.numel() else None
+    return before if before is not None and torch.equal(index, before) else index
 
 
 def on_its_device(tensor: Tensor) -> contextlib.AbstractContextManager[object]:
