@@ -24,7 +24,7 @@ from horovod_compress.exchange.choose import chooser
 from horovod_compress.exchange.transports.local import Hub
 from horovod_compress.schedule.plan import TensorSpec
 from horovod_compress.schedule.policies.registry import make_plan
-from models import CharTransformer
+from models import CharTransformer, digits_mlp
 
 LENGTHS = (100, 300, 1000, 10_000)
 OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
@@ -33,18 +33,12 @@ OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
 }
 
 
-def mlp() -> nn.Module:
-    """Return a network for 8x8 digits, of 85 thousand parameters."""
-    layers = nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 256), nn.ReLU(), nn.Linear(256, 10)
-    return nn.Sequential(*layers)
-
-
 def demo() -> nn.Module:
     """Return the network of the demo, a character transformer of 1.3 million parameters."""
     return CharTransformer(vocabulary=103, context=64)
 
 
-MODELS = {"the demo's transformer, 1.3 million parameters": demo, "MLP on digits, 85 thousand": mlp}
+MODELS = {"the demo's transformer, 1.3 million parameters": demo, "MLP on digits, 85 thousand": digits_mlp}
 
 
 def main() -> None:

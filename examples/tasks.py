@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from models import CharLSTM, CharTransformer, digits_model
+from models import CharLSTM, CharTransformer, digits_mlp, digits_model
 
 Pair = tuple[Tensor, Tensor]
 
@@ -92,6 +92,15 @@ class Digits:
 
     def describe(self) -> dict[str, int]:
         return {"train_images": len(self.train[1]), "test_images": len(self.test[1])}
+
+
+class FlatDigits(Digits):
+    """The same digits for a network without convolutions."""
+
+    name = "mlp"
+
+    def model(self) -> nn.Module:
+        return digits_mlp()
 
 
 class Text:
@@ -167,7 +176,13 @@ class RecurrentText(Text):
         return CharLSTM(self.vocabulary)
 
 
-TASKS: dict[str, type[Digits | Text]] = {"digits": Digits, "text": Text, "code": Code, "lstm": RecurrentText}
+TASKS: dict[str, type[Digits | Text]] = {
+    "digits": Digits,
+    "mlp": FlatDigits,
+    "text": Text,
+    "code": Code,
+    "lstm": RecurrentText,
+}
 
 
 def reference_text() -> str:

@@ -35,7 +35,7 @@ def tasks(examples: None) -> ModuleType:
     return tasks
 
 
-@pytest.fixture(scope="module", params=["digits", "text", "code", "lstm"])
+@pytest.fixture(scope="module", params=["digits", "mlp", "text", "code", "lstm"])
 def task(request: pytest.FixtureRequest, tasks: ModuleType):
     return tasks.TASKS[request.param]()
 
@@ -51,6 +51,7 @@ def test_model_gives_a_score_for_every_class(task) -> None:
     ("name", "low", "high"),
     [
         ("digits", 20_000, 90_000),
+        ("mlp", 84_000, 86_000),
         ("text", 1_000_000, 2_000_000),
         ("code", 1_000_000, 2_000_000),
         ("lstm", 200_000, 300_000),
