@@ -1,8 +1,8 @@
 """Which weights are masked: what is exactly 0 in the weights, looked at before each step.
 
 Masks are read from the weights: a weight that is 0 in the first step, or becomes 0 later, has been pruned, and is
-masked as long as it is 0. A tensor that is wholly 0 at first, as biases often are, has not been pruned: its elements are
-masked once they become 0 again. Weights are equal on all ranks, and so are masks; whenever one changes, the next
+masked as long as it is 0. A tensor that is wholly 0 at first, as biases often are, has not been pruned: its elements
+are masked once they become 0 again. Weights are equal on all ranks, and so are masks; whenever one changes, the next
 exchange begins with a comparison.
 """
 

@@ -43,7 +43,7 @@ def train(case: dict[str, Any]) -> dict[str, Any]:
     model.pruned.weight.register_hook(lambda grad: grad * kept if pruning[0] else grad)
     method = hvc.masked(case["method"]) if case.get("masked") else case["method"]
     compression = hvc.Compression.create(method, model.named_parameters(), verify_every=1, timeout=30.0)
-    plain: Any = torch.optim.SGD(model.parameters(), lr=0.05)
+    plain: Any = torch.optim.SGD(model.parameters(), lr=0.005)  # dgc multiplies it by 10
     if case.get("adam"):
         plain = torch.optim.AdamW(model.parameters(), lr=0.005)
     called, optimizer = trained(model, plain, compression, case.get("attach"))
