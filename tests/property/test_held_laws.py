@@ -17,6 +17,7 @@ from horovod_compress.codecs.base import variants_of
 from horovod_compress.codecs.dense import FullPrecision
 from horovod_compress.engine import checkpoint
 from horovod_compress.engine.optimizer import held, second_moment
+from horovod_compress.engine.optimizer.matching import before_step
 from horovod_compress.engine.optimizer.second_moment import BOUND
 from horovod_compress.errors import ConfigError, NonFiniteError
 from horovod_compress.schedule.plan import Plan, TensorSpec
@@ -60,6 +61,9 @@ class Team:
             held.hold(optimizer, reducer, model.items(), 0, second_moment, warmup, every)
             for optimizer, reducer, model in zip(self.optimizers, self.fleet.reducers, self.models, strict=True)
         ]
+        for optimizer, mine in zip(self.optimizers, self.held, strict=True):
+            if mine:
+                optimizer.register_step_pre_hook(before_step(mine.prepare))
 
     def __enter__(self) -> Team:
         return self

@@ -69,7 +69,7 @@ class Steps:
         self._loaded = _Loaded()
         if reducer.world > 1:
             reducer.verification.weights = Weights(reducer.options.verify_every, warns=reducer.rank == 0)
-        masked = {name: parameter for name, parameter in named if methods.is_masked(name)}
+        masked = {name: parameter for name, parameter in self.named if methods.is_masked(name)}
         self._masks = Masks(reducer, masked) if masked else None
         self.tuner: Tuner | None = None
         if is_adaptive(schedule := reducer.options.schedule):
