@@ -139,7 +139,7 @@ def settings(recipe: Recipe, chosen: argparse.Namespace) -> dict[str, Any]:
 def trained(words: str, chosen: argparse.Namespace, rate: float) -> dict[str, Any]:
     """Train once, and return the record."""
     given = {name: settings(RECIPES[chosen.task], chosen)[name] for name in ("steps", "ranks", "exchange", "quick")}
-    given |= {"task": chosen.task, "seed": chosen.seed, "lr": rate, "match_norm": True, "max_norm": 0.0}
+    given |= {"task": chosen.task, "seed": chosen.seed, "lr": rate}
     training = RecipeTraining(words.split(), argparse.Namespace(**given), chosen.progress)
     return training.run()
 

@@ -36,6 +36,8 @@ from train import cosine, cross_entropy
 
 #: Seconds for one exchange: all ranks share two or three cores.
 TIMEOUT = 600.0
+#: What a caller need not choose.
+UNCLIPPED = {"match_norm": True, "max_norm": 0.0, "clip": "norm"}
 OPTIMIZERS = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW}
 
 
@@ -103,7 +105,7 @@ class Training:
     """
 
     def __init__(self, words: list[str], chosen: argparse.Namespace) -> None:
-        self.words, self.chosen = words, chosen
+        self.words, self.chosen = words, argparse.Namespace(**UNCLIPPED | vars(chosen))
         torch.manual_seed(chosen.seed)
         self.task = self._task()
         self.model = self.task.model()
@@ -178,7 +180,7 @@ class Training:
                 reducer.buckets.next_steps(plain=step < self.exact_first, halved=True)
         if self.matching:
             self.matching.begin()
-        self.every.norms.begin(self.reducers[0].next_step())
+        self.every.norms.begin(self.reducers[0].next_step(), exact=bool(self.held and self.held.exact))
         order = self.reducers[0].plan.names()
         for reducer, mine in zip(self.reducers, grads, strict=True):
             for index, name in enumerate(order):

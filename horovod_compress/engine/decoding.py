@@ -90,8 +90,8 @@ class Decoding:
         else:
             if not round_.parts:
                 self._decode(state, round_, key)
-            self._norms.decoded(state)
             state.keep(round_)
+            self._norms.decoded(state)
         with self._context.metrics.timed("decode"):
             state.write_back()
         if (watch := self._context.watch) and not bad.count:

@@ -66,7 +66,8 @@ class _Step:
     factor: float | None = 1.0
     measures: bool = False
     empties: bool = False
-    spoilt: bool = False  # a value was not finite, on any rank
+    spoilt: bool = False  # a coded value was not finite, on any rank
+    sound: bool = True  # no value was
     norm: float = 0.0  # of the exact mean, where that is measured
     refused: bool = False  # some rank has voted against all this
 
@@ -124,6 +125,12 @@ class Ratio:
         """Begin to look for changes anew, as in an exact round."""
         self._since, self.stale = None, False
 
+    def rescale(self, factor: float) -> None:
+        """Let norms be those of gradients that are so much larger, as a gradient scaler makes them."""
+        self.norm *= factor
+        if self._since:
+            self._since = self._since[0] * factor, self._since[1]
+
     def used(self) -> float:
         """Return what results are handed back times."""
         return 1.0 if self.value is None or abs(math.log(self.value)) < NEAR else self.value
@@ -146,7 +153,10 @@ class Ratio:
 
 def check_state(state: object) -> bool:
     """Return whether a saved state has the form of what :meth:`Ratio.state` returns."""
-    if not isinstance(state, Mapping) or not set(state) <= {"ratio", "norm", "age", "since", "stale", "off"}:
+    if not isinstance(state, Mapping) or not set(state) <= {"ratio", "norm", "age", "since", "stale", "off", "wait"}:
+        return False
+    wait = state.get("wait", [])
+    if not isinstance(wait, (list, tuple)) or not all(isinstance(name, str) for name in wait):
         return False
     numbers = [state.get("ratio", 0.0), state.get("norm", 0.0), state.get("age", 0)]
     since = state.get("since", [])
@@ -172,6 +182,7 @@ class Norms:
         self._tables: dict[tuple[int, int], Tensor] = {}  # of this rank, by bucket and position
         self._squares: dict[int, float] = {}  # of results, by bucket
         self._against = False
+        self._wait: frozenset[str] = frozenset()  # what has a residual of coded rounds
         self._matched, self._looks = 0, False  # steps with coded results so far; whether this one's are looked at
         self.ratio = Ratio()
         self.given: Given | None = None
@@ -179,31 +190,40 @@ class Norms:
 
     def follow(self, names: Iterable[str]) -> None:
         """Match the norms of these parameters from the next step on: their optimizer takes the ratio out again."""
-        self._followed |= frozenset(names)
+        self._followed = frozenset(names)
 
     # ---- training thread, between two steps ----
 
-    def begin(self, step: int) -> None:
-        """Choose what the coming step does, when it is known what each bucket exchanges; on every rank alike."""
-        matches = [] if self.ratio.off else [state for state in self._buckets if self._matches(state, step)]
+    def begin(self, step: int, *, exact: bool = False) -> None:
+        """Choose what the coming step does, when it is known what each bucket exchanges; on every rank alike.
+
+        Args:
+            exact: it is an exact round of a second moment that is held, though some buckets may be coded as ever.
+        """
+        names = self._buckets.plan.names()
+        frozen = {names[index] for index in self._buckets.frozen}
+        matches = [] if self.ratio.off else [state for state in self._buckets if self._matches(state, step, frozen)]
         coded = frozenset(state.bucket.index for state in matches)
         self._tables, self._squares, self.samples = {}, {}, {}
         self._matched += bool(coded)
         self._looks = self._matched & (self._matched - 1) == 0 or self._matched % SELDOM == 0
-        if not coded:
+        if exact or not coded:
             self.ratio.refresh()
-            self._now = _Step(step)
+            self._now = _Step(step, coded, self.ratio.used())
             return
         empties = all(isinstance(state.round(step).codec, Dense) for state in matches)
         late = self.ratio.value is None or empties or self.ratio.age >= EVERY
         measures = late or self.ratio.age == EVERY - 1
         self._now = _Step(step, coded, None if late else self.ratio.used(), measures, empties)
 
-    def _matches(self, state: BucketState, step: int) -> bool:
-        """Return whether a bucket's results differ from the mean, and all of them go to optimizers that know it."""
-        round_ = state.round(step)
-        exact = isinstance(round_.codec, Dense) and not round_.work.state
-        return not exact and all(tensor.name in self._followed for tensor in state.bucket.tensors)
+    def _matches(self, state: BucketState, step: int, frozen: set[str]) -> bool:
+        """Return whether a bucket's results differ from the mean, and all of them go to optimizers that know it.
+
+        float16 has no room for another factor.
+        """
+        round_, names = state.round(step), {tensor.name for tensor in state.bucket.tensors}
+        exact = isinstance(round_.codec, Dense) and not (round_.work.state and names & self._wait)
+        return not exact and names <= self._followed and not names <= frozen and state.bucket.dtype != "float16"
 
     def vote_against(self) -> None:
         """Ask all ranks to hand back results as they are, for good: this program would not bear anything else."""
@@ -212,11 +232,17 @@ class Norms:
     def resume(self, state: Mapping[str, Any]) -> None:
         """Go on with what was saved, or anew with nothing."""
         self.ratio.load(state)
+        self._wait, self._against = frozenset(state.get("wait", ())), False
         self.given = None
+
+    def state(self) -> dict[str, Any]:
+        """Return what has to be saved; empty where nothing was coded."""
+        found = self.ratio.state()
+        return found | ({"wait": sorted(self._wait)} if self._wait else {})
 
     def settings(self) -> str:
         """Return what has to be equal on every rank before a step, in words."""
-        return f"{sorted(self._followed)} {self.ratio.state()}"
+        return f"{sorted(self._followed)} {self.state()}"
 
     # ---- where gradients are offered ----
 
@@ -227,7 +253,12 @@ class Norms:
             return
         table = torch.zeros(self._columns(), dtype=work_dtype(bucket), device=grad.device)
         key = self._context.key(step, bucket.index).at(rank=0, purpose=NORM)
-        ops.sketch_encode(grad.contiguous().view(-1), None, table, 1, key, offset=bucket.offsets[position])
+        flat, masked = grad.contiguous().view(-1), state.memory.withheld.masked(position)
+        if self._context.options.nonfinite == "zero":
+            flat = flat.nan_to_num(0.0, 0.0, 0.0)  # as they are exchanged
+        if masked is not None:
+            flat = flat.index_fill(0, masked, 0.0)
+        ops.sketch_encode(flat, None, table, 1, key, offset=bucket.offsets[position])
         self._tables[bucket.index, position] = table
 
     def _columns(self) -> int:
@@ -237,8 +268,9 @@ class Norms:
 
     def note(self, state: BucketState, bad: NonFiniteCount) -> None:
         """Note how a bucket's exchange ended, which all ranks know alike."""
-        if (bad.count or bad.zeroed) and state.bucket.index in self._now.coded:
-            self._now.spoilt = True
+        if bad.count:
+            self._now.sound = False
+            self._now.spoilt = self._now.spoilt or state.bucket.index in self._now.coded
 
     def exchange(self) -> None:
         """After the last payload of a step, find the norm of the exact mean, if it is due."""
@@ -248,9 +280,10 @@ class Norms:
         deadline = Deadline(context.options.timeout)
         mine = torch.cat([self._sum(deadline), torch.tensor([float(self._against)], dtype=torch.float64)])
         exchange = context.exchange(len(self._buckets), "norm", NonFiniteCount(), deadline)
+        context.recorder.note(now.number, len(self._buckets), "norm")
         with context.metrics.timed("exchange", where=(now.number,)):
             found, _ = gather.run(exchange, mine.to(torch.bfloat16).view(torch.uint8))
-        context.metrics.bytes_sent += exchange.bytes_sent
+        context.metrics.sent(exchange.bytes_sent, exact=False)
         total = torch.zeros(len(mine), dtype=torch.float64)
         for theirs in found:
             total += theirs.view(torch.bfloat16)
@@ -260,9 +293,13 @@ class Norms:
 
     def _sum(self, deadline: Deadline) -> Tensor:
         """Return the counters of this rank: tables are added in the order of the plan, whatever came first."""
-        total = torch.zeros(self._columns(), dtype=torch.float64)
-        for place in sorted(self._tables):
-            total += _fetched(self._buckets[place[0]].device, self._tables[place], deadline)
+        total, kinds = torch.zeros(self._columns(), dtype=torch.float64), {}
+        for place, table in sorted(self._tables.items(), key=lambda item: item[0]):
+            kinds.setdefault((table.device, table.dtype), (self._buckets[place[0]].device, []))[1].append(table)
+        for device, tables in kinds.values():
+            rows = _fetched(device, torch.stack(tables).view(-1), deadline).view(len(tables), -1)
+            for row in rows:
+                total += row
         return total
 
     # ---- decoding thread ----
@@ -289,7 +326,7 @@ class Norms:
         sums = state.device.zeros(len(grads), torch.float64)
         ops.norm_offer_all(grads, list(sums.split(1)), [grad.numel() for grad in grads], power=2)
         sums = _fetched(state.device, sums, Deadline(self._context.options.timeout))
-        self._squares[state.bucket.index] = math.fsum(sums.tolist())
+        self._squares[state.bucket.index] = math.fsum(sums.tolist()) / (state.result_scale or 1.0) ** 2
 
     def _sample(self, state: BucketState) -> None:
         for tensor, grad in zip(state.bucket.tensors, state.memory.grads, strict=True):
@@ -310,7 +347,18 @@ class Norms:
             now.factor = ratio if abs(math.log(ratio)) >= NEAR else 1.0
             self._scale_held(now.factor)
         names = frozenset(tensor.name for index in now.coded for tensor in self._buckets[index].bucket.tensors)
-        self.given = Given(now.number, now.factor, names, not now.spoilt)
+        if now.sound and self._followed:
+            self._note_waiting(now.number)
+        self.given = Given(now.number, now.factor, names, now.sound)
+
+    def _note_waiting(self, step: int) -> None:
+        """Note which residuals a step has filled, and which it has emptied."""
+        for state in self._buckets:
+            round_, names = state.round(step), {tensor.name for tensor in state.bucket.tensors}
+            if not isinstance(round_.codec, Dense):
+                self._wait |= names
+            elif round_.work.state and names & self._wait:
+                self._wait -= names
 
     def _scale_held(self, factor: float) -> None:
         """Multiply the results that were held."""

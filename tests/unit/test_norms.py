@@ -111,9 +111,12 @@ def test_only_buckets_whose_optimizers_know_are_matched() -> None:
 
 def test_sums_have_the_norm_of_the_sum() -> None:
     with fleet("signsgd", {}) as ranks:
-        grads = random_grads(ranks.world, SHAPES, seed=1)
-        results = stepped(ranks, grads, result_scale=3.0)
-        assert abs(math.log(norm(results[0]) / (3 * norm(mean(grads))))) < CLOSE + NEAR
+        for reducer in ranks.reducers:
+            reducer.result_scale = 3.0
+        for seed in range(7):
+            grads = random_grads(ranks.world, SHAPES, seed=seed)
+            results = stepped(ranks, grads)
+            assert abs(math.log(norm(results[0]) / (3 * norm(mean(grads))))) < 1.5 * CLOSE + NEAR
 
 
 def test_counters_do_not_depend_on_the_order_of_gradients() -> None:

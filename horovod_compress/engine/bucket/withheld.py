@@ -76,6 +76,10 @@ class Withheld:
         self._arrange(position)
         return True
 
+    def masked(self, position: int) -> Tensor | None:
+        """Return the masked elements of a tensor, if there are any."""
+        return self._masked.get(position)
+
     def _arrange(self, position: int) -> None:
         """Let what waits follow its elements."""
         values, unmoved, masked = self.dense(position), self._unmoved.get(position), self._masked.get(position)

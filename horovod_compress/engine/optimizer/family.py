@@ -194,12 +194,13 @@ class Unheld:
     """
 
     def __init__(self, optimizer: Any) -> None:
-        self._hook = optimizer.register_step_post_hook(lambda *given: self._look(optimizer))
+        self._done = False
+        optimizer.register_step_post_hook(lambda *given: self._look(optimizer))
 
     def _look(self, optimizer: Any) -> None:
-        if not any(optimizer.state.values()):
-            return  # it has skipped its step
-        self._hook.remove()
+        if self._done or not any(optimizer.state.values()):
+            return  # or it has skipped its step
+        self._done = True  # torch walks over its hooks now, so this one stays
         if not (found := squares_in(optimizer)):
             return
         kind, other = _listed(optimizer), ""

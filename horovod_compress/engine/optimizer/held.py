@@ -133,6 +133,11 @@ class HeldSecondMoment:
     def warmup(self) -> int:
         return self._rounds.warmup
 
+    @property
+    def exact(self) -> bool:
+        """Whether the exchange that has begun is exact where the second moment divides."""
+        return self._exact
+
     def settings(self) -> str:
         """Return what has to be equal on every rank, in words."""
         begun = f", of step {self._reducer.step} ({self._digest():016x})" if self._held else ""
@@ -231,8 +236,8 @@ class HeldSecondMoment:
         factors: dict[str, Tensor] = {}
         for group, parameter, name in self._parameters():
             held, state = self._held.get(name), self._optimizer.state.get(parameter)
-            if held is None or not state or parameter.grad is None:
-                continue
+            if held is None or not state or parameter.grad is None or parameter.grad.is_sparse:
+                continue  # sparse gradients are exact: the optimizer's own moment moves with them
             grad, now = self._form.gradient(self._optimizer, group, parameter), self._form.steps(group, state) + 1
             exact = self._exact and now > held.since and bool(grad.isfinite().all())
             if exact:

@@ -11,7 +11,8 @@ weight decay, is told so once: a few elements are compared in some steps.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections import deque
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -22,6 +23,9 @@ from ..reducer import Reducer
 from . import second_moment as moments
 
 _log = logging.getLogger("horovod_compress")
+
+#: So many of twice as many exchanges on top of earlier results are a habit. One may be a step that a program skips.
+OFTEN = 4
 
 #: A hook before an optimizer's step, as torch calls it.
 Hook = Callable[[Any, tuple[Any, ...], dict[str, Any]], "tuple[Any, Any] | None"]
@@ -55,7 +59,11 @@ def ready(optimizer: Any, reducer: Reducer, done: int) -> int | None:
     """
     step = reducer.next_step() - 1
     awaited = getattr(optimizer, "_handles", None)  # gradients whose results Horovod has not fetched yet
-    return step if step > done and not awaited and reducer.idle() else None
+    if step <= done or awaited:
+        return None
+    if not reducer.idle():  # a bucket of sparse gradients only is awaited by nobody else, and ends at other times elsewhere
+        reducer.wait_idle(reducer.options.timeout)
+    return step if reducer.idle() else None
 
 
 class Matching:
@@ -73,10 +81,12 @@ class Matching:
         self._names = moments.names_of(named.items())
         self._taken = reducer.step - 1
         self._told = self._told_off = False
-        reducer.norms.follow(self._mine())
+        self._unused: deque[bool] = deque(maxlen=2 * OFTEN)  # of the last exchanges, those on top of which came others
+        self._followed = self._mine()
+        reducer.norms.follow(self._followed)
 
-    def _mine(self) -> Iterable[str]:
-        return [name for _, _, name in moments.places(self._optimizer, self._names)]
+    def _mine(self) -> frozenset[str]:
+        return frozenset(name for _, _, name in moments.places(self._optimizer, self._names))
 
     def resume(self) -> None:
         """Go on with whatever was loaded."""
@@ -90,15 +100,25 @@ class Matching:
         next one takes in what was handed back, with gradients that are not of its size.
         """
         norms, last = self._reducer.norms, self._reducer.norms.given
-        norms.follow(self._mine())  # groups may have been added
+        if (mine := self._mine()) != self._followed:  # a group was added, which ranks compare
+            self._followed = mine
+            norms.follow(mine)
+            with self._reducer.context.changed:
+                self._reducer.start.again()
         if norms.ratio.off:
             self._tell_off()
             return
-        if last is None or not last.sound or last.step <= self._taken:
+        if last is None or not last.sound:
             return
-        grads = [parameter.grad for _, parameter, _ in moments.places(self._optimizer, self._names)]
-        if grads and all(grad is not None and bool(grad.any()) for grad in grads):
+        self._unused.append(last.step > self._taken and self._are_kept())
+        if sum(self._unused) >= OFTEN:
             norms.vote_against()
+
+    def _are_kept(self) -> bool:
+        """Return whether most parameters have gradients already, as the step begins: nobody has cleared them."""
+        trained = [p for _, p, _ in moments.places(self._optimizer, self._names) if p.requires_grad]
+        filled = [p for p in trained if p.grad is not None and (p.grad.is_sparse or bool(p.grad.any()))]
+        return 2 * len(filled) > len(trained)
 
     def _tell_off(self) -> None:
         if not self._told_off and not self._reducer.rank:
@@ -123,7 +143,8 @@ class Matching:
         grads = {n: p.grad for _, p, n in mine if n in given.names and p.grad is not None and not p.grad.is_sparse}
         if reducer.norms.samples:
             self._look(grads, reducer.norms.samples)
-        torch._foreach_mul_(list(grads.values()), 1 / given.factor)  # type: ignore[attr-defined]
+        if grads:
+            torch._foreach_mul_(list(grads.values()), 1 / given.factor)  # type: ignore[attr-defined]
 
     def _look(self, grads: Mapping[str, Tensor], samples: Mapping[str, Tensor]) -> None:
         """Tell once of a program that has done anything but make gradients smaller, or multiply them."""
@@ -161,4 +182,5 @@ def _was_added_to(before: Tensor, after: Tensor, unscaled: float) -> bool:
     least, most = float(factors.min()), float(factors.max())
     if least < 0:
         return most > least * (1 - close)  # not even all of them negated
-    return most - least > close * most and most > max(1.0, unscaled) * (1 + close)
+    limit = unscaled if float(factors.median()) < 2 * unscaled < 1.0 else max(1.0, unscaled)
+    return most - least > close * most and most > limit * (1 + close)

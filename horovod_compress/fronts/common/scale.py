@@ -43,6 +43,7 @@ class Scale:
             return
         if self._scale and now != self._scale:
             self._reducer.kept.scale(now / self._scale)
+            self._reducer.norms.ratio.rescale(now / self._scale)
         self._scale = now
 
     def bridge(self) -> None:

@@ -113,8 +113,8 @@ class Steps:
         if not isinstance(match_norm, bool):
             raise ConfigError(f"match_norm should be True or False, got {match_norm!r}")
         self.held = held.hold(optimizer, reducer, self.named, self._full_precision_every(), *options)
-        if match_norm:
-            self._matching = Matching(optimizer, reducer, dict(self.named), self.scale.value)
+        reducer.norms.follow(())
+        self._matching = Matching(optimizer, reducer, dict(self.named), self.scale.value) if match_norm else None
         if not self.met:
             optimizer.register_step_pre_hook(before_step(self._prepare))
         if reducer.options.follow_lr:
@@ -183,6 +183,8 @@ class Steps:
     def begin(self) -> bool:
         """Begin a step, before its first gradient is offered; return whether the parameters have other numbers now."""
         reducer = self._reducer
+        if not reducer.idle():  # nobody has waited for a last bucket of sparse gradients only
+            reducer.wait_idle(reducer.options.timeout)
         self.scale.bridge()
         changed = bool(self.tuner and self.tuner.begin_step())
         if changed:
@@ -198,7 +200,7 @@ class Steps:
             reducer.buckets.next_steps(plain=reducer.next_step() < self._exact_first, halved=True)
         if self._matching:
             self._matching.begin()
-        reducer.norms.begin(reducer.next_step())
+        reducer.norms.begin(reducer.next_step(), exact=bool(self.held and self.held.exact))
         if reducer.verification.weights:
             reducer.verification.weights.take(reducer.next_step(), self.parameters)
         return changed
@@ -217,7 +219,7 @@ class Steps:
         due = {"due": True} if (self.held.due if self.held else self._loaded.due) else {}
         followed = self._rates.state() if self._rates else list(self._loaded.rates)  # which were loaded
         rates = {"rates": followed} if followed else {}
-        norms = {"norms": found} if (found := self._reducer.norms.ratio.state()) else {}
+        norms = {"norms": found} if (found := self._reducer.norms.state()) else {}
         masks = self._masks.state() if self._masks else {}
         return tuned | self.scale.state() | held_ | due | rates | norms | masks
 
