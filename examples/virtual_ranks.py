@@ -115,7 +115,7 @@ class Training:
         every: Any = EveryReducer(self.reducers)
         self.every = every
         self.held = hold(self.optimizer, every, self.named.items(), self.every_full, "auto")
-        self.matching = Matching(self.optimizer, every, self.named, lambda: 1.0) if chosen.match_norm else None
+        self.matching = Matching(self.optimizer, every, self.named, lambda: 1.0) if self.chosen.match_norm else None
         self.optimizer.register_step_pre_hook(before_step(self._prepare))
         self.norms: list[float] = []  # as clip_grad_norm_ returns them
         self.exact_first = 0
