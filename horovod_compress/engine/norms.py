@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -70,6 +70,7 @@ class _Step:
     sound: bool = True  # no value was
     norm: float = 0.0  # of the exact mean, where that is measured
     refused: bool = False  # some rank has voted against all this
+    names: set[str] = field(default_factory=set)  # whose results were decoded: sparse gradients are somebody else's
 
 
 @dataclass(frozen=True)
@@ -133,7 +134,7 @@ class Ratio:
 
     def used(self) -> float:
         """Return what results are handed back times."""
-        return 1.0 if self.value is None or abs(math.log(self.value)) < NEAR else self.value
+        return 1.0 if self.off or self.value is None or abs(math.log(self.value)) < NEAR else self.value
 
     def state(self) -> dict[str, Any]:
         """Return what has to be saved; empty where nothing was measured."""
@@ -318,6 +319,7 @@ class Norms:
         now = self._now
         if now.spoilt or state.bucket.index not in now.coded:
             return
+        now.names |= {t.name for t, g in zip(state.bucket.tensors, state.memory.grads, strict=True) if g is not None}
         if self._looks and not self.holds_results:
             self._sample(state)
         if not now.measures:
@@ -346,10 +348,9 @@ class Norms:
             ratio = now.norm / made if known and not now.refused else 1.0
             now.factor = ratio if abs(math.log(ratio)) >= NEAR else 1.0
             self._scale_held(now.factor)
-        names = frozenset(tensor.name for index in now.coded for tensor in self._buckets[index].bucket.tensors)
         if now.sound and self._followed:
             self._note_waiting(now.number)
-        self.given = Given(now.number, now.factor, names, now.sound)
+        self.given = Given(now.number, now.factor, frozenset(now.names), now.sound)
 
     def _note_waiting(self, step: int) -> None:
         """Note which residuals a step has filled, and which it has emptied."""

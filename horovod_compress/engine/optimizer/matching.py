@@ -140,11 +140,14 @@ class Matching:
         if given.step != step or given.factor == 1.0:
             return
         mine = moments.places(self._optimizer, self._names)
-        grads = {n: p.grad for _, p, n in mine if n in given.names and p.grad is not None and not p.grad.is_sparse}
+        grads = {n: p.grad for _, p, n in mine if n in given.names and p.grad is not None}
+        dense = {name: grad for name, grad in grads.items() if not grad.is_sparse}
         if reducer.norms.samples:
-            self._look(grads, reducer.norms.samples)
-        if grads:
-            torch._foreach_mul_(list(grads.values()), 1 / given.factor)  # type: ignore[attr-defined]
+            self._look(dense, reducer.norms.samples)
+        if dense:
+            torch._foreach_mul_(list(dense.values()), 1 / given.factor)  # type: ignore[attr-defined]
+        for name in grads.keys() - dense.keys():  # with sparse_as_dense, Horovod makes dense results sparse again
+            grads[name].mul_(1 / given.factor)
 
     def _look(self, grads: Mapping[str, Tensor], samples: Mapping[str, Tensor]) -> None:
         """Tell once of a program that has done anything but make gradients smaller, or multiply them."""

@@ -18,7 +18,7 @@ from ...engine.agreement.weights import Weights
 from ...engine.masks import Masks, check as check_masks
 from ...engine.methods import Methods
 from ...engine.optimizer import heavy_ball, held
-from ...engine.optimizer.matching import Matching, before_step
+from ...engine.optimizer.matching import Matching
 from ...engine.optimizer.rates import Rates
 from ...engine.optimizer.second_moment import check_state as check_moments
 from ...engine.reducer import Reducer
@@ -115,8 +115,6 @@ class Steps:
         self.held = held.hold(optimizer, reducer, self.named, self._full_precision_every(), *options)
         reducer.norms.follow(())
         self._matching = Matching(optimizer, reducer, dict(self.named), self.scale.value) if match_norm else None
-        if not self.met:
-            optimizer.register_step_pre_hook(before_step(self._prepare))
         if reducer.options.follow_lr:
             self._rates = Rates(optimizer, reducer, self.named)
             self._rates.load(self._loaded.rates)
@@ -128,7 +126,7 @@ class Steps:
             if self.tuner:
                 self.tuner.wait_for(self.held.warmup)
 
-    def _prepare(self) -> None:
+    def prepare(self) -> None:
         """Before the optimizer's own step, let its gradients and its state be those that its formula is to have."""
         if self._matching:
             self._matching.take_out()

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from ...codecs.base import Codec
 from ...codecs.masked import Masked
 from ...engine.methods import per_layer
+from ...engine.optimizer.matching import before_step
 from ...engine.optimizer.second_moment import names_of
 from ...engine.reducer import Reducer
 from ...errors import ConfigError, HorovodCompressError, NonFiniteError
@@ -210,6 +211,7 @@ class Compression(ForUpdates):
             if self._running().world > 1:
                 guard(optimizer, names_of(self._others) if not self._job.rank else None)
             optimizer.register_step_pre_hook(lambda *given: self._leave_frozen(optimizer))  # before the second moment's
+            optimizer.register_step_pre_hook(before_step(self._steps.prepare))
             leave_before_loading(optimizer, self._leave_step)
         self._steps.meet(optimizer, *options, match_norm=match_norm)
 

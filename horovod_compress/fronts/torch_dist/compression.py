@@ -16,6 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 from ...codecs.base import Codec
 from ...codecs.masked import Masked
 from ...engine.methods import per_layer
+from ...engine.optimizer.matching import before_step
 from ...engine.reducer import Reducer
 from ...errors import ConfigError, HorovodCompressError
 from ...observe.trace import MAX_EVENTS, Trace
@@ -217,7 +218,10 @@ class Compression(BaseCompression):
             )
         refuse_sharded(optimizer, own=second_moment == "own" or not self._needs_held())
         checks.check_optimizer(optimizer, [*self._steps.named, *self._others])
+        known = self._steps.met
         self._steps.meet(optimizer, second_moment, warmup_steps, rebuild_every, match_norm=match_norm)
+        if not known:
+            optimizer.register_step_pre_hook(before_step(self._steps.prepare))
         self._unused = False
         return optimizer
 
