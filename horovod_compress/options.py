@@ -38,9 +38,9 @@ class Options:
         verify_every: number of steps between comparisons of a hash of all results, and of the weights, across ranks;
             the weights are also compared in the first step; 0 for never.
         min_elements: tensors with fewer elements share an uncompressed bucket, one for each dtype and device.
-        warmup_steps: number of initial steps that are exchanged uncompressed, in full precision. None for 30, in the
-            bfloat16 instead of float32, if a method sends one bit per element and the optimizer has momentum (fewer
-            with ``total_steps``); else 0.
+        warmup_steps: number of initial steps that are exchanged uncompressed, in full precision. None for 30, sent as
+            bfloat16 instead of float32 (fewer with ``total_steps``), if a method sends one bit per element and the
+            optimizer has momentum; else 0.
         total_steps: number of steps of the whole training, if known; then a short training begins with fewer exact
             steps, see :mod:`horovod_compress.engine.optimizer.exact_rounds`. None for unknown.
         follow_lr: whether to multiply residuals by old / new when a learning rate changes, see

@@ -214,3 +214,31 @@ def test_large_jobs_have_fewer_counters() -> None:
         with Fleet(world, tensors, "marsit", full_precision_every=0) as ranks:
             sent[world] = ranks.reducers[0].norms._columns()
     assert sent[8] == 272 and sent[9] == 112
+
+
+def test_uncompressed_steps_at_the_start_are_exact() -> None:
+    with fleet("topk", {"density": 0.05, "warmup_steps": 4}) as ranks:
+        found = run(ranks, range(6))
+        assert all(factor == 1.0 for _, _, factor in found[:4])
+        state = ranks.reducers[0].norms.state()
+        assert state["wait"] == ["a", "b", "c"] and state["ratio"] > 0, "those after that are not"
+
+
+def test_an_exact_round_ends_what_has_run_away_though_some_buckets_stay_coded() -> None:
+    with fleet("signsgd", {}) as ranks:
+        run(ranks, range(3))
+        for reducer in ranks.reducers:
+            reducer.norms.ratio.stale = True
+            reducer.norms.begin(reducer.next_step(), exact=True)
+        ranks.step(random_grads(ranks.world, SHAPES, seed=3))
+        assert not any(reducer.norms.ratio.stale for reducer in ranks.reducers)
+
+
+def test_float16_is_left_as_it_is() -> None:
+    tensors = [spec("a", 40, 100, dtype=torch.float16)]
+    with Fleet(2, tensors, "signsgd") as ranks:
+        for reducer in ranks.reducers:
+            reducer.norms.follow(["a"])
+            reducer.norms.begin(0)
+        ranks.step([{"a": torch.randn(40, 100).half()} for _ in range(2)])
+        assert ranks.reducers[0].norms.given.names == frozenset()  # type: ignore[union-attr]
