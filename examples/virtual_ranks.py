@@ -158,7 +158,7 @@ class Training:
                 reducer.close()
         loss, accuracy = self._held_out()
         asked = {name: value for name, value in vars(self.chosen).items() if name != "run"}
-        found = {
+        found: dict[str, Any] = {
             "loss": loss,
             "accuracy": accuracy,
             "bytes_sent": self.reducers[0].metrics.bytes_sent,

@@ -84,7 +84,8 @@ class Layer(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         batch, length, width = x.shape
         split = self.query_key_value(self.norm_attention(x)).view(batch, length, 3, HEADS, width // HEADS)
-        mixed = F.scaled_dot_product_attention(*split.permute(2, 0, 3, 1, 4), is_causal=True)
+        query, key, value = split.permute(2, 0, 3, 1, 4)
+        mixed = F.scaled_dot_product_attention(query, key, value, is_causal=True)
         x = x + self.dropout(self.project(mixed.transpose(1, 2).reshape(batch, length, width)))
         return x + self.dropout(self.mlp(self.norm_mlp(x)))
 

@@ -70,7 +70,7 @@ class Methods:
         """Return all options as plain data, for the handshake and for checkpoints."""
         if len(self.rules) == 1:
             return config_of(self.rules[0][1]) | ({"masked": True} if self.masked else {})
-        masked = {pattern: "masked " for pattern in self.masked}
+        masked = dict.fromkeys(self.masked, "masked ")
         rules = enumerate(self.rules)
         return {f"{n}: {pattern}": masked.get(pattern, "") + described(codec) for n, (pattern, codec) in rules}
 

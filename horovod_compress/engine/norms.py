@@ -44,7 +44,7 @@ EVERY = 5
 NEAR = math.log(1.125)
 #: Counters, and those of a job with more ranks than :data:`SMALL_JOB`: every rank sends them to every other.
 COUNTERS, FEW_COUNTERS, SMALL_JOB = 272, 112, 8
-#: How many elements of each tensor are compared with what becomes of them, and in one step of how many, in the long run.
+#: How many elements of each tensor are compared with what becomes of them, and in one step of how many later on.
 LOOKED_AT, SELDOM = 4, 128
 #: A norm or a ratio that has changed by this much makes what exact rounds have found out of date.
 FAR = 3.0
@@ -99,6 +99,9 @@ class Ratio:
         age: coded steps since the measurement.
     """
 
+    value: float | None
+    _since: tuple[float, float] | None  # the first norm and ratio after the last exact round
+
     def __init__(self) -> None:
         self.load({})
 
@@ -145,10 +148,10 @@ class Ratio:
 
     def load(self, state: Mapping[str, Any]) -> None:
         """Take what :meth:`state` returned; of nothing, begin anew."""
-        self.value: float | None = state.get("ratio") or None
+        self.value = state.get("ratio") or None
         self.norm, self.age = float(state.get("norm", 0.0)), int(state.get("age", 0))
         since = state.get("since")
-        self._since: tuple[float, float] | None = (float(since[0]), float(since[1])) if since else None
+        self._since = (float(since[0]), float(since[1])) if since else None
         self.stale, self.off = bool(state.get("stale")), bool(state.get("off"))
 
 
@@ -294,7 +297,8 @@ class Norms:
 
     def _sum(self, deadline: Deadline) -> Tensor:
         """Return the counters of this rank: tables are added in the order of the plan, whatever came first."""
-        total, kinds = torch.zeros(self._columns(), dtype=torch.float64), {}
+        total = torch.zeros(self._columns(), dtype=torch.float64)
+        kinds: dict[tuple[torch.device, torch.dtype], tuple[Device, list[Tensor]]] = {}
         for place, table in sorted(self._tables.items(), key=lambda item: item[0]):
             kinds.setdefault((table.device, table.dtype), (self._buckets[place[0]].device, []))[1].append(table)
         for device, tables in kinds.values():

@@ -32,7 +32,9 @@ _log = logging.getLogger("horovod_compress")
 class Recorded(Protocol):
     """What a trace has to know of a reducer."""
 
-    metrics: Metrics
+    @property
+    def metrics(self) -> Metrics:
+        """What is counted."""
 
     def next_step(self) -> int:
         """Return the number of the step that the next gradient belongs to."""

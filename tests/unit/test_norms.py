@@ -170,7 +170,9 @@ def test_resume_has_equal_bits() -> None:
             assert check_state(state)
             reducer.norms.resume(state)
             reducer.resume(7)
-        for (_, results, factor), (_, again, same) in zip(run(whole, range(7, 13)), run(other, range(7, 13)), strict=True):
+        for (_, results, factor), (_, again, same) in zip(
+            run(whole, range(7, 13)), run(other, range(7, 13)), strict=True
+        ):
             assert factor == same != 1.0
             assert all(same_bits(results[0][name], again[0][name]) for name in again[0])
 

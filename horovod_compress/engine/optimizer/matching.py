@@ -61,7 +61,9 @@ def ready(optimizer: Any, reducer: Reducer, done: int) -> int | None:
     awaited = getattr(optimizer, "_handles", None)  # gradients whose results Horovod has not fetched yet
     if step <= done or awaited:
         return None
-    if not reducer.idle():  # a bucket of sparse gradients only is awaited by nobody else, and ends at other times elsewhere
+    if (
+        not reducer.idle()
+    ):  # a bucket of sparse gradients only is awaited by nobody else, and ends at other times elsewhere
         reducer.wait_idle(reducer.options.timeout)
     return step if reducer.idle() else None
 
@@ -145,7 +147,7 @@ class Matching:
         if reducer.norms.samples:
             self._look(dense, reducer.norms.samples)
         if dense:
-            torch._foreach_mul_(list(dense.values()), 1 / given.factor)  # type: ignore[attr-defined]
+            torch._foreach_mul_(list(dense.values()), 1 / given.factor)
         for name in grads.keys() - dense.keys():  # with sparse_as_dense, Horovod makes dense results sparse again
             grads[name].mul_(1 / given.factor)
 
@@ -158,8 +160,8 @@ class Matching:
             if name in samples and _was_added_to(samples[name], some(grad), unscaled):
                 self._told = True
                 _log.warning(
-                    "something was added to the gradient of %s between the exchange and the optimizer's step, such as a "
-                    "weight decay or noise of the program's. Compressed gradients are handed back with the norm of the "
+                    "something was added to the gradient of %s between the exchange and the optimizer's step, such as "
+                    "the program's own weight decay or noise. Compressed gradients are handed back with the norm of the "
                     "exact mean, and multiplied by %.3g before the step, which multiplies what was added, too: give it "
                     "to the optimizer (weight_decay=), add it to the loss, or choose match_norm=False in %s",
                     *(name, 1 / self._reducer.norms.given.factor, "attach() or register()"),  # type: ignore[union-attr]

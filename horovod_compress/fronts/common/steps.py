@@ -90,7 +90,7 @@ class Steps:
         return self._optimizer is not None
 
     def meet(self, optimizer: Any, *options: Any, match_norm: bool = True) -> None:
-        """Look at the optimizer that takes the results: its momentum, its second moment, and the norm of what it is given.
+        """Look at the optimizer that takes the results: its momentum, its second moment, the norm of what it gets.
 
         Args:
             options: see :func:`~horovod_compress.engine.optimizer.held.hold`.
@@ -212,7 +212,7 @@ class Steps:
     def state(self) -> dict[str, Any]:
         """Return what is saved beside that of the reducer."""
         tuned = {"tuned": self.tuner.chosen} if self.tuner else {}
-        moments = self.held.state_dict() if self.held else self._loaded.moments  # which were loaded, and nobody holds yet
+        moments = self.held.state_dict() if self.held else self._loaded.moments  # which nobody holds yet
         held_ = {"second_moment": moments} if moments else {}
         due = {"due": True} if (self.held.due if self.held else self._loaded.due) else {}
         followed = self._rates.state() if self._rates else list(self._loaded.rates)  # which were loaded

@@ -184,7 +184,7 @@ class Compression(ForUpdates):
         self._check_same_ranks(optimizer)
         if not self._reducer:
             return optimizer
-        self._meet(optimizer, second_moment, warmup_steps, rebuild_every, match_norm=match_norm)  # needs nothing private
+        self._meet(optimizer, second_moment, warmup_steps, rebuild_every, match_norm=match_norm)
         if not horovod.__version__.startswith(_PRIVATE_API):
             _log.warning("Horovod %s is unknown to attach(); using the stock path instead", horovod.__version__)
             return optimizer
