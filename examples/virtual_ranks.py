@@ -62,7 +62,7 @@ def arguments() -> argparse.Namespace:
         "--clip",
         choices=("norm", "value", "unit", "local"),
         default="norm",
-        help="all gradients by their norm, every element, every row by that of its weights, or on each rank by the norm",
+        help="by the norm of all gradients, by element, by row relative to its weights, or by the norm on each rank",
     )
     parser.add_argument("--no-match-norm", dest="match_norm", action="store_false")
     parser.add_argument("--exchange", choices=("auto", "ring", "fold", "torus"), default="auto")

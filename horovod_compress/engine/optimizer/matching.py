@@ -159,12 +159,13 @@ class Matching:
         for name, grad in grads.items():
             if name in samples and _was_added_to(samples[name], some(grad), unscaled):
                 self._told = True
+                given = self._reducer.norms.given
                 _log.warning(
                     "something was added to the gradient of %s between the exchange and the optimizer's step, such as "
-                    "the program's own weight decay or noise. Compressed gradients are handed back with the norm of the "
-                    "exact mean, and multiplied by %.3g before the step, which multiplies what was added, too: give it "
-                    "to the optimizer (weight_decay=), add it to the loss, or choose match_norm=False in %s",
-                    *(name, 1 / self._reducer.norms.given.factor, "attach() or register()"),  # type: ignore[union-attr]
+                    "the program's own weight decay or noise. Compressed gradients are handed back with the norm of "
+                    "the exact mean, and multiplied by %.3g before the step, and so is what was added: give it to the "
+                    "optimizer (weight_decay=), put it into the loss, or choose match_norm=False",
+                    *(name, 1 / given.factor if given else 1.0),
                 )
                 return
 
