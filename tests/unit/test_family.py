@@ -326,3 +326,15 @@ def test_what_the_state_of_other_packages_shows(package: str, name: str, keeps: 
     step(optimizer, parameter, tensor(1)[0])
     assert (family.squares_in(optimizer) is not None) is keeps
     assert not family.may_share(optimizer, "auto")
+
+
+def test_hooks_of_others_are_called_beside_the_look_at_the_state() -> None:
+    """Torch walks over an optimizer's hooks while it calls them: none may leave then."""
+    parameter, called = nn.Parameter(torch.ones(3, 3)), []
+    optimizer = torch.optim.Adafactor([parameter])
+    family.Unheld(optimizer)
+    optimizer.register_step_post_hook(lambda *given: called.append(1))
+    for _ in range(2):
+        parameter.grad = torch.ones(3, 3)
+        optimizer.step()
+    assert len(called) == 2

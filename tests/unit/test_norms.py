@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from horovod_compress.engine.norms import EVERY, NEAR, Ratio, check_state
+from horovod_compress.engine.optimizer.matching import Matching
 from horovod_compress.schedule.plan import TensorSpec
 from tests.support.local import Fleet, all_same, random_grads, same_bits, spec
 
@@ -244,3 +245,56 @@ def test_float16_is_left_as_it_is() -> None:
             reducer.norms.begin(0)
         ranks.step([{"a": torch.randn(40, 100).half()} for _ in range(2)])
         assert ranks.reducers[0].norms.given.names == frozenset()  # type: ignore[union-attr]
+
+
+def matched(world: int = 2) -> tuple[Fleet, list[dict[str, nn.Parameter]], list[Matching]]:
+    """Return ranks whose optimizers take the ratio out again."""
+    ranks = Fleet(world, SHAPES, "qsgd", bits=2, schedule="layerwise")
+    models = [{tensor.name: nn.Parameter(torch.zeros(tensor.shape)) for tensor in SHAPES} for _ in range(world)]
+    optimizers = [torch.optim.SGD(model.values(), lr=0.1) for model in models]
+    made = [
+        Matching(optimizer, reducer, model, lambda: 1.0)
+        for optimizer, reducer, model in zip(optimizers, ranks.reducers, models, strict=True)
+    ]
+    return ranks, models, made
+
+
+def exchanged(ranks: Fleet, models: Sequence[dict[str, nn.Parameter]], made: Sequence[Matching], seed: int) -> None:
+    for one in made:
+        one.begin()
+    results = stepped(ranks, random_grads(ranks.world, SHAPES, seed=seed))
+    for model, mine in zip(models, results, strict=True):
+        for name, parameter in model.items():
+            parameter.grad = mine[name]
+
+
+def test_gradients_that_a_program_has_cleared_are_left_out() -> None:
+    ranks, models, made = matched()
+    with ranks:
+        for seed in range(3):
+            exchanged(ranks, models, made, seed)
+            before = {name: parameter.grad for name, parameter in models[0].items()}
+            kept = {name: grad.clone() for name, grad in before.items() if grad is not None}
+            for model in models:
+                model["b"].grad = None
+                if seed == 2:
+                    model["a"].grad = model["c"].grad = None
+            for one in made:
+                one.take_out()
+            factor = ranks.reducers[0].norms.given.factor  # type: ignore[union-attr]
+            assert factor != 1.0
+            if seed < 2:
+                torch.testing.assert_close(models[0]["a"].grad, kept["a"] / factor)
+
+
+@pytest.mark.parametrize(("unused", "off"), [((3,), False), ((2, 4, 6, 8), True)])
+def test_one_step_that_a_program_skips_is_no_habit(unused: tuple[int, ...], off: bool) -> None:
+    """Where the gradients stay, four of eight exchanges on top of earlier ones are."""
+    ranks, models, made = matched()
+    with ranks:
+        for seed in range(16):
+            exchanged(ranks, models, made, seed)
+            if seed not in unused:
+                for one in made:
+                    one.take_out()
+        assert all(reducer.norms.ratio.off is off for reducer in ranks.reducers)
