@@ -137,7 +137,7 @@ class Ratio:
 
     def used(self) -> float:
         """Return what results are handed back times."""
-        return 1.0 if self.off or self.value is None or abs(math.log(self.value)) < NEAR else self.value
+        return 1.0 if self.off or self.value is None else _counted(self.value)
 
     def state(self) -> dict[str, Any]:
         """Return what has to be saved; empty where nothing was measured."""
@@ -156,7 +156,7 @@ class Ratio:
 
 
 def check_state(state: object) -> bool:
-    """Return whether a saved state has the form of what :meth:`Ratio.state` returns."""
+    """Return whether a saved state has the form of what :meth:`Norms.state` returns."""
     if not isinstance(state, Mapping) or not set(state) <= {"ratio", "norm", "age", "since", "stale", "off", "wait"}:
         return False
     wait = state.get("wait", [])
@@ -349,8 +349,7 @@ class Norms:
         if known:
             self.ratio.take(now.norm, made, empties=now.empties)
         if now.factor is None:
-            ratio = now.norm / made if known and not now.refused else 1.0
-            now.factor = ratio if abs(math.log(ratio)) >= NEAR else 1.0
+            now.factor = _counted(now.norm / made) if known and not now.refused else 1.0
             self._scale_held(now.factor)
         if now.sound and self._followed:
             self._note_waiting(now.number)
@@ -374,6 +373,11 @@ class Norms:
             state.write_back()
             if self._looks:
                 self._sample(state)
+
+
+def _counted(ratio: float) -> float:
+    """Return what a ratio counts as."""
+    return 1.0 if abs(math.log(ratio)) < NEAR else ratio
 
 
 def some(grad: Tensor) -> Tensor:

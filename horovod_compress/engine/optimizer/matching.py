@@ -61,11 +61,8 @@ def ready(optimizer: Any, reducer: Reducer, done: int) -> int | None:
     awaited = getattr(optimizer, "_handles", None)  # gradients whose results Horovod has not fetched yet
     if step <= done or awaited:
         return None
-    if (
-        not reducer.idle()
-    ):  # a bucket of sparse gradients only is awaited by nobody else, and ends at other times elsewhere
-        reducer.wait_idle(reducer.options.timeout)
-    return step if reducer.idle() else None
+    # Nobody else waits for a bucket of sparse gradients only, which ends at another time on each rank.
+    return step if reducer.idle() or reducer.wait_idle(reducer.options.timeout) else None
 
 
 class Matching:
@@ -83,7 +80,7 @@ class Matching:
         self._names = moments.names_of(named.items())
         self._taken = reducer.step - 1
         self._told = self._told_off = False
-        self._unused: deque[bool] = deque(maxlen=2 * OFTEN)  # of the last exchanges, those on top of which came others
+        self._unused: deque[bool] = deque(maxlen=2 * OFTEN)  # whether others came on top of the last exchanges
         self._followed = self._mine()
         reducer.norms.follow(self._followed)
 
