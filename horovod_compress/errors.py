@@ -42,6 +42,18 @@ class CorruptFrameError(ExchangeError):
     """The bytes received, or read from a checkpoint, are not those that were written."""
 
 
+class DigestError(Exception):
+    """A rank decodes with something else than this one. Internal: the reducer says what, and raises MismatchError.
+
+    Attributes:
+        peer: that rank.
+    """
+
+    def __init__(self, peer: int) -> None:
+        super().__init__(f"rank {peer} decodes with something else than this rank")
+        self.peer = peer
+
+
 class PeerError(Exception):
     """A transport lost one peer. Internal: the reducer adds the context and raises ExchangeError.
 

@@ -15,6 +15,7 @@ from ..observe.recorder import FlightRecorder
 from ..ops.keys import Key
 from ..options import Options
 from ..schedule.watch import Watch
+from .agreement.operands import Operands
 from .devices import Devices
 from .progress import Progress
 
@@ -28,6 +29,8 @@ class Context:
         #: The lock of all counters that several threads use, notified when one of them changes.
         self.changed = threading.Condition()
         self.progress = Progress()
+        #: What this rank decodes with in the step under way.
+        self.operands = Operands()
         #: See :attr:`Reducer.result_scale`.
         self.result_scale: float | None = 1.0
         self.metrics, self.recorder, self.overlap = Metrics(), FlightRecorder(), Overlap()
@@ -54,5 +57,5 @@ class Context:
                 trace("hop", now, now, self.progress.step, None, f"{event} {hop}")
 
         deadline = deadline or Deadline(self.options.timeout)
-        codec, step = codec_id(label), self.progress.step
-        return Exchange(self.transport, codec, step, bucket, bad, deadline, self.pool, note)
+        codec, step, digest = codec_id(label), self.progress.step, self.operands.digest
+        return Exchange(self.transport, codec, step, bucket, bad, deadline, self.pool, note, digest)

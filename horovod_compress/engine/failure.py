@@ -14,7 +14,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from ..errors import ExchangeError, HorovodCompressError, PeerError
+from ..errors import DigestError, ExchangeError, HorovodCompressError, PeerError
 from .agreement.common_start import disagreement, note_of
 from .agreement.notes import EXCHANGED, last_finished, note, verdict
 from .agreement.uneven import refusal
@@ -153,6 +153,8 @@ class Failure:
             self._fail(self._abort(f"{error}, after {self._context.recorder.last()}", ended=str(error)))
         elif isinstance(error, PeerError):
             self._end_without(error)
+        elif isinstance(error, DigestError):
+            self._fail(self._abort(f"{error}, in {self._context.recorder.last()}", differs=error.peer))
         elif isinstance(error, HorovodCompressError):
             self._stop(error)
         else:  # anything else would leave the training thread waiting
@@ -200,7 +202,13 @@ class Failure:
         context, progress = self._context, self._context.progress
         with context.changed:
             first = self._note is None
-            self._note = self._note or note(context.recorder.last(), progress.place(), progress.finished, **reason)
+            self._note = self._note or note(
+                context.recorder.last(),
+                progress.place(),
+                progress.finished,
+                operands=context.operands.shown,
+                **reason,
+            )
         if first:
             context.transport.abort(self._note)
         return self._note

@@ -8,6 +8,8 @@ import torch
 from torch import Tensor
 
 from ..errors import ConfigError
+from ..ops.hashing import hash_of
+from .agreement.operands import TABLES
 from .buckets import Buckets
 from .context import Context
 from .withholding import Withholding
@@ -26,6 +28,8 @@ class Kept:
     def __init__(self, context: Context, buckets: Buckets, wait_idle: Callable[[float], bool]) -> None:
         self._context, self._buckets, self._wait_idle = context, buckets, wait_idle
         self.withholding = Withholding(context, buckets)
+        #: Tables were changed by something else than a round, so that ranks have to compare them.
+        self.tables_touched = True
 
     # ---- views ----
 
@@ -70,6 +74,16 @@ class Kept:
         """Return what merging keeps on this rank, by bucket and what it belongs to."""
         self._follow()
         return {f"{s.bucket.index} {name}": kept for s in self._buckets for name, kept in s.rounds.carry().items()}
+
+    def show_tables(self) -> None:
+        """Show the other ranks what tables hold, if something else than a round has changed it; between two steps.
+
+        Rounds change it by consensus bytes alone.
+        """
+        if self.tables_touched:
+            held = [table for _, table in sorted(self.tables().items())]
+            self._context.operands.show(TABLES, f"{hash_of(held):016x}" if held else None)
+            self.tables_touched = False
 
     def residuals(self) -> dict[str, Tensor]:
         """Return the residual of every tensor that has one, by name; these are views."""
@@ -122,4 +136,5 @@ class Kept:
                 for tensor in kept.values():
                     tensor.mul_(factor)
             self.withholding.scale(factor)
+        self.tables_touched = True
         self._context.devices.synchronize()

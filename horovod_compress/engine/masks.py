@@ -14,11 +14,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .. import ops
 from ..errors import StateError
-from .optimizer.second_moment import on_its_device
+from ..ops.hashing import hash_of, signed
 from .reducer import Reducer
-from .start import signed
 
 #: What an element is: something else than 0, 0 without ever having been pruned, masked.
 _LIVE, _FIRST, _MASKED = 0, 1, 2
@@ -66,8 +64,7 @@ class Masks:
         self._masked.pop(name, None)
         if (index := (kinds == _MASKED).nonzero().view(-1)).numel():
             self._masked[name] = index
-        with on_its_device(kinds):
-            self._hashes[name] = signed(ops.hash64(kinds, 1)) if kinds.numel() else 0
+        self._hashes[name] = signed(hash_of([kinds]))
 
     # ---- state ----
 

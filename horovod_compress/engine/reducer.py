@@ -192,6 +192,7 @@ class Reducer:
         self.context.devices.synchronize()  # a state was loaded, on whatever stream
         with self.context.changed:
             self.context.progress.step = step
+            self.kept.tables_touched = True
             self.start.again()
             self.uneven.resume()
             if self.verification.weights:
@@ -221,6 +222,7 @@ class Reducer:
         """
         self.check_replan(plan)
         replanning.replan(self.context, self.buckets, self.kept, plan)
+        self.kept.tables_touched = True
 
     def time_exchange(self, bucket: int) -> float:
         """Exchange whatever a bucket's payload holds, and return the seconds; for measurements.

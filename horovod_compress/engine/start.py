@@ -6,10 +6,10 @@ from collections.abc import Callable, Mapping, Sequence
 
 import torch
 
-from .. import ops
-from ..errors import MismatchError
+from ..errors import DigestError, MismatchError
 from ..exchange import gather
 from ..exchange.wire import NonFiniteCount
+from ..ops.hashing import hash_of_text, signed
 from .agreement.common_start import CommonStart
 from .agreement.ranks import minority
 from .buckets import Buckets
@@ -32,8 +32,9 @@ class Start:
         return self._common.due
 
     def again(self) -> None:
-        """Compare before the next exchange; with the reducer's lock."""
-        self._common.due = True
+        """Let the next exchange begin with a comparison across ranks; between two steps, and on every rank."""
+        with self._context.changed:
+            self._common.due = True
 
     def compare_first(self, value: int, what: str) -> None:
         """Let the next exchange begin with a comparison across ranks; between two steps.
@@ -86,18 +87,26 @@ class Start:
         """
         context = self._context
         self._common.begin(context.progress.done)
+        context.recorder.note(context.progress.step, 0, "agree")
         plan = signed(int(self._buckets.plan.fingerprint(), 16))
-        values = [context.progress.step, plan, self._compared[0], self._hash_of_frozen(), _hash(self._norms())]
-        values += self._masks.values()
+        values = [
+            context.progress.step,
+            plan,
+            self._compared[0],
+            self._hash_of_frozen(),
+            signed(hash_of_text(self._norms())),
+        ]
+        values += [signed(context.operands.digest), *self._masks.values()]
         exchange = context.exchange(0, "agree", NonFiniteCount())  # nothing here may depend on the plan
         exchange.step, exchange.transport = 0, context.transport.aside  # type: ignore[assignment]
+        exchange.digest = 0  # what follows says more
         found, _ = gather.run(exchange, torch.tensor(values, dtype=torch.int64).view(torch.uint8))
         context.metrics.bytes_sent += exchange.bytes_sent
         self._compare(list(zip(*(data.view(torch.int64).tolist() for data in found), strict=True)))
         self._common.held()
 
     def _compare(self, found: Sequence[Sequence[int]]) -> None:
-        (steps, plans, values, frozen, norms, *masks), rank = found, self._context.rank
+        (steps, plans, values, frozen, norms, operands, *masks), rank = found, self._context.rank
         if len(set(steps)) > 1:
             told = ", ".join(f"rank {rank} at step {step}" for rank, step in enumerate(steps))
             raise MismatchError(
@@ -125,6 +134,8 @@ class Start:
                 f"rank {rank}: the norms that results are given (match_norm) differ between ranks, on rank(s) {odd} "
                 "from the others; give every rank the same optimizers and match_norm=, and load states of the same step"
             )
+        if (other := next((peer for peer, value in enumerate(operands) if value != operands[rank]), None)) is not None:
+            raise DigestError(other)
         named = zip(self._masks, masks, strict=True)
         if differ := {name: odd for name, hashes in named if (odd := minority(hashes))}:
             name, odd = next(iter(differ.items()))
@@ -136,14 +147,4 @@ class Start:
 
     def _hash_of_frozen(self) -> int:
         names = self._buckets.plan.names()
-        return _hash("\n".join(sorted(names[index] for index in self._buckets.frozen)))
-
-
-def _hash(text: str) -> int:
-    data = bytearray(text.encode())
-    return signed(ops.hash64(torch.frombuffer(data, dtype=torch.uint8), 1)) if data else 0
-
-
-def signed(bits: int) -> int:
-    """Return 64 bits as the int64 that they are."""
-    return bits - (1 << 64) if bits >> 63 else bits
+        return signed(hash_of_text("\n".join(sorted(names[index] for index in self._buckets.frozen))))

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import torch
 
-from .. import ops
 from ..errors import MismatchError
 from ..exchange import gather
 from ..exchange.wire import NonFiniteCount
+from ..ops.hashing import hash_of, signed
 from .agreement.ranks import minority
 from .agreement.weights import Weights
 from .bucket.state import BucketState
 from .buckets import Buckets
 from .context import Context
-from .start import signed
 
 
 class Verification:
@@ -36,12 +35,7 @@ class Verification:
 
     def hash(self, state: BucketState) -> int:
         """Return a hash of a bucket's result."""
-        value = state.bucket.index + 1
-        for grad in state.memory.grads:
-            if grad is None:
-                continue  # a sparse gradient, which Horovod reduces itself
-            value = ops.hash64(grad.view(torch.uint8), value)
-        return signed(value)
+        return signed(hash_of(grad for grad in state.memory.grads if grad is not None))  # sparse ones are not ours
 
     def compare_results(self) -> None:
         """Compare the hash of every bucket's result across ranks.

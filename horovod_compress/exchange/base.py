@@ -64,6 +64,7 @@ class Exchange:
         codec: its id, for the frames.
         bad: the non-finite values that this rank offered.
         note: called with (event, hop) as the exchange goes on, for traces.
+        digest: of what this rank decodes with, see ``Address``.
     """
 
     transport: Transport
@@ -74,10 +75,11 @@ class Exchange:
     deadline: Deadline
     pool: FramePool
     note: Callable[[str, int], None]
+    digest: int = 0
     bytes_sent: int = field(default=0)
 
     def address(self, sender: int, phase: int, hop: int, chunk: int, segment: int) -> Address:
-        return Address(self.codec, phase, sender, self.step, self.bucket, hop, chunk, segment)
+        return Address(self.codec, phase, sender, self.step, self.bucket, hop, chunk, segment, self.digest)
 
 
 class Collective(Protocol):

@@ -19,7 +19,7 @@ offset  bytes  field
 36      4      1 + lowest rank that counted one, 0 for none
 40      8      payload length in bytes
 48      4      values that were not finite and count as 0, so far (stops at 2**32 - 1)
-52      8      zero
+52      8      digest of what the sender decodes with beside the payload, 0 for nothing
 60      4      CRC-32C of bytes 0..59 and the payload
 ======  =====  ==============================================================
 """
@@ -34,22 +34,25 @@ import torch
 from torch import Tensor
 
 from .. import ops
-from ..errors import CorruptFrameError
+from ..errors import CorruptFrameError, DigestError
 
-WIRE_VERSION = 1
+WIRE_VERSION = 2
 HEADER_BYTES = 64
 REDUCE, GATHER, VERIFY = 0, 1, 2
 
 _MAGIC = b"HVCF"
-_FIELDS = struct.Struct("<4sHHHHIIIIIIIQI8x")
+_FIELDS = struct.Struct("<4sHHHHIIIIIIIQIQ")
 _CRC = struct.Struct("<I")
 _CRC_AT = HEADER_BYTES - _CRC.size
-_ZEROS_AT = _FIELDS.size - 8
 _MOST = (1 << 32) - 1
 
 
 class Address(NamedTuple):
-    """Where a frame belongs: a receiver knows all of it before the frame arrives."""
+    """Where a frame belongs: a receiver knows all of it before the frame arrives.
+
+    Attributes:
+        digest: of what its sender decodes with, which is what every rank decodes with.
+    """
 
     codec: int
     phase: int
@@ -59,6 +62,7 @@ class Address(NamedTuple):
     hop: int
     chunk: int
     segment: int
+    digest: int = 0
 
 
 class NonFiniteCount(NamedTuple):
@@ -105,7 +109,7 @@ class FrameBuffer:
         _FIELDS.pack_into(
             self._bytes, 0, _MAGIC, WIRE_VERSION, address.codec, address.phase, address.sender,
             address.step & _MOST, address.bucket, address.hop, address.chunk, address.segment,
-            bad.count, bad.origin, length, bad.zeroed,
+            bad.count, bad.origin, length, bad.zeroed, address.digest,
         )  # fmt: skip
         crc = ops.crc32c(self.memory[:_CRC_AT])
         at = HEADER_BYTES
@@ -120,8 +124,9 @@ class FrameBuffer:
 
         Raises:
             CorruptFrameError: names the first field that differs.
+            DigestError: its sender decodes with something else than this rank.
         """
-        magic, version, *fields, count, origin, got_length, zeroed = _FIELDS.unpack_from(self._bytes, 0)
+        magic, version, *fields, count, origin, got_length, zeroed, digest = _FIELDS.unpack_from(self._bytes, 0)
         _field("magic", _MAGIC, magic, due)
         _field("wire version", WIRE_VERSION, version, due)
         _field("payload length", length, got_length, due)
@@ -129,11 +134,11 @@ class FrameBuffer:
         crc = ops.crc32c(self.memory[HEADER_BYTES : HEADER_BYTES + length], crc)
         _field("checksum", crc, _CRC.unpack_from(self._bytes, _CRC_AT)[0], due)
         expected = due._replace(step=due.step & _MOST)
-        if tuple(fields) != tuple(expected):
-            for name, want, got in zip(Address._fields, expected, fields, strict=True):
+        if digest != due.digest:
+            raise DigestError(due.sender)
+        if (*fields, digest) != tuple(expected):
+            for name, want, got in zip(Address._fields, expected, fields, strict=False):
                 _field(name, want, got, due)
-        if any(self._bytes[_ZEROS_AT:_CRC_AT]):
-            _field("reserved bytes", 0, bytes(self._bytes[_ZEROS_AT:_CRC_AT]).hex(), due)
         return NonFiniteCount(count, origin, zeroed)
 
     def payload(self, start: int, stop: int) -> Tensor:

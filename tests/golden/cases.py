@@ -82,7 +82,7 @@ def frames() -> dict[str, str]:
         "empty": (Address(marsit, REDUCE, 0, 0, 0, 0, 0, 0), NonFiniteCount(), b""),
         "reduce": (Address(marsit, REDUCE, 3, 70_000, 5, 2, 1, 4), NonFiniteCount(6, 2), bytes(range(23))),
         "gather": (
-            Address(verify, GATHER, 65_535, (1 << 32) + 9, 7, 1, 2, 0),
+            Address(verify, GATHER, 65_535, (1 << 32) + 9, 7, 1, 2, 0, 0xFEDC_BA98_7654_3210),
             NonFiniteCount((1 << 32) - 1, 1),
             b"\xff" * 8,
         ),

@@ -34,7 +34,7 @@ INNER = {
     "codecs.shared": {"codecs.base", "codecs.law", "codecs.layout", "codecs.work"},
     "engine.agreement": {"engine.methods"},
     "engine.bucket": set(),
-    "engine.optimizer": {"engine.methods", "engine.norms", "engine.reducer", "engine.sealed"},
+    "engine.optimizer": {"engine.agreement", "engine.methods", "engine.norms", "engine.reducer", "engine.sealed"},
     "exchange.transports": {"exchange.deadline", "exchange.device"},
     "fronts.common": {"fronts.help_text"},
     "fronts.horovod": {"fronts.common", "fronts.help_text"},

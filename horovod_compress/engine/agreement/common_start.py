@@ -13,6 +13,7 @@ from typing import Any
 
 from ...errors import MismatchError
 from ...exchange.transports.base import Transport
+from .operands import difference
 
 _TOPIC = "start"
 
@@ -63,6 +64,10 @@ class CommonStart:
 
 def disagreement(notes: Mapping[int, Mapping[str, Any]]) -> MismatchError | None:
     """Return the error of a rank that has stopped as ranks disagree, by the notes of those that have stopped."""
+    found = next((note for note in notes.values() if "differs" in note), None)
+    told = found and difference({rank: note.get("operands", {}) for rank, note in notes.items()})
+    if found and told:
+        return MismatchError(f"{told}. Found in {found['where']}; the results of the ranks would differ from here on")
     return next((MismatchError(note["why"]) for note in notes.values() if note.get("mismatch")), None)
 
 

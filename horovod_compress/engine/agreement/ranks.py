@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 
@@ -11,10 +11,10 @@ def listed(ranks: Iterable[int]) -> str:
     return ", ".join(map(str, ranks))
 
 
-def by_value(values: Sequence[Any]) -> str:
-    """Return ``rank 0 = 8, ranks 1, 2 = 4`` for the values of all ranks."""
+def by_value(values: Sequence[Any] | Mapping[int, Any]) -> str:
+    """Return ``rank 0 = 8, ranks 1, 2 = 4`` for the values of all ranks, or by rank."""
     ranks: dict[str, list[int]] = {}
-    for rank, value in enumerate(values):
+    for rank, value in values.items() if isinstance(values, Mapping) else enumerate(values):
         ranks.setdefault(repr(value), []).append(rank)
     return ", ".join(f"rank{'s' if len(who) > 1 else ''} {listed(who)} = {value}" for value, who in ranks.items())
 

@@ -7,10 +7,11 @@ compare their ways once, at the first gradient, while none of them waits for any
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from ...errors import MismatchError
+from .operands import difference
 from .ranks import listed
 
 
@@ -22,11 +23,13 @@ class Way:
         plan: names the compression; where first gradients may be of several, ranks may meet with different ones.
         attached: whether it needs no tokens.
         second_moment: whose the optimizer's is, in words.
+        options: what else the optimizer does, by name, in words.
     """
 
     plan: str
     attached: bool
     second_moment: str
+    options: Mapping[str, str] = field(default_factory=dict)
 
 
 def check_all(shown: Sequence[Mapping[str, Any]]) -> None:
@@ -42,7 +45,8 @@ def check(ways: Sequence[Way]) -> None:
     """Compare the ways of all ranks; every rank comes to the same end.
 
     Raises:
-        MismatchError: names the ranks that are attached, and those that are not; or what their second moments are.
+        MismatchError: names the ranks that are attached, and those that are not; or what their optimizers do
+            otherwise.
     """
     if len({way.plan for way in ways}) > 1:
         return  # of several compressions, each with an optimizer of its own
@@ -53,6 +57,8 @@ def check(ways: Sequence[Way]) -> None:
             f"attach() was called on rank(s) {listed(attached)}, and not on rank(s) {listed(tokens)}; call "
             f"compression.attach(optimizer) on every rank, before the first backward pass, or on none"
         )
+    if told := difference({rank: way.options for rank, way in enumerate(ways)}):
+        raise MismatchError(told)
     kinds = [way.second_moment for way in ways]
     if len(set(kinds)) > 1:
         other = next(rank for rank, kind in enumerate(kinds) if kind != kinds[0])

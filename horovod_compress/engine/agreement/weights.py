@@ -10,14 +10,13 @@ before on every rank; they are compared at the end of the step, by the exchange 
 
 from __future__ import annotations
 
-import contextlib
 import logging
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
-from ... import ops
+from ...ops.hashing import hash_of, signed
 from .ranks import by_value
 
 _log = logging.getLogger("horovod_compress")
@@ -56,7 +55,7 @@ class Weights:
         """
         if self.due(step) and step != self._step:
             with torch.no_grad():
-                self._hashes = torch.tensor([_hash(weight) for weight in weights], dtype=torch.int64)
+                self._hashes = torch.tensor([signed(hash_of([weight])) for weight in weights], dtype=torch.int64)
             self._step = step
 
     def hashes(self, step: int, count: int) -> Tensor:
@@ -75,12 +74,6 @@ class Weights:
         if odd and self._warns:
             values = [f"{value & (1 << 64) - 1:016x}" for value in table[:, odd[0]].tolist()]
             _log.warning("%s", _warning(step, [names[index] for index in odd], len(names), values))
-
-
-def _hash(weight: Tensor) -> int:
-    with torch.cuda.device(weight.device) if weight.is_cuda else contextlib.nullcontext():
-        value = ops.hash64(weight.detach().contiguous().view(-1).view(torch.uint8), 1)
-    return value - (1 << 64) if value >> 63 else value
 
 
 def _warning(step: int, odd: Sequence[str], count: int, values: Sequence[str]) -> str:

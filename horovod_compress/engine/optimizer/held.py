@@ -22,7 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ... import ops
+from ...ops.hashing import hash_of
 from ..reducer import Reducer
 from . import family, second_moment as moments
 from .exact_rounds import ExactRounds, chosen
@@ -128,6 +128,7 @@ class HeldSecondMoment:
         self._prepared = reducer.step - 1
         self.due = False
         self._exact = False  # the exchanges for the optimizer's coming step are exact
+        self._shown = ""  # see shown(); empty where that has changed
 
     @property
     def warmup(self) -> int:
@@ -140,7 +141,7 @@ class HeldSecondMoment:
 
     def settings(self) -> str:
         """Return what has to be equal on every rank, in words."""
-        begun = f", of step {self._reducer.step} ({self._digest():016x})" if self._held else ""
+        begun = f", of step {self._reducer.step} ({self.shown()})" if self._held else ""
         names = sorted(name for _, _, name in self._parameters())
         which = (
             f"{len(names)} parameters of {type(self._optimizer).__name__} ({zlib.crc32(','.join(names).encode()):08x})"
@@ -148,13 +149,15 @@ class HeldSecondMoment:
         due = ", with an exact round due" if self.due else ""
         return f"shared with {self._rounds}{begun}{due}, of {which}"
 
-    def _digest(self) -> int:
-        value = 1
-        for name in sorted(self._held):
-            moment = self._held[name].moment
-            with moments.on_its_device(moment):
-                value = ops.hash64(moment.view(-1).view(torch.uint8), value)
-        return value
+    def shown(self) -> str:
+        """Return what is held, for a comparison with other ranks; the work is done after it has changed only."""
+        if not self._shown:
+            each = [held for _, held in sorted(self._held.items())]
+            numbers = [[held.steps, held.since, held.eps, held.divides] for held in each]
+            value = hash_of([*(held.moment for held in each), torch.tensor(numbers, dtype=torch.float64)])
+            eps, since = sorted({held.eps for held in each}), sorted({held.since for held in each})
+            self._shown = f"of {len(each)} parameters, after steps {since}, with eps {eps}, by its hash {value:016x}"
+        return self._shown
 
     def is_exact(self, step: int) -> bool:
         """Return whether an exact round is due from this exchange on."""
@@ -180,6 +183,7 @@ class HeldSecondMoment:
         self._held = {
             name: _Held(**{**saved, "moment": own[name]}, zero_group=groups[name]) for name, saved in mine.items()
         }
+        self._shown = ""
 
     # ---- before the first gradient of a step ----
 
@@ -187,6 +191,9 @@ class HeldSecondMoment:
     def begin(self, step: int) -> None:
         """Choose what the step exchanges, and show codecs what to divide by."""
         self.due = self.due or self.is_exact(step) or self._reducer.norms.ratio.stale
+        if self._exact and self._rounds.every > 1:
+            # A rank whose optimizer did not use that round would have another one now, and frames of other lengths.
+            self._reducer.start.again()
         if step - 1 <= self._prepared:  # the optimizer has used the last exchange: this is the first for its next step
             self._exact = self.due
         exact = self._exact
@@ -204,11 +211,12 @@ class HeldSecondMoment:
             done = self._form.steps(group, state) if state else 0.0  # some make their state before their first step
             # The schedule leaves its bucket uncompressed now; or the optimizer is of an earlier step than what is held.
             if held and (divides[name] == "never" or not state or done < held.since):
-                held = None
+                held, self._shown = None, ""
                 _note(factors, name, self._held.pop(name).divisor, None)
             if not (exact or held) and done and divides[name] != "never":  # the optimizer has moved its own until now
                 zeros = zeros or self._reducer.kept.withholding.zero_groups()
                 self._held[name] = held = self._taken_over(group, state, divides[name] == "before", zeros[name])
+                self._shown = ""
                 _note(factors, name, None, held.divisor)
         self._reducer.kept.convert(factors)
         self._reducer.buckets.divide_by(
@@ -243,7 +251,7 @@ class HeldSecondMoment:
             if exact:
                 before = held.divisor
                 self._form.move(held, group, grad, now - held.since)
-                held.since = now
+                held.since, self._shown = now, ""
                 _note(factors, name, before, held.divisor)
             self._form.write(group, state, grad, held, now, exact=exact)
         self.due = self.due and not self._exact

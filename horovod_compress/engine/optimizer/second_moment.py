@@ -11,7 +11,6 @@ weight updates are.
 
 from __future__ import annotations
 
-import contextlib
 import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -22,6 +21,7 @@ from torch import Tensor, nn
 
 from ... import ops
 from ...errors import ConfigError, StateError
+from ...ops.hashing import on_its_device
 
 #: A divisor is at least this part of the root mean square of its row: an element that has hardly moved yet must
 #: neither set its row's scale nor be divided by almost nothing.
@@ -138,11 +138,6 @@ def unmoved(moment: Tensor, group: int, before: Tensor | None = None) -> Tensor 
             return None
     index = zero.nonzero().view(-1)
     return before if before is not None and torch.equal(index, before) else index
-
-
-def on_its_device(tensor: Tensor) -> contextlib.AbstractContextManager[object]:
-    """Let a tensor's GPU be the current one, as kernels need; a program's own may be another."""
-    return torch.cuda.device(tensor.device) if tensor.is_cuda else contextlib.nullcontext()
 
 
 def mean_power(values: Tensor, power: int, rows: int = 1) -> Tensor:

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from ...errors import StateError
+from ...ops.hashing import hash_of
 from . import second_moment as moments
 from .second_moment import Moment
 
@@ -38,6 +39,7 @@ class SharedSecondMoment:
         self._shapes = {name: parameter.shape for name, parameter in named.items()}
         self._moments: dict[str, Moment] = {}
         self._moved = -1  # after so many local steps it moved last; -1: it is not held yet
+        self._shown = ""  # see shown(); empty where that has changed
 
     @property
     def holds(self) -> bool:
@@ -80,13 +82,21 @@ class SharedSecondMoment:
                 held = self._moments[name] = self._moments.get(name) or _nothing(parameter)
                 grad = moments.gradient(self._optimizer, group, parameter)
                 held.move(grad, float(group["betas"][1]), steps - self._moved)
-        self._moved = steps
+        self._moved, self._shown = steps, ""
 
     def compared(self) -> list[Tensor]:
         """Return what is equal on every rank: what is held, before that the optimizer's whole state."""
         held = self._moments.items()
         mine = {name: [moment.moment, torch.tensor([moment.steps, self._moved])] for name, moment in held}
         return [tensor for _, _, name in self._places() for tensor in mine.get(name, ())] if self.holds else self._all()
+
+    def shown(self) -> str | None:
+        """Return what is held, for a comparison with other ranks; None for nothing."""
+        if self.holds and not self._shown:
+            steps = sorted({moment.steps for moment in self._moments.values()})
+            value = hash_of(self.compared())
+            self._shown = f"of {len(self._moments)} parameters, after steps {steps}, by its hash {value:016x}"
+        return self._shown or None
 
     def _all(self) -> list[Tensor]:
         states = [self._optimizer.state.get(parameter, {}) for _, parameter, _ in self._places()]
@@ -121,7 +131,7 @@ class SharedSecondMoment:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore what :meth:`state_dict` returned, once the optimizer's state is loaded."""
         devices = {name: parameter.device for _, parameter, name in self._places()}
-        self._moved = state["moved"]
+        self._moved, self._shown = state["moved"], ""
         self._moments = {
             name: Moment(saved["moment"].to(devices[name], copy=True).contiguous(), saved["steps"])
             for name, saved in state["moments"].items()
@@ -135,7 +145,7 @@ class SharedSecondMoment:
         """
         found = {name: _earlier(group, self._optimizer.state.get(p, {})) for group, p, name in self._places()}
         self._moments = {name: moment for name, moment in found.items() if moment and moved >= 0}
-        self._moved = moved if self._moments else -1
+        self._moved, self._shown = moved if self._moments else -1, ""
 
 
 def _nothing(parameter: nn.Parameter) -> Moment:

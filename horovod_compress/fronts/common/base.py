@@ -123,7 +123,7 @@ class BaseCompression(Factories, Checkpoints, Counters):
         """At the first gradient, see that all ranks hand over theirs alike, to the same optimizer."""
         reducer, attached = self._running(), self._way()
         self._steps.settle_moments()
-        mine = way.Way(reducer.plan.fingerprint(), attached, self._steps.second_moment())
+        mine = way.Way(reducer.plan.fingerprint(), attached, self._steps.second_moment(), self._steps.options())
         way.check_all(self.allgather_object(asdict(mine), "hvc.attach", by_name=True))
         self._compared_ways = True
 

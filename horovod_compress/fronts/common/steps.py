@@ -14,11 +14,13 @@ from typing import Any
 from torch import nn
 
 from ...engine import checkpoint
+from ...engine.agreement import operands
 from ...engine.agreement.weights import Weights
 from ...engine.masks import Masks, check as check_masks
 from ...engine.methods import Methods
 from ...engine.optimizer import heavy_ball, held
 from ...engine.optimizer.matching import Matching
+from ...engine.optimizer.options import options_of
 from ...engine.optimizer.rates import Rates
 from ...engine.optimizer.second_moment import check_state as check_moments
 from ...engine.reducer import Reducer
@@ -159,6 +161,12 @@ class Steps:
         first = f", with {self._exact_first} exact steps first" if self._exact_first else ""
         return self.held.settings() if self.held else f"its own{first}"
 
+    def options(self) -> dict[str, str]:
+        """Return what else the optimizer does, by name, in words that have to be equal on every rank."""
+        scale = self._reducer.result_scale  # None where Horovod compares it
+        told = {} if scale is None else {operands.RESULT_SCALE: f"{scale:g}"}
+        return told | (options_of(self._optimizer) if self.met else {})
+
     def settle_moments(self) -> None:
         """Where a second moment was loaded and nobody holds one, let what waits be in the units of gradients again."""
         if self._loaded.moments and not self.held:
@@ -199,9 +207,22 @@ class Steps:
         if self._matching:
             self._matching.begin()
         reducer.norms.begin(reducer.next_step(), exact=bool(self.held and self.held.exact))
+        self._show()
         if reducer.verification.weights:
             reducer.verification.weights.take(reducer.next_step(), self.parameters)
         return changed
+
+    def _show(self) -> None:
+        """Show the other ranks what this one decodes with."""
+        reducer, show = self._reducer, self._reducer.context.operands.show
+        show(operands.RESULT_SCALE, reducer.result_scale)
+        if self.held:
+            show(operands.ROUND, "exact" if self.held.exact else "compressed")
+            show(operands.SECOND_MOMENT, self.held.shown())
+        if self.scale.scaler is not None:
+            show(operands.GRADIENT_SCALE, self.scale.value())
+        show(operands.RATIO, reducer.norms.ratio.used())
+        reducer.kept.show_tables()
 
     def _freeze(self) -> None:
         """Exchange nothing for parameters that need no gradient in the step that begins."""

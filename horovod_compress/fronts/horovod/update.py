@@ -13,18 +13,21 @@ from __future__ import annotations
 
 import dataclasses
 from collections import OrderedDict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
 from torch import nn
 
+from ...engine.agreement.operands import difference
 from ...engine.optimizer import family, second_moment as moments
 from ...engine.optimizer.exact_rounds import REBUILD_EVERY, WARMUP_STEPS
+from ...engine.optimizer.options import options_of
+from ...engine.optimizer.update_exchange import Exchange
 from ...engine.optimizer.update_moment import SharedSecondMoment
-from ...engine.optimizer.update_schedule import Exchange, Schedule, Settings
+from ...engine.optimizer.update_schedule import Schedule, Settings
 from ...engine.parameters import pairs
-from ...errors import ConfigError
+from ...errors import ConfigError, MismatchError
 from .calls import in_broadcast_optimizer_state
 from .guards import left_out
 
@@ -79,7 +82,7 @@ def distributed_update_optimizer(
         parameters = _in_plan_order(optimizer, named_parameters, compression)
     except ConfigError as error:
         problem = str(error)
-    _agree(compression, settings, problem)
+    _agree(compression, settings, options_of(optimizer), problem)
     assert settings is not None
     kind: Any = type(f"Update{type(optimizer).__name__}", (_UpdateMode, type(optimizer)), {})
     made = kind.__new__(kind)
@@ -157,18 +160,24 @@ def _in_plan_order(
     return parameters
 
 
-def _agree(compression: Any, settings: Settings | None, problem: str | None) -> None:
+def _agree(compression: Any, settings: Settings | None, options: Mapping[str, str], problem: str | None) -> None:
     """Compare the options with the other ranks; a rank that has to refuse takes part.
 
+    Args:
+        options: of the optimizer.
+
     Raises:
-        ConfigError: some rank refuses, or options differ.
+        ConfigError: some rank refuses, or options of update mode differ.
+        MismatchError: options of the optimizers differ.
     """
     mine = dataclasses.asdict(settings) if settings else None
-    found = compression.allgather_object([problem, mine], "hvc.update", by_name=True)
-    for rank, (refusal, _) in enumerate(found):
+    found = compression.allgather_object([problem, mine, options], "hvc.update", by_name=True)
+    for rank, (refusal, *_) in enumerate(found):
         if refusal:
             raise ConfigError(refusal if refusal == problem else f"rank {rank}: {refusal}")
-    for rank, (_, theirs) in enumerate(found):
+    if told := difference({rank: shown for rank, (_, _, shown) in enumerate(found)}):
+        raise MismatchError(told)
+    for rank, (_, theirs, _) in enumerate(found):
         for name, value in (found[0][1] or {}).items():
             if theirs[name] != value:
                 raise ConfigError(
