@@ -82,6 +82,24 @@ def test_the_front_page_is_short() -> None:
     assert len(re.findall(r"\w\S*", re.sub(r"\]\([^)]*\)", "]", text))) <= 1000
 
 
+def words_before(text: str, block: str) -> int:
+    """Return how many words a reader passes before the first block that begins like this, tables included."""
+    before = re.split(block, text, maxsplit=1, flags=re.MULTILINE)
+    assert len(before) == 2
+    seen = re.sub(r"!\[[^]]*\]\([^)]*\)|\]\([^)]*\)", "", before[0])  # neither pictures nor the targets of links
+    return len(re.findall(r"\w\S*", seen))
+
+
+def test_a_newcomer_soon_has_a_command_to_try_and_a_script_to_write() -> None:
+    front = (ROOT / "README.md").read_text()
+    assert words_before(front, r"^(?:    |```bash)") <= 150
+    assert words_before(front, r"^```python") <= 350
+
+
+def test_words_before_a_block_are_counted() -> None:
+    assert words_before("# One two\n\n[three four](five.md) ![six](seven.png)\n\n    eight\n", "^    ") == 4
+
+
 # ---- code -------------------------------------------------------------------------------------
 
 
