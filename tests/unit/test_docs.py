@@ -186,13 +186,14 @@ def test_the_table_of_methods_is_what_the_command_prints(capsys: pytest.CaptureF
 def test_options_written_as_code_exist(page: Path) -> None:
     known = {*Options.names(), "process_set", "named_parameters", "compression"}
     known |= {option for name in registry.available() for option in registry.option_names(name)}
-    # Not options of a method: of attach, Horovod and its optimizer, load_state_dict, torch, the walk-through and trace.
+    # Not options of a method: of attach, Horovod, optimizers, load_state_dict, torch, the walk-through and trace.
     known |= {"second_moment", "rebuild_every", "match_norm"}
     known |= {"process_group", "bucket_cap_mb", "find_unused_parameters", "gradient_as_bucket_view"}
     known |= {"static_graph", "mixed_precision", "skip_all_reduce_unused_params", "strategy"}
     known |= {"op", "groups", "backward_passes_per_step", "sparse_as_dense", "sparse", "residuals"}
     known |= {"weights_only", "hop", "purpose", "period", "steps", "drop_last", "name", "root_rank"}
-    known |= {"every", "labels", "callbacks", "ddp_comm_hook"}  # of publish() and Lightning
+    known |= {"every", "labels", "callbacks", "ddp_comm_hook", "comm_hook"}  # of publish(), Lightning and Accelerate
+    known |= {"gradient_accumulation_steps", "ddp_find_unused_parameters", "torch_compile", "lr"}  # of the Trainer
     calls = re.findall(r"`(?:[\w.]+\()?(?:[^`]*?, )?([a-z_]+)=[^`=]*`", page.read_text())
     assert not set(calls) - known
 
