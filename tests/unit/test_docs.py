@@ -19,6 +19,7 @@ import torch
 import check_links
 from horovod_compress.cli import command as cli
 from horovod_compress.codecs import registry
+from horovod_compress.engine.optimizer import exact_rounds
 from horovod_compress.exchange import wire
 from horovod_compress.options import Options
 from tests.support.local import Fleet, spec
@@ -164,6 +165,28 @@ def test_the_table_of_options_is_complete_and_its_defaults_are_right() -> None:
         field.name: f'"{field.default}"' if isinstance(field.default, str) else repr(field.default)
         for field in dataclasses.fields(Options)
     }
+
+
+def test_the_table_of_exact_rounds_is_that_of_the_code() -> None:
+    def counted(few: bool, steps: int, **options: int) -> int:
+        rounds = exact_rounds.chosen(50, few, **options)
+        return sum(step in rounds for step in range(steps))
+
+    first, every, begun, counts = zip(*table_after(DOCS / "second_moment.md", "## Which rounds are exact"), strict=True)
+    short = f"{counted(True, 100, total_steps=100)} in 100 steps, {counted(True, 300, total_steps=300)} in 300"
+    long = str(counted(True, 1000, total_steps=1000))
+    assert "levels=3" in first[0] and plain(counts[0]) == str(counted(True, 1000))
+    assert "levels=2" in first[2] and plain(counts[2]) == plain(counts[3]) == str(counted(False, 1000))
+    assert [plain(count) for count in counts[5:7]] == [short, long]
+    assert [plain(number) for number in every[:4]] == ["20", "20", "30", "30"] and "at most 100 later" in begun[0]
+
+
+HISTORY = r"(?:now|then) the default|older default|(?:earlier|previous|present) version\b|quieter machine|fixed\s+since"
+
+
+@pytest.mark.parametrize("page", sorted(DOCS.glob("*.md")), ids=lambda page: page.name)
+def test_reference_pages_tell_no_history(page: Path) -> None:
+    assert not re.findall(HISTORY, page.read_text())
 
 
 def test_the_table_of_methods_is_complete_and_names_their_options() -> None:
