@@ -1,6 +1,7 @@
 """The examples for trainers that create DistributedDataParallel themselves, with the real packages.
 
-`pip install 'horovod-compress[frameworks]'` installs both; see CONTRIBUTING.md.
+`pip install 'horovod-compress[frameworks]'` installs Lightning and Accelerate, see CONTRIBUTING.md; for the third,
+`pip install transformers`.
 """
 
 from __future__ import annotations
@@ -12,9 +13,9 @@ from tests.support.jobs import run_ranks
 pytestmark = pytest.mark.slow
 
 
-@pytest.mark.parametrize("framework", ["lightning", "accelerate"])
+@pytest.mark.parametrize("framework", ["lightning", "accelerate", "transformers"])
 def test_none_is_the_training_without_us_and_marsit_is_equal_on_all_ranks(framework: str) -> None:
-    pytest.importorskip(framework, reason=f"{framework} is not installed: the extra `frameworks` has it")
+    pytest.importorskip(framework, reason=f"{framework} is not installed")
     first, second = run_ranks(
         2, "frameworks.py", timeout=300.0, arguments={"framework": framework}, front="torch"
     ).reports

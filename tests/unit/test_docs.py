@@ -19,6 +19,7 @@ import torch
 import check_links
 from horovod_compress.cli import command as cli
 from horovod_compress.codecs import registry
+from horovod_compress.engine.optimizer import exact_rounds
 from horovod_compress.exchange import wire
 from horovod_compress.options import Options
 from tests.support.local import Fleet, spec
@@ -80,6 +81,24 @@ def test_the_front_page_is_short() -> None:
         if not line.startswith(("|", "    "))
     )
     assert len(re.findall(r"\w\S*", re.sub(r"\]\([^)]*\)", "]", text))) <= 1000
+
+
+def words_before(text: str, block: str) -> int:
+    """Return how many words a reader passes before the first block that begins like this, tables included."""
+    before = re.split(block, text, maxsplit=1, flags=re.MULTILINE)
+    assert len(before) == 2
+    seen = re.sub(r"!\[[^]]*\]\([^)]*\)|\]\([^)]*\)", "", before[0])  # neither pictures nor the targets of links
+    return len(re.findall(r"\w\S*", seen))
+
+
+def test_a_newcomer_soon_has_a_command_to_try_and_a_script_to_write() -> None:
+    front = (ROOT / "README.md").read_text()
+    assert words_before(front, r"^(?:    |```bash)") <= 150
+    assert words_before(front, r"^```python") <= 350
+
+
+def test_words_before_a_block_are_counted() -> None:
+    assert words_before("# One two\n\n[three four](five.md) ![six](seven.png)\n\n    eight\n", "^    ") == 4
 
 
 # ---- code -------------------------------------------------------------------------------------
@@ -148,6 +167,28 @@ def test_the_table_of_options_is_complete_and_its_defaults_are_right() -> None:
     }
 
 
+def test_the_table_of_exact_rounds_is_that_of_the_code() -> None:
+    def counted(few: bool, steps: int, **options: int) -> int:
+        rounds = exact_rounds.chosen(50, few, **options)
+        return sum(step in rounds for step in range(steps))
+
+    first, every, begun, counts = zip(*table_after(DOCS / "second_moment.md", "## Which rounds are exact"), strict=True)
+    short = f"{counted(True, 100, total_steps=100)} in 100 steps, {counted(True, 300, total_steps=300)} in 300"
+    long = str(counted(True, 1000, total_steps=1000))
+    assert "levels=3" in first[0] and plain(counts[0]) == str(counted(True, 1000))
+    assert "levels=2" in first[2] and plain(counts[2]) == plain(counts[3]) == str(counted(False, 1000))
+    assert [plain(count) for count in counts[5:7]] == [short, long]
+    assert [plain(number) for number in every[:4]] == ["20", "20", "30", "30"] and "at most 100 later" in begun[0]
+
+
+HISTORY = r"(?:now|then) the default|older default|(?:earlier|previous|present) version\b|quieter machine|fixed\s+since"
+
+
+@pytest.mark.parametrize("page", sorted(DOCS.glob("*.md")), ids=lambda page: page.name)
+def test_reference_pages_tell_no_history(page: Path) -> None:
+    assert not re.findall(HISTORY, page.read_text())
+
+
 def test_the_table_of_methods_is_complete_and_names_their_options() -> None:
     rows = {plain(row[0]): row[5] for row in table_after(DOCS / "methods.md", "## All methods")}
     assert sorted(rows) == sorted(registry.available())
@@ -168,13 +209,14 @@ def test_the_table_of_methods_is_what_the_command_prints(capsys: pytest.CaptureF
 def test_options_written_as_code_exist(page: Path) -> None:
     known = {*Options.names(), "process_set", "named_parameters", "compression"}
     known |= {option for name in registry.available() for option in registry.option_names(name)}
-    # Not options of a method: of attach, Horovod and its optimizer, load_state_dict, torch, the walk-through and trace.
+    # Not options of a method: of attach, Horovod, optimizers, load_state_dict, torch, the walk-through and trace.
     known |= {"second_moment", "rebuild_every", "match_norm"}
     known |= {"process_group", "bucket_cap_mb", "find_unused_parameters", "gradient_as_bucket_view"}
     known |= {"static_graph", "mixed_precision", "skip_all_reduce_unused_params", "strategy"}
     known |= {"op", "groups", "backward_passes_per_step", "sparse_as_dense", "sparse", "residuals"}
     known |= {"weights_only", "hop", "purpose", "period", "steps", "drop_last", "name", "root_rank"}
-    known |= {"every", "labels", "callbacks", "ddp_comm_hook"}  # of publish() and Lightning
+    known |= {"every", "labels", "callbacks", "ddp_comm_hook", "comm_hook"}  # of publish(), Lightning and Accelerate
+    known |= {"gradient_accumulation_steps", "ddp_find_unused_parameters", "torch_compile", "lr"}  # of the Trainer
     calls = re.findall(r"`(?:[\w.]+\()?(?:[^`]*?, )?([a-z_]+)=[^`=]*`", page.read_text())
     assert not set(calls) - known
 

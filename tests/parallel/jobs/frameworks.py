@@ -1,12 +1,19 @@
-"""The examples for Lightning and Accelerate, each trained by DDP alone, with `none` and with `marsit`."""
+"""The examples for trainers, each trained by DDP alone, with `none` and with `marsit`.
+
+Those for Lightning and Accelerate are in examples, that for the Trainer of transformers is in docs/frameworks.md.
+"""
 
 from __future__ import annotations
 
+import re
 import sys
+import tempfile
+from pathlib import Path
 from typing import Any
 
 import torch
 
+import horovod_compress.ddp as hvc
 from tests.support.jobs import ROOT
 from tests.support.rank import arguments, report
 from tests.support.training import digest
@@ -28,5 +35,51 @@ def by_accelerate(method: str | None) -> torch.nn.Module:
     return accelerate_ddp.train(Accelerator(cpu=True), method, epochs=2)
 
 
-train: Any = {"lightning": by_lightning, "accelerate": by_accelerate}[arguments()["framework"]]
+class Letters(torch.utils.data.Dataset[dict[str, torch.Tensor]]):
+    """Sequences in which every second letter repeats the one before."""
+
+    def __init__(self) -> None:
+        self.text = torch.randint(0, 64, (256, 32), generator=torch.Generator().manual_seed(1))
+        self.text[:, 1::2] = self.text[:, ::2]
+
+    def __len__(self) -> int:
+        return len(self.text)
+
+    def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
+        return {"input_ids": self.text[index], "labels": self.text[index]}
+
+
+def by_trainer(method: str | None) -> torch.nn.Module:
+    """Run the page's own code on a small GPT-2, with clipping and accumulation."""
+    import transformers
+
+    page = (Path(ROOT) / "docs" / "frameworks.md").read_text()
+    code = re.search(r"```python\n(class Compress\(transformers.*?)```", page, re.DOTALL)
+    assert code
+    text = code[1].replace("marsit", method) if method else code[1].replace("[Compress()]", "[]")
+    torch.set_num_threads(1)
+    transformers.set_seed(0)
+    sizes = {"vocab_size": 64, "n_positions": 32, "n_embd": 64, "n_layer": 2, "n_head": 2}
+    model = transformers.GPT2LMHeadModel(transformers.GPT2Config(**sizes, bos_token_id=0, eos_token_id=0))
+    with tempfile.TemporaryDirectory() as folder:
+        args = transformers.TrainingArguments(
+            folder,
+            use_cpu=True,
+            max_steps=30,
+            per_device_train_batch_size=8,
+            learning_rate=1e-3,
+            gradient_accumulation_steps=2,
+            ddp_find_unused_parameters=False,
+            report_to=[],
+            save_strategy="no",
+            disable_tqdm=True,
+        )
+        names: dict[str, Any] = {"transformers": transformers, "hvc": hvc, "model": model, "args": args}
+        exec(compile(text, "frameworks.md", "exec"), names | {"data": Letters()})
+    return model
+
+
+train: Any = {"lightning": by_lightning, "accelerate": by_accelerate, "transformers": by_trainer}[
+    arguments()["framework"]
+]
 report({str(method): digest(train(method).parameters()) for method in (None, "none", "marsit")})
