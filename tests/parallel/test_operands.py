@@ -23,6 +23,7 @@ SAID = {
     "state": (V, 5),
     "skips one": (V, 5),
     "skips the last exact one": ("the kind of round differs between ranks: rank 0 = 'compressed', rank 1 = 'exact'", 5),
+    "skips one before an exact one": ("the kind of round differs .* rank 0 = 'exact', rank 1 = 'compressed'", 10),
     "weights": (V, 5),
     "tables": ("what the tables of the method hold differs", 5),
     "scaler": ("the scale of the gradient scaler differs between ranks: rank 0 = '256.0', rank 1 = '512.0'", 0),

@@ -191,8 +191,9 @@ class HeldSecondMoment:
     def begin(self, step: int) -> None:
         """Choose what the step exchanges, and show codecs what to divide by."""
         self.due = self.due or self.is_exact(step) or self._reducer.norms.ratio.stale
-        if self._exact and self._rounds.every > 1:
-            # A rank whose optimizer did not use that round would have another one now, and frames of other lengths.
+        if (self._exact or self.due) and self._rounds.every > 1:
+            # A rank whose optimizer did not use the last exchange may have another kind of round now, and frames of
+            # another length, which Gloo does not bear: so compare first.
             self._reducer.start.again()
         if step - 1 <= self._prepared:  # the optimizer has used the last exchange: this is the first for its next step
             self._exact = self.due

@@ -210,6 +210,7 @@ CASES = {
     "state": state,
     "skips one": skips(2),
     "skips the last exact one": skips(WARMUP),
+    "skips one before an exact one": skips(8),
     "weights": weights,
     "tables": tables,
     "scaler": scaler,

@@ -38,7 +38,7 @@ GROUP: dict[str, list[Any]] = {
 
 
 def _scaled(run: Run, key: str, factor: float) -> None:
-    for state in run.plain.state.values():
+    for state in run.optimizer.state.values():
         state[key].mul_(factor)
 
 
@@ -46,8 +46,8 @@ def _scaled(run: Run, key: str, factor: float) -> None:
 DEEDS: dict[str, Callable[[Run], Any]] = {
     "squares": lambda run: _scaled(run, "exp_avg_sq", 1.5),
     "first moment": lambda run: _scaled(run, "exp_avg", -1.0),
-    "count": lambda run: [state["step"].add_(3) for state in run.plain.state.values()],
-    "no state": lambda run: run.plain.state.clear(),
+    "count": lambda run: [state["step"].add_(3) for state in run.optimizer.state.values()],
+    "no state": lambda run: run.optimizer.state.clear(),
     "weights": lambda run: [parameter.data.mul_(1.01) for parameter in run.model.parameters()],
     "skip": lambda run: False,
     "reload": lambda run: run.optimizer.load_state_dict(run.optimizer.state_dict()),
@@ -94,7 +94,6 @@ def fuzz() -> dict[str, Any]:
     for number in range(DRAWS):
         draw = drawn(number)
         found = trial(draw)
-        print("draw", number, draw, found["kind"], found.get("at"), found["silent"], found["said"][:90], flush=True)
         kinds = gathered([found["kind"], found["silent"]])
         if any(kind != found["kind"] or other for kind, other in kinds) or "hardware" in found["said"]:
             silent.append({"draw": draw, "found": kinds, "said": found["said"]})
