@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import multiprocessing
 import os
@@ -11,11 +12,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from torch import nn
 
+import horovod_compress.ddp as hvc
 from horovod_compress.engine import state_folder
 from horovod_compress.engine.state_folder import MANIFEST
 from horovod_compress.errors import ConfigError, CorruptFrameError
 from tests.support.saving_jobs import check, played
+from tests.unit.test_one_rank_ddp import group as group
 from tests.unit.test_state_folder import WORLD, Team, files, fleet_of, grads
 
 ROUNDS, QUICK_ROUNDS = 500, 6
@@ -83,6 +87,26 @@ def test_a_checkpoint_that_was_loaded_is_replaced_without_a_word(
 def test_a_job_that_saves_in_two_folders_owns_both(jobs: list[Team], tmp_path: Path) -> None:
     for _ in range(2):
         assert jobs[0].save(tmp_path / "one") == jobs[0].save(tmp_path / "two") == [None] * WORLD
+
+
+def test_a_job_that_is_started_again(group: None, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """As users see it: once with load(), once without."""
+    folder = tmp_path / "checkpoint"
+
+    def compression() -> hvc.Compression:
+        return hvc.Compression.topk(nn.Linear(4, 4).named_parameters())
+
+    with contextlib.closing(compression()) as one:
+        one.save(folder)
+        one.save(folder)
+    with contextlib.closing(compression()) as two:
+        two.load(folder)
+        two.save(folder)
+    assert len(files(folder)) == 2 and "neither loaded nor saved" not in caplog.text
+    with contextlib.closing(compression()) as three:
+        three.save(folder)
+        three.save(folder)
+    assert caplog.text.count("neither loaded nor saved") == 1 and len(files(folder)) == 4
 
 
 def test_what_is_young_is_not_removed(jobs: list[Team], tmp_path: Path) -> None:

@@ -119,7 +119,7 @@ def load(
             check(state, way)
         except Exception as error:  # noqa: BLE001  whatever it is, the other ranks wait to hear of it
             problem = _said(error)
-        found = share([problem, _mark(seen)])
+        found = share([problem, _fingerprint(seen)])
         different = len({other for _, other in found if other}) > 1
         if not different:
             break
@@ -134,7 +134,7 @@ def load(
     return state, way
 
 
-def _mark(seen: Manifest | None) -> str:
+def _fingerprint(seen: Manifest | None) -> str:
     """Return what tells a manifest from others."""
     return f"{sealed.crc(sealed.canonical(asdict(seen))):08x}" if seen else ""
 
