@@ -14,6 +14,7 @@ import torch
 
 from horovod_compress.errors import ExchangeError, PeerError
 from horovod_compress.exchange.deadline import Deadline
+from horovod_compress.exchange.transports import listening
 from horovod_compress.exchange.transports.gloo import GlooTransport
 from horovod_compress.exchange.transports.listening import Listener
 from horovod_compress.observe.recorder import FlightRecorder
@@ -149,6 +150,21 @@ def test_too_few_descriptors_are_an_error_that_says_so(left: int) -> None:
 def test_descriptors_that_run_out_while_gloo_opens_some(left: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Listener, "check_descriptors", lambda self: None)
     test_too_few_descriptors_are_an_error_that_says_so(left)
+
+
+def test_ranks_connect_where_sockets_have_no_filters(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in some sandboxes: an option that no system knows stands for that."""
+    monkeypatch.setattr(listening, "_ATTACH", 9_999)
+    made = connected(2)
+    try:
+        got = torch.zeros(100, dtype=torch.uint8)
+        pending = made[1].receive(got, 0)
+        made[0].send(torch.ones(100, dtype=torch.uint8), 1).wait(Deadline(LONG))
+        pending.wait(Deadline(LONG))
+        assert bool(got.all())
+    finally:
+        for transport in made:
+            transport.close()
 
 
 def test_dump_that_cannot_be_written(

@@ -27,10 +27,10 @@ SAID = {"silence": b"", "half a handshake": b"\0\0\0", "http": b"GET / HTTP/1.1\
 class Besieged:
     """The job, from point to point."""
 
-    def __init__(self) -> None:
+    def __init__(self, seconds: float = 30.0) -> None:
         path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
         self.process = subprocess.Popen(
-            [sys.executable, str(JOBS / "besieged.py")],
+            [sys.executable, str(JOBS / "besieged.py"), str(seconds)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -132,14 +132,38 @@ def test_many_strangers_take_no_descriptor(
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("says", [b"", bytes(10_000)], ids=["silence", "zeros"])
+@pytest.mark.parametrize("first", [True, False])
+def test_who_guesses_a_number_is_not_taken_for_a_rank(held: list[socket.socket], first: bool, says: bytes) -> None:
+    """Ranks wait for it no longer than for one of theirs, and the error says what may have happened."""
+    ranks = Besieged(6.0)
+    try:
+        if not first:
+            ranks.next("addresses")
+            ranks.go_on()
+        for port in ranks.next("addresses")["ports"]:
+            for number in range(2):
+                knock(held, [port], 1, [number.to_bytes(8, "little") + says])
+        time.sleep(0.1)
+        ranks.go_on()
+        with pytest.raises(AssertionError, match=r"somebody outside the job has (connected in|taken its) place"):
+            ranks.next("connected")
+    finally:
+        ranks.process.kill()
+        ranks.process.communicate()
+
+
+@pytest.mark.slow
 def test_control(ranks: Besieged) -> None:
     """Nobody knocks: as many descriptors, and the ports are open while ranks connect."""
+    known: set[int] = set()
     for _ in range(2):
-        found = ranks.next("addresses")
-        assert reached(found["ports"][0])
+        found = set(ranks.next("addresses")["ports"])
+        assert len(found - known) == 2 and all(map(reached, found - known)) and not any(map(reached, known))
+        known |= found
         ranks.go_on()
-    found = ranks.next("connected")
-    assert found["right"] and found["descriptors"] < 60
+    at = ranks.next("connected")
+    assert at["right"] and at["descriptors"] < 60
 
 
 @pytest.mark.slow

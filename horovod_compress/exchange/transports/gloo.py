@@ -31,6 +31,7 @@ from .addresses import Addresses, Share
 from .board import Board
 from .listening import Listener, advice, is_exhausted
 from .messages import Broken
+from .proof import Proof
 
 #: Names the network interface of the exchange.
 INTERFACE = "HOROVOD_GLOO_IFACE"
@@ -270,12 +271,14 @@ def _connected(share: Share, rank: int, size: int, own: str, deadline: Deadline)
     """
     options = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
     options._timeout = _seconds_left(deadline)
-    listener = Listener(rank, size)
+    listener, proof = Listener(rank, size), Proof(rank, size)
     listener.check_descriptors()
 
     def shared(values: dict[str, bytes]) -> dict[str, bytes]:
         listener.narrow(values.values())
-        return share(values)
+        found = share(values | proof.shown())
+        proof.see(found)
+        return found
 
     addresses = Addresses(shared)
     try:
@@ -291,6 +294,7 @@ def _connected(share: Share, rank: int, size: int, own: str, deadline: Deadline)
             f"HOROVOD_GLOO_IFACE to a network interface that all hosts share, or raise timeout="
         ) from None
     listener.shut()
+    proof.check(group, _seconds_left(deadline))
     return group
 
 

@@ -20,7 +20,7 @@ from horovod_compress.exchange.deadline import Deadline
 from horovod_compress.exchange.transports.gloo import GlooTransport
 from tests.support.connected import shares
 
-WORLD, DEADLINE = 2, 30.0
+WORLD, DEADLINE = 2, float(sys.argv[1])
 
 
 def opened() -> int:

@@ -70,7 +70,7 @@ class Stray:
             for address in listeners() - self.known:
                 late = self.connected
                 if self.attack is a_handshake and not late:
-                    continue  # whoever knows the number of a connection that is waited for takes a rank's place
+                    continue  # the number of a connection that is waited for: the start fails
                 self.met.add(address)
                 try:
                     self.held += self.attack(address)
