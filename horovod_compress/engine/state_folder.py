@@ -1,32 +1,50 @@
 """A checkpoint folder: one file a rank, and a manifest that says which files belong together.
 
 The manifest is renamed into place last, so a folder holds the whole checkpoint of before or the whole new one, whenever
-a save is cut off. Files have names that no other save uses; what no manifest names is removed after the next save.
+a save is cut off. Files have names that no other save uses.
+
+Two jobs may save into one folder: one that was started again beside its predecessor, or by mistake. There is no lock:
+those of shared file systems may outlive their holders, and a job that hangs would keep out the one that takes its
+place. Instead, a job knows the manifest that it left: where it finds another one, it is refused. The first save of a
+job takes the folder over; a checkpoint that it neither left nor loaded stays, under another name. And no save removes
+what another one may still name: only the files of the checkpoint that it replaces, and what has been lying about for
+long before it.
 """
 
 from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import os
 import re
 import secrets
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
 from .. import __version__, ops
-from ..errors import CorruptFrameError, StateError, naming
+from ..errors import ConfigError, CorruptFrameError, StateError, naming
 from ..exchange.wire import WIRE_VERSION
 from . import sealed, state_file
 
 MANIFEST = "manifest.json"
 _FORMAT = 1
 _NAME = re.compile(r"rank\d+\.[0-9a-f]{16}\.hvc")
-_LEFTOVER = re.compile(rf"({_NAME.pattern}|manifest\.json)\.tmp\.[0-9a-f]{{16}}")
+_KEPT = re.compile(r"manifest\.step\d+\.json")
+_LEFTOVER = re.compile(rf"({_NAME.pattern}|{_KEPT.pattern}|manifest\.json)\.tmp\.[0-9a-f]{{16}}")
+#: What nobody names, and is so much older than a save, is of one that was cut off. Ranks of a save wait for each other
+#: for minutes at most.
+_LONG_SECONDS = 3600.0
+#: A reader beside a job that saves all the time looks again so often.
+LOOKS = 5
+
+T = TypeVar("T")
+
+_log = logging.getLogger("horovod_compress")
 
 
 @dataclass(frozen=True)
@@ -70,36 +88,119 @@ def write(folder: Path, state: Mapping[str, Any]) -> Entry:
     return Entry(name, size, crc)
 
 
-def commit(folder: Path, state: Mapping[str, Any], files: Iterable[Entry]) -> None:
+class Known:
+    """What a job knows of folders: the manifest that it left or loaded in each. Rank 0 looks at it."""
+
+    def __init__(self) -> None:
+        self._manifests: dict[Path, Manifest] = {}
+        self._left: set[Path] = set()
+
+    def loaded(self, folder: Path, found: Manifest) -> None:
+        """Take note of what was loaded."""
+        self._manifests[folder.resolve()] = found
+
+    def left(self, folder: Path, made: Manifest) -> None:
+        """Take note of what was saved."""
+        self._manifests[folder.resolve()] = made
+        self._left.add(folder.resolve())
+
+    def is_foreign(self, folder: Path, found: Manifest | None) -> bool:
+        """Return whether a manifest is none that this job has left or loaded.
+
+        Raises:
+            ConfigError: and the job has left one here: another job has taken the folder over.
+        """
+        foreign = found is not None and found != self._manifests.get(folder.resolve())
+        if foreign and folder.resolve() in self._left:
+            raise _taken(folder, found)
+        return foreign
+
+
+def _taken(folder: Path, found: Manifest | None) -> ConfigError:
+    what = f"the checkpoint there, of step {found.step}, is" if found else "the checkpoint there is"
+    return ConfigError(
+        f"another job saves in {folder}: {what} not the one that this job left; end one of the jobs, or use a separate "
+        "folder for each"
+    )
+
+
+def found(folder: Path) -> Manifest | None:
+    """Return the manifest of a folder, None if there is none that can be read."""
+    try:
+        return manifest(folder)
+    except (StateError, CorruptFrameError, OSError):
+        return None
+
+
+def commit(folder: Path, state: Mapping[str, Any], files: Iterable[Entry], known: Known | None = None) -> None:
     """Let these files be the checkpoint, in place of the one before.
 
     Args:
         state: of any rank.
+        known: by this job; without it, this is its first save.
 
     Raises:
+        ConfigError: another job saves there.
         OSError: a file is not there, or the manifest cannot be written; the checkpoint of before is still there.
     """
-    files = list(files)
+    known, files = known or Known(), list(files)
+    _check_there(folder, files)
+    same = {name: state[name] for name in ("step", "world", "method", "config", "seed", "plan")}
+    made = Manifest(format=_FORMAT, package=__version__, wire=WIRE_VERSION, files=files, **same)
+    before = found(folder)
+    if before and known.is_foreign(folder, before):
+        _keep(folder, before)
+        before = None
+    _write(folder / MANIFEST, [memoryview(_text(asdict(made)))])
+    if (now := found(folder)) != made:  # another job has replaced it at once
+        raise _taken(folder, now)
+    try:
+        _check_there(folder, files)
+    except OSError:
+        if found(folder) == made:
+            _take_back(folder, before)
+        raise
+    known.left(folder, made)
+    _tidy(folder, made, before)
+
+
+def _check_there(folder: Path, files: Iterable[Entry]) -> None:
     for entry in files:
         if (size := (folder / entry.name).stat().st_size) != entry.bytes:
             raise OSError(f"{folder / entry.name} has {size} bytes, {entry.bytes} were written; is the folder shared?")
-    same = {name: state[name] for name in ("step", "world", "method", "config", "seed", "plan")}
-    made = Manifest(format=_FORMAT, package=__version__, wire=WIRE_VERSION, files=files, **same)
-    _write(folder / MANIFEST, [memoryview(_text(asdict(made)))])
-    _tidy(folder, {entry.name for entry in made.files})
+
+
+def _keep(folder: Path, before: Manifest) -> None:
+    """Let a checkpoint stay that is not this job's: it may be the one that should have been loaded."""
+    name = f"manifest.step{before.step}.json"
+    _write(folder / name, [memoryview(_text(asdict(before)))])
+    _log.warning(
+        "%s holds a checkpoint of step %d that this job has neither loaded nor saved. It stays there as %s, and "
+        "load() finds the one that is saved now. If this job should have continued from it, stop the job, rename %s to "
+        "%s, and call load() before the first step; otherwise remove it",
+        folder, before.step, name, name, MANIFEST,
+    )  # fmt: skip
+
+
+def _take_back(folder: Path, before: Manifest | None) -> None:
+    """Let the checkpoint of before be there again."""
+    if before:
+        _write(folder / MANIFEST, [memoryview(_text(asdict(before)))])
+    else:
+        (folder / MANIFEST).unlink(missing_ok=True)
 
 
 def discard(folder: Path, entry: Entry) -> None:
-    """Remove a file, unless the manifest names it: whoever commits may fail when that is written already."""
-    try:
-        named = {found.name for found in manifest(folder).files}
-    except (StateError, IsADirectoryError):
-        named = set()
-    except (CorruptFrameError, OSError):
-        return  # it cannot be known; the next save tidies up
-    with contextlib.suppress(OSError):
-        if entry.name not in named:
+    """Remove a file, unless a manifest names it: whoever commits may fail when that is written already."""
+    with contextlib.suppress(CorruptFrameError, OSError):  # it cannot be known; a later save tidies up
+        if entry.name not in _named(folder):
             (folder / entry.name).unlink()
+
+
+def _named(folder: Path) -> set[str]:
+    """Return the files that any manifest in a folder names."""
+    paths = [path for path in folder.iterdir() if path.name == MANIFEST or _KEPT.fullmatch(path.name)]
+    return {entry.name for path in paths if path.is_file() for entry in _read_manifest(path).files}
 
 
 def manifest(folder: Path) -> Manifest:
@@ -110,18 +211,39 @@ def manifest(folder: Path) -> Manifest:
         CorruptFrameError: it is not, byte for byte, what was written.
     """
     try:
-        data = (folder / MANIFEST).read_bytes()
+        return _read_manifest(folder / MANIFEST)
     except FileNotFoundError:
         raise StateError(f"{folder} contains no saved compression: {MANIFEST} is missing") from None
+
+
+def _read_manifest(path: Path) -> Manifest:
+    data = path.read_bytes()
     try:
         body = json.loads(data)["manifest"]
-        found = Manifest(**{**body, "files": [Entry(**entry) for entry in body["files"]]})
-        intact = data == _text(asdict(found)) and _is_well_formed(found)
+        read = Manifest(**{**body, "files": [Entry(**entry) for entry in body["files"]]})
+        intact = data == _text(asdict(read)) and _is_well_formed(read)
     except (ValueError, KeyError, TypeError, RecursionError):
         intact = False
     if not intact:
-        raise CorruptFrameError(f"{folder / MANIFEST} is corrupt; load another copy, or an earlier checkpoint")
-    return found
+        raise CorruptFrameError(f"{path} is corrupt; load another copy, or an earlier checkpoint")
+    return read
+
+
+def of_one_look(folder: Path, take: Callable[[Manifest], T]) -> T:
+    """Return what a call makes of the manifest; where it fails as another save has replaced that meanwhile, look again.
+
+    Raises:
+        StateError, CorruptFrameError, OSError: those of :func:`manifest` and of the call.
+    """
+    looks = LOOKS
+    while True:
+        read = manifest(folder)
+        try:
+            return take(read)
+        except (CorruptFrameError, OSError):
+            looks -= 1
+            if not looks or found(folder) in (None, read):
+                raise
 
 
 def read(folder: Path, entry: Entry) -> dict[str, Any]:
@@ -199,10 +321,17 @@ def _sync(folder: Path) -> None:
             os.close(handle)
 
 
-def _tidy(folder: Path, named: set[str]) -> None:
-    """Remove files of earlier saves, and what was left of one that was cut off."""
-    with contextlib.suppress(OSError):  # the checkpoint is there by now
+def _tidy(folder: Path, made: Manifest, before: Manifest | None) -> None:
+    """Remove the files of the checkpoint that was replaced, and what has been left of saves that were cut off.
+
+    Younger files may be of another job, which is about to name them.
+    """
+    replaced = {entry.name for entry in before.files} if before else set()
+    with contextlib.suppress(CorruptFrameError, OSError):  # the checkpoint is there by now
+        named, now = _named(folder), (folder / MANIFEST).stat().st_mtime
         for path in list(folder.iterdir()):
-            earlier = bool(_NAME.fullmatch(path.name)) and path.name not in named
-            if earlier or _LEFTOVER.fullmatch(path.name):
-                path.unlink()
+            ours = bool(_NAME.fullmatch(path.name)) and path.name not in named
+            if (ours and path.name in replaced) or (
+                (ours or _LEFTOVER.fullmatch(path.name)) and path.stat().st_mtime < now - _LONG_SECONDS
+            ):
+                path.unlink(missing_ok=True)

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import resource
 import threading
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from horovod_compress.errors import PeerError
+from horovod_compress.errors import ExchangeError, PeerError
 from horovod_compress.exchange.deadline import Deadline
+from horovod_compress.exchange.transports import listening
 from horovod_compress.exchange.transports.gloo import GlooTransport
+from horovod_compress.exchange.transports.listening import Listener
 from horovod_compress.observe.recorder import FlightRecorder
 from tests.support.connected import connected
 
@@ -127,6 +131,40 @@ def test_closing_ends_all_threads() -> None:
     while threading.active_count() > before and time.monotonic() < end:
         time.sleep(0.01)
     assert threading.active_count() == before
+
+
+@pytest.mark.parametrize("left", [0, 3, 12])
+def test_too_few_descriptors_are_an_error_that_says_so(left: int) -> None:
+    """Else Gloo would end the process, or the error would ask for another interface."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    opened = len(list(Path("/proc/self/fd").iterdir())) - 1  # without that of the listing itself
+    resource.setrlimit(resource.RLIMIT_NOFILE, (opened + left, hard))
+    try:
+        with pytest.raises(ExchangeError, match=f"rank 0: .*, ulimit -n, which is {opened + left}$"):
+            GlooTransport(lambda values: values, 0, 2, "127.0.0.1", SOON)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+@pytest.mark.parametrize("left", range(4))
+def test_descriptors_that_run_out_while_gloo_opens_some(left: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Listener, "check_descriptors", lambda self: None)
+    test_too_few_descriptors_are_an_error_that_says_so(left)
+
+
+def test_ranks_connect_where_sockets_have_no_filters(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in some sandboxes: an option that no system knows stands for that."""
+    monkeypatch.setattr(listening, "_ATTACH", 9_999)
+    made = connected(2)
+    try:
+        got = torch.zeros(100, dtype=torch.uint8)
+        pending = made[1].receive(got, 0)
+        made[0].send(torch.ones(100, dtype=torch.uint8), 1).wait(Deadline(LONG))
+        pending.wait(Deadline(LONG))
+        assert bool(got.all())
+    finally:
+        for transport in made:
+            transport.close()
 
 
 def test_dump_that_cannot_be_written(

@@ -50,7 +50,7 @@ def test_control(nursery: Nursery) -> None:
 
 @pytest.mark.slow
 def test_a_stray_client_changes_nothing() -> None:
-    """At every port that is opened, on the job's interface only; and none is left when the compression is closed."""
+    """At every port, on the job's interface only. Nobody gets in while it trains, and no port is left."""
     case = {"attacks": ATTACKS, "connections": 50}
     found = run_ranks(2, JOBS / "stray.py", timeout=250, arguments=case).values()
     for report in found:
@@ -59,4 +59,5 @@ def test_a_stray_client_changes_nothing() -> None:
             assert report[name]["weights"] == report["calm"]["weights"], name
             assert report[name]["met"], "there was no port to knock at"
             assert all(host == "127.0.0.1" for host, _ in report[name]["met"]), report[name]["met"]
+            assert not report[name]["late"], report[name]["late"]
             assert not report[name]["left"], report[name]["left"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import resource
 import shutil
 import signal
@@ -32,6 +33,7 @@ class Team:
     def __init__(self, fleet: Fleet) -> None:
         self._fleet, self._barrier = fleet, Barrier(fleet.world)
         self._values: list[Any] = [None] * fleet.world
+        self._known = [state_folder.Known() for _ in range(fleet.world)]
 
     def _share(self, rank: int, value: Any) -> list[Any]:
         self._values[rank] = json.loads(json.dumps(value))  # as the network would bring it
@@ -61,6 +63,7 @@ class Team:
                 lambda: checkpoint.save(reducer, self._fleet.methods),
                 rank,
                 lambda value: self._share(rank, value),
+                self._known[rank],
             )
 
         return self.each(call)
@@ -78,6 +81,7 @@ class Team:
                 owned,
                 lambda state, way: checkpoint.check(reducer, fleet.methods, state, way),
                 lambda value: self._share(rank, value),
+                self._known[rank],
             )
             checkpoint.restore(reducer, state, way)
 
@@ -120,8 +124,9 @@ def test_a_second_save_takes_the_place_of_the_first(fleet: Fleet, tmp_path: Path
     team = Team(fleet)
     team.save(tmp_path)
     before = files(tmp_path)
-    (tmp_path / "manifest.json.tmp.0123456789abcdef").write_text("of a save that was cut off")
-    (tmp_path / "notes.txt").write_text("the user's own")
+    for name in ("manifest.json.tmp.0123456789abcdef", "rank1.0123456789abcdef.hvc", "notes.txt"):
+        (tmp_path / name).write_text("of a save that was cut off long ago, and the user's own")
+        os.utime(tmp_path / name, (0, 0))
     fleet.step(grads(5))
     assert team.save(tmp_path) == [None] * WORLD
     assert len(files(tmp_path)) == WORLD + 2 and not (set(files(tmp_path)) & set(before)) - {"manifest.json"}

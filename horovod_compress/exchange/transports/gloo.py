@@ -29,7 +29,9 @@ from ...errors import ConfigError, ExchangeError, PeerError
 from ..deadline import Deadline
 from .addresses import Addresses, Share
 from .board import Board
+from .listening import Listener, advice, is_exhausted
 from .messages import Broken
+from .proof import Proof
 
 #: Names the network interface of the exchange.
 INTERFACE = "HOROVOD_GLOO_IFACE"
@@ -269,17 +271,31 @@ def _connected(share: Share, rank: int, size: int, own: str, deadline: Deadline)
     """
     options = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
     options._timeout = _seconds_left(deadline)
-    addresses = Addresses(share)
+    listener, proof = Listener(rank, size), Proof(rank, size)
+    listener.check_descriptors()
+
+    def shared(values: dict[str, bytes]) -> dict[str, bytes]:
+        listener.narrow(values.values())
+        found = share(values | proof.shown())
+        proof.see(found)
+        return found
+
+    addresses = Addresses(shared)
     try:
         options._devices = [_device(own)]
-        return dist.ProcessGroupGloo(addresses, rank, size, options)
+        group = dist.ProcessGroupGloo(addresses, rank, size, options)
     except RuntimeError as error:
         if addresses.problem:
             raise addresses.problem from None
+        if is_exhausted(error):
+            raise ExchangeError(f"rank {rank}: cannot connect: {_first_line(error)}; {advice()}") from None
         raise ExchangeError(
             f"rank {rank}: not all of {size} ranks connected within {deadline.seconds:g} s: {_first_line(error)}; set "
             f"HOROVOD_GLOO_IFACE to a network interface that all hosts share, or raise timeout="
         ) from None
+    listener.shut()
+    proof.check(group, _seconds_left(deadline))
+    return group
 
 
 def _device(own: str) -> Any:

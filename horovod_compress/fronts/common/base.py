@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 
 from ...codecs.base import Codec
 from ...codecs.masked import Masked
+from ...engine import names
 from ...engine.agreement import way
 from ...engine.job import Gathering, Job
 from ...engine.methods import Methods
@@ -59,7 +60,7 @@ class BaseCompression(Factories, Checkpoints, Counters):
         if not job.included():
             return
         with before_handshake(job):
-            named: Any = listed(named_parameters)
+            named, method, options, said = names.in_arguments(listed(named_parameters), method, options)
         self._methods, self._reducer = start(method, named, options, job)
         with contextlib.ExitStack() as undo:
             undo.callback(self.close)  # else the connections and threads of the reducer would stay
@@ -75,6 +76,8 @@ class BaseCompression(Factories, Checkpoints, Counters):
             _open.add(self)
             recording.follow(self._reducer, job.number, self.method)
             undo.pop_all()
+        if said and job.rank == 0:
+            _log.warning("%s", said)
 
     def _prepare(self, reducer: Reducer) -> None:
         """Set what the reducer asks of the front; no gradient has been offered yet."""

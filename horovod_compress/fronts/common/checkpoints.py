@@ -8,7 +8,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ...engine import checkpoint
+from ...engine import checkpoint, names
+from ...engine.state_folder import Known
 from ...errors import ConfigError
 from . import saving
 from .running import Running
@@ -47,12 +48,13 @@ class Checkpoints(Running):
             ConfigError, CorruptFrameError: see :meth:`load_state_dict`.
         """
         self._check_between_steps()
-        self._running()
+        state = names.in_state(state, self._running().plan.names())
         self._steps.check(state, residuals)
         if residuals == "restore":
             checkpoint.check_exchanged(self._exchanged, state)
 
     def _take_state(self, state: Mapping[str, Any], residuals: str) -> None:
+        state = names.in_state(state, self._running().plan.names())
         self._steps.load(state, residuals, begun=self._compared_ways)
         self._take_order()
 
@@ -62,9 +64,12 @@ class Checkpoints(Running):
         The folder holds one file per rank and a manifest, and switches from the previous checkpoint to the new one
         atomically: a save that is interrupted, or finds the disk full, leaves the previous one in place.
 
+        If the folder holds a checkpoint that this compression has neither saved nor loaded, rank 0 warns, and that one
+        stays there under another name.
+
         Raises:
-            ConfigError: some rank could not write its part, and says why; every rank raises it. Or another compression
-                of this process saves there, whose files this would remove.
+            ConfigError: some rank could not write its part, and says why; every rank raises it. Or another job has
+                saved there since this one did, or another compression of this process saves there.
         """
         reducer, path = self._running(), Path(folder).resolve()
 
@@ -72,7 +77,8 @@ class Checkpoints(Running):
             _check_free(path, self)
             return self.state_dict()
 
-        saving.save(folder, state, reducer.rank, lambda value: self.allgather_object(value, "hvc.save"))
+        known = _known.setdefault(self, Known())
+        saving.save(folder, state, reducer.rank, lambda value: self.allgather_object(value, "hvc.save"), known)
         _savers[path] = self
 
     def load(self, folder: str | os.PathLike[str], residuals: str = "refuse") -> None:
@@ -93,7 +99,7 @@ class Checkpoints(Running):
         owned = self._methods.folded()
         state, how = saving.load(
             folder, residuals, (reducer.rank, reducer.world), owned, self.check_state,
-            lambda value: self.allgather_object(value, "hvc.load"),
+            lambda value: self.allgather_object(value, "hvc.load"), _known.setdefault(self, Known()),
         )  # fmt: skip
         self._take_state(state, how)
 
@@ -105,6 +111,7 @@ class Checkpoints(Running):
             )
 
 
+_known: weakref.WeakKeyDictionary[Checkpoints, Known] = weakref.WeakKeyDictionary()  # of folders
 _savers: weakref.WeakValueDictionary[Path, Checkpoints] = weakref.WeakValueDictionary()  # by their folders
 
 

@@ -12,7 +12,7 @@ from typing import Any
 from ... import errors
 from ...engine import sealed, state_folder
 from ...engine.redistribute import redistributed
-from ...engine.state_folder import Entry
+from ...engine.state_folder import Entry, Known, Manifest
 from ...errors import ConfigError, HorovodCompressError, MismatchError, StateError
 
 WAYS = ("refuse", "reset", "redistribute")
@@ -27,15 +27,26 @@ _KINDS = {
 Share = Callable[[Any], list[Any]]
 
 
-def save(folder: str | os.PathLike[str], state: Callable[[], Mapping[str, Any]], rank: int, share: Share) -> None:
+def save(
+    folder: str | os.PathLike[str],
+    state: Callable[[], Mapping[str, Any]],
+    rank: int,
+    share: Share,
+    known: Known | None = None,
+) -> None:
     """Write this rank's state beside those of the others.
 
+    Args:
+        known: by this job, of its folders.
+
     Raises:
-        ConfigError: some rank could not; the checkpoint of before is still there.
+        ConfigError: some rank could not, or another job saves there; the checkpoint of before is still there.
         ExchangeError: some rank has failed, or did not come.
     """
     path, entry, problem, mine = Path(folder), None, None, {}
     try:
+        if known and rank == 0:
+            known.is_foreign(path, state_folder.found(path))
         mine = dict(state())
         entry = state_folder.write(path, mine)
     except Exception as error:  # noqa: BLE001  whatever it is, the other ranks wait to hear of it
@@ -53,7 +64,7 @@ def save(folder: str | os.PathLike[str], state: Callable[[], Mapping[str, Any]],
         _raise([told for told, *_ in found])
         problem = None
         if rank == 0:
-            problem = _commit(path, mine, [Entry(**written) for _, written, _ in found])
+            problem = _commit(path, mine, [Entry(**written) for _, written, _ in found], known)
     problems = share(problem)  # where a rank is gone now, the manifest may name this rank's file: it stays
     with _discarding(path, entry):
         _raise(problems[:1])
@@ -70,9 +81,9 @@ def _discarding(folder: Path, entry: Entry | None) -> Iterator[None]:
         raise
 
 
-def _commit(folder: Path, state: Mapping[str, Any], files: list[Entry]) -> list[str] | None:
+def _commit(folder: Path, state: Mapping[str, Any], files: list[Entry], known: Known | None) -> list[str] | None:
     try:
-        state_folder.commit(folder, state, files)
+        state_folder.commit(folder, state, files, known)
     except Exception as error:  # noqa: BLE001  whatever it is, the other ranks wait to hear of it
         return _said(error)
     return None
@@ -85,44 +96,65 @@ def load(
     owned: set[str],
     check: Callable[[Mapping[str, Any], str], None],
     share: Share,
+    known: Known | None = None,
 ) -> tuple[dict[str, Any], str]:
     """Return this rank's state once every rank has found its own good, and how to take it: "restore" or "reset".
+
+    Where a job saves into the folder meanwhile, ranks may find different checkpoints: all look again.
 
     Args:
         place: this rank, and the number of ranks.
         owned: see :func:`~horovod_compress.engine.redistribute.redistributed`.
         check: refuses a state that could not be taken; changes nothing.
+        known: by this job, of its folders.
 
     Raises:
         ConfigError, StateError, CorruptFrameError: some rank could not; no rank has changed anything.
     """
-    state: dict[str, Any] = {}
-    way, problem, seen = "restore", None, ""
-    try:
-        state, way, seen = _read(Path(folder), residuals, place, owned)
-        check(state, way)
-    except Exception as error:  # noqa: BLE001  whatever it is, the other ranks wait to hear of it
-        problem = _said(error)
-    found = share([problem, seen])
+    path = Path(folder)
+    for _ in range(state_folder.LOOKS):
+        state, way, problem, seen = {}, "restore", None, None  # type: tuple[dict[str, Any], str, Any, Manifest | None]
+        try:
+            state, way, seen = _read(path, residuals, place, owned)
+            check(state, way)
+        except Exception as error:  # noqa: BLE001  whatever it is, the other ranks wait to hear of it
+            problem = _said(error)
+        found = share([problem, _fingerprint(seen)])
+        different = len({other for _, other in found if other}) > 1
+        if not different:
+            break
     _raise([told for told, _ in found])
-    if len({other for _, other in found}) > 1:
+    if different:
         raise MismatchError(
             f"the ranks have found different checkpoints in {folder}; save() and load() need a folder that all ranks "
             "share"
         )
+    if known and seen:
+        known.loaded(path, seen)
     return state, way
 
 
-def _read(folder: Path, residuals: str, place: tuple[int, int], owned: set[str]) -> tuple[dict[str, Any], str, str]:
+def _fingerprint(seen: Manifest | None) -> str:
+    """Return what tells a manifest from others."""
+    return f"{sealed.crc(sealed.canonical(asdict(seen))):08x}" if seen else ""
+
+
+def _read(
+    folder: Path, residuals: str, place: tuple[int, int], owned: set[str]
+) -> tuple[dict[str, Any], str, Manifest]:
     if residuals not in WAYS:
         raise ConfigError(f"residuals should be one of {', '.join(WAYS)}, got {residuals!r}")
+    return state_folder.of_one_look(folder, lambda seen: (*_read_of(folder, seen, residuals, place, owned), seen))
+
+
+def _read_of(
+    folder: Path, manifest: Manifest, residuals: str, place: tuple[int, int], owned: set[str]
+) -> tuple[dict[str, Any], str]:
     rank, world = place
-    manifest = state_folder.manifest(folder)
-    seen = f"{sealed.crc(sealed.canonical(asdict(manifest))):08x}"
     if residuals == "reset":
-        return state_folder.read(folder, manifest.files[rank % manifest.world]), "reset", seen
+        return state_folder.read(folder, manifest.files[rank % manifest.world]), "reset"
     if world == manifest.world:
-        return state_folder.read(folder, manifest.files[rank]), "restore", seen
+        return state_folder.read(folder, manifest.files[rank]), "restore"
     if residuals == "refuse":
         raise StateError(
             f"the checkpoint in {folder} is of {manifest.world} ranks, but this job has {world}; pass "
@@ -130,7 +162,7 @@ def _read(folder: Path, residuals: str, place: tuple[int, int], owned: set[str])
             "residuals"
         )
     states = (state_folder.read(folder, entry) for entry in manifest.files)  # one at a time: a model may be large
-    return redistributed(states, rank, world, owned), "restore", seen
+    return redistributed(states, rank, world, owned), "restore"
 
 
 def _said(error: Exception) -> list[str]:

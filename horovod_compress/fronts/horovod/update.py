@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from ...engine import names
 from ...engine.agreement.operands import difference
 from ...engine.optimizer import family, second_moment as moments
 from ...engine.optimizer.exact_rounds import REBUILD_EVERY, WARMUP_STEPS
@@ -146,7 +147,9 @@ def _in_plan_order(
     Raises:
         ConfigError: optimizer, named_parameters and compression do not have the same ones.
     """
-    named = {name: parameter for name, parameter in pairs(named_parameters) if parameter.requires_grad}
+    given = pairs(named_parameters)
+    changed = names.of_pairs(given)
+    named = {changed.get(name, name): parameter for name, parameter in given if parameter.requires_grad}
     parameters: list[nn.Parameter] = compression.parameters()
     if any(named.get(name) is not mine for name, mine in zip(compression.plan.names(), parameters, strict=True)):
         raise ConfigError("named_parameters should be those that the compression was made with")

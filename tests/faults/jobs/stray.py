@@ -28,28 +28,29 @@ def listeners() -> set[tuple[str, int]]:
 
 
 def silence(address: tuple[str, int]) -> list[socket.socket]:
-    return [socket.create_connection(address, 1.0)]
+    return [socket.create_connection(address, 0.3)]
 
 
 def many(address: tuple[str, int]) -> list[socket.socket]:
-    return [socket.create_connection(address, 1.0) for _ in range(case["connections"])]
+    return [socket.create_connection(address, 0.3) for _ in range(case["connections"])]
 
 
 def says(data: bytes) -> Callable[[tuple[str, int]], list[socket.socket]]:
     def attack(address: tuple[str, int]) -> list[socket.socket]:
-        one = socket.create_connection(address, 1.0)
+        one = socket.create_connection(address, 0.3)
         one.sendall(data)
         return [one]
 
     return attack
 
 
+a_handshake = says(bytes(8))
 ATTACKS = {
     "silence": silence,
     "many": many,
     "garbage": says(os.urandom(5000)),
     "half a handshake": says(b"\0\0\0"),
-    "a handshake": says(bytes(8)),
+    "a handshake": a_handshake,
     "http": says(b"GET / HTTP/1.1\r\n\r\n"),
 }
 
@@ -59,6 +60,7 @@ class Stray:
 
     def __init__(self, attack: Callable[[tuple[str, int]], list[socket.socket]]) -> None:
         self.attack, self.known, self.met = attack, listeners(), set[tuple[str, int]]()
+        self.connected, self.late = False, set[tuple[str, int]]()  # whether the ranks are; where one got in then
         self.held: list[socket.socket] = []
         self.over = threading.Event()
         self.thread = threading.Thread(target=self.run, daemon=True)
@@ -66,13 +68,18 @@ class Stray:
     def run(self) -> None:
         while not self.over.is_set():
             for address in listeners() - self.known:
+                late = self.connected
+                if self.attack is a_handshake and not late:
+                    continue  # the number of a connection that is waited for: the start fails
+                self.met.add(address)
                 try:
                     self.held += self.attack(address)
-                    self.met.add(address)
                 except OSError:
-                    pass  # it was closed in between
+                    continue  # it was closed in between, or lets nobody in
+                if late:
+                    self.late.add(address)
             del self.held[: -3 * case["connections"]]
-            time.sleep(0.01)
+            time.sleep(0.001)
 
 
 def play(attack: Callable[[tuple[str, int]], list[socket.socket]] | None) -> dict[str, Any]:
@@ -84,6 +91,7 @@ def play(attack: Callable[[tuple[str, int]], list[socket.socket]] | None) -> dic
     compression = hvc.Compression.topk(named, density=0.05, schedule="layerwise", verify_every=1, timeout=20.0)
     optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.05), named, compression=compression)
     compression.attach(optimizer)
+    stray.connected = True
     for step in range(12):
         optimizer.zero_grad()
         loss_of(model, step).backward()
@@ -95,7 +103,7 @@ def play(attack: Callable[[tuple[str, int]], list[socket.socket]] | None) -> dic
     stray.over.set()
     stray.thread.join(5.0)
     left = listeners() - stray.known
-    return found | {"met": sorted(stray.met), "left": sorted(left)}
+    return found | {"met": sorted(stray.met), "late": sorted(stray.late), "left": sorted(left)}
 
 
 check("calm", lambda: play(None))

@@ -1,0 +1,155 @@
+"""Names of parameters without what wrappers of a model put into them.
+
+``DistributedDataParallel(model)`` and ``torch.compile(model)`` name a parameter ``fc.weight`` of the model
+``module.fc.weight`` and ``_orig_mod.fc.weight``. Names are part of plans, patterns and saved states, and these should
+be the same with and without a wrapper. So ``_orig_mod.``, which only torch writes, is left out wherever it stands, and
+``module.`` in front where all names begin with it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import replace
+from typing import Any
+
+from torch import nn
+
+from ..errors import ConfigError
+from ..schedule.plan import Plan
+from . import sealed
+from .methods import Methods
+
+_COMPILED, _WRAPPED = "_orig_mod.", "module."
+
+
+def without_wrappers(names: Collection[str]) -> dict[str, str]:
+    """Return the names to use by those that are given, for those that change; none where two would become one."""
+    found = {name: name.replace(_COMPILED, "") for name in names}
+    while found and all(name.startswith(_WRAPPED) for name in found.values()):
+        found = {name: short.removeprefix(_WRAPPED) for name, short in found.items()}
+    if len(set(found.values())) < len(found) or "" in found.values():
+        return {}
+    return {name: short for name, short in found.items() if short != name}
+
+
+def of_pairs(given: object) -> dict[str, str]:
+    """Return :func:`without_wrappers` of (name, parameter) pairs; of anything else, none."""
+    return without_wrappers(_given_names(given))
+
+
+def _given_names(given: object) -> list[str]:
+    pairs = given if isinstance(given, list) else []
+    return [pair[0] for pair in pairs] if all(_is_pair(pair) for pair in pairs) else []
+
+
+def _is_pair(pair: object) -> bool:
+    return isinstance(pair, tuple) and len(pair) == 2 and isinstance(pair[0], str) and isinstance(pair[1], nn.Parameter)
+
+
+def in_arguments(given: Any, method: Any, options: Mapping[str, Any]) -> tuple[Any, Any, Mapping[str, Any], str]:
+    """Return what a compression is given with the names to use, and what is to be said of that.
+
+    Args:
+        given: (name, parameter) pairs in a list; anything else is returned as it is.
+    """
+    changed = of_pairs(given)
+    own = [changed.get(name, name) for name in _given_names(given)]
+    options = in_options(options, own)
+    if not changed:
+        return given, method, options, ""
+    given = [(name, parameter) for name, (_, parameter) in zip(own, given, strict=True)]
+    method = in_patterns(method, changed) if isinstance(method, Methods) else method
+    before, name = next(iter(changed.items()))
+    return (
+        given,
+        method,
+        options,
+        (
+            f"named_parameters are those of a wrapped model: {before} is called {name} here, in patterns and in saved "
+            "states too; to be spared this line, give the parameters of the model itself"
+        ),
+    )
+
+
+def in_patterns(methods: Methods, changed: Mapping[str, str]) -> Methods:
+    """Return methods whose patterns fit the names to use where they fitted the given ones."""
+    short = _shortening(changed)
+    rules = tuple((short(pattern), codec) for pattern, codec in methods.rules)
+    return replace(methods, rules=rules, masked=frozenset(map(short, methods.masked)))
+
+
+def in_options(options: Mapping[str, Any], own: Collection[str]) -> Mapping[str, Any]:
+    """Return options in which a given plan that was made with the names of a wrapper has the names to use.
+
+    Args:
+        own: these names; a plan that has some of them stays as it is.
+    """
+    given = options.get("schedule")
+    if not isinstance(given, Plan) or set(given.names()) & set(own):
+        return options
+    return {**options, "schedule": Plan.from_document(_renamed(given.document(), without_wrappers(given.names())))}
+
+
+def in_state(state: Any, own: Collection[str]) -> Any:
+    """Return a saved state with the names to use, where an earlier version saved it with those of a wrapper.
+
+    Args:
+        own: the names of the tensors that are exchanged; a state that has some of them stays as it is.
+
+    Raises:
+        CorruptFrameError: its checksums show that it has changed since it was saved.
+    """
+    saved = _names_in(state)
+    changed = {} if saved & set(own) else without_wrappers(saved)
+    if not changed:
+        return state
+    is_sealed = sealed.KEY in state
+    if is_sealed:
+        sealed.check(state)
+    found = _renamed({name: part for name, part in state.items() if name != sealed.KEY}, changed)
+    if isinstance(config := state.get("config"), Mapping):
+        found["config"] = {_in_rule(key, _shortening(changed)): value for key, value in config.items()}
+    with contextlib.suppress(ConfigError):  # it is malformed, which is found later
+        if Plan.from_document(state.get("buckets")).fingerprint() == state.get("plan"):
+            found["plan"] = Plan.from_document(found["buckets"]).fingerprint()
+    return sealed.sealed(found) if is_sealed else found
+
+
+def _names_in(state: Any) -> set[str]:
+    """Return the names of tensors in a state; it may be malformed."""
+    kept = state.get("state") if isinstance(state, Mapping) else None
+    kinds = [tensors for tensors in kept.values() if isinstance(tensors, Mapping)] if isinstance(kept, Mapping) else []
+    found = {str(name) for tensors in kinds for name in tensors}
+    with contextlib.suppress(ConfigError):
+        found |= set(Plan.from_document(state.get("buckets")).names()) if isinstance(state, Mapping) else set()
+    return found
+
+
+def _renamed(part: Any, changed: Mapping[str, str]) -> Any:
+    """Return plain data and tensors in which names, also as keys, are replaced."""
+    if isinstance(part, Mapping):
+        return {changed.get(key, key): _renamed(value, changed) for key, value in part.items()}
+    if isinstance(part, (list, tuple)):
+        return [_renamed(value, changed) for value in part]
+    return changed.get(part, part) if isinstance(part, str) else part
+
+
+def _in_rule(key: Any, short: Callable[[str], str]) -> Any:
+    """Return the key of a method by pattern, "0: pattern", with the shortened pattern; others as they are."""
+    number, colon, pattern = key.partition(": ") if isinstance(key, str) else ("", "", "")
+    return f"{number}: {short(pattern)}" if colon and number.isdigit() else key
+
+
+def _shortening(changed: Mapping[str, str]) -> Callable[[str], str]:
+    """Return what takes out of a pattern what was taken out of names."""
+    given, name = next(iter(changed.items()))
+    fronts = (len(given.replace(_COMPILED, "")) - len(name)) // len(_WRAPPED)
+
+    def short(pattern: str) -> str:
+        pattern = pattern.replace(_COMPILED, "")
+        for _ in range(fronts):
+            pattern = pattern.removeprefix(_WRAPPED)
+        return pattern
+
+    return short

@@ -1,0 +1,225 @@
+"""Who may connect where Gloo listens: while the ranks connect, who sends the right number; afterwards nobody.
+
+Gloo has no call that closes its listening socket before the group ends. Until then it accepts whoever comes, keeps what
+it has accepted, and aborts the process when no descriptor is left. So the kernel drops packets before Gloo sees a
+connection: a filter on the listening socket looks at each packet that could open one.
+
+Every connection between ranks begins with 8 bytes, its number on the rank that listens. Until all ranks are connected,
+a packet passes if it asks for a connection, or if its data begin with such a number. Who sends nothing or anything else
+is never accepted and takes no descriptor; the kernel forgets it after about a minute. Afterwards no packet passes, and
+connecting runs into the client's own limit of time.
+
+To shut the socket down or to put another in its place would not do: `accept` fails then, for which Gloo aborts too.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import errno
+import os
+import resource
+import socket
+import stat
+import struct
+import sys
+from collections.abc import Collection, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from ...errors import ExchangeError
+
+_OPEN = Path("/proc/self/fd")
+_ATTACH, _DETACH = 26, 27  # SO_ATTACH_FILTER, which is also SO_GET_FILTER, and SO_DETACH_FILTER; of Linux
+_MOST_BYTES = 1024  # of a filter
+#: What a rank opens beside its connections: the socket that listens, Gloo's loop with its pipe, and some to spare.
+_BESIDE = 16
+
+# Classic BPF on a packet from its TCP header on. To load what is not there ends the program: the packet is dropped.
+_LOAD_BYTE, _LOAD_4_AT_X, _LOAD_2_AT_X, _LOAD_BYTE_AT_X = 0x30, 0x40, 0x48, 0x50
+_AND, _SHIFT_LEFT, _SHIFT_RIGHT, _ADD_X = 0x54, 0x64, 0x74, 0x0C
+_INTO_X, _STORE, _X_FROM_STORE = 0x07, 0x02, 0x61
+_IF_EQUAL, _IF_AT_LEAST, _IF_ANY_BIT, _PASS = 0x15, 0x35, 0x45, 0x06
+_LENGTH_BYTE, _FLAGS_BYTE, _SYN, _ALL = 12, 13, 0x02, 0xFFFFFFFF
+
+#: A code, how many instructions to skip where a test is true and where it is not, and a number.
+Instruction = tuple[int, int, int, int]
+
+_NOBODY: list[Instruction] = [(_PASS, 0, 0, 0)]
+
+
+def _numbers_below(most: int) -> list[Instruction]:
+    """Return a filter that passes requests for a connection, and data that begin with a number below ``most``."""
+    return [
+        (_LOAD_BYTE, 0, 0, _FLAGS_BYTE),
+        (_IF_ANY_BIT, 15, 0, _SYN),  # pass
+        (_LOAD_BYTE, 0, 0, _LENGTH_BYTE),  # of the header, in words of 4 bytes, in the upper half of this one
+        (_AND, 0, 0, 0xF0),
+        (_SHIFT_RIGHT, 0, 0, 2),
+        (_INTO_X, 0, 0, 0),
+        (_LOAD_4_AT_X, 0, 0, 4),  # the number's lowest byte comes first: of 8 bytes, the last 6 should be 0
+        (_IF_EQUAL, 0, 10, 0),  # else drop
+        (_LOAD_2_AT_X, 0, 0, 2),
+        (_IF_EQUAL, 0, 8, 0),  # else drop
+        (_LOAD_BYTE_AT_X, 0, 0, 1),
+        (_SHIFT_LEFT, 0, 0, 8),
+        (_STORE, 0, 0, 0),
+        (_LOAD_BYTE_AT_X, 0, 0, 0),
+        (_X_FROM_STORE, 0, 0, 0),
+        (_ADD_X, 0, 0, 0),
+        (_IF_AT_LEAST, 1, 0, most),  # drop
+        (_PASS, 0, 0, _ALL),
+        (_PASS, 0, 0, 0),
+    ]
+
+
+class Listener:
+    """The socket at which one group of this process listens.
+
+    Where the system has no such filters, it stays open to all.
+
+    Args:
+        rank: of this process, for messages.
+        size: the number of ranks.
+    """
+
+    def __init__(self, rank: int, size: int) -> None:
+        self._rank, self._size = rank, size
+        self._address: Any = None
+        self._narrowed = False
+
+    def check_descriptors(self) -> None:
+        """Refuse to connect where descriptors will not do: Gloo would abort the process.
+
+        Raises:
+            ExchangeError: there are too few left.
+        """
+        needs, (most, _) = self._size - 1 + _BESIDE, resource.getrlimit(resource.RLIMIT_NOFILE)
+        try:
+            left = most - len(list(_OPEN.iterdir()))
+        except OSError as error:
+            if error.errno not in _EXHAUSTED:
+                return  # it cannot be known
+            left = 0
+        if left < needs and most != resource.RLIM_INFINITY:
+            raise self._exhausted(f"connecting {self._size} ranks takes {needs} file descriptors, and {left} are left")
+
+    def narrow(self, shown: Collection[bytes]) -> None:
+        """From now on, let in only who sends the number of a connection.
+
+        Args:
+            shown: what Gloo shows the other ranks, its address among it.
+
+        Raises:
+            ExchangeError: the process is out of descriptors.
+        """
+        with self._enough():
+            for one in _sockets():
+                if _listens(one) and any(_is_shown(one, text) for text in shown):
+                    self._address = one.getsockname()
+                    if sys.byteorder == "little":
+                        # Versions of Gloo number from 0, or by rank, with or without the rank itself.
+                        self._narrowed = _filter(one, _numbers_below(2 * self._size))
+
+    def shut(self) -> None:
+        """From now on, let in nobody; all ranks are connected.
+
+        Raises:
+            ExchangeError: the process is out of descriptors.
+        """
+        with self._enough():
+            for one in self._of_this():
+                if _listens(one):
+                    _filter(one, _NOBODY)
+            for one in self._of_this() if self._narrowed else ():
+                if not _listens(one):
+                    _set_free(one)
+
+    def _of_this(self) -> Iterator[socket.socket]:
+        return (one for one in _sockets() if one.getsockname() == self._address)
+
+    @contextlib.contextmanager
+    def _enough(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise self._exhausted(f"connecting {self._size} ranks failed: {error.strerror}") from None
+
+    def _exhausted(self, what: str) -> ExchangeError:
+        return ExchangeError(f"rank {self._rank}: {what}; {advice()}")
+
+
+def advice() -> str:
+    """Return what to do against too few descriptors."""
+    return f"raise their number, ulimit -n, which is {resource.getrlimit(resource.RLIMIT_NOFILE)[0]}"
+
+
+#: Too many open files, in this process or on this machine.
+_EXHAUSTED = (errno.EMFILE, errno.ENFILE)
+
+
+def is_exhausted(error: Exception) -> bool:
+    """Return whether an error that Gloo passes on as text is one of too few descriptors."""
+    return any(os.strerror(number) in str(error) for number in _EXHAUSTED)
+
+
+def _sockets() -> Iterator[socket.socket]:
+    """Yield a second descriptor of each TCP socket of this process, until the next: the first may close meanwhile.
+
+    Raises:
+        OSError: there is no descriptor for it.
+    """
+    try:
+        numbers = [int(path.name) for path in _OPEN.iterdir()]
+    except FileNotFoundError:
+        return
+    for number in numbers:
+        try:
+            if not stat.S_ISSOCK(os.fstat(number).st_mode):
+                continue
+            copy = os.dup(number)
+        except OSError as error:
+            if error.errno in _EXHAUSTED:
+                raise
+            continue  # it has closed
+        try:
+            found = socket.socket(fileno=copy)
+        except OSError:  # of a kind that Python does not know
+            os.close(copy)
+            continue
+        with found:
+            if found.family in (socket.AF_INET, socket.AF_INET6) and found.type == socket.SOCK_STREAM:
+                yield found
+
+
+def _listens(one: socket.socket) -> bool:
+    return bool(one.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN))
+
+
+def _is_shown(one: socket.socket, text: bytes) -> bool:
+    """Return whether the address of a socket is in a text, as the system keeps addresses."""
+    host, port = one.getsockname()[:2]
+    begin = struct.pack("=H", one.family) + struct.pack("!H", port)
+    return begin in text and socket.inet_pton(one.family, host) in text
+
+
+def _filter(one: socket.socket, program: Sequence[Instruction]) -> bool:
+    """Return whether a socket has a filter now, which the connections that it accepts inherit."""
+    code = ctypes.create_string_buffer(b"".join(struct.pack("=HBBI", *one) for one in program))
+    with contextlib.suppress(OSError):
+        one.setsockopt(socket.SOL_SOCKET, _ATTACH, struct.pack("HP", len(program), ctypes.addressof(code)))
+        return _has_filter(one)
+    return False
+
+
+def _has_filter(one: socket.socket) -> bool:
+    return bool(one.getsockopt(socket.SOL_SOCKET, _ATTACH, _MOST_BYTES))
+
+
+def _set_free(one: socket.socket) -> None:
+    """Let everything come through a connection that was accepted, or end one that came before the filter."""
+    if _has_filter(one):
+        one.setsockopt(socket.SOL_SOCKET, _DETACH, 0)
+    else:
+        with contextlib.suppress(OSError):
+            one.shutdown(socket.SHUT_RDWR)

@@ -1,0 +1,166 @@
+"""A compression has the same names, and saves the same state, whether it is given a model or a wrapper of it."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch")
+
+import torch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+import horovod_compress.ddp as hvc
+from horovod_compress.engine import names, sealed
+from horovod_compress.errors import ConfigError, CorruptFrameError, StateError
+from horovod_compress.schedule.plan import Plan
+from tests.unit.test_one_rank_ddp import group as group
+
+
+class Compiled(nn.Module):
+    """Names parameters as torch.compile does."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self._orig_mod = model
+
+
+class Distributed(nn.Module):
+    """Names parameters as DistributedDataParallel does."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.module = model
+
+
+WRAPPERS: dict[str, Callable[[nn.Module], Any]] = {
+    "module.": Distributed,
+    "_orig_mod.": Compiled,
+    "module._orig_mod.": lambda model: Distributed(Compiled(model)),
+    "_orig_mod.module.": lambda model: Compiled(Distributed(model)),
+}
+
+
+def net() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 2))
+
+
+@pytest.fixture(autouse=True)
+def closing(group: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    made: list[hvc.Compression] = []
+    whole = hvc.Compression.__init__
+
+    def init(self: hvc.Compression, *given: Any, **options: Any) -> None:
+        whole(self, *given, **options)
+        made.append(self)
+
+    monkeypatch.setattr(hvc.Compression, "__init__", init)
+    yield
+    for compression in made:
+        compression.close()
+
+
+def same(one: Mapping[str, Any], two: Mapping[str, Any]) -> bool:
+    return one[sealed.KEY] == two[sealed.KEY] and one["plan"] == two["plan"]
+
+
+@pytest.mark.parametrize("prefix", WRAPPERS)
+def test_a_state_is_the_same_with_and_without_a_wrapper(prefix: str, caplog: pytest.LogCaptureFixture) -> None:
+    plain = hvc.Compression.topk(net().named_parameters())
+    plain_state = plain.state_dict()
+    assert not caplog.records
+    given = list(WRAPPERS[prefix](net()).named_parameters())
+    assert given[0][0] == f"{prefix}0.weight"
+    wrapped = hvc.Compression.topk(given)
+    [record] = caplog.records
+    assert record.levelno == logging.WARNING and f"{prefix}0.weight is called 0.weight here" in record.getMessage()
+    assert wrapped.plan == plain.plan and same(wrapped.state_dict(), plain_state)
+    wrapped.load_state_dict(plain_state)
+    plain.load_state_dict(wrapped.state_dict())
+
+
+@pytest.mark.slow  # it takes seconds to import these
+def test_the_wrappers_of_torch() -> None:
+    """Wrap as the classes above do, and train."""
+    model = net()
+    wrapped = torch.compile(DistributedDataParallel(model), backend="eager")
+    assert [name for name, _ in wrapped.named_parameters()] == [
+        name for name, _ in Compiled(Distributed(model)).named_parameters()
+    ]
+    compression = hvc.Compression.topk(wrapped.named_parameters(), warmup_steps=0, min_elements=0)
+    called = compression.register(DistributedDataParallel(model), torch.optim.SGD(model.parameters(), lr=0.1))
+    called(torch.ones(1, 4)).sum().backward()
+    assert set(compression.state_dict()["state"]["residual"]) == {name for name, _ in net().named_parameters()}
+
+
+def earlier(state: Mapping[str, Any], prefix: str) -> dict[str, Any]:
+    """Return the state that an earlier version saved, with the names of a wrapper."""
+    longer = {name: prefix + name for name in Plan.from_document(state["buckets"]).names()}
+    found = names._renamed({key: part for key, part in state.items() if key != sealed.KEY}, longer)
+    config = {key.replace(": 0.", f": {prefix}0."): value for key, value in state["config"].items()}
+    plan = Plan.from_document(found["buckets"]).fingerprint()
+    return sealed.sealed(found | {"config": config, "plan": plan})
+
+
+@pytest.mark.parametrize("prefix", ["module.", "_orig_mod.", "module._orig_mod."])
+def test_states_that_earlier_versions_saved_still_load(prefix: str) -> None:
+    methods = {"0.*": "topk", "*": "ef_signsgd"}
+    saved = hvc.Compression.per_layer(methods, net().named_parameters(), min_elements=0).state_dict()
+    for residual in saved["state"]["residual"].values():
+        residual.normal_()
+    saved = sealed.sealed({key: part for key, part in saved.items() if key != sealed.KEY})
+    other = hvc.Compression.per_layer(methods, net().named_parameters(), min_elements=0)
+    old = earlier(saved, prefix)
+    assert f"{prefix}0.weight" in old["state"]["residual"]
+    other.load_state_dict(old)
+    assert same(other.state_dict(), saved)
+    old["state"]["residual"][f"{prefix}0.weight"] += 1.0
+    with pytest.raises(CorruptFrameError, match="checksum"):
+        other.load_state_dict(old)
+
+
+def test_patterns_and_plans_with_the_names_of_a_wrapper() -> None:
+    model = net()
+    plain = hvc.Compression.per_layer({"0.*": "topk", "*": "none"}, model.named_parameters())
+    given = list(Distributed(net()).named_parameters())
+    wrapped = hvc.Compression.per_layer({"module.0.*": "topk", "*": "none"}, given)
+    assert wrapped.plan == plain.plan and same(wrapped.state_dict(), plain.state_dict())
+    longer = {name: f"module.{name}" for name in plain.plan.names()}
+    plan = Plan.from_document(names._renamed(plain.plan.document(), longer))
+    for named in (given, list(net().named_parameters())):
+        assert hvc.Compression.create("topk", named, schedule=plan).plan.names() == plain.plan.names()
+
+
+class Own(nn.Module):
+    """Has a part that is called `module`, and another one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.module, self.head = nn.Linear(4, 4), nn.Linear(4, 2)
+
+
+def test_names_that_are_the_models_own_stay(caplog: pytest.LogCaptureFixture) -> None:
+    model = Own()
+    for parameter in model.head.parameters():
+        parameter.requires_grad_(False)
+    compression = hvc.Compression.topk(model.named_parameters())
+    assert sorted(compression.plan.names()) == ["module.bias", "module.weight"] and not caplog.records
+    compression.load_state_dict(compression.state_dict())  # of which all names begin with "module."
+    twice = {"a._orig_mod.b": "", "a.b": ""}
+    assert names.without_wrappers(twice) == names.without_wrappers([]) == names.without_wrappers(["module."]) == {}
+    assert names.without_wrappers(["a._orig_mod.b"]) == {"a._orig_mod.b": "a.b"}
+
+
+def test_another_model_is_still_another_model() -> None:
+    compression = hvc.Compression.topk(net().named_parameters())
+    other = hvc.Compression.topk(nn.Sequential(nn.Linear(4, 4)).named_parameters())
+    with pytest.raises(StateError):
+        compression.load_state_dict(earlier(other.state_dict(), "module."))
+    for wrong in (None, 3, {}, {"format": 3, "state": [], "buckets": 7}):
+        with pytest.raises((ConfigError, CorruptFrameError)):
+            compression.load_state_dict(wrong)  # type: ignore[arg-type]
