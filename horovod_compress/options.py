@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal, get_args
 
 from .errors import ConfigError
 from .schedule.plan import Plan
 
 EXCHANGES = ("auto", "ring", "fold", "torus")
-TRANSPORTS = ("auto", "gloo", "nccl", "local")
-NONFINITE = ("propagate", "raise", "zero")
+Transport = Literal["auto", "gloo", "nccl", "local"]
+NonFinite = Literal["propagate", "raise", "zero"]
+TRANSPORTS: tuple[str, ...] = get_args(Transport)
+NONFINITE: tuple[str, ...] = get_args(NonFinite)
 #: The shortest timeout. With less, ranks miss each other by chance.
 SHORTEST_SECONDS = 0.1
 #: The longest timeout. Gloo counts in integers, which a few hundred years overflow.
@@ -49,10 +51,10 @@ class Options:
 
     schedule: str | Plan = "auto"
     exchange: str = "auto"
-    transport: str = "auto"
+    transport: Transport = "auto"
     seed: int = 0
     timeout: float = 30.0
-    nonfinite: str = "propagate"
+    nonfinite: NonFinite = "propagate"
     verify_every: int = 100
     min_elements: int = 0
     warmup_steps: int | None = None

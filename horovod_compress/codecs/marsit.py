@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 from torch import Tensor
 
@@ -65,13 +65,13 @@ class Marsit(Signs):
     """
 
     full_precision_every: int = 50
-    step_size: str | float = "row"
+    step_size: Literal["tensor", "row"] | float = "row"
     compensation: Feedback = "own"
-    zeros: str = "random"
+    zeros: Literal["random", "positive"] = "random"
     residual_decay: float | None = None
-    merge: str = "shaped"
+    merge: Literal["shaped", "sampled"] = "shaped"
     step_scale: float | None = None
-    levels: int | None = None
+    levels: Literal[2, 3] | None = None
 
     name: ClassVar[str] = "marsit"
     algebra: ClassVar[Algebra] = Algebra.MERGE

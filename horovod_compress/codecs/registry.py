@@ -7,9 +7,10 @@ import importlib
 import inspect
 import pkgutil
 from collections.abc import Iterable
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from ..errors import ConfigError
+from ..known import MethodName
 from ..options import Options
 from .base import Codec
 
@@ -27,9 +28,9 @@ def register(codec: C) -> C:
     return codec
 
 
-def available() -> list[str]:
+def available() -> list[MethodName]:
     """Return the names of all methods."""
-    return list(_CODECS)
+    return cast(list[MethodName], list(_CODECS))  # tools/make_types.py writes their names
 
 
 def codec_class(name: str) -> type[Codec]:

@@ -14,7 +14,7 @@ per output row, so that a learning rate means what it means without compression.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 from .base import Algebra
 from .registry import register
@@ -36,10 +36,10 @@ class SignSgd(Votes):
             time, so that over the steps the merged signs follow the mean of the ranks' signs.
     """
 
-    step_size: str | float = "row"
-    zeros: str = "random"
-    ties: str = "random"
-    merge: str = "majority"  # see Votes
+    step_size: Literal["tensor", "row"] | float = "row"
+    zeros: Literal["random", "positive"] = "random"
+    ties: Literal["random", "positive"] = "random"
+    merge: Literal["majority", "shaped"] = "majority"  # see Votes
 
     name: ClassVar[str] = "signsgd"
     algebra: ClassVar[Algebra] = Algebra.FOLD

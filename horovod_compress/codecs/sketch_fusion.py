@@ -29,7 +29,7 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cached_property
 from itertools import pairwise
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -308,10 +308,10 @@ class SketchFusion(ByForm):
 
     density: float = 0.05
     cells: float = 0.1
-    rows: int = 5
+    rows: Literal[1, 3, 5] = 5
     candidates: int = 2
     momentum: float = 0.0
-    error_feedback: str = "dense"
+    error_feedback: Literal["dense", "sketch"] = "dense"
 
     name: ClassVar[str] = "sketch_fusion"
     summary: ClassVar[str] = "sums of count sketches, then the largest values exactly"

@@ -17,7 +17,7 @@ the update of several local steps is what is sent, and momentum is emptied where
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -52,7 +52,7 @@ class SparseBinary(Sections):
     """
 
     density: float | None = None  # type: ignore[assignment]
-    preset: int | None = None
+    preset: Literal[1, 2, 3] | None = None
 
     name: ClassVar[str] = "sparse_binary"
     summary: ClassVar[str] = "positions of the largest values of one sign, Golomb-coded, and their mean"

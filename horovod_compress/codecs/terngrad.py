@@ -16,7 +16,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
@@ -50,7 +50,7 @@ class TernGrad(Dithering):
     """
 
     clip: float = 2.5
-    bits: int = 8
+    bits: Literal[4, 8, 16] = 8
 
     name: ClassVar[str] = "terngrad"
     algebra: ClassVar[Algebra] = Algebra.SUM

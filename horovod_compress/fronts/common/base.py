@@ -26,7 +26,6 @@ from ...observe.trace import Trace
 from ...schedule.plan import Plan
 from .checkpoints import Checkpoints
 from .counters import Counters
-from .factories import Factories
 from .scale import check_scaler
 from .startup import before_handshake, start
 from .steps import Steps
@@ -36,7 +35,7 @@ Scaler = TypeVar("Scaler")
 _log = logging.getLogger("horovod_compress")
 
 
-class BaseCompression(Factories, Checkpoints, Counters):
+class BaseCompression(Checkpoints, Counters):
     """A compression, without what depends on the framework."""
 
     def __init__(

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from ...codecs.registry import available
 from ...errors import CorruptFrameError, ExchangeError, HorovodCompressError, MismatchError
+from ...known import MethodName
 from . import local_ranks
 from .ranks import PATIENCE, Ranks
 
@@ -67,7 +68,7 @@ class _Flipping:
 class _Job:
     """A model that trains with a compression."""
 
-    def __init__(self, ranks: Ranks, method: str, seconds: float = PATIENCE, **options: Any) -> None:
+    def __init__(self, ranks: Ranks, method: MethodName, seconds: float = PATIENCE, **options: Any) -> None:
         self.model = _Model(ranks.rank)
         fixed = {"schedule": "layerwise", "verify_every": 1}
         self.compression, self.optimizer, self._called = ranks.train(
@@ -125,7 +126,7 @@ class Checks:
 
     # ---- equal bits ----
 
-    def same_bits(self, method: str) -> str:
+    def same_bits(self, method: MethodName) -> str:
         """Train with a method; every rank must have the same weights, bit for bit.
 
         Raises:
