@@ -13,18 +13,18 @@ _MOST = 1 << 62  # of steps, buckets and hops
 
 
 def note(found: Any) -> dict[str, Any]:
-    """Return the texts of a rank's note, each in one line, its numbers from 0 and what is true or false; no other part.
-
-    ``place`` and ``finished`` say together how far the rank came: a note without them, or with others, is empty.
-    """
-    if not isinstance(found, Mapping) or not _are_counts(found.get("place"), 3):
+    """Return the parts of a rank's note that are as they were written, texts in one line; of anything else nothing."""
+    if not isinstance(found, Mapping):
         return {}
-    finished = found.get("finished")
-    if finished is not None and not _are_counts(finished, 2):
-        return {}
-    kept = {name: one_line(value) for name, value in found.items() if isinstance(value, str)}
+    kept: dict[str, Any] = {name: one_line(value) for name, value in found.items() if isinstance(value, str)}
     kept |= {name: value for name, value in found.items() if isinstance(value, bool) or is_count(value)}
-    return kept | {"place": list(found["place"]), "finished": finished and list(finished)}
+    for name in ("place", "finished", *(() if "where" in kept else ("stuck",))):  # it is said where it is stuck
+        kept.pop(name, None)
+    if _are_counts(found.get("place"), 3):
+        kept["place"] = list(found["place"])
+    if "finished" in found and (found["finished"] is None or _are_counts(found["finished"], 2)):
+        kept["finished"] = found["finished"] and list(found["finished"])
+    return kept
 
 
 def notes(found: Mapping[int, Any]) -> dict[int, dict[str, Any]]:

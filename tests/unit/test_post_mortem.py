@@ -118,7 +118,8 @@ def test_a_note_of_a_rank_is_read_part_by_part() -> None:
     notes = said.notes(odd)
     assert notes == {0: {}, 1: {}, 2: {"place": place, "finished": None, "why": "a Rank 0 stopped first: b\\x1b[1m"}}
     assert verdict(notes, 3) == "Rank 2 stopped first: a Rank 0 stopped first: b\\x1b[1m."
-    assert said.notes({0: {"place": [-1, 0, 0]}, 1: {"place": place, "finished": [1]}}) == {0: {}, 1: {}}
+    assert said.notes({0: {"place": [-1, 0, 0]}, 1: {"place": place, "finished": [1]}}) == {0: {}, 1: {"place": place}}
+    assert said.notes({0: {"stuck": True}, 1: {"place": "first", "finished": "no"}}) == {0: {}, 1: {}}
 
 
 def test_one_line_keeps_what_people_write() -> None:

@@ -38,7 +38,7 @@ class Counters(Running):
         )
 
     def _in_words(self) -> str:
-        """Return the method, the options that somebody chose, and what compression is worth so far."""
+        """Return the method, the options that are not the defaults, and the ratio so far with what it is worth."""
         if self._reducer is None:
             return f"{self.method}: not on this rank"
         reducer = self._reducer
@@ -47,7 +47,7 @@ class Counters(Running):
             len(reducer.plan.buckets),
         )
         state = f"{' '.join(asked)}: {number} bucket{'s' * (number != 1)}, step {reducer.step}"
-        return "; ".join(filter(None, (state, self._verdict())))
+        return "; ".join((state, self._verdict() or "nothing sent yet"))
 
     def _verdict(self) -> str:
         """Return in words what compression is worth; of updates only the ratio is known."""
