@@ -215,7 +215,7 @@ class Exponential(_Form):
 @register
 @dataclass(frozen=True)
 class GlobalQsgd(ByForm):
-    """Unbiased quantisation on one scale for all ranks.
+    """Eight bits per element: unbiased integers on one scale for all ranks, which add.
 
     Args:
         dithering: "standard" rounds to evenly spaced levels, whose codes add; "exponential" to

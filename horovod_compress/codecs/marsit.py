@@ -42,7 +42,9 @@ from .work import Work
 @register
 @dataclass(frozen=True)
 class Marsit(Signs):
-    """One bit per element on every hop, with error feedback.
+    """Signs with error feedback: a rank sends one bit per element, and owners pass on -1, 0 or 1 in 1.6 bits.
+
+    Every 50th round is exchanged in full precision. Options make it the paper's Marsit, one bit on every hop.
 
     Args:
         full_precision_every: K, in rounds: rounds 0, K, 2K, ... are exchanged in full precision; 0 for never.

@@ -237,7 +237,7 @@ def _move(payload: Tensor, start: int, at: int, nbytes: int) -> None:
 @register
 @dataclass(frozen=True)
 class Qsgd(ByForm):
-    """Unbiased quantisation on a scale for each block and rank.
+    """Eight bits per element: unbiased, on a scale for each block and rank; owners average and round again.
 
     Args:
         bits: bits per element, 2 to 8: a sign and 2^(bits-1) - 1 levels.

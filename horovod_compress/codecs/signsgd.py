@@ -24,7 +24,7 @@ from .shared.signs import Votes
 @register
 @dataclass(frozen=True)
 class SignSgd(Votes):
-    """One bit per element, decided by the majority of ranks.
+    """One bit per element each way: the sign that most ranks have, times a step for each row.
 
     Args:
         step_size: "tensor" or "row" for a step measured per tensor or per output row (short rows

@@ -294,7 +294,7 @@ def _lasting_key(key: Key) -> Key:
 @register
 @dataclass(frozen=True)
 class SketchFusion(ByForm):
-    """Count sketches that add up, and the largest values exactly.
+    """Count sketches of 3.2 bits per element, which add; then the largest 5 % of the elements exactly.
 
     Args:
         density: share of a bucket's elements in the result, above 0, at most 1.

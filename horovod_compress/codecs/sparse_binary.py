@@ -41,7 +41,7 @@ _DENSITY = 0.01  # if neither a density nor a preset is given
 @register
 @dataclass(frozen=True)
 class SparseBinary(Sections):
-    """The positions of the largest values of one sign, and one value for all of them.
+    """The largest 1 % of each tensor's elements, of one sign, with one value for all; the others wait.
 
     Args:
         density: share of each tensor's elements that is sent, above 0, at most 1; None for 0.01, or the

@@ -41,7 +41,7 @@ _SMALL = 2.0**-900
 @register
 @dataclass(frozen=True)
 class TernGrad(Dithering):
-    """Three values on one scale per tensor, added as integers.
+    """-1, 0 or 1 on one scale per tensor, added as integers of eight bits.
 
     Args:
         clip: largest magnitude, in sigma of a tensor's gradient, at least 1; larger values are clipped. 0 for no limit.

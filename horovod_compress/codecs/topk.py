@@ -33,7 +33,7 @@ from .work import Work
 @register
 @dataclass(frozen=True)
 class TopK(Sections):
-    """The largest elements with their exact values; the others wait in the residual.
+    """The largest 1 % of each tensor's elements with their exact values; the others wait in the residual.
 
     Args:
         density: share of each tensor's elements that is sent, above 0, at most 1.
