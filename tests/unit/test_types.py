@@ -67,23 +67,41 @@ def test_counters_have_the_keys_of_their_types() -> None:
     assert set(Overlap().document()) == set(typing.get_type_hints(Hidden))
 
 
-def test_an_editable_install_is_a_path(tmp_path: Path) -> None:
-    """Type checkers read .pth files, and run no import hook."""
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    """A project with our pyproject.toml, and nothing to compile."""
     shutil.copy(ROOT / "pyproject.toml", tmp_path)
     for name in ("README.md", "LICENSE"):
         (tmp_path / name).write_text("")
     for folder in ("horovod_compress/inner", "tests", "tools"):
         (tmp_path / folder).mkdir(parents=True)
         (tmp_path / folder / "__init__.py").touch()
-    (tmp_path / "horovod_compress" / "__init__.py").touch()
-    build = "from setuptools.build_meta import build_editable; print(build_editable('.'))"
-    done = subprocess.run([sys.executable, "-c", build], cwd=tmp_path, capture_output=True, text=True, check=False)
+    for name in ("__init__.py", "py.typed", "top.pyi", "inner/types.pyi"):
+        (tmp_path / "horovod_compress" / name).touch()
+    return tmp_path
+
+
+def _built(project: Path, what: str) -> Path:
+    """Return the contents of what pip would install."""
+    build = f"from setuptools.build_meta import {what}; print({what}('.'))"
+    done = subprocess.run([sys.executable, "-c", build], cwd=project, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    wheel = tmp_path / done.stdout.split()[-1]
-    shutil.unpack_archive(wheel, tmp_path / "installed", "zip")
-    (path,) = (tmp_path / "installed").glob("*.pth")
-    assert Path(path.read_text().strip()).samefile(tmp_path)
-    assert not list((tmp_path / "installed").glob("*.py"))
+    shutil.unpack_archive(project / done.stdout.split()[-1], project / "contents", "zip")
+    return project / "contents"
+
+
+def test_an_editable_install_is_a_path(project: Path) -> None:
+    """Type checkers read .pth files, and run no import hook."""
+    contents = _built(project, "build_editable")
+    (path,) = contents.glob("*.pth")
+    assert Path(path.read_text().strip()).samefile(project)
+    assert not list(contents.glob("*.py"))
+
+
+def test_a_wheel_has_all_stubs(project: Path) -> None:
+    package = _built(project, "build_wheel") / "horovod_compress"
+    found = {path.relative_to(package).as_posix() for path in package.rglob("*") if path.suffix in (".pyi", ".typed")}
+    assert found == {"py.typed", "top.pyi", "inner/types.pyi"}
 
 
 WRONG = """

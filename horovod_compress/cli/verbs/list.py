@@ -93,7 +93,7 @@ def choices(kind: Any) -> Iterator[dict[str, Any]]:
     from horovod_compress.known import OPTIONS
 
     yield {}
-    for name, values in OPTIONS[kind.name].items():
+    for name, values in OPTIONS.get(kind.name, {}).items():
         for value in values or ():
             with contextlib.suppress(ConfigError):
                 kind(**{name: value})
