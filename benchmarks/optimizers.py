@@ -13,7 +13,7 @@ import argparse
 import importlib
 import importlib.util
 import logging
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.distributed as dist
@@ -82,7 +82,7 @@ def trained(name: str, method: str, steps: int, second_moment: str) -> str:
         optimizer.train()
     called, compression = DistributedDataParallel(model), None
     if method != "stock":
-        compression = hvc.Compression.create(method, model.named_parameters())
+        compression = hvc.Compression.create(cast(hvc.MethodName, method), model.named_parameters())
         compression.register(called, optimizer, second_moment=second_moment)
     text, losses = Text(dist.get_rank()), []
     for _ in range(steps):

@@ -1,6 +1,7 @@
 """Train a small network on 8x8 digits with Accelerate: torchrun --nproc-per-node 2 FILE, or accelerate launch."""
 
 import sys
+from typing import cast
 
 import torch
 import torch.nn.functional as F
@@ -12,7 +13,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import horovod_compress.ddp as hvc
 
 
-def train(accelerator: Accelerator, method: str | None = "marsit", epochs: int = 4) -> torch.nn.Module:
+def train(accelerator: Accelerator, method: hvc.MethodName | None = "marsit", epochs: int = 4) -> torch.nn.Module:
     set_seed(0)
     torch.set_num_threads(1)
     digits = load_digits()
@@ -42,5 +43,5 @@ def train(accelerator: Accelerator, method: str | None = "marsit", epochs: int =
 
 if __name__ == "__main__":
     accelerator = Accelerator(cpu=True)
-    train(accelerator, sys.argv[1] if sys.argv[1:] else "marsit")
+    train(accelerator, cast(hvc.MethodName, sys.argv[1]) if sys.argv[1:] else "marsit")
     accelerator.end_training()

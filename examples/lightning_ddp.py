@@ -1,6 +1,7 @@
 """Train a small network on 8x8 digits with Lightning, on two ranks: python FILE."""
 
 import sys
+from typing import cast
 
 import lightning
 import torch
@@ -14,7 +15,7 @@ import horovod_compress.ddp as hvc
 class Compress(lightning.Callback):  # type: ignore[misc]  # of a package that may be missing
     """Compresses the gradients of any module."""
 
-    def __init__(self, method: str = "marsit") -> None:
+    def __init__(self, method: hvc.MethodName = "marsit") -> None:
         self.method = method
 
     def on_train_start(self, trainer: lightning.Trainer, module: lightning.LightningModule) -> None:
@@ -63,4 +64,4 @@ def train(callbacks: list[lightning.Callback], epochs: int = 4) -> Digits:
 
 
 if __name__ == "__main__":
-    train([Compress(*sys.argv[1:])])
+    train([Compress(*cast(list[hvc.MethodName], sys.argv[1:]))])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, cast
 
 import horovod.torch as hvd
 from torch import Tensor, nn
@@ -82,4 +82,4 @@ def create(name: str, parameters: Named, options: dict[str, Any]) -> Any:
         raise ValueError(f"unknown method {name!r}; choose one of: {', '.join(available())}")
     import horovod_compress.torch as hvc
 
-    return hvc.Compression.create(name, parameters, **options)
+    return hvc.Compression.create(cast("hvc.MethodName", name), parameters, **options)

@@ -1,6 +1,7 @@
-"""Gradient compression for Horovod: one argument to the stock optimizer, a ring of packed bytes.
+"""Gradient compression for PyTorch's DistributedDataParallel and for Horovod.
 
-Import :mod:`horovod_compress.torch`; this package itself imports neither torch nor Horovod.
+Import :mod:`horovod_compress.ddp` or :mod:`horovod_compress.torch`; this package itself imports neither torch nor
+Horovod.
 """
 
 from importlib.metadata import PackageNotFoundError, version

@@ -9,7 +9,9 @@
 Options, results and saved states are those of :mod:`horovod_compress.torch`; docs/ddp.md has the differences.
 """
 
-from .codecs.by_step import by_step, method
+from typing import TYPE_CHECKING
+
+from .codecs.by_step import by_step
 from .codecs.masked import masked
 from .codecs.registry import available
 from .errors import (
@@ -24,8 +26,15 @@ from .errors import (
 from .fronts.torch_dist.checks import update_optimizer as DistributedUpdateOptimizer
 from .fronts.torch_dist.compression import Compression, trace
 from .fronts.torch_dist.hook import ddp_hook
+from .known import MethodName
+from .observe.stats import Stats
 from .observe.trace import Trace
 from .schedule.plan import Plan
+
+if TYPE_CHECKING:
+    from .codecs.option_types import method
+else:
+    from .codecs.by_step import method
 
 __all__ = [
     "Compression",
@@ -34,10 +43,12 @@ __all__ = [
     "DistributedUpdateOptimizer",
     "ExchangeError",
     "HorovodCompressError",
+    "MethodName",
     "MismatchError",
     "NonFiniteError",
     "Plan",
     "StateError",
+    "Stats",
     "Trace",
     "available",
     "by_step",

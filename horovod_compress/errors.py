@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import unicodedata
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -75,3 +76,18 @@ def naming(path: str | Path) -> Iterator[None]:
     except OSError as error:
         error.filename = error.filename or str(path)
         raise
+
+
+def one_line(text: object, most: int = 2000) -> str:
+    """Return a text that others wrote, as it may be printed: no line, colour or direction of its own.
+
+    White space becomes one blank. Control and format characters and lone surrogates are escaped: a terminal would obey
+    them, and a line break would let one rank write what looks like another's line.
+
+    Args:
+        most: number of characters to keep of it.
+    """
+    given = str(text)
+    words = " ".join(given[:most].split())
+    shown = "".join(each if unicodedata.category(each)[0] != "C" else ascii(each)[1:-1] for each in words)
+    return f"{shown}..." if len(given) > most else shown

@@ -1,17 +1,22 @@
-"""The options that all methods share."""
+"""The options that all methods share, and what is refused of any options without torch."""
 
 from __future__ import annotations
 
 import dataclasses
+import difflib
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal, get_args
 
 from .errors import ConfigError
+from .known import OPTIONS
 from .schedule.plan import Plan
 
 EXCHANGES = ("auto", "ring", "fold", "torus")
-TRANSPORTS = ("auto", "gloo", "nccl", "local")
-NONFINITE = ("propagate", "raise", "zero")
+Transport = Literal["auto", "gloo", "nccl", "local"]
+NonFinite = Literal["propagate", "raise", "zero"]
+TRANSPORTS: tuple[str, ...] = get_args(Transport)
+NONFINITE: tuple[str, ...] = get_args(NonFinite)
 #: The shortest timeout. With less, ranks miss each other by chance.
 SHORTEST_SECONDS = 0.1
 #: The longest timeout. Gloo counts in integers, which a few hundred years overflow.
@@ -49,10 +54,10 @@ class Options:
 
     schedule: str | Plan = "auto"
     exchange: str = "auto"
-    transport: str = "auto"
+    transport: Transport = "auto"
     seed: int = 0
     timeout: float = 30.0
-    nonfinite: str = "propagate"
+    nonfinite: NonFinite = "propagate"
     verify_every: int = 100
     min_elements: int = 0
     warmup_steps: int | None = None
@@ -120,3 +125,68 @@ def _seconds(name: str, value: object) -> None:
             f"{name} should be from {SHORTEST_SECONDS} to {LONGEST_SECONDS:.0f} seconds, got {value!r}; "
             f"write {name}=1e6, eleven days, for no limit in practice"
         )
+
+
+# ---- methods and their own options -------------------------------------------------------------
+
+
+def check_known(method: str, given: Mapping[str, Any]) -> None:
+    """Refuse a method, an option of its own or a word that there is not; a method itself checks the rest.
+
+    Raises:
+        ConfigError: says what there is.
+    """
+    if method not in OPTIONS:
+        raise unknown_method(method, OPTIONS)
+    own = OPTIONS[method]
+    check_own(method, given, own)
+    for name, value in given.items():
+        if allowed := own[name]:
+            check_choice(name, value, *allowed)
+
+
+def unknown_method(name: object, known: Iterable[str]) -> ConfigError:
+    """Return the error for the name of no method."""
+    names = list(known)
+    return ConfigError(f"unknown method {name!r:.200}{meant(name, names)}; choose one of: {', '.join(names)}")
+
+
+def check_own(method: str, given: Iterable[str], own: Iterable[str]) -> None:
+    """Refuse what is no option of a method's own.
+
+    Raises:
+        ConfigError: says which there are.
+    """
+    names = list(own)
+    if unknown := sorted(set(given) - set(names)):
+        first, is_common = unknown[0], unknown[0] in Options.names()
+        common = f"; {first} is common to all methods: give it to the compression as a whole" if is_common else ""
+        question = "" if is_common else meant(first, [*names, *Options.names()])
+        raise ConfigError(f"{method} has no option {first!r}{question}; {own_options(names)}{common}")
+
+
+def own_options(names: Iterable[str]) -> str:
+    """Return in words which options a method has beside those common to all."""
+    own = ", ".join(names)
+    return f"its own options are {own}" if own else "it has no specific options"
+
+
+def meant(given: object, known: Iterable[str]) -> str:
+    """Return a question whether a name was meant that is, or begins with, almost what was given."""
+    name, full = str(given).lower().replace("-", "_"), list(known)
+    beginnings = {one[: len(name)]: one for one in reversed(full)} if len(name) > 2 else {}
+    whole, begun = (difflib.get_close_matches(name, choices, 1) for choices in (full, beginnings))
+    near = whole or [beginnings[one] for one in begun]
+    return f" (did you mean {near[0]!r}?)" if near else ""
+
+
+def check_choice(name: str, value: Any, *allowed: str | int | bool | None) -> None:
+    """Refuse an option that is none of the values that it can have.
+
+    Raises:
+        ConfigError: says which these are.
+    """
+    # Types count too: 1 is not True, nor 16.0 the 16 that ranks and checkpoints compare.
+    if not any(type(value) is type(one) and value == one for one in allowed):
+        *first, last = (f'"{one}"' if isinstance(one, str) else str(one) for one in allowed)
+        raise ConfigError(f"{name} should be {', '.join(first)} or {last}, got {value!r}")

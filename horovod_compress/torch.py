@@ -13,7 +13,9 @@ or, to compress weight updates instead of gradients:
     optimizer = hvc.DistributedUpdateOptimizer(optimizer, model.named_parameters(), compression)
 """
 
-from .codecs.by_step import by_step, method
+from typing import TYPE_CHECKING
+
+from .codecs.by_step import by_step
 from .codecs.masked import masked
 from .codecs.registry import available
 from .errors import (
@@ -25,8 +27,15 @@ from .errors import (
     NonFiniteError,
     StateError,
 )
+from .known import MethodName
+from .observe.stats import Stats
 from .observe.trace import Trace
 from .schedule.plan import Plan
+
+if TYPE_CHECKING:
+    from .codecs.option_types import method
+else:
+    from .codecs.by_step import method
 
 try:
     from .fronts.horovod.compression import Compression, trace
@@ -46,10 +55,12 @@ __all__ = [
     "DistributedUpdateOptimizer",
     "ExchangeError",
     "HorovodCompressError",
+    "MethodName",
     "MismatchError",
     "NonFiniteError",
     "Plan",
     "StateError",
+    "Stats",
     "Trace",
     "available",
     "by_step",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import horovod.torch as hvd
 import torch
@@ -34,13 +34,15 @@ class Ours:
 
     def __init__(self, name: str, method: str, options: dict[str, Any]) -> None:
         self.name, self.method = name, method
-        self.options = {"timeout": _TIMEOUT_SECONDS, "schedule": _SCHEDULE} | options
+        self.options: dict[str, Any] = {"timeout": _TIMEOUT_SECONDS, "schedule": _SCHEDULE} | options
         self.check: Check = _CHECKS.get(method, "identical")
         self.compression: Any = None
 
     def wrap(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> tuple[nn.Module, Any]:
         try:
-            self.compression = hvc.Compression.create(self.method, model.named_parameters(), **self.options)
+            self.compression = hvc.Compression.create(
+                cast(hvc.MethodName, self.method), model.named_parameters(), **self.options
+            )
         except ConfigError as error:
             raise PeerError(f"contestant {self.name!r}: {error}") from error
         wrapped = hvd.DistributedOptimizer(

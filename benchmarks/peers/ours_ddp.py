@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import nn
@@ -36,7 +36,9 @@ class UnderDDP(Ours):
     def wrap(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> tuple[nn.Module, Any]:
         join()
         try:
-            self.compression = hvc.Compression.create(self.method, model.named_parameters(), **self.options)
+            self.compression = hvc.Compression.create(
+                cast(hvc.MethodName, self.method), model.named_parameters(), **self.options
+            )
         except ConfigError as error:
             raise PeerError(f"contestant {self.name!r}: {error}") from error
         wrapped = DistributedDataParallel(model, gradient_as_bucket_view=True, **self._ddp)

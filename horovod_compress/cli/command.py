@@ -27,7 +27,10 @@ def verb_modules() -> dict[str, ModuleType]:
 
 def build_parser() -> argparse.ArgumentParser:
     """Return the parser of the whole command line, with every verb in it."""
-    parser = argparse.ArgumentParser(prog="hvd-compress", description="Gradient compression for Horovod jobs.")
+    parser = argparse.ArgumentParser(
+        prog="hvd-compress",
+        description="Gradient compression for PyTorch's DistributedDataParallel (DDP) and for Horovod.",
+    )
     parser.add_argument("--version", action="version", version=f"%(prog)s {check_build.package_version()}")
     parser.add_argument("--check-build", "-cb", action="store_true", help="show what works here, and exit")
     parser.add_argument("--json", action="store_true", help=_JSON_HELP)

@@ -16,6 +16,7 @@ from functools import cached_property
 from typing import Any, ClassVar
 
 from ..errors import ConfigError
+from ..known import MethodName
 from ..schedule.plan import Bucket
 from .base import Algebra, Codec, Properties, variants_of, zero_groups_of
 from .dense import Dense, FullPrecision, Uncompressed
@@ -125,7 +126,7 @@ class ByStep(Codec):
 
 
 def by_step(
-    when: Mapping[int, str | Codec] | Callable[[int], Hashable], methods: Mapping[Any, Any] | None = None
+    when: Mapping[int, MethodName | Codec] | Callable[[int], Hashable], methods: Mapping[Any, Any] | None = None
 ) -> ByStep:
     """Return a method that changes during training.
 

@@ -44,7 +44,7 @@ _FIRST, _FACTOR = 0.25, 4  # densities of the warm-up
 @register
 @dataclass(frozen=True)
 class Dgc(Sections):
-    """The largest elements with their exact values and their own momentum; the others wait in the residual.
+    """The largest 0.1 % of each tensor's elements, after momentum of their own; the others wait in the residual.
 
     Args:
         density: share of each tensor's elements that is sent, above 0, at most 1.

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 from .. import ops
 from ..ops.keys import Key
@@ -37,7 +37,7 @@ class EfSignSgd(GatheredSigns):
         step_scale: c, the magnitude in units of the mean of |p|, above 0 and below 2; 1 in the paper.
     """
 
-    step_size: str = "row"
+    step_size: Literal["tensor", "row"] = "row"
     step_scale: float = STEP
 
     name: ClassVar[str] = "ef_signsgd"

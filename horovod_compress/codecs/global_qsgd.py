@@ -21,7 +21,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -215,7 +215,7 @@ class Exponential(_Form):
 @register
 @dataclass(frozen=True)
 class GlobalQsgd(ByForm):
-    """Unbiased quantisation on one scale for all ranks.
+    """Eight bits per element: unbiased integers on one scale for all ranks, which add.
 
     Args:
         dithering: "standard" rounds to evenly spaced levels, whose codes add; "exponential" to
@@ -230,11 +230,11 @@ class GlobalQsgd(ByForm):
             None, in fewer bytes. None for that s and codes of ``bits`` everywhere, which any exchange can add.
     """
 
-    dithering: str = "standard"
+    dithering: Literal["standard", "exponential"] = "standard"
     bits: int = 8
-    norm: str | int = "max"
+    norm: Literal["max", 1, 2, 4] = "max"
     block: int = 2048
-    across: str | int | None = None
+    across: Literal["max", 1, 2, 4] | None = None
     levels: int | None = None
 
     name: ClassVar[str] = "global_qsgd"

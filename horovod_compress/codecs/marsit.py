@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 from torch import Tensor
 
@@ -42,7 +42,9 @@ from .work import Work
 @register
 @dataclass(frozen=True)
 class Marsit(Signs):
-    """One bit per element on every hop, with error feedback.
+    """Signs with error feedback: a rank sends one bit per element, and owners pass on -1, 0 or 1 in 1.6 bits.
+
+    Every 50th round is exchanged in full precision. Options make it the paper's Marsit, one bit on every hop.
 
     Args:
         full_precision_every: K, in rounds: rounds 0, K, 2K, ... are exchanged in full precision; 0 for never.
@@ -65,13 +67,13 @@ class Marsit(Signs):
     """
 
     full_precision_every: int = 50
-    step_size: str | float = "row"
+    step_size: Literal["tensor", "row"] | float = "row"
     compensation: Feedback = "own"
-    zeros: str = "random"
+    zeros: Literal["random", "positive"] = "random"
     residual_decay: float | None = None
-    merge: str = "shaped"
+    merge: Literal["shaped", "sampled"] = "shaped"
     step_scale: float | None = None
-    levels: int | None = None
+    levels: Literal[2, 3] | None = None
 
     name: ClassVar[str] = "marsit"
     algebra: ClassVar[Algebra] = Algebra.MERGE

@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ..errors import ConfigError
+from ..known import MethodName
 from .base import Codec, NoCompression
 from .registry import create
 
@@ -24,7 +25,7 @@ class Masked(NoCompression):
         return self.codec.name
 
 
-def masked(given: str | Codec) -> Masked:
+def masked(given: MethodName | Codec) -> Masked:
     """Return a method that leaves out masked weights: their gradients count as 0, and their results are exactly 0.
 
         hvc.Compression.create(hvc.masked("signsgd"), model.named_parameters())

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import torch
 
@@ -38,7 +38,7 @@ class OneBit(GatheredSigns):
         step_scale: c, both values in units of their means, above 0 and below 2; 1 in the paper.
     """
 
-    step_size: str = "row"
+    step_size: Literal["tensor", "row"] = "row"
     step_scale: float = LARGE_STEP
 
     name: ClassVar[str] = "onebit"

@@ -21,7 +21,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -209,10 +209,10 @@ class OneBitAdam(ByForm):
             scale; "own" is the scale of what the owner itself holds, as in the paper.
     """
 
-    scale: str = "l1"
+    scale: Literal["l1", "l2"] = "l1"
     block: int = 512
     step_scale: float | None = None
-    owner_scale: str = "shared"
+    owner_scale: Literal["shared", "own"] = "shared"
 
     name: ClassVar[str] = "onebit_adam"
     algebra: ClassVar[Algebra] = Algebra.FOLD

@@ -57,7 +57,7 @@ class Share:
 @register
 @dataclass(frozen=True)
 class PowerSgd(Codec):
-    """Two factors of low rank, exchanged one after the other by addition.
+    """Each matrix as two factors of rank 4, exchanged one after the other by addition, with error feedback.
 
     Args:
         rank: number of columns of the two factors, at least 1.

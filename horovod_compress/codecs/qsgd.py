@@ -17,7 +17,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -237,7 +237,7 @@ def _move(payload: Tensor, start: int, at: int, nbytes: int) -> None:
 @register
 @dataclass(frozen=True)
 class Qsgd(ByForm):
-    """Unbiased quantisation on a scale for each block and rank.
+    """Eight bits per element: unbiased, on a scale for each block and rank; owners average and round again.
 
     Args:
         bits: bits per element, 2 to 8: a sign and 2^(bits-1) - 1 levels.
@@ -249,8 +249,8 @@ class Qsgd(ByForm):
 
     bits: int = 8
     block: int = 512
-    norm: str | int = "max"
-    coding: str = "packed"
+    norm: Literal["max", 2] = "max"
+    coding: Literal["packed", "elias"] = "packed"
 
     name: ClassVar[str] = "qsgd"
     summary: ClassVar[str] = "2 to 8 bits: unbiased, on each rank's own scale"

@@ -41,7 +41,7 @@ from .work import Counts, Part, Work, clamped, slices, work_dtype
 @register
 @dataclass(frozen=True)
 class RandomK(Codec):
-    """Elements drawn at random, the same on all ranks; the others wait in the residual.
+    """1 % of each tensor's elements, drawn at random, the same on all ranks; the others wait in the residual.
 
     Args:
         density: share of each tensor's elements that is sent, above 0, at most 1.

@@ -14,7 +14,7 @@ per output row, so that a learning rate means what it means without compression.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 from .base import Algebra
 from .registry import register
@@ -24,7 +24,7 @@ from .shared.signs import Votes
 @register
 @dataclass(frozen=True)
 class SignSgd(Votes):
-    """One bit per element, decided by the majority of ranks.
+    """One bit per element each way: the sign that most ranks have, times a step for each row.
 
     Args:
         step_size: "tensor" or "row" for a step measured per tensor or per output row (short rows
@@ -36,10 +36,10 @@ class SignSgd(Votes):
             time, so that over the steps the merged signs follow the mean of the ranks' signs.
     """
 
-    step_size: str | float = "row"
-    zeros: str = "random"
-    ties: str = "random"
-    merge: str = "majority"  # see Votes
+    step_size: Literal["tensor", "row"] | float = "row"
+    zeros: Literal["random", "positive"] = "random"
+    ties: Literal["random", "positive"] = "random"
+    merge: Literal["majority", "shaped"] = "majority"  # see Votes
 
     name: ClassVar[str] = "signsgd"
     algebra: ClassVar[Algebra] = Algebra.FOLD

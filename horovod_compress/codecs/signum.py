@@ -15,7 +15,7 @@ beta = 0 this is signSGD, bit for bit, and nothing is kept.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 from .. import ops
 from ..errors import ConfigError
@@ -43,10 +43,10 @@ class Signum(Votes):
     """
 
     beta: float = 0.9
-    step_size: str | float = "row"
-    zeros: str = "random"
-    ties: str = "random"
-    merge: str = "majority"  # see Votes
+    step_size: Literal["tensor", "row"] | float = "row"
+    zeros: Literal["random", "positive"] = "random"
+    ties: Literal["random", "positive"] = "random"
+    merge: Literal["majority", "shaped"] = "majority"  # see Votes
 
     name: ClassVar[str] = "signum"
     algebra: ClassVar[Algebra] = Algebra.FOLD

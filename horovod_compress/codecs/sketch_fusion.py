@@ -29,7 +29,7 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cached_property
 from itertools import pairwise
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -294,7 +294,7 @@ def _lasting_key(key: Key) -> Key:
 @register
 @dataclass(frozen=True)
 class SketchFusion(ByForm):
-    """Count sketches that add up, and the largest values exactly.
+    """Count sketches of 3.2 bits per element, which add; then the largest 5 % of the elements exactly.
 
     Args:
         density: share of a bucket's elements in the result, above 0, at most 1.
@@ -308,10 +308,10 @@ class SketchFusion(ByForm):
 
     density: float = 0.05
     cells: float = 0.1
-    rows: int = 5
+    rows: Literal[1, 3, 5] = 5
     candidates: int = 2
     momentum: float = 0.0
-    error_feedback: str = "dense"
+    error_feedback: Literal["dense", "sketch"] = "dense"
 
     name: ClassVar[str] = "sketch_fusion"
     summary: ClassVar[str] = "sums of count sketches, then the largest values exactly"

@@ -17,7 +17,7 @@ the update of several local steps is what is sent, and momentum is emptied where
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -41,7 +41,7 @@ _DENSITY = 0.01  # if neither a density nor a preset is given
 @register
 @dataclass(frozen=True)
 class SparseBinary(Sections):
-    """The positions of the largest values of one sign, and one value for all of them.
+    """The largest 1 % of each tensor's elements, of one sign, with one value for all; the others wait.
 
     Args:
         density: share of each tensor's elements that is sent, above 0, at most 1; None for 0.01, or the
@@ -52,7 +52,7 @@ class SparseBinary(Sections):
     """
 
     density: float | None = None  # type: ignore[assignment]
-    preset: int | None = None
+    preset: Literal[1, 2, 3] | None = None
 
     name: ClassVar[str] = "sparse_binary"
     summary: ClassVar[str] = "positions of the largest values of one sign, Golomb-coded, and their mean"

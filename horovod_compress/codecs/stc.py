@@ -31,7 +31,7 @@ from .work import Regions, Work, work_dtype
 @register
 @dataclass(frozen=True)
 class Stc(Sections):
-    """The largest elements, with one magnitude for all of them; the others wait in the residual.
+    """The largest 1 % of each tensor's elements, with one magnitude for all; the others wait in the residual.
 
     Args:
         density: share of each tensor's elements that is sent, above 0, at most 1.

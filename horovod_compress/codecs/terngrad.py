@@ -16,7 +16,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
@@ -41,7 +41,7 @@ _SMALL = 2.0**-900
 @register
 @dataclass(frozen=True)
 class TernGrad(Dithering):
-    """Three values on one scale per tensor, added as integers.
+    """-1, 0 or 1 on one scale per tensor, added as integers of eight bits.
 
     Args:
         clip: largest magnitude, in sigma of a tensor's gradient, at least 1; larger values are clipped. 0 for no limit.
@@ -50,7 +50,7 @@ class TernGrad(Dithering):
     """
 
     clip: float = 2.5
-    bits: int = 8
+    bits: Literal[4, 8, 16] = 8
 
     name: ClassVar[str] = "terngrad"
     algebra: ClassVar[Algebra] = Algebra.SUM

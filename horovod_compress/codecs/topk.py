@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -33,7 +33,7 @@ from .work import Work
 @register
 @dataclass(frozen=True)
 class TopK(Sections):
-    """The largest elements with their exact values; the others wait in the residual.
+    """The largest 1 % of each tensor's elements with their exact values; the others wait in the residual.
 
     Args:
         density: share of each tensor's elements that is sent, above 0, at most 1.
@@ -41,7 +41,7 @@ class TopK(Sections):
             bfloat16.
     """
 
-    value_bits: int = 32
+    value_bits: Literal[16, 32] = 32
 
     name: ClassVar[str] = "topk"
     summary: ClassVar[str] = "the largest values, exactly, and their positions in Golomb code"

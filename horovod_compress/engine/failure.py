@@ -15,6 +15,7 @@ from functools import partial
 from typing import Any
 
 from ..errors import DigestError, ExchangeError, HorovodCompressError, PeerError
+from ..observe import said
 from .agreement.common_start import disagreement, note_of
 from .agreement.notes import EXCHANGED, last_finished, note, verdict
 from .agreement.uneven import refusal
@@ -187,7 +188,7 @@ class Failure:
     def _abort(self, what: str, **reason: Any) -> HorovodCompressError:
         """Leave a note and break all connections; return the error, with what the other ranks' notes say."""
         context, mine = self._context, self._tell(**reason)
-        notes = {**context.transport.notes(_NOTES_SECONDS), context.rank: mine}
+        notes = {**said.notes(context.transport.notes(_NOTES_SECONDS)), context.rank: mine}
         return (
             refusal(notes)
             or disagreement(notes)

@@ -13,7 +13,7 @@ from ..codecs.by_step import config_of, described, method, warmed
 from ..codecs.dense import Dense, Uncompressed
 from ..codecs.masked import Masked
 from ..errors import ConfigError
-from ..options import Options
+from ..options import Options, meant, own_options
 from ..schedule.plan import Bucket, Plan, TensorSpec
 
 _ALL = "*"
@@ -244,8 +244,8 @@ def parse(method: str | Codec | Masked | Methods, given: Mapping[str, Any]) -> t
 
 def _no_option(method: str | Codec | Methods, option: str) -> str:
     if isinstance(method, str):
-        near = registry.meant(option, [*registry.option_names(method), *Options.names()])
-        return f"{method} has no option {option!r}{near}; {registry.own_options(method)}"
+        near = meant(option, [*registry.option_names(method), *Options.names()])
+        return f"{method} has no option {option!r}{near}; {own_options(registry.option_names(method))}"
     return f'{option!r} is not an option of all methods; a method takes its own in hvc.method("name", option=...)'
 
 

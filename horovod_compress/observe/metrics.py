@@ -7,6 +7,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from .stats import Counted
+
 PHASES = ("offer", "encode", "exchange", "decode", "verify", "wait")
 
 
@@ -66,7 +68,7 @@ class Metrics:
         """
         return _Timed(self, phase, within, where)
 
-    def document(self) -> dict[str, Any]:
+    def document(self) -> Counted:
         return {
             "steps": self.steps,
             "bytes_sent": self.bytes_sent,

@@ -5,7 +5,9 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable
 from math import inf
-from typing import Any, NamedTuple
+from typing import NamedTuple
+
+from .stats import Hidden
 
 
 class StepOverlap(NamedTuple):
@@ -64,10 +66,10 @@ class Overlap:
         """Seconds over all finished steps that the backward pass did not hide."""
         return self._busy - self._hidden
 
-    def document(self) -> dict[str, Any]:
+    def document(self) -> Hidden:
         """Return the share over all finished steps, and the seconds that it is made of."""
         total = StepOverlap(self._busy, self._hidden)
-        return {"overlap": total.share, "overlap_seconds": total._asdict()}
+        return {"overlap": total.share, "overlap_seconds": {"busy": total.busy, "hidden": total.hidden}}
 
 
 def covered(spans: Iterable[tuple[float, float]], until: float = inf) -> float:

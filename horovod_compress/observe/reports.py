@@ -58,8 +58,8 @@ class Reports:
     def __init__(
         self,
         metrics: Metrics,
-        counters: Callable[[], dict[str, Any]],
-        stats: Callable[[], dict[str, Any]],
+        counters: Callable[[], Mapping[str, Any]],
+        stats: Callable[[], Mapping[str, Any]],
         next_step: Callable[[], int],
         name: str,
         *,
@@ -124,7 +124,7 @@ class _Series:
     def __init__(self, destination: Destination, every: int, steps: int, *, once: bool = False) -> None:
         self._destination, self._every, self.once = destination, every, once
         self._first = steps + every
-        self._last: tuple[dict[str, Any], float] | None = None
+        self._last: tuple[Mapping[str, Any], float] | None = None
         self.due = steps + 1
         self.ended = self.failed = False
 
@@ -132,10 +132,10 @@ class _Series:
     def began(self) -> bool:
         return self._last is not None
 
-    def begin(self, counters: dict[str, Any], now: float) -> None:
+    def begin(self, counters: Mapping[str, Any], now: float) -> None:
         self._last, self.due = (counters, now), max(self._first, counters["steps"] + 1)
 
-    def write(self, step: int, stats: dict[str, Any], now: float) -> None:
+    def write(self, step: int, stats: Mapping[str, Any], now: float) -> None:
         assert self._last
         before, then = self._last
         self._last, self.due, self.ended = (stats, now), stats["steps"] + self._every, self.once

@@ -7,9 +7,9 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from ..codecs import registry
-from ..codecs.base import Codec
 from ..errors import ConfigError
+from ..known import OPTIONS
+from ..options import check_known
 
 _RATES = {"kbit": 1e3, "mbit": 1e6, "gbit": 1e9}
 _TIMES = {"us": 1e-6, "ms": 1e-3, "s": 1.0}
@@ -60,21 +60,32 @@ def ranks(text: str) -> list[int]:
     return sorted({int(word) for word in words})
 
 
-def methods(text: str, options: Sequence[str]) -> list[Codec]:
-    """Return the methods of ``all``, or of names separated by commas; options are those of the one method.
+def names(text: str) -> list[str]:
+    """Return the methods' names of ``all``, or of names separated by commas.
 
     Raises:
-        ConfigError: a name or an option is unknown, or options are given for several methods.
+        ConfigError: there are none, or one is unknown.
     """
-    names = registry.available() if text == "all" else [word.strip() for word in text.split(",") if word.strip()]
-    if not names:
+    found = list(OPTIONS) if text == "all" else [word.strip() for word in text.split(",") if word.strip()]
+    if not found:
         raise ConfigError(f"--method takes a method's name, several separated by commas, or all; got {text!r}")
-    if options and len(names) > 1:
-        raise ConfigError(f"--option needs exactly one method, but --method {text} names {len(names)}")
-    return [registry.create(name, **_options(options)) for name in dict.fromkeys(names)]
+    for name in found:
+        check_known(name, {})
+    return list(dict.fromkeys(found))
 
 
-def _options(words: Sequence[str]) -> dict[str, Any]:
+def options(words: Sequence[str], given_to: Sequence[str]) -> dict[str, Any]:
+    """Return the options of one method, as far as they can be checked without it.
+
+    Args:
+        words: ``name=value`` each.
+        given_to: the names of the methods, of which there should be one.
+
+    Raises:
+        ConfigError: one is unknown, or options are given for several methods.
+    """
+    if words and len(given_to) > 1:
+        raise ConfigError(f"--option needs exactly one method, but --method names {len(given_to)}")
     found: dict[str, Any] = {}
     for word in words:
         name, equals, value = word.partition("=")
@@ -83,6 +94,7 @@ def _options(words: Sequence[str]) -> dict[str, Any]:
         if name in found:
             raise ConfigError(f"--option {name} is given twice; give it once")
         found[name] = value_of(value)
+    check_known(given_to[0], found)
     return found
 
 

@@ -97,8 +97,8 @@ def _mixed(found: Found) -> str | None:
     if found.share > 0.999:
         return None
     return (
-        f"Steps are means over rounds, of which {1 - found.share:.1%} are of another kind, such as full precision; "
-        f"buckets and MB sent are those of the others."
+        f"Step times are averages: {1 - found.share:.1%} of the rounds are of another kind, such as full precision. "
+        f"Buckets and MB sent are those of the other rounds."
     )
 
 
@@ -137,11 +137,12 @@ def worlds_text(case: Case, found: Sequence[Cell]) -> str:
         "",
         *(advice(found, number) for number in numbers),
         "",
-        "The fastest method need not learn best: see docs/choosing.md. Ranks are alike, with one link each.",
+        "Methods also differ in how well they learn: docs/choosing.md compares them.",
+        "Predictions are for ranks with a link each, all at the same rate.",
     ]
     if any(not cell.available for cell in found):
         parts.append(
-            "hierarchical: this package has no such exchange; the time is for one with a single link per host."
+            "This package has no hierarchical exchange yet: its times are what one would take with one link per host."
         )
     return "\n".join(parts)
 
@@ -169,14 +170,18 @@ def advice(found: Sequence[Cell], ranks: int) -> str:
     able.sort(key=_step)
     if not able:
         return f"{ranks} ranks: none of these methods can run"
-    said = ", ".join(f"{cell.method} {milliseconds(_step(cell))} ms" for cell in able[:3])
+    fast = [f"{cell.method} ({milliseconds(_step(cell))} ms)" for cell in able[:3]]
+    said = (
+        f"{ranks} ranks: {' is the fastest, then '.join([fast[0], *fast[1:2]])}{f' and {fast[2]}' if fast[2:] else ''}"
+    )
+    said = said if fast[1:] else f"{ranks} ranks: only {fast[0]} can run"
     keeping = next((cell for cell in able if cell.lossless), None)
     if keeping is not None and keeping not in able[:1]:
         said += (
-            f"; of those that are unbiased or send later what they leave out now: {keeping.method} "
-            f"{milliseconds(_step(keeping))} ms"
+            f". Of those that lose nothing over the steps, as they are unbiased or send later what they leave out: "
+            f"{keeping.method} ({milliseconds(_step(keeping))} ms)"
         )
-    return f"{ranks} ranks: use {said}"
+    return f"{said}."
 
 
 def _step(cell: Cell) -> float:

@@ -45,7 +45,8 @@ def test_every_tracked_file_is_in_the_source_distribution(tmp_path: Path) -> Non
     # setuptools' own list, without building: the metadata command writes SOURCES.txt from MANIFEST.in.
     command = [sys.executable, "setup.py", "-q", "egg_info", "--egg-base", str(tmp_path)]
     subprocess.run(command, cwd=ROOT, check=True, capture_output=True, timeout=120)
-    listed = set(next(tmp_path.glob("*/SOURCES.txt")).read_text().splitlines())
+    written = next(tmp_path.glob("*/SOURCES.txt")).read_text().splitlines()
+    listed = {line.removeprefix("./") for line in written}  # package-dir is "."
     assert build_wheel.missing(tracked, listed) == []
 
 

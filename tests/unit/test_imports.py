@@ -24,7 +24,7 @@ LAYERS = [
     {"codecs", "exchange", "observe"},
     {"options"},
     {"ops", "schedule"},
-    {"errors", "building", "_cpu", "_cuda"},
+    {"errors", "known", "building", "_cpu", "_cuda"},
 ]
 LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
 
@@ -60,7 +60,7 @@ FOR_CODECS = {
 HOROVOD = "fronts.horovod"
 ALSO_HOROVOD = {"errors"}  # for the class of its error, which needs no framework
 EXTENSIONS = {f"{NAME}._cpu", f"{NAME}._cuda"}
-MOST_AT_THE_TOP = 6
+MOST_AT_THE_TOP = 7
 #: Rooms that offer something themselves, beside saying what belongs there.
 OFFER = {"cli", "codecs", "ops", "ops.reference", "planner.shapes"}
 

@@ -149,7 +149,7 @@ def test_a_hierarchy_is_marked_and_never_recommended() -> None:
     found = predictions.cells(case(), codecs, [64], (8, Link(12.5e9, 1e-5)))
     assert [cell.method for cell in found if not cell.available] == ["none, hierarchical"]
     assert "hierarchical" not in report.advice(found, 64)
-    assert "this package has no such exchange" in report.worlds_text(case(), found)
+    assert "This package has no hierarchical exchange yet" in report.worlds_text(case(), found)
 
 
 @pytest.mark.slow

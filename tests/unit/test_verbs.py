@@ -256,6 +256,22 @@ def test_list_has_every_method(capsys: pytest.CaptureFixture[str]) -> None:
     assert methods["sketch_fusion"]["conserves"] and not methods["sketch_fusion"]["unbiased"]
 
 
+def test_list_shows_choices_of_a_user_in_a_hundred_columns(capsys: pytest.CaptureFixture[str]) -> None:
+    from horovod_compress.codecs import registry
+    from horovod_compress.known import OPTIONS
+
+    assert cli.main(["list"]) == 0
+    assert max(map(len, capsys.readouterr().out.splitlines())) <= 100
+    assert cli.main(["list", "--json"]) == 0
+    rows = [one for one in json.loads(capsys.readouterr().out)["methods"] if one["options"]]
+    for one in rows:  # one word or flag, that stands alone and changes what is shown
+        ((name, value),) = one["options"].items()
+        values = OPTIONS[one["method"]][name]
+        assert values is not None and value in values
+    assert {"merge": "sampled"} in [one["options"] for one in rows if one["method"] == "marsit"]
+    assert len(rows) < 2 * len(registry.available())
+
+
 def test_list_as_markdown_has_wire_ids_options_and_sources(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["list", "--markdown"]) == 0
     rows = {line.split("`")[1]: line for line in capsys.readouterr().out.splitlines()[2:]}
@@ -352,8 +368,8 @@ def test_plan_for_several_worlds(tmp_path: Path, capsys: pytest.CaptureFixture[s
     words = ["--method", "topk,global_qsgd", "--ranks", "8,512", "--per-host", "8", "--plot", str(picture)]
     assert cli.main([*PLAN, *words]) == 0
     said = capsys.readouterr().out
-    assert "8 ranks" in said and "512 ranks: use none" in said and "cannot: global_qsgd on 512 ranks" in said
-    assert "none, hierarchical" in said and picture.stat().st_size > 10_000
+    assert "8 ranks" in said and "512 ranks: none (" in said and "cannot: global_qsgd on 512 ranks" in said
+    assert "each, all at the same rate.\n" in said and "none, hierarchical" in said and picture.stat().st_size > 10_000
     assert cli.main([*PLAN, *words[:4], "--json"]) == 0
     assert {one["method"] for one in json.loads(capsys.readouterr().out)["worlds"]} == {"topk", "global_qsgd", "none"}
 

@@ -42,6 +42,16 @@ def test_a_rank_that_found_nothing_has_failed() -> None:
     assert not found["ok"] and "rank(s) 1" in found["detail"] and "Segmentation fault" in found["detail"]
 
 
+def test_a_rank_that_does_not_come_to_the_end_has_failed() -> None:
+    whole, hung, crashed = End(0, 0, {}, ""), End(1, None, {}, ""), End(2, -11, {}, "Segmentation fault")
+    assert verify.unfinished([whole], [row("a")]) == []
+    assert verify.unfinished([whole, hung, crashed], [row("a", ok=False)]) == []  # that says enough
+    (found,) = verify.unfinished([whole, crashed, hung], [row("a")])
+    assert not found["ok"] and found["detail"] == "rank 2 ended with -11: Segmentation fault"
+    (found,) = verify.unfinished([whole, hung], [row("a")])
+    assert found["detail"].startswith("rank 1 did not end")
+
+
 def test_a_death_is_to_be_noticed_in_time_and_by_name() -> None:
     problem, detail = verify.judged("kill", ends(1.0, 1.5), 3)
     assert problem == "" and "at most 1.5 s" in detail
@@ -64,7 +74,7 @@ def test_what_is_wrong_is_said(how: str, found: list[End], said: str) -> None:
 
 @pytest.mark.parametrize("ok", [True, False])
 def test_status_and_document(ok: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    def run(world: int, what: Any, seconds: float, victims: Any = ()) -> list[End]:
+    def run(world: int, what: Any, seconds: float, victims: Any = (), look: Any = None) -> list[End]:
         if what["how"] == "checks":
             return [End(rank, 0, {"checks": [row("same bits: none"), row("drift", ok)]}, "") for rank in range(3)]
         return ends(6.0, 6.0)
@@ -76,8 +86,32 @@ def test_status_and_document(ok: bool, monkeypatch: pytest.MonkeyPatch, capsys: 
     found = json.loads(capsys.readouterr().out)
     assert found["launcher"] == "torchrun"
     assert found["ok"] is ok and [check["check"] for check in found["checks"]][-2:] == ["kill", "freeze"]
-    text = verify.text(found)
+    assert main(["verify", "--np", "3", "--launcher", "torchrun"]) == (0 if ok else 1)
+    text = capsys.readouterr().out
     assert ("all checks passed" in text) is ok and ("FAILED" in text) is not ok
+    assert [line.split()[0] for line in text.splitlines()][:6] == ["3", "check", "same", "drift", "kill", "freeze"]
+
+
+def test_a_row_is_printed_when_its_check_is_done(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shown: list[str] = []
+
+    def run(world: int, what: Any, seconds: float, victims: Any = (), look: Any = None) -> list[End]:
+        rows = [row("same bits: none"), row("drift")]
+        if what["how"] != "checks":
+            return ends(6.0, 6.0)
+        for left in ([], [{}, {}, {}], [{"checks": rows}, {"checks": rows[:1]}, {"checks": rows}]):
+            look(left or [{}] * 3)
+            shown.append(capsys.readouterr().out)
+        return [End(rank, 0, {"checks": rows}, "") for rank in range(3)]
+
+    monkeypatch.setattr(local_ranks, "run", run)
+    for name in ("HOROVOD_RANK", "RANK"):
+        monkeypatch.delenv(name, raising=False)
+    assert main(["verify", "--np", "3", "--launcher", "torchrun"]) == 0
+    assert "check" in shown[0] and not shown[1] and shown[2].split() == ["same", "bits:", "none", "ok", "1.0"]
+    assert capsys.readouterr().out.split()[:2] == ["drift", "ok"]
 
 
 @pytest.mark.parametrize(("words", "said"), [(["--np", "1"], "--np should be"), (["--np", "65"], "--np should be")])

@@ -86,8 +86,8 @@ def _ranks(launcher: str) -> Any:
 
 def _problem(arguments: argparse.Namespace) -> str:
     """Return what is wrong with the arguments, empty if nothing is."""
-    from ...codecs import registry
     from ...errors import ConfigError
+    from ...options import check_known
 
     if not 1 <= arguments.elements <= _MOST_ELEMENTS:
         return f"--elements should be a whole number from 1 to {_MOST_ELEMENTS}, got {arguments.elements}"
@@ -96,7 +96,7 @@ def _problem(arguments: argparse.Namespace) -> str:
     if arguments.compute_ms is not None and not 0 < arguments.compute_ms <= _MOST_MILLISECONDS:
         return f"--compute-ms should be a number above 0, at most {_MOST_MILLISECONDS:,}, got {arguments.compute_ms:g}"
     try:
-        registry.codec_class(arguments.method)
+        check_known(arguments.method, {})
     except ConfigError as error:
         return str(error)
     return ""

@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +35,7 @@ def run(arguments: argparse.Namespace) -> int:
         also = "".join(f"\n  {problem}" for problem in problems)
         return _refuse(f"{arguments.folder} contains no flight records, which are files such as rank0.json{also}")
     first = min(record.time for record in records)
-    world = max(*(record.world for record in records), *(record.rank + 1 for record in records))
+    world = post_mortem.size(records)
     left = {record.rank: record.note for record in records}
     absent = post_mortem.missing(records)
     ranks = [
@@ -69,12 +70,23 @@ def text(found: dict[str, Any]) -> str:
         lines.append(
             f"{rank['rank']:4}  {rank['host']:16.16}  {rank['seconds']:+7.2f} s  {told:24}  {rank['last_event']}"
         )
-    lines += [f"{rank:4}  {'no record: killed, frozen, or did not fail':16}" for rank in found["without_record"]]
+    lines += [f"{ranks:>4}  no record: killed, frozen, or did not fail" for ranks in _runs(found["without_record"])]
     lines += ["", found["verdict"]]
     chosen = [rank for rank in found["ranks"] if rank["rank"] in found["first"]] or found["ranks"][:1]
     lines += [f"Rank {rank['rank']} said: {rank['failure']}" for rank in chosen]
     lines += [f"Note: {problem}." for problem in found["problems"]]
     return "\n".join(lines)
+
+
+def _runs(ranks: Sequence[int]) -> list[str]:
+    """Return ranks in order as they are, but three or more that follow each other as ``5-9``."""
+    found: list[list[int]] = []
+    for rank in ranks:
+        if found and rank == found[-1][-1] + 1:
+            found[-1].append(rank)
+        else:
+            found.append([rank])
+    return [text for run in found for text in ([f"{run[0]}-{run[-1]}"] if len(run) > 2 else map(str, run))]
 
 
 def _refuse(problem: str) -> int:

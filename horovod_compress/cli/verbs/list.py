@@ -5,23 +5,26 @@
     hvd-compress list --markdown      the table of docs/methods.md
 
 Bits are those of one rank's payload for one element of a large float32 tensor, without headers, with
-the default options unless others are shown; preludes are included.
+the default options; below each method, choices with which something of this changes.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
 import json
 import sys
-from collections.abc import Sequence
+import textwrap
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from horovod_compress.codecs.base import Codec
 
 _ELEMENTS, _RANKS = 1 << 22, 4
-_COLUMNS = ("method", "payloads", "collective", "bits", "kept bytes", "unbiased", "conserves", "zeros", "error bound")
+_COLUMNS = ("method", "payloads", "exchange", "bits", "kept bytes", "unbiased", "conserves", "zeros")
+_WIDTH = 100
 _MARKDOWN_COLUMNS = (
     "method",
     "sends",
@@ -32,15 +35,18 @@ _MARKDOWN_COLUMNS = (
     "source, page",
 )
 _NOTES = """\
-payloads:   how those of several ranks combine, which decides what collectives fit
-bits:       per element and rank; with gathered payloads (*) the most, and every rank sends M-1 of them
+payloads:   how those of several ranks combine, which decides what exchanges fit
+exchange:   those that fit; any is ring, fold or torus
+bits:       per element and rank; with gathered payloads (*) the most, and a rank sends M-1 of them
 kept bytes: per parameter, from step to step, in addition to the optimizer's
 unbiased:   the result is the mean over ranks on average
 conserves:  what is not sent now stays in the residuals; nothing is lost
-zeros:      where the gradient is exactly 0 on every rank in every step, so is the result: always, with Adam and AdamW
-            (a second moment that is held), or with hvc.masked() only
-error bound: of the result against the mean of gradient + residual
-M: ranks; d: elements; k: elements sent. hvd-compress list --json has the options; docs/ has a page for each method."""
+zeros:      where the gradient is exactly 0 on every rank in every step, so is the result: always,
+            with Adam and AdamW (a second moment that is held), or with hvc.masked() only"""
+_BOUNDS = """\
+Error bound of the result against the mean of gradient + residual (M: ranks; d: elements;
+k: elements sent; own: of each rank's part, whose error stays in its residual):"""
+_MORE = "hvd-compress list --json has the options; docs/ has a page for each method."
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -65,20 +71,33 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def rows() -> list[dict[str, Any]]:
-    """Return one entry per method, with its defaults, and per sample whose law or payload differs."""
+    """Return one entry per method, with its defaults, and per choice that changes its law, payload or memory."""
     from horovod_compress.codecs import registry
 
     found = []
     for name in registry.available():
         kind = registry.codec_class(name)
-        entries = [entry(kind, options) for options in ({}, *kind.samples)]
         seen: list[tuple[Any, ...]] = []
-        for one in entries:
-            known = (one["payloads"], one["bound"], one["kept_bytes"], one["zeros"])
+        for options in choices(kind):
+            one = entry(kind, options)
+            known = (one["payloads"], one["bound"], one["kept_bytes"], one["zeros"], f"{one['bits']:.3g}")
             if known not in seen:
                 seen.append(known)
                 found.append(one)
     return found
+
+
+def choices(kind: Any) -> Iterator[dict[str, Any]]:
+    """Yield no options, then each value of each option whose values can be counted, if it may be chosen alone."""
+    from horovod_compress.errors import ConfigError
+    from horovod_compress.known import OPTIONS
+
+    yield {}
+    for name, values in OPTIONS.get(kind.name, {}).items():
+        for value in values or ():
+            with contextlib.suppress(ConfigError):
+                kind(**{name: value})
+                yield {name: value}
 
 
 def entry(kind: Any, options: dict[str, Any]) -> dict[str, Any]:
@@ -123,21 +142,36 @@ def text(found: list[dict[str, Any]]) -> str:
     cells = [_COLUMNS, *(_line(one) for one in found)]
     widths = [max(len(row[column]) for row in cells) for column in range(len(_COLUMNS))]
     lines = ["  ".join(word.ljust(width) for word, width in zip(row, widths, strict=True)).rstrip() for row in cells]
-    return "\n".join([lines[0], "  ".join("-" * width for width in widths), *lines[1:], "", _NOTES])
+    ruled = [lines[0], "  ".join("-" * width for width in widths), *lines[1:]]
+    return "\n".join([*ruled, "", _NOTES, "", _BOUNDS, *_bounds(found, widths[0]), "", _MORE])
+
+
+def _bounds(found: list[dict[str, Any]], width: int) -> Iterator[str]:
+    """Yield the error bounds; that of a choice where it is not its method's."""
+    usual = {one["method"]: one["bound"] for one in found if not one["options"]}
+    for one in found:
+        if not one["options"] or one["bound"] != usual[one["method"]]:
+            first = f"{_label(one).ljust(width)}  "
+            yield textwrap.fill(one["bound"], _WIDTH, initial_indent=first, subsequent_indent=" " * len(first))
+
+
+def _label(one: dict[str, Any]) -> str:
+    """Return a method's name, or a choice, which stands below its method."""
+    options = " ".join(f"{name}={value}" for name, value in one["options"].items())
+    return f"  {options}" if options else str(one["method"])
 
 
 def _line(one: dict[str, Any]) -> tuple[str, ...]:
-    options = " ".join(f"{name}={value}" for name, value in one["options"].items())
+    several = len(one["collectives"]) > 1
     return (
-        f"{one['method']} {options}".strip(),
+        _label(one),
         one["payloads"],
-        " or ".join(one["collectives"]),
+        "any" if several else one["collectives"][0],
         f"{one['bits']:.3g}{'*' if one['bits_are_the_most'] else ''}",
         f"{one['kept_bytes']:.3g}",
         "yes" if one["unbiased"] else "no",
         "yes" if one["conserves"] else "no",
         one["zeros"],
-        one["bound"],
     )
 
 

@@ -17,6 +17,7 @@ import argparse
 import json
 import os
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -72,25 +73,48 @@ def _refuse(problem: str) -> int:
 
 
 def _run(arguments: argparse.Namespace) -> int:
-    from ...planner import parse
+    from ...planner import models, parse
 
-    codecs = parse.methods(arguments.method, arguments.option)
+    names = parse.names(arguments.method)
+    options = parse.options(arguments.option, names)
     ranks = parse.ranks(arguments.ranks)
     _check(arguments)
+    _check_several(arguments, names, ranks)
+    table = models.read(arguments.model)
+    from ...codecs import registry  # not earlier: torch takes seconds
+
+    codecs = [registry.create(name, **options) for name in names]
     if arguments.measure:
-        return _measure(arguments, codecs)
-    case = _case(arguments, ranks[0])
+        return _measure(arguments, table, codecs)
+    case = _case(arguments, table, ranks[0])
     if len(codecs) > 1 or len(ranks) > 1 or arguments.per_host:
         return _worlds(arguments, case, codecs, ranks)
     return _one_world(arguments, case, codecs[0])
+
+
+def _check_several(arguments: argparse.Namespace, names: Sequence[str], ranks: Sequence[int]) -> None:
+    """Refuse what is for one method, one number of ranks, or predictions only."""
+    from ...errors import ConfigError
+
+    if arguments.measure:
+        if len(names) > 1:
+            raise ConfigError("--measure takes one method")
+        if arguments.plot or arguments.per_host:
+            option = "--plot" if arguments.plot else "--per-host"
+            raise ConfigError(f"{option} applies to predictions only; leave it out with --measure")
+    elif arguments.save and (len(names) > 1 or len(ranks) > 1 or arguments.per_host):
+        raise ConfigError("--save needs exactly one method and one number of ranks, and no --per-host")
 
 
 def _check(arguments: argparse.Namespace) -> None:
     """Refuse numbers and files that cannot be, before anything is measured."""
     from ...errors import ConfigError
     from ...options import check_exchange
+    from ...planner import parse
 
     check_exchange(arguments.exchange)
+    parse.rate(arguments.rate)
+    parse.seconds(arguments.latency)
     for option, value, most in (
         ("--compute-ms", arguments.compute_ms, _MOST_MILLISECONDS),
         ("--cores", arguments.cores, _MOST_CORES),
@@ -156,15 +180,15 @@ def _check_file(option: str, target: str) -> None:
         raise ConfigError(f"{option} {target}: no permission to write there")
 
 
-def _case(arguments: argparse.Namespace, ranks: int) -> Any:
-    from ...planner import models, parse
+def _case(arguments: argparse.Namespace, table: Any, ranks: int) -> Any:
+    from ...planner import parse
     from ...planner.network import Link
     from ...planner.prediction import World
     from ...planner.predictions import Case
 
     link = Link(parse.rate(arguments.rate), parse.seconds(arguments.latency))
     world = World(ranks, link, arguments.cores, arguments.exchange)
-    return Case(models.read(arguments.model), arguments.compute_ms / 1e3, world)
+    return Case(table, arguments.compute_ms / 1e3, world)
 
 
 def _tell(text: str) -> None:
@@ -211,12 +235,9 @@ def _plain(codec: Any) -> list[Any]:
 
 
 def _worlds(arguments: argparse.Namespace, case: Any, codecs: list[Any], ranks: list[int]) -> int:
-    from ...errors import ConfigError
     from ...planner import parse, predictions, report
     from ...planner.network import Link
 
-    if arguments.save:
-        raise ConfigError("--save needs exactly one method and one number of ranks, and no --per-host")
     if all(codec.name != predictions.PLAIN for codec in codecs):
         codecs = [*codecs, *_plain(codecs[0])]
     local = Link(parse.rate(arguments.local_rate or _LOCAL_RATE), case.world.link.latency)
@@ -238,14 +259,9 @@ def _wrote(paths: list[Path]) -> None:
         _tell(f"wrote {path}")
 
 
-def _measure(arguments: argparse.Namespace, codecs: list[Any]) -> int:
+def _measure(arguments: argparse.Namespace, table: Any, codecs: list[Any]) -> int:
     from ...errors import ConfigError
 
-    if len(codecs) > 1:
-        raise ConfigError("--measure takes one method")
-    if arguments.plot or arguments.per_host:
-        option = "--plot" if arguments.plot else "--per-host"
-        raise ConfigError(f"{option} applies to predictions only; leave it out with --measure")
     try:
         from ...fronts.horovod import job
     except ImportError as error:
@@ -258,12 +274,12 @@ def _measure(arguments: argparse.Namespace, codecs: list[Any]) -> int:
         )
         from ...planner import parse
 
-        return _one_world(arguments, _case(arguments, parse.ranks(arguments.ranks)[0]), codecs[0])
+        return _one_world(arguments, _case(arguments, table, parse.ranks(arguments.ranks)[0]), codecs[0])
     from ...fronts.horovod import plan_trial
     from ...planner import comparison
     from ...schedule.plan import Plan
 
-    case = _case(arguments, world)
+    case = _case(arguments, table, world)
     found = plan_trial.compare(case, codecs[0], arguments.repeat, _tell)
     if rank == 0:
         print(json.dumps(found) if arguments.json else comparison.text(case, found), flush=True)

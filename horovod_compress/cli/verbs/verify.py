@@ -20,6 +20,7 @@ import contextlib
 import json
 import sys
 import time
+from collections.abc import Sequence
 from typing import Any
 
 from .. import launchers
@@ -31,7 +32,7 @@ _BOUND_OF_ONE = 120.0
 _TIMEOUT_FROZEN = 5.0  # of the first steps too, which take long on a machine that is busy
 _TIMEOUT_KILLED = 60.0  # so long that survivors can only notice the death itself, on a busy machine too
 _LATE = 8.0  # seconds after the timeout, or after the death, at which a failure is called late: machines may be busy
-_SAME = "same bits: "
+HEAD = f"{'check':24}  {'result':6}  {'seconds':>7}  detail"
 _START = {
     "horovodrun": "horovodrun -np 8 -H a:4,b:4 hvd-compress verify",
     "torchrun": "torchrun --nproc-per-node 4 --no-python hvd-compress verify",
@@ -54,7 +55,7 @@ def run(arguments: argparse.Namespace) -> int:
         return _refuse(f"--launcher {launcher} needs ranks that verify starts itself: run it without {under}")
     if under and arguments.plant == "freeze":
         return _refuse(f"--plant freeze needs ranks that verify starts itself: run it without {under}")
-    began = time.monotonic()
+    table = _Table(quiet=arguments.json)
     try:
         ranks = launchers.ranks(launcher) if under else None
         if ranks is not None and ranks.size < 2:
@@ -62,29 +63,63 @@ def run(arguments: argparse.Namespace) -> int:
                 "one rank has no one to exchange with; start it on the hosts of your job, such as\n"
                 f"  {_START[launcher]}"
             )
-        rows, world = _with_own_ranks(arguments, launcher) if ranks is None else _in_this_job(arguments, ranks)
+        if ranks is None:
+            _with_own_ranks(arguments, launcher, table)
+        else:
+            _in_this_job(arguments, ranks, launcher, table)
     except ImportError as error:
         return _refuse(str(error))
-    if not rows:  # another rank prints
+    if ranks is not None and ranks.rank:  # another rank prints
         return 0
     found = {
-        "ranks": world,
+        "ranks": ranks.size if ranks else arguments.np,
         "launcher": launcher,
-        "ok": all(row["ok"] for row in rows),
-        "seconds": time.monotonic() - began,
-        "checks": rows,
+        "ok": all(row["ok"] for row in table.rows),
+        "seconds": table.seconds(),
+        "checks": table.rows,
         "planted": arguments.plant,
     }
-    print(json.dumps(found) if arguments.json else text(found), flush=True)
+    print(json.dumps(found) if arguments.json else ending(found), flush=True)
     return 0 if found["ok"] else 1
 
 
-def _with_own_ranks(arguments: argparse.Namespace, launcher: str) -> tuple[list[dict[str, Any]], int]:
+class _Table:
+    """The checks, each printed as soon as it is done."""
+
+    def __init__(self, quiet: bool) -> None:
+        self._quiet, self._began = quiet, time.monotonic()
+        self.rows: list[dict[str, Any]] = []
+
+    def begin(self, world: int, launcher: str) -> None:
+        self._print(f"{world} ranks, started the way {launcher} does\n{HEAD}")
+
+    def extend(self, rows: Sequence[dict[str, Any]]) -> None:
+        """Take the rows so far: those that are new come last."""
+        for row in rows[len(self.rows) :]:
+            self.rows.append(row)
+            self._print(line(row))
+
+    def seconds(self) -> float:
+        return time.monotonic() - self._began
+
+    def _print(self, text: str) -> None:
+        if not self._quiet:
+            print(text, flush=True)  # into a pipe too, which somebody may watch
+
+
+def _with_own_ranks(arguments: argparse.Namespace, launcher: str, table: _Table) -> None:
     run = launchers.module(launcher, "local_ranks").run
     world, plant = arguments.np, arguments.plant or ""
+    table.begin(world, launcher)
     victims = [world - 1] if plant == "freeze" else []
-    ends = run(world, {"how": "checks", "plant": plant}, _BOUND, victims)
-    rows = merged([end.found.get("checks") for end in ends if end.rank not in victims], [end.output for end in ends])
+    others = [rank for rank in range(world) if rank not in victims]
+
+    def look(left: list[dict[str, Any]]) -> None:
+        table.extend(agreed([left[rank].get("checks", []) for rank in others]))
+
+    ends = run(world, {"how": "checks", "plant": plant}, _BOUND, victims, look)
+    table.extend(merged([ends[rank].found.get("checks") for rank in others], [end.output for end in ends]))
+    table.extend([*table.rows, *unfinished([ends[rank] for rank in others], table.rows)])
     for how in ("kill", "freeze"):
         began = time.monotonic()
         ends = run(
@@ -94,27 +129,46 @@ def _with_own_ranks(arguments: argparse.Namespace, launcher: str) -> tuple[list[
             [world - 1],
         )
         problem, detail = judged(how, ends, world)
-        rows.append({"check": how, "ok": not problem, "seconds": time.monotonic() - began, "detail": problem or detail})
-    return rows, world
+        row = {"check": how, "ok": not problem, "seconds": time.monotonic() - began, "detail": problem or detail}
+        table.extend([*table.rows, row])
 
 
-def _in_this_job(arguments: argparse.Namespace, ranks: Any) -> tuple[list[dict[str, Any]], int]:
+def _in_this_job(arguments: argparse.Namespace, ranks: Any, launcher: str, table: _Table) -> None:
     from ...errors import HorovodCompressError
     from ...fronts.common.selftest import Checks
 
-    rows = Checks(ranks, arguments.plant or "").run()
+    if ranks.rank == 0:
+        table.begin(ranks.size, launcher)
+    Checks(ranks, arguments.plant or "", table.extend if ranks.rank == 0 else None).run()
     with contextlib.suppress(HorovodCompressError):  # of a rank that is gone the rows tell
         ranks.gather(None, "hvc.verify.end")  # the first rank may have the store by which the others meet
-    return (rows if ranks.rank == 0 else []), ranks.size
 
 
 def merged(of_ranks: list[list[dict[str, Any]] | None], outputs: list[str]) -> list[dict[str, Any]]:
-    """Return one row for each check: it holds if it does on every rank; the first that fails on one is the last."""
+    """Return the rows of all ranks, see :func:`agreed`, or one that says which ranks have none."""
     if silent := [rank for rank, rows in enumerate(of_ranks) if not rows]:
         detail = f"rank(s) {', '.join(map(str, silent))} failed: {outputs[silent[0]][-2000:].strip()}"
-        return [{"check": "a job of all ranks", "ok": False, "seconds": 0.0, "detail": detail}]
+        return [_broken(detail)]
+    return agreed([rows or [] for rows in of_ranks])
+
+
+def unfinished(ends: Sequence[Any], rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return a row for the first rank that did not end well, where the checks say nothing of it."""
+    if not all(row["ok"] for row in rows):
+        return []
+    bad = [end for end in ends if end.status != 0][:1]
+    how = (f"rank {end.rank} {'did not end' if end.status is None else f'ended with {end.status}'}" for end in bad)
+    return [_broken(f"{text}: {end.output[-2000:].strip()}") for text, end in zip(how, bad, strict=True)]
+
+
+def _broken(detail: str) -> dict[str, Any]:
+    return {"check": "a job of all ranks", "ok": False, "seconds": 0.0, "detail": detail}
+
+
+def agreed(of_ranks: Sequence[list[dict[str, Any]]]) -> list[dict[str, Any]]:
+    """Return a row for each check that all have done: it holds if it does on every rank; one that fails is the last."""
     rows = []
-    for same in zip(*filter(None, of_ranks), strict=False):
+    for same in zip(*of_ranks, strict=False):
         worst = next((row for row in same if not row["ok"]), same[0])
         rows.append({**worst, "seconds": max(row["seconds"] for row in same)})
         if not worst["ok"]:
@@ -143,22 +197,14 @@ def judged(how: str, ends: Any, world: int) -> tuple[str, str]:
     return "", f"rank {victim} {done}: the others failed after at most {max(delays):.1f} s, and named it"
 
 
-def text(found: dict[str, Any]) -> str:
-    """Return the table for people."""
-    rows = found["checks"]
-    same = [row for row in rows if row["check"].startswith(_SAME) and row["ok"]]
-    shown = [row for row in rows if row not in same]
-    if same:
-        names = ", ".join(row["check"].removeprefix(_SAME) for row in same)
-        seconds = sum(row["seconds"] for row in same)
-        shown.insert(
-            0, {"check": "same bits", "ok": True, "seconds": seconds, "detail": f"{len(same)} methods: {names}"}
-        )
-    head = f"{'check':22}  {'result':6}  {'seconds':>7}  detail"
-    lines = [head, *(f"{r['check']:22}  {_word(r):6}  {r['seconds']:7.1f}  {r['detail']}" for r in shown)]
-    end = "all checks passed" if found["ok"] else "a check failed"
-    lines.append(f"{found['ranks']} ranks, started the way {found['launcher']} does, {found['seconds']:.0f} s: {end}")
-    return "\n".join(lines)
+def line(row: dict[str, Any]) -> str:
+    """Return a row of the table for people."""
+    return f"{row['check']:24}  {_word(row):6}  {row['seconds']:7.1f}  {row['detail']}".rstrip()
+
+
+def ending(found: dict[str, Any]) -> str:
+    """Return the line below the table."""
+    return f"{'all checks passed' if found['ok'] else 'a check failed'}, after {found['seconds']:.0f} s"
 
 
 def _word(row: dict[str, Any]) -> str:

@@ -14,7 +14,7 @@ from typing import Any
 
 from ... import __version__
 from ...codecs.base import variants_of
-from ...errors import ConfigError, HorovodCompressError, MismatchError
+from ...errors import ConfigError, HorovodCompressError, MismatchError, one_line
 from ...exchange.wire import WIRE_VERSION
 from ...options import Options
 from ...schedule.plan import TensorSpec
@@ -92,7 +92,7 @@ def _refused(refusals: Sequence[str | None]) -> str:
     rank, why = next((rank, why) for rank, why in enumerate(refusals) if why)
     if all(other == why for other in refusals):
         return why
-    return f"rank {rank} cannot start: {why}"
+    return f"rank {rank} cannot start: {one_line(why)}"
 
 
 def from_plain(given: dict[str, Any]) -> Document:

@@ -5,10 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+#: List at most this many ranks: nobody reads thousands.
+_MOST = 64
+
 
 def listed(ranks: Iterable[int]) -> str:
-    """Return ``0, 2``."""
-    return ", ".join(map(str, ranks))
+    """Return ``0, 2``; of very many the first, and how many more there are."""
+    every = list(ranks)
+    more = f" and {len(every) - _MOST} more" if len(every) > _MOST else ""
+    return ", ".join(map(str, every[:_MOST])) + more
 
 
 def by_value(values: Sequence[Any] | Mapping[int, Any]) -> str:

@@ -89,6 +89,7 @@ class Board:
             thread.join(_END_SECONDS)
 
     def _read(self, group: Any, peer: int) -> None:
+        # A RecursionError, of a value nested too deeply, is a RuntimeError.
         with contextlib.suppress(RuntimeError, ValueError, TypeError):  # the connection is broken, or of no more use
             while True:
                 length = _received(group, _LENGTH_TAG, 8, peer)

@@ -181,7 +181,7 @@ class GlooTransport:
         while len(found) < self.size and time.monotonic() < end:
             for rank in set(range(self.size)) - set(found):
                 if self._board.check([f"abort/{rank}"]):
-                    found[rank] = json.loads(self._board.get(f"abort/{rank}"))
+                    found[rank] = _parsed(self._board.get(f"abort/{rank}"))
             time.sleep(_POLL_SECONDS)
         return found
 
@@ -350,6 +350,14 @@ def _has_note(board: Board, rank: int) -> bool:
     while not (found := board.check([f"abort/{rank}"])) and time.monotonic() < end:
         time.sleep(_POLL_SECONDS)
     return found
+
+
+def _parsed(text: bytes) -> Any:
+    """Return a note as it was left; what is none says nothing."""
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return {}
 
 
 def _first_line(error: Exception) -> str:

@@ -8,7 +8,7 @@ import logging
 import os
 import threading
 import weakref
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 from types import MappingProxyType
 from typing import Any, TypeVar
@@ -27,7 +27,6 @@ from ...observe.trace import Trace
 from ...schedule.plan import Plan
 from .checkpoints import Checkpoints
 from .counters import Counters
-from .factories import Factories
 from .scale import check_scaler
 from .startup import before_handshake, start
 from .steps import Steps
@@ -37,7 +36,23 @@ Scaler = TypeVar("Scaler")
 _log = logging.getLogger("horovod_compress")
 
 
-class BaseCompression(Factories, Checkpoints, Counters):
+#: What other modules of this package call, and nobody else.
+_OURS = {"allgather_object", "begin_updates", "check_momentum", "check_state", "check_updates", "communication_delay"}
+_OURS |= {"exchange", "full_precision_every", "included", "is_over", "parameters"}
+
+
+class _Listed(type):
+    """A class of which ``dir()`` shows what is public, as a prompt that completes names does."""
+
+    def __dir__(cls) -> list[str]:
+        return _public(super().__dir__())
+
+
+def _public(names: Iterable[str]) -> list[str]:
+    return sorted(name for name in names if not name.startswith("_") and name not in _OURS)
+
+
+class BaseCompression(Checkpoints, Counters, metaclass=_Listed):
     """A compression, without what depends on the framework."""
 
     def __init__(
@@ -82,6 +97,9 @@ class BaseCompression(Factories, Checkpoints, Counters):
     def _prepare(self, reducer: Reducer) -> None:
         """Set what the reducer asks of the front; no gradient has been offered yet."""
         raise NotImplementedError
+
+    def __dir__(self) -> list[str]:
+        return _public(super().__dir__())
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self._in_words()}>"

@@ -13,6 +13,7 @@ from ...errors import ConfigError
 from ...observe import verdict
 from ...observe.prometheus import PrometheusFile
 from ...observe.reports import Reports, TensorBoard
+from ...observe.stats import AtAnyTime, Stats
 from .running import Running
 
 
@@ -37,7 +38,7 @@ class Counters(Running):
         )
 
     def _in_words(self) -> str:
-        """Return the method, the options that somebody chose, and what compression is worth so far."""
+        """Return the method, the options that are not the defaults, and the ratio so far with what it is worth."""
         if self._reducer is None:
             return f"{self.method}: not on this rank"
         reducer = self._reducer
@@ -46,7 +47,7 @@ class Counters(Running):
             len(reducer.plan.buckets),
         )
         state = f"{' '.join(asked)}: {number} bucket{'s' * (number != 1)}, step {reducer.step}"
-        return "; ".join(filter(None, (state, self._verdict())))
+        return "; ".join((state, self._verdict() or "nothing sent yet"))
 
     def _verdict(self) -> str:
         """Return in words what compression is worth; of updates only the ratio is known."""
@@ -56,24 +57,31 @@ class Counters(Running):
         total = reducer.options.total_steps
         return verdict.in_words(reducer.metrics, self._reports.pace, self._steps.is_exact, reducer.step, total)
 
-    def stats(self) -> dict[str, Any]:
-        """Return this rank's counters.
+    def stats(self) -> Stats:
+        """Return this rank's counters, a dictionary; :class:`~horovod_compress.observe.stats.Stats` has its keys.
 
-        Returns:
-            ``steps``, ``exact_steps`` (those in which nothing was compressed), ``bytes_sent`` (bytes handed to the
-            transport, headers included), ``bytes_exact`` and ``bytes_compressed`` (the parts of it that were gradients
-            as plain numbers, and compressed ones), ``bytes_dense`` (bytes that a float32 ring would have sent),
-            ``times_fewer_bytes`` (the ratio of ``bytes_dense`` and ``bytes_sent``), ``seconds`` per phase,
-            ``residual_norm``, ``norm_ratio`` (what compressed gradients are handed back times, so that they have the
-            norm of the exact mean) and ``gradient_norm`` (that norm, as last measured; 0 before that), ``nonfinite``
-            (NaN and infinite values offered by all ranks together, however they are treated), ``verified`` (steps whose
-            results were compared across ranks), ``buckets``, ``plain_buckets`` (those that the schedule leaves
-            uncompressed), ``collectives`` in use, ``tuned`` (no search for buckets is in progress), ``method``,
-            ``overlap`` (the share of the exchange time that the backward pass hides, 0 to 1) and the
-            ``overlap_seconds`` it is computed from: see :class:`horovod_compress.observe.overlap.Overlap`.
+        steps, exact_steps            finished steps, and those in which nothing was compressed
+        bytes_sent                    bytes handed to the transport, headers included
+        bytes_exact, bytes_compressed the parts of it that were gradients as plain numbers, and compressed ones
+        bytes_dense                   bytes that a float32 ring would have sent
+        times_fewer_bytes             the ratio of bytes_dense and bytes_sent
+        seconds                       by phase
+        residual_norm                 the norm of what waits
+        norm_ratio                    what compressed gradients are handed back times, so that they have the norm of
+                                      the exact mean
+        gradient_norm                 that norm, as last measured; 0 before that
+        nonfinite                     NaN and infinite values offered by all ranks together, however treated
+        verified                      steps whose results were compared across ranks
+        buckets, plain_buckets        how many there are, and how many of them the schedule leaves uncompressed
+        collectives                   those in use
+        tuned                         no search for buckets is in progress
+        method                        its name
+        overlap, overlap_seconds      the share of the exchange time that the backward pass hides, 0 to 1, and the
+                                      seconds it is computed from
         """
         reducer = self._running()
-        return self._counters() | {
+        return {
+            **self._counters(),
             "residual_norm": reducer.kept.residual_norm(),
             "buckets": len(reducer.plan.buckets),
             "collectives": sorted({state.round(reducer.step).collective.name for state in reducer.buckets}),
@@ -84,10 +92,10 @@ class Counters(Running):
             "gradient_norm": reducer.norms.ratio.norm,
         }
 
-    def _counters(self) -> dict[str, Any]:
+    def _counters(self) -> AtAnyTime:
         """Return what can be read at any time."""
         reducer = self._running()
-        return reducer.metrics.document() | reducer.context.overlap.document()
+        return {**reducer.metrics.document(), **reducer.context.overlap.document()}
 
     def publish(
         self,

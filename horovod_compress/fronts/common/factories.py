@@ -1,19 +1,27 @@
-"""The functions that make compressions: one for each method, with its own signature and help."""
+"""The functions that make compressions: one for each method, with its own signature and help.
+
+What type checkers see of them is in ``factory_types.pyi`` beside each front, which tools/make_types.py writes.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from types import MethodType
-from typing import Any, ClassVar, Protocol, TypeVar, cast
+from typing import Any, TypeVar, cast
 
 from torch import nn
 
 from ...codecs import registry
+from ...codecs.base import Codec
+from ...codecs.masked import Masked
 from ...codecs.registry import available
+from ...engine.job import Job
+from ...engine.methods import Methods, per_layer
 from ...errors import ConfigError
 from .. import help_text
+from .startup import before_handshake, check_alone
 
-C = TypeVar("C")
 F = TypeVar("F", bound=Callable[..., Any])
 NamedParameters = Iterable[tuple[str, nn.Parameter]]
 
@@ -21,37 +29,6 @@ _WANTED = {
     "create": '"marsit", model.named_parameters()',
     "per_layer": '{"*": "marsit"}, model.named_parameters()',
 }
-
-
-class Factory(Protocol):
-    """How type checkers see what :func:`add_factories` adds: called, it makes an object of the class it is found in."""
-
-    def __get__(self, instance: object, owner: type[C]) -> Callable[..., C]: ...
-
-
-class Factories:
-    """The methods, for editors to complete; :func:`add_factories` adds those that are registered later."""
-
-    none: ClassVar[Factory]
-    dgc: ClassVar[Factory]
-    fp16: ClassVar[Factory]
-    bf16: ClassVar[Factory]
-    ef_signsgd: ClassVar[Factory]
-    global_qsgd: ClassVar[Factory]
-    marsit: ClassVar[Factory]
-    natural: ClassVar[Factory]
-    qsgd: ClassVar[Factory]
-    randomk: ClassVar[Factory]
-    onebit: ClassVar[Factory]
-    onebit_adam: ClassVar[Factory]
-    powersgd: ClassVar[Factory]
-    signsgd: ClassVar[Factory]
-    signum: ClassVar[Factory]
-    sketch_fusion: ClassVar[Factory]
-    sparse_binary: ClassVar[Factory]
-    stc: ClassVar[Factory]
-    terngrad: ClassVar[Factory]
-    topk: ClassVar[Factory]
 
 
 class _OfAnObject:
@@ -76,30 +53,98 @@ def _refuse_class(*given: object) -> Any:
     )
 
 
-def add_factories(kind: Any, ranks: tuple[str, object, str], refused: Iterable[str]) -> None:
-    """Give a class of compressions, which has ``create`` and ``per_layer``, a static method for each method.
+@dataclass(frozen=True)
+class RanksOption:
+    """The option that says which ranks take part.
+
+    Attributes:
+        said: what ``help()`` shows of it.
+        job: makes the job of its value.
+    """
+
+    name: str
+    default: object
+    said: str
+    job: Callable[[Any], Job]
+
+    def job_of(self, options: dict[str, Any], check: Callable[[Mapping[str, Any]], object]) -> Job:
+        """Take the option out of those given, and return its job.
+
+        Args:
+            check: called with the other options where there is no job, as at a prompt: an error in them comes first.
+        """
+        chosen = options.pop(self.name, self.default)
+        try:
+            return self.job(chosen)
+        except ConfigError:
+            check(options)
+            raise
+
+
+def add_factories(kind: Any, ranks: RanksOption, refused: Iterable[str]) -> None:
+    """Give a class of compressions static methods that make them: one for each method, ``create`` and ``per_layer``.
 
     Args:
         kind: the class.
-        ranks: the option that says which ranks take part, its default, and what ``help()`` shows of it.
         refused: methods of a compression that the functions themselves are to refuse, by name.
     """
-    for name in available():
-        setattr(kind, name, staticmethod(_factory(kind, name, ranks)))
-    for name in (*available(), "create", "per_layer"):
-        _refuse_calls(getattr(kind, name), refused)
+    made = [_create(kind, ranks), _per_layer(kind, ranks)]
+    kind.create = staticmethod(made[0])  # the others call it
+    made += [_factory(kind, name, ranks) for name in available()]
+    for function in made:
+        function.__qualname__ = f"{kind.__name__}.{function.__name__}"
+        function.__module__ = kind.__module__
+        setattr(kind, function.__name__, staticmethod(function))
+        _refuse_calls(function, refused)
 
 
-def _factory(kind: Any, method: str, ranks: tuple[str, object, str]) -> Callable[..., Any]:
+def _create(kind: Any, ranks: RanksOption) -> Callable[..., Any]:
+    def create(method: str | Codec | Masked, named_parameters: NamedParameters, **options: Any) -> Any:
+        job = ranks.job_of(options, lambda others: check_alone(method, named_parameters, others))
+        return kind(method, named_parameters, options, job)
+
+    create.__doc__ = f"""Create a compression by the name of its method.
+
+        Args:
+            method: one of :func:`available`, or what :func:`method`, :func:`masked` or :func:`by_step` returns.
+            named_parameters: of the model, in forward order; parameters that need no gradient are skipped.
+            options: those of the method and those of all methods; ``{ranks.name}``: {ranks.said}
+        """
+    return create
+
+
+def _per_layer(kind: Any, ranks: RanksOption) -> Callable[..., Any]:
+    def make(methods: Mapping[str, str | Codec | Masked], named_parameters: NamedParameters, **options: Any) -> Any:
+        job = ranks.job_of(options, lambda others: check_alone(per_layer(methods), named_parameters, others))
+        with before_handshake(job):
+            found: Methods = per_layer(methods)
+        return kind(found, named_parameters, options, job)
+
+    make.__name__ = "per_layer"
+    make.__doc__ = """Create a compression with different methods for different layers.
+
+            hvc.Compression.per_layer({"embed*": hvc.method("topk", density=0.01), "*.bias": "none", "*": "marsit"},
+                                      model.named_parameters())
+
+        Args:
+            methods: by pattern, names of methods or what :func:`method`, :func:`masked` or :func:`by_step` returns. A
+                pattern has to match the whole name of a parameter; * stands for anything, ? for one character, [ab] for
+                one of these. The first match counts, and every parameter needs one.
+            named_parameters: as for :meth:`create`.
+            options: those of all methods; give a method's own options to :func:`method`.
+        """
+    return make
+
+
+def _factory(kind: Any, method: str, ranks: RanksOption) -> Callable[..., Any]:
     codec = registry.codec_class(method)
 
     def make(named_parameters: NamedParameters, **options: Any) -> Any:
         return kind.create(method, named_parameters, **options)
 
-    make.__name__, make.__qualname__ = method, f"{kind.__name__}.{method}"
-    option, default, said = ranks
-    make.__doc__ = help_text.of_method(codec, option, said)
-    make.__signature__ = help_text.signature(codec, default, option)  # type: ignore[attr-defined]
+    make.__name__ = method
+    make.__doc__ = help_text.of_method(codec, ranks.name, ranks.said)
+    make.__signature__ = help_text.signature(codec, ranks.default, ranks.name)  # type: ignore[attr-defined]
     return make
 
 

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ...known import MethodName
 from .ranks import Ranks
 
 _WARM_UP = 2
@@ -28,7 +29,7 @@ class Timing:
         return {"name": self.name, "median_seconds": self.median, "spread_seconds": self.spread}
 
 
-def measure(ranks: Ranks, elements: int, repeat: int, method: str, options: dict[str, Any]) -> list[Timing]:
+def measure(ranks: Ranks, elements: int, repeat: int, method: MethodName, options: dict[str, Any]) -> list[Timing]:
     """Time the mean of one float32 tensor over the ranks: the framework's own, this package's, and with a method.
 
     The contestants take turns. Every rank has to call this.
@@ -44,7 +45,7 @@ def measure(ranks: Ranks, elements: int, repeat: int, method: str, options: dict
     rows = max(1, round(elements**0.5))
     shape = (rows, max(1, elements // rows))
     source, grad = torch.randn(shape, generator=torch.Generator().manual_seed(ranks.rank)), torch.empty(shape)
-    both: dict[str, dict[str, Any]] = {"none": {}, method: options}
+    both: dict[MethodName, dict[str, Any]] = {"none": {}, method: options}
     ours = {name: _Ours(ranks, grad, name, given) for name, given in both.items()}
     contestants: dict[str, Callable[[], object]] = {
         f"{ranks.name} fp32": lambda: ranks.mean(grad),
@@ -66,7 +67,7 @@ def measure(ranks: Ranks, elements: int, repeat: int, method: str, options: dict
 class _Ours:
     """The mean of one gradient, of a model with one parameter."""
 
-    def __init__(self, ranks: Ranks, grad: Tensor, method: str, options: dict[str, Any]) -> None:
+    def __init__(self, ranks: Ranks, grad: Tensor, method: MethodName, options: dict[str, Any]) -> None:
         model = nn.Module()
         self._parameter = nn.Parameter(torch.zeros_like(grad))
         model.register_parameter(f"headroom_{method}", self._parameter)

@@ -5,20 +5,29 @@
 
 from __future__ import annotations
 
+import atexit
+import contextlib
+import functools
 import json
 import os
+import select
+import signal
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Collection, Mapping, Sequence
+import traceback
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 _POLL_SECONDS = 0.02
+_LOOK_SECONDS = 0.2
 #: What a rank finds its folder, its task and its number by.
 FOLDER, TASK, RANK = "HVC_RANK_FOLDER", "HVC_RANK_TASK", "HVC_RANK_NUMBER"
+
+Look = Callable[[list[dict[str, Any]]], None]
 
 
 @dataclass(frozen=True)
@@ -26,7 +35,7 @@ class End:
     """How one rank ended.
 
     Attributes:
-        status: of its exit, negative for a signal, None if the bound of time ended it.
+        status: of its exit, negative for a signal, None if it did not end by itself.
         found: what it has written by :func:`leave`, by name.
         output: what it printed.
     """
@@ -51,56 +60,153 @@ def leave(name: str, value: Any) -> None:
 
 
 def run(
-    module: str, ranks: Sequence[Mapping[str, str]], what: Any, seconds: float, victims: Collection[int] = ()
+    module: str,
+    ranks: Sequence[Mapping[str, str]],
+    what: Any,
+    seconds: float,
+    victims: Collection[int] = (),
+    look: Look = lambda left: None,
 ) -> list[End]:
     """Run a module as every rank of a job of its own, and say how each ended.
 
     Args:
+        module: ends with :func:`serve`.
         ranks: what each has in its environment, by which it finds the others.
         what: the task, as plain data.
         seconds: after which all that still run are killed.
         victims: ranks that need not end; they are killed when the others have.
+        look: called again and again while they run, with what each has left so far, by name.
     """
     with tempfile.TemporaryDirectory(prefix="hvc-ranks-") as name:
-        folder = Path(name)
-        common = {FOLDER: name, TASK: json.dumps(what)}
-        started: list[subprocess.Popen[bytes]] = []
-        try:
-            for rank, own in enumerate(ranks):
-                started.append(_start(module, folder / f"output.{rank}", {**common, **own, RANK: str(rank)}))
-            statuses = _watch(started, set(victims), seconds)
-        finally:
-            _kill(started)
-        return [_end(folder, rank, status) for rank, status in enumerate(statuses)]
+        folder, common = Path(name), {FOLDER: name, TASK: json.dumps(what)}
+        own = [{**common, **mine, RANK: str(rank)} for rank, mine in enumerate(ranks)]
+        order = {"folder": name, "ranks": own, "seconds": seconds, "victims": list(victims)}
+        numbers = range(len(ranks))
+        found = _starter(module).carry_out(order, lambda: look([_left(folder, rank) for rank in numbers]))
+        if isinstance(found, str):  # it could not even start
+            return [End(rank, None, {}, found) for rank in numbers]
+        return [End(rank, found[rank], _left(folder, rank), _output(folder, rank)) for rank in numbers]
 
 
-def _start(module: str, output: Path, mine: Mapping[str, str]) -> subprocess.Popen[bytes]:
-    threads = {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")}  # ranks share the processors
-    with output.open("wb") as stream:
-        return subprocess.Popen(
+def _left(folder: Path, rank: int) -> dict[str, Any]:
+    return {path.name.split(".")[0]: json.loads(path.read_text()) for path in folder.glob(f"*.{rank}.json")}
+
+
+def _output(folder: Path, rank: int) -> str:
+    path = folder / f"output.{rank}"
+    return path.read_text(errors="replace") if path.exists() else ""
+
+
+# ---- the process that starts them ----
+
+
+class _Starter:
+    """Runs a module that has imported all that ranks need, and becomes them by forking: they start at once."""
+
+    def __init__(self, module: str) -> None:
+        self._said = tempfile.TemporaryFile("w+", errors="replace")  # noqa: SIM115  open as long as the process
+        self._process = subprocess.Popen(
             [sys.executable, "-m", module],
-            env={**os.environ, **threads, **mine},
-            stdin=subprocess.DEVNULL,
-            stdout=stream,
-            stderr=subprocess.STDOUT,
+            # Ranks share the processors; and a fork would have none of a pool's threads.
+            env={**os.environ, "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._said,
+            text=True,
         )
 
+    def carry_out(self, order: Mapping[str, Any], look: Callable[[], None]) -> list[int | None] | str:
+        """Return the ranks' statuses; what this process said instead if it has ended."""
+        assert self._process.stdin and self._process.stdout
+        try:
+            print(json.dumps(order), file=self._process.stdin, flush=True)
+            while not select.select([self._process.stdout], [], [], _LOOK_SECONDS)[0]:
+                look()
+            found: list[int | None] = json.loads(self._process.stdout.readline())
+        except (BrokenPipeError, ValueError):
+            self._process.wait()
+            self._said.seek(0)
+            return self._said.read()
+        return found
 
-def _watch(started: list[subprocess.Popen[bytes]], victims: set[int], seconds: float) -> list[int | None]:
+    def end(self) -> None:
+        """Let it end; its ranks have."""
+        assert self._process.stdin and self._process.stdout
+        with contextlib.suppress(BrokenPipeError):
+            self._process.stdin.close()
+        self._process.stdout.close()
+        self._process.wait()
+        self._said.close()
+
+
+@functools.cache
+def _starter(module: str) -> _Starter:
+    found = _Starter(module)
+    atexit.register(found.end)
+    return found
+
+
+def serve(become: Callable[[], None]) -> None:
+    """Start ranks as :func:`run` asks for them, until nobody can ask any more.
+
+    Args:
+        become: a rank's whole work, in a process of its own with the rank's environment.
+    """
+    for line in sys.stdin:
+        order = json.loads(line)
+        started: list[_Rank] = []
+        try:
+            for number, mine in enumerate(order["ranks"]):
+                started.append(_Rank(mine, Path(order["folder"], f"output.{number}"), become))
+            _watch(started, set(order["victims"]), order["seconds"])
+        finally:
+            statuses = [rank.status() for rank in started]
+            for rank in started:
+                rank.kill()
+        print(json.dumps(statuses), flush=True)
+
+
+class _Rank:
+    """A fork that becomes a rank."""
+
+    def __init__(self, mine: Mapping[str, str], output: Path, become: Callable[[], None]) -> None:
+        self._status: int | None = None
+        self._pid = os.fork()
+        if not self._pid:
+            try:
+                os.environ.update(mine)
+                _redirect(output)
+                become()
+            except BaseException:  # noqa: BLE001  whatever it is, this process has nothing else to do
+                traceback.print_exc()
+            finally:
+                sys.stdout.flush()
+                sys.stderr.flush()
+                os._exit(1)  # one that ends well does so itself
+
+    def status(self) -> int | None:
+        """Return the status of its exit, negative for a signal, None while it runs."""
+        if self._status is None:
+            pid, status = os.waitpid(self._pid, os.WNOHANG)
+            self._status = os.waitstatus_to_exitcode(status) if pid else None
+        return self._status
+
+    def kill(self) -> None:
+        if self.status() is None:
+            os.kill(self._pid, signal.SIGKILL)
+            os.waitpid(self._pid, 0)
+
+
+def _redirect(output: Path) -> None:
+    """Read nothing, and write to a file."""
+    with Path(os.devnull).open("rb") as nothing, output.open("wb") as file:
+        os.dup2(nothing.fileno(), 0)
+        os.dup2(file.fileno(), 1)
+        os.dup2(file.fileno(), 2)
+
+
+def _watch(started: Sequence[_Rank], victims: Collection[int], seconds: float) -> None:
     until = time.monotonic() + seconds
-    expected = [process for rank, process in enumerate(started) if rank not in victims]
-    while time.monotonic() < until and any(process.poll() is None for process in expected):
+    expected = [rank for number, rank in enumerate(started) if number not in victims]
+    while time.monotonic() < until and any(rank.status() is None for rank in expected):
         time.sleep(_POLL_SECONDS)
-    return [process.poll() for process in started]
-
-
-def _kill(started: list[subprocess.Popen[bytes]]) -> None:
-    for process in started:
-        if process.poll() is None:
-            process.kill()
-        process.wait()
-
-
-def _end(folder: Path, rank: int, status: int | None) -> End:
-    found = {path.name.split(".")[0]: json.loads(path.read_text()) for path in folder.glob(f"*.{rank}.json")}
-    return End(rank, status, found, (folder / f"output.{rank}").read_text(errors="replace"))

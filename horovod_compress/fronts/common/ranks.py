@@ -7,6 +7,8 @@ from typing import Any, NamedTuple, Protocol
 
 from torch import Tensor, nn
 
+from ...known import MethodName
+
 #: Seconds for what is to succeed, on a machine that may be busy.
 PATIENCE = 30.0
 
@@ -48,7 +50,7 @@ class Ranks(Protocol):
     def mean_in_fp16(self, tensor: Tensor) -> None:
         """Take the mean over ranks in place, as the framework's own fp16 compression does."""
 
-    def train(self, model: nn.Module, method: str, **options: Any) -> Training:
+    def train(self, model: nn.Module, method: MethodName, **options: Any) -> Training:
         """Begin a training by SGD with a method."""
 
     def exchange(self, training: Training, parameter: nn.Parameter, grad: Tensor) -> None:

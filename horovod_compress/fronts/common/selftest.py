@@ -1,6 +1,6 @@
 """One rank's part of ``hvd-compress verify``: checks in a running job, and the end of a rank in the middle of one.
 
-Each front has a module ``selftest``, which is what a rank is started as.
+Each front has a module ``selftest``, whose forks are the ranks.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from ...codecs.registry import available
 from ...errors import CorruptFrameError, ExchangeError, HorovodCompressError, MismatchError
+from ...known import MethodName
 from . import local_ranks
 from .ranks import PATIENCE, Ranks
 
@@ -67,7 +68,7 @@ class _Flipping:
 class _Job:
     """A model that trains with a compression."""
 
-    def __init__(self, ranks: Ranks, method: str, seconds: float = PATIENCE, **options: Any) -> None:
+    def __init__(self, ranks: Ranks, method: MethodName, seconds: float = PATIENCE, **options: Any) -> None:
         self.model = _Model(ranks.rank)
         fixed = {"schedule": "layerwise", "verify_every": 1}
         self.compression, self.optimizer, self._called = ranks.train(
@@ -90,10 +91,13 @@ class Checks:
 
     Args:
         plant: a fault of the last rank, which has to be found.
+        tell: called with the rows so far after each check.
     """
 
-    def __init__(self, ranks: Ranks, plant: str = "") -> None:
-        self._ranks, self._plant = ranks, plant
+    def __init__(
+        self, ranks: Ranks, plant: str = "", tell: Callable[[list[dict[str, Any]]], None] | None = None
+    ) -> None:
+        self._ranks, self._plant, self._tell = ranks, plant, tell
         self._victim = ranks.size - 1
         self._mine = ranks.rank == self._victim
 
@@ -109,6 +113,8 @@ class Checks:
                 problem = f"{type(error).__name__}: {error}" if isinstance(error, HorovodCompressError) else str(error)
             seconds = time.monotonic() - began
             found.append({"check": name, "ok": not problem, "seconds": seconds, "detail": problem or detail})
+            if self._tell:
+                self._tell(found)
             if problem:
                 break
         return found
@@ -125,7 +131,7 @@ class Checks:
 
     # ---- equal bits ----
 
-    def same_bits(self, method: str) -> str:
+    def same_bits(self, method: MethodName) -> str:
         """Train with a method; every rank must have the same weights, bit for bit.
 
         Raises:
@@ -264,12 +270,23 @@ def lose_a_rank(ranks: Ranks, how: str, seconds: float) -> None:
         local_ranks.leave("error", None)
 
 
+def serve(begin: Callable[[], Ranks]) -> None:
+    """Start ranks as they are asked for, see :func:`.local_ranks.serve`.
+
+    Args:
+        begin: joins a job.
+    """
+    # What torch imports when the first optimizer is made, some seconds' worth; forks have it from here.
+    torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=0.1)
+    local_ranks.serve(lambda: main(begin()))
+
+
 def main(ranks: Ranks) -> None:
     """Do what this rank was started for, and end the process."""
     what = local_ranks.task()
     torch.set_num_threads(1)
     if what["how"] == "checks":
-        local_ranks.leave("checks", Checks(ranks, what["plant"]).run())
+        Checks(ranks, what["plant"], partial(local_ranks.leave, "checks")).run()
     else:
         lose_a_rank(ranks, what["how"], what["seconds"])
     os._exit(0)  # the framework would wait for the rank that is gone

@@ -92,6 +92,19 @@ def start(
     return methods, reducer
 
 
+def check_alone(method: str | Codec | Masked | Methods, named: object, given: Mapping[str, Any]) -> None:
+    """Check what needs no other ranks, where there are none yet.
+
+    Raises:
+        ConfigError: an option or the parameter list cannot work.
+    """
+    methods, options = parse(method, given)
+    tensors = specs(named)
+    methods.check_used(tensors)
+    make_plan(options.schedule, tensors, options.min_elements, methods.number)
+    _check_options(methods, options, 2)
+
+
 def refuse(error: Exception, job: Job, seconds: float = _DEFAULT_SECONDS) -> NoReturn:
     """Take part in the handshake with this rank's error, which every rank then raises.
 

@@ -4,17 +4,13 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import horovod
 import horovod.torch as hvd
 import torch
 from torch import Tensor, nn
 
-from ...codecs.base import Codec
-from ...codecs.masked import Masked
-from ...engine.methods import per_layer
 from ...engine.optimizer.matching import before_step
 from ...engine.optimizer.second_moment import names_of
 from ...engine.reducer import Reducer
@@ -22,8 +18,7 @@ from ...errors import ConfigError, HorovodCompressError, NonFiniteError
 from ...observe.trace import MAX_EVENTS, Trace
 from .. import help_text
 from ..common.base import begin_trace
-from ..common.factories import NamedParameters, add_factories, of_an_object
-from ..common.startup import before_handshake
+from ..common.factories import RanksOption, add_factories, of_an_object
 from .calls import (
     await_tokens,
     calling_optimizer,
@@ -41,11 +36,16 @@ from .guards import guard, leave_before_loading
 from .job import HorovodJob
 from .tokens import Tokens
 
+if TYPE_CHECKING:
+    from .factory_types import Factories
+else:
+    Factories = object  # the functions are added below
+
 _log = logging.getLogger("horovod_compress")
 _PRIVATE_API = "0.28."  # the Horovod versions whose private methods attach() was written for
 
 
-class Compression(ForUpdates):
+class Compression(ForUpdates, Factories):
     """A compression for ``hvd.DistributedOptimizer(compression=...)``.
 
     Create one by the name of a method, ``Compression.marsit(model.named_parameters(), ...)``, after
@@ -73,41 +73,6 @@ class Compression(ForUpdates):
 
     def _not_here(self) -> str:
         return f"rank {hvd.rank()} is not in this compression's process set, or the start failed"
-
-    @staticmethod
-    def create(method: str | Codec | Masked, named_parameters: NamedParameters, **options: Any) -> Compression:
-        """Create a compression by the name of its method.
-
-        Args:
-            method: one of :func:`available`, or what :func:`method`, :func:`masked` or :func:`by_step` returns.
-            named_parameters: as given to the optimizer, in forward order; parameters that need no
-                gradient are skipped.
-            options: those of the method and those of all methods; ``process_set`` as for the optimizer.
-        """
-        process_set = options.pop("process_set", hvd.global_process_set)
-        return Compression(method, named_parameters, options, HorovodJob(process_set))
-
-    @staticmethod
-    def per_layer(
-        methods: Mapping[str, str | Codec | Masked], named_parameters: NamedParameters, **options: Any
-    ) -> Compression:
-        """Create a compression with different methods for different layers.
-
-            hvc.Compression.per_layer({"embed*": hvc.method("topk", density=0.01), "*.bias": "none", "*": "marsit"},
-                                      model.named_parameters())
-
-        Args:
-            methods: by pattern, names of methods or what :func:`method`, :func:`masked` or :func:`by_step` returns. A
-                pattern has to match the whole name of a parameter; * stands for anything, ? for one character, [ab] for
-                one of these. The first match counts, and every parameter needs one.
-            named_parameters: as for :meth:`create`.
-            options: those of all methods; give a method's own options to :func:`method`.
-        """
-        process_set = options.pop("process_set", hvd.global_process_set)
-        job = HorovodJob(process_set)
-        with before_handshake(job):
-            found = per_layer(methods)
-        return Compression(found, named_parameters, options, job)
 
     # ---- Horovod's contract ----
 
@@ -391,6 +356,6 @@ def _attach(optimizer: Any, compression: Compression) -> None:
 
 add_factories(
     Compression,
-    ("process_set", hvd.global_process_set, help_text.PROCESS_SET),
+    RanksOption("process_set", hvd.global_process_set, help_text.PROCESS_SET, HorovodJob),
     refused=("compress", "decompress", "attach", "follow"),
 )

@@ -27,11 +27,16 @@ class HorovodJob:
         process_set: one that Horovod knows.
 
     Raises:
-        ConfigError: it is none.
+        ConfigError: it is none, or Horovod has not been initialized.
     """
 
     def __init__(self, process_set: Any) -> None:
         _check_process_set(process_set)
+        if not hvd.is_initialized():
+            raise ConfigError(
+                "Horovod has not been initialized: call hvd.init() before the compression is created, and start the "
+                "job with horovodrun"
+            )
         self.process_set = process_set
         self.run = Run()
 

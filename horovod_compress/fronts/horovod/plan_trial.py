@@ -118,7 +118,7 @@ class _Bench:
         """Return what the steps with some buckets took."""
         model = self._model()
         named = list(model.named_parameters())
-        options = {"schedule": plan, "exchange": self._case.world.exchange, "timeout": _TIMEOUT_SECONDS}
+        options: dict[str, Any] = {"schedule": plan, "exchange": self._case.world.exchange, "timeout": _TIMEOUT_SECONDS}
         compression = Compression.create(self._codec, named, **options)
         wrapped = hvd.DistributedOptimizer(_NullOptimizer(model.parameters()), named, compression=compression)
         optimizer = compression.attach(wrapped)

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from ...engine.job import Gathering
+from ...known import MethodName
 from ..common.ranks import PATIENCE, Training
 from .compression import Compression
 from .job import HorovodJob
@@ -52,7 +53,7 @@ class HorovodRanks:
         payload, _ = hvd.Compression.fp16.compress(tensor)
         tensor.copy_(hvd.allreduce_(payload, name="ranks.fp16"))
 
-    def train(self, model: nn.Module, method: str, **options: Any) -> Training:
+    def train(self, model: nn.Module, method: MethodName, **options: Any) -> Training:
         named = list(model.named_parameters())
         compression = Compression.create(method, named, **options)
         plain = torch.optim.SGD(model.parameters(), lr=_LR)

@@ -1,4 +1,4 @@
-"""``python -m horovod_compress.fronts.horovod.selftest``: one rank of ``hvd-compress verify`` under Horovod."""
+"""``python -m horovod_compress.fronts.horovod.selftest``: the ranks of ``hvd-compress verify`` as under Horovod."""
 
 from __future__ import annotations
 
@@ -6,4 +6,4 @@ from ..common import selftest
 from .ranks import begin
 
 if __name__ == "__main__":
-    selftest.main(begin())
+    selftest.serve(begin)

@@ -4,25 +4,20 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Mapping
 from functools import partial
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
-from ...codecs.base import Codec
-from ...codecs.masked import Masked
-from ...engine.methods import per_layer
 from ...engine.optimizer.matching import before_step
 from ...engine.reducer import Reducer
 from ...errors import ConfigError, HorovodCompressError
 from ...observe.trace import MAX_EVENTS, Trace
 from ..common.base import BaseCompression, begin_trace
-from ..common.factories import NamedParameters, add_factories
-from ..common.startup import before_handshake
+from ..common.factories import RanksOption, add_factories
 from ..common.unexchanged import Unexchanged
 from . import checks
 from .backward import Backward, at_the_end, in_backward
@@ -36,10 +31,15 @@ from .unused import Unused, looks_for_unused
 
 Model = TypeVar("Model", bound=DistributedDataParallel)
 
+if TYPE_CHECKING:
+    from .factory_types import Factories
+else:
+    Factories = object  # the functions are added below
+
 _log = logging.getLogger("horovod_compress")
 
 
-class Compression(BaseCompression):
+class Compression(BaseCompression, Factories):
     """A compression for DistributedDataParallel.
 
         compression = hvc.Compression.marsit(model.named_parameters())
@@ -78,39 +78,6 @@ class Compression(BaseCompression):
                 "compression.save(folder)"
             )
         return copied, ()
-
-    @staticmethod
-    def create(method: str | Codec | Masked, named_parameters: NamedParameters, **options: Any) -> Compression:
-        """Create a compression by the name of its method.
-
-        Args:
-            method: one of :func:`available`, or what :func:`method`, :func:`masked` or :func:`by_step` returns.
-            named_parameters: of the model, in forward order; parameters that need no gradient are skipped.
-            options: those of the method and those of all methods; ``process_group`` as for DistributedDataParallel.
-        """
-        job = TorchJob(options.pop("process_group", None))
-        return Compression(method, named_parameters, options, job)
-
-    @staticmethod
-    def per_layer(
-        methods: Mapping[str, str | Codec | Masked], named_parameters: NamedParameters, **options: Any
-    ) -> Compression:
-        """Create a compression with different methods for different layers.
-
-            hvc.Compression.per_layer({"embed*": hvc.method("topk", density=0.01), "*.bias": "none", "*": "marsit"},
-                                      model.named_parameters())
-
-        Args:
-            methods: by pattern, names of methods or what :func:`method`, :func:`masked` or :func:`by_step` returns. A
-                pattern has to match the whole name of a parameter; * stands for anything, ? for one character, [ab] for
-                one of these. The first match counts, and every parameter needs one.
-            named_parameters: as for :meth:`create`.
-            options: those of all methods; give a method's own options to :func:`method`.
-        """
-        job = TorchJob(options.pop("process_group", None))
-        with before_handshake(job):
-            found = per_layer(methods)
-        return Compression(found, named_parameters, options, job)
 
     def _prepare(self, reducer: Reducer) -> None:
         reducer.failure.on_unseen = self._tell
@@ -360,4 +327,8 @@ def trace(path: str | os.PathLike[str], steps: int | range | None = None, *, eve
 
 
 _GROUP = "the ranks that take part, as given to DistributedDataParallel. Default: all."
-add_factories(Compression, ("process_group", None, _GROUP), refused=("register", "attach", "follow"))
+add_factories(
+    Compression,
+    RanksOption("process_group", None, _GROUP, TorchJob),
+    refused=("register", "attach", "follow"),
+)

@@ -11,13 +11,15 @@ from typing import Any
 import torch.distributed as dist
 
 from ..common import local_ranks
-from ..common.local_ranks import End
+from ..common.local_ranks import End, Look
 
 _MODULE = "horovod_compress.fronts.torch_dist.selftest"
 _HOST = "127.0.0.1"
 
 
-def run(world: int, what: Any, seconds: float, victims: Collection[int] = ()) -> list[End]:
+def run(
+    world: int, what: Any, seconds: float, victims: Collection[int] = (), look: Look = lambda left: None
+) -> list[End]:
     """Run the selftest as every rank of a job; see :func:`..common.local_ranks.run`."""
     store = dist.TCPStore(_HOST, 0, is_master=True, wait_for_workers=False)
     common = {
@@ -30,4 +32,4 @@ def run(world: int, what: Any, seconds: float, victims: Collection[int] = ()) ->
         "GLOO_SOCKET_IFNAME": "lo",
     }
     own = [common | {"RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(world)]
-    return local_ranks.run(_MODULE, own, what, seconds, victims)
+    return local_ranks.run(_MODULE, own, what, seconds, victims, look)

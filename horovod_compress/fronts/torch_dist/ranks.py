@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from ...engine.job import Gathering
+from ...known import MethodName
 from ..common.ranks import PATIENCE, Training
 from .compression import Compression
 from .job import TorchJob
@@ -57,7 +58,7 @@ class TorchRanks:
         dist.all_reduce(payload)
         tensor.copy_(payload)
 
-    def train(self, model: nn.Module, method: str, **options: Any) -> Training:
+    def train(self, model: nn.Module, method: MethodName, **options: Any) -> Training:
         compression = Compression.create(method, list(model.named_parameters()), **options)
         optimizer = torch.optim.SGD(model.parameters(), lr=_LR)
         return Training(compression, optimizer, compression.register(DistributedDataParallel(model), optimizer))

@@ -1,4 +1,4 @@
-"""``python -m horovod_compress.fronts.torch_dist.selftest``: one rank of ``hvd-compress verify`` under torchrun."""
+"""``python -m horovod_compress.fronts.torch_dist.selftest``: the ranks of ``hvd-compress verify`` as under torchrun."""
 
 from __future__ import annotations
 
@@ -6,4 +6,4 @@ from ..common import selftest
 from .ranks import begin
 
 if __name__ == "__main__":
-    selftest.main(begin())
+    selftest.serve(begin)

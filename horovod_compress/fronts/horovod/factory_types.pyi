@@ -1,0 +1,92 @@
+# Written by tools/make_types.py from the methods' options.
+
+from collections.abc import Mapping
+
+from horovod.common.process_sets import ProcessSet as Ranks
+from typing_extensions import Self, Unpack
+
+from ...codecs import option_types as of
+from ...codecs.base import Codec
+from ...codecs.masked import Masked
+from ...known import MethodName
+from ..common.factories import NamedParameters as Named
+
+class Factories:
+    @classmethod
+    def none(cls, named_parameters: Named, *, process_set: Ranks = ..., **options: Unpack[of.ForNone]) -> Self: ...
+    @classmethod
+    def fp16(cls, named_parameters: Named, *, process_set: Ranks = ..., **options: Unpack[of.ForFp16]) -> Self: ...
+    @classmethod
+    def bf16(cls, named_parameters: Named, *, process_set: Ranks = ..., **options: Unpack[of.ForBf16]) -> Self: ...
+    @classmethod
+    def dgc(cls, named_parameters: Named, *, process_set: Ranks = ..., **options: Unpack[of.ForDgc]) -> Self: ...
+    @classmethod
+    def ef_signsgd(
+        cls, named_parameters: Named, *, process_set: Ranks = ..., **options: Unpack[of.ForEfSignsgd]
+    ) -> Self: ...
+    @classmethod
+    def global_qsgd(
+        cls, named_parameters: Named, *, process_set: Ranks = ..., **options: Unpack[of.ForGlobalQsgd]
+    ) -> Self: ...
+    @classmethod
+    def marsit(cls, named_parameters: Named, *, process_set: Ranks = ..., **options: Unpack[of.ForMarsit]) -> Self: ...
+    @classmethod
+    def natural(
+        cls, named_parameters: Named, *, process_set: Ranks = ..., **options: Unpack[of.ForNatural]
+    ) -> Self: ...
+    @classmethod
+    def onebit(cls, named_parameters: Named, *, process_set: Ranks = ..., **options: Unpack[of.ForOnebit]) -> Self: ...
+    @classmethod
+    def onebit_adam(
+        cls, named_parameters: Named, *, process_set: Ranks = ..., **options: Unpack[of.ForOnebitAdam]
+    ) -> Self: ...
+    @classmethod
+    def powersgd(
+        cls, named_parameters: Named, *, process_set: Ranks = ..., **options: Unpack[of.ForPowersgd]
+    ) -> Self: ...
+    @classmethod
+    def qsgd(cls, named_parameters: Named, *, process_set: Ranks = ..., **options: Unpack[of.ForQsgd]) -> Self: ...
+    @classmethod
+    def randomk(
+        cls, named_parameters: Named, *, process_set: Ranks = ..., **options: Unpack[of.ForRandomk]
+    ) -> Self: ...
+    @classmethod
+    def signsgd(
+        cls, named_parameters: Named, *, process_set: Ranks = ..., **options: Unpack[of.ForSignsgd]
+    ) -> Self: ...
+    @classmethod
+    def signum(cls, named_parameters: Named, *, process_set: Ranks = ..., **options: Unpack[of.ForSignum]) -> Self: ...
+    @classmethod
+    def sketch_fusion(
+        cls, named_parameters: Named, *, process_set: Ranks = ..., **options: Unpack[of.ForSketchFusion]
+    ) -> Self: ...
+    @classmethod
+    def sparse_binary(
+        cls, named_parameters: Named, *, process_set: Ranks = ..., **options: Unpack[of.ForSparseBinary]
+    ) -> Self: ...
+    @classmethod
+    def stc(cls, named_parameters: Named, *, process_set: Ranks = ..., **options: Unpack[of.ForStc]) -> Self: ...
+    @classmethod
+    def terngrad(
+        cls, named_parameters: Named, *, process_set: Ranks = ..., **options: Unpack[of.ForTerngrad]
+    ) -> Self: ...
+    @classmethod
+    def topk(cls, named_parameters: Named, *, process_set: Ranks = ..., **options: Unpack[of.ForTopk]) -> Self: ...
+    @classmethod
+    def create(
+        cls,
+        method: MethodName | Codec | Masked,
+        named_parameters: Named,
+        *,
+        process_set: Ranks = ...,
+        **options: Unpack[of.ForSomeMethod],
+    ) -> Self: ...
+    @classmethod
+    def per_layer(
+        cls,
+        methods: Mapping[str, MethodName | Codec | Masked],
+        named_parameters: Named,
+        *,
+        process_set: Ranks = ...,
+        **options: Unpack[of.AllMethods],
+    ) -> Self: ...
