@@ -62,7 +62,7 @@ def ready(optimizer: Any, reducer: Reducer, done: int) -> int | None:
     if step <= done or awaited:
         return None
     # Nobody else waits for a bucket of sparse gradients only, which ends at another time on each rank.
-    return step if reducer.idle() or reducer.wait_idle(reducer.options.timeout) else None
+    return step if reducer.idle() or reducer.wait_idle(reducer.options.longest_seconds) else None
 
 
 class Matching:

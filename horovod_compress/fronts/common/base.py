@@ -107,7 +107,7 @@ class BaseCompression(Factories, Checkpoints, Counters):
             return False
         reducer = self._running()
         try:
-            idle = reducer.wait_idle(reducer.options.timeout)
+            idle = reducer.wait_idle(reducer.options.longest_seconds)
         except HorovodCompressError:  # it has failed and is over
             self._under_way = 0
             return False
@@ -134,17 +134,14 @@ class BaseCompression(Factories, Checkpoints, Counters):
 
     def _share(self, value: Any) -> list[Any]:
         reducer = self._running()
-        reducer.context.progress.meeting = True
+        limit, failed = reducer.options.longest_seconds, reducer.failure.failed
         try:
-            return self._job.gather(
-                value, Gathering(self._tuning_name, reducer.options.timeout, failed=reducer.failure.failed)
-            )
+            with reducer.context.progress.meeting():
+                return self._job.gather(value, Gathering(self._tuning_name, limit, failed=failed))
         except ExchangeError as error:
             raise (
                 reducer.failure.call_off(str(error).removeprefix(f"rank {self._job.number}: ").rstrip(".")) or error
             ) from error
-        finally:
-            reducer.context.progress.meeting = False
 
     # ---- what users call ----
 

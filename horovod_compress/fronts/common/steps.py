@@ -182,7 +182,7 @@ class Steps:
         """Begin a step, before its first gradient is offered; return whether the parameters have other numbers now."""
         reducer = self._reducer
         if not reducer.idle():  # nobody has waited for a last bucket of sparse gradients only
-            reducer.wait_idle(reducer.options.timeout)
+            reducer.wait_idle(reducer.options.longest_seconds)
         self.scale.bridge()
         changed = bool(self.tuner and self.tuner.begin_step())
         if changed:

@@ -296,7 +296,7 @@ class Compression(BaseCompression):
             reducer.skip(at)
         backward.sparse += numbers
         # A bucket of sparse gradients only is awaited by nobody else.
-        backward.settle = partial(reducer.wait_idle, reducer.options.timeout)
+        backward.settle = partial(reducer.wait_idle, reducer.options.longest_seconds)
 
     def _exchange_alone(self, grad: Tensor) -> Tensor:
         """Exchange the gradient of a model with one parameter outside a backward pass; for measurements."""
