@@ -120,20 +120,50 @@ def test_a_parameter_may_be_frozen_at_any_time(when: str) -> None:
 
 @pytest.mark.usefixtures("group")
 @pytest.mark.parametrize("use", ["nothing", "register", "hook", "attach"])
-def test_a_compression_that_was_never_used_says_so(use: str, caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize("steps", [0, 2])
+def test_a_compression_that_was_never_used_says_so(use: str, steps: int, caplog: pytest.LogCaptureFixture) -> None:
+    """At the first step of the optimizer, or where it is closed without one."""
     model, compression = pair()
-    called = DistributedDataParallel(model)
+    called, optimizer = DistributedDataParallel(model), torch.optim.SGD(model.parameters(), lr=0.1)
     if use == "register":
         compression.register(called)
     elif use == "attach":
-        compression.attach(torch.optim.SGD(model.parameters(), lr=0.1))
+        compression.attach(optimizer)
     elif use == "hook":
         called.register_comm_hook(compression, hvc.ddp_hook)
+
+    def told() -> int:
+        return sum("topk has compressed nothing" in record.message for record in caplog.records)
+
+    torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.1).step()  # another optimizer, and none of its gradients
+    assert told() == 0
     assert backward(called) is None
+    for _ in range(steps):
+        optimizer.step()
+        assert told() == (use in ("nothing", "attach"))
     for _ in range(2):
         compression.close()
-    told = [record for record in caplog.records if "has compressed nothing" in record.message]
-    assert len(told) == (use == "nothing")
+    assert told() == (use in ("nothing", "attach"))
+
+
+@pytest.mark.usefixtures("group")
+@pytest.mark.parametrize("registers", [False, True])
+def test_what_nobody_refers_to_is_closed(registers: bool) -> None:
+    before = threading.active_count()
+    model, compression = pair()
+    called, optimizer = DistributedDataParallel(model), torch.optim.SGD(model.parameters(), lr=0.1)
+    if registers:
+        compression.register(called, optimizer)
+        assert backward(called) is None
+        optimizer.step()
+    reducer = compression._running()
+    assert threading.active_count() > before and not reducer.failure.closing
+    del model, called, optimizer, compression
+    end = time.monotonic() + 10.0
+    while threading.active_count() > before and time.monotonic() < end:
+        gc.collect()  # a model, and then what only its part in C++ refers to
+        time.sleep(0.01)
+    assert reducer.failure.closing and threading.active_count() <= before
 
 
 AT_EXIT = """

@@ -8,7 +8,7 @@ import logging
 import os
 import threading
 import weakref
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from types import MappingProxyType
 from typing import Any, TypeVar
@@ -27,6 +27,7 @@ from ...schedule.plan import Plan
 from .checkpoints import Checkpoints
 from .counters import Counters
 from .factories import Factories
+from .forgotten import close_when_dropped, look_for_steps, weakly
 from .scale import check_scaler
 from .startup import before_handshake, start
 from .steps import Steps
@@ -38,6 +39,10 @@ _log = logging.getLogger("horovod_compress")
 
 class BaseCompression(Factories, Checkpoints, Counters):
     """A compression, without what depends on the framework."""
+
+    _unused = False  # nothing was handed over yet, and no model or optimizer has this
+    _how_to_use: str
+    _dropped: Any = None  # closes this if nobody refers to it any more
 
     def __init__(
         self,
@@ -63,6 +68,7 @@ class BaseCompression(Factories, Checkpoints, Counters):
         self._methods, self._reducer = start(method, named, options, job)
         with contextlib.ExitStack() as undo:
             undo.callback(self.close)  # else the connections and threads of the reducer would stay
+            self._closers: list[Callable[[], None]] = [self._reducer.close]
             self._prepare(self._reducer)
             self._steps = Steps(self._reducer, self._methods, named, self._share)
             #: Those that were given and are not exchanged, as they were frozen.
@@ -72,6 +78,9 @@ class BaseCompression(Factories, Checkpoints, Counters):
             self._tuning_name = f"hvc.tuning.{self._reducer.plan.fingerprint()}"
             self._reducer.offering.check_usable = job.check
             self._reports = self._begin_reports(self._reducer)
+            self._unused = True
+            self._closers.append(look_for_steps(self._steps.parameters, weakly(self._why_unused, None)))
+            self._dropped = close_when_dropped(self, job, self._closers)
             _open.add(self)
             recording.follow(self._reducer, job.number, self.method)
             undo.pop_all()
@@ -92,6 +101,7 @@ class BaseCompression(Factories, Checkpoints, Counters):
     def _begin_step(self) -> None:
         """Begin a step where nothing is under way."""
         self._job.check()
+        self._unused = False
         if not self._compared_ways:
             with self._comparing:  # with two devices there are two threads of autograd, and both come here
                 if not self._compared_ways:
@@ -143,6 +153,13 @@ class BaseCompression(Factories, Checkpoints, Counters):
                 reducer.failure.call_off(str(error).removeprefix(f"rank {self._job.number}: ").rstrip(".")) or error
             ) from error
 
+    def _why_unused(self, tells: bool) -> str | None:
+        """Return how to use this, if training goes on without it, until somebody is told."""
+        unused, self._unused = self._unused, self._unused and not tells
+        if not unused or self.is_over() or self._running().rank:
+            return None
+        return f"{self.method} has compressed nothing: it was created, but never given to {self._how_to_use}"
+
     # ---- what users call ----
 
     def follow(self, scaler: Scaler) -> Scaler:
@@ -179,7 +196,10 @@ class BaseCompression(Factories, Checkpoints, Counters):
     def close(self) -> None:
         """Stop the exchange thread and close the connections; safe to call twice. In a fork it does nothing."""
         if self._reducer and not self._job.forked():
-            self._reducer.close()
+            for close in self._closers:
+                close()
+        if self._dropped:
+            self._dropped.detach()
         self._end_reports()
         _open.discard(self)
 

@@ -23,6 +23,7 @@ from ...observe.trace import MAX_EVENTS, Trace
 from .. import help_text
 from ..common.base import begin_trace
 from ..common.factories import NamedParameters, add_factories, of_an_object
+from ..common.forgotten import weakly
 from ..common.startup import before_handshake
 from .calls import (
     await_tokens,
@@ -66,7 +67,7 @@ class Compression(ForUpdates):
     _settled = -1  # the step whose sparse gradients were looked for
 
     def _prepare(self, reducer: Reducer) -> None:
-        reducer.failure.on_unseen = self._wake
+        reducer.failure.on_unseen = weakly(self._wake, None)
         reducer.uneven.in_join = in_join
         reducer.result_scale = None  # the first token that comes back tells, or attach()
         self._tokens = Tokens(reducer.rank, reducer.world, len(reducer.plan.names()))

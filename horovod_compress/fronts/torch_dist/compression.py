@@ -22,6 +22,7 @@ from ...errors import ConfigError, HorovodCompressError
 from ...observe.trace import MAX_EVENTS, Trace
 from ..common.base import BaseCompression, begin_trace
 from ..common.factories import NamedParameters, add_factories
+from ..common.forgotten import weakly
 from ..common.startup import before_handshake
 from ..common.unexchanged import Unexchanged
 from . import checks
@@ -64,11 +65,10 @@ class Compression(BaseCompression):
     _fetching: Fetching | None = None
     _left_out: Unused | None = None  # where a step may leave parameters out
     _told_reduced = False  # that it is in no copy
-    _unused = False  # no model, no optimizer and no gradient have come since the start
-
-    def __init__(self, *given: Any, **options: Any) -> None:
-        super().__init__(*given, **options)
-        self._unused = self._reducer is not None
+    _how_to_use = (
+        "a model; write compression.register(ddp_model, optimizer) before the first backward pass, or "
+        "ddp_model.register_comm_hook(compression, hvc.ddp_hook)"
+    )
 
     def __reduce__(self) -> Any:
         if not self._told_reduced:  # a model is copied or saved with its hook
@@ -113,9 +113,10 @@ class Compression(BaseCompression):
         return Compression(found, named_parameters, options, job)
 
     def _prepare(self, reducer: Reducer) -> None:
-        reducer.failure.on_unseen = self._tell
+        reducer.failure.on_unseen = weakly(self._tell, None)
         self._told = False
         self._fetching = Fetching(self._job.number)
+        self._closers.append(self._fetching.close)
         planned = "the compression and DistributedDataParallel"
         self._unexchanged = Unexchanged(lambda: self._others, planned, "both")
 
@@ -222,12 +223,10 @@ class Compression(BaseCompression):
         self._steps.meet(optimizer, second_moment, warmup_steps, rebuild_every, match_norm=match_norm)
         if not known:
             optimizer.register_step_pre_hook(before_step(self._steps.prepare))
-        self._unused = False
         return optimizer
 
     def _way(self) -> bool:
         reducer = self._running()
-        self._unused = False
         if self._needs_held() and not self._steps.met and reducer.rank == 0:
             _log.warning(
                 "%s was given no optimizer: write compression.register(ddp_model, optimizer), or "
@@ -318,22 +317,10 @@ class Compression(BaseCompression):
         self._under_way -= 1
         return result
 
-    def _tell_unused(self) -> None:
-        """Say that training went on without this compression: nothing else would."""
-        if self._unused and self._running().rank == 0:
-            _log.warning(
-                "%s has compressed nothing: it was created, but never given to a model; write "
-                "compression.register(ddp_model, optimizer) before the first backward pass, or "
-                "ddp_model.register_comm_hook(compression, hvc.ddp_hook)",
-                self.method,
-            )
-        self._unused = False
-
     def close(self) -> None:
+        if not self._job.forked() and (text := self._why_unused(True)):  # no optimizer has made a step
+            _log.warning("%s", text)
         super().close()
-        if self._fetching and not self._job.forked():
-            self._tell_unused()
-            self._fetching.close()
 
 
 def trace(path: str | os.PathLike[str], steps: int | range | None = None, *, events: int = MAX_EVENTS) -> Trace:
