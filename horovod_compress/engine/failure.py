@@ -17,6 +17,7 @@ from typing import Any
 
 from ..errors import ExchangeError, HorovodCompressError, PeerError
 from .agreement.common_start import disagreement, note_of
+from .agreement.leaving import with_words
 from .agreement.notes import EXCHANGED, last_finished, note, verdict
 from .agreement.uneven import refusal
 from .context import Context
@@ -194,7 +195,7 @@ class Failure:
     def _abort(self, what: str, **reason: Any) -> HorovodCompressError:
         """Leave a note and break all connections; return the error, with what the other ranks' notes say."""
         context, mine = self._context, self._tell(**reason)
-        notes = {**context.transport.notes(_NOTES_SECONDS), context.rank: mine}
+        notes = {**with_words(context.transport, context.transport.notes(_NOTES_SECONDS)), context.rank: mine}
         return (
             refusal(notes)
             or disagreement(notes)

@@ -32,6 +32,7 @@ from ..observe.metrics import Metrics
 from ..options import Options
 from ..schedule.plan import Plan
 from . import replanning
+from .agreement import leaving
 from .agreement.uneven import Uneven
 from .buckets import Buckets
 from .context import Context
@@ -248,6 +249,8 @@ class Reducer:
         self._exchanging.join(_CLOSE_SECONDS)
         if self._exchanging.waits():  # before the connections that a note takes are closed
             self.failure.tell_of_closing()
+        elif first:
+            leaving.leave_word(transport, leaving.why_closed())
         transport.close()
         self._exchanging.join(_CLOSE_SECONDS)
         workers = self.offering.worker, self._decoding.worker

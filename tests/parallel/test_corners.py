@@ -72,6 +72,12 @@ def test_a_state_may_be_loaded_between_backward_and_step(found) -> None:
         assert paths == [[True, "accepted", 1]] * 2
 
 
+def test_a_state_loaded_amid_the_gradients_is_refused_at_once(found) -> None:
+    for paths in value(found, "rolled back in the middle"):
+        for text, seconds in paths:
+            assert text.startswith("ConfigError") and "2 gradient(s) still missing (1." in text and seconds < 2.0
+
+
 def test_gradients_after_a_step_left_out_are_reduced(found) -> None:
     assert value(found, "step left out") == [[1.5, 1.5]] * 2
 

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 from ...codecs.base import Codec
 from ...codecs.masked import Masked
-from ...engine.agreement import way
+from ...engine.agreement import leaving, way
 from ...engine.job import Gathering, Job
 from ...engine.methods import Methods
 from ...engine.parameters import listed
@@ -33,6 +33,8 @@ from .startup import before_handshake, start
 from .steps import Steps
 
 Scaler = TypeVar("Scaler")
+
+_NAMED = 5  # at most, in messages
 
 _log = logging.getLogger("horovod_compress")
 
@@ -117,15 +119,20 @@ class BaseCompression(Factories, Checkpoints, Counters):
             return False
         reducer = self._running()
         try:
-            idle = reducer.wait_idle(reducer.options.longest_seconds)
+            self._skip_sparse(reducer, self._step_under_way)
+            if missing := reducer.missing(self._step_under_way):  # it would wait for them in vain
+                raise ConfigError(
+                    f"rank {self._job.number}: the optimizer's load_state_dict() was called during an exchange, with "
+                    f"{len(missing)} gradient(s) still missing ({', '.join(missing[:_NAMED])}); call the optimizer's "
+                    "synchronize() first, on every rank"
+                )
+            if not reducer.wait_idle(reducer.options.longest_seconds):
+                raise ExchangeError(f"rank {self._job.number}: an exchange did not end before load_state_dict()")
+        except ConfigError:
+            raise
         except HorovodCompressError:  # it has failed and is over
             self._under_way = 0
             return False
-        if not idle:
-            raise ConfigError(
-                f"rank {self._job.number}: the optimizer's load_state_dict() was called during an exchange, with some "
-                "gradients still missing; call the optimizer's synchronize() first, on every rank"
-            )
         self._under_way = 0
         return True
 
@@ -140,7 +147,11 @@ class BaseCompression(Factories, Checkpoints, Counters):
     def _offer(self, index: int, grad: Any) -> int:
         step = self._running().offer(index, grad)
         self._under_way += 1
+        self._step_under_way = step
         return step
+
+    def _skip_sparse(self, reducer: Reducer, step: int) -> None:
+        """Count in gradients of a step that the framework reduces, where nobody has done so."""
 
     def _share(self, value: Any) -> list[Any]:
         reducer = self._running()
@@ -217,8 +228,11 @@ _open: weakref.WeakSet[BaseCompression] = weakref.WeakSet()
 
 @atexit.register
 def _close_all() -> None:
+    why = leaving.why_ended()
     for compression in list(_open):
         try:
+            if not compression._job.forked():
+                leaving.leave_word(compression._running().context.transport, why)
             compression.close()
         except Exception as error:  # noqa: BLE001  the others are to be closed all the same
             _log.warning("closing a compression at exit failed: %s", error)

@@ -118,10 +118,11 @@ class Compression(ForUpdates):
         if self._in_updates:
             raise ConfigError(TAKEN)
         repeat = self._is_repeat()
-        if not repeat:
-            self._begin_step()
-        index = self._index_of(tensor)
-        return self._tokens.of(index), tensor if repeat else (index, self._offer(index, tensor))
+        with self._tokens.whole_steps(self, self._running().failure.failed, self._steps.index):
+            if not repeat:
+                self._begin_step()
+            index = self._index_of(tensor)
+            return self._tokens.of(index), tensor if repeat else (index, self._offer(index, tensor))
 
     def decompress(self, tensor: Tensor, ctx: Any) -> Tensor:
         """Return the result for a token; other tensors pass through."""

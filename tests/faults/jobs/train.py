@@ -27,7 +27,7 @@ from tests.support.rank import arguments, mark, rank, report
 from tests.support.training import digest
 
 DEFAULTS: dict[str, Any] = {
-    "fault": "none",  # kill, stop, term, sleep, raise, interrupt, fork, flip, drop
+    "fault": "none",  # kill, stop, term, sleep, raise, exit, interrupt, fork, flip, drop
     "victim": 2,
     "event": "idle",  # of the flight recorder; "idle" is between two steps, "start" and "shutdown" are around all
     "hop": -1,
@@ -89,6 +89,8 @@ def harm(case: dict[str, Any]) -> None:
         fork()
     elif fault == "interrupt":
         threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()
+    elif fault == "exit":
+        sys.exit(5)  # as a handler of SIGTERM may do
     elif fault == "raise":
         raise RuntimeError("this rank's own error")
 

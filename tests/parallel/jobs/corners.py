@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -253,6 +254,26 @@ def rolled_back(attach: bool) -> list[Any]:
 
 
 check("rolled back", lambda: [rolled_back(attach) for attach in PATHS])
+
+
+def rolled_back_in_the_middle(attach: bool) -> tuple[str, float]:
+    """Load an optimizer's state after a backward pass that has not reached every parameter."""
+    model = nn.ModuleList([nn.Linear(4, 4), nn.Linear(4, 4)])
+    optimizer, compression = optimizer_for(model, "none", attach)
+    before = optimizer.state_dict()
+    model[0](torch.ones(1, 4)).sum().backward()
+    began = time.monotonic()
+    text = refused(lambda: optimizer.load_state_dict(before))
+    seconds = time.monotonic() - began
+    optimizer.synchronize()  # as the message says
+    with optimizer.skip_synchronize():
+        optimizer.step()
+    optimizer.load_state_dict(before)
+    compression.close()
+    return text, seconds
+
+
+check("rolled back in the middle", lambda: [rolled_back_in_the_middle(attach) for attach in PATHS])
 
 
 def step_left_out(attach: bool) -> float:
