@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from ..norms import some
 from ..reducer import Reducer
 from . import second_moment as moments
+from .hooks import uncompiled
 
 _log = logging.getLogger("horovod_compress")
 
@@ -49,7 +50,7 @@ def before_step(prepare: Callable[[], None]) -> Hook:
             return given, {**options, "closure": then_prepare}
         return (given[0], then_prepare, *given[2:]), options
 
-    return hook
+    return uncompiled(hook)
 
 
 def ready(optimizer: Any, reducer: Reducer, done: int) -> int | None:

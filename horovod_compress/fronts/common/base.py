@@ -8,7 +8,7 @@ import logging
 import os
 import threading
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict
 from types import MappingProxyType
 from typing import Any, TypeVar
@@ -25,9 +25,10 @@ from ...observe import trace as recording
 from ...observe.trace import Trace
 from ...schedule.plan import Plan
 from .checkpoints import Checkpoints
+from .copied import copied
 from .counters import Counters
 from .factories import Factories
-from .forgotten import close_when_dropped, look_for_steps, weakly
+from .forgotten import Closing, look_for_steps, weakly
 from .scale import check_scaler
 from .startup import before_handshake, start
 from .steps import Steps
@@ -44,7 +45,8 @@ class BaseCompression(Factories, Checkpoints, Counters):
 
     _unused = False  # nothing was handed over yet, and no model or optimizer has this
     _how_to_use: str
-    _dropped: Any = None  # closes this if nobody refers to it any more
+    _what_copies_lack: str
+    _told_reduced = False  # that it is in no copy
 
     def __init__(
         self,
@@ -70,7 +72,8 @@ class BaseCompression(Factories, Checkpoints, Counters):
         self._methods, self._reducer = start(method, named, options, job)
         with contextlib.ExitStack() as undo:
             undo.callback(self.close)  # else the connections and threads of the reducer would stay
-            self._closers: list[Callable[[], None]] = [self._reducer.close]
+            self._closing = Closing(self, job)
+            self._closing.add(self._reducer.close)
             self._prepare(self._reducer)
             self._steps = Steps(self._reducer, self._methods, named, self._share)
             #: Those that were given and are not exchanged, as they were frozen.
@@ -81,8 +84,7 @@ class BaseCompression(Factories, Checkpoints, Counters):
             self._reducer.offering.check_usable = job.check
             self._reports = self._begin_reports(self._reducer)
             self._unused = True
-            self._closers.append(look_for_steps(self._steps.parameters, weakly(self._why_unused, None)))
-            self._dropped = close_when_dropped(self, job, self._closers)
+            self._closing.add(look_for_steps(self._steps.parameters, weakly(self._why_unused, None)))
             _open.add(self)
             recording.follow(self._reducer, job.number, self.method)
             undo.pop_all()
@@ -90,6 +92,15 @@ class BaseCompression(Factories, Checkpoints, Counters):
     def _prepare(self, reducer: Reducer) -> None:
         """Set what the reducer asks of the front; no gradient has been offered yet."""
         raise NotImplementedError
+
+    def __reduce__(self) -> Any:
+        if not self._told_reduced:  # a model is copied or saved with its hook, an optimizer with its compression
+            self._told_reduced = True
+            _log.warning(
+                "a compression is not saved or copied with its model or optimizer: save compression.state_dict(), or "
+                "compression.save(folder)"
+            )
+        return copied, (self._what_copies_lack,)
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self._in_words()}>"
@@ -206,11 +217,8 @@ class BaseCompression(Factories, Checkpoints, Counters):
 
     def close(self) -> None:
         """Stop the exchange thread and close the connections; safe to call twice. In a fork it does nothing."""
-        if self._reducer and not self._job.forked():
-            for close in self._closers:
-                close()
-        if self._dropped:
-            self._dropped.detach()
+        if self._reducer:
+            self._closing.close()
         self._end_reports()
         _open.discard(self)
 

@@ -14,6 +14,7 @@ from torch import nn
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from ...engine.job import Job
+from ...engine.optimizer.hooks import uncompiled
 
 T = TypeVar("T")
 
@@ -44,7 +45,7 @@ def look_for_steps(parameters: Iterable[nn.Parameter], unused: Callable[[bool], 
             told = True
             _log.warning("%s", unused(True))
 
-    return register_optimizer_step_pre_hook(look).remove
+    return register_optimizer_step_pre_hook(uncompiled(look)).remove
 
 
 def weakly(call: Callable[..., T], otherwise: T) -> Callable[..., T]:
@@ -58,11 +59,26 @@ def weakly(call: Callable[..., T], otherwise: T) -> Callable[..., T]:
     return found
 
 
-def close_when_dropped(compression: object, job: Job, closers: Sequence[Callable[[], None]]) -> Any:
-    """Return what closes a compression that nobody refers to any more; at exit others do that."""
-    found = weakref.finalize(compression, _dropped, job, closers)
-    found.atexit = False
-    return found
+class Closing:
+    """What is closed with a compression: by whoever calls that, or once nobody refers to the compression any more.
+
+    At the end of the program others see to it.
+    """
+
+    def __init__(self, compression: object, job: Job) -> None:
+        self._job, self._closers = job, list[Callable[[], None]]()
+        self._finalizer = weakref.finalize(compression, _dropped, job, self._closers)
+        self._finalizer.atexit = False
+
+    def add(self, close: Callable[[], None]) -> None:
+        """Close this too, after all others; it must not keep the compression alive."""
+        self._closers.append(close)
+
+    def close(self) -> None:
+        """Close everything; safe to call twice. In a fork it does nothing."""
+        self._finalizer.detach()
+        for close in () if self._job.forked() else self._closers:
+            close()
 
 
 def _dropped(job: Job, closers: Sequence[Callable[[], None]]) -> None:

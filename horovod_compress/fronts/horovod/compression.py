@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from ...codecs.base import Codec
 from ...codecs.masked import Masked
 from ...engine.methods import per_layer
+from ...engine.optimizer.hooks import uncompiled
 from ...engine.optimizer.matching import before_step
 from ...engine.optimizer.second_moment import names_of
 from ...engine.reducer import Reducer
@@ -212,7 +213,7 @@ class Compression(ForUpdates):
             self._watched = optimizer
             if self._running().world > 1:
                 guard(optimizer, names_of(self._others) if not self._job.rank else None)
-            optimizer.register_step_pre_hook(lambda *given: self._leave_frozen(optimizer))  # before the second moment's
+            optimizer.register_step_pre_hook(uncompiled(lambda *given: self._leave_frozen(optimizer)))
             optimizer.register_step_pre_hook(before_step(self._steps.prepare))
             leave_before_loading(optimizer, self._leave_step)
         self._steps.meet(optimizer, *options, match_norm=match_norm)

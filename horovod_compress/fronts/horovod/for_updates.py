@@ -23,6 +23,10 @@ class ForUpdates(BaseCompression):
     """A compression that may serve update mode in place of an optimizer of Horovod's."""
 
     _how_to_use = "an optimizer; write hvd.DistributedOptimizer(..., compression=compression)"
+    _what_copies_lack = (
+        "a copy of an optimizer of Horovod's has no compression, and cannot be used: create compression and optimizer "
+        "for the copied model"
+    )
     _in_updates = False
     _optimizer: Any = None  # the one that attach() was given
     _finder: Finder

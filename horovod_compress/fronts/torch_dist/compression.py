@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Mapping
+import weakref
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, TypeVar
 
@@ -27,7 +28,6 @@ from ..common.startup import before_handshake
 from ..common.unexchanged import Unexchanged
 from . import checks
 from .backward import Backward, at_the_end, in_backward
-from .copied import copied
 from .fetching import Fetching
 from .hook import ddp_hook
 from .job import TorchJob
@@ -63,21 +63,16 @@ class Compression(BaseCompression):
     _job: TorchJob
     _backward: Backward | None = None
     _fetching: Fetching | None = None
+    _model: Callable[[], DistributedDataParallel | None] = staticmethod(lambda: None)  # it holds the hook
     _left_out: Unused | None = None  # where a step may leave parameters out
-    _told_reduced = False  # that it is in no copy
+    _what_copies_lack = (
+        "a copy of a DistributedDataParallel model has no compression; if it is trained, it exchanges gradients "
+        "uncompressed: create one, and write compression.register(ddp_model, optimizer)"
+    )
     _how_to_use = (
         "a model; write compression.register(ddp_model, optimizer) before the first backward pass, or "
         "ddp_model.register_comm_hook(compression, hvc.ddp_hook)"
     )
-
-    def __reduce__(self) -> Any:
-        if not self._told_reduced:  # a model is copied or saved with its hook
-            self._told_reduced = True
-            _log.warning(
-                "a compression is not saved or copied with its model: save compression.state_dict(), or "
-                "compression.save(folder)"
-            )
-        return copied, ()
 
     @staticmethod
     def create(method: str | Codec | Masked, named_parameters: NamedParameters, **options: Any) -> Compression:
@@ -116,7 +111,7 @@ class Compression(BaseCompression):
         reducer.failure.on_unseen = weakly(self._tell, None)
         self._told = False
         self._fetching = Fetching(self._job.number)
-        self._closers.append(self._fetching.close)
+        self._closing.add(self._fetching.close)
         planned = "the compression and DistributedDataParallel"
         self._unexchanged = Unexchanged(lambda: self._others, planned, "both")
 
@@ -173,6 +168,7 @@ class Compression(BaseCompression):
         self._others = checks.not_exchanged(ddp_model, self._steps.named)
         ddp_model.join_hook = checks.RefusedJoin(ddp_model)  # type: ignore[method-assign]
         ddp_model.register_comm_hook(self, ddp_hook)
+        self._model = weakref.ref(ddp_model)
         self._unused = False
         return ddp_model
 
@@ -252,6 +248,17 @@ class Compression(BaseCompression):
         if not in_backward():
             raise ConfigError(checks.NO_JOIN)
         self._running()  # a rank outside the group has nothing of what follows
+        try:
+            return self._exchange(bucket)
+        except HorovodCompressError as error:
+            self._refuse_to_go_on(error)
+            raise
+
+    def _refuse_to_go_on(self, error: HorovodCompressError) -> None:
+        if model := self._model():
+            checks.refuse_to_go_on(model, error)
+
+    def _exchange(self, bucket: dist.GradBucket) -> Any:
         backward, buffer = self._begin_backward(bucket), bucket.buffer()
         numbers = checks.places(bucket.parameters(), self._steps.index, self._job.number)
         if buffer.is_sparse:
@@ -278,6 +285,7 @@ class Compression(BaseCompression):
             backward.unnumbered = backward.unnumbered or not bucket.index()
         else:
             self._backward = backward = Backward(self._result, self._thread().alive)
+            backward.gives_up = self._refuse_to_go_on
             at_the_end(backward.end)
             if self._others and not self._job.rank and self._job.size > 1:
                 at_the_end(self._unexchanged.look)  # when all gradients of this pass are there

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import logging
+import pickle
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -254,6 +256,22 @@ def rolled_back(attach: bool) -> list[Any]:
 
 
 check("rolled back", lambda: [rolled_back(attach) for attach in PATHS])
+
+
+def copied(attach: bool) -> list[Any]:
+    """Copy a compression, alone and with its optimizer, in the ways in which frameworks do; the first goes on."""
+    model = net()
+    optimizer, compression = optimizer_for(model, "marsit", attach)
+    train(model, optimizer, range(1))
+    with told() as texts:
+        copies = [copy.deepcopy(compression), pickle.loads(pickle.dumps(compression))]
+    found = [refused(lambda copied=copied: copied.compress(torch.zeros(1))) for copied in copies]
+    train(model, optimizer, range(1, 3))
+    compression.close()
+    return [found, texts]
+
+
+check("copied", lambda: [copied(attach) for attach in PATHS])
 
 
 def rolled_back_in_the_middle(attach: bool) -> tuple[str, float]:
