@@ -18,6 +18,7 @@ from ...engine.agreement.weights import Weights
 from ...engine.masks import Masks, check as check_masks
 from ...engine.methods import Methods
 from ...engine.optimizer import heavy_ball, held
+from ...engine.optimizer.hooks import uncompiled
 from ...engine.optimizer.matching import Matching
 from ...engine.optimizer.rates import Rates
 from ...engine.optimizer.second_moment import check_state as check_moments
@@ -118,6 +119,8 @@ class Steps:
         if reducer.options.follow_lr:
             self._rates = Rates(optimizer, reducer, self.named)
             self._rates.load(self._loaded.rates)
+        if not self.met and reducer.verification.weights:
+            optimizer.register_step_post_hook(uncompiled(lambda *given: self._take_weights()))
         self._optimizer = optimizer
         if reducer.options.warmup_steps is None:
             self._begin_exact(optimizer)
@@ -199,9 +202,14 @@ class Steps:
         if self._matching:
             self._matching.begin()
         reducer.norms.begin(reducer.next_step(), exact=bool(self.held and self.held.exact))
-        if reducer.verification.weights:
-            reducer.verification.weights.take(reducer.next_step(), self.parameters)
+        self._take_weights()
         return changed
+
+    def _take_weights(self) -> None:
+        """Look at the weights of the next step, if they are compared there."""
+        reducer = self._reducer
+        if (weights := reducer.verification.weights) and reducer.idle():
+            weights.take(reducer.next_step(), self.parameters)
 
     def _freeze(self) -> None:
         """Exchange nothing for parameters that need no gradient in the step that begins."""

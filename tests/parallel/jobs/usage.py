@@ -486,7 +486,7 @@ def weights_apart(
                 within(model)
             with optimizer.skip_synchronize():
                 optimizer.step()
-            if step == 2:
+            if step == 1:  # the weights of step 3 are looked at after the optimizer's step in step 2
                 between(model)
         close_together(compression)
     return warnings.texts
