@@ -17,6 +17,9 @@ Transport = Literal["auto", "gloo", "nccl", "local"]
 NonFinite = Literal["propagate", "raise", "zero"]
 TRANSPORTS: tuple[str, ...] = get_args(Transport)
 NONFINITE: tuple[str, ...] = get_args(NonFinite)
+#: What ``timeout=None`` stands for: how long an exchange may take once every rank has come to it, and a rank may give
+#: no sign of life; and for how long one that is alive may keep the others waiting before it.
+FLOW_SECONDS, BUSY_SECONDS = 30.0, 600.0
 #: The shortest timeout. With less, ranks miss each other by chance.
 SHORTEST_SECONDS = 0.1
 #: The longest timeout. Gloo counts in integers, which a few hundred years overflow.
@@ -36,7 +39,9 @@ class Options:
             in that case if CuPy is installed, else Gloo. With Gloo, payloads on GPUs go through host memory.
         seed: seed of all random bits, from 0 to 2^64 - 1; must be equal on every rank.
         timeout: seconds that one bucket's exchange may take, from its first prelude to the end of its
-            payload, including the wait for slower ranks; from 0.1 to 1e6.
+            payload, including the wait for slower ranks; from 0.1 to 1e6. None for two limits: 30 seconds once every
+            rank has come to the exchange, and for a rank that gives no sign of life; 10 minutes for one that is alive
+            and busy with something else, such as evaluation.
         nonfinite: what to do with NaN and infinity: "propagate" (the bucket is NaN on every rank, residuals
             stay unchanged), "raise" (NonFiniteError on every rank) or "zero" (such values count as 0;
             values that only overflow in a 16-bit payload are propagated).
@@ -56,7 +61,7 @@ class Options:
     exchange: str = "auto"
     transport: Transport = "auto"
     seed: int = 0
-    timeout: float = 30.0
+    timeout: float | None = None
     nonfinite: NonFinite = "propagate"
     verify_every: int = 100
     min_elements: int = 0
@@ -73,13 +78,29 @@ class Options:
         _whole("min_elements", self.min_elements, 0, 1 << 62)
         _whole("warmup_steps", 0 if self.warmup_steps is None else self.warmup_steps, 0, 1 << 31)
         _whole("total_steps", 1 if self.total_steps is None else self.total_steps, 1, 1 << 31)
-        _seconds("timeout", self.timeout)
+        if self.timeout is not None:
+            _seconds("timeout", self.timeout)
         if not isinstance(self.follow_lr, bool):
             raise ConfigError(f"follow_lr should be True or False, got {self.follow_lr!r}")
 
     @classmethod
     def names(cls) -> list[str]:
         return [field.name for field in dataclasses.fields(cls)]
+
+    @property
+    def flow_seconds(self) -> float:
+        """Seconds that an exchange may take once every rank has come, and for which a rank may give no sign of life."""
+        return FLOW_SECONDS if self.timeout is None else self.timeout
+
+    @property
+    def busy_seconds(self) -> float:
+        """Seconds for which a rank that is alive may keep others waiting before an exchange."""
+        return BUSY_SECONDS if self.timeout is None else self.timeout
+
+    @property
+    def longest_seconds(self) -> float:
+        """Seconds after which any wait for other ranks is over."""
+        return BUSY_SECONDS + FLOW_SECONDS if self.timeout is None else self.timeout
 
     def differing(self) -> str:
         """Return those that are not the defaults, in one line."""

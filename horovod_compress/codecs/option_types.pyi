@@ -13,7 +13,7 @@ class AllMethods(TypedDict, total=False):
     exchange: str
     transport: Literal["auto", "gloo", "nccl", "local"]
     seed: int
-    timeout: float
+    timeout: float | None
     nonfinite: Literal["propagate", "raise", "zero"]
     verify_every: int
     min_elements: int

@@ -56,6 +56,6 @@ class Context:
                 now = time.perf_counter()
                 trace("hop", now, now, self.progress.step, None, f"{event} {hop}")
 
-        deadline = deadline or Deadline(self.options.timeout)
+        deadline = deadline or Deadline(self.options.longest_seconds)
         codec, step, digest = codec_id(label), self.progress.step, self.operands.digest
         return Exchange(self.transport, codec, step, bucket, bad, deadline, self.pool, note, digest)

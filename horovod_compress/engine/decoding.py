@@ -95,7 +95,7 @@ class Decoding:
         with self._context.metrics.timed("decode"):
             state.write_back()
         if (watch := self._context.watch) and not bad.count:
-            deadline = Deadline(self._context.options.timeout)
+            deadline = Deadline(self._context.options.longest_seconds)
             state.device.wait(state.device.record_event(), deadline)  # until then it is only queued
             watch.decoded(key.bucket, state.decoding + time.perf_counter() - began)
         if verifying:

@@ -125,7 +125,7 @@ class Exchanging:
             self._verification.take(state)
             return
         key = context.key(state.finished + 1, bucket.index)
-        round_, deadline = state.round(context.progress.step), Deadline(context.options.timeout)
+        round_, deadline = state.round(context.progress.step), Deadline(context.options.longest_seconds)
         state.take_over(deadline)
         began = time.perf_counter()
         bad = self._preludes(state, round_, key, deadline)

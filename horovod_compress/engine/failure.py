@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import socket
+import threading
 import time
 from collections.abc import Callable
 from functools import partial
@@ -17,6 +18,7 @@ from typing import Any
 from ..errors import DigestError, ExchangeError, HorovodCompressError, PeerError
 from ..observe import said
 from .agreement.common_start import disagreement, note_of
+from .agreement.leaving import with_words
 from .agreement.notes import EXCHANGED, last_finished, note, verdict
 from .agreement.uneven import refusal
 from .context import Context
@@ -49,6 +51,8 @@ class Failure:
         self._seen = False  # whether the training thread has seen the failure
         #: What another thread than the exchange thread failed with, or what the exchange thread was called off for.
         self.broken: HorovodCompressError | None = None
+        #: Set once nothing more will come of this rank: it has failed, or is being closed.
+        self.over = threading.Event()
         #: Whether the reducer is being closed.
         self.closing = False
         #: Called from the exchange thread if the training thread does not come for a failure.
@@ -74,6 +78,7 @@ class Failure:
         """Take note that the reducer is being closed; return whether it was not already."""
         with self._context.changed:
             first, self.closing = not self.closing, True
+            self.over.set()
             self._context.changed.notify_all()
             return first
 
@@ -123,7 +128,7 @@ class Failure:
         Returns:
             None if that could not be found out in time, or this reducer is being closed.
         """
-        self._break_off(why)
+        self.give_up(why)
         with self._context.changed:
             self._context.changed.wait_for(self.failed, _NOTES_SECONDS + _MORE_SECONDS)
             self._seen = self._failure is not None
@@ -135,10 +140,15 @@ class Failure:
             self._flooded = True
             self._context.changed.notify_all()
             self._context.changed.wait_for(self.failed, _FLOOD_SECONDS)
-        self._break_off(_STOPPED, stuck=True)
+        self.give_up(_STOPPED, stuck=True)
 
-    def _break_off(self, why: str, **more: Any) -> None:
-        """Let the exchange thread fail, whatever it waits for, unless it does already."""
+    def give_up(self, why: str, **more: Any) -> None:
+        """Let the exchange thread fail, whatever it waits for, unless it does already.
+
+        Args:
+            why: as for :meth:`call_off`.
+            more: for the note, see :func:`.agreement.notes.note`.
+        """
         with self._context.changed:
             if self.closing or self._failure or self.broken or self._note:
                 return
@@ -180,7 +190,7 @@ class Failure:
 
     def _explain(self, error: PeerError) -> HorovodCompressError:
         """Abort, so that the other ranks fail too, and say which rank is to blame."""
-        verb = f"did not answer within {self._context.options.timeout:g} s" if error.late else "is gone"
+        verb = f"did not answer within {self._context.options.longest_seconds:g} s" if error.late else "is gone"
         where = self._context.recorder.last()
         what = f"rank {error.peer} {verb} during {where} ({error.detail})"
         return self._abort(what, peer=error.peer, late=error.late)
@@ -188,7 +198,8 @@ class Failure:
     def _abort(self, what: str, **reason: Any) -> HorovodCompressError:
         """Leave a note and break all connections; return the error, with what the other ranks' notes say."""
         context, mine = self._context, self._tell(**reason)
-        notes = {**said.notes(context.transport.notes(_NOTES_SECONDS)), context.rank: mine}
+        found = said.notes(context.transport.notes(_NOTES_SECONDS))
+        notes = {**with_words(context.transport, found), context.rank: mine}
         return (
             refusal(notes)
             or disagreement(notes)
@@ -223,6 +234,7 @@ class Failure:
         failure.__cause__ = None
         with context.changed:
             self._failure = failure
+            self.over.set()
             context.changed.notify_all()
         self._tell_training_thread(str(failure))
 

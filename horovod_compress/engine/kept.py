@@ -126,7 +126,7 @@ class Kept:
         Raises:
             ConfigError: a step is under way.
         """
-        if not self._wait_idle(self._context.options.timeout):
+        if not self._wait_idle(self._context.options.longest_seconds):
             raise ConfigError(
                 f"rank {self._context.rank}: a gradient scaler can be updated between steps only, and a step is under "
                 "way"

@@ -281,7 +281,7 @@ class Norms:
         now, context = self._now, self._context
         if not now.measures or now.spoilt:
             return
-        deadline = Deadline(context.options.timeout)
+        deadline = Deadline(context.options.longest_seconds)
         mine = torch.cat([self._sum(deadline), torch.tensor([float(self._against)], dtype=torch.float64)])
         exchange = context.exchange(len(self._buckets), "norm", NonFiniteCount(), deadline)
         context.recorder.note(now.number, len(self._buckets), "norm")
@@ -331,7 +331,7 @@ class Norms:
         grads = [grad for grad in state.memory.grads if grad is not None and grad.numel()]
         sums = state.device.zeros(len(grads), torch.float64)
         ops.norm_offer_all(grads, list(sums.split(1)), [grad.numel() for grad in grads], power=2)
-        sums = _fetched(state.device, sums, Deadline(self._context.options.timeout))
+        sums = _fetched(state.device, sums, Deadline(self._context.options.longest_seconds))
         self._squares[state.bucket.index] = math.fsum(sums.tolist()) / (state.result_scale or 1.0) ** 2
 
     def _sample(self, state: BucketState) -> None:

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import time
+from collections.abc import Iterator
+
 from .agreement.notes import AWAITED, EXCHANGED, MEETING, Place
 
 
@@ -15,19 +19,34 @@ class Progress:
         self.done = 0
         #: The last step and bucket whose result is there.
         self.finished: tuple[int, int] | None = None
-        #: Whether the training thread waits for all ranks to meet, before it offers gradients.
-        self.meeting = False
+        self._meets: float | None = None  # since when the training thread waits for all ranks to meet
+        self._exchanges: float | None = None  # since when a bucket is exchanged
         self._at: Place = (0, 0, AWAITED)
 
     def awaits(self, bucket: int) -> None:
         """Note that the gradients of a bucket are awaited."""
+        self._exchanges = None
         self._at = self.step, bucket, AWAITED
 
     def exchanges(self) -> None:
         """Note that this bucket is being exchanged."""
         self._at = *self._at[:2], EXCHANGED
+        self._exchanges = time.monotonic()
+
+    @contextlib.contextmanager
+    def meeting(self) -> Iterator[None]:
+        """Note that the training thread waits for all ranks to meet, before it offers gradients."""
+        self._meets = time.monotonic()
+        try:
+            yield
+        finally:
+            self._meets = None
+
+    def waits_since(self) -> float | None:
+        """Return since when this rank has been in what needs all ranks, on the monotonic clock; None if it is not."""
+        return self._exchanges if self._meets is None else self._meets
 
     def place(self) -> Place:
         """Return where the rank is, to be compared with others."""
         step, bucket, come = self._at
-        return step, bucket, max(come, MEETING) if self.meeting else come
+        return step, bucket, come if self._meets is None else max(come, MEETING)

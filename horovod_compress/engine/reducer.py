@@ -9,8 +9,8 @@ It is the only stateful object of the package, and is made of parts. A gradient'
     result    :mod:`.waiting`      the training thread waits for them; nothing else blocks
 
 What they work on are the :mod:`.buckets`, each with a state in :mod:`.bucket`; what they share is the :mod:`.context`.
-Beside that way there are :mod:`.failure`, :mod:`.start`, :mod:`.verification`, :mod:`.norms`, :mod:`.kept` and
-:mod:`.replanning`.
+Beside that way there are :mod:`.failure`, :mod:`.start`, :mod:`.verification`, :mod:`.norms`, :mod:`.kept`,
+:mod:`.patience` and :mod:`.replanning`.
 
 A gradient is held from its offer to its result and then overwritten in place: the residual rules
 read it a second time at decoding, so no copy of ``gradient + residual`` is ever made, and the old
@@ -32,6 +32,7 @@ from ..observe.metrics import Metrics
 from ..options import Options
 from ..schedule.plan import Plan
 from . import replanning
+from .agreement import leaving
 from .agreement.uneven import Uneven
 from .buckets import Buckets
 from .context import Context
@@ -42,6 +43,7 @@ from .failure import Failure
 from .kept import Kept
 from .norms import Norms
 from .offering import Offering
+from .patience import Patience
 from .start import Start
 from .verification import Verification
 from .waiting import Waiting
@@ -90,6 +92,7 @@ class Reducer:
         self._exchanging.start()
         if self.world > 1:
             transport.on_abort(failure.hear)
+            Patience(context, failure).start()
 
     # ---- one step ----
 
@@ -206,7 +209,7 @@ class Reducer:
         Raises:
             ConfigError: says what they should be.
         """
-        if not self.wait_idle(self.options.timeout):
+        if not self.wait_idle(self.options.longest_seconds):
             raise ConfigError(f"rank {self.rank}: buckets can be changed between steps only, and a step is under way")
         replanning.check(self.context, self.buckets, plan)
 
@@ -248,6 +251,8 @@ class Reducer:
         self._exchanging.join(_CLOSE_SECONDS)
         if self._exchanging.waits():  # before the connections that a note takes are closed
             self.failure.tell_of_closing()
+        elif first:
+            leaving.leave_word(transport, leaving.why_closed())
         transport.close()
         self._exchanging.join(_CLOSE_SECONDS)
         workers = self.offering.worker, self._decoding.worker

@@ -94,6 +94,26 @@ def test_users_own_error(nursery: Nursery, path: str) -> None:
         assert rank.number == 1 or "rank 1" in rank.output.splitlines()[-1] or blames(rank.output, 1)
 
 
+ENDS = {
+    "raise": (1, "ended because of RuntimeError: this rank's own error"),
+    "exit": (5, "came to the end of its program, or called sys.exit()"),
+}
+
+
+@pytest.mark.parametrize(
+    ("fault", "path"), [("exit", DDP), *slow(("raise", "attached"), ("raise", DDP), ("exit", "attached"))]
+)
+def test_a_rank_that_leaves_says_why(nursery: Nursery, fault: str, path: str) -> None:
+    """Between two steps; its own traceback and status are as ever."""
+    status, why = ENDS[fault]
+    case = {"fault": fault, "victim": 1, "path": path, "catch": False, "timeout": 30.0}
+    for rank in nursery.run(WORLD, "train.py", case):
+        if rank.number == 1:
+            assert rank.status == status and ("this rank's own error" in rank.output) == (fault == "raise")
+        else:
+            assert rank.status == 1 and f"Rank 1 stopped first: {why}." in rank.output, rank.output
+
+
 @pytest.mark.parametrize(
     ("meeting", "told"),
     [("handshake", "the handshake"), ("attach", "the comparison of ranks before the first gradient")],

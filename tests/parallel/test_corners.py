@@ -72,6 +72,20 @@ def test_a_state_may_be_loaded_between_backward_and_step(found) -> None:
         assert paths == [[True, "accepted", 1]] * 2
 
 
+def test_a_copy_of_a_compression_is_none_and_says_so(found) -> None:
+    for paths in value(found, "copied"):
+        for refusals, texts in paths:
+            assert all(text.startswith("ConfigError: a compression cannot be copied") for text in refusals)
+            assert sum("is not saved or copied with its model or optimizer" in text for text in texts) == 1
+            assert sum("a copy of an optimizer of Horovod's has no compression" in text for text in texts) == 2
+
+
+def test_a_state_loaded_amid_the_gradients_is_refused_at_once(found) -> None:
+    for paths in value(found, "rolled back in the middle"):
+        for text, seconds in paths:
+            assert text.startswith("ConfigError") and "2 gradient(s) still missing (1." in text and seconds < 2.0
+
+
 def test_gradients_after_a_step_left_out_are_reduced(found) -> None:
     assert value(found, "step left out") == [[1.5, 1.5]] * 2
 

@@ -35,6 +35,10 @@ def test_models_scalers_and_frozen_parameters(reports: list[dict[str, Any]]) -> 
         assert report["scaled"] == [1.0, 0.5, 1.0]
 
 
+def test_weights_that_are_set_back_before_the_optimizer_s_step_are_no_difference(reports: list[dict[str, Any]]) -> None:
+    assert [report["climbing"] for report in reports] == [[], []]
+
+
 def test_training_goes_on_after_a_step_that_was_not_finite(reports: list[dict[str, Any]]) -> None:
     for report in reports:
         first, refused, last = report["not finite"]

@@ -141,6 +141,17 @@ def test_without_a_flip_nothing_is_caught(found) -> None:
     assert value(found, "no flip") == ["accepted"] * WORLD
 
 
+def test_what_nobody_refers_to_is_closed(found) -> None:
+    for mine in value(found, "dropped"):
+        assert mine == [[True, []], [True, []]]
+
+
+def test_a_compression_that_no_optimizer_was_given_is_mentioned_once(found) -> None:
+    first, *others = value(found, "unused")
+    assert len(first) == 1 and "write hvd.DistributedOptimizer(..., compression=compression)" in first[0]
+    assert others == [[]] * (WORLD - 1) and value(found, "not unused") == [[]] * WORLD
+
+
 def test_process_set(found) -> None:
     """Members agree among each other; the rank outside trains alone."""
     first = value(found, "process set")[0]

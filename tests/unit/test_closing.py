@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 
 import pytest
@@ -36,6 +37,25 @@ def test_who_closes_in_an_exchange_is_named_by_all(offering: list[int]) -> None:
             ):
                 reducer.result(0, steps[rank] if rank in steps else reducer.offer(0, grads[rank]["a"]))
         assert time.monotonic() - began < TIMEOUT
+
+
+def test_who_closes_between_steps_is_named_by_those_that_go_on() -> None:
+    """With the error that closed it, if it came to that by a ``finally``."""
+    transports = connected(WORLD)
+    with Fleet(WORLD, TENSORS, "none", wrap=lambda local: transports[local.rank], timeout=TIMEOUT) as fleet:
+        fleet.step(random_grads(WORLD, TENSORS))
+        assert all(reducer.wait_idle(10.0) for reducer in fleet.reducers)
+        with contextlib.suppress(ValueError):
+            try:
+                raise ValueError("bad\ndata")
+            finally:
+                fleet.reducers[CLOSES].close()
+        grads = random_grads(WORLD, TENSORS, seed=1)
+        others = sorted(set(range(WORLD)) - {CLOSES})
+        steps = [fleet.reducers[rank].offer(0, grads[rank]["a"]) for rank in others]
+        for rank, step in zip(others, steps, strict=True):
+            with pytest.raises(ExchangeError, match=r"Rank 0 stopped first: closed its .* of ValueError: bad data\."):
+                fleet.reducers[rank].result(0, step)
 
 
 def test_who_closes_between_steps_leaves_no_note() -> None:

@@ -120,20 +120,141 @@ def test_a_parameter_may_be_frozen_at_any_time(when: str) -> None:
 
 @pytest.mark.usefixtures("group")
 @pytest.mark.parametrize("use", ["nothing", "register", "hook", "attach"])
-def test_a_compression_that_was_never_used_says_so(use: str, caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize("steps", [0, 2])
+def test_a_compression_that_was_never_used_says_so(use: str, steps: int, caplog: pytest.LogCaptureFixture) -> None:
+    """At the first step of the optimizer, or where it is closed without one."""
     model, compression = pair()
-    called = DistributedDataParallel(model)
+    called, optimizer = DistributedDataParallel(model), torch.optim.SGD(model.parameters(), lr=0.1)
     if use == "register":
         compression.register(called)
     elif use == "attach":
-        compression.attach(torch.optim.SGD(model.parameters(), lr=0.1))
+        compression.attach(optimizer)
     elif use == "hook":
         called.register_comm_hook(compression, hvc.ddp_hook)
+
+    def told() -> int:
+        return sum("topk has compressed nothing" in record.message for record in caplog.records)
+
+    torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.1).step()  # another optimizer, and none of its gradients
+    assert told() == 0
     assert backward(called) is None
+    for _ in range(steps):
+        optimizer.step()
+        assert told() == (use in ("nothing", "attach"))
     for _ in range(2):
         compression.close()
-    told = [record for record in caplog.records if "has compressed nothing" in record.message]
-    assert len(told) == (use == "nothing")
+    assert told() == (use in ("nothing", "attach"))
+
+
+@pytest.mark.usefixtures("group")
+@pytest.mark.parametrize("early", [False, True])
+def test_the_next_step_after_a_failure_says_the_same(early: bool) -> None:
+    """Not that torch's own reduction is in a state that it should not be in."""
+    model, compression = pair()
+    called = compression.register(DistributedDataParallel(model))
+    failure = compression._running().failure
+    if early:  # else in the middle of the backward pass
+        failure.report("a test", hvc.ExchangeError("a link broke"))
+        while not failure.failed():
+            time.sleep(0.01)
+    else:
+        model[1].weight.register_hook(  # type: ignore[union-attr, index]
+            lambda grad: failure.report("a test", hvc.ExchangeError("a link broke"))
+        )
+    for _ in range(3):
+        error = backward(called)
+        assert type(error) is hvc.ExchangeError and str(error) == "a link broke"
+    compression.close()
+
+
+@pytest.mark.usefixtures("group")
+@pytest.mark.parametrize("how", ["ignored", "delayed"])
+def test_parameters_that_the_wrapper_leaves_out_are_called_so(how: str) -> None:
+    model, compression = pair()
+    with_them = dict(model.named_parameters())
+    if how == "ignored":
+        DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(model, ["1.bias"])
+        called = DistributedDataParallel(model)
+    else:
+        called = DistributedDataParallel(
+            model,
+            delay_all_reduce_named_params=[("1.bias", with_them["1.bias"])],
+            param_to_hook_all_reduce=with_them["0.weight"],
+        )
+    text = r"leaves 1 parameter\(s\) of named_parameters out of its buckets: 1\.bias\. They"
+    with pytest.raises(hvc.ConfigError, match=text):
+        compression.register(called)
+    compression.close()
+    named = [(name, p) for name, p in model.named_parameters() if name not in called.parameters_to_ignore]
+    compression = hvc.Compression.topk(named)
+    compression.register(called)
+    assert backward(called) is None and model[1].bias.grad is not None  # type: ignore[union-attr, index]
+    compression.close()
+
+
+@pytest.mark.usefixtures("group")
+def test_a_reduction_in_python_is_refused() -> None:
+    import torch._dynamo
+
+    model, compression = pair()
+    with torch._dynamo.config.patch(optimize_ddp="python_reducer"):
+        called = DistributedDataParallel(model)
+    with pytest.raises(hvc.ConfigError, match="python_reducer"):
+        compression.register(called)
+    with pytest.raises(hvc.ConfigError, match="python_reducer"):
+        hvc.ddp_hook(compression, (torch.ones(1), torch.ones(1)))  # type: ignore[arg-type]
+    compression.close()
+
+
+COMPILED = """
+import sys, torch
+import torch._dynamo
+import torch.distributed as dist
+import horovod_compress.ddp as hvc
+dist.init_process_group("gloo", init_method=f"file://{sys.argv[1]}", rank=0, world_size=1)
+model = torch.nn.Linear(4, 4)
+compression = hvc.Compression.marsit(model.named_parameters())
+called = torch.nn.parallel.DistributedDataParallel(model)
+optimizer = torch.optim.AdamW(model.parameters(), lr=torch.tensor(0.1))
+compression.register(called, optimizer)
+step, compiled = torch.compile(optimizer.step, backend="eager"), []
+for _ in range(12):
+    optimizer.zero_grad()
+    called(torch.ones(1, 4)).sum().backward()
+    step()
+    compiled.append(torch._dynamo.utils.counters["stats"]["unique_graphs"])
+assert compiled[3] == compiled[-1] > 0, compiled
+assert not torch._dynamo.utils.counters["graph_break"]
+assert compression.stats()["steps"] == 12
+"""
+
+
+@pytest.mark.slow
+def test_a_compiled_step_leaves_hooks_alone(tmp_path: Path) -> None:
+    """Compiled, they would break the graph, and be compiled again in later steps, up to a limit of torch's."""
+    command = [sys.executable, "-W", "ignore", "-c", COMPILED, str(tmp_path / "store")]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False, cwd=ROOT)
+    assert ended.returncode == 0 and "recompile" not in ended.stderr, ended.stderr
+
+
+@pytest.mark.usefixtures("group")
+@pytest.mark.parametrize("registers", [False, True])
+def test_what_nobody_refers_to_is_closed(registers: bool) -> None:
+    before = threading.active_count()
+    model, compression = pair()
+    called, optimizer = DistributedDataParallel(model), torch.optim.SGD(model.parameters(), lr=0.1)
+    if registers:
+        compression.register(called, optimizer)
+        assert backward(called) is None
+        optimizer.step()
+    reducer = compression._running()
+    assert threading.active_count() > before and not reducer.failure.closing
+    del model, called, optimizer, compression
+    end = time.monotonic() + 10.0
+    while threading.active_count() > before and time.monotonic() < end:
+        gc.collect()  # a model, and then what only its part in C++ refers to
+        time.sleep(0.01)
+    assert reducer.failure.closing and threading.active_count() <= before
 
 
 AT_EXIT = """

@@ -52,7 +52,7 @@ COMMON: list[tuple[str, Any, str]] = [
     ("timeout", 10**400, "to 1000000 seconds"),
     ("timeout", "30", "number of seconds"),
     ("timeout", True, "number of seconds"),
-    ("timeout", None, "number of seconds"),
+    ("timeout", [30.0], "number of seconds"),
 ]
 MARSIT: list[tuple[str, Any, str]] = [
     ("full_precision_every", -1, "0 (never) or a whole number of steps"),

@@ -76,6 +76,20 @@ def test_a_difference_is_said_once_with_the_first_tensor(odd: int, caplog: pytes
     assert "hvd.broadcast_parameters" in text and "docs/troubleshooting.md" in text
 
 
+@pytest.mark.parametrize("lasts", [False, True])
+def test_a_difference_at_the_start_has_to_last(lasts: bool, caplog: pytest.LogCaptureFixture) -> None:
+    """No step of the optimizer came before the first look, and weights may be those of one pass only."""
+    shown = Shown(100)
+    with shown.fleet:
+        shown.step(0, odd=1)
+        assert not caplog.records
+        for number in (1, 2):
+            shown.step(number, odd=1 if lasts else None)
+    assert shown.compared() == {2}
+    told = ["at the beginning of step 0, in 2 of 3" in record.getMessage() for record in caplog.records]
+    assert told == [True] * lasts
+
+
 def test_a_rank_that_has_not_looked_is_no_difference(caplog: pytest.LogCaptureFixture) -> None:
     """Whose gradients of a step were all sparse, say: nobody looks then."""
     shown = Shown(1)

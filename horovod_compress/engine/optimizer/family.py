@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from ...errors import ConfigError
+from .hooks import uncompiled
 from .second_moment import ADAM, BOUND, Form, Moment, wide
 
 _log = logging.getLogger("horovod_compress")
@@ -195,7 +196,7 @@ class Unheld:
 
     def __init__(self, optimizer: Any) -> None:
         self._done = False
-        optimizer.register_step_post_hook(lambda *given: self._look(optimizer))
+        optimizer.register_step_post_hook(uncompiled(lambda *given: self._look(optimizer)))
 
     def _look(self, optimizer: Any) -> None:
         if self._done or not any(optimizer.state.values()):

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from ..norms import some
 from ..reducer import Reducer
 from . import second_moment as moments
+from .hooks import uncompiled
 
 _log = logging.getLogger("horovod_compress")
 
@@ -49,7 +50,7 @@ def before_step(prepare: Callable[[], None]) -> Hook:
             return given, {**options, "closure": then_prepare}
         return (given[0], then_prepare, *given[2:]), options
 
-    return hook
+    return uncompiled(hook)
 
 
 def ready(optimizer: Any, reducer: Reducer, done: int) -> int | None:
@@ -62,7 +63,7 @@ def ready(optimizer: Any, reducer: Reducer, done: int) -> int | None:
     if step <= done or awaited:
         return None
     # Nobody else waits for a bucket of sparse gradients only, which ends at another time on each rank.
-    return step if reducer.idle() or reducer.wait_idle(reducer.options.timeout) else None
+    return step if reducer.idle() or reducer.wait_idle(reducer.options.longest_seconds) else None
 
 
 class Matching:

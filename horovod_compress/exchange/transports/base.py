@@ -13,6 +13,19 @@ from .link import NcclLink
 from .messages import Messages, Pending
 
 
+class Questions(Protocol):
+    """Questions and answers between ranks, beside all messages."""
+
+    def answer(self, call: Callable[[], str]) -> None:
+        """Have other ranks' questions answered with what this returns, from a thread of its own, at any time."""
+
+    def ask(self) -> dict[int, tuple[float, str]]:
+        """Ask the other ranks, and return what each has answered last, and when, on the monotonic clock.
+
+        It does not wait: what is answered to this is returned later. Ranks that are frozen never answer.
+        """
+
+
 class Transport(Messages, Protocol):
     """Moves bytes between the ranks of one job.
 
@@ -58,6 +71,10 @@ class Transport(Messages, Protocol):
 
     def said(self, topic: str) -> dict[int, str]:
         """Return the last word of each rank that has left one, as far as it can be learned in a moment."""
+
+    @property
+    def questions(self) -> Questions:
+        """What ranks ask each other while they wait."""
 
     def close(self) -> None:
         """Release the connections after the last exchange."""

@@ -2,7 +2,8 @@
 
 Every rank keeps a copy, and what one writes it sends to all others, over connections of their own: they stay when
 those of the exchange are broken. So no rank has to serve it, and it outlives any of them. A thread for each peer waits
-for its messages: Gloo sends nothing before somebody waits for it.
+for its messages: Gloo sends nothing before somebody waits for it. These threads also answer questions, whatever the
+other threads of their process do, as long as it is not stopped.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import contextlib
 import json
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -24,6 +25,7 @@ _EVER = timedelta(days=365)
 _SEND_SECONDS = 0.1
 _END_SECONDS = 0.1
 _MOST_BYTES = 1 << 20
+_QUESTION, _ANSWER = "?", "!"  # keys of what is no value, and for one rank
 
 
 class Board:
@@ -37,6 +39,9 @@ class Board:
         self._group, self._rank = group, rank
         self._peers = [peer for peer in range(size) if peer != rank]
         self._values: dict[str, str] = {}
+        self._asked: set[int] = set()  # who has a question to answer: one at a time, as a frozen rank takes none away
+        self._answered: dict[int, tuple[float, str]] = {}
+        self._answer: Callable[[], str] = str
         self._lock = threading.Lock()
         self._readers = [
             threading.Thread(target=self._read, args=(group, peer), name="hvc-board", daemon=True)
@@ -48,11 +53,25 @@ class Board:
     def set(self, key: str, value: str) -> None:
         """Write a value, for all ranks; those that are gone or frozen do not learn of it."""
         self._values[key] = value
+        self._send(self._peers, key, value)
+
+    def answer(self, call: Callable[[], str]) -> None:
+        """Have questions answered with what this returns."""
+        self._answer = call
+
+    def ask(self) -> dict[int, tuple[float, str]]:
+        """Ask all peers, and return their last answers so far, with when they came, on the monotonic clock."""
+        peers = [peer for peer in self._peers if peer not in self._asked]
+        self._asked.update(peers)
+        self._send(peers, _QUESTION, "")
+        return dict(self._answered)
+
+    def _send(self, peers: Iterable[int], key: str, value: str) -> None:
         text = _bytes(json.dumps([key, value]).encode())
         length = torch.tensor([text.numel()], dtype=torch.int64).view(torch.uint8)
         end, sent = time.monotonic() + _SEND_SECONDS, []
         with self._lock:  # length and text belong together
-            for peer in self._peers if self._group else ():
+            for peer in peers if self._group else ():
                 with contextlib.suppress(RuntimeError):
                     sent += [self._group.send([length], peer, _LENGTH_TAG), self._group.send([text], peer, _TEXT_TAG)]
         self._wait(sent, end)
@@ -97,7 +116,16 @@ class Board:
                 if not 0 < size <= _MOST_BYTES:
                     return
                 key, value = json.loads(_received(group, _TEXT_TAG, size, peer).numpy().tobytes())
-                self._values[str(key)] = str(value)
+                self._take(peer, str(key), str(value))
+
+    def _take(self, peer: int, key: str, value: str) -> None:
+        if key == _QUESTION:
+            self._send([peer], _ANSWER, self._answer())
+        elif key == _ANSWER:
+            self._answered[peer] = time.monotonic(), value
+            self._asked.discard(peer)
+        else:
+            self._values[key] = value
 
 
 def _received(group: Any, tag: int, size: int, peer: int) -> Tensor:

@@ -191,7 +191,7 @@ class GlooTransport:
         One that closes says so; a connection that breaks without a word is either an abort, of which there is a note,
         or the end of a process, which whoever needs that rank learns soon enough.
         """
-        for peer in self._neighbours():
+        for peer in _neighbours(self.rank, self.size):
             with contextlib.suppress(PeerError):
                 self._listen(peer, call)
 
@@ -213,13 +213,10 @@ class GlooTransport:
         thread.start()
         self._listeners.append(thread)
 
-    def _neighbours(self) -> set[int]:
-        return {(self.rank - 1) % self.size, (self.rank + 1) % self.size} - {self.rank}
-
     def _take_leave(self) -> None:
         """Tell the neighbours that this rank closes its connections, and has not aborted."""
         bye = torch.zeros(1, dtype=torch.uint8)
-        for peer in self._neighbours() if self._listeners else ():
+        for peer in _neighbours(self.rank, self.size) if self._listeners else ():
             with contextlib.suppress(PeerError):
                 self._start("send", bye, peer, _FLOOD_TAG).wait(Deadline(_BYE_SECONDS))
 
@@ -229,6 +226,10 @@ class GlooTransport:
     def said(self, topic: str) -> dict[int, str]:
         keys = {rank: f"{topic}/{rank}" for rank in range(self.size)}
         return {rank: self._board.get(key).decode() for rank, key in keys.items() if self._board.check([key])}
+
+    @property
+    def questions(self) -> Board:
+        return self._board
 
     def close(self) -> None:
         if not self._closing:
@@ -261,6 +262,11 @@ class GlooTransport:
         for transfer in self._transfers():
             transfer.work = None
         self._group = None
+
+
+def _neighbours(rank: int, size: int) -> set[int]:
+    """Return the ranks on both sides of one in the ring."""
+    return {(rank - 1) % size, (rank + 1) % size} - {rank}
 
 
 def _connected(share: Share, rank: int, size: int, own: str, deadline: Deadline) -> Any:

@@ -27,6 +27,7 @@ class Hub:
         self.notes: dict[int, dict[str, Any]] = {}
         self.words: dict[tuple[str, int], str] = {}
         self.listeners: dict[int, Callable[[], None]] = {}
+        self.answers: dict[int, Callable[[], str]] = {}
         self.gone = [threading.Event() for _ in range(size)]
 
     def transports(self) -> list[LocalTransport]:
@@ -89,8 +90,24 @@ class LocalTransport:
         words = {rank: self._hub.words.get((topic, rank)) for rank in range(self.size)}
         return {rank: word for rank, word in words.items() if word is not None}
 
+    @property
+    def questions(self) -> _Questions:
+        return _Questions(self._hub, self.rank)
+
     def close(self) -> None:
         pass  # a peer may still have to read what this rank sent last
+
+
+class _Questions:
+    def __init__(self, hub: Hub, rank: int) -> None:
+        self._hub, self._rank = hub, rank
+
+    def answer(self, call: Callable[[], str]) -> None:
+        self._hub.answers[self._rank] = call
+
+    def ask(self) -> dict[int, tuple[float, str]]:
+        now = time.monotonic()
+        return {rank: (now, call()) for rank, call in list(self._hub.answers.items()) if rank != self._rank}
 
 
 class _Sent:

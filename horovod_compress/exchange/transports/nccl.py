@@ -19,7 +19,7 @@ from torch import Tensor
 from ...errors import ExchangeError
 from ..deadline import Deadline
 from ..device import Device
-from .base import Transport
+from .base import Questions, Transport
 from .link import NcclLink, Transfer
 from .messages import Messages, Pending
 
@@ -83,6 +83,10 @@ class NcclTransport:
 
     def said(self, topic: str) -> dict[int, str]:
         return self._tokens.said(topic)
+
+    @property
+    def questions(self) -> Questions:
+        return self._tokens.questions
 
     def close(self) -> None:
         self.link.abort()

@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 from ...codecs.base import Codec
 from ...codecs.masked import Masked
 from ...engine import names
-from ...engine.agreement import way
+from ...engine.agreement import leaving, way
 from ...engine.job import Gathering, Job
 from ...engine.methods import Methods
 from ...engine.parameters import listed
@@ -26,12 +26,16 @@ from ...observe import trace as recording
 from ...observe.trace import Trace
 from ...schedule.plan import Plan
 from .checkpoints import Checkpoints
+from .copied import copied
 from .counters import Counters
+from .forgotten import Closing, look_for_steps, weakly
 from .scale import check_scaler
 from .startup import before_handshake, start
 from .steps import Steps
 
 Scaler = TypeVar("Scaler")
+
+_NAMED = 5  # at most, in messages
 
 _log = logging.getLogger("horovod_compress")
 
@@ -54,6 +58,11 @@ def _public(names: Iterable[str]) -> list[str]:
 
 class BaseCompression(Checkpoints, Counters, metaclass=_Listed):
     """A compression, without what depends on the framework."""
+
+    _unused = False  # nothing was handed over yet, and no model or optimizer has this
+    _how_to_use: str
+    _what_copies_lack: str
+    _told_reduced = False  # that it is in no copy
 
     def __init__(
         self,
@@ -79,6 +88,8 @@ class BaseCompression(Checkpoints, Counters, metaclass=_Listed):
         self._methods, self._reducer = start(method, named, options, job)
         with contextlib.ExitStack() as undo:
             undo.callback(self.close)  # else the connections and threads of the reducer would stay
+            self._closing = Closing(self, job)
+            self._closing.add(self._reducer.close)
             self._prepare(self._reducer)
             self._steps = Steps(self._reducer, self._methods, named, self._share)
             #: Those that were given and are not exchanged, as they were frozen.
@@ -88,6 +99,8 @@ class BaseCompression(Checkpoints, Counters, metaclass=_Listed):
             self._tuning_name = f"hvc.tuning.{self._reducer.plan.fingerprint()}"
             self._reducer.offering.check_usable = job.check
             self._reports = self._begin_reports(self._reducer)
+            self._unused = True
+            self._closing.add(look_for_steps(self._steps.parameters, weakly(self._why_unused, None)))
             _open.add(self)
             recording.follow(self._reducer, job.number, self.method)
             undo.pop_all()
@@ -101,6 +114,15 @@ class BaseCompression(Checkpoints, Counters, metaclass=_Listed):
     def __dir__(self) -> list[str]:
         return _public(super().__dir__())
 
+    def __reduce__(self) -> Any:
+        if not self._told_reduced:  # a model is copied or saved with its hook, an optimizer with its compression
+            self._told_reduced = True
+            _log.warning(
+                "a compression is not saved or copied with its model or optimizer: save compression.state_dict(), or "
+                "compression.save(folder)"
+            )
+        return copied, (self._what_copies_lack,)
+
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self._in_words()}>"
 
@@ -113,6 +135,7 @@ class BaseCompression(Checkpoints, Counters, metaclass=_Listed):
     def _begin_step(self) -> None:
         """Begin a step where nothing is under way."""
         self._job.check()
+        self._unused = False
         if not self._compared_ways:
             with self._comparing:  # with two devices there are two threads of autograd, and both come here
                 if not self._compared_ways:
@@ -128,15 +151,20 @@ class BaseCompression(Checkpoints, Counters, metaclass=_Listed):
             return False
         reducer = self._running()
         try:
-            idle = reducer.wait_idle(reducer.options.timeout)
+            self._skip_sparse(reducer, self._step_under_way)
+            if missing := reducer.missing(self._step_under_way):  # it would wait for them in vain
+                raise ConfigError(
+                    f"rank {self._job.number}: the optimizer's load_state_dict() was called during an exchange, with "
+                    f"{len(missing)} gradient(s) still missing ({', '.join(missing[:_NAMED])}); call the optimizer's "
+                    "synchronize() first, on every rank"
+                )
+            if not reducer.wait_idle(reducer.options.longest_seconds):
+                raise ExchangeError(f"rank {self._job.number}: an exchange did not end before load_state_dict()")
+        except ConfigError:
+            raise
         except HorovodCompressError:  # it has failed and is over
             self._under_way = 0
             return False
-        if not idle:
-            raise ConfigError(
-                f"rank {self._job.number}: the optimizer's load_state_dict() was called during an exchange, with some "
-                "gradients still missing; call the optimizer's synchronize() first, on every rank"
-            )
         self._under_way = 0
         return True
 
@@ -151,21 +179,29 @@ class BaseCompression(Checkpoints, Counters, metaclass=_Listed):
     def _offer(self, index: int, grad: Any) -> int:
         step = self._running().offer(index, grad)
         self._under_way += 1
+        self._step_under_way = step
         return step
+
+    def _skip_sparse(self, reducer: Reducer, step: int) -> None:
+        """Count in gradients of a step that the framework reduces, where nobody has done so."""
 
     def _share(self, value: Any) -> list[Any]:
         reducer = self._running()
-        reducer.context.progress.meeting = True
+        limit, failed = reducer.options.longest_seconds, reducer.failure.failed
         try:
-            return self._job.gather(
-                value, Gathering(self._tuning_name, reducer.options.timeout, failed=reducer.failure.failed)
-            )
+            with reducer.context.progress.meeting():
+                return self._job.gather(value, Gathering(self._tuning_name, limit, failed=failed))
         except ExchangeError as error:
             raise (
                 reducer.failure.call_off(str(error).removeprefix(f"rank {self._job.number}: ").rstrip(".")) or error
             ) from error
-        finally:
-            reducer.context.progress.meeting = False
+
+    def _why_unused(self, tells: bool) -> str | None:
+        """Return how to use this, if training goes on without it, until somebody is told."""
+        unused, self._unused = self._unused, self._unused and not tells
+        if not unused or self.is_over() or self._running().rank:
+            return None
+        return f"{self.method} has compressed nothing: it was created, but never given to {self._how_to_use}"
 
     # ---- what users call ----
 
@@ -202,8 +238,8 @@ class BaseCompression(Checkpoints, Counters, metaclass=_Listed):
 
     def close(self) -> None:
         """Stop the exchange thread and close the connections; safe to call twice. In a fork it does nothing."""
-        if self._reducer and not self._job.forked():
-            self._reducer.close()
+        if self._reducer:
+            self._closing.close()
         self._end_reports()
         _open.discard(self)
 
@@ -221,8 +257,11 @@ _open: weakref.WeakSet[BaseCompression] = weakref.WeakSet()
 
 @atexit.register
 def _close_all() -> None:
+    why = leaving.why_ended()
     for compression in list(_open):
         try:
+            if not compression._job.forked():
+                leaving.leave_word(compression._running().context.transport, why)
             compression.close()
         except Exception as error:  # noqa: BLE001  the others are to be closed all the same
             _log.warning("closing a compression at exit failed: %s", error)

@@ -51,9 +51,11 @@ class Running:
             ExchangeError: not every rank arrived in time, or this one has heard that some rank has failed.
         """
         reducer = self._running()
-        asked = Gathering(name, reducer.options.timeout, by_name=by_name, failed=reducer.failure.failed)
+        limit, failed = reducer.options.longest_seconds, reducer.failure.failed
+        asked = Gathering(name, limit, by_name=by_name, failed=failed)
         try:
-            return self._job.gather(value, asked)
+            with reducer.context.progress.meeting():
+                return self._job.gather(value, asked)
         except ExchangeError:
             reducer.wait_idle(0.0)  # raises what this rank has failed with, which says more
             raise

@@ -34,7 +34,7 @@ from ...options import Options
 from ...schedule.plan import DTYPES, Plan, TensorSpec
 from ...schedule.policies.registry import OPTIONAL, is_adaptive, make_plan
 
-_DEFAULT_SECONDS = Options().timeout
+_DEFAULT_SECONDS = Options().flow_seconds
 #: What ranks meet for, in this order, and the one name that the framework knows these gathers by.
 _STAGES = ("handshake", "addresses", "connected", "nccl", "linked")
 _START = "hvc.start"
@@ -60,7 +60,7 @@ def start(
     seconds = _DEFAULT_SECONDS
     try:
         methods, options = parse(method, given)
-        seconds = options.timeout
+        seconds = options.flow_seconds
         tensors = specs(named)
         kind = _transport_kind(options, world, tensors)
         place = job.place()

@@ -19,6 +19,7 @@ from ...engine.agreement.weights import Weights
 from ...engine.masks import Masks, check as check_masks
 from ...engine.methods import Methods
 from ...engine.optimizer import heavy_ball, held
+from ...engine.optimizer.hooks import uncompiled
 from ...engine.optimizer.matching import Matching
 from ...engine.optimizer.options import options_of
 from ...engine.optimizer.rates import Rates
@@ -120,6 +121,8 @@ class Steps:
         if reducer.options.follow_lr:
             self._rates = Rates(optimizer, reducer, self.named)
             self._rates.load(self._loaded.rates)
+        if not self.met and reducer.verification.weights:
+            optimizer.register_step_post_hook(uncompiled(lambda *given: self._take_weights()))
         self._optimizer = optimizer
         if reducer.options.warmup_steps is None:
             self._begin_exact(optimizer)
@@ -190,7 +193,7 @@ class Steps:
         """Begin a step, before its first gradient is offered; return whether the parameters have other numbers now."""
         reducer = self._reducer
         if not reducer.idle():  # nobody has waited for a last bucket of sparse gradients only
-            reducer.wait_idle(reducer.options.timeout)
+            reducer.wait_idle(reducer.options.longest_seconds)
         self.scale.bridge()
         changed = bool(self.tuner and self.tuner.begin_step())
         if changed:
@@ -208,8 +211,7 @@ class Steps:
             self._matching.begin()
         reducer.norms.begin(reducer.next_step(), exact=bool(self.held and self.held.exact))
         self._show()
-        if reducer.verification.weights:
-            reducer.verification.weights.take(reducer.next_step(), self.parameters)
+        self._take_weights()
         return changed
 
     def _show(self) -> None:
@@ -223,6 +225,12 @@ class Steps:
             show(operands.GRADIENT_SCALE, self.scale.value())
         show(operands.RATIO, reducer.norms.ratio.used())
         reducer.kept.show_tables()
+
+    def _take_weights(self) -> None:
+        """Look at the weights of the next step, if they are compared there."""
+        reducer = self._reducer
+        if (weights := reducer.verification.weights) and reducer.idle():
+            weights.take(reducer.next_step(), self.parameters)
 
     def _freeze(self) -> None:
         """Exchange nothing for parameters that need no gradient in the step that begins."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from itertools import islice
 from types import FrameType
 from typing import Any
@@ -99,6 +99,25 @@ def await_tokens(optimizer: Any) -> None:
     for handle, _ in optimizer._handles.values():
         if isinstance(handle, int):
             mpi_ops.synchronize(handle)
+
+
+def submit_rest(optimizer: Any, tokens: Mapping[Any, torch.Tensor]) -> None:
+    """Have Horovod reduce the tokens that a step lacks; nobody waits for them.
+
+    Args:
+        tokens: by parameter.
+    """
+    if optimizer._groups is not None:
+        return  # its groups are whole, or not there
+    predivide = optimizer.gradient_predivide_factor if optimizer.op == mpi_ops.Average else 1.0
+    submitted = {parameter for parameter, (handle, _) in optimizer._handles.items() if handle is not None}
+    for parameter, token in tokens.items():
+        sparse = parameter.grad is not None and parameter.grad.is_sparse and not optimizer.sparse_as_dense
+        if parameter not in submitted and not sparse:
+            mpi_ops.allreduce_async_(
+                token, name=optimizer._parameter_names.get(parameter), op=optimizer.op,
+                prescale_factor=1.0 / predivide, postscale_factor=predivide, process_set=optimizer.process_set,
+            )  # fmt: skip
 
 
 def forget_step(optimizer: Any) -> None:

@@ -11,6 +11,7 @@ import horovod.torch as hvd
 import torch
 from torch import Tensor, nn
 
+from ...engine.optimizer.hooks import uncompiled
 from ...engine.optimizer.matching import before_step
 from ...engine.optimizer.second_moment import names_of
 from ...engine.reducer import Reducer
@@ -19,6 +20,7 @@ from ...observe.trace import MAX_EVENTS, Trace
 from .. import help_text
 from ..common.base import begin_trace
 from ..common.factories import RanksOption, add_factories, of_an_object
+from ..common.forgotten import weakly
 from .calls import (
     await_tokens,
     calling_optimizer,
@@ -66,7 +68,7 @@ class Compression(ForUpdates, Factories):
     _settled = -1  # the step whose sparse gradients were looked for
 
     def _prepare(self, reducer: Reducer) -> None:
-        reducer.failure.on_unseen = self._wake
+        reducer.failure.on_unseen = weakly(self._wake, None)
         reducer.uneven.in_join = in_join
         reducer.result_scale = None  # the first token that comes back tells, or attach()
         self._tokens = Tokens(reducer.rank, reducer.world, len(reducer.plan.names()))
@@ -82,10 +84,11 @@ class Compression(ForUpdates, Factories):
         if self._in_updates:
             raise ConfigError(TAKEN)
         repeat = self._is_repeat()
-        if not repeat:
-            self._begin_step()
-        index = self._index_of(tensor)
-        return self._tokens.of(index), tensor if repeat else (index, self._offer(index, tensor))
+        with self._tokens.whole_steps(self, self._running().failure.failed, self._steps.index):
+            if not repeat:
+                self._begin_step()
+            index = self._index_of(tensor)
+            return self._tokens.of(index), tensor if repeat else (index, self._offer(index, tensor))
 
     def decompress(self, tensor: Tensor, ctx: Any) -> Tensor:
         """Return the result for a token; other tensors pass through."""
@@ -175,7 +178,7 @@ class Compression(ForUpdates, Factories):
             self._watched = optimizer
             if self._running().world > 1:
                 guard(optimizer, names_of(self._others) if not self._job.rank else None)
-            optimizer.register_step_pre_hook(lambda *given: self._leave_frozen(optimizer))  # before the second moment's
+            optimizer.register_step_pre_hook(uncompiled(lambda *given: self._leave_frozen(optimizer)))
             optimizer.register_step_pre_hook(before_step(self._steps.prepare))
             leave_before_loading(optimizer, self._leave_step)
         self._steps.meet(optimizer, *options, match_norm=match_norm)

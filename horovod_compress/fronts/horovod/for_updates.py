@@ -22,6 +22,11 @@ TAKEN = (
 class ForUpdates(BaseCompression):
     """A compression that may serve update mode in place of an optimizer of Horovod's."""
 
+    _how_to_use = "an optimizer; write hvd.DistributedOptimizer(..., compression=compression)"
+    _what_copies_lack = (
+        "a copy of an optimizer of Horovod's has no compression, and cannot be used: create compression and optimizer "
+        "for the copied model"
+    )
     _in_updates = False
     _optimizer: Any = None  # the one that attach() was given
     _finder: Finder
@@ -33,7 +38,7 @@ class ForUpdates(BaseCompression):
             ConfigError: the compression is in use already.
         """
         self.check_updates()
-        self._in_updates, self._exchanged = True, "updates"
+        self._in_updates, self._exchanged, self._unused = True, "updates", False
         self._reports.updates = True
         if self._steps.tuner:
             self._steps.tuner.stop()

@@ -8,6 +8,7 @@ from typing import Any
 
 from torch import nn
 
+from ...engine.optimizer.hooks import uncompiled
 from ...errors import ConfigError
 from ..common.unexchanged import Unexchanged
 from .calls import await_tokens
@@ -19,7 +20,7 @@ def guard(optimizer: Any, names: Mapping[int, str] | None) -> None:
     Args:
         names: of parameters, by identity, if this rank tells of them.
     """
-    optimizer.register_step_pre_hook(refuse_closure)
+    optimizer.register_step_pre_hook(uncompiled(refuse_closure))
     if names is None:
         return
     words = "optimizer and compression", "model, optimizer and compression"  # a model keeps the hooks of Horovod's
@@ -29,7 +30,7 @@ def guard(optimizer: Any, names: Mapping[int, str] | None) -> None:
         if not optimizer._handles:  # else Horovod has not fetched the results yet
             unexchanged.look()
 
-    optimizer.register_step_pre_hook(look)
+    optimizer.register_step_pre_hook(uncompiled(look))
 
 
 def leave_before_loading(optimizer: Any, leave: Callable[[], bool]) -> None:

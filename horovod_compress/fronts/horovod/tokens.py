@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import horovod.torch as hvd
+from horovod.common.exceptions import HorovodInternalError
 from torch import Tensor
 
 from ...engine.agreement import uneven
-from ...errors import ConfigError
-from .calls import owner_of_token
+from ...errors import ConfigError, HorovodCompressError
+from .calls import calling_optimizer, owner_of_token, submit_rest
 
 
 class Tokens:
@@ -22,7 +25,29 @@ class Tokens:
 
     def __init__(self, rank: int, world: int, parameters: int) -> None:
         self._rank, self._world = rank, world
+        self._gave_up = False
         self._owners = [owner_of_token() for _ in range(parameters)]
+
+    @contextlib.contextmanager
+    def whole_steps(self, compression: Any, failed: Callable[[], bool], places: Mapping[int, int]) -> Iterator[None]:
+        """Hand over all tokens of a step if an error ends it in the middle of a backward pass.
+
+        Else those of other ranks would wait for them, and their names could not be used again in this process.
+
+        Args:
+            compression: an optimizer calls it.
+            failed: returns whether its ranks have failed: each of them gives up this step then.
+            places: of the parameters' tokens, by identity.
+        """
+        try:
+            yield
+        except HorovodCompressError:
+            optimizer = calling_optimizer(compression)
+            if failed() and optimizer is not None and not self._gave_up:
+                self._gave_up = True
+                with contextlib.suppress(HorovodInternalError, ValueError):  # Horovod has ended, or a rank is behind
+                    submit_rest(optimizer, {p: self.of(places[id(p)]) for p in optimizer._requires_update})
+            raise
 
     def of(self, index: int) -> Tensor:
         """Return the token of a parameter."""

@@ -23,6 +23,7 @@ from ...engine import names
 from ...engine.agreement.operands import difference
 from ...engine.optimizer import family, second_moment as moments
 from ...engine.optimizer.exact_rounds import REBUILD_EVERY, WARMUP_STEPS
+from ...engine.optimizer.hooks import uncompiled
 from ...engine.optimizer.options import options_of
 from ...engine.optimizer.update_exchange import Exchange
 from ...engine.optimizer.update_moment import SharedSecondMoment
@@ -93,8 +94,9 @@ def distributed_update_optimizer(
     moment = SharedSecondMoment(made, named) if settings.shared and reducer.world > 1 else None
     made._updates = Schedule(made, Exchange(reducer, parameters, settings.masking), settings, moment)
     made._planned = frozenset(parameters if reducer.world > 1 else ())
-    made._last_hook = made.register_step_pre_hook(lambda *given: made._updates.prepare()).id
-    made.register_step_post_hook(lambda *given: compression._report())  # before the exchange, if one follows
+    made._last_hook = made.register_step_pre_hook(uncompiled(lambda *given: made._updates.prepare())).id
+    # Before the exchange, if one follows.
+    made.register_step_post_hook(uncompiled(lambda *given: compression._report()))
     return made
 
 

@@ -51,6 +51,8 @@ class Backward:
         #: Buckets come without numbers, so that none is known to be the last one.
         self.unnumbered = False
         self._error: HorovodCompressError | None = None
+        #: Called with an error after which training cannot go on.
+        self.gives_up: Callable[[HorovodCompressError], None] = lambda error: None
 
     def add(self, buffer: Tensor, offered: list[tuple[int, int]]) -> Any:
         """Return the future of a bucket whose gradients were offered."""
@@ -137,6 +139,7 @@ class Backward:
         if isinstance(error, NonFiniteError):
             at_the_end(_raising(error))
         elif error:
+            self.gives_up(error)
             raise error
 
 

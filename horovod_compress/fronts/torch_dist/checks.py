@@ -9,8 +9,8 @@ from typing import Any, NoReturn
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from ...errors import ConfigError
-from .copied import Copied
+from ...errors import ConfigError, HorovodCompressError
+from ..common.copied import Copied
 
 NO_JOIN = (
     "DistributedDataParallel's join() with uneven batches is not supported: a rank without batches would still have "
@@ -20,6 +20,11 @@ NO_JOIN = (
 NO_UPDATES = (
     "DistributedUpdateOptimizer, which exchanges weight updates, needs Horovod: import horovod_compress.torch as hvc. "
     "Under DistributedDataParallel gradients are exchanged: compression.register(ddp_model, optimizer)"
+)
+
+PYTHON_REDUCER = (
+    'torch._dynamo.config.optimize_ddp = "python_reducer" hands gradients over one by one, not in the buckets that a '
+    'compression takes: set it to "ddp_optimizer", or leave it out, before DistributedDataParallel is created'
 )
 
 Named = Sequence[tuple[str, nn.Parameter]]
@@ -52,6 +57,8 @@ def check_model(model: object, group: object, named: Named, others: Named) -> No
             "this DistributedDataParallel has skip_all_reduce_unused_params=True, which withholds buckets from its "
             "hook in some steps; wrap the model again without it"
         )
+    if getattr(model, "_use_python_reducer", False):
+        raise ConfigError(PYTHON_REDUCER)
     _check_parameters(model, named, others)
 
 
@@ -75,6 +82,15 @@ def _check_parameters(model: DistributedDataParallel, named: Named, others: Name
             f"model.named_parameters()"
         )
     extra = [name for name, parameter in named if parameter.requires_grad and id(parameter) not in theirs]
+    left = {id(parameter) for parameter in model.module.parameters()}
+    if extra and all(id(parameter) in left for name, parameter in named if name in extra):
+        raise ConfigError(
+            f"DistributedDataParallel leaves {len(extra)} parameter(s) of named_parameters out of its buckets: "
+            f"{', '.join(extra[:5])}. They are ignored (_ddp_params_and_buffers_to_ignore), or their reduction is "
+            "delayed (delay_all_reduce_named_params=), which torch does itself, uncompressed; give the compression the "
+            "other parameters only, such as [(name, p) for name, p in model.named_parameters() if name not in "
+            "ddp_model.parameters_to_ignore]"
+        )
     if extra:
         raise ConfigError(
             f"named_parameters has {len(extra)} parameter(s) that the model does not have: {', '.join(extra[:5])}; "
@@ -109,6 +125,19 @@ def check_optimizer(optimizer: object, named: Named) -> None:
             "the optimizer has none of the parameters in named_parameters; create it from the same model, after you "
             "move the model to its device"
         )
+
+
+def refuse_to_go_on(model: DistributedDataParallel, error: HorovodCompressError) -> None:
+    """Let a model's next forward pass say what ended its last backward pass; torch would speak of itself.
+
+    Args:
+        error: training cannot go on after it.
+    """
+
+    def forward(*given: Any, **options: Any) -> NoReturn:
+        raise type(error)(*error.args) from error.__cause__
+
+    model.forward = forward  # type: ignore[method-assign]
 
 
 class RefusedJoin:

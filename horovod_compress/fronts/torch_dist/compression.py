@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 import os
+import weakref
+from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -18,10 +20,10 @@ from ...errors import ConfigError, HorovodCompressError
 from ...observe.trace import MAX_EVENTS, Trace
 from ..common.base import BaseCompression, begin_trace
 from ..common.factories import RanksOption, add_factories
+from ..common.forgotten import weakly
 from ..common.unexchanged import Unexchanged
 from . import checks
 from .backward import Backward, at_the_end, in_backward
-from .copied import copied
 from .fetching import Fetching
 from .hook import ddp_hook
 from .job import TorchJob
@@ -62,27 +64,22 @@ class Compression(BaseCompression, Factories):
     _job: TorchJob
     _backward: Backward | None = None
     _fetching: Fetching | None = None
+    _model: Callable[[], DistributedDataParallel | None] = staticmethod(lambda: None)  # it holds the hook
     _left_out: Unused | None = None  # where a step may leave parameters out
-    _told_reduced = False  # that it is in no copy
-    _unused = False  # no model, no optimizer and no gradient have come since the start
-
-    def __init__(self, *given: Any, **options: Any) -> None:
-        super().__init__(*given, **options)
-        self._unused = self._reducer is not None
-
-    def __reduce__(self) -> Any:
-        if not self._told_reduced:  # a model is copied or saved with its hook
-            self._told_reduced = True
-            _log.warning(
-                "a compression is not saved or copied with its model: save compression.state_dict(), or "
-                "compression.save(folder)"
-            )
-        return copied, ()
+    _what_copies_lack = (
+        "a copy of a DistributedDataParallel model has no compression; if it is trained, it exchanges gradients "
+        "uncompressed: create one, and write compression.register(ddp_model, optimizer)"
+    )
+    _how_to_use = (
+        "a model; write compression.register(ddp_model, optimizer) before the first backward pass, or "
+        "ddp_model.register_comm_hook(compression, hvc.ddp_hook)"
+    )
 
     def _prepare(self, reducer: Reducer) -> None:
-        reducer.failure.on_unseen = self._tell
+        reducer.failure.on_unseen = weakly(self._tell, None)
         self._told = False
         self._fetching = Fetching(self._job.number)
+        self._closing.add(self._fetching.close)
         planned = "the compression and DistributedDataParallel"
         self._unexchanged = Unexchanged(lambda: self._others, planned, "both")
 
@@ -139,6 +136,7 @@ class Compression(BaseCompression, Factories):
         self._others = checks.not_exchanged(ddp_model, self._steps.named)
         ddp_model.join_hook = checks.RefusedJoin(ddp_model)  # type: ignore[method-assign]
         ddp_model.register_comm_hook(self, ddp_hook)
+        self._model = weakref.ref(ddp_model)
         self._unused = False
         return ddp_model
 
@@ -189,12 +187,10 @@ class Compression(BaseCompression, Factories):
         self._steps.meet(optimizer, second_moment, warmup_steps, rebuild_every, match_norm=match_norm)
         if not known:
             optimizer.register_step_pre_hook(before_step(self._steps.prepare))
-        self._unused = False
         return optimizer
 
     def _way(self) -> bool:
         reducer = self._running()
-        self._unused = False
         if self._needs_held() and not self._steps.met and reducer.rank == 0:
             _log.warning(
                 "%s was given no optimizer: write compression.register(ddp_model, optimizer), or "
@@ -220,6 +216,17 @@ class Compression(BaseCompression, Factories):
         if not in_backward():
             raise ConfigError(checks.NO_JOIN)
         self._running()  # a rank outside the group has nothing of what follows
+        try:
+            return self._exchange(bucket)
+        except HorovodCompressError as error:
+            self._refuse_to_go_on(error)
+            raise
+
+    def _refuse_to_go_on(self, error: HorovodCompressError) -> None:
+        if model := self._model():
+            checks.refuse_to_go_on(model, error)
+
+    def _exchange(self, bucket: dist.GradBucket) -> Any:
         backward, buffer = self._begin_backward(bucket), bucket.buffer()
         numbers = checks.places(bucket.parameters(), self._steps.index, self._job.number)
         if buffer.is_sparse:
@@ -246,6 +253,7 @@ class Compression(BaseCompression, Factories):
             backward.unnumbered = backward.unnumbered or not bucket.index()
         else:
             self._backward = backward = Backward(self._result, self._thread().alive)
+            backward.gives_up = self._refuse_to_go_on
             at_the_end(backward.end)
             if self._others and not self._job.rank and self._job.size > 1:
                 at_the_end(self._unexchanged.look)  # when all gradients of this pass are there
@@ -263,7 +271,7 @@ class Compression(BaseCompression, Factories):
             reducer.skip(at)
         backward.sparse += numbers
         # A bucket of sparse gradients only is awaited by nobody else.
-        backward.settle = partial(reducer.wait_idle, reducer.options.timeout)
+        backward.settle = partial(reducer.wait_idle, reducer.options.longest_seconds)
 
     def _exchange_alone(self, grad: Tensor) -> Tensor:
         """Exchange the gradient of a model with one parameter outside a backward pass; for measurements."""
@@ -285,22 +293,10 @@ class Compression(BaseCompression, Factories):
         self._under_way -= 1
         return result
 
-    def _tell_unused(self) -> None:
-        """Say that training went on without this compression: nothing else would."""
-        if self._unused and self._running().rank == 0:
-            _log.warning(
-                "%s has compressed nothing: it was created, but never given to a model; write "
-                "compression.register(ddp_model, optimizer) before the first backward pass, or "
-                "ddp_model.register_comm_hook(compression, hvc.ddp_hook)",
-                self.method,
-            )
-        self._unused = False
-
     def close(self) -> None:
+        if not self._job.forked() and (text := self._why_unused(True)):  # no optimizer has made a step
+            _log.warning("%s", text)
         super().close()
-        if self._fetching and not self._job.forked():
-            self._tell_unused()
-            self._fetching.close()
 
 
 def trace(path: str | os.PathLike[str], steps: int | range | None = None, *, events: int = MAX_EVENTS) -> Trace:

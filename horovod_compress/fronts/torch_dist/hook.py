@@ -5,6 +5,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from ...errors import ConfigError
+from .checks import PYTHON_REDUCER
+
 
 def ddp_hook(state: Any, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
     """Compress and exchange a bucket of DistributedDataParallel, for frameworks that take a hook and its state.
@@ -19,4 +22,6 @@ def ddp_hook(state: Any, bucket: dist.GradBucket) -> torch.futures.Future[torch.
     Returns:
         A future of the bucket's memory with the mean over ranks.
     """
+    if not isinstance(bucket, dist.GradBucket):
+        raise ConfigError(PYTHON_REDUCER)
     return state.exchange(bucket)

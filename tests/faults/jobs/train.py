@@ -20,12 +20,14 @@ from torch.nn.parallel import DistributedDataParallel
 
 import horovod_compress.ddp
 import horovod_compress.torch as hvc
+from horovod_compress import options
+from horovod_compress.engine import patience
 from tests.support.accelerator import everything_on_accelerator
 from tests.support.rank import arguments, mark, rank, report
 from tests.support.training import digest
 
 DEFAULTS: dict[str, Any] = {
-    "fault": "none",  # kill, stop, term, sleep, raise, interrupt, fork, flip, drop
+    "fault": "none",  # kill, stop, term, sleep, raise, exit, interrupt, fork, flip, drop
     "victim": 2,
     "event": "idle",  # of the flight recorder; "idle" is between two steps, "start" and "shutdown" are around all
     "hop": -1,
@@ -39,6 +41,7 @@ DEFAULTS: dict[str, Any] = {
     "schedule": "layerwise",
     "width": 256,  # of the model: 64 times that many elements in each bucket
     "timeout": 4.0,
+    "limits": None,  # with timeout None: in place of 30 s for what flows, and of 10 minutes for who is busy
     "sleep": 8.0,
     "close": True,
     "staged": False,  # payloads are exchanged from copies, as those of a GPU are
@@ -86,6 +89,8 @@ def harm(case: dict[str, Any]) -> None:
         fork()
     elif fault == "interrupt":
         threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()
+    elif fault == "exit":
+        sys.exit(5)  # as a handler of SIGTERM may do
     elif fault == "raise":
         raise RuntimeError("this rank's own error")
 
@@ -139,6 +144,9 @@ def note_tokens(compression: hvc.Compression) -> list[int]:
 
 def build(case: dict[str, Any]) -> tuple[nn.Module, hvc.Compression, Callable[[], None]]:
     """Return the model, the compression and a function that trains one step."""
+    if case["limits"]:
+        options.FLOW_SECONDS, options.BUSY_SECONDS = case["limits"]
+        patience._TELL_SECONDS = options.FLOW_SECONDS
     torch.manual_seed(1)
     width = case["width"]
     # Two buckets of one tensor each: the first is exchanged while backward still runs.

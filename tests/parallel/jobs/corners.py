@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import logging
+import pickle
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -253,6 +256,42 @@ def rolled_back(attach: bool) -> list[Any]:
 
 
 check("rolled back", lambda: [rolled_back(attach) for attach in PATHS])
+
+
+def copied(attach: bool) -> list[Any]:
+    """Copy a compression, alone and with its optimizer, in the ways in which frameworks do; the first goes on."""
+    model = net()
+    optimizer, compression = optimizer_for(model, "marsit", attach)
+    train(model, optimizer, range(1))
+    with told() as texts:
+        copies = [copy.deepcopy(compression), pickle.loads(pickle.dumps(compression))]
+    found = [refused(lambda copied=copied: copied.compress(torch.zeros(1))) for copied in copies]
+    train(model, optimizer, range(1, 3))
+    compression.close()
+    return [found, texts]
+
+
+check("copied", lambda: [copied(attach) for attach in PATHS])
+
+
+def rolled_back_in_the_middle(attach: bool) -> tuple[str, float]:
+    """Load an optimizer's state after a backward pass that has not reached every parameter."""
+    model = nn.ModuleList([nn.Linear(4, 4), nn.Linear(4, 4)])
+    optimizer, compression = optimizer_for(model, "none", attach)
+    before = optimizer.state_dict()
+    model[0](torch.ones(1, 4)).sum().backward()
+    began = time.monotonic()
+    text = refused(lambda: optimizer.load_state_dict(before))
+    seconds = time.monotonic() - began
+    optimizer.synchronize()  # as the message says
+    with optimizer.skip_synchronize():
+        optimizer.step()
+    optimizer.load_state_dict(before)
+    compression.close()
+    return text, seconds
+
+
+check("rolled back in the middle", lambda: [rolled_back_in_the_middle(attach) for attach in PATHS])
 
 
 def step_left_out(attach: bool) -> float:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 from collections.abc import Callable
 from typing import Any
 
@@ -239,6 +240,35 @@ class _Bucket:
         return torch.zeros(3)
 
 
+def climbing() -> list[str]:
+    """Return what is said of weights that are each rank's own for a pass, as SAM's are, and are then set back."""
+    texts: list[str] = []
+    handler = logging.Handler(logging.WARNING)
+    handler.emit = lambda record: texts.append(record.getMessage())  # type: ignore[method-assign]
+    logging.getLogger("horovod_compress").addHandler(handler)
+    model = nn.Sequential(nn.Linear(12, 8), nn.Tanh(), nn.Linear(8, 3))
+    called, optimizer = DistributedDataParallel(model), torch.optim.SGD(model.parameters(), lr=0.05)
+    compression = hvc.Compression.marsit(model.named_parameters(), verify_every=1, timeout=20.0)
+    compression.register(called, optimizer)
+    for step in range(STEPS):
+        with called.no_sync():
+            called(data(step)).square().mean().backward()
+        with torch.no_grad():
+            before = [parameter.clone() for parameter in model.parameters()]
+            for parameter in model.parameters():
+                parameter.add_(0.1 * parameter.grad)
+        optimizer.zero_grad()
+        called(data(step)).square().mean().backward()
+        with torch.no_grad():
+            for parameter, value in zip(model.parameters(), before, strict=True):
+                parameter.copy_(value)
+        optimizer.step()
+        optimizer.zero_grad()
+    compression.close()
+    logging.getLogger("horovod_compress").removeHandler(handler)
+    return [text for text in texts if "weights differ" in text]
+
+
 REFUSALS: dict[str, Callable[[], object]] = {
     "join": joined,
     "other model": other_model,
@@ -260,6 +290,7 @@ report(
         "rebuilt": rebuilt(),
         "two models": two_models(),
         "scaled": scaled(),
+        "climbing": climbing(),
         "frozen": frozen(),
         "not finite": not_finite(),
         "refused": {name: refused(case) for name, case in REFUSALS.items()},

@@ -90,7 +90,7 @@ def trial(draw: dict[str, Any]) -> dict[str, Any]:
 
 
 def fuzz() -> dict[str, Any]:
-    silent, refused, hardware = [], 0, []
+    silent, refused = [], 0
     for number in range(DRAWS):
         draw = drawn(number)
         found = trial(draw)

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import re
+import threading
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -11,6 +14,7 @@ import horovod.torch as hvd
 import torch
 from torch import Tensor, nn
 
+import horovod_compress.torch as hvc
 from horovod_compress.codecs.dense import FullPrecision
 from tests.support.jobs import ROOT
 from tests.support.rank import check
@@ -482,7 +486,7 @@ def weights_apart(
                 within(model)
             with optimizer.skip_synchronize():
                 optimizer.step()
-            if step == 2:
+            if step == 1:  # the weights of step 3 are looked at after the optimizer's step in step 2
                 between(model)
         close_together(compression)
     return warnings.texts
@@ -549,6 +553,56 @@ def flipped(on_rank: int | None, attach: bool) -> str:
 
 check("flip", lambda: [flipped(rank, attach) for rank in (1, SIZE - 1) for attach in (False, True)])
 check("no flip", lambda: flipped(None, True))
+
+
+def dropped(attach: bool) -> tuple[bool, list[str]]:
+    """Return what is left of a compression that nobody closes, once its optimizer and its model are gone."""
+    before = {*threading.enumerate()}
+    model = net()
+    optimizer, compression = optimizer_for(model, "marsit", attach)
+    train(model, optimizer, range(2))
+    assert compression
+    reducer = compression._running()
+    begun = len(threading.enumerate()) > len(before)
+    del model, optimizer, compression
+    until = time.monotonic() + 10.0
+    while (left := {*threading.enumerate()} - before) and time.monotonic() < until:
+        gc.collect()
+        time.sleep(0.02)
+    return begun and reducer.failure.closing, [thread.name for thread in left]
+
+
+check("dropped", lambda: [dropped(attach) for attach in (False, True)])
+
+
+def unused(given: bool) -> list[str]:
+    """Return what is said in a training without a compression that was created for it."""
+    model, told = net(), _Heard()
+    logging.getLogger("horovod_compress").addHandler(told)
+    compression = hvc.Compression.marsit(model.named_parameters())
+    optimizer = hvd.DistributedOptimizer(
+        torch.optim.SGD(model.parameters(), lr=0.1),
+        named_parameters=model.named_parameters(),
+        compression=compression if given else hvd.Compression.none,
+    )
+    hvd.broadcast_optimizer_state(optimizer, root_rank=0)
+    train(model, optimizer, range(2))
+    logging.getLogger("horovod_compress").removeHandler(told)
+    compression.close()
+    return [text for text in told.texts if "has compressed nothing" in text]
+
+
+class _Heard(logging.Handler):
+    def __init__(self) -> None:
+        super().__init__()
+        self.texts: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.texts.append(record.getMessage())
+
+
+check("unused", lambda: unused(False))
+check("not unused", lambda: unused(True))
 
 
 def in_process_set() -> dict[str, Any]:

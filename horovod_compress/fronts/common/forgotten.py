@@ -1,0 +1,101 @@
+"""A compression that was created and then forgotten: never given to a model, or dropped without being closed."""
+
+from __future__ import annotations
+
+import _thread
+import contextlib
+import logging
+import threading
+import weakref
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, TypeVar
+
+from torch import nn
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+from ...engine.job import Job
+from ...engine.optimizer.hooks import uncompiled
+
+T = TypeVar("T")
+
+_log = logging.getLogger("horovod_compress")
+
+
+def look_for_steps(parameters: Iterable[nn.Parameter], unused: Callable[[bool], str | None]) -> Callable[[], None]:
+    """Warn at the first step of an optimizer that has gradients for a compression which got none of them.
+
+    Args:
+        parameters: those of the compression.
+        unused: returns the warning, None once the compression is in use or gone, and after a call with True, for
+            which it was given; must not keep the compression alive.
+
+    Returns:
+        Ends it.
+    """
+    ours, told = frozenset(map(id, parameters)), False
+
+    def look(optimizer: Any, *given: Any) -> None:
+        nonlocal told
+        if told or unused(False) is None:
+            told = True  # the hook itself stays for now: torch goes through its hooks
+            return
+        mine = (p for group in optimizer.param_groups for p in group["params"] if id(p) in ours)
+        # Horovod's broadcast of an optimizer's state makes a step with gradients of zeros.
+        if any(p.grad is not None and (p.grad.is_sparse or bool(p.grad.any())) for p in mine):
+            told = True
+            _log.warning("%s", unused(True))
+
+    return register_optimizer_step_pre_hook(uncompiled(look)).remove
+
+
+def weakly(call: Callable[..., T], otherwise: T) -> Callable[..., T]:
+    """Return a bound method without what keeps its object alive: for threads, which would keep it for ever."""
+    method = weakref.WeakMethod(call)
+
+    def found(*given: Any) -> T:
+        bound = method()
+        return otherwise if bound is None else bound(*given)
+
+    return found
+
+
+class Closing:
+    """What is closed with a compression: by whoever calls that, or once nobody refers to the compression any more.
+
+    At the end of the program others see to it.
+    """
+
+    def __init__(self, compression: object, job: Job) -> None:
+        self._job, self._closers = job, list[Callable[[], None]]()
+        self._finalizer = weakref.finalize(compression, _dropped, job, self._closers)
+        self._finalizer.atexit = False
+
+    def add(self, close: Callable[[], None]) -> None:
+        """Close this too, after all others; it must not keep the compression alive."""
+        self._closers.append(close)
+
+    def close(self) -> None:
+        """Close everything; safe to call twice. In a fork it does nothing."""
+        self._finalizer.detach()
+        for close in () if self._job.forked() else self._closers:
+            close()
+
+
+def _dropped(job: Job, closers: Sequence[Callable[[], None]]) -> None:
+    """Close on a thread of its own: the garbage collector comes from any thread, with whatever lock that holds."""
+    if not job.forked():
+        with contextlib.suppress(RuntimeError):  # the interpreter is about to end
+            _thread.start_new_thread(_start, (closers,))  # threading has locks of its own, for which this does not wait
+
+
+def _start(closers: Sequence[Callable[[], None]]) -> None:
+    """Close on a thread that Python knows, and forgets again."""
+    threading.Thread(target=_close, args=(closers,), name="hvc-dropped", daemon=True).start()
+
+
+def _close(closers: Sequence[Callable[[], None]]) -> None:
+    for close in closers:
+        try:
+            close()
+        except Exception as error:  # noqa: BLE001  the others are to be closed all the same
+            _log.warning("closing a compression that was dropped failed: %s", error)

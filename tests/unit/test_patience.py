@@ -1,0 +1,121 @@
+"""How long ranks wait for each other where no timeout is given, by what the others answer."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from horovod_compress import options
+from horovod_compress.errors import ExchangeError
+from horovod_compress.exchange.transports.base import Transport
+from tests.support.connected import connected
+from tests.support.local import Fleet, spec
+
+FLOW, BUSY = 0.3, 0.9
+TENSORS = [spec("weight", 8)]
+
+
+@pytest.fixture(autouse=True)
+def limits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(options, "FLOW_SECONDS", FLOW)
+    monkeypatch.setattr(options, "BUSY_SECONDS", BUSY)
+
+
+def fleet(wrap: Callable[[Transport], Any] = lambda transport: transport) -> Fleet:
+    return Fleet(2, TENSORS, "none", exchange="ring", wrap=wrap, timeout=None)
+
+
+class Wrapped:
+    def __init__(self, inner: Any) -> None:
+        self._inner = inner
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+
+class Unheard(Wrapped):
+    """Nobody answers its questions."""
+
+    @property
+    def questions(self) -> Unheard:
+        return self
+
+    def answer(self, call: Callable[[], str]) -> None:
+        pass
+
+    def ask(self) -> dict[int, tuple[float, str]]:
+        return {}
+
+
+class Mute(Wrapped):
+    """Sends nothing, except what is compared first."""
+
+    def send(self, data: torch.Tensor, to: int) -> Mute:
+        return self
+
+    def wait(self, deadline: Any) -> None:
+        pass
+
+
+def failure_of(ranks: Fleet, rank: int, step: int) -> tuple[str, float]:
+    began = time.monotonic()
+    with pytest.raises(ExchangeError) as caught:
+        ranks.reducers[rank].result(0, step)
+    return str(caught.value), time.monotonic() - began
+
+
+def test_who_answers_may_come_late() -> None:
+    with fleet() as ranks:
+        step = ranks.reducers[1].offer(0, torch.ones(8))
+        time.sleep(2 * FLOW)
+        ranks.reducers[0].offer(0, torch.ones(8))
+        assert torch.equal(ranks.reducers[1].result(0, step), torch.ones(8))
+
+
+def test_who_answers_may_not_come_later_than_that() -> None:
+    with fleet() as ranks:
+        text, seconds = failure_of(ranks, 1, ranks.reducers[1].offer(0, torch.ones(8)))
+        assert "rank(s) 0 kept the others waiting for 1 s" in text and seconds >= BUSY
+        assert "Rank(s) 0 had not reached bucket 0 of step 0 yet" in text
+
+
+def test_who_gives_no_answer_is_not_waited_for() -> None:
+    with fleet(Unheard) as ranks:
+        text, seconds = failure_of(ranks, 1, ranks.reducers[1].offer(0, torch.ones(8)))
+        assert "rank(s) 0 gave no sign of life for 0.3 s" in text and FLOW <= seconds < BUSY + 1.0
+
+
+def test_an_exchange_of_all_has_the_short_limit() -> None:
+    with fleet(Mute) as ranks:
+        steps = [reducer.offer(0, torch.ones(8)) for reducer in ranks.reducers]
+        text, seconds = failure_of(ranks, 0, steps[0])
+        assert "the exchange took more than 0.3 s, with every rank in it" in text
+        assert FLOW <= seconds < BUSY + 1.0
+
+
+def test_a_given_timeout_is_the_only_limit() -> None:
+    given = options.Options(timeout=0.5)
+    assert (given.flow_seconds, given.busy_seconds, given.longest_seconds) == (0.5, 0.5, 0.5)
+    usual = options.Options()
+    assert (usual.flow_seconds, usual.busy_seconds, usual.longest_seconds) == (FLOW, BUSY, BUSY + FLOW)
+
+
+def test_questions_are_answered_over_gloo() -> None:
+    """By a thread of the other rank, with what it says at that time; each answer makes room for the next question."""
+    first, second = connected(2)
+    try:
+        count = iter(range(100))
+        second.questions.answer(lambda: f"answer {next(count)}")
+        for number in range(3):
+            asked = time.monotonic()
+            while (found := first.questions.ask().get(1, (0.0, "")))[0] < asked:
+                assert time.monotonic() - asked < 10.0
+                time.sleep(0.005)
+            assert found[1].startswith("answer ") and int(found[1].split()[1]) >= number
+    finally:
+        first.close()
+        second.close()
