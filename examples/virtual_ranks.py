@@ -91,6 +91,7 @@ class EveryReducer(Every):
         kept: Any = Every([reducer.kept for reducer in reducers], ("convert",))
         kept.withholding = Every([reducer.kept.withholding for reducer in reducers], ("withhold",))
         self.kept = kept
+        self.start = Every([reducer.start for reducer in reducers], ("again",))
         self.norms = Every([reducer.norms for reducer in reducers], ("begin", "follow", "vote_against"))
 
     def idle(self) -> bool:

@@ -107,6 +107,6 @@ def test_bytes_sent_is_the_formula() -> None:
             with Fleet(world, [TensorSpec("a", (count,), "float32")], method, exchange="ring", **options) as fleet:
                 fleet.step(random_grads(world, fleet.tensors))
                 for reducer in fleet.reducers:
-                    sent = 2 * (world - 1) * (nbytes // world + 64) + (world - 1) * (64 + 40)
+                    sent = 2 * (world - 1) * (nbytes // world + 64) + (world - 1) * (64 + 48)
                     assert reducer.metrics.document()["bytes_sent"] == sent
                     assert reducer.metrics.document()["bytes_dense"] == 8 * count * (world - 1) // world

@@ -324,7 +324,7 @@ def test_bytes_are_the_formula() -> None:
                 options = dict(block=block, norm=norm, exchange=exchange, verify_every=0)
                 with Fleet(world, [spec("a", count)], "global_qsgd", **options, **form) as fleet:
                     fleet.step(random_grads(world, fleet.tensors))
-                    sent = 2 * (world - 1) * (payload // world + 64) + (world - 1) * (64 + 40 + 64 + norms)
+                    sent = 2 * (world - 1) * (payload // world + 64) + (world - 1) * (64 + 48 + 64 + norms)
                     assert [r.metrics.document()["bytes_sent"] for r in fleet.reducers] == [sent] * world
 
 

@@ -260,7 +260,7 @@ def test_blocks_keep_small_layers_apart_from_large_ones() -> None:
 def test_bytes_are_the_formula(world: int) -> None:
     """Records, or codes and one norm for each tensor or bucket."""
     count = 512 * 12 * 10
-    agree = (world - 1) * (64 + 40)
+    agree = (world - 1) * (64 + 48)
 
     def sent(method: str, **options: Any) -> list[int]:
         with Fleet(world, [spec("a", count)], method, verify_every=0, **options) as fleet:

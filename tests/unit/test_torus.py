@@ -85,7 +85,7 @@ def test_it_sends_the_bytes_of_a_ring(world: int, exchange: str) -> None:
         rows, columns = place.rows, place.columns
         frames = 2 * (columns - 1) * rows + 2 * (rows - 1)
         for reducer in fleet.reducers:
-            sent = 2 * (world - 1) * payload // world + 64 * frames + (world - 1) * (64 + 40)
+            sent = 2 * (world - 1) * payload // world + 64 * frames + (world - 1) * (64 + 48)
             assert reducer.metrics.document()["bytes_sent"] == sent
 
 
