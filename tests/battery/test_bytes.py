@@ -18,7 +18,8 @@ from tests.support.local import random_grads, spec
 from tests.support.marks import each_value, slow
 from tests.support.samples import Sample
 
-HEADER, AGREE, LENGTH = 64, 40, 8  # the first comparison: step, plan, a hash for update mode, what is frozen, norms
+#: The first comparison has step, plan, a hash for update mode, what is frozen, norms, digest.
+HEADER, AGREE, LENGTH = 64, 48, 8
 #: More bytes than this, times the other ranks, make a prelude a fold.
 SMALL = 256 * 1024
 TENSORS = [spec("a", 50, 41), spec("b", 129), spec("c"), spec("d", 3, dtype=torch.float64)]
