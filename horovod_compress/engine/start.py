@@ -87,7 +87,6 @@ class Start:
         """
         context = self._context
         self._common.begin(context.progress.done)
-        context.recorder.note(context.progress.step, 0, "agree")
         plan = signed(int(self._buckets.plan.fingerprint(), 16))
         values = [
             context.progress.step,
@@ -129,13 +128,13 @@ class Start:
                 f"rank {rank}: the frozen parameters differ between ranks, on rank(s) {odd} from the others; call "
                 "requires_grad_() in the same way on every rank, between the same two steps"
             )
+        if (other := next((peer for peer, value in enumerate(operands) if value != operands[rank]), None)) is not None:
+            raise DigestError(other)
         if odd := minority(norms):
             raise MismatchError(
                 f"rank {rank}: the norms that results are given (match_norm) differ between ranks, on rank(s) {odd} "
                 "from the others; give every rank the same optimizers and match_norm=, and load states of the same step"
             )
-        if (other := next((peer for peer, value in enumerate(operands) if value != operands[rank]), None)) is not None:
-            raise DigestError(other)
         named = zip(self._masks, masks, strict=True)
         if differ := {name: odd for name, hashes in named if (odd := minority(hashes))}:
             name, odd = next(iter(differ.items()))

@@ -152,6 +152,23 @@ def test_descriptors_that_run_out_while_gloo_opens_some(left: int, monkeypatch: 
     test_too_few_descriptors_are_an_error_that_says_so(left)
 
 
+def test_other_sockets_of_the_process_stay_as_they_are() -> None:
+    """A default timeout makes each new socket object of Python's change how its descriptor blocks."""
+    before = socket.getdefaulttimeout()
+    with socket.socket() as listening_elsewhere, socket.socketpair()[0] as pair:
+        listening_elsewhere.bind(("127.0.0.1", 0))
+        listening_elsewhere.listen()
+        socket.setdefaulttimeout(5)
+        try:
+            for transport in connected(2):
+                transport.close()
+        finally:
+            socket.setdefaulttimeout(before)
+        assert os.get_blocking(listening_elsewhere.fileno()) and os.get_blocking(pair.fileno())
+        with socket.create_connection(listening_elsewhere.getsockname(), timeout=SOON):
+            pass
+
+
 def test_ranks_connect_where_sockets_have_no_filters(monkeypatch: pytest.MonkeyPatch) -> None:
     """As in some sandboxes: an option that no system knows stands for that."""
     monkeypatch.setattr(listening, "_ATTACH", 9_999)

@@ -34,7 +34,7 @@ DIFFERENT = {
     "dtype": ("parameter 0", "float64", "float32"),
     "name": ("parameter 3", "odd.weight", "0.weight"),
     "count": ("number of parameters", "2", "4"),
-    "wire version": ("wire version", "99", "1"),
+    "wire version": ("wire version", "99", "2"),
     "package version": ("package version", "'9.9.9'", "'"),
 }
 INVALID = {

@@ -67,7 +67,8 @@ def disagreement(notes: Mapping[int, Mapping[str, Any]]) -> MismatchError | None
     found = next((note for note in notes.values() if "differs" in note), None)
     told = found and difference({rank: note.get("operands", {}) for rank, note in notes.items()})
     if found and told:
-        return MismatchError(f"{told}. Found in {found['where']}; the results of the ranks would differ from here on")
+        step, bucket, *_ = found["place"]
+        return MismatchError(f"{told}. Found before step {step} changed any gradient, in bucket {bucket}")
     return next((MismatchError(note["why"]) for note in notes.values() if note.get("mismatch")), None)
 
 

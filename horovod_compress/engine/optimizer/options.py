@@ -18,7 +18,7 @@ def options_of(optimizer: Any) -> dict[str, str]:
     groups = optimizer.param_groups
     for number, group in enumerate(groups):
         where = f" of parameter group {number}" if len(groups) > 1 else ""
-        for name in sorted(set(optimizer.defaults) & set(group)):
+        for name in sorted(set(getattr(optimizer, "defaults", ())) & set(group)):
             if (text := _in_words(group[name])) is not None:
                 found[f"{OF_OPTIMIZER}{name}{where}"] = text
     return found

@@ -300,7 +300,7 @@ def _connected(share: Share, rank: int, size: int, own: str, deadline: Deadline)
             f"HOROVOD_GLOO_IFACE to a network interface that all hosts share, or raise timeout="
         ) from None
     listener.shut()
-    proof.check(group, _seconds_left(deadline))
+    proof.check(group, lambda: _seconds_left(deadline))
     return group
 
 

@@ -14,7 +14,6 @@ To shut the socket down or to put another in its place would not do: `accept` fa
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import errno
 import os
@@ -24,14 +23,14 @@ import stat
 import struct
 import sys
 from collections.abc import Collection, Iterator, Sequence
+from functools import cache
 from pathlib import Path
-from typing import Any
 
 from ...errors import ExchangeError
 
 _OPEN = Path("/proc/self/fd")
-_ATTACH, _DETACH = 26, 27  # SO_ATTACH_FILTER, which is also SO_GET_FILTER, and SO_DETACH_FILTER; of Linux
-_MOST_BYTES = 1024  # of a filter
+_ATTACH, _DETACH = 26, 27  # SO_ATTACH_FILTER and SO_DETACH_FILTER of Linux
+_MOST_BYTES = 128  # of a socket's address
 #: What a rank opens beside its connections: the socket that listens, Gloo's loop with its pipe, and some to spare.
 _BESIDE = 16
 
@@ -85,7 +84,7 @@ class Listener:
 
     def __init__(self, rank: int, size: int) -> None:
         self._rank, self._size = rank, size
-        self._address: Any = None
+        self._address = b"-"
         self._narrowed = False
 
     def check_descriptors(self) -> None:
@@ -113,13 +112,12 @@ class Listener:
         Raises:
             ExchangeError: the process is out of descriptors.
         """
-        with self._enough():
-            for one in _sockets():
-                if _listens(one) and any(_is_shown(one, text) for text in shown):
-                    self._address = one.getsockname()
-                    if sys.byteorder == "little":
-                        # Versions of Gloo number from 0, or by rank, with or without the rank itself.
-                        self._narrowed = _filter(one, _numbers_below(2 * self._size))
+        for one in self._sockets():
+            if one.listens() and any(_is_shown(one.address, text) for text in shown):
+                self._address = one.address
+                if sys.byteorder == "little":
+                    # Versions of Gloo number from 0, or by rank, with or without the rank itself.
+                    self._narrowed = one.attach(_numbers_below(2 * self._size))
 
     def shut(self) -> None:
         """From now on, let in nobody; all ranks are connected.
@@ -127,22 +125,39 @@ class Listener:
         Raises:
             ExchangeError: the process is out of descriptors.
         """
-        with self._enough():
-            for one in self._of_this():
-                if _listens(one):
-                    _filter(one, _NOBODY)
-            for one in self._of_this() if self._narrowed else ():
-                if not _listens(one):
-                    _set_free(one)
+        for one in self._sockets():
+            if one.address == self._address and one.listens():
+                one.attach(_NOBODY)
+        for one in self._sockets() if self._narrowed else ():
+            if one.address == self._address and not one.listens() and not one.detach():
+                one.end()  # it came before the filter
 
-    def _of_this(self) -> Iterator[socket.socket]:
-        return (one for one in _sockets() if one.getsockname() == self._address)
-
-    @contextlib.contextmanager
-    def _enough(self) -> Iterator[None]:
+    def _sockets(self) -> Iterator[_Socket]:
+        """Yield the TCP sockets of this process, each once, and open until the next: it may be closed meanwhile."""
+        seen: set[int] = set()
         try:
-            yield
+            numbers = [int(path.name) for path in _OPEN.iterdir()]
         except OSError as error:
+            self._refuse_if_exhausted(error)
+            return  # it cannot be known
+        for number in numbers:
+            try:
+                copy = os.dup(number)
+            except OSError as error:
+                self._refuse_if_exhausted(error)
+                continue  # it has closed
+            try:
+                about = os.fstat(copy)
+                # Threads that look at the same time have copies of each other's sockets.
+                if stat.S_ISSOCK(about.st_mode) and about.st_ino not in seen:
+                    seen.add(about.st_ino)
+                    if (one := _Socket(copy)).address:
+                        yield one
+            finally:
+                os.close(copy)
+
+    def _refuse_if_exhausted(self, error: OSError) -> None:
+        if error.errno in _EXHAUSTED:
             raise self._exhausted(f"connecting {self._size} ranks failed: {error.strerror}") from None
 
     def _exhausted(self, what: str) -> ExchangeError:
@@ -163,63 +178,55 @@ def is_exhausted(error: Exception) -> bool:
     return any(os.strerror(number) in str(error) for number in _EXHAUSTED)
 
 
-def _sockets() -> Iterator[socket.socket]:
-    """Yield a second descriptor of each TCP socket of this process, until the next: the first may close meanwhile.
+class _Socket:
+    """A socket by its number. One of Python's would change how it blocks where a program has set a default timeout.
 
-    Raises:
-        OSError: there is no descriptor for it.
+    Attributes:
+        address: family, port and host as the system keeps them; empty for what is no TCP socket.
     """
-    try:
-        numbers = [int(path.name) for path in _OPEN.iterdir()]
-    except FileNotFoundError:
-        return
-    for number in numbers:
-        try:
-            if not stat.S_ISSOCK(os.fstat(number).st_mode):
-                continue
-            copy = os.dup(number)
-        except OSError as error:
-            if error.errno in _EXHAUSTED:
-                raise
-            continue  # it has closed
-        try:
-            found = socket.socket(fileno=copy)
-        except OSError:  # of a kind that Python does not know
-            os.close(copy)
-            continue
-        with found:
-            if found.family in (socket.AF_INET, socket.AF_INET6) and found.type == socket.SOCK_STREAM:
-                yield found
+
+    def __init__(self, number: int) -> None:
+        self._number = number
+        self.address = self._named() if self._option(socket.SO_TYPE) == socket.SOCK_STREAM else b""
+
+    def _named(self) -> bytes:
+        name, length = ctypes.create_string_buffer(_MOST_BYTES), ctypes.c_uint(_MOST_BYTES)
+        if _system().getsockname(self._number, name, ctypes.byref(length)):
+            return b""
+        (family,) = struct.unpack_from("=H", name.raw)
+        if family == socket.AF_INET:
+            return name.raw[:8]
+        return name.raw[:4] + name.raw[8:24] if family == socket.AF_INET6 else b""
+
+    def _option(self, name: int) -> int:
+        """Return an option that is a number, 0 if there is none."""
+        value, length = ctypes.c_int(0), ctypes.c_uint(4)
+        where = (self._number, socket.SOL_SOCKET, name, ctypes.byref(value), ctypes.byref(length))
+        return 0 if _system().getsockopt(*where) else value.value
+
+    def listens(self) -> bool:
+        return bool(self._option(socket.SO_ACCEPTCONN))
+
+    def attach(self, program: Sequence[Instruction]) -> bool:
+        """Return whether the socket has a filter now, which the connections that it accepts inherit."""
+        code = ctypes.create_string_buffer(b"".join(struct.pack("=HBBI", *one) for one in program))
+        whole = struct.pack("HP", len(program), ctypes.addressof(code))
+        return not _system().setsockopt(self._number, socket.SOL_SOCKET, _ATTACH, whole, len(whole))
+
+    def detach(self) -> bool:
+        """Take the filter away; return whether there was one."""
+        return not _system().setsockopt(self._number, socket.SOL_SOCKET, _DETACH, struct.pack("i", 0), 4)
+
+    def end(self) -> None:
+        """End the connection."""
+        _system().shutdown(self._number, socket.SHUT_RDWR)
 
 
-def _listens(one: socket.socket) -> bool:
-    return bool(one.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN))
+@cache
+def _system() -> ctypes.CDLL:
+    return ctypes.CDLL(None)
 
 
-def _is_shown(one: socket.socket, text: bytes) -> bool:
+def _is_shown(address: bytes, text: bytes) -> bool:
     """Return whether the address of a socket is in a text, as the system keeps addresses."""
-    host, port = one.getsockname()[:2]
-    begin = struct.pack("=H", one.family) + struct.pack("!H", port)
-    return begin in text and socket.inet_pton(one.family, host) in text
-
-
-def _filter(one: socket.socket, program: Sequence[Instruction]) -> bool:
-    """Return whether a socket has a filter now, which the connections that it accepts inherit."""
-    code = ctypes.create_string_buffer(b"".join(struct.pack("=HBBI", *one) for one in program))
-    with contextlib.suppress(OSError):
-        one.setsockopt(socket.SOL_SOCKET, _ATTACH, struct.pack("HP", len(program), ctypes.addressof(code)))
-        return _has_filter(one)
-    return False
-
-
-def _has_filter(one: socket.socket) -> bool:
-    return bool(one.getsockopt(socket.SOL_SOCKET, _ATTACH, _MOST_BYTES))
-
-
-def _set_free(one: socket.socket) -> None:
-    """Let everything come through a connection that was accepted, or end one that came before the filter."""
-    if _has_filter(one):
-        one.setsockopt(socket.SOL_SOCKET, _DETACH, 0)
-    else:
-        with contextlib.suppress(OSError):
-            one.shutdown(socket.SHUT_RDWR)
+    return address[:4] in text and address[4:] in text

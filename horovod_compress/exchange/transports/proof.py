@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import secrets
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from datetime import timedelta
 from typing import Any
 
@@ -37,8 +37,11 @@ class Proof:
         """Take note of what all ranks have shown."""
         self._secrets = {rank: found[_key(rank)] for rank in range(self._size)}
 
-    def check(self, group: Any, left: timedelta) -> None:
+    def check(self, group: Any, left: Callable[[], timedelta]) -> None:
         """Exchange proofs with all others, as the first messages of a group.
+
+        Args:
+            left: returns how long that may still take.
 
         Raises:
             ExchangeError: somebody has none, or none has come in time.
@@ -52,12 +55,13 @@ class Proof:
                 works.append((about, group.recv([found[about]], about, _TAG)))
                 works.append((about, group.send([mine[about]], about, _TAG)))
             for about, work in works:  # noqa: B007  the error names it
-                work.wait(left)
+                work.wait(left())
         except RuntimeError as error:
             text = str(error).splitlines()[0]
+            why = "did not answer in time" if "timed out" in text.lower() else "has ended"
             raise ExchangeError(
-                f"rank {self._rank}: rank {about} has ended while ranks connected, or somebody outside the job has "
-                f"taken its place: {text}; create the compression again on every rank"
+                f"rank {self._rank}: rank {about} {why} while ranks connected, or somebody outside the job has taken "
+                f"its place: {text}; create the compression again on every rank"
             ) from None
         for peer in peers:
             if not torch.equal(found[peer], self._digest(peer, self._rank)):

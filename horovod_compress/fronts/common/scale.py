@@ -36,6 +36,10 @@ class Scale:
         """Return the scale of the scaler, 1 for none."""
         return float(self.scaler.get_scale()) if self.scaler is not None else 1.0
 
+    def followed(self) -> float | None:
+        """Return the scale that the scaler has last told, None for none: on a GPU, asking it would wait for the GPU."""
+        return self._scale if self.scaler is not None else None
+
     def rescale(self, now: float) -> None:
         """Let what is kept stand for this scale."""
         failure = self._reducer.failure

@@ -221,8 +221,7 @@ class Steps:
         if self.held:
             show(operands.ROUND, "exact" if self.held.exact else "compressed")
             show(operands.SECOND_MOMENT, self.held.shown())
-        if self.scale.scaler is not None:
-            show(operands.GRADIENT_SCALE, self.scale.value())
+        show(operands.GRADIENT_SCALE, self.scale.followed())
         show(operands.RATIO, reducer.norms.ratio.used())
         reducer.kept.show_tables()
 
