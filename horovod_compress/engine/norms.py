@@ -39,7 +39,7 @@ from .buckets import Buckets
 from .context import Context
 
 #: The ratio is measured in one coded step of this many, while it hardly changes.
-EVERY = 5
+EVERY = 10
 #: Ratios this near to 1 count as 1: such results are handed back as they are, to the bit.
 NEAR = math.log(1.125)
 #: Counters, and those of a job with more ranks than :data:`SMALL_JOB`: every rank sends them to every other.

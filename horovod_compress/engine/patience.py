@@ -2,7 +2,8 @@
 
 A rank may keep the others waiting for minutes before it comes to an exchange: it evaluates, or writes a checkpoint.
 Nothing moves on its connections then, as if it were frozen. So ranks that wait ask the others how far they have come.
-The answer is given by a thread that has nothing else to do, so only a process that is stopped, or gone, gives none.
+The answer is given by a thread that has nothing else to do, so a process gives none only if it is stopped, or gone, or
+code in it keeps the interpreter's lock.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ _LOOK_SECONDS = 1.0
 _SHARE = 1 / 6
 #: Word is given of a wait as long as this.
 _TELL_SECONDS = FLOW_SECONDS
+_NOWHERE: Place = (-1, 0, 0)
 
 _log = logging.getLogger("horovod_compress")
 
@@ -99,5 +101,9 @@ class Patience:
 
 
 def _place(text: str) -> Place:
-    step, bucket, come = json.loads(text)
+    """Return how far a rank has come by its answer: nowhere while its reducer is being made, and of what is no answer."""
+    try:
+        step, bucket, come = map(int, json.loads(text))
+    except (ValueError, TypeError, RecursionError):
+        return _NOWHERE
     return step, bucket, come

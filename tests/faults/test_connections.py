@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import resource
+import socket
 import threading
 import time
 from collections.abc import Iterator

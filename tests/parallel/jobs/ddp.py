@@ -278,7 +278,7 @@ REFUSALS: dict[str, Callable[[], object]] = {
     "skipping": skipping,
     "outside": outside,
     "updates": lambda: hvc.DistributedUpdateOptimizer(None, None, None),
-    "group": lambda: hvc.Compression.none([], process_group="all"),
+    "group": lambda: hvc.Compression.none(nn.Linear(2, 2).named_parameters(), process_group="all"),
     "mismatch": lambda: made(nn.Linear(2, 2), seed=rank()),
     "one rank": lambda: made(nn.Linear(2, 2), **({"colour": 3} if ODD else {})),
     "control": lambda: made(nn.Linear(2, 2)).close(),
