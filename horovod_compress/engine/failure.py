@@ -199,7 +199,7 @@ class Failure:
         """Leave a note and break all connections; return the error, with what the other ranks' notes say."""
         context, mine = self._context, self._tell(**reason)
         found = said.notes(context.transport.notes(_NOTES_SECONDS))
-        notes = {**with_words(context.transport, found), context.rank: mine}
+        notes = {**with_words(context.transport, found), context.rank: said.note(mine)}
         return (
             refusal(notes)
             or disagreement(notes)
@@ -218,7 +218,8 @@ class Failure:
                 context.recorder.last(),
                 progress.place(),
                 progress.finished,
-                operands=context.operands.shown,
+                operands=dict(context.operands.shown),
+                of_step=context.operands.step,
                 **reason,
             )
         if first:

@@ -40,6 +40,8 @@ from .context import Context
 
 #: The ratio is measured in one coded step of this many, while it hardly changes.
 EVERY = 10
+#: So many steps after the ratio has come to rest it is measured again.
+SOON = 5
 #: Ratios this near to 1 count as 1: such results are handed back as they are, to the bit.
 NEAR = math.log(1.125)
 #: Counters, and those of a job with more ranks than :data:`SMALL_JOB`: every rank sends them to every other.
@@ -119,7 +121,8 @@ class Ratio:
             return
         before, self.value = self.value, norm / made
         moves = before is None or abs(math.log(self.value / before)) > NEAR
-        self.age = EVERY if moves else 0  # steps measure themselves until it has come to rest
+        # Steps measure themselves until it has come to rest; the next one to do so comes sooner, as it may still drift.
+        self.age = EVERY if moves else 0 if self.age == EVERY else EVERY - SOON
         if self._since is None:
             self._since = norm, self.value
         first, ratio = self._since

@@ -25,6 +25,10 @@ _SHARE = 1 / 6
 #: Word is given of a wait as long as this.
 _TELL_SECONDS = FLOW_SECONDS
 _NOWHERE: Place = (-1, 0, 0)
+#: A look that comes so many times later than it should says that this process was stopped.
+_BREAK = 4
+#: Word that comes no sooner before the error says nothing new.
+_SOON = 1.0
 
 _log = logging.getLogger("horovod_compress")
 
@@ -34,10 +38,11 @@ class Patience:
 
     def __init__(self, context: Context, failure: Failure) -> None:
         self._context, self._failure = context, failure
-        self._limit, self._tells = context.options.flow_seconds, min(_TELL_SECONDS, context.options.busy_seconds)
+        self._limit, self._tells = context.options.flow_seconds, _TELL_SECONDS
         self._two_limits = context.options.timeout is None  # else the transport's own deadline is all there is
         self._since: float | None = None  # of the wait that is watched
         self._asked, self._told = 0.0, False
+        self._looked = self._awake = time.monotonic()  # when this thread ran last, and since when without a break
         self._whole: float | None = None  # since when no rank is missing
 
     def start(self) -> None:
@@ -47,23 +52,32 @@ class Patience:
         threading.Thread(target=self._run, name="hvc-patience", daemon=True).start()
 
     def _run(self) -> None:
-        every = min(_LOOK_SECONDS, self._limit * _SHARE)
+        every = min(_LOOK_SECONDS, self._every())
         while not self._failure.over.wait(every):
             self._look(time.monotonic())
 
     def _look(self, now: float) -> None:
-        since, every = self._context.progress.waits_since(), self._limit * _SHARE
+        since, every = self._context.progress.waits_since(), self._every()
+        if now - self._looked > _BREAK * every:
+            self._awake = now  # the whole job may have been suspended: nobody is judged by that
+        self._looked, since = now, since and max(since, self._awake)
         if since != self._since:
             self._since, self._asked, self._told, self._whole = since, 0.0, False, None
         if since is None or now - since < every or now - self._asked < every:
             return
-        self._asked = now
+        first, self._asked = not self._asked, now
         mine = self._context.progress.place()
         answers = {rank: found for rank, found in self._context.transport.questions.ask().items() if found[0] >= since}
         behind = {rank: place for rank, (_, text) in answers.items() if (place := _place(text)) < mine}
         peers = set(range(self._context.world)) - {self._context.rank}
         heard = {rank: answers[rank][0] if rank in answers else since for rank in peers}
+        if first:
+            return  # answers to this question come with the next one
         self._judge(now, since, heard, sorted(behind.keys() | peers - answers.keys()))
+
+    def _every(self) -> float:
+        """Return how long a wait makes this rank ask, and ask again."""
+        return min(self._limit, FLOW_SECONDS) * _SHARE
 
     def _judge(self, now: float, since: float, heard: dict[int, float], missing: list[int]) -> None:
         """Say who is missing, and stop if that has lasted for too long.
@@ -80,9 +94,9 @@ class Patience:
             self._failure.give_up(f"rank(s) {listed(missing)} kept the others waiting for {now - since:.0f} s")
         elif self._two_limits and self._whole and now - self._whole >= self._limit:
             self._failure.give_up(f"the exchange took more than {self._limit:g} s, with every rank in it")
-        elif missing and not self._told and now - since >= self._tells:
+        elif missing and not self._told and self._tells <= now - since < self._context.options.busy_seconds - _SOON:
             self._told = True
-            self._tell(now, since, missing, silent)
+            self._tell(now, since, missing, [rank for rank, at in heard.items() if now - at >= self._tells / 2])
 
     def _tell(self, now: float, since: float, missing: list[int], silent: list[int]) -> None:
         """Log who is missing; the first of the ranks that wait does so for all."""
@@ -101,7 +115,7 @@ class Patience:
 
 
 def _place(text: str) -> Place:
-    """Return how far a rank has come by its answer: nowhere while its reducer is being made, and of what is no answer."""
+    """Return how far a rank has come by its answer: nowhere while its reducer is being made."""
     try:
         step, bucket, come = map(int, json.loads(text))
     except (ValueError, TypeError, RecursionError):

@@ -30,7 +30,7 @@ class Progress:
 
     def exchanges(self) -> None:
         """Note that this bucket is being exchanged."""
-        self._at = *self._at[:2], EXCHANGED
+        self._at = self.step, self._at[1], EXCHANGED
         self._exchanges = time.monotonic()
 
     @contextlib.contextmanager

@@ -22,8 +22,8 @@ def hash_of(tensors: Iterable[Tensor]) -> int:
 
 
 def hash_of_text(text: str) -> int:
-    """Return 64 bits, unsigned, that stand for a text."""
-    return hash_of([torch.frombuffer(bytearray(text.encode()), dtype=torch.uint8)] if text else ())
+    """Return 64 bits, unsigned, that stand for a text; 0 for an empty one."""
+    return hash_of([torch.frombuffer(bytearray(text.encode()), dtype=torch.uint8)]) if text else 0
 
 
 def signed(bits: int) -> int:

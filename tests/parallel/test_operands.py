@@ -23,7 +23,7 @@ SAID = {
     "state": (V, 5),
     "skips one": (V, 5),
     "skips the last exact one": ("the kind of round differs between ranks: rank 0 = 'compressed', rank 1 = 'exact'", 5),
-    "skips one before an exact one": ("the kind of round differs .* rank 0 = 'exact', rank 1 = 'compressed'", 10),
+    "skips one before an exact one": ("the kind of round differs .* rank 0 = 'exact', rank 1 = 'compressed'", 9),
     "weights": (V, 5),
     "tables": ("what the tables of the method hold differs", 5),
     "scaler": ("the scale of the gradient scaler differs between ranks: rank 0 = '256.0', rank 1 = '512.0'", 0),
@@ -31,7 +31,7 @@ SAID = {
 SAID_UNDER_HOROVOD = {
     "operation": ("what results are multiplied by differs between ranks: rank 0 = '1', rank 1 = '2'", 0),
     "updates, eps": ("the optimizer's eps differs", -1),
-    "updates, rate later": ("the list of the optimizer's options differs .* lr = 0.02", 2),
+    "updates, rate later": ("the optimizer's lr differs .* rank 1 = .0.02.", 2),
     "updates, betas later": (V, 7),
 }
 

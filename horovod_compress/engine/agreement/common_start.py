@@ -57,15 +57,17 @@ class CommonStart:
             if rank != self._rank and number > self._held and at <= done:
                 raise MismatchError(
                     f"rank {self._rank}: rank {rank} loaded a state, or froze or unfroze parameters, or changed a "
-                    f"mask, before a step in which rank {self._rank} did not; call load_state_dict() and "
-                    "requires_grad_(), and prune masked weights, on every rank, between the same two steps"
+                    f"mask, or added a parameter group, or left out a step of its optimizer, before a step in which "
+                    f"rank {self._rank} did not; do each of these on every rank, between the same two steps"
                 )
 
 
 def disagreement(notes: Mapping[int, Mapping[str, Any]]) -> MismatchError | None:
     """Return the error of a rank that has stopped as ranks disagree, by the notes of those that have stopped."""
     found = next((note for note in notes.values() if "differs" in note), None)
-    told = found and difference({rank: note.get("operands", {}) for rank, note in notes.items()})
+    # A rank that has not begun the step shows what it had in an earlier one, and one that has left shows nothing.
+    of_step = {rank: note for rank, note in notes.items() if found and note.get("of_step", -1) == found.get("of_step")}
+    told = found and difference({rank: note.get("operands", {}) for rank, note in of_step.items()})
     if found and told:
         step, bucket, *_ = found["place"]
         return MismatchError(f"{told}. Found before step {step} changed any gradient, in bucket {bucket}")

@@ -19,7 +19,7 @@ from .ranks import by_value
 RESULT_SCALE = "what results are multiplied by"
 SECOND_MOMENT = "the second moment that gradients are divided by"
 ROUND = "the kind of round"
-OPTIONS = "the list of the optimizer's options"
+COUNTERS = "how far update mode is"
 GRADIENT_SCALE = "the scale of the gradient scaler"
 RATIO = "the ratio of norms"
 TABLES = "what the tables of the method hold"
@@ -30,11 +30,15 @@ _ADVICE = {
     "(hvd.broadcast_optimizer_state gives all ranks that of rank 0), broadcast the weights before the first step, and "
     "call step() equally often",
     ROUND: "call the optimizer's step() after each exchange on every rank or on none",
-    OPTIONS: "give every rank the same learning rate, betas, eps and other options of the optimizer, at all times",
+    COUNTERS: "call step() and flush() equally often on every rank",
     GRADIENT_SCALE: "give every rank a gradient scaler with the same options, and load its state on every rank",
     RATIO: "load states of the same step on every rank",
     TABLES: "call load_state_dict() with the same residuals= on every rank, each with a state of the same step",
 }
+
+_ABSENT = "(not there)"
+_OF_ALL = "give every rank the same optimizer, and register or attach it on every rank"
+_OF_OPTIONS = "give every rank the same optimizer, with the same options, at all times"
 
 
 class Operands:
@@ -43,22 +47,23 @@ class Operands:
     Attributes:
         shown: by name.
         digest: 64 bits that stand for all of it; 0 where nothing is shown.
+        step: it is of.
     """
 
     def __init__(self) -> None:
         self.shown: dict[str, str] = {}
-        self.digest = 0
+        self.digest = self.step = 0
 
     def show(self, name: str, value: object) -> None:
         """Show something, in place of what was shown by this name; None for nothing. Between two steps."""
-        before = dict(self.shown)
+        if self.shown.get(name) == (None if value is None else str(value)):
+            return
         if value is None:
-            self.shown.pop(name, None)
+            del self.shown[name]
         else:
             self.shown[name] = str(value)
-        if self.shown != before:
-            text = json.dumps(self.shown, sort_keys=True).encode()
-            self.digest = int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "little")
+        text = json.dumps(self.shown, sort_keys=True).encode()
+        self.digest = int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "little")
 
 
 def difference(shown: Mapping[int, Mapping[str, Any]]) -> str | None:
@@ -68,7 +73,8 @@ def difference(shown: Mapping[int, Mapping[str, Any]]) -> str | None:
         shown: by rank.
     """
     for name in dict.fromkeys(name for each in shown.values() for name in each):
-        values = {rank: str(each.get(name, "(not there)")) for rank, each in sorted(shown.items())}
+        values = {rank: str(each.get(name, _ABSENT)) for rank, each in sorted(shown.items())}
         if len(set(values.values())) > 1:
-            return f"{name} differs between ranks: {by_value(values)}; {_ADVICE.get(name, _ADVICE[OPTIONS])}"
+            advice = _OF_ALL if _ABSENT in values.values() else _ADVICE.get(name, _OF_OPTIONS)
+            return f"{name} differs between ranks: {by_value(values)}; {advice}"
     return None

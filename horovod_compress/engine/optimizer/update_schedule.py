@@ -11,7 +11,7 @@ from torch import Tensor
 from ...errors import NonFiniteError, StateError
 from .. import sealed
 from ..agreement import operands
-from .options import OF_OPTIMIZER, options_of
+from .options import options_of
 from .update_exchange import Exchange
 from .update_moment import SharedSecondMoment
 
@@ -79,10 +79,18 @@ class Schedule:
         self.steps += 1
         self._exchange.count_dense()
 
-    def _show(self, *, warming: bool) -> None:
-        """Show the other ranks what weights depend on: in the warm-up, on what the optimizer makes of a gradient."""
-        show = self._exchange.reducer.context.operands.show
-        show(operands.OPTIONS, _listed(options_of(self._optimizer)) if warming else None)
+    def _show(self, *, warming: bool, rebuild: bool = False) -> None:
+        """Show the other ranks what weights depend on: in the warm-up, on what the optimizer makes of a gradient.
+
+        Args:
+            rebuild: the second moment may be rebuilt after the exchange.
+        """
+        reducer = self._exchange.reducer
+        show, reducer.context.operands.step = reducer.context.operands.show, reducer.next_step()
+        for name, value in options_of(self._optimizer).items():
+            show(name, value if warming else None)
+        rebuilds = rebuild and (self.due or self._is_due(self.exchanges + 1))
+        show(operands.COUNTERS, f"step {self.steps}, exchange {self.exchanges}, {'' if rebuilds else 'not '}rebuilding")
         show(operands.SECOND_MOMENT, self._moment.shown() if self._moment else None)
         self._exchange.reducer.kept.show_tables()
 
@@ -120,14 +128,17 @@ class Schedule:
         if self.since == 0:
             return
         self._compare(self._exchange.base)
-        self._show(warming=False)
+        self._show(warming=False, rebuild=rebuild)
         self.since = 0
         # Rounds are counted from 1, so a method's full-precision round comes after compressed ones.
         self.exchanges += 1
-        self.due |= self.exchanges % self._settings.rebuild_every == 0  # also where the exchange is not finite
+        self.due |= self._is_due(self.exchanges)  # also where the exchange is not finite
         self._exchange.updates(self.exchanges, self._optimizer.state)
         if self._moment and self.due and rebuild:
             self._rebuild(self._moment)
+
+    def _is_due(self, exchange: int) -> bool:
+        return exchange % self._settings.rebuild_every == 0
 
     def _rebuild(self, moment: SharedSecondMoment) -> None:
         self.due = False
@@ -186,10 +197,6 @@ class Schedule:
         warmup, every = self._settings.warmup, self._settings.rebuild_every
         exchanges = self.exchanges % every + every * self.due
         return max(warmup, self.steps - self.since - exchanges * self._settings.delay) if self.steps >= warmup else -1
-
-
-def _listed(options: Mapping[str, str]) -> str:
-    return ", ".join(f"{name.removeprefix(OF_OPTIMIZER)} = {value}" for name, value in options.items())
 
 
 def _check_form(state: object) -> None:

@@ -80,7 +80,8 @@ class BaseCompression(Checkpoints, Counters, metaclass=_Listed):
         self.method = str(getattr(method, "name", method))
         self._job = job
         self._reducer, self._under_way = None, 0
-        self._comparing, self._compared_ways = threading.Lock(), False
+        #: With two devices there are two threads of autograd, and both hand gradients over.
+        self._handing_over, self._compared_ways = threading.RLock(), False
         if not job.included():
             return
         with before_handshake(job):
@@ -137,7 +138,7 @@ class BaseCompression(Checkpoints, Counters, metaclass=_Listed):
         self._job.check()
         self._unused = False
         if not self._compared_ways:
-            with self._comparing:  # with two devices there are two threads of autograd, and both come here
+            with self._handing_over:
                 if not self._compared_ways:
                     self._compare_ways()
         if not self._under_way:

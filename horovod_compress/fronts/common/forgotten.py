@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import _thread
 import contextlib
+import itertools
 import logging
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Sequence
+from functools import cache
 from typing import Any, TypeVar
 
 from torch import nn
@@ -21,7 +23,7 @@ T = TypeVar("T")
 _log = logging.getLogger("horovod_compress")
 
 
-def look_for_steps(parameters: Iterable[nn.Parameter], unused: Callable[[bool], str | None]) -> Callable[[], None]:
+def look_for_steps(parameters: Iterable[nn.Parameter], unused: Callable[[bool], str | None]) -> Callable[[], object]:
     """Warn at the first step of an optimizer that has gradients for a compression which got none of them.
 
     Args:
@@ -32,20 +34,36 @@ def look_for_steps(parameters: Iterable[nn.Parameter], unused: Callable[[bool], 
     Returns:
         Ends it.
     """
-    ours, told = frozenset(map(id, parameters)), False
+    ours, number = frozenset(map(id, parameters)), next(_numbers)
 
-    def look(optimizer: Any, *given: Any) -> None:
-        nonlocal told
-        if told or unused(False) is None:
-            told = True  # the hook itself stays for now: torch goes through its hooks
+    def look(optimizer: Any) -> None:
+        if unused(False) is None:
+            _looks.pop(number, None)
             return
         mine = (p for group in optimizer.param_groups for p in group["params"] if id(p) in ours)
         # Horovod's broadcast of an optimizer's state makes a step with gradients of zeros.
         if any(p.grad is not None and (p.grad.is_sparse or bool(p.grad.any())) for p in mine):
-            told = True
+            _looks.pop(number, None)
             _log.warning("%s", unused(True))
 
-    return register_optimizer_step_pre_hook(uncompiled(look)).remove
+    _hook()
+    _looks[number] = look
+    return lambda: _looks.pop(number, None)
+
+
+#: What looks at each step of an optimizer, by number. Torch goes through its hooks while threads may end these, so it
+#: has one of ours that stays.
+_looks: dict[int, Callable[[Any], None]] = {}
+_numbers = itertools.count()
+
+
+@cache
+def _hook() -> object:
+    def look(optimizer: Any, *given: Any) -> None:
+        for each in list(_looks.values()):
+            each(optimizer)
+
+    return register_optimizer_step_pre_hook(uncompiled(look))
 
 
 def weakly(call: Callable[..., T], otherwise: T) -> Callable[..., T]:
@@ -66,11 +84,11 @@ class Closing:
     """
 
     def __init__(self, compression: object, job: Job) -> None:
-        self._job, self._closers = job, list[Callable[[], None]]()
+        self._job, self._closers = job, list[Callable[[], object]]()
         self._finalizer = weakref.finalize(compression, _dropped, job, self._closers)
         self._finalizer.atexit = False
 
-    def add(self, close: Callable[[], None]) -> None:
+    def add(self, close: Callable[[], object]) -> None:
         """Close this too, after all others; it must not keep the compression alive."""
         self._closers.append(close)
 
@@ -81,19 +99,19 @@ class Closing:
             close()
 
 
-def _dropped(job: Job, closers: Sequence[Callable[[], None]]) -> None:
+def _dropped(job: Job, closers: Sequence[Callable[[], object]]) -> None:
     """Close on a thread of its own: the garbage collector comes from any thread, with whatever lock that holds."""
     if not job.forked():
         with contextlib.suppress(RuntimeError):  # the interpreter is about to end
             _thread.start_new_thread(_start, (closers,))  # threading has locks of its own, for which this does not wait
 
 
-def _start(closers: Sequence[Callable[[], None]]) -> None:
+def _start(closers: Sequence[Callable[[], object]]) -> None:
     """Close on a thread that Python knows, and forgets again."""
     threading.Thread(target=_close, args=(closers,), name="hvc-dropped", daemon=True).start()
 
 
-def _close(closers: Sequence[Callable[[], None]]) -> None:
+def _close(closers: Sequence[Callable[[], object]]) -> None:
     for close in closers:
         try:
             close()

@@ -217,6 +217,7 @@ class Steps:
     def _show(self) -> None:
         """Show the other ranks what this one decodes with."""
         reducer, show = self._reducer, self._reducer.context.operands.show
+        reducer.context.operands.step = reducer.next_step()
         show(operands.RESULT_SCALE, reducer.result_scale)
         if self.held:
             show(operands.ROUND, "exact" if self.held.exact else "compressed")

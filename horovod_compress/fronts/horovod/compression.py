@@ -85,10 +85,11 @@ class Compression(ForUpdates, Factories):
             raise ConfigError(TAKEN)
         repeat = self._is_repeat()
         with self._tokens.whole_steps(self, self._running().failure.failed, self._steps.index):
-            if not repeat:
-                self._begin_step()
-            index = self._index_of(tensor)
-            return self._tokens.of(index), tensor if repeat else (index, self._offer(index, tensor))
+            with self._handing_over:
+                if not repeat:
+                    self._begin_step()
+                index = self._index_of(tensor)
+                return self._tokens.of(index), tensor if repeat else (index, self._offer(index, tensor))
 
     def decompress(self, tensor: Tensor, ctx: Any) -> Tensor:
         """Return the result for a token; other tensors pass through."""
@@ -160,6 +161,9 @@ class Compression(ForUpdates, Factories):
         _attach(optimizer, self)
         self._optimizer = optimizer
         return optimizer
+
+    def _why_unused(self, tells: bool) -> str | None:
+        return None if self._running().world == 1 else super()._why_unused(tells)  # Horovod hands nothing over then
 
     # ---- the optimizer ----
 
@@ -347,9 +351,10 @@ def _attach(optimizer: Any, compression: Compression) -> None:
             raise ConfigError(compression._finder.why_unknown(parameter.grad))
         if compression._is_repeat():
             return (lambda: grad), None
-        compression._begin_step()
-        index = compression._steps.index[id(parameter)]
-        step = compression._offer(index, grad)
+        with compression._handing_over:
+            compression._begin_step()
+            index = compression._steps.index[id(parameter)]
+            step = compression._offer(index, grad)
         return (lambda: compression._result(index, step)), None
 
     optimizer._allreduce_grad_async = hand_over

@@ -46,7 +46,8 @@ class Tokens:
             if failed() and optimizer is not None and not self._gave_up:
                 self._gave_up = True
                 with contextlib.suppress(HorovodInternalError, ValueError):  # Horovod has ended, or a rank is behind
-                    submit_rest(optimizer, {p: self.of(places[id(p)]) for p in optimizer._requires_update})
+                    known = [p for p in optimizer._requires_update if id(p) in places]
+                    submit_rest(optimizer, {p: self.of(places[id(p)]) for p in known})
             raise
 
     def of(self, index: int) -> Tensor:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, NoReturn
 
+import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -133,9 +134,13 @@ def refuse_to_go_on(model: DistributedDataParallel, error: HorovodCompressError)
     Args:
         error: training cannot go on after it.
     """
+    kind, args = type(error), error.args  # its traceback would keep the gradients
+    stock: Callable[..., Any] = model.forward
 
-    def forward(*given: Any, **options: Any) -> NoReturn:
-        raise type(error)(*error.args) from error.__cause__
+    def forward(*given: Any, **options: Any) -> Any:
+        if torch.is_grad_enabled() and model.training:
+            raise kind(*args)
+        return stock(*given, **options)
 
     model.forward = forward  # type: ignore[method-assign]
 
