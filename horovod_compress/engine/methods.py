@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -28,11 +28,15 @@ class Methods:
     Args:
         warmup: number of initial uncompressed rounds.
         masked: the patterns whose parameters are masked, see :mod:`.masks`.
+        given: the longer names that parameters were given with, by their own; patterns may fit either.
+        shown: patterns as they are written into handshakes and saved states, where that is not as they are.
     """
 
     rules: tuple[tuple[str, Codec], ...]
     warmup: int = 0
     masked: frozenset[str] = frozenset()
+    given: Mapping[str, str] = field(default_factory=dict, compare=False)
+    shown: Mapping[str, str] = field(default_factory=dict, compare=False)
 
     @property
     def codecs(self) -> tuple[Codec, ...]:
@@ -71,8 +75,8 @@ class Methods:
         if len(self.rules) == 1:
             return config_of(self.rules[0][1]) | ({"masked": True} if self.masked else {})
         masked = dict.fromkeys(self.masked, "masked ")
-        rules = enumerate(self.rules)
-        return {f"{n}: {pattern}": masked.get(pattern, "") + described(codec) for n, (pattern, codec) in rules}
+        rules = [(self.shown.get(p, p), masked.get(p, "") + described(codec)) for p, codec in self.rules]
+        return {f"{number}: {pattern}": text for number, (pattern, text) in enumerate(rules)}
 
     def number(self, tensor: str) -> int:
         """Return the number of the method of a parameter.
@@ -95,9 +99,8 @@ class Methods:
         return bool(self.masked) and self._rule(tensor)[0] in self.masked
 
     def _rule(self, tensor: str) -> tuple[str, Codec]:
-        for rule in self.rules:
-            if fnmatchcase(tensor, rule[0]):
-                return rule
+        if rule := _first(self, tensor):
+            return rule
         raise ConfigError(f'no pattern matches the parameter {tensor}; end with "*" for the rest: {{..., "*": "none"}}')
 
     def check_bucket(self, bucket: Bucket, world: int) -> None:
@@ -144,7 +147,7 @@ class Methods:
         Raises:
             ConfigError: names the pattern.
         """
-        first = [next((p for p, _ in self.rules if fnmatchcase(t.name, p)), None) for t in tensors]
+        first = {rule[0] for rule in (_first(self, tensor.name) for tensor in tensors) if rule}
         for pattern, _ in self.rules:
             if pattern != _ALL and pattern not in first:
                 raise ConfigError(
@@ -177,6 +180,12 @@ class Methods:
         if len(set(values)) > 1:
             raise ConfigError(f"update mode needs one {what} for all parameters, the methods have {values}")
         return values[0]
+
+
+def _first(methods: Methods, tensor: str) -> tuple[str, Codec] | None:
+    """Return the first rule that fits the name of a parameter, or the longer one that it was given with."""
+    names = {tensor, methods.given.get(tensor, tensor)}
+    return next((rule for rule in methods.rules if any(fnmatchcase(name, rule[0]) for name in names)), None)
 
 
 def _differing(codec: Codec) -> str:

@@ -3,7 +3,7 @@
 ``DistributedDataParallel(model)`` and ``torch.compile(model)`` name a parameter ``fc.weight`` of the model
 ``module.fc.weight`` and ``_orig_mod.fc.weight``. Names are part of plans, patterns and saved states, and these should
 be the same with and without a wrapper. So ``_orig_mod.``, which only torch writes, is left out wherever it stands, and
-``module.`` in front where all names begin with it.
+``module.`` in front where all names begin with it. A pattern may fit either the name that was given or the shorter one.
 """
 
 from __future__ import annotations
@@ -60,23 +60,25 @@ def in_arguments(given: Any, method: Any, options: Mapping[str, Any]) -> tuple[A
         return given, method, options, ""
     given = [(name, parameter) for name, (_, parameter) in zip(own, given, strict=True)]
     method = in_patterns(method, changed) if isinstance(method, Methods) else method
+    return given, method, options, _in_words(changed)
+
+
+def _in_words(changed: Mapping[str, str]) -> str:
     before, name = next(iter(changed.items()))
-    return (
-        given,
-        method,
-        options,
-        (
-            f"named_parameters are those of a wrapped model: {before} is called {name} here, in patterns and in saved "
-            "states too; to be spared this line, give the parameters of the model itself"
-        ),
-    )
+    compiled = [f"{_COMPILED} is left out of names"] if any(_COMPILED in each for each in changed) else []
+    in_front = len(before.replace(_COMPILED, "")) > len(name)
+    wrapped = [f"all names begin with {_WRAPPED}, which is left out"] if in_front else []
+    return f"{', and '.join(wrapped + compiled)}: {before} is called {name} here, and in saved states"
 
 
 def in_patterns(methods: Methods, changed: Mapping[str, str]) -> Methods:
-    """Return methods whose patterns fit the names to use where they fitted the given ones."""
+    """Return methods whose patterns fit the names to use, or the given ones; what is saved has the shorter patterns."""
     short = _shortening(changed)
-    rules = tuple((short(pattern), codec) for pattern, codec in methods.rules)
-    return replace(methods, rules=rules, masked=frozenset(map(short, methods.masked)))
+    return replace(
+        methods,
+        given={name: before for before, name in changed.items()},
+        shown={pattern: short(pattern) for pattern, _ in methods.rules},
+    )
 
 
 def in_options(options: Mapping[str, Any], own: Collection[str]) -> Mapping[str, Any]:

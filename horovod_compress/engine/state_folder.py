@@ -34,7 +34,7 @@ from . import sealed, state_file
 MANIFEST = "manifest.json"
 _FORMAT = 1
 _NAME = re.compile(r"rank\d+\.[0-9a-f]{16}\.hvc")
-_KEPT = re.compile(r"manifest\.step\d+\.json")
+_KEPT = re.compile(r"manifest\.step\d+(\.[0-9a-f]{8})?\.json")
 _LEFTOVER = re.compile(rf"({_NAME.pattern}|{_KEPT.pattern}|manifest\.json)\.tmp\.[0-9a-f]{{16}}")
 #: What nobody names, and is so much older than a save, is of one that was cut off. Ranks of a save wait for each other
 #: for minutes at most.
@@ -45,6 +45,7 @@ LOOKS = 5
 T = TypeVar("T")
 
 _log = logging.getLogger("horovod_compress")
+_unreadable: set[Path] = set()  # kept manifests that were spoken of
 
 
 @dataclass(frozen=True)
@@ -88,21 +89,33 @@ def write(folder: Path, state: Mapping[str, Any]) -> Entry:
     return Entry(name, size, crc)
 
 
+def fingerprint(found: Manifest | None) -> str:
+    """Return what tells a manifest from others, "" for none."""
+    return f"{sealed.crc(sealed.canonical(asdict(found))):08x}" if found else ""
+
+
 class Known:
-    """What a job knows of folders: the manifest that it left or loaded in each. Rank 0 looks at it."""
+    """What a process knows of folders: the checkpoint that its job left or loaded in each, by fingerprint.
+
+    Rank 0 looks at it. All ranks have it, as each may be rank 0 when the job goes on with other ranks.
+    """
 
     def __init__(self) -> None:
-        self._manifests: dict[Path, Manifest] = {}
+        self._marks: dict[Path, set[str]] = {}
         self._left: set[Path] = set()
 
-    def loaded(self, folder: Path, found: Manifest) -> None:
-        """Take note of what was loaded."""
-        self._manifests[folder.resolve()] = found
+    def loaded(self, folder: Path, fingerprint: str) -> None:
+        """Take note of the checkpoint that was loaded."""
+        self._marks[folder.resolve()] = {fingerprint}
 
-    def left(self, folder: Path, made: Manifest) -> None:
-        """Take note of what was saved."""
-        self._manifests[folder.resolve()] = made
+    def left(self, folder: Path, fingerprint: str) -> None:
+        """Take note of the checkpoint that was saved."""
+        self.loaded(folder, fingerprint)
         self._left.add(folder.resolve())
+
+    def wrote(self, folder: Path, entry: Entry) -> None:
+        """Take note of a file: rank 0 may name it, and be gone before it can say so."""
+        self._marks.setdefault(folder.resolve(), set()).add(entry.name)
 
     def is_foreign(self, folder: Path, found: Manifest | None) -> bool:
         """Return whether a manifest is none that this job has left or loaded.
@@ -110,7 +123,8 @@ class Known:
         Raises:
             ConfigError: and the job has left one here: another job has taken the folder over.
         """
-        foreign = found is not None and found != self._manifests.get(folder.resolve())
+        marks = self._marks.get(folder.resolve(), set())
+        foreign = found is not None and marks.isdisjoint([fingerprint(found), *(entry.name for entry in found.files)])
         if foreign and folder.resolve() in self._left:
             raise _taken(folder, found)
         return foreign
@@ -132,8 +146,8 @@ def found(folder: Path) -> Manifest | None:
         return None
 
 
-def commit(folder: Path, state: Mapping[str, Any], files: Iterable[Entry], known: Known | None = None) -> None:
-    """Let these files be the checkpoint, in place of the one before.
+def commit(folder: Path, state: Mapping[str, Any], files: Iterable[Entry], known: Known | None = None) -> Manifest:
+    """Let these files be the checkpoint, in place of the one before; return its manifest.
 
     Args:
         state: of any rank.
@@ -147,21 +161,25 @@ def commit(folder: Path, state: Mapping[str, Any], files: Iterable[Entry], known
     _check_there(folder, files)
     same = {name: state[name] for name in ("step", "world", "method", "config", "seed", "plan")}
     made = Manifest(format=_FORMAT, package=__version__, wire=WIRE_VERSION, files=files, **same)
-    before = found(folder)
-    if before and known.is_foreign(folder, before):
-        _keep(folder, before)
-        before = None
-    _write(folder / MANIFEST, [memoryview(_text(asdict(made)))])
-    if (now := found(folder)) != made:  # another job has replaced it at once
-        raise _taken(folder, now)
+    before, spare = found(folder), None
+    foreign = before if known.is_foreign(folder, before) else None
     try:
+        spare = _keep(folder, foreign)
+        _write(folder / MANIFEST, [memoryview(_text(asdict(made)))])
+        if (now := found(folder)) != made:  # another job has replaced it at once
+            raise _taken(folder, now)
         _check_there(folder, files)
     except OSError:
         if found(folder) == made:
             _take_back(folder, before)
+        if spare and found(folder) == before:  # it is no spare one any more
+            spare.unlink(missing_ok=True)
         raise
-    known.left(folder, made)
-    _tidy(folder, made, before)
+    known.left(folder, fingerprint(made))
+    if foreign:
+        _warn_of(folder, foreign)
+    _tidy(folder, made, None if foreign else before)
+    return made
 
 
 def _check_there(folder: Path, files: Iterable[Entry]) -> None:
@@ -170,15 +188,33 @@ def _check_there(folder: Path, files: Iterable[Entry]) -> None:
             raise OSError(f"{folder / entry.name} has {size} bytes, {entry.bytes} were written; is the folder shared?")
 
 
-def _keep(folder: Path, before: Manifest) -> None:
-    """Let a checkpoint stay that is not this job's: it may be the one that should have been loaded."""
-    name = f"manifest.step{before.step}.json"
-    _write(folder / name, [memoryview(_text(asdict(before)))])
+def _kept(folder: Path, foreign: Manifest) -> Path:
+    return folder / f"manifest.step{foreign.step}.{fingerprint(foreign)}.json"
+
+
+def _keep(folder: Path, foreign: Manifest | None) -> Path | None:
+    """Let a checkpoint stay that is not this job's: it may be the one that should have been loaded.
+
+    Returns:
+        its manifest, if it was not kept before.
+    """
+    if foreign is None:
+        return None
+    path = _kept(folder, foreign)
+    with contextlib.suppress(CorruptFrameError, OSError):
+        if _read_manifest(path) == foreign:
+            return None
+    _write(path, [memoryview(_text(asdict(foreign)))])
+    return path
+
+
+def _warn_of(folder: Path, foreign: Manifest) -> None:
+    name = _kept(folder, foreign).name
     _log.warning(
         "%s holds a checkpoint of step %d that this job has neither loaded nor saved. It stays there as %s, and "
         "load() finds the one that is saved now. If this job should have continued from it, stop the job, rename %s to "
         "%s, and call load() before the first step; otherwise remove it",
-        folder, before.step, name, name, MANIFEST,
+        folder, foreign.step, name, name, MANIFEST,
     )  # fmt: skip
 
 
@@ -193,14 +229,28 @@ def _take_back(folder: Path, before: Manifest | None) -> None:
 def discard(folder: Path, entry: Entry) -> None:
     """Remove a file, unless a manifest names it: whoever commits may fail when that is written already."""
     with contextlib.suppress(CorruptFrameError, OSError):  # it cannot be known; a later save tidies up
-        if entry.name not in _named(folder):
+        named, _ = _named(folder)
+        if entry.name not in named:
             (folder / entry.name).unlink()
 
 
-def _named(folder: Path) -> set[str]:
-    """Return the files that any manifest in a folder names."""
-    paths = [path for path in folder.iterdir() if path.name == MANIFEST or _KEPT.fullmatch(path.name)]
-    return {entry.name for path in paths if path.is_file() for entry in _read_manifest(path).files}
+def _named(folder: Path) -> tuple[set[str], list[Path]]:
+    """Return the files that any manifest in a folder names, and the kept manifests that cannot be read.
+
+    Raises:
+        CorruptFrameError, OSError: the manifest itself cannot be read.
+    """
+    named, unreadable = set(), []
+    for path in [path for path in folder.iterdir() if path.name == MANIFEST or _KEPT.fullmatch(path.name)]:
+        if not path.is_file():
+            continue
+        try:
+            named |= {entry.name for entry in _read_manifest(path).files}
+        except (CorruptFrameError, OSError):
+            if path.name == MANIFEST:
+                raise
+            unreadable.append(path)
+    return named, unreadable
 
 
 def manifest(folder: Path) -> Manifest:
@@ -328,10 +378,15 @@ def _tidy(folder: Path, made: Manifest, before: Manifest | None) -> None:
     """
     replaced = {entry.name for entry in before.files} if before else set()
     with contextlib.suppress(CorruptFrameError, OSError):  # the checkpoint is there by now
-        named, now = _named(folder), (folder / MANIFEST).stat().st_mtime
+        (named, unreadable), now = _named(folder), (folder / MANIFEST).stat().st_mtime
         for path in list(folder.iterdir()):
             ours = bool(_NAME.fullmatch(path.name)) and path.name not in named
-            if (ours and path.name in replaced) or (
-                (ours or _LEFTOVER.fullmatch(path.name)) and path.stat().st_mtime < now - _LONG_SECONDS
-            ):
+            leftover = (ours and not unreadable) or _LEFTOVER.fullmatch(path.name)
+            if (ours and path.name in replaced) or (leftover and path.stat().st_mtime < now - _LONG_SECONDS):
                 path.unlink(missing_ok=True)
+        for path in {path.resolve() for path in unreadable} - _unreadable:
+            _unreadable.add(path)
+            _log.warning(
+                "%s cannot be read, so it is not known which files belong to it: what saves that were cut off left in "
+                "the folder stays. If you do not need that checkpoint, remove %s", path, path.name,
+            )  # fmt: skip

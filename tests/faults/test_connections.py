@@ -157,7 +157,8 @@ def test_descriptors_that_run_out_while_gloo_opens_some(left: int, monkeypatch: 
 def test_other_sockets_of_the_process_stay_as_they_are() -> None:
     """A default timeout makes each new socket object of Python's change how its descriptor blocks."""
     before = socket.getdefaulttimeout()
-    with socket.socket() as listening_elsewhere, socket.socketpair()[0] as pair:
+    pair, other = socket.socketpair()
+    with socket.socket() as listening_elsewhere, pair, other:
         listening_elsewhere.bind(("127.0.0.1", 0))
         listening_elsewhere.listen()
         socket.setdefaulttimeout(5)

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import resource
+import signal
+import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -13,6 +18,19 @@ pytest.importorskip("torch")
 
 from horovod_compress.fronts.common import local_ranks
 
+#: Starts ranks, and says who they are. They would go on for two minutes.
+CALLER = """
+import signal
+from horovod_compress.fronts.common import local_ranks
+
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell may have told tests to ignore it
+
+def look(left):
+    if all("pids" in each for each in left):
+        print(*[each["pids"][0] for each in left], left[0]["pids"][1], flush=True)
+
+local_ranks.run("ranks_of_a_test", [{"OWN": "0"}, {"OWN": "1"}], "orphan", 120.0, look=look)
+"""
 MODULE = """
 import os, signal, time
 from horovod_compress.fronts.common import local_ranks
@@ -31,9 +49,12 @@ def become():
         time.sleep(0.01)
     if what == "wait":
         time.sleep(0.6)
+    if what == "orphan":
+        time.sleep(120.0)
     local_ranks.leave("end", rank)
     os._exit(0)
 
+print("a plug-in says hello", flush=True)
 local_ranks.serve(become)
 """
 RANKS = [{"OWN": "0"}, {"OWN": "1"}]
@@ -83,3 +104,68 @@ def test_a_module_that_cannot_start_says_why(tmp_path: Path) -> None:
     ends = local_ranks.run("nowhere_at_all", RANKS, "be well", 20.0)
     assert all(end.status is None and "No module named nowhere_at_all" in end.output for end in ends)
     local_ranks._starter.cache_clear()
+
+
+def is_there(pid: int) -> bool:
+    try:
+        return ") Z " not in Path(f"/proc/{pid}/stat").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+def wait_for_the_end(pids: list[int], seconds: float) -> None:
+    until = time.monotonic() + seconds
+    while any(map(is_there, pids)):
+        assert time.monotonic() < until, pids
+        time.sleep(0.02)
+
+
+@pytest.mark.parametrize(
+    ("ended", "number"), [("caller", signal.SIGTERM), ("caller", signal.SIGINT), ("starter", signal.SIGKILL)]
+)
+def test_ranks_do_not_outlive_whoever_asked_for_them(module: str, ended: str, number: signal.Signals) -> None:
+    """Only one process gets the signal, not its group as from a terminal."""
+    caller = subprocess.Popen(
+        [sys.executable, "-c", CALLER],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    assert caller.stdout
+    try:
+        pids = [int(word) for word in caller.stdout.readline().split()]
+        assert all(map(is_there, pids)) and len(pids) == 3
+        os.kill(caller.pid if ended == "caller" else pids[-1], number)
+        wait_for_the_end([caller.pid, *pids], 4.0)
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(caller.pid, signal.SIGKILL)
+        caller.communicate()
+
+
+def test_a_look_that_fails_ends_the_job(module: str) -> None:
+    """As the line that is printed meanwhile, where nobody reads it: it is not taken for the end of the starter."""
+    seen: list[int] = []
+
+    def look(left: list[dict[str, Any]]) -> None:
+        seen.extend(each["pids"][0] for each in left if "pids" in each)
+        if len(seen) > 1:
+            raise BrokenPipeError
+
+    with pytest.raises(BrokenPipeError):
+        local_ranks.run(module, RANKS, "orphan", 20.0, look=look)
+    wait_for_the_end(seen, 0.0)
+    assert [end.status for end in local_ranks.run(module, RANKS, "be well", 20.0)] == [0, 0]
+
+
+def test_many_open_files(module: str) -> None:
+    """select() takes descriptors below 1024 only."""
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(1200, limits[1]), limits[1]))
+    with contextlib.ExitStack() as stack:
+        stack.callback(resource.setrlimit, resource.RLIMIT_NOFILE, limits)
+        while (number := os.open(os.devnull, os.O_RDONLY)) < 1030:
+            stack.callback(os.close, number)
+        stack.callback(os.close, number)
+        assert [end.status for end in local_ranks.run(module, RANKS, "be well", 20.0)] == [0, 0]

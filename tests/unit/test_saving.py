@@ -35,7 +35,7 @@ class Lost(dict[str, Any]):
 
 def _saved(team: Team, folder: Path, spoil: Callable[[int], None]) -> list[HorovodCompressError | None]:
     """Save, after something was done to each rank's state; return what every rank's call raised."""
-    fleet = team._fleet
+    fleet = team.fleet
 
     def call(rank: int) -> None:
         def state() -> Mapping[str, Any]:

@@ -9,15 +9,18 @@ import os
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import pytest
 from torch import nn
 
 import horovod_compress.ddp as hvc
-from horovod_compress.engine import state_folder
-from horovod_compress.engine.state_folder import MANIFEST
-from horovod_compress.errors import ConfigError, CorruptFrameError
+from horovod_compress.engine import checkpoint, state_folder
+from horovod_compress.engine.state_folder import MANIFEST, Known
+from horovod_compress.errors import ConfigError, CorruptFrameError, ExchangeError
+from horovod_compress.fronts.common import checkpoints, saving
 from tests.support.saving_jobs import check, played
 from tests.unit.test_one_rank_ddp import group as group
 from tests.unit.test_state_folder import WORLD, Team, files, fleet_of, grads
@@ -71,7 +74,8 @@ def test_a_checkpoint_that_was_not_loaded_stays_and_is_spoken_of_once(
     assert record.levelno == logging.WARNING and "call load() before the first step" in record.getMessage()
     assert "of step 2 that this job has neither loaded nor saved" in record.getMessage()
     assert len(files(tmp_path)) == 2 * (WORLD + 1) and step_in(tmp_path) == 3
-    (tmp_path / "manifest.step2.json").rename(tmp_path / MANIFEST)
+    [kept] = tmp_path.glob("manifest.step2.*.json")
+    kept.rename(tmp_path / MANIFEST)
     assert step_in(tmp_path) == 2 and two.load(tmp_path) == [None] * WORLD
 
 
@@ -89,8 +93,10 @@ def test_a_job_that_saves_in_two_folders_owns_both(jobs: list[Team], tmp_path: P
         assert jobs[0].save(tmp_path / "one") == jobs[0].save(tmp_path / "two") == [None] * WORLD
 
 
-def test_a_job_that_is_started_again(group: None, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """As users see it: once with load(), once without."""
+def test_a_job_that_is_started_again(
+    group: None, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As users see it: in the same process, as after an elastic reset; in another one with load(), and without."""
     folder = tmp_path / "checkpoint"
 
     def compression() -> hvc.Compression:
@@ -99,14 +105,94 @@ def test_a_job_that_is_started_again(group: None, tmp_path: Path, caplog: pytest
     with contextlib.closing(compression()) as one:
         one.save(folder)
         one.save(folder)
+    with contextlib.closing(compression()) as again:
+        again.save(folder)
+    assert len(files(folder)) == 2 and "neither loaded nor saved" not in caplog.text
+    monkeypatch.setattr(checkpoints, "_known", Known())
     with contextlib.closing(compression()) as two:
         two.load(folder)
         two.save(folder)
     assert len(files(folder)) == 2 and "neither loaded nor saved" not in caplog.text
+    monkeypatch.setattr(checkpoints, "_known", Known())
     with contextlib.closing(compression()) as three:
         three.save(folder)
         three.save(folder)
     assert caplog.text.count("neither loaded nor saved") == 1 and len(files(folder)) == 4
+
+
+def test_several_checkpoints_of_one_step_stay(jobs: list[Team], tmp_path: Path) -> None:
+    """As of a job that begins at step 0 each time."""
+    for team in (jobs[0], Team(jobs[0].fleet), Team(jobs[0].fleet), jobs[1]):
+        assert team.save(tmp_path) == team.save(tmp_path) == [None] * WORLD
+    kept = [*tmp_path.glob("manifest.step2.*.json")]
+    assert len(kept) == 3 and len(files(tmp_path)) == 4 * (WORLD + 1)
+    for path in kept:
+        path.rename(tmp_path / MANIFEST)
+        assert step_in(tmp_path) == 2
+
+
+def test_a_checkpoint_that_is_kept_already(jobs: list[Team], tmp_path: Path) -> None:
+    one, two = jobs
+    one.save(tmp_path)
+    before = (tmp_path / MANIFEST).read_bytes()
+    two.save(tmp_path)
+    [kept] = tmp_path.glob("manifest.step2.*.json")
+    os.utime(kept, (0, 0))
+    (tmp_path / MANIFEST).write_bytes(before)  # somebody has copied it instead of renaming it
+    assert Team(two.fleet).save(tmp_path) == [None] * WORLD
+    assert kept.read_bytes() == before and not kept.stat().st_mtime
+
+
+def test_another_rank_becomes_rank_0(jobs: list[Team], tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """As in elastic training, when the host of rank 0 has gone."""
+    one, two = jobs
+    one.save(tmp_path)
+    one.known.reverse()
+    assert one.save(tmp_path) == [None] * WORLD and len(files(tmp_path)) == WORLD + 1 and not caplog.records
+    two.save(tmp_path)
+    one.known.reverse()
+    assert all("another job saves in" in str(error) for error in one.save(tmp_path))
+
+
+def test_rank_0_that_goes_as_soon_as_it_has_saved(jobs: list[Team], tmp_path: Path) -> None:
+    """The other one finds its own file in the manifest: it is of the same job."""
+    one, _ = jobs
+    one.save(tmp_path)
+    known, shown = one.known[1], []
+    ours, theirs = (checkpoint.save(reducer, one.fleet.methods) for reducer in one.fleet.reducers)
+
+    def share(value: Any) -> list[Any]:
+        shown.append(value)
+        first = state_folder.write(tmp_path, ours)
+        if len(shown) == 1:
+            return [[None, asdict(first), ours["step"]], value]
+        state_folder.commit(tmp_path, ours, [first, state_folder.Entry(**shown[0][1])], one.known[0])
+        raise ExchangeError("rank 0 is gone")
+
+    with pytest.raises(ExchangeError):
+        saving.save(tmp_path, lambda: theirs, 1, share, known)
+    one.known.reverse()
+    assert one.save(tmp_path) == [None] * WORLD and not [*tmp_path.glob("manifest.step*")]
+
+
+def test_a_kept_manifest_that_cannot_be_read(
+    jobs: list[Team], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its files may be any: what was replaced goes, what is merely old stays."""
+    one, _ = jobs
+    one.save(tmp_path)
+    (tmp_path / "manifest.step7.json").write_text("{")
+    old = tmp_path / f"rank0.{'0' * 16}.hvc"
+    old.touch()
+    os.utime(old, (0, 0))
+    for _ in range(2):
+        assert one.save(tmp_path) == [None] * WORLD
+    assert len(files(tmp_path)) == WORLD + 3 and old.exists()
+    [record] = caplog.records
+    assert "manifest.step7.json cannot be read" in record.getMessage()
+    (tmp_path / "manifest.step7.json").unlink()
+    one.save(tmp_path)
+    assert len(files(tmp_path)) == WORLD + 1
 
 
 def test_what_is_young_is_not_removed(jobs: list[Team], tmp_path: Path) -> None:
@@ -119,15 +205,15 @@ def test_what_is_young_is_not_removed(jobs: list[Team], tmp_path: Path) -> None:
     assert (tmp_path / theirs.name).exists()
 
 
-@pytest.mark.parametrize("first", [True, False])
+@pytest.mark.parametrize("before", ["none", "own", "foreign"])
 def test_files_that_vanish_while_the_manifest_is_written(
-    jobs: list[Team], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, first: bool
+    jobs: list[Team], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, before: str
 ) -> None:
     """The checkpoint of before is there again, or none: never one without its files."""
     one = jobs[0]
-    if not first:
-        one.save(tmp_path)
-    before, write = files(tmp_path), state_folder._write
+    if before != "none":
+        (one if before == "own" else jobs[1]).save(tmp_path)
+    there, write = files(tmp_path), state_folder._write
 
     def harmed(path: Path, pieces: object) -> tuple[int, int]:
         found = write(path, pieces)  # type: ignore[arg-type]
@@ -139,7 +225,7 @@ def test_files_that_vanish_while_the_manifest_is_written(
 
     monkeypatch.setattr(state_folder, "_write", harmed)
     assert all(isinstance(error, ConfigError) and "No such file" in str(error) for error in one.save(tmp_path))
-    assert files(tmp_path) == before
+    assert files(tmp_path) == there
     assert one.save(tmp_path) == [None] * WORLD and step_in(tmp_path) == 2
 
 

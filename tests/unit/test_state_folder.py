@@ -31,9 +31,9 @@ class Team:
     """The ranks of a fleet, each on a thread, whose values all see."""
 
     def __init__(self, fleet: Fleet) -> None:
-        self._fleet, self._barrier = fleet, Barrier(fleet.world)
+        self.fleet, self._barrier = fleet, Barrier(fleet.world)
         self._values: list[Any] = [None] * fleet.world
-        self._known = [state_folder.Known() for _ in range(fleet.world)]
+        self.known = [state_folder.Known() for _ in range(fleet.world)]
 
     def _share(self, rank: int, value: Any) -> list[Any]:
         self._values[rank] = json.loads(json.dumps(value))  # as the network would bring it
@@ -52,24 +52,24 @@ class Team:
                 return error
             return None
 
-        with ThreadPoolExecutor(self._fleet.world) as pool:
-            return list(pool.map(attempt, range(self._fleet.world)))
+        with ThreadPoolExecutor(self.fleet.world) as pool:
+            return list(pool.map(attempt, range(self.fleet.world)))
 
     def save(self, folder: Path) -> list[HorovodCompressError | None]:
         def call(rank: int) -> None:
-            reducer = self._fleet.reducers[rank]
+            reducer = self.fleet.reducers[rank]
             saving.save(
                 folder,
-                lambda: checkpoint.save(reducer, self._fleet.methods),
+                lambda: checkpoint.save(reducer, self.fleet.methods),
                 rank,
                 lambda value: self._share(rank, value),
-                self._known[rank],
+                self.known[rank],
             )
 
         return self.each(call)
 
     def load(self, folder: Path, residuals: str = "refuse") -> list[HorovodCompressError | None]:
-        fleet = self._fleet
+        fleet = self.fleet
         owned = fleet.methods.folded()
 
         def call(rank: int) -> None:
@@ -81,7 +81,7 @@ class Team:
                 owned,
                 lambda state, way: checkpoint.check(reducer, fleet.methods, state, way),
                 lambda value: self._share(rank, value),
-                self._known[rank],
+                self.known[rank],
             )
             checkpoint.restore(reducer, state, way)
 

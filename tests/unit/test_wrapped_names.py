@@ -71,14 +71,17 @@ def same(one: Mapping[str, Any], two: Mapping[str, Any]) -> bool:
 
 @pytest.mark.parametrize("prefix", WRAPPERS)
 def test_a_state_is_the_same_with_and_without_a_wrapper(prefix: str, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "horovod_compress")
     plain = hvc.Compression.topk(net().named_parameters())
     plain_state = plain.state_dict()
-    assert not caplog.records
+    assert "is called" not in caplog.text
     given = list(WRAPPERS[prefix](net()).named_parameters())
     assert given[0][0] == f"{prefix}0.weight"
     wrapped = hvc.Compression.topk(given)
-    [record] = caplog.records
-    assert record.levelno == logging.WARNING and f"{prefix}0.weight is called 0.weight here" in record.getMessage()
+    [record] = [record for record in caplog.records if "is called" in record.getMessage()]
+    assert record.levelno == logging.INFO and f"{prefix}0.weight is called 0.weight here" in record.getMessage()
+    assert ("all names begin with module., which is left out" in record.getMessage()) == ("module." in prefix)
+    assert ("_orig_mod. is left out of names" in record.getMessage()) == ("_orig_mod." in prefix)
     assert wrapped.plan == plain.plan and same(wrapped.state_dict(), plain_state)
     wrapped.load_state_dict(plain_state)
     plain.load_state_dict(wrapped.state_dict())
@@ -134,6 +137,35 @@ def test_patterns_and_plans_with_the_names_of_a_wrapper() -> None:
     plan = Plan.from_document(names._renamed(plain.plan.document(), longer))
     for named in (given, list(net().named_parameters())):
         assert hvc.Compression.create("topk", named, schedule=plan).plan.names() == plain.plan.names()
+
+
+class Bare(nn.Module):
+    """Has a parameter of its own beside a layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.bias = nn.Linear(4, 4), nn.Parameter(torch.zeros(4))
+
+
+@pytest.mark.parametrize(
+    ("patterns", "short"),
+    [
+        ({"*.bias": "none", "*": "topk"}, ["bias", "layer.bias"]),
+        ({"module.bias": "none", "*": "topk"}, ["bias"]),
+        ({"bias": "none", "*": "topk"}, ["bias"]),
+        ({"module.l*": "none", "bias": "topk"}, ["layer.bias", "layer.weight"]),
+        ({"module*": "none"}, ["bias", "layer.bias", "layer.weight"]),
+        ({"module.layer.weight": hvc.masked("topk"), "layer.*": "none", "*": "topk"}, ["layer.bias"]),
+    ],
+)
+def test_a_pattern_fits_the_given_name_or_the_short_one(patterns: dict[str, Any], short: list[str]) -> None:
+    """The first rule that fits either decides."""
+    given = list(Distributed(Bare()).named_parameters())
+    compression = hvc.Compression.per_layer(patterns, given, min_elements=0)
+    methods = compression._methods
+    assert sorted(name for name in compression.plan.names() if methods.codec(name).name == "none") == short
+    assert methods.is_masked("layer.weight") == (len(patterns) == 3)
+    assert not any("module." in key for key in methods.config())
 
 
 class Own(nn.Module):

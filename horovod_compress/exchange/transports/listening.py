@@ -174,8 +174,14 @@ _EXHAUSTED = (errno.EMFILE, errno.ENFILE)
 
 
 def is_exhausted(error: Exception) -> bool:
-    """Return whether an error that Gloo passes on as text is one of too few descriptors."""
-    return any(os.strerror(number) in str(error) for number in _EXHAUSTED)
+    """Return whether Gloo's error comes of too few descriptors, by its text, or as there are none left now."""
+    if any(os.strerror(number) in str(error) for number in _EXHAUSTED):
+        return True
+    try:
+        os.close(os.open(os.devnull, os.O_RDONLY))
+    except OSError as found:
+        return found.errno in _EXHAUSTED
+    return False
 
 
 class _Socket:

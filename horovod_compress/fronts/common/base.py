@@ -106,7 +106,7 @@ class BaseCompression(Checkpoints, Counters, metaclass=_Listed):
             recording.follow(self._reducer, job.number, self.method)
             undo.pop_all()
         if said and job.rank == 0:
-            _log.warning("%s", said)
+            _log.info("%s", said)
 
     def _prepare(self, reducer: Reducer) -> None:
         """Set what the reducer asks of the front; no gradient has been offered yet."""

@@ -64,7 +64,7 @@ class Checkpoints(Running):
         The folder holds one file per rank and a manifest, and switches from the previous checkpoint to the new one
         atomically: a save that is interrupted, or finds the disk full, leaves the previous one in place.
 
-        If the folder holds a checkpoint that this compression has neither saved nor loaded, rank 0 warns, and that one
+        If the folder holds a checkpoint that this job has neither saved nor loaded, rank 0 warns, and that one
         stays there under another name.
 
         Raises:
@@ -77,8 +77,7 @@ class Checkpoints(Running):
             _check_free(path, self)
             return self.state_dict()
 
-        known = _known.setdefault(self, Known())
-        saving.save(folder, state, reducer.rank, lambda value: self.allgather_object(value, "hvc.save"), known)
+        saving.save(folder, state, reducer.rank, lambda value: self.allgather_object(value, "hvc.save"), _known)
         _savers[path] = self
 
     def load(self, folder: str | os.PathLike[str], residuals: str = "refuse") -> None:
@@ -99,7 +98,7 @@ class Checkpoints(Running):
         owned = self._methods.folded()
         state, how = saving.load(
             folder, residuals, (reducer.rank, reducer.world), owned, self.check_state,
-            lambda value: self.allgather_object(value, "hvc.load"), _known.setdefault(self, Known()),
+            lambda value: self.allgather_object(value, "hvc.load"), _known,
         )  # fmt: skip
         self._take_state(state, how)
 
@@ -111,7 +110,8 @@ class Checkpoints(Running):
             )
 
 
-_known: weakref.WeakKeyDictionary[Checkpoints, Known] = weakref.WeakKeyDictionary()  # of folders
+#: Of folders. The next compression of this process, after elastic training has begun again, is of the same job.
+_known = Known()
 _savers: weakref.WeakValueDictionary[Path, Checkpoints] = weakref.WeakValueDictionary()  # by their folders
 
 

@@ -15,6 +15,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 import traceback
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -24,8 +25,12 @@ from typing import Any
 
 _POLL_SECONDS = 0.02
 _LOOK_SECONDS = 0.2
+#: After that, a process that nobody asks for ranks any more is killed.
+_END_SECONDS = 5.0
 #: What a rank finds its folder, its task and its number by.
 FOLDER, TASK, RANK = "HVC_RANK_FOLDER", "HVC_RANK_TASK", "HVC_RANK_NUMBER"
+#: What the process that starts them finds the descriptor of its answers by.
+_ANSWERS = "HVC_RANK_ANSWERS"
 
 Look = Callable[[list[dict[str, Any]]], None]
 
@@ -101,41 +106,77 @@ def _output(folder: Path, rank: int) -> str:
 
 
 class _Starter:
-    """Runs a module that has imported all that ranks need, and becomes them by forking: they start at once."""
+    """Runs a module that has imported all that ranks need, and becomes them by forking: they start at once.
+
+    It answers through a pipe of its own: what is imported may print. It and its ranks end as soon as nobody can write
+    to its standard input, however this process has ended.
+    """
 
     def __init__(self, module: str) -> None:
         self._said = tempfile.TemporaryFile("w+", errors="replace")  # noqa: SIM115  open as long as the process
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", module],
-            # Ranks share the processors; and a fork would have none of a pool's threads.
-            env={**os.environ, "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")},
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=self._said,
-            text=True,
-        )
+        answers, theirs = os.pipe()
+        self._answers = os.fdopen(answers)
+        try:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", module],
+                # Ranks share the processors; and a fork would have none of a pool's threads.
+                env={
+                    **os.environ,
+                    "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"),
+                    _ANSWERS: str(theirs),
+                },
+                stdin=subprocess.PIPE,
+                stdout=self._said,
+                stderr=self._said,
+                pass_fds=[theirs],
+                text=True,
+            )
+        finally:
+            os.close(theirs)
 
     def carry_out(self, order: Mapping[str, Any], look: Callable[[], None]) -> list[int | None] | str:
         """Return the ranks' statuses; what this process said instead if it has ended."""
-        assert self._process.stdin and self._process.stdout
+        try:
+            answer = self._answer(order, look)
+        except BaseException:  # this one would answer when the next order is given
+            self.end()
+            _starter.cache_clear()
+            raise
+        if answer:
+            found: list[int | None] = json.loads(answer)
+            return found
+        self._stop()
+        self._said.seek(0)
+        return self._said.read()
+
+    def _answer(self, order: Mapping[str, Any], look: Callable[[], None]) -> str:
+        """Return its answer, "" if it has ended."""
+        assert self._process.stdin
         try:
             print(json.dumps(order), file=self._process.stdin, flush=True)
-            while not select.select([self._process.stdout], [], [], _LOOK_SECONDS)[0]:
-                look()
-            found: list[int | None] = json.loads(self._process.stdout.readline())
-        except (BrokenPipeError, ValueError):
-            self._process.wait()
-            self._said.seek(0)
-            return self._said.read()
-        return found
+        except (BrokenPipeError, ValueError):  # ValueError: it has ended before
+            return ""
+        poll = select.poll()  # select() has a limit of descriptors
+        poll.register(self._answers, select.POLLIN)
+        while not poll.poll(_LOOK_SECONDS * 1000):
+            look()
+        return self._answers.readline()
 
-    def end(self) -> None:
-        """Let it end; its ranks have."""
-        assert self._process.stdin and self._process.stdout
+    def _stop(self) -> None:
+        """Let the process end, and its ranks if there are any."""
+        assert self._process.stdin
         with contextlib.suppress(BrokenPipeError):
             self._process.stdin.close()
-        self._process.stdout.close()
-        self._process.wait()
+        try:
+            self._process.wait(_END_SECONDS)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+
+    def end(self) -> None:
+        """Let it end, for good."""
+        self._stop()
+        self._answers.close()
         self._said.close()
 
 
@@ -152,18 +193,27 @@ def serve(become: Callable[[], None]) -> None:
     Args:
         become: a rank's whole work, in a process of its own with the rank's environment.
     """
+    answers = os.fdopen(int(os.environ.pop(_ANSWERS)), "w")
+    os.set_inheritable(answers.fileno(), False)
+    sys.stdout.flush()  # what was printed so far is no rank's
+
+    def begin() -> None:
+        answers.close()  # whoever waits for it should see when the process that writes to it has ended
+        become()
+
     for line in sys.stdin:
         order = json.loads(line)
         started: list[_Rank] = []
         try:
             for number, mine in enumerate(order["ranks"]):
-                started.append(_Rank(mine, Path(order["folder"], f"output.{number}"), become))
+                started.append(_Rank(mine, Path(order["folder"], f"output.{number}"), begin))
             _watch(started, set(order["victims"]), order["seconds"])
         finally:
             statuses = [rank.status() for rank in started]
             for rank in started:
                 rank.kill()
-        print(json.dumps(statuses), flush=True)
+        if not _is_over(sys.stdin.fileno(), 0.0):
+            print(json.dumps(statuses), file=answers, flush=True)
 
 
 class _Rank:
@@ -175,7 +225,9 @@ class _Rank:
         if not self._pid:
             try:
                 os.environ.update(mine)
+                orders = os.dup(sys.stdin.fileno())
                 _redirect(output)
+                threading.Thread(target=_end_with, args=(orders,), daemon=True).start()
                 become()
             except BaseException:  # noqa: BLE001  whatever it is, this process has nothing else to do
                 traceback.print_exc()
@@ -197,6 +249,19 @@ class _Rank:
             os.waitpid(self._pid, 0)
 
 
+def _is_over(orders: int, seconds: float | None) -> bool:
+    """Return whether nobody can write to a pipe any more; wait for that so long, None for ever."""
+    poll = select.poll()
+    poll.register(orders, 0)  # which tells of nothing else
+    return bool(poll.poll(seconds and seconds * 1000))
+
+
+def _end_with(orders: int) -> None:
+    """End this rank as soon as nobody can ask for ranks any more: its parent may have been killed."""
+    if _is_over(orders, None):
+        os._exit(1)
+
+
 def _redirect(output: Path) -> None:
     """Read nothing, and write to a file."""
     with Path(os.devnull).open("rb") as nothing, output.open("wb") as file:
@@ -209,4 +274,5 @@ def _watch(started: Sequence[_Rank], victims: Collection[int], seconds: float) -
     until = time.monotonic() + seconds
     expected = [rank for number, rank in enumerate(started) if number not in victims]
     while time.monotonic() < until and any(rank.status() is None for rank in expected):
-        time.sleep(_POLL_SECONDS)
+        if _is_over(sys.stdin.fileno(), _POLL_SECONDS):
+            return

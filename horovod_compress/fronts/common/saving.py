@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ... import errors
-from ...engine import sealed, state_folder
+from ...engine import state_folder
 from ...engine.redistribute import redistributed
 from ...engine.state_folder import Entry, Known, Manifest
 from ...errors import ConfigError, HorovodCompressError, MismatchError, StateError
@@ -37,7 +37,7 @@ def save(
     """Write this rank's state beside those of the others.
 
     Args:
-        known: by this job, of its folders.
+        known: by this process, of its job's folders.
 
     Raises:
         ConfigError: some rank could not, or another job saves there; the checkpoint of before is still there.
@@ -49,6 +49,8 @@ def save(
             known.is_foreign(path, state_folder.found(path))
         mine = dict(state())
         entry = state_folder.write(path, mine)
+        if known:
+            known.wrote(path, entry)
     except Exception as error:  # noqa: BLE001  whatever it is, the other ranks wait to hear of it
         problem = _said(error)
     # What was shown may be seen by ranks that come later than this one waits: the file stays then, for the next save
@@ -62,12 +64,15 @@ def save(
                 f"the ranks are at different steps, {steps}; call save() after the same one",
             ]
         _raise([told for told, *_ in found])
-        problem = None
+        problem, made = None, ""
         if rank == 0:
-            problem = _commit(path, mine, [Entry(**written) for _, written, _ in found], known)
-    problems = share(problem)  # where a rank is gone now, the manifest may name this rank's file: it stays
+            problem, made = _commit(path, mine, [Entry(**written) for _, written, _ in found], known)
+    told = share([problem, made])  # where a rank is gone now, the manifest may name this rank's file: it stays
+    problem, made = told[0]
     with _discarding(path, entry):
-        _raise(problems[:1])
+        _raise([problem])
+    if known:
+        known.left(path, made)  # also where this is not rank 0: it may be next time
 
 
 @contextlib.contextmanager
@@ -81,12 +86,14 @@ def _discarding(folder: Path, entry: Entry | None) -> Iterator[None]:
         raise
 
 
-def _commit(folder: Path, state: Mapping[str, Any], files: list[Entry], known: Known | None) -> list[str] | None:
+def _commit(
+    folder: Path, state: Mapping[str, Any], files: list[Entry], known: Known | None
+) -> tuple[list[str] | None, str]:
+    """Return the problem, or the fingerprint of what is there now."""
     try:
-        state_folder.commit(folder, state, files, known)
+        return None, state_folder.fingerprint(state_folder.commit(folder, state, files, known))
     except Exception as error:  # noqa: BLE001  whatever it is, the other ranks wait to hear of it
-        return _said(error)
-    return None
+        return _said(error), ""
 
 
 def load(
@@ -106,7 +113,7 @@ def load(
         place: this rank, and the number of ranks.
         owned: see :func:`~horovod_compress.engine.redistribute.redistributed`.
         check: refuses a state that could not be taken; changes nothing.
-        known: by this job, of its folders.
+        known: by this process, of its job's folders.
 
     Raises:
         ConfigError, StateError, CorruptFrameError: some rank could not; no rank has changed anything.
@@ -119,7 +126,7 @@ def load(
             check(state, way)
         except Exception as error:  # noqa: BLE001  whatever it is, the other ranks wait to hear of it
             problem = _said(error)
-        found = share([problem, _fingerprint(seen)])
+        found = share([problem, state_folder.fingerprint(seen)])
         different = len({other for _, other in found if other}) > 1
         if not different:
             break
@@ -130,13 +137,8 @@ def load(
             "share"
         )
     if known and seen:
-        known.loaded(path, seen)
+        known.loaded(path, state_folder.fingerprint(seen))
     return state, way
-
-
-def _fingerprint(seen: Manifest | None) -> str:
-    """Return what tells a manifest from others."""
-    return f"{sealed.crc(sealed.canonical(asdict(seen))):08x}" if seen else ""
 
 
 def _read(
