@@ -58,7 +58,8 @@ class CommonStart:
                 raise MismatchError(
                     f"rank {self._rank}: rank {rank} loaded a state, or froze or unfroze parameters, or changed a "
                     f"mask, or added a parameter group, or left out a step of its optimizer, before a step in which "
-                    f"rank {self._rank} did not; do each of these on every rank, between the same two steps"
+                    f"rank {self._rank} did not; call load_state_dict(), requires_grad_() and step(), and prune masked "
+                    "weights, on every rank, between the same two steps"
                 )
 
 
