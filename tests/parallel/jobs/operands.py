@@ -132,7 +132,7 @@ def weights() -> Any:
 
 def tables() -> Any:
     """A state is loaded everywhere, on one rank without what a shared table held."""
-    run = Run(method="sketch_fusion", error_feedback="sketch", density=0.2)
+    run = Run(method="sketch_fusion", error_feedback="sketch", density=0.02)
     for _ in range(3):
         run.step()
     saved = copy.deepcopy(run.compression.state_dict())
