@@ -25,8 +25,8 @@ _SHARE = 1 / 6
 #: Word is given of a wait as long as this.
 _TELL_SECONDS = FLOW_SECONDS
 _NOWHERE: Place = (-1, 0, 0)
-#: A look that comes so many times later than it should says that this process was stopped.
-_BREAK = 4
+#: Seconds without a look say that this process was stopped, as a whole job is that a scheduler suspends.
+_BREAK_SECONDS = 10.0
 #: Word that comes no sooner before the error says nothing new.
 _SOON = 1.0
 
@@ -58,8 +58,8 @@ class Patience:
 
     def _look(self, now: float) -> None:
         since, every = self._context.progress.waits_since(), self._every()
-        if now - self._looked > _BREAK * every:
-            self._awake = now  # the whole job may have been suspended: nobody is judged by that
+        if now - self._looked > _BREAK_SECONDS:
+            self._awake = now  # the others were stopped too, perhaps: nobody is judged by that
         self._looked, since = now, since and max(since, self._awake)
         if since != self._since:
             self._since, self._asked, self._told, self._whole = since, 0.0, False, None

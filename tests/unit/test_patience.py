@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from horovod_compress import options
+from horovod_compress.engine.patience import Patience
 from horovod_compress.errors import ExchangeError
 from horovod_compress.exchange.transports.base import Transport
 from tests.support.connected import connected
@@ -119,3 +120,19 @@ def test_questions_are_answered_over_gloo() -> None:
     finally:
         first.close()
         second.close()
+
+
+@pytest.mark.parametrize(("every", "given_up"), [(1.0, True), (60.0, False)], ids=["waits on", "was suspended"])
+def test_a_job_that_was_suspended_judges_nobody_by_that(
+    every: float, given_up: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The clock goes on while a scheduler has stopped all ranks; the control is one that has waited all the time."""
+    with fleet(Unheard) as ranks:
+        reducer, found = ranks.reducers[0], list[str]()
+        patience = Patience(reducer.context, reducer.failure)
+        began = time.monotonic()
+        monkeypatch.setattr(reducer.context.progress, "waits_since", lambda: began)
+        monkeypatch.setattr(reducer.failure, "give_up", found.append)
+        for number in range(1, 1 + round(60 / every)):
+            patience._look(began + number * every)
+        assert bool(found) is given_up

@@ -217,6 +217,8 @@ class Steps:
     def _show(self) -> None:
         """Show the other ranks what this one decodes with."""
         reducer, show = self._reducer, self._reducer.context.operands.show
+        if reducer.world == 1:
+            return
         reducer.context.operands.step = reducer.next_step()
         show(operands.RESULT_SCALE, reducer.result_scale)
         if self.held:
