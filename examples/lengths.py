@@ -17,8 +17,8 @@ import torch
 from torch import nn
 
 from horovod_compress.engine.methods import Methods, parse
-from horovod_compress.engine.optimizer.exact_rounds import chosen
-from horovod_compress.engine.optimizer.heavy_ball import exact_first
+from horovod_compress.engine.optimizer.momentum import exact_first
+from horovod_compress.engine.optimizer.second_moment import chosen
 from horovod_compress.engine.reducer import Reducer
 from horovod_compress.exchange.choose import chooser
 from horovod_compress.exchange.transports.local import Hub

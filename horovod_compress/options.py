@@ -52,9 +52,9 @@ class Options:
             bfloat16 instead of float32 (fewer with ``total_steps``), if a method sends one bit per element and the
             optimizer has momentum; else 0.
         total_steps: number of steps of the whole training, if known; then a short training begins with fewer exact
-            steps, see :mod:`horovod_compress.engine.optimizer.exact_rounds`. None for unknown.
+            steps, see :mod:`horovod_compress.engine.optimizer.second_moment`. None for unknown.
         follow_lr: whether to multiply residuals by old / new when a learning rate changes, see
-            :mod:`horovod_compress.engine.optimizer.rates`.
+            :mod:`horovod_compress.engine.optimizer.momentum`.
     """
 
     schedule: str | Plan = "auto"

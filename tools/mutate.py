@@ -120,7 +120,7 @@ FAULTS = (
     ),
     Fault(
         "engine: buckets with NaN are decoded in parts",
-        "horovod_compress/engine/bucket/reduction.py",
+        "horovod_compress/engine/bucket/round.py",
         "if chunk in self.parts and not bad.count:",
         "if chunk in self.parts:",
         "tests/battery/test_nonfinite.py tests/battery/test_parts.py",
@@ -134,14 +134,14 @@ FAULTS = (
     ),
     Fault(
         "engine: parts are decoded before all of their chunks are there",
-        "horovod_compress/engine/bucket/arrivals.py",
+        "horovod_compress/engine/bucket/building.py",
         "return _by_chunk(layout, work, order, max)",
         "return _by_chunk(layout, work, order, min)",
         "tests/battery/test_parts.py",
     ),
     Fault(
         "engine: only the last tensor of a bucket is verified",
-        "horovod_compress/engine/verification.py",
+        "horovod_compress/engine/comparison.py",
         "hash_of(grad for grad in state.memory.grads if grad is not None)",
         "hash_of(grad for grad in state.memory.grads[-1:] if grad is not None)",
         "tests/unit/test_verifying.py",
@@ -155,7 +155,7 @@ FAULTS = (
     ),
     Fault(
         "engine: a saved state is loaded without what is kept",
-        "horovod_compress/engine/checkpoint.py",
+        "horovod_compress/engine/saved/checkpoint.py",
         "tensor.copy_(saved[kind][name])",
         "tensor.zero_()",
         "tests/battery/test_checkpoint.py",
@@ -197,7 +197,7 @@ FAULTS = (
     ),
     Fault(
         "engine: a saved residual may be NaN",
-        "horovod_compress/engine/checkpoint.py",
+        "horovod_compress/engine/saved/checkpoint.py",
         "if number := spoilt.count(saved[name]):",
         "if number := 0:",
         "tests/battery/test_checkpoint.py",

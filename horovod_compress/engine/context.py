@@ -1,12 +1,20 @@
-"""What all parts of one reducer share: where it runs, its one lock, and what is counted."""
+"""What all parts of one reducer share: where it runs, its one lock, how far it is, and what is counted."""
 
 from __future__ import annotations
 
+import contextlib
+import queue
 import threading
 import time
+from collections.abc import Callable, Iterable, Iterator
 
+import torch
+
+from ..errors import ExchangeError
+from ..exchange import device
 from ..exchange.base import Exchange, FramePool
 from ..exchange.deadline import Deadline
+from ..exchange.device import Device
 from ..exchange.transports.base import Transport
 from ..exchange.wire import NonFiniteCount, codec_id
 from ..observe.metrics import Metrics
@@ -15,9 +23,182 @@ from ..observe.recorder import FlightRecorder
 from ..ops.keys import Key
 from ..options import Options
 from ..schedule.watch import Watch
-from .agreement.operands import Operands
-from .devices import Devices
-from .progress import Progress
+from .agreement.differences import Operands
+from .agreement.notes import AWAITED, EXCHANGED, MEETING, Place
+
+# ---- progress ----------------------------------------------------------------------------------
+#
+# How far a rank has come: for its frames, for its note if it fails, and for what the ranks compare.
+
+
+class Progress:
+    """Steps and buckets of one rank; written by its exchange and decoding threads."""
+
+    def __init__(self) -> None:
+        #: The step of the exchange thread.
+        self.step = 0
+        #: Steps exchanged, whatever their numbers.
+        self.done = 0
+        #: The last step and bucket whose result is there.
+        self.finished: tuple[int, int] | None = None
+        self._meets: float | None = None  # since when the training thread waits for all ranks to meet
+        self._exchanges: float | None = None  # since when a bucket is exchanged
+        self._at: Place = (0, 0, AWAITED)
+
+    def awaits(self, bucket: int) -> None:
+        """Note that the gradients of a bucket are awaited."""
+        self._exchanges = None
+        self._at = self.step, bucket, AWAITED
+
+    def exchanges(self) -> None:
+        """Note that this bucket is being exchanged."""
+        self._at = self.step, self._at[1], EXCHANGED
+        self._exchanges = time.monotonic()
+
+    @contextlib.contextmanager
+    def meeting(self) -> Iterator[None]:
+        """Note that the training thread waits for all ranks to meet, before it offers gradients."""
+        self._meets = time.monotonic()
+        try:
+            yield
+        finally:
+            self._meets = None
+
+    def waits_since(self) -> float | None:
+        """Return since when this rank has been in what needs all ranks, on the monotonic clock; None if it is not."""
+        return self._exchanges if self._meets is None else self._meets
+
+    def place(self) -> Place:
+        """Return where the rank is, to be compared with others."""
+        step, bucket, come = self._at
+        return step, bucket, come if self._meets is None else max(come, MEETING)
+
+
+# ---- worker ------------------------------------------------------------------------------------
+#
+# A thread for work that others need not wait for: taking in gradients, decoding results.
+
+Task = Callable[[], None]
+
+_LOOK_SECONDS = 1.0
+
+
+class Worker:
+    """Runs tasks one after the other, in the order in which they were given.
+
+    Args:
+        name: of the thread.
+        failed: called on this thread with the first error of a task; later tasks are
+            left out then.
+        within: returns a context that all tasks run in.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        failed: Callable[[BaseException], None],
+        within: Callable[[], contextlib.AbstractContextManager[object]] = contextlib.nullcontext,
+    ) -> None:
+        self._failed, self._within = failed, within
+        self._leaves_out = False
+        self._tasks: queue.SimpleQueue[Task | threading.Event | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread.start()
+
+    def put(self, task: Task) -> None:
+        """Have a task run; never blocks."""
+        self._tasks.put(task)
+
+    def drain(self) -> None:
+        """Wait until all tasks given before are done or skipped, or the thread has ended."""
+        done = threading.Event()
+        self._tasks.put(done)
+        while not done.wait(_LOOK_SECONDS) and self.alive():
+            pass
+
+    def leave_out(self) -> None:
+        """Skip all tasks that have not begun: their results are no longer needed."""
+        self._leaves_out = True
+
+    def alive(self) -> bool:
+        return self._thread.is_alive()
+
+    def close(self, seconds: float) -> None:
+        """End the thread after the tasks given before; safe to call twice."""
+        self._tasks.put(None)
+        if self._thread is not threading.current_thread():
+            self._thread.join(seconds)
+
+    def _run(self) -> None:
+        with torch.no_grad(), self._within():
+            while (task := self._tasks.get()) is not None:
+                if isinstance(task, threading.Event):
+                    task.set()
+                elif not self._leaves_out:
+                    self._run_one(task)
+                del task  # it may hold the last reference to a gradient
+
+    def _run_one(self, task: Task) -> None:
+        try:
+            task()
+        except BaseException as error:  # noqa: BLE001  somebody waits for what comes of it, whatever happened
+            self._leaves_out = True
+            with contextlib.suppress(Exception):  # this thread has to go on: others wait for it to drain
+                self._failed(error)
+
+
+# ---- devices -----------------------------------------------------------------------------------
+#
+# The devices that a rank's buckets are on, all at once.
+
+
+class Devices(dict[str, Device]):
+    """The devices by name.
+
+    Args:
+        names: of the devices; a name may come several times.
+        make: makes a device; tests have devices of their own.
+    """
+
+    def __init__(self, names: Iterable[str], make: Callable[[str], Device] | None = None) -> None:
+        super().__init__({name: (make or device.of)(name) for name in device.check(names)})
+
+    @contextlib.contextmanager
+    def on(self, work: str) -> Iterator[None]:
+        """Do one thread's work, "exchanging" or "decoding", on its own streams."""
+        with contextlib.ExitStack() as stack:
+            for where in self.values():
+                stack.enter_context(getattr(where, work)())
+            yield
+
+    def synchronize(self) -> None:
+        """Wait until nothing is queued anywhere."""
+        for where in self.values():
+            where.synchronize()
+
+    def come_to_rest(self, seconds: float, queueing: Callable[[], bool]) -> bool:
+        """Wait until nothing is queued on our streams: the allocator knows only of the one that asked for memory.
+
+        Args:
+            queueing: returns whether a thread may queue more; asked at the end.
+
+        Returns:
+            Whether it is so.
+        """
+        deadline = Deadline(seconds)
+        try:
+            for where in self.values():
+                for own in (where.exchanging, where.decoding, where.moving):
+                    with own():
+                        where.wait(where.record_event(), deadline)
+        except (ExchangeError, RuntimeError):  # CUDA's errors are the latter
+            return False
+        return not (queueing() and any(where.is_accelerator for where in self.values()))
+
+
+# ---- context -----------------------------------------------------------------------------------
+#
+# What all parts of one reducer share: where it runs, its one lock, and what is counted.
 
 
 class Context:

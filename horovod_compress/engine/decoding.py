@@ -19,10 +19,10 @@ from ..ops.keys import Key
 from .bucket.round import Round
 from .bucket.state import BucketState
 from .buckets import Buckets
+from .comparison import Verification
 from .context import Context
 from .failure import Failure
 from .norms import Norms
-from .verification import Verification
 
 _log = logging.getLogger("horovod_compress")
 

@@ -14,16 +14,15 @@ import torch
 from ..exchange.deadline import Deadline
 from ..exchange.wire import NonFiniteCount
 from ..ops.keys import Key
-from .agreement.uneven import Uneven
+from .agreement.notes import Uneven
 from .bucket.round import Round
 from .bucket.state import BucketState
 from .buckets import Buckets
+from .comparison import Start, Verification
 from .context import Context
 from .decoding import Decoding
 from .failure import Failure
 from .norms import Norms
-from .start import Start
-from .verification import Verification
 
 _LOOK_SECONDS = 1.0
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from .agreement.place import Place
+from .agreement.handshake import Place
 
 
 @dataclass(frozen=True)

@@ -1,18 +1,96 @@
-"""What a reducer keeps from step to step: by tensor, by bucket, and by place of a payload."""
+"""What a reducer keeps from step to step, and what changes it between two steps."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from ..errors import ConfigError
-from ..ops.hashing import hash_of
-from .agreement.operands import TABLES
+from ..codecs.base import Held
+from ..errors import ConfigError, StateError
+from ..ops.hashing import hash_of, signed
+from ..schedule.plan import Plan
+from .agreement.differences import TABLES
+from .bucket.withheld import Withheld
 from .buckets import Buckets
+from .comparison import Start
 from .context import Context
-from .withholding import Withholding
+
+# ---- withholding -------------------------------------------------------------------------------
+#
+# Elements that rounds leave out, over all buckets: which they are, and what waits for them.
+#
+# :mod:`.bucket.withheld` has the rule. All here is done between two steps, and on every rank alike.
+
+
+class _Place(NamedTuple):
+    """One tensor: its name, what is withheld in its bucket, and its position in there."""
+
+    name: str
+    withheld: Withheld
+    position: int
+
+
+class Withholding:
+    """Chooses what rounds leave out, by tensor, and keeps it through changes of the buckets."""
+
+    def __init__(self, context: Context, buckets: Buckets) -> None:
+        self._context, self._buckets = context, buckets
+        self._unmoved: Mapping[str, Tensor] = {}
+        self._masked: Mapping[str, Tensor] = {}
+
+    def zero_groups(self) -> dict[str, int]:
+        """Return, by tensor, which zeros stay zeros in coded rounds; see ``Layout.zero_groups``."""
+        return {name: group for state in self._buckets for name, group in state.rounds.zero_groups().items()}
+
+    def withhold(self, unmoved: Mapping[str, Tensor]) -> None:
+        """Let coded rounds leave out the elements of some tensors for which no rank has had a gradient yet.
+
+        Args:
+            unmoved: their indices, rising, by name; equal on every rank. The same object stands for the same elements.
+        """
+        if not (unmoved or self._unmoved):
+            return  # most often, and in every step
+        self._unmoved = unmoved
+        self._settle([place.withheld.choose(place.position, unmoved.get(place.name)) for place in self._places()])
+
+    def mask(self, masked: Mapping[str, Tensor]) -> None:
+        """Let all rounds leave out some elements; see :meth:`withhold`."""
+        self._masked = masked
+        self._settle([place.withheld.mask(place.position, masked.get(place.name)) for place in self._places()])
+
+    def waiting(self) -> dict[str, Tensor]:
+        """Return copies of what waits, by tensor, flat, for those that have elements left out."""
+        return {name: withheld.dense(p) for name, withheld, p in self._places() if p in withheld.positions()}
+
+    def load(self, saved: Mapping[str, Tensor]) -> None:
+        """Let this wait, and nothing else; also after a change of the buckets."""
+        self.mask(self._masked)
+        for name, withheld, position in self._places():
+            withheld.put(position, saved.get(name))
+        self._context.devices.synchronize()
+
+    def scale(self, factor: float, factors: Mapping[str, float] | None = None) -> None:
+        """Multiply what waits: by one factor, and by one for each tensor."""
+        for name, withheld, position in self._places():
+            withheld.scale(position, factor * (factors or {}).get(name, 1.0))
+
+    def _places(self) -> Iterator[_Place]:
+        for state in self._buckets:
+            state.device.wait_events(state.decoded)  # the last round may still be queued
+            withheld = state.memory.withheld
+            yield from (_Place(tensor.name, withheld, p) for p, tensor in enumerate(state.bucket.tensors))
+
+    def _settle(self, changes: list[bool]) -> None:
+        if any(changes):  # before a thread of another stream looks at it
+            self._context.devices.synchronize()
+
+
+# ---- kept --------------------------------------------------------------------------------------
+#
+# What a reducer keeps from step to step: by tensor, by bucket, and by place of a payload.
 
 
 class Kept:
@@ -138,3 +216,148 @@ class Kept:
             self.withholding.scale(factor)
         self.tables_touched = True
         self._context.devices.synchronize()
+
+
+# ---- replanning --------------------------------------------------------------------------------
+#
+# Goes on with other buckets, between two steps.
+
+
+def check_plan(context: Context, buckets: Buckets, plan: Plan) -> None:
+    """Refuse buckets that :func:`replan` could not go on with.
+
+    Raises:
+        ConfigError: says what they should be.
+    """
+    plan.check_covers([tensor for bucket in buckets.plan.buckets for tensor in bucket.tensors])
+    before, after = ({t.name: b.method for b in p.buckets for t in b.tensors} for p in (buckets.plan, plan))
+    if before != after:
+        name = next(name for name in before if before[name] != after[name])
+        raise ConfigError(
+            f"rank {context.rank}: {name} has a different method in the new buckets; its state would be lost"
+        )
+    if tables := buckets.tables_that_stay():
+        raise ConfigError(
+            f"rank {context.rank}: this method keeps {', '.join(sorted(tables))} for whole buckets, so the "
+            'buckets cannot be changed; choose a fixed schedule such as "size:25MB"'
+        )
+
+
+def replan(context: Context, buckets: Buckets, kept: Kept, plan: Plan) -> None:
+    """Take other buckets; what is kept for the elements of a tensor goes with it, bit by bit.
+
+    What tables hold goes with it as far as their method can tell one tensor from another.
+    """
+    plan = plan.placed(tensor for bucket in buckets.plan.buckets for tensor in bucket.tensors)
+    context.devices.synchronize()
+    before, waiting, step = kept.states(), kept.withholding.waiting(), buckets.next_step()
+    tables = {state.bucket: state.memory.tables for state in buckets}
+    held: dict[str, Held] = {}
+    for state in buckets:
+        if state.bucket not in plan.buckets:
+            held |= state.rounds.read_tables(context.key(step, state.bucket.index))
+    with context.changed:
+        buckets.take_plan(plan)
+        for kind, tensors in kept.states().items():
+            for name, tensor in tensors.items():
+                tensor.copy_(before[kind][name])
+        kept.withholding.load(waiting)
+        for state in buckets:
+            if state.bucket in tables:  # it stays as it is
+                for name, table in tables[state.bucket].items():
+                    state.memory.tables[name].copy_(table)
+            else:
+                state.rounds.write_tables(held, context.key(step, state.bucket.index))
+            state.resume(step)
+        context.devices.synchronize()
+        context.changed.notify_all()
+
+
+# ---- masks -------------------------------------------------------------------------------------
+#
+# Which weights are masked: what is exactly 0 in the weights, looked at before each step.
+#
+# Masks are read from the weights: a weight that is 0 in the first step, or becomes 0 later, has been pruned, and is
+# masked as long as it is 0. A tensor that is wholly 0 at first, as biases often are, has not been pruned: its elements
+# are masked once they become 0 again. Weights are equal on all ranks, and so are masks; whenever one changes, the next
+# exchange begins with a comparison.
+
+#: What an element is: something else than 0, 0 without ever having been pruned, masked.
+_LIVE, _FIRST, _MASKED = 0, 1, 2
+
+
+class Masks:
+    """Looks at the weights of some parameters, and lets rounds leave out those that are masked.
+
+    Args:
+        named: the parameters whose methods are masked.
+    """
+
+    def __init__(self, kept: Kept, start: Start, named: Mapping[str, nn.Parameter]) -> None:
+        self._kept, self._start, self._named = kept, start, named
+        self._kinds: dict[str, Tensor] = {}  # of every element, flat
+        self._masked: dict[str, Tensor] = {}  # the indices of those that are masked
+        self._hashes = dict.fromkeys(sorted(named), 0)
+        self._agree()
+
+    def _agree(self) -> None:
+        self._kept.withholding.mask(dict(self._masked))
+        self._start.mask(self._hashes)
+
+    @torch.no_grad()
+    def begin(self) -> None:
+        """Look at the weights, before a step."""
+        zeros = {name: (parameter == 0).reshape(-1) for name, parameter in self._named.items()}
+        # On a GPU all is queued before the first answer is waited for.
+        differ = {name: self._differs(name, zero) for name, zero in zeros.items()}
+        changed = [name for name, differs in differ.items() if differs]
+        for name in changed:
+            self._take(name, zeros[name])
+        if changed:
+            self._agree()
+
+    def _differs(self, name: str, zero: Tensor) -> Tensor | bool:
+        known = self._kinds.get(name)
+        return True if known is None else zero.ne(known != _LIVE).any()
+
+    def _take(self, name: str, zero: Tensor) -> None:
+        known = self._kinds.get(name)
+        first = zero.all() & zero if known is None else known == _FIRST
+        kinds = torch.where(first, _FIRST, _MASKED).where(zero, _LIVE).to(torch.uint8)
+        self._kinds[name] = kinds
+        self._masked.pop(name, None)
+        if (index := (kinds == _MASKED).nonzero().view(-1)).numel():
+            self._masked[name] = index
+        self._hashes[name] = signed(hash_of([kinds]))
+
+    # ---- state ----
+
+    def state(self) -> dict[str, Any]:
+        """Return what a resumed job has to know of earlier weights."""
+        return {"masks": {name: kinds.clone() for name, kinds in self._kinds.items()}} if self._kinds else {}
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        """Restore a state that :func:`check_masks` has found good; the next step looks at the weights."""
+        saved = state.get("masks", {})
+        self._kinds = {n: saved[n].to(p.device, copy=True) for n, p in self._named.items() if n in saved}
+        self._masked.clear()
+        for name, kinds in self._kinds.items():
+            self._take(name, kinds != _LIVE)
+        self._agree()
+
+
+def check_masks(state: Mapping[str, Any], named: Mapping[str, nn.Parameter]) -> None:
+    """Refuse saved masks that are not of these parameters.
+
+    Raises:
+        StateError: names the parameter.
+    """
+    saved = state.get("masks", {})
+    for name, kinds in saved.items() if isinstance(saved, Mapping) else [("all parameters", saved)]:
+        count = named[name].numel() if name in named else -1
+        fits = isinstance(kinds, Tensor) and kinds.dtype is torch.uint8 and kinds.shape == (count,)
+        if not fits or bool((kinds > _MASKED).any()):
+            raise StateError(
+                f"the saved mask of {name!r:.100} should be {max(count, 0)} bytes of 0 to {_MASKED}, got "
+                f"{kinds!r:.100}; load the state of the same model"
+            )

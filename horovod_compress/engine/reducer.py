@@ -31,21 +31,18 @@ from ..exchange.transports.base import Transport
 from ..observe.metrics import Metrics
 from ..options import Options
 from ..schedule.plan import Plan
-from . import replanning
-from .agreement import leaving
-from .agreement.uneven import Uneven
+from . import kept
+from .agreement import notes
+from .agreement.notes import Uneven
 from .buckets import Buckets
-from .context import Context
+from .comparison import Start, Verification
+from .context import Context, Devices
 from .decoding import Decoding
-from .devices import Devices
 from .exchanging import Exchanging
-from .failure import Failure
+from .failure import Failure, Patience
 from .kept import Kept
 from .norms import Norms
 from .offering import Offering
-from .patience import Patience
-from .start import Start
-from .verification import Verification
 from .waiting import Waiting
 
 _CLOSE_SECONDS = 1.0
@@ -211,7 +208,7 @@ class Reducer:
         """
         if not self.wait_idle(self.options.longest_seconds):
             raise ConfigError(f"rank {self.rank}: buckets can be changed between steps only, and a step is under way")
-        replanning.check(self.context, self.buckets, plan)
+        kept.check_plan(self.context, self.buckets, plan)
 
     def replan(self, plan: Plan) -> None:
         """Go on with other buckets, between two steps; every rank has to.
@@ -224,7 +221,7 @@ class Reducer:
                 whole buckets only.
         """
         self.check_replan(plan)
-        replanning.replan(self.context, self.buckets, self.kept, plan)
+        kept.replan(self.context, self.buckets, self.kept, plan)
         self.kept.tables_touched = True
 
     def time_exchange(self, bucket: int) -> float:
@@ -252,7 +249,7 @@ class Reducer:
         if self._exchanging.waits():  # before the connections that a note takes are closed
             self.failure.tell_of_closing()
         elif first:
-            leaving.leave_word(transport, leaving.why_closed())
+            notes.leave_word(transport, notes.why_closed())
         transport.close()
         self._exchanging.join(_CLOSE_SECONDS)
         workers = self.offering.worker, self._decoding.worker

@@ -1,8 +1,4 @@
-"""Adaptive schedules in a running job: buckets are tried, measured, and chosen on rank 0 for all.
-
-At the first gradient of a step, when nothing is under way, the ranks show each other what the last few steps took.
-Rank 0 asks the schedule for the next buckets and tells the others. In between nothing is exchanged but gradients.
-"""
+"""Chooses buckets in a running job: an adaptive schedule tries some, and watches whether the network changes."""
 
 from __future__ import annotations
 
@@ -14,6 +10,7 @@ from statistics import mean
 from typing import Any
 
 from ..errors import ConfigError
+from ..observe.metrics import Metrics
 from ..schedule.mixed import Grouped, as_buckets
 from ..schedule.plan import Plan, TensorSpec
 from ..schedule.policies.registry import ADAPTIVE, OPTIONAL, check_number
@@ -21,7 +18,60 @@ from ..schedule.trial import BucketCost, Choice, Job, Measured, Tuning
 from ..schedule.watch import Watch
 from .methods import Methods
 from .reducer import Reducer
-from .retune import RetuneTrigger
+
+# ---- retune ------------------------------------------------------------------------------------
+#
+# Notices that the network is no longer what it was when buckets were chosen.
+
+#: Steps between two looks; each costs one small gather.
+EVERY = 100
+#: A change by this factor, up or down, counts.
+RATIO = 1.5
+#: This many checks in a row have to show it.
+LOOKS = 2
+
+
+class RetuneTrigger:
+    """Compares the time of exchanges with what it was at first.
+
+    Args:
+        step: the first step of the buckets in use.
+    """
+
+    def __init__(self, metrics: Metrics, step: int) -> None:
+        self._metrics = metrics
+        self._step, self._seconds = step, metrics.seconds["exchange"]
+        self._seen = 0
+        #: Seconds of exchange in a step, at first and at the last look.
+        self.first: float | None = None
+        self.last = 0.0
+
+    def due(self, step: int) -> bool:
+        """Return whether it is time to look; the same on every rank."""
+        return step - self._step >= EVERY
+
+    def seconds(self, step: int) -> float:
+        """Return this rank's seconds of exchange in a step, since the last look."""
+        steps, self._step = step - self._step, step
+        spent, self._seconds = self._metrics.seconds["exchange"] - self._seconds, self._metrics.seconds["exchange"]
+        return spent / steps
+
+    def look(self, of_ranks: Sequence[float]) -> bool:
+        """Take in every rank's seconds, and return whether things have changed; the same on every rank."""
+        self.last = min(of_ranks)  # of the rank that did not wait
+        if self.first is None:
+            self.first = self.last
+        changed = not self.first / RATIO <= self.last <= self.first * RATIO
+        self._seen = self._seen + 1 if changed else 0
+        return self._seen >= LOOKS
+
+
+# ---- tuning ------------------------------------------------------------------------------------
+#
+# Adaptive schedules in a running job: buckets are tried, measured, and chosen on rank 0 for all.
+#
+# At the first gradient of a step, when nothing is under way, the ranks show each other what the last few steps took.
+# Rank 0 asks the schedule for the next buckets and tells the others. In between nothing is exchanged but gradients.
 
 #: Steps of a trial: the first one, which pays for new buffers, and those that are measured.
 TRIAL_STEPS = 3

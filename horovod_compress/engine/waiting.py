@@ -8,13 +8,13 @@ from collections.abc import Callable
 from torch import Tensor
 
 from ..errors import ConfigError, ExchangeError, MismatchError
-from .agreement.uneven import Uneven
+from .agreement.notes import Uneven
 from .bucket.state import BucketState
 from .buckets import Buckets
+from .comparison import Start
 from .context import Context
 from .exchanging import Exchanging
 from .failure import Failure
-from .start import Start
 
 _LOOK_SECONDS = 1.0
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from horovod_compress.codecs.by_step import config_of
-from horovod_compress.engine import checkpoint
+from horovod_compress.engine.saved import checkpoint
 from horovod_compress.errors import ConfigError
 from tests.battery.cases import CASES, each_case
 from tests.battery.kept import anything, kept, same

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from horovod_compress.codecs.base import Algebra, Codec, variants_of
-from horovod_compress.engine import checkpoint
+from horovod_compress.engine.saved import checkpoint
 from horovod_compress.errors import CorruptFrameError, ExchangeError
 from horovod_compress.exchange.transports.base import Pending, Transport
 from tests.battery.cases import each_case

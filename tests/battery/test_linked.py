@@ -8,7 +8,6 @@ import pytest
 import torch
 
 from horovod_compress.codecs.base import Algebra
-from horovod_compress.engine.bucket import arrivals
 from horovod_compress.exchange.device import Device
 from horovod_compress.exchange.transports.base import Transport
 from horovod_compress.exchange.transports.link import NcclLink

@@ -15,7 +15,7 @@ import torch
 
 from horovod_compress.codecs.base import Codec
 from horovod_compress.codecs.work import Work
-from horovod_compress.engine.agreement.operands import TABLES
+from horovod_compress.engine.agreement.differences import TABLES
 from horovod_compress.engine.reducer import Reducer
 from horovod_compress.errors import MismatchError
 from tests.battery.cases import each_case

@@ -8,7 +8,7 @@ import torch
 from horovod_compress.codecs.base import Algebra, Codec, variants_of
 from horovod_compress.codecs.layout import Layout
 from horovod_compress.codecs.work import Work
-from horovod_compress.engine.bucket import arrivals
+from horovod_compress.engine.bucket import building
 from horovod_compress.exchange import fold, ring
 from tests.battery.cases import each_case
 from tests.battery.kept import Kept, kept, same
@@ -62,7 +62,7 @@ def test_parts_cover_every_element_once_and_come_late_enough(
                 for rank in range(world):
                     order = collective.order(rank, world)  # type: ignore[attr-defined]
                     layout = codec.layout(round_.work.bucket, world)
-                    parts = arrivals.decoded_by_chunk(layout, round_.work, order)
+                    parts = building.decoded_by_chunk(layout, round_.work, order)
                     if layout.cutting and layout.cutting.encoding:
                         needed = collective.needed(rank, world)  # type: ignore[attr-defined]
                         _check_encoding(layout, round_.work, needed)
@@ -72,7 +72,7 @@ def test_parts_cover_every_element_once_and_come_late_enough(
 
 def _check_encoding(layout: Layout, work: Work, needed: list[int]) -> None:
     """Count how often every element is encoded, and whether it is before its chunk is sent."""
-    parts, cutting = arrivals.encoded_by_chunk(layout, work, needed), layout.cutting
+    parts, cutting = building.encoded_by_chunk(layout, work, needed), layout.cutting
     assert cutting
     seen = [torch.zeros(t.count, dtype=torch.int64) for t in TENSORS]
     sent: dict[str, set[int]] = {name: set() for name in work.regions}
@@ -83,7 +83,7 @@ def _check_encoding(layout: Layout, work: Work, needed: list[int]) -> None:
                 assert not set(range(low, high)) & sent[name]
         for name, region in work.regions.items():
             record = layout.records.get(name, 1)
-            sent[name] |= set(range(*arrivals.chunk_bounds(region.numel(), chunk, len(needed), record)))
+            sent[name] |= set(range(*building.chunk_bounds(region.numel(), chunk, len(needed), record)))
     assert all(bool((count == 1).all()) for count in seen)
     assert len(parts) > 1
 
@@ -97,7 +97,7 @@ def _check(layout: Layout, work: Work, parts: dict, order: list[int]) -> None:
     for chunk in order:
         for name, region in regions.items():
             record = layout.records.get(name, 1)
-            arrived[name] |= set(range(*arrivals.chunk_bounds(region.numel(), chunk, len(order), record)))
+            arrived[name] |= set(range(*building.chunk_bounds(region.numel(), chunk, len(order), record)))
         for part in parts.get(chunk, []):
             seen[part.position][part.start : part.stop] += 1
             for name, (low, high) in cutting.needs(work, part).items():

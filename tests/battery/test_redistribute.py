@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from horovod_compress.codecs.base import Codec, check_world
-from horovod_compress.engine import checkpoint, sealed
-from horovod_compress.engine.redistribute import redistributed
+from horovod_compress.engine.saved import checkpoint, checksums
+from horovod_compress.engine.saved.redistribute import redistributed
 from horovod_compress.errors import ConfigError
 from tests.battery.cases import each_case
 from tests.support.local import all_same, random_grads, spec
@@ -41,7 +41,7 @@ def test_nothing_that_waits_is_lost_to_other_ranks(case: Sample) -> None:
     with case.fleet(AFTER, TENSORS, schedule="layerwise") as after:
         for rank, reducer in enumerate(after.reducers):
             state = redistributed(states, rank, AFTER, owned)
-            sealed.check(state)
+            checksums.check(state)
             checkpoint.load(reducer, after.methods, state, "restore")
         now = [reducer.kept.states() for reducer in after.reducers]
         assert any(bool(_owed([state["state"] for state in states], name).any()) for name in ("a", "b"))

@@ -15,7 +15,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from horovod_compress.engine.bucket import arrivals
 from horovod_compress.exchange import wire
 from tests.battery.cases import each_case
 from tests.support.accelerator import FakeAccelerator, everything_on_accelerator

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 import torch
 
-from horovod_compress.engine.bucket import arrivals
 from horovod_compress.exchange.transports.base import Transport
 from tests.battery.cases import each_case
 from tests.battery.kept import Kept, kept, same

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from horovod_compress.engine import state_folder
+from horovod_compress.engine.saved import state_folder
 from horovod_compress.errors import ConfigError
 from tests.unit.test_state_folder import WORLD, Team, files, fleet_of, grads
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from horovod_compress.engine import state_folder
+from horovod_compress.engine.saved import state_folder
 from tests.support.marks import slow
 
 from .ranks import Nursery, Rank

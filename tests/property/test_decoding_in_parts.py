@@ -12,8 +12,8 @@ import torch
 from horovod_compress.codecs import registry
 from horovod_compress.codecs.base import Codec
 from horovod_compress.codecs.work import Work
-from horovod_compress.engine.bucket import arrivals
-from horovod_compress.engine.worker import Worker
+from horovod_compress.engine.bucket import building
+from horovod_compress.engine.context import Worker
 from horovod_compress.errors import ExchangeError
 from horovod_compress.schedule.plan import Bucket, TensorSpec
 from tests.support.local import Fleet, random_grads, spec
@@ -37,8 +37,8 @@ def test_a_codec_that_cannot_decode_parts_is_left_alone(monkeypatch: pytest.Monk
     codec = registry.create("marsit")
     work = _work(codec, 2)
     layout = codec.layout(work.bucket, 2)
-    assert arrivals.decoded_by_chunk(layout, work, [0, 1])
-    assert arrivals.decoded_by_chunk(replace(layout, cutting=None), work, [0, 1]) == {}
+    assert building.decoded_by_chunk(layout, work, [0, 1])
+    assert building.decoded_by_chunk(replace(layout, cutting=None), work, [0, 1]) == {}
 
 
 def test_an_error_in_decoding_ends_every_rank(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -59,7 +59,7 @@ def test_an_error_in_decoding_ends_every_rank(monkeypatch: pytest.MonkeyPatch) -
 
 def test_a_failure_between_two_chunks_is_final(monkeypatch: pytest.MonkeyPatch) -> None:
     """Some parts are decoded by then: nothing of that may get into a checkpoint."""
-    from horovod_compress.engine import checkpoint
+    from horovod_compress.engine.saved import checkpoint
     from horovod_compress.errors import PeerError
     from horovod_compress.exchange.transports.base import Transport
 

@@ -11,8 +11,8 @@ import torch
 from hypothesis import settings, strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from horovod_compress.engine import checkpoint, sealed
 from horovod_compress.engine.reducer import Reducer
+from horovod_compress.engine.saved import checkpoint, checksums
 from horovod_compress.errors import CorruptFrameError, MismatchError, StateError
 from horovod_compress.schedule.policies.registry import make_plan
 from tests.battery.kept import Kept, kept, same
@@ -130,7 +130,7 @@ class Engine(RuleBasedStateMachine):
         fleet = self.fleet
         assert fleet and self.saved
         state = copy.deepcopy(self.saved[0][rank])
-        tensors = [tensor for _, tensor in sealed.tensors(state) if tensor.numel()]
+        tensors = [tensor for _, tensor in checksums.tensors(state) if tensor.numel()]
         if tensors:
             raw = tensors[at % len(tensors)].view(-1).view(torch.uint8)
             raw[at % raw.numel()] ^= 1 << bit

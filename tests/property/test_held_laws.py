@@ -15,10 +15,10 @@ from torch import Tensor, nn
 
 from horovod_compress.codecs.base import variants_of
 from horovod_compress.codecs.dense import FullPrecision
-from horovod_compress.engine import checkpoint
 from horovod_compress.engine.optimizer import held, second_moment
 from horovod_compress.engine.optimizer.matching import before_step
 from horovod_compress.engine.optimizer.second_moment import BOUND
+from horovod_compress.engine.saved import checkpoint
 from horovod_compress.errors import ConfigError, NonFiniteError
 from horovod_compress.schedule.plan import Plan, TensorSpec
 from tests.support.local import Fleet, all_same, random_grads, spec

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from horovod_compress import ops
-from horovod_compress.engine import checkpoint, sealed
 from horovod_compress.engine.reducer import Reducer
+from horovod_compress.engine.saved import checkpoint
 from horovod_compress.errors import HorovodCompressError
 from tests.property.test_engine_machine import METHODS, Engine
 

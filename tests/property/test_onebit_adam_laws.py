@@ -10,7 +10,7 @@ from torch import Tensor
 
 from horovod_compress.codecs.base import variants_of
 from horovod_compress.codecs.onebit_adam import OneBitAdam
-from horovod_compress.engine import checkpoint
+from horovod_compress.engine.saved import checkpoint
 from horovod_compress.errors import ConfigError
 from tests.support.local import Fleet, all_same, one_tensor, random_grads, spec
 

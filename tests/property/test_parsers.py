@@ -11,7 +11,7 @@ import pytest
 import torch
 from hypothesis import given, strategies as st
 
-from horovod_compress.engine import sealed, state_file, state_folder
+from horovod_compress.engine.saved import checksums, state_folder
 from horovod_compress.errors import ConfigError, CorruptFrameError, StateError
 from horovod_compress.exchange.wire import HEADER_BYTES, Address, FrameBuffer, NonFiniteCount
 from horovod_compress.planner import shapes
@@ -69,10 +69,10 @@ def test_frames(data: bytes, length: int) -> None:
 @given(st.binary(max_size=200), st.integers(0, 1 << 64 - 1), st.booleans())
 def test_state_files(data: bytes, size: int, is_signed: bool) -> None:
     """Also with a good beginning, and a header whose checksum is right."""
-    start = state_file._START.pack(b"HVCSTATE", 1, sealed.crc(data), len(data) if is_signed else size)
+    start = checksums._START.pack(b"HVCSTATE", 1, checksums.crc(data), len(data) if is_signed else size)
     for whole in (data, start + data):
         try:
-            state_file.parse(bytearray(whole))
+            checksums.parse(bytearray(whole))
         except CorruptFrameError:
             continue
         assert is_signed
@@ -81,10 +81,10 @@ def test_state_files(data: bytes, size: int, is_signed: bool) -> None:
 @given(JSON, st.lists(st.tuples(JSON, JSON, JSON), max_size=2), JSON)
 def test_headers_of_state_files(state: Any, tensors: list[Any], rest: Any) -> None:
     for header in ({"state": state, "tensors": tensors}, {"state": {"a": {"tensor": 0}}, "tensors": tensors}, rest):
-        text = sealed.canonical(header)
-        start = state_file._START.pack(b"HVCSTATE", 1, sealed.crc(text), len(text))
+        text = checksums.canonical(header)
+        start = checksums._START.pack(b"HVCSTATE", 1, checksums.crc(text), len(text))
         with contextlib.suppress(CorruptFrameError):
-            assert isinstance(state_file.parse(bytearray(start + text)), dict)
+            assert isinstance(checksums.parse(bytearray(start + text)), dict)
 
 
 @given(JSON | JSON.map(lambda value: {"manifest": value, "crc32c": 0}), st.binary(max_size=100), st.booleans())

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from horovod_compress.codecs.powersgd import PowerSgd
-from horovod_compress.engine import checkpoint
+from horovod_compress.engine.saved import checkpoint
 from horovod_compress.errors import ConfigError
 from horovod_compress.ops.keys import FACTOR, Key
 from horovod_compress.ops.reference.numbers import random_words

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from horovod_compress.codecs.base import variants_of
-from horovod_compress.engine import checkpoint
-from horovod_compress.engine.masks import Masks
-from horovod_compress.engine.redistribute import redistributed
+from horovod_compress.engine.kept import Masks
+from horovod_compress.engine.saved import checkpoint
+from horovod_compress.engine.saved.redistribute import redistributed
 from horovod_compress.errors import MismatchError, StateError
 from horovod_compress.schedule.plan import Plan
 from tests.property.test_held_laws import Team

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from horovod_compress.engine import state_folder
+from horovod_compress.engine.saved import state_folder
 from horovod_compress.errors import ConfigError, StateError
 from tests.unit.test_state_folder import WORLD, Team, fleet_of, grads
 

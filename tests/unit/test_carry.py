@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from horovod_compress.engine import checkpoint
+from horovod_compress.engine.saved import checkpoint
 from horovod_compress.errors import ConfigError
 from horovod_compress.schedule.policies.registry import make_plan
 from tests.support.local import Fleet, random_grads, same_bits, spec

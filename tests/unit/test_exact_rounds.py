@@ -6,7 +6,7 @@ from itertools import pairwise
 
 import pytest
 
-from horovod_compress.engine.optimizer.exact_rounds import (
+from horovod_compress.engine.optimizer.second_moment import (
     GROWTH,
     QUICK_GROWTH,
     QUICKEST_GROWTH,

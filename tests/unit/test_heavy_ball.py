@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from horovod_compress.engine.methods import parse, per_layer
-from horovod_compress.engine.optimizer import heavy_ball
+from horovod_compress.engine.optimizer import momentum
 from horovod_compress.errors import ConfigError
 
 PARAMETERS = [torch.nn.Parameter(torch.zeros(3)) for _ in range(3)]
@@ -28,9 +28,9 @@ ADAM = torch.optim.Adam(PARAMETERS)
 def test_momentum_upon_momentum_is_refused(method: str, options: dict[str, Any], said: str) -> None:
     methods, _ = parse(method, options)
     with pytest.raises(ConfigError, match=said):
-        heavy_ball.refuse_twice(HEAVY, methods, NAMED)
-    heavy_ball.refuse_twice(SGD, methods, NAMED)
-    heavy_ball.refuse_twice(ADAM, methods, NAMED)
+        momentum.refuse_twice(HEAVY, methods, NAMED)
+    momentum.refuse_twice(SGD, methods, NAMED)
+    momentum.refuse_twice(ADAM, methods, NAMED)
 
 
 @pytest.mark.parametrize(
@@ -38,7 +38,7 @@ def test_momentum_upon_momentum_is_refused(method: str, options: dict[str, Any],
     [("dgc", {"momentum": 0.0}), ("signum", {"beta": 0.0}), ("marsit", {}), ("onebit_adam", {}), ("sketch_fusion", {})],
 )
 def test_one_momentum_is_enough(method: str, options: dict[str, Any]) -> None:
-    heavy_ball.refuse_twice(HEAVY, parse(method, options)[0], NAMED)
+    momentum.refuse_twice(HEAVY, parse(method, options)[0], NAMED)
 
 
 @pytest.mark.parametrize(
@@ -56,19 +56,19 @@ def test_what_waits_for_long_and_counts_ten_times_is_spoken_of(
     method: str, options: dict[str, Any], steps: int
 ) -> None:
     methods, _ = parse(method, options)
-    text = heavy_ball.advice(HEAVY, methods, NAMED)
+    text = momentum.advice(HEAVY, methods, NAMED)
     assert text and text.startswith(f"with {method} an element is sent about once in {steps} steps, and momentum=0.9")
-    assert heavy_ball.advice(SGD, methods, NAMED) is None
-    assert heavy_ball.advice(ADAM, methods, NAMED) is None
+    assert momentum.advice(SGD, methods, NAMED) is None
+    assert momentum.advice(ADAM, methods, NAMED) is None
 
 
 @pytest.mark.parametrize("optimizer", [SGD, ADAM])
 def test_a_momentum_of_the_methods_own_counts_as_well(optimizer: torch.optim.Optimizer) -> None:
-    text = heavy_ball.advice(optimizer, parse("dgc", {"momentum": 0.5})[0], NAMED)
+    text = momentum.advice(optimizer, parse("dgc", {"momentum": 0.5})[0], NAMED)
     assert text and "once in 1000 steps, and momentum=0.5 counts delayed gradients 2 times" in text
     assert "give dgc momentum=0" in text
-    assert heavy_ball.advice(optimizer, parse("dgc", {"momentum": 0.0})[0], NAMED) is None
-    assert heavy_ball.advice(optimizer, parse("dgc", {"density": 0.2})[0], NAMED) is None
+    assert momentum.advice(optimizer, parse("dgc", {"momentum": 0.0})[0], NAMED) is None
+    assert momentum.advice(optimizer, parse("dgc", {"density": 0.2})[0], NAMED) is None
 
 
 @pytest.mark.parametrize(
@@ -82,23 +82,23 @@ def test_a_momentum_of_the_methods_own_counts_as_well(optimizer: torch.optim.Opt
     ],
 )
 def test_nothing_is_said_of_what_does_not_wait(method: str, options: dict[str, Any]) -> None:
-    assert heavy_ball.advice(HEAVY, parse(method, options)[0], NAMED) is None
+    assert momentum.advice(HEAVY, parse(method, options)[0], NAMED) is None
 
 
 @pytest.mark.parametrize("method", ["marsit", "ef_signsgd", "onebit", "onebit_adam"])
 def test_one_bit_and_momentum_begin_with_exact_rounds(method: str) -> None:
     methods = parse(method, {})[0]
-    assert heavy_ball.exact_first(HEAVY, methods, NAMED) == heavy_ball.EXACT_FIRST
-    assert heavy_ball.exact_first(SGD, methods, NAMED) == heavy_ball.exact_first(ADAM, methods, NAMED) == 0
-    assert heavy_ball.exact_first(HEAVY, parse("powersgd", {})[0], NAMED) == 0
-    for total, first in ((1, 1), (100, 10), (10_000, heavy_ball.EXACT_FIRST)):
-        assert heavy_ball.exact_first(HEAVY, methods, NAMED, total) == first
-    assert heavy_ball.exact_first(ADAM, methods, NAMED, 100) == 0
+    assert momentum.exact_first(HEAVY, methods, NAMED) == momentum.EXACT_FIRST
+    assert momentum.exact_first(SGD, methods, NAMED) == momentum.exact_first(ADAM, methods, NAMED) == 0
+    assert momentum.exact_first(HEAVY, parse("powersgd", {})[0], NAMED) == 0
+    for total, first in ((1, 1), (100, 10), (10_000, momentum.EXACT_FIRST)):
+        assert momentum.exact_first(HEAVY, methods, NAMED, total) == first
+    assert momentum.exact_first(ADAM, methods, NAMED, 100) == 0
 
 
 def test_of_several_methods_the_one_that_waits_longest_is_named() -> None:
     methods = per_layer({"a": "topk", "b": "sketch_fusion", "*": "marsit"})
-    text = heavy_ball.advice(HEAVY, methods, NAMED)
+    text = momentum.advice(HEAVY, methods, NAMED)
     assert text and text.startswith("with topk")
 
 
@@ -106,16 +106,16 @@ def test_groups_are_looked_at_with_the_methods_of_their_own_parameters() -> None
     """A momentum elsewhere is no matter; the control has both at the same place."""
     light, heavy = {"params": PARAMETERS[:1]}, {"params": PARAMETERS[1:], "momentum": 0.9}
     optimizer = torch.optim.SGD([light, heavy], lr=0.1)
-    heavy_ball.refuse_twice(optimizer, per_layer({"a": "dgc", "*": "marsit"}), NAMED)
-    assert heavy_ball.advice(optimizer, per_layer({"a": "topk", "*": "signsgd"}), NAMED) is None
+    momentum.refuse_twice(optimizer, per_layer({"a": "dgc", "*": "marsit"}), NAMED)
+    assert momentum.advice(optimizer, per_layer({"a": "topk", "*": "signsgd"}), NAMED) is None
     with pytest.raises(ConfigError, match="dgc applies"):
-        heavy_ball.refuse_twice(optimizer, per_layer({"b": "dgc", "*": "marsit"}), NAMED)
-    assert heavy_ball.advice(optimizer, per_layer({"b": "topk", "*": "marsit"}), NAMED)
+        momentum.refuse_twice(optimizer, per_layer({"b": "dgc", "*": "marsit"}), NAMED)
+    assert momentum.advice(optimizer, per_layer({"b": "topk", "*": "marsit"}), NAMED)
 
 
 def test_momentum_that_a_method_bears_hides_no_other() -> None:
     groups = [{"params": PARAMETERS[:1], "momentum": 0.999}, {"params": PARAMETERS[1:], "momentum": 0.9}]
-    text = heavy_ball.advice(torch.optim.SGD(groups, lr=0.1), per_layer({"a": "none", "*": "topk"}), NAMED)
+    text = momentum.advice(torch.optim.SGD(groups, lr=0.1), per_layer({"a": "none", "*": "topk"}), NAMED)
     assert text and text.startswith("with topk") and "momentum=0.9 " in text
 
 
@@ -127,4 +127,4 @@ def test_odd_momentum(group: dict[str, Any], speaks: bool) -> None:
     optimizer = torch.optim.SGD(PARAMETERS, lr=0.1)
     optimizer.param_groups[0].update(group)
     methods, _ = parse("topk", {"density": 0.1})
-    assert bool(heavy_ball.advice(optimizer, methods, NAMED)) is speaks
+    assert bool(momentum.advice(optimizer, methods, NAMED)) is speaks

@@ -34,7 +34,13 @@ INNER = {
     "codecs.shared": {"codecs.base", "codecs.law", "codecs.layout", "codecs.work"},
     "engine.agreement": {"engine.methods"},
     "engine.bucket": set(),
-    "engine.optimizer": {"engine.agreement", "engine.methods", "engine.norms", "engine.reducer", "engine.sealed"},
+    "engine.optimizer": {
+        "engine.agreement",
+        "engine.methods",
+        "engine.norms",
+        "engine.reducer",
+        "engine.saved.checksums",
+    },
     "exchange.transports": {"exchange.deadline", "exchange.device"},
     "fronts.common": {"fronts.help_text"},
     "fronts.horovod": {"fronts.common", "fronts.help_text"},
@@ -296,7 +302,7 @@ def test_a_room_that_is_not_below_is_noticed(module: str, used: str) -> None:
         ("exchange.transports.gloo", "exchange.wire"),
         ("exchange.device", "exchange.base"),
         ("schedule.policies.size", "schedule.watch"),
-        ("engine.agreement.way", "engine.reducer"),
+        ("engine.agreement.differences", "engine.reducer"),
     ],
 )
 def test_an_inner_room_that_looks_out_is_noticed(module: str, used: str) -> None:

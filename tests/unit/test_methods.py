@@ -186,7 +186,7 @@ def test_stages_of_one_name_differ_in_their_frames() -> None:
 
 
 def test_a_resume_goes_on_in_the_right_stage() -> None:
-    from horovod_compress.engine import checkpoint
+    from horovod_compress.engine.saved import checkpoint
 
     changing = by_step({0: "none", 2: method("topk", density=0.05), 4: "ef_signsgd"})
     grads = [random_grads(2, TENSORS, seed=number) for number in range(6)]

@@ -17,8 +17,7 @@ from horovod_compress.codecs.base import Codec
 from horovod_compress.codecs.registry import create
 from horovod_compress.codecs.work import Work
 from horovod_compress.engine.agreement.handshake import Document
-from horovod_compress.engine.bucket.reduction import CodecReduction
-from horovod_compress.engine.bucket.round import Round
+from horovod_compress.engine.bucket.round import CodecReduction, Round
 from horovod_compress.engine.bucket.state import BucketState
 from horovod_compress.engine.job import Gathering
 from horovod_compress.errors import ConfigError, ExchangeError, PeerError

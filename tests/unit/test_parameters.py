@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from horovod_compress.engine.parameters import listed, pairs
+from horovod_compress.engine.names import listed, pairs
 from horovod_compress.errors import ConfigError
 
 MODEL = nn.Sequential(nn.Linear(3, 2), nn.Linear(2, 1))

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from horovod_compress import options
-from horovod_compress.engine.patience import Patience
+from horovod_compress.engine.failure import Patience
 from horovod_compress.errors import ExchangeError
 from horovod_compress.exchange.transports.base import Transport
 from tests.support.connected import connected

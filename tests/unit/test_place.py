@@ -6,8 +6,7 @@ import pytest
 
 pytest.importorskip("torch")
 
-from horovod_compress.engine.agreement.handshake import Document
-from horovod_compress.engine.agreement.place import LOOPBACK, Place, host_name, own_address
+from horovod_compress.engine.agreement.handshake import LOOPBACK, Document, Place, host_name, own_address
 from horovod_compress.errors import ConfigError
 
 HERE, THERE = "one boot", "other boot"

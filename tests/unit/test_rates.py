@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from horovod_compress.engine.optimizer import rates
-from horovod_compress.engine.optimizer.rates import MOST, Rates
+from horovod_compress.engine.optimizer import momentum
+from horovod_compress.engine.optimizer.momentum import MOST, Rates
 from tests.support.local import Fleet, random_grads, spec
 
 TENSORS = [spec("a", 40, 5), spec("b", 70)]
@@ -105,7 +105,7 @@ def test_what_is_saved_goes_on() -> None:
     first, again = Rates(sgd, seen, named), Rates(sgd, seen, named)
     first.begin()
     again.load(first.state())
-    sgd.param_groups[0]["lr"] = 1 - rates.SMALL * 2
+    sgd.param_groups[0]["lr"] = 1 - momentum.SMALL * 2
     again.begin()
     assert seen.factors == [{}, {"a": pytest.approx(1 / 0.9)}]
 

@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from horovod_compress.engine import checkpoint, sealed, state_file
+from horovod_compress.engine.saved import checkpoint, checksums
 from horovod_compress.errors import ConfigError, CorruptFrameError, HorovodCompressError, StateError
 from horovod_compress.ops import hash64
 from tests.battery.kept import kept, same
@@ -76,8 +76,8 @@ def refused(fleet: Fleet, state: Any) -> HorovodCompressError | None:
 
 def values(state: Any) -> list[int]:
     """Return hashes of everything in a state, to be compared."""
-    found = [hash64(torch.frombuffer(bytearray(sealed.canonical(sealed.outline(state))), dtype=torch.uint8), 1)]
-    return found + [hash64(sealed.raw(tensor), 1) for _, tensor in sealed.tensors(state)]
+    found = [hash64(torch.frombuffer(bytearray(checksums.canonical(checksums.outline(state))), dtype=torch.uint8), 1)]
+    return found + [hash64(checksums.raw(tensor), 1) for _, tensor in checksums.tensors(state)]
 
 
 def test_flipped_bits_of_a_file_are_found(fleet: Fleet) -> None:
@@ -104,7 +104,7 @@ def test_flipped_bits_of_a_file_are_found(fleet: Fleet) -> None:
 
 def test_every_flipped_bit_of_a_tensor_is_found(fleet: Fleet) -> None:
     state = checkpoint.save(fleet.reducers[0], fleet.methods)
-    for name, tensor in sealed.tensors(state):
+    for name, tensor in checksums.tensors(state):
         raw = tensor.view(-1).view(torch.uint8)
         for at in {0, raw.numel() // 2, raw.numel() - 1} if raw.numel() else ():
             for bit in range(8):
@@ -193,18 +193,18 @@ def test_states_of_the_version_before_still_load(fleet: Fleet) -> None:
 
 def test_every_flipped_bit_of_a_state_file_is_found(fleet: Fleet) -> None:
     state = {"x": torch.arange(5, dtype=torch.int16), "y": {"z": torch.zeros(0), "n": [1, None, 0.5, "text"]}}
-    data = b"".join(state_file.parts(state))
-    assert values(state_file.parse(bytearray(data))) == values(state)
+    data = b"".join(checksums.parts(state))
+    assert values(checksums.parse(bytearray(data))) == values(state)
     for bit in range(8 * len(data)):
         changed = bytearray(data)
         changed[bit // 8] ^= 1 << bit % 8
         with pytest.raises(CorruptFrameError):
-            state_file.parse(changed)
+            checksums.parse(changed)
     for size in range(len(data)):
         with pytest.raises(CorruptFrameError):
-            state_file.parse(bytearray(data[:size]))
+            checksums.parse(bytearray(data[:size]))
     with pytest.raises(CorruptFrameError):
-        state_file.parse(bytearray(data + b"\0"))
+        checksums.parse(bytearray(data + b"\0"))
 
 
 def test_a_resumed_training_may_have_another_length() -> None:

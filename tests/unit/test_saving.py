@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from horovod_compress import errors
-from horovod_compress.engine import checkpoint, sealed, state_folder
-from horovod_compress.engine.redistribute import redistributed
+from horovod_compress.engine.saved import checkpoint, checksums, state_folder
+from horovod_compress.engine.saved.redistribute import redistributed
 from horovod_compress.errors import (
     ConfigError,
     CorruptFrameError,
@@ -168,6 +168,6 @@ def test_states_are_dealt_out_one_at_a_time() -> None:
 
     found = redistributed(states(), 0, 2, set())
     assert most == 0, f"{most} other state(s) were still there when one more was read"
-    sealed.check(found)
+    checksums.check(found)
     waits = torch.stack([state["state"]["residual"]["a"].double() for state in saved]).mean(dim=0).float()
     assert torch.equal(found["state"]["residual"]["a"], waits) and bool(waits.any())

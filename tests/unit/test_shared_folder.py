@@ -17,8 +17,8 @@ import pytest
 from torch import nn
 
 import horovod_compress.ddp as hvc
-from horovod_compress.engine import checkpoint, state_folder
-from horovod_compress.engine.state_folder import MANIFEST, Known
+from horovod_compress.engine.saved import checkpoint, state_folder
+from horovod_compress.engine.saved.state_folder import MANIFEST, Known
 from horovod_compress.errors import ConfigError, CorruptFrameError, ExchangeError
 from horovod_compress.fronts.common import checkpoints, saving
 from tests.support.saving_jobs import check, played

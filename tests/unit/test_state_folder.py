@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 import torch
 
-from horovod_compress.engine import checkpoint, state_folder
+from horovod_compress.engine.saved import checkpoint, state_folder
 from horovod_compress.errors import ConfigError, CorruptFrameError, HorovodCompressError, StateError
 from horovod_compress.fronts.common import saving
 from tests.battery.kept import kept, same

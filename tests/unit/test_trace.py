@@ -13,7 +13,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from horovod_compress.engine.bucket import arrivals
 from horovod_compress.errors import ConfigError, ExchangeError
 from horovod_compress.observe import files, timeline, trace
 from horovod_compress.observe.overlap import Overlap, covered

@@ -20,8 +20,9 @@ from horovod_compress.codecs.base import Codec, Properties, TableMoves, tables_t
 from horovod_compress.codecs.by_step import by_step
 from horovod_compress.codecs.registry import available, codec_class
 from horovod_compress.codecs.sketch_fusion import SketchFusion
-from horovod_compress.engine import checkpoint, retune, tuning
+from horovod_compress.engine import tuning
 from horovod_compress.engine.methods import per_layer, single
+from horovod_compress.engine.saved import checkpoint
 from horovod_compress.engine.tuning import TRIAL_STEPS, RankTrial, Tuner
 from horovod_compress.errors import ConfigError, CorruptFrameError, StateError
 from horovod_compress.exchange.deadline import Deadline

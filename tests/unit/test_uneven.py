@@ -6,7 +6,7 @@ from itertools import product
 
 import pytest
 
-from horovod_compress.engine.agreement.uneven import Uneven, joined, refusal
+from horovod_compress.engine.agreement.notes import Uneven, joined, refusal
 from horovod_compress.errors import ConfigError
 from horovod_compress.exchange.transports.local import Hub
 

@@ -11,8 +11,8 @@ import pytest
 import torch
 from torch import nn
 
-from horovod_compress.engine import checkpoint
-from horovod_compress.engine.optimizer import heavy_ball
+from horovod_compress.engine.optimizer import momentum
+from horovod_compress.engine.saved import checkpoint
 from horovod_compress.errors import ConfigError, MismatchError, NonFiniteError
 from horovod_compress.fronts.horovod.update import distributed_update_optimizer
 from horovod_compress.schedule.plan import TensorSpec
@@ -38,7 +38,7 @@ class Compression:
         pass
 
     def check_momentum(self, optimizer: Any) -> None:
-        heavy_ball.refuse_twice(optimizer, self._fleet.methods, self._named.items(), updates=True)
+        momentum.refuse_twice(optimizer, self._fleet.methods, self._named.items(), updates=True)
 
     def begin_updates(self) -> Any:
         return self._reducer

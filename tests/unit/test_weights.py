@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from horovod_compress.engine.agreement.weights import Weights
+from horovod_compress.engine.comparison import Weights
 from tests.support.local import Fleet, random_grads, spec
 
 WORLD = 3

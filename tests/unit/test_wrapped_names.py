@@ -15,7 +15,8 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import horovod_compress.ddp as hvc
-from horovod_compress.engine import names, sealed
+from horovod_compress.engine import names
+from horovod_compress.engine.saved import checksums
 from horovod_compress.errors import ConfigError, CorruptFrameError, StateError
 from horovod_compress.schedule.plan import Plan
 from tests.unit.test_one_rank_ddp import group as group
@@ -66,7 +67,7 @@ def closing(group: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def same(one: Mapping[str, Any], two: Mapping[str, Any]) -> bool:
-    return one[sealed.KEY] == two[sealed.KEY] and one["plan"] == two["plan"]
+    return one[checksums.KEY] == two[checksums.KEY] and one["plan"] == two["plan"]
 
 
 @pytest.mark.parametrize("prefix", WRAPPERS)
@@ -104,10 +105,10 @@ def test_the_wrappers_of_torch() -> None:
 def earlier(state: Mapping[str, Any], prefix: str) -> dict[str, Any]:
     """Return the state that an earlier version saved, with the names of a wrapper."""
     longer = {name: prefix + name for name in Plan.from_document(state["buckets"]).names()}
-    found = names._renamed({key: part for key, part in state.items() if key != sealed.KEY}, longer)
+    found = names._renamed({key: part for key, part in state.items() if key != checksums.KEY}, longer)
     config = {key.replace(": 0.", f": {prefix}0."): value for key, value in state["config"].items()}
     plan = Plan.from_document(found["buckets"]).fingerprint()
-    return sealed.sealed(found | {"config": config, "plan": plan})
+    return checksums.sealed(found | {"config": config, "plan": plan})
 
 
 @pytest.mark.parametrize("prefix", ["module.", "_orig_mod.", "module._orig_mod."])
@@ -116,7 +117,7 @@ def test_states_that_earlier_versions_saved_still_load(prefix: str) -> None:
     saved = hvc.Compression.per_layer(methods, net().named_parameters(), min_elements=0).state_dict()
     for residual in saved["state"]["residual"].values():
         residual.normal_()
-    saved = sealed.sealed({key: part for key, part in saved.items() if key != sealed.KEY})
+    saved = checksums.sealed({key: part for key, part in saved.items() if key != checksums.KEY})
     other = hvc.Compression.per_layer(methods, net().named_parameters(), min_elements=0)
     old = earlier(saved, prefix)
     assert f"{prefix}0.weight" in old["state"]["residual"]

@@ -1,11 +1,18 @@
-"""What ranks that fail leave word of for the others, and what it says of those that leave none."""
+"""What ranks leave word of for each other: why they stop, why they leave, and that they wait."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import sys
+from collections.abc import Callable, Mapping
 from typing import Any
 
-from .ranks import listed
+from ...errors import ConfigError
+from ...exchange.transports.base import Transport
+from .differences import listed
+
+# ---- notes -------------------------------------------------------------------------------------
+#
+# What ranks that fail leave word of for the others, and what it says of those that leave none.
 
 #: The notes of all ranks that have left one, by rank.
 Notes = Mapping[int, Mapping[str, Any]]
@@ -96,3 +103,132 @@ def _place(found: Mapping[str, Any] | None) -> str:
         return "nothing yet"
     step, bucket = found["finished"]
     return f"bucket {bucket} of step {step}"
+
+
+# ---- leaving -----------------------------------------------------------------------------------
+#
+# What a rank that leaves by itself tells the others, which may come to need it: else they would take it for killed.
+
+_LEFT = "left"
+_MOST = 300  # characters of an error's text
+
+
+def leave_word(transport: Transport, why: str) -> None:
+    """Tell the other ranks why this one leaves, before it closes its connections; the first reason counts."""
+    if transport.rank not in transport.said(_LEFT):
+        transport.say(_LEFT, why)
+
+
+def with_words(transport: Transport, notes: Notes) -> dict[int, Mapping[str, Any]]:
+    """Return the notes of all ranks, with words in place of those of ranks that have left none, as they left before."""
+    words = {rank: {"why": why} for rank, why in transport.said(_LEFT).items()}
+    return {**words, **notes}
+
+
+def why_closed() -> str:
+    """Return why a compression is closed, in words: on its way, an error may come by a ``finally``."""
+    return f"closed its compression{_because_of(sys.exc_info()[1])}"
+
+
+def why_ended() -> str:
+    """Return why this process ends, in words, at its end."""
+    # A prompt goes on after errors, and keeps the last one.
+    last = None if hasattr(sys, "ps1") or sys.flags.interactive else getattr(sys, "last_value", None)
+    return f"ended{_because_of(last)}" if last else "came to the end of its program, or called sys.exit()"
+
+
+def _because_of(error: BaseException | None) -> str:
+    if error is None:
+        return ""
+    text = " ".join(str(error).split())
+    return f" because of {type(error).__name__}" + (f": {text[:_MOST]}" if text else "")
+
+
+# ---- uneven ------------------------------------------------------------------------------------
+#
+# Refuses uneven batches: a rank that calls ``hvd.join()`` while others have steps left.
+#
+# Horovod lets a joined rank add zeros to the others' all-reduces. An exchange of compressed gradients needs more of it:
+# its engine, its residuals, a payload in each hop, for a number of steps that only the others know. So it is refused, and
+# at once. A rank that has waited for a second leaves word of the step that it waits in. A rank that has nothing to
+# exchange looks, every second, whether it is in ``hvd.join()``: if it is, and another rank waits in its next step,
+# neither can ever go on, as ``hvd.join()`` returns when all ranks have called it.
+
+ADVICE = (
+    "hvd.join() with uneven batches is not supported. Give every rank the same number of steps, for example with "
+    "drop_last=True, or stop all ranks as soon as one has no batch left: docs/limits.md has the code. hvd.join() after "
+    "equal numbers of steps is fine"
+)
+_WAITS = "waits"
+
+
+class Uneven:
+    """One rank's part in noticing that ranks do not make the same steps."""
+
+    def __init__(self, transport: Transport) -> None:
+        self._transport, self._rank = transport, transport.rank
+        self._resumed, self._said = 0, ""
+        #: Returns whether this rank is in ``hvd.join()``.
+        self.in_join: Callable[[], bool] = lambda: False
+
+    def resume(self) -> None:
+        """Note that steps are counted anew, as they are on every rank."""
+        self._resumed += 1
+
+    def waits(self, step: int) -> None:
+        """Leave word that this rank waits for a result of a step."""
+        word = self._word(step)
+        if word != self._said:
+            self._transport.say(_WAITS, word)
+            self._said = word
+
+    def check(self, step: int) -> None:
+        """Refuse to stay in ``hvd.join()`` while other ranks wait for this one.
+
+        Args:
+            step: the next one of this rank, of which it has not offered all gradients.
+
+        Raises:
+            ConfigError: says what to do.
+        """
+        if not self.in_join():
+            return
+        waiting = [rank for rank, word in self._transport.said(_WAITS).items() if word == self._word(step)]
+        if waiting:
+            raise ConfigError(
+                f"rank {self._rank} called hvd.join() before step {step}, in which rank(s) {listed(sorted(waiting))} "
+                f"are waiting for it; {ADVICE}"
+            )
+
+    def _word(self, step: int) -> str:
+        return f"{self._resumed} {step}"
+
+
+def refusal(notes: Mapping[int, Mapping[str, Any]]) -> ConfigError | None:
+    """Return the error of a rank that has stopped for uneven batches, by the notes of those that have stopped."""
+    return next((ConfigError(note["why"]) for note in notes.values() if ADVICE in note.get("why", "")), None)
+
+
+def joined(token: float, values: list[float], averaged: bool) -> str | None:
+    """Return which ranks took no part in a token's all-reduce, in words, or None if they all did.
+
+    Args:
+        token: what came back.
+        values: of all ranks' tokens: that of rank 0, and another one, the same for all others.
+        averaged: the sum was divided by the number of ranks.
+    """
+    world, (first, other) = len(values), (values[0], values[-1])
+    total = token * (world if averaged else 1)
+    for zero in (0, 1):
+        others = (total - zero * first) / other
+        if abs(others - round(others)) < 1e-3 and 0 <= round(others) < world and zero + round(others) < world:
+            return _in_words(not zero, world - 1 - round(others), world)
+    return None
+
+
+def _in_words(zero: bool, others: int, world: int) -> str:
+    """Return the ranks that have joined: perhaps rank 0, and a number of the others."""
+    some = f"{others} of the ranks 1 to {world - 1}" if 0 < others < world - 1 else ""
+    every = [str(rank) for rank in range(1, world)] if others == world - 1 else []
+    named = ["0"] * zero + every
+    return " and ".join(filter(None, [f"rank(s) {', '.join(named)}" if named else "", some]))

@@ -1,14 +1,9 @@
-"""One kind of round of a bucket: everything that is asked of its codec on a gradient's way, in the order of that way.
-
-submit   one gradient, or all at once where a device takes them together
-encode   what needs the whole bucket; before it, the preludes
-exchange the payload; parts are encoded and handed on for decoding meanwhile
-decode   the result, whole or part by part, over the gradients
-"""
+"""One kind of round of a bucket: what is asked of its codec on a gradient's way."""
 
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -20,12 +15,77 @@ from ...codecs.work import Part, Work
 from ...exchange import all_gatherv, on_device
 from ...exchange.base import Collective, Exchange, Reduction
 from ...exchange.deadline import Deadline
-from ...exchange.layout import Layout
+from ...exchange.layout import Layout, Piece
 from ...exchange.wire import NonFiniteCount
 from ...ops.dispatch import as_tensor
 from ...ops.keys import Key
-from .reduction import CodecReduction, Encoding, Take, nothing, present
-from .staging import StagedGather, Staging
+from .memory import StagedGather, Staging
+
+# ---- reduction ---------------------------------------------------------------------------------
+#
+# A codec's part of one exchange, chunk by chunk: it encodes, merges, and hands on what can be decoded.
+
+#: Takes parts of a bucket.
+Take = Callable[[list[Part]], None]
+#: Returns a context to encode parts in.
+Encoding = Callable[[], contextlib.AbstractContextManager[object]]
+#: Parts of a bucket by chunk.
+Parts = Mapping[int, list[Part]]
+
+
+def nothing(parts: list[Part]) -> None:
+    """Take no notice."""
+
+
+def present(work: Work, parts: list[Part]) -> list[Part]:
+    """Return the parts of gradients that were submitted: sparse ones are not."""
+    return [part for part in parts if work.grads[part.position] is not None]
+
+
+@dataclass(frozen=True)
+class CodecReduction:
+    """A :class:`~horovod_compress.exchange.base.Reduction` with the key of this rank, step and bucket.
+
+    Attributes:
+        to_encode: what has to be encoded before each chunk is sent.
+        parts: what each chunk makes ready to be decoded.
+        encoding: makes the context that parts are encoded in, while earlier ones are on their way.
+        ready: called with the parts of the result that can be decoded while the exchange goes on; never, if a value
+            of any rank is not finite.
+    """
+
+    codec: Codec
+    work: Work
+    key: Key
+    to_encode: Parts = field(default_factory=dict)
+    parts: Parts = field(default_factory=dict)
+    encoding: Encoding = contextlib.nullcontext
+    ready: Take = nothing
+
+    def prepare(self, chunk: int) -> None:
+        if chunk in self.to_encode:
+            with self.encoding():
+                self.codec.encode(self.work, present(self.work, self.to_encode[chunk]), self.key)
+
+    def merge(self, piece: Piece, other: Tensor, weights: tuple[int, int], hop: int) -> None:
+        self.codec.combine(self.work, piece, other, weights, self.key.at(hop=hop))
+
+    def fold(self, piece: Piece, others: Sequence[Tensor]) -> None:
+        self.codec.fold(self.work, piece, others, self.key)
+
+    def complete(self, chunk: int, bad: NonFiniteCount) -> None:
+        if chunk in self.parts and not bad.count:
+            self.ready(self.parts[chunk])
+
+
+# ---- round -------------------------------------------------------------------------------------
+#
+# One kind of round of a bucket: everything that is asked of its codec on a gradient's way, in the order of that way.
+#
+# submit   one gradient, or all at once where a device takes them together
+# encode   what needs the whole bucket; before it, the preludes
+# exchange the payload; parts are encoded and handed on for decoding meanwhile
+# decode   the result, whole or part by part, over the gradients
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from ...exchange.device import Device, Event
 from ...exchange.transports.link import NcclLink
 from ...ops.keys import Key
 from ...schedule.plan import Bucket
-from . import spoilt
+from . import withheld
 from .memory import Memory, Site
 from .nonfinite import NonFinite
 from .offers import Offers
@@ -172,7 +172,7 @@ class BucketState:
 
     def drop_spoilt(self, position: int) -> bool:
         """Drop what waits for a tensor and would spoil this step and all later ones; return whether there was any."""
-        found = sum(spoilt.drop(kept[self.memory.span(position)]) for kept in self.memory.state.values())
+        found = sum(withheld.drop(kept[self.memory.span(position)]) for kept in self.memory.state.values())
         if found:
             self.nonfinite.dropped[self.bucket.tensors[position].name] = found
         return found > 0

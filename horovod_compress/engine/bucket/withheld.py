@@ -1,12 +1,4 @@
-"""The elements of a bucket that coded rounds leave out, so that what is exactly 0 on every rank stays so.
-
-A code of one bit has no zero: it would move an element whose gradient is always 0. Where the second moment that is held
-is exactly 0, no rank has had a gradient yet; there a coded round sends nothing and its result is 0. A gradient that
-comes all the same waits here, in units of gradients, for the next round of plain numbers, which sends it: then the
-second moment takes it in, and the element is coded like any other. Nothing is lost.
-
-Masked elements are left out of every round, and nothing waits for them.
-"""
+"""Values that are kept out: those that would spoil every later step, and elements that coded rounds leave out."""
 
 from __future__ import annotations
 
@@ -19,7 +11,48 @@ from torch import Tensor
 
 from ...codecs.work import work_dtype
 from ...schedule.plan import Bucket
-from .spoilt import MOST
+
+# ---- spoilt ------------------------------------------------------------------------------------
+#
+# Kept values that would spoil every later step: not finite, or so large that no sum with them is.
+#
+# What waits in a residual is added to each gradient. One NaN there makes its bucket NaN on every rank, in every step,
+# and no step would take it away: a bucket that is not finite leaves what is kept as it was.
+
+#: What decoding leaves is smaller, see csrc/rules/kept.h.
+MOST = 2.0**96
+
+
+def count(kept: Tensor) -> int:
+    """Return how many values are not finite, or not below :data:`MOST`."""
+    return int(_spoilt(kept).sum())
+
+
+def drop(kept: Tensor) -> int:
+    """Let such values be 0; return how many there were."""
+    spoilt = _spoilt(kept)
+    number = int(spoilt.sum())
+    if number:
+        kept.masked_fill_(spoilt, 0.0)
+    return number
+
+
+def _spoilt(kept: Tensor) -> Tensor:
+    if not kept.is_floating_point():
+        return torch.zeros_like(kept, dtype=torch.bool)
+    return ~(kept.abs() < min(MOST, torch.finfo(kept.dtype).max))
+
+
+# ---- withheld ----------------------------------------------------------------------------------
+#
+# The elements of a bucket that coded rounds leave out, so that what is exactly 0 on every rank stays so.
+#
+# A code of one bit has no zero: it would move an element whose gradient is always 0. Where the second moment that is held
+# is exactly 0, no rank has had a gradient yet; there a coded round sends nothing and its result is 0. A gradient that
+# comes all the same waits here, in units of gradients, for the next round of plain numbers, which sends it: then the
+# second moment takes it in, and the element is coded like any other. Nothing is lost.
+#
+# Masked elements are left out of every round, and nothing waits for them.
 
 T = TypeVar("T")
 

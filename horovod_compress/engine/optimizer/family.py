@@ -1,9 +1,4 @@
-"""The optimizers whose second moment can be held, in one table; and a warning for others that keep one.
-
-Each entry says where an optimizer keeps what it divides by, and what it makes of it. For the rule that most share,
-a running mean of squares, see :class:`~.second_moment.Form`; those here differ in how the second moment moves.
-Packages other than torch are known by name: they need not be installed.
-"""
+"""Optimizers that are known: their options, in words, and where they keep a second moment."""
 
 from __future__ import annotations
 
@@ -12,14 +7,64 @@ import logging
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from ...errors import ConfigError
-from .hooks import uncompiled
+from .matching import uncompiled
 from .second_moment import ADAM, BOUND, Form, Moment, wide
+
+# ---- options -----------------------------------------------------------------------------------
+#
+# The options of an optimizer, in words: ranks whose optimizers differ would train different models.
+
+OF_OPTIMIZER = "the optimizer's "
+_HOW = {"foreach", "fused", "capturable", "differentiable"}
+
+
+def options_of(optimizer: Any) -> dict[str, str]:
+    """Return an optimizer's class and the options of its parameter groups, by name, for a comparison across ranks.
+
+    Only what some optimizer of torch's knows too is compared: what a program adds to a group is its own.
+    """
+    found = {f"{OF_OPTIMIZER}class": type(optimizer).__name__}
+    groups = optimizer.param_groups
+    for number, group in enumerate(groups):
+        where = f" of parameter group {number}" if len(groups) > 1 else ""
+        for name in sorted(_known() & set(group)):
+            if (text := _in_words(group[name])) is not None:
+                found[f"{OF_OPTIMIZER}{name}{where}"] = text
+    return found
+
+
+def _in_words(value: Any) -> str | None:
+    """Return a plain value in words; None for what is none."""
+    if isinstance(value, Tensor):
+        return repr(float(value)) if value.numel() == 1 else None
+    if isinstance(value, (list, tuple)):
+        parts = [_in_words(part) for part in value]
+        return None if None in parts else f"({', '.join(map(str, parts))})"
+    return repr(value) if value is None or isinstance(value, (bool, int, float, str)) else None
+
+
+@cache
+def _known() -> frozenset[str]:
+    """Return the options of torch's optimizers, but for those that only say how they compute."""
+    kinds = [kind for kind in vars(torch.optim).values() if inspect.isclass(kind)]
+    names = {name for kind in kinds for name in inspect.signature(kind).parameters}
+    return frozenset(names - {"params", "defaults", "args", "kwargs"} - _HOW)
+
+
+# ---- family ------------------------------------------------------------------------------------
+#
+# The optimizers whose second moment can be held, in one table; and a warning for others that keep one.
+#
+# Each entry says where an optimizer keeps what it divides by, and what it makes of it. For the rule that most share,
+# a running mean of squares, see :class:`~.second_moment.Form`; those here differ in how the second moment moves.
+# Packages other than torch are known by name: they need not be installed.
 
 _log = logging.getLogger("horovod_compress")
 

@@ -25,9 +25,8 @@ from torch import Tensor, nn
 from ...ops.hashing import hash_of
 from ..reducer import Reducer
 from . import family, second_moment as moments
-from .exact_rounds import ExactRounds, chosen
 from .matching import ready
-from .second_moment import Moment
+from .second_moment import ExactRounds, Moment, chosen
 
 #: What codecs divide by is at least this part of the root mean square of the tensor.
 LEAST = 1e-6

@@ -1,19 +1,11 @@
-"""Takes out what results were handed back times, before an optimizer's step: see :mod:`..norms`.
-
-Between the exchange and the step, a program sees gradients of the exact mean's norm, and may clip them. The step gets
-what the code made, times the program's clipping. So the path from gradient to weights stays linear, and the optimizer's
-state in units of gradients.
-
-Only a multiple of what was handed back is in these units. A program that adds something to ``p.grad``, such as its own
-weight decay, is told so once: a few elements are compared in some steps.
-"""
+"""Takes the ratio of norms out again before an optimizer's step."""
 
 from __future__ import annotations
 
 import logging
 from collections import deque
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -21,7 +13,32 @@ from torch import Tensor, nn
 from ..norms import some
 from ..reducer import Reducer
 from . import second_moment as moments
-from .hooks import uncompiled
+
+# ---- hooks -------------------------------------------------------------------------------------
+#
+# Hooks around an optimizer's step, which torch.compile is to leave alone: what they look at changes in every step.
+
+Wrapped = TypeVar("Wrapped", bound=Callable[..., Any])
+
+
+def uncompiled(hook: Wrapped) -> Wrapped:
+    """Return a hook that a compiled step calls as it is; it would be compiled again and again, up to torch's limit."""
+    import torch._dynamo  # not with the package: it takes a second, and any optimizer has brought it
+
+    found: Wrapped = torch._dynamo.disable(hook)
+    return found
+
+
+# ---- matching ----------------------------------------------------------------------------------
+#
+# Takes out what results were handed back times, before an optimizer's step: see :mod:`..norms`.
+#
+# Between the exchange and the step, a program sees gradients of the exact mean's norm, and may clip them. The step gets
+# what the code made, times the program's clipping. So the path from gradient to weights stays linear, and the optimizer's
+# state in units of gradients.
+#
+# Only a multiple of what was handed back is in these units. A program that adds something to ``p.grad``, such as its own
+# weight decay, is told so once: a few elements are compared in some steps.
 
 _log = logging.getLogger("horovod_compress")
 

@@ -9,11 +9,10 @@ from typing import Any
 from torch import Tensor
 
 from ...errors import NonFiniteError, StateError
-from .. import sealed
-from ..agreement import operands
-from .options import options_of
-from .update_exchange import Exchange
-from .update_moment import SharedSecondMoment
+from ..agreement import differences
+from ..saved import checksums
+from .family import options_of
+from .updates import Exchange, SharedSecondMoment
 
 
 @dataclass(frozen=True)
@@ -90,8 +89,11 @@ class Schedule:
         for name, value in options_of(self._optimizer).items():
             show(name, value if warming else None)
         rebuilds = rebuild and (self.due or self._is_due(self.exchanges + 1))
-        show(operands.COUNTERS, f"step {self.steps}, exchange {self.exchanges}, {'' if rebuilds else 'not '}rebuilding")
-        show(operands.SECOND_MOMENT, self._moment.shown() if self._moment else None)
+        show(
+            differences.COUNTERS,
+            f"step {self.steps}, exchange {self.exchanges}, {'' if rebuilds else 'not '}rebuilding",
+        )
+        show(differences.SECOND_MOMENT, self._moment.shown() if self._moment else None)
         self._exchange.reducer.kept.show_tables()
 
     def _warmup_step(self, local: Callable[[], None], scaled: bool) -> None:
@@ -158,7 +160,7 @@ class Schedule:
         counters = {"steps": self.steps, "since": self.since, "exchanges": self.exchanges, "due": self.due}
         held = {"second_moment": self._moment.state_dict()} if self._moment else {}
         resting = {"resting": self._exchange.resting()} if self.since else {}
-        return sealed.sealed(counters | {"base": base} | held | resting)
+        return checksums.sealed(counters | {"base": base} | held | resting)
 
     def check(self, state: dict[str, Any]) -> None:
         """Refuse a state that does not fit.
@@ -207,7 +209,7 @@ def _check_form(state: object) -> None:
         CorruptFrameError: it is not what was saved, by its checksums.
     """
     parts = state if isinstance(state, Mapping) else {}
-    sealed.outline(parts)
+    checksums.outline(parts)
     numbers = [parts.get(name) for name in ("steps", "since", "exchanges")]
     moment, resting = parts.get("second_moment", {"moved": 0, "moments": {}}), parts.get("resting", [])
     if (
@@ -225,5 +227,5 @@ def _check_form(state: object) -> None:
             f"the saved state of an update-mode optimizer should have its counters and common weights, got "
             f"{state!r:.100}; load what its state_dict() returned"
         )
-    if sealed.KEY in parts:  # earlier versions had none
-        sealed.check(parts)
+    if checksums.KEY in parts:  # earlier versions had none
+        checksums.check(parts)

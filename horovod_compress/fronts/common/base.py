@@ -16,10 +16,10 @@ from typing import Any, TypeVar
 from ...codecs.base import Codec
 from ...codecs.masked import Masked
 from ...engine import names
-from ...engine.agreement import leaving, way
+from ...engine.agreement import differences, notes
 from ...engine.job import Gathering, Job
 from ...engine.methods import Methods
-from ...engine.parameters import listed
+from ...engine.names import listed
 from ...engine.reducer import Reducer
 from ...errors import ConfigError, ExchangeError, HorovodCompressError
 from ...observe import trace as recording
@@ -173,8 +173,8 @@ class BaseCompression(Checkpoints, Counters, metaclass=_Listed):
         """At the first gradient, see that all ranks hand over theirs alike, to the same optimizer."""
         reducer, attached = self._running(), self._way()
         self._steps.settle_moments()
-        mine = way.Way(reducer.plan.fingerprint(), attached, self._steps.second_moment(), self._steps.options())
-        way.check_all(self.allgather_object(asdict(mine), "hvc.attach", by_name=True))
+        mine = differences.Way(reducer.plan.fingerprint(), attached, self._steps.second_moment(), self._steps.options())
+        differences.check_all(self.allgather_object(asdict(mine), "hvc.attach", by_name=True))
         self._compared_ways = True
 
     def _offer(self, index: int, grad: Any) -> int:
@@ -258,11 +258,11 @@ _open: weakref.WeakSet[BaseCompression] = weakref.WeakSet()
 
 @atexit.register
 def _close_all() -> None:
-    why = leaving.why_ended()
+    why = notes.why_ended()
     for compression in list(_open):
         try:
             if not compression._job.forked():
-                leaving.leave_word(compression._running().context.transport, why)
+                notes.leave_word(compression._running().context.transport, why)
             compression.close()
         except Exception as error:  # noqa: BLE001  the others are to be closed all the same
             _log.warning("closing a compression at exit failed: %s", error)

@@ -8,8 +8,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ...engine import checkpoint, names
-from ...engine.state_folder import Known
+from ...engine import names
+from ...engine.saved import checkpoint
+from ...engine.saved.state_folder import Known
 from ...errors import ConfigError
 from . import saving
 from .running import Running

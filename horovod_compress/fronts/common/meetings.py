@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ...engine.agreement.ranks import listed
+from ...engine.agreement.differences import listed
 
 #: What ranks meet for, by the second word of its name.
 _MEETINGS = {

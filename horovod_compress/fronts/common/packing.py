@@ -9,7 +9,7 @@ import json
 import struct
 from typing import Any
 
-from ...engine import sealed
+from ...engine.saved import checksums
 from ...errors import CorruptFrameError
 
 _HEADER = struct.Struct("<4sIQ")
@@ -19,7 +19,7 @@ _MAGIC = b"HVCJ"
 def pack(value: Any) -> bytes:
     """Return one rank's part."""
     text = json.dumps(value, separators=(",", ":")).encode()  # in its own order, in which differences are told
-    return _HEADER.pack(_MAGIC, sealed.crc(text), len(text)) + text
+    return _HEADER.pack(_MAGIC, checksums.crc(text), len(text)) + text
 
 
 def unpack(joined: bytes, ranks: int) -> list[Any]:
@@ -34,7 +34,7 @@ def unpack(joined: bytes, ranks: int) -> list[Any]:
             magic, crc, size = _HEADER.unpack_from(joined, at)
             at += _HEADER.size + size
             text = joined[at - size : at]
-            if magic != _MAGIC or len(text) != size or sealed.crc(text) != crc:
+            if magic != _MAGIC or len(text) != size or checksums.crc(text) != crc:
                 break
             found.append(json.loads(text))
     except (struct.error, ValueError, RecursionError):

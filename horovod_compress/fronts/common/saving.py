@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from ... import errors
-from ...engine import state_folder
-from ...engine.redistribute import redistributed
-from ...engine.state_folder import Entry, Known, Manifest
+from ...engine.saved import state_folder
+from ...engine.saved.redistribute import redistributed
+from ...engine.saved.state_folder import Entry, Known, Manifest
 from ...errors import ConfigError, HorovodCompressError, MismatchError, StateError
 
 WAYS = ("refuse", "reset", "redistribute")
@@ -111,7 +111,7 @@ def load(
 
     Args:
         place: this rank, and the number of ranks.
-        owned: see :func:`~horovod_compress.engine.redistribute.redistributed`.
+        owned: see :func:`~horovod_compress.engine.saved.redistribute.redistributed`.
         check: refuses a state that could not be taken; changes nothing.
         known: by this process, of its job's folders.
 

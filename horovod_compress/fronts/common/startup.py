@@ -14,11 +14,11 @@ from torch import nn
 from ...codecs.base import Codec, check_world, tables_that_stay, variants_of
 from ...codecs.masked import Masked
 from ...engine.agreement import handshake
-from ...engine.agreement.place import own_address
-from ...engine.agreement.ranks import listed
+from ...engine.agreement.differences import listed
+from ...engine.agreement.handshake import own_address
 from ...engine.job import Gathering, Job
 from ...engine.methods import Methods, numbered, parse
-from ...engine.parameters import pairs
+from ...engine.names import pairs
 from ...engine.reducer import Reducer
 from ...errors import ConfigError, ExchangeError, HorovodCompressError, PeerError
 from ...exchange import device, on_device

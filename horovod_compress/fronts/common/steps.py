@@ -13,18 +13,17 @@ from typing import Any
 
 from torch import nn
 
-from ...engine import checkpoint
-from ...engine.agreement import operands
-from ...engine.agreement.weights import Weights
-from ...engine.masks import Masks, check as check_masks
+from ...engine.agreement import differences
+from ...engine.comparison import Weights
+from ...engine.kept import Masks, check_masks
 from ...engine.methods import Methods
-from ...engine.optimizer import heavy_ball, held
-from ...engine.optimizer.hooks import uncompiled
-from ...engine.optimizer.matching import Matching
-from ...engine.optimizer.options import options_of
-from ...engine.optimizer.rates import Rates
+from ...engine.optimizer import held, momentum
+from ...engine.optimizer.family import options_of
+from ...engine.optimizer.matching import Matching, uncompiled
+from ...engine.optimizer.momentum import Rates
 from ...engine.optimizer.second_moment import check_state as check_moments
 from ...engine.reducer import Reducer
+from ...engine.saved import checkpoint
 from ...engine.tuning import Share, Tuner
 from ...errors import ConfigError
 from ...schedule.policies.registry import is_adaptive
@@ -73,7 +72,7 @@ class Steps:
         if reducer.world > 1:
             reducer.verification.weights = Weights(reducer.options.verify_every, warns=reducer.rank == 0)
         masked = {name: parameter for name, parameter in self.named if methods.is_masked(name)}
-        self._masks = Masks(reducer, masked) if masked else None
+        self._masks = Masks(reducer.kept, reducer.start, masked) if masked else None
         self.tuner: Tuner | None = None
         if is_adaptive(schedule := reducer.options.schedule):
             self.tuner = Tuner(reducer, str(schedule), share, methods, reducer.options.warmup_steps or 0)
@@ -109,8 +108,8 @@ class Steps:
                 "attach the one whose second moment the ranks should share, such as AdamW; to replace an optimizer, "
                 "create model, compression and optimizer again"
             )
-        heavy_ball.refuse_twice(optimizer, self._methods, self.named)
-        text = heavy_ball.advice(optimizer, self._methods, self.named)
+        momentum.refuse_twice(optimizer, self._methods, self.named)
+        text = momentum.advice(optimizer, self._methods, self.named)
         if text and not self.met and reducer.rank == 0 and not reducer.step:
             _log.warning("%s", text)
         if not isinstance(match_norm, bool):
@@ -142,7 +141,7 @@ class Steps:
         """Let the first steps be exact where that is needed."""
         # Where a second moment is held, its own exact rounds come first.
         total = self._reducer.options.total_steps
-        mine = 0 if self.held else heavy_ball.exact_first(optimizer, self._methods, self.named, total)
+        mine = 0 if self.held else momentum.exact_first(optimizer, self._methods, self.named, total)
         self._exact_first = max(self._exact_first, mine)
         if mine and self._reducer.rank == 0 and not self._reducer.step:
             _log.info(
@@ -167,7 +166,7 @@ class Steps:
     def options(self) -> dict[str, str]:
         """Return what else the optimizer does, by name, in words that have to be equal on every rank."""
         scale = self._reducer.result_scale  # None where Horovod compares it
-        told = {} if scale is None else {operands.RESULT_SCALE: f"{scale:g}"}
+        told = {} if scale is None else {differences.RESULT_SCALE: f"{scale:g}"}
         return told | (options_of(self._optimizer) if self.met else {})
 
     def settle_moments(self) -> None:
@@ -220,12 +219,12 @@ class Steps:
         if reducer.world == 1:
             return
         reducer.context.operands.step = reducer.next_step()
-        show(operands.RESULT_SCALE, reducer.result_scale)
+        show(differences.RESULT_SCALE, reducer.result_scale)
         if self.held:
-            show(operands.ROUND, "exact" if self.held.exact else "compressed")
-            show(operands.SECOND_MOMENT, self.held.shown())
-        show(operands.GRADIENT_SCALE, self.scale.followed())
-        show(operands.RATIO, reducer.norms.ratio.used())
+            show(differences.ROUND, "exact" if self.held.exact else "compressed")
+            show(differences.SECOND_MOMENT, self.held.shown())
+        show(differences.GRADIENT_SCALE, self.scale.followed())
+        show(differences.RATIO, reducer.norms.ratio.used())
         reducer.kept.show_tables()
 
     def _take_weights(self) -> None:

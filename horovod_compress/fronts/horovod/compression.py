@@ -11,8 +11,7 @@ import horovod.torch as hvd
 import torch
 from torch import Tensor, nn
 
-from ...engine.optimizer.hooks import uncompiled
-from ...engine.optimizer.matching import before_step
+from ...engine.optimizer.matching import before_step, uncompiled
 from ...engine.optimizer.second_moment import names_of
 from ...engine.reducer import Reducer
 from ...errors import ConfigError, HorovodCompressError, NonFiniteError

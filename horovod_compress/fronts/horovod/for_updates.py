@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import nn
 
-from ...engine.optimizer import heavy_ball
+from ...engine.optimizer import momentum
 from ...engine.reducer import Reducer
 from ...errors import ConfigError
 from ...schedule.policies.registry import OPTIONAL
@@ -109,4 +109,4 @@ class ForUpdates(BaseCompression):
         Raises:
             ConfigError: says which of them to leave out.
         """
-        heavy_ball.refuse_twice(optimizer, self._methods, self._steps.named, updates=True)
+        momentum.refuse_twice(optimizer, self._methods, self._steps.named, updates=True)

@@ -7,8 +7,8 @@ from typing import Any
 import horovod.torch as hvd
 from horovod.common.exceptions import HorovodInternalError
 
-from ...engine.agreement.place import Place
-from ...engine.agreement.uneven import ADVICE
+from ...engine.agreement.handshake import Place
+from ...engine.agreement.notes import ADVICE
 from ...engine.job import Gathering
 from ...errors import ConfigError, ExchangeError
 from ...exchange.transports import gloo

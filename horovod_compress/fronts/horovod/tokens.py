@@ -10,7 +10,7 @@ import horovod.torch as hvd
 from horovod.common.exceptions import HorovodInternalError
 from torch import Tensor
 
-from ...engine.agreement import uneven
+from ...engine.agreement import notes
 from ...errors import ConfigError, HorovodCompressError
 from .calls import calling_optimizer, owner_of_token, submit_rest
 
@@ -70,8 +70,8 @@ class Tokens:
         for result_scale in (1.0, float(self._world)):
             if abs(token - total * result_scale / self._world) < 1e-3:
                 return result_scale
-        if op in (hvd.Average, hvd.Sum) and (who := uneven.joined(token, values, op == hvd.Average)):
-            raise ConfigError(f"{who} called hvd.join() while rank {hvd.rank()} has a step left; {uneven.ADVICE}")
+        if op in (hvd.Average, hvd.Sum) and (who := notes.joined(token, values, op == hvd.Average)):
+            raise ConfigError(f"{who} called hvd.join() while rank {hvd.rank()} has a step left; {notes.ADVICE}")
         raise ConfigError(
             f"rank {hvd.rank()}: tokens with the sum {total:g} came back as {token:g} from {self._world} "
             f"ranks; only op=hvd.Average and op=hvd.Sum are supported"

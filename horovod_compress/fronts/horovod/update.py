@@ -20,15 +20,14 @@ import torch
 from torch import nn
 
 from ...engine import names
-from ...engine.agreement.operands import difference
+from ...engine.agreement.differences import difference
+from ...engine.names import pairs
 from ...engine.optimizer import family, second_moment as moments
-from ...engine.optimizer.exact_rounds import REBUILD_EVERY, WARMUP_STEPS
-from ...engine.optimizer.hooks import uncompiled
-from ...engine.optimizer.options import options_of
-from ...engine.optimizer.update_exchange import Exchange
-from ...engine.optimizer.update_moment import SharedSecondMoment
+from ...engine.optimizer.family import options_of
+from ...engine.optimizer.matching import uncompiled
+from ...engine.optimizer.second_moment import REBUILD_EVERY, WARMUP_STEPS
 from ...engine.optimizer.update_schedule import Schedule, Settings
-from ...engine.parameters import pairs
+from ...engine.optimizer.updates import Exchange, SharedSecondMoment
 from ...errors import ConfigError, MismatchError
 from .calls import in_broadcast_optimizer_state
 from .guards import left_out

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 
-from ...engine.worker import Worker
+from ...engine.context import Worker
 from ...errors import ExchangeError
 from .backward import Backward
 

@@ -10,7 +10,7 @@ from typing import Any
 import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 
-from ...engine.agreement.place import LOOPBACK, Place, host_name
+from ...engine.agreement.handshake import LOOPBACK, Place, host_name
 from ...engine.job import Gathering
 from ...errors import ConfigError, ExchangeError
 from ...exchange.transports import gloo

@@ -11,7 +11,7 @@ import horovod.torch as hvd
 import torch
 
 import horovod_compress.torch as hvc
-from horovod_compress.engine import state_folder
+from horovod_compress.engine.saved import state_folder
 from tests.support.rank import arguments, mark, report
 
 case = arguments()

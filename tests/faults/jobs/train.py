@@ -21,7 +21,7 @@ from torch.nn.parallel import DistributedDataParallel
 import horovod_compress.ddp
 import horovod_compress.torch as hvc
 from horovod_compress import options
-from horovod_compress.engine import patience
+from horovod_compress.engine import failure
 from tests.support.accelerator import everything_on_accelerator
 from tests.support.rank import arguments, mark, rank, report
 from tests.support.training import digest
@@ -146,7 +146,7 @@ def build(case: dict[str, Any]) -> tuple[nn.Module, hvc.Compression, Callable[[]
     """Return the model, the compression and a function that trains one step."""
     if case["limits"]:
         options.FLOW_SECONDS, options.BUSY_SECONDS = case["limits"]
-        patience._TELL_SECONDS = options.FLOW_SECONDS
+        failure._TELL_SECONDS = options.FLOW_SECONDS
     torch.manual_seed(1)
     width = case["width"]
     # Two buckets of one tensor each: the first is exchanged while backward still runs.

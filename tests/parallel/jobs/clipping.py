@@ -147,10 +147,10 @@ def resumed() -> list[bool]:
         again = Run(between=clip)
         model, optimizer, compression = copy.deepcopy(saved)
         if not keeps:
-            from horovod_compress.engine import sealed
+            from horovod_compress.engine.saved import checksums
 
-            plain = {name: value for name, value in compression.items() if name not in ("norms", sealed.KEY)}
-            compression = sealed.sealed(plain)
+            plain = {name: value for name, value in compression.items() if name not in ("norms", checksums.KEY)}
+            compression = checksums.sealed(plain)
         again.model.load_state_dict(model)
         again.compression.load_state_dict(compression)
         again.optimizer.load_state_dict(optimizer)

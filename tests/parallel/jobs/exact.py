@@ -8,7 +8,7 @@ from typing import Any
 import horovod.torch as hvd
 import torch
 
-from horovod_compress.engine.optimizer.heavy_ball import EXACT_FIRST
+from horovod_compress.engine.optimizer.momentum import EXACT_FIRST
 from tests.support import rank
 from tests.support.training import digest, gathered, net, optimizer_for, train
 

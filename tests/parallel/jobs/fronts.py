@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from horovod_compress.engine import sealed
+from horovod_compress.engine.saved import checksums
 from tests.support.front import DDP, hvc, start, trained
 from tests.support.nets import batch, digest, net
 from tests.support.rank import arguments, rank, report
@@ -70,7 +70,7 @@ def train(case: dict[str, Any]) -> dict[str, Any]:
     moments = [kept["exp_avg_sq"] for kept in optimizer.state.values() if "exp_avg_sq" in kept]
     compression.close()
     found = {"weights": digest(model.parameters()), "moments": digest(moments)}
-    return found | {"state": repr(state[sealed.KEY]), "refused": refused}
+    return found | {"state": repr(state[checksums.KEY]), "refused": refused}
 
 
 start()

@@ -14,14 +14,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..errors import StateError
-from . import sealed
+from ...errors import StateError
+from . import checksums
 
 #: Of a state: what is dealt out. What merging keeps is not.
 _PARTS = ("state", "tables")
 #: By tensor, in which ranks may differ: what waits for elements that rounds leave out.
 _WAITING = "waiting"
-_LEFT_OUT = (*_PARTS, "carries", _WAITING, sealed.KEY)
+_LEFT_OUT = (*_PARTS, "carries", _WAITING, checksums.KEY)
 
 
 class _Sum:
@@ -72,7 +72,7 @@ def redistributed(states: Iterable[Mapping[str, Any]], rank: int, world: int, ow
     changed = {"rank": rank, "world": world, "state": kept, "tables": _dealt(sums["tables"], False, rank)}
     if waiting:
         changed[_WAITING] = {name: found.dealt(False, rank, number) for name, found in waiting.items()}
-    return sealed.sealed(rest | changed | {"carries": {}})
+    return checksums.sealed(rest | changed | {"carries": {}})
 
 
 def _begun(part: Any) -> Any:

@@ -26,10 +26,10 @@ from typing import Any, TypeVar
 
 import torch
 
-from .. import __version__, ops
-from ..errors import ConfigError, CorruptFrameError, StateError, naming
-from ..exchange.wire import WIRE_VERSION
-from . import sealed, state_file
+from ... import __version__, ops
+from ...errors import ConfigError, CorruptFrameError, StateError, naming
+from ...exchange.wire import WIRE_VERSION
+from . import checksums
 
 MANIFEST = "manifest.json"
 _FORMAT = 1
@@ -85,13 +85,13 @@ def write(folder: Path, state: Mapping[str, Any]) -> Entry:
     """
     name = f"rank{state['rank']}.{secrets.token_hex(8)}.hvc"
     folder.mkdir(parents=True, exist_ok=True)
-    size, crc = _write(folder / name, state_file.parts(state))
+    size, crc = _write(folder / name, checksums.parts(state))
     return Entry(name, size, crc)
 
 
 def fingerprint(found: Manifest | None) -> str:
     """Return what tells a manifest from others, "" for none."""
-    return f"{sealed.crc(sealed.canonical(asdict(found))):08x}" if found else ""
+    return f"{checksums.crc(checksums.canonical(asdict(found))):08x}" if found else ""
 
 
 class Known:
@@ -315,7 +315,7 @@ def read(folder: Path, entry: Entry) -> dict[str, Any]:
             f"{len(data)} with {_crc(data):08x}; load another copy, or an earlier checkpoint"
         )
     try:
-        return state_file.parse(data)
+        return checksums.parse(data)
     except CorruptFrameError as error:
         raise CorruptFrameError(f"{path}: {error}") from None
 
@@ -332,7 +332,7 @@ def _is_well_formed(found: Manifest) -> bool:
 
 
 def _text(body: Mapping[str, Any]) -> bytes:
-    document = {"manifest": body, "crc32c": sealed.crc(sealed.canonical(body))}
+    document = {"manifest": body, "crc32c": checksums.crc(checksums.canonical(body))}
     return json.dumps(document, sort_keys=True, indent=1).encode() + b"\n"
 
 

@@ -13,13 +13,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..codecs.work import work_dtype
-from ..errors import ConfigError, CorruptFrameError, StateError
-from ..schedule.plan import Plan
-from . import norms, sealed
-from .bucket import spoilt
-from .methods import Methods
-from .reducer import Reducer
+from ...codecs.work import work_dtype
+from ...errors import ConfigError, CorruptFrameError, StateError
+from ...schedule.plan import Plan
+from .. import norms
+from ..bucket import withheld
+from ..methods import Methods
+from ..reducer import Reducer
+from . import checksums
 
 FORMAT = 3
 #: The format before had no checksums.
@@ -63,7 +64,7 @@ def save(reducer: Reducer, methods: Methods, more: Mapping[str, Any] | None = No
     }
     if waiting := reducer.kept.withholding.waiting():
         kept["waiting"] = waiting
-    return sealed.sealed(kept | dict(more or {}))
+    return checksums.sealed(kept | dict(more or {}))
 
 
 def check(
@@ -109,7 +110,7 @@ def check(
 
 def _check_seals(state: Mapping[str, Any]) -> None:
     if state["format"] == FORMAT:
-        sealed.check(state)
+        checksums.check(state)
 
 
 def _check_restored(reducer: Reducer, state: Mapping[str, Any]) -> None:
@@ -160,13 +161,13 @@ def _check_form(state: object) -> None:
         raise StateError(
             f"a compression state is what its state_dict() returned, got {type(state).__name__} without a format"
         )
-    sealed.outline(state)
+    checksums.outline(state)
     if type(state["format"]) is not int or state["format"] not in (_BEFORE, FORMAT):
         _expect("format", FORMAT, state["format"], "save it again with this version")
-    if (sealed.KEY in state) != (state["format"] == FORMAT):
+    if (checksums.KEY in state) != (state["format"] == FORMAT):
         raise CorruptFrameError(
             f"the saved compression state is corrupt: it has format {state['format']}, and "
-            f"{'checksums' if sealed.KEY in state else 'no checksums'}; load another copy, or an earlier state"
+            f"{'checksums' if checksums.KEY in state else 'no checksums'}; load another copy, or an earlier state"
         )
     for part in ("state", "tables", "carries", "waiting"):
         kept = state.get(part, {} if part in _MAY_LACK else None)
@@ -290,10 +291,10 @@ def _check_alike(kind: str, kept: Mapping[str, Tensor], saved: Mapping[str, Tens
     _expect(f"list of what has a {kind}", [], different, 'or pass residuals="reset"')
     for name, tensor in kept.items():
         _expect(f"{kind} of {name}", _kind(tensor), _kind(saved[name]), "resume with the same model")
-        if number := spoilt.count(saved[name]):
+        if number := withheld.count(saved[name]):
             raise StateError(
                 f"the saved compression state has {number} value(s) in the {kind} of {name} that are not finite or not "
-                f"below {spoilt.MOST:.1e}, which would corrupt every later step; load an earlier state, or pass "
+                f"below {withheld.MOST:.1e}, which would corrupt every later step; load an earlier state, or pass "
                 f'residuals="reset"'
             )
 
@@ -311,7 +312,7 @@ def _between_steps(reducer: Reducer, verb: str) -> None:
 
 
 def _expect(what: str, want: object, got: object, advice: str) -> None:
-    if sealed.canonical(sealed.outline({"": want})) != sealed.canonical(sealed.outline({"": got})):
+    if checksums.canonical(checksums.outline({"": want})) != checksums.canonical(checksums.outline({"": got})):
         raise StateError(
             f"the saved compression state has a different {what}: expected {want!r}, got {got!r}; {advice}"
         )

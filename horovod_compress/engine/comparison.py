@@ -1,0 +1,388 @@
+"""What the ranks compare: at the start, after each change that all have to make alike, and at the end of steps."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..errors import DigestError, MismatchError
+from ..exchange import gather
+from ..exchange.transports.base import Transport
+from ..exchange.wire import NonFiniteCount
+from ..ops.hashing import hash_of, hash_of_text, signed
+from .agreement.differences import by_value, difference, minority
+from .bucket.state import BucketState
+from .buckets import Buckets
+from .context import Context
+
+# ---- common start ------------------------------------------------------------------------------
+#
+# What ranks compare before they exchange anything: at the start, and after each change that all have to make alike.
+#
+# A rank that has loaded a state, or has frozen parameters, compares before its next exchange. One that has made no such
+# change would send a gradient instead, which the first would take for its answer. So these answers have an order of
+# messages to themselves (``Transport.aside``), and a rank leaves word before it waits for them: whoever sees that word
+# and has made no such change knows that the two would wait for each other, and stops both.
+
+_TOPIC = "start"
+
+
+class CommonStart:
+    """One rank's part in the comparisons."""
+
+    def __init__(self, transport: Transport) -> None:
+        self._transport, self._rank = transport, transport.rank
+        self._held = 0
+        #: Whether the next exchange begins with a comparison.
+        self.due = True
+
+    def begin(self, done: int) -> None:
+        """Leave word of a comparison; every rank begins with the first one, so that needs none.
+
+        Args:
+            done: steps that this rank has exchanged so far.
+        """
+        if self._held:
+            self._transport.say(_TOPIC, f"{self._held + 1} {done}")
+
+    def held(self) -> None:
+        """Note that the ranks were found to agree."""
+        self._held += 1
+        self.due = False
+
+    def check(self, done: int) -> None:
+        """Refuse to wait for ranks that compare before a step in which this one exchanges already.
+
+        Args:
+            done: steps that this rank has exchanged so far.
+
+        Raises:
+            MismatchError: names these ranks, and says what to do.
+        """
+        if self.due:
+            return
+        for rank, word in sorted(self._transport.said(_TOPIC).items()):
+            number, at = map(int, word.split())
+            if rank != self._rank and number > self._held and at <= done:
+                raise MismatchError(
+                    f"rank {self._rank}: rank {rank} loaded a state, or froze or unfroze parameters, or changed a "
+                    f"mask, or added a parameter group, or left out a step of its optimizer, before a step in which "
+                    f"rank {self._rank} did not; call load_state_dict(), requires_grad_() and step(), and prune masked "
+                    "weights, on every rank, between the same two steps"
+                )
+
+
+def disagreement(notes: Mapping[int, Mapping[str, Any]]) -> MismatchError | None:
+    """Return the error of a rank that has stopped as ranks disagree, by the notes of those that have stopped."""
+    found = next((note for note in notes.values() if "differs" in note), None)
+    # A rank that has not begun the step shows what it had in an earlier one, and one that has left shows nothing.
+    of_step = {rank: note for rank, note in notes.items() if found and note.get("of_step", -1) == found.get("of_step")}
+    told = found and difference({rank: note.get("operands", {}) for rank, note in of_step.items()})
+    if found and told:
+        step, bucket, *_ = found["place"]
+        return MismatchError(f"{told}. Found before step {step} changed any gradient, in bucket {bucket}")
+    return next((MismatchError(note["why"]) for note in notes.values() if note.get("mismatch")), None)
+
+
+def note_of(failure: Exception) -> dict[str, Any]:
+    """Return what a rank that stops for a reason of its own leaves for the others."""
+    return {"why": str(failure)} | ({"mismatch": True} if isinstance(failure, MismatchError) else {})
+
+
+# ---- start -------------------------------------------------------------------------------------
+#
+# What the next exchange begins with: the ranks compare their step, buckets, weights and frozen tensors.
+
+
+class Start:
+    """Compares before the first exchange, and after each change that all ranks have to make alike."""
+
+    def __init__(self, context: Context, buckets: Buckets) -> None:
+        self._context, self._buckets = context, buckets
+        self._common = CommonStart(context.transport)
+        self._compared: tuple[int, str] = (0, "")  # what else they compare then, and what it stands for
+        self._norms: Callable[[], str] = str
+        self._masks: dict[str, int] = {}  # hashes of masks, by tensor
+
+    @property
+    def due(self) -> bool:
+        """Whether the next exchange begins with a comparison."""
+        return self._common.due
+
+    def again(self) -> None:
+        """Let the next exchange begin with a comparison across ranks; between two steps, and on every rank."""
+        with self._context.changed:
+            self._common.due = True
+
+    def compare_first(self, value: int, what: str) -> None:
+        """Let the next exchange begin with a comparison across ranks; between two steps.
+
+        Args:
+            value: 64 bits that have to be equal on every rank.
+            what: it stands for, in the plural.
+        """
+        with self._context.changed:
+            self._compared = (signed(value), what)
+            self.again()
+
+    def also_compares(self, norms: Callable[[], str]) -> None:
+        """Let ranks compare what they hand results back times, too, in words."""
+        self._norms = norms
+
+    def freeze(self, indices: frozenset[int]) -> None:
+        """Let nothing be exchanged for these tensors; between two steps."""
+        if indices != self._buckets.frozen:
+            with self._context.changed:
+                self._buckets.frozen = indices
+                self.again()
+
+    def mask(self, hashes: Mapping[str, int]) -> None:
+        """Let the next exchange begin with a comparison of masks; between two steps.
+
+        Args:
+            hashes: by tensor; of the same tensors, in the same order, on every rank.
+        """
+        with self._context.changed:
+            self._masks = dict(hashes)
+            self.again()
+
+    def check(self, done: int) -> None:
+        """Refuse to wait for ranks that compare before a step in which this one exchanges already.
+
+        Args:
+            done: steps that this rank had exchanged when it began to wait.
+
+        Raises:
+            MismatchError: see :meth:`.common_start.CommonStart.check`.
+        """
+        self._common.check(done)
+
+    def agree(self) -> None:
+        """Compare step and plan at the start: ranks that resumed differently would misread each other.
+
+        Raises:
+            MismatchError: names each rank's step, or the ranks that are in the minority.
+        """
+        context = self._context
+        self._common.begin(context.progress.done)
+        plan = signed(int(self._buckets.plan.fingerprint(), 16))
+        values = [
+            context.progress.step,
+            plan,
+            self._compared[0],
+            self._hash_of_frozen(),
+            signed(hash_of_text(self._norms())),
+        ]
+        values += [signed(context.operands.digest), *self._masks.values()]
+        exchange = context.exchange(0, "agree", NonFiniteCount())  # nothing here may depend on the plan
+        exchange.step, exchange.transport = 0, context.transport.aside  # type: ignore[assignment]
+        exchange.digest = 0  # what follows says more
+        found, _ = gather.run(exchange, torch.tensor(values, dtype=torch.int64).view(torch.uint8))
+        context.metrics.bytes_sent += exchange.bytes_sent
+        self._compare(list(zip(*(data.view(torch.int64).tolist() for data in found), strict=True)))
+        self._common.held()
+
+    def _compare(self, found: Sequence[Sequence[int]]) -> None:
+        (steps, plans, values, frozen, norms, operands, *masks), rank = found, self._context.rank
+        if len(set(steps)) > 1:
+            told = ", ".join(f"rank {rank} at step {step}" for rank, step in enumerate(steps))
+            raise MismatchError(
+                f"rank {rank}: the ranks do not start at the same step: {told}; call load_state_dict() on every rank, "
+                "each with the state that it saved at the same step"
+            )
+        if odd := minority(plans):
+            raise MismatchError(
+                f"rank {rank}: the buckets differ between ranks, on rank(s) {odd} from the others; give every "
+                f"rank the same schedule=, and call load_state_dict() on every rank or on none, with states of the "
+                f"same step"
+            )
+        if odd := minority(values):
+            raise MismatchError(
+                f"rank {rank}: the {self._compared[1]} differ between ranks, on rank(s) {odd} from the others; "
+                f"broadcast the parameters before the first step, and resume every rank from the same step"
+            )
+        if odd := minority(frozen):
+            raise MismatchError(
+                f"rank {rank}: the frozen parameters differ between ranks, on rank(s) {odd} from the others; call "
+                "requires_grad_() in the same way on every rank, between the same two steps"
+            )
+        if (other := next((peer for peer, value in enumerate(operands) if value != operands[rank]), None)) is not None:
+            raise DigestError(other)
+        if odd := minority(norms):
+            raise MismatchError(
+                f"rank {rank}: the norms that results are given (match_norm) differ between ranks, on rank(s) {odd} "
+                "from the others; give every rank the same optimizers and match_norm=, and load states of the same step"
+            )
+        named = zip(self._masks, masks, strict=True)
+        if differ := {name: odd for name, hashes in named if (odd := minority(hashes))}:
+            name, odd = next(iter(differ.items()))
+            raise MismatchError(
+                f"rank {rank}: the masks of {', '.join(list(differ)[:5])} differ between ranks, that of {name} on "
+                f"rank(s) {odd} from the others: a mask is what is 0 in the weights; prune them in the same way on "
+                "every rank, between the same two steps, and broadcast them from one rank"
+            )
+
+    def _hash_of_frozen(self) -> int:
+        names = self._buckets.plan.names()
+        return signed(hash_of_text("\n".join(sorted(names[index] for index in self._buckets.frozen))))
+
+
+# ---- weights -----------------------------------------------------------------------------------
+#
+# Warns of weights that differ between ranks, which equal results of exchanges never bring together.
+#
+# Results are compared to find hardware that is broken; weights differ for reasons of the program's: they were not
+# broadcast, a checkpoint was loaded on one rank, or a rank has changed its results before its optimizer used them. The
+# training goes on with them as it would with Horovod alone, so this is no error.
+#
+# The hashes are taken on the training thread, after a step of the optimizer where that is known, else at the first
+# gradient of the next one. There some methods of training have weights of their own on each rank: SAM climbs along each
+# rank's gradient before it makes the one that is exchanged. So a difference in the first comparison, before which the
+# optimizer made no step, is said only if it is still there in the next one. The hashes are compared at the end of the
+# step, by the exchange thread.
+
+_log = logging.getLogger("horovod_compress")
+
+
+class Weights:
+    """The weights of one rank, as the others see them.
+
+    Args:
+        every: compare every this many steps, and at the first one; 0: never.
+        warns: whether this rank is to log what all find.
+    """
+
+    def __init__(self, every: int, warns: bool) -> None:
+        self._every, self._warns = every, warns
+        self._first = True
+        self._suspicion = ""  # what is to be said if the weights differ in the next step too
+        self._step, self._hashes = -1, torch.zeros(0, dtype=torch.int64)
+        #: Whether they were found to differ, after which they are not compared any more.
+        self.differ = False
+        #: In how many steps they were compared.
+        self.compared = 0
+
+    def resume(self) -> None:
+        """Compare them in the next step: a state was loaded, and weights perhaps, too."""
+        self._first, self._step, self._suspicion = True, -1, ""
+
+    def due(self, step: int) -> bool:
+        """Return whether they are compared in a step; the same on every rank."""
+        return (
+            bool(self._every)
+            and not self.differ
+            and (self._first or bool(self._suspicion) or (step + 1) % self._every == 0)
+        )
+
+    def take(self, step: int, weights: Sequence[Tensor]) -> None:
+        """Look at the weights if they are compared in this step, which is about to begin.
+
+        Args:
+            weights: in the order of the plan.
+        """
+        if self.due(step) and step != self._step:
+            with torch.no_grad():
+                self._hashes = torch.tensor([signed(hash_of([weight])) for weight in weights], dtype=torch.int64)
+            self._step = step
+
+    def hashes(self, step: int, count: int) -> Tensor:
+        """Return a hash of each tensor, int64; all 0 if this rank has not looked in this step."""
+        return self._hashes if self._step == step else torch.zeros(count, dtype=torch.int64)
+
+    def compare(self, step: int, of_ranks: Sequence[Tensor], names: Sequence[str]) -> None:
+        """Warn if the hashes of all ranks differ; every rank comes to the same end."""
+        first, self._first = self._first, False
+        table = torch.stack(list(of_ranks))
+        if not bool(table.any(dim=1).all()):
+            return  # some rank has not looked
+        self.compared += 1
+        suspicion, self._suspicion = self._suspicion, ""
+        odd = (table != table[0]).any(dim=0).nonzero().flatten().tolist()
+        if not odd:
+            return
+        values = [f"{value & (1 << 64) - 1:016x}" for value in table[:, odd[0]].tolist()]
+        text = suspicion or _warning(step, [names[index] for index in odd], len(names), values)
+        if first:
+            self._suspicion = text
+            return
+        self.differ = True
+        if self._warns:
+            _log.warning("%s", text)
+
+
+def _warning(step: int, odd: Sequence[str], count: int, values: Sequence[str]) -> str:
+    return (
+        f"weights differ between ranks at the beginning of step {step}, in {len(odd)} of {count} parameters, the "
+        f"first of them {odd[0]}, by its hash: {by_value(values)}. All ranks get the same gradients, so the weights "
+        "will stay different. Usual causes: the weights were never broadcast (DistributedDataParallel does that; "
+        "under Horovod call hvd.broadcast_parameters(model.state_dict(), root_rank=0)), or a checkpoint was loaded on "
+        "one rank after that; the initial weights come from different seeds; gradients are clipped or changed between "
+        "backward() and synchronize(), or differently on each rank before step(); a forward pass changes weights by "
+        "its own data, as Embedding(max_norm=) does. See docs/troubleshooting.md. This warning appears only once"
+    )
+
+
+# ---- verification ------------------------------------------------------------------------------
+#
+# What the ranks compare at the end of a step: the hashes of their results, and of their weights.
+
+
+class Verification:
+    """Finds results that differ between ranks, which no exchange produces."""
+
+    def __init__(self, context: Context, buckets: Buckets) -> None:
+        self._context, self._buckets = context, buckets
+        self._hashes: dict[int, int] = {}  # of results, by bucket
+        #: Compares weights, where somebody shows them.
+        self.weights: Weights | None = None
+
+    def due(self) -> bool:
+        """Return whether the results of the step under way are compared."""
+        every = self._context.options.verify_every
+        return bool(every) and self._context.world > 1 and (self._context.progress.step + 1) % every == 0
+
+    def take(self, state: BucketState) -> None:
+        """Look at the result of a bucket, before the training thread has it."""
+        self._hashes[state.bucket.index] = self.hash(state)
+
+    def hash(self, state: BucketState) -> int:
+        """Return a hash of a bucket's result."""
+        return signed(hash_of(grad for grad in state.memory.grads if grad is not None))  # sparse ones are not ours
+
+    def compare_results(self) -> None:
+        """Compare the hash of every bucket's result across ranks.
+
+        Raises:
+            MismatchError: names the bucket and the ranks whose result is in the minority.
+        """
+        context, count = self._context, len(self._buckets)
+        mine = torch.tensor([self._hashes.get(bucket, 0) for bucket in range(count)], dtype=torch.int64)
+        exchange = context.exchange(count, "verify", NonFiniteCount())
+        with context.metrics.timed("verify", where=(context.progress.step,)):
+            found, _ = gather.run(exchange, mine.view(torch.uint8))
+        context.metrics.bytes_sent += exchange.bytes_sent
+        context.metrics.verified += 1
+        table = torch.stack([data.view(torch.int64) for data in found])
+        for bucket in range(count):
+            if odd := minority(table[:, bucket].tolist()):
+                raise MismatchError(
+                    f"rank {context.rank}: after step {context.progress.step} the result of bucket {bucket} on "
+                    f"rank(s) {odd} differs from that of the others; the model "
+                    f"would diverge. Suspect memory or hardware there, and resume from a checkpoint"
+                )
+
+    def compare_weights(self, step: int) -> None:
+        """Show the other ranks the hashes of this one's weights, if it is time to."""
+        weights, context = self.weights, self._context
+        if not weights or not weights.due(step):
+            return
+        names = self._buckets.plan.names()
+        exchange = context.exchange(len(self._buckets), "weights", NonFiniteCount())
+        with context.metrics.timed("verify", where=(context.progress.step,)):
+            found, _ = gather.run(exchange, weights.hashes(context.progress.step, len(names)).view(torch.uint8))
+        context.metrics.bytes_sent += exchange.bytes_sent
+        weights.compare(context.progress.step, [data.view(torch.int64) for data in found], names)

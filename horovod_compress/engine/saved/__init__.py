@@ -1,0 +1,1 @@
+"""What a rank saves: its state, checksums, and the folders that many savers share."""
