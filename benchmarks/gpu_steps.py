@@ -15,9 +15,12 @@ from torch import Tensor
 from horovod_compress.codecs.base import Algebra, Codec
 from horovod_compress.codecs.marsit import Marsit
 from horovod_compress.engine.bucket.state import BucketState
+from horovod_compress.engine.context import Context, Devices
+from horovod_compress.engine.turn import Turn
 from horovod_compress.exchange import ring
 from horovod_compress.exchange.device import Device
-from horovod_compress.ops.keys import Key
+from horovod_compress.exchange.transports.local import Hub
+from horovod_compress.options import Options
 from horovod_compress.planner import shapes
 from horovod_compress.schedule.plan import Bucket, TensorSpec
 
@@ -46,23 +49,25 @@ class LocalStep:
         self.state = BucketState(bucket, codec, 0, 1, lambda *_: ring, device)
         generator = torch.Generator().manual_seed(bucket.index)
         self.grads = [torch.randn(tensor.shape, generator=generator).to(device.where) for tensor in bucket.tensors]
+        (transport,) = Hub(1).transports()
+        self._context = Context(transport, Options(seed=1), Devices([]))
         self._step = 0
 
     def __call__(self) -> None:
-        state, key = self.state, Key(1, self._step, self.state.bucket.index, 0)
+        turn = Turn(self.state, self._context, 1.0, 1.0)
         for position, grad in enumerate(self.grads):
-            state.claim(position, 1.0)
-            state.count_in(position, state.offer(position, grad, key, False))
-        if state.offers.waits:
-            state.count_waiting(state.offer_waiting(key))
-        round_ = state.round(self._step)
+            turn.claim(position)
+            turn.count_in(position, turn.submit(position, grad))
+        if turn.waits:
+            turn.count_waiting(turn.submit_waiting())
+        round_, key = turn.round, turn.key
         for number in range(len(round_.preludes)):
             round_.before(number, key)
         round_.encode(key)
         if round_.codec.algebra is Algebra.GATHER:
             round_.work.gathered = [round_.work.regions["payload"][: round_.work.used]]
         round_.decode(round_.whole(), key, 1.0)
-        state.finish(self._step)
+        self.state.finish(self._step)
         self._step += 1
 
     def written(self) -> list[Tensor]:

@@ -16,6 +16,7 @@ from functools import partial
 import torch
 from torch import nn
 
+from horovod_compress.engine.bucket.state import Next
 from horovod_compress.engine.methods import Methods, parse
 from horovod_compress.engine.optimizer.momentum import exact_first
 from horovod_compress.engine.optimizer.second_moment import chosen
@@ -85,7 +86,7 @@ def bytes_of_steps(model: nn.Module, method: str, ranks: int) -> dict[str, int]:
     for kind in ("full", "exact", "compressed"):  # the first step of all is a method's own full-precision one
         for reducer in reducers:
             if kind != "full":
-                reducer.buckets.hold(kind == "exact")
+                reducer.buckets.choose(Next("exact" if kind == "exact" else "coded"))
         before = reducers[0].metrics.bytes_exact + reducers[0].metrics.bytes_compressed
         for reducer in reducers:
             for index, name in enumerate(plan.names()):

@@ -21,6 +21,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from horovod_compress.engine.bucket.state import Next
 from horovod_compress.engine.methods import parse
 from horovod_compress.engine.optimizer.held import hold
 from horovod_compress.engine.optimizer.matching import Matching, before_step
@@ -87,7 +88,7 @@ class EveryReducer(Every):
 
     def __init__(self, reducers: Sequence[Reducer]) -> None:
         super().__init__(reducers, ())
-        self.buckets = Every([reducer.buckets for reducer in reducers], ("hold", "next_steps", "divide_by"))
+        self.buckets = Every([reducer.buckets for reducer in reducers], ("choose", "divide_by"))
         kept: Any = Every([reducer.kept for reducer in reducers], ("convert",))
         kept.withholding = Every([reducer.kept.withholding for reducer in reducers], ("withhold",))
         self.kept = kept
@@ -178,7 +179,7 @@ class Training:
             self.held.begin(self.reducers[0].next_step())
         if self.exact_first:
             for reducer in self.reducers:
-                reducer.buckets.next_steps(plain=step < self.exact_first, halved=True)
+                reducer.buckets.choose(Next("halved" if step < self.exact_first else "method"))
         if self.matching:
             self.matching.begin()
         self.every.norms.begin(self.reducers[0].next_step(), exact=bool(self.held and self.held.exact))

@@ -11,7 +11,7 @@ from ..codecs.left_plain import LeftPlain
 from ..codecs.work import work_dtype
 from ..exchange.choose import Choose
 from ..schedule.plan import Bucket, Plan
-from .bucket.state import BucketState
+from .bucket.state import BucketState, Next
 from .context import Context
 
 
@@ -22,11 +22,11 @@ class Buckets:
 
     Args:
         codecs: the methods by number.
-        choose: picks how a bucket's payloads become one.
+        collective: picks how a bucket's payloads become one.
     """
 
-    def __init__(self, context: Context, plan: Plan, codecs: Sequence[Codec], choose: Choose) -> None:
-        self._context, self._codecs, self._choose = context, codecs, choose
+    def __init__(self, context: Context, plan: Plan, codecs: Sequence[Codec], collective: Choose) -> None:
+        self._context, self._codecs, self._collective = context, codecs, collective
         #: Tensors that nothing is exchanged for, in plan order.
         self.frozen: frozenset[int] = frozenset()
         self.take_plan(plan)
@@ -45,7 +45,7 @@ class Buckets:
             link = None
         staged = where.is_accelerator and not link
         return BucketState(
-            bucket, self._codec_of(bucket), context.rank, context.world, self._choose, where, staged, link
+            bucket, self._codec_of(bucket), context.rank, context.world, self._collective, where, staged, link
         )
 
     def _codec_of(self, bucket: Bucket) -> Codec:
@@ -80,41 +80,13 @@ class Buckets:
         """Return the step that the next gradient will belong to, between two steps."""
         return self._states[0].finished + 1 if self._states else self._context.progress.step
 
-    def idle(self) -> bool:
-        """Return whether no step is under way."""
-        with self._context.changed:
-            finished = {state.finished for state in self}
-            return len(finished) <= 1 and not any(state.offers.busy for state in self)
-
-    def missing(self, step: int) -> list[str]:
-        """Return the tensors that were not offered in a step that is under way."""
-        with self._context.changed:
-            late = (state.offers for state in self if state.finished < step and not state.offers.full)
-            return [name for offers in late for name in offers.missing()]
-
     # ---- the coming step ----
 
-    def next_steps(self, round_index: int | None = None, *, plain: bool = False, halved: bool = False) -> None:
-        """Choose what the coming steps exchange.
-
-        Args:
-            round_index: stands for the step where a method's rounds differ by it; None for the step.
-            plain: exchange what is offered as it is, without the method and its state.
-            halved: then float32 is sent as bfloat16.
-        """
+    def choose(self, coming: Next) -> None:
+        """Choose what the coming steps exchange."""
         with self._context.changed:
             for state in self:
-                state.rounds.set_round(round_index, plain, halved)
-
-    def hold(self, exact: bool) -> None:
-        """Choose what the coming step exchanges where a second moment is held.
-
-        Args:
-            exact: it sends gradients without the method and its state there.
-        """
-        with self._context.changed:
-            for state in self:
-                state.rounds.hold(exact)
+                state.rounds.take(coming)
 
     def exact_until(self) -> int:
         """Return the step at which the last method begins to compress."""

@@ -4,119 +4,50 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from ..errors import DigestError, MismatchError
 from ..exchange import gather
-from ..exchange.transports.base import Transport
 from ..exchange.wire import NonFiniteCount
 from ..ops.hashing import hash_of, hash_of_text, signed
-from .agreement.differences import by_value, difference, minority
+from .agreement.differences import by_value, minority
 from .bucket.state import BucketState
 from .buckets import Buckets
 from .context import Context
 
-# ---- common start ------------------------------------------------------------------------------
-#
-# What ranks compare before they exchange anything: at the start, and after each change that all have to make alike.
-#
-# A rank that has loaded a state, or has frozen parameters, compares before its next exchange. One that has made no such
-# change would send a gradient instead, which the first would take for its answer. So these answers have an order of
-# messages to themselves (``Transport.aside``), and a rank leaves word before it waits for them: whoever sees that word
-# and has made no such change knows that the two would wait for each other, and stops both.
+# ---- start -------------------------------------------------------------------------------------
 
 _TOPIC = "start"
 
 
-class CommonStart:
-    """One rank's part in the comparisons."""
-
-    def __init__(self, transport: Transport) -> None:
-        self._transport, self._rank = transport, transport.rank
-        self._held = 0
-        #: Whether the next exchange begins with a comparison.
-        self.due = True
-
-    def begin(self, done: int) -> None:
-        """Leave word of a comparison; every rank begins with the first one, so that needs none.
-
-        Args:
-            done: steps that this rank has exchanged so far.
-        """
-        if self._held:
-            self._transport.say(_TOPIC, f"{self._held + 1} {done}")
-
-    def held(self) -> None:
-        """Note that the ranks were found to agree."""
-        self._held += 1
-        self.due = False
-
-    def check(self, done: int) -> None:
-        """Refuse to wait for ranks that compare before a step in which this one exchanges already.
-
-        Args:
-            done: steps that this rank has exchanged so far.
-
-        Raises:
-            MismatchError: names these ranks, and says what to do.
-        """
-        if self.due:
-            return
-        for rank, word in sorted(self._transport.said(_TOPIC).items()):
-            number, at = map(int, word.split())
-            if rank != self._rank and number > self._held and at <= done:
-                raise MismatchError(
-                    f"rank {self._rank}: rank {rank} loaded a state, or froze or unfroze parameters, or changed a "
-                    f"mask, or added a parameter group, or left out a step of its optimizer, before a step in which "
-                    f"rank {self._rank} did not; call load_state_dict(), requires_grad_() and step(), and prune masked "
-                    "weights, on every rank, between the same two steps"
-                )
-
-
-def disagreement(notes: Mapping[int, Mapping[str, Any]]) -> MismatchError | None:
-    """Return the error of a rank that has stopped as ranks disagree, by the notes of those that have stopped."""
-    found = next((note for note in notes.values() if "differs" in note), None)
-    # A rank that has not begun the step shows what it had in an earlier one, and one that has left shows nothing.
-    of_step = {rank: note for rank, note in notes.items() if found and note.get("of_step", -1) == found.get("of_step")}
-    told = found and difference({rank: note.get("operands", {}) for rank, note in of_step.items()})
-    if found and told:
-        step, bucket, *_ = found["place"]
-        return MismatchError(f"{told}. Found before step {step} changed any gradient, in bucket {bucket}")
-    return next((MismatchError(note["why"]) for note in notes.values() if note.get("mismatch")), None)
-
-
-def note_of(failure: Exception) -> dict[str, Any]:
-    """Return what a rank that stops for a reason of its own leaves for the others."""
-    return {"why": str(failure)} | ({"mismatch": True} if isinstance(failure, MismatchError) else {})
-
-
-# ---- start -------------------------------------------------------------------------------------
-#
-# What the next exchange begins with: the ranks compare their step, buckets, weights and frozen tensors.
-
-
 class Start:
-    """Compares before the first exchange, and after each change that all ranks have to make alike."""
+    """Compares before the first exchange, and after each change that all ranks have to make alike.
 
-    def __init__(self, context: Context, buckets: Buckets) -> None:
-        self._context, self._buckets = context, buckets
-        self._common = CommonStart(context.transport)
+    A rank that has loaded a state, or has frozen parameters, compares before its next exchange. One that has made no
+    such change would send a gradient instead, which the first would take for its answer. So these answers have an order
+    of messages to themselves (``Transport.aside``), and a rank leaves word before it waits for them: whoever sees that
+    word and has made no such change knows that the two would wait for each other, and stops both.
+
+    Args:
+        norms: returns what ranks hand results back times, in words.
+
+    Attributes:
+        due: whether the next exchange begins with a comparison.
+    """
+
+    def __init__(self, context: Context, buckets: Buckets, norms: Callable[[], str]) -> None:
+        self._context, self._buckets, self._norms = context, buckets, norms
+        self.due = True
+        self._held = 0  # comparisons so far
         self._compared: tuple[int, str] = (0, "")  # what else they compare then, and what it stands for
-        self._norms: Callable[[], str] = str
         self._masks: dict[str, int] = {}  # hashes of masks, by tensor
-
-    @property
-    def due(self) -> bool:
-        """Whether the next exchange begins with a comparison."""
-        return self._common.due
 
     def again(self) -> None:
         """Let the next exchange begin with a comparison across ranks; between two steps, and on every rank."""
         with self._context.changed:
-            self._common.due = True
+            self.due = True
 
     def compare_first(self, value: int, what: str) -> None:
         """Let the next exchange begin with a comparison across ranks; between two steps.
@@ -128,10 +59,6 @@ class Start:
         with self._context.changed:
             self._compared = (signed(value), what)
             self.again()
-
-    def also_compares(self, norms: Callable[[], str]) -> None:
-        """Let ranks compare what they hand results back times, too, in words."""
-        self._norms = norms
 
     def freeze(self, indices: frozenset[int]) -> None:
         """Let nothing be exchanged for these tensors; between two steps."""
@@ -157,9 +84,20 @@ class Start:
             done: steps that this rank had exchanged when it began to wait.
 
         Raises:
-            MismatchError: see :meth:`.common_start.CommonStart.check`.
+            MismatchError: names these ranks, and says what to do.
         """
-        self._common.check(done)
+        if self.due:
+            return
+        mine = self._context.rank
+        for rank, word in sorted(self._context.transport.said(_TOPIC).items()):
+            number, at = map(int, word.split())
+            if rank != mine and number > self._held and at <= done:
+                raise MismatchError(
+                    f"rank {mine}: rank {rank} loaded a state, or froze or unfroze parameters, or changed a mask, or "
+                    f"added a parameter group, or left out a step of its optimizer, before a step in which rank {mine} "
+                    "did not; call load_state_dict(), requires_grad_() and step(), and prune masked weights, on every "
+                    "rank, between the same two steps"
+                )
 
     def agree(self) -> None:
         """Compare step and plan at the start: ranks that resumed differently would misread each other.
@@ -168,7 +106,8 @@ class Start:
             MismatchError: names each rank's step, or the ranks that are in the minority.
         """
         context = self._context
-        self._common.begin(context.progress.done)
+        if self._held:  # every rank begins with the first one, so that needs no word
+            context.transport.say(_TOPIC, f"{self._held + 1} {context.progress.done}")
         plan = signed(int(self._buckets.plan.fingerprint(), 16))
         values = [
             context.progress.step,
@@ -184,7 +123,8 @@ class Start:
         found, _ = gather.run(exchange, torch.tensor(values, dtype=torch.int64).view(torch.uint8))
         context.metrics.bytes_sent += exchange.bytes_sent
         self._compare(list(zip(*(data.view(torch.int64).tolist() for data in found), strict=True)))
-        self._common.held()
+        self._held += 1
+        self.due = False
 
     def _compare(self, found: Sequence[Sequence[int]]) -> None:
         (steps, plans, values, frozen, norms, operands, *masks), rank = found, self._context.rank
@@ -337,8 +277,27 @@ class Verification:
     def __init__(self, context: Context, buckets: Buckets) -> None:
         self._context, self._buckets = context, buckets
         self._hashes: dict[int, int] = {}  # of results, by bucket
-        #: Compares weights, where somebody shows them.
+        #: Compares weights, where somebody shows them: see :meth:`watch_weights`.
         self.weights: Weights | None = None
+
+    def resume(self) -> None:
+        """Compare weights in the next step: a state was loaded."""
+        if self.weights:
+            self.weights.resume()
+
+    def watch_weights(self) -> None:
+        """Compare weights from now on; on every rank alike, before the first step."""
+        if self._context.world > 1:
+            self.weights = Weights(self._context.options.verify_every, warns=self._context.rank == 0)
+
+    def take_weights(self, step: int, weights: Sequence[Tensor]) -> None:
+        """Look at the weights of a step that is about to begin, if they are compared there.
+
+        Args:
+            weights: in the order of the plan.
+        """
+        if self.weights:
+            self.weights.take(step, weights)
 
     def due(self) -> bool:
         """Return whether the results of the step under way are compared."""

@@ -212,8 +212,6 @@ class Context:
         self.progress = Progress()
         #: What this rank decodes with in the step under way.
         self.operands = Operands()
-        #: See :attr:`Reducer.result_scale`.
-        self.result_scale: float | None = 1.0
         self.metrics, self.recorder, self.overlap = Metrics(), FlightRecorder(), Overlap()
         #: Takes marks of time, while somebody wants to know them.
         self.watch: Watch | None = None

@@ -1,63 +1,66 @@
-"""The second part of a gradient's way: a full bucket is encoded and exchanged.
+"""The exchange thread and the decoding thread: they let turns be exchanged and finished, in the order of the plan.
 
-One thread does this, in the order of the plan, each bucket as soon as it is full, while backward still runs.
+The exchange thread alone sends and receives, so all ranks use their connections in the same order. It takes each bucket
+as soon as it is full, while backward still runs. The decoding thread is another one as the ring has to pass each
+segment on at once.
 """
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
+from collections.abc import Callable
 from functools import partial
 
 import torch
 
 from ..exchange.deadline import Deadline
 from ..exchange.wire import NonFiniteCount
-from ..ops.keys import Key
 from .agreement.notes import Uneven
-from .bucket.round import Round
 from .bucket.state import BucketState
 from .buckets import Buckets
 from .comparison import Start, Verification
 from .context import Context
-from .decoding import Decoding
 from .failure import Failure
 from .norms import Norms
+from .turn import Turn
 
 _LOOK_SECONDS = 1.0
 
+_log = logging.getLogger("horovod_compress")
+
 
 class Exchanging:
-    """The exchange thread. It alone sends and receives, so all ranks use their connections in the same order."""
+    """Exchanges, decodes and delivers turns.
+
+    Args:
+        turns: those under way, by bucket; see :class:`.reducer.Reducer`.
+    """
 
     def __init__(
         self,
         context: Context,
         buckets: Buckets,
+        turns: dict[int, Turn],
         failure: Failure,
         agreed: tuple[Start, Uneven, Verification],
-        decoding: Decoding,
         norms: Norms,
     ) -> None:
-        self._context, self._buckets, self._failure, self._decoding = context, buckets, failure, decoding
-        self._norms = norms
+        self._context, self._buckets, self._turns, self._failure = context, buckets, turns, failure
         self._start, self._uneven, self._verification = agreed
-        self._thread = threading.Thread(target=self._run, name="hvc-exchange", daemon=True)
-
-    def start(self) -> None:
-        self._thread.start()
-
-    def alive(self) -> bool:
-        return self._thread.is_alive()
-
-    def waits(self) -> bool:
-        """Return whether another thread asks while this one is still in an exchange."""
-        return self.alive() and self._thread is not threading.current_thread()
+        self._norms = norms
+        self._held: list[tuple[Turn, float]] = []  # whose results wait for the end of their step
+        self._told_of_dropped = False
+        self.decoding = failure.worker("hvc-decode", "decoding", lambda: context.devices.on("decoding"))
+        self.thread = threading.Thread(target=self._run, name="hvc-exchange", daemon=True)
 
     def join(self, seconds: float) -> None:
         """Wait for the end of the thread, unless it is the one that asks."""
-        if self._thread is not threading.current_thread():
-            self._thread.join(seconds)
+        if self.thread is not threading.current_thread():
+            self.thread.join(seconds)
+
+    # ---- the exchange thread ----
 
     def _run(self) -> None:
         try:
@@ -67,47 +70,68 @@ class Exchanging:
         except BaseException as error:  # noqa: BLE001  the training thread waits for what comes of it
             self._failure.end(error)
 
-    # ---- one step ----
-
     def _one_step(self) -> bool:
         """Exchange every bucket once; return False when the reducer is closed."""
         for state in self._buckets:
-            if not self._await_full(state):
+            turn = self._await_full(state)
+            if turn is None:
                 return not self._failure.closing  # with other buckets, if they were changed
-            step = self._context.progress.step
             if self._start.due:
                 self._start.agree()
             began = time.perf_counter()
-            self._exchange(state)
+            if turn.empty:
+                self._verification.take(state)
+            else:
+                self._exchange(turn)
             if self._buckets.is_last(state):
                 self._norms.exchange()
-                self._end_step(step)
-            self._decoding.deliver_later(state, step, began)
+                self._end_step(turn.key.step)
+            self.decoding.put(partial(self._deliver, turn, began))
         return bool(len(self._buckets))
 
-    def _await_full(self, state: BucketState) -> bool:
-        """Wait until a bucket is full and take it; return False when the reducer is closed, or the bucket is gone."""
+    def _await_full(self, state: BucketState) -> Turn | None:
+        """Wait until a bucket is full and take it; return None when the reducer is closed, or the bucket is gone."""
         failure, progress, changed = self._failure, self._context.progress, self._context.changed
+        number = state.bucket.index
+
+        def full() -> Turn | None:
+            turn = self._turns.get(number)
+            return turn if turn and turn.full else None
 
         def ready() -> bool:
-            return state.offers.full or failure.closing or bool(failure.pending()) or state not in self._buckets
+            return bool(full() or failure.closing or failure.pending()) or state not in self._buckets
 
-        progress.awaits(state.bucket.index)
+        progress.awaits(number)
         while True:
             with changed:
                 if changed.wait_for(ready, _LOOK_SECONDS):
                     if error := failure.pending():
                         raise error
                     if failure.closing or state not in self._buckets:
-                        return False
-                    state.offers.taken = True
+                        return None
+                    turn = full()
+                    assert turn is not None
+                    turn.taken = True
                     progress.exchanges()
-                    return True
+                    return turn
             self._uneven.check(progress.step)  # without the lock: it asks the other ranks
+
+    def _exchange(self, turn: Turn) -> None:
+        """Let a bucket be exchanged; its result is decoded on the decoding thread, as it arrives."""
+        context, bucket = self._context, turn.state.bucket
+        began = time.perf_counter()
+        bad = turn.exchange(lambda parts: self._decode_later(turn, partial(turn.decode, parts)))
+        if context.watch and bad.count:
+            context.watch.spoil()  # the round was cut short
+        elif context.watch:
+            context.watch.exchanged(bucket.index, time.perf_counter() - began)
+        self._norms.note(turn, bad)
+        context.metrics.bytes_dense += 8 * bucket.count * (context.world - 1) / context.world
+        self._decode_later(turn, partial(self._complete, turn, bad, self._verification.due()))
 
     def _end_step(self, step: int) -> None:
         if self._verification.due():
-            self._decoding.drain()
+            self.decoding.drain()
             if self._failure.broken:
                 raise self._failure.broken
             self._verification.compare_results()
@@ -115,60 +139,73 @@ class Exchanging:
         self._context.progress.step += 1
         self._context.metrics.end_step()
 
-    # ---- one bucket ----
+    def _decode_later(self, turn: Turn, task: Callable[[], None]) -> None:
+        """Give the decoding thread a task that follows on what this thread has queued."""
+        device = turn.state.device
+        if (event := device.record_event()) is None:
+            self.decoding.put(task)
+        else:
+            self.decoding.put(lambda: (device.wait_events(event), task())[1])
 
-    def _exchange(self, state: BucketState) -> None:
-        """Run a bucket's exchange; its result is decoded on the decoding thread, as it arrives."""
-        context, bucket = self._context, state.bucket
-        if all(grad is None for grad in state.memory.grads):  # sparse gradients only, which Horovod reduces itself
-            self._verification.take(state)
-            return
-        key = context.key(state.finished + 1, bucket.index)
-        round_, deadline = state.round(context.progress.step), Deadline(context.options.longest_seconds)
-        state.take_over(deadline)
-        began = time.perf_counter()
-        bad = self._preludes(state, round_, key, deadline)
-        if not bad.count:
-            bad = self._payload(state, round_, key, deadline)
-        if context.watch and bad.count:
-            context.watch.spoil()  # the round was cut short
-        elif context.watch:
-            context.watch.exchanged(bucket.index, time.perf_counter() - began)
-        self._norms.note(state, bad)
-        context.metrics.bytes_dense += 8 * bucket.count * (context.world - 1) / context.world
-        self._decoding.complete_later(state, round_, key, bad, self._verification.due())
+    # ---- the decoding thread ----
 
-    def _preludes(self, state: BucketState, round_: Round, key: Key, deadline: Deadline) -> NonFiniteCount:
-        """Run the exchanges before the payload's; return the non-finite count over all ranks.
+    def _complete(self, turn: Turn, bad: NonFiniteCount, verifying: bool) -> None:
+        """Let a turn have its results, and look at them.
 
-        Every rank has the same count after a prelude, so all leave out what follows, or none.
+        Args:
+            bad: values that are not finite, over all ranks.
+            verifying: results are compared across ranks at the end of the step.
         """
-        context, bucket, bad = self._context, state.bucket, NonFiniteCount()
-        for number, prelude in enumerate(round_.preludes):
-            context.recorder.note(context.progress.step, bucket.index, "prelude", number)
-            with context.metrics.timed("encode", where=(key.step, bucket, f"encode for prelude {number}")):
-                state.nonfinite.add(round_.before(number, key))
-            exchange = context.exchange(bucket.index, f"prelude {number}", state.nonfinite.bad, deadline)
-            with context.metrics.timed("exchange", where=(key.step, bucket, f"prelude {number}")):
-                bad = prelude.run(exchange, round_.reduction(key))
-            context.metrics.sent(exchange.bytes_sent, exact=round_.exact)
-            if bad.count:
-                break
-        return bad
+        state, before, began = turn.state, turn.decoding, time.perf_counter()
+        turn.complete(bad)
+        if not bad.count:
+            self._norms.decoded(turn)
+        with self._context.metrics.timed("decode"):
+            turn.write_back()
+        if (watch := self._context.watch) and not bad.count:
+            deadline = Deadline(self._context.options.longest_seconds)
+            state.device.wait(state.device.record_event(), deadline)  # until then it is only queued
+            watch.decoded(turn.key.bucket, before + time.perf_counter() - began)
+        if verifying:
+            self._verification.take(state)
+        if state.dropped and not self._told_of_dropped:
+            self._told_of_dropped = True
+            name, number = next(iter(state.dropped.items()))
+            _log.warning(
+                "rank %d: %d value(s) kept for %s were not finite and have been dropped; no step of this method "
+                "produces them: check what else writes to the compression's state, or this host's memory",
+                *(self._context.rank, number, name),
+            )
 
-    def _payload(self, state: BucketState, round_: Round, key: Key, deadline: Deadline) -> NonFiniteCount:
-        """Encode and exchange the payload; return the non-finite count over all ranks."""
-        context, where = self._context, (key.step, state.bucket)
-        context.recorder.note(context.progress.step, state.bucket.index, "encode")
-        with context.metrics.timed("encode", where=where):
-            state.nonfinite.add(round_.encode(key))
-        exchange = context.exchange(state.bucket.index, round_.label, state.nonfinite.bad, deadline)
-        encoding = partial(context.metrics.timed, "encode", "exchange", where)
-        ready = partial(self._decoding.decode_later, state, round_, key)
-        with context.metrics.timed("exchange", where=where):
-            bad = round_.exchange(exchange, key, encoding, ready)
-        context.metrics.sent(exchange.bytes_sent, exact=round_.exact)
-        return bad
+    def _deliver(self, turn: Turn, began: float) -> None:
+        """Hand results to the training thread; where norms are known at the end of the step only, all of them then."""
+        if not self._buckets.is_last(turn.state):
+            if self._norms.holds_results:
+                self._held.append((turn, began))
+            else:
+                self._hand_over(turn, began, last=False)
+            return
+        self._norms.settle()
+        held, self._held = self._held, []
+        for earlier, since in held:
+            self._hand_over(earlier, since, last=False)
+        self._hand_over(turn, began, last=True)
+
+    def _hand_over(self, turn: Turn, began: float, *, last: bool) -> None:
+        """Let the training thread have results, when it is noted how long they took; it may begin another step then."""
+        context, step, ended = self._context, turn.key.step, time.perf_counter()
+        context.overlap.delivered(began, ended)
+        found = context.overlap.finish(step) if last else None
+        if trace := context.metrics.trace:
+            trace("result", began, ended, step, turn.state.bucket)
+            if last:
+                trace("step", began, ended, step, None, found)
+        with context.changed:
+            context.progress.finished = (step, turn.key.bucket)
+            context.progress.done += last
+            turn.state.finish(step)
+            turn.over = True
+            context.changed.notify_all()
 
     # ---- measurements ----
 

@@ -21,8 +21,17 @@ from ..errors import DigestError, ExchangeError, HorovodCompressError, PeerError
 from ..observe import said
 from ..options import FLOW_SECONDS
 from .agreement.differences import listed
-from .agreement.notes import EXCHANGED, Place, last_finished, note, refusal, verdict, with_words
-from .comparison import disagreement, note_of
+from .agreement.notes import (
+    EXCHANGED,
+    Place,
+    disagreement,
+    last_finished,
+    note,
+    note_of,
+    refusal,
+    verdict,
+    with_words,
+)
 from .context import Context, Worker
 
 #: How long a rank waits for the others' notes. Frozen ones leave none, so an error comes this long after the timeout:
@@ -41,10 +50,14 @@ class CalledOff(HorovodCompressError):
 
 
 class Failure:
-    """The failure of one rank, if there is one, and its way to the other ranks and threads."""
+    """The failure of one rank, if there is one, and its way to the other ranks and threads.
 
-    def __init__(self, context: Context) -> None:
-        self._context = context
+    Args:
+        on_unseen: see :class:`.reducer.Hooks`.
+    """
+
+    def __init__(self, context: Context, on_unseen: Callable[[str], None]) -> None:
+        self._context, self._on_unseen = context, on_unseen
         self._workers: list[Worker] = []
         self._failure: HorovodCompressError | None = None
         self._flooded = False  # whether another rank has stopped
@@ -56,8 +69,6 @@ class Failure:
         self.over = threading.Event()
         #: Whether the reducer is being closed.
         self.closing = False
-        #: Called from the exchange thread if the training thread does not come for a failure.
-        self.on_unseen: Callable[[str], None] = lambda text: None
 
     # ---- any thread ----
 
@@ -246,7 +257,7 @@ class Failure:
         while not (self._seen or self.closing):
             time.sleep(_TELL_SECONDS / 50)
             if time.monotonic() > look and not (self._seen or self.closing):
-                self.on_unseen(text)
+                self._on_unseen(text)
                 look = time.monotonic() + _TELL_SECONDS
 
 

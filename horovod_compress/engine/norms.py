@@ -37,6 +37,7 @@ from ..ops.keys import NORM
 from .bucket.state import BucketState
 from .buckets import Buckets
 from .context import Context
+from .turn import Turn
 
 #: The ratio is measured in one coded step of this many, while it hardly changes.
 EVERY = 10
@@ -73,6 +74,7 @@ class _Step:
     norm: float = 0.0  # of the exact mean, where that is measured
     refused: bool = False  # some rank has voted against all this
     names: set[str] = field(default_factory=set)  # whose results were decoded: sparse gradients are somebody else's
+    turns: list[Turn] = field(default_factory=list)  # of coded buckets
 
 
 @dataclass(frozen=True)
@@ -253,14 +255,14 @@ class Norms:
 
     # ---- where gradients are offered ----
 
-    def fold(self, state: BucketState, position: int, grad: Tensor, step: int) -> None:
+    def fold(self, turn: Turn, position: int, grad: Tensor) -> None:
         """Fold a gradient into the counters, before anything is done to it."""
-        bucket = state.bucket
+        bucket = turn.state.bucket
         if not self._now.measures or bucket.index not in self._now.coded:
             return
         table = torch.zeros(self._columns(), dtype=work_dtype(bucket), device=grad.device)
-        key = self._context.key(step, bucket.index).at(rank=0, purpose=NORM)
-        flat, masked = grad.contiguous().view(-1), state.memory.withheld.masked(position)
+        key = turn.key.at(rank=0, purpose=NORM)
+        flat, masked = grad.contiguous().view(-1), turn.state.memory.withheld.masked(position)
         if self._context.options.nonfinite == "zero":
             flat = flat.nan_to_num(0.0, 0.0, 0.0)  # as they are exchanged
         if masked is not None:
@@ -273,11 +275,14 @@ class Norms:
 
     # ---- exchange thread ----
 
-    def note(self, state: BucketState, bad: NonFiniteCount) -> None:
+    def note(self, turn: Turn, bad: NonFiniteCount) -> None:
         """Note how a bucket's exchange ended, which all ranks know alike."""
+        coded = turn.key.bucket in self._now.coded
+        if coded:
+            self._now.turns.append(turn)
         if bad.count:
             self._now.sound = False
-            self._now.spoilt = self._now.spoilt or state.bucket.index in self._now.coded
+            self._now.spoilt = self._now.spoilt or coded
 
     def exchange(self) -> None:
         """After the last payload of a step, find the norm of the exact mean, if it is due."""
@@ -312,18 +317,18 @@ class Norms:
 
     # ---- decoding thread ----
 
-    def factor(self, state: BucketState) -> float:
+    def factor(self, bucket: int) -> float:
         """Return what a bucket's results are decoded times."""
-        return (self._now.factor or 1.0) if state.bucket.index in self._now.coded else 1.0
+        return (self._now.factor or 1.0) if bucket in self._now.coded else 1.0
 
     @property
     def holds_results(self) -> bool:
         """Whether no result of the step is handed over before the last one."""
         return self._now.factor is None
 
-    def decoded(self, state: BucketState) -> None:
+    def decoded(self, turn: Turn) -> None:
         """Look at a bucket's results, where the step measures."""
-        now = self._now
+        now, state = self._now, turn.state
         if now.spoilt or state.bucket.index not in now.coded:
             return
         now.names |= {t.name for t, g in zip(state.bucket.tensors, state.memory.grads, strict=True) if g is not None}
@@ -335,7 +340,7 @@ class Norms:
         sums = state.device.zeros(len(grads), torch.float64)
         ops.norm_offer_all(grads, list(sums.split(1)), [grad.numel() for grad in grads], power=2)
         sums = _fetched(state.device, sums, Deadline(self._context.options.longest_seconds))
-        self._squares[state.bucket.index] = math.fsum(sums.tolist()) / (state.result_scale or 1.0) ** 2
+        self._squares[state.bucket.index] = math.fsum(sums.tolist()) / turn.result_scale**2
 
     def _sample(self, state: BucketState) -> None:
         for tensor, grad in zip(state.bucket.tensors, state.memory.grads, strict=True):
@@ -369,13 +374,13 @@ class Norms:
 
     def _scale_held(self, factor: float) -> None:
         """Multiply the results that were held."""
-        for state in [self._buckets[index] for index in self._now.coded]:
-            for grad in state.memory.grads if factor != 1.0 else ():
+        for turn in self._now.turns:
+            for grad in turn.state.memory.grads if factor != 1.0 else ():
                 if grad is not None:
                     grad.mul_(factor)
-            state.write_back()
+            turn.write_back()
             if self._looks:
-                self._sample(state)
+                self._sample(turn.state)
 
 
 def _counted(ratio: float) -> float:

@@ -1,54 +1,68 @@
 """The reducer: one rank's gradients in, the results of all ranks out, step after step.
 
-It is the only stateful object of the package, and is made of parts. A gradient's way through them:
+It is the only stateful object of the package. What moves is a :class:`.turn.Turn`, one bucket in one step:
 
-    offer     :mod:`.offering`     the training thread hands a gradient over; a thread of its own takes it in
-    encode,   :mod:`.exchanging`   the exchange thread takes buckets in plan order, each as soon as it is full,
-    exchange                       while backward still runs
-    decode    :mod:`.decoding`     a third thread decodes results as they arrive
-    result    :mod:`.waiting`      the training thread waits for them; nothing else blocks
+    offer     the training thread hands a gradient over; a thread of its own takes it in
+    exchange  the exchange thread takes turns in plan order, each as soon as its bucket is full (:mod:`.exchanging`)
+    decode    a third thread decodes results as they arrive
+    result    the training thread waits for them; nothing else blocks
 
-What they work on are the :mod:`.buckets`, each with a state in :mod:`.bucket`; what they share is the :mod:`.context`.
-Beside that way there are :mod:`.failure`, :mod:`.start`, :mod:`.verification`, :mod:`.norms`, :mod:`.kept`,
-:mod:`.patience` and :mod:`.replanning`.
-
-A gradient is held from its offer to its result and then overwritten in place: the residual rules
-read it a second time at decoding, so no copy of ``gradient + residual`` is ever made, and the old
-residual is still there should the bucket turn out not to be finite.
+What stays of a bucket between its turns is in :mod:`.bucket.state`; what all parts share is the :mod:`.context`. Beside
+that way there are :mod:`.failure`, :mod:`.comparison`, :mod:`.norms` and :mod:`.kept`.
 """
 
 from __future__ import annotations
 
+import threading
+import time
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import partial
 
+import torch
 from torch import Tensor
 
 from ..codecs.base import Codec
-from ..errors import ConfigError
+from ..errors import ConfigError, ExchangeError, HorovodCompressError, MismatchError
 from ..exchange.choose import Choose
 from ..exchange.device import Device
 from ..exchange.transports.base import Transport
 from ..observe.metrics import Metrics
 from ..options import Options
-from ..schedule.plan import Plan
+from ..schedule.plan import Plan, TensorSpec
 from . import kept
-from .agreement import notes
-from .agreement.notes import Uneven
+from .agreement.notes import Uneven, leave_word, why_closed
 from .buckets import Buckets
 from .comparison import Start, Verification
 from .context import Context, Devices
-from .decoding import Decoding
 from .exchanging import Exchanging
 from .failure import Failure, Patience
 from .kept import Kept
 from .norms import Norms
-from .offering import Offering
-from .waiting import Waiting
+from .turn import Turn
 
+_LOOK_SECONDS = 1.0
 _CLOSE_SECONDS = 1.0
 
 #: What belongs to reducers whose device did not come to rest: its memory may still be written.
 _UNRESTED: list[object] = []
+
+
+@dataclass(frozen=True)
+class Hooks:
+    """What a reducer asks of the framework that it runs in. All are quick, and keep no compression alive.
+
+    Attributes:
+        check_usable: called before a gradient is taken, on the training thread; raises where the job that the ranks
+            connected in is another one now.
+        on_unseen: called with a failure that the training thread has not come for, twice a second, on the exchange
+            thread.
+        in_join: returns whether this rank is in ``hvd.join()``; asked once a second where there is nothing to exchange.
+    """
+
+    check_usable: Callable[[], None] = lambda: None
+    on_unseen: Callable[[str], None] = lambda text: None
+    in_join: Callable[[], bool] = lambda: False
 
 
 class Reducer:
@@ -61,6 +75,9 @@ class Reducer:
         collective: picks how a bucket's payloads become one.
         options: as given to the factory.
         devices: makes the device of a name; tests have devices of their own.
+
+    Attributes:
+        result_scale: what results are multiplied by: 1 for the mean over ranks, the number of ranks for the sum.
     """
 
     def __init__(
@@ -71,27 +88,28 @@ class Reducer:
         collective: Choose,
         options: Options,
         devices: Callable[[str], Device] | None = None,
+        hooks: Hooks | None = None,
     ) -> None:
         self.rank, self.world, self.options = transport.rank, transport.size, options
+        self._hooks = hooks = hooks or Hooks()
+        self.result_scale = 1.0
         self.context = context = Context(transport, options, Devices((b.device for b in plan.buckets), devices))
         self.buckets = buckets = Buckets(context, plan, codecs, collective)
-        self.failure = failure = Failure(context)
-        self.uneven, self.start = Uneven(transport), Start(context, buckets)
-        self.verification = Verification(context, buckets)
+        self.failure = failure = Failure(context, hooks.on_unseen)
         self.norms = norms = Norms(context, buckets)
-        self.start.also_compares(norms.settings)
-        self.offering = Offering(context, buckets, failure, norms)
-        self._decoding = Decoding(context, buckets, failure, self.verification, norms)
-        agreed = self.start, self.uneven
-        self._exchanging = Exchanging(context, buckets, failure, (*agreed, self.verification), self._decoding, norms)
-        self._waiting = Waiting(context, buckets, failure, agreed, self._exchanging)
+        self.start, self.verification = Start(context, buckets, norms.settings), Verification(context, buckets)
+        self._uneven = Uneven(transport, hooks.in_join)
         self.kept = Kept(context, buckets, self.wait_idle)
-        self._exchanging.start()
+        self._turns: dict[int, Turn] = {}  # by bucket; the last one's results are there until the next one begins
+        self._offering = failure.worker("hvc-offer", "taking in gradients")
+        agreed = self.start, self._uneven, self.verification
+        self._exchanging = Exchanging(context, buckets, self._turns, failure, agreed, norms)
+        self._exchanging.thread.start()
         if self.world > 1:
             transport.on_abort(failure.hear)
             Patience(context, failure).start()
 
-    # ---- one step ----
+    # ---- offer: the training thread ----
 
     def offer(self, index: int, grad: Tensor) -> int:
         """Hand over one gradient; never blocks.
@@ -107,41 +125,189 @@ class Reducer:
             ConfigError: the gradient does not fit, or was offered before in this step.
             ExchangeError: an earlier exchange failed, or an earlier gradient could not be processed.
         """
-        return self.offering.offer(index, grad)
+        state, position = self.buckets.where(index)
+        self._check_fits(state.bucket.tensors[position], grad, state.device)
+        turn = self._claim(index)
+        if index in self.buckets.frozen:
+            with torch.no_grad():
+                turn.leave_out(position, grad)
+            self._count_in(turn, index, position, 0)
+            return turn.key.step
+        self.context.overlap.offered(turn.key.step)
+        if state.device.is_accelerator:  # queued on the stream that the gradient comes from
+            self._take_in(turn, index, position, grad)
+        else:
+            self._offering.put(partial(self._take_in_later, turn, index, position, grad))
+        return turn.key.step
 
     def skip(self, index: int) -> None:
         """Count a tensor in that has no dense gradient in this step, on any rank."""
-        self.offering.skip(index)
+        self._count_in(self._claim(index), None, self.buckets.where(index)[1], 0)
+
+    def _check_fits(self, tensor: TensorSpec, grad: Tensor, where: Device) -> None:
+        if tuple(grad.shape) != tensor.shape or str(grad.dtype) != f"torch.{tensor.dtype}":
+            raise ConfigError(
+                f"rank {self.rank}: the gradient of {tensor.name} should be {tensor.dtype} of shape "
+                f"{tensor.shape}, got {grad.dtype} of shape {tuple(grad.shape)}"
+            )
+        if grad.device != where.where:
+            raise ConfigError(
+                f"rank {self.rank}: the gradient of {tensor.name} is on {grad.device}, its parameter was on "
+                f"{where.where} when the compression was made; move the model to its device first"
+            )
+
+    def _claim(self, index: int) -> Turn:
+        """Announce a gradient; return the turn of its bucket, which begins with the first one."""
+        self._hooks.check_usable()  # first: an elastic job would retry the failure of the run before without end
+        self.failure.raise_if_failed()
+        if self.failure.closing:
+            raise ConfigError(f"rank {self.rank}: this compression was closed; create a new one")
+        (state, position), context = self.buckets.where(index), self.context
+        number = state.bucket.index
+        with context.changed:
+            turn = self._turns.get(number)
+            if turn is None or turn.over:
+                turn = self._turns[number] = Turn(state, context, self.result_scale, self.norms.factor(number))
+            if turn.claim(position):
+                return turn
+        raise ConfigError(
+            f"rank {self.rank}: the gradient of {state.bucket.tensors[position].name} was offered twice in step "
+            f"{state.finished + 1}; call the optimizer's step() or synchronize() after each backward pass. If two "
+            "distributed optimizers share this model or compression, for example because a notebook cell ran twice, "
+            "create model, compression and optimizer again"
+        )
+
+    # ---- offer: the thread that takes gradients in; on a device, the training thread ----
+
+    def _take_in(self, turn: Turn, index: int, position: int, grad: Tensor) -> None:
+        context, bucket = self.context, turn.state.bucket
+        context.recorder.note(turn.key.step, turn.key.bucket, "offer")
+        where = (turn.key.step, bucket, bucket.tensors[position].name)
+        with context.metrics.timed("offer", where=where), torch.no_grad():
+            self.norms.fold(turn, position, grad)
+            count = turn.submit(position, grad)
+        self._count_in(turn, index, position, count)
+
+    def _take_in_later(self, turn: Turn, index: int, position: int, grad: Tensor) -> None:
+        """Do so on the thread for it, where an error has no traceback that leads to the gradient."""
+        try:
+            self._take_in(turn, index, position, grad)
+        except HorovodCompressError:
+            raise
+        except Exception as error:
+            raise ExchangeError(
+                f"rank {self.rank}: the gradient of {turn.state.bucket.tensors[position].name}, in bucket "
+                f"{turn.key.bucket} of step {turn.key.step}, could not be processed: {type(error).__name__}: {error}; "
+                "restart the job from a checkpoint"
+            ) from error
+
+    def _count_in(self, turn: Turn, index: int | None, position: int, nonfinite: int | Tensor) -> None:
+        """Note that a tensor is in, as the last thing: another step may begin then."""
+        context = self.context
+        if index is not None and context.watch:
+            context.watch.offered(index)
+        with context.changed:
+            turn.count_in(position, nonfinite)
+            is_last = turn.waits
+            if turn.full:
+                context.changed.notify_all()
+        if not is_last:
+            return
+        where = (turn.key.step, turn.state.bucket, "all that waited")
+        with context.metrics.timed("offer", where=where), torch.no_grad(), turn.state.device.offering():
+            try:
+                counts = turn.submit_waiting()
+            except BaseException as error:
+                turn.refused = error  # for whoever waits for the bucket all the same
+                raise
+        with context.changed:
+            turn.count_waiting(counts)
+            context.changed.notify_all()
+
+    # ---- result ----
 
     def result(self, index: int, step: int, result_scale: float | None = None) -> Tensor:
         """Wait for one result and return it: the gradient tensor that was offered, overwritten.
 
         Args:
             step: as ``offer`` returned it.
-            result_scale: what the result is to be multiplied by, if that was not known at the offer; it
-                holds for later steps too.
+            result_scale: what results are multiplied by, if that is known only now; it holds for later steps too.
 
         Raises:
             ExchangeError: the exchange failed on this or another rank.
             NonFiniteError: a gradient was not finite, and that is to be an error.
             ConfigError: some tensor of the plan was not offered, so that nothing can come.
         """
-        return self._waiting.result(index, step, result_scale)
+        state, position = self.buckets.where(index)
+        where = (step, state.bucket) if state.finished < step else ()
+        with self.context.metrics.timed("wait", where=where):
+            self._await(lambda: state.finished >= step, step)
+        turn = self._turns[state.bucket.index]
+        if turn.error:
+            self.settle(step)  # so that the next step can begin
+            raise turn.error
+        grad = turn.take(position)
+        if result_scale is not None and result_scale != turn.result_scale:
+            grad.mul_(result_scale / turn.result_scale)
+            self.result_scale = result_scale
+        return grad
 
     def settle(self, step: int) -> None:
         """Wait until a step that was offered whole is finished."""
-        self._waiting.settle(step)
+        self._await(lambda: all(state.finished >= step for state in self.buckets), step)
 
     def missing(self, step: int) -> list[str]:
         """Return the tensors that were not offered in a step that is under way."""
-        return self.buckets.missing(step)
+        found: list[str] = []
+        with self.context.changed:
+            for state in self.buckets:
+                turn = self._turns.get(state.bucket.index)
+                if state.finished < step and (turn is None or turn.over):
+                    found += [tensor.name for tensor in state.bucket.tensors]
+                elif state.finished < step and turn and not turn.full:
+                    found += turn.missing()
+        return found
+
+    def _await(self, ready: Callable[[], bool], step: int) -> None:
+        """Wait for something of a step, and raise what keeps it from coming."""
+        changed, failure = self.context.changed, self.failure
+        while True:
+            with changed:
+                if changed.wait_for(lambda: ready() or failure.failed(), _LOOK_SECONDS):
+                    break
+                self._check_coming(step)
+                done = self.context.progress.done  # without this step, which may end at any moment
+            self._uneven.waits(step)  # without the lock: it asks the other ranks
+            try:
+                self.start.check(done)
+            except MismatchError as error:  # others wait for an answer that this rank will not give: stop them
+                failure.report("waiting", error)
+        failure.raise_if_failed()
+
+    def _check_coming(self, step: int) -> None:
+        """Raise what keeps a step from ever coming to an end."""
+        for number, turn in self._turns.items():
+            if refused := turn.refused:
+                raise ExchangeError(
+                    f"rank {self.rank}: the gradients of bucket {number} could not be processed: {refused}; restart "
+                    "the job from a checkpoint"
+                ) from refused
+        if self.failure.closing:
+            raise ExchangeError(f"rank {self.rank}: this compression was closed while the optimizer waited for results")
+        if missing := self.missing(step):
+            raise ConfigError(
+                f"rank {self.rank}: no gradient was offered in step {step} for {len(missing)} parameter(s): "
+                f"{', '.join(missing[:5])}; give named_parameters with exactly the parameters of this optimizer"
+            )
+        if not (self._exchanging.thread.is_alive() and self.failure.workers_alive()):
+            raise ExchangeError(f"rank {self.rank}: a thread of the reducer ended unexpectedly; this is a bug")
+
+    # ---- between two steps ----
 
     @property
     def metrics(self) -> Metrics:
         """What is counted."""
         return self.context.metrics
-
-    # ---- between two steps ----
 
     @property
     def plan(self) -> Plan:
@@ -159,23 +325,17 @@ class Reducer:
 
     def idle(self) -> bool:
         """Return whether no step is under way."""
-        return self.buckets.idle()
+        with self.context.changed:
+            finished = {state.finished for state in self.buckets}
+            return len(finished) <= 1 and all(turn.over for turn in self._turns.values())
 
     def wait_idle(self, seconds: float) -> bool:
         """Wait until the exchange thread has finished what was offered; return whether it has."""
-        return self._waiting.wait_idle(seconds)
-
-    @property
-    def result_scale(self) -> float | None:
-        """What results are multiplied by: 1 for the mean over ranks, the number of ranks for the sum.
-
-        None if that is known only when the first result is asked for, and no bucket is decoded before.
-        """
-        return self.context.result_scale
-
-    @result_scale.setter
-    def result_scale(self, result_scale: float | None) -> None:
-        self.context.result_scale = result_scale
+        end = time.monotonic() + seconds
+        while not self.idle() and time.monotonic() < end and not self.failure.failed():
+            time.sleep(0.001)
+        self.failure.raise_if_failed()
+        return self.idle()
 
     def freeze(self, indices: Iterable[int]) -> None:
         """Exchange nothing for these tensors from the next step on; between two steps, and on every rank alike.
@@ -194,9 +354,8 @@ class Reducer:
             self.context.progress.step = step
             self.kept.tables_touched = True
             self.start.again()
-            self.uneven.resume()
-            if self.verification.weights:
-                self.verification.weights.resume()
+            self._uneven.resume()
+            self.verification.resume()
             for state in self.buckets:
                 state.resume(step)
 
@@ -221,6 +380,7 @@ class Reducer:
                 whole buckets only.
         """
         self.check_replan(plan)
+        self._turns.clear()
         kept.replan(self.context, self.buckets, self.kept, plan)
         self.kept.tables_touched = True
 
@@ -239,25 +399,24 @@ class Reducer:
     # ---- the end ----
 
     def close(self) -> None:
-        """Stop the exchange thread and close the transport; safe to call twice.
+        """Stop all threads and close the transport; safe to call twice.
 
         An exchange under way is called off, and fails on the other ranks.
         """
-        first, transport = self.failure.close(), self.context.transport
-        self.offering.worker.leave_out()
-        self._exchanging.join(_CLOSE_SECONDS)
-        if self._exchanging.waits():  # before the connections that a note takes are closed
-            self.failure.tell_of_closing()
+        first, transport, exchanging = self.failure.close(), self.context.transport, self._exchanging
+        self._offering.leave_out()
+        exchanging.join(_CLOSE_SECONDS)
+        if exchanging.thread.is_alive() and exchanging.thread is not threading.current_thread():
+            self.failure.tell_of_closing()  # before the connections that a note takes are closed
         elif first:
-            notes.leave_word(transport, notes.why_closed())
+            leave_word(transport, why_closed())
         transport.close()
-        self._exchanging.join(_CLOSE_SECONDS)
-        workers = self.offering.worker, self._decoding.worker
-        for worker in workers:
+        exchanging.join(_CLOSE_SECONDS)
+        for worker in (self._offering, exchanging.decoding):
             worker.close(_CLOSE_SECONDS)
 
         def queueing() -> bool:
-            return self._exchanging.alive() or workers[1].alive()
+            return exchanging.thread.is_alive() or exchanging.decoding.alive()
 
         if first and not self.context.devices.come_to_rest(_CLOSE_SECONDS, queueing):
             _UNRESTED.append((self.buckets, transport))

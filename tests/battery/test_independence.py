@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from horovod_compress.codecs.base import Algebra, variants_of
-from horovod_compress.engine.bucket import building
+from horovod_compress.engine.bucket import memory
 from horovod_compress.exchange import fold, layout
 from tests.battery.cases import each_case
 from tests.battery.kept import kept, same
@@ -19,7 +19,7 @@ from tests.support.samples import Sample
 @each_case(lambda codec: any(kind.algebra is not Algebra.GATHER for kind in variants_of(codec)))
 def test_segments(case: Sample, monkeypatch: pytest.MonkeyPatch) -> None:
     """Preludes are folded here, as where they are large: those that go everywhere are one segment."""
-    monkeypatch.setattr(building, "for_prelude", lambda nbytes, world: fold)
+    monkeypatch.setattr(memory, "for_prelude", lambda nbytes, world: fold)
     tensors = [spec("a", 5000), spec("b", 301, 7), spec("c", 1)]
 
     def run(exchange: str) -> tuple[list, int]:

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from horovod_compress.codecs.base import Algebra
+from horovod_compress.engine.bucket import memory
 from horovod_compress.exchange.device import Device
 from horovod_compress.exchange.transports.base import Transport
 from horovod_compress.exchange.transports.link import NcclLink
@@ -94,7 +95,7 @@ def test_several_buckets_and_dtypes(case: Sample) -> None:
 @each_case()
 @pytest.mark.parametrize("world", [3, *slow(2)])
 def test_many_segments_parts_and_folded_preludes(case: Sample, world: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(arrivals, "MIN_ELEMENTS", 0)
+    monkeypatch.setattr(memory, "MIN_ELEMENTS", 0)
     monkeypatch.setattr("horovod_compress.exchange.choose._SMALL_BYTES", 0)
     monkeypatch.setattr("horovod_compress.exchange.layout.MIN_SEGMENT_BYTES", 512)
     for exchange in over_links(case) if world in case.worlds(world) else []:

@@ -8,7 +8,7 @@ import torch
 from horovod_compress.codecs.base import Algebra, Codec, variants_of
 from horovod_compress.codecs.layout import Layout
 from horovod_compress.codecs.work import Work
-from horovod_compress.engine.bucket import building
+from horovod_compress.engine.bucket import memory
 from horovod_compress.exchange import fold, ring
 from tests.battery.cases import each_case
 from tests.battery.kept import Kept, kept, same
@@ -44,7 +44,7 @@ def test_parts_give_the_bits_of_the_whole(case: Sample, world: int, monkeypatch:
         whole, left, used = _run(case, world, exchange)
         assert not used
         with monkeypatch.context() as patch:
-            patch.setattr(arrivals, "MIN_ELEMENTS", 0)
+            patch.setattr(memory, "MIN_ELEMENTS", 0)
             parts, left_by_parts, used = _run(case, world, exchange)
         assert used and same(left, left_by_parts)
         assert all(same(a, b) for a, b in zip(whole, parts, strict=True))
@@ -55,14 +55,14 @@ def test_parts_give_the_bits_of_the_whole(case: Sample, world: int, monkeypatch:
 def test_parts_cover_every_element_once_and_come_late_enough(
     case: Sample, collective: object, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(arrivals, "MIN_ELEMENTS", 0)
+    monkeypatch.setattr(memory, "MIN_ELEMENTS", 0)
     for world in case.worlds(2, 3):
         with case.fleet(world, TENSORS) as fleet:
             for codec, round_ in fleet.reducers[0].buckets[0].rounds.kinds.items():
                 for rank in range(world):
                     order = collective.order(rank, world)  # type: ignore[attr-defined]
                     layout = codec.layout(round_.work.bucket, world)
-                    parts = building.decoded_by_chunk(layout, round_.work, order)
+                    parts = memory.decoded_by_chunk(layout, round_.work, order)
                     if layout.cutting and layout.cutting.encoding:
                         needed = collective.needed(rank, world)  # type: ignore[attr-defined]
                         _check_encoding(layout, round_.work, needed)
@@ -72,7 +72,7 @@ def test_parts_cover_every_element_once_and_come_late_enough(
 
 def _check_encoding(layout: Layout, work: Work, needed: list[int]) -> None:
     """Count how often every element is encoded, and whether it is before its chunk is sent."""
-    parts, cutting = building.encoded_by_chunk(layout, work, needed), layout.cutting
+    parts, cutting = memory.encoded_by_chunk(layout, work, needed), layout.cutting
     assert cutting
     seen = [torch.zeros(t.count, dtype=torch.int64) for t in TENSORS]
     sent: dict[str, set[int]] = {name: set() for name in work.regions}
@@ -83,7 +83,7 @@ def _check_encoding(layout: Layout, work: Work, needed: list[int]) -> None:
                 assert not set(range(low, high)) & sent[name]
         for name, region in work.regions.items():
             record = layout.records.get(name, 1)
-            sent[name] |= set(range(*building.chunk_bounds(region.numel(), chunk, len(needed), record)))
+            sent[name] |= set(range(*memory.chunk_bounds(region.numel(), chunk, len(needed), record)))
     assert all(bool((count == 1).all()) for count in seen)
     assert len(parts) > 1
 
@@ -97,7 +97,7 @@ def _check(layout: Layout, work: Work, parts: dict, order: list[int]) -> None:
     for chunk in order:
         for name, region in regions.items():
             record = layout.records.get(name, 1)
-            arrived[name] |= set(range(*building.chunk_bounds(region.numel(), chunk, len(order), record)))
+            arrived[name] |= set(range(*memory.chunk_bounds(region.numel(), chunk, len(order), record)))
         for part in parts.get(chunk, []):
             seen[part.position][part.start : part.stop] += 1
             for name, (low, high) in cutting.needs(work, part).items():
@@ -109,7 +109,7 @@ def _check(layout: Layout, work: Work, parts: dict, order: list[int]) -> None:
 @each_case(in_parts)
 def test_values_that_are_not_finite_stop_every_part(case: Sample, monkeypatch: pytest.MonkeyPatch) -> None:
     """Parts that were decoded early would have changed what must stay."""
-    monkeypatch.setattr(arrivals, "MIN_ELEMENTS", 0)
+    monkeypatch.setattr(memory, "MIN_ELEMENTS", 0)
     with case.fleet(3, TENSORS) as fleet:
         for number in range(4):
             fleet.step(random_grads(3, TENSORS, seed=number))

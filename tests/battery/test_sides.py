@@ -15,6 +15,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from horovod_compress.engine.bucket import memory
 from horovod_compress.exchange import wire
 from tests.battery.cases import each_case
 from tests.support.accelerator import FakeAccelerator, everything_on_accelerator
@@ -91,7 +92,7 @@ def watched() -> Iterator[list[str]]:
 
 @each_case()
 def test_every_kernel_works_on_one_side(case: Sample, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(arrivals, "MIN_ELEMENTS", 0)
+    monkeypatch.setattr(memory, "MIN_ELEMENTS", 0)
     for exchange in case.exchanges():
         with everything_on_accelerator(Sided), watched() as found:
             with case.fleet(2, TENSORS, exchange=exchange) as fleet:

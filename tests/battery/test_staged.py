@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+from horovod_compress.engine.bucket import memory
 from horovod_compress.exchange.transports.base import Transport
 from tests.battery.cases import each_case
 from tests.battery.kept import Kept, kept, same
@@ -80,7 +81,7 @@ def test_staged_payloads_of_several_buckets_and_dtypes(case: Sample) -> None:
 @pytest.mark.parametrize("world", [3, *slow(2)])
 def test_chunks_are_staged_in_time(case: Sample, world: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Encoding and decoding in parts, with preludes that are folded too."""
-    monkeypatch.setattr(arrivals, "MIN_ELEMENTS", 0)
+    monkeypatch.setattr(memory, "MIN_ELEMENTS", 0)
     monkeypatch.setattr("horovod_compress.exchange.choose._SMALL_BYTES", 0)
     for exchange in case.exchanges() if world in case.worlds(world) else []:
         _check(case, world, TENSORS, exchange=exchange)

@@ -30,6 +30,7 @@ from horovod_compress.exchange.wire import (
 from horovod_compress.ops.keys import Key
 from horovod_compress.schedule.plan import Bucket, TensorSpec
 from tests.support.samples import Sample, samples
+from tests.support.turns import put, turn_of
 
 FILE = Path(__file__).with_name("golden.json")
 SEED, STEP, RANK, WORLD = 0x0123456789ABCDEF, 7, 2, 3
@@ -63,10 +64,9 @@ def payload(codec: Codec, dtype: str, step: int = STEP) -> bytes:
     bucket = Bucket(5, (TensorSpec("a", (3, 130), dtype), TensorSpec("b", (5,), dtype), TensorSpec("c", (), dtype)))
     state = BucketState(bucket, codec, 0, WORLD, lambda *_: ring)
     key = Key(SEED, step, bucket.index, RANK)
+    turn = turn_of(state, key)
     for position, spec in enumerate(bucket.tensors):
-        state.claim(position, 1.0)
-        assert state.offer(position, gradient(spec, position), key, False) == 0
-        state.count_in(position)
+        assert put(turn, position, gradient(spec, position)) == 0
     round_ = state.round(step)
     for number in range(len(round_.preludes)):
         round_.before(number, key)

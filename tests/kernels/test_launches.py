@@ -31,6 +31,7 @@ from horovod_compress.ops.keys import Key
 from horovod_compress.schedule.plan import Bucket
 from tests.support.local import same_bits
 from tests.support.marks import each_value
+from tests.support.turns import put, turn_of
 
 from . import emulator
 from .parity import Target
@@ -239,15 +240,14 @@ def test_counts_of_a_bucket_come_in_one_piece() -> None:
     """Nothing has to be put together before they are copied to the host."""
     step = LocalStep(BUCKETS[0], FakeGpu())
     step.grads[3].view(-1)[5] = float("nan")
-    state, key = step.state, Key(1, 0, 0, 0)
+    turn = turn_of(step.state, Key(1, 0, 0, 0))
     for position, grad in enumerate(step.grads):
-        state.claim(position, 1.0)
-        state.count_in(position, state.offer(position, grad, key, False))
-        assert not state.offers.full
-    assert state.offers.waits
-    state.count_waiting(state.offer_waiting(key))
-    assert state.offers.full and not state.offers.waits
+        put(turn, position, grad)
+        assert not turn.full
+    assert turn.waits
+    turn.count_waiting(turn.submit_waiting())
+    assert turn.full and not turn.waits
     with Operations() as operations:
-        state.take_over(Deadline(10.0))
+        turn.take_over(Deadline(10.0))
     assert operations.names == ["copy_"]
-    assert state.nonfinite.bad.count == 1 and state.nonfinite.names == [BUCKETS[0].tensors[3].name]
+    assert turn.nonfinite.bad.count == 1 and turn.nonfinite.names == [BUCKETS[0].tensors[3].name]

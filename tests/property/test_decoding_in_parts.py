@@ -12,7 +12,7 @@ import torch
 from horovod_compress.codecs import registry
 from horovod_compress.codecs.base import Codec
 from horovod_compress.codecs.work import Work
-from horovod_compress.engine.bucket import building
+from horovod_compress.engine.bucket import memory
 from horovod_compress.engine.context import Worker
 from horovod_compress.errors import ExchangeError
 from horovod_compress.schedule.plan import Bucket, TensorSpec
@@ -33,12 +33,12 @@ def _work(codec: Codec, world: int) -> Work:
 
 
 def test_a_codec_that_cannot_decode_parts_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(arrivals, "MIN_ELEMENTS", 0)
+    monkeypatch.setattr(memory, "MIN_ELEMENTS", 0)
     codec = registry.create("marsit")
     work = _work(codec, 2)
     layout = codec.layout(work.bucket, 2)
-    assert building.decoded_by_chunk(layout, work, [0, 1])
-    assert building.decoded_by_chunk(replace(layout, cutting=None), work, [0, 1]) == {}
+    assert memory.decoded_by_chunk(layout, work, [0, 1])
+    assert memory.decoded_by_chunk(replace(layout, cutting=None), work, [0, 1]) == {}
 
 
 def test_an_error_in_decoding_ends_every_rank(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -63,7 +63,7 @@ def test_a_failure_between_two_chunks_is_final(monkeypatch: pytest.MonkeyPatch) 
     from horovod_compress.errors import PeerError
     from horovod_compress.exchange.transports.base import Transport
 
-    monkeypatch.setattr(arrivals, "MIN_ELEMENTS", 0)
+    monkeypatch.setattr(memory, "MIN_ELEMENTS", 0)
     fails = threading.Event()
 
     def wrap(transport: Transport) -> Transport:

@@ -9,7 +9,7 @@ import pytest
 
 from horovod_compress import ops
 from horovod_compress.engine.reducer import Reducer
-from horovod_compress.engine.saved import checkpoint
+from horovod_compress.engine.saved import checkpoint, checksums
 from horovod_compress.errors import HorovodCompressError
 from tests.property.test_engine_machine import METHODS, Engine
 
@@ -69,7 +69,7 @@ def step_is_not_restored(patch: pytest.MonkeyPatch) -> None:
 
 
 def corrupt_states_are_taken(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(sealed, "check", lambda state: None)
+    patch.setattr(checksums, "check", lambda state: None)
 
 
 def other_buckets_lose_what_waits(patch: pytest.MonkeyPatch) -> None:

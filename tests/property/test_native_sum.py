@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from horovod_compress.engine.bucket.state import Next
 from horovod_compress.errors import ExchangeError
 from tests.support.accelerator import everything_on_accelerator
 from tests.support.local import Fleet, random_grads, spec
@@ -92,7 +93,7 @@ def test_a_bucket_with_sparse_gradients() -> None:
 def test_steps_without_the_method() -> None:
     with fleet_of(3, "topk", density=0.1) as fleet:
         for reducer in fleet.reducers:
-            reducer.buckets.next_steps(plain=True)
+            reducer.buckets.choose(Next("plain"))
         assert collectives(fleet) == {"native"}
         ((first, *others),) = results(fleet, 3)
         assert all(torch.equal(first["a"], other["a"]) for other in others)

@@ -16,6 +16,7 @@ from horovod_compress.exchange import all_gatherv
 from horovod_compress.ops.keys import Key
 from horovod_compress.schedule.plan import Bucket, TensorSpec
 from tests.support.local import Fleet, all_same, one_tensor, random_grads, spec
+from tests.support.turns import put, turn_of
 
 SHAPES = Path(__file__).resolve().parents[2] / "horovod_compress" / "planner" / "shapes" / "resnet50.csv"
 
@@ -77,8 +78,7 @@ def _encoded(tensors: list[TensorSpec], codec: SparseBinary) -> tuple[int, int]:
     generator = torch.Generator().manual_seed(0)
     for index, tensor in enumerate(tensors):
         state = BucketState(Bucket(index, (tensor,)), codec, 0, 2, lambda *_: all_gatherv)
-        state.claim(0, 1.0)
-        state.offer(0, torch.randn(tensor.shape, generator=generator), Key(0, 0, index, 0), False)
+        put(turn_of(state, Key(0, 0, index, 0)), 0, torch.randn(tensor.shape, generator=generator))
         round_ = state.round(0)
         round_.encode(Key(0, 0, index, 0))
         total += round_.work.used

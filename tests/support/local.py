@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from types import TracebackType
 from typing import Any
 
@@ -90,11 +89,7 @@ class Fleet:
             reducer = self.reducers[rank]
             return {name: reducer.result(self._index[name], step, result_scale) for name in copies[rank]}
 
-        if result_scale is None:
-            return [results(rank) for rank in range(self.world)]
-        # A rank decodes nothing before it has asked for a result with its scale, so all ask at once.
-        with ThreadPoolExecutor(self.world) as pool:
-            return list(pool.map(results, range(self.world)))
+        return [results(rank) for rank in range(self.world)]
 
     def residuals(self) -> list[dict[str, Tensor]]:
         """Return copies of every rank's residuals."""

@@ -103,7 +103,7 @@ def test_counts_may_be_tensors(accelerator: bool, monkeypatch: pytest.MonkeyPatc
                     grads[1]["b"][2] = float("nan")
                 results.append(fleet.step(grads))
                 if number == 1:
-                    names = [list(reducer.buckets[0].nonfinite.names) for reducer in fleet.reducers]
+                    names = [list(reducer._turns[0].nonfinite.names) for reducer in fleet.reducers]
             return results, kept(fleet), [r.metrics.nonfinite for r in fleet.reducers], names
 
     numbers = steps()
@@ -203,7 +203,7 @@ def test_counts_are_fetched_to_memory_of_their_own(monkeypatch: pytest.MonkeyPat
                 if bad:
                     grads[1]["b"][2] = float("nan")
                 fleet.step(grads)
-                assert fleet.reducers[1].buckets[0].nonfinite.names == bad
+                assert fleet.reducers[1]._turns[0].nonfinite.names == bad
             assert [where.given for where in wheres] == before  # type: ignore[attr-defined]
 
 

@@ -36,6 +36,7 @@ from horovod_compress.schedule.plan import Bucket, TensorSpec
 from tests.support import nccl
 from tests.support.connected import connected
 from tests.support.local import Fleet, random_grads, spec
+from tests.support.turns import put, turn_of
 
 IDENTITY = (0,) * 128
 TENSORS = [spec("a", 70, 336), spec("b", 5), spec("c", 9001)]
@@ -517,14 +518,12 @@ class Member:
         return self.state.round(0)
 
     def offer(self, grads: dict[str, Tensor]) -> None:
+        turn = turn_of(self.state, self.key)
         for position, tensor in enumerate(TENSORS):
-            self.state.claim(position, 1.0)
-            grad = grads[tensor.name].clone().to(self.link.where.where)
-            assert not int(self.state.offer(position, grad, self.key, False))
-            self.state.count_in(position)
-        if self.state.offers.waits:
-            self.state.count_waiting(self.state.offer_waiting(self.key))
-        self.state.take_over(Deadline(10.0))
+            assert not int(put(turn, position, grads[tensor.name].clone().to(self.link.where.where)))
+        if turn.waits:
+            turn.count_waiting(turn.submit_waiting())
+        turn.take_over(Deadline(10.0))
 
     def prelude(self, number: int) -> Iterator[Transfer]:
         self.round.before(number, self.key)

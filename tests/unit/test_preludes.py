@@ -17,6 +17,7 @@ from horovod_compress.codecs.base import Algebra, Codec, Piece, variants_of
 from horovod_compress.codecs.dense import Uncompressed
 from horovod_compress.codecs.layout import Layout
 from horovod_compress.codecs.work import Part, Regions, Work
+from horovod_compress.engine.bucket import memory
 from horovod_compress.errors import ExchangeError, NonFiniteError
 from horovod_compress.exchange.choose import for_prelude
 from horovod_compress.ops.keys import Key
@@ -69,7 +70,7 @@ class Centred(Uncompressed):
 @pytest.mark.parametrize("world", [1, 2, 3, 4])
 def test_two_preludes_in_a_row(world: int, least: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Decoded in one go, or in parts: the chunks of a folded prelude make no part ready."""
-    monkeypatch.setattr(arrivals, "MIN_ELEMENTS", least)
+    monkeypatch.setattr(memory, "MIN_ELEMENTS", least)
     grads = one_tensor(world, COUNT, seed=1)
     with Fleet(world, [spec("w", COUNT)], Centred(), verify_every=1) as fleet:
         for _ in range(3):
@@ -117,7 +118,7 @@ def test_results_come_in_order_whether_a_payload_was_left_out_or_not(
     method: str, choice: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Only the bucket that is not finite has no result; those before and after it are decoded in parts."""
-    monkeypatch.setattr(arrivals, "MIN_ELEMENTS", 0)
+    monkeypatch.setattr(memory, "MIN_ELEMENTS", 0)
     names = ["a", "b", "c"]
     tensors = [spec(name, 6400) for name in names]
     with Fleet(3, tensors, method, schedule="layerwise", min_elements=0, nonfinite=choice, verify_every=1) as fleet:

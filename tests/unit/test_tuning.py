@@ -673,7 +673,7 @@ def _until_done(job: Job, steps: int = 60) -> None:
 
 
 def test_buckets_are_chosen_again_when_exchanges_take_longer(monkeypatch: pytest.MonkeyPatch, caplog: Any) -> None:
-    monkeypatch.setattr(retune, "EVERY", 3)
+    monkeypatch.setattr(tuning, "EVERY", 3)
     with Fleet(WORLD, TENSORS, "topk", schedule="auto") as fleet:
         job = Job(fleet, "auto")
         _until_done(job)
@@ -695,7 +695,7 @@ def test_buckets_are_chosen_again_when_exchanges_take_longer(monkeypatch: pytest
 
 
 def test_only_auto_chooses_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(retune, "EVERY", 1)
+    monkeypatch.setattr(tuning, "EVERY", 1)
     with Fleet(WORLD, TENSORS, "topk", schedule="layerfusion") as fleet:
         job = Job(fleet, "layerfusion")
         _until_done(job)

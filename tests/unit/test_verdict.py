@@ -12,6 +12,7 @@ pytest.importorskip("torch")
 import torch
 
 from horovod_compress.codecs.by_step import by_step, method
+from horovod_compress.engine.bucket.state import Next
 from horovod_compress.engine.methods import parse, per_layer
 from horovod_compress.observe import verdict
 from horovod_compress.observe.metrics import Metrics
@@ -192,7 +193,7 @@ def test_the_first_steps_beside_momentum_are_the_mean_in_half_the_bytes(dtype: s
     for halved in (False, True):
         with Fleet(2, tensors, "marsit", verify_every=0) as fleet:
             for reducer in fleet.reducers:
-                reducer.buckets.next_steps(plain=True, halved=halved)
+                reducer.buckets.choose(Next("halved" if halved else "plain"))
             results = fleet.step(grads)
             sent.append(fleet.reducers[0].metrics.bytes_exact)
             assert not any(waits.any() for rank in fleet.residuals() for waits in rank.values())

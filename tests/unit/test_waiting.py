@@ -17,6 +17,7 @@ from horovod_compress.codecs.marsit import Marsit
 from horovod_compress.codecs.topk import TopK
 from horovod_compress.codecs.work import Work
 from horovod_compress.engine.bucket.state import BucketState
+from horovod_compress.engine.turn import Turn
 from horovod_compress.errors import ExchangeError, MismatchError
 from horovod_compress.exchange import ring
 from horovod_compress.exchange.deadline import Deadline
@@ -26,6 +27,7 @@ from horovod_compress.schedule.plan import Bucket
 from tests.battery.kept import kept, same
 from tests.support.accelerator import everything_on_accelerator
 from tests.support.local import Fleet, all_same, random_grads, spec
+from tests.support.turns import put, turn_of
 
 TENSORS = [spec("a", 30, 70), spec("b", 5), spec("empty", 0), spec("c", 901), spec("e")]
 KEY = Key(1, 0, 0, 0)
@@ -48,10 +50,8 @@ class Streams(Device):
         self.followed.extend(events)
 
 
-def _offer(state: BucketState, position: int, zero: bool = False) -> None:
-    tensor = state.bucket.tensors[position]
-    state.claim(position, 1.0)
-    state.count_in(position, state.offer(position, torch.ones(tensor.shape), KEY, zero))
+def _offer(turn: Turn, position: int) -> None:
+    put(turn, position, torch.ones(turn.state.bucket.tensors[position].shape))
 
 
 def test_a_bucket_that_cannot_be_taken_in_is_an_error_for_whoever_waits(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -83,7 +83,7 @@ def test_no_old_steps_are_sent_for_tensors_that_are_not_there() -> None:
 
 def test_the_launch_follows_on_every_stream_that_gradients_come_from(monkeypatch: pytest.MonkeyPatch) -> None:
     where = Streams()
-    state = BucketState(Bucket(0, tuple(TENSORS)), Marsit(0), 0, 1, lambda *_: ring, where)
+    turn = turn_of(BucketState(Bucket(0, tuple(TENSORS)), Marsit(0), 0, 1, lambda *_: ring, where), KEY)
     followed: list[Any] = []
     together = Marsit.submit
 
@@ -94,13 +94,13 @@ def test_the_launch_follows_on_every_stream_that_gradients_come_from(monkeypatch
 
     monkeypatch.setattr(Marsit, "submit", watched)
     for name, positions in (("first", (4, 1)), ("second", (0, 2))):
-        thread = threading.Thread(target=lambda mine=positions: [_offer(state, p) for p in mine], name=name)
+        thread = threading.Thread(target=lambda mine=positions: [_offer(turn, p) for p in mine], name=name)
         thread.start()
         thread.join()
-    _offer(state, 3)
-    assert state.offers.waits and not state.offers.full and not followed
-    state.count_waiting(state.offer_waiting(KEY))
-    assert state.offers.full and not state.offers.waits
+    _offer(turn, 3)
+    assert turn.waits and not turn.full and not followed
+    turn.count_waiting(turn.submit_waiting())
+    assert turn.full and not turn.waits
     assert {"event of first", "event of second", "event of MainThread"} <= set(followed)
 
 
@@ -110,10 +110,10 @@ def test_the_launch_follows_on_every_stream_that_gradients_come_from(monkeypatch
 )
 def test_others_do_not_wait(codec: Codec, device: Device, zero: bool) -> None:
     """On the CPU, where a count is wanted at once, and with methods whose kernels take one tensor."""
-    state = BucketState(Bucket(0, tuple(TENSORS)), codec, 0, 1, lambda *_: ring, device)
+    turn = turn_of(BucketState(Bucket(0, tuple(TENSORS)), codec, 0, 1, lambda *_: ring, device), KEY, zero=zero)
     for position in range(len(TENSORS)):
-        _offer(state, position, zero)
-    assert state.offers.full and not state.offers.waits
+        _offer(turn, position)
+    assert turn.full and not turn.waits
 
 
 def _run(options: dict[str, Any], sparse: str | None = None, threads: int = 0) -> tuple[list, Any]:
@@ -171,27 +171,25 @@ def test_powers_that_float64_cannot_hold_are_found_in_their_tensor(norm: int) ->
     found = []
     for where in (Device(), Streams()):
         state = BucketState(Bucket(0, tuple(tensors)), Standard(8, norm, 256), 0, 1, lambda *_: ring, where)
+        turn = turn_of(state, KEY)
         for position, size in enumerate((1.0, 1.7e308, 1e300)):
-            state.claim(position, 1.0)
-            grad = torch.full((300,), size, dtype=torch.float64)
-            state.count_in(position, state.offer(position, grad, KEY, False))
-        if state.offers.waits:
-            state.count_waiting(state.offer_waiting(KEY))
-        state.take_over(Deadline(10.0))
-        found.append((state.nonfinite.bad.count, state.nonfinite.names))
+            put(turn, position, torch.full((300,), size, dtype=torch.float64))
+        if turn.waits:
+            turn.count_waiting(turn.submit_waiting())
+        turn.take_over(Deadline(10.0))
+        found.append((turn.nonfinite.bad.count, turn.nonfinite.names))
     assert found[0] == found[1] == ((1, ["b"]) if norm == 1 else (2, ["b", "c"]))
 
 
 def test_a_step_that_ends_while_others_are_asked_is_no_disagreement(monkeypatch: pytest.MonkeyPatch) -> None:
     """Another rank may have loaded a state after that step, as this one is about to."""
-    monkeypatch.setattr("horovod_compress.engine.waiting._LOOK_SECONDS", 0.01)
+    monkeypatch.setattr("horovod_compress.engine.reducer._LOOK_SECONDS", 0.01)
     for ends_before in (False, True):
         with Fleet(2, TENSORS, "none") as fleet:
             fleet.step(random_grads(2, TENSORS))
             reducer, grads = fleet.reducers[0], random_grads(2, TENSORS)
             monkeypatch.setattr(type(reducer.context.transport), "said", lambda self, topic: {1: "2 2"})
             step = {reducer.offer(fleet._index[name], grads[0][name]) for name in grads[0]}.pop()
-            waiting = reducer._waiting
             if ends_before:  # the control: this rank is in that very step, and has loaded nothing
                 reducer.context.progress.done += 1
 
@@ -202,7 +200,7 @@ def test_a_step_that_ends_while_others_are_asked_is_no_disagreement(monkeypatch:
                 while reducer.context.progress.done < 2 and time.monotonic() < end:
                     time.sleep(0.001)
 
-            monkeypatch.setattr(waiting._uneven, "waits", waits)
+            monkeypatch.setattr(reducer._uneven, "waits", waits)
             if ends_before:
                 with pytest.raises(MismatchError, match="rank 1 loaded a state"):
                     reducer.settle(step)

@@ -6,9 +6,9 @@ import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from ...errors import ConfigError
+from ...errors import ConfigError, MismatchError
 from ...exchange.transports.base import Transport
-from .differences import listed
+from .differences import difference, listed
 
 # ---- notes -------------------------------------------------------------------------------------
 #
@@ -105,6 +105,23 @@ def _place(found: Mapping[str, Any] | None) -> str:
     return f"bucket {bucket} of step {step}"
 
 
+def disagreement(notes: Mapping[int, Mapping[str, Any]]) -> MismatchError | None:
+    """Return the error of a rank that has stopped as ranks disagree, by the notes of those that have stopped."""
+    found = next((note for note in notes.values() if "differs" in note), None)
+    # A rank that has not begun the step shows what it had in an earlier one, and one that has left shows nothing.
+    of_step = {rank: note for rank, note in notes.items() if found and note.get("of_step", -1) == found.get("of_step")}
+    told = found and difference({rank: note.get("operands", {}) for rank, note in of_step.items()})
+    if found and told:
+        step, bucket, *_ = found["place"]
+        return MismatchError(f"{told}. Found before step {step} changed any gradient, in bucket {bucket}")
+    return next((MismatchError(note["why"]) for note in notes.values() if note.get("mismatch")), None)
+
+
+def note_of(failure: Exception) -> dict[str, Any]:
+    """Return what a rank that stops for a reason of its own leaves for the others."""
+    return {"why": str(failure)} | ({"mismatch": True} if isinstance(failure, MismatchError) else {})
+
+
 # ---- leaving -----------------------------------------------------------------------------------
 #
 # What a rank that leaves by itself tells the others, which may come to need it: else they would take it for killed.
@@ -163,13 +180,15 @@ _WAITS = "waits"
 
 
 class Uneven:
-    """One rank's part in noticing that ranks do not make the same steps."""
+    """One rank's part in noticing that ranks do not make the same steps.
 
-    def __init__(self, transport: Transport) -> None:
-        self._transport, self._rank = transport, transport.rank
+    Args:
+        in_join: returns whether this rank is in ``hvd.join()``.
+    """
+
+    def __init__(self, transport: Transport, in_join: Callable[[], bool]) -> None:
+        self._transport, self._rank, self._in_join = transport, transport.rank, in_join
         self._resumed, self._said = 0, ""
-        #: Returns whether this rank is in ``hvd.join()``.
-        self.in_join: Callable[[], bool] = lambda: False
 
     def resume(self) -> None:
         """Note that steps are counted anew, as they are on every rank."""
@@ -191,7 +210,7 @@ class Uneven:
         Raises:
             ConfigError: says what to do.
         """
-        if not self.in_join():
+        if not self._in_join():
             return
         waiting = [rank for rank, word in self._transport.said(_WAITS).items() if word == self._word(step)]
         if waiting:

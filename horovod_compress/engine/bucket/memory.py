@@ -1,168 +1,27 @@
-"""The memory of one bucket, and copies of payloads in host memory."""
+"""The memory of one bucket, and the rounds that are made of it."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from ...codecs.base import Algebra, Codec, variants_of
-from ...codecs.layout import Layout
-from ...codecs.work import Regions
-from ...exchange import all_gatherv, on_device
-from ...exchange.base import Reduction
-from ...exchange.choose import Choose
-from ...exchange.deadline import Deadline
-from ...exchange.device import Device, Event
-from ...exchange.layout import Piece, chunk_bounds
+from ...codecs.carry import carries
+from ...codecs.layout import Cutting, Layout
+from ...codecs.work import Part, Regions, Work
+from ...exchange import all_gatherv, everywhere, layout as exchanged, on_device
+from ...exchange.base import Collective
+from ...exchange.choose import Choose, for_prelude
+from ...exchange.device import Device
+from ...exchange.layout import chunk_bounds
 from ...exchange.transports.link import NcclLink
-from ...exchange.wire import NonFiniteCount
 from ...schedule.plan import Bucket
+from .round import Prelude, Round, StagedGather, Staging
 from .withheld import Withheld
-
-# ---- staging -----------------------------------------------------------------------------------
-#
-# Payloads on a device that are exchanged from host memory: a copy of each, in the same layout.
-#
-# The collective works on the copy alone, with the kernels of the CPU, which give the bits of the device's. A
-# chunk goes to the host before it is sent or reduced for the first time, while earlier ones are on their way;
-# and back as soon as it holds consensus bytes, while later ones are. What is copied is the payload, so a method
-# of one bit per element stages a thirty-second part of its gradients.
-
-
-class Staging:
-    """The arrays of one payload, on the device and on the host.
-
-    Args:
-        arrays: the payload's regions on the device.
-        host: arrays of the same names, types and lengths in host memory.
-        order: the chunks in the order in which they are needed on the host.
-        records: see :class:`horovod_compress.codecs.layout.Layout`.
-        results: by region, the arrays of what owners pass on, on the device and on the host, where that is not the
-            region itself.
-    """
-
-    def __init__(
-        self,
-        device: Device,
-        arrays: Mapping[str, Tensor],
-        host: Mapping[str, Tensor],
-        order: Sequence[int],
-        records: Mapping[str, int],
-        results: Mapping[str, tuple[Tensor, Tensor]] | None = None,
-    ) -> None:
-        self.device, self.host, self._order = device, host, list(order)
-        pairs = {name: (array, host[name]) for name, array in arrays.items()}
-        bounds = {
-            chunk: {n: chunk_bounds(a.numel(), chunk, len(order), records.get(n, 1)) for n, a in arrays.items()}
-            for chunk in order
-        }
-        self._parts = {chunk: _cut(pairs, pairs, bounds[chunk]) for chunk in order}
-        self._results = {chunk: _cut(pairs, pairs | dict(results or {}), bounds[chunk]) for chunk in order}
-
-    def around(self, reduction: Reduction, deadline: Deadline) -> Reduction:
-        """Return a reduction of one exchange that does what the given one does, and copies."""
-        return _Staged(self, reduction, deadline, {})
-
-    def next(self, chunk: int) -> int | None:
-        """Return the chunk that is needed after this one, if there is one."""
-        place = self._order.index(chunk) + 1
-        return self._order[place] if place < len(self._order) else None
-
-    def fetch(self, chunk: int) -> Event:
-        """Queue the copy of a chunk to the host; return the event to wait for."""
-        for array, host in self._parts[chunk]:
-            self.device.copy(host, array)
-        return self.device.record_event()
-
-    def put(self, chunk: int) -> None:
-        """Queue the copy of a chunk's result back to the device."""
-        for array, host in self._results[chunk]:
-            self.device.copy(array, host)
-
-
-def _cut(
-    arrays: Mapping[str, tuple[Tensor, Tensor]],
-    carriers: Mapping[str, tuple[Tensor, Tensor]],
-    bounds: Mapping[str, tuple[int, int]],
-) -> list[tuple[Tensor, Tensor]]:
-    """Return what lies within bounds, which are those of the arrays, in the pairs that carry their elements."""
-    found = []
-    for name, (start, stop) in bounds.items():
-        if start < stop:
-            ends = [index * carriers[name][0].numel() // arrays[name][0].numel() for index in (start, stop)]
-            found.append((carriers[name][0][slice(*ends)], carriers[name][1][slice(*ends)]))
-    return found
-
-
-@dataclass(frozen=True)
-class _Staged:
-    """A reduction of one exchange, with the copies that it needs."""
-
-    staging: Staging
-    inner: Reduction
-    deadline: Deadline
-    fetched: dict[int, Event]
-
-    def prepare(self, chunk: int) -> None:
-        self._fetch(chunk)
-        following = self.staging.next(chunk)
-        if following is not None:
-            self._fetch(following)  # it is encoded and copied while this chunk is on its way
-        self.staging.device.wait(self.fetched[chunk], self.deadline)
-
-    def _fetch(self, chunk: int) -> None:
-        if chunk not in self.fetched:
-            self.inner.prepare(chunk)
-            self.fetched[chunk] = self.staging.fetch(chunk)
-
-    def merge(self, piece: Piece, other: Tensor, weights: tuple[int, int], hop: int) -> None:
-        self.inner.merge(piece, other, weights, hop)
-
-    def fold(self, piece: Piece, others: Sequence[Tensor]) -> None:
-        self.inner.fold(piece, others)
-
-    def complete(self, chunk: int, bad: NonFiniteCount) -> None:
-        if not bad.count:  # else it is not read
-            self.staging.put(chunk)
-        self.inner.complete(chunk, bad)
-
-
-class StagedGather:
-    """The host's copies of this rank's payload and the device's copies of all ranks', where payloads are gathered.
-
-    Args:
-        capacity: the most bytes of a payload.
-    """
-
-    def __init__(self, device: Device, rank: int, world: int, capacity: int) -> None:
-        self._device, self._rank = device, rank
-        self._own = device.host_zeros(capacity, torch.uint8)
-        self._theirs = {peer: device.zeros(capacity, torch.uint8) for peer in range(world) if peer != rank}
-
-    def fetch(self, own: Tensor, deadline: Deadline) -> Tensor:
-        """Return this rank's payload on the host."""
-        host = self._own[: own.numel()]
-        self._device.copy(host, own)
-        self._device.wait(self._device.record_event(), deadline)
-        return host
-
-    def put(self, own: Tensor, gathered: Sequence[Tensor]) -> list[Tensor]:
-        """Queue the copies of the other ranks' payloads to the device, and return all payloads there."""
-        found = []
-        for rank, payload in enumerate(gathered):
-            place = own if rank == self._rank else self._theirs[rank][: payload.numel()]
-            if rank != self._rank:
-                self._device.copy(place, payload)
-            found.append(place)
-        return found
-
-
-# ---- memory ------------------------------------------------------------------------------------
-#
-# The memory of one bucket: what is kept from step to step, and what its kinds of rounds share.
 
 
 @dataclass(frozen=True)
@@ -289,3 +148,212 @@ def _padded(nbytes: int) -> int:
 def _folded(variants: Sequence[Codec]) -> set[str]:
     """Return the state that payloads are merged with."""
     return {name for variant in variants for name in variant.properties().folded}
+
+
+# ---- building ----------------------------------------------------------------------------------
+#
+# Makes a bucket's rounds out of its memory.
+
+Arrays = dict[str, Tensor]
+#: Makes a round of what is left to say.
+Make = Callable[..., Round]
+
+
+def make_round(memory: Memory, codec: Codec, label: str, payload: Payload, kept: Mapping[str, Tensor]) -> Round:
+    """Return a kind of round.
+
+    Args:
+        label: names it in frames.
+        kept: what it works with of the bucket's state.
+    """
+    layout = memory.layout(codec)
+    shared = [memory.allocate(arrays) for arrays in layout.preludes]
+    work = _work(memory, codec, layout, payload, kept, shared)
+    codec.prepare(work)
+    preludes = tuple(_prelude(memory, each) for each in shared)
+    collective = _collective(memory, codec, layout, work)
+    properties = codec.properties()
+    waits = properties.batched and memory.site.device.is_accelerator
+    make = partial(Round, codec, properties, label, work, collective, preludes, waits=waits)
+    if codec.algebra is Algebra.GATHER:
+        return _gathering(memory, layout, work, make)
+    return _reducing(memory, layout, work, collective, payload, make)
+
+
+def _work(
+    memory: Memory,
+    codec: Codec,
+    layout: Layout,
+    payload: Payload,
+    kept: Mapping[str, Tensor],
+    shared: list[Arrays],
+) -> Work:
+    scratch = carve(memory.scratch, layout.scratch)
+    return Work(
+        memory.bucket,
+        memory.site.world,
+        memory.grads,
+        dict(kept),
+        memory.tables,
+        carve(payload.memory, layout.regions),
+        {name: array for each in shared for name, array in each.items()},
+        memory.allocate(layout.local, codec.properties().folded) | scratch,
+        momenta=memory.momenta,
+        divisors=memory.divisors,
+        withheld=memory.withheld.index,
+    )
+
+
+def _collective(memory: Memory, codec: Codec, layout: Layout, work: Work) -> Collective:
+    site, regions = memory.site, work.regions.values()
+    added = {array.dtype for array in regions} if codec.properties().adds_up else set()
+    found = site.choose(codec, sum(array.nbytes for array in regions), site.world, added, bool(layout.results))
+    return on_device.of(found) if site.link and codec.algebra is not Algebra.GATHER else found
+
+
+def _gathering(memory: Memory, layout: Layout, work: Work, make: Make) -> Round:
+    assert memory.inbox is not None
+    chunks = exchanged.Layout.of(work.regions, memory.site.world, layout.records)
+    inbox = memory.inbox.of(sum(array.nbytes for array in work.regions.values()))
+    return make(layout=chunks, inbox=inbox, gather=memory.gather)
+
+
+def _reducing(
+    memory: Memory, layout: Layout, work: Work, collective: Collective, payload: Payload, make: Make
+) -> Round:
+    site, records = memory.site, layout.records
+    _make_carry(memory, layout, work, collective)
+    order = collective.needed(site.rank, site.world)
+    results = layout.results if collective.name == "fold" and site.world > 1 else {}
+    behind = nbytes_of(layout.regions)
+    work.results = carve(payload.memory[behind:], results)
+    on_host = carve(payload.host[behind:], results) if payload.host is not None else work.results
+    pairs = {name: (array, on_host[name]) for name, array in work.results.items()}
+    staging = _staging(memory, work.regions, payload.host, order, records, pairs)
+    return make(
+        layout=exchanged.Layout.of(staging.host if staging else work.regions, site.world, records, on_host),
+        to_encode=encoded_by_chunk(layout, work, order),
+        parts=decoded_by_chunk(layout, work, collective.order(site.rank, site.world)),
+        staging=staging,
+    )
+
+
+def _make_carry(memory: Memory, layout: Layout, work: Work, collective: Collective) -> None:
+    """Let merging keep what it keeps where payloads are exchanged, for the elements that this rank merges."""
+    site, records, rows = memory.site, layout.records, layout.carries
+    device = torch.device("cpu") if site.staged else site.device.where
+    merged = collective.merged(site.rank, site.world) if rows else []
+    spans = [
+        {name: _span(work.regions[name].numel(), chunks, site.world, records.get(name, 1)) for name in rows}
+        for chunks in merged
+    ]
+    work.carry = carries(rows, work.regions, spans, device)
+
+
+def _span(count: int, chunks: range, world: int, record: int) -> tuple[int, int]:
+    """Return the first element of a region in consecutive chunks, and the end."""
+    return chunk_bounds(count, chunks[0], world, record)[0], chunk_bounds(count, chunks[-1], world, record)[1]
+
+
+def _prelude(memory: Memory, arrays: Arrays) -> Prelude:
+    # Larger elements first, so that every array is aligned within a frame.
+    arrays, site = dict(sorted(arrays.items(), key=lambda named: -named[1].element_size())), memory.site
+    collective = for_prelude(sum(array.nbytes for array in arrays.values()), site.world)
+    chunks = 1 if collective is everywhere else site.world
+    nbytes = nbytes_of({name: (array.dtype, array.numel()) for name, array in arrays.items()})
+    host = site.device.host_zeros(nbytes, torch.uint8) if site.staged else None
+    staging = _staging(memory, arrays, host, collective.needed(site.rank, site.world), {})
+    collective = on_device.of(collective) if site.link else collective
+    return Prelude(exchanged.Layout.of(staging.host if staging else arrays, chunks), collective, staging)
+
+
+def _staging(
+    memory: Memory,
+    arrays: Arrays,
+    host: Tensor | None,
+    order: list[int],
+    records: Mapping[str, int],
+    results: dict[str, tuple[Tensor, Tensor]] | None = None,
+) -> Staging | None:
+    """Return the copy of some arrays in host memory, if they are exchanged from there."""
+    if host is None:
+        return None
+    regions = {name: (array.dtype, array.numel()) for name, array in arrays.items()}
+    return Staging(memory.site.device, arrays, carve(host, regions), order, records, results)
+
+
+# ---- arrivals ----------------------------------------------------------------------------------
+#
+# Which parts of a bucket have to be encoded before which chunk is sent, and can be decoded when which has arrived.
+#
+# Chunks are needed one after the other, and become complete one after the other, in orders that the
+# collective knows. A part of a tensor has to be encoded with the first chunk that holds some of its
+# payload, while earlier chunks are on their way; and can be decoded with the last such chunk, while
+# later ones are. All of this is known before the first step.
+
+#: Below this many elements a bucket is encoded and decoded in one go: the parts would cost more than they hide.
+MIN_ELEMENTS = 1 << 18
+#: Parts are cut so that a chunk holds about this many.
+_PARTS_PER_CHUNK = 4
+
+
+def decoded_by_chunk(layout: Layout, work: Work, order: list[int]) -> dict[int, list[Part]]:
+    """Return what each chunk makes ready, all parts together covering the bucket; or nothing.
+
+    Args:
+        order: the chunks in the order in which they become complete on this rank.
+    """
+    return _by_chunk(layout, work, order, max)
+
+
+def encoded_by_chunk(layout: Layout, work: Work, order: list[int]) -> dict[int, list[Part]]:
+    """Return what each chunk needs that no earlier one did, all parts together covering the bucket; or nothing.
+
+    Args:
+        order: the chunks in the order in which this rank's payload is needed.
+    """
+    return _by_chunk(layout, work, order, min) if layout.cutting and layout.cutting.encoding else {}
+
+
+def _by_chunk(
+    layout: Layout, work: Work, order: list[int], choose: Callable[[Iterable[int]], int]
+) -> dict[int, list[Part]]:
+    cutting = layout.cutting
+    if cutting is None or work.world == 1 or work.bucket.count < MIN_ELEMENTS:
+        return {}
+    turn = {chunk: number for number, chunk in enumerate(order)}
+    found: dict[int, list[Part]] = {}
+    for position in range(len(work.bucket.tensors)):
+        for part in _cut(cutting, work, position):
+            needs = cutting.needs(work, part)
+            chunk = order[choose(turn[needed] for needed in _chunks_for(needs, layout.records, work))]
+            _append(found.setdefault(chunk, []), part)
+    return found
+
+
+def _cut(cutting: Cutting, work: Work, position: int) -> list[Part]:
+    tensor, granule = work.bucket.tensors[position], cutting.granules[position]
+    least = work.bucket.count // (_PARTS_PER_CHUNK * work.world)
+    size = granule * -(-least // granule)
+    return [Part(position, at, min(at + size, tensor.count)) for at in range(0, tensor.count, size)]
+
+
+def _chunks_for(needs: Mapping[str, tuple[int, int]], records: Mapping[str, int], work: Work) -> set[int]:
+    """Return the chunks that hold what a part needs of the payload."""
+    chunks: set[int] = set()
+    for region, (start, stop) in needs.items():
+        count, record = work.regions[region].numel(), records.get(region, 1)
+        for chunk in range(work.world):
+            low, high = chunk_bounds(count, chunk, work.world, record)
+            if low < stop and start < high:
+                chunks.add(chunk)
+    return chunks
+
+
+def _append(parts: list[Part], part: Part) -> None:
+    """Add a part, joined with the one before where they touch."""
+    last = parts[-1] if parts else None
+    if last and last.position == part.position and last.stop == part.start:
+        parts[-1] = Part(part.position, last.start, part.stop)
+    else:
+        parts.append(part)

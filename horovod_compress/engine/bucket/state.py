@@ -1,39 +1,43 @@
-"""One bucket's place in the reducer, and how far it is in this step."""
+"""What stays of one bucket from step to step: its memory, and its kinds of rounds."""
 
 from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor
 
-from ... import ops
-from ...codecs.base import Codec
-from ...errors import HorovodCompressError
+from ...codecs.base import Codec, Divides, Held, TableMoves, variants_of, zero_groups_of
+from ...codecs.dense import BFloat, Dense, Uncompressed
+from ...codecs.left_plain import LeftPlain
+from ...codecs.work import Work
 from ...exchange.choose import Choose
-from ...exchange.deadline import Deadline
 from ...exchange.device import Device, Event
 from ...exchange.transports.link import NcclLink
 from ...ops.keys import Key
 from ...schedule.plan import Bucket
 from . import withheld
-from .memory import Memory, Site
-from .nonfinite import NonFinite
-from .offers import Offers
+from .memory import Memory, Site, make_round
 from .round import Round
-from .rounds import Rounds
 
-#: Gradients below are never refused for being too large: half of what rules/kept.h allows with a residual.
-_HUGE = 2.0**95
+_AS_IT_IS = Uncompressed()
 _CPU = Device()
 
 
 class BucketState:
-    """The state of one bucket on one rank.
-
-    ``offer`` runs without the reducer's lock, between ``claim`` and ``count_in``, which need it.
+    """One bucket on one rank, between its turns.
 
     Args:
         staged: whether payloads are exchanged from copies in host memory.
         link: or from where they are.
+
+    Attributes:
+        finished: the last step whose result is ready.
+        decoded: how far that is on a device, for whoever goes on with it.
+        dropped: how many kept values were dropped so far as they were not finite, by tensor.
+        fetched: where counts are fetched to from a device, once for all steps: such memory takes long to get.
     """
 
     def __init__(
@@ -52,26 +56,10 @@ class BucketState:
         site = Site(rank, world, collective, device, staged and not alone, None if alone else link)
         self.memory = Memory(bucket, codec, site)
         self.rounds = Rounds(codec, self.memory)
-        self.offers, self.nonfinite = Offers(bucket), NonFinite(bucket, rank, device)
-        self._originals: list[Tensor | None] = []
-        self._offered: dict[int, Event] = {}  # how far the streams are that gradients were offered on
-        #: The last step whose result is ready.
         self.finished = -1
-        #: How far that is on a device, for whoever goes on with it.
         self.decoded: Event = None
-        #: What the results of this step are multiplied by, see Codec.decode; None if not yet known.
-        self.result_scale: float | None = 1.0
-        self._reset()
-
-    def _reset(self) -> None:
-        number = len(self.bucket.tensors)
-        self.memory.grads[:] = [None] * number
-        self._originals = [None] * number
-        self.offers.reset()
-        self.nonfinite.reset()
-        #: Seconds that parts of the result took to decode so far.
-        self.decoding = 0.0
-        self.error: HorovodCompressError | None = None
+        self.dropped: dict[str, int] = {}
+        self.fetched = device.host_zeros(len(bucket.tensors) if device.is_accelerator else 0, torch.int64)
 
     def round(self, step: int) -> Round:
         """Return the round of a step."""
@@ -82,127 +70,141 @@ class BucketState:
         self.finished = step - 1
         self.rounds.resume()
 
-    # ---- offer ----
-
-    def claim(self, position: int, result_scale: float | None) -> bool:
-        """Announce an offer; return False if there was one for this tensor in this step already."""
-        if not self.offers.busy:
-            self._reset()  # what was not fetched of the last step goes
-            self.result_scale = result_scale
-        return self.offers.claim(position)
-
-    def offer(self, position: int, grad: Tensor, key: Key, zero_nonfinite: bool) -> int | Tensor:
-        """Hand one gradient to the codec; return how many of its values are not finite.
-
-        That is a tensor on a device whose streams need not be waited for yet. A codec that takes in all tensors
-        of a bucket at once is given this one with the last one, by :meth:`offer_waiting`.
-        """
-        self.device.wait_events(self.decoded)
-        flat = grad.contiguous().view(-1)  # reshape() may give a view with gaps
-        round_ = self.round(key.step)
-        self.memory.grads[position], self._originals[position] = flat, grad
-        if self.memory.withheld:
-            self.memory.withheld.take(position, flat, round_.wire)
-        if round_.divided and position in self.memory.divisors:
-            flat.div_(self.memory.divisors[position])
-        self.device.keep((flat, grad))
-        count: int | Tensor = 0
-        if round_.waits and not zero_nonfinite:
-            self.offers.waiting.append(position)
-        else:
-            count = self._hand(round_, position, key, zero_nonfinite)
-        self.device.record_in(self._offered)
-        return count
-
-    def _hand(self, round_: Round, position: int, key: Key, zero_nonfinite: bool) -> int | Tensor:
-        flat, zero = round_.work.grad(position), self.nonfinite.let_be_zero
-        if zero_nonfinite and round_.properties.counts_late and ops.count_nonfinite(flat):
-            zero(position, flat, ~flat.isfinite())
-        count = round_.submit(position, key)
-        if not self.device.is_accelerator and count and self.drop_spoilt(position):
-            count = round_.submit(position, key)
-        if count and zero_nonfinite:
-            zero(position, flat, ~flat.isfinite())
-            count = round_.submit(position, key)
-        if count and zero_nonfinite:  # finite, but too large for this method
-            zero(position, flat, flat.abs() >= min(_HUGE, torch.finfo(flat.dtype).max))
-            count = round_.submit(position, key)
-        return count
-
-    def leave_out(self, position: int, grad: Tensor) -> None:
-        """Take a gradient that is not exchanged in this step, on any rank; its result is 0."""
-        self.device.wait_events(self.decoded)
-        self._originals[position] = grad.zero_()
-        self.device.keep((grad,))
-        self.device.record_in(self._offered)
-
-    def count_in(self, position: int, nonfinite: int | Tensor = 0) -> None:
-        """Finish an offer."""
-        self.offers.count_in()
-        if isinstance(nonfinite, Tensor):
-            self.nonfinite.add_unread([position], nonfinite)
-        else:
-            self.nonfinite.add({position: nonfinite} if nonfinite else None)
-
-    def offer_waiting(self, key: Key) -> Tensor:
-        """Hand all gradients that waited to the codec, after the streams that they come from."""
-        self.device.wait_events(*self._offered.values())
-        self.offers.waiting.sort()
-        counts = self.round(key.step).submit_all(self.offers.waiting, key)
-        self.device.record_in(self._offered)
-        return counts
-
-    def count_waiting(self, counts: Tensor) -> None:
-        """Finish the offers that waited."""
-        self.nonfinite.add_unread(self.offers.waiting, counts)
-        self.offers.waiting = []
-
-    # ---- exchange ----
-
-    def take_over(self, deadline: Deadline) -> None:
-        """Let this thread go on with a full bucket: after its offers, and with their counts as numbers.
-
-        Raises:
-            ExchangeError: the device did not come to its counts before the deadline.
-        """
-        self.device.wait_events(*self._offered.values())
-        self.nonfinite.read(deadline)
-
-    # ---- result ----
+    def finish(self, step: int) -> None:
+        """Mark the results of a step as ready, but for what is queued on the device."""
+        self.decoded = self.device.record_event()
+        self.finished = step
 
     def drop_spoilt(self, position: int) -> bool:
         """Drop what waits for a tensor and would spoil this step and all later ones; return whether there was any."""
         found = sum(withheld.drop(kept[self.memory.span(position)]) for kept in self.memory.state.values())
         if found:
-            self.nonfinite.dropped[self.bucket.tensors[position].name] = found
+            self.dropped[self.bucket.tensors[position].name] = found
         return found > 0
 
-    def keep(self, round_: Round) -> None:
-        """Keep what a round leaves whose result is good on every rank."""
-        round_.keep()
-        self.rounds.note_emptied()
-        memory = self.memory
-        if memory.withheld:
-            for position in round_.work.present():
-                kept = [kept[memory.span(position)] for kept in memory.state.values()]
-                memory.withheld.keep(position, round_.work.grad(position), kept, round_.wire)
 
-    def write_back(self) -> None:
-        """Copy results to gradients that are not contiguous; all others were overwritten."""
-        for flat, grad in zip(self.memory.grads, self._originals, strict=True):
-            if flat is not None and grad is not None and flat.data_ptr() != grad.data_ptr():
-                grad.copy_(flat.view(grad.shape))
+@dataclass(frozen=True)
+class Next:
+    """What a bucket exchanges in the coming steps.
 
-    def finish(self, step: int) -> None:
-        """Mark the results of a step as ready, but for what is queued on the device."""
-        self.decoded = self.device.record_event()
-        self.finished = step
-        self.offers.finish()
+    Attributes:
+        kind: "method" for the rounds of its method; "plain" for what is offered as it is, without the method and its
+            state; "halved" likewise, with float32 sent as bfloat16. Beside a second moment that is held, "coded" for
+            the rounds of a method that need it, without its own full-precision rounds, and "exact" for what the second
+            moment is renewed by, in 16 bits: what a square is made of need not be known any better.
+        index: stands for the step where a method's rounds differ by it; None for the step.
+    """
 
-    def take(self, position: int) -> Tensor:
-        """Return one result and forget it."""
-        grad = self._originals[position]
-        assert grad is not None
-        self.device.wait_events(self.decoded)
-        self.memory.grads[position] = self._originals[position] = None
-        return grad
+    kind: Literal["method", "plain", "halved", "coded", "exact"] = "method"
+    index: int | None = None
+
+
+class Rounds:
+    """Makes the rounds of a method, and chooses among them."""
+
+    def __init__(self, codec: Codec, memory: Memory) -> None:
+        self._codec, self._memory = codec, memory
+        self._divides = codec.properties().divides
+        self._empties = isinstance(codec, LeftPlain) and codec.plain_when_empty(memory.bucket)
+        self.kinds = {kind: self._make(kind, label) for kind, label in _labels(variants_of(codec)).items()}
+        self.next = Next()
+        self._plain: Round | None = None
+        self._last: tuple[int, Round] | None = None  # the step that was asked for last: every gradient asks
+        self._nothing_waits = False  # see :meth:`note_emptied`
+        if self._empties:
+            self._make_plain(halved=False)
+
+    def _make(self, codec: Codec, label: str) -> Round:
+        own = self._memory.layout(codec).state
+        # Plain rounds send and empty whatever waits.
+        kept = {n: kept for n, kept in self._memory.state.items() if n in own or isinstance(codec, Dense)}
+        return make_round(self._memory, codec, label, self._memory.payload, kept)
+
+    def _make_plain(self, halved: bool) -> None:
+        codec = BFloat() if halved and self._memory.bucket.dtype == "float32" else _AS_IT_IS
+        payload = self._memory.payload_that_holds(codec)
+        self._plain = make_round(self._memory, codec, codec.name, payload, {})
+        self._memory.site.device.synchronize()  # between two steps nothing is under way
+
+    def at(self, step: int) -> Round:
+        """Return the round of a step."""
+        if self._plain and (self._is_plain or self._nothing_waits):
+            return self._plain
+        last = self._last
+        if last is None or last[0] != step:
+            index = step if self.next.index is None else self.next.index
+            codec = self._codec.for_step(index, compressed=self.next.kind == "coded")
+            last = self._last = step, self.kinds[codec]
+        return last[1]
+
+    def take(self, coming: Next) -> None:
+        """Choose what the coming steps exchange; between two steps, on every rank alike."""
+        if coming.kind in ("coded", "exact") and self._divides == "never":
+            return  # a second moment that is held is nothing to this method
+        if coming.kind in ("plain", "halved", "exact") and not self._plain:
+            self._make_plain(halved=coming.kind != "plain")
+        self.next, self._last = coming, None
+
+    @property
+    def _is_plain(self) -> bool:
+        return self.next.kind in ("plain", "halved", "exact")
+
+    def divides(self) -> Divides:
+        """Return where a second moment that is held divides in the compressed rounds."""
+        return self._divides
+
+    def zero_groups(self) -> dict[str, int]:
+        """Return, by tensor, which zeros stay zeros in the compressed rounds; see ``Layout.zero_groups``."""
+        bucket, codec = self._memory.bucket, self._codec
+        groups = zero_groups_of(codec, bucket, self._memory.site.world)
+        return {tensor.name: group for tensor, group in zip(bucket.tensors, groups, strict=True)}
+
+    def note_emptied(self) -> None:
+        """Take note that a round went well on every rank: nothing waits now, where every round sends all of it."""
+        if self._is_plain or self._nothing_waits or not self._empties:
+            return
+        if all(grad is not None for grad in self._memory.grads):  # what was skipped may wait
+            self._nothing_waits = True
+            # A gradient of -0 plus this is -0: a job that goes on from a checkpoint, and adds it again, has equal bits.
+            self._memory.state["residual"].fill_(-0.0)
+
+    def resume(self) -> None:
+        """Go on with whatever was loaded."""
+        self._nothing_waits = False
+
+    def carry(self) -> dict[str, Tensor]:
+        """Return what merging keeps, by what it belongs to."""
+        return {
+            f"{round_.label} {name} {round_.collective.name}": carry.kept
+            for round_ in self.kinds.values()
+            for name, carry in round_.work.carry.items()
+        }
+
+    def read_tables(self, key: Key) -> dict[str, Held]:
+        """Return what the tables of the bucket hold, by tensor."""
+        tensors = self._memory.bucket.tensors
+        held: list[Held] = [{} for _ in tensors]
+        for moves, work in self._moves():
+            held = [a | b for a, b in zip(held, moves.read(work, key), strict=True)]
+        return {tensor.name: found for tensor, found in zip(tensors, held, strict=True)}
+
+    def write_tables(self, held: Mapping[str, Held], key: Key) -> None:
+        """Let the tables of a new bucket hold what those of earlier ones did, by tensor."""
+        mine = [held[tensor.name] for tensor in self._memory.bucket.tensors]
+        for moves, work in self._moves():
+            moves.write(work, mine, key)
+
+    def _moves(self) -> Iterator[tuple[TableMoves, Work]]:
+        for round_ in self.kinds.values():
+            if moves := round_.properties.moves_tables:
+                yield moves, round_.work
+
+
+def _labels(variants: Sequence[Codec]) -> dict[Codec, str]:
+    """Return a label for each kind of round: its name, and a number from the second one of that name on."""
+    labels: dict[Codec, str] = {}
+    seen: dict[str, int] = {}
+    for codec in variants:
+        seen[codec.name] = number = seen.get(codec.name, 0) + 1
+        labels[codec] = codec.name if number == 1 else f"{codec.name} {number}"
+    return labels

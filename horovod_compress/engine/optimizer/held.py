@@ -23,6 +23,7 @@ import torch
 from torch import Tensor, nn
 
 from ...ops.hashing import hash_of
+from ..bucket.state import Next
 from ..reducer import Reducer
 from . import family, second_moment as moments
 from .matching import ready
@@ -198,9 +199,9 @@ class HeldSecondMoment:
             self._exact = self.due
         exact = self._exact
         if self._rounds.every == 1:  # it is the stock optimizer
-            self._reducer.buckets.next_steps(plain=True)
+            self._reducer.buckets.choose(Next("plain"))
             return
-        self._reducer.buckets.hold(exact)
+        self._reducer.buckets.choose(Next("exact" if exact else "coded"))
         if exact and (watch := self._reducer.context.watch):
             watch.spoil()  # what is measured now says nothing of the method
         divides = self._reducer.buckets.divides()

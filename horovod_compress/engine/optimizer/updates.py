@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from ... import ops
 from ...errors import NonFiniteError, StateError
 from ...ops.hashing import hash_of
+from ..bucket.state import Next
 from ..reducer import Reducer
 from . import second_moment as moments
 from .second_moment import Moment
@@ -92,7 +93,7 @@ class Exchange:
             NonFiniteError: some update was not finite on some rank; parameters of the same bucket
                 are the noted ones, on every rank.
         """
-        self.reducer.buckets.next_steps(round_index)
+        self.reducer.buckets.choose(Next(index=round_index))
         self.reducer.freeze(self._resting)
         self._show(self.base)
         momenta = list(self._momenta(state)) if self._masking else []
@@ -137,7 +138,7 @@ class Exchange:
 
         A parameter for which no rank has a gradient has none afterwards either.
         """
-        self.reducer.buckets.next_steps(plain=True)
+        self.reducer.buckets.choose(Next("plain"))
         self.reducer.freeze(frozen := self.leave_frozen())
         self._show(self.parameters)
         step, means = -1, []
@@ -154,8 +155,7 @@ class Exchange:
 
     def _show(self, weights: Sequence[Tensor]) -> None:
         """Let the other ranks compare weights that should be the same as theirs, if they do in this exchange."""
-        if self.reducer.verification.weights:
-            self.reducer.verification.weights.take(self.reducer.next_step(), weights)
+        self.reducer.verification.take_weights(self.reducer.next_step(), weights)
 
     def not_finite(self) -> NonFiniteError:
         """Return the error for a mean gradient that is not finite."""

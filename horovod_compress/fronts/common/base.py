@@ -86,7 +86,7 @@ class BaseCompression(Checkpoints, Counters, metaclass=_Listed):
             return
         with before_handshake(job):
             named, method, options, said = names.in_arguments(listed(named_parameters), method, options)
-        self._methods, self._reducer = start(method, named, options, job)
+        self._methods, self._reducer = start(method, named, options, job, self._hooks(job))
         with contextlib.ExitStack() as undo:
             undo.callback(self.close)  # else the connections and threads of the reducer would stay
             self._closing = Closing(self, job)
@@ -98,7 +98,6 @@ class BaseCompression(Checkpoints, Counters, metaclass=_Listed):
             self._take_order()
             # Not a number of this process: others may have made more compressions, or fewer.
             self._tuning_name = f"hvc.tuning.{self._reducer.plan.fingerprint()}"
-            self._reducer.offering.check_usable = job.check
             self._reports = self._begin_reports(self._reducer)
             self._unused = True
             self._closing.add(look_for_steps(self._steps.parameters, weakly(self._why_unused, None)))

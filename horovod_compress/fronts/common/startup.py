@@ -19,7 +19,7 @@ from ...engine.agreement.handshake import own_address
 from ...engine.job import Gathering, Job
 from ...engine.methods import Methods, numbered, parse
 from ...engine.names import pairs
-from ...engine.reducer import Reducer
+from ...engine.reducer import Hooks, Reducer
 from ...errors import ConfigError, ExchangeError, HorovodCompressError, PeerError
 from ...exchange import device, on_device
 from ...exchange.choose import chooser
@@ -46,10 +46,7 @@ T = TypeVar("T")
 
 
 def start(
-    method: str | Codec | Masked | Methods,
-    named: object,
-    given: Mapping[str, Any],
-    job: Job,
+    method: str | Codec | Masked | Methods, named: object, given: Mapping[str, Any], job: Job, hooks: Hooks
 ) -> tuple[Methods, Reducer]:
     """Compare options with the other ranks, agree on the plan, connect, and return a reducer.
 
@@ -87,7 +84,7 @@ def start(
     choose = chooser(options.exchange, transport.adds)
     with contextlib.ExitStack() as undo:
         undo.callback(transport.close)  # else its threads, ports and connections would stay
-        reducer = Reducer(plan, methods.codecs, transport, choose, options, devices)
+        reducer = Reducer(plan, methods.codecs, transport, choose, options, devices, hooks)
         undo.pop_all()
     return methods, reducer
 

@@ -14,7 +14,7 @@ from typing import Any
 from torch import nn
 
 from ...engine.agreement import differences
-from ...engine.comparison import Weights
+from ...engine.bucket.state import Next
 from ...engine.kept import Masks, check_masks
 from ...engine.methods import Methods
 from ...engine.optimizer import held, momentum
@@ -70,7 +70,7 @@ class Steps:
         self._rates: Rates | None = None  # that residuals follow
         self._loaded = _Loaded()
         if reducer.world > 1:
-            reducer.verification.weights = Weights(reducer.options.verify_every, warns=reducer.rank == 0)
+            reducer.verification.watch_weights()
         masked = {name: parameter for name, parameter in self.named if methods.is_masked(name)}
         self._masks = Masks(reducer.kept, reducer.start, masked) if masked else None
         self.tuner: Tuner | None = None
@@ -205,7 +205,7 @@ class Steps:
         if self.held:
             self.held.begin(reducer.next_step())
         if self._exact_first:
-            reducer.buckets.next_steps(plain=reducer.next_step() < self._exact_first, halved=True)
+            reducer.buckets.choose(Next("halved" if reducer.next_step() < self._exact_first else "method"))
         if self._matching:
             self._matching.begin()
         reducer.norms.begin(reducer.next_step(), exact=bool(self.held and self.held.exact))
@@ -230,8 +230,8 @@ class Steps:
     def _take_weights(self) -> None:
         """Look at the weights of the next step, if they are compared there."""
         reducer = self._reducer
-        if (weights := reducer.verification.weights) and reducer.idle():
-            weights.take(reducer.next_step(), self.parameters)
+        if reducer.verification.weights and reducer.idle():
+            reducer.verification.take_weights(reducer.next_step(), self.parameters)
 
     def _freeze(self) -> None:
         """Exchange nothing for parameters that need no gradient in the step that begins."""

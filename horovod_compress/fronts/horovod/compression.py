@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from ...engine.optimizer.matching import before_step, uncompiled
 from ...engine.optimizer.second_moment import names_of
-from ...engine.reducer import Reducer
+from ...engine.reducer import Hooks, Reducer
 from ...errors import ConfigError, HorovodCompressError, NonFiniteError
 from ...observe.trace import MAX_EVENTS, Trace
 from .. import help_text
@@ -66,10 +66,10 @@ class Compression(ForUpdates, Factories):
     _watched: Any = None  # the optimizer that has our hooks
     _settled = -1  # the step whose sparse gradients were looked for
 
+    def _hooks(self, job: Any) -> Hooks:
+        return Hooks(job.check, weakly(self._wake, None), in_join)
+
     def _prepare(self, reducer: Reducer) -> None:
-        reducer.failure.on_unseen = weakly(self._wake, None)
-        reducer.uneven.in_join = in_join
-        reducer.result_scale = None  # the first token that comes back tells, or attach()
         self._tokens = Tokens(reducer.rank, reducer.world, len(reducer.plan.names()))
 
     def _not_here(self) -> str:

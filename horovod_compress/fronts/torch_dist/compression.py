@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
 from ...engine.optimizer.matching import before_step
-from ...engine.reducer import Reducer
+from ...engine.reducer import Hooks, Reducer
 from ...errors import ConfigError, HorovodCompressError
 from ...observe.trace import MAX_EVENTS, Trace
 from ..common.base import BaseCompression, begin_trace
@@ -75,8 +75,10 @@ class Compression(BaseCompression, Factories):
         "ddp_model.register_comm_hook(compression, hvc.ddp_hook)"
     )
 
+    def _hooks(self, job: Any) -> Hooks:
+        return Hooks(job.check, weakly(self._tell, None))
+
     def _prepare(self, reducer: Reducer) -> None:
-        reducer.failure.on_unseen = weakly(self._tell, None)
         self._told = False
         self._fetching = Fetching(self._job.number)
         self._closing.add(self._fetching.close)

@@ -1,0 +1,333 @@
+"""One bucket in one step: all that is under way of it, from its first gradient to its last result.
+
+A gradient's way, and the thread that takes each part of it:
+
+    claim      training    the gradient is announced; each tensor comes once in a step
+    submit     offering    the codec reads it; on a device that only queues work, and the training thread does it
+    exchange   exchange    preludes, then the payload, once every tensor is in, while backward still runs
+    decode     decoding    parts of the result, as they arrive
+    complete   decoding    what is left of it; what the round leaves becomes what the next one reads
+    take       training    the result: the gradient's own memory, overwritten
+
+A gradient is held from its offer to its result and then overwritten in place: the residual rules read it a second time
+at decoding, so no copy of ``gradient + residual`` is ever made, and the old residual is still there should the bucket
+turn out not to be finite.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from .. import ops
+from ..codecs.work import Part
+from ..errors import HorovodCompressError, NonFiniteError
+from ..exchange.deadline import Deadline
+from ..exchange.device import Event
+from ..exchange.wire import NonFiniteCount
+from .bucket.state import BucketState
+from .context import Context
+
+#: Gradients below are never refused for being too large: half of what rules/kept.h allows with a residual.
+_HUGE = 2.0**95
+
+
+class Turn:
+    """One bucket's turn in a step. Verbs and their threads are in the order of a gradient's way, see above.
+
+    Args:
+        state: what stays of the bucket from step to step.
+        result_scale: what results are multiplied by: 1 for the mean over ranks, their number for the sum.
+        factor: what they are handed back times, see :mod:`.norms`; as far as it is known.
+
+    Attributes:
+        round: what the bucket exchanges in this step.
+        refused: why the codec could not take gradients, if it could not.
+        error: what whoever asks for a result is told.
+        decoding: seconds that parts of the result took to decode so far.
+        taken: whether the exchange has begun.
+        over: whether the results are there; what is offered now belongs to the next step.
+    """
+
+    def __init__(self, state: BucketState, context: Context, result_scale: float, factor: float) -> None:
+        self.state, self._context = state, context
+        self.key = context.key(state.finished + 1, state.bucket.index)
+        self.round = state.rounds.at(self.key.step)
+        self.result_scale, self._factor = result_scale, factor
+        number = len(state.bucket.tensors)
+        state.memory.grads[:] = [None] * number  # what was not fetched of the last step goes
+        self._originals: list[Tensor | None] = [None] * number
+        self._claimed = [False] * number
+        self._done = 0  # tensors that are in
+        self._waiting: list[int] = []  # those that the codec is given together, when the last one is in
+        self._offered: dict[int, Event] = {}  # how far the streams are that gradients were offered on
+        self.nonfinite = NonFinite(state, context.rank)
+        self.refused: BaseException | None = None
+        self.error: HorovodCompressError | None = None
+        self.decoding = 0.0
+        self.taken = self.over = False
+
+    # ---- under the reducer's lock ----
+
+    def claim(self, position: int) -> bool:
+        """Announce a gradient; return False if there was one for this tensor in this step already."""
+        first = not self._claimed[position]
+        self._claimed[position] = True
+        return first
+
+    def count_in(self, position: int, nonfinite: int | Tensor = 0) -> None:
+        """Note that a tensor is in.
+
+        Args:
+            nonfinite: how many of its values are not finite.
+        """
+        self._done += 1
+        self.nonfinite.add_of([position], nonfinite)
+
+    def count_waiting(self, counts: Tensor) -> None:
+        """Note that what waited for the last tensor was handed over."""
+        self.nonfinite.add_of(self._waiting, counts)
+        self._waiting = []
+
+    @property
+    def full(self) -> bool:
+        """Whether every tensor is in, and the bucket waits for its exchange."""
+        return self._done == len(self._claimed) and not self.taken and not self._waiting
+
+    @property
+    def waits(self) -> bool:
+        """Whether every tensor is in, and the codec has not been given those that waited for the last one."""
+        return self._done == len(self._claimed) and bool(self._waiting)
+
+    def missing(self) -> list[str]:
+        """Return the tensors that have not come."""
+        named = zip(self.state.bucket.tensors, self._claimed, strict=True)
+        return [tensor.name for tensor, came in named if not came]
+
+    # ---- submit ----
+
+    def submit(self, position: int, grad: Tensor) -> int | Tensor:
+        """Hand one gradient to the codec; return how many of its values are not finite.
+
+        That is a tensor on a device whose streams need not be waited for yet. A codec that takes in all tensors of a
+        bucket at once is given this one with the last one, by :meth:`submit_waiting`.
+        """
+        device, memory, round_ = self.state.device, self.state.memory, self.round
+        device.wait_events(self.state.decoded)
+        flat = grad.contiguous().view(-1)  # reshape() may give a view with gaps
+        memory.grads[position], self._originals[position] = flat, grad
+        if memory.withheld:
+            memory.withheld.take(position, flat, round_.wire)
+        if round_.divided and position in memory.divisors:
+            flat.div_(memory.divisors[position])
+        device.keep((flat, grad))
+        count: int | Tensor = 0
+        if round_.waits and self._context.options.nonfinite != "zero":
+            self._waiting.append(position)
+        else:
+            count = self._submit_now(position)
+        device.record_in(self._offered)
+        return count
+
+    def _submit_now(self, position: int) -> int | Tensor:
+        """Hand a gradient over, again where something of it or of what is kept for it was found to be spoilt."""
+        round_, flat, key = self.round, self.round.work.grad(position), self.key
+        zeroes, set_zero = self._context.options.nonfinite == "zero", self.nonfinite.set_zero
+        if zeroes and round_.properties.counts_late and ops.count_nonfinite(flat):
+            set_zero(position, flat, ~flat.isfinite())
+        count = round_.submit(position, key)
+        if not self.state.device.is_accelerator and count and self.state.drop_spoilt(position):
+            count = round_.submit(position, key)
+        if count and zeroes:
+            set_zero(position, flat, ~flat.isfinite())
+            count = round_.submit(position, key)
+        if count and zeroes:  # finite, but too large for this method
+            set_zero(position, flat, flat.abs() >= min(_HUGE, torch.finfo(flat.dtype).max))
+            count = round_.submit(position, key)
+        return count
+
+    def submit_waiting(self) -> Tensor:
+        """Hand over all gradients that waited, after the streams that they come from; return their counts."""
+        self.state.device.wait_events(*self._offered.values())
+        self._waiting.sort()
+        counts = self.round.submit_all(self._waiting, self.key)
+        self.state.device.record_in(self._offered)
+        return counts
+
+    def leave_out(self, position: int, grad: Tensor) -> None:
+        """Take a gradient that is not exchanged in this step, on any rank; its result is 0."""
+        self.state.device.wait_events(self.state.decoded)
+        self._originals[position] = grad.zero_()
+        self.state.device.keep((grad,))
+        self.state.device.record_in(self._offered)
+
+    # ---- exchange ----
+
+    def exchange(self, decode: Callable[[list[Part]], None]) -> NonFiniteCount:
+        """Exchange the bucket with all other ranks: its preludes, then its payload.
+
+        Every rank has the complete count of values that are not finite after a prelude, so all leave out what follows,
+        or none does.
+
+        Args:
+            decode: called with the parts of the result that can be decoded while the exchange goes on.
+
+        Returns:
+            The count over all ranks.
+        """
+        context, bucket, round_, step = self._context, self.state.bucket, self.round, self.key.step
+        deadline = Deadline(context.options.longest_seconds)  # one for all of it
+        self.take_over(deadline)
+        for number, prelude in enumerate(round_.preludes):
+            context.recorder.note(step, bucket.index, "prelude", number)
+            with context.metrics.timed("encode", where=(step, bucket, f"encode for prelude {number}")):
+                self.nonfinite.add(round_.before(number, self.key))
+            exchange = context.exchange(bucket.index, f"prelude {number}", self.nonfinite.bad, deadline)
+            with context.metrics.timed("exchange", where=(step, bucket, f"prelude {number}")):
+                bad = prelude.run(exchange, round_.reduction(self.key))
+            context.metrics.sent(exchange.bytes_sent, exact=round_.exact)
+            if bad.count:
+                return bad
+        context.recorder.note(step, bucket.index, "encode")
+        with context.metrics.timed("encode", where=(step, bucket)):
+            self.nonfinite.add(round_.encode(self.key))
+        exchange = context.exchange(bucket.index, round_.label, self.nonfinite.bad, deadline)
+        encoding = partial(context.metrics.timed, "encode", "exchange", (step, bucket))
+        with context.metrics.timed("exchange", where=(step, bucket)):
+            bad = round_.exchange(exchange, self.key, encoding, decode)
+        context.metrics.sent(exchange.bytes_sent, exact=round_.exact)
+        return bad
+
+    def take_over(self, deadline: Deadline) -> None:
+        """Let this thread go on with a full bucket: after its offers, and with their counts as numbers.
+
+        Raises:
+            ExchangeError: the device did not come to its counts before the deadline.
+        """
+        self.state.device.wait_events(*self._offered.values())
+        self.nonfinite.read(deadline)
+
+    @property
+    def empty(self) -> bool:
+        """Whether no gradient of the bucket is exchanged: sparse ones are somebody else's."""
+        return all(grad is None for grad in self.state.memory.grads)
+
+    # ---- decode ----
+
+    def decode(self, parts: list[Part]) -> None:
+        """Decode parts of the result, over the gradients."""
+        self._context.recorder.note(self.key.step, self.key.bucket, "decode")
+        began = time.perf_counter()
+        with self._context.metrics.timed("decode", where=(self.key.step, self.state.bucket)):
+            self.round.decode(parts, self.key, self.result_scale * self._factor)
+        self.decoding += time.perf_counter() - began
+
+    def complete(self, bad: NonFiniteCount) -> None:
+        """Decode what was not decoded part by part, and let what the round leaves be what the next one reads.
+
+        Args:
+            bad: over all ranks; if there are any, no rank decodes the bucket.
+        """
+        state, memory, round_ = self.state, self.state.memory, self.round
+        self._context.metrics.nonfinite += bad.count + bad.zeroed
+        if bad.count:
+            self._give_nan(bad)
+            return
+        if not round_.parts:
+            self.decode(round_.whole())
+        round_.keep()
+        state.rounds.note_emptied()
+        if memory.withheld:
+            for position in round_.work.present():
+                kept = [kept[memory.span(position)] for kept in memory.state.values()]
+                memory.withheld.keep(position, round_.work.grad(position), kept, round_.wire)
+
+    def _give_nan(self, bad: NonFiniteCount) -> None:
+        """Give every rank NaN, and leave what is kept as it is, so that a skipped step leaves no trace."""
+        if self._context.options.nonfinite == "raise":
+            names = self.nonfinite.names
+            where = f"; on this rank in {', '.join(names)}" if names else ""
+            self.error = NonFiniteError(
+                f"rank {self._context.rank}: {bad.count} gradient values of bucket {self.key.bucket} are not finite in "
+                f"step {self.key.step}, the first on rank {bad.origin - 1}{where}; lower the learning rate, clip, or "
+                'choose nonfinite="propagate" with a gradient scaler'
+            )
+        for position, grad in enumerate(self.state.memory.grads):
+            if grad is not None:
+                grad.fill_(float("nan"))
+                self.state.drop_spoilt(position)  # where an offer did not tell whose value it was
+
+    def write_back(self) -> None:
+        """Copy results to gradients that are not contiguous; all others were overwritten."""
+        for flat, grad in zip(self.state.memory.grads, self._originals, strict=True):
+            if flat is not None and grad is not None and flat.data_ptr() != grad.data_ptr():
+                grad.copy_(flat.view(grad.shape))
+
+    # ---- take ----
+
+    def take(self, position: int) -> Tensor:
+        """Return one result and forget it."""
+        grad = self._originals[position]
+        assert grad is not None
+        self.state.device.wait_events(self.state.decoded)
+        self.state.memory.grads[position] = self._originals[position] = None
+        return grad
+
+
+class NonFinite:
+    """The values of one turn's gradients that are not finite: counted as they come, told to all in frame headers.
+
+    Attributes:
+        bad: what the other ranks get.
+        names: the tensors with such values.
+    """
+
+    def __init__(self, state: BucketState, rank: int) -> None:
+        self._state, self._rank = state, rank
+        self.bad = NonFiniteCount()
+        self.names: list[str] = []
+        self._unread: list[tuple[list[int], Tensor]] = []
+        self._zeroed = [0] * len(state.bucket.tensors)  # by position, as offers may come on several threads
+
+    def add(self, counts: dict[int, int] | None) -> None:
+        """Note values that are not finite, by position."""
+        for position, count in (counts or {}).items():
+            self.bad = self.bad.plus(NonFiniteCount(count, self._rank + 1))
+            self.names.append(self._state.bucket.tensors[position].name)
+
+    def add_of(self, positions: list[int], counts: int | Tensor) -> None:
+        """Note the counts of some tensors, which may be on a device whose streams need not be waited for yet."""
+        if isinstance(counts, Tensor):
+            self._unread.append((positions, counts))
+        elif counts:
+            self.add({positions[0]: counts})
+
+    def set_zero(self, position: int, grad: Tensor, where: Tensor) -> None:
+        """Let some values of a gradient be 0, and count them."""
+        grad.masked_fill_(where, 0.0)
+        self._zeroed[position] += int(where.sum())
+
+    def read(self, deadline: Deadline) -> None:
+        """Read all counts, as this thread's stream follows on the offers.
+
+        Raises:
+            ExchangeError: the device did not come to them before the deadline.
+        """
+        self.bad = self.bad.plus(NonFiniteCount(zeroed=sum(self._zeroed)))
+        if not self._unread:
+            return
+        positions = [position for some, _ in self._unread for position in some]
+        counts = [count.view(-1) for _, count in self._unread]
+        device = self._state.device
+        device.keep(counts)
+        found = counts[0] if len(counts) == 1 else torch.cat(counts)
+        if device.is_accelerator:
+            row = self._state.fetched[: len(positions)]
+            device.copy(row, found)  # one copy for all
+            device.wait(device.record_event(), deadline)
+            found = row
+        self.add({position: number for position, number in zip(positions, found.tolist(), strict=True) if number})
