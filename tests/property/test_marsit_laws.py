@@ -224,14 +224,18 @@ def test_runs_repeat_and_seeds_and_steps_differ() -> None:
 
 
 @pytest.mark.parametrize("method", ["none", "fp16", "bf16", "marsit", "global_qsgd"])
-def test_a_gain_that_is_known_late_gives_the_same_bits(method: str) -> None:
-    """The stock path learns of op=Sum with the first result; three ranks make a mean that is rounded."""
+def test_a_gain_that_is_known_late_counts_from_the_next_step_on(method: str) -> None:
+    """Where no optimizer is found, a token tells of op=Sum; three ranks make a mean that is rounded once more then."""
     tensors = [spec("a", 500, dtype=torch.bfloat16), spec("b", 7, 90)]
     options = dict(full_precision_every=2) if method == "marsit" else {}
     with Fleet(3, tensors, method, **options) as late, Fleet(3, tensors, method, **options) as early:
-        for a, b in zip(late.reducers, early.reducers, strict=True):
-            a.result_scale, b.result_scale = None, 3.0
+        for reducer in early.reducers:
+            reducer.result_scale = 3.0
         for number in range(3):
             grads = random_grads(3, tensors, seed=number)
             found, expected = late.step(grads, result_scale=3.0), early.step(grads)
-            assert all(same_bits(x[name], y[name]) for x, y in zip(found, expected, strict=True) for name in x)
+            for x, y in zip(found, expected, strict=True):
+                if number:
+                    assert all(same_bits(x[name], y[name]) for name in x)
+                else:
+                    assert all(torch.allclose(x[name], y[name], rtol=2 * torch.finfo(x[name].dtype).eps) for name in x)

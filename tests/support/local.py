@@ -89,7 +89,10 @@ class Fleet:
             reducer = self.reducers[rank]
             return {name: reducer.result(self._index[name], step, result_scale) for name in copies[rank]}
 
-        return [results(rank) for rank in range(self.world)]
+        if result_scale is None:
+            return [results(rank) for rank in range(self.world)]
+        with ThreadPoolExecutor(self.world) as pool:  # all ranks wait at once, as in a job
+            return list(pool.map(results, range(self.world)))
 
     def residuals(self) -> list[dict[str, Tensor]]:
         """Return copies of every rank's residuals."""

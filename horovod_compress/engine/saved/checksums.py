@@ -187,11 +187,11 @@ def parse(data: bytearray) -> dict[str, Any]:
     """
     header, at = _header(data)
     found: list[Tensor] = []
-    for dtype, shape, crc in header["tensors"]:
+    for dtype, shape, expected in header["tensors"]:
         count, kind = math.prod(shape), _DTYPES[dtype]
         tensor = _tensor(data, at, count, kind)
         at += count * kind.itemsize
-        _must(crc(tensor) == crc, f"the checksum of tensor {len(found)} is wrong")
+        _must(crc(tensor) == expected, f"the checksum of tensor {len(found)} is wrong")
         found.append(tensor.view(shape))
     _must(at == len(data), f"it should have {at} bytes, and has {len(data)}")
     state = _filled(header["state"], found)
@@ -202,7 +202,7 @@ def parse(data: bytearray) -> dict[str, Any]:
 def _header(data: bytearray) -> tuple[dict[str, Any], int]:
     """Return the checked header, and where the tensors begin."""
     _must(len(data) >= _START.size, f"it has only {len(data)} bytes")
-    magic, version, crc, size = _START.unpack_from(data)
+    magic, version, expected, size = _START.unpack_from(data)
     _must(magic == _MAGIC, f"it begins with {bytes(magic)!r}, which is not {_MAGIC!r}")
     _must(
         version == _VERSION, f"its layout has version {version}, but this version of horovod-compress reads {_VERSION}"
@@ -210,7 +210,7 @@ def _header(data: bytearray) -> tuple[dict[str, Any], int]:
     end = _START.size + size
     _must(end <= len(data), f"it has {len(data)} bytes, and its header alone should end after {end}")
     text = bytes(data[_START.size : end])
-    _must(crc(text) == crc, "the checksum of its header is wrong")
+    _must(crc(text) == expected, "the checksum of its header is wrong")
     try:
         header = json.loads(text)
     except (ValueError, RecursionError):
@@ -241,7 +241,7 @@ def _tensor(data: bytearray, at: int, count: int, dtype: torch.dtype) -> Tensor:
 
 
 def _filled(part: Any, tensors: list[Tensor]) -> Any:
-    """Return what :func:`sealed.outline` made plain, with its tensors."""
+    """Return what :func:`outline` made plain, with its tensors."""
     if is_number_of_tensor(part):
         _must(0 <= part["tensor"] < len(tensors), "its header names a tensor that is not there")
         return tensors[part["tensor"]]
