@@ -1,0 +1,53 @@
+"""Whole runs find what they have always found: results, all that is kept, bytes sent, weights."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+
+from tests.golden import runs
+
+GOLDEN: dict[str, Any] = json.loads(runs.FILE.read_text())
+#: With vectors of eight numbers or more, torch's kernels round alike.
+ALIKE = torch.backends.cpu.get_cpu_capability() in ("AVX2", "AVX512")
+
+
+@pytest.fixture(autouse=True)
+def one_thread(few_threads: None) -> Iterator[None]:
+    """The ranks are threads themselves."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=[] if run.quick else [pytest.mark.slow]) for name, run in runs.RUNS.items()],
+)
+def test_a_run_finds_what_it_always_found(name: str) -> None:
+    run = runs.RUNS[name]
+    if run.by_torch and not ALIKE:
+        pytest.skip("torch rounds differently on this processor")
+    assert run.play() == GOLDEN[name]
+
+
+def test_the_file_holds_every_case() -> None:
+    """Those of a new codec are added with `python -m tests.golden.runs`."""
+    assert set(GOLDEN) == set(runs.RUNS)
+
+
+def test_runs_can_differ() -> None:
+    """The control: what differs in a run shows in what is written down."""
+    results = [json.dumps(GOLDEN[f"{sample.name} | float32"]["results"]) for sample in runs.FIRST]
+    assert len(set(results)) == len(results)
+    kinds = {kind for found in GOLDEN.values() for kind in found.get("kept", ())}
+    assert kinds == {"carry", "error", "momentum", "residual", "server", "table", "waiting"} - {"error"}
+    first = next(sample.name for sample in runs.FIRST if sample.method == "marsit")
+    assert GOLDEN[f"{first} | sum"] == GOLDEN[f"{first} | sum, known late"]
+    for other in ("sum", "frozen", "sparse", "nonfinite zero", "other buckets", "plain bucket", "warm-up"):
+        assert GOLDEN[f"{first} | {other}"]["results"] != GOLDEN[f"{first} | float32"]["results"], other
