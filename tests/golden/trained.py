@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from horovod_compress.codecs.masked import masked
-from horovod_compress.engine import checkpoint, sealed
 from horovod_compress.engine.optimizer.matching import before_step
+from horovod_compress.engine.saved import checkpoint, checksums
 from horovod_compress.fronts.common.steps import Steps
 from horovod_compress.fronts.horovod.update import distributed_update_optimizer
 from horovod_compress.schedule.plan import TensorSpec
@@ -197,7 +197,7 @@ def updated(method: Any, optimizer: Any, delay: int, mode: dict[str, Any], **opt
             weights = [list(each) for each in zip(*pool.map(train, range(WORLD)), strict=True)]
         found = what_is_left(fleet)
         more = [mine.state_dict()["horovod_compress"] for mine in made]
-    tensors_ = [dict(sealed.tensors(state)) for state in more]
+    tensors_ = [dict(checksums.tensors(state)) for state in more]
     return {"results": [digest_of_all(each) for each in weights], "beside": digest_of_all(tensors_)} | found
 
 
