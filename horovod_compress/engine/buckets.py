@@ -9,6 +9,7 @@ from torch import Tensor
 from ..codecs.base import Codec, Divides, tables_that_stay
 from ..codecs.left_plain import LeftPlain
 from ..codecs.work import work_dtype
+from ..errors import ConfigError
 from ..exchange.choose import Choose
 from ..schedule.plan import Bucket, Plan
 from .bucket.state import BucketState, Next
@@ -68,6 +69,25 @@ class Buckets:
     def where(self, index: int) -> tuple[BucketState, int]:
         """Return the bucket of a tensor, by its place in the plan, and its position in there."""
         return self._where[index]
+
+    def check_fits(self, index: int, grad: Tensor) -> None:
+        """Refuse a gradient that is not of the tensor at ``index``.
+
+        Raises:
+            ConfigError: says what it should be.
+        """
+        (state, position), rank = self._where[index], self._context.rank
+        tensor, where = state.bucket.tensors[position], state.device.where
+        if tuple(grad.shape) != tensor.shape or str(grad.dtype) != f"torch.{tensor.dtype}":
+            raise ConfigError(
+                f"rank {rank}: the gradient of {tensor.name} should be {tensor.dtype} of shape {tensor.shape}, got "
+                f"{grad.dtype} of shape {tuple(grad.shape)}"
+            )
+        if grad.device != where:
+            raise ConfigError(
+                f"rank {rank}: the gradient of {tensor.name} is on {grad.device}, its parameter was on {where} when "
+                "the compression was made; move the model to its device first"
+            )
 
     def tables_that_stay(self) -> set[str]:
         """Return what is kept for whole buckets and cannot follow their tensors to others."""

@@ -7,6 +7,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 
 import torch
 
@@ -199,6 +200,23 @@ class Devices(dict[str, Device]):
 # ---- context -----------------------------------------------------------------------------------
 #
 # What all parts of one reducer share: where it runs, its one lock, and what is counted.
+
+
+@dataclass(frozen=True)
+class Hooks:
+    """What a reducer asks of the framework that it runs in. All are quick, and keep no compression alive.
+
+    Attributes:
+        check_usable: called before a gradient is taken, on the training thread; raises where the job that the ranks
+            connected in is another one now.
+        on_unseen: called with a failure that the training thread has not come for, twice a second, on the exchange
+            thread.
+        in_join: returns whether this rank is in ``hvd.join()``; asked once a second where there is nothing to exchange.
+    """
+
+    check_usable: Callable[[], None] = lambda: None
+    on_unseen: Callable[[str], None] = lambda text: None
+    in_join: Callable[[], bool] = lambda: False
 
 
 class Context:

@@ -15,7 +15,6 @@ from ..schedule.plan import Plan
 from .agreement.differences import TABLES
 from .bucket.withheld import Withheld
 from .buckets import Buckets
-from .comparison import Start
 from .context import Context
 
 # ---- withholding -------------------------------------------------------------------------------
@@ -153,11 +152,20 @@ class Kept:
         self._follow()
         return {f"{s.bucket.index} {name}": kept for s in self._buckets for name, kept in s.rounds.carry().items()}
 
-    def show_tables(self) -> None:
-        """Show the other ranks what tables hold, if something else than a round has changed it; between two steps.
+    def show(self, step: int, values: Mapping[str, object]) -> None:
+        """Show the other ranks what this one decodes with in the coming step, beside consensus bytes.
 
-        Rounds change it by consensus bytes alone.
+        Args:
+            values: by name, see :mod:`.agreement.differences`; None for nothing.
         """
+        operands = self._context.operands
+        operands.step = step
+        for name, value in values.items():
+            operands.show(name, value)
+        self.show_tables()
+
+    def show_tables(self) -> None:
+        """Show them what tables hold, if something else than a round has changed it: rounds do so by consensus bytes."""
         if self.tables_touched:
             held = [table for _, table in sorted(self.tables().items())]
             self._context.operands.show(TABLES, f"{hash_of(held):016x}" if held else None)
@@ -290,11 +298,14 @@ class Masks:
     """Looks at the weights of some parameters, and lets rounds leave out those that are masked.
 
     Args:
+        compare: lets ranks compare hashes of masks, by tensor, see :meth:`.comparison.Start.mask`.
         named: the parameters whose methods are masked.
     """
 
-    def __init__(self, kept: Kept, start: Start, named: Mapping[str, nn.Parameter]) -> None:
-        self._kept, self._start, self._named = kept, start, named
+    def __init__(
+        self, kept: Kept, compare: Callable[[Mapping[str, int]], None], named: Mapping[str, nn.Parameter]
+    ) -> None:
+        self._kept, self._compare, self._named = kept, compare, named
         self._kinds: dict[str, Tensor] = {}  # of every element, flat
         self._masked: dict[str, Tensor] = {}  # the indices of those that are masked
         self._hashes = dict.fromkeys(sorted(named), 0)
@@ -302,7 +313,7 @@ class Masks:
 
     def _agree(self) -> None:
         self._kept.withholding.mask(dict(self._masked))
-        self._start.mask(self._hashes)
+        self._compare(self._hashes)
 
     @torch.no_grad()
     def begin(self) -> None:

@@ -12,8 +12,8 @@ and the norm of their sum is that of the mean within 1 / sqrt(2 counters). They 
 16 bits, as every rank sends them to every other; all add them in rank order, so all come to the same ratio. It counts
 from the next step on. Where none is known yet, and in rounds that empty residuals, results are held until it is.
 
-A gradient's way meets this in five places: ``begin`` (training thread), ``fold`` (where gradients are offered),
-``exchange`` (exchange thread), ``factor`` and ``decoded``, ``settle`` (decoding thread).
+A gradient's way meets this in ``begin`` and ``factor`` (training thread), ``fold`` (where gradients are taken in),
+``note`` and ``exchange`` (exchange thread), ``decoded`` and ``settle`` (decoding thread).
 """
 
 from __future__ import annotations
@@ -315,8 +315,6 @@ class Norms:
                 total += row
         return total
 
-    # ---- decoding thread ----
-
     def factor(self, bucket: int) -> float:
         """Return what a bucket's results are decoded times."""
         return (self._now.factor or 1.0) if bucket in self._now.coded else 1.0
@@ -343,9 +341,8 @@ class Norms:
         self._squares[state.bucket.index] = math.fsum(sums.tolist()) / turn.result_scale**2
 
     def _sample(self, state: BucketState) -> None:
-        for tensor, grad in zip(state.bucket.tensors, state.memory.grads, strict=True):
-            if grad is not None and grad.numel():
-                self.samples[tensor.name] = some(grad)
+        named = zip(state.bucket.tensors, state.memory.grads, strict=True)
+        self.samples |= {t.name: some(grad) for t, grad in named if grad is not None and grad.numel()}
 
     def settle(self) -> None:
         """At the end of a step, take what was measured, scale results that were held, and note what was handed back."""

@@ -16,7 +16,6 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from functools import partial
 
 import torch
@@ -29,12 +28,13 @@ from ..exchange.device import Device
 from ..exchange.transports.base import Transport
 from ..observe.metrics import Metrics
 from ..options import Options
-from ..schedule.plan import Plan, TensorSpec
+from ..schedule.plan import Plan
+from ..schedule.watch import Watch
 from . import kept
 from .agreement.notes import Uneven, leave_word, why_closed
 from .buckets import Buckets
 from .comparison import Start, Verification
-from .context import Context, Devices
+from .context import Context, Devices, Hooks as Hooks
 from .exchanging import Exchanging
 from .failure import Failure, Patience
 from .kept import Kept
@@ -48,23 +48,6 @@ _CLOSE_SECONDS = 1.0
 _UNRESTED: list[object] = []
 
 
-@dataclass(frozen=True)
-class Hooks:
-    """What a reducer asks of the framework that it runs in. All are quick, and keep no compression alive.
-
-    Attributes:
-        check_usable: called before a gradient is taken, on the training thread; raises where the job that the ranks
-            connected in is another one now.
-        on_unseen: called with a failure that the training thread has not come for, twice a second, on the exchange
-            thread.
-        in_join: returns whether this rank is in ``hvd.join()``; asked once a second where there is nothing to exchange.
-    """
-
-    check_usable: Callable[[], None] = lambda: None
-    on_unseen: Callable[[str], None] = lambda text: None
-    in_join: Callable[[], bool] = lambda: False
-
-
 class Reducer:
     """Reduces the gradients of one plan, step after step.
 
@@ -73,7 +56,6 @@ class Reducer:
         codecs: the methods by number; see :class:`~horovod_compress.engine.methods.Methods`.
         transport: to the other ranks; the reducer closes it.
         collective: picks how a bucket's payloads become one.
-        options: as given to the factory.
         devices: makes the device of a name; tests have devices of their own.
 
     Attributes:
@@ -125,9 +107,8 @@ class Reducer:
             ConfigError: the gradient does not fit, or was offered before in this step.
             ExchangeError: an earlier exchange failed, or an earlier gradient could not be processed.
         """
-        state, position = self.buckets.where(index)
-        self._check_fits(state.bucket.tensors[position], grad, state.device)
-        turn = self._claim(index)
+        self.buckets.check_fits(index, grad)
+        (state, position), turn = self.buckets.where(index), self._claim(index)
         if index in self.buckets.frozen:
             with torch.no_grad():
                 turn.leave_out(position, grad)
@@ -143,18 +124,6 @@ class Reducer:
     def skip(self, index: int) -> None:
         """Count a tensor in that has no dense gradient in this step, on any rank."""
         self._count_in(self._claim(index), None, self.buckets.where(index)[1], 0)
-
-    def _check_fits(self, tensor: TensorSpec, grad: Tensor, where: Device) -> None:
-        if tuple(grad.shape) != tensor.shape or str(grad.dtype) != f"torch.{tensor.dtype}":
-            raise ConfigError(
-                f"rank {self.rank}: the gradient of {tensor.name} should be {tensor.dtype} of shape "
-                f"{tensor.shape}, got {grad.dtype} of shape {tuple(grad.shape)}"
-            )
-        if grad.device != where.where:
-            raise ConfigError(
-                f"rank {self.rank}: the gradient of {tensor.name} is on {grad.device}, its parameter was on "
-                f"{where.where} when the compression was made; move the model to its device first"
-            )
 
     def _claim(self, index: int) -> Turn:
         """Announce a gradient; return the turn of its bucket, which begins with the first one."""
@@ -337,10 +306,23 @@ class Reducer:
         self.failure.raise_if_failed()
         return self.idle()
 
-    def freeze(self, indices: Iterable[int]) -> None:
-        """Exchange nothing for these tensors from the next step on; between two steps, and on every rank alike.
+    def settled(self) -> bool:
+        """Wait for the end of a step that was offered whole; return whether none is under way."""
+        return self.idle() or self.wait_idle(self.options.longest_seconds)
 
-        Their results are 0. What is kept for them stays as it is, and is used again when they are no longer frozen.
+    @property
+    def watch(self) -> Watch | None:
+        """What takes marks of time, while somebody wants to know them; chosen between two steps."""
+        return self.context.watch
+
+    @watch.setter
+    def watch(self, watch: Watch | None) -> None:
+        self.context.watch = watch
+
+    def freeze(self, indices: Iterable[int]) -> None:
+        """Exchange nothing for these tensors from the next step on; on every rank alike. Their results are 0.
+
+        What is kept for them stays as it is, and is used again when they are no longer frozen.
 
         Args:
             indices: in plan order; all others are not frozen.
@@ -372,12 +354,10 @@ class Reducer:
     def replan(self, plan: Plan) -> None:
         """Go on with other buckets, between two steps; every rank has to.
 
-        What is kept for the elements of a tensor goes with it, bit by bit, and what tables hold as far as the method
-        can tell.
+        What is kept for a tensor goes with it, bit by bit, and what tables hold as far as the method can tell.
 
         Raises:
-            ConfigError: a step is under way, the plan is not of the same tensors, or something is kept for
-                whole buckets only.
+            ConfigError: see :meth:`check_replan`.
         """
         self.check_replan(plan)
         self._turns.clear()
@@ -385,9 +365,7 @@ class Reducer:
         self.kept.tables_touched = True
 
     def time_exchange(self, bucket: int) -> float:
-        """Exchange whatever a bucket's payload holds, and return the seconds; for measurements.
-
-        Every rank has to call it, between two steps. No gradient and no residual is touched.
+        """Exchange whatever a bucket's payload holds, and return the seconds; for measurements, on every rank.
 
         Raises:
             ConfigError: a step is under way.

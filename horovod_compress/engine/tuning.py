@@ -124,7 +124,7 @@ class Tuner:
         self._fixed = not compressed or (schedule == OPTIONAL and self._stands_aside())
         self.done = self._idle
         self._trigger: RetuneTrigger | None = None
-        self._reducer.context.watch = None
+        self._reducer.watch = None
 
     @property
     def _idle(self) -> bool:
@@ -140,7 +140,7 @@ class Tuner:
         return self._reducer.plan.count < LEAST_ELEMENTS or bool(self._reducer.buckets.tables_that_stay())
 
     def _watch_anew(self) -> None:
-        self._reducer.context.watch = None if self.done else Watch(self._reducer.plan)
+        self._reducer.watch = None if self.done else Watch(self._reducer.plan)
 
     def begin_step(self) -> bool:
         """Take note of a step's first gradient, before it is offered; return whether buckets were changed."""
@@ -151,10 +151,10 @@ class Tuner:
         if self.done:
             self._look(step)
             return False
-        if self._reducer.context.watch is None:  # a search begins
+        if self._reducer.watch is None:  # a search begins
             self._before, self._began, self._cpu = self._reducer.plan, step, 0.0
             self._watch_anew()
-        watch = self._reducer.context.watch
+        watch = self._reducer.watch
         assert watch is not None
         enough = watch.steps() >= TRIAL_STEPS
         watch.begin()  # ends the step before
@@ -190,7 +190,7 @@ class Tuner:
             self._reducer.replan(plan)
         self.done = self._idle or (done and fits)
         self._tuning, self._step, self._trigger = None, -1, None
-        self._reducer.context.watch = None
+        self._reducer.watch = None
 
     def _is_of_these_devices(self, plan: Plan) -> bool:
         """Return whether no bucket would hold tensors that are on several devices now."""
@@ -207,7 +207,7 @@ class Tuner:
     def stop(self) -> None:
         """Leave the buckets as they are from now on."""
         self._fixed = self.done = True
-        self._reducer.context.watch = None
+        self._reducer.watch = None
 
     def _look(self, step: int) -> None:
         """Choose again if the network has changed; the ranks come to the same end."""
@@ -225,7 +225,7 @@ class Tuner:
                     1e3 * self._trigger.last, 1e3 * (self._trigger.first or 0.0),
                 )  # fmt: skip
             self.done, self._tuning, self._trigger = False, None, None
-            self._reducer.context.watch = None
+            self._reducer.watch = None
 
     def _decide(self, watch: Watch) -> None:
         began = time.thread_time()
@@ -245,8 +245,8 @@ class Tuner:
             self._reducer.replan(Plan.from_document(told.plan))
         self.done = told.done
         self._watch_anew()
-        if self._reducer.context.watch:
-            self._reducer.context.watch.begin()
+        if self._reducer.watch:
+            self._reducer.watch.begin()
         self._cpu += time.thread_time() - began
         if self.done and self._reducer.rank == 0:
             self._tell(told.why)

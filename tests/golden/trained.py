@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from horovod_compress.codecs.masked import masked
-from horovod_compress.engine.optimizer.matching import before_step
+from horovod_compress.engine.optimizer.family import before_step
 from horovod_compress.engine.saved import checkpoint, checksums
 from horovod_compress.fronts.common.steps import Steps
 from horovod_compress.fronts.horovod.update import distributed_update_optimizer

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from horovod_compress.codecs.base import variants_of
 from horovod_compress.codecs.dense import FullPrecision
 from horovod_compress.engine.optimizer import held, second_moment
-from horovod_compress.engine.optimizer.matching import before_step
+from horovod_compress.engine.optimizer.family import before_step
 from horovod_compress.engine.optimizer.second_moment import BOUND
 from horovod_compress.engine.saved import checkpoint
 from horovod_compress.errors import ConfigError, NonFiniteError

@@ -95,7 +95,7 @@ def with_masks(method: Any, share: float, steps: int, *, masked: bool) -> int:
     with Fleet(WORLD, TENSORS, method, verify_every=1) as fleet:
         drawn = random_grads(1, TENSORS, seed=1)[0]
         models = [{n: torch.nn.Parameter(w * kept[n]) for n, w in drawn.items()} for _ in range(WORLD)]
-        masks = [Masks(r.kept, r.start, m) for r, m in zip(fleet.reducers, models, strict=True)] if masked else []
+        masks = [Masks(r.kept, r.start.mask, m) for r, m in zip(fleet.reducers, models, strict=True)] if masked else []
         for step in range(steps):
             for mine in masks:
                 mine.begin()
@@ -391,7 +391,7 @@ def test_masks_follow_the_weights() -> None:
     with Fleet(1, [spec("w", 4, 4), spec("b", 4)], "none") as fleet:
         model = {"w": torch.nn.Parameter(torch.ones(4, 4)), "b": torch.nn.Parameter(torch.zeros(4))}
         masks, grad = (
-            Masks(fleet.reducers[0].kept, fleet.reducers[0].start, model),
+            Masks(fleet.reducers[0].kept, fleet.reducers[0].start.mask, model),
             [{"w": torch.ones(4, 4), "b": torch.ones(4)}],
         )
 
@@ -408,7 +408,7 @@ def test_masks_follow_the_weights() -> None:
         model["w"].data[0, 0] = 1  # grown again
         model["b"].data[0] = 0
         assert sent() == [13, 3]
-        saved, again = masks.state(), Masks(fleet.reducers[0].kept, fleet.reducers[0].start, model)
+        saved, again = masks.state(), Masks(fleet.reducers[0].kept, fleet.reducers[0].start.mask, model)
         again.load(saved)
         masks = again
         assert sent() == [13, 3] and all(map(same_bits, saved["masks"].values(), again.state()["masks"].values()))
@@ -418,7 +418,7 @@ def test_masks_that_differ_are_refused() -> None:
     tensors = [spec("w", 4, 4), spec("v", 4, 4)]
     with Fleet(2, tensors, "none") as fleet:
         models = [{t.name: torch.nn.Parameter(torch.ones(4, 4)) for t in tensors} for _ in range(2)]
-        masks = [Masks(r.kept, r.start, m) for r, m in zip(fleet.reducers, models, strict=True)]
+        masks = [Masks(r.kept, r.start.mask, m) for r, m in zip(fleet.reducers, models, strict=True)]
         for step in range(2):
             models[0]["v"].data[0, step] = models[1]["v"].data[0, 2 * step] = 0
             for mine in masks:
@@ -433,7 +433,7 @@ def test_masks_that_differ_are_refused() -> None:
 def test_a_mask_that_changes_on_one_rank_only_is_refused() -> None:
     with Fleet(2, [spec("w", 4, 4)], "none") as fleet:
         models = [{"w": torch.nn.Parameter(torch.ones(4, 4))} for _ in range(2)]
-        masks = [Masks(r.kept, r.start, m) for r, m in zip(fleet.reducers, models, strict=True)]
+        masks = [Masks(r.kept, r.start.mask, m) for r, m in zip(fleet.reducers, models, strict=True)]
         for step in range(2):
             models[0]["w"].data[0] = 1 - step
             for mine in masks:

@@ -36,7 +36,7 @@ def followed(given: list[float]) -> list[float | None]:
     """Return the factor of every step at these rates, None where nothing was multiplied."""
     sgd, named = optimizer(given[0])
     seen: Any = Seen()
-    follower = Rates(sgd, seen, named)
+    follower = Rates(sgd, seen.kept, named)
     for rate in given:
         sgd.param_groups[0]["lr"] = rate
         follower.begin()
@@ -51,7 +51,7 @@ def applied(method: str, follow: bool, **options: Any) -> tuple[Tensor, Tensor]:
     with Fleet(2, TENSORS, method, **options) as fleet:
         # One optimizer stands for that of every rank: its only group has all tensors.
         followers = [
-            Rates(sgd, reducer, [(name, sgd.param_groups[0]["params"][0])])
+            Rates(sgd, reducer.kept, [(name, sgd.param_groups[0]["params"][0])])
             for reducer in fleet.reducers
             for name in names
         ]
@@ -91,7 +91,7 @@ def test_a_leap_is_bounded() -> None:
 def test_groups_have_rates_of_their_own_and_may_be_added() -> None:
     sgd, named = optimizer(1.0, 1.0)
     seen: Any = Seen()
-    follower = Rates(sgd, seen, named)
+    follower = Rates(sgd, seen.kept, named)
     follower.begin()
     sgd.param_groups[1]["lr"] = 0.5
     sgd.add_param_group({"params": [torch.nn.Parameter(torch.zeros(2))], "lr": 3.0})
@@ -102,7 +102,7 @@ def test_groups_have_rates_of_their_own_and_may_be_added() -> None:
 def test_what_is_saved_goes_on() -> None:
     sgd, named = optimizer(1.0)
     seen: Any = Seen()
-    first, again = Rates(sgd, seen, named), Rates(sgd, seen, named)
+    first, again = Rates(sgd, seen.kept, named), Rates(sgd, seen, named)
     first.begin()
     again.load(first.state())
     sgd.param_groups[0]["lr"] = 1 - momentum.SMALL * 2

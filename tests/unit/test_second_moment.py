@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from horovod_compress.engine.optimizer import second_moment
 from horovod_compress.engine.optimizer.second_moment import BOUND, FLOOR, Moment
-from horovod_compress.engine.optimizer.updates import LEFT, SharedSecondMoment
+from horovod_compress.engine.optimizer.update_moment import LEFT, SharedSecondMoment
 from horovod_compress.errors import ConfigError
 
 RATE, BETA1, BETA2, EPS = 0.1, 0.9, 0.99, 1e-3

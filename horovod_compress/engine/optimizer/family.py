@@ -8,13 +8,12 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
 from ...errors import ConfigError
-from .matching import uncompiled
 from .second_moment import ADAM, BOUND, Form, Moment, wide
 
 # ---- options -----------------------------------------------------------------------------------
@@ -56,6 +55,60 @@ def _known() -> frozenset[str]:
     kinds = [kind for kind in vars(torch.optim).values() if inspect.isclass(kind)]
     names = {name for kind in kinds for name in inspect.signature(kind).parameters}
     return frozenset(names - {"params", "defaults", "args", "kwargs"} - _HOW)
+
+
+# ---- hooks -------------------------------------------------------------------------------------
+#
+# Hooks around an optimizer's step, which torch.compile is to leave alone: what they look at changes in every step.
+
+Wrapped = TypeVar("Wrapped", bound=Callable[..., Any])
+
+
+def uncompiled(hook: Wrapped) -> Wrapped:
+    """Return a hook that a compiled step calls as it is; it would be compiled again and again, up to torch's limit."""
+    import torch._dynamo  # not with the package: it takes a second, and any optimizer has brought it
+
+    found: Wrapped = torch._dynamo.disable(hook)
+    return found
+
+
+#: A hook before an optimizer's step, as torch calls it.
+Hook = Callable[[Any, tuple[Any, ...], dict[str, Any]], "tuple[Any, Any] | None"]
+
+
+def before_step(prepare: Callable[[], None]) -> Hook:
+    """Return a hook that prepares a step, once its gradients are there: a closure makes them inside of the step."""
+
+    def hook(optimizer: Any, given: tuple[Any, ...], options: dict[str, Any]) -> tuple[Any, Any] | None:
+        closure = options.get("closure", given[1] if len(given) > 1 else None)
+        if closure is None:
+            prepare()
+            return None
+
+        def then_prepare() -> Any:
+            loss = closure()
+            prepare()
+            return loss
+
+        if "closure" in options:
+            return given, {**options, "closure": then_prepare}
+        return (given[0], then_prepare, *given[2:]), options
+
+    return uncompiled(hook)
+
+
+def ready(optimizer: Any, step: int, done: int, settled: Callable[[], bool]) -> bool:
+    """Return whether an optimizer is about to use the results of a step for the first time.
+
+    A hook comes twice in a step, as Horovod's optimizer calls torch's; once the results are there.
+
+    Args:
+        done: the last step whose results it has used.
+        settled: waits for the end of the step: nobody else waits for a bucket of sparse gradients only, which ends at
+            another time on each rank.
+    """
+    awaited = getattr(optimizer, "_handles", None)  # gradients whose results Horovod has not fetched yet
+    return step > done and not awaited and settled()
 
 
 # ---- family ------------------------------------------------------------------------------------

@@ -24,9 +24,9 @@ from torch import Tensor, nn
 
 from ...ops.hashing import hash_of
 from ..bucket.state import Next
+from ..kept import Kept
 from ..reducer import Reducer
 from . import family, second_moment as moments
-from .matching import ready
 from .second_moment import ExactRounds, Moment, chosen
 
 #: What codecs divide by is at least this part of the root mean square of the tensor.
@@ -57,15 +57,16 @@ def hold(
     given = {"warmup_steps": warmup_steps, "rebuild_every": rebuild_every}
     moments.check_options(second_moment, **{name: number for name, number in given.items() if number is not None})
     fits = family.may_share(optimizer, second_moment)
-    if all(divides == "never" for divides in reducer.buckets.divides().values()):
+    buckets = reducer.buckets
+    if all(divides == "never" for divides in buckets.divides().values()):
         return None
     if not fits:
         if second_moment == "auto" and reducer.rank == 0 and reducer.world > 1:
             family.Unheld(optimizer)
         return None
-    few = reducer.buckets.needs_few_exact()
+    few = buckets.needs_few_exact()
     rounds = chosen(full_precision_every, few, warmup_steps, rebuild_every, reducer.options.total_steps)
-    if (late := reducer.buckets.exact_until()) > rounds.warmup:
+    if (late := buckets.exact_until()) > rounds.warmup:
         rounds = replace(rounds, warmup=late)
     if reducer.rank == 0:
         _log.info(
@@ -75,10 +76,10 @@ def hold(
     return HeldSecondMoment(optimizer, reducer, dict(named), rounds)
 
 
-def give_back(state: Mapping[str, Mapping[str, Any]], reducer: Reducer) -> None:
+def give_back(state: Mapping[str, Mapping[str, Any]], kept: Kept) -> None:
     """Carry what waits over to the units of gradients, where a second moment was loaded that nobody holds."""
     factors = {name: _Held(**saved).divisor for name, saved in state.items()}
-    reducer.kept.convert({name: factor for name, factor in factors.items() if factor is not None})
+    kept.convert({name: factor for name, factor in factors.items() if factor is not None})
 
 
 @dataclass
@@ -122,6 +123,7 @@ class HeldSecondMoment:
         self, optimizer: Any, reducer: Reducer, named: Mapping[str, nn.Parameter], rounds: ExactRounds
     ) -> None:
         self._optimizer, self._reducer, self._names = optimizer, reducer, moments.names_of(named.items())
+        self._kept, self._buckets = reducer.kept, reducer.buckets
         self._form = family.form_of(optimizer)
         self._rounds = rounds
         self._held: dict[str, _Held] = {}
@@ -179,7 +181,7 @@ class HeldSecondMoment:
         where = {name: parameter.device for _, parameter, name in self._parameters()}
         mine = {name: saved for name, saved in state.items() if name in where}
         own = {name: saved["moment"].to(where[name], copy=True).contiguous() for name, saved in mine.items()}
-        groups = self._reducer.kept.withholding.zero_groups()
+        groups = self._kept.withholding.zero_groups()
         self._held = {
             name: _Held(**{**saved, "moment": own[name]}, zero_group=groups[name]) for name, saved in mine.items()
         }
@@ -199,12 +201,12 @@ class HeldSecondMoment:
             self._exact = self.due
         exact = self._exact
         if self._rounds.every == 1:  # it is the stock optimizer
-            self._reducer.buckets.choose(Next("plain"))
+            self._buckets.choose(Next("plain"))
             return
-        self._reducer.buckets.choose(Next("exact" if exact else "coded"))
-        if exact and (watch := self._reducer.context.watch):
-            watch.spoil()  # what is measured now says nothing of the method
-        divides = self._reducer.buckets.divides()
+        self._buckets.choose(Next("exact" if exact else "coded"))
+        if exact and self._reducer.watch:
+            self._reducer.watch.spoil()  # what is measured now says nothing of the method
+        divides = self._buckets.divides()
         factors: dict[str, Tensor] = {}
         zeros: dict[str, int] = {}
         for group, parameter, name in self._parameters():
@@ -215,15 +217,13 @@ class HeldSecondMoment:
                 held, self._shown = None, ""
                 _note(factors, name, self._held.pop(name).divisor, None)
             if not (exact or held) and done and divides[name] != "never":  # the optimizer has moved its own until now
-                zeros = zeros or self._reducer.kept.withholding.zero_groups()
+                zeros = zeros or self._kept.withholding.zero_groups()
                 self._held[name] = held = self._taken_over(group, state, divides[name] == "before", zeros[name])
                 self._shown = ""
                 _note(factors, name, None, held.divisor)
-        self._reducer.kept.convert(factors)
-        self._reducer.buckets.divide_by(
-            {name: held.divisor for name, held in self._held.items() if held.divisor is not None}
-        )
-        self._reducer.kept.withholding.withhold(
+        self._kept.convert(factors)
+        self._buckets.divide_by({name: held.divisor for name, held in self._held.items() if held.divisor is not None})
+        self._kept.withholding.withhold(
             {name: held.unmoved for name, held in self._held.items() if held.unmoved is not None}
         )
 
@@ -235,8 +235,8 @@ class HeldSecondMoment:
     @torch.no_grad()
     def prepare(self) -> None:
         """Set the state of the optimizer so that its own step divides by what is held."""
-        step = ready(self._optimizer, self._reducer, self._prepared)
-        if step is None:
+        step = self._reducer.next_step() - 1
+        if not family.ready(self._optimizer, step, self._prepared, self._reducer.settled):
             return
         self._prepared = step
         overflow = getattr(self._optimizer, "found_inf", None)  # a gradient scaler leaves it to a fused step to skip
@@ -256,7 +256,7 @@ class HeldSecondMoment:
                 _note(factors, name, before, held.divisor)
             self._form.write(group, state, grad, held, now, exact=exact)
         self.due = self.due and not self._exact
-        self._reducer.kept.convert(factors)
+        self._kept.convert(factors)
 
     def _taken_over(self, group: dict[str, Any], state: dict[str, Any], divides: bool, zero_group: int) -> _Held:
         """Return the second moment that the optimizer has made."""

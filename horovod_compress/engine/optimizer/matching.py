@@ -1,11 +1,19 @@
-"""Takes the ratio of norms out again before an optimizer's step."""
+"""Takes out what results were handed back times, before an optimizer's step: see :mod:`..norms`.
+
+Between the exchange and the step, a program sees gradients of the exact mean's norm, and may clip them. The step gets
+what the code made, times the program's clipping. So the path from gradient to weights stays linear, and the optimizer's
+state in units of gradients.
+
+Only a multiple of what was handed back is in these units. A program that adds something to ``p.grad``, such as its own
+weight decay, is told so once: a few elements are compared in some steps.
+"""
 
 from __future__ import annotations
 
 import logging
 from collections import deque
 from collections.abc import Callable, Mapping
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -13,74 +21,12 @@ from torch import Tensor, nn
 from ..norms import some
 from ..reducer import Reducer
 from . import second_moment as moments
-
-# ---- hooks -------------------------------------------------------------------------------------
-#
-# Hooks around an optimizer's step, which torch.compile is to leave alone: what they look at changes in every step.
-
-Wrapped = TypeVar("Wrapped", bound=Callable[..., Any])
-
-
-def uncompiled(hook: Wrapped) -> Wrapped:
-    """Return a hook that a compiled step calls as it is; it would be compiled again and again, up to torch's limit."""
-    import torch._dynamo  # not with the package: it takes a second, and any optimizer has brought it
-
-    found: Wrapped = torch._dynamo.disable(hook)
-    return found
-
-
-# ---- matching ----------------------------------------------------------------------------------
-#
-# Takes out what results were handed back times, before an optimizer's step: see :mod:`..norms`.
-#
-# Between the exchange and the step, a program sees gradients of the exact mean's norm, and may clip them. The step gets
-# what the code made, times the program's clipping. So the path from gradient to weights stays linear, and the optimizer's
-# state in units of gradients.
-#
-# Only a multiple of what was handed back is in these units. A program that adds something to ``p.grad``, such as its own
-# weight decay, is told so once: a few elements are compared in some steps.
+from .family import ready
 
 _log = logging.getLogger("horovod_compress")
 
 #: So many of twice as many exchanges on top of earlier results are a habit. One may be a step that a program skips.
 OFTEN = 4
-
-#: A hook before an optimizer's step, as torch calls it.
-Hook = Callable[[Any, tuple[Any, ...], dict[str, Any]], "tuple[Any, Any] | None"]
-
-
-def before_step(prepare: Callable[[], None]) -> Hook:
-    """Return a hook that prepares a step, once its gradients are there: a closure makes them inside of the step."""
-
-    def hook(optimizer: Any, given: tuple[Any, ...], options: dict[str, Any]) -> tuple[Any, Any] | None:
-        closure = options.get("closure", given[1] if len(given) > 1 else None)
-        if closure is None:
-            prepare()
-            return None
-
-        def then_prepare() -> Any:
-            loss = closure()
-            prepare()
-            return loss
-
-        if "closure" in options:
-            return given, {**options, "closure": then_prepare}
-        return (given[0], then_prepare, *given[2:]), options
-
-    return uncompiled(hook)
-
-
-def ready(optimizer: Any, reducer: Reducer, done: int) -> int | None:
-    """Return the last step whose results an optimizer is about to use, if that is none before ``done``.
-
-    A hook comes twice in a step, as Horovod's optimizer calls torch's; once the results are there.
-    """
-    step = reducer.next_step() - 1
-    awaited = getattr(optimizer, "_handles", None)  # gradients whose results Horovod has not fetched yet
-    if step <= done or awaited:
-        return None
-    # Nobody else waits for a bucket of sparse gradients only, which ends at another time on each rank.
-    return step if reducer.idle() or reducer.wait_idle(reducer.options.longest_seconds) else None
 
 
 class Matching:
@@ -95,12 +41,13 @@ class Matching:
         self, optimizer: Any, reducer: Reducer, named: Mapping[str, nn.Parameter], scale: Callable[[], float]
     ) -> None:
         self._optimizer, self._reducer, self._scale = optimizer, reducer, scale
+        self._norms = reducer.norms
         self._names = moments.names_of(named.items())
         self._taken = reducer.step - 1
         self._told = self._told_off = False
         self._unused: deque[bool] = deque(maxlen=2 * OFTEN)  # whether others came on top of the last exchanges
         self._followed = self._mine()
-        reducer.norms.follow(self._followed)
+        self._norms.follow(self._followed)
 
     def _mine(self) -> frozenset[str]:
         return frozenset(name for _, _, name in moments.places(self._optimizer, self._names))
@@ -116,12 +63,11 @@ class Matching:
         Where a program has several exchanges for one step of its optimizer and does not clear gradients in between, the
         next one takes in what was handed back, with gradients that are not of its size.
         """
-        norms, last = self._reducer.norms, self._reducer.norms.given
+        norms, last = self._norms, self._norms.given
         if (mine := self._mine()) != self._followed:  # a group was added, which ranks compare
             self._followed = mine
             norms.follow(mine)
-            with self._reducer.context.changed:
-                self._reducer.start.again()
+            self._reducer.start.again()
         if norms.ratio.off:
             self._tell_off()
             return
@@ -149,9 +95,8 @@ class Matching:
     @torch.no_grad()
     def take_out(self) -> None:
         """Before the optimizer's own step, let its gradients be what the code made, times the program's clipping."""
-        reducer, given = self._reducer, self._reducer.norms.given
-        step = ready(self._optimizer, reducer, self._taken)
-        if step is None or given is None:
+        step, given = self._reducer.next_step() - 1, self._norms.given
+        if not ready(self._optimizer, step, self._taken, self._reducer.settled) or given is None:
             return
         self._taken = step
         if given.step != step or given.factor == 1.0:
@@ -159,8 +104,8 @@ class Matching:
         mine = moments.places(self._optimizer, self._names)
         grads = {n: p.grad for _, p, n in mine if n in given.names and p.grad is not None}
         dense = {name: grad for name, grad in grads.items() if not grad.is_sparse}
-        if reducer.norms.samples:
-            self._look(dense, reducer.norms.samples)
+        if self._norms.samples:
+            self._look(dense, self._norms.samples)
         if dense:
             torch._foreach_mul_(list(dense.values()), 1 / given.factor)
         for name in grads.keys() - dense.keys():  # with sparse_as_dense, Horovod makes dense results sparse again
@@ -174,7 +119,7 @@ class Matching:
         for name, grad in grads.items():
             if name in samples and _was_added_to(samples[name], some(grad), unscaled):
                 self._told = True
-                given = self._reducer.norms.given
+                given = self._norms.given
                 _log.warning(
                     "something was added to the gradient of %s between the exchange and the optimizer's step, such as "
                     "the program's own weight decay or noise. Compressed gradients are handed back with the norm of "

@@ -11,8 +11,8 @@ from torch import nn
 
 from ...codecs.base import Codec, variants_of
 from ...errors import ConfigError
+from ..kept import Kept
 from ..methods import Methods
-from ..reducer import Reducer
 
 # ---- heavy ball --------------------------------------------------------------------------------
 #
@@ -167,8 +167,8 @@ class Rates:
         named: its parameters by name, as the reducer has them.
     """
 
-    def __init__(self, optimizer: Any, reducer: Reducer, named: Iterable[tuple[str, nn.Parameter]]) -> None:
-        self._optimizer, self._reducer = optimizer, reducer
+    def __init__(self, optimizer: Any, kept: Kept, named: Iterable[tuple[str, nn.Parameter]]) -> None:
+        self._optimizer, self._kept = optimizer, kept
         self._names = {id(parameter): name for name, parameter in named}
         self._followed: list[float] = []  # the rate, by group, that residuals stand for; 0 until there is one
 
@@ -185,7 +185,7 @@ class Rates:
             if before:
                 factor = min(max(before / now, 1 / MOST), MOST)
                 factors |= {self._names[id(p)]: factor for p in group["params"] if id(p) in self._names}
-        self._reducer.kept.scale_errors(factors)
+        self._kept.scale_errors(factors)
 
     def state(self) -> list[float]:
         return list(self._followed)

@@ -1,8 +1,9 @@
-"""Update mode: what is exchanged, and Adam's second moment there."""
+"""What an update-mode optimizer does in each step, and its exchanges with the other ranks."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -11,14 +12,12 @@ from torch import Tensor, nn
 from ... import ops
 from ...errors import NonFiniteError, StateError
 from ...ops.hashing import hash_of
+from ..agreement import differences
 from ..bucket.state import Next
 from ..reducer import Reducer
-from . import second_moment as moments
-from .second_moment import Moment
-
-# ---- update exchange ---------------------------------------------------------------------------
-#
-# The exchanges of an update-mode optimizer: weight updates, or gradients, become their mean over ranks.
+from ..saved import checksums
+from .family import options_of
+from .update_moment import SharedSecondMoment, check_form
 
 _MOMENTA = ("momentum_buffer", "exp_avg")
 
@@ -203,150 +202,186 @@ def _nowhere(mean: Tensor) -> bool:
     return bool(((flat == 0) & flat.signbit()).all())
 
 
-# ---- update moment -----------------------------------------------------------------------------
-#
-# What update mode does with Adam's second moment: local steps divide by what all ranks hold.
-#
-# With an Adam of its own on every rank, the ranks' directions are not comparable: each divides by what it alone has
-# seen. Here the second moment V is that of :mod:`.second_moment`, moved in a few rounds by the
-# gradients' mean over ranks; each rank's first moment stays its own. So the directions fit for one bit: 1-bit Adam's
-# observation (Tang et al. 2021, section 3) with another exchange. Codecs divide nothing: updates are divided already.
-
-#: A rank's own gradient is often many times the root of V. At least this part of the square that it adds to Adam's
-#: second moment stays there, as differences of close numbers are rounded.
-LEFT = 0.01
-#: Earlier versions kept V in ``exp_avg_sq``, and beside it, by this name, the steps that it stands for.
-_STEPS_BEFORE = "second_moment_steps"
+# ---- when -----------------------------------------------------------------------------------------
 
 
-class SharedSecondMoment:
-    """The second moment of an Adam optimizer whose ranks do local steps.
+@dataclass(frozen=True)
+class Settings:
+    """The options of update mode; equal on every rank.
 
-    Args:
-        optimizer: Adam or AdamW; only its state is written, which stays one of torch's own.
-        named: its parameters by name.
+    Attributes:
+        delay: local steps between exchanges.
+        shared: whether Adam's second moment is shared.
+        warmup: steps that begin the training with uncompressed gradients, if it is.
+        rebuild_every: exchanges from one rebuilding of the second moment to the next.
+        masking: whether momentum is emptied where updates were sent.
     """
 
-    def __init__(self, optimizer: Any, named: Mapping[str, nn.Parameter]) -> None:
-        self._optimizer, self._names = optimizer, moments.names_of(named.items())
-        self._shapes = {name: parameter.shape for name, parameter in named.items()}
-        self._moments: dict[str, Moment] = {}
-        self._moved = -1  # after so many local steps it moved last; -1: it is not held yet
-        self._shown = ""  # see shown(); empty where that has changed
+    delay: int
+    shared: bool
+    warmup: int
+    rebuild_every: int
+    masking: bool
 
-    @property
-    def holds(self) -> bool:
-        return self._moved >= 0
 
-    def begin(self, steps: int) -> None:
-        """Hold what the optimizer's steps on mean gradients have made, unless something is held already.
+class Schedule:
+    """What each step of an update-mode optimizer does.
+
+    Args:
+        moment: Adam's second moment, if the ranks share it.
+    """
+
+    def __init__(
+        self, optimizer: Any, exchange: Exchange, settings: Settings, moment: SharedSecondMoment | None
+    ) -> None:
+        self._optimizer, self._exchange, self._settings, self._moment = optimizer, exchange, settings, moment
+        self.steps = 0  # all local steps
+        self.since = 0  # local steps since the last exchange
+        self.exchanges = 0
+        self.due = False  # whether the second moment is to be rebuilt
+        self._compared = False
+
+    def step(self, local: Callable[[], None], skip: bool, scaled: bool) -> None:
+        """Do one local step, and the exchange if it is due.
 
         Args:
-            steps: local steps that have been done.
+            skip: a gradient scaler found an overflow on this rank: change nothing, but stay in step.
+            scaled: there is a gradient scaler, which expects no error for an overflow.
         """
-        if self.holds:
-            return
-        for group, parameter, name in self._places():
-            if (state := self._optimizer.state.get(parameter)) and float(state["step"]):
-                self._moments[name] = Moment(*moments.ADAM.taken_over(group, state))
-        self._moved = steps
+        try:
+            self._step(local, skip, scaled)
+        except NonFiniteError:
+            self._count()  # the step was made, on all ranks
+            raise
+        self._count()
 
-    @torch.no_grad()
+    def _step(self, local: Callable[[], None], skip: bool, scaled: bool) -> None:
+        if self._exchange.reducer.world == 1:
+            if not skip:
+                local()
+        elif self.steps < self._settings.warmup:
+            self._warmup_step(local, scaled)
+        else:
+            self._local_step((lambda: None) if skip else local)
+
+    def _count(self) -> None:
+        self.steps += 1
+        self._exchange.count_dense()
+
+    def _show(self, *, warming: bool, rebuild: bool = False) -> None:
+        """Show the other ranks what weights depend on: in the warm-up, on what the optimizer makes of a gradient.
+
+        Args:
+            rebuild: the second moment may be rebuilt after the exchange.
+        """
+        rebuilds = rebuild and (self.due or self._is_due(self.exchanges + 1))
+        shown = {name: value if warming else None for name, value in options_of(self._optimizer).items()}
+        counters = f"step {self.steps}, exchange {self.exchanges}, {'' if rebuilds else 'not '}rebuilding"
+        moment = self._moment.shown() if self._moment else None
+        shown |= {differences.COUNTERS: counters, differences.SECOND_MOMENT: moment}
+        reducer = self._exchange.reducer
+        reducer.kept.show(reducer.next_step(), shown)
+
+    def _warmup_step(self, local: Callable[[], None], scaled: bool) -> None:
+        self._compare(self._exchange.parameters)
+        self._show(warming=True)
+        if self._exchange.gradients():
+            local()
+        elif not scaled:
+            raise self._exchange.not_finite()
+
+    def _local_step(self, local: Callable[[], None]) -> None:
+        if self._moment:
+            self._moment.begin(self.steps)
+        if self.since == 0:
+            self._exchange.remember()
+        self._exchange.rest(self._exchange.leave_frozen(), first=self.since == 0)
+        local()
+        self.since += 1
+        if self.since == self._settings.delay:
+            self.exchange()
+
     def prepare(self) -> None:
-        """Set the state of Adam so that its next step divides by what is held.
+        """Before the optimizer's own step, let it divide by the second moment that is held, if one is."""
+        if self._moment and self._moment.holds:
+            self._moment.prepare()
 
-        A parameter that no rank had a gradient for when V moved has none: Adam's own serves until V moves again. So it
-        does in the first step that this rank does with a parameter, as there is no state to be set yet.
-        """
-        for group, parameter, name in self._places():
-            held, state = self._moments.get(name), self._optimizer.state.get(parameter)
-            if held and state and parameter.grad is not None:
-                grad = moments.gradient(self._optimizer, group, parameter)
-                moments.ADAM.write(group, state, grad, held, float(state["step"]) + 1, left=LEFT)
-
-    def rebuild(self, steps: int) -> None:
-        """Move V by the gradients, which are means over ranks; a parameter without one keeps its V, as in Adam.
+    def exchange(self, *, rebuild: bool = True) -> None:
+        """Exchange the updates of the local steps since the last exchange, if there were any.
 
         Args:
-            steps: local steps that have been done.
+            rebuild: the gradients are those of the last local step, so that the second moment may be
+                rebuilt from them; else that waits for the next exchange.
         """
-        for group, parameter, name in self._places():
-            if parameter.grad is not None:
-                held = self._moments[name] = self._moments.get(name) or _nothing(parameter)
-                grad = moments.gradient(self._optimizer, group, parameter)
-                held.move(grad, float(group["betas"][1]), steps - self._moved)
-        self._moved, self._shown = steps, ""
+        if self.since == 0:
+            return
+        self._compare(self._exchange.base)
+        self._show(warming=False, rebuild=rebuild)
+        self.since = 0
+        # Rounds are counted from 1, so a method's full-precision round comes after compressed ones.
+        self.exchanges += 1
+        self.due |= self._is_due(self.exchanges)  # also where the exchange is not finite
+        self._exchange.updates(self.exchanges, self._optimizer.state)
+        if self._moment and self.due and rebuild:
+            self._rebuild(self._moment)
 
-    def compared(self) -> list[Tensor]:
-        """Return what is equal on every rank: what is held, before that the optimizer's whole state."""
-        held = self._moments.items()
-        mine = {name: [moment.moment, torch.tensor([moment.steps, self._moved])] for name, moment in held}
-        return [tensor for _, _, name in self._places() for tensor in mine.get(name, ())] if self.holds else self._all()
+    def _is_due(self, exchange: int) -> bool:
+        return exchange % self._settings.rebuild_every == 0
 
-    def shown(self) -> str | None:
-        """Return what is held, for a comparison with other ranks; None for nothing."""
-        if self.holds and not self._shown:
-            steps = sorted({moment.steps for moment in self._moments.values()})
-            value = hash_of(self.compared())
-            self._shown = f"of {len(self._moments)} parameters, after steps {steps}, by its hash {value:016x}"
-        return self._shown or None
+    def _rebuild(self, moment: SharedSecondMoment) -> None:
+        self.due = False
+        if self._exchange.gradients():
+            moment.rebuild(self.steps + 1)  # with the one that is being done
 
-    def _all(self) -> list[Tensor]:
-        states = [self._optimizer.state.get(parameter, {}) for _, parameter, _ in self._places()]
-        return [state[kind] for state in states for kind in sorted(state) if isinstance(state[kind], Tensor)]
-
-    def _places(self) -> Iterable[moments.Place]:
-        return moments.places(self._optimizer, self._names)
-
-    # ---- state ----
+    def _compare(self, weights: Sequence[Tensor]) -> None:
+        """See that all ranks are at the same point, once after the start and after each load."""
+        if not self._compared:
+            counters = (self.steps, self.since, self.exchanges, int(self.due))
+            self._exchange.compare([*weights, *(self._moment.compared() if self._moment else ())], counters)
+            self._compared = True
 
     def state_dict(self) -> dict[str, Any]:
-        held = self._moments.items()
-        kept = {name: {"moment": moment.moment.clone(), "steps": moment.steps} for name, moment in held}
-        return {"moved": self._moved, "moments": kept}
+        """Return the counters, the common weights if local steps have left them, and what is held."""
+        base = [base.clone() for base in self._exchange.base] if self.since else []
+        counters = {"steps": self.steps, "since": self.since, "exchanges": self.exchanges, "due": self.due}
+        held = {"second_moment": self._moment.state_dict()} if self._moment else {}
+        resting = {"resting": self._exchange.resting()} if self.since else {}
+        return checksums.sealed(counters | {"base": base} | held | resting)
 
-    def check(self, state: Mapping[str, Any], warming: bool) -> None:
-        """Refuse a saved second moment that does not fit.
-
-        Args:
-            warming: the warm-up of this optimizer goes on at the saved step.
+    def check(self, state: dict[str, Any]) -> None:
+        """Refuse a state that does not fit.
 
         Raises:
             ConfigError: says what was expected.
         """
-        moments.check_state(state["moments"], self._shapes)
-        if warming and state["moved"] >= 0:
+        check_form(state)
+        shapes = [list(base.shape) for base in state["base"]]
+        expected = [list(base.shape) for base in self._exchange.base] if state["since"] else []
+        if state["since"] >= self._settings.delay or shapes != expected:
             raise StateError(
-                f"the saved optimizer finished its warm-up within {state['moved']} local steps, and this warmup_steps "
-                "would start it again, with first moments that differ between ranks; resume with the same options"
+                f"the saved optimizer was {state['since']} local steps past an exchange, with the common weights of "
+                f"{len(shapes)} parameters; expected fewer steps than communication_delay={self._settings.delay} and "
+                f"{len(expected)} parameters of the same shapes: resume with the same options and model"
             )
+        if self._moment and "second_moment" in state:
+            self._moment.check(state["second_moment"], warming=state["steps"] < self._settings.warmup)
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore what :meth:`state_dict` returned, once the optimizer's state is loaded."""
-        devices = {name: parameter.device for _, parameter, name in self._places()}
-        self._moved, self._shown = state["moved"], ""
-        self._moments = {
-            name: Moment(saved["moment"].to(devices[name], copy=True).contiguous(), saved["steps"])
-            for name, saved in state["moments"].items()
-        }
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore what :meth:`state_dict` returned and :meth:`check` accepted."""
+        self.steps, self.since, self.exchanges = state["steps"], state["since"], state["exchanges"]
+        self.due = state.get("due", False)  # earlier versions did not have to wait
+        self._compared = False
+        if self._moment and "second_moment" in state:
+            self._moment.load_state_dict(state["second_moment"])
+        elif self._moment:
+            self._moment.load_earlier(self._rebuilt())
+        self._exchange.resume(state.get("resting", ()))  # earlier versions exchanged frozen parameters
+        # None are saved right after an exchange: they are the weights.
+        for base, saved in zip(self._exchange.base, state["base"], strict=False):
+            base.copy_(saved)
 
-    def load_earlier(self, moved: int) -> None:
-        """Restore V from the optimizer's state, once that is loaded, if an earlier version has left it there.
-
-        Args:
-            moved: after so many local steps V moved last; negative: it was not held.
-        """
-        found = {name: _earlier(group, self._optimizer.state.get(p, {})) for group, p, name in self._places()}
-        self._moments = {name: moment for name, moment in found.items() if moment and moved >= 0}
-        self._moved, self._shown = moved if self._moments else -1, ""
-
-
-def _nothing(parameter: nn.Parameter) -> Moment:
-    """Return the second moment of a parameter that has had no gradient yet."""
-    return Moment(torch.zeros_like(moments.wide(parameter), memory_format=torch.contiguous_format), 0.0)
-
-
-def _earlier(group: Mapping[str, Any], state: dict[str, Any]) -> Moment | None:
-    """Take out of a state what versions before this one kept there."""
-    steps = float(state.pop(_STEPS_BEFORE, 0.0))
-    return Moment(moments.ADAM.corrected(group, state, steps), steps) if steps else None
+    def _rebuilt(self) -> int:
+        """Return after how many local steps the second moment moved last, which earlier versions did not save."""
+        warmup, every = self._settings.warmup, self._settings.rebuild_every
+        exchanges = self.exchanges % every + every * self.due
+        return max(warmup, self.steps - self.since - exchanges * self._settings.delay) if self.steps >= warmup else -1

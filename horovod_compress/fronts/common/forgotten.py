@@ -16,7 +16,7 @@ from torch import nn
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from ...engine.job import Job
-from ...engine.optimizer.matching import uncompiled
+from ...engine.optimizer.family import uncompiled
 
 T = TypeVar("T")
 

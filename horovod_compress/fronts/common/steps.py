@@ -18,8 +18,8 @@ from ...engine.bucket.state import Next
 from ...engine.kept import Masks, check_masks
 from ...engine.methods import Methods
 from ...engine.optimizer import held, momentum
-from ...engine.optimizer.family import options_of
-from ...engine.optimizer.matching import Matching, uncompiled
+from ...engine.optimizer.family import options_of, uncompiled
+from ...engine.optimizer.matching import Matching
 from ...engine.optimizer.momentum import Rates
 from ...engine.optimizer.second_moment import check_state as check_moments
 from ...engine.reducer import Reducer
@@ -72,7 +72,7 @@ class Steps:
         if reducer.world > 1:
             reducer.verification.watch_weights()
         masked = {name: parameter for name, parameter in self.named if methods.is_masked(name)}
-        self._masks = Masks(reducer.kept, reducer.start, masked) if masked else None
+        self._masks = Masks(reducer.kept, reducer.start.mask, masked) if masked else None
         self.tuner: Tuner | None = None
         if is_adaptive(schedule := reducer.options.schedule):
             self.tuner = Tuner(reducer, str(schedule), share, methods, reducer.options.warmup_steps or 0)
@@ -118,7 +118,7 @@ class Steps:
         reducer.norms.follow(())
         self._matching = Matching(optimizer, reducer, dict(self.named), self.scale.value) if match_norm else None
         if reducer.options.follow_lr:
-            self._rates = Rates(optimizer, reducer, self.named)
+            self._rates = Rates(optimizer, reducer.kept, self.named)
             self._rates.load(self._loaded.rates)
         if not self.met and reducer.verification.weights:
             optimizer.register_step_post_hook(uncompiled(lambda *given: self._take_weights()))
@@ -172,7 +172,7 @@ class Steps:
     def settle_moments(self) -> None:
         """Where a second moment was loaded and nobody holds one, let what waits be in the units of gradients again."""
         if self._loaded.moments and not self.held:
-            held.give_back(self._loaded.moments, self._reducer)
+            held.give_back(self._loaded.moments, self._reducer.kept)
         self._loaded.moments, self._loaded.due = {}, False
 
     def is_exact(self, step: int) -> bool:
@@ -215,17 +215,16 @@ class Steps:
 
     def _show(self) -> None:
         """Show the other ranks what this one decodes with."""
-        reducer, show = self._reducer, self._reducer.context.operands.show
+        reducer = self._reducer
         if reducer.world == 1:
             return
-        reducer.context.operands.step = reducer.next_step()
-        show(differences.RESULT_SCALE, reducer.result_scale)
+        shown: dict[str, object] = {differences.RESULT_SCALE: reducer.result_scale}
         if self.held:
-            show(differences.ROUND, "exact" if self.held.exact else "compressed")
-            show(differences.SECOND_MOMENT, self.held.shown())
-        show(differences.GRADIENT_SCALE, self.scale.followed())
-        show(differences.RATIO, reducer.norms.ratio.used())
-        reducer.kept.show_tables()
+            shown[differences.ROUND] = "exact" if self.held.exact else "compressed"
+            shown[differences.SECOND_MOMENT] = self.held.shown()
+        shown[differences.GRADIENT_SCALE] = self.scale.followed()
+        shown[differences.RATIO] = reducer.norms.ratio.used()
+        reducer.kept.show(reducer.next_step(), shown)
 
     def _take_weights(self) -> None:
         """Look at the weights of the next step, if they are compared there."""

@@ -11,7 +11,7 @@ import horovod.torch as hvd
 import torch
 from torch import Tensor, nn
 
-from ...engine.optimizer.matching import before_step, uncompiled
+from ...engine.optimizer.family import before_step, uncompiled
 from ...engine.optimizer.second_moment import names_of
 from ...engine.reducer import Hooks, Reducer
 from ...errors import ConfigError, HorovodCompressError, NonFiniteError

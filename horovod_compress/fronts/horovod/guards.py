@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import nn
 
-from ...engine.optimizer.matching import uncompiled
+from ...engine.optimizer.family import uncompiled
 from ...errors import ConfigError
 from ..common.unexchanged import Unexchanged
 from .calls import await_tokens

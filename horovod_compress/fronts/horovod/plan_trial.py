@@ -125,7 +125,7 @@ class _Bench:
         for _ in range(_WARM_UP):
             self._step(model, optimizer.step)
         reducer = compression._running()
-        reducer.context.watch = watch = Watch(reducer.plan)
+        reducer.watch = watch = Watch(reducer.plan)
         before = compression.stats()["bytes_sent"]
         seconds = [self._step(model, optimizer.step) for _ in range(self._repeat)]
         sent = (compression.stats()["bytes_sent"] - before) / self._repeat

@@ -23,11 +23,10 @@ from ...engine import names
 from ...engine.agreement.differences import difference
 from ...engine.names import pairs
 from ...engine.optimizer import family, second_moment as moments
-from ...engine.optimizer.family import options_of
-from ...engine.optimizer.matching import uncompiled
+from ...engine.optimizer.family import options_of, uncompiled
 from ...engine.optimizer.second_moment import REBUILD_EVERY, WARMUP_STEPS
-from ...engine.optimizer.update_schedule import Schedule, Settings
-from ...engine.optimizer.updates import Exchange, SharedSecondMoment
+from ...engine.optimizer.update_moment import SharedSecondMoment
+from ...engine.optimizer.updates import Exchange, Schedule, Settings
 from ...errors import ConfigError, MismatchError
 from .calls import in_broadcast_optimizer_state
 from .guards import left_out

@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
-from ...engine.optimizer.matching import before_step
+from ...engine.optimizer.family import before_step
 from ...engine.reducer import Hooks, Reducer
 from ...errors import ConfigError, HorovodCompressError
 from ...observe.trace import MAX_EVENTS, Trace

@@ -1,0 +1,190 @@
+"""What update mode does with Adam's second moment: local steps divide by what all ranks hold.
+
+With an Adam of its own on every rank, the ranks' directions are not comparable: each divides by what it alone has
+seen. Here the second moment V is that of :mod:`.second_moment`, moved in a few rounds by the
+gradients' mean over ranks; each rank's first moment stays its own. So the directions fit for one bit: 1-bit Adam's
+observation (Tang et al. 2021, section 3) with another exchange. Codecs divide nothing: updates are divided already.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ...errors import StateError
+from ...ops.hashing import hash_of
+from ..saved import checksums
+from . import second_moment as moments
+from .second_moment import Moment
+
+#: A rank's own gradient is often many times the root of V. At least this part of the square that it adds to Adam's
+#: second moment stays there, as differences of close numbers are rounded.
+LEFT = 0.01
+#: Earlier versions kept V in ``exp_avg_sq``, and beside it, by this name, the steps that it stands for.
+_STEPS_BEFORE = "second_moment_steps"
+
+
+class SharedSecondMoment:
+    """The second moment of an Adam optimizer whose ranks do local steps.
+
+    Args:
+        optimizer: Adam or AdamW; only its state is written, which stays one of torch's own.
+        named: its parameters by name.
+    """
+
+    def __init__(self, optimizer: Any, named: Mapping[str, nn.Parameter]) -> None:
+        self._optimizer, self._names = optimizer, moments.names_of(named.items())
+        self._shapes = {name: parameter.shape for name, parameter in named.items()}
+        self._moments: dict[str, Moment] = {}
+        self._moved = -1  # after so many local steps it moved last; -1: it is not held yet
+        self._shown = ""  # see shown(); empty where that has changed
+
+    @property
+    def holds(self) -> bool:
+        return self._moved >= 0
+
+    def begin(self, steps: int) -> None:
+        """Hold what the optimizer's steps on mean gradients have made, unless something is held already.
+
+        Args:
+            steps: local steps that have been done.
+        """
+        if self.holds:
+            return
+        for group, parameter, name in self._places():
+            if (state := self._optimizer.state.get(parameter)) and float(state["step"]):
+                self._moments[name] = Moment(*moments.ADAM.taken_over(group, state))
+        self._moved = steps
+
+    @torch.no_grad()
+    def prepare(self) -> None:
+        """Set the state of Adam so that its next step divides by what is held.
+
+        A parameter that no rank had a gradient for when V moved has none: Adam's own serves until V moves again. So it
+        does in the first step that this rank does with a parameter, as there is no state to be set yet.
+        """
+        for group, parameter, name in self._places():
+            held, state = self._moments.get(name), self._optimizer.state.get(parameter)
+            if held and state and parameter.grad is not None:
+                grad = moments.gradient(self._optimizer, group, parameter)
+                moments.ADAM.write(group, state, grad, held, float(state["step"]) + 1, left=LEFT)
+
+    def rebuild(self, steps: int) -> None:
+        """Move V by the gradients, which are means over ranks; a parameter without one keeps its V, as in Adam.
+
+        Args:
+            steps: local steps that have been done.
+        """
+        for group, parameter, name in self._places():
+            if parameter.grad is not None:
+                held = self._moments[name] = self._moments.get(name) or _nothing(parameter)
+                grad = moments.gradient(self._optimizer, group, parameter)
+                held.move(grad, float(group["betas"][1]), steps - self._moved)
+        self._moved, self._shown = steps, ""
+
+    def compared(self) -> list[Tensor]:
+        """Return what is equal on every rank: what is held, before that the optimizer's whole state."""
+        held = self._moments.items()
+        mine = {name: [moment.moment, torch.tensor([moment.steps, self._moved])] for name, moment in held}
+        return [tensor for _, _, name in self._places() for tensor in mine.get(name, ())] if self.holds else self._all()
+
+    def shown(self) -> str | None:
+        """Return what is held, for a comparison with other ranks; None for nothing."""
+        if self.holds and not self._shown:
+            steps = sorted({moment.steps for moment in self._moments.values()})
+            value = hash_of(self.compared())
+            self._shown = f"of {len(self._moments)} parameters, after steps {steps}, by its hash {value:016x}"
+        return self._shown or None
+
+    def _all(self) -> list[Tensor]:
+        states = [self._optimizer.state.get(parameter, {}) for _, parameter, _ in self._places()]
+        return [state[kind] for state in states for kind in sorted(state) if isinstance(state[kind], Tensor)]
+
+    def _places(self) -> Iterable[moments.Place]:
+        return moments.places(self._optimizer, self._names)
+
+    # ---- state ----
+
+    def state_dict(self) -> dict[str, Any]:
+        held = self._moments.items()
+        kept = {name: {"moment": moment.moment.clone(), "steps": moment.steps} for name, moment in held}
+        return {"moved": self._moved, "moments": kept}
+
+    def check(self, state: Mapping[str, Any], warming: bool) -> None:
+        """Refuse a saved second moment that does not fit.
+
+        Args:
+            warming: the warm-up of this optimizer goes on at the saved step.
+
+        Raises:
+            ConfigError: says what was expected.
+        """
+        moments.check_state(state["moments"], self._shapes)
+        if warming and state["moved"] >= 0:
+            raise StateError(
+                f"the saved optimizer finished its warm-up within {state['moved']} local steps, and this warmup_steps "
+                "would start it again, with first moments that differ between ranks; resume with the same options"
+            )
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore what :meth:`state_dict` returned, once the optimizer's state is loaded."""
+        devices = {name: parameter.device for _, parameter, name in self._places()}
+        self._moved, self._shown = state["moved"], ""
+        self._moments = {
+            name: Moment(saved["moment"].to(devices[name], copy=True).contiguous(), saved["steps"])
+            for name, saved in state["moments"].items()
+        }
+
+    def load_earlier(self, moved: int) -> None:
+        """Restore V from the optimizer's state, once that is loaded, if an earlier version has left it there.
+
+        Args:
+            moved: after so many local steps V moved last; negative: it was not held.
+        """
+        found = {name: _earlier(group, self._optimizer.state.get(p, {})) for group, p, name in self._places()}
+        self._moments = {name: moment for name, moment in found.items() if moment and moved >= 0}
+        self._moved, self._shown = moved if self._moments else -1, ""
+
+
+def _nothing(parameter: nn.Parameter) -> Moment:
+    """Return the second moment of a parameter that has had no gradient yet."""
+    return Moment(torch.zeros_like(moments.wide(parameter), memory_format=torch.contiguous_format), 0.0)
+
+
+def _earlier(group: Mapping[str, Any], state: dict[str, Any]) -> Moment | None:
+    """Take out of a state what versions before this one kept there."""
+    steps = float(state.pop(_STEPS_BEFORE, 0.0))
+    return Moment(moments.ADAM.corrected(group, state, steps), steps) if steps else None
+
+
+def check_form(state: object) -> None:
+    """Refuse what is not the state of an update-mode optimizer.
+
+    Raises:
+        StateError: it is malformed.
+        CorruptFrameError: it is not what was saved, by its checksums.
+    """
+    parts = state if isinstance(state, Mapping) else {}
+    checksums.outline(parts)
+    numbers = [parts.get(name) for name in ("steps", "since", "exchanges")]
+    moment, resting = parts.get("second_moment", {"moved": 0, "moments": {}}), parts.get("resting", [])
+    if (
+        not all(type(number) is int and 0 <= number < 1 << 62 for number in numbers)
+        or not isinstance(parts.get("base"), (list, tuple))
+        or not all(isinstance(base, Tensor) and base.is_floating_point() for base in parts["base"])
+        or type(parts.get("due", False)) is not bool
+        or not isinstance(moment, Mapping)
+        or type(moment.get("moved")) is not int
+        or not isinstance(moment.get("moments"), Mapping)
+        or not isinstance(resting, (list, tuple))
+        or not all(isinstance(name, str) for name in resting)
+    ):
+        raise StateError(
+            f"the saved state of an update-mode optimizer should have its counters and common weights, got "
+            f"{state!r:.100}; load what its state_dict() returned"
+        )
+    if checksums.KEY in parts:  # earlier versions had none
+        checksums.check(parts)
