@@ -16,11 +16,10 @@ from functools import partial
 import torch
 from torch import nn
 
-from horovod_compress.engine.bucket.state import Next
 from horovod_compress.engine.methods import Methods, parse
 from horovod_compress.engine.optimizer.momentum import exact_first
 from horovod_compress.engine.optimizer.second_moment import chosen
-from horovod_compress.engine.reducer import Reducer
+from horovod_compress.engine.reducer import Next, Reducer
 from horovod_compress.exchange.choose import chooser
 from horovod_compress.exchange.transports.local import Hub
 from horovod_compress.schedule.plan import TensorSpec

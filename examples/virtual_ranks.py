@@ -21,13 +21,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from horovod_compress.engine.bucket.state import Next
 from horovod_compress.engine.methods import parse
 from horovod_compress.engine.optimizer.family import before_step
 from horovod_compress.engine.optimizer.held import hold
 from horovod_compress.engine.optimizer.matching import Matching
 from horovod_compress.engine.optimizer.momentum import exact_first
-from horovod_compress.engine.reducer import Reducer
+from horovod_compress.engine.reducer import Next, Reducer
 from horovod_compress.exchange.choose import chooser
 from horovod_compress.exchange.transports.local import Hub
 from horovod_compress.schedule.plan import TensorSpec

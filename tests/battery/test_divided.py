@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from horovod_compress.engine.bucket.state import Next
+from horovod_compress.engine.reducer import Next
 from tests.battery.cases import each_case
 from tests.battery.kept import kept_by, same
 from tests.support.local import Fleet, random_grads, spec

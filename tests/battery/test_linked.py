@@ -8,7 +8,6 @@ import pytest
 import torch
 
 from horovod_compress.codecs.base import Algebra
-from horovod_compress.engine.bucket import memory
 from horovod_compress.exchange.device import Device
 from horovod_compress.exchange.transports.base import Transport
 from horovod_compress.exchange.transports.link import NcclLink
@@ -19,6 +18,7 @@ from tests.support import nccl
 from tests.support.local import Fleet, random_grads, spec
 from tests.support.marks import each_value, slow
 from tests.support.samples import Sample
+from tests.support.turns import decode_in_parts
 
 TENSORS = [spec("a", 70, 336), spec("b", 5), spec("empty", 0), spec("c", 9001), spec("d", 40, 64), spec("e")]
 MIXED = [spec("x", 30, 70), spec("y", 129, dtype=torch.float16), spec("z", 77, dtype=torch.float64), spec("empty", 0)]
@@ -95,7 +95,7 @@ def test_several_buckets_and_dtypes(case: Sample) -> None:
 @each_case()
 @pytest.mark.parametrize("world", [3, *slow(2)])
 def test_many_segments_parts_and_folded_preludes(case: Sample, world: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(memory, "MIN_ELEMENTS", 0)
+    decode_in_parts(monkeypatch)
     monkeypatch.setattr("horovod_compress.exchange.choose._SMALL_BYTES", 0)
     monkeypatch.setattr("horovod_compress.exchange.layout.MIN_SEGMENT_BYTES", 512)
     for exchange in over_links(case) if world in case.worlds(world) else []:

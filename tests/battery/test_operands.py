@@ -16,8 +16,7 @@ import torch
 from horovod_compress.codecs.base import Codec
 from horovod_compress.codecs.work import Work
 from horovod_compress.engine.agreement.differences import TABLES
-from horovod_compress.engine.bucket.state import Next
-from horovod_compress.engine.reducer import Reducer
+from horovod_compress.engine.reducer import Next, Reducer
 from horovod_compress.errors import MismatchError
 from tests.battery.cases import each_case
 from tests.support.local import Fleet, all_same, random_grads, spec

@@ -15,12 +15,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from horovod_compress.engine.bucket import memory
 from horovod_compress.exchange import wire
 from tests.battery.cases import each_case
 from tests.support.accelerator import FakeAccelerator, everything_on_accelerator
 from tests.support.local import random_grads, spec
 from tests.support.samples import Sample
+from tests.support.turns import decode_in_parts
 
 TENSORS = [spec("a", 70, 336), spec("b", 5), spec("c", 9001)]
 DEVICE, HOST = "device", "host"
@@ -92,7 +92,7 @@ def watched() -> Iterator[list[str]]:
 
 @each_case()
 def test_every_kernel_works_on_one_side(case: Sample, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(memory, "MIN_ELEMENTS", 0)
+    decode_in_parts(monkeypatch)
     for exchange in case.exchanges():
         with everything_on_accelerator(Sided), watched() as found:
             with case.fleet(2, TENSORS, exchange=exchange) as fleet:

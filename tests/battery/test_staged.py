@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 import torch
 
-from horovod_compress.engine.bucket import memory
 from horovod_compress.exchange.transports.base import Transport
 from tests.battery.cases import each_case
 from tests.battery.kept import Kept, kept, same
@@ -17,6 +16,7 @@ from tests.support.accelerator import FakeAccelerator, everything_on_accelerator
 from tests.support.local import Fleet, random_grads, spec
 from tests.support.marks import each_value, slow
 from tests.support.samples import Sample
+from tests.support.turns import decode_in_parts
 
 # A long tensor among small ones; rows that are no multiple of a word; an empty tensor; a scalar; another dtype.
 TENSORS = [spec("a", 70, 336), spec("b", 5), spec("empty", 0), spec("c", 9001), spec("d", 40, 64), spec("e")]
@@ -81,7 +81,7 @@ def test_staged_payloads_of_several_buckets_and_dtypes(case: Sample) -> None:
 @pytest.mark.parametrize("world", [3, *slow(2)])
 def test_chunks_are_staged_in_time(case: Sample, world: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Encoding and decoding in parts, with preludes that are folded too."""
-    monkeypatch.setattr(memory, "MIN_ELEMENTS", 0)
+    decode_in_parts(monkeypatch)
     monkeypatch.setattr("horovod_compress.exchange.choose._SMALL_BYTES", 0)
     for exchange in case.exchanges() if world in case.worlds(world) else []:
         _check(case, world, TENSORS, exchange=exchange)

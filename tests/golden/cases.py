@@ -15,7 +15,6 @@ from typing import Any
 import torch
 
 from horovod_compress.codecs.base import Algebra, Codec, variants_of
-from horovod_compress.engine.bucket.state import BucketState
 from horovod_compress.exchange import ring
 from horovod_compress.exchange.wire import (
     GATHER,
@@ -30,7 +29,7 @@ from horovod_compress.exchange.wire import (
 from horovod_compress.ops.keys import Key
 from horovod_compress.schedule.plan import Bucket, TensorSpec
 from tests.support.samples import Sample, samples
-from tests.support.turns import put, turn_of
+from tests.support.turns import BucketState, put, turn_of
 
 FILE = Path(__file__).with_name("golden.json")
 SEED, STEP, RANK, WORLD = 0x0123456789ABCDEF, 7, 2, 3

@@ -17,6 +17,7 @@ from horovod_compress.engine.context import Worker
 from horovod_compress.errors import ExchangeError
 from horovod_compress.schedule.plan import Bucket, TensorSpec
 from tests.support.local import Fleet, random_grads, spec
+from tests.support.turns import decode_in_parts
 
 # A long tensor among small ones; rows that are no multiple of a word; an empty tensor; a scalar.
 TENSORS = [spec("a", 70, 336), spec("b", 5), spec("empty", 0), spec("c", 9001), spec("d", 40, 64), spec("e")]
@@ -33,7 +34,7 @@ def _work(codec: Codec, world: int) -> Work:
 
 
 def test_a_codec_that_cannot_decode_parts_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(memory, "MIN_ELEMENTS", 0)
+    decode_in_parts(monkeypatch)
     codec = registry.create("marsit")
     work = _work(codec, 2)
     layout = codec.layout(work.bucket, 2)
@@ -63,7 +64,7 @@ def test_a_failure_between_two_chunks_is_final(monkeypatch: pytest.MonkeyPatch) 
     from horovod_compress.errors import PeerError
     from horovod_compress.exchange.transports.base import Transport
 
-    monkeypatch.setattr(memory, "MIN_ELEMENTS", 0)
+    decode_in_parts(monkeypatch)
     fails = threading.Event()
 
     def wrap(transport: Transport) -> Transport:

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from horovod_compress.engine.bucket.state import Next
+from horovod_compress.engine.reducer import Next
 from horovod_compress.errors import ExchangeError
 from tests.support.accelerator import everything_on_accelerator
 from tests.support.local import Fleet, random_grads, spec

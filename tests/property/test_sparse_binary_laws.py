@@ -10,13 +10,12 @@ import pytest
 import torch
 
 from horovod_compress.codecs.sparse_binary import PRESETS, SparseBinary
-from horovod_compress.engine.bucket.state import BucketState
 from horovod_compress.errors import ConfigError, CorruptFrameError, HorovodCompressError
 from horovod_compress.exchange import all_gatherv
 from horovod_compress.ops.keys import Key
 from horovod_compress.schedule.plan import Bucket, TensorSpec
 from tests.support.local import Fleet, all_same, one_tensor, random_grads, spec
-from tests.support.turns import put, turn_of
+from tests.support.turns import BucketState, put, turn_of
 
 SHAPES = Path(__file__).resolve().parents[2] / "horovod_compress" / "planner" / "shapes" / "resnet50.csv"
 

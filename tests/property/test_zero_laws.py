@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from horovod_compress.codecs.base import variants_of
-from horovod_compress.engine.bucket.state import Next
 from horovod_compress.engine.kept import Masks
+from horovod_compress.engine.reducer import Next
 from horovod_compress.engine.saved import checkpoint
 from horovod_compress.engine.saved.redistribute import redistributed
 from horovod_compress.errors import MismatchError, StateError

@@ -1,12 +1,13 @@
-"""The turn of one bucket by itself: no reducer, no threads."""
+"""The turn of one bucket by itself: no reducer, no threads; and what tests change of turns."""
 
 from __future__ import annotations
 
+import pytest
 from torch import Tensor
 
-from horovod_compress.engine.bucket.state import BucketState
+from horovod_compress.engine.bucket.state import BucketState as BucketState  # for tests of turns
 from horovod_compress.engine.context import Context, Devices
-from horovod_compress.engine.turn import Turn
+from horovod_compress.engine.turn import Turn as Turn
 from horovod_compress.exchange.transports.local import Hub
 from horovod_compress.ops.keys import Key
 from horovod_compress.options import Options
@@ -31,3 +32,8 @@ def put(turn: Turn, position: int, grad: Tensor) -> int | Tensor:
     count = turn.submit(position, grad)
     turn.count_in(position, count)
     return count
+
+
+def decode_in_parts(monkeypatch: pytest.MonkeyPatch, least: int = 0) -> None:
+    """Let buckets be encoded and decoded part by part from so many elements on."""
+    monkeypatch.setattr("horovod_compress.engine.bucket.memory.MIN_ELEMENTS", least)

@@ -18,7 +18,6 @@ from horovod_compress.codecs.registry import create
 from horovod_compress.codecs.work import Work
 from horovod_compress.engine.agreement.handshake import Document
 from horovod_compress.engine.bucket.round import CodecReduction, Round
-from horovod_compress.engine.bucket.state import BucketState
 from horovod_compress.engine.job import Gathering
 from horovod_compress.errors import ConfigError, ExchangeError, PeerError
 from horovod_compress.exchange import device
@@ -36,7 +35,7 @@ from horovod_compress.schedule.plan import Bucket, TensorSpec
 from tests.support import nccl
 from tests.support.connected import connected
 from tests.support.local import Fleet, random_grads, spec
-from tests.support.turns import put, turn_of
+from tests.support.turns import BucketState, put, turn_of
 
 IDENTITY = (0,) * 128
 TENSORS = [spec("a", 70, 336), spec("b", 5), spec("c", 9001)]

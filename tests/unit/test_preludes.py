@@ -17,12 +17,12 @@ from horovod_compress.codecs.base import Algebra, Codec, Piece, variants_of
 from horovod_compress.codecs.dense import Uncompressed
 from horovod_compress.codecs.layout import Layout
 from horovod_compress.codecs.work import Part, Regions, Work
-from horovod_compress.engine.bucket import memory
 from horovod_compress.errors import ExchangeError, NonFiniteError
 from horovod_compress.exchange.choose import for_prelude
 from horovod_compress.ops.keys import Key
 from horovod_compress.schedule.plan import Bucket
 from tests.support.local import Fleet, all_same, one_tensor, random_grads, spec
+from tests.support.turns import decode_in_parts
 
 COUNT = 100_000
 
@@ -70,7 +70,7 @@ class Centred(Uncompressed):
 @pytest.mark.parametrize("world", [1, 2, 3, 4])
 def test_two_preludes_in_a_row(world: int, least: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Decoded in one go, or in parts: the chunks of a folded prelude make no part ready."""
-    monkeypatch.setattr(memory, "MIN_ELEMENTS", least)
+    decode_in_parts(monkeypatch, least)
     grads = one_tensor(world, COUNT, seed=1)
     with Fleet(world, [spec("w", COUNT)], Centred(), verify_every=1) as fleet:
         for _ in range(3):
@@ -118,7 +118,7 @@ def test_results_come_in_order_whether_a_payload_was_left_out_or_not(
     method: str, choice: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Only the bucket that is not finite has no result; those before and after it are decoded in parts."""
-    monkeypatch.setattr(memory, "MIN_ELEMENTS", 0)
+    decode_in_parts(monkeypatch)
     names = ["a", "b", "c"]
     tensors = [spec(name, 6400) for name in names]
     with Fleet(3, tensors, method, schedule="layerwise", min_elements=0, nonfinite=choice, verify_every=1) as fleet:

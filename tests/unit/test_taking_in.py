@@ -10,10 +10,10 @@ from contextlib import nullcontext
 import pytest
 import torch
 
-from horovod_compress.engine.bucket.state import BucketState
 from horovod_compress.errors import ExchangeError
 from tests.support.accelerator import everything_on_accelerator
 from tests.support.local import Fleet, random_grads, spec
+from tests.support.turns import Turn
 
 TENSORS = [spec("a", 70, 33), spec("b", 2001), spec("c", 5)]
 SOON = 10.0
@@ -23,27 +23,27 @@ SOON = 10.0
 def test_which_thread_takes_gradients_in(accelerator: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where taking in is only queueing, it is the caller's, whose stream the gradient comes from."""
     names = set()
-    offer = BucketState.offer
+    offer = Turn.submit
 
     def noted(*given: object) -> object:
         names.add(threading.current_thread().name)
         return offer(*given)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(BucketState, "offer", noted)
+    monkeypatch.setattr(Turn, "submit", noted)
     with everything_on_accelerator() if accelerator else nullcontext(), Fleet(2, TENSORS, "marsit") as fleet:
         fleet.step(random_grads(2, TENSORS))
     assert names == {threading.current_thread().name if accelerator else "hvc-offer"}
 
 
 def test_the_caller_goes_on_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    go, taken, offer = threading.Event(), [], BucketState.offer
+    go, taken, offer = threading.Event(), [], Turn.submit
 
     def slow(*given: object) -> object:
         assert go.wait(SOON)
         taken.append(1)
         return offer(*given)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(BucketState, "offer", slow)
+    monkeypatch.setattr(Turn, "submit", slow)
     grads = random_grads(2, TENSORS)
     with Fleet(2, TENSORS, "none") as fleet:
         step = fleet.offer([{name: grad.clone() for name, grad in mine.items()} for mine in grads])
@@ -54,14 +54,14 @@ def test_the_caller_goes_on_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_an_error_in_taking_in_ends_the_step_on_every_rank(monkeypatch: pytest.MonkeyPatch) -> None:
-    offer = BucketState.offer
+    offer = Turn.submit
 
-    def fails(state: BucketState, position: int, *given: object) -> object:
-        if state.memory.site.rank == 1 and state.bucket.tensors[position].name == "c":  # the last one
+    def fails(turn: Turn, position: int, *given: object) -> object:
+        if turn.key.rank == 1 and turn.state.bucket.tensors[position].name == "c":  # the last one
             raise ValueError("no such gradient")
-        return offer(state, position, *given)  # type: ignore[arg-type]
+        return offer(turn, position, *given)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(BucketState, "offer", fails)
+    monkeypatch.setattr(Turn, "submit", fails)
     with Fleet(3, TENSORS, "marsit") as fleet:
         began = time.monotonic()
         step = fleet.offer(random_grads(3, TENSORS))
@@ -77,25 +77,25 @@ def test_an_error_in_taking_in_ends_the_step_on_every_rank(monkeypatch: pytest.M
 def test_closing_leaves_out_what_was_not_taken_in(monkeypatch: pytest.MonkeyPatch) -> None:
     go, begun, taken = threading.Event(), threading.Event(), []
 
-    def slow(state: BucketState, position: int, *given: object) -> int:
+    def slow(turn: Turn, position: int, *given: object) -> int:
         begun.set()
         assert go.wait(SOON)
         taken.append(position)
         return 0
 
-    monkeypatch.setattr(BucketState, "offer", slow)
+    monkeypatch.setattr(Turn, "submit", slow)
     with Fleet(1, TENSORS, "none") as fleet:
         fleet.offer(random_grads(1, TENSORS))
         assert begun.wait(SOON)
         fleet.reducers[0].close()
         go.set()
-        fleet.reducers[0].offering.worker.drain()
+        fleet.reducers[0]._offering.drain()
     assert len(taken) == 1
 
 
 def test_who_waits_while_another_thread_closes_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
     go = threading.Event()
-    monkeypatch.setattr(BucketState, "offer", lambda *given: 0 * go.wait(SOON))
+    monkeypatch.setattr(Turn, "submit", lambda *given: 0 * go.wait(SOON))
     with Fleet(1, TENSORS, "none") as fleet, ThreadPoolExecutor(1) as pool:
         step = fleet.offer(random_grads(1, TENSORS))
         waiting = pool.submit(fleet.reducers[0].result, 0, step)

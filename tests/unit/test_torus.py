@@ -12,6 +12,7 @@ from horovod_compress.exchange import on_device, torus
 from horovod_compress.exchange.wire import GATHER, REDUCE
 from tests.support.local import Fleet, all_same, random_grads, same_bits, spec
 from tests.support.marks import slow
+from tests.support.turns import decode_in_parts
 
 SIZES = [(2, None), (4, None), (5, None), (6, None), (6, 3), (4, 4), (9, None), (12, 2), (16, None)]
 
@@ -93,7 +94,7 @@ def test_parts_that_are_decoded_as_chunks_arrive_have_the_bits_of_a_whole(monkey
     tensors = [spec("a", 3000, 100), spec("b", 77)]
     found = []
     for least in (1 << 18, 1 << 30):
-        monkeypatch.setattr("horovod_compress.engine.bucket.memory.MIN_ELEMENTS", least)
+        decode_in_parts(monkeypatch, least)
         with Fleet(4, tensors, "marsit", exchange="torus", schedule="single", full_precision_every=0) as fleet:
             found.append([fleet.step(random_grads(4, tensors, seed=number))[0] for number in range(3)])
     assert all(same_bits(one[n], other[n]) for one, other in zip(*found, strict=True) for n in one)

@@ -13,13 +13,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from horovod_compress.engine.bucket import memory
 from horovod_compress.errors import ConfigError, ExchangeError
 from horovod_compress.observe import files, timeline, trace
 from horovod_compress.observe.overlap import Overlap, covered
 from horovod_compress.schedule.plan import Plan
 from tests.support.local import Fleet, random_grads, spec
 from tests.support.timelines import check, end, read, rows, spans
+from tests.support.turns import decode_in_parts
 
 TENSORS = [spec("c", 300, 200), spec("b", 777), spec("a", 3)]
 
@@ -53,7 +53,7 @@ REDUCED = [(method, 3, exchange) for method in ("marsit", "global_qsgd", "none")
 def test_every_bucket_has_a_row_and_its_spans_are_well_formed(
     tmp_path: Path, method: str, world: int, exchange: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(memory, "MIN_ELEMENTS", 500)  # two of them are decoded while the exchange goes on
+    decode_in_parts(monkeypatch, 500)  # two of them are decoded while the exchange goes on
     options = {"schedule": "layerwise", "verify_every": 2, "exchange": exchange}
     with Fleet(world, TENSORS, method, **options) as fleet:
         events = record(tmp_path, fleet, 4)

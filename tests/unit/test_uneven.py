@@ -35,13 +35,16 @@ def test_other_sums_show_nothing() -> None:
     assert joined(2.5, [1.0, 3.0, 3.0], False) is None
 
 
-def ranks(world: int) -> list[Uneven]:
-    return [Uneven(transport) for transport in Hub(world).transports()]
+def ranks(world: int) -> tuple[list[Uneven], set[int]]:
+    """Return all ranks' parts, and the ranks that are in ``hvd.join()``: none yet."""
+    joined: set[int] = set()
+    made = [Uneven(t, lambda rank=t.rank: rank in joined) for t in Hub(world).transports()]
+    return made, joined
 
 
 def test_a_rank_in_join_that_others_wait_for_is_refused() -> None:
-    joining, waiting, other = ranks(3)
-    joining.in_join = lambda: True
+    (joining, waiting, other), joined = ranks(3)
+    joined.add(0)
     joining.check(5)
     waiting.waits(5)
     other.waits(4)
@@ -54,10 +57,10 @@ def test_a_rank_in_join_that_others_wait_for_is_refused() -> None:
 
 
 def test_nothing_else_is() -> None:
-    idle, waiting = ranks(2)
+    (idle, waiting), joined = ranks(2)
     waiting.waits(5)
     idle.check(5)  # slow, but not in join
-    idle.in_join = lambda: True
+    joined.add(0)
     idle.check(6)  # the other one is about to finish the step that this one has finished
     idle.resume()
     idle.check(5)  # what it said was before a resume

@@ -12,8 +12,8 @@ pytest.importorskip("torch")
 import torch
 
 from horovod_compress.codecs.by_step import by_step, method
-from horovod_compress.engine.bucket.state import Next
 from horovod_compress.engine.methods import parse, per_layer
+from horovod_compress.engine.reducer import Next
 from horovod_compress.observe import verdict
 from horovod_compress.observe.metrics import Metrics
 from horovod_compress.observe.overlap import Overlap

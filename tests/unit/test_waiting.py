@@ -16,8 +16,6 @@ from horovod_compress.codecs.global_qsgd import Standard
 from horovod_compress.codecs.marsit import Marsit
 from horovod_compress.codecs.topk import TopK
 from horovod_compress.codecs.work import Work
-from horovod_compress.engine.bucket.state import BucketState
-from horovod_compress.engine.turn import Turn
 from horovod_compress.errors import ExchangeError, MismatchError
 from horovod_compress.exchange import ring
 from horovod_compress.exchange.deadline import Deadline
@@ -27,7 +25,7 @@ from horovod_compress.schedule.plan import Bucket
 from tests.battery.kept import kept, same
 from tests.support.accelerator import everything_on_accelerator
 from tests.support.local import Fleet, all_same, random_grads, spec
-from tests.support.turns import put, turn_of
+from tests.support.turns import BucketState, Turn, put, turn_of
 
 TENSORS = [spec("a", 30, 70), spec("b", 5), spec("empty", 0), spec("c", 901), spec("e")]
 KEY = Key(1, 0, 0, 0)

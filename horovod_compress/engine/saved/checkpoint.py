@@ -48,6 +48,7 @@ def save(reducer: Reducer, methods: Methods, more: Mapping[str, Any] | None = No
         ConfigError: a step is under way.
     """
     _between_steps(reducer, "saved")
+    parts = reducer.kept
     kept = {
         "format": FORMAT,
         "method": methods.name,
@@ -58,11 +59,11 @@ def save(reducer: Reducer, methods: Methods, more: Mapping[str, Any] | None = No
         "rank": reducer.rank,
         "plan": reducer.plan.fingerprint(),
         "buckets": reducer.plan.document(),
-        "state": {kind: _copies(kept) for kind, kept in reducer.kept.states().items()},
-        "tables": _copies(reducer.kept.tables()),
-        "carries": _copies(reducer.kept.carries()),
+        "state": {kind: _copies(kept) for kind, kept in parts.states().items()},
+        "tables": _copies(parts.tables()),
+        "carries": _copies(parts.carries()),
     }
-    if waiting := reducer.kept.withholding.waiting():
+    if waiting := parts.withholding.waiting():
         kept["waiting"] = waiting
     return checksums.sealed(kept | dict(more or {}))
 
@@ -219,7 +220,8 @@ def load(reducer: Reducer, methods: Methods, state: Mapping[str, Any], residuals
 
 def restore(reducer: Reducer, state: Mapping[str, Any], residuals: str) -> None:
     """Restore a state that :func:`check` has found good."""
-    kept = {**reducer.kept.states(), "table": reducer.kept.tables()}
+    parts = reducer.kept
+    kept = {**parts.states(), "table": parts.tables()}
     saved = {**state["state"], "table": state["tables"]}
     for kind, tensors in kept.items():
         for name, tensor in tensors.items():
@@ -228,7 +230,7 @@ def restore(reducer: Reducer, state: Mapping[str, Any], residuals: str) -> None:
             else:
                 tensor.copy_(saved[kind][name])
     _load_carries(reducer, state if residuals == "restore" else {})
-    reducer.kept.withholding.load(state.get("waiting", {}) if residuals == "restore" else {})
+    parts.withholding.load(state.get("waiting", {}) if residuals == "restore" else {})
     reducer.resume(state["step"])
 
 
