@@ -14,7 +14,7 @@ from torch import Tensor
 
 from horovod_compress.codecs.base import Algebra, Codec
 from horovod_compress.codecs.marsit import Marsit
-from horovod_compress.engine.bucket.state import BucketState
+from horovod_compress.engine.buckets import BucketState
 from horovod_compress.engine.context import Context, Devices
 from horovod_compress.engine.turn import Turn
 from horovod_compress.exchange import ring

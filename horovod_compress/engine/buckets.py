@@ -1,19 +1,224 @@
-"""The buckets of the plan in use, as one: where each tensor is, and what the coming step does with them."""
+"""The buckets of the plan in use: what stays of each from step to step, and what the coming step does with them."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
 
+import torch
 from torch import Tensor
 
-from ..codecs.base import Codec, Divides, tables_that_stay
+from ..codecs.base import Codec, Divides, Held, TableMoves, tables_that_stay, variants_of, zero_groups_of
+from ..codecs.dense import BFloat, Dense, Uncompressed
 from ..codecs.left_plain import LeftPlain
-from ..codecs.work import work_dtype
+from ..codecs.work import Work, work_dtype
 from ..errors import ConfigError
 from ..exchange.choose import Choose
+from ..exchange.device import Device, Event
+from ..exchange.transports.link import NcclLink
+from ..ops.keys import Key
 from ..schedule.plan import Bucket, Plan
-from .bucket.state import BucketState, Next
+from .bucket import withheld
+from .bucket.memory import Memory, Site, make_round
+from .bucket.round import Round
 from .context import Context
+
+# ---- state -------------------------------------------------------------------------------------
+#
+# What stays of one bucket from step to step: its memory, and its kinds of rounds.
+
+_AS_IT_IS = Uncompressed()
+_CPU = Device()
+
+
+class BucketState:
+    """One bucket on one rank, between its turns.
+
+    Args:
+        staged: whether payloads are exchanged from copies in host memory.
+        link: or from where they are.
+
+    Attributes:
+        finished: the last step whose result is ready.
+        decoded: how far that is on a device, for whoever goes on with it.
+        dropped: how many kept values were dropped so far as they were not finite, by tensor.
+        fetched: where counts are fetched to from a device, once for all steps: such memory takes long to get.
+    """
+
+    def __init__(
+        self,
+        bucket: Bucket,
+        codec: Codec,
+        rank: int,
+        world: int,
+        collective: Choose,
+        device: Device = _CPU,
+        staged: bool = False,
+        link: NcclLink | None = None,
+    ) -> None:
+        self.bucket, self.device = bucket, device
+        alone = world == 1
+        site = Site(rank, world, collective, device, staged and not alone, None if alone else link)
+        self.memory = Memory(bucket, codec, site)
+        self.rounds = Rounds(codec, self.memory)
+        self.finished = -1
+        self.decoded: Event = None
+        self.dropped: dict[str, int] = {}
+        self.fetched = device.host_zeros(len(bucket.tensors) if device.is_accelerator else 0, torch.int64)
+
+    def round(self, step: int) -> Round:
+        """Return the round of a step."""
+        return self.rounds.at(step)
+
+    def resume(self, step: int) -> None:
+        """Go on at a step, with whatever was loaded."""
+        self.finished = step - 1
+        self.rounds.resume()
+
+    def finish(self, step: int) -> None:
+        """Mark the results of a step as ready, but for what is queued on the device."""
+        self.decoded = self.device.record_event()
+        self.finished = step
+
+    def drop_spoilt(self, position: int) -> bool:
+        """Drop what waits for a tensor and would spoil this step and all later ones; return whether there was any."""
+        found = sum(withheld.drop(kept[self.memory.span(position)]) for kept in self.memory.state.values())
+        if found:
+            self.dropped[self.bucket.tensors[position].name] = found
+        return found > 0
+
+
+@dataclass(frozen=True)
+class Next:
+    """What a bucket exchanges in the coming steps.
+
+    Attributes:
+        kind: "method" for the rounds of its method; "plain" for what is offered as it is, without the method and its
+            state; "halved" likewise, with float32 sent as bfloat16. Beside a second moment that is held, "coded" for
+            the rounds of a method that need it, without its own full-precision rounds, and "exact" for what the second
+            moment is renewed by, in 16 bits: what a square is made of need not be known any better.
+        index: stands for the step where a method's rounds differ by it; None for the step.
+    """
+
+    kind: Literal["method", "plain", "halved", "coded", "exact"] = "method"
+    index: int | None = None
+
+
+class Rounds:
+    """Makes the rounds of a method, and chooses among them."""
+
+    def __init__(self, codec: Codec, memory: Memory) -> None:
+        self._codec, self._memory = codec, memory
+        self._divides = codec.properties().divides
+        self._empties = isinstance(codec, LeftPlain) and codec.plain_when_empty(memory.bucket)
+        self.kinds = {kind: self._make(kind, label) for kind, label in _labels(variants_of(codec)).items()}
+        self.next = Next()
+        self._plain: Round | None = None
+        self._last: tuple[int, Round] | None = None  # the step that was asked for last: every gradient asks
+        self._nothing_waits = False  # see :meth:`note_emptied`
+        if self._empties:
+            self._make_plain(halved=False)
+
+    def _make(self, codec: Codec, label: str) -> Round:
+        own = self._memory.layout(codec).state
+        # Plain rounds send and empty whatever waits.
+        kept = {n: kept for n, kept in self._memory.state.items() if n in own or isinstance(codec, Dense)}
+        return make_round(self._memory, codec, label, self._memory.payload, kept)
+
+    def _make_plain(self, halved: bool) -> None:
+        codec = BFloat() if halved and self._memory.bucket.dtype == "float32" else _AS_IT_IS
+        payload = self._memory.payload_that_holds(codec)
+        self._plain = make_round(self._memory, codec, codec.name, payload, {})
+        self._memory.site.device.synchronize()  # between two steps nothing is under way
+
+    def at(self, step: int) -> Round:
+        """Return the round of a step."""
+        if self._plain and (self._is_plain or self._nothing_waits):
+            return self._plain
+        last = self._last
+        if last is None or last[0] != step:
+            index = step if self.next.index is None else self.next.index
+            codec = self._codec.for_step(index, compressed=self.next.kind == "coded")
+            last = self._last = step, self.kinds[codec]
+        return last[1]
+
+    def take(self, coming: Next) -> None:
+        """Choose what the coming steps exchange; between two steps, on every rank alike."""
+        if coming.kind in ("coded", "exact") and self._divides == "never":
+            return  # a second moment that is held is nothing to this method
+        if coming.kind in ("plain", "halved", "exact") and not self._plain:
+            self._make_plain(halved=coming.kind != "plain")
+        self.next, self._last = coming, None
+
+    @property
+    def _is_plain(self) -> bool:
+        return self.next.kind in ("plain", "halved", "exact")
+
+    def divides(self) -> Divides:
+        """Return where a second moment that is held divides in the compressed rounds."""
+        return self._divides
+
+    def zero_groups(self) -> dict[str, int]:
+        """Return, by tensor, which zeros stay zeros in the compressed rounds; see ``Layout.zero_groups``."""
+        bucket, codec = self._memory.bucket, self._codec
+        groups = zero_groups_of(codec, bucket, self._memory.site.world)
+        return {tensor.name: group for tensor, group in zip(bucket.tensors, groups, strict=True)}
+
+    def note_emptied(self) -> None:
+        """Take note that a round went well on every rank: nothing waits now, where every round sends all of it."""
+        if self._is_plain or self._nothing_waits or not self._empties:
+            return
+        if all(grad is not None for grad in self._memory.grads):  # what was skipped may wait
+            self._nothing_waits = True
+            # A gradient of -0 plus this is -0: a job that goes on from a checkpoint, and adds it again, has equal bits.
+            self._memory.state["residual"].fill_(-0.0)
+
+    def resume(self) -> None:
+        """Go on with whatever was loaded."""
+        self._nothing_waits = False
+
+    def carry(self) -> dict[str, Tensor]:
+        """Return what merging keeps, by what it belongs to."""
+        return {
+            f"{round_.label} {name} {round_.collective.name}": carry.kept
+            for round_ in self.kinds.values()
+            for name, carry in round_.work.carry.items()
+        }
+
+    def read_tables(self, key: Key) -> dict[str, Held]:
+        """Return what the tables of the bucket hold, by tensor."""
+        tensors = self._memory.bucket.tensors
+        held: list[Held] = [{} for _ in tensors]
+        for moves, work in self._moves():
+            held = [a | b for a, b in zip(held, moves.read(work, key), strict=True)]
+        return {tensor.name: found for tensor, found in zip(tensors, held, strict=True)}
+
+    def write_tables(self, held: Mapping[str, Held], key: Key) -> None:
+        """Let the tables of a new bucket hold what those of earlier ones did, by tensor."""
+        mine = [held[tensor.name] for tensor in self._memory.bucket.tensors]
+        for moves, work in self._moves():
+            moves.write(work, mine, key)
+
+    def _moves(self) -> Iterator[tuple[TableMoves, Work]]:
+        for round_ in self.kinds.values():
+            if moves := round_.properties.moves_tables:
+                yield moves, round_.work
+
+
+def _labels(variants: Sequence[Codec]) -> dict[Codec, str]:
+    """Return a label for each kind of round: its name, and a number from the second one of that name on."""
+    labels: dict[Codec, str] = {}
+    seen: dict[str, int] = {}
+    for codec in variants:
+        seen[codec.name] = number = seen.get(codec.name, 0) + 1
+        labels[codec] = codec.name if number == 1 else f"{codec.name} {number}"
+    return labels
+
+
+# ---- buckets -----------------------------------------------------------------------------------
+#
+# The buckets of the plan in use, as one: where each tensor is, and what the coming step does with them.
 
 
 class Buckets:

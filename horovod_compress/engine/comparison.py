@@ -13,8 +13,7 @@ from ..exchange import gather
 from ..exchange.wire import NonFiniteCount
 from ..ops.hashing import hash_of, hash_of_text, signed
 from .agreement.differences import by_value, minority
-from .bucket.state import BucketState
-from .buckets import Buckets
+from .buckets import Buckets, BucketState
 from .context import Context
 
 # ---- start -------------------------------------------------------------------------------------

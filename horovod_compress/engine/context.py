@@ -25,7 +25,11 @@ from ..ops.keys import Key
 from ..options import Options
 from ..schedule.watch import Watch
 from .agreement.differences import Operands
-from .agreement.notes import AWAITED, EXCHANGED, MEETING, Place
+
+#: How far a rank has come with a bucket: its gradients are awaited, all ranks meet first, it is being exchanged.
+AWAITED, MEETING, EXCHANGED = range(3)
+#: A step, a bucket, and how far the rank has come with it.
+Place = tuple[int, int, int]
 
 # ---- progress ----------------------------------------------------------------------------------
 #
@@ -225,6 +229,7 @@ class Context:
     def __init__(self, transport: Transport, options: Options, devices: Devices) -> None:
         self.transport, self.options, self.devices = transport, options, devices
         self.rank, self.world = transport.rank, transport.size
+        self._seconds = options.longest_seconds
         #: The lock of all counters that several threads use, notified when one of them changes.
         self.changed = threading.Condition()
         self.progress = Progress()
@@ -234,6 +239,10 @@ class Context:
         #: Takes marks of time, while somebody wants to know them.
         self.watch: Watch | None = None
         self.pool = FramePool()
+
+    def deadline(self) -> Deadline:
+        """Return the end of a wait that begins now, for the other ranks or for a device."""
+        return Deadline(self._seconds)
 
     def key(self, step: int, bucket: int) -> Key:
         """Return what the random bits of this rank depend on."""
@@ -253,6 +262,6 @@ class Context:
                 now = time.perf_counter()
                 trace("hop", now, now, self.progress.step, None, f"{event} {hop}")
 
-        deadline = deadline or Deadline(self.options.longest_seconds)
+        deadline = deadline or self.deadline()
         codec, step, digest = codec_id(label), self.progress.step, self.operands.digest
         return Exchange(self.transport, codec, step, bucket, bad, deadline, self.pool, note, digest)

@@ -15,11 +15,9 @@ from functools import partial
 
 import torch
 
-from ..exchange.deadline import Deadline
 from ..exchange.wire import NonFiniteCount
 from .agreement.notes import Uneven
-from .bucket.state import BucketState
-from .buckets import Buckets
+from .buckets import Buckets, BucketState
 from .comparison import Start, Verification
 from .context import Context
 from .failure import Failure
@@ -163,8 +161,7 @@ class Exchanging:
         with self._context.metrics.timed("decode"):
             turn.write_back()
         if (watch := self._context.watch) and not bad.count:
-            deadline = Deadline(self._context.options.longest_seconds)
-            state.device.wait(state.device.record_event(), deadline)  # until then it is only queued
+            state.device.wait(state.device.record_event(), self._context.deadline())  # until then it is only queued
             watch.decoded(turn.key.bucket, before + time.perf_counter() - began)
         if verifying:
             self._verification.take(state)

@@ -22,8 +22,6 @@ from ..observe import said
 from ..options import FLOW_SECONDS
 from .agreement.differences import listed
 from .agreement.notes import (
-    EXCHANGED,
-    Place,
     disagreement,
     last_finished,
     note,
@@ -32,7 +30,7 @@ from .agreement.notes import (
     verdict,
     with_words,
 )
-from .context import Context, Worker
+from .context import EXCHANGED, Context, Place, Worker
 
 #: How long a rank waits for the others' notes. Frozen ones leave none, so an error comes this long after the timeout:
 #: within a second. Longer than _FLOOD_SECONDS, after which a rank that is stuck leaves its own.

@@ -130,7 +130,7 @@ class Kept:
         """Return a copy of all that is kept for the elements of one tensor, for :meth:`put_back`."""
         state, position = self._buckets.where(index)
         copies = {kind: kept.clone() for kind, kept in self.of(index).items()}
-        return copies | {"waiting": state.memory.withheld.dense(position)} if state.memory.withheld else copies
+        return copies | {"waiting": state.memory.withheld.dense(position)} if state.memory.withheld.any else copies
 
     def put_back(self, index: int, saved: Mapping[str, Tensor]) -> None:
         """Let what is kept for one tensor be as it was, between two steps, and on every rank alike."""

@@ -34,8 +34,7 @@ from ..exchange.deadline import Deadline
 from ..exchange.device import Device
 from ..exchange.wire import NonFiniteCount
 from ..ops.keys import NORM
-from .bucket.state import BucketState
-from .buckets import Buckets
+from .buckets import Buckets, BucketState
 from .context import Context
 from .turn import Turn
 
@@ -289,7 +288,7 @@ class Norms:
         now, context = self._now, self._context
         if not now.measures or now.spoilt:
             return
-        deadline = Deadline(context.options.longest_seconds)
+        deadline = context.deadline()
         mine = torch.cat([self._sum(deadline), torch.tensor([float(self._against)], dtype=torch.float64)])
         exchange = context.exchange(len(self._buckets), "norm", NonFiniteCount(), deadline)
         context.recorder.note(now.number, len(self._buckets), "norm")
@@ -337,7 +336,7 @@ class Norms:
         grads = [grad for grad in state.memory.grads if grad is not None and grad.numel()]
         sums = state.device.zeros(len(grads), torch.float64)
         ops.norm_offer_all(grads, list(sums.split(1)), [grad.numel() for grad in grads], power=2)
-        sums = _fetched(state.device, sums, Deadline(self._context.options.longest_seconds))
+        sums = _fetched(state.device, sums, self._context.deadline())
         self._squares[state.bucket.index] = math.fsum(sums.tolist()) / turn.result_scale**2
 
     def _sample(self, state: BucketState) -> None:

@@ -32,8 +32,10 @@ from ..schedule.plan import Plan
 from ..schedule.watch import Watch
 from . import kept
 from .agreement.notes import Uneven, leave_word, why_closed
-from .bucket.state import Next as Next  # what `buckets.choose` takes
-from .buckets import Buckets
+from .buckets import (
+    Buckets,
+    Next as Next,  # what `buckets.choose` takes
+)
 from .comparison import Start, Verification
 from .context import Context, Devices, Hooks as Hooks
 from .exchanging import Exchanging

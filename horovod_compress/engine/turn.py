@@ -29,7 +29,7 @@ from ..errors import HorovodCompressError, NonFiniteError
 from ..exchange.deadline import Deadline
 from ..exchange.device import Event
 from ..exchange.wire import NonFiniteCount
-from .bucket.state import BucketState
+from .buckets import BucketState
 from .context import Context
 
 #: Gradients below are never refused for being too large: half of what rules/kept.h allows with a residual.
@@ -120,7 +120,7 @@ class Turn:
         device.wait_events(self.state.decoded)
         flat = grad.contiguous().view(-1)  # reshape() may give a view with gaps
         memory.grads[position], self._originals[position] = flat, grad
-        if memory.withheld:
+        if memory.withheld.any:
             memory.withheld.take(position, flat, round_.wire)
         if round_.divided and position in memory.divisors:
             flat.div_(memory.divisors[position])
@@ -180,7 +180,7 @@ class Turn:
             The count over all ranks.
         """
         context, bucket, round_, step = self._context, self.state.bucket, self.round, self.key.step
-        deadline = Deadline(context.options.longest_seconds)  # one for all of it
+        deadline = context.deadline()  # one for all of it
         self.take_over(deadline)
         for number, prelude in enumerate(round_.preludes):
             context.recorder.note(step, bucket.index, "prelude", number)
@@ -241,7 +241,7 @@ class Turn:
             self.decode(round_.whole())
         round_.keep()
         state.rounds.note_emptied()
-        if memory.withheld:
+        if memory.withheld.any:
             for position in round_.work.present():
                 kept = [kept[memory.span(position)] for kept in memory.state.values()]
                 memory.withheld.keep(position, round_.work.grad(position), kept, round_.wire)

@@ -6,7 +6,7 @@ import psutil
 
 from horovod_compress.codecs.base import variants_of
 from horovod_compress.engine.bucket.round import Round
-from horovod_compress.engine.bucket.state import BucketState
+from horovod_compress.engine.buckets import BucketState
 from tests.battery.cases import each_case
 from tests.support.local import Fleet, random_grads, spec
 from tests.support.samples import Sample

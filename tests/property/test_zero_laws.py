@@ -353,7 +353,7 @@ def test_an_accelerator_gives_the_same_bits(method: str) -> None:
 def test_nothing_is_withheld_where_nothing_is_zero() -> None:
     with Team("marsit", WORLD, 4, 20, tensors=TENSORS) as team:
         team.run(range(8))
-        assert all(not s.memory.withheld for r in team.fleet.reducers for s in r.buckets)
+        assert all(not s.memory.withheld.any for r in team.fleet.reducers for s in r.buckets)
 
 
 def test_a_row_without_a_gradient_is_not_withheld_where_it_has_a_step_of_its_own() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from torch import Tensor
 
-from horovod_compress.engine.bucket.state import BucketState as BucketState  # for tests of turns
+from horovod_compress.engine.buckets import BucketState as BucketState  # for tests of turns
 from horovod_compress.engine.context import Context, Devices
 from horovod_compress.engine.turn import Turn as Turn
 from horovod_compress.exchange.transports.local import Hub

@@ -11,7 +11,8 @@ import pytest
 import torch
 
 from horovod_compress.cli.command import main
-from horovod_compress.engine.agreement.notes import AWAITED, EXCHANGED, MEETING, first, last_finished, note, verdict
+from horovod_compress.engine.agreement.notes import first, last_finished, note, verdict
+from horovod_compress.engine.context import AWAITED, EXCHANGED, MEETING
 from horovod_compress.errors import ExchangeError
 from horovod_compress.exchange.transports.local import LocalTransport
 from tests.support.local import Fleet, spec

@@ -18,13 +18,7 @@ from .differences import difference, listed
 Notes = Mapping[int, Mapping[str, Any]]
 
 
-#: How far a rank has come with a bucket: its gradients are awaited, all ranks meet first, it is being exchanged.
-AWAITED, MEETING, EXCHANGED = range(3)
-#: A step, a bucket, and how far the rank has come with it.
-Place = tuple[int, int, int]
-
-
-def note(where: str, place: Place, finished: tuple[int, int] | None, **reason: Any) -> dict[str, Any]:
+def note(where: str, place: tuple[int, int, int], finished: tuple[int, int] | None, **reason: Any) -> dict[str, Any]:
     """Return a rank's note, as plain data.
 
     Args:

@@ -78,7 +78,7 @@ class _Waiting:
 
 
 class Withheld:
-    """Chooses what is left out, and keeps what waits; false while there is nothing of either."""
+    """Chooses what is left out, and keeps what waits."""
 
     def __init__(self, bucket: Bucket, device: torch.device) -> None:
         self._bucket, self._device, self._dtype = bucket, device, work_dtype(bucket)
@@ -87,9 +87,11 @@ class Withheld:
         self._unmoved: dict[int, Tensor] = {}  # those for which gradients wait
         self._masked: dict[int, Tensor] = {}
         self._waiting: dict[int, list[_Waiting]] = {}
+        #: Whether anything is left out, or waits.
+        self.any = False
 
-    def __bool__(self) -> bool:
-        return bool(self.index or self._waiting)
+    def _note(self) -> None:
+        self.any = bool(self.index or self._waiting)
 
     # ---- between two steps, and on every rank alike ----
 
@@ -139,6 +141,7 @@ class Withheld:
             waits[masked] = True
             out = waits.nonzero().view(-1)
         _put(self.index, position, out)
+        self._note()
 
     # ---- what waits, for whoever saves it or moves it to other buckets ----
 
@@ -166,6 +169,7 @@ class Withheld:
             withheld.append(_Waiting.of(left, values[left], leaves=True))
         if withheld:
             self._waiting[position] = withheld
+        self._note()
 
     def scale(self, position: int, factor: float) -> None:
         """Multiply what waits for a tensor."""
@@ -213,6 +217,7 @@ class Withheld:
             some.kept, some.next = some.next, some.kept
         if position in self._waiting:
             _put(self._waiting, position, [some for some in self._waiting[position] if not some.leaves] or None)
+            self._note()
 
     def _left_out(self, position: int, wire: torch.dtype | None) -> Tensor | None:
         return (self.index if wire is None else self._masked).get(position)

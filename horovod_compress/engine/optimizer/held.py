@@ -23,7 +23,7 @@ import torch
 from torch import Tensor, nn
 
 from ...ops.hashing import hash_of
-from ..bucket.state import Next
+from ..buckets import Next
 from ..kept import Kept
 from ..reducer import Reducer
 from . import family, second_moment as moments

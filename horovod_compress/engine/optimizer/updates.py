@@ -13,7 +13,7 @@ from ... import ops
 from ...errors import NonFiniteError, StateError
 from ...ops.hashing import hash_of
 from ..agreement import differences
-from ..bucket.state import Next
+from ..buckets import Next
 from ..reducer import Reducer
 from ..saved import checksums
 from .family import options_of

@@ -14,7 +14,7 @@ from typing import Any
 from torch import nn
 
 from ...engine.agreement import differences
-from ...engine.bucket.state import Next
+from ...engine.buckets import Next
 from ...engine.kept import Masks, check_masks
 from ...engine.methods import Methods
 from ...engine.optimizer import held, momentum
