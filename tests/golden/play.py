@@ -20,6 +20,8 @@ from tests.support.samples import samples
 WORLD = 3
 DTYPES = ("float32", "float64", "float16", "bfloat16")
 _BITS = (1 << 32) - 1
+#: With vectors of eight numbers or more, torch's own kernels round alike.
+TORCH_ROUNDS_ALIKE = torch.backends.cpu.get_cpu_capability() in ("AVX2", "AVX512")
 
 
 def tensors(dtype: str = "float32") -> list[TensorSpec]:

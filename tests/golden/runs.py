@@ -52,7 +52,7 @@ def fleet_of(method: Any, dtype: str = "float32", world: int = WORLD, **options:
 # ---- the usual steps ----
 
 
-def usual(codec: Codec, dtype: str, world: int = WORLD, **options: Any) -> Found:
+def usual(codec: Any, dtype: str, world: int = WORLD, **options: Any) -> Found:
     with fleet_of(codec, dtype, world, **options) as fleet:
         return played(fleet, dtype=dtype)
 

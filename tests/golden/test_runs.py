@@ -10,10 +10,9 @@ import pytest
 import torch
 
 from tests.golden import runs
+from tests.golden.play import TORCH_ROUNDS_ALIKE
 
 GOLDEN: dict[str, Any] = json.loads(runs.FILE.read_text())
-#: With vectors of eight numbers or more, torch's kernels round alike.
-ALIKE = torch.backends.cpu.get_cpu_capability() in ("AVX2", "AVX512")
 
 
 @pytest.fixture(autouse=True)
@@ -31,7 +30,7 @@ def one_thread(few_threads: None) -> Iterator[None]:
 )
 def test_a_run_finds_what_it_always_found(name: str) -> None:
     run = runs.RUNS[name]
-    if run.by_torch and not ALIKE:
+    if run.by_torch and not TORCH_ROUNDS_ALIKE:
         pytest.skip("torch rounds differently on this processor")
     assert run.play() == GOLDEN[name]
 

@@ -59,13 +59,14 @@ class Ranks:
         method: Any,
         optimizer: Callable[[Any], torch.optim.Optimizer],
         meet: dict[str, Any] | None = None,
+        world: int = WORLD,
         **options: Any,
     ) -> None:
-        self.fleet = Fleet(WORLD, specs, method, **options)
-        self.models = [first_weights(specs) for _ in range(WORLD)]
+        self.fleet = Fleet(world, specs, method, **options)
+        self.models = [first_weights(specs) for _ in range(world)]
         self.optimizers = [optimizer(model.values()) for model in self.models]
         self.steps = [
-            Steps(reducer, self.fleet.methods, list(model.items()), lambda value: [value] * WORLD)
+            Steps(reducer, self.fleet.methods, list(model.items()), lambda value: [value] * world)
             for reducer, model in zip(self.fleet.reducers, self.models, strict=True)
         ]
         given = {"second_moment": "auto", "warmup_steps": None, "rebuild_every": None, "match_norm": True} | (
