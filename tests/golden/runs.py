@@ -85,12 +85,12 @@ def by_exchange() -> dict[str, Run]:
 # ---- something happens in the middle ----
 
 
-def sums(codec: Codec, late: bool) -> Found:
-    """Let results be sums, which ranks know beforehand or only when they ask for the first one."""
+def sums(codec: Codec) -> Found:
+    """Let results be sums."""
     with fleet_of(codec) as fleet:
         for reducer in fleet.reducers:
-            reducer.result_scale = None if late else float(WORLD)
-        return played(fleet, lambda number: fleet.step(grads(number, TENSORS), float(WORLD) if late else None))
+            reducer.result_scale = float(WORLD)
+        return played(fleet, lambda number: fleet.step(grads(number, TENSORS)))
 
 
 def nonfinite(codec: Codec, policy: str) -> Found:
@@ -158,8 +158,7 @@ def in_the_middle() -> dict[str, Run]:
     for sample in SOME:
         codec, quick = sample.codec(), sample.method == "marsit"
         plays: dict[str, Callable[[], Found]] = {
-            "sum": partial(sums, codec, False),
-            "sum, known late": partial(sums, codec, True),
+            "sum": partial(sums, codec),
             "other buckets": partial(other_buckets, codec),
             "frozen": partial(left_out, codec, True),
             "sparse": partial(left_out, codec, False),

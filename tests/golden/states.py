@@ -25,8 +25,8 @@ from torch import Tensor
 
 import horovod_compress.codecs.by_step as methods
 from horovod_compress.codecs.masked import masked
-from horovod_compress.engine import checkpoint, sealed, state_file, state_folder
 from horovod_compress.engine.methods import per_layer
+from horovod_compress.engine.saved import checkpoint, checksums, state_folder
 from horovod_compress.schedule.plan import TensorSpec
 from tests.golden.play import Found, digest, grads, lines, what_is_left
 from tests.golden.trained import HELD, Ranks, adamw, sgd
@@ -123,7 +123,7 @@ def files(folder: Path) -> list[bytes]:
 
 def packed(states: list[dict[str, Any]]) -> list[bytes]:
     """Return states as files hold them."""
-    return [b"".join(state_file.parts(state)) for state in states]
+    return [b"".join(checksums.parts(state)) for state in states]
 
 
 def read(folder: Path) -> list[dict[str, Any]]:
@@ -172,7 +172,7 @@ def loaded_of_format_2(name: str) -> tuple[Found, list[dict[str, Any]], list[dic
 
 def tensors_of(state: dict[str, Any]) -> str:
     """Return a hash of all tensors in a state."""
-    return digest(sealed.tensors(state))
+    return digest(checksums.tensors(state))
 
 
 # ---- real jobs ----

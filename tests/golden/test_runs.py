@@ -47,6 +47,5 @@ def test_runs_can_differ() -> None:
     kinds = {kind for found in GOLDEN.values() for kind in found.get("kept", ())}
     assert kinds == {"carry", "error", "momentum", "residual", "server", "table", "waiting"} - {"error"}
     first = next(sample.name for sample in runs.FIRST if sample.method == "marsit")
-    assert GOLDEN[f"{first} | sum"] == GOLDEN[f"{first} | sum, known late"]
     for other in ("sum", "frozen", "sparse", "nonfinite zero", "other buckets", "plain bucket", "warm-up"):
         assert GOLDEN[f"{first} | {other}"]["results"] != GOLDEN[f"{first} | float32"]["results"], other

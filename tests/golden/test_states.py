@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from horovod_compress.engine import sealed, state_file, state_folder
+from horovod_compress.engine.saved import checksums, state_folder
 from horovod_compress.errors import CorruptFrameError
 from tests.golden import states
 from tests.golden.play import TORCH_ROUNDS_ALIKE, digest
@@ -42,7 +42,7 @@ def test_states_of_format_2_load(name: str) -> None:
 
 
 def _digest(part: dict[str, Any]) -> str:
-    return digest(sealed.tensors(part))
+    return digest(checksums.tensors(part))
 
 
 @pytest.mark.parametrize(
@@ -59,20 +59,20 @@ def test_a_checkpoint_loads_and_is_saved_with_the_same_bytes(name: str) -> None:
     assert states.packed(list(map(_less, map(_parsed, again)))) == states.packed(list(map(_less, given)))
     before, _ = states.loaded(name, [unsealed(state) for state in given])  # the same as if it were of format 2
     assert {**before, "then": due["then"] and before["then"]} == due
-    next(tensor for _, tensor in sealed.tensors(given[0]) if tensor.numel()).view(-1)[0] += 1  # the control
+    next(tensor for _, tensor in checksums.tensors(given[0]) if tensor.numel()).view(-1)[0] += 1  # the control
     with pytest.raises(CorruptFrameError):
         states.loaded(name, given)
 
 
 def _parsed(data: bytes) -> dict[str, Any]:
-    return state_file.parse(bytearray(data))
+    return checksums.parse(bytearray(data))
 
 
 def _less(state: dict[str, Any]) -> dict[str, Any]:
     """Return a state without the tensors for which zeros wait: which may wait is looked up before the next step."""
-    rest = {name: part for name, part in state.items() if name not in ("waiting", sealed.KEY)}
+    rest = {name: part for name, part in state.items() if name not in ("waiting", checksums.KEY)}
     waiting = {name: tensor for name, tensor in state.get("waiting", {}).items() if bool(tensor.any())}
-    return sealed.sealed(rest | ({"waiting": waiting} if waiting else {}))
+    return checksums.sealed(rest | ({"waiting": waiting} if waiting else {}))
 
 
 @pytest.mark.slow
@@ -90,7 +90,7 @@ def test_a_front_loads_checkpoints_and_saves_them_with_the_same_bytes(front: str
         assert sorted(path.suffix for path in again.iterdir()) == sorted(path.suffix for path in given.iterdir())
         for path in given.glob("*.pt"):  # of update mode's optimizers
             kept, saved = (torch.load(folder / path.name, weights_only=True) for folder in (given, again))
-            assert sealed.outline(_plain(kept)) == sealed.outline(_plain(saved)), name
+            assert checksums.outline(_plain(kept)) == checksums.outline(_plain(saved)), name
             assert _digest(_plain(kept)) == _digest(_plain(saved)), name
 
 
