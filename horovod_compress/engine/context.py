@@ -5,16 +5,15 @@ from __future__ import annotations
 import threading
 import time
 
-from ..exchange.base import Exchange, FramePool
-from ..exchange.deadline import Deadline
-from ..exchange.transports.base import Transport
+from ..exchange.collective import Exchange, FramePool
+from ..exchange.device import Deadline
+from ..exchange.transports.transport import Transport
 from ..exchange.wire import NonFiniteCount, codec_id
-from ..observe.metrics import Metrics
-from ..observe.overlap import Overlap
-from ..observe.recorder import FlightRecorder
+from ..observe.files import FlightRecorder
+from ..observe.metrics import Metrics, Overlap
 from ..ops.keys import Key
 from ..options import Options
-from ..schedule.watch import Watch
+from ..schedule.trial import Watch
 from .agreement.operands import Operands
 from .devices import Devices
 from .progress import Progress

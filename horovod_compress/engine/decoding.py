@@ -12,8 +12,7 @@ from functools import partial
 
 from ..codecs.work import Part
 from ..errors import NonFiniteError
-from ..exchange.deadline import Deadline
-from ..exchange.device import Device, Event
+from ..exchange.device import Deadline, Device, Event
 from ..exchange.wire import NonFiniteCount
 from ..ops.keys import Key
 from .bucket.round import Round

@@ -7,8 +7,7 @@ from collections.abc import Callable, Iterable, Iterator
 
 from ..errors import ExchangeError
 from ..exchange import device
-from ..exchange.deadline import Deadline
-from ..exchange.device import Device
+from ..exchange.device import Deadline, Device
 
 
 class Devices(dict[str, Device]):

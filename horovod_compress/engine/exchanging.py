@@ -11,7 +11,7 @@ from functools import partial
 
 import torch
 
-from ..exchange.deadline import Deadline
+from ..exchange.device import Deadline
 from ..exchange.wire import NonFiniteCount
 from ..ops.keys import Key
 from .agreement.uneven import Uneven

@@ -27,7 +27,7 @@ from ..codecs.base import Codec
 from ..errors import ConfigError
 from ..exchange.choose import Choose
 from ..exchange.device import Device
-from ..exchange.transports.base import Transport
+from ..exchange.transports.transport import Transport
 from ..observe.metrics import Metrics
 from ..options import Options
 from ..schedule.plan import Plan

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 import torch
 
 from ..errors import DigestError, MismatchError
-from ..exchange import gather
+from ..exchange import everywhere
 from ..exchange.wire import NonFiniteCount
 from ..ops.hashing import hash_of_text, signed
 from .agreement.common_start import CommonStart
@@ -99,7 +99,7 @@ class Start:
         exchange = context.exchange(0, "agree", NonFiniteCount())  # nothing here may depend on the plan
         exchange.step, exchange.transport = 0, context.transport.aside  # type: ignore[assignment]
         exchange.digest = 0  # what follows says more
-        found, _ = gather.run(exchange, torch.tensor(values, dtype=torch.int64).view(torch.uint8))
+        found, _ = everywhere.all_gather(exchange, torch.tensor(values, dtype=torch.int64).view(torch.uint8))
         context.metrics.bytes_sent += exchange.bytes_sent
         self._compare(list(zip(*(data.view(torch.int64).tolist() for data in found), strict=True)))
         self._common.held()

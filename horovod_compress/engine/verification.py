@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from ..errors import MismatchError
-from ..exchange import gather
+from ..exchange import everywhere
 from ..exchange.wire import NonFiniteCount
 from ..ops.hashing import hash_of, signed
 from .agreement.ranks import minority
@@ -47,7 +47,7 @@ class Verification:
         mine = torch.tensor([self._hashes.get(bucket, 0) for bucket in range(count)], dtype=torch.int64)
         exchange = context.exchange(count, "verify", NonFiniteCount())
         with context.metrics.timed("verify", where=(context.progress.step,)):
-            found, _ = gather.run(exchange, mine.view(torch.uint8))
+            found, _ = everywhere.all_gather(exchange, mine.view(torch.uint8))
         context.metrics.bytes_sent += exchange.bytes_sent
         context.metrics.verified += 1
         table = torch.stack([data.view(torch.int64) for data in found])
@@ -67,6 +67,8 @@ class Verification:
         names = self._buckets.plan.names()
         exchange = context.exchange(len(self._buckets), "weights", NonFiniteCount())
         with context.metrics.timed("verify", where=(context.progress.step,)):
-            found, _ = gather.run(exchange, weights.hashes(context.progress.step, len(names)).view(torch.uint8))
+            found, _ = everywhere.all_gather(
+                exchange, weights.hashes(context.progress.step, len(names)).view(torch.uint8)
+            )
         context.metrics.bytes_sent += exchange.bytes_sent
         weights.compare(context.progress.step, [data.view(torch.int64) for data in found], names)

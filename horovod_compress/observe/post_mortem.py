@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from ..errors import one_line
-from .said import MOST_RANKS, is_count, note
+from .files import MOST_RANKS, checked_note, is_count
 
 _SUSPICIOUS_SECONDS = 600.0
 _MOST_BYTES = 1 << 22  # one that is written has some 30 KB
@@ -26,7 +26,7 @@ _MOST_IN_A_CELL = 80
 
 
 @dataclass(frozen=True)
-class Record:
+class FlightRecord:
     """What one rank wrote when it failed.
 
     Attributes:
@@ -50,7 +50,7 @@ class _NoRecordError(ValueError):
     """Says what is wrong with a record."""
 
 
-def read(folder: Path) -> tuple[list[Record], list[str]]:
+def read(folder: Path) -> tuple[list[FlightRecord], list[str]]:
     """Return the records of a folder by rank, and what is wrong with files that are none."""
     records, problems = [], []
     for path in sorted(folder.glob("rank*.json")):
@@ -71,7 +71,7 @@ def read(folder: Path) -> tuple[list[Record], list[str]]:
     return records, problems
 
 
-def size(records: Sequence[Record]) -> int:
+def size(records: Sequence[FlightRecord]) -> int:
     """Return the number of ranks, as most records have it; a job has at least the ranks that say nothing of it."""
     told = Counter(record.world for record in records if record.world)
     if not told:
@@ -79,7 +79,7 @@ def size(records: Sequence[Record]) -> int:
     return max(told, key=lambda world: (told[world], -world))
 
 
-def missing(records: Sequence[Record]) -> list[int]:
+def missing(records: Sequence[FlightRecord]) -> list[int]:
     """Return the ranks that have left no record, of those that are known to have been there."""
     return sorted(set(range(size(records))) - {record.rank for record in records})
 
@@ -113,7 +113,7 @@ def _in_words_of(error: Exception) -> str:
     return "it is nested too deeply" if isinstance(error, RecursionError) else str(error)
 
 
-def _record(found: Mapping[str, Any]) -> Record:
+def _record(found: Mapping[str, Any]) -> FlightRecord:
     _must("rank", found.get("rank"), is_count(found.get("rank"), MOST_RANKS), f"a rank below {MOST_RANKS}")
     world, time, events = found.get("world", 0), found.get("time"), found.get("events")
     _must("world", world, is_count(world, MOST_RANKS + 1), f"a number of ranks, at most {MOST_RANKS}")
@@ -123,14 +123,14 @@ def _record(found: Mapping[str, Any]) -> Record:
     _must("host", found.get("host", ""), isinstance(found.get("host", ""), str), "a text")
     _must("events", events, isinstance(events, list) and all(map(_is_event, events)), "a list of events")
     assert isinstance(events, list) and isinstance(time, (int, float))
-    return Record(
+    return FlightRecord(
         rank=found["rank"],
         time=float(time),
         world=world,
         host=one_line(found.get("host", ""), _MOST_IN_A_CELL),
         failure=one_line(found["failure"]),
         last=_in_words(events[-1]) if events else "nothing yet",
-        note=note(found.get("note")),
+        note=checked_note(found.get("note")),
         events=len(events),
     )
 
@@ -142,7 +142,7 @@ def _must(name: str, value: object, right: bool, expected: str) -> None:
         raise _NoRecordError(f"{name} should be {expected}, got {shown}")
 
 
-def _named(name: str, record: Record) -> Record:
+def _named(name: str, record: FlightRecord) -> FlightRecord:
     """Refuse a record of another rank than its file is named by: it would take that one's place."""
     number = re.fullmatch(r"rank(\d{1,9})\.json", name, re.ASCII)
     if number and int(number[1]) != record.rank:

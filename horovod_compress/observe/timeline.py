@@ -18,9 +18,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ..schedule.plan import Bucket
-from .overlap import StepOverlap
+from .metrics import StepOverlap
 
-Event = dict[str, Any]
+TraceEvent = dict[str, Any]
 
 #: Horovod's own timeline has a process for each tensor, numbered from 0; ours have to differ.
 _FIRST_PROCESS = 1_000_000
@@ -29,7 +29,7 @@ _ROWS = {_STEPS: "steps", _BACKWARD: "backward: first to last gradient", _WAIT: 
 _HOROVOD_START = "start_time_since_epoch_in_micros"
 
 
-class Record(NamedTuple):
+class Span(NamedTuple):
     """One block of time, in seconds of ``time.perf_counter``.
 
     Attributes:
@@ -51,7 +51,7 @@ def process_of(rank: int, number: int) -> int:
     return _FIRST_PROCESS * (number + 1) + rank
 
 
-def events_of(records: Iterable[Record], process: int, name: str, epoch: float) -> list[Event]:
+def events_of(records: Iterable[Span], process: int, name: str, epoch: float) -> list[TraceEvent]:
     """Return the events of one compression.
 
     Args:
@@ -68,18 +68,18 @@ def events_of(records: Iterable[Record], process: int, name: str, epoch: float) 
 class _Timeline:
     def __init__(self, process: int, epoch: float) -> None:
         self._process, self._epoch = process, epoch
-        self._events: list[Event] = []
+        self._events: list[TraceEvent] = []
         self._rows: dict[int, int] = {}  # by id: to hash a bucket is to hash all its tensors
         self._buckets: dict[Bucket, int] = {}  # the row of each; buckets that come back after others have the same one
-        self._hops: list[Record] = []
+        self._hops: list[Span] = []
         self._exchanged: dict[int, float] = {}  # by row, the end of the last exchange
         self._backward: dict[int, tuple[float, float]] = {}  # by step
         self._ends = {_STEPS: 0.0, _BACKWARD: 0.0}
 
-    def add(self, record: Record) -> None:
+    def add(self, record: Span) -> None:
         getattr(self, f"_{record.phase}", self._in_bucket)(record)
 
-    def finish(self, name: str) -> list[Event]:
+    def finish(self, name: str) -> list[TraceEvent]:
         """Return all events, those that name rows included."""
         for step in list(self._backward):  # those that did not come to an end
             self._take_backward(step)
@@ -92,42 +92,42 @@ class _Timeline:
 
     # ---- one method for each phase that is not simply a span in its bucket's row ----
 
-    def _offer(self, record: Record) -> None:
+    def _offer(self, record: Span) -> None:
         began, _ = self._backward.get(record.step, (record.began, 0.0))
         self._backward[record.step] = (began, record.ended)
         self._in_bucket(record)
 
-    def _hop(self, record: Record) -> None:
+    def _hop(self, record: Span) -> None:
         self._hops.append(record)
 
-    def _exchange(self, record: Record) -> None:
+    def _exchange(self, record: Span) -> None:
         """Add an exchange and its hops, each of which lasts until the next one begins."""
         row = self._in_bucket(record)
         self._exchanged[row] = record.ended
         hops = [hop for hop in self._hops if hop.began >= record.began]
         self._hops.clear()
-        starts = [Record("hop", record.began, record.began, record.step, None, "until the first hop"), *hops]
+        starts = [Span("hop", record.began, record.began, record.step, None, "until the first hop"), *hops]
         for hop, end in zip(starts, [*(hop.began for hop in hops), record.ended], strict=True):
             if hops:
                 self._span(row, hop._replace(ended=end), hop.detail)
 
-    def _decode(self, record: Record) -> None:
+    def _decode(self, record: Span) -> None:
         self._span(_DECODE, record, f"bucket {_index(record)}")
 
-    def _result(self, record: Record) -> None:
+    def _result(self, record: Span) -> None:
         """Add what is left of the decoding when the exchange is over; the parts before are in the row of decoding."""
         row = self._row(record)
         began = self._exchanged.pop(row, None)
         if began is not None and began >= record.began:
             self._span(row, record._replace(phase="decode", began=began), "decode")
 
-    def _wait(self, record: Record) -> None:
+    def _wait(self, record: Span) -> None:
         self._span(_WAIT, record, f"bucket {_index(record)}")
 
-    def _verify(self, record: Record) -> None:
+    def _verify(self, record: Span) -> None:
         self._span(_STEPS, record, "verify")
 
-    def _step(self, record: Record) -> None:
+    def _step(self, record: Span) -> None:
         began = min(record.began, self._take_backward(record.step))
         found: StepOverlap = record.detail
         shown = {"overlap": round(found.share, 4), "busy_ms": 1e3 * found.busy, "hidden_ms": 1e3 * found.hidden}
@@ -139,30 +139,30 @@ class _Timeline:
         """Add what is known of a step's backward pass, and return when it began."""
         began, ended = self._backward.pop(step, (inf, inf))
         if began < inf:
-            self._span_after(_BACKWARD, Record("backward", began, ended, step), f"step {step}")
+            self._span_after(_BACKWARD, Span("backward", began, ended, step), f"step {step}")
         return began
 
     # ---- spans ----
 
-    def _in_bucket(self, record: Record) -> int:
+    def _in_bucket(self, record: Span) -> int:
         row = self._row(record)
         self._span(row, record, record.detail or record.phase)
         return row
 
-    def _row(self, record: Record) -> int:
+    def _row(self, record: Span) -> int:
         bucket = record.bucket
         assert bucket is not None
         if id(bucket) not in self._rows:
             self._rows[id(bucket)] = self._buckets.setdefault(bucket, _BUCKETS + len(self._buckets))
         return self._rows[id(bucket)]
 
-    def _span_after(self, row: int, record: Record, name: str, shown: Event | None = None) -> None:
+    def _span_after(self, row: int, record: Span, name: str, shown: TraceEvent | None = None) -> None:
         """Add a span that the next step's may follow but not meet: one bucket of it may begin before."""
         began = max(record.began, self._ends[row])
         self._ends[row] = max(began, record.ended)
         self._span(row, record._replace(began=began, ended=self._ends[row]), name, shown)
 
-    def _span(self, row: int, record: Record, name: str, shown: Event | None = None) -> None:
+    def _span(self, row: int, record: Span, name: str, shown: TraceEvent | None = None) -> None:
         began = self._micros(record.began)
         event = {"name": name, "cat": record.phase, "ph": "X", "ts": began, "dur": self._micros(record.ended) - began}
         self._events.append(event | {"pid": self._process, "tid": row, "args": {"step": record.step, **(shown or {})}})
@@ -171,12 +171,12 @@ class _Timeline:
         # Whole numbers: fractions of so many microseconds would be rounded, and spans that touch would overlap.
         return round((self._epoch + seconds) * 1e6)
 
-    def _meta(self, kind: str, row: int | None = None, **arguments: Any) -> Event:
+    def _meta(self, kind: str, row: int | None = None, **arguments: Any) -> TraceEvent:
         place = {} if row is None else {"tid": row}
         return {"name": kind, "ph": "M", "pid": self._process, **place, "args": arguments}
 
 
-def _index(record: Record) -> int:
+def _index(record: Span) -> int:
     assert record.bucket is not None
     return record.bucket.index
 
@@ -195,7 +195,7 @@ def _size(nbytes: int) -> str:
     return f"{nbytes} B"
 
 
-def merge(paths: Sequence[str | Path]) -> Iterator[Event]:
+def merge(paths: Sequence[str | Path]) -> Iterator[TraceEvent]:
     """Yield the events of several timelines, Horovod's own among them, on one clock."""
     for path in paths:
         events = _read(Path(path))
@@ -205,10 +205,10 @@ def merge(paths: Sequence[str | Path]) -> Iterator[Event]:
             yield event | {"ts": event["ts"] + start} if "ts" in event else event
 
 
-def _read(path: Path) -> list[Event]:
+def _read(path: Path) -> list[TraceEvent]:
     text = path.read_text().strip()
     if text.startswith("["):  # Horovod leaves its list open
-        found: list[Event] = json.loads(text.rstrip(",]") + "]")
+        found: list[TraceEvent] = json.loads(text.rstrip(",]") + "]")
         return found
     return list(json.loads(text)["traceEvents"])
 

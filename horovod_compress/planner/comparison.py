@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..schedule.costs import Arrivals, Costs, step_seconds
+from ..schedule.layerfusion import costs_of
 from ..schedule.plan import Plan
-from ..schedule.policies.layerfusion import costs_of
 from ..schedule.trial import BucketCost
 from .predictions import Case, Found, case_document, name_of
 from .report import place_text

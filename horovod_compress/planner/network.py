@@ -22,7 +22,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
-from ..exchange.layout import MAX_SEGMENTS, MIN_SEGMENT_BYTES
+from ..exchange.collective import MAX_SEGMENTS, MIN_SEGMENT_BYTES
 from ..exchange.torus import squarest
 from ..exchange.wire import HEADER_BYTES
 

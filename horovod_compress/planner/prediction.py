@@ -11,10 +11,10 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from ..codecs.base import Algebra, Codec, check_world
+from ..schedule import layerfusion
+from ..schedule.by_name import make_plan
 from ..schedule.costs import Arrivals, Costs, fitted
 from ..schedule.plan import Bucket, Plan, TensorSpec
-from ..schedule.policies import layerfusion
-from ..schedule.policies.registry import make_plan
 from .compute import arrivals
 from .network import NOTHING, Cost, Link, Payload, formula, hierarchical
 from .processor import Processor, measured

@@ -93,10 +93,10 @@ def test_one_rank_exchanges_nothing() -> None:
 def test_chunks_are_cut_as_the_layout_cuts_them() -> None:
     import torch
 
-    from horovod_compress.exchange.layout import Layout
+    from horovod_compress.exchange.collective import Partition
 
     for size in (1000, 1 << 20, 10 << 20, 200 << 20):
-        layout = Layout.of({"payload": torch.empty(size, dtype=torch.uint8)}, 4)
+        layout = Partition.of({"payload": torch.empty(size, dtype=torch.uint8)}, 4)
         assert segments_of(size / 4) == layout.most_segments
 
 

@@ -16,7 +16,7 @@ import torch
 from horovod_compress.engine.bucket import arrivals
 from horovod_compress.errors import ConfigError, ExchangeError
 from horovod_compress.observe import files, timeline, trace
-from horovod_compress.observe.overlap import Overlap, covered
+from horovod_compress.observe.metrics import Overlap, covered
 from horovod_compress.schedule.plan import Plan
 from tests.support.local import Fleet, random_grads, spec
 from tests.support.timelines import check, end, read, rows, spans
@@ -275,7 +275,7 @@ def test_covered_time() -> None:
 
 def test_overlap_is_what_lies_before_the_last_gradient(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = [0.0]
-    monkeypatch.setattr("horovod_compress.observe.overlap.time.perf_counter", lambda: clock[0])
+    monkeypatch.setattr("horovod_compress.observe.metrics.time.perf_counter", lambda: clock[0])
     overlap = Overlap()
     assert overlap.document() == {"overlap": 0.0, "overlap_seconds": {"busy": 0.0, "hidden": 0.0}}
     for clock[0] in (1.0, 2.0, 10.0):

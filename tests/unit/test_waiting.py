@@ -19,8 +19,7 @@ from horovod_compress.codecs.work import Work
 from horovod_compress.engine.bucket.state import BucketState
 from horovod_compress.errors import ExchangeError, MismatchError
 from horovod_compress.exchange import ring
-from horovod_compress.exchange.deadline import Deadline
-from horovod_compress.exchange.device import Device
+from horovod_compress.exchange.device import Deadline, Device
 from horovod_compress.ops.keys import Key
 from horovod_compress.schedule.plan import Bucket
 from tests.battery.kept import kept, same

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ...errors import MismatchError
-from ...exchange.transports.base import Transport
+from ...exchange.transports.transport import Transport
 from .operands import difference
 
 _TOPIC = "start"

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
-from ...exchange.transports.base import Transport
+from ...exchange.transports.transport import Transport
 from .notes import Notes
 
 _TOPIC = "left"

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from ...errors import ConfigError
-from ...exchange.transports.base import Transport
+from ...exchange.transports.transport import Transport
 from .ranks import listed
 
 ADVICE = (

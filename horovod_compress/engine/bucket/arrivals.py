@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping
 
 from ...codecs.layout import Cutting, Layout
 from ...codecs.work import Part, Work
-from ...exchange.layout import chunk_bounds
+from ...exchange.collective import chunk_bounds
 
 #: Below this many elements a bucket is encoded and decoded in one go: the parts would cost more than they hide.
 MIN_ELEMENTS = 1 << 18

@@ -14,7 +14,7 @@ from ...codecs.work import Regions
 from ...exchange import all_gatherv, on_device
 from ...exchange.choose import Choose
 from ...exchange.device import Device
-from ...exchange.transports.link import NcclLink
+from ...exchange.transports.transport import NcclLink
 from ...schedule.plan import Bucket
 from .staging import StagedGather
 from .withheld import Withheld

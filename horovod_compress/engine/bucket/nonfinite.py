@@ -5,8 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ...exchange.deadline import Deadline
-from ...exchange.device import Device
+from ...exchange.device import Deadline, Device
 from ...exchange.wire import NonFiniteCount
 from ...schedule.plan import Bucket
 

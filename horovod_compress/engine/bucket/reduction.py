@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ...codecs.base import Codec
 from ...codecs.work import Part, Work
-from ...exchange.layout import Piece
+from ...exchange.collective import FramePiece
 from ...exchange.wire import NonFiniteCount
 from ...ops.keys import Key
 
@@ -33,7 +33,7 @@ def present(work: Work, parts: list[Part]) -> list[Part]:
 
 @dataclass(frozen=True)
 class CodecReduction:
-    """A :class:`~horovod_compress.exchange.base.Reduction` with the key of this rank, step and bucket.
+    """A :class:`~horovod_compress.exchange.collective.Reduction` with the key of this rank, step and bucket.
 
     Attributes:
         to_encode: what has to be encoded before each chunk is sent.
@@ -56,10 +56,10 @@ class CodecReduction:
             with self.encoding():
                 self.codec.encode(self.work, present(self.work, self.to_encode[chunk]), self.key)
 
-    def merge(self, piece: Piece, other: Tensor, weights: tuple[int, int], hop: int) -> None:
+    def merge(self, piece: FramePiece, other: Tensor, weights: tuple[int, int], hop: int) -> None:
         self.codec.combine(self.work, piece, other, weights, self.key.at(hop=hop))
 
-    def fold(self, piece: Piece, others: Sequence[Tensor]) -> None:
+    def fold(self, piece: FramePiece, others: Sequence[Tensor]) -> None:
         self.codec.fold(self.work, piece, others, self.key)
 
     def complete(self, chunk: int, bad: NonFiniteCount) -> None:

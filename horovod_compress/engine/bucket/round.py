@@ -18,9 +18,8 @@ from ...codecs.base import Codec, Properties
 from ...codecs.dense import Dense
 from ...codecs.work import Part, Work
 from ...exchange import all_gatherv, on_device
-from ...exchange.base import Collective, Exchange, Reduction
-from ...exchange.deadline import Deadline
-from ...exchange.layout import Layout
+from ...exchange.collective import Collective, Exchange, Partition, Reduction
+from ...exchange.device import Deadline
 from ...exchange.wire import NonFiniteCount
 from ...ops.dispatch import as_tensor
 from ...ops.keys import Key
@@ -32,7 +31,7 @@ from .staging import StagedGather, Staging
 class Prelude:
     """An exchange before the payload's."""
 
-    layout: Layout
+    layout: Partition
     collective: Collective
     staging: Staging | None  # where it is exchanged from host memory of its own
 
@@ -51,7 +50,7 @@ class Round:
     work: Work
     collective: Collective
     preludes: tuple[Prelude, ...] = ()
-    layout: Layout = field(kw_only=True)
+    layout: Partition = field(kw_only=True)
     to_encode: dict[int, list[Part]] = field(default_factory=dict)  # what has to be encoded before each chunk is sent
     parts: dict[int, list[Part]] = field(default_factory=dict)  # what each chunk makes ready to be decoded
     inbox: all_gatherv.Inbox | on_device.Mailbox | None = None  # where payloads are gathered

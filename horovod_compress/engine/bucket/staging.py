@@ -14,10 +14,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ...exchange.base import Reduction
-from ...exchange.deadline import Deadline
-from ...exchange.device import Device, Event
-from ...exchange.layout import Piece, chunk_bounds
+from ...exchange.collective import FramePiece, Reduction, chunk_bounds
+from ...exchange.device import Deadline, Device, Event
 from ...exchange.wire import NonFiniteCount
 
 
@@ -107,10 +105,10 @@ class _Staged:
             self.inner.prepare(chunk)
             self.fetched[chunk] = self.staging.fetch(chunk)
 
-    def merge(self, piece: Piece, other: Tensor, weights: tuple[int, int], hop: int) -> None:
+    def merge(self, piece: FramePiece, other: Tensor, weights: tuple[int, int], hop: int) -> None:
         self.inner.merge(piece, other, weights, hop)
 
-    def fold(self, piece: Piece, others: Sequence[Tensor]) -> None:
+    def fold(self, piece: FramePiece, others: Sequence[Tensor]) -> None:
         self.inner.fold(piece, others)
 
     def complete(self, chunk: int, bad: NonFiniteCount) -> None:

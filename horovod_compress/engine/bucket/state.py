@@ -9,9 +9,8 @@ from ... import ops
 from ...codecs.base import Codec
 from ...errors import HorovodCompressError
 from ...exchange.choose import Choose
-from ...exchange.deadline import Deadline
-from ...exchange.device import Device, Event
-from ...exchange.transports.link import NcclLink
+from ...exchange.device import Deadline, Device, Event
+from ...exchange.transports.transport import NcclLink
 from ...ops.keys import Key
 from ...schedule.plan import Bucket
 from . import spoilt

@@ -27,7 +27,7 @@ from ...engine.optimizer.second_moment import check_state as check_moments
 from ...engine.reducer import Reducer
 from ...engine.tuning import Share, Tuner
 from ...errors import ConfigError
-from ...schedule.policies.registry import is_adaptive
+from ...schedule.by_name import is_adaptive
 from .scale import Scale
 
 Named = Sequence[tuple[str, nn.Parameter]]

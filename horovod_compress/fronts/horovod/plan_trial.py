@@ -20,7 +20,7 @@ from ...planner.comparison import Trial
 from ...planner.predictions import Case, predicted
 from ...planner.synthetic import TILE, Gradients, Pace, SyntheticModel, calibrate, untouched_memory
 from ...schedule.plan import Plan
-from ...schedule.watch import Watch
+from ...schedule.trial import Watch
 from .compression import Compression
 from .job import HorovodJob
 

@@ -1,8 +1,9 @@
-"""Bytes from GPU to GPU, through NCCL's sends and receives.
+"""The interface of a transport: bytes to one peer before a deadline, or an error; and the link between GPUs.
 
-There is one communicator, on one stream of its own. The exchange thread alone feeds it, in the order of the plan, so
-all ranks call it in the same order, which is all that tells one message from the next: there are no frames here. NCCL
-itself waits for a peer forever; so no thread waits for NCCL: it polls, and aborts when time is over.
+A link moves bytes from GPU to GPU, through NCCL's sends and receives. There is one communicator, on one stream of its
+own. The exchange thread alone feeds it, in the order of the plan, so all ranks call it in the same order, which is all
+that tells one message from the next: there are no frames there. NCCL itself waits for a peer forever; so no thread
+waits for NCCL: it polls, and aborts when time is over.
 """
 
 from __future__ import annotations
@@ -11,17 +12,15 @@ import contextlib
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
 from ...errors import PeerError
-from ..deadline import Deadline
-from ..device import Device, Event
-from .messages import Broken
+from ..device import Deadline, Device, Event
 
 _POLL_SECONDS = 50e-6
 #: A peer that has closed may have sent all of its part: so long does the rest have to arrive.
@@ -29,6 +28,37 @@ _GRACE_SECONDS = 1.0
 _ABORT_SECONDS = 0.5
 #: So many transfers may be queued at a time: a launch waits, without a bound, while CUDA's own queue is full.
 _QUEUED = 64
+
+
+class Pending(Protocol):
+    """A transfer under way."""
+
+    def wait(self, deadline: Deadline) -> None:
+        """Return when the bytes have arrived, or have left.
+
+        Raises:
+            PeerError: the peer is gone, or the deadline passed.
+        """
+
+
+class Broken(threading.Event):
+    """Set when the connection to a peer broke."""
+
+    #: Whether the peer left a note before, and so has nothing more to send.
+    noted = False
+
+
+class Messages(Protocol):
+    """Moves bytes between the ranks of one job, in one order for each pair of them."""
+
+    rank: int
+    size: int
+
+    def send(self, data: Tensor, to: int) -> Pending:
+        """Start to send ``uint8`` data, which must not change before the wait returns."""
+
+    def receive(self, data: Tensor, frm: int) -> Pending:
+        """Start to receive exactly ``data.numel()`` bytes into ``data``."""
 
 
 @dataclass
@@ -196,3 +226,70 @@ class NcclLink:
         finally:
             if held:
                 self._lock.release()
+
+
+class Questions(Protocol):
+    """Questions and answers between ranks, beside all messages."""
+
+    def answer(self, call: Callable[[], str]) -> None:
+        """Have other ranks' questions answered with what this returns, from a thread of its own, at any time."""
+
+    def ask(self) -> dict[int, tuple[float, str]]:
+        """Ask the other ranks, and return what each has answered last, and when, on the monotonic clock.
+
+        It does not wait: what is answered to this is returned later. Ranks that are frozen never answer.
+        """
+
+
+class Transport(Messages, Protocol):
+    """Moves bytes between the ranks of one job.
+
+    Messages between two ranks arrive in the order in which they were sent, and are matched with
+    receives in the order in which these were posted. Neither call blocks.
+    """
+
+    name: str
+
+    @property
+    def link(self) -> NcclLink | None:
+        """What moves payloads from GPU to GPU; None where they travel as messages, from host memory."""
+
+    @property
+    def adds(self) -> Collection[torch.dtype]:
+        """The types of numbers that :meth:`add_up` takes."""
+
+    @property
+    def aside(self) -> Messages:
+        """The same connections for messages with an order to themselves, which never meet the others."""
+
+    def add_up(self, data: Tensor, deadline: Deadline) -> Pending:
+        """Start to write the sum over all ranks over ``data``, the same bits on every rank.
+
+        Every rank has to call it, in the same order. It is no message: others go on beside it.
+        """
+
+    def abort(self, note: dict[str, Any]) -> None:
+        """Break every connection, so that every peer that waits for this rank fails at once.
+
+        Args:
+            note: why, as plain data, for the other ranks' messages.
+        """
+
+    def notes(self, seconds: float) -> dict[int, dict[str, Any]]:
+        """Return the notes of the ranks that aborted, waiting at most ``seconds`` for more."""
+
+    def on_abort(self, call: Callable[[], None]) -> None:
+        """Have this called once another rank has aborted, from a thread of its own; it is a hint, and not certain."""
+
+    def say(self, topic: str, text: str) -> None:
+        """Leave word for the other ranks; the last one counts. It takes a moment, and is not certain."""
+
+    def said(self, topic: str) -> dict[int, str]:
+        """Return the last word of each rank that has left one, as far as it can be learned in a moment."""
+
+    @property
+    def questions(self) -> Questions:
+        """What ranks ask each other while they wait."""
+
+    def close(self) -> None:
+        """Release the connections after the last exchange."""

@@ -19,11 +19,11 @@ from collections.abc import Generator, Iterator, Sequence
 from dataclasses import replace
 from itertools import accumulate, pairwise
 
-from ...errors import ConfigError
-from ..costs import Arrivals, Costs, Step, adjusted, step_seconds
-from ..trial import BucketCost, Choice, Job, Measured, Tuning
-from . import size
+from ..errors import ConfigError
+from .costs import Arrivals, Costs, Step, adjusted, step_seconds
 from .layerfusion import FINE, best_of, costs_of, even
+from .plan import USUAL_SIZE, parse_bytes, runs_within
+from .trial import BucketCost, Choice, Measured, SearchSpace, Tuning
 
 _ROUNDS = 2  # how often the model is asked again with what it proposed measured
 _MOVES = 3  # cuts that are moved at most
@@ -36,10 +36,10 @@ ALIKE = 1.01
 Trying = Generator[Choice, Measured, Measured]
 
 
-class _Search:
+class _AutoSearch:
     """What was tried so far, and what it showed."""
 
-    def __init__(self, job: Job) -> None:
+    def __init__(self, job: SearchSpace) -> None:
         self.job = job
         self.found: dict[Choice, Measured] = {}
         self.costs: list[BucketCost] = []
@@ -71,9 +71,9 @@ class _Search:
         return adjusted(found, self.found[Choice((self.job.count,))].arrivals, steps)
 
 
-def tune(job: Job) -> Tuning:
-    """Search the buckets of a job; see :mod:`..trial`."""
-    search = _Search(job)
+def tune(job: SearchSpace) -> Tuning:
+    """Search the buckets of a job; see :mod:`.trial`."""
+    search = _AutoSearch(job)
     whole = yield from search.measure(Choice((job.count,)))
     counts = whole.arrivals.counts
     search.usual = Choice(tuple(usual(counts)))
@@ -106,7 +106,7 @@ def check(argument: str) -> None:
 
 def usual(counts: Sequence[int]) -> list[int]:
     """Return the buckets of ``"size:25MB"`` for tensors of float32."""
-    return size.runs(counts, size.parse_bytes(size.USUAL) // 4)
+    return runs_within(counts, parse_bytes(USUAL_SIZE) // 4)
 
 
 def probe(counts: Sequence[int], may_be_plain: bool) -> Choice:
@@ -151,7 +151,7 @@ def two(arrivals: Arrivals, costs: Costs) -> Choice:
 
 
 def _all_plain(
-    search: _Search, arrivals: Arrivals, compressed: Costs, plain: Costs
+    search: _AutoSearch, arrivals: Arrivals, compressed: Costs, plain: Costs
 ) -> Generator[Choice, Measured, None]:
     """Try without any compression, where the model says that this takes little longer."""
     without = proposed(arrivals, [plain])
@@ -167,7 +167,7 @@ def _predicted(arrivals: Arrivals, choice: Choice, compressed: Costs, plain: Cos
     return step_seconds(arrivals, choice.counts, kinds)
 
 
-def _move_cuts(search: _Search, counts: Sequence[int]) -> Generator[Choice, Measured, None]:
+def _move_cuts(search: _AutoSearch, counts: Sequence[int]) -> Generator[Choice, Measured, None]:
     """Try the neighbours of the best choice; begin anew from a better one, but not for ever."""
     left = _MOVES
     while left:
@@ -182,7 +182,7 @@ def _move_cuts(search: _Search, counts: Sequence[int]) -> Generator[Choice, Meas
             return
 
 
-def _run_off(search: _Search) -> Generator[Choice, Measured, None]:
+def _run_off(search: _AutoSearch) -> Generator[Choice, Measured, None]:
     """Measure the best choices and the usual buckets again: the first of many is often one that was lucky."""
     ranked = sorted(search.found, key=lambda choice: search.found[choice].step)
     if len(ranked) == 1:
@@ -222,7 +222,7 @@ def _middle(counts: Sequence[int], start: int, stop: int) -> int:
     return start + halves[0]
 
 
-def _kept(search: _Search) -> Choice:
+def _kept(search: _AutoSearch) -> Choice:
     """Return what learns no worse, of the choices that are as good as the best, and else what keeps threads least busy.
 
     A plan that hides a long exchange behind the backward pass is the worse one as soon as that pass is shorter.
@@ -239,7 +239,7 @@ def _busy(measured: Measured) -> float:
     return sum(bucket.exchange + bucket.decode for bucket in measured.buckets)
 
 
-def _why(search: _Search, kept: Choice) -> str:
+def _why(search: _AutoSearch, kept: Choice) -> str:
     """Return what a step took under the choice, and under the best of each kind that was measured as often."""
     among = search.final or list(search.found)
     kinds = {

@@ -1,4 +1,8 @@
-"""Who may connect where Gloo listens: while the ranks connect, who sends the right number; afterwards nobody.
+"""How ranks connect over Gloo: where they listen, whom they let in, and how each proves that it is of this job.
+
+There is no server: *addresses* are a store that is no more than one exchange. Gloo writes where this rank listens, and
+then reads where the others do. With the first read, every rank shows all others what it has written, in whatever way
+the framework brings it.
 
 Gloo has no call that closes its listening socket before the group ends. Until then it accepts whoever comes, keeps what
 it has accepted, and aborts the process when no descriptor is left. So the kernel drops packets before Gloo sees a
@@ -7,24 +11,35 @@ connection: a filter on the listening socket looks at each packet that could ope
 Every connection between ranks begins with 8 bytes, its number on the rank that listens. Until all ranks are connected,
 a packet passes if it asks for a connection, or if its data begin with such a number. Who sends nothing or anything else
 is never accepted and takes no descriptor; the kernel forgets it after about a minute. Afterwards no packet passes, and
-connecting runs into the client's own limit of time.
+connecting runs into the client's own limit of time. To shut the socket down or to put another in its place would not
+do: `accept` fails then, for which Gloo aborts too.
 
-To shut the socket down or to put another in its place would not do: `accept` fails then, for which Gloo aborts too.
+Gloo takes whoever sends the number of a connection for a rank, and the numbers can be guessed. So every rank shows the
+others a secret where it shows its address, and the first message over each connection is a digest of the secrets of
+its two ends. Whoever has not seen both cannot answer, and the start fails.
 """
 
 from __future__ import annotations
 
 import ctypes
 import errno
+import hashlib
 import os
 import resource
+import secrets
 import socket
 import stat
 import struct
 import sys
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from datetime import timedelta
 from functools import cache
 from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
 
 from ...errors import ExchangeError
 
@@ -236,3 +251,110 @@ def _system() -> ctypes.CDLL:
 def _is_shown(address: bytes, text: bytes) -> bool:
     """Return whether the address of a socket is in a text, as the system keeps addresses."""
     return address[:4] in text and address[4:] in text
+
+
+#: Shows some bytes by key to all ranks, and returns those of all.
+Share = Callable[[dict[str, bytes]], dict[str, bytes]]
+
+
+class Addresses(dist.Store):
+    """The store of one group.
+
+    Attributes:
+        problem: what sharing failed with, if it did.
+    """
+
+    def __init__(self, share: Share) -> None:
+        super().__init__()
+        self._share, self._values = share, {}  # type: tuple[Share, dict[str, bytes]]
+        self._shared = False
+        self.problem: Exception | None = None
+
+    def set(self, key: str, value: Any) -> None:
+        self._values[key] = value if isinstance(value, bytes) else value.encode("latin1")
+
+    def get(self, key: str) -> bytes:
+        self._learn([key])
+        return self._values[key]
+
+    def wait(self, keys: Sequence[str], timeout: Any = None) -> None:
+        self._learn(keys)
+
+    def multi_get(self, keys: Sequence[str]) -> list[bytes]:
+        self._learn(keys)
+        return [self._values[key] for key in keys]
+
+    def check(self, keys: Sequence[str]) -> bool:
+        return all(key in self._values for key in keys)
+
+    def _learn(self, keys: Sequence[str]) -> None:
+        if not self._shared and not self.check(keys):
+            self._shared = True
+            try:
+                self._values |= self._share(dict(self._values))
+            except Exception as error:
+                self.problem = error  # on its way through C++ it would become another one
+                raise
+        if missing := [key for key in keys if key not in self._values]:
+            raise RuntimeError(f"no rank advertised the address {missing[0]!r}")
+
+
+_TAG = 0x48564352
+_BYTES = 32
+
+
+class Proof:
+    """One rank's part, in one group."""
+
+    def __init__(self, rank: int, size: int) -> None:
+        self._rank, self._size = rank, size
+        self._secrets: dict[int, bytes] = {}
+
+    def shown(self) -> dict[str, bytes]:
+        """Return what to show the other ranks, by key."""
+        return {_key(self._rank): secrets.token_bytes(_BYTES)}
+
+    def see(self, found: Mapping[str, bytes]) -> None:
+        """Take note of what all ranks have shown."""
+        self._secrets = {rank: found[_key(rank)] for rank in range(self._size)}
+
+    def check(self, group: Any, left: Callable[[], timedelta]) -> None:
+        """Exchange proofs with all others, as the first messages of a group.
+
+        Args:
+            left: returns how long that may still take.
+
+        Raises:
+            ExchangeError: somebody has none, or none has come in time.
+        """
+        peers = [peer for peer in range(self._size) if peer != self._rank]
+        found = {peer: torch.zeros(_BYTES, dtype=torch.uint8) for peer in peers}
+        mine = {peer: self._digest(self._rank, peer) for peer in peers}
+        works, about = [], peers[0] if peers else 0
+        try:
+            for about in peers:
+                works.append((about, group.recv([found[about]], about, _TAG)))
+                works.append((about, group.send([mine[about]], about, _TAG)))
+            for about, work in works:  # noqa: B007  the error names it
+                work.wait(left())
+        except RuntimeError as error:
+            text = str(error).splitlines()[0]
+            why = "did not answer in time" if "timed out" in text.lower() else "has ended"
+            raise ExchangeError(
+                f"rank {self._rank}: rank {about} {why} while ranks connected, or somebody outside the job has taken "
+                f"its place: {text}; create the compression again on every rank"
+            ) from None
+        for peer in peers:
+            if not torch.equal(found[peer], self._digest(peer, self._rank)):
+                raise ExchangeError(
+                    f"rank {self._rank}: somebody outside the job has connected in place of rank {peer}; create the "
+                    "compression again on every rank, and keep the job's ports out of the reach of others"
+                )
+
+    def _digest(self, sender: int, receiver: int) -> Tensor:
+        text = b"".join([self._secrets[sender], self._secrets[receiver], b"%d %d" % (sender, receiver)])
+        return torch.frombuffer(bytearray(hashlib.sha256(text).digest()), dtype=torch.uint8)
+
+
+def _key(rank: int) -> str:
+    return f"hvc/secret/{rank}"

@@ -1,4 +1,4 @@
-"""How a payload is cut: regions into chunks (one per rank), chunks into segments (one per frame).
+"""What collectives have in common: the payload that they move, cut, and what they know of one exchange.
 
 The words are used throughout this package and mean nothing else:
 
@@ -13,20 +13,24 @@ The words are used throughout this package and mean nothing else:
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from ..ops import algebra
+from .device import Deadline
+from .transports.transport import Transport
+from .wire import HEADER_BYTES, Address, FrameBuffer, NonFiniteCount
 
 MIN_SEGMENT_BYTES = 256 * 1024
 MAX_SEGMENTS = 16
 
 
 @dataclass(frozen=True)
-class Piece(algebra.Piece):
+class FramePiece(algebra.Piece):
     """Elements ``start`` to ``stop`` of a region, and where they are in a frame.
 
     Attributes:
@@ -47,7 +51,7 @@ class Piece(algebra.Piece):
 class Segment:
     """What one frame carries."""
 
-    pieces: tuple[Piece, ...]
+    pieces: tuple[FramePiece, ...]
     nbytes: int
     result_nbytes: int
 
@@ -61,7 +65,7 @@ class Segment:
 
 
 @dataclass(frozen=True)
-class Layout:
+class Partition:
     """The segments of every chunk of one payload.
 
     Attributes:
@@ -80,7 +84,7 @@ class Layout:
         world: int,
         records: Mapping[str, int] | None = None,
         results: Mapping[str, Tensor] | None = None,
-    ) -> Layout:
+    ) -> Partition:
         """Cut regions, given as typed one-dimensional tensors, into ``world`` chunks.
 
         Args:
@@ -110,14 +114,14 @@ class _Part:
     def record_bytes(self) -> int:
         return self.record * self.tensor.element_size()
 
-    def piece(self, start: int, stop: int, at: int, result_at: int) -> Piece:
+    def piece(self, start: int, stop: int, at: int, result_at: int) -> FramePiece:
         """Return some of the elements, and where they start in a segment and its result."""
         values, data = self.tensor[start:stop], _as_bytes(self.tensor[start:stop])
         if self.result is self.tensor:
-            return Piece(self.region, start, values, values, stop, data, at, data, result_at)
+            return FramePiece(self.region, start, values, values, stop, data, at, data, result_at)
         first, end = (index * self.result.numel() // self.tensor.numel() for index in (start, stop))
         result = self.result[first:end]
-        return Piece(self.region, start, values, result, stop, data, at, _as_bytes(result), result_at)
+        return FramePiece(self.region, start, values, result, stop, data, at, _as_bytes(result), result_at)
 
 
 @dataclass(frozen=True)
@@ -148,7 +152,7 @@ def _segments(shares: Sequence[_Share]) -> tuple[Segment, ...]:
     total = sum((s.stop - s.start) * s.part.tensor.element_size() for s in shares)
     room = max(MIN_SEGMENT_BYTES, -(-total // MAX_SEGMENTS), *(s.part.record_bytes for s in shares))
     segments: list[Segment] = []
-    pieces: list[Piece] = []
+    pieces: list[FramePiece] = []
     filled = result = 0
     for share in shares:
         start, part = share.start, share.part
@@ -168,3 +172,110 @@ def _segments(shares: Sequence[_Share]) -> tuple[Segment, ...]:
 
 def _as_bytes(values: Tensor) -> Tensor:
     return values.view(torch.uint8)
+
+
+class Reduction(Protocol):
+    """The codec's part of an exchange: what becomes of two or more payloads."""
+
+    def prepare(self, chunk: int) -> None:
+        """Make sure that this rank's payload of a chunk is there, before it is sent or reduced for the first time."""
+
+    def merge(self, piece: FramePiece, other: Tensor, weights: tuple[int, int], hop: int) -> None:
+        """Merge a payload into this rank's own piece, in place.
+
+        Args:
+            weights: of how many ranks the own piece is, and the other.
+        """
+
+    def fold(self, piece: FramePiece, others: Sequence[Tensor]) -> None:
+        """Merge the pieces of all other ranks, in rank order, into this rank's own, in place, or into its result.
+
+        The pieces of the others may be overwritten.
+        """
+
+    def complete(self, chunk: int, bad: NonFiniteCount) -> None:
+        """Take note that a chunk holds consensus bytes; must not block.
+
+        Args:
+            bad: the non-finite count over all ranks.
+        """
+
+
+class FramePool:
+    """Frame buffers that are kept from step to step; they only ever grow."""
+
+    def __init__(self) -> None:
+        self._buffers: dict[str, list[FrameBuffer]] = {}
+
+    def take(self, use: str, number: int, payload: int) -> list[FrameBuffer]:
+        """Return ``number`` buffers with room for ``payload`` bytes each."""
+        buffers = self._buffers.setdefault(use, [])
+        if any(buffer.memory.numel() < HEADER_BYTES + payload for buffer in buffers[:number]):
+            buffers.clear()
+        buffers.extend(FrameBuffer(payload) for _ in range(number - len(buffers)))
+        return buffers[:number]
+
+
+@dataclass
+class Exchange:
+    """One bucket's exchange in one step.
+
+    Attributes:
+        codec: its id, for the frames.
+        bad: the non-finite values that this rank offered.
+        note: called with (event, hop) as the exchange goes on, for traces.
+        digest: of what this rank decodes with, see ``Address``.
+    """
+
+    transport: Transport
+    codec: int
+    step: int
+    bucket: int
+    bad: NonFiniteCount
+    deadline: Deadline
+    pool: FramePool
+    note: Callable[[str, int], None]
+    digest: int = 0
+    bytes_sent: int = field(default=0)
+
+    def address(self, sender: int, phase: int, hop: int, chunk: int, segment: int) -> Address:
+        return Address(self.codec, phase, sender, self.step, self.bucket, hop, chunk, segment, self.digest)
+
+
+class Collective(Protocol):
+    """Turns this rank's payload into the consensus bytes, in place. A module is one."""
+
+    @property
+    def name(self) -> str:
+        """What stands in statistics and timelines."""
+
+    def order(self, rank: int, world: int) -> list[int]:
+        """Return the chunks in the order in which they become complete on a rank."""
+
+    def needed(self, rank: int, world: int) -> list[int]:
+        """Return the chunks in the order in which a rank's payload is sent or reduced for the first time."""
+
+    def merged(self, rank: int, world: int) -> list[range]:
+        """Return the chunks that hold what a rank merges: once, and then, where there is more, a second time."""
+
+    def run(self, exchange: Exchange, partition: Partition, reduction: Reduction) -> NonFiniteCount:
+        """Run the exchange and return the non-finite count over all ranks.
+
+        Args:
+            partition: this rank's arrays, cut; afterwards they hold the consensus bytes.
+
+        Raises:
+            PeerError: a peer is gone or late.
+            CorruptFrameError: bytes arrived that are not the frame that was due.
+        """
+
+
+def copy_in(segment: Segment, frame: FrameBuffer) -> None:
+    """Copy a received result into the payload."""
+    for piece in segment.pieces:
+        piece.result_data.copy_(frame.payload(piece.result_at, piece.result_at + piece.result_data.numel()))
+
+
+def received(piece: FramePiece, frame: FrameBuffer) -> Tensor:
+    """Return the received counterpart of a piece, in the region's dtype."""
+    return frame.payload(piece.at, piece.at + piece.data.numel()).view(piece.values.dtype)

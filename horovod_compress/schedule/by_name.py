@@ -1,25 +1,24 @@
 """How buckets are chosen: ``schedule=`` becomes a plan.
 
-A schedule is a function from tensors in backward order to groups of tensors. Each lives in a file
-of its own in this package and is found by its name: ``"size:25MB"`` calls ``size.group`` with
-``"25MB"``.
+A schedule that measures nothing is a function from tensors in backward order to groups of tensors: ``"size:25MB"``
+calls :func:`.plan.by_size` with ``"25MB"``. Those that try buckets in the running job have a file of their own each.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from ...errors import ConfigError
-from ..mixed import by_kind
-from ..plan import Plan, TensorSpec
-from . import auto, layerfusion, layerwise, mergecomp, single, size
+from ..errors import ConfigError
+from . import auto, layerfusion, mergecomp
+from .plan import USUAL_SIZE, Plan, TensorSpec, by_size, layerwise, single
+from .trial import by_kind
 
 #: What fits the bucket's place in a key, less one for the verification's frames.
 MAX_BUCKETS = (1 << 16) - 1
 
-_SCHEDULES = {"layerwise": layerwise, "single": single, "size": size}
+_SCHEDULES = {"layerwise": layerwise, "single": single, "size": by_size}
 
-#: Schedules that try buckets in the running job, see :mod:`..trial`; they begin with the usual ones.
+#: Schedules that try buckets in the running job, see :mod:`.trial`; they begin with the usual ones.
 ADAPTIVE = {"auto": auto, "layerfusion": layerfusion, "mergecomp": mergecomp}
 
 #: Takes part where it can, and leaves the buckets as they are where it cannot; the others are refused there.
@@ -72,7 +71,7 @@ def _plan(schedule: str | Plan, tensors: Sequence[TensorSpec], min_elements: int
     name, _, argument = str(schedule).partition(":")
     if name in ADAPTIVE:
         ADAPTIVE[name].check(argument)
-        name, argument = "size", size.USUAL
+        name, argument = "size", USUAL_SIZE
     if name not in _SCHEDULES:
         raise ConfigError(
             f"schedule should be a Plan or one of {', '.join(sorted(_SCHEDULES | ADAPTIVE))}, "
@@ -80,7 +79,7 @@ def _plan(schedule: str | Plan, tensors: Sequence[TensorSpec], min_elements: int
         )
     small = [tensor for tensor in tensors if tensor.count < min_elements]
     large = by_kind((tensor for tensor in tensors if tensor.count >= min_elements), method)
-    groups = [(g, number) for (number, _, _), own in large.items() for g in _SCHEDULES[name].group(own, argument)]
+    groups = [(g, number) for (number, _, _), own in large.items() for g in _SCHEDULES[name](own, argument)]
     place = {tensor.name: index for index, tensor in enumerate(tensors)}
     groups.sort(key=lambda group: place[group[0][-1].name])  # by when its last gradient is there
     return Plan.of(groups + [(own, 0) for own in by_kind(small, lambda name: 0).values()])

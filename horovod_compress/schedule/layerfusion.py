@@ -16,9 +16,9 @@ from itertools import accumulate
 
 import numpy as np
 
-from ...errors import ConfigError
-from ..costs import Arrivals, Costs, Step, adjusted, fitted
-from ..trial import BucketCost, Choice, Job, Tuning
+from ..errors import ConfigError
+from .costs import Arrivals, Costs, Step, adjusted, fitted
+from .trial import BucketCost, Choice, SearchSpace, Tuning
 
 FINE = 8  # buckets of the measurement that shows fixed costs
 
@@ -96,7 +96,7 @@ def _groups(reached: _Reached, at: int) -> tuple[list[int], list[int]]:
 # ---- in a running job ----
 
 
-def tune(job: Job) -> Tuning:
+def tune(job: SearchSpace) -> Tuning:
     """Measure two choices of buckets of unlike sizes, and return the best one by what they and their steps cost.
 
     All of them are compressed.

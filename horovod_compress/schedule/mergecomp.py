@@ -15,8 +15,8 @@ from __future__ import annotations
 from collections.abc import Generator, Sequence
 from itertools import pairwise
 
-from ...errors import ConfigError
-from ..trial import Choice, Job, Measured, Tuning
+from ..errors import ConfigError
+from .trial import Choice, Measured, SearchSpace, Tuning
 
 MAX_GROUPS = 4
 ALPHA = 0.03  # a gain below this share, of the time from first gradient to last result, is not worth another bucket
@@ -27,9 +27,9 @@ _FINALISTS = 2  # are measured twice: the first of many is often one that was lu
 Cuts = tuple[int, ...]
 
 
-def tune(job: Job) -> Tuning:
-    """Search the buckets of a job; see :mod:`..trial`. All of them are compressed."""
-    most, search = check(job.argument), _Search(job.count)
+def tune(job: SearchSpace) -> Tuning:
+    """Search the buckets of a job; see :mod:`.trial`. All of them are compressed."""
+    most, search = check(job.argument), _MergeCompSearch(job.count)
     best: Cuts = ()
     yield from search.seconds(best)
     for _ in range(1, min(most, job.count)):
@@ -57,7 +57,7 @@ def sizes(cuts: Cuts, count: int) -> tuple[int, ...]:
     return tuple(stop - start for start, stop in pairwise([0, *cuts, count]))
 
 
-class _Search:
+class _MergeCompSearch:
     """What was tried so far, and what it showed."""
 
     def __init__(self, count: int) -> None:
