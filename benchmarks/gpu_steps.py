@@ -12,13 +12,13 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
+from horovod_compress.cli.plan import models
 from horovod_compress.codecs.base import Algebra, Codec
 from horovod_compress.codecs.marsit import Marsit
 from horovod_compress.engine.bucket.state import BucketState
 from horovod_compress.exchange import ring
 from horovod_compress.exchange.device import Device
 from horovod_compress.ops.keys import Key
-from horovod_compress.planner import shapes
 from horovod_compress.schedule.plan import Bucket, TensorSpec
 
 NAME = "local step of marsit, resnet50"
@@ -31,7 +31,7 @@ def buckets(shrink: int = 1) -> list[Bucket]:
     """Return ResNet-50's tensors in backward order, every side divided by a number."""
     tensors = [
         TensorSpec(tensor.name, tuple(-(-size // shrink) for size in tensor.shape), "float32")
-        for tensor in shapes.load("resnet50").backward()
+        for tensor in models.load("resnet50").backward()
     ]
     return [Bucket(index, tuple(tensors[a:b])) for index, (a, b) in enumerate(pairwise((0, *ENDS)))]
 

@@ -19,7 +19,7 @@ from benchmarks import accuracy, curves, overlap, shapes, step, training
 from benchmarks.jobs import rank, step as job
 from benchmarks.peers import base
 from benchmarks.shapes import generate
-from horovod_compress.planner import synthetic
+from horovod_compress.cli.plan import synthetic
 
 PUBLISHED = {
     "resnet50": 25_557_032,
@@ -114,7 +114,7 @@ class Stand:
     """A stand-in model, and a step of it."""
 
     def __init__(self, table: shapes.Table, seconds: float) -> None:
-        self.pace = synthetic.Pace(seconds)
+        self.pace = synthetic.ComputeClock(seconds)
         self.tile = torch.randn(1000)
         self.gradients = synthetic.Gradients(table, self.tile)
         self.model = synthetic.SyntheticModel(table, self.gradients, self.pace, synthetic.untouched_memory(table.count))
@@ -180,7 +180,7 @@ def test_without_compute_nothing_is_slept(table: shapes.Table) -> None:
 
 def test_calibration_makes_up_for_what_the_walk_costs() -> None:
     """Exact, with a step that has a fixed cost; a real clock is used in the parallel test."""
-    pace = synthetic.Pace(0.3)
+    pace = synthetic.ComputeClock(0.3)
     assert synthetic.calibrate(pace, lambda: pace.budget + 0.012) == pytest.approx(0.3)
     assert pace.budget == pytest.approx(0.288)
 

@@ -7,7 +7,7 @@ from statistics import mean
 
 import pytest
 
-from horovod_compress.planner import compute, shapes
+from horovod_compress.cli.plan import models, prediction
 from horovod_compress.schedule import layerfusion, mergecomp
 from horovod_compress.schedule.costs import Affine, Arrivals, Costs
 from horovod_compress.schedule.trial import BucketCost, Choice, Measured, SearchSpace
@@ -18,7 +18,7 @@ MOST_TRIALS = 26
 
 def _model(name: str, costs: Costs, noise: float, seed: int) -> Machine:
     """Return a machine that trains a model with 0.3 s of compute a step."""
-    arrivals = compute.arrivals(shapes.load(name), 0.3)
+    arrivals = prediction.arrivals(models.load(name), 0.3)
     since_first = tuple(at - arrivals.seconds[0] for at in arrivals.seconds)
     here = Machine(Arrivals(arrivals.counts, since_first), costs, costs, noise)
     here._draw = random.Random(seed)

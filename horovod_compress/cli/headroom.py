@@ -13,10 +13,12 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
+from functools import partial
 from typing import Any
 
-from .. import launchers
+from . import common
+
+_refuse = partial(common.refuse, "headroom")
 
 #: A gain smaller than this drowns in the noise of a step.
 _LEAST_GAIN = 1.05
@@ -45,14 +47,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--compute-ms", type=float, help="duration of your step without the exchange; adds the gain per step"
     )
-    launchers.add_argument(parser)
+    common.add_launcher(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Measure on every rank and print on rank 0; return the exit status."""
     if problem := _problem(arguments):
         return _refuse(problem)
-    launcher = launchers.chosen(arguments.launcher)
+    launcher = common.chosen_launcher(arguments.launcher)
     try:
         ranks = _ranks(launcher)
     except ImportError as error:
@@ -61,8 +63,8 @@ def run(arguments: argparse.Namespace) -> int:
         return _refuse(
             f"one rank has no one to exchange with; start it on the hosts of your job, such as\n  {_START[launcher]}"
         )
-    from ...errors import ConfigError
-    from ...fronts.common import headroom
+    from ..errors import ConfigError
+    from ..fronts.common import headroom
 
     options = {"full_precision_every": 0} if arguments.method == "marsit" else {}
     try:
@@ -78,16 +80,16 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _ranks(launcher: str) -> Any:
     """Return the ranks of this job; None where no launcher has started this process as one."""
-    if launcher == "torchrun" and launchers.started_by() != "torchrun":
-        launchers.module(launcher, "ranks")  # else it would be of no use to start it
+    if launcher == "torchrun" and common.started_by() != "torchrun":
+        common.module_of(launcher, "ranks")  # else it would be of no use to start it
         return None
-    return launchers.ranks(launcher)  # MPI may have started Horovod's, which it alone sees
+    return common.ranks_of(launcher)  # MPI may have started Horovod's, which it alone sees
 
 
 def _problem(arguments: argparse.Namespace) -> str:
     """Return what is wrong with the arguments, empty if nothing is."""
-    from ...errors import ConfigError
-    from ...options import check_known
+    from ..errors import ConfigError
+    from ..options import check_known
 
     if not 1 <= arguments.elements <= _MOST_ELEMENTS:
         return f"--elements should be a whole number from 1 to {_MOST_ELEMENTS}, got {arguments.elements}"
@@ -100,11 +102,6 @@ def _problem(arguments: argparse.Namespace) -> str:
     except ConfigError as error:
         return str(error)
     return ""
-
-
-def _refuse(problem: str) -> int:
-    print(f"hvd-compress headroom: {problem}", file=sys.stderr)
-    return 2
 
 
 def document(arguments: argparse.Namespace, world: int, timings: list[dict[str, Any]]) -> dict[str, Any]:

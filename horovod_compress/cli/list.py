@@ -19,6 +19,8 @@ import textwrap
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
+from .common import table
+
 if TYPE_CHECKING:
     from horovod_compress.codecs.base import Codec
 
@@ -102,9 +104,9 @@ def choices(kind: Any) -> Iterator[dict[str, Any]]:
 
 def entry(kind: Any, options: dict[str, Any]) -> dict[str, Any]:
     """Return one row of the table: a method with the options given."""
+    from horovod_compress.cli.plan.network import nbytes
     from horovod_compress.codecs.base import Algebra, variants_of
     from horovod_compress.exchange.choose import fitting
-    from horovod_compress.planner.traffic import nbytes
     from horovod_compress.schedule.plan import Bucket, TensorSpec
 
     codec = kind(**options)
@@ -139,11 +141,9 @@ def _zeros(variants: Sequence[Codec], codec: Codec) -> str:
 
 def text(found: list[dict[str, Any]]) -> str:
     """Return the same for people."""
-    cells = [_COLUMNS, *(_line(one) for one in found)]
-    widths = [max(len(row[column]) for row in cells) for column in range(len(_COLUMNS))]
-    lines = ["  ".join(word.ljust(width) for word, width in zip(row, widths, strict=True)).rstrip() for row in cells]
-    ruled = [lines[0], "  ".join("-" * width for width in widths), *lines[1:]]
-    return "\n".join([*ruled, "", _NOTES, "", _BOUNDS, *_bounds(found, widths[0]), "", _MORE])
+    methods = table(_COLUMNS, [_line(one) for one in found], left=len(_COLUMNS))
+    width = max(len(_label(one)) for one in found)
+    return "\n".join([methods, "", _NOTES, "", _BOUNDS, *_bounds(found, width), "", _MORE])
 
 
 def _bounds(found: list[dict[str, Any]], width: int) -> Iterator[str]:

@@ -19,14 +19,14 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from .compute import FORWARD_SHARE
-from .shapes import Layer, Table
+from .models import Layer, Table
+from .prediction import FORWARD_SHARE
 
 LEAST_SLEEP = 1e-4  # seconds; a shorter time is added to the next layer's
 TILE = 1 << 20  # elements after which the random gradient repeats
 
 
-class Pace:
+class ComputeClock:
     """The clock of the stand-in compute: sleeps, and carries what it slept too long to the next layer.
 
     Attributes:
@@ -104,7 +104,7 @@ class _Work(torch.autograd.Function):
 class _Layer:
     """What the autograd function needs of a layer; ``share`` is its part of the whole compute."""
 
-    def __init__(self, layer: Layer, share: float, pace: Pace, gradients: Gradients) -> None:
+    def __init__(self, layer: Layer, share: float, pace: ComputeClock, gradients: Gradients) -> None:
         self.share, self.pace, self.gradients = share, pace, gradients
         # The last tensor comes first in backward: a bias before its weight.
         self.names = [tensor.name for tensor in reversed(layer.tensors)]
@@ -118,7 +118,7 @@ class SyntheticModel(nn.Module):
         memory: flat, of all parameters; models may share it, as no parameter is changed.
     """
 
-    def __init__(self, table: Table, gradients: Gradients, pace: Pace, memory: Tensor) -> None:
+    def __init__(self, table: Table, gradients: Gradients, pace: ComputeClock, memory: Tensor) -> None:
         super().__init__()
         self._pace, self._work = pace, []
         total = sum(tensor.macs for tensor in table.tensors)
@@ -153,7 +153,7 @@ def untouched_memory(count: int) -> Tensor:
     return torch.from_numpy(np.zeros(count, dtype=np.float32))
 
 
-def calibrate(pace: Pace, step: Callable[[], float], rounds: int = 3, steps: int = 3) -> float:
+def calibrate(pace: ComputeClock, step: Callable[[], float], rounds: int = 3, steps: int = 3) -> float:
     """Set the budget so that a step without exchange takes ``pace.seconds``.
 
     Args:

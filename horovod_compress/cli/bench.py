@@ -1,23 +1,96 @@
-"""Times the kernels that an installed package has, each against its reference: a small part of the benchmarks.
+"""Run a benchmark: kernels, allreduce or training.
 
-GB/s counts every array once for each time it is read and once for each time it is written. `wrong` counts elements that
-differ from the NumPy reference.
+    hvd-compress bench kernels
+    hvd-compress bench allreduce --where lab --rates 1gbit --ranks 4
+    hvd-compress bench training step --model resnet50 --rate 1gbit --where lab
+
+Arguments after the level belong to the benchmark; `hvd-compress bench allreduce --help` lists them. An
+installed package times a few of its kernels; the other benchmarks are part of the source of horovod-compress.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
+import importlib
 import json
-import statistics
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
+from .common import refuse
+
+LEVELS = ("kernels", "allreduce", "training")
+
+_KERNELS = """\
+Times the kernels that an installed package has, each against its reference: a small part of the benchmarks.
+
+GB/s counts every array once for each time it is read and once for each time it is written. `wrong` counts elements that
+differ from the NumPy reference.
+"""
 _ELEMENTS, _REPEAT = 1_000_000, 9
 _ROW = 1024
 _MOST_ELEMENTS = 1 << 28
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the level; what follows belongs to the benchmark."""
+    shown = f"{{{','.join(LEVELS)}}}"
+    told = "what to measure: kernels, one tensor, or training steps"
+    parser.add_argument("level", choices=LEVELS, metavar=shown, help=told)
+    rest = parser.add_argument("rest", nargs=argparse.REMAINDER, metavar="...", help="the benchmark's own arguments")
+    rest.required = False  # else argparse asks for "..." where the level is missing
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Run the benchmark in this process and return its exit status."""
+    asked = getattr(arguments, "json", False)
+    if arguments.rest[-1:] == ["--json"]:  # the command's own, written last
+        asked, arguments.rest = True, arguments.rest[:-1]
+    if asked and any(word.partition("=")[0] == "--json" for word in arguments.rest):
+        return refuse("bench", "--json prints the records, --json FILE writes them; choose one")
+    root = Path(__file__).resolve().parents[2]
+    if not (root / "benchmarks" / "__init__.py").is_file():
+        return _installed(arguments, as_json=asked)
+    sys.path.insert(0, str(root))
+    benchmark = importlib.import_module(f"benchmarks.{arguments.level}")
+    program = f"hvd-compress bench {arguments.level}"
+    if not asked:
+        return int(benchmark.main(arguments.rest, program) or 0)
+    with tempfile.TemporaryDirectory() as folder:
+        records = Path(folder) / "records.json"
+        with contextlib.redirect_stdout(sys.stderr):  # tables are for people
+            status = int(benchmark.main([*arguments.rest, "--json", str(records)], program) or 0)
+        if records.exists():
+            print_records(records)
+    return status
+
+
+def _installed(arguments: argparse.Namespace, *, as_json: bool) -> int:
+    """Run what an installed package has."""
+    if arguments.level == "kernels":
+        return time_kernels(arguments.rest, as_json=as_json)
+    return refuse(
+        f"bench {arguments.level}",
+        "this benchmark is not part of an installed package, which has only `hvd-compress bench kernels`; get the "
+        "source of horovod-compress, run `make setup` in it, and run this command from there",
+    )
+
+
+def print_records(path: Path) -> None:
+    """Print a benchmark's records, the header's command without the file that they were written to."""
+    for line in path.read_text().splitlines():
+        record = json.loads(line)
+        if record.get("name") == "header":
+            record["command"] = record["command"][:-2]  # --json and the path come last
+        print(json.dumps(record))
+
+
+# ---- kernels of an installed package ----------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -34,7 +107,7 @@ class Kernel:
     run: Callable[[Any], object]
 
 
-def main(arguments: Sequence[str], *, as_json: bool) -> int:
+def time_kernels(arguments: Sequence[str], *, as_json: bool) -> int:
     """Print a table or JSON lines; return 1 if a kernel is wrong."""
     options = _parse(arguments)
     from .. import ops
@@ -87,6 +160,8 @@ def kernels(count: int) -> Iterator[Kernel]:
 
 
 def _record(kernel: Kernel, repeat: int, ops: Any, reference: Any) -> dict[str, Any]:
+    import statistics  # takes a while, and every start of the command imports this module
+
     seconds = []
     for _ in range(repeat):
         start = time.perf_counter()
@@ -128,7 +203,7 @@ def _table(records: Sequence[dict[str, Any]]) -> str:
 def _parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="hvd-compress bench kernels",
-        description=__doc__,
+        description=_KERNELS,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--count", type=int, default=_ELEMENTS, help="float32 elements (default 1 million)")

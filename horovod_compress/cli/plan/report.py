@@ -1,12 +1,13 @@
-"""Predictions as text for people."""
+"""Predictions as plain data, and as text for people."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
-from .prediction import Slot, Timeline
-from .predictions import PLAIN, Case, Cell, Found, name_of
-from .text import milliseconds, table
+from ...codecs.by_step import described
+from ..common import milliseconds, table
+from .prediction import PLAIN, Case, Cell, Found, Slot, Timeline, name_of
 
 _MOST_ROWS = 40  # buckets that are listed; --json has all
 #: A method whose step is not this much shorter than without compression does not pay.
@@ -14,6 +15,82 @@ LEAST_GAIN = 1.05
 NOTES = """\
 ready, begin, end, decoded: milliseconds after the start of the step: the last gradient is ready; encoding and exchange
 begin and end; the result is ready. MB sent: by one rank in one step. T1/TN: compute / step, the scaling factor."""
+
+
+# ---- plain data -------------------------------------------------------------------------------
+
+
+def document(case: Case, found: Found, bare: Found, saved: str | None = None) -> dict[str, Any]:
+    """Return the predictions of one world as plain data; seconds and bytes."""
+    return {
+        "bench": "plan",
+        **case_document(case),
+        "ranks": case.world.ranks,
+        "method": described(found.codec),
+        "timelines": [timeline_document(case, one, found.codec.name) for one in found.timelines],
+        "uncompressed": [timeline_document(case, one, PLAIN) for one in bare.timelines],
+        "buckets": buckets_document(found.best),
+        "plan": found.best.plan.document(),
+        "saved": saved,
+    }
+
+
+def case_document(case: Case) -> dict[str, Any]:
+    """Return the model and the job that were predicted for, as in a result file."""
+    world = case.world
+    return {
+        "model": case.table.model,
+        "parameters": case.table.count,
+        "tensors": len(case.table.tensors),
+        "rate_bytes_per_second": world.link.rate,
+        "latency_seconds": world.link.latency,
+        "cores_per_rank": world.cores,
+        "compute_seconds": case.compute,
+    }
+
+
+def timeline_document(case: Case, one: Timeline, method: str) -> dict[str, Any]:
+    """Return the prediction for one schedule, as in a result file."""
+    return {
+        "method": method,
+        "schedule": one.schedule,
+        "buckets": len(one.slots),
+        "step_seconds": one.step,
+        "scaling": case.compute / one.step,
+        "bytes_sent": round(one.sent),
+    }
+
+
+def buckets_document(one: Timeline) -> list[dict[str, Any]]:
+    """Return what happens to each bucket and when, as in a result file."""
+    return [
+        {
+            "tensors": [tensor.name for tensor in slot.bucket.tensors],
+            "elements": slot.bucket.count,
+            "bytes_sent": round(slot.sent),
+            "collective": slot.collective,
+            "ready_seconds": slot.ready,
+            "begin_seconds": slot.begin,
+            "end_seconds": slot.end,
+            "decoded_seconds": slot.decoded,
+        }
+        for slot in one.slots
+    ]
+
+
+def cells_document(case: Case, found: Sequence[Cell]) -> dict[str, Any]:
+    """Return the predictions for several worlds as plain data."""
+    return {"bench": "plan", **case_document(case), "worlds": [_cell_document(case, cell) for cell in found]}
+
+
+def _cell_document(case: Case, cell: Cell) -> dict[str, Any]:
+    start = {"method": cell.method, "ranks": cell.ranks, "available": cell.available}
+    if cell.timeline is None:
+        return start | {"problem": cell.problem}
+    return start | timeline_document(case, cell.timeline, cell.method) | {"unbiased_or_conserving": cell.lossless}
+
+
+# ---- text -------------------------------------------------------------------------------------
 
 
 def rate_text(rate: float) -> str:
@@ -31,9 +108,6 @@ def place_text(case: Case, ranks: str) -> str:
         f"{rate_text(world.link.rate)}, latency {milliseconds(world.link.latency)} ms{cores}, "
         f"compute {milliseconds(case.compute)} ms"
     )
-
-
-# ---- one world --------------------------------------------------------------------------------
 
 
 def text(case: Case, found: Found, bare: Found) -> str:

@@ -1,4 +1,4 @@
-"""Under which launcher a command runs, or is to start its ranks: horovodrun or torchrun."""
+"""What the verbs share: the launcher of ranks, tables, and how arguments are refused."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ import argparse
 import importlib
 import importlib.util
 import os
-from collections.abc import Mapping
+import sys
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 LAUNCHERS = ("horovodrun", "torchrun")
@@ -18,7 +19,7 @@ _NEEDS = {
 }
 
 
-def add_argument(parser: argparse.ArgumentParser) -> None:
+def add_launcher(parser: argparse.ArgumentParser) -> None:
     """Add the choice of a launcher."""
     parser.add_argument(
         "--launcher",
@@ -33,7 +34,7 @@ def started_by(environment: Mapping[str, str] = os.environ) -> str:
     return next((name for name in LAUNCHERS if all(mark in environment for mark in _MARKS[name])), "")
 
 
-def chosen(asked: str | None) -> str:
+def chosen_launcher(asked: str | None) -> str:
     """Return the launcher to use."""
     return asked or started_by() or ("horovodrun" if _has_horovod() else "torchrun")
 
@@ -45,7 +46,7 @@ def _has_horovod() -> bool:
         return False
 
 
-def module(launcher: str, name: str) -> Any:
+def module_of(launcher: str, name: str) -> Any:
     """Return a module of a launcher's front.
 
     Raises:
@@ -58,11 +59,36 @@ def module(launcher: str, name: str) -> Any:
         raise ImportError(_NEEDS[launcher].format(error)) from None
 
 
-def ranks(launcher: str) -> Any:
+def ranks_of(launcher: str) -> Any:
     """Join the job that this process is a rank of, and return its ranks.
 
     Raises:
         ImportError: says what is missing.
     """
-    found = module(launcher, "ranks")
+    found = module_of(launcher, "ranks")
     return found.begin()
+
+
+def refuse(verb: str, problem: str) -> int:
+    """Print what is wrong with a command, and return its exit status."""
+    print(f"hvd-compress {verb}: {problem}", file=sys.stderr)
+    return 2
+
+
+def table(headings: Sequence[str], rows: Sequence[Sequence[str]], left: int = 1) -> str:
+    """Return aligned text; the first ``left`` columns are words, the others numbers."""
+    widths = [max(map(len, column)) for column in zip(headings, *rows, strict=True)]
+
+    def line(cells: Sequence[str]) -> str:
+        padded = (c.ljust(w) if i < left else c.rjust(w) for i, (c, w) in enumerate(zip(cells, widths, strict=True)))
+        return "  ".join(padded).rstrip()
+
+    return "\n".join([line(headings), "  ".join("-" * width for width in widths), *map(line, rows)])
+
+
+def milliseconds(seconds: float | None) -> str:
+    """Return a time with three digits, "-" for None."""
+    if seconds is None:
+        return "-"
+    value = 1000 * seconds
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"

@@ -22,9 +22,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
-from ..exchange.collective import MAX_SEGMENTS, MIN_SEGMENT_BYTES
-from ..exchange.torus import squarest
-from ..exchange.wire import HEADER_BYTES
+from ...codecs.base import Algebra, Codec
+from ...codecs.work import Regions
+from ...exchange.choose import chooser, for_prelude
+from ...exchange.collective import MAX_SEGMENTS, MIN_SEGMENT_BYTES
+from ...exchange.torus import squarest
+from ...exchange.wire import HEADER_BYTES
+from ...schedule.plan import Bucket
 
 #: What TCP over Ethernet leaves of a link's rate: 1448 bytes of data in a frame that occupies 1538.
 GOODPUT = 1448 / 1538
@@ -55,7 +59,7 @@ class Link:
 
 
 @dataclass(frozen=True)
-class Payload:
+class PayloadCost:
     """What is exchanged, and what the processor does with it.
 
     Attributes:
@@ -87,7 +91,7 @@ class Cost:
         return Cost(self.seconds + other.seconds, self.sent + other.sent, self.messages + other.messages)
 
 
-Formula = Callable[[Payload, int, Link], Cost]
+Formula = Callable[[PayloadCost, int, Link], Cost]
 
 NOTHING = Cost(0.0)
 
@@ -97,7 +101,7 @@ def segments_of(chunk: float) -> int:
     return max(1, math.ceil(chunk / max(MIN_SEGMENT_BYTES, chunk / MAX_SEGMENTS)))
 
 
-def _segments(payload: Payload, ranks: int, link: Link) -> tuple[int, float, float, float]:
+def _segments(payload: PayloadCost, ranks: int, link: Link) -> tuple[int, float, float, float]:
     """Return how many segments a chunk has, and the seconds of each: on the link, when handled, and when merged too."""
     chunk = payload.nbytes / ranks
     number = segments_of(chunk)
@@ -113,7 +117,7 @@ def phase(messages: int, link_busy: float, processor_busy: float, latency: float
     return messages * slow + fast + latency
 
 
-def ring(payload: Payload, ranks: int, link: Link) -> Cost:
+def ring(payload: PayloadCost, ranks: int, link: Link) -> Cost:
     """Reduce-scatter and all-gather over neighbours; see :mod:`..exchange.ring`."""
     if ranks == 1:
         return NOTHING
@@ -128,7 +132,7 @@ def ring(payload: Payload, ranks: int, link: Link) -> Cost:
     return Cost(seconds, 2 * hops * chunk, 2 * hops * number)
 
 
-def fold(payload: Payload, ranks: int, link: Link) -> Cost:
+def fold(payload: PayloadCost, ranks: int, link: Link) -> Cost:
     """Chunks to their owners, results to everyone; see :mod:`..exchange.fold`."""
     if ranks == 1:
         return NOTHING
@@ -138,15 +142,15 @@ def fold(payload: Payload, ranks: int, link: Link) -> Cost:
     return Cost(seconds, 2 * peers * chunk, 2 * peers * number)
 
 
-def torus(payload: Payload, ranks: int, link: Link, rows: int | None = None) -> Cost:
+def torus(payload: PayloadCost, ranks: int, link: Link, rows: int | None = None) -> Cost:
     """Rings along rows, and along columns for the share that a rank has then; see :mod:`..exchange.torus`."""
     rows = rows or squarest(ranks)
     columns = ranks // rows
-    share = Payload(payload.nbytes / columns, payload.merge / columns, payload.copy)
+    share = PayloadCost(payload.nbytes / columns, payload.merge / columns, payload.copy)
     return ring(payload, columns, link) + ring(share, rows, link)
 
 
-def everywhere(payload: Payload, ranks: int, link: Link) -> Cost:
+def everywhere(payload: PayloadCost, ranks: int, link: Link) -> Cost:
     """All of it to every other rank, reduced on each; see :mod:`..exchange.everywhere`."""
     peers = ranks - 1
     processor = link.message + payload.copy * payload.nbytes + payload.merge
@@ -154,10 +158,10 @@ def everywhere(payload: Payload, ranks: int, link: Link) -> Cost:
     return Cost(seconds, peers * payload.nbytes, peers)
 
 
-def gather(payload: Payload, ranks: int, link: Link) -> Cost:
+def gather(payload: PayloadCost, ranks: int, link: Link) -> Cost:
     """Payloads of any length to every other rank, their lengths first; see :mod:`..exchange.all_gatherv`."""
-    lengths = everywhere(Payload(LENGTH_BYTES, 0.0, payload.copy), ranks, link)
-    return lengths + everywhere(Payload(payload.nbytes, 0.0, payload.copy), ranks, link)
+    lengths = everywhere(PayloadCost(LENGTH_BYTES, 0.0, payload.copy), ranks, link)
+    return lengths + everywhere(PayloadCost(payload.nbytes, 0.0, payload.copy), ranks, link)
 
 
 #: By the names of :mod:`..exchange`.
@@ -173,7 +177,7 @@ def formula(collective: str) -> Formula:
 # ---- what this package does not have ----
 
 
-def hierarchical(payload: Payload, ranks: int, link: Link, per_host: int, local: Link) -> Cost:
+def hierarchical(payload: PayloadCost, ranks: int, link: Link, per_host: int, local: Link) -> Cost:
     """Return what a hierarchical all-reduce would take: **this package has none**; for comparison only.
 
     Reduce-scatter inside of each host; a ring over hosts for each share, all of them on the host's one link; then an
@@ -184,7 +188,73 @@ def hierarchical(payload: Payload, ranks: int, link: Link, per_host: int, local:
         local: the connection between the ranks of one host.
     """
     inside = ring(payload, per_host, local)
-    share = Payload(payload.nbytes / per_host, payload.merge / per_host, payload.copy)
+    share = PayloadCost(payload.nbytes / per_host, payload.merge / per_host, payload.copy)
     crowded = Link(link.rate / per_host, link.latency, link.message)
     between = ring(share, ranks // per_host, crowded)
     return Cost(inside.seconds + between.seconds, between.sent, inside.messages + between.messages)
+
+
+_ROUNDS_FROM = 1 << 20  # a step at which every warm-up is over
+
+
+@dataclass(frozen=True)
+class TrafficPart:
+    """One exchange of a bucket.
+
+    Attributes:
+        nbytes: of one rank's arrays.
+        collective: the name of what it takes.
+    """
+
+    nbytes: float
+    collective: str
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """All exchanges of a bucket in one step: preludes, then the payload."""
+
+    preludes: tuple[TrafficPart, ...]
+    payload: TrafficPart
+
+
+def traffic(codec: Codec, bucket: Bucket, ranks: int, exchange: str = "auto", filled: float = 1.0) -> Traffic:
+    """Return what a bucket sends in one round.
+
+    Args:
+        codec: of that round, one of ``variants_of(method)``.
+        exchange: as the option of that name.
+        filled: which part of a payload's room is used, where payloads are gathered: their arrays say the most only.
+
+    Raises:
+        ConfigError: the exchange does not fit the method.
+    """
+    layout = codec.layout(bucket, ranks)
+    preludes = tuple(_prelude(arrays, ranks) for arrays in layout.preludes)
+    room = nbytes(layout.regions)
+    collective = chooser(exchange)(codec, room, ranks, by_owner=bool(layout.results)).name
+    if codec.algebra is Algebra.GATHER:
+        return Traffic(preludes, TrafficPart(filled * room, collective))
+    results = layout.results if collective == "fold" else {}
+    passed_on = nbytes(layout.regions | results)  # as much is sent of the one as of the other
+    return Traffic(preludes, TrafficPart((room + passed_on) / 2, collective))
+
+
+def _prelude(arrays: Regions, ranks: int) -> TrafficPart:
+    size = nbytes(arrays)
+    return TrafficPart(size, for_prelude(size, ranks).name)
+
+
+def nbytes(arrays: Regions) -> int:
+    """Return the bytes of some arrays."""
+    return sum(dtype.itemsize * count for dtype, count in arrays.values())
+
+
+def rounds(codec: Codec) -> list[tuple[Codec, float]]:
+    """Return the kinds of rounds of a method once its warm-up is over, with their shares; the usual one first."""
+    period = max(1, codec.properties().full_precision_every)
+    shares: dict[Codec, float] = {}
+    for step in range(period):
+        one = codec.for_step(_ROUNDS_FROM + step)
+        shares[one] = shares.get(one, 0.0) + 1 / period
+    return sorted(shares.items(), key=lambda pair: -pair[1])

@@ -18,12 +18,14 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
-import sys
 import time
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
-from .. import launchers
+from . import common
+
+_refuse = partial(common.refuse, "verify")
 
 PLANTS = ("corruption", "freeze", "mismatch", "drift")
 _MOST_RANKS = 64
@@ -43,25 +45,25 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the number of ranks, and the fault to plant."""
     parser.add_argument("--np", type=int, default=4, metavar="N", help="ranks to start on this machine (default 4)")
     parser.add_argument("--plant", choices=PLANTS, help="make the last rank misbehave; the checks must notice")
-    launchers.add_argument(parser)
+    common.add_launcher(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Do the checks and print the table; return the exit status."""
     if not 2 <= arguments.np <= _MOST_RANKS:
         return _refuse(f"--np should be a number from 2 to {_MOST_RANKS}, got {arguments.np}")
-    under, launcher = launchers.started_by(), launchers.chosen(arguments.launcher)
+    under, launcher = common.started_by(), common.chosen_launcher(arguments.launcher)
     if under not in ("", launcher):
         return _refuse(f"--launcher {launcher} needs ranks that verify starts itself: run it without {under}")
     if under and arguments.plant == "freeze":
         return _refuse(f"--plant freeze needs ranks that verify starts itself: run it without {under}")
     table = _Table(quiet=arguments.json)
     try:
-        ranks = launchers.ranks(launcher) if under else None
+        ranks = common.ranks_of(launcher) if under else None
         if ranks is not None and ranks.size < 2:
             return _refuse(
                 "one rank has no one to exchange with; start it on the hosts of your job, such as\n"
-                f"  {_START[launcher]}"
+                f"  {_START[launcher]}",
             )
         if ranks is None:
             _with_own_ranks(arguments, launcher, table)
@@ -108,7 +110,7 @@ class _Table:
 
 
 def _with_own_ranks(arguments: argparse.Namespace, launcher: str, table: _Table) -> None:
-    run = launchers.module(launcher, "local_ranks").run
+    run = common.module_of(launcher, "local_ranks").run
     world, plant = arguments.np, arguments.plant or ""
     table.begin(world, launcher)
     victims = [world - 1] if plant == "freeze" else []
@@ -134,8 +136,8 @@ def _with_own_ranks(arguments: argparse.Namespace, launcher: str, table: _Table)
 
 
 def _in_this_job(arguments: argparse.Namespace, ranks: Any, launcher: str, table: _Table) -> None:
-    from ...errors import HorovodCompressError
-    from ...fronts.common.selftest import Checks
+    from ..errors import HorovodCompressError
+    from ..fronts.common.selftest import Checks
 
     if ranks.rank == 0:
         table.begin(ranks.size, launcher)
@@ -209,8 +211,3 @@ def ending(found: dict[str, Any]) -> str:
 
 def _word(row: dict[str, Any]) -> str:
     return "ok" if row["ok"] else "FAILED"
-
-
-def _refuse(problem: str) -> int:
-    print(f"hvd-compress verify: {problem}", file=sys.stderr)
-    return 2

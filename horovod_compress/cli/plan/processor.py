@@ -17,13 +17,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..codecs.base import Algebra, Codec, Piece
-from ..codecs.carry import carries
-from ..codecs.work import Part, Regions, Work
-from ..exchange.wire import Address, FrameBuffer, NonFiniteCount
-from ..ops.keys import Key
-from ..schedule.costs import Affine, fitted
-from ..schedule.plan import Bucket, TensorSpec
+from ...codecs.base import Algebra, Codec, Piece
+from ...codecs.carry import carries
+from ...codecs.work import Part, Regions, Work
+from ...exchange.wire import Address, FrameBuffer, NonFiniteCount
+from ...ops.keys import Key
+from ...schedule.costs import Affine, fitted
+from ...schedule.plan import Bucket, TensorSpec
 
 #: As square as can be: methods that look at rows or matrices get some.
 _SHAPES = ((256, 512), (2048, 2048))
@@ -67,17 +67,17 @@ class Processor:
 
 
 @cache
-def measured(method: Codec, codec: Codec) -> Processor:
+def measure_codec(method: Codec, codec: Codec) -> Processor:
     """Return what a round costs on this machine; takes less than a second, and once per process.
 
     Args:
         codec: of one kind of round, one of the method's variants.
     """
     with torch.no_grad(), _one_thread():
-        sizes = [_Run(method, codec, shape, _FEW).measure() for shape in _SHAPES]
+        sizes = [_CodecRun(method, codec, shape, _FEW).measure() for shape in _SHAPES]
         each = Affine(0.0, 0.0)
         if codec.algebra is Algebra.GATHER:
-            many = [_Run(method, codec, shape, _MANY).measure() for shape in _SHAPES]
+            many = [_CodecRun(method, codec, shape, _MANY).measure() for shape in _SHAPES]
             each = fitted(
                 [
                     (m["n"], max(0.0, m["decode"] - f["decode"]) / (_MANY - _FEW))
@@ -92,7 +92,7 @@ def measured(method: Codec, codec: Codec) -> Processor:
     return Processor(cost("offer"), cost("encode"), cost("merge"), decode, each, _copying(), sizes[-1]["filled"])
 
 
-class _Run:
+class _CodecRun:
     """One codec with the arrays of one tensor, as rank 0 of some ranks that all hold the same."""
 
     def __init__(self, method: Codec, codec: Codec, shape: tuple[int, int], ranks: int) -> None:

@@ -6,20 +6,21 @@ takes costs to be affine in elements.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from ..codecs.base import Algebra, Codec, check_world
-from ..schedule import layerfusion
-from ..schedule.by_name import make_plan
-from ..schedule.costs import Arrivals, Costs, fitted
-from ..schedule.plan import Bucket, Plan, TensorSpec
-from .compute import arrivals
-from .network import NOTHING, Cost, Link, Payload, formula, hierarchical
-from .processor import Processor, measured
-from .shapes import Table
-from .traffic import Traffic, TrafficPart, rounds, traffic
+from ...codecs import registry
+from ...codecs.base import Algebra, Codec, check_world
+from ...codecs.by_step import config_of
+from ...errors import ConfigError
+from ...schedule import layerfusion
+from ...schedule.by_name import make_plan
+from ...schedule.costs import Arrivals, Costs, fitted
+from ...schedule.plan import Bucket, Plan, TensorSpec
+from .models import Table
+from .network import NOTHING, Cost, Link, PayloadCost, Traffic, TrafficPart, formula, hierarchical, rounds, traffic
+from .processor import Processor, measure_codec
 
 #: Processor's seconds for handing a bucket from thread to thread, beyond what its codec needs: an estimate.
 BUCKET_SECONDS = 100e-6
@@ -61,7 +62,7 @@ class World:
         return self.pace * max(1.0, 1.0 / self.cores)
 
 
-class Kind:
+class RoundCosts:
     """One kind of round of a method in a world.
 
     Args:
@@ -90,7 +91,7 @@ class Kind:
         return sum((self._moved(part, merge * part.nbytes / total) for part in parts), Cost(own))
 
     def _moved(self, part: TrafficPart, merge: float) -> Cost:
-        payload, world = Payload(part.nbytes, merge, self._processor.copy), self._world
+        payload, world = PayloadCost(part.nbytes, merge, self._processor.copy), self._world
         if world.hosts:
             return hierarchical(payload, world.ranks, self._link, *world.hosts)
         return formula(part.collective)(payload, world.ranks, self._link) if world.ranks > 1 else NOTHING
@@ -158,7 +159,7 @@ class Predictor:
         check_world(codec, world.ranks)
         self._codec, self._world, self._table, self._compute = codec, world, table, compute
         self.tensors = specs(table)
-        self._kinds = [(Kind(one, measured(codec, one), world), share) for one, share in rounds(codec)]
+        self._kinds = [(RoundCosts(one, measure_codec(codec, one), world), share) for one, share in rounds(codec)]
 
     @cached_property
     def arrivals(self) -> Arrivals:
@@ -220,7 +221,7 @@ def specs(table: Table) -> list[TensorSpec]:
     return [TensorSpec(tensor.name, tensor.shape, "float32") for tensor in table.backward()]
 
 
-def slots(come: Arrivals, plan: Plan, kind: Kind) -> list[Slot]:
+def slots(come: Arrivals, plan: Plan, kind: RoundCosts) -> list[Slot]:
     """Return when each bucket is ready, exchanged and decoded: one exchange and one decoding at a time."""
     found: list[Slot] = []
     sent = decoded = 0.0
@@ -233,3 +234,133 @@ def slots(come: Arrivals, plan: Plan, kind: Kind) -> list[Slot]:
         decoded = max(sent, decoded) + kind.decode(bucket)
         found.append(Slot(bucket, ready, begin, sent, decoded, taken.sent, kind.traffic(bucket).payload.collective))
     return found
+
+
+FORWARD_SHARE = 1 / 3
+
+
+def arrivals(table: Table, seconds: float, offer: Callable[[int], float] = lambda elements: 0.0) -> Arrivals:
+    """Return when each gradient is there after the beginning of a step, in backward order.
+
+    Args:
+        seconds: of a step's compute, forward and backward.
+        offer: seconds to submit a gradient of that many elements, one after the other, on a thread that the backward
+            pass does not wait for; a gradient is there once it is submitted.
+    """
+    total = sum(tensor.macs for tensor in table.tensors) or 1
+    counts, times = [], []
+    done, taken = FORWARD_SHARE * seconds, 0.0
+    for layer in reversed(table.layers()):
+        done += (1 - FORWARD_SHARE) * seconds * layer.macs / total
+        for tensor in reversed(layer.tensors):
+            taken = max(done, taken) + offer(tensor.count)
+            counts.append(tensor.count)
+            times.append(taken)
+    return Arrivals(tuple(counts), tuple(times))
+
+
+#: The method that sends float32 as it is.
+PLAIN = "none"
+
+
+@dataclass(frozen=True)
+class Case:
+    """What is planned for.
+
+    Attributes:
+        compute: seconds of a step without any exchange, which is T1.
+    """
+
+    table: Table
+    compute: float
+    world: World
+
+
+@dataclass(frozen=True)
+class Found:
+    """A method in a world.
+
+    Attributes:
+        timelines: by schedule, the best one first.
+        share: of usual rounds among all.
+    """
+
+    codec: Codec
+    timelines: tuple[Timeline, ...]
+    share: float
+
+    @property
+    def best(self) -> Timeline:
+        return self.timelines[0]
+
+
+def predicted(case: Case, codec: Codec, schedules: Sequence[str] = USUAL) -> Found:
+    """Return what a method takes with the best buckets, and with those of some schedules.
+
+    Raises:
+        ConfigError: the method cannot serve this world or this model.
+    """
+    predictor = Predictor(case.table, codec, case.world, case.compute)
+    timelines = (predictor.best(), *(predictor.usual(name) for name in schedules))
+    return Found(codec, timelines, rounds(codec)[0][1])
+
+
+def plain(case: Case) -> Found:
+    """Return the same without compression: float32 through this package's own exchange."""
+    return predicted(case, registry.create(PLAIN), ("size:25MB",))
+
+
+# ---- other worlds -----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One method with one number of ranks: a prediction, or why there is none."""
+
+    method: str
+    ranks: int
+    timeline: Timeline | None
+    problem: str = ""
+    available: bool = True  # False: what if the package had a hierarchical exchange
+    lossless: bool = False  # unbiased, or what is not sent now is sent later
+
+
+def cells(case: Case, codecs: Sequence[Codec], ranks: Sequence[int], hosts: tuple[int, Link] | None) -> list[Cell]:
+    """Return the predictions of some methods for some numbers of ranks, with the best buckets of each.
+
+    Args:
+        hosts: ranks on a host and the connection between them: adds what a hierarchical exchange would take.
+    """
+    found = []
+    for codec in codecs:
+        for number in ranks:
+            one = replace(case, world=replace(case.world, ranks=number))
+            found.append(_cell(one, codec))
+            if hosts and found[-1].timeline and (what_if := _hierarchical(one, codec, hosts)):
+                found.append(what_if)
+    return found
+
+
+def _cell(case: Case, codec: Codec) -> Cell:
+    law = codec.properties().law
+    lossless = law.unbiased or law.conserves
+    try:
+        found = Predictor(case.table, codec, case.world, case.compute).best()
+    except ConfigError as error:
+        return Cell(name_of(codec), case.world.ranks, None, str(error))
+    return Cell(name_of(codec), case.world.ranks, found, lossless=lossless)
+
+
+def _hierarchical(case: Case, codec: Codec, hosts: tuple[int, Link]) -> Cell | None:
+    world = replace(case.world, hosts=hosts)
+    if not world.is_hierarchical(codec):
+        return None
+    cell = _cell(replace(case, world=world), codec)
+    return replace(cell, method=f"{cell.method}, hierarchical", available=False)
+
+
+def name_of(codec: Codec) -> str:
+    """Return a method with the options that are not its defaults."""
+    usual = config_of(type(codec)())
+    options = {name: value for name, value in config_of(codec).items() if value != usual.get(name)}
+    return " ".join([codec.name, *(f"{name}={value}" for name, value in options.items())])

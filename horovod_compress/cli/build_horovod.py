@@ -17,10 +17,10 @@ import json
 import os
 import sys
 
-from ...building import current
-from ...building.logged_command import StepFailed
-from ...building.prerequisites import PrerequisitesMissing
-from ...building.virtual_environment import EnvironmentProblem
+from ..building import current
+from ..building.logged_command import StepFailed
+from ..building.prerequisites import PrerequisitesMissing
+from ..building.virtual_environment import EnvironmentProblem
 
 _MPI = {"HOROVOD_WITH_MPI": "1", "HOROVOD_CPU_OPERATIONS": "MPI"}
 
