@@ -11,8 +11,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from . import everywhere, ring
+from . import everywhere
 from .collective import Exchange, Partition, Reduction
+from .ring import needed as needed, order as order  # in any order: all chunks are needed, and complete, at once
 from .wire import NonFiniteCount
 
 name = "native"
@@ -21,16 +22,6 @@ name = "native"
 LARGE_BYTES = 1 << 20
 
 _NO_DATA = torch.zeros(0, dtype=torch.uint8)
-
-
-def order(rank: int, world: int) -> list[int]:
-    """See :class:`.collective.Collective`; all chunks become complete at once."""
-    return ring.order(rank, world)
-
-
-def needed(rank: int, world: int) -> list[int]:
-    """See :class:`.collective.Collective`; all chunks are needed at once."""
-    return ring.needed(rank, world)
 
 
 def _parts(values: Tensor) -> Sequence[Tensor]:

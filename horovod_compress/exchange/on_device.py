@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from ..errors import ConfigError, CorruptFrameError
-from . import everywhere, everywhere as gather, fold, ring
+from . import everywhere, fold, ring
 from .collective import Collective, Exchange, Partition, Reduction, Segment
 from .device import Event
 from .transports.transport import NcclLink, Transfer
@@ -85,7 +85,7 @@ def _agree(exchange: Exchange, nbytes: int, alike: bool) -> tuple[NonFiniteCount
         CorruptFrameError: the numbers should be alike, and are not: NCCL would wait forever.
     """
     mine = torch.tensor([nbytes], dtype=torch.int64).view(torch.uint8)
-    found, bad = gather.all_gather(exchange, mine)
+    found, bad = everywhere.all_gather(exchange, mine)
     sizes = [int(data.view(torch.int64)) for data in found]
     if alike and len(set(sizes)) > 1:
         raise CorruptFrameError(

@@ -21,7 +21,7 @@ from .. import __version__
 from ..errors import ConfigError
 from .files import check_writable, path_of, replace_whole
 from .metrics import Metrics
-from .timeline import Span, TraceEvent, events_of, process_of
+from .trace_events import Span, TraceEvent, events_of, process_of
 
 #: Some 30 MB in memory for each compression, and in the file.
 MAX_EVENTS = 200_000

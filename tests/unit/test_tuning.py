@@ -29,7 +29,7 @@ from horovod_compress.schedule import mergecomp
 from horovod_compress.schedule.by_name import is_adaptive, make_plan
 from horovod_compress.schedule.costs import Arrivals
 from horovod_compress.schedule.plan import Plan
-from horovod_compress.schedule.trial import BucketCost, Measured, SearchSpace as Wanted, Watch
+from horovod_compress.schedule.trial import BucketCost, Measured, SearchSpace, Watch
 from tests.battery.toys import Steps
 from tests.support.accelerator import FakeAccelerator, everything_on_accelerator
 from tests.support.local import Fleet, all_same, random_grads, spec
@@ -753,7 +753,7 @@ def test_an_error_of_rank_0_reaches_all() -> None:
 def test_mergecomp_finds_the_lowest_place_of_one_cut() -> None:
     for count in (2, 3, 10, 161):
         for target in {1, count // 3, count - 1} - {0}:
-            tries, search = 0, mergecomp.tune(Wanted(count, "2"))
+            tries, search = 0, mergecomp.tune(SearchSpace(count, "2"))
             groups = next(search)
             try:
                 while True:

@@ -1,7 +1,7 @@
 """What an exchange takes on a network: seconds from bytes, ranks, link and processor, one formula for each collective.
 
 It is the alpha-beta model (Hockney 1994; Thakur, Rabenseifner and Gropp, IJHPCA 19(1), 2005, for collectives) with
-the cuts of :mod:`..exchange.layout`. M ranks send a payload of P bytes over links of ``rate`` bytes per second:
+the cuts of ``exchange.collective``. M ranks send a payload of P bytes over links of ``rate`` bytes per second:
 
     chunk = P / M, in s segments of chunk / s bytes;  b = segment / rate,  c = processor's seconds for a segment
     ring        2 (M-1) hops;                             bytes sent 2 (M-1)/M P
@@ -37,6 +37,7 @@ GOODPUT = 1448 / 1538
 MESSAGE_SECONDS = 60e-6
 #: Bytes that say how long a gathered payload is.
 LENGTH_BYTES = 8
+_ROUNDS_FROM = 1 << 20  # a step at which every warm-up is over
 
 
 @dataclass(frozen=True)
@@ -118,7 +119,7 @@ def phase(messages: int, link_busy: float, processor_busy: float, latency: float
 
 
 def ring(payload: PayloadCost, ranks: int, link: Link) -> Cost:
-    """Reduce-scatter and all-gather over neighbours; see :mod:`..exchange.ring`."""
+    """Reduce-scatter and all-gather over neighbours; see ``exchange.ring``."""
     if ranks == 1:
         return NOTHING
     chunk, hops = payload.nbytes / ranks, ranks - 1
@@ -133,7 +134,7 @@ def ring(payload: PayloadCost, ranks: int, link: Link) -> Cost:
 
 
 def fold(payload: PayloadCost, ranks: int, link: Link) -> Cost:
-    """Chunks to their owners, results to everyone; see :mod:`..exchange.fold`."""
+    """Chunks to their owners, results to everyone; see ``exchange.fold``."""
     if ranks == 1:
         return NOTHING
     chunk, peers = payload.nbytes / ranks, ranks - 1
@@ -143,7 +144,7 @@ def fold(payload: PayloadCost, ranks: int, link: Link) -> Cost:
 
 
 def torus(payload: PayloadCost, ranks: int, link: Link, rows: int | None = None) -> Cost:
-    """Rings along rows, and along columns for the share that a rank has then; see :mod:`..exchange.torus`."""
+    """Rings along rows, and along columns for the share that a rank has then; see ``exchange.torus``."""
     rows = rows or squarest(ranks)
     columns = ranks // rows
     share = PayloadCost(payload.nbytes / columns, payload.merge / columns, payload.copy)
@@ -151,7 +152,7 @@ def torus(payload: PayloadCost, ranks: int, link: Link, rows: int | None = None)
 
 
 def everywhere(payload: PayloadCost, ranks: int, link: Link) -> Cost:
-    """All of it to every other rank, reduced on each; see :mod:`..exchange.everywhere`."""
+    """All of it to every other rank, reduced on each; see ``exchange.everywhere``."""
     peers = ranks - 1
     processor = link.message + payload.copy * payload.nbytes + payload.merge
     seconds = phase(peers, link.seconds(payload.nbytes), processor, link.latency)
@@ -159,12 +160,12 @@ def everywhere(payload: PayloadCost, ranks: int, link: Link) -> Cost:
 
 
 def gather(payload: PayloadCost, ranks: int, link: Link) -> Cost:
-    """Payloads of any length to every other rank, their lengths first; see :mod:`..exchange.all_gatherv`."""
+    """Payloads of any length to every other rank, their lengths first; see ``exchange.all_gatherv``."""
     lengths = everywhere(PayloadCost(LENGTH_BYTES, 0.0, payload.copy), ranks, link)
     return lengths + everywhere(PayloadCost(payload.nbytes, 0.0, payload.copy), ranks, link)
 
 
-#: By the names of :mod:`..exchange`.
+#: By the names of the collectives in ``exchange``.
 FORMULAS: dict[str, Formula] = {"ring": ring, "fold": fold, "torus": torus, "everywhere": everywhere, "gather": gather}
 
 
@@ -194,7 +195,7 @@ def hierarchical(payload: PayloadCost, ranks: int, link: Link, per_host: int, lo
     return Cost(inside.seconds + between.seconds, between.sent, inside.messages + between.messages)
 
 
-_ROUNDS_FROM = 1 << 20  # a step at which every warm-up is over
+# ---- what is exchanged ----
 
 
 @dataclass(frozen=True)
@@ -230,7 +231,8 @@ def traffic(codec: Codec, bucket: Bucket, ranks: int, exchange: str = "auto", fi
         ConfigError: the exchange does not fit the method.
     """
     layout = codec.layout(bucket, ranks)
-    preludes = tuple(_prelude(arrays, ranks) for arrays in layout.preludes)
+    sizes = [nbytes(arrays) for arrays in layout.preludes]
+    preludes = tuple(TrafficPart(size, for_prelude(size, ranks).name) for size in sizes)
     room = nbytes(layout.regions)
     collective = chooser(exchange)(codec, room, ranks, by_owner=bool(layout.results)).name
     if codec.algebra is Algebra.GATHER:
@@ -238,11 +240,6 @@ def traffic(codec: Codec, bucket: Bucket, ranks: int, exchange: str = "auto", fi
     results = layout.results if collective == "fold" else {}
     passed_on = nbytes(layout.regions | results)  # as much is sent of the one as of the other
     return Traffic(preludes, TrafficPart((room + passed_on) / 2, collective))
-
-
-def _prelude(arrays: Regions, ranks: int) -> TrafficPart:
-    size = nbytes(arrays)
-    return TrafficPart(size, for_prelude(size, ranks).name)
 
 
 def nbytes(arrays: Regions) -> int:

@@ -1,4 +1,4 @@
-"""What a step takes with a method on a network: buckets on a time line, by the model of :mod:`..schedule.costs`.
+"""What a step takes with a method on a network: buckets on a time line, by the model of ``schedule.costs``.
 
 Every bucket is computed by itself, with the bytes that its own tensors make; only the search for the best buckets
 takes costs to be affine in elements.
@@ -19,7 +19,7 @@ from ...schedule.by_name import make_plan
 from ...schedule.costs import Arrivals, Costs, fitted
 from ...schedule.plan import Bucket, Plan, TensorSpec
 from .models import Table
-from .network import NOTHING, Cost, Link, PayloadCost, Traffic, TrafficPart, formula, hierarchical, rounds, traffic
+from .network import Cost, Link, PayloadCost, Traffic, formula, hierarchical, rounds, traffic
 from .processor import Processor, measure_codec
 
 #: Processor's seconds for handing a bucket from thread to thread, beyond what its codec needs: an estimate.
@@ -27,6 +27,10 @@ BUCKET_SECONDS = 100e-6
 #: Schedules that are compared with the best one.
 USUAL = ("layerwise", "single", "size:25MB")
 BEST = "layerfusion"
+#: The method that sends float32 as it is.
+PLAIN = "none"
+#: Of a step's compute: a backward pass has two products for each one of the forward pass.
+FORWARD_SHARE = 1 / 3
 #: Numbers of even buckets that the affine costs go through; the job's own search measures two of them.
 _FITTED_AT = (1, 2, 4, 8, 16, 32, 64)
 
@@ -49,12 +53,6 @@ class World:
     exchange: str = "auto"
     pace: float = 1.0
     hosts: tuple[int, Link] | None = None
-
-    def is_hierarchical(self, codec: Codec) -> bool:
-        """Return whether a hierarchical exchange is supposed, and could serve the method."""
-        if self.hosts is None or rounds(codec)[0][0].algebra not in (Algebra.SUM, Algebra.MERGE):
-            return False
-        return 1 < self.hosts[0] < self.ranks and self.ranks % self.hosts[0] == 0
 
     @property
     def stretch(self) -> float:
@@ -84,17 +82,17 @@ class RoundCosts:
 
     def exchange(self, bucket: Bucket) -> Cost:
         """Return what encoding and exchanging a bucket takes, on the exchange thread."""
-        found, merge = self.traffic(bucket), self._processor.merge(bucket.count)
+        found, world, processor = self.traffic(bucket), self._world, self._processor
         parts = (*found.preludes, found.payload)
-        total = sum(part.nbytes for part in parts) or 1
-        own = self._processor.encode(bucket.count) + BUCKET_SECONDS * self._world.stretch
-        return sum((self._moved(part, merge * part.nbytes / total) for part in parts), Cost(own))
-
-    def _moved(self, part: TrafficPart, merge: float) -> Cost:
-        payload, world = PayloadCost(part.nbytes, merge, self._processor.copy), self._world
-        if world.hosts:
-            return hierarchical(payload, world.ranks, self._link, *world.hosts)
-        return formula(part.collective)(payload, world.ranks, self._link) if world.ranks > 1 else NOTHING
+        merge = processor.merge(bucket.count) / (sum(part.nbytes for part in parts) or 1)  # for each byte
+        cost = Cost(processor.encode(bucket.count) + BUCKET_SECONDS * world.stretch)
+        for part in parts if world.ranks > 1 else ():
+            payload = PayloadCost(part.nbytes, merge * part.nbytes, processor.copy)
+            if world.hosts:
+                cost += hierarchical(payload, world.ranks, self._link, *world.hosts)
+            else:
+                cost += formula(part.collective)(payload, world.ranks, self._link)
+        return cost
 
     def decode(self, bucket: Bucket) -> float:
         """Return the seconds on the decoding thread."""
@@ -158,7 +156,8 @@ class Predictor:
     def __init__(self, table: Table, codec: Codec, world: World, compute: float) -> None:
         check_world(codec, world.ranks)
         self._codec, self._world, self._table, self._compute = codec, world, table, compute
-        self.tensors = specs(table)
+        #: In backward order, as a job's plan has them.
+        self.tensors = [TensorSpec(tensor.name, tensor.shape, "float32") for tensor in table.backward()]
         self._kinds = [(RoundCosts(one, measure_codec(codec, one), world), share) for one, share in rounds(codec)]
 
     @cached_property
@@ -174,12 +173,9 @@ class Predictor:
         """
         for bucket in plan.buckets:
             self._codec.layout(bucket, self._world.ranks)
-        steps = []
-        for kind, share in self._kinds:
-            found = slots(arrivals(self._table, self._compute, kind.offer), plan, kind)
-            steps.append((found, share))
-        step = sum(share * found[-1].decoded for found, share in steps)
-        return Timeline(schedule, plan, self.arrivals, step, tuple(steps[0][0]))
+        found = [slots(arrivals(self._table, self._compute, kind.offer), plan, kind) for kind, _ in self._kinds]
+        step = sum(share * line[-1].decoded for line, (_, share) in zip(found, self._kinds, strict=True))
+        return Timeline(schedule, plan, self.arrivals, step, tuple(found[0]))
 
     def usual(self, schedule: str) -> Timeline:
         """Return the step with the buckets of a schedule that does not measure."""
@@ -216,11 +212,6 @@ class Predictor:
         return Plan.of(cut)
 
 
-def specs(table: Table) -> list[TensorSpec]:
-    """Return the tensors of a model in backward order, as a job's plan has them."""
-    return [TensorSpec(tensor.name, tensor.shape, "float32") for tensor in table.backward()]
-
-
 def slots(come: Arrivals, plan: Plan, kind: RoundCosts) -> list[Slot]:
     """Return when each bucket is ready, exchanged and decoded: one exchange and one decoding at a time."""
     found: list[Slot] = []
@@ -236,11 +227,11 @@ def slots(come: Arrivals, plan: Plan, kind: RoundCosts) -> list[Slot]:
     return found
 
 
-FORWARD_SHARE = 1 / 3
-
-
 def arrivals(table: Table, seconds: float, offer: Callable[[int], float] = lambda elements: 0.0) -> Arrivals:
     """Return when each gradient is there after the beginning of a step, in backward order.
+
+    A step's compute is spread over the layers as their multiply-adds are. The gradients of a layer are there together,
+    when its part of the backward pass is done.
 
     Args:
         seconds: of a step's compute, forward and backward.
@@ -257,10 +248,6 @@ def arrivals(table: Table, seconds: float, offer: Callable[[int], float] = lambd
             counts.append(tensor.count)
             times.append(taken)
     return Arrivals(tuple(counts), tuple(times))
-
-
-#: The method that sends float32 as it is.
-PLAIN = "none"
 
 
 @dataclass(frozen=True)
@@ -333,11 +320,13 @@ def cells(case: Case, codecs: Sequence[Codec], ranks: Sequence[int], hosts: tupl
     """
     found = []
     for codec in codecs:
+        may_share = rounds(codec)[0][0].algebra in (Algebra.SUM, Algebra.MERGE)
         for number in ranks:
-            one = replace(case, world=replace(case.world, ranks=number))
-            found.append(_cell(one, codec))
-            if hosts and found[-1].timeline and (what_if := _hierarchical(one, codec, hosts)):
-                found.append(what_if)
+            world = replace(case.world, ranks=number)
+            found.append(_cell(replace(case, world=world), codec))
+            if hosts and may_share and found[-1].timeline and number % hosts[0] == 0 < number - hosts[0]:
+                what_if = _cell(replace(case, world=replace(world, hosts=hosts)), codec)
+                found.append(replace(what_if, method=f"{what_if.method}, hierarchical", available=False))
     return found
 
 
@@ -349,14 +338,6 @@ def _cell(case: Case, codec: Codec) -> Cell:
     except ConfigError as error:
         return Cell(name_of(codec), case.world.ranks, None, str(error))
     return Cell(name_of(codec), case.world.ranks, found, lossless=lossless)
-
-
-def _hierarchical(case: Case, codec: Codec, hosts: tuple[int, Link]) -> Cell | None:
-    world = replace(case.world, hosts=hosts)
-    if not world.is_hierarchical(codec):
-        return None
-    cell = _cell(replace(case, world=world), codec)
-    return replace(cell, method=f"{cell.method}, hierarchical", available=False)
 
 
 def name_of(codec: Codec) -> str:

@@ -12,9 +12,9 @@ from ...codecs.base import Algebra, Codec
 from ...codecs.carry import carries
 from ...codecs.layout import Layout
 from ...codecs.work import Work
-from ...exchange import collective as exchanged, everywhere, on_device
+from ...exchange import everywhere, on_device
 from ...exchange.choose import for_prelude
-from ...exchange.collective import Collective, chunk_bounds
+from ...exchange.collective import Collective, Partition, chunk_bounds
 from .arrivals import decoded_by_chunk, encoded_by_chunk
 from .memory import Memory, Payload, carve, nbytes_of
 from .round import Prelude, Round
@@ -79,7 +79,7 @@ def _collective(memory: Memory, codec: Codec, layout: Layout, work: Work) -> Col
 
 def _gathering(memory: Memory, layout: Layout, work: Work, make: Make) -> Round:
     assert memory.inbox is not None
-    chunks = exchanged.Partition.of(work.regions, memory.site.world, layout.records)
+    chunks = Partition.of(work.regions, memory.site.world, layout.records)
     inbox = memory.inbox.of(sum(array.nbytes for array in work.regions.values()))
     return make(layout=chunks, inbox=inbox, gather=memory.gather)
 
@@ -97,7 +97,7 @@ def _reducing(
     pairs = {name: (array, on_host[name]) for name, array in work.results.items()}
     staging = _staging(memory, work.regions, payload.host, order, records, pairs)
     return make(
-        layout=exchanged.Partition.of(staging.host if staging else work.regions, site.world, records, on_host),
+        layout=Partition.of(staging.host if staging else work.regions, site.world, records, on_host),
         to_encode=encoded_by_chunk(layout, work, order),
         parts=decoded_by_chunk(layout, work, collective.order(site.rank, site.world)),
         staging=staging,
@@ -130,7 +130,7 @@ def _prelude(memory: Memory, arrays: Arrays) -> Prelude:
     host = site.device.host_zeros(nbytes, torch.uint8) if site.staged else None
     staging = _staging(memory, arrays, host, collective.needed(site.rank, site.world), {})
     collective = on_device.of(collective) if site.link else collective
-    return Prelude(exchanged.Partition.of(staging.host if staging else arrays, chunks), collective, staging)
+    return Prelude(Partition.of(staging.host if staging else arrays, chunks), collective, staging)
 
 
 def _staging(

@@ -2,19 +2,12 @@
 
 Rows of one compression, top down: steps with their overlap, backward, wait, the decoding thread, then one row for
 each bucket. Two spans of a row are apart, or one lies within the other: what viewers ask for.
-
-To lay timelines of several ranks, and Horovod's own, beside each other in one file:
-
-    python -m horovod_compress.timeline all.json horovod.json trace.rank0.json trace.rank1.json
 """
 
 from __future__ import annotations
 
-import json
-import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable
 from math import inf
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from ..schedule.plan import Bucket
@@ -26,7 +19,6 @@ TraceEvent = dict[str, Any]
 _FIRST_PROCESS = 1_000_000
 _STEPS, _BACKWARD, _WAIT, _DECODE, _BUCKETS = range(5)
 _ROWS = {_STEPS: "steps", _BACKWARD: "backward: first to last gradient", _WAIT: "wait for results", _DECODE: "decode"}
-_HOROVOD_START = "start_time_since_epoch_in_micros"
 
 
 class Span(NamedTuple):
@@ -193,30 +185,3 @@ def _size(nbytes: int) -> str:
         if nbytes >= factor:
             return f"{nbytes / factor:.1f} {unit}"
     return f"{nbytes} B"
-
-
-def merge(paths: Sequence[str | Path]) -> Iterator[TraceEvent]:
-    """Yield the events of several timelines, Horovod's own among them, on one clock."""
-    for path in paths:
-        events = _read(Path(path))
-        # Horovod counts from its start, and says when that was.
-        start = next((e["args"][_HOROVOD_START] for e in events if _HOROVOD_START in e.get("args", {})), 0)
-        for event in events:
-            yield event | {"ts": event["ts"] + start} if "ts" in event else event
-
-
-def _read(path: Path) -> list[TraceEvent]:
-    text = path.read_text().strip()
-    if text.startswith("["):  # Horovod leaves its list open
-        found: list[TraceEvent] = json.loads(text.rstrip(",]") + "]")
-        return found
-    return list(json.loads(text)["traceEvents"])
-
-
-def main(arguments: Sequence[str]) -> int:
-    """Merge timelines: the file to write, then those to read."""
-    if len(arguments) < 2:
-        print("usage: python -m horovod_compress.timeline MERGED TIMELINE...", file=sys.stderr)
-        return 2
-    Path(arguments[0]).write_text(json.dumps({"traceEvents": list(merge(arguments[1:]))}))
-    return 0
