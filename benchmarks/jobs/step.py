@@ -114,7 +114,7 @@ class Contestant:
 
     def results(self) -> list[tuple[int, Tensor]]:
         """Return the reduced gradients, flat, with their places in the gradients' memory."""
-        starts = self._bench.gradients.starts
+        starts = {name: view.storage_offset() for name, view in self._bench.gradients.views.items()}
         return [(starts[name], p.grad.reshape(-1)) for name, p in self._plain.named_parameters() if p.grad is not None]
 
     def wrong(self) -> int:

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from .common import refuse
+from .common import refuse, table
 
 LEVELS = ("kernels", "allreduce", "training")
 
@@ -118,7 +118,13 @@ def time_kernels(arguments: Sequence[str], *, as_json: bool) -> int:
     if as_json:
         print("\n".join(json.dumps(record) for record in [first, *records]))
     else:
-        print(f"{options.count:,} float32, {first['instruction_set']}\n{_table(records)}")
+        rows = [
+            [one["name"], f"{1e3 * one['median_seconds']:.3f}", f"{1e3 * one['min_seconds']:.3f}",
+             f"{one['bytes_per_second'] / 1e9:.2f}", str(one["wrong"])]
+            for one in records
+        ]  # fmt: skip
+        said = table(("kernel", "median ms", "min ms", "GB/s", "wrong"), rows)
+        print(f"{options.count:,} float32, {first['instruction_set']}\n{said}")
     if wrong := [record["name"] for record in records if record["wrong"]]:
         print(f"wrong results: {', '.join(wrong)}", file=sys.stderr)
     return 1 if wrong else 0
@@ -190,14 +196,6 @@ def _differences(a: Any, b: Any) -> int:
 
     integer = {8: torch.int64, 4: torch.int32, 1: torch.uint8}[a.element_size()]
     return int((a.view(integer) != b.view(integer)).sum())
-
-
-def _table(records: Sequence[dict[str, Any]]) -> str:
-    lines = [f"{'kernel':16s} {'median ms':>9s} {'min ms':>8s} {'GB/s':>7s} {'wrong':>6s}"]
-    for one in records:
-        times = f"{1e3 * one['median_seconds']:9.3f} {1e3 * one['min_seconds']:8.3f}"
-        lines.append(f"{one['name']:16s} {times} {one['bytes_per_second'] / 1e9:7.2f} {one['wrong']:6d}")
-    return "\n".join(lines)
 
 
 def _parse(arguments: Sequence[str]) -> argparse.Namespace:

@@ -95,7 +95,7 @@ class Partition:
             _Part(name, tensor, (results or {}).get(name, tensor), (records or {}).get(name, 1))
             for name, tensor in regions.items()
         ]
-        chunks = tuple(_segments([_share(part, index, world) for part in parts]) for index in range(world))
+        chunks = tuple(_segments(parts, index, world) for index in range(world))
         segments = [segment for chunk in chunks for segment in chunk]
         most = max(max(s.nbytes, s.result_nbytes) for s in segments)
         return cls(regions, chunks, most, max(len(c) for c in chunks))
@@ -116,25 +116,12 @@ class _Part:
 
     def piece(self, start: int, stop: int, at: int, result_at: int) -> FramePiece:
         """Return some of the elements, and where they start in a segment and its result."""
-        values, data = self.tensor[start:stop], _as_bytes(self.tensor[start:stop])
+        values, data = self.tensor[start:stop], self.tensor[start:stop].view(torch.uint8)
         if self.result is self.tensor:
             return FramePiece(self.region, start, values, values, stop, data, at, data, result_at)
         first, end = (index * self.result.numel() // self.tensor.numel() for index in (start, stop))
         result = self.result[first:end]
-        return FramePiece(self.region, start, values, result, stop, data, at, _as_bytes(result), result_at)
-
-
-@dataclass(frozen=True)
-class _Share:
-    """What a chunk has of one region."""
-
-    part: _Part
-    start: int
-    stop: int
-
-
-def _share(part: _Part, index: int, world: int) -> _Share:
-    return _Share(part, *chunk_bounds(part.tensor.numel(), index, world, part.record))
+        return FramePiece(self.region, start, values, result, stop, data, at, result.view(torch.uint8), result_at)
 
 
 def chunk_bounds(count: int, index: int, world: int, record: int = 1) -> tuple[int, int]:
@@ -143,24 +130,25 @@ def chunk_bounds(count: int, index: int, world: int, record: int = 1) -> tuple[i
     return records * index // world * record, records * (index + 1) // world * record
 
 
-def _segments(shares: Sequence[_Share]) -> tuple[Segment, ...]:
-    """Cut the shares of a chunk into segments of bounded size and bounded number.
+def _segments(parts: Sequence[_Part], index: int, world: int) -> tuple[Segment, ...]:
+    """Cut a chunk into segments of bounded size and bounded number.
 
     A chunk without elements still has one, empty, segment: every rank then sees as many messages
     as it expects, and non-finite counts always have a header to travel in.
     """
-    total = sum((s.stop - s.start) * s.part.tensor.element_size() for s in shares)
-    room = max(MIN_SEGMENT_BYTES, -(-total // MAX_SEGMENTS), *(s.part.record_bytes for s in shares))
+    shares = [(part, *chunk_bounds(part.tensor.numel(), index, world, part.record)) for part in parts]
+    total = sum((stop - start) * part.tensor.element_size() for part, start, stop in shares)
+    room = max(MIN_SEGMENT_BYTES, -(-total // MAX_SEGMENTS), *(part.record_bytes for part in parts))
     segments: list[Segment] = []
     pieces: list[FramePiece] = []
     filled = result = 0
-    for share in shares:
-        start, part = share.start, share.part
-        while start < share.stop:
+    for part, first, stop in shares:
+        start = first
+        while start < stop:
             if filled + part.record_bytes > room:
                 segments.append(Segment(tuple(pieces), filled, result))
                 pieces, filled, result = [], 0, 0
-            end = min(share.stop, start + (room - filled) // part.record_bytes * part.record)
+            end = min(stop, start + (room - filled) // part.record_bytes * part.record)
             pieces.append(part.piece(start, end, filled, result))
             filled += pieces[-1].data.numel()
             result += pieces[-1].result_data.numel()
@@ -168,10 +156,6 @@ def _segments(shares: Sequence[_Share]) -> tuple[Segment, ...]:
     if pieces or not segments:
         segments.append(Segment(tuple(pieces), filled, result))
     return tuple(segments)
-
-
-def _as_bytes(values: Tensor) -> Tensor:
-    return values.view(torch.uint8)
 
 
 class Reduction(Protocol):

@@ -22,11 +22,13 @@ class CounterValues(TypedDict):
     Attributes:
         steps: finished steps.
         bytes_sent: bytes handed to the transport, headers included.
-        bytes_exact, bytes_compressed: the parts of it that were gradients as plain numbers, and compressed ones.
+        bytes_exact, bytes_compressed: the parts of it that were gradients as plain numbers, of 16 bits or more, and
+            compressed ones; the rest are comparisons.
         bytes_dense: bytes that a float32 ring would have sent.
         times_fewer_bytes: the ratio of ``bytes_dense`` and ``bytes_sent``.
         exact_steps: those in which nothing was compressed.
-        seconds: per phase.
+        seconds: per phase; ``wait`` is how long the training thread waited for results, the others add up over
+            buckets and overlap with the backward pass.
         nonfinite: NaN and infinite values offered by all ranks together, however they are treated.
         verified: steps whose results were compared across ranks.
     """
@@ -159,18 +161,9 @@ PHASES = ("offer", "encode", "exchange", "decode", "verify", "wait")
 
 @dataclass
 class Metrics:
-    """What happened so far on this rank.
+    """What happened so far on this rank: :class:`CounterValues` as they are counted.
 
     Attributes:
-        steps: finished steps.
-        bytes_sent: every byte handed to the transport, headers and statistics included.
-        bytes_exact, bytes_compressed: gradients as plain numbers, of 16 bits or more, and as a method encodes them. The
-            rest of ``bytes_sent`` are comparisons.
-        bytes_dense: what a ring all-reduce in float32 would have sent.
-        exact_steps: steps in which nothing was compressed.
-        seconds: per phase; ``wait`` is how long the training thread waited for results, the
-            others add up over buckets and overlap with the backward pass.
-        nonfinite: non-finite values offered, over all ranks, those that count as 0 included.
         trace: called with (phase, began, ended, *where), while somebody records a timeline; on any thread.
     """
 

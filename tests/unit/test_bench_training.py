@@ -138,7 +138,7 @@ def test_gradients_arrive_in_backward_order_without_a_copy(table: shapes.Table) 
         parameter.register_post_accumulate_grad_hook(lambda p, name=name: order.append((name, p.grad.data_ptr())))
     stand.gradients.refill()
     stand.step()
-    assert order == [(t.name, stand.gradients.hand_out(t.name).data_ptr()) for t in table.backward()]
+    assert order == [(t.name, stand.gradients.views[t.name].data_ptr()) for t in table.backward()]
 
 
 def test_gradients_are_refilled_with_the_repeated_tile(table: shapes.Table) -> None:
@@ -150,7 +150,7 @@ def test_gradients_are_refilled_with_the_repeated_tile(table: shapes.Table) -> N
     stand.gradients.refill()
     stand.step()
     for name, parameter in stand.model.named_parameters():
-        start = stand.gradients.starts[name]
+        start = stand.gradients.views[name].storage_offset()
         places = torch.arange(start, start + parameter.numel()) % len(stand.tile)
         assert torch.equal(parameter.grad.reshape(-1), stand.tile[places])
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from ...codecs.by_step import described
 from ..common import milliseconds, table
-from .prediction import PLAIN, Case, Cell, Found, Slot, Timeline, name_of
+from .prediction import PLAIN, Case, Cell, Found, Timeline, name_of
 
 _MOST_ROWS = 40  # buckets that are listed; --json has all
 #: A method whose step is not this much shorter than without compression does not pay.
@@ -80,103 +80,79 @@ def buckets_document(one: Timeline) -> list[dict[str, Any]]:
 
 def cells_document(case: Case, found: Sequence[Cell]) -> dict[str, Any]:
     """Return the predictions for several worlds as plain data."""
-    return {"bench": "plan", **case_document(case), "worlds": [_cell_document(case, cell) for cell in found]}
-
-
-def _cell_document(case: Case, cell: Cell) -> dict[str, Any]:
-    start = {"method": cell.method, "ranks": cell.ranks, "available": cell.available}
-    if cell.timeline is None:
-        return start | {"problem": cell.problem}
-    return start | timeline_document(case, cell.timeline, cell.method) | {"unbiased_or_conserving": cell.lossless}
+    worlds = []
+    for cell in found:
+        told: dict[str, Any] = {"problem": cell.problem}
+        if cell.timeline:
+            told = timeline_document(case, cell.timeline, cell.method) | {"unbiased_or_conserving": cell.lossless}
+        worlds.append({"method": cell.method, "ranks": cell.ranks, "available": cell.available} | told)
+    return {"bench": "plan", **case_document(case), "worlds": worlds}
 
 
 # ---- text -------------------------------------------------------------------------------------
 
 
-def rate_text(rate: float) -> str:
-    """Return a rate in bytes per second as links are sold."""
-    bits = 8 * rate
-    return f"{bits / 1e9:g} Gbit/s" if bits >= 1e9 else f"{bits / 1e6:g} Mbit/s"
-
-
 def place_text(case: Case, ranks: str) -> str:
     """Return in words what is planned for."""
-    world = case.world
+    world, bits = case.world, 8 * case.world.link.rate
+    rate = f"{bits / 1e9:g} Gbit/s" if bits >= 1e9 else f"{bits / 1e6:g} Mbit/s"
     cores = "" if world.cores >= 1 else f", {world.cores:g} cores per rank"
     return (
         f"{case.table.model} ({case.table.count:,} parameters in {len(case.table.tensors)} tensors), {ranks} ranks, "
-        f"{rate_text(world.link.rate)}, latency {milliseconds(world.link.latency)} ms{cores}, "
-        f"compute {milliseconds(case.compute)} ms"
+        f"{rate}, latency {milliseconds(world.link.latency)} ms{cores}, compute {milliseconds(case.compute)} ms"
     )
 
 
 def text(case: Case, found: Found, bare: Found) -> str:
     """Return the buckets of the best plan, and the steps with every schedule."""
+    name = name_of(found.codec)
+    pairs = [(name, one) for one in found.timelines]
+    if found.codec.name != PLAIN:
+        pairs += [(f"{PLAIN} (float32)", one) for one in bare.timelines]
+    steps = [
+        [
+            method, one.schedule, str(len(one.slots)), milliseconds(one.step), f"{case.compute / one.step:.2f}",
+            milliseconds(one.step - case.compute), f"{one.sent / 1e6:.3g}",
+        ]
+        for method, one in pairs
+    ]  # fmt: skip
     parts = [
         place_text(case, str(case.world.ranks)),
-        f"\nThe best buckets for {name_of(found.codec)}:",
+        f"\nThe best buckets for {name}:",
         buckets(found.best),
-        NOTES,
-        "",
-        steps(case, found, bare),
-        _mixed(found),
-        verdict(case, found, bare),
+        f"{NOTES}\n",
+        table(("method", "schedule", "buckets", "step ms", "T1/TN", "exposed ms", "MB sent"), steps, left=2),
     ]
-    return "\n".join(part for part in parts if part is not None)
+    if found.share < 0.999:
+        parts.append(
+            f"Step times are averages: {1 - found.share:.1%} of the rounds are of another kind, such as full "
+            "precision. Buckets and MB sent are those of the other rounds."
+        )
+    return "\n".join([*parts, verdict(found, bare)])
 
 
 def buckets(one: Timeline) -> str:
     """Return the table of buckets; of many, the first and the last."""
-    rows = [_bucket(number, slot) for number, slot in enumerate(one.slots)]
-    shown, left_out = rows, ""
+    rows = []
+    for number, slot in enumerate(one.slots):
+        tensors = slot.bucket.tensors
+        names = tensors[0].name if len(tensors) == 1 else f"{tensors[0].name} .. {tensors[-1].name}"
+        names = names if len(names) <= 60 else f"{names[:28]}...{names[-29:]}"
+        times = (slot.ready, slot.begin, slot.end, slot.decoded)
+        rows.append([
+            str(number), names, str(len(tensors)), f"{slot.bucket.count:,}", f"{slot.sent / 1e6:.3g}",
+            slot.collective, *(f"{1e3 * seconds:.1f}" for seconds in times),
+        ])  # fmt: skip
+    left_out = ""
     if len(rows) > _MOST_ROWS:
         half = _MOST_ROWS // 2
         gap = ["...", f"{len(rows) - 2 * half} more", *[""] * (len(rows[0]) - 2)]
-        shown, left_out = [*rows[:half], gap, *rows[-half:]], "\n(--json lists all buckets)"
+        rows, left_out = [*rows[:half], gap, *rows[-half:]], "\n(--json lists all buckets)"
     headings = ("bucket", "tensors", "number", "elements", "MB sent", "by", "ready", "begin", "end", "decoded")
-    return table(headings, shown, left=2) + left_out
+    return table(headings, rows, left=2) + left_out
 
 
-def _bucket(number: int, slot: Slot) -> list[str]:
-    tensors = slot.bucket.tensors
-    names = tensors[0].name if len(tensors) == 1 else f"{tensors[0].name} .. {tensors[-1].name}"
-    times = (slot.ready, slot.begin, slot.end, slot.decoded)
-    return [
-        str(number), _short(names), str(len(tensors)), f"{slot.bucket.count:,}", f"{slot.sent / 1e6:.3g}",
-        slot.collective, *(f"{1e3 * seconds:.1f}" for seconds in times),
-    ]  # fmt: skip
-
-
-def _short(names: str, most: int = 60) -> str:
-    return names if len(names) <= most else f"{names[: most // 2 - 2]}...{names[-(most // 2 - 1) :]}"
-
-
-def steps(case: Case, found: Found, bare: Found) -> str:
-    """Return the table of steps by method and schedule."""
-    pairs = [(name_of(found.codec), one) for one in found.timelines]
-    if found.codec.name != PLAIN:
-        pairs += [(f"{PLAIN} (float32)", one) for one in bare.timelines]
-    rows = [
-        [
-            name, one.schedule, str(len(one.slots)), milliseconds(one.step), f"{case.compute / one.step:.2f}",
-            milliseconds(one.step - case.compute), f"{one.sent / 1e6:.3g}",
-        ]
-        for name, one in pairs
-    ]  # fmt: skip
-    headings = ("method", "schedule", "buckets", "step ms", "T1/TN", "exposed ms", "MB sent")
-    return table(headings, rows, left=2)
-
-
-def _mixed(found: Found) -> str | None:
-    if found.share > 0.999:
-        return None
-    return (
-        f"Step times are averages: {1 - found.share:.1%} of the rounds are of another kind, such as full precision. "
-        f"Buckets and MB sent are those of the other rounds."
-    )
-
-
-def verdict(case: Case, found: Found, bare: Found) -> str:
+def verdict(found: Found, bare: Found) -> str:
     """Return which is best, and whether the method pays."""
     best, name = found.best, name_of(found.codec)
     usual = next((one for one in found.timelines if one.schedule == "size:25MB"), best)
@@ -200,14 +176,20 @@ def verdict(case: Case, found: Found, bare: Found) -> str:
 def worlds_text(case: Case, found: Sequence[Cell]) -> str:
     """Return steps and scaling factors by method and number of ranks, and what to use for each."""
     numbers = sorted({cell.ranks for cell in found})
-    by_place = {(cell.method, cell.ranks): cell for cell in found}
-    names = list(dict.fromkeys(cell.method for cell in found))
-    rows = [[name, *(_cell(case, by_place.get((name, number))) for number in numbers)] for name in names]
+    rows: dict[str, list[str]] = {}
+    refused: dict[tuple[str, str], list[str]] = {}
+    for cell in found:
+        row, said = rows.setdefault(cell.method, [cell.method, *[""] * len(numbers)]), "cannot"
+        if cell.timeline:
+            said = f"{milliseconds(cell.timeline.step)} ({case.compute / cell.timeline.step:.2f})"
+        else:
+            refused.setdefault((cell.method, cell.problem), []).append(str(cell.ranks))
+        row[1 + numbers.index(cell.ranks)] = said
     parts = [
         place_text(case, ", ".join(map(str, numbers))),
         "Step in milliseconds and scaling factor T1/TN, each with the buckets that are best there:\n",
-        table(["method", *(f"{number} ranks" for number in numbers)], rows),
-        *_refusals(found),
+        table(["method", *(f"{number} ranks" for number in numbers)], list(rows.values())),
+        *(f"cannot: {name} on {', '.join(at)} ranks: {why}" for (name, why), at in refused.items()),
         "",
         *(advice(found, number) for number in numbers),
         "",
@@ -221,42 +203,21 @@ def worlds_text(case: Case, found: Sequence[Cell]) -> str:
     return "\n".join(parts)
 
 
-def _cell(case: Case, cell: Cell | None) -> str:
-    if cell is None:
-        return ""
-    if cell.timeline is None:
-        return "cannot"
-    return f"{milliseconds(cell.timeline.step)} ({case.compute / cell.timeline.step:.2f})"
-
-
-def _refusals(found: Sequence[Cell]) -> list[str]:
-    """Return why methods cannot serve some worlds, once for each reason."""
-    reasons: dict[tuple[str, str], list[int]] = {}
-    for cell in found:
-        if cell.timeline is None:
-            reasons.setdefault((cell.method, cell.problem), []).append(cell.ranks)
-    return [f"cannot: {name} on {', '.join(map(str, at))} ranks: {why}" for (name, why), at in reasons.items()]
-
-
 def advice(found: Sequence[Cell], ranks: int) -> str:
     """Return the fastest methods at this number of ranks, of all and of those that lose nothing."""
-    able = [cell for cell in found if cell.ranks == ranks and cell.timeline and cell.available]
-    able.sort(key=_step)
+    able = [(cell.timeline.step, cell) for cell in found if cell.ranks == ranks and cell.timeline and cell.available]
+    able.sort(key=lambda one: one[0])
     if not able:
         return f"{ranks} ranks: none of these methods can run"
-    fast = [f"{cell.method} ({milliseconds(_step(cell))} ms)" for cell in able[:3]]
-    said = (
-        f"{ranks} ranks: {' is the fastest, then '.join([fast[0], *fast[1:2]])}{f' and {fast[2]}' if fast[2:] else ''}"
-    )
-    said = said if fast[1:] else f"{ranks} ranks: only {fast[0]} can run"
-    keeping = next((cell for cell in able if cell.lossless), None)
-    if keeping is not None and keeping not in able[:1]:
+    told = [f"{cell.method} ({milliseconds(step)} ms)" for step, cell in able]
+    if len(told) == 1:
+        said = f"only {told[0]} can run"
+    else:
+        said = f"{told[0]} is the fastest, then {told[1]}{f' and {told[2]}' if told[2:] else ''}"
+    keeping = next((name for name, (_, cell) in zip(told, able, strict=True) if cell.lossless), told[0])
+    if keeping != told[0]:
         said += (
-            f". Of those that lose nothing over the steps, as they are unbiased or send later what they leave out: "
-            f"{keeping.method} ({milliseconds(_step(keeping))} ms)"
+            ". Of those that lose nothing over the steps, as they are unbiased or send later what they leave out: "
+            f"{keeping}"
         )
-    return f"{said}."
-
-
-def _step(cell: Cell) -> float:
-    return cell.timeline.step if cell.timeline else float("inf")
+    return f"{ranks} ranks: {said}."

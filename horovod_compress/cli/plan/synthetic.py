@@ -13,13 +13,14 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from .models import Layer, Table
+from .models import Table
 from .prediction import FORWARD_SHARE
 
 LEAST_SLEEP = 1e-4  # seconds; a shorter time is added to the next layer's
@@ -67,12 +68,9 @@ class Gradients:
 
     def __init__(self, table: Table, tile: Tensor) -> None:
         self._buffer, self._tile = torch.empty(table.count), tile
-        ends = np.cumsum([tensor.count for tensor in table.tensors]).tolist()
-        self.starts = {tensor.name: end - tensor.count for tensor, end in zip(table.tensors, ends, strict=True)}
-        self._views = {
-            tensor.name: self._buffer[end - tensor.count : end].view(tensor.shape)
-            for tensor, end in zip(table.tensors, ends, strict=True)
-        }
+        parts = self._buffer.split([tensor.count for tensor in table.tensors])
+        #: By tensor.
+        self.views = {one.name: part.view(one.shape) for one, part in zip(table.tensors, parts, strict=True)}
 
     def refill(self) -> None:
         """Write this rank's values again; not in the timed part of a step."""
@@ -80,35 +78,35 @@ class Gradients:
             part = self._buffer[start : start + len(self._tile)]
             part.copy_(self._tile[: len(part)])
 
-    def hand_out(self, name: str) -> Tensor:
-        """Return a tensor's gradient: a new tensor over the same memory, which autograd takes without a copy."""
-        return self._views[name].detach()
+
+@dataclass
+class _LayerWork:
+    """One layer: its share of the whole compute, its gradients, and the parameters that they are of, last ones first.
+
+    In backward a bias comes before its weight.
+    """
+
+    share: float
+    clock: ComputeClock
+    gradients: list[Tensor]
+    parameters: list[nn.Parameter]
 
 
-class _Work(torch.autograd.Function):
-    """One layer: its share of the time, and in backward its gradients."""
+class _Pass(torch.autograd.Function):
+    """The passes through a layer: they take its time, and in backward hand out its gradients."""
 
     @staticmethod
-    def forward(ctx: Any, signal: Tensor, layer: _Layer, *parameters: Tensor) -> Tensor:
+    def forward(ctx: Any, signal: Tensor, layer: _LayerWork, *parameters: Tensor) -> Tensor:
         ctx.layer = layer
-        layer.pace.spend(layer.share * FORWARD_SHARE)
+        layer.clock.spend(layer.share * FORWARD_SHARE)
         return signal.clone()
 
     @staticmethod
     def backward(ctx: Any, signal: Tensor) -> tuple[Tensor | None, ...]:
-        layer: _Layer = ctx.layer
-        layer.pace.spend(layer.share * (1 - FORWARD_SHARE))
-        return (signal, None, *(layer.gradients.hand_out(name) for name in layer.names))
-
-
-class _Layer:
-    """What the autograd function needs of a layer; ``share`` is its part of the whole compute."""
-
-    def __init__(self, layer: Layer, share: float, pace: ComputeClock, gradients: Gradients) -> None:
-        self.share, self.pace, self.gradients = share, pace, gradients
-        # The last tensor comes first in backward: a bias before its weight.
-        self.names = [tensor.name for tensor in reversed(layer.tensors)]
-        self.parameters: list[nn.Parameter] = []
+        layer: _LayerWork = ctx.layer
+        layer.clock.spend(layer.share * (1 - FORWARD_SHARE))
+        # New tensors over the same memory, which autograd takes without a copy.
+        return (signal, None, *(gradient.detach() for gradient in layer.gradients))
 
 
 class SyntheticModel(nn.Module):
@@ -118,34 +116,36 @@ class SyntheticModel(nn.Module):
         memory: flat, of all parameters; models may share it, as no parameter is changed.
     """
 
-    def __init__(self, table: Table, gradients: Gradients, pace: ComputeClock, memory: Tensor) -> None:
+    def __init__(self, table: Table, gradients: Gradients, clock: ComputeClock, memory: Tensor) -> None:
         super().__init__()
-        self._pace, self._work = pace, []
+        self._clock, self._layers = clock, []
         total = sum(tensor.macs for tensor in table.tensors)
+        start = 0
         for layer in table.layers():
-            work = _Layer(layer, layer.macs / total, pace, gradients)
+            work = _LayerWork(layer.macs / total, clock, [], [])
             for tensor in layer.tensors:
-                start = gradients.starts[tensor.name]
                 parameter = nn.Parameter(memory[start : start + tensor.count].view(tensor.shape))
+                start += tensor.count
                 work.parameters.insert(0, parameter)
-                _place(self, tensor.name, parameter)
-            self._work.append(work)
+                work.gradients.insert(0, gradients.views[tensor.name])
+                self._register(tensor.name, parameter)
+            self._layers.append(work)
+
+    def _register(self, name: str, parameter: nn.Parameter) -> None:
+        """Register a parameter under its dotted name, making the modules in between."""
+        root: nn.Module = self
+        *path, last = name.split(".")
+        for part in path:
+            if part not in dict(root.named_children()):
+                root.add_module(part, nn.Module())
+            root = root.get_submodule(part)
+        root.register_parameter(last, parameter)
 
     def forward(self, signal: Tensor) -> Tensor:
-        self._pace.begin()
-        for work in self._work:
-            signal = _Work.apply(signal, work, *work.parameters)  # type: ignore[no-untyped-call]
+        self._clock.begin()
+        for layer in self._layers:
+            signal = _Pass.apply(signal, layer, *layer.parameters)  # type: ignore[no-untyped-call]
         return signal.sum()
-
-
-def _place(root: nn.Module, name: str, parameter: nn.Parameter) -> None:
-    """Register a parameter under its dotted name, making the modules in between."""
-    *path, last = name.split(".")
-    for part in path:
-        if part not in dict(root.named_children()):
-            root.add_module(part, nn.Module())
-        root = root.get_submodule(part)
-    root.register_parameter(last, parameter)
 
 
 def untouched_memory(count: int) -> Tensor:
