@@ -17,12 +17,12 @@ from __future__ import annotations
 
 from collections.abc import Generator, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import accumulate, pairwise
 
-from ..errors import ConfigError
 from .costs import Arrivals, Costs, Step, adjusted, step_seconds
 from .layerfusion import FINE, best_of, costs_of, even
-from .plan import USUAL_SIZE, parse_bytes, runs_within
+from .plan import USUAL_SIZE, check_no_argument, parse_bytes, runs_within
 from .trial import BucketCost, Choice, Measured, SearchSpace, Tuning
 
 _ROUNDS = 2  # how often the model is asked again with what it proposed measured
@@ -32,6 +32,8 @@ _FINALISTS = 3  # are measured twice
 _NEAR = 1.1  # the model is trusted to tell what takes this much longer
 #: Steps, from first gradient to last result, that differ by less are as good as equal: noise is of that size.
 ALIKE = 1.01
+
+check = partial(check_no_argument, "auto")
 
 Trying = Generator[Choice, Measured, Measured]
 
@@ -92,16 +94,6 @@ def tune(job: SearchSpace) -> Tuning:
     yield from _move_cuts(search, counts)
     yield from _run_off(search)
     return _kept(search)
-
-
-def check(argument: str) -> None:
-    """Refuse an argument.
-
-    Raises:
-        ConfigError: there is one.
-    """
-    if argument:
-        raise ConfigError(f'schedule="auto" takes no argument, got {argument!r}')
 
 
 def usual(counts: Sequence[int]) -> list[int]:

@@ -12,15 +12,18 @@ The best grouping is the one behind the smallest second number of f[all].
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from itertools import accumulate
 
 import numpy as np
 
-from ..errors import ConfigError
 from .costs import Arrivals, Costs, Step, adjusted, fitted
+from .plan import check_no_argument
 from .trial import BucketCost, Choice, SearchSpace, Tuning
 
 FINE = 8  # buckets of the measurement that shows fixed costs
+
+check = partial(check_no_argument, "layerfusion")
 
 
 class _Reached:
@@ -108,16 +111,6 @@ def tune(job: SearchSpace) -> Tuning:
     shown = costs_of([*coarse.buckets, *fine.buckets])
     steps = [Step(choice.counts, [0] * len(choice.counts), m.step) for choice, m in ((whole, coarse), (eighths, fine))]
     return Choice(tuple(best(coarse.arrivals, adjusted([shown], coarse.arrivals, steps)[0])))
-
-
-def check(argument: str) -> None:
-    """Refuse an argument.
-
-    Raises:
-        ConfigError: there is one.
-    """
-    if argument:
-        raise ConfigError(f'schedule="layerfusion" takes no argument, got {argument!r}')
 
 
 def costs_of(buckets: Sequence[BucketCost], like: Costs | None = None) -> Costs:

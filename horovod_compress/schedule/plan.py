@@ -280,15 +280,23 @@ def runs_within(sizes: Sequence[int], limit: int) -> list[int]:
     return counts
 
 
+def check_no_argument(schedule: str, argument: str) -> None:
+    """Refuse an argument.
+
+    Raises:
+        ConfigError: there is one.
+    """
+    if argument:
+        raise ConfigError(f'schedule="{schedule}" takes no argument, got {argument!r}')
+
+
 def layerwise(tensors: Sequence[TensorSpec], argument: str) -> list[list[TensorSpec]]:
     """Return every tensor as its own group."""
-    if argument:
-        raise ConfigError(f'schedule="layerwise" takes no argument, got {argument!r}')
+    check_no_argument("layerwise", argument)
     return [[tensor] for tensor in tensors]
 
 
 def single(tensors: Sequence[TensorSpec], argument: str) -> list[list[TensorSpec]]:
     """Return all tensors as one group."""
-    if argument:
-        raise ConfigError(f'schedule="single" takes no argument, got {argument!r}')
+    check_no_argument("single", argument)
     return [list(tensors)] if tensors else []
